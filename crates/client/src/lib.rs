@@ -1,0 +1,1 @@
+//! An independent vhost-user frontend and driver.

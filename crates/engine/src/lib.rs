@@ -1,0 +1,90 @@
+//! Runs ops. This crate forbids knowing vrings, protocol or policy: it is handed [`Op`]s with guest
+//! addresses, translates them inside, and reports each exactly once. It is the workspace's second
+//! unsafe door on the daemon's side: io_uring is spoken here and nowhere else.
+
+mod sim;
+mod uring;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cleave_blk::Op;
+use cleave_guest::Memory;
+
+pub use sim::{Sim, SimConfig, SimStore};
+pub use uring::{EngineError, Uring};
+
+/// Something an engine has to tell its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// An op has ended; its memory and its range of the disk are no longer touched.
+    Done {
+        /// As given to `push`.
+        token: u64,
+        /// Whole op done, or the errno that ended it.
+        result: Result<(), i32>,
+    },
+    /// A watched descriptor was signalled (may also be spurious).
+    Woken {
+        /// As given to `watch`.
+        slot: u16,
+    },
+}
+
+/// Whether `enter` may sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Submit and look, do not sleep.
+    No,
+    /// Sleep until an event, or until the instant if there is one.
+    Until(Option<Instant>),
+}
+
+/// Runs ops against one disk and one guest memory, on the thread that made it.
+///
+/// The owner promises to call `push` only while `room() > 0`. The engine promises: each op pushed
+/// yields exactly one `Event::Done`, after which it holds no reference to the op's memory; short
+/// transfers are continued, EAGAIN and EINTR retried, EOF inside the disk is EIO; reads and writes
+/// that the store cannot take as they are go through bounce buffers, sub-block writes through a
+/// serialised read-modify-write; no heap allocation and no lock per op. Dropping an engine waits
+/// for what is in flight.
+pub trait Engine {
+    /// How many more ops `push` takes now.
+    fn room(&self) -> usize;
+
+    /// Ops pushed and not yet reported.
+    fn in_flight(&self) -> usize;
+
+    /// Takes an op. Nothing here fails: a bad address is reported as `Done` with EFAULT.
+    fn push(&mut self, op: Op<'_>, token: u64);
+
+    /// The next event, without a system call. `None`: nothing until the next `enter`.
+    fn reap(&mut self) -> Option<Event>;
+
+    /// Submits what was pushed, rings what was belled, and waits as told: at most one system call,
+    /// none where there is nothing to submit, nothing to collect from the kernel and no wait.
+    /// Returns at once when events are ready. `Err` is our own fault (a broken ring), not the disk's.
+    fn enter(&mut self, wait: Wait) -> io::Result<()>;
+
+    /// Watches an eventfd (kick or command); each signal wakes `enter` and is an `Event::Woken`.
+    /// Replaces what the slot watched. The descriptor's flags and counter are left as they are.
+    fn watch(&mut self, slot: u16, fd: OwnedFd);
+
+    /// Forgets a watch; an event already under way may still come.
+    fn unwatch(&mut self, slot: u16);
+
+    /// Sets or removes the eventfd that `ring` writes.
+    fn set_bell(&mut self, slot: u16, fd: Option<OwnedFd>);
+
+    /// Adds one to the slot's eventfd, at the latest with the next `enter`; several calls before that
+    /// count as one. Nothing where the slot has no eventfd. A full or broken descriptor is ignored.
+    fn ring(&mut self, slot: u16);
+
+    /// Ops pushed from now on are translated in `memory`.
+    fn bind(&mut self, memory: Arc<Memory>);
+
+    /// No op in flight was translated in an earlier memory.
+    fn is_settled(&self) -> bool;
+}

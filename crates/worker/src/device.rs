@@ -1,0 +1,40 @@
+//! What all workers of a device share.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use cleave_blk::spec::ID_BYTES;
+use cleave_disk::Disk;
+
+/// How a worker learns of completions and kicks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Completion {
+    /// Sleeps until there is something to do.
+    Interrupt,
+    /// Never sleeps while it has a vring.
+    Poll,
+}
+
+/// How workers run.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// Interrupt or poll.
+    pub completion: Completion,
+    /// CPUs that workers are pinned to, round robin; empty: not pinned.
+    pub cpus: Vec<usize>,
+    /// Most ops in flight per worker.
+    pub ops: u16,
+}
+
+/// One disk as the guest sees it.
+#[derive(Debug)]
+pub struct Device {
+    /// The store.
+    pub disk: Arc<Disk>,
+    /// Answer to GET_ID, zero-padded.
+    pub serial: [u8; ID_BYTES],
+    /// Write-back cache mode now (CONFIG_WCE lets the guest change it).
+    pub writeback: AtomicBool,
+    /// How workers run.
+    pub config: WorkerConfig,
+}
