@@ -29,14 +29,16 @@ pub enum EngineError {
 pub struct Uring {}
 
 impl Uring {
-    /// Makes the ring, on the thread that will use it. `ops`: most ops in flight.
+    /// Makes the ring, on the thread that will use it. `ops`: most ops in flight;
+    /// `watches`, `bells`: how many slots of each (a worker asks for 257 and 512, most never used).
     pub fn new(
         disk: Arc<Disk>,
         memory: Arc<Memory>,
         ops: u16,
         watches: u16,
+        bells: u16,
     ) -> Result<Uring, EngineError> {
-        let _ = (disk, memory, ops, watches);
+        let _ = (disk, memory, ops, watches, bells);
         todo!()
     }
 
