@@ -1,1 +1,46 @@
-fn main() {}
+//! Checks, tests and set-up of the workspace, run as `cargo xtask COMMAND`. This program forbids
+//! downloads at build time and heavy dependencies: it has to compile in seconds on a fresh machine.
+#![forbid(unsafe_code)]
+
+mod ci;
+mod licence;
+mod metadata;
+mod step;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+cargo xtask COMMAND
+
+  ci      formatting, clippy, tidy, documentation, dependency licences
+  tidy    only the house rules: sizes, crate prohibitions, leftovers, links
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        ["ci"] => ci::run(&root()),
+        ["tidy"] => ci::run_tidy(&root()),
+        ["help" | "--help" | "-h"] => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        _ => Err(format!("unknown command {words:?}\n\n{USAGE}")),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{}", why.trim_end());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace's top folder; xtask is always run by cargo from its own checkout.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}

@@ -1,0 +1,64 @@
+//! `cargo xtask ci`: what every commit has to pass, in the order that finds the cheapest fault first.
+
+use std::path::Path;
+
+use crate::metadata::Metadata;
+use crate::step::{quietly, step};
+use crate::{licence, tidy};
+
+const RUSTDOC_STRICT: (&str, &str) = ("RUSTDOCFLAGS", "-D warnings");
+
+/// All checks; ends at the first that fails.
+pub(crate) fn run(root: &Path) -> Result<(), String> {
+    step("formatting", "cargo fmt --all", || {
+        quietly(root, &["cargo", "fmt", "--all", "--check"], &[])?;
+        Ok(String::new())
+    })?;
+    step(
+        "licences",
+        "drop the dependency, or add its licence in xtask/src/licence.rs",
+        || licence::check(&Metadata::load(root)?),
+    )?;
+    run_tidy(root)?;
+    step(
+        "clippy",
+        "fix what it says, or relax the lint beside a reason",
+        || {
+            let words = [
+                "cargo",
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--locked",
+                "--quiet",
+            ];
+            quietly(root, &[&words[..], &["--", "-D", "warnings"]].concat(), &[])?;
+            Ok(String::new())
+        },
+    )?;
+    step(
+        "documentation",
+        "fix the links and comments that it names",
+        || {
+            let words = [
+                "cargo",
+                "doc",
+                "--workspace",
+                "--no-deps",
+                "--locked",
+                "--quiet",
+            ];
+            quietly(root, &words, &[RUSTDOC_STRICT])?;
+            Ok(String::new())
+        },
+    )
+}
+
+/// The house rules alone.
+pub(crate) fn run_tidy(root: &Path) -> Result<(), String> {
+    step(
+        "tidy",
+        "see CONTRIBUTING.md for the rules and their reasons",
+        || tidy::check(root, &Metadata::load(root)?),
+    )
+}
