@@ -1,15 +1,41 @@
 //! What the guest is told about a request that has ended.
 
+use crate::{Request, Verb, spec::status};
+
+/// EOPNOTSUPP as Linux numbers it on every architecture that runs KVM guests with io_uring here
+/// (x86-64, aarch64, riscv64, s390x). Spelt out since this crate knows no operating system.
+const EOPNOTSUPP: i32 = 95;
+
 /// The status byte of a request. The only place where errors become status bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
     /// Done.
-    Ok = 0,
+    Ok = status::OK,
     /// The store failed, or the request was wrong.
-    IoErr = 1,
+    IoErr = status::IOERR,
     /// Not something this device does.
-    Unsupp = 2,
+    Unsupp = status::UNSUPP,
+}
+
+impl Status {
+    /// The status of a request one of whose ops ended with `errno`.
+    ///
+    /// A discard is a hint, and a store that turns out not to take it (EOPNOTSUPP) is one that lacks
+    /// the command: a guest that is told so stops asking. Anything else, and EOPNOTSUPP of anything
+    /// else, is an I/O error: write-zeroes has a fallback below us that cannot be unsupported.
+    fn of_errno(verb: Verb, errno: i32) -> Status {
+        match (verb, errno) {
+            (Verb::Discard, EOPNOTSUPP) => Status::Unsupp,
+            _ => Status::IoErr,
+        }
+    }
+
+    /// The byte on the wire.
+    #[inline]
+    pub fn byte(self) -> u8 {
+        self as u8
+    }
 }
 
 /// Status and used length of a request that has ended.
@@ -20,4 +46,115 @@ pub struct Outcome {
     /// Bytes that the device wrote into the chain, status byte included: exact on success; on
     /// failure 1 (the status alone), since the data cannot be vouched for.
     pub used_bytes: u32,
+}
+
+impl Outcome {
+    /// The outcome of a request all of whose ops have ended: `Ok`, or the errno of the first that failed.
+    #[inline]
+    pub fn ended(request: &Request, result: Result<(), i32>) -> Outcome {
+        match result {
+            Ok(()) => Outcome {
+                status: Status::Ok,
+                used_bytes: answer_bytes(request).saturating_add(1),
+            },
+            Err(errno) => Outcome::refused(Status::of_errno(request.verb, errno)),
+        }
+    }
+
+    /// The outcome of a request that never touched the disk: what `Request::parse` refused, or a
+    /// chain that is no request. A chain without a status byte has no outcome: it is used with length 0.
+    #[inline]
+    pub fn refused(status: Status) -> Outcome {
+        Outcome {
+            status,
+            used_bytes: 1,
+        }
+    }
+}
+
+/// Bytes of data that a successful request has put into guest memory.
+#[inline]
+fn answer_bytes(request: &Request) -> u32 {
+    match request.verb {
+        // Never cut short after `Request::parse`: a chain of 4 GiB is refused there.
+        Verb::Read | Verb::GetId => u32::try_from(request.len_bytes).unwrap_or(u32::MAX),
+        Verb::Write | Verb::Flush | Verb::Discard | Verb::WriteZeroes { .. } => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EIO: i32 = 5;
+    const ENOSPC: i32 = 28;
+    const ENOSYS: i32 = 38;
+
+    const VERBS: [Verb; 7] = [
+        Verb::Read,
+        Verb::Write,
+        Verb::Flush,
+        Verb::GetId,
+        Verb::Discard,
+        Verb::WriteZeroes { unmap: false },
+        Verb::WriteZeroes { unmap: true },
+    ];
+
+    fn request(verb: Verb, len_bytes: u64) -> Request {
+        Request {
+            verb,
+            offset_bytes: 0,
+            len_bytes,
+        }
+    }
+
+    #[test]
+    fn used_length_counts_what_was_written_into_the_chain() {
+        let table = [
+            (Verb::Read, 4096, 4097),
+            (Verb::Read, 0, 1),
+            (Verb::Read, 0xffff_fe00, 0xffff_fe01),
+            (Verb::GetId, 20, 21),
+            (Verb::GetId, 1, 2),
+            (Verb::GetId, 0, 1),
+            (Verb::Write, 4096, 1),
+            (Verb::Flush, 0, 1),
+            (Verb::Discard, 1 << 30, 1),
+            (Verb::WriteZeroes { unmap: true }, 4096, 1),
+        ];
+        for (verb, len_bytes, used_bytes) in table {
+            let outcome = Outcome::ended(&request(verb, len_bytes), Ok(()));
+            assert_eq!(
+                outcome,
+                Outcome {
+                    status: Status::Ok,
+                    used_bytes
+                },
+                "{verb:?} of {len_bytes}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_an_unsupported_discard_is_unsupp() {
+        for verb in VERBS {
+            for errno in [EIO, ENOSPC, ENOSYS, EOPNOTSUPP, 0, -1, i32::MAX] {
+                let expected = if verb == Verb::Discard && errno == EOPNOTSUPP {
+                    Status::Unsupp
+                } else {
+                    Status::IoErr
+                };
+                let outcome = Outcome::ended(&request(verb, 4096), Err(errno));
+                assert_eq!(outcome, Outcome::refused(expected), "{verb:?} {errno}");
+                assert_eq!(outcome.used_bytes, 1, "the data cannot be vouched for");
+            }
+        }
+    }
+
+    #[test]
+    fn status_bytes_are_the_specified_ones() {
+        // virtio 1.3 §5.2.6: VIRTIO_BLK_S_OK, _IOERR, _UNSUPP.
+        let bytes = [Status::Ok, Status::IoErr, Status::Unsupp].map(Status::byte);
+        assert_eq!(bytes, [0, 1, 2]);
+    }
 }
