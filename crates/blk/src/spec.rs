@@ -22,6 +22,10 @@ pub mod request_type {
     pub const WRITE_ZEROES: u32 = 13;
 }
 
+/// Flag of a discard / write-zeroes segment: the device may deallocate. All other bits are reserved
+/// (virtio 1.3 §5.2.6).
+pub const RANGE_FLAG_UNMAP: u32 = 1;
+
 /// Status bytes (virtio 1.3 §5.2.6).
 pub mod status {
     #![allow(missing_docs)]
