@@ -1,9 +1,9 @@
 //! What all workers of a device share.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use cleave_blk::spec::ID_BYTES;
+use cleave_blk::spec::{ID_BYTES, feature};
 use cleave_disk::Disk;
 
 /// How a worker learns of completions and kicks.
@@ -11,7 +11,7 @@ use cleave_disk::Disk;
 pub enum Completion {
     /// Sleeps until there is something to do.
     Interrupt,
-    /// Never sleeps while it has a vring.
+    /// Never sleeps while it has a vring to serve.
     Poll,
 }
 
@@ -37,4 +37,12 @@ pub struct Device {
     pub writeback: AtomicBool,
     /// How workers run.
     pub config: WorkerConfig,
+}
+
+impl Device {
+    /// Whether a write must be on stable storage before it completes: the cache is write-through, or
+    /// the guest never took FLUSH and so cannot ask for durability (virtio 1.3 §5.2.5).
+    pub(crate) fn is_write_through(&self, features: u64) -> bool {
+        !self.writeback.load(Ordering::Relaxed) || features & feature::FLUSH == 0
+    }
 }

@@ -1,10 +1,25 @@
 //! One thread's loop over its vrings. This crate forbids locks and allocation after start, and
 //! unsafe code: a worker owns its vrings, engine and slots outright, and control hands ownership
-//! over by [`Command`] instead of sharing it.
+//! over by command instead of sharing it.
+//!
+//! [`Handle`] is control's side: it starts the thread and sends commands. [`Worker`] is the loop
+//! itself, generic over its engine, so that a simulation turns it by hand.
 #![forbid(unsafe_code)]
 
+mod accept;
+mod command;
+mod control;
 mod device;
 mod handle;
+mod lane;
+mod pacer;
+mod slots;
+mod stats;
+mod token;
+mod worker;
 
+pub use command::{Commands, VringStart};
 pub use device::{Completion, Device, WorkerConfig};
-pub use handle::{Handle, Pending, SpawnError, VringStart};
+pub use handle::{Handle, Pending, SpawnError};
+pub use stats::{Stats, Totals};
+pub use worker::{LANES_MAX, Lap, Worker};

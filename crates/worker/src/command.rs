@@ -1,0 +1,52 @@
+//! What control asks of a worker.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use cleave_guest::{Memory, Vring};
+
+/// A vring handed to a worker.
+#[derive(Debug)]
+pub struct VringStart {
+    /// Index in the device.
+    pub index: u16,
+    /// The ring, bound to the memory that the worker has.
+    pub vring: Vring,
+    /// Feature bits that the guest acknowledged.
+    pub features: u64,
+    /// Kick; `None`: the guest never kicks, so its ring is polled.
+    pub kick: Option<OwnedFd>,
+    /// Call; `None`: the guest polls. Written once when the vring starts.
+    pub call: Option<OwnedFd>,
+    /// Written when the vring is retired.
+    pub err: Option<OwnedFd>,
+    /// Disabled vrings are kept and not served.
+    pub enabled: bool,
+}
+
+/// One descriptor of a vring that control may change while it runs.
+#[derive(Debug)]
+pub(crate) enum Signal {
+    Kick(Option<OwnedFd>),
+    Call(Option<OwnedFd>),
+    Err(Option<OwnedFd>),
+}
+
+/// A command and where its answer goes. Answers are sent when the command has been carried out.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Start(Box<VringStart>, SyncSender<()>),
+    Stop(u16, SyncSender<Option<u16>>),
+    Enable(u16, bool, SyncSender<()>),
+    Signal(u16, Signal, SyncSender<()>),
+    Bind(Arc<Memory>, SyncSender<()>),
+    Exit,
+}
+
+/// A worker's inbox: the queue, and the eventfd that says it is not empty.
+#[derive(Debug)]
+pub struct Commands {
+    pub(crate) queue: Receiver<Command>,
+    pub(crate) bell: Arc<OwnedFd>,
+}

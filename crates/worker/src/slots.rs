@@ -1,0 +1,158 @@
+//! Requests in flight, by the head of their chain.
+
+use cleave_blk::{Outcome, Request, Verb};
+
+/// What is kept of a request until all its ops have ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    request: Request,
+    status_addr: u64,
+    ops_left: u32,
+    /// Lowest-numbered op that failed, and its errno: the first error by offset decides the status.
+    failed: Option<(u32, i32)>,
+}
+
+/// A request whose last op has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) verb: Verb,
+    pub(crate) offset_bytes: u64,
+    pub(crate) len_bytes: u64,
+    pub(crate) status_addr: u64,
+    pub(crate) outcome: Outcome,
+    /// Errno of the op that failed it.
+    pub(crate) errno: Option<i32>,
+}
+
+/// Fixed table, one slot a head: no allocator, O(1), and a head reused in flight is caught.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    table: Box<[Option<Slot>]>,
+    taken: u32,
+}
+
+impl Slots {
+    pub(crate) fn new(vring_size: u16) -> Slots {
+        Slots {
+            table: vec![None; usize::from(vring_size)].into_boxed_slice(),
+            taken: 0,
+        }
+    }
+
+    /// Requests in flight.
+    #[inline]
+    pub(crate) fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    /// Whether a request with this head is in flight already.
+    #[inline]
+    pub(crate) fn is_taken(&self, head: u16) -> bool {
+        self.table
+            .get(usize::from(head))
+            .is_none_or(Option::is_some)
+    }
+
+    /// Keeps a request whose `ops` ops have been pushed. The head must be free.
+    #[inline]
+    pub(crate) fn fill(&mut self, head: u16, request: Request, status_addr: u64, ops: u32) {
+        if let Some(slot) = self.table.get_mut(usize::from(head)) {
+            debug_assert!(slot.is_none() && ops > 0);
+            *slot = Some(Slot {
+                request,
+                status_addr,
+                ops_left: ops,
+                failed: None,
+            });
+            self.taken += 1;
+        }
+    }
+
+    /// One op of a request has ended; `Some` when it was the last.
+    #[inline]
+    pub(crate) fn op_ended(
+        &mut self,
+        head: u16,
+        op: u32,
+        result: Result<(), i32>,
+    ) -> Option<Ended> {
+        let entry = self.table.get_mut(usize::from(head))?;
+        let slot = entry.as_mut()?;
+        if let Err(errno) = result
+            && slot.failed.is_none_or(|(first, _)| op < first)
+        {
+            slot.failed = Some((op, errno));
+        }
+        slot.ops_left -= 1;
+        if slot.ops_left > 0 {
+            return None;
+        }
+        let slot = entry.take()?;
+        self.taken -= 1;
+        Some(slot.end())
+    }
+}
+
+impl Slot {
+    fn end(self) -> Ended {
+        let errno = self.failed.map(|(_, errno)| errno);
+        let outcome = Outcome::ended(&self.request, errno.map_or(Ok(()), Err));
+        Ended {
+            verb: self.request.verb,
+            offset_bytes: self.request.offset_bytes,
+            len_bytes: self.request.len_bytes,
+            status_addr: self.status_addr,
+            outcome,
+            errno,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cleave_blk::Status;
+
+    use super::*;
+
+    fn read(len_bytes: u64) -> Request {
+        Request {
+            verb: Verb::Read,
+            offset_bytes: 0,
+            len_bytes,
+        }
+    }
+
+    #[test]
+    fn request_ends_with_its_last_op() {
+        let mut slots = Slots::new(8);
+        slots.fill(3, read(4096), 77, 3);
+        assert!(slots.is_taken(3) && !slots.is_taken(2));
+        assert_eq!(slots.op_ended(3, 1, Ok(())), None);
+        assert_eq!(slots.op_ended(3, 0, Ok(())), None);
+        let ended = slots.op_ended(3, 2, Ok(())).unwrap();
+        assert_eq!(
+            (ended.status_addr, ended.outcome.used_bytes, ended.errno),
+            (77, 4097, None)
+        );
+        assert_eq!((slots.taken(), slots.is_taken(3)), (0, false));
+        assert_eq!(slots.op_ended(3, 2, Ok(())), None, "nothing ends twice");
+    }
+
+    #[test]
+    fn first_error_by_offset_decides_whatever_ends_first() {
+        let mut slots = Slots::new(1);
+        slots.fill(0, read(4096), 0, 3);
+        assert_eq!(slots.op_ended(0, 2, Err(5)), None);
+        assert_eq!(slots.op_ended(0, 1, Err(28)), None);
+        let ended = slots.op_ended(0, 0, Ok(())).unwrap();
+        assert_eq!(
+            (ended.errno, ended.outcome.status, ended.outcome.used_bytes),
+            (Some(28), Status::IoErr, 1)
+        );
+    }
+
+    #[test]
+    fn head_beyond_the_table_counts_as_taken() {
+        assert!(Slots::new(4).is_taken(4));
+    }
+}

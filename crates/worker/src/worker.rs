@@ -1,0 +1,368 @@
+//! The loop.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use cleave_blk::Verb;
+use cleave_engine::{Engine, Event, Wait};
+use cleave_guest::{Chain, Memory};
+
+use crate::Device;
+use crate::accept::{Acceptance, answer};
+use crate::command::Commands;
+use crate::lane::{Lane, State};
+use crate::pacer::{Pace, Pacer, Seen};
+use crate::slots::Ended;
+use crate::stats::{Stats, add};
+use crate::token::Token;
+
+/// Most vrings that one worker serves: a device has at most this many.
+pub const LANES_MAX: u16 = 256;
+/// Chains taken from one vring before the others have their turn; bounds how long a completion waits
+/// behind acceptance.
+const TAKE_MAX: usize = 64;
+/// Watch slot of the command eventfd; lane `n` watches its kick in slot `n`.
+const COMMAND_WATCH: u16 = LANES_MAX;
+/// A log line that a guest or a disk can cause comes at most this often.
+const LOG_EVERY: Duration = Duration::from_secs(1);
+
+/// Watch slots that a worker needs of its engine.
+pub(crate) const WATCHES: u16 = LANES_MAX + 1;
+/// Bell slots: lane `n` calls by `2n` and reports its end by `2n + 1`.
+pub(crate) const BELLS: u16 = LANES_MAX * 2;
+
+/// The call eventfd's bell slot of a lane.
+pub(crate) fn call_bell(lane: u16) -> u16 {
+    lane * 2
+}
+
+/// The err eventfd's bell slot of a lane.
+pub(crate) fn err_bell(lane: u16) -> u16 {
+    lane * 2 + 1
+}
+
+/// What one round of acceptance did.
+#[derive(Debug, Clone, Copy, Default)]
+struct Took {
+    chains: usize,
+    /// The budget ended before the ring did.
+    more: bool,
+}
+
+/// What became of a turn of the loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lap {
+    /// Turn again.
+    Again,
+    /// Control asked for the end, and everything is drained.
+    Ended,
+}
+
+/// Serves some vrings of one device on one engine. `lap` until [`Lap::Ended`].
+pub struct Worker<E> {
+    pub(crate) engine: E,
+    pub(crate) device: Arc<Device>,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) pacer: Pacer,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) commands: Commands,
+    pub(crate) alarm: Arc<OwnedFd>,
+    pub(crate) lanes: Vec<Option<Lane>>,
+    pub(crate) chain: Chain,
+    /// Waiters for the old memory to be let go.
+    pub(crate) binds: Vec<SyncSender<()>>,
+    /// Control has something under way: do not sleep before it is looked at.
+    pub(crate) busy_control: bool,
+    /// Vrings that control waits for.
+    pub(crate) stopping: usize,
+    pub(crate) exiting: bool,
+    pub(crate) lost: bool,
+    pub(crate) said: Option<Instant>,
+}
+
+impl<E: Engine> Worker<E> {
+    /// Puts a worker together; `engine` must be bound to `memory`.
+    pub fn new(
+        mut engine: E,
+        device: Arc<Device>,
+        memory: Arc<Memory>,
+        stats: Arc<Stats>,
+        commands: Commands,
+        alarm: Arc<OwnedFd>,
+    ) -> io::Result<Worker<E>> {
+        engine.watch(COMMAND_WATCH, commands.bell.try_clone()?);
+        Ok(Worker {
+            engine,
+            pacer: Pacer::new(device.config.completion),
+            device,
+            memory,
+            stats,
+            commands,
+            alarm,
+            lanes: Vec::new(),
+            chain: Chain::new(),
+            binds: Vec::new(),
+            busy_control: true,
+            stopping: 0,
+            exiting: false,
+            lost: false,
+            said: None,
+        })
+    }
+
+    /// One turn: reap, publish, accept, and what could be done on the spot; then at most one
+    /// system call, which sleeps if the pacer says so and nothing came in meanwhile.
+    pub fn lap(&mut self) -> io::Result<Lap> {
+        let reaped = self.reap();
+        self.publish();
+        let took = self.accept();
+        let at_once = if took.chains > 0 { self.reap() } else { 0 };
+        self.publish();
+        if took.chains + reaped + at_once > 0 {
+            add(&self.stats.laps, 1);
+        }
+        if self.memory.is_lost() {
+            self.lose_memory();
+        }
+        let wait = self.pace(took.more);
+        self.engine.enter(wait)?;
+        if self.busy_control || self.waits() {
+            return Ok(self.control());
+        }
+        Ok(Lap::Again)
+    }
+
+    /// Collects what has ended; how many events there were.
+    fn reap(&mut self) -> usize {
+        let mut events = 0;
+        while let Some(event) = self.engine.reap() {
+            events += 1;
+            match event {
+                Event::Done { token, result } => self.op_ended(Token::from_bits(token), result),
+                Event::Woken {
+                    slot: COMMAND_WATCH,
+                } => self.busy_control = true,
+                // A kick only ends the sleep: every lap looks at every ring.
+                Event::Woken { .. } => {}
+            }
+        }
+        events
+    }
+
+    fn op_ended(&mut self, token: Token, result: Result<(), i32>) {
+        let Some(Some(lane)) = self.lanes.get_mut(usize::from(token.lane)) else {
+            return;
+        };
+        let Some(ended) = lane.slots.op_ended(token.head, token.op, result) else {
+            return;
+        };
+        count(&self.stats, &ended);
+        let used = answer(&self.memory, ended.status_addr, ended.outcome);
+        lane.push_used(token.head, used);
+        if ended.errno.is_some() {
+            self.report(&ended);
+        }
+    }
+
+    /// Shows the guest all that was pushed: one index store and at most one call a vring.
+    fn publish(&mut self) {
+        for (slot, lane) in (0..).zip(&mut self.lanes) {
+            let Some(lane) = lane else { continue };
+            if !lane.dirty {
+                continue;
+            }
+            lane.dirty = false;
+            if lane.vring.publish() {
+                add(&self.stats.calls, 1);
+                self.engine.ring(call_bell(slot));
+            }
+        }
+    }
+
+    /// Takes what is available, as far as there is room for whole requests.
+    fn accept(&mut self) -> Took {
+        let mut took = Took::default();
+        for slot in 0..self.lanes.len() {
+            let more = self.accept_lane(slot);
+            took.chains += more.chains;
+            took.more |= more.more;
+        }
+        took
+    }
+
+    fn accept_lane(&mut self, slot: usize) -> Took {
+        let Worker {
+            lanes,
+            engine,
+            device,
+            memory,
+            stats,
+            chain,
+            ..
+        } = self;
+        let Some(Some(lane)) = lanes.get_mut(slot) else {
+            return Took::default();
+        };
+        if !lane.is_running() {
+            return Took::default();
+        }
+        let mut acceptance = Acceptance {
+            engine,
+            device,
+            memory,
+            stats,
+            lane_number: slot as u16,
+            capacity_bytes: device.disk.capacity_bytes(),
+            write_through: device.is_write_through(lane.features),
+        };
+        let mut chains = 0;
+        while chains < TAKE_MAX && acceptance.engine.room() > 0 {
+            match lane.vring.take(chain) {
+                Ok(None) => {
+                    return Took {
+                        chains,
+                        more: false,
+                    };
+                }
+                Ok(Some(taken)) if lane.slots.is_taken(taken.head) => {
+                    self.retire(
+                        slot,
+                        &format_args!("head {} is in flight already", taken.head),
+                    );
+                    return Took {
+                        chains,
+                        more: false,
+                    };
+                }
+                Ok(Some(taken)) => acceptance.begin(lane, taken, chain),
+                Err(fault) => {
+                    self.retire(slot, &fault);
+                    return Took {
+                        chains,
+                        more: false,
+                    };
+                }
+            }
+            chains += 1;
+        }
+        // Out of room the engine's completions end the sleep; out of budget nothing would.
+        Took {
+            chains,
+            more: chains == TAKE_MAX,
+        }
+    }
+
+    /// How the coming `enter` may wait.
+    fn pace(&mut self, more: bool) -> Wait {
+        let mut seen = Seen {
+            ready: more || self.busy_control || self.is_due(),
+            serving: false,
+            kickless: false,
+        };
+        for lane in self.lanes.iter().flatten() {
+            seen.serving |= lane.is_running();
+            seen.kickless |= lane.is_running() && !lane.has_kick;
+        }
+        match self.pacer.next(seen) {
+            Pace::Spin => {
+                std::hint::spin_loop();
+                Wait::No
+            }
+            Pace::Sleep if self.arm() => Wait::No,
+            Pace::Sleep => Wait::Until(None),
+        }
+    }
+
+    /// Asks all guests for kicks; `true` when one had added work before it could see that.
+    fn arm(&mut self) -> bool {
+        let has_room = self.engine.room() > 0;
+        let mut work = false;
+        for lane in self.lanes.iter_mut().flatten() {
+            // With the engine full, completions come first and every lap looks at the rings again.
+            if lane.is_running() && has_room {
+                work |= lane.vring.arm();
+            }
+        }
+        work
+    }
+
+    /// Stops serving a vring whose guest broke it. What is in flight still ends.
+    pub(crate) fn retire(&mut self, slot: usize, why: &dyn std::fmt::Display) {
+        let Some(Some(lane)) = self.lanes.get_mut(slot) else {
+            return;
+        };
+        if matches!(lane.state, State::Running | State::Disabled) {
+            lane.state = State::Retired;
+        }
+        let index = lane.index;
+        add(&self.stats.retired, 1);
+        self.engine.ring(err_bell(slot as u16));
+        self.say(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));
+    }
+
+    fn report(&mut self, ended: &Ended) {
+        let Ended {
+            verb,
+            offset_bytes,
+            len_bytes,
+            errno,
+            ..
+        } = *ended;
+        let error = io::Error::from_raw_os_error(errno.unwrap_or(0));
+        self.say(|name| {
+            tracing::warn!(
+                "{name}: {verb:?} of {len_bytes} bytes at {offset_bytes} failed: {error}"
+            )
+        });
+    }
+
+    /// Logs at most once in [`LOG_EVERY`]: whatever is said here, a guest or a disk can cause at will.
+    fn say(&mut self, line: impl FnOnce(&str)) {
+        let now = Instant::now();
+        if self
+            .said
+            .is_none_or(|then| now.duration_since(then) >= LOG_EVERY)
+        {
+            self.said = Some(now);
+            line(self.device.disk.name());
+        }
+    }
+
+    /// The frontend cut memory that we looked at: what was read there were zeroes, so nothing of this
+    /// connection can be trusted. The session ends it.
+    fn lose_memory(&mut self) {
+        if std::mem::replace(&mut self.lost, true) {
+            return;
+        }
+        for slot in 0..self.lanes.len() {
+            self.retire(slot, &"guest memory was cut off");
+        }
+        signal(&self.alarm);
+    }
+}
+
+/// Counts a request that has ended.
+fn count(stats: &Stats, ended: &Ended) {
+    if ended.errno.is_some() {
+        return add(&stats.failed, 1);
+    }
+    match ended.verb {
+        Verb::Read => {
+            add(&stats.reads, 1);
+            add(&stats.read_bytes, ended.len_bytes);
+        }
+        Verb::Write => {
+            add(&stats.writes, 1);
+            add(&stats.write_bytes, ended.len_bytes);
+        }
+        _ => add(&stats.others, 1),
+    }
+}
+
+/// Writes one of our own eventfds; full is as good as written.
+pub(crate) fn signal(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
