@@ -12,6 +12,7 @@ mod control;
 mod device;
 mod handle;
 mod lane;
+mod obey;
 mod pacer;
 mod slots;
 mod stats;
@@ -19,7 +20,8 @@ mod token;
 mod worker;
 
 pub use command::{Commands, VringStart};
+pub use control::{Control, Pending};
 pub use device::{Completion, Device, WorkerConfig};
-pub use handle::{Handle, Pending, SpawnError};
+pub use handle::{Handle, SpawnError};
 pub use stats::{Stats, Totals};
 pub use worker::{LANES_MAX, Lap, Worker};

@@ -1,0 +1,204 @@
+//! Commands from control: carried out between laps, answered once they have become true.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TryRecvError};
+
+use cleave_engine::Engine;
+use cleave_guest::Memory;
+
+use crate::command::{Command, Signal, VringStart};
+use crate::lane::{Lane, State};
+use crate::worker::{LANES_MAX, Lap, Worker, call_bell, err_bell};
+
+/// Answers a command. Who no longer waits needs no answer.
+fn tell<T>(waiter: &SyncSender<T>, answer: T) {
+    let _ = waiter.try_send(answer);
+}
+
+impl<E: Engine> Worker<E> {
+    /// Control waits for something that a later lap makes true.
+    pub(crate) fn waits(&self) -> bool {
+        self.stopping > 0 || self.exiting || !self.binds.is_empty()
+    }
+
+    /// Something that control waits for has become true.
+    pub(crate) fn is_due(&self) -> bool {
+        self.waits()
+            && (self.is_ended()
+                || (!self.binds.is_empty() && self.engine.is_settled())
+                || self.lanes.iter().flatten().any(Lane::is_drained))
+    }
+
+    fn is_ended(&self) -> bool {
+        self.exiting
+            && self.engine.in_flight() == 0
+            && self.lanes.iter().flatten().all(|lane| !lane.dirty)
+    }
+
+    /// Carries out commands and answers those that have become true.
+    pub(crate) fn control(&mut self) -> Lap {
+        self.busy_control = false;
+        loop {
+            match self.commands.queue.try_recv() {
+                Ok(command) => self.obey(command),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    self.exiting = true;
+                    break;
+                }
+            }
+        }
+        self.let_go_of_drained();
+        if !self.binds.is_empty() && self.engine.is_settled() {
+            self.binds.drain(..).for_each(|waiter| tell(&waiter, ()));
+        }
+        if self.is_ended() {
+            Lap::Ended
+        } else {
+            Lap::Again
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Start(start, done) => {
+                self.start(*start);
+                tell(&done, ());
+            }
+            Command::Stop(index, done) => self.stop(index, done),
+            Command::Enable(index, enabled, done) => {
+                self.enable(index, enabled);
+                tell(&done, ());
+            }
+            Command::Signal(index, signal, done) => {
+                self.set_signal(index, signal);
+                tell(&done, ());
+            }
+            Command::Bind(memory, done) => self.bind(memory, done),
+            Command::Exit => {
+                self.exiting = true;
+                for lane in self.lanes.iter_mut().flatten() {
+                    if lane.is_running() {
+                        lane.state = State::Disabled;
+                    }
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, mut start: VringStart) {
+        let free = self.lanes.iter().position(Option::is_none);
+        let number = free.unwrap_or(self.lanes.len());
+        if number >= usize::from(LANES_MAX) {
+            tracing::error!(
+                "{}: vring {} is one too many for a worker",
+                self.device.disk.name(),
+                start.index
+            );
+            return;
+        }
+        let (kick, call, err) = (start.kick.take(), start.call.take(), start.err.take());
+        let has_kick = kick.is_some();
+        let mut lane = Lane::new(start);
+        lane.has_kick = has_kick;
+        if free.is_none() {
+            self.lanes.push(None);
+        }
+        self.lanes[number] = Some(lane);
+        self.apply(number as u16, Signal::Kick(kick));
+        self.apply(number as u16, Signal::Err(err));
+        self.apply(number as u16, Signal::Call(call));
+    }
+
+    fn number_of(&self, index: u16) -> Option<usize> {
+        self.lanes
+            .iter()
+            .position(|lane| lane.as_ref().is_some_and(|lane| lane.index == index))
+    }
+
+    fn stop(&mut self, index: u16, done: SyncSender<Option<u16>>) {
+        match self
+            .number_of(index)
+            .and_then(|number| self.lanes[number].as_mut())
+        {
+            Some(lane) => {
+                // A second stop of the same vring takes the place of the first.
+                self.stopping += usize::from(!matches!(lane.state, State::Stopping(_)));
+                lane.state = State::Stopping(done);
+            }
+            None => tell(&done, None),
+        }
+    }
+
+    fn enable(&mut self, index: u16, enabled: bool) {
+        let Some(lane) = self
+            .number_of(index)
+            .and_then(|number| self.lanes[number].as_mut())
+        else {
+            return;
+        };
+        match (&lane.state, enabled) {
+            // The next lap looks at the ring, kick or no kick.
+            (State::Disabled, true) => lane.state = State::Running,
+            (State::Running, false) => lane.state = State::Disabled,
+            _ => {}
+        }
+    }
+
+    fn set_signal(&mut self, index: u16, signal: Signal) {
+        if let Some(number) = self.number_of(index) {
+            self.apply(number as u16, signal);
+        }
+    }
+
+    fn apply(&mut self, number: u16, signal: Signal) {
+        match signal {
+            Signal::Kick(kick) => {
+                if let Some(lane) = self.lanes[usize::from(number)].as_mut() {
+                    lane.has_kick = kick.is_some();
+                }
+                match kick {
+                    Some(fd) => self.engine.watch(number, fd),
+                    None => self.engine.unwatch(number),
+                }
+            }
+            Signal::Call(call) => {
+                self.engine.set_bell(call_bell(number), call);
+                // The guest may have waited through a reconnect for a call that nobody sent.
+                self.engine.ring(call_bell(number));
+            }
+            Signal::Err(err) => self.engine.set_bell(err_bell(number), err),
+        }
+    }
+
+    fn bind(&mut self, memory: Arc<Memory>, done: SyncSender<()>) {
+        self.engine.bind(memory.clone());
+        self.memory = memory;
+        for number in 0..self.lanes.len() {
+            let Some(lane) = self.lanes[number].as_mut() else {
+                continue;
+            };
+            if let Err(error) = lane.vring.rebind(self.memory.clone()) {
+                self.retire(number, &error);
+            }
+        }
+        self.binds.push(done);
+    }
+
+    /// Gives back the vrings that control waits for. Their last call was sent by the `enter` before.
+    fn let_go_of_drained(&mut self) {
+        for number in 0..self.lanes.len() {
+            let Some(lane) = self.lanes[number].take_if(|lane| lane.is_drained()) else {
+                continue;
+            };
+            let slot = number as u16;
+            self.stopping -= 1;
+            self.engine.unwatch(slot);
+            self.engine.set_bell(call_bell(slot), None);
+            self.engine.set_bell(err_bell(slot), None);
+            if let State::Stopping(done) = lane.state {
+                tell(&done, Some(lane.vring.base()));
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A guest's side of one vring, written for these tests alone: it reaches shared memory through
+//! `pread`/`pwrite` of the memory file, so that it shares no code with what it tests.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use cleave_blk::spec::request_type;
+use cleave_guest::{Memory, RegionSpec, VringLayout};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+/// Entries of the ring.
+pub const SIZE: u16 = 32;
+/// Guest-physical address of the memory.
+const BASE: u64 = 0x4000_0000;
+const MEMORY_BYTES: u64 = 16 << 20;
+const DESC: u64 = 0;
+const AVAIL: u64 = 0x4000;
+const USED: u64 = 0x5000;
+/// Each head has an area of its own: header, status, indirect table, data.
+const AREAS: u64 = 0x10000;
+const AREA_BYTES: u64 = 0x40000;
+const STATUS_OFF: u64 = 64;
+const TABLE_OFF: u64 = 0x1000;
+const DATA_OFF: u64 = 0x8000;
+/// Data bytes that an area holds.
+pub const DATA_MAX: u64 = 0x20000;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+/// A request as the guest makes it.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    pub kind: u32,
+    pub sector: u64,
+    /// Bytes to write, or the range of a discard.
+    pub out: Vec<u8>,
+    /// Bytes of room for an answer.
+    pub room: u32,
+    /// Descriptor lengths to cut the data into.
+    pub cut: u32,
+    pub indirect: bool,
+}
+
+pub struct Driver {
+    file: File,
+    avail: u16,
+    seen: u16,
+    free: Vec<u16>,
+    /// Descriptors that a head's chain occupies.
+    chains: Vec<Vec<u16>>,
+    free_desc: Vec<u16>,
+}
+
+/// A used entry and what lies in memory with it.
+#[derive(Debug)]
+pub struct Answer {
+    pub head: u16,
+    pub used_bytes: u32,
+    pub status: u8,
+    pub data: Vec<u8>,
+}
+
+impl Driver {
+    pub fn new() -> Driver {
+        let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(MEMORY_BYTES).unwrap();
+        Driver {
+            file,
+            avail: 0,
+            seen: 0,
+            free: (0..SIZE).rev().collect(),
+            chains: vec![Vec::new(); usize::from(SIZE)],
+            free_desc: (0..SIZE).rev().collect(),
+        }
+    }
+
+    pub fn memory(&self) -> Arc<Memory> {
+        let file = self.file.try_clone().unwrap();
+        let region = RegionSpec {
+            guest_addr: BASE,
+            user_addr: 0x7000_0000_0000,
+            len_bytes: MEMORY_BYTES,
+            file_offset: 0,
+            file,
+        };
+        Memory::new(vec![region]).unwrap()
+    }
+
+    pub fn layout() -> VringLayout {
+        VringLayout {
+            size: SIZE,
+            desc_addr: BASE + DESC,
+            avail_addr: BASE + AVAIL,
+            used_addr: BASE + USED,
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        usize::from(SIZE) - self.free.len()
+    }
+
+    /// Makes a request available; `None` when descriptors are short. Answers its area number.
+    pub fn submit(&mut self, ask: &Ask) -> Option<u16> {
+        let area = *self.free.last()?;
+        let at = AREAS + u64::from(area) * AREA_BYTES;
+        let mut header = [0; 16];
+        header[..4].copy_from_slice(&ask.kind.to_le_bytes());
+        header[8..].copy_from_slice(&ask.sector.to_le_bytes());
+        self.write(at, &header);
+        self.write(at + STATUS_OFF, &[0xee]);
+        self.write(at + DATA_OFF, &ask.out);
+        let mut parts = vec![(at, 16, 0)];
+        parts.extend(pieces(at + DATA_OFF, ask.out.len() as u32, ask.cut, 0));
+        parts.extend(pieces(at + DATA_OFF, ask.room, ask.cut, WRITE));
+        parts.push((at + STATUS_OFF, 1, WRITE));
+        self.write(at + DATA_OFF + ask.out.len() as u64, &vec![0xcc; ask.room as usize]);
+        let needed = if ask.indirect { 1 } else { parts.len() };
+        if self.free_desc.len() < needed {
+            return None;
+        }
+        self.free.pop();
+        let used = self.free_desc.split_off(self.free_desc.len() - needed);
+        if ask.indirect {
+            self.table(at + TABLE_OFF, &parts, &(0..parts.len() as u16).collect::<Vec<_>>());
+            self.desc(DESC, used[0], at + TABLE_OFF, 16 * parts.len() as u32, INDIRECT, 0);
+        } else {
+            self.table(DESC, &parts, &used);
+        }
+        let head = used[0];
+        self.chains[usize::from(head)] = used;
+        self.areas_push(head, area);
+        self.write(AVAIL + 4 + 2 * u64::from(self.avail % SIZE), &head.to_le_bytes());
+        self.avail = self.avail.wrapping_add(1);
+        self.write(AVAIL + 2, &self.avail.to_le_bytes());
+        Some(head)
+    }
+
+    /// Used entries since the last look. `room` tells how much data each head asked for.
+    pub fn collect(&mut self, room: impl Fn(u16) -> u32) -> Vec<Answer> {
+        let index = u16::from_le_bytes(self.read(USED + 2));
+        let mut answers = Vec::new();
+        while self.seen != index {
+            let entry: [u8; 8] = self.read(USED + 4 + 8 * u64::from(self.seen % SIZE));
+            self.seen = self.seen.wrapping_add(1);
+            let head = u32::from_le_bytes(entry[..4].try_into().unwrap()) as u16;
+            let used_bytes = u32::from_le_bytes(entry[4..].try_into().unwrap());
+            let area = self.area_of(head);
+            let at = AREAS + u64::from(area) * AREA_BYTES;
+            let [status] = self.read(at + STATUS_OFF);
+            let mut data = vec![0; room(head) as usize];
+            self.file.read_exact_at(&mut data, at + DATA_OFF).unwrap();
+            self.free.push(area);
+            let chain = std::mem::take(&mut self.chains[usize::from(head)]);
+            assert!(!chain.is_empty(), "head {head} was used twice");
+            self.free_desc.extend(chain);
+            answers.push(Answer { head, used_bytes, status, data });
+        }
+        answers
+    }
+
+    /// Makes a raw head available, whatever it points at.
+    pub fn submit_raw(&mut self, head: u16) {
+        self.write(AVAIL + 4 + 2 * u64::from(self.avail % SIZE), &head.to_le_bytes());
+        self.avail = self.avail.wrapping_add(1);
+        self.write(AVAIL + 2, &self.avail.to_le_bytes());
+    }
+
+    fn areas_push(&self, head: u16, area: u16) {
+        self.write(0x8000 + 2 * u64::from(head), &area.to_le_bytes());
+    }
+
+    fn area_of(&self, head: u16) -> u16 {
+        u16::from_le_bytes(self.read(0x8000 + 2 * u64::from(head)))
+    }
+
+    fn table(&self, at: u64, parts: &[(u64, u32, u16)], indices: &[u16]) {
+        for (n, &(addr, len, flags)) in parts.iter().enumerate() {
+            let next = indices.get(n + 1).copied();
+            let flags = flags | if next.is_some() { NEXT } else { 0 };
+            self.desc(at, indices[n], addr, len, flags, next.unwrap_or(0));
+        }
+    }
+
+    fn desc(&self, table: u64, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&(BASE + addr).to_le_bytes());
+        bytes[8..12].copy_from_slice(&len.to_le_bytes());
+        bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+        bytes[14..].copy_from_slice(&next.to_le_bytes());
+        self.write(table + 16 * u64::from(index), &bytes);
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, at).unwrap();
+    }
+
+    fn read<const N: usize>(&self, at: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.file.read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    }
+}
+
+fn pieces(at: u64, len: u32, cut: u32, flags: u16) -> Vec<(u64, u32, u16)> {
+    let mut pieces = Vec::new();
+    let mut done = 0;
+    while done < len {
+        let piece = cut.min(len - done);
+        pieces.push((at + u64::from(done), piece, flags));
+        done += piece;
+    }
+    pieces
+}
+
+impl Ask {
+    pub fn read(sector: u64, bytes: u32, cut: u32, indirect: bool) -> Ask {
+        Ask { kind: request_type::IN, sector, out: Vec::new(), room: bytes, cut, indirect }
+    }
+
+    pub fn write(sector: u64, out: Vec<u8>, cut: u32, indirect: bool) -> Ask {
+        Ask { kind: request_type::OUT, sector, out, room: 0, cut, indirect }
+    }
+
+    pub fn flush() -> Ask {
+        Ask { kind: request_type::FLUSH, sector: 0, out: Vec::new(), room: 0, cut: 512, indirect: false }
+    }
+
+    pub fn zero(sector: u64, sectors: u32, discard: bool) -> Ask {
+        let kind = if discard { request_type::DISCARD } else { request_type::WRITE_ZEROES };
+        let mut out = vec![0; 16];
+        out[..8].copy_from_slice(&sector.to_le_bytes());
+        out[8..12].copy_from_slice(&sectors.to_le_bytes());
+        Ask { kind, sector: 0, out, room: 0, cut: 512, indirect: false }
+    }
+}

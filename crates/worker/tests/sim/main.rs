@@ -1,0 +1,447 @@
+//! A worker turned by hand over a simulated engine, against a model of the disk. Every run is
+//! replayed by its seed: `CLEAVE_SEED=n cargo test -p cleave-worker --test sim`.
+
+mod driver;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cleave_blk::spec::{feature, request_type, status};
+use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions};
+use cleave_engine::{Sim, SimConfig, SimStore};
+use cleave_guest::Vring;
+use cleave_worker::{
+    Completion, Control, Device, Lap, Stats, Totals, VringStart, Worker, WorkerConfig,
+};
+use driver::{Answer, Ask, DATA_MAX, Driver};
+use rustix::event::{EventfdFlags, eventfd};
+
+const DISK_BYTES: usize = 1 << 20;
+const SECTORS: u64 = DISK_BYTES as u64 / 512;
+const FEATURES: u64 = feature::VERSION_1
+    | feature::EVENT_IDX
+    | feature::INDIRECT_DESC
+    | feature::FLUSH
+    | feature::CONFIG_WCE
+    | feature::DISCARD
+    | feature::WRITE_ZEROES;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn bytes(&mut self, n: usize) -> Vec<u8> {
+        (0..n.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(n).collect()
+    }
+}
+
+struct Bench {
+    worker: Worker<Sim>,
+    control: Control,
+    driver: Driver,
+    store: Arc<Mutex<SimStore>>,
+    stats: Arc<Stats>,
+    device: Arc<Device>,
+    alarm: Arc<OwnedFd>,
+    err: OwnedFd,
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn is_rung(fd: &OwnedFd) -> bool {
+    rustix::io::read(fd, &mut [0; 8]).is_ok()
+}
+
+impl Bench {
+    fn new(config: SimConfig, features: u64) -> Bench {
+        let options = OpenOptions {
+            read_only: false,
+            direct: Direct::Auto,
+            block_bytes: None,
+            discard: true,
+        };
+        let disk = Disk::open(&DiskSpec::Ram(DISK_BYTES as u64), &options).unwrap();
+        let device = Arc::new(Device {
+            disk: Arc::new(disk),
+            serial: *b"simulated\0\0\0\0\0\0\0\0\0\0\0",
+            writeback: AtomicBool::new(true),
+            config: WorkerConfig { completion: Completion::Poll, cpus: Vec::new(), ops: 64 },
+        });
+        let store =
+            SimStore { now: vec![0; DISK_BYTES], durable: vec![0; DISK_BYTES], ..Default::default() };
+        let store = Arc::new(Mutex::new(store));
+        let driver = Driver::new();
+        let memory = driver.memory();
+        let stats = Arc::new(Stats::default());
+        let alarm = Arc::new(event());
+        let (control, commands) = Control::channel().unwrap();
+        let engine = Sim::new(config, store.clone(), memory.clone());
+        let mut worker =
+            Worker::new(engine, device.clone(), memory.clone(), stats.clone(), commands, alarm.clone())
+                .unwrap();
+        let err = event();
+        let vring = Vring::new(memory, Driver::layout(), features, 0).unwrap();
+        let started = control.start(VringStart {
+            index: 0,
+            vring,
+            features,
+            kick: Some(event()),
+            call: Some(event()),
+            err: Some(err.try_clone().unwrap()),
+            enabled: true,
+        });
+        worker.lap().unwrap();
+        started.wait_for(Duration::ZERO).unwrap().unwrap();
+        Bench { worker, control, driver, store, stats, device, alarm, err }
+    }
+
+    fn lap(&mut self) -> Lap {
+        self.worker.lap().unwrap()
+    }
+
+    fn totals(&self) -> Totals {
+        self.stats.totals()
+    }
+
+    /// Submits and turns until it is answered.
+    fn ask(&mut self, ask: &Ask) -> Answer {
+        let head = self.driver.submit(ask).unwrap();
+        for _ in 0..10_000 {
+            self.lap();
+            if let Some(answer) = self.driver.collect(|_| ask.room).pop() {
+                assert_eq!(answer.head, head);
+                return answer;
+            }
+        }
+        panic!("no answer to {ask:?}");
+    }
+}
+
+fn quiet(seed: u64) -> SimConfig {
+    SimConfig { seed, ops: 64, fail_per_mille: 0, fail_at: None, delay_max: 5 }
+}
+
+/// What a sector may hold: exactly this, or anything (a write to it failed half-way).
+type Known = Option<[u8; 512]>;
+
+struct Model {
+    sectors: Vec<Known>,
+    /// Values that a sector may have after a power cut: all since the last acknowledged flush that
+    /// followed their completion, and that flush's.
+    maybe: Vec<Vec<Known>>,
+}
+
+/// A request in flight and what it does to the model.
+struct Pending {
+    ask: Ask,
+    sectors: std::ops::Range<usize>,
+    /// Values that the flush covers, for a flush.
+    covered: Option<Vec<usize>>,
+}
+
+fn run(seed: u64, fail_per_mille: u32) {
+    let mut random = Random(seed);
+    let config =
+        SimConfig { seed, ops: 40, fail_per_mille, fail_at: None, delay_max: random.below(20) as u32 };
+    let mut bench = Bench::new(config, FEATURES);
+    let zero: Known = Some([0; 512]);
+    let mut model =
+        Model { sectors: vec![zero; SECTORS as usize], maybe: vec![vec![zero]; SECTORS as usize] };
+    let mut pending: HashMap<u16, Pending> = HashMap::new();
+    for _ in 0..600 {
+        for _ in 0..random.below(4) {
+            submit(&mut bench, &mut random, &model, &mut pending);
+        }
+        bench.lap();
+        take_answers(&mut bench, &mut model, &mut pending, fail_per_mille > 0);
+    }
+    for _ in 0..10_000 {
+        bench.lap();
+        take_answers(&mut bench, &mut model, &mut pending, fail_per_mille > 0);
+        if pending.is_empty() {
+            break;
+        }
+    }
+    assert!(pending.is_empty(), "{} requests never ended", pending.len());
+    // A power cut now: every sector holds a value that no acknowledged flush has ruled out.
+    let store = bench.store.lock().unwrap();
+    for (sector, (bytes, maybe)) in store.durable.chunks(512).zip(&model.maybe).enumerate() {
+        let fits = maybe.iter().any(|known| known.is_none_or(|known| known == bytes));
+        assert!(fits, "sector {sector} would lose a flushed write");
+    }
+}
+
+fn submit(
+    bench: &mut Bench,
+    random: &mut Random,
+    model: &Model,
+    pending: &mut HashMap<u16, Pending>,
+) {
+    let len = 1 + random.below(DATA_MAX / 512 / 8);
+    let sector = random.below(SECTORS - len);
+    let range = sector as usize..(sector + len) as usize;
+    let cut = [512, 1000, 4096, 65536, 77][random.below(5) as usize];
+    let indirect = random.below(2) == 0;
+    let ask = match random.below(10) {
+        0..4 => Ask::read(sector, len as u32 * 512, cut, indirect),
+        4..8 => Ask::write(sector, random.bytes(len as usize * 512), cut, indirect),
+        8 => Ask::zero(sector, len as u32, random.below(2) == 0),
+        _ => Ask::flush(),
+    };
+    let is_flush = ask.kind == request_type::FLUSH;
+    let clash = pending.values().any(|other| {
+        other.sectors.start < range.end && range.start < other.sectors.end && !is_flush
+    });
+    if clash {
+        return;
+    }
+    let Some(head) = bench.driver.submit(&ask) else { return };
+    let covered = is_flush.then(|| model.maybe.iter().map(Vec::len).collect());
+    let sectors = if is_flush { 0..0 } else { range };
+    assert!(pending.insert(head, Pending { ask, sectors, covered }).is_none());
+}
+
+fn take_answers(
+    bench: &mut Bench,
+    model: &mut Model,
+    pending: &mut HashMap<u16, Pending>,
+    may_fail: bool,
+) {
+    let answers = bench.driver.collect(|head| pending[&head].ask.room);
+    for answer in answers {
+        let Pending { ask, sectors, covered } = pending.remove(&answer.head).unwrap();
+        let ok = answer.status == status::OK;
+        assert!(ok || (may_fail && answer.status == status::IOERR), "{ask:?}: {answer:?}");
+        let written = if ok { ask.room + 1 } else { 1 };
+        assert_eq!(answer.used_bytes, written, "used length of {:?}", ask.kind);
+        match ask.kind {
+            request_type::IN if ok => {
+                for (sector, bytes) in sectors.zip(answer.data.chunks(512)) {
+                    let known = model.sectors[sector];
+                    assert!(known.is_none_or(|known| known == bytes), "sector {sector} read wrong");
+                }
+            }
+            request_type::IN => {}
+            request_type::FLUSH if ok => flush(model, &covered.unwrap()),
+            request_type::FLUSH => {}
+            kind => {
+                for (n, sector) in sectors.enumerate() {
+                    let value = match kind {
+                        request_type::OUT => ask.out[n * 512..][..512].try_into().ok(),
+                        _ => Some([0; 512]),
+                    };
+                    let value = value.filter(|_| ok);
+                    model.sectors[sector] = value;
+                    model.maybe[sector].push(value);
+                }
+            }
+        }
+    }
+}
+
+/// What was there when the flush was submitted is durable now: older values are ruled out.
+fn flush(model: &mut Model, covered: &[usize]) {
+    // Another flush may have shortened the list meanwhile; then less is ruled out here, never more.
+    for (maybe, &count) in model.maybe.iter_mut().zip(covered) {
+        let keep = maybe.len().min(count).max(1) - 1;
+        if maybe.len() >= count {
+            maybe.drain(..keep);
+        }
+    }
+}
+
+fn seeds(default: std::ops::Range<u64>) -> Vec<u64> {
+    match std::env::var("CLEAVE_SEED").ok().and_then(|text| text.parse().ok()) {
+        Some(seed) => vec![seed],
+        None => default.collect(),
+    }
+}
+
+#[test]
+fn random_requests_keep_the_model_and_survive_a_power_cut() {
+    for seed in seeds(0..60) {
+        println!("CLEAVE_SEED={seed}");
+        run(seed, 0);
+    }
+}
+
+#[test]
+fn failing_ops_fail_their_request_and_no_other() {
+    for seed in seeds(1000..1040) {
+        println!("CLEAVE_SEED={seed}");
+        run(seed, 50);
+    }
+}
+
+#[test]
+fn the_nth_failure_is_told_to_exactly_the_nth_request() {
+    for nth in 0..20 {
+        let mut bench = Bench::new(SimConfig { fail_at: Some(nth), ..quiet(nth) }, FEATURES);
+        for n in 0..20 {
+            let ask = match n % 4 {
+                0 => Ask::write(8, vec![7; 4096], 4096, false),
+                1 => Ask::read(8, 4096, 4096, true),
+                2 => Ask::flush(),
+                _ => Ask::zero(8, 8, false),
+            };
+            let answer = bench.ask(&ask);
+            let expected = if n == nth { status::IOERR } else { status::OK };
+            assert_eq!(answer.status, expected, "request {n} with failure at {nth}");
+        }
+        assert_eq!(bench.totals().failed, 1);
+    }
+}
+
+#[test]
+fn stop_answers_the_position_only_when_all_has_ended() {
+    for seed in 0..50 {
+        let mut bench = Bench::new(SimConfig { delay_max: 30, ..quiet(seed) }, FEATURES);
+        for n in 0..8 {
+            bench.driver.submit(&Ask::read(n * 8, 4096, 4096, true)).unwrap();
+        }
+        bench.lap();
+        let mut stopped = bench.control.stop(0);
+        bench.driver.submit(&Ask::read(0, 512, 512, true)).unwrap();
+        let mut laps = 0;
+        let base = loop {
+            bench.lap();
+            laps += 1;
+            assert!(laps < 1000, "seed {seed}: never stopped");
+            match stopped.wait_for(Duration::ZERO) {
+                Ok(base) => break base.unwrap().unwrap(),
+                Err(again) => stopped = again,
+            }
+        };
+        let answers = bench.driver.collect(|_| 4096);
+        assert_eq!(answers.len(), usize::from(base), "seed {seed}: a drained vring owes nothing");
+        assert!((8..=9).contains(&base));
+        assert_eq!(bench.driver.in_flight(), 9 - answers.len());
+    }
+}
+
+#[test]
+fn duplicate_head_in_flight_retires_the_vring_and_lets_the_first_end() {
+    let mut bench = Bench::new(SimConfig { delay_max: 10, ..quiet(1) }, FEATURES);
+    let head = bench.driver.submit(&Ask::read(0, 4096, 4096, true)).unwrap();
+    bench.driver.submit_raw(head);
+    for _ in 0..50 {
+        bench.lap();
+    }
+    assert_eq!(bench.driver.collect(|_| 4096).len(), 1);
+    assert_eq!(bench.totals().retired, 1);
+    assert!(is_rung(&bench.err), "the err descriptor tells the frontend");
+    bench.driver.submit(&Ask::read(0, 4096, 4096, true)).unwrap();
+    for _ in 0..50 {
+        bench.lap();
+    }
+    assert_eq!(bench.driver.collect(|_| 4096).len(), 0, "a retired vring is not served");
+    assert!(!is_rung(&bench.alarm), "one vring's fault is not the session's");
+}
+
+#[test]
+fn write_through_makes_every_completed_write_durable() {
+    let cases = [
+        ("cache off", FEATURES, false),
+        ("flush not taken", FEATURES & !feature::FLUSH, true),
+    ];
+    for (name, features, writeback) in cases {
+        let mut bench = Bench::new(quiet(3), features);
+        bench.device.writeback.store(writeback, Ordering::Relaxed);
+        assert_eq!(bench.ask(&Ask::write(16, vec![9; 1024], 512, false)).status, status::OK);
+        let store = bench.store.lock().unwrap();
+        assert_eq!(store.durable[16 * 512..][..1024], [9; 1024], "{name}");
+    }
+}
+
+#[test]
+fn write_back_write_is_not_durable_before_its_flush() {
+    // Shows that the durable copy of the simulation can tell the difference at all.
+    let mut found = false;
+    for seed in 0..20 {
+        let mut bench = Bench::new(quiet(seed), FEATURES);
+        bench.ask(&Ask::write(16, vec![9; 1024], 512, false));
+        found |= bench.store.lock().unwrap().durable[16 * 512] != 9;
+        bench.ask(&Ask::flush());
+        assert_eq!(bench.store.lock().unwrap().durable[16 * 512], 9);
+    }
+    assert!(found);
+}
+
+#[test]
+fn disabled_vring_is_kept_and_looked_at_when_enabled() {
+    let mut bench = Bench::new(quiet(4), FEATURES);
+    let disabled = bench.control.enable(0, false);
+    bench.lap();
+    assert!(disabled.wait_for(Duration::ZERO).unwrap().is_some());
+    bench.driver.submit(&Ask::read(0, 512, 512, false)).unwrap();
+    for _ in 0..20 {
+        bench.lap();
+    }
+    assert!(bench.driver.collect(|_| 512).is_empty());
+    bench.control.enable(0, true);
+    for _ in 0..20 {
+        bench.lap();
+    }
+    assert_eq!(bench.driver.collect(|_| 512).len(), 1, "no kick came, and none was needed");
+}
+
+#[test]
+fn bind_is_answered_when_no_op_refers_to_the_old_memory() {
+    for seed in 0..30 {
+        let mut bench = Bench::new(SimConfig { delay_max: 30, ..quiet(seed) }, FEATURES);
+        for n in 0..8 {
+            bench.driver.submit(&Ask::write(n * 8, vec![n as u8 + 1; 4096], 4096, true)).unwrap();
+        }
+        bench.lap();
+        let mut bound = bench.control.bind(bench.driver.memory());
+        let mut laps = 0;
+        loop {
+            bench.lap();
+            laps += 1;
+            assert!(laps < 1000);
+            match bound.wait_for(Duration::ZERO) {
+                Ok(answer) => break answer.unwrap(),
+                Err(again) => bound = again,
+            }
+        }
+        for _ in 0..40 {
+            bench.lap();
+        }
+        assert_eq!(bench.driver.collect(|_| 0).len(), 8);
+        let store = bench.store.lock().unwrap();
+        assert!((0..8).all(|n| store.now[n * 4096] == n as u8 + 1));
+    }
+}
+
+#[test]
+fn exit_drains_first() {
+    let mut bench = Bench::new(SimConfig { delay_max: 30, ..quiet(5) }, FEATURES);
+    for n in 0..8 {
+        bench.driver.submit(&Ask::write(n * 8, vec![1; 4096], 4096, true)).unwrap();
+    }
+    bench.lap();
+    bench.control.exit();
+    let mut laps = 0;
+    while bench.lap() == Lap::Again {
+        laps += 1;
+        assert!(laps < 1000);
+    }
+    assert_eq!(bench.driver.collect(|_| 0).len(), 8);
+}
