@@ -16,6 +16,9 @@ use crate::stats::Stats;
 use crate::worker::{BELLS, Lap, WATCHES, Worker, signal};
 use crate::{Control, Device};
 
+/// Fewest ops in flight: room for a few whole requests, or nothing would ever be taken.
+const OPS_MIN: u16 = 32;
+
 /// Why a worker could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
@@ -116,7 +119,7 @@ fn make(
     let engine = Uring::new(
         device.disk.clone(),
         memory.clone(),
-        device.config.ops,
+        device.config.ops.max(OPS_MIN),
         WATCHES,
         BELLS,
     )?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use cleave_blk::Verb;
+use cleave_blk::{Plan, Verb};
 use cleave_engine::{Engine, Event, Wait};
 use cleave_guest::{Chain, Memory};
 
@@ -219,7 +219,7 @@ impl<E: Engine> Worker<E> {
             write_through: device.is_write_through(lane.features),
         };
         let mut chains = 0;
-        while chains < TAKE_MAX && acceptance.engine.room() > 0 {
+        while chains < TAKE_MAX && acceptance.engine.room() >= Plan::OPS_MAX {
             match lane.vring.take(chain) {
                 Ok(None) => {
                     return Took {
@@ -278,7 +278,7 @@ impl<E: Engine> Worker<E> {
 
     /// Asks all guests for kicks; `true` when one had added work before it could see that.
     fn arm(&mut self) -> bool {
-        let has_room = self.engine.room() > 0;
+        let has_room = self.engine.room() >= Plan::OPS_MAX;
         let mut work = false;
         for lane in self.lanes.iter_mut().flatten() {
             // With the engine full, completions come first and every lap looks at the rings again.

@@ -116,7 +116,10 @@ impl Driver {
         parts.extend(pieces(at + DATA_OFF, ask.out.len() as u32, ask.cut, 0));
         parts.extend(pieces(at + DATA_OFF, ask.room, ask.cut, WRITE));
         parts.push((at + STATUS_OFF, 1, WRITE));
-        self.write(at + DATA_OFF + ask.out.len() as u64, &vec![0xcc; ask.room as usize]);
+        self.write(
+            at + DATA_OFF + ask.out.len() as u64,
+            &vec![0xcc; ask.room as usize],
+        );
         let needed = if ask.indirect { 1 } else { parts.len() };
         if self.free_desc.len() < needed {
             return None;
@@ -124,15 +127,29 @@ impl Driver {
         self.free.pop();
         let used = self.free_desc.split_off(self.free_desc.len() - needed);
         if ask.indirect {
-            self.table(at + TABLE_OFF, &parts, &(0..parts.len() as u16).collect::<Vec<_>>());
-            self.desc(DESC, used[0], at + TABLE_OFF, 16 * parts.len() as u32, INDIRECT, 0);
+            self.table(
+                at + TABLE_OFF,
+                &parts,
+                &(0..parts.len() as u16).collect::<Vec<_>>(),
+            );
+            self.desc(
+                DESC,
+                used[0],
+                at + TABLE_OFF,
+                16 * parts.len() as u32,
+                INDIRECT,
+                0,
+            );
         } else {
             self.table(DESC, &parts, &used);
         }
         let head = used[0];
         self.chains[usize::from(head)] = used;
         self.areas_push(head, area);
-        self.write(AVAIL + 4 + 2 * u64::from(self.avail % SIZE), &head.to_le_bytes());
+        self.write(
+            AVAIL + 4 + 2 * u64::from(self.avail % SIZE),
+            &head.to_le_bytes(),
+        );
         self.avail = self.avail.wrapping_add(1);
         self.write(AVAIL + 2, &self.avail.to_le_bytes());
         Some(head)
@@ -156,14 +173,22 @@ impl Driver {
             let chain = std::mem::take(&mut self.chains[usize::from(head)]);
             assert!(!chain.is_empty(), "head {head} was used twice");
             self.free_desc.extend(chain);
-            answers.push(Answer { head, used_bytes, status, data });
+            answers.push(Answer {
+                head,
+                used_bytes,
+                status,
+                data,
+            });
         }
         answers
     }
 
     /// Makes a raw head available, whatever it points at.
     pub fn submit_raw(&mut self, head: u16) {
-        self.write(AVAIL + 4 + 2 * u64::from(self.avail % SIZE), &head.to_le_bytes());
+        self.write(
+            AVAIL + 4 + 2 * u64::from(self.avail % SIZE),
+            &head.to_le_bytes(),
+        );
         self.avail = self.avail.wrapping_add(1);
         self.write(AVAIL + 2, &self.avail.to_le_bytes());
     }
@@ -217,22 +242,54 @@ fn pieces(at: u64, len: u32, cut: u32, flags: u16) -> Vec<(u64, u32, u16)> {
 
 impl Ask {
     pub fn read(sector: u64, bytes: u32, cut: u32, indirect: bool) -> Ask {
-        Ask { kind: request_type::IN, sector, out: Vec::new(), room: bytes, cut, indirect }
+        Ask {
+            kind: request_type::IN,
+            sector,
+            out: Vec::new(),
+            room: bytes,
+            cut,
+            indirect,
+        }
     }
 
     pub fn write(sector: u64, out: Vec<u8>, cut: u32, indirect: bool) -> Ask {
-        Ask { kind: request_type::OUT, sector, out, room: 0, cut, indirect }
+        Ask {
+            kind: request_type::OUT,
+            sector,
+            out,
+            room: 0,
+            cut,
+            indirect,
+        }
     }
 
     pub fn flush() -> Ask {
-        Ask { kind: request_type::FLUSH, sector: 0, out: Vec::new(), room: 0, cut: 512, indirect: false }
+        Ask {
+            kind: request_type::FLUSH,
+            sector: 0,
+            out: Vec::new(),
+            room: 0,
+            cut: 512,
+            indirect: false,
+        }
     }
 
     pub fn zero(sector: u64, sectors: u32, discard: bool) -> Ask {
-        let kind = if discard { request_type::DISCARD } else { request_type::WRITE_ZEROES };
+        let kind = if discard {
+            request_type::DISCARD
+        } else {
+            request_type::WRITE_ZEROES
+        };
         let mut out = vec![0; 16];
         out[..8].copy_from_slice(&sector.to_le_bytes());
         out[8..12].copy_from_slice(&sectors.to_le_bytes());
-        Ask { kind, sector: 0, out, room: 0, cut: 512, indirect: false }
+        Ask {
+            kind,
+            sector: 0,
+            out,
+            room: 0,
+            cut: 512,
+            indirect: false,
+        }
     }
 }

@@ -46,7 +46,10 @@ impl Random {
     }
 
     fn bytes(&mut self, n: usize) -> Vec<u8> {
-        (0..n.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(n).collect()
+        (0..n.div_ceil(8))
+            .flat_map(|_| self.next().to_le_bytes())
+            .take(n)
+            .collect()
     }
 }
 
@@ -82,10 +85,17 @@ impl Bench {
             disk: Arc::new(disk),
             serial: *b"simulated\0\0\0\0\0\0\0\0\0\0\0",
             writeback: AtomicBool::new(true),
-            config: WorkerConfig { completion: Completion::Poll, cpus: Vec::new(), ops: 64 },
+            config: WorkerConfig {
+                completion: Completion::Poll,
+                cpus: Vec::new(),
+                ops: 64,
+            },
         });
-        let store =
-            SimStore { now: vec![0; DISK_BYTES], durable: vec![0; DISK_BYTES], ..Default::default() };
+        let store = SimStore {
+            now: vec![0; DISK_BYTES],
+            durable: vec![0; DISK_BYTES],
+            ..Default::default()
+        };
         let store = Arc::new(Mutex::new(store));
         let driver = Driver::new();
         let memory = driver.memory();
@@ -93,9 +103,15 @@ impl Bench {
         let alarm = Arc::new(event());
         let (control, commands) = Control::channel().unwrap();
         let engine = Sim::new(config, store.clone(), memory.clone());
-        let mut worker =
-            Worker::new(engine, device.clone(), memory.clone(), stats.clone(), commands, alarm.clone())
-                .unwrap();
+        let mut worker = Worker::new(
+            engine,
+            device.clone(),
+            memory.clone(),
+            stats.clone(),
+            commands,
+            alarm.clone(),
+        )
+        .unwrap();
         let err = event();
         let vring = Vring::new(memory, Driver::layout(), features, 0).unwrap();
         let started = control.start(VringStart {
@@ -109,7 +125,16 @@ impl Bench {
         });
         worker.lap().unwrap();
         started.wait_for(Duration::ZERO).unwrap().unwrap();
-        Bench { worker, control, driver, store, stats, device, alarm, err }
+        Bench {
+            worker,
+            control,
+            driver,
+            store,
+            stats,
+            device,
+            alarm,
+            err,
+        }
     }
 
     fn lap(&mut self) -> Lap {
@@ -135,7 +160,13 @@ impl Bench {
 }
 
 fn quiet(seed: u64) -> SimConfig {
-    SimConfig { seed, ops: 64, fail_per_mille: 0, fail_at: None, delay_max: 5 }
+    SimConfig {
+        seed,
+        ops: 64,
+        fail_per_mille: 0,
+        fail_at: None,
+        delay_max: 5,
+    }
 }
 
 /// What a sector may hold: exactly this, or anything (a write to it failed half-way).
@@ -158,12 +189,19 @@ struct Pending {
 
 fn run(seed: u64, fail_per_mille: u32) {
     let mut random = Random(seed);
-    let config =
-        SimConfig { seed, ops: 40, fail_per_mille, fail_at: None, delay_max: random.below(20) as u32 };
+    let config = SimConfig {
+        seed,
+        ops: 40,
+        fail_per_mille,
+        fail_at: None,
+        delay_max: random.below(20) as u32,
+    };
     let mut bench = Bench::new(config, FEATURES);
     let zero: Known = Some([0; 512]);
-    let mut model =
-        Model { sectors: vec![zero; SECTORS as usize], maybe: vec![vec![zero]; SECTORS as usize] };
+    let mut model = Model {
+        sectors: vec![zero; SECTORS as usize],
+        maybe: vec![vec![zero]; SECTORS as usize],
+    };
     let mut pending: HashMap<u16, Pending> = HashMap::new();
     for _ in 0..600 {
         for _ in 0..random.below(4) {
@@ -183,7 +221,9 @@ fn run(seed: u64, fail_per_mille: u32) {
     // A power cut now: every sector holds a value that no acknowledged flush has ruled out.
     let store = bench.store.lock().unwrap();
     for (sector, (bytes, maybe)) in store.durable.chunks(512).zip(&model.maybe).enumerate() {
-        let fits = maybe.iter().any(|known| known.is_none_or(|known| known == bytes));
+        let fits = maybe
+            .iter()
+            .any(|known| known.is_none_or(|known| known == bytes));
         assert!(fits, "sector {sector} would lose a flushed write");
     }
 }
@@ -212,10 +252,23 @@ fn submit(
     if clash {
         return;
     }
-    let Some(head) = bench.driver.submit(&ask) else { return };
+    let Some(head) = bench.driver.submit(&ask) else {
+        return;
+    };
     let covered = is_flush.then(|| model.maybe.iter().map(Vec::len).collect());
     let sectors = if is_flush { 0..0 } else { range };
-    assert!(pending.insert(head, Pending { ask, sectors, covered }).is_none());
+    assert!(
+        pending
+            .insert(
+                head,
+                Pending {
+                    ask,
+                    sectors,
+                    covered
+                }
+            )
+            .is_none()
+    );
 }
 
 fn take_answers(
@@ -226,16 +279,26 @@ fn take_answers(
 ) {
     let answers = bench.driver.collect(|head| pending[&head].ask.room);
     for answer in answers {
-        let Pending { ask, sectors, covered } = pending.remove(&answer.head).unwrap();
+        let Pending {
+            ask,
+            sectors,
+            covered,
+        } = pending.remove(&answer.head).unwrap();
         let ok = answer.status == status::OK;
-        assert!(ok || (may_fail && answer.status == status::IOERR), "{ask:?}: {answer:?}");
+        assert!(
+            ok || (may_fail && answer.status == status::IOERR),
+            "{ask:?}: {answer:?}"
+        );
         let written = if ok { ask.room + 1 } else { 1 };
         assert_eq!(answer.used_bytes, written, "used length of {:?}", ask.kind);
         match ask.kind {
             request_type::IN if ok => {
                 for (sector, bytes) in sectors.zip(answer.data.chunks(512)) {
                     let known = model.sectors[sector];
-                    assert!(known.is_none_or(|known| known == bytes), "sector {sector} read wrong");
+                    assert!(
+                        known.is_none_or(|known| known == bytes),
+                        "sector {sector} read wrong"
+                    );
                 }
             }
             request_type::IN => {}
@@ -268,7 +331,10 @@ fn flush(model: &mut Model, covered: &[usize]) {
 }
 
 fn seeds(default: std::ops::Range<u64>) -> Vec<u64> {
-    match std::env::var("CLEAVE_SEED").ok().and_then(|text| text.parse().ok()) {
+    match std::env::var("CLEAVE_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+    {
         Some(seed) => vec![seed],
         None => default.collect(),
     }
@@ -293,7 +359,13 @@ fn failing_ops_fail_their_request_and_no_other() {
 #[test]
 fn the_nth_failure_is_told_to_exactly_the_nth_request() {
     for nth in 0..20 {
-        let mut bench = Bench::new(SimConfig { fail_at: Some(nth), ..quiet(nth) }, FEATURES);
+        let mut bench = Bench::new(
+            SimConfig {
+                fail_at: Some(nth),
+                ..quiet(nth)
+            },
+            FEATURES,
+        );
         for n in 0..20 {
             let ask = match n % 4 {
                 0 => Ask::write(8, vec![7; 4096], 4096, false),
@@ -312,9 +384,18 @@ fn the_nth_failure_is_told_to_exactly_the_nth_request() {
 #[test]
 fn stop_answers_the_position_only_when_all_has_ended() {
     for seed in 0..50 {
-        let mut bench = Bench::new(SimConfig { delay_max: 30, ..quiet(seed) }, FEATURES);
+        let mut bench = Bench::new(
+            SimConfig {
+                delay_max: 30,
+                ..quiet(seed)
+            },
+            FEATURES,
+        );
         for n in 0..8 {
-            bench.driver.submit(&Ask::read(n * 8, 4096, 4096, true)).unwrap();
+            bench
+                .driver
+                .submit(&Ask::read(n * 8, 4096, 4096, true))
+                .unwrap();
         }
         bench.lap();
         let mut stopped = bench.control.stop(0);
@@ -330,7 +411,11 @@ fn stop_answers_the_position_only_when_all_has_ended() {
             }
         };
         let answers = bench.driver.collect(|_| 4096);
-        assert_eq!(answers.len(), usize::from(base), "seed {seed}: a drained vring owes nothing");
+        assert_eq!(
+            answers.len(),
+            usize::from(base),
+            "seed {seed}: a drained vring owes nothing"
+        );
         assert!((8..=9).contains(&base));
         assert_eq!(bench.driver.in_flight(), 9 - answers.len());
     }
@@ -338,8 +423,17 @@ fn stop_answers_the_position_only_when_all_has_ended() {
 
 #[test]
 fn duplicate_head_in_flight_retires_the_vring_and_lets_the_first_end() {
-    let mut bench = Bench::new(SimConfig { delay_max: 10, ..quiet(1) }, FEATURES);
-    let head = bench.driver.submit(&Ask::read(0, 4096, 4096, true)).unwrap();
+    let mut bench = Bench::new(
+        SimConfig {
+            delay_max: 10,
+            ..quiet(1)
+        },
+        FEATURES,
+    );
+    let head = bench
+        .driver
+        .submit(&Ask::read(0, 4096, 4096, true))
+        .unwrap();
     bench.driver.submit_raw(head);
     for _ in 0..50 {
         bench.lap();
@@ -347,12 +441,22 @@ fn duplicate_head_in_flight_retires_the_vring_and_lets_the_first_end() {
     assert_eq!(bench.driver.collect(|_| 4096).len(), 1);
     assert_eq!(bench.totals().retired, 1);
     assert!(is_rung(&bench.err), "the err descriptor tells the frontend");
-    bench.driver.submit(&Ask::read(0, 4096, 4096, true)).unwrap();
+    bench
+        .driver
+        .submit(&Ask::read(0, 4096, 4096, true))
+        .unwrap();
     for _ in 0..50 {
         bench.lap();
     }
-    assert_eq!(bench.driver.collect(|_| 4096).len(), 0, "a retired vring is not served");
-    assert!(!is_rung(&bench.alarm), "one vring's fault is not the session's");
+    assert_eq!(
+        bench.driver.collect(|_| 4096).len(),
+        0,
+        "a retired vring is not served"
+    );
+    assert!(
+        !is_rung(&bench.alarm),
+        "one vring's fault is not the session's"
+    );
 }
 
 #[test]
@@ -364,7 +468,10 @@ fn write_through_makes_every_completed_write_durable() {
     for (name, features, writeback) in cases {
         let mut bench = Bench::new(quiet(3), features);
         bench.device.writeback.store(writeback, Ordering::Relaxed);
-        assert_eq!(bench.ask(&Ask::write(16, vec![9; 1024], 512, false)).status, status::OK);
+        assert_eq!(
+            bench.ask(&Ask::write(16, vec![9; 1024], 512, false)).status,
+            status::OK
+        );
         let store = bench.store.lock().unwrap();
         assert_eq!(store.durable[16 * 512..][..1024], [9; 1024], "{name}");
     }
@@ -399,15 +506,28 @@ fn disabled_vring_is_kept_and_looked_at_when_enabled() {
     for _ in 0..20 {
         bench.lap();
     }
-    assert_eq!(bench.driver.collect(|_| 512).len(), 1, "no kick came, and none was needed");
+    assert_eq!(
+        bench.driver.collect(|_| 512).len(),
+        1,
+        "no kick came, and none was needed"
+    );
 }
 
 #[test]
 fn bind_is_answered_when_no_op_refers_to_the_old_memory() {
     for seed in 0..30 {
-        let mut bench = Bench::new(SimConfig { delay_max: 30, ..quiet(seed) }, FEATURES);
+        let mut bench = Bench::new(
+            SimConfig {
+                delay_max: 30,
+                ..quiet(seed)
+            },
+            FEATURES,
+        );
         for n in 0..8 {
-            bench.driver.submit(&Ask::write(n * 8, vec![n as u8 + 1; 4096], 4096, true)).unwrap();
+            bench
+                .driver
+                .submit(&Ask::write(n * 8, vec![n as u8 + 1; 4096], 4096, true))
+                .unwrap();
         }
         bench.lap();
         let mut bound = bench.control.bind(bench.driver.memory());
@@ -432,9 +552,18 @@ fn bind_is_answered_when_no_op_refers_to_the_old_memory() {
 
 #[test]
 fn exit_drains_first() {
-    let mut bench = Bench::new(SimConfig { delay_max: 30, ..quiet(5) }, FEATURES);
+    let mut bench = Bench::new(
+        SimConfig {
+            delay_max: 30,
+            ..quiet(5)
+        },
+        FEATURES,
+    );
     for n in 0..8 {
-        bench.driver.submit(&Ask::write(n * 8, vec![1; 4096], 4096, true)).unwrap();
+        bench
+            .driver
+            .submit(&Ask::write(n * 8, vec![1; 4096], 4096, true))
+            .unwrap();
     }
     bench.lap();
     bench.control.exit();
