@@ -373,7 +373,7 @@ mod tests {
     }
 
     proptest! {
-        /// Invariant 8: splitting changes nothing. The ops cover the request's range of the disk and
+        /// Splitting changes nothing: the ops cover the request's range of the disk and
         /// its bytes of memory exactly, in order, without overlap.
         #[test]
         fn ops_cover_the_request_exactly(

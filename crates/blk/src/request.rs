@@ -547,7 +547,7 @@ mod tests {
         }
     }
 
-    /// Hostile case 25; virtio 1.3 §5.2.6.2.
+    /// virtio 1.3 §5.2.6.2.
     #[test]
     fn discard_and_write_zeroes_take_one_range() {
         const D: u32 = request_type::DISCARD;
