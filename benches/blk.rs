@@ -1,0 +1,138 @@
+//! The pure part of a request: header parse, plan, outcome; and the configuration space.
+#![allow(missing_docs)] // Criterion's macros make undocumented public items.
+
+use std::hint::black_box;
+
+use cleave_benches::settings;
+use cleave_blk::spec::{feature, request_type};
+use cleave_blk::{Config, Gate, Limits, Outcome, Plan, Request, Segment, Shape, Verb};
+use criterion::{Criterion, criterion_group, criterion_main};
+
+const PAGE_BYTES: u32 = 4096;
+const DISK_BYTES: u64 = 1 << 40;
+
+fn limits() -> Limits {
+    Limits {
+        capacity_bytes: DISK_BYTES,
+        block_bytes: 512,
+        physical_block_bytes: 4096,
+        optimal_io_bytes: 64 << 10,
+        offset_align_bytes: 512,
+        memory_align_bytes: 512,
+        read_only: false,
+        discard: true,
+        discard_granularity_bytes: 4096,
+        rotational: false,
+    }
+}
+
+/// Header and one range, as copied out of guest memory.
+fn head(kind: u32) -> [u8; 32] {
+    let mut head = [0; 32];
+    head[..4].copy_from_slice(&kind.to_le_bytes());
+    head[8..16].copy_from_slice(&0x1234_5678_u64.to_le_bytes());
+    head[16..24].copy_from_slice(&0x1234_5678_u64.to_le_bytes());
+    head[24..28].copy_from_slice(&8_u32.to_le_bytes());
+    head
+}
+
+fn parse(c: &mut Criterion) {
+    let limits = limits();
+    let gate = Gate {
+        limits: &limits,
+        capacity_bytes: DISK_BYTES,
+        features: feature::DISCARD | feature::WRITE_ZEROES,
+    };
+    // name, type, bytes of head, readable, writable
+    let table = [
+        ("read", request_type::IN, 16, 16, 4097),
+        ("write", request_type::OUT, 16, 4112, 1),
+        ("flush", request_type::FLUSH, 16, 16, 1),
+        ("get-id", request_type::GET_ID, 16, 16, 21),
+        ("discard", request_type::DISCARD, 32, 32, 1),
+        ("write-zeroes", request_type::WRITE_ZEROES, 32, 32, 1),
+        ("refused", u32::MAX, 16, 16, 1),
+    ];
+    let mut group = c.benchmark_group("parse");
+    for (name, kind, head_bytes, readable_bytes, writable_bytes) in table {
+        let head = head(kind);
+        let shape = Shape {
+            readable_bytes,
+            writable_bytes,
+        };
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                let head = black_box(&head[..head_bytes]);
+                Request::parse(head, black_box(shape), black_box(gate))
+            });
+        });
+    }
+    group.finish();
+}
+
+/// A read into pages that lie apart, as a guest's page cache gives them.
+fn read(len_bytes: u64, segment_bytes: u32) -> (Request, Vec<Segment>) {
+    let request = Request {
+        verb: Verb::Read,
+        offset_bytes: 1 << 30,
+        len_bytes,
+    };
+    let count = len_bytes.div_ceil(u64::from(segment_bytes));
+    let segments = (0..count)
+        .map(|n| Segment {
+            addr: n * 2 * u64::from(segment_bytes),
+            len: segment_bytes,
+        })
+        .collect();
+    (request, segments)
+}
+
+fn plan(c: &mut Criterion) {
+    let table = [
+        ("4KiB", 4 << 10, PAGE_BYTES),
+        ("128KiB", 128 << 10, PAGE_BYTES),
+        ("1MiB", 1 << 20, PAGE_BYTES),
+        // The only one that is cut: the largest request, in the most segments.
+        ("4GiB in 1024 segments", (1 << 32) - 512, 4 << 20),
+    ];
+    let mut group = c.benchmark_group("plan");
+    for (name, len_bytes, segment_bytes) in table {
+        let (request, segments) = read(len_bytes, segment_bytes);
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                for op in Plan::new(black_box(&request), black_box(&segments), false) {
+                    black_box(op);
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+fn outcome(c: &mut Criterion) {
+    let (request, _) = read(4096, PAGE_BYTES);
+    c.bench_function("outcome", |b| {
+        b.iter(|| Outcome::ended(black_box(&request), black_box(Ok(()))));
+    });
+}
+
+fn config(c: &mut Criterion) {
+    let config = Config {
+        capacity_bytes: DISK_BYTES,
+        segments_max: 254,
+        vrings: 4,
+        writeback: true,
+        limits: limits(),
+    };
+    let mut group = c.benchmark_group("config");
+    group.bench_function("bytes", |b| b.iter(|| black_box(&config).bytes()));
+    group.bench_function("features", |b| b.iter(|| black_box(&config).features()));
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = settings();
+    targets = parse, plan, outcome, config
+}
+criterion_main!(benches);
