@@ -3,8 +3,13 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
 
 use cleave_blk::Segment;
+use vm_memory::VolatileSlice;
+
+use crate::mapping::{Mapping, Origin};
+use crate::sigbus;
 
 /// One region of a memory table, as the frontend describes it.
 #[derive(Debug)]
@@ -17,7 +22,7 @@ pub struct RegionSpec {
     pub len_bytes: u64,
     /// Where the region starts in `file`.
     pub file_offset: u64,
-    /// Shared memory.
+    /// Shared memory: a regular file or memfd, open for reading and writing. Closed once it is mapped.
     pub file: File,
 }
 
@@ -32,7 +37,8 @@ pub enum MapError {
         /// Length asked for.
         len_bytes: u64,
     },
-    /// Two regions overlap.
+    /// Two regions overlap: in guest addresses, or in the frontend's addresses with different
+    /// memory behind them.
     #[error("region at {guest_addr:#x} overlaps another")]
     Overlap {
         /// Guest-physical address.
@@ -69,15 +75,86 @@ pub enum MapError {
     },
 }
 
-/// A guest range that no region covers.
+/// A guest range that no region covers, or one of a memory that is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("guest memory is not mapped there")]
 pub struct Unmapped;
 
+/// One region, mapped.
+#[derive(Debug, Clone)]
+struct Region {
+    guest_addr: u64,
+    len_bytes: u64,
+    /// Where it begins on the host; kept here to spare a look into `mapping`.
+    host: *mut u8,
+    user_addr: u64,
+    /// Keeps `host` valid; shared with the tables before and after this one.
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: `host` points into `mapping`, which is Send and Sync and lives as long as the region.
+unsafe impl Send for Region {}
+// SAFETY: as above; a region never changes.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn map(spec: &RegionSpec) -> Result<Region, MapError> {
+        let (guest_addr, len_bytes) = (spec.guest_addr, spec.len_bytes);
+        let fits = |addr: u64| len_bytes > 0 && addr.checked_add(len_bytes - 1).is_some();
+        if !fits(guest_addr) || !fits(spec.user_addr) {
+            return Err(MapError::Length {
+                guest_addr,
+                len_bytes,
+            });
+        }
+        let mapping = Arc::new(Mapping::new(spec)?);
+        Ok(Region {
+            guest_addr,
+            len_bytes,
+            host: mapping.start(),
+            user_addr: spec.user_addr,
+            mapping,
+        })
+    }
+
+    /// Bytes from `addr` to the region's end, where `addr` is inside.
+    #[inline]
+    fn left_at(&self, addr: u64) -> Option<u64> {
+        let offset_bytes = addr.wrapping_sub(self.guest_addr);
+        (offset_bytes < self.len_bytes).then(|| self.len_bytes - offset_bytes)
+    }
+
+    /// Host address of `addr`, which must be inside.
+    #[inline]
+    fn host_at(&self, addr: u64) -> *mut u8 {
+        self.host
+            .wrapping_add(addr.wrapping_sub(self.guest_addr) as usize)
+    }
+
+    /// What stands behind the region's user address 0, were it to reach so far: equal for regions
+    /// that map each user address to the same byte of the same file.
+    fn user_origin(&self) -> Origin {
+        let origin = self.mapping.origin;
+        Origin {
+            file_offset: origin.file_offset.wrapping_sub(self.user_addr),
+            ..origin
+        }
+    }
+}
+
 /// The guest's memory: immutable, shared by `Arc`, unmapped when the last holder lets go. A changed
 /// table is a new `Memory` that shares the mappings of the regions that stay.
+///
+/// Once a page of it is lost (the frontend cut the file, see [`Memory::is_lost`]), every access is
+/// refused as [`Unmapped`], so that zeroes that the guest never wrote do not reach a disk.
 #[derive(Debug)]
-pub struct Memory {}
+pub struct Memory {
+    /// By guest address.
+    regions: Box<[Region]>,
+    /// The largest region is looked at first: in a guest of some size nearly every buffer is there.
+    /// (A hint that follows the requests would be a cache line that all workers write.)
+    largest: usize,
+}
 
 impl Memory {
     /// Most regions of a table (told to the frontend as memory slots).
@@ -85,14 +162,21 @@ impl Memory {
 
     /// Maps a whole table (SET_MEM_TABLE), in any order. Zero regions are legal: nothing is mapped.
     pub fn new(regions: Vec<RegionSpec>) -> Result<Arc<Memory>, MapError> {
-        let _ = regions;
-        todo!()
+        if regions.len() > Self::REGIONS_MAX {
+            return Err(MapError::TooMany(Self::REGIONS_MAX));
+        }
+        let mapped: Result<Vec<Region>, MapError> = regions.iter().map(Region::map).collect();
+        Self::assemble(mapped?)
     }
 
     /// This table and one more region (ADD_MEM_REG).
     pub fn with(&self, region: RegionSpec) -> Result<Arc<Memory>, MapError> {
-        let _ = region;
-        todo!()
+        if self.regions.len() >= Self::REGIONS_MAX {
+            return Err(MapError::TooMany(Self::REGIONS_MAX));
+        }
+        let mut regions = self.regions.to_vec();
+        regions.push(Region::map(&region)?);
+        Self::assemble(regions)
     }
 
     /// This table without one region (REM_MEM_REG), matched by guest address, user address and length.
@@ -102,54 +186,492 @@ impl Memory {
         user_addr: u64,
         len_bytes: u64,
     ) -> Result<Arc<Memory>, MapError> {
-        let _ = (guest_addr, user_addr, len_bytes);
-        todo!()
+        let named = |region: &Region| {
+            (region.guest_addr, region.user_addr, region.len_bytes)
+                == (guest_addr, user_addr, len_bytes)
+        };
+        let mut regions = self.regions.to_vec();
+        regions.retain(|region| !named(region));
+        if regions.len() == self.regions.len() {
+            return Err(MapError::Unknown {
+                guest_addr,
+                len_bytes,
+            });
+        }
+        Self::assemble(regions)
+    }
+
+    fn assemble(mut regions: Vec<Region>) -> Result<Arc<Memory>, MapError> {
+        regions.sort_by_key(|region| region.guest_addr);
+        check_overlap(&regions, |region| region.guest_addr, |_, _| false)?;
+        let mut by_user: Vec<Region> = regions.clone();
+        by_user.sort_by_key(|region| region.user_addr);
+        check_overlap(
+            &by_user,
+            |region| region.user_addr,
+            |a, b| a.user_origin() == b.user_origin(),
+        )?;
+        let largest = (0..regions.len())
+            .max_by_key(|&index| regions[index].len_bytes)
+            .unwrap_or(0);
+        Ok(Arc::new(Memory {
+            regions: regions.into(),
+            largest,
+        }))
     }
 
     /// Guest-physical address of one of the frontend's virtual addresses.
     pub fn guest_addr(&self, user_addr: u64) -> Option<u64> {
-        let _ = user_addr;
-        todo!()
+        self.regions.iter().find_map(|region| {
+            let offset_bytes = user_addr.wrapping_sub(region.user_addr);
+            (offset_bytes < region.len_bytes).then(|| region.guest_addr.wrapping_add(offset_bytes))
+        })
     }
 
-    /// Some memory file was cut under us and a page of it was replaced by zeroes: this connection is over.
+    /// Some memory file was cut under us and a page of it was replaced by zeroes: this connection is
+    /// over. One load where no connection ever lost memory.
+    #[inline]
     pub fn is_lost(&self) -> bool {
-        todo!()
+        sigbus::any_lost() && self.any_region_lost()
+    }
+
+    #[cold]
+    fn any_region_lost(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_lost())
     }
 
     /// Copies the first `out.len()` bytes of the stream `segments`; fewer where the stream is shorter.
+    /// After `Unmapped` the contents of `out` mean nothing.
     pub fn copy_in(&self, segments: &[Segment], out: &mut [u8]) -> Result<usize, Unmapped> {
-        let _ = (segments, out);
-        todo!()
+        let mut done = 0;
+        for segment in clip(segments, out.len()) {
+            self.resolve(segment, |host, len| {
+                if let Some(piece) = out.get_mut(done..done + len) {
+                    // SAFETY: `resolve` vouches for `len` mapped bytes while `self` lives; the slice
+                    // does not outlive this call and is no reference to guest memory.
+                    unsafe { VolatileSlice::new(host, len) }.copy_to(piece);
+                }
+                done += len;
+            })?;
+        }
+        // What follows judges the copy: it must not be read from guest memory a second time.
+        compiler_fence(Ordering::SeqCst);
+        if self.is_lost() {
+            return Err(Unmapped);
+        }
+        Ok(done)
     }
 
-    /// Copies `bytes` to the beginning of the stream `segments`; returns how many fitted.
+    /// Copies `bytes` to the beginning of the stream `segments`; returns how many fitted. After
+    /// `Unmapped` nothing was written.
     pub fn copy_out(&self, segments: &[Segment], bytes: &[u8]) -> Result<usize, Unmapped> {
-        let _ = (segments, bytes);
-        todo!()
+        if !clip(segments, bytes.len()).all(|segment| self.covers(segment)) {
+            return Err(Unmapped);
+        }
+        let mut done = 0;
+        for segment in clip(segments, bytes.len()) {
+            self.resolve(segment, |host, len| {
+                if let Some(piece) = bytes.get(done..done + len) {
+                    // SAFETY: as in `copy_in`.
+                    unsafe { VolatileSlice::new(host, len) }.copy_from(piece);
+                }
+                done += len;
+            })?;
+        }
+        Ok(done)
     }
 
     /// Stores one byte (a status), released after all earlier writes.
+    #[inline]
     pub fn store_byte(&self, addr: u64, byte: u8) -> Result<(), Unmapped> {
-        let _ = (addr, byte);
-        todo!()
+        let host = self.host_range(addr, 1).ok_or(Unmapped)?;
+        // SAFETY: one mapped byte while `self` lives; bytes are always aligned, and the guest's
+        // accesses to the same byte are outside the language.
+        unsafe { AtomicU8::from_ptr(host) }.store(byte, Ordering::Release);
+        Ok(())
     }
 
-    /// Whether all `len` bytes at `addr` are mapped.
+    /// Whether all `len` bytes at `addr` are mapped. A segment without bytes is, wherever it lies.
     pub fn covers(&self, segment: Segment) -> bool {
-        let _ = segment;
-        todo!()
+        let mut left_bytes = u64::from(segment.len);
+        let mut addr = segment.addr;
+        loop {
+            if left_bytes == 0 {
+                return !self.is_lost();
+            }
+            let Some(here) = self.region_at(addr).and_then(|region| region.left_at(addr)) else {
+                return false;
+            };
+            if here >= left_bytes {
+                return !self.is_lost();
+            }
+            left_bytes -= here;
+            // A region may end at 2^64: nothing follows there.
+            let Some(next) = addr.checked_add(here) else {
+                return false;
+            };
+            addr = next;
+        }
     }
 
-    /// Host ranges of a guest range, in order: one, or several where it crosses regions. For engines
-    /// alone: the pointers are valid while this `Memory` lives and race with the guest.
+    /// Host ranges of a guest range, in order: one, or several where it crosses regions that are
+    /// neighbours in the guest. All or nothing: where a byte of it is not mapped (or the memory is
+    /// lost), `piece` is not called at all. A segment without bytes is legal wherever it lies and has
+    /// no piece. For engines alone: the pointers are valid while this `Memory` lives and race with
+    /// the guest.
     #[inline]
     pub fn resolve(
         &self,
         segment: Segment,
         mut piece: impl FnMut(*mut u8, usize),
     ) -> Result<(), Unmapped> {
-        let _ = (segment, &mut piece);
-        todo!()
+        if segment.len == 0 {
+            return Ok(());
+        }
+        if let Some(host) = self.host_range(segment.addr, u64::from(segment.len)) {
+            piece(host, segment.len as usize);
+            return Ok(());
+        }
+        self.resolve_scattered(segment, &mut piece)
+    }
+
+    #[cold]
+    fn resolve_scattered(
+        &self,
+        segment: Segment,
+        piece: &mut dyn FnMut(*mut u8, usize),
+    ) -> Result<(), Unmapped> {
+        if !self.covers(segment) {
+            return Err(Unmapped);
+        }
+        let mut left_bytes = u64::from(segment.len);
+        let mut addr = segment.addr;
+        while left_bytes > 0 {
+            let region = self.region_at(addr).ok_or(Unmapped)?;
+            let here = region.left_at(addr).ok_or(Unmapped)?.min(left_bytes);
+            piece(region.host_at(addr), here as usize);
+            left_bytes -= here;
+            // Wraps only behind the last byte, where it is not looked at any more.
+            addr = addr.wrapping_add(here);
+        }
+        Ok(())
+    }
+
+    /// Host address of `len_bytes` bytes that lie in one region.
+    #[inline]
+    pub(crate) fn host_range(&self, addr: u64, len_bytes: u64) -> Option<*mut u8> {
+        let region = self.region_at(addr)?;
+        let fits = region.left_at(addr)? >= len_bytes;
+        (fits && !self.is_lost()).then(|| region.host_at(addr))
+    }
+
+    #[inline]
+    fn region_at(&self, addr: u64) -> Option<&Region> {
+        let largest = self.regions.get(self.largest)?;
+        if largest.left_at(addr).is_some() {
+            return Some(largest);
+        }
+        let behind = self
+            .regions
+            .partition_point(|region| region.guest_addr <= addr);
+        let region = self.regions.get(behind.checked_sub(1)?)?;
+        region.left_at(addr).is_some().then_some(region)
+    }
+}
+
+/// The first `len` bytes of a stream, as segments.
+#[inline]
+fn clip(segments: &[Segment], len: usize) -> impl Iterator<Item = Segment> {
+    let mut left = len;
+    segments.iter().map_while(move |segment| {
+        let take = left.min(segment.len as usize);
+        let wanted = left > 0;
+        left -= take;
+        // `take` is no more than a u32.
+        wanted.then_some(Segment {
+            addr: segment.addr,
+            len: take as u32,
+        })
+    })
+}
+
+/// Refuses neighbours (in a list sorted by `start`) that share addresses, unless `same` allows it.
+fn check_overlap(
+    sorted: &[Region],
+    start: impl Fn(&Region) -> u64,
+    same: impl Fn(&Region, &Region) -> bool,
+) -> Result<(), MapError> {
+    // The region that reaches furthest so far: with allowed overlaps that need not be the last one.
+    let mut reaching: Option<&Region> = None;
+    let last = |region: &Region| start(region).saturating_add(region.len_bytes - 1);
+    for region in sorted {
+        if let Some(before) = reaching
+            && start(region) <= last(before)
+            && !same(before, region)
+        {
+            return Err(MapError::Overlap {
+                guest_addr: region.guest_addr,
+            });
+        }
+        if reaching.is_none_or(|before| last(before) < last(region)) {
+            reaching = Some(region);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::ftruncate;
+
+    use super::*;
+    use crate::rig::{Driver, file, memory, read, region, segment, write};
+    use crate::{Chain, Vring};
+
+    #[test]
+    fn a_range_over_neighbouring_regions_is_served_in_pieces() {
+        let memory = Memory::new(vec![region(0x3000, 0x1000), region(0x1000, 0x2000)]).unwrap();
+        let bytes: Vec<u8> = (0..32).collect();
+        write(&memory, 0x2ff0, &bytes);
+        assert_eq!(read::<32>(&memory, 0x2ff0)[..], bytes[..]);
+        let mut pieces = Vec::new();
+        let both = segment(0x2ff0, 32);
+        memory.resolve(both, |_, len| pieces.push(len)).unwrap();
+        assert_eq!(pieces, [16, 16]);
+    }
+
+    #[test]
+    fn what_is_not_wholly_mapped_is_refused_before_any_piece() {
+        let table = vec![
+            region(0x1000, 0x1000),
+            region(0x2000, 0x1000),
+            region(0x8000, 0x1000),
+        ];
+        let memory = Memory::new(table).unwrap();
+        for (addr, len, mapped) in [
+            (0x1000, 1, true),
+            (0x2fff, 1, true),
+            (0x1fff, 2, true),
+            (0x1000, 0x2000, true),
+            (0xfff, 1, false),
+            (0xfff, 2, false),
+            (0x3000, 1, false),
+            (0x2fff, 2, false),
+            (0x1000, 0x2001, false),
+            (0x2000, 0x7000, false),
+            (0x8fff, u32::MAX, false),
+            (0, u32::MAX, false),
+            (u64::MAX, 1, false),
+            (u64::MAX, 2, false),
+            (u64::MAX - 7, 16, false),
+            (0x5000, 0, true),
+            (u64::MAX, 0, true),
+        ] {
+            let mut pieces = 0;
+            let found = memory.resolve(segment(addr, len), |_, _| pieces += 1);
+            assert_eq!(found.is_ok(), mapped, "{addr:#x} {len:#x}");
+            assert_eq!(pieces > 0, mapped && len > 0, "{addr:#x} {len:#x}");
+            assert_eq!(
+                memory.covers(segment(addr, len)),
+                mapped,
+                "{addr:#x} {len:#x}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_region_may_end_at_the_end_of_the_address_space() {
+        let mut spec = region(0, 0x1000);
+        spec.guest_addr = u64::MAX - 0xfff;
+        let memory = Memory::new(vec![spec]).unwrap();
+        assert!(memory.covers(segment(u64::MAX, 1)));
+        assert!(!memory.covers(segment(u64::MAX, 2)));
+    }
+
+    #[test]
+    fn copies_stop_at_the_shorter_of_stream_and_bytes() {
+        let memory = memory(0x1000);
+        let stream = [segment(0, 2), segment(9, 0), segment(0x100, 3)];
+        assert_eq!(memory.copy_out(&stream, b"abcdefgh"), Ok(5));
+        assert_eq!(read::<2>(&memory, 0), *b"ab");
+        assert_eq!(read::<4>(&memory, 0x100), *b"cde\0");
+        let mut out = *b"........";
+        assert_eq!(memory.copy_in(&stream, &mut out), Ok(5));
+        assert_eq!(&out, b"abcde...");
+        let mut three = *b"...";
+        assert_eq!(memory.copy_in(&stream, &mut three), Ok(3));
+        assert_eq!(&three, b"abc");
+    }
+
+    #[test]
+    fn a_copy_out_that_is_refused_writes_nothing() {
+        let memory = memory(0x1000);
+        let stream = [segment(0, 2), segment(0x5000, 2)];
+        assert_eq!(memory.copy_out(&stream, b"abcd"), Err(Unmapped));
+        assert_eq!(read::<2>(&memory, 0), [0, 0]);
+        assert_eq!(
+            memory.copy_out(&stream, b"ab"),
+            Ok(2),
+            "the rest is not looked at"
+        );
+        assert_eq!(memory.store_byte(0xfff, 7), Ok(()));
+        assert_eq!(read::<1>(&memory, 0xfff), [7]);
+        assert_eq!(memory.store_byte(0x1000, 7), Err(Unmapped));
+    }
+
+    #[test]
+    fn impossible_tables_are_refused() {
+        let with = |change: &dyn Fn(&mut RegionSpec)| {
+            let mut spec = region(0x10_0000, 0x4000);
+            change(&mut spec);
+            Memory::new(vec![region(0, 0x10_0000), spec]).map(|_| ())
+        };
+        assert!(with(&|_| ()).is_ok());
+        let length = |change: &dyn Fn(&mut RegionSpec)| {
+            assert!(matches!(with(change), Err(MapError::Length { .. })));
+        };
+        length(&|spec| spec.len_bytes = 0);
+        length(&|spec| spec.guest_addr = u64::MAX - 0x3ffe);
+        length(&|spec| spec.user_addr = u64::MAX - 0x3ffe);
+        length(&|spec| spec.file_offset = u64::MAX - 5);
+        let short = |change: &dyn Fn(&mut RegionSpec)| {
+            assert!(matches!(with(change), Err(MapError::Short { .. })));
+        };
+        short(&|spec| spec.file_offset = 1);
+        short(&|spec| spec.len_bytes = 0x4001);
+        short(&|spec| spec.len_bytes = 1 << 62);
+        short(&|spec| spec.file = file(0x3fff));
+        let overlap = |change: &dyn Fn(&mut RegionSpec)| {
+            assert!(matches!(with(change), Err(MapError::Overlap { .. })));
+        };
+        overlap(&|spec| spec.guest_addr = 0xf_ffff);
+        overlap(&|spec| spec.guest_addr = 0);
+        overlap(&|spec| spec.user_addr -= 1);
+        let refused = |change: &dyn Fn(&mut RegionSpec)| {
+            assert!(matches!(with(change), Err(MapError::Map { .. })));
+        };
+        refused(&|spec| spec.file = File::open("/").unwrap());
+        refused(&|spec| spec.file = File::open("/dev/zero").unwrap());
+        refused(&|spec| spec.file = File::open("/proc/self/exe").unwrap());
+    }
+
+    #[test]
+    fn user_addresses_may_overlap_where_the_memory_is_the_same() {
+        let first = region(0, 0x4000);
+        let alias = RegionSpec {
+            guest_addr: 0x10_0000,
+            user_addr: first.user_addr + 0x1000,
+            len_bytes: 0x1000,
+            file_offset: 0x1000,
+            file: first.file.try_clone().unwrap(),
+        };
+        let user_addr = first.user_addr;
+        let memory = Memory::new(vec![alias, first]).unwrap();
+        write(&memory, 0x10_0010, b"x");
+        assert_eq!(read::<1>(&memory, 0x1010), *b"x");
+        assert_eq!(memory.guest_addr(user_addr + 0x3fff), Some(0x3fff));
+        assert_eq!(memory.guest_addr(user_addr + 0x4000), None);
+        assert_eq!(memory.guest_addr(user_addr - 1), None);
+    }
+
+    #[test]
+    fn a_file_offset_inside_a_page_is_kept() {
+        let mut spec = region(0x1000, 0x3000);
+        spec.len_bytes = 0x2000 - 0x123;
+        spec.file_offset = 0x1123;
+        let file = spec.file.try_clone().unwrap();
+        let memory = Memory::new(vec![spec]).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"here", 0x1123).unwrap();
+        assert_eq!(read::<4>(&memory, 0x1000), *b"here");
+    }
+
+    #[test]
+    fn tables_change_by_one_region_and_share_the_others() {
+        let spec = region(0x1000, 0x1000);
+        let (user_addr, first) = (spec.user_addr, Memory::new(vec![spec]).unwrap());
+        let second = first.with(region(0x8000, 0x1000)).unwrap();
+        let third = second.without(0x1000, user_addr, 0x1000).unwrap();
+        drop(second);
+        write(&first, 0x1000, b"a");
+        assert!(!third.covers(segment(0x1000, 1)) && third.covers(segment(0x8000, 1)));
+        assert!(matches!(
+            third.with(region(0x8800, 16)),
+            Err(MapError::Overlap { .. })
+        ));
+        for (guest_addr, user_addr, len_bytes) in [
+            (0x1000, user_addr, 0xfff),
+            (0x1000, 0, 0x1000),
+            (0, user_addr, 0x1000),
+        ] {
+            let named = first.without(guest_addr, user_addr, len_bytes);
+            assert!(matches!(named, Err(MapError::Unknown { .. })));
+        }
+        let nothing = first.without(0x1000, user_addr, 0x1000).unwrap();
+        assert!(!nothing.covers(segment(0x1000, 1)) && nothing.covers(segment(0, 0)));
+    }
+
+    #[test]
+    fn tables_hold_so_many_regions_and_no_more() {
+        let file = file(0x1000);
+        let spec = |index: usize| RegionSpec {
+            guest_addr: 0x1000 * index as u64,
+            user_addr: 0x1000 * index as u64,
+            len_bytes: 0x1000,
+            file_offset: 0,
+            file: file.try_clone().unwrap(),
+        };
+        let full = Memory::new((0..Memory::REGIONS_MAX).map(spec).collect()).unwrap();
+        assert!(matches!(
+            full.with(spec(Memory::REGIONS_MAX)),
+            Err(MapError::TooMany(509))
+        ));
+        let over = Memory::new((0..=Memory::REGIONS_MAX).map(spec).collect());
+        assert!(matches!(over, Err(MapError::TooMany(509))));
+    }
+
+    #[test]
+    fn memory_that_is_cut_reads_as_lost_and_kills_nobody() {
+        for left_bytes in [0, 0x1800] {
+            let spec = region(0, 0x10_0000);
+            let file = spec.file.try_clone().unwrap();
+            let memory = Memory::new(vec![spec]).unwrap();
+            let other = crate::rig::memory(0x1000);
+            write(&memory, 0x2000, b"data");
+            ftruncate(&file, left_bytes).unwrap();
+            assert!(!memory.is_lost(), "nobody has looked yet");
+            let mut out = [1; 4];
+            assert_eq!(
+                memory.copy_in(&[segment(0x2000, 4)], &mut out),
+                Err(Unmapped)
+            );
+            assert_eq!(out, [0; 4], "zeroes in place of the page");
+            assert!(memory.is_lost());
+            assert_eq!(memory.copy_out(&[segment(0x8000, 1)], &[1]), Err(Unmapped));
+            assert_eq!(memory.store_byte(0x9000, 1), Err(Unmapped));
+            assert!(!memory.covers(segment(0, 1)));
+            assert!(!other.is_lost(), "the memory of others is theirs");
+            write(&other, 0, b"fine");
+        }
+    }
+
+    #[test]
+    fn a_vring_whose_memory_is_cut_goes_on_in_zeroes() {
+        let spec = region(0, 0x10_0000);
+        let file = spec.file.try_clone().unwrap();
+        let memory = Memory::new(vec![spec]).unwrap();
+        let mut driver = Driver::new(&memory, 0x4000, 256, 0);
+        let mut vring = Vring::new(memory.clone(), driver.layout, 0, 0).unwrap();
+        let mut chain = Chain::new();
+        driver.offer(3);
+        driver.publish();
+        vring.take(&mut chain).unwrap().unwrap();
+        ftruncate(&file, 0x4000).unwrap();
+        vring.push_used(3, 0);
+        vring.publish();
+        let _ = vring.take(&mut chain);
+        let _ = (vring.arm(), vring.has_work());
+        vring.disarm();
+        assert!(memory.is_lost());
+        drop(driver);
     }
 }

@@ -1,4 +1,232 @@
 //! A frontend may cut the file behind guest memory while we look at it; the CPU then raises SIGBUS.
-//! The handler replaces the page with anonymous zeroes, marks the region lost and returns, so that
+//! The handler replaces the page with anonymous zeroes, marks the mapping lost and returns, so that
 //! the access completes (with zeroes) and the owner learns of it by [`crate::Memory::is_lost`].
-//! A SIGBUS anywhere else gets the default action.
+//! A SIGBUS anywhere else goes to whoever handled it before (the standard library's stack guard,
+//! in the end the default action: death).
+//!
+//! How the handler stays safe while other threads map and unmap:
+//!
+//! - It touches only [`TABLE`], a static array of atomics that is never freed, and makes one or two
+//!   `mmap` calls; no lock, no allocation.
+//! - The faulting thread holds its mapping (by `Arc<Memory>`) during the access, hence during the
+//!   handler: its table entry is complete and stays as it is. An entry seen while it changes
+//!   belongs to somebody else's mapping and is skipped; a sequence number shows the change.
+//! - Hence nobody unmaps the range in which the handler maps with `MAP_FIXED`, and an address that
+//!   was unmapped and reused by something else is in no entry: an entry is taken back before its
+//!   mapping goes.
+//! - Two threads that fault on one page both replace it; the later one throws away what was stored
+//!   in between, which is memory that is lost anyway.
+//! - The kernel's own accesses (io_uring) never come here: they end with EFAULT.
+
+use std::io;
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    fence,
+};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use libc::{c_int, c_void, siginfo_t};
+
+/// Mappings at a time: 32 connections with the most regions each, or thousands with usual tables.
+const ENTRIES: usize = 16384;
+
+/// One mapping, as the handler sees it.
+struct Entry {
+    /// Odd while the entry changes.
+    sequence: AtomicU32,
+    lost: AtomicBool,
+    start: AtomicUsize,
+    /// Equal to `start` in a free entry.
+    end: AtomicUsize,
+    page_bytes: AtomicUsize,
+}
+
+impl Entry {
+    const FREE: Entry = Entry {
+        sequence: AtomicU32::new(0),
+        lost: AtomicBool::new(false),
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        page_bytes: AtomicUsize::new(0),
+    };
+
+    /// Changes the entry; callers hold the lock of [`SLOTS`].
+    fn set(&self, start: usize, end: usize, page_bytes: usize) {
+        let sequence = self.sequence.load(Relaxed);
+        self.sequence.store(sequence.wrapping_add(1), Relaxed);
+        // The odd number must be seen before any of the new fields.
+        fence(Release);
+        self.lost.store(false, Relaxed);
+        self.start.store(start, Relaxed);
+        self.end.store(end, Relaxed);
+        self.page_bytes.store(page_bytes, Relaxed);
+        self.sequence.store(sequence.wrapping_add(2), Release);
+    }
+
+    /// The mapping's range and page size where it holds `addr` and did not change meanwhile.
+    fn holding(&self, addr: usize) -> Option<(usize, usize, usize)> {
+        let before = self.sequence.load(Acquire);
+        let start = self.start.load(Relaxed);
+        let end = self.end.load(Relaxed);
+        let page_bytes = self.page_bytes.load(Relaxed);
+        // The fields must be read before the number is read again.
+        fence(Acquire);
+        let stable = before.is_multiple_of(2) && before == self.sequence.load(Relaxed);
+        (stable && start <= addr && addr < end).then_some((start, end, page_bytes))
+    }
+}
+
+static TABLE: [Entry; ENTRIES] = [const { Entry::FREE }; ENTRIES];
+/// Entries that were ever used: the handler looks no further.
+static USED: AtomicUsize = AtomicUsize::new(0);
+/// Free entries below `USED`. Never taken by the handler.
+static SLOTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Faults served since the process began; 0 spares everybody the look at their own entry.
+static LOSSES: AtomicUsize = AtomicUsize::new(0);
+/// What was installed before us.
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// A watched mapping; not watched any more when dropped, which must be before it is unmapped.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    slot: usize,
+}
+
+impl Watch {
+    /// Watches `len_bytes` bytes at `start`, whole pages of `page_bytes`.
+    pub(crate) fn new(start: usize, len_bytes: usize, page_bytes: usize) -> io::Result<Watch> {
+        install()?;
+        let mut free = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = USED.load(Relaxed);
+        let slot = match free.pop() {
+            Some(slot) => slot,
+            None if used < ENTRIES => used,
+            None => return Err(io::Error::from_raw_os_error(libc::ENOMEM)),
+        };
+        TABLE[slot].set(start, start.saturating_add(len_bytes), page_bytes);
+        USED.store(used.max(slot + 1), Release);
+        Ok(Watch { slot })
+    }
+
+    /// A page of the mapping was replaced.
+    pub(crate) fn is_lost(&self) -> bool {
+        TABLE[self.slot].lost.load(Acquire)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut free = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        TABLE[self.slot].set(0, 0, 0);
+        free.push(self.slot);
+    }
+}
+
+/// Whether any mapping of the process ever lost a page.
+#[inline]
+pub(crate) fn any_lost() -> bool {
+    LOSSES.load(Acquire) != 0
+}
+
+/// Installs the handler once for the process.
+fn install() -> io::Result<()> {
+    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
+    let done = INSTALLED.get_or_init(|| {
+        try_install().map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL))
+    });
+    done.map_err(io::Error::from_raw_os_error)
+}
+
+fn try_install() -> io::Result<()> {
+    // SAFETY: an all-zero `sigaction` is a valid value: default action, empty mask, no flags.
+    let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: a null action only asks; `previous` is ours to be written.
+    if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Kept before the handler can run, which may need it at once.
+    let _ = PREVIOUS.set(previous);
+    // SAFETY: as above.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_sigbus as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
+    // ONSTACK: the previous handler reports stack overflows and needs the alternative stack.
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: the handler has the signature that SA_SIGINFO asks for and is async-signal-safe.
+    if unsafe { libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // The interrupted code may be between a system call and its look at errno.
+    // SAFETY: errno of the running thread always exists.
+    let errno = unsafe { *libc::__errno_location() };
+    // SAFETY: the kernel passes a valid siginfo; `si_addr` has a meaning for codes above zero, which
+    // only the kernel can set (not `kill`).
+    let addr = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) };
+    if !addr.is_some_and(replace) {
+        pass_on(signal, info, context);
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Puts zeroes where the page of `addr` was. `false`: not guest memory, or the kernel refused.
+fn replace(addr: usize) -> bool {
+    let used = USED.load(Acquire).min(ENTRIES);
+    let found = TABLE[..used]
+        .iter()
+        .find_map(|entry| Some((entry, entry.holding(addr)?)));
+    let Some((entry, (start, end, page_bytes))) = found else {
+        return false;
+    };
+    // Marked before the zeroes can be seen: who reads them without a fault of its own and looks at
+    // the mark afterwards must find it.
+    entry.lost.store(true, SeqCst);
+    LOSSES.fetch_add(1, SeqCst);
+    let page = addr - (addr - start) % page_bytes;
+    // One page only: its neighbours may be sound (a poisoned page, a full tmpfs). Each replacement
+    // may cost a mapping, of which a process has some 65 thousand; when they are used up, zeroes
+    // over the whole range take none.
+    zero_pages(page, page_bytes.min(end - page)) || zero_pages(start, end - start)
+}
+
+fn zero_pages(addr: usize, len_bytes: usize) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    // SAFETY: the range lies in a mapping of guest memory that the interrupted thread keeps alive
+    // (see the head of this file); nobody holds references into it, only raw pointers, which stay
+    // valid. `mmap` is a plain system call, safe in a handler.
+    let mapped = unsafe {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(addr as *mut c_void, len_bytes, protection, flags, -1, 0)
+    };
+    mapped != libc::MAP_FAILED
+}
+
+/// Hands a SIGBUS that is not ours to the previous handler, or dies of it.
+fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let previous = PREVIOUS.get().filter(|previous| {
+        previous.sa_sigaction != libc::SIG_DFL && previous.sa_sigaction != libc::SIG_IGN
+    });
+    let Some(previous) = previous else {
+        // SAFETY: back to the default action. The signal is blocked while we are in its handler; it
+        // comes again on return, by `raise` or by the repeated access, and ends the process.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        }
+        return;
+    };
+    if previous.sa_flags & libc::SA_SIGINFO != 0 {
+        // SAFETY: installed by `sigaction` with SA_SIGINFO, so it is a function of this signature.
+        let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
+            unsafe { std::mem::transmute(previous.sa_sigaction) };
+        handler(signal, info, context);
+    } else {
+        // SAFETY: installed without SA_SIGINFO, so it is a function of this signature.
+        let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(previous.sa_sigaction) };
+        handler(signal);
+    }
+}

@@ -1,8 +1,12 @@
 //! The split virtqueue, device side (virtio 1.3 §2.7).
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
-use crate::{Chain, ChainFault, Memory};
+use cleave_blk::spec::feature;
+
+use crate::walk::{DESCRIPTOR_BYTES, Table, walk};
+use crate::{Chain, ChainFault, Memory, racy};
 
 /// Where a vring lies, in guest-physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +27,7 @@ pub enum VringError {
     /// Not a power of two, zero, or too large.
     #[error("vring size {0} is not a power of two up to 32768")]
     Size(u16),
-    /// A part is misaligned.
+    /// A part is misaligned, in the guest or (by the region's place in its file) on the host.
     #[error("vring part at {0:#x} is misaligned")]
     Align(u64),
     /// A part does not lie wholly inside one region.
@@ -34,8 +38,8 @@ pub enum VringError {
 /// The guest broke its vring: it must be retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VringFault {
-    /// The available index ran ahead of the ring.
-    #[error("available index {found} is more than {size} ahead of {next}")]
+    /// The available index ran ahead of the ring: more chains than entries would be outstanding.
+    #[error("available index {found} at entry {next} means more than {size} chains outstanding")]
     AvailIndex {
         /// Index found.
         found: u16,
@@ -59,78 +63,570 @@ pub enum VringFault {
 pub struct Taken {
     /// Index that goes back by `push_used`.
     pub head: u16,
-    /// Set where the chain cannot be served; `Chain` then holds what could be read before the fault
-    /// (`Order`, `TooMany`: all of it, so that its status byte is known), or nothing.
+    /// Set where the chain cannot be served; `Chain` then knows its status byte (`Order`, `TooMany`)
+    /// or holds nothing. Its segments are not to be used.
     pub fault: Option<ChainFault>,
+}
+
+/// Largest vring (virtio 1.3 §2.7).
+const SIZE_MAX: u16 = 32768;
+/// Available ring flag: the guest wants no calls.
+const AVAIL_NO_INTERRUPT: u16 = 1;
+/// Used ring flag: we want no kicks.
+const USED_NO_NOTIFY: u16 = 1;
+/// Offset of `idx` in both rings, behind `flags`.
+const INDEX_OFFSET: usize = 2;
+/// Offset of the entries in both rings.
+const ENTRIES_OFFSET: usize = 4;
+/// Bytes of a used entry.
+const USED_ENTRY_BYTES: usize = 8;
+/// How many entries ahead a descriptor is asked for: far enough for a line to come from another
+/// core while two chains are parsed, near enough to be still cached.
+const PREFETCH_ENTRIES: u16 = 3;
+
+/// The three parts on the host.
+#[derive(Debug, Clone, Copy)]
+struct Parts {
+    desc: *mut u8,
+    avail: *mut u8,
+    used: *mut u8,
+}
+
+impl Parts {
+    /// Finds the parts of a layout in memory. The event fields behind the rings belong to them
+    /// whether negotiated or not (virtio 1.3 §2.7).
+    fn find(memory: &Memory, layout: VringLayout) -> Result<Parts, VringError> {
+        let size = u64::from(layout.size);
+        if !layout.size.is_power_of_two() || layout.size > SIZE_MAX {
+            return Err(VringError::Size(layout.size));
+        }
+        let part = |addr: u64, len_bytes: u64, align: u64| {
+            if !addr.is_multiple_of(align) {
+                return Err(VringError::Align(addr));
+            }
+            let host = memory.host_range(addr, len_bytes);
+            let host = host.ok_or(VringError::Unmapped(addr))?;
+            // Atomics need it on the host, where a region may begin anywhere in a page.
+            if !(host as u64).is_multiple_of(align) {
+                return Err(VringError::Align(addr));
+            }
+            Ok(host)
+        };
+        Ok(Parts {
+            desc: part(layout.desc_addr, DESCRIPTOR_BYTES * size, 16)?,
+            avail: part(layout.avail_addr, 6 + 2 * size, 2)?,
+            used: part(layout.used_addr, 6 + USED_ENTRY_BYTES as u64 * size, 4)?,
+        })
+    }
 }
 
 /// Device side of one split vring. Call in this order: `take` until `None`; `push_used` for what has
 /// ended; `publish` once for all of it; before sleeping `arm`, and if it answers `true`, go on instead.
+///
+/// A vring starts armed. What was made available before it started comes without a kick: look once.
 #[derive(Debug)]
-pub struct Vring {}
+pub struct Vring {
+    /// Keeps `parts` mapped.
+    memory: Arc<Memory>,
+    parts: Parts,
+    layout: VringLayout,
+    /// `size - 1`: turns a free-running index into an entry.
+    mask: u16,
+    event_idx: bool,
+    /// The guest was told that kicks are not needed (only without EVENT_IDX).
+    disarmed: bool,
+    /// Entries up to here were taken.
+    next_avail: u16,
+    /// Available index when last looked at.
+    seen_avail: u16,
+    /// Used index with the entries that were added.
+    next_used: u16,
+    /// Used index that the guest sees.
+    published: u16,
+    /// Chains taken since the start and not yet published as used: at most `size`, since a guest has
+    /// no more entries to make chains of.
+    outstanding: u16,
+    /// Nothing was published yet: what `used_event` means for the entries before is unknown.
+    fresh: bool,
+}
+
+// SAFETY: the pointers are into `memory`, which is shared between threads by design; a vring has one
+// owner at a time.
+unsafe impl Send for Vring {}
 
 impl Vring {
-    /// Binds a layout to memory, from available/used position `base`.
+    /// Binds a layout to memory, from available position `base`.
     /// `features`: EVENT_IDX is looked at; indirect descriptors are served whether taken or not
     /// (Windows uses them without).
+    ///
+    /// The used position is read from the used ring, which is where the guest expects the next
+    /// entry, whoever served the vring before: equal to `base` after an orderly stop, 0 after a
+    /// reset that zeroed the ring, as drivers do. A guest that leaves something else there gets
+    /// its entries where it said.
     pub fn new(
         memory: Arc<Memory>,
         layout: VringLayout,
         features: u64,
         base: u16,
     ) -> Result<Vring, VringError> {
-        let _ = (memory, layout, features, base);
-        todo!()
+        let parts = Parts::find(&memory, layout)?;
+        // SAFETY: `find` vouches for the whole used ring, while `memory` lives.
+        let used = unsafe { racy::load_index(parts.used.add(INDEX_OFFSET)) };
+        let mut vring = Vring {
+            memory,
+            parts,
+            layout,
+            mask: layout.size - 1,
+            event_idx: features & feature::EVENT_IDX != 0,
+            disarmed: true,
+            next_avail: base,
+            seen_avail: base,
+            next_used: used,
+            published: used,
+            outstanding: 0,
+            fresh: true,
+        };
+        // Whoever served it before may have left NO_NOTIFY or a stale event index.
+        vring.want_kicks();
+        Ok(vring)
     }
 
-    /// The same vring in a changed memory table; positions stay.
+    /// The same vring in a changed memory table; positions stay. What was pushed must have been
+    /// published. After an error the vring is bound as before.
     pub fn rebind(&mut self, memory: Arc<Memory>) -> Result<(), VringError> {
-        let _ = memory;
-        todo!()
+        self.parts = Parts::find(&memory, self.layout)?;
+        self.memory = memory;
+        Ok(())
     }
 
-    /// Layout changed or logging toggled on a running ring (SET_VRING_ADDR while started): positions stay.
+    /// Entries.
     pub fn size(&self) -> u16 {
-        todo!()
+        self.layout.size
     }
 
     /// Copies the next available chain into `chain`; `None`: nothing there. Looks at the shared
     /// index only when the last look is used up (one cache line per batch).
+    ///
+    /// A `ChainFault` never loses the head: it comes back in `Taken`. After a `VringFault` positions
+    /// are as before, and the next call finds the same.
+    #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
-        let _ = chain;
-        todo!()
+        if self.next_avail == self.seen_avail && !self.look()? {
+            return Ok(None);
+        }
+        let head = self.head_at(self.next_avail);
+        let size = self.layout.size;
+        if head >= size {
+            return Err(VringFault::Head { head, size });
+        }
+        self.next_avail = self.next_avail.wrapping_add(1);
+        self.outstanding = self.outstanding.saturating_add(1);
+        self.prefetch_at(self.next_avail.wrapping_add(PREFETCH_ENTRIES - 1));
+        // SAFETY: the table lies wholly in memory that we hold.
+        let table = unsafe { Table::direct(&self.memory, self.parts.desc, size) };
+        let fault = walk(table, head, chain).err();
+        Ok(Some(Taken { head, fault }))
+    }
+
+    /// Reads the shared available index; whether there is something to take.
+    fn look(&mut self) -> Result<bool, VringFault> {
+        let found = self.avail_index();
+        let fresh = found.wrapping_sub(self.next_avail);
+        // Checked with what is outstanding, so that a guest that never waits is caught as well as one
+        // whose index jumps; it also keeps a batch of used entries below `size`, which the
+        // arithmetic of `publish` needs.
+        if fresh > self.layout.size.saturating_sub(self.outstanding) {
+            return Err(VringFault::AvailIndex {
+                found,
+                next: self.next_avail,
+                size: self.layout.size,
+            });
+        }
+        self.seen_avail = found;
+        for ahead in 0..PREFETCH_ENTRIES {
+            self.prefetch_at(self.next_avail.wrapping_add(ahead));
+        }
+        Ok(fresh > 0)
+    }
+
+    /// Asks for the descriptor of an available entry; nothing where the entry is not available.
+    #[inline]
+    fn prefetch_at(&self, position: u16) {
+        let ahead = position.wrapping_sub(self.next_avail);
+        if ahead < self.seen_avail.wrapping_sub(self.next_avail) {
+            // Masked: a head that is no head is found out when it is taken.
+            let head = self.head_at(position) & self.mask;
+            let offset_bytes = usize::from(head) * DESCRIPTOR_BYTES as usize;
+            racy::prefetch(self.parts.desc.wrapping_add(offset_bytes));
+        }
+    }
+
+    #[inline]
+    fn head_at(&self, position: u16) -> u16 {
+        let offset_bytes = ENTRIES_OFFSET + 2 * usize::from(position & self.mask);
+        // SAFETY: masked to an entry of the ring, which lies wholly in memory that we hold. It was
+        // written before the available index that we loaded with Acquire.
+        unsafe { racy::read_u16(self.parts.avail.add(offset_bytes)) }
+    }
+
+    #[inline]
+    fn avail_index(&self) -> u16 {
+        // SAFETY: inside the available ring, which lies wholly in memory that we hold; even.
+        unsafe { racy::load_index(self.parts.avail.add(INDEX_OFFSET)) }
     }
 
     /// Adds a used entry; not visible before `publish`.
+    #[inline]
     pub fn push_used(&mut self, head: u16, used_bytes: u32) {
-        let _ = (head, used_bytes);
-        todo!()
+        let entry = usize::from(self.next_used & self.mask);
+        let offset_bytes = ENTRIES_OFFSET + USED_ENTRY_BYTES * entry;
+        // SAFETY: masked to an entry of the ring, which lies wholly in memory that we hold; entries
+        // are as aligned as the ring.
+        unsafe {
+            let at = self.parts.used.add(offset_bytes);
+            racy::write_u32(at, u32::from(head));
+            racy::write_u32(at.add(4), used_bytes);
+        }
+        self.next_used = self.next_used.wrapping_add(1);
     }
 
     /// Stores the used index once for all entries added; whether the guest wants a call for them
     /// (virtio 1.3 §2.7.7.2: EVENT_IDX exact, else the NO_INTERRUPT flag). `false` where none was added.
+    #[inline]
     pub fn publish(&mut self) -> bool {
-        todo!()
+        let (old, new) = (self.published, self.next_used);
+        if old == new {
+            return false;
+        }
+        // SAFETY: inside the used ring, which lies wholly in memory that we hold; even. Release: who
+        // sees the index sees the entries, the status bytes and the data.
+        unsafe { racy::store_index(self.parts.used.add(INDEX_OFFSET), new) };
+        self.published = new;
+        self.outstanding = self.outstanding.saturating_sub(new.wrapping_sub(old));
+        // The index must be out before we look whether the guest wants a call: it arms first and looks
+        // at the index afterwards, so that one of us sees the other (a lost call otherwise).
+        fence(Ordering::SeqCst);
+        if !self.event_idx {
+            // SAFETY: the first field of the available ring, mapped and even.
+            return unsafe { racy::read_u16(self.parts.avail) } & AVAIL_NO_INTERRUPT == 0;
+        }
+        let event_offset = ENTRIES_OFFSET + 2 * usize::from(self.layout.size);
+        // SAFETY: `used_event`, the last field of the available ring, mapped and even.
+        let used_event = unsafe { racy::read_u16(self.parts.avail.add(event_offset)) };
+        // The first call is made in any case: whether the guest was called for entries before our
+        // start is unknown. One call too many costs little, one too few is a guest that hangs.
+        std::mem::take(&mut self.fresh) || passed(used_event, old, new)
     }
 
-    /// Asks the guest for kicks and looks once more; `true`: work arrived meanwhile, take it.
+    /// Asks the guest for kicks and looks once more; `true`: work arrived meanwhile, take it (and the
+    /// vring may not be armed).
+    #[inline]
     pub fn arm(&mut self) -> bool {
-        todo!()
+        if self.next_avail != self.seen_avail {
+            return true;
+        }
+        self.want_kicks();
+        // The wish must be out before we look at the index: the guest publishes first and looks at the
+        // wish afterwards, so that one of us sees the other (a lost kick otherwise).
+        fence(Ordering::SeqCst);
+        self.avail_index() != self.next_avail
+    }
+
+    fn want_kicks(&mut self) {
+        if self.event_idx {
+            let event_offset = ENTRIES_OFFSET + USED_ENTRY_BYTES * usize::from(self.layout.size);
+            // SAFETY: `avail_event`, the last field of the used ring, mapped and even.
+            unsafe { racy::write_u16(self.parts.used.add(event_offset), self.next_avail) };
+        }
+        if self.disarmed {
+            self.set_used_flags(0);
+            self.disarmed = false;
+        }
     }
 
     /// Tells the guest that kicks are not needed (a hint; with EVENT_IDX leaving the event index
     /// behind is enough, so that costs nothing).
+    #[inline]
     pub fn disarm(&mut self) {
-        todo!()
+        if !self.event_idx && !self.disarmed {
+            self.set_used_flags(USED_NO_NOTIFY);
+            self.disarmed = true;
+        }
+    }
+
+    fn set_used_flags(&mut self, flags: u16) {
+        // SAFETY: the first field of the used ring, mapped and even.
+        unsafe { racy::write_u16(self.parts.used, flags) };
     }
 
     /// Whether unseen entries are available: one load, nothing stored.
+    #[inline]
     pub fn has_work(&self) -> bool {
-        todo!()
+        self.next_avail != self.seen_avail || self.avail_index() != self.next_avail
     }
 
     /// Position of the next available entry: what GET_VRING_BASE answers.
     pub fn base(&self) -> u16 {
-        todo!()
+        self.next_avail
+    }
+}
+
+/// Whether going from `old` to `new` passed the entry at `event` (virtio 1.3 §2.7.10.1). The steps are at
+/// most a vring's size, so that the arithmetic modulo 2^16 is exact.
+#[inline]
+fn passed(event: u16, old: u16, new: u16) -> bool {
+    // Worked: event 9, from 8 to 10: 10 - 9 - 1 = 0 < 2, call. event 10: 65535 < 2 is false: wait.
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use super::*;
+    use crate::rig::{Desc, Driver, INDIRECT, NEXT, WRITE, memory, read, segment, write};
+
+    const EVENT_IDX: u64 = feature::EVENT_IDX;
+
+    /// A vring at 0 in 1 MiB, descriptor `n` being one readable byte-range at 0x80000 + 16 n.
+    fn pair(size: u16, base: u16, features: u64) -> (Driver, Vring, Chain) {
+        let memory = memory(1 << 20);
+        let driver = Driver::new(&memory, 0, size, base);
+        for index in 0..size {
+            driver.set(index, Desc(0x8_0000 + 16 * u64::from(index), 16, 0, 0));
+        }
+        let vring = Vring::new(memory, driver.layout, features, base).unwrap();
+        (driver, vring, Chain::new())
+    }
+
+    #[test]
+    fn chains_come_in_order_and_go_back_across_the_index_wrap() {
+        let (mut driver, mut vring, mut chain) = pair(8, 65530, 0);
+        for round in 0..40u16 {
+            for step in 0..=round % 8 {
+                driver.offer((round + step) % 8);
+            }
+            driver.publish();
+            for step in 0..=round % 8 {
+                let head = (round + step) % 8;
+                let taken = vring.take(&mut chain).unwrap().unwrap();
+                assert_eq!(taken, Taken { head, fault: None });
+                let expected = segment(0x8_0000 + 16 * u64::from(head), 16);
+                assert_eq!(chain.readable(), [expected]);
+                vring.push_used(head, u32::from(round));
+            }
+            assert_eq!(vring.take(&mut chain), Ok(None));
+            assert_eq!(driver.reap(), None, "not visible before publish");
+            vring.publish();
+            for step in 0..=round % 8 {
+                let head = u32::from((round + step) % 8);
+                assert_eq!(driver.reap(), Some((head, u32::from(round))));
+            }
+            assert_eq!(vring.base(), driver.avail);
+        }
+    }
+
+    #[test]
+    fn an_indirect_table_after_a_direct_descriptor_is_one_chain() {
+        let (mut driver, mut vring, mut chain) = pair(8, 0, 0);
+        write(
+            &driver.memory,
+            0x9_0001,
+            &Desc(0x1000, 512, WRITE | NEXT, 1).bytes(),
+        );
+        write(&driver.memory, 0x9_0011, &Desc(0x2000, 1, WRITE, 0).bytes());
+        driver.set(3, Desc(0x8_0000, 16, NEXT, 5));
+        driver.set(5, Desc(0x9_0001, 32, INDIRECT | WRITE, 0));
+        driver.offer(3);
+        driver.publish();
+        let taken = vring.take(&mut chain).unwrap().unwrap();
+        assert_eq!(
+            taken,
+            Taken {
+                head: 3,
+                fault: None
+            }
+        );
+        assert_eq!(chain.readable(), [segment(0x8_0000, 16)]);
+        assert_eq!(chain.writable(), [segment(0x1000, 512), segment(0x2000, 1)]);
+        assert_eq!(chain.status_addr(), Some(0x2000));
+    }
+
+    #[test]
+    fn a_head_beyond_the_table_is_a_fault_of_the_vring() {
+        let (mut driver, mut vring, mut chain) = pair(8, 0, 0);
+        driver.offer(8);
+        driver.publish();
+        let fault = VringFault::Head { head: 8, size: 8 };
+        assert_eq!(vring.take(&mut chain), Err(fault));
+        assert_eq!(vring.take(&mut chain), Err(fault), "and stays one");
+        assert_eq!(vring.base(), 0);
+    }
+
+    #[test]
+    fn an_available_index_more_than_the_size_ahead_is_a_fault() {
+        for (ahead, sound) in [(8, true), (9, false), (32768, false), (65535, false)] {
+            let (driver, mut vring, mut chain) = pair(8, 100, 0);
+            let index = driver.index(driver.layout.avail_addr + 2);
+            index.store(100u16.wrapping_add(ahead), SeqCst);
+            assert_eq!(vring.take(&mut chain).is_ok(), sound, "{ahead}");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_never_waits_is_caught() {
+        let (mut driver, mut vring, mut chain) = pair(4, 0, 0);
+        for head in 0..4 {
+            driver.offer(head);
+        }
+        driver.publish();
+        while vring.take(&mut chain).unwrap().is_some() {}
+        driver.offer(0);
+        driver.publish();
+        assert!(matches!(
+            vring.take(&mut chain),
+            Err(VringFault::AvailIndex {
+                found: 5,
+                next: 4,
+                size: 4
+            })
+        ));
+    }
+
+    #[test]
+    fn event_index_decides_calls_as_the_specification_says() {
+        let (mut driver, mut vring, mut chain) = pair(4, 65533, EVENT_IDX);
+        let mut serve = |count: u16, used_event: u16| {
+            driver.used_event().store(used_event, SeqCst);
+            for _ in 0..count {
+                driver.offer(0);
+            }
+            driver.publish();
+            for _ in 0..count {
+                vring.take(&mut chain).unwrap().unwrap();
+                vring.push_used(0, 0);
+            }
+            (vring.publish(), vring.publish())
+        };
+        // (entries added, used_event, call): used goes 65533 → …
+        assert_eq!(serve(1, 1234), (true, false), "the first one in any case");
+        assert_eq!(serve(1, 65534), (true, false), "to 65535, passes 65534");
+        assert_eq!(serve(1, 65534), (false, false), "to 0, 65534 is behind");
+        assert_eq!(serve(3, 3), (false, false), "to 3, 3 is ahead");
+        assert_eq!(serve(2, 3), (true, false), "to 5, passes 3");
+        assert_eq!(serve(4, 4), (false, false), "to 9, 4 is behind");
+        assert_eq!(serve(4, 12), (true, false), "to 13, passes the last");
+    }
+
+    #[test]
+    fn without_event_index_the_flag_decides_calls() {
+        let (mut driver, mut vring, mut chain) = pair(4, 0, 0);
+        for (flags, call) in [(1, false), (0, true), (3, false), (2, true)] {
+            driver.avail_flags().store(flags, SeqCst);
+            driver.offer(0);
+            driver.publish();
+            vring.take(&mut chain).unwrap().unwrap();
+            assert!(!vring.publish(), "nothing was added");
+            vring.push_used(0, 0);
+            assert_eq!(vring.publish(), call, "{flags}");
+        }
+    }
+
+    #[test]
+    fn arming_asks_for_kicks_and_sees_what_came_meanwhile() {
+        for features in [0, EVENT_IDX] {
+            let (mut driver, mut vring, mut chain) = pair(4, 7, features);
+            assert_eq!(driver.used_flags().load(SeqCst), 0, "starts armed");
+            vring.disarm();
+            assert_eq!(driver.used_flags().load(SeqCst), u16::from(features == 0));
+            driver.offer(0);
+            assert!(!vring.has_work() && !vring.arm());
+            assert_eq!(driver.used_flags().load(SeqCst), 0);
+            driver.publish();
+            assert!(vring.has_work() && vring.arm());
+            vring.take(&mut chain).unwrap().unwrap();
+            assert!(!vring.has_work() && !vring.arm());
+            if features != 0 {
+                assert_eq!(driver.avail_event().load(SeqCst), 8);
+            }
+        }
+    }
+
+    #[test]
+    fn a_start_cleans_up_after_whoever_served_before() {
+        let memory = memory(1 << 20);
+        let mut driver = Driver::new(&memory, 0, 4, 9);
+        driver.used_flags().store(1, SeqCst);
+        driver.avail_event().store(4711, SeqCst);
+        let mut vring = Vring::new(memory, driver.layout, EVENT_IDX, 9).unwrap();
+        assert_eq!(driver.used_flags().load(SeqCst), 0);
+        assert_eq!(driver.avail_event().load(SeqCst), 9);
+        vring.push_used(2, 5);
+        assert!(vring.publish());
+        assert_eq!(
+            driver.reap(),
+            Some((2, 5)),
+            "the entry is where the guest looks"
+        );
+    }
+
+    #[test]
+    fn impossible_layouts_are_refused() {
+        let memory = memory(0x1_0000);
+        let good = Driver::new(&memory, 0, 8, 0).layout;
+        let at = |size, desc_addr, avail_addr, used_addr| VringLayout {
+            size,
+            desc_addr,
+            avail_addr,
+            used_addr,
+        };
+        assert!(Vring::new(memory.clone(), good, 0, 0).is_ok());
+        for (layout, error) in [
+            (VringLayout { size: 0, ..good }, VringError::Size(0)),
+            (VringLayout { size: 3, ..good }, VringError::Size(3)),
+            (
+                VringLayout {
+                    size: 65535,
+                    ..good
+                },
+                VringError::Size(65535),
+            ),
+            (at(8, 8, 0x200, 0x400), VringError::Align(8)),
+            (at(8, 0, 0x201, 0x400), VringError::Align(0x201)),
+            (at(8, 0, 0x200, 0x402), VringError::Align(0x402)),
+            (at(8, 0xff90, 0x200, 0x400), VringError::Unmapped(0xff90)),
+            (at(8, 0, 0xffec, 0x400), VringError::Unmapped(0xffec)),
+            (at(8, 0, 0x200, 0xffbc), VringError::Unmapped(0xffbc)),
+            (at(8, 0, 0x200, 1 << 32), VringError::Unmapped(1 << 32)),
+            (
+                at(8, u64::MAX - 15, 0x200, 0x400),
+                VringError::Unmapped(u64::MAX - 15),
+            ),
+        ] {
+            let refused = Vring::new(memory.clone(), layout, 0, 0).map(|vring| vring.size());
+            assert_eq!(refused, Err(error), "{layout:?}");
+        }
+        // The last places that fit.
+        assert!(Vring::new(memory.clone(), at(8, 0xff80, 0xffea, 0xffb8), 0, 0).is_ok());
+    }
+
+    #[test]
+    fn rebinding_keeps_positions() {
+        let (mut driver, mut vring, mut chain) = pair(4, 0, 0);
+        driver.offer(1);
+        driver.publish();
+        vring.take(&mut chain).unwrap().unwrap();
+        let bigger = driver
+            .memory
+            .with(crate::rig::region(1 << 30, 4096))
+            .unwrap();
+        vring.rebind(bigger).unwrap();
+        vring.push_used(1, 3);
+        assert!(vring.publish());
+        assert_eq!(driver.reap(), Some((1, 3)));
+        assert_eq!(vring.base(), 1);
+        let nothing = Memory::new(vec![]).unwrap();
+        assert_eq!(vring.rebind(nothing), Err(VringError::Unmapped(0)));
+        let _: [u8; 1] = read(&driver.memory, 0);
     }
 }

@@ -1,0 +1,88 @@
+//! Single accesses to memory that a guest writes at the same time.
+//!
+//! Volatile, so that the compiler neither repeats a read (what was checked must be what is used) nor
+//! invents one. Little-endian as virtio 1.3 §1.4 has it.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use crate::walk::Descriptor;
+
+/// A `u64` at any address: one plain load on the machines that matter, never a fault.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Unaligned(u64);
+
+/// Copies a descriptor once.
+///
+/// # Safety
+/// 16 bytes at `at` must be mapped, at any alignment.
+#[inline]
+pub(crate) unsafe fn descriptor(at: *const u8) -> Descriptor {
+    let words = at.cast::<Unaligned>();
+    // SAFETY: mapped by the caller's promise; the type has no alignment and no invalid values.
+    let (addr, rest) = unsafe { (words.read_volatile(), words.add(1).read_volatile()) };
+    Descriptor::from_words(u64::from_le(addr.0), u64::from_le(rest.0))
+}
+
+/// Reads a `u16`.
+///
+/// # Safety
+/// `at` must be mapped and even.
+#[inline]
+pub(crate) unsafe fn read_u16(at: *const u8) -> u16 {
+    // SAFETY: the caller's promise.
+    u16::from_le(unsafe { at.cast::<u16>().read_volatile() })
+}
+
+/// Writes a `u16`.
+///
+/// # Safety
+/// `at` must be mapped and even.
+#[inline]
+pub(crate) unsafe fn write_u16(at: *mut u8, value: u16) {
+    // SAFETY: the caller's promise.
+    unsafe { at.cast::<u16>().write_volatile(value.to_le()) }
+}
+
+/// Writes a `u32`.
+///
+/// # Safety
+/// `at` must be mapped and a multiple of four.
+#[inline]
+pub(crate) unsafe fn write_u32(at: *mut u8, value: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { at.cast::<u32>().write_volatile(value.to_le()) }
+}
+
+/// Loads an index; what the guest wrote before it is seen after it.
+///
+/// # Safety
+/// `at` must be mapped and even.
+#[inline]
+pub(crate) unsafe fn load_index(at: *mut u8) -> u16 {
+    // SAFETY: the caller's promise; the guest's accesses to an index are single 16-bit accesses too.
+    u16::from_le(unsafe { AtomicU16::from_ptr(at.cast()) }.load(Ordering::Acquire))
+}
+
+/// Stores an index; who sees it sees all that was written before it.
+///
+/// # Safety
+/// `at` must be mapped and even.
+#[inline]
+pub(crate) unsafe fn store_index(at: *mut u8, index: u16) {
+    // SAFETY: the caller's promise, as above.
+    unsafe { AtomicU16::from_ptr(at.cast()) }.store(index.to_le(), Ordering::Release);
+}
+
+/// Asks for the cache line at `at`; any address is allowed.
+#[inline]
+pub(crate) fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint; it neither faults nor reads in the sense of the language.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
