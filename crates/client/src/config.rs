@@ -1,0 +1,79 @@
+//! The device's configuration space as a driver reads it (virtio 1.3 §5.2.4).
+
+use cleave_blk::spec::SECTOR_BYTES;
+
+use crate::wire::u32_at;
+
+/// What the daemon says about its disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Size in sectors.
+    pub capacity_sectors: u64,
+    /// Longest segment, where SIZE_MAX is offered.
+    pub size_max: u32,
+    /// Most data segments of a request.
+    pub seg_max: u32,
+    /// Logical block in bytes.
+    pub blk_size: u32,
+    /// log2 of logical blocks per physical block.
+    pub physical_block_exp: u8,
+    /// First aligned logical block.
+    pub alignment_offset: u8,
+    /// Best smallest transfer, in logical blocks.
+    pub min_io_size: u16,
+    /// Best largest transfer, in logical blocks.
+    pub opt_io_size: u32,
+    /// Write-back cache on.
+    pub writeback: u8,
+    /// Vrings offered.
+    pub num_queues: u16,
+    /// Longest discard, in sectors.
+    pub max_discard_sectors: u32,
+    /// Most discard segments of a request.
+    pub max_discard_seg: u32,
+    /// Best alignment of a discard, in sectors.
+    pub discard_sector_alignment: u32,
+    /// Longest write-zeroes, in sectors.
+    pub max_write_zeroes_sectors: u32,
+    /// Most write-zeroes segments of a request.
+    pub max_write_zeroes_seg: u32,
+    /// Write-zeroes may give space back.
+    pub write_zeroes_may_unmap: u8,
+}
+
+impl Config {
+    /// Bytes that hold all fields up to write-zeroes: what every daemon of today answers.
+    pub const BYTES: u32 = 60;
+    /// Where a driver turns write-back on and off.
+    pub const WRITEBACK_OFFSET: u32 = 32;
+
+    /// Reads the space; bytes that are missing read as zero.
+    pub fn parse(bytes: &[u8]) -> Config {
+        let u32_of = |at| u32_at(bytes, at).unwrap_or_default();
+        let u8_of = |at: usize| bytes.get(at).copied().unwrap_or_default();
+        let u16_of = |at| u16::from_le_bytes([u8_of(at), u8_of(at + 1)]);
+        Config {
+            capacity_sectors: u64::from(u32_of(0)) | u64::from(u32_of(4)) << 32,
+            size_max: u32_of(8),
+            seg_max: u32_of(12),
+            blk_size: u32_of(20),
+            physical_block_exp: u8_of(24),
+            alignment_offset: u8_of(25),
+            min_io_size: u16_of(26),
+            opt_io_size: u32_of(28),
+            writeback: u8_of(32),
+            num_queues: u16_of(34),
+            max_discard_sectors: u32_of(36),
+            max_discard_seg: u32_of(40),
+            discard_sector_alignment: u32_of(44),
+            max_write_zeroes_sectors: u32_of(48),
+            max_write_zeroes_seg: u32_of(52),
+            write_zeroes_may_unmap: u8_of(56),
+        }
+    }
+
+    /// Size in bytes.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_sectors * SECTOR_BYTES
+    }
+}

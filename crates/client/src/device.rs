@@ -1,0 +1,328 @@
+//! A whole device: handshake, memory, vrings.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cleave_blk::spec::feature;
+
+use crate::queue::{Arena, CONTROL_BYTES};
+use crate::wire::{VringAddr, protocol};
+use crate::{
+    BackendChannel, Config, Doorbell, DriverRing, Error, Frontend, GuestMemory, Queue, RegionPlan,
+    RingLayout, Wait,
+};
+
+/// By which messages memory is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Table {
+    /// SET_MEM_TABLE.
+    Whole,
+    /// ADD_MEM_REG, one per region.
+    Slots,
+}
+
+/// How a device is set up.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Vrings to start.
+    pub queues: u16,
+    /// Entries of each.
+    pub queue_size: u16,
+    /// Features taken where they are offered.
+    pub features: u64,
+    /// Protocol features taken where they are offered.
+    pub protocol_features: u64,
+    /// How completions are waited for.
+    pub wait: Wait,
+    /// Kick eventfds.
+    pub kick: Doorbell,
+    /// Call eventfds.
+    pub call: Doorbell,
+    /// How memory is told.
+    pub table: Table,
+    /// Feature messages before protocol feature messages, as some frontends send them.
+    pub features_first: bool,
+    /// Data area of each vring, in bytes (touched pages alone cost memory).
+    pub data_bytes: u64,
+    /// Vring positions to start from.
+    pub base: u16,
+    /// Bound on every answer and every request.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            queues: 1,
+            queue_size: 256,
+            features: u64::MAX,
+            protocol_features: protocol::MQ
+                | protocol::REPLY_ACK
+                | protocol::CONFIG
+                | protocol::CONFIGURE_MEM_SLOTS
+                | protocol::RESET_DEVICE
+                | protocol::STATUS
+                | protocol::BACKEND_REQ,
+            wait: Wait::Sleep,
+            kick: Doorbell::NonBlocking,
+            call: Doorbell::NonBlocking,
+            table: Table::Whole,
+            features_first: false,
+            data_bytes: 64 << 20,
+            base: 0,
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Features that this driver understands: what it may take.
+const UNDERSTOOD: u64 = feature::SIZE_MAX
+    | feature::SEG_MAX
+    | feature::RO
+    | feature::BLK_SIZE
+    | feature::FLUSH
+    | feature::TOPOLOGY
+    | feature::CONFIG_WCE
+    | feature::MQ
+    | feature::DISCARD
+    | feature::WRITE_ZEROES
+    | feature::INDIRECT_DESC
+    | feature::EVENT_IDX
+    | feature::VHOST_USER_PROTOCOL
+    | feature::VERSION_1;
+
+/// Where the pretended guest's RAM begins: not at 0, and not where it is mapped here, so that a daemon
+/// which mixes up address spaces is found out.
+const RAM_AT: u64 = 0x1_0000_0000;
+
+/// A device that is set up and serves.
+#[derive(Debug)]
+pub struct Client {
+    frontend: Frontend,
+    memory: Arc<GuestMemory>,
+    queues: Vec<Queue>,
+    config: Config,
+    offered: u64,
+    features: u64,
+    protocol_features: u64,
+    table: Table,
+}
+
+impl Client {
+    /// Connects and sets a device up.
+    pub fn open(path: &Path, options: &Options) -> Result<Client, Error> {
+        Client::start(Frontend::connect(path, options.patience)?, options)
+    }
+
+    /// Sets a device up over a connected stream.
+    pub fn over(stream: UnixStream, options: &Options) -> Result<Client, Error> {
+        Client::start(Frontend::new(stream, options.patience)?, options)
+    }
+
+    /// Sets a device up with memory made for it.
+    pub fn start(frontend: Frontend, options: &Options) -> Result<Client, Error> {
+        let entries = u64::from(options.queue_size);
+        let ring_bytes =
+            (entries * (16 + 2 + 8 + CONTROL_BYTES) + (4 << 12)).next_multiple_of(4096);
+        let each = ring_bytes + options.data_bytes.next_multiple_of(4096) + 4096;
+        let bytes = (each * u64::from(options.queues.max(1))).next_multiple_of(2 << 20) + (2 << 20);
+        let memory = GuestMemory::new(&[RegionPlan::new(RAM_AT, bytes)])?;
+        Client::start_in(frontend, memory, options)
+    }
+
+    /// Sets a device up in given memory; rings and data areas are allocated in its region 0.
+    pub fn start_in(
+        frontend: Frontend,
+        memory: Arc<GuestMemory>,
+        options: &Options,
+    ) -> Result<Client, Error> {
+        let mut client = Client::handshake(frontend, memory, options)?;
+        client.send_memory()?;
+        for index in 0..options.queues {
+            let queue = client.start_queue(index, options)?;
+            client.queues.push(queue);
+        }
+        if client.protocol_features & protocol::STATUS != 0 {
+            // ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK (virtio 1.3 §2.1).
+            client.frontend.set_status(1 | 2 | 8 | 4)?;
+        }
+        Ok(client)
+    }
+
+    /// The feature messages and the configuration; no memory, no vring.
+    pub fn handshake(
+        mut frontend: Frontend,
+        memory: Arc<GuestMemory>,
+        options: &Options,
+    ) -> Result<Client, Error> {
+        let offered = frontend.features()?;
+        let features = offered & options.features & UNDERSTOOD;
+        frontend.set_owner()?;
+        if options.features_first {
+            frontend.set_features(features)?;
+        }
+        let mut protocol_features = 0;
+        if offered & feature::VHOST_USER_PROTOCOL != 0 {
+            protocol_features = frontend.protocol_features()? & options.protocol_features;
+            frontend.set_protocol_features(protocol_features)?;
+        }
+        if !options.features_first {
+            frontend.set_features(features)?;
+        }
+        let mut client = Client {
+            frontend,
+            memory,
+            queues: Vec::new(),
+            config: Config::default(),
+            offered,
+            features,
+            protocol_features,
+            table: options.table,
+        };
+        if protocol_features & protocol::CONFIG != 0 {
+            client.refresh_config()?;
+        }
+        Ok(client)
+    }
+
+    /// The disk as it was told last.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Asks for the configuration again.
+    pub fn refresh_config(&mut self) -> Result<&Config, Error> {
+        self.config = Config::parse(&self.frontend.config(0, Config::BYTES)?);
+        Ok(&self.config)
+    }
+
+    /// Features that the daemon offered.
+    pub fn offered(&self) -> u64 {
+        self.offered
+    }
+
+    /// Features that were taken.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Protocol features that were taken.
+    pub fn protocol_features(&self) -> u64 {
+        self.protocol_features
+    }
+
+    /// The connection, for single messages.
+    pub fn frontend(&mut self) -> &mut Frontend {
+        &mut self.frontend
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// One vring.
+    ///
+    /// # Panics
+    /// When it was not started.
+    pub fn queue(&mut self, index: usize) -> &mut Queue {
+        &mut self.queues[index]
+    }
+
+    /// All vrings, to be driven from several threads.
+    pub fn queues(&mut self) -> &mut [Queue] {
+        &mut self.queues
+    }
+
+    /// Connection and vrings apart, for messages while vrings are driven.
+    pub fn parts(&mut self) -> (&mut Frontend, &mut [Queue]) {
+        (&mut self.frontend, &mut self.queues)
+    }
+
+    /// Opens the backend channel.
+    pub fn open_backend_channel(&self) -> Result<BackendChannel, Error> {
+        self.frontend.open_backend_channel()
+    }
+
+    /// Tells the memory table.
+    pub fn send_memory(&self) -> Result<(), Error> {
+        let count = self.memory.len();
+        match self.table {
+            Table::Whole => {
+                let regions: Vec<_> = (0..count).map(|index| self.memory.region(index)).collect();
+                let fds: Vec<_> = (0..count).map(|index| self.memory.fd(index)).collect();
+                self.frontend.set_mem_table(&regions, &fds)
+            }
+            Table::Slots => (0..count).try_for_each(|index| {
+                self.frontend
+                    .add_mem_reg(self.memory.region(index), self.memory.fd(index))
+            }),
+        }
+    }
+
+    /// Lays a vring out and starts it.
+    pub fn start_queue(&self, index: u16, options: &Options) -> Result<Queue, Error> {
+        let layout = RingLayout::alloc(&self.memory, 0, options.queue_size)?;
+        let event_idx = self.features & feature::EVENT_IDX != 0;
+        let ring = DriverRing::new(&self.memory, layout, event_idx, options.base)?;
+        let control = self
+            .memory
+            .alloc(CONTROL_BYTES * u64::from(options.queue_size), 128)?;
+        let addr = self.memory.alloc(options.data_bytes, 4096)?;
+        let queue = Queue {
+            index,
+            ring,
+            kick: options.kick.make()?,
+            call: options.call.make()?,
+            err: err_descriptor()?,
+            wait: options.wait,
+            patience: options.patience,
+            arena: Arena {
+                addr,
+                len: options.data_bytes,
+                control,
+            },
+            indirect: self.features & feature::INDIRECT_DESC != 0,
+        };
+        self.announce(&queue, options.base)?;
+        Ok(queue)
+    }
+
+    /// Tells the daemon of a vring, in the order that QEMU uses, and enables it.
+    pub fn announce(&self, queue: &Queue, base: u16) -> Result<(), Error> {
+        let index = u32::from(queue.index);
+        let layout = queue.ring.layout();
+        let user = |addr| {
+            let found = self.memory.user_addr(addr);
+            found.ok_or_else(|| Error::Memory(format!("no ring at {addr:#x}")))
+        };
+        self.frontend.set_vring_num(index, layout.size.into())?;
+        self.frontend.set_vring_base(index, base.into())?;
+        self.frontend.set_vring_addr(VringAddr {
+            index,
+            flags: 0,
+            desc: user(layout.desc)?,
+            used: user(layout.used)?,
+            avail: user(layout.avail)?,
+            log: 0,
+        })?;
+        self.frontend
+            .set_vring_err(index, Some(queue.err.as_fd()))?;
+        self.frontend
+            .set_vring_call(index, queue.call.as_ref().map(AsFd::as_fd))?;
+        self.frontend
+            .set_vring_kick(index, queue.kick.as_ref().map(AsFd::as_fd))?;
+        if self.features & feature::VHOST_USER_PROTOCOL != 0 {
+            self.frontend.set_vring_enable(index, true)?;
+        }
+        Ok(())
+    }
+}
+
+fn err_descriptor() -> Result<OwnedFd, Error> {
+    let made = Doorbell::NonBlocking.make()?;
+    made.ok_or_else(|| Error::Protocol("no err descriptor".into()))
+}

@@ -1,0 +1,317 @@
+//! One method per vhost-user message, with its answer checked.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::wire::{
+    self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, VRING_NO_FD, VringAddr, protocol,
+    request,
+};
+use crate::{BackendChannel, Error, Message, Socket};
+
+/// A connection to a daemon. Setters ask for an acknowledgement once REPLY_ACK has been negotiated, so
+/// an `Ok` means "accepted" then, and "sent" before.
+#[derive(Debug)]
+pub struct Frontend {
+    socket: Socket,
+    reply_ack: bool,
+    patience: Duration,
+}
+
+impl Frontend {
+    /// Connects to a listening daemon. `patience` bounds every receive and send.
+    pub fn connect(path: &Path, patience: Duration) -> Result<Frontend, Error> {
+        let socket = Socket::connect(path, patience)?;
+        Ok(Frontend {
+            socket,
+            reply_ack: false,
+            patience,
+        })
+    }
+
+    /// Takes a connected stream.
+    pub fn new(stream: UnixStream, patience: Duration) -> Result<Frontend, Error> {
+        let socket = Socket::new(stream, patience)?;
+        Ok(Frontend {
+            socket,
+            reply_ack: false,
+            patience,
+        })
+    }
+
+    /// The socket, for raw bytes.
+    pub fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Acts as if REPLY_ACK were (not) negotiated.
+    pub fn set_reply_ack(&mut self, on: bool) {
+        self.reply_ack = on;
+    }
+
+    /// Sends any message and waits for what answers it: the acknowledgement where one is due.
+    pub fn tell(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        let flags = if self.reply_ack {
+            VERSION | FLAG_NEED_REPLY
+        } else {
+            VERSION
+        };
+        self.socket
+            .send_raw(&wire::message(number, flags, payload), fds)?;
+        if self.reply_ack {
+            self.acknowledged(number)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Sends any message that has an answer of its own, and returns it.
+    pub fn ask(
+        &self,
+        number: u32,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Message, Error> {
+        self.socket
+            .send_raw(&wire::message(number, VERSION, payload), fds)?;
+        self.answer(number)
+    }
+
+    /// Receives an acknowledgement.
+    pub fn acknowledged(&self, number: u32) -> Result<(), Error> {
+        match word(&self.answer(number)?)? {
+            0 => Ok(()),
+            code => Err(Error::Refused {
+                request: number,
+                code,
+            }),
+        }
+    }
+
+    fn answer(&self, number: u32) -> Result<Message, Error> {
+        let got = self.socket.recv()?;
+        if got.request != number || got.flags & FLAG_REPLY == 0 || got.flags & 3 != VERSION {
+            let what = format!("{} (flags {:#x}) answers {number}", got.request, got.flags);
+            return Err(Error::Protocol(what));
+        }
+        Ok(got)
+    }
+
+    fn ask_word(&self, number: u32) -> Result<u64, Error> {
+        word(&self.ask(number, &[], &[])?)
+    }
+}
+
+/// Features and ownership.
+impl Frontend {
+    /// GET_FEATURES.
+    pub fn features(&self) -> Result<u64, Error> {
+        self.ask_word(request::GET_FEATURES)
+    }
+
+    /// SET_FEATURES.
+    pub fn set_features(&self, features: u64) -> Result<(), Error> {
+        self.tell(request::SET_FEATURES, &features.to_le_bytes(), &[])
+    }
+
+    /// GET_PROTOCOL_FEATURES.
+    pub fn protocol_features(&self) -> Result<u64, Error> {
+        self.ask_word(request::GET_PROTOCOL_FEATURES)
+    }
+
+    /// SET_PROTOCOL_FEATURES; from then on acknowledgements are asked for where REPLY_ACK is among them.
+    pub fn set_protocol_features(&mut self, features: u64) -> Result<(), Error> {
+        self.tell(request::SET_PROTOCOL_FEATURES, &features.to_le_bytes(), &[])?;
+        self.reply_ack = features & protocol::REPLY_ACK != 0;
+        Ok(())
+    }
+
+    /// SET_OWNER.
+    pub fn set_owner(&self) -> Result<(), Error> {
+        self.tell(request::SET_OWNER, &[], &[])
+    }
+
+    /// RESET_OWNER.
+    pub fn reset_owner(&self) -> Result<(), Error> {
+        self.tell(request::RESET_OWNER, &[], &[])
+    }
+
+    /// RESET_DEVICE.
+    pub fn reset_device(&self) -> Result<(), Error> {
+        self.tell(request::RESET_DEVICE, &[], &[])
+    }
+
+    /// SET_STATUS.
+    pub fn set_status(&self, status: u8) -> Result<(), Error> {
+        self.tell(request::SET_STATUS, &u64::from(status).to_le_bytes(), &[])
+    }
+
+    /// GET_STATUS.
+    pub fn status(&self) -> Result<u64, Error> {
+        self.ask_word(request::GET_STATUS)
+    }
+
+    /// GET_QUEUE_NUM.
+    pub fn queue_num(&self) -> Result<u64, Error> {
+        self.ask_word(request::GET_QUEUE_NUM)
+    }
+
+    /// GET_CONFIG of `size` bytes from `offset`. An answer of length 0 is the refusal that the
+    /// specification gives this message.
+    pub fn config(&self, offset: u32, size: u32) -> Result<Vec<u8>, Error> {
+        let room = vec![0; size.min(256) as usize];
+        let payload = wire::config_space(offset, size, 0, &room);
+        let got = self.ask(request::GET_CONFIG, &payload, &[])?;
+        if got.payload.len() == 12 + size as usize && wire::u32_at(&got.payload, 4) == Some(size) {
+            return Ok(got.payload[12..].to_vec());
+        }
+        if got.payload.is_empty() || wire::u32_at(&got.payload, 4) == Some(0) {
+            return Err(Error::Refused {
+                request: request::GET_CONFIG,
+                code: 0,
+            });
+        }
+        Err(Error::Protocol(format!(
+            "configuration of {} bytes",
+            got.payload.len()
+        )))
+    }
+
+    /// SET_CONFIG.
+    pub fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), Error> {
+        let payload = wire::config_space(offset, bytes.len() as u32, 0, bytes);
+        self.tell(request::SET_CONFIG, &payload, &[])
+    }
+
+    /// SET_BACKEND_REQ_FD with a new socket pair.
+    pub fn open_backend_channel(&self) -> Result<BackendChannel, Error> {
+        let (ours, theirs) = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
+        self.tell(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+        Ok(BackendChannel::new(Socket::new(ours, self.patience)?))
+    }
+}
+
+/// Memory.
+impl Frontend {
+    /// SET_MEM_TABLE, one descriptor per region.
+    pub fn set_mem_table(
+        &self,
+        regions: &[RegionBytes],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), Error> {
+        let payload = wire::mem_table(regions.len() as u32, regions);
+        self.tell(request::SET_MEM_TABLE, &payload, fds)
+    }
+
+    /// ADD_MEM_REG.
+    pub fn add_mem_reg(&self, region: RegionBytes, fd: BorrowedFd<'_>) -> Result<(), Error> {
+        self.tell(request::ADD_MEM_REG, &wire::mem_reg(region), &[fd])
+    }
+
+    /// REM_MEM_REG, with or without a descriptor (both are legal).
+    pub fn rem_mem_reg(
+        &self,
+        region: RegionBytes,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Error> {
+        self.tell(request::REM_MEM_REG, &wire::mem_reg(region), fd.as_slice())
+    }
+
+    /// GET_MAX_MEM_SLOTS.
+    pub fn max_mem_slots(&self) -> Result<u64, Error> {
+        self.ask_word(request::GET_MAX_MEM_SLOTS)
+    }
+
+    /// SET_LOG_BASE, which has an answer of its own with LOG_SHMFD.
+    pub fn set_log_base(&self, size: u64, offset: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
+        let mut payload = size.to_le_bytes().to_vec();
+        payload.extend_from_slice(&offset.to_le_bytes());
+        self.ask(request::SET_LOG_BASE, &payload, &[fd]).map(drop)
+    }
+
+    /// GET_INFLIGHT_FD: the answer's payload and its descriptor.
+    pub fn inflight_fd(&self, vrings: u16, size: u16) -> Result<(Vec<u8>, Option<OwnedFd>), Error> {
+        let asked = wire::inflight(0, 0, vrings, size);
+        let mut got = self.ask(request::GET_INFLIGHT_FD, &asked, &[])?;
+        Ok((got.payload, got.fds.pop()))
+    }
+
+    /// SET_INFLIGHT_FD.
+    pub fn set_inflight_fd(&self, payload: &[u8], fd: BorrowedFd<'_>) -> Result<(), Error> {
+        self.tell(request::SET_INFLIGHT_FD, payload, &[fd])
+    }
+}
+
+/// Vrings.
+impl Frontend {
+    /// SET_VRING_NUM.
+    pub fn set_vring_num(&self, index: u32, size: u32) -> Result<(), Error> {
+        self.tell(request::SET_VRING_NUM, &wire::vring_state(index, size), &[])
+    }
+
+    /// SET_VRING_ADDR.
+    pub fn set_vring_addr(&self, addr: VringAddr) -> Result<(), Error> {
+        self.tell(request::SET_VRING_ADDR, &addr.to_bytes(), &[])
+    }
+
+    /// SET_VRING_BASE.
+    pub fn set_vring_base(&self, index: u32, base: u32) -> Result<(), Error> {
+        self.tell(
+            request::SET_VRING_BASE,
+            &wire::vring_state(index, base),
+            &[],
+        )
+    }
+
+    /// GET_VRING_BASE: stops the vring.
+    pub fn vring_base(&self, index: u32) -> Result<u32, Error> {
+        let got = self.ask(request::GET_VRING_BASE, &wire::vring_state(index, 0), &[])?;
+        match (wire::u32_at(&got.payload, 0), wire::u32_at(&got.payload, 4)) {
+            (Some(found), Some(base)) if found == index => Ok(base),
+            _ => Err(Error::Protocol("vring base of another vring".into())),
+        }
+    }
+
+    /// SET_VRING_KICK; `None`: the daemon is to poll.
+    pub fn set_vring_kick(&self, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+        self.vring_fd(request::SET_VRING_KICK, index, fd)
+    }
+
+    /// SET_VRING_CALL; `None`: we poll.
+    pub fn set_vring_call(&self, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+        self.vring_fd(request::SET_VRING_CALL, index, fd)
+    }
+
+    /// SET_VRING_ERR.
+    pub fn set_vring_err(&self, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+        self.vring_fd(request::SET_VRING_ERR, index, fd)
+    }
+
+    /// SET_VRING_ENABLE.
+    pub fn set_vring_enable(&self, index: u32, on: bool) -> Result<(), Error> {
+        self.tell(
+            request::SET_VRING_ENABLE,
+            &wire::vring_state(index, on.into()),
+            &[],
+        )
+    }
+
+    fn vring_fd(&self, number: u32, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+        let flag = if fd.is_some() { 0 } else { VRING_NO_FD };
+        self.tell(
+            number,
+            &(u64::from(index) | flag).to_le_bytes(),
+            fd.as_slice(),
+        )
+    }
+}
+
+fn word(message: &Message) -> Result<u64, Error> {
+    if message.payload.len() != 8 {
+        let what = format!("{} bytes answer {}", message.payload.len(), message.request);
+        return Err(Error::Protocol(what));
+    }
+    Ok(wire::u64_at(&message.payload, 0).unwrap_or_default())
+}

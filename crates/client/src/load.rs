@@ -1,0 +1,657 @@
+//! Driving a vring at depth: the loop behind benchmarks, the demo and long tests.
+//!
+//! Every slot keeps its chain from one request to the next, so a request costs the driver a header, an
+//! available entry and a used entry; the clock is read once per batch, and nothing is allocated or looked up.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cleave_blk::spec::{HEADER_BYTES, SECTOR_BYTES, request_type, status};
+
+use crate::memory::Span;
+use crate::queue::{CONTROL_BYTES, STATUS_AT, TABLE_AT, Wait};
+use crate::{Buffer, Client, Descriptor, Error, Queue, Used, ring};
+
+/// Used entries handled between two looks at the clock.
+const BATCH: usize = 64;
+
+/// In which order offsets come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// One after the other, from the beginning again at the end.
+    Sequential,
+    /// Uniform over the span.
+    Random,
+}
+
+/// When the loop ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// No new requests after this time.
+    After(Duration),
+    /// No more than so many requests.
+    Requests(u64),
+}
+
+/// Whether data is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verify {
+    /// No.
+    Off,
+    /// Writes carry, and reads must find, [`pattern_word`] of this seed.
+    Pattern(u64),
+}
+
+/// Requests started by the clock and not by completions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Offered {
+    /// Requests per second.
+    pub per_second: f64,
+    /// Started together.
+    pub burst: u32,
+}
+
+/// How chains are laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Direct where depth and ring allow it, else indirect.
+    Auto,
+    /// Three descriptors of the ring.
+    Direct,
+    /// One descriptor of the ring and a table of three.
+    Indirect,
+}
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub struct Workload<'a> {
+    /// Share of reads.
+    pub read_percent: u8,
+    /// Bytes per request; a multiple of 512.
+    pub block_bytes: u32,
+    /// Requests in flight at most.
+    pub depth: u16,
+    /// First byte of the disk that is used.
+    pub offset_bytes: u64,
+    /// Bytes of the disk that are used.
+    pub span_bytes: u64,
+    /// Order of offsets.
+    pub order: Order,
+    /// Seed of offsets and mix.
+    pub seed: u64,
+    /// When to end.
+    pub stop: Stop,
+    /// Whether data is checked.
+    pub verify: Verify,
+    /// Requests by the clock; latency then counts from the intended start.
+    pub offered: Option<Offered>,
+    /// Layout of chains.
+    pub layout: Layout,
+    /// Ends the loop early when it becomes true.
+    pub abort: Option<&'a AtomicBool>,
+}
+
+impl Workload<'_> {
+    /// Random reads of the first `span_bytes` for some time.
+    pub fn reads(block_bytes: u32, depth: u16, span_bytes: u64, time: Duration) -> Self {
+        Workload {
+            read_percent: 100,
+            block_bytes,
+            depth,
+            offset_bytes: 0,
+            span_bytes,
+            order: Order::Random,
+            seed: 1,
+            stop: Stop::After(time),
+            verify: Verify::Off,
+            offered: None,
+            layout: Layout::Auto,
+            abort: None,
+        }
+    }
+}
+
+/// One completed request.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// A write.
+    pub write: bool,
+    /// Its size.
+    pub bytes: u32,
+    /// From (intended) start to completion.
+    pub latency_ns: u64,
+    /// When it completed, since the loop began.
+    pub at_ns: u64,
+}
+
+/// What was done.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tally {
+    /// Reads completed.
+    pub reads: u64,
+    /// Writes completed.
+    pub writes: u64,
+    /// Bytes of both.
+    pub bytes: u64,
+    /// Of them, ended with another status than OK.
+    pub failed: u64,
+    /// Kicks sent.
+    pub kicks: u64,
+    /// Times that the driver slept and was called.
+    pub calls: u64,
+    /// From the first request to the last completion.
+    pub elapsed: Duration,
+}
+
+impl Tally {
+    /// Requests completed.
+    pub fn requests(&self) -> u64 {
+        self.reads + self.writes
+    }
+
+    /// Requests per second.
+    pub fn iops(&self) -> f64 {
+        self.requests() as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}
+
+/// Word `index` of the pattern: the eight bytes at `8 * index` of the disk.
+#[inline]
+pub fn pattern_word(seed: u64, index: u64) -> u64 {
+    let mixed = (index ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ (mixed >> 32) ^ seed.rotate_left(17)
+}
+
+impl Client {
+    /// Runs a workload on all vrings, a thread each, with seeds of their own. `sampler` makes each thread's callback.
+    pub fn run<F: FnMut(Sample) + Send>(
+        &mut self,
+        workload: &Workload<'_>,
+        mut sampler: impl FnMut(u16) -> F,
+    ) -> Result<Vec<Tally>, Error> {
+        let work = self.queues().iter_mut().map(|queue| {
+            let mut mine = workload.clone();
+            mine.seed = workload.seed.wrapping_add(u64::from(queue.index()) << 32);
+            let sample = sampler(queue.index());
+            (queue, mine, sample)
+        });
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = work
+                .map(|(queue, mine, sample)| scope.spawn(move || queue.run(&mine, sample)))
+                .collect();
+            threads.into_iter().map(join).collect()
+        })
+    }
+}
+
+fn join(thread: std::thread::ScopedJoinHandle<'_, Result<Tally, Error>>) -> Result<Tally, Error> {
+    thread
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+impl Queue {
+    /// Runs a workload on this vring and hands every completion to `sample`. After an error requests may
+    /// still be in flight, and the queue cannot be used again.
+    pub fn run(
+        &mut self,
+        workload: &Workload<'_>,
+        sample: impl FnMut(Sample),
+    ) -> Result<Tally, Error> {
+        let mut load = Load::new(self, workload, sample)?;
+        let done = load.drive();
+        let tally = load.tally;
+        done?;
+        self.ring.free_all();
+        Ok(tally)
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    offset_bytes: u64,
+    started_ns: u64,
+    write: bool,
+    busy: bool,
+}
+
+struct Load<'a, F> {
+    queue: &'a mut Queue,
+    workload: &'a Workload<'a>,
+    sample: F,
+    indirect: bool,
+    control: Span,
+    data: Span,
+    stride: usize,
+    slots: Box<[Slot]>,
+    free: Vec<u16>,
+    picker: Picker,
+    clock: Instant,
+    now_ns: u64,
+    progress_ns: u64,
+    issued: u64,
+    disarmed: u64,
+    tally: Tally,
+}
+
+impl<'a, F: FnMut(Sample)> Load<'a, F> {
+    fn new(
+        queue: &'a mut Queue,
+        workload: &'a Workload<'a>,
+        sample: F,
+    ) -> Result<Load<'a, F>, Error> {
+        let indirect = chosen_layout(queue, workload)?;
+        let depth = workload.depth;
+        let stride = u64::from(workload.block_bytes).next_multiple_of(4096);
+        let data_bytes = stride * u64::from(depth);
+        if data_bytes > queue.arena.len {
+            let what = format!(
+                "{data_bytes} bytes of data in an area of {}",
+                queue.arena.len
+            );
+            return Err(Error::Memory(what));
+        }
+        let memory = queue.memory();
+        let control = memory.span(queue.arena.control, CONTROL_BYTES * u64::from(depth))?;
+        let data = memory.span(queue.arena.addr, data_bytes)?;
+        let load = Load {
+            indirect,
+            control,
+            data,
+            stride: stride as usize,
+            slots: vec![Slot::default(); depth.into()].into(),
+            free: (0..depth).rev().collect(),
+            picker: Picker::new(workload)?,
+            clock: Instant::now(),
+            now_ns: 0,
+            progress_ns: 0,
+            issued: 0,
+            disarmed: 0,
+            tally: Tally::default(),
+            queue,
+            workload,
+            sample,
+        };
+        load.lay_chains();
+        Ok(load)
+    }
+
+    /// Writes what stays the same of every slot's chain.
+    fn lay_chains(&self) {
+        for slot in 0..self.workload.depth {
+            let parts = self.parts(slot, false);
+            if self.indirect {
+                let table = self.control_addr(slot) + TABLE_AT;
+                ring::write_table(self.queue.ring.memory(), table, &parts);
+                let entry = Descriptor {
+                    addr: table,
+                    len: 48,
+                    flags: 4,
+                    next: 0,
+                };
+                self.queue.ring.write_descriptor(slot, entry);
+            } else {
+                for (index, part) in (0u16..).zip(parts) {
+                    let flags = u16::from(index < 2) | if part.writable { 2 } else { 0 };
+                    let next = 3 * slot + index + 1;
+                    let entry = Descriptor {
+                        addr: part.addr,
+                        len: part.len,
+                        flags,
+                        next,
+                    };
+                    self.queue.ring.write_descriptor(3 * slot + index, entry);
+                }
+            }
+        }
+    }
+
+    fn parts(&self, slot: u16, write: bool) -> [Buffer; 3] {
+        let control = self.control_addr(slot);
+        let addr = self.queue.arena.addr + u64::from(slot) * self.stride as u64;
+        [
+            Buffer::readable(control, HEADER_BYTES as u32),
+            Buffer {
+                addr,
+                len: self.workload.block_bytes,
+                writable: !write,
+            },
+            Buffer::writable(control + STATUS_AT, 1),
+        ]
+    }
+
+    fn control_addr(&self, slot: u16) -> u64 {
+        self.queue.arena.control + CONTROL_BYTES * u64::from(slot)
+    }
+
+    fn drive(&mut self) -> Result<(), Error> {
+        self.queue.ring.disarm();
+        let mut used = [Used::default(); BATCH];
+        loop {
+            self.submit();
+            let count = self.queue.ring.reap_batch(&mut used);
+            if count == 0 {
+                if self.in_flight() == 0 && self.ended() {
+                    self.tally.elapsed = Duration::from_nanos(self.progress_ns);
+                    return Ok(());
+                }
+                self.pause()?;
+                continue;
+            }
+            for entry in &used[..count] {
+                self.control
+                    .prefetch(self.slot_of(entry.head) * CONTROL_BYTES as usize);
+            }
+            self.tick();
+            self.progress_ns = self.now_ns;
+            for entry in &used[..count] {
+                self.finish(*entry)?;
+            }
+            self.disarmed += count as u64;
+            if self.disarmed > 16384 {
+                // Without EVENT_IDX this changes nothing; with it, the event index must not be met again.
+                self.disarmed = 0;
+                self.queue.ring.disarm();
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        self.now_ns = self.clock.elapsed().as_nanos() as u64;
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn ended(&self) -> bool {
+        let over = match self.workload.stop {
+            Stop::After(time) => u128::from(self.now_ns) >= time.as_nanos(),
+            Stop::Requests(most) => self.issued >= most,
+        };
+        over || self
+            .workload
+            .abort
+            .is_some_and(|abort| abort.load(Ordering::Relaxed))
+    }
+
+    /// When the next request is due: at once, unless requests are offered by the clock.
+    fn due_ns(&self) -> u64 {
+        self.workload.offered.map_or(self.now_ns, |offered| {
+            let burst = u64::from(offered.burst.max(1));
+            let groups = self.issued / burst;
+            (groups as f64 * burst as f64 * 1e9 / offered.per_second) as u64
+        })
+    }
+
+    /// Starts all that is due and fits, and publishes it once.
+    fn submit(&mut self) {
+        let ended = self.ended();
+        while !ended && !self.free.is_empty() {
+            let due = self.due_ns();
+            let all = matches!(self.workload.stop, Stop::Requests(most) if self.issued >= most);
+            if due > self.now_ns || all {
+                break;
+            }
+            let Some(slot) = self.free.pop() else { break };
+            self.start(slot, due);
+        }
+        if self.queue.ring.publish() {
+            self.tally.kicks += 1;
+            self.queue.ring_kick();
+        }
+    }
+
+    fn start(&mut self, slot: u16, started_ns: u64) {
+        let (offset_bytes, write) = self.picker.next(self.workload);
+        let at = usize::from(slot) * CONTROL_BYTES as usize;
+        let kind = if write {
+            request_type::OUT
+        } else {
+            request_type::IN
+        };
+        let mut control = [0; HEADER_BYTES + 1];
+        control[0..4].copy_from_slice(&kind.to_le_bytes());
+        control[8..16].copy_from_slice(&(offset_bytes / SECTOR_BYTES).to_le_bytes());
+        control[16] = 0xff;
+        self.control.store(at, control);
+        if self.slots[usize::from(slot)].write != write {
+            self.turn_data(slot, write);
+        }
+        if let (true, Verify::Pattern(seed)) = (write, self.workload.verify) {
+            self.write_pattern(slot, offset_bytes, seed);
+        }
+        self.slots[usize::from(slot)] = Slot {
+            offset_bytes,
+            started_ns,
+            write,
+            busy: true,
+        };
+        self.issued += 1;
+        let head = if self.indirect { slot } else { 3 * slot };
+        self.queue.ring.push(head);
+    }
+
+    /// Turns the data descriptor's direction.
+    fn turn_data(&self, slot: u16, write: bool) {
+        let part = self.parts(slot, write)[1];
+        let flags = if write { 1 } else { 3 };
+        let next = if self.indirect { 2 } else { 3 * slot + 2 };
+        let entry = Descriptor {
+            addr: part.addr,
+            len: part.len,
+            flags,
+            next,
+        };
+        if self.indirect {
+            let at = usize::from(slot) * CONTROL_BYTES as usize + TABLE_AT as usize + 16;
+            self.control.store(at, entry.to_bytes());
+        } else {
+            self.queue.ring.write_descriptor(3 * slot + 1, entry);
+        }
+    }
+
+    fn slot_of(&self, head: u32) -> usize {
+        if self.indirect {
+            head as usize
+        } else {
+            head as usize / 3
+        }
+    }
+
+    fn finish(&mut self, used: Used) -> Result<(), Error> {
+        let index = self.slot_of(used.head);
+        let aligned = self.indirect || used.head.is_multiple_of(3);
+        let slot = match self.slots.get_mut(index) {
+            Some(slot) if slot.busy && aligned => slot,
+            _ => return Err(Error::Spurious { head: used.head }),
+        };
+        slot.busy = false;
+        let slot = *slot;
+        let bytes = self.workload.block_bytes;
+        let at = index * CONTROL_BYTES as usize + STATUS_AT as usize;
+        let [code] = self.control.load::<1>(at);
+        if code == status::OK {
+            self.check(index, slot, used)?;
+        } else {
+            self.tally.failed += 1;
+        }
+        *(if slot.write {
+            &mut self.tally.writes
+        } else {
+            &mut self.tally.reads
+        }) += 1;
+        self.tally.bytes += u64::from(bytes);
+        self.free.push(index as u16);
+        (self.sample)(Sample {
+            write: slot.write,
+            bytes,
+            latency_ns: self.now_ns.saturating_sub(slot.started_ns),
+            at_ns: self.now_ns,
+        });
+        Ok(())
+    }
+
+    fn check(&self, index: usize, slot: Slot, used: Used) -> Result<(), Error> {
+        let wanted = if slot.write {
+            1
+        } else {
+            self.workload.block_bytes + 1
+        };
+        if used.len != wanted {
+            let kind = if slot.write {
+                request_type::OUT
+            } else {
+                request_type::IN
+            };
+            let sector = slot.offset_bytes / SECTOR_BYTES;
+            return Err(Error::UsedLength {
+                kind,
+                sector,
+                found: used.len,
+                wanted,
+            });
+        }
+        match self.workload.verify {
+            Verify::Pattern(seed) if !slot.write => self.check_pattern(index, slot, seed),
+            _ => Ok(()),
+        }
+    }
+
+    fn write_pattern(&self, slot: u16, offset_bytes: u64, seed: u64) {
+        let from = usize::from(slot) * self.stride;
+        for word in 0..self.workload.block_bytes as usize / 8 {
+            let value = pattern_word(seed, offset_bytes / 8 + word as u64);
+            self.data.store(from + 8 * word, value.to_le_bytes());
+        }
+    }
+
+    fn check_pattern(&self, index: usize, slot: Slot, seed: u64) -> Result<(), Error> {
+        for word in 0..self.workload.block_bytes as usize / 8 {
+            let wanted = pattern_word(seed, slot.offset_bytes / 8 + word as u64);
+            let found = u64::from_le_bytes(self.data.load(index * self.stride + 8 * word));
+            if found != wanted {
+                let offset_bytes = slot.offset_bytes + 8 * word as u64;
+                return Err(Error::Verify {
+                    offset_bytes,
+                    found,
+                    wanted,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for completions, or for the next request to be due.
+    fn pause(&mut self) -> Result<(), Error> {
+        self.tick();
+        if self.in_flight() == 0 {
+            // Nothing to wait for but the clock.
+            self.progress_ns = self.now_ns;
+        }
+        let patience = self.queue.patience.as_nanos() as u64;
+        if self.now_ns - self.progress_ns > patience {
+            return Err(Error::TimedOut {
+                what: "a request",
+                after: self.queue.patience,
+            });
+        }
+        match self.queue.wait {
+            Wait::Poll => self.spin(),
+            Wait::Sleep => self.sleep(),
+        }
+        Ok(())
+    }
+
+    fn spin(&mut self) {
+        let rounds = if self.workload.offered.is_some() {
+            64
+        } else {
+            4096
+        };
+        for _ in 0..rounds {
+            if self.queue.ring.has_used() {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        self.tick();
+    }
+
+    fn sleep(&mut self) {
+        let mut time = self.queue.patience;
+        if !self.free.is_empty() && !self.ended() {
+            let due = self.due_ns().saturating_sub(self.now_ns);
+            time = time.min(Duration::from_nanos(due));
+        }
+        let nothing = self.in_flight() == 0;
+        if nothing || !self.queue.ring.arm() {
+            self.tally.calls += u64::from(self.queue.sleep(time));
+        }
+        self.queue.ring.disarm();
+        self.tick();
+    }
+}
+
+/// Which layout to use; `true`: indirect.
+fn chosen_layout(queue: &Queue, workload: &Workload<'_>) -> Result<bool, Error> {
+    let size = u32::from(queue.ring.size());
+    let depth = u32::from(workload.depth);
+    let direct = 3 * depth <= size;
+    match workload.layout {
+        _ if depth == 0 || depth > size => Err(Error::Full),
+        Layout::Direct if direct => Ok(false),
+        Layout::Auto if direct => Ok(false),
+        Layout::Auto | Layout::Indirect if queue.indirect => Ok(true),
+        _ => Err(Error::Full),
+    }
+}
+
+/// Chooses offsets and directions.
+struct Picker {
+    state: u64,
+    blocks: u64,
+    next: u64,
+}
+
+impl Picker {
+    fn new(workload: &Workload<'_>) -> Result<Picker, Error> {
+        let block = u64::from(workload.block_bytes);
+        if block == 0 || block % SECTOR_BYTES != 0 || workload.span_bytes < block {
+            let what = format!("blocks of {block} bytes in {}", workload.span_bytes);
+            return Err(Error::Memory(what));
+        }
+        let state = pattern_word(workload.seed, 1) | 1;
+        Ok(Picker {
+            state,
+            blocks: workload.span_bytes / block,
+            next: 0,
+        })
+    }
+
+    #[inline]
+    fn next(&mut self, workload: &Workload<'_>) -> (u64, bool) {
+        // xorshift64*
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        let random = self.state.wrapping_mul(0x2545_f491_4f6c_dd1d);
+        let block = match workload.order {
+            Order::Random => ((u128::from(random) * u128::from(self.blocks)) >> 64) as u64,
+            Order::Sequential => {
+                let block = self.next;
+                self.next = if block + 1 == self.blocks {
+                    0
+                } else {
+                    block + 1
+                };
+                block
+            }
+        };
+        let write = (random & 0xffff) % 100 >= workload.read_percent.into();
+        (
+            workload.offset_bytes + block * u64::from(workload.block_bytes),
+            write,
+        )
+    }
+}

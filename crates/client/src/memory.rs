@@ -1,0 +1,366 @@
+//! The pretended guest's RAM: memfds mapped here and handed to the daemon.
+//!
+//! Unsafe: raw mappings. The daemon, another process, reads and writes the same pages at any moment, so
+//! no reference into them is ever made: bytes move by raw copies between mapping and ordinary memory.
+//! A mapping lives as long as its [`GuestMemory`], which everything that holds a pointer keeps in an `Arc`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::Error;
+use crate::wire::RegionBytes;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// One region to make.
+#[derive(Debug, Clone, Copy)]
+pub struct RegionPlan {
+    /// Guest-physical address.
+    pub guest_addr: u64,
+    /// Length in bytes, a multiple of the page size.
+    pub len_bytes: u64,
+    /// The memfd cannot shrink.
+    pub sealed: bool,
+}
+
+impl RegionPlan {
+    /// An ordinary region, which can be cut later.
+    pub fn new(guest_addr: u64, len_bytes: u64) -> RegionPlan {
+        RegionPlan {
+            guest_addr,
+            len_bytes,
+            sealed: false,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Region {
+    guest_addr: u64,
+    len_bytes: u64,
+    host: NonNull<u8>,
+    file: OwnedFd,
+}
+
+/// Guest RAM made of regions, each a memfd of its own: regions that touch each other in the guest do not
+/// touch on the host.
+#[derive(Debug)]
+pub struct GuestMemory {
+    regions: Vec<Region>,
+    /// Next free byte of each region, from its beginning.
+    next: Mutex<Vec<u64>>,
+}
+
+// SAFETY: the mappings are shared memory that other processes write at any time; all accesses go
+// through raw copies or atomics, so moving or sharing the owner between threads adds nothing new.
+unsafe impl Send for GuestMemory {}
+// SAFETY: as above.
+unsafe impl Sync for GuestMemory {}
+
+impl GuestMemory {
+    /// Makes and maps regions.
+    pub fn new(plans: &[RegionPlan]) -> Result<Arc<GuestMemory>, Error> {
+        let regions = plans
+            .iter()
+            .map(Region::new)
+            .collect::<Result<Vec<_>, _>>()?;
+        let next = Mutex::new(vec![0; regions.len()]);
+        Ok(Arc::new(GuestMemory { regions, next }))
+    }
+
+    /// Number of regions.
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// A region as it is told to the daemon; our own mapping gives its user address.
+    pub fn region(&self, index: usize) -> RegionBytes {
+        let region = &self.regions[index];
+        RegionBytes {
+            guest_addr: region.guest_addr,
+            len_bytes: region.len_bytes,
+            user_addr: region.host.as_ptr() as u64,
+            file_offset: 0,
+        }
+    }
+
+    /// A region's file.
+    pub fn fd(&self, index: usize) -> BorrowedFd<'_> {
+        self.regions[index].file.as_fd()
+    }
+
+    /// Guest address of `len` unused bytes in region 0; never given back.
+    pub fn alloc(&self, len: u64, align: u64) -> Result<u64, Error> {
+        self.alloc_in(0, len, align)
+    }
+
+    /// Guest address of `len` unused bytes in some region.
+    pub fn alloc_in(&self, index: usize, len: u64, align: u64) -> Result<u64, Error> {
+        let region = &self.regions[index];
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = (region.guest_addr + next[index]).next_multiple_of(align.max(1));
+        let end = from
+            .checked_add(len)
+            .ok_or_else(|| Error::Memory("too large".into()))?;
+        if end > region.guest_addr + region.len_bytes {
+            return Err(Error::Memory(format!(
+                "no {len} bytes left in region {index}"
+            )));
+        }
+        next[index] = end - region.guest_addr;
+        Ok(from)
+    }
+
+    /// Our virtual address of guest memory that lies inside one region.
+    pub fn user_addr(&self, addr: u64) -> Option<u64> {
+        self.host(addr, 1).map(|host| host.as_ptr() as u64)
+    }
+
+    /// Pointer to `len` bytes inside one region, valid while this memory lives.
+    pub(crate) fn host(&self, addr: u64, len: u64) -> Option<NonNull<u8>> {
+        let region = self.regions.iter().find(|region| region.contains(addr))?;
+        let offset = addr - region.guest_addr;
+        if len > region.len_bytes - offset {
+            return None;
+        }
+        // SAFETY: `offset` lies inside the region's mapping.
+        Some(unsafe { region.host.add(offset as usize) })
+    }
+
+    /// Copies bytes out, over regions that touch in the guest.
+    ///
+    /// # Panics
+    /// When the range is not guest memory: a mistake of the test itself.
+    pub fn read(&self, addr: u64, out: &mut [u8]) {
+        self.pieces(addr, out.len(), |host, from, len| {
+            // SAFETY: `pieces` gives ranges inside one mapping; `out` is ours and cannot overlap it.
+            // The daemon may write meanwhile: a torn value is then what the guest would see as well.
+            unsafe { host.copy_to_nonoverlapping(NonNull::from(&mut out[from]), len) };
+        });
+    }
+
+    /// Copies bytes in, over regions that touch in the guest.
+    ///
+    /// # Panics
+    /// When the range is not guest memory.
+    pub fn write(&self, addr: u64, bytes: &[u8]) {
+        self.pieces(addr, bytes.len(), |host, from, len| {
+            // SAFETY: as in `read`, the other way round.
+            unsafe { host.copy_from_nonoverlapping(NonNull::from(&bytes[from]), len) };
+        });
+    }
+
+    /// Sets bytes.
+    ///
+    /// # Panics
+    /// When the range is not guest memory.
+    pub fn fill(&self, addr: u64, len: usize, byte: u8) {
+        self.pieces(addr, len, |host, _, len| {
+            // SAFETY: the range lies inside one mapping.
+            unsafe { host.write_bytes(byte, len) };
+        });
+    }
+
+    /// A copy of some bytes.
+    pub fn bytes(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.read(addr, &mut out);
+        out
+    }
+
+    /// Cuts a region's file to `keep` bytes. Our own mapping of what is cut off is replaced by private
+    /// memory first: the daemon alone is to meet the hole.
+    pub fn truncate(&self, index: usize, keep: u64) -> Result<(), Error> {
+        let region = &self.regions[index];
+        let keep = keep.next_multiple_of(PAGE_BYTES).min(region.len_bytes);
+        let cut = (region.len_bytes - keep) as usize;
+        if cut > 0 {
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+            // SAFETY: the range is the tail of our own mapping, which stays mapped at the same
+            // address; nothing but `Region::drop` unmaps it.
+            let replaced = unsafe {
+                let at = region.host.add(keep as usize).as_ptr().cast();
+                mmap_anonymous(at, cut, ProtFlags::READ | ProtFlags::WRITE, flags)
+            };
+            replaced.map_err(|error| Error::Memory(error.to_string()))?;
+        }
+        ftruncate(&region.file, keep).map_err(|error| Error::Memory(error.to_string()))
+    }
+
+    /// A range inside one region, for code that touches it for every request.
+    pub(crate) fn span(self: &Arc<Self>, addr: u64, len: u64) -> Result<Span, Error> {
+        let host = self.host(addr, len);
+        let host = host.ok_or_else(|| Error::Memory(format!("no {len} bytes at {addr:#x}")))?;
+        Ok(Span {
+            host,
+            len: len as usize,
+            _memory: Arc::clone(self),
+        })
+    }
+
+    fn pieces(&self, addr: u64, len: usize, mut each: impl FnMut(NonNull<u8>, usize, usize)) {
+        let mut done = 0;
+        while done < len {
+            let at = addr + done as u64;
+            let Some(region) = self.regions.iter().find(|region| region.contains(at)) else {
+                not_guest_memory(at);
+            };
+            let offset = at - region.guest_addr;
+            let part = (len - done).min((region.len_bytes - offset) as usize);
+            // SAFETY: `offset` lies inside the region's mapping.
+            each(unsafe { region.host.add(offset as usize) }, done, part);
+            done += part;
+        }
+    }
+}
+
+/// A range of guest memory that was looked up once.
+#[derive(Debug)]
+pub(crate) struct Span {
+    host: NonNull<u8>,
+    len: usize,
+    _memory: Arc<GuestMemory>,
+}
+
+impl Span {
+    /// Stores bytes.
+    #[inline]
+    pub(crate) fn store<const N: usize>(&self, at: usize, bytes: [u8; N]) {
+        assert!(at <= self.len && N <= self.len - at, "outside the span");
+        // SAFETY: inside the span, which `_memory` keeps mapped.
+        unsafe { self.host.add(at).cast::<[u8; N]>().write_unaligned(bytes) };
+    }
+
+    /// Loads bytes, as they are at this moment.
+    #[inline]
+    pub(crate) fn load<const N: usize>(&self, at: usize) -> [u8; N] {
+        assert!(at <= self.len && N <= self.len - at, "outside the span");
+        // SAFETY: as in `store`. Volatile: the daemon may have written since we last looked.
+        unsafe { self.host.add(at).cast::<[u8; N]>().read_volatile() }
+    }
+
+    /// Asks for a cache line ahead of its use.
+    #[inline]
+    pub(crate) fn prefetch(&self, at: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if at < self.len {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: the address lies inside the span; a prefetch touches nothing visible.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.host.add(at).as_ptr().cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
+}
+
+#[allow(clippy::panic)] // only a test's own mistake leads here, and it must not go on
+fn not_guest_memory(addr: u64) -> ! {
+    panic!("{addr:#x} is not guest memory");
+}
+
+impl Region {
+    fn new(plan: &RegionPlan) -> Result<Region, Error> {
+        let made = || -> rustix::io::Result<Region> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = memfd_create("cleave-client-guest", flags)?;
+            ftruncate(&file, plan.len_bytes)?;
+            if plan.sealed {
+                rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
+            }
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let len = plan.len_bytes as usize;
+            // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+            let host = unsafe {
+                mmap(
+                    std::ptr::null_mut(),
+                    len,
+                    access,
+                    MapFlags::SHARED,
+                    &file,
+                    0,
+                )?
+            };
+            let host = NonNull::new(host.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+            Ok(Region {
+                guest_addr: plan.guest_addr,
+                len_bytes: plan.len_bytes,
+                host,
+                file,
+            })
+        };
+        made().map_err(|error| Error::Memory(error.to_string()))
+    }
+
+    fn contains(&self, addr: u64) -> bool {
+        addr.wrapping_sub(self.guest_addr) < self.len_bytes
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: made by `new` with this length; who held pointers held the memory by `Arc`.
+        let _ = unsafe { munmap(self.host.as_ptr().cast(), self.len_bytes as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_that_touch_in_the_guest_are_read_and_written_as_one() {
+        let plans = [
+            RegionPlan::new(0x10000, 0x1000),
+            RegionPlan::new(0x11000, 0x1000),
+        ];
+        let memory = GuestMemory::new(&plans).unwrap();
+        let bytes: Vec<u8> = (0..200).collect();
+        memory.write(0x11000 - 100, &bytes);
+        assert_eq!(memory.bytes(0x11000 - 100, 200), bytes);
+        assert_eq!(memory.bytes(0x11000, 1), [100]);
+        assert!(
+            memory.host(0x11000 - 100, 200).is_none(),
+            "not one range on the host"
+        );
+    }
+
+    #[test]
+    fn allocation_aligns_and_ends() {
+        let memory = GuestMemory::new(&[RegionPlan::new(0x10000, 0x1000)]).unwrap();
+        assert_eq!(memory.alloc(1, 1).unwrap(), 0x10000);
+        assert_eq!(memory.alloc(1, 64).unwrap(), 0x10040);
+        assert!(memory.alloc(0x1000, 1).is_err());
+    }
+
+    #[test]
+    fn a_cut_region_stays_readable_here_and_is_short_for_others() {
+        let memory = GuestMemory::new(&[RegionPlan::new(0, 0x4000)]).unwrap();
+        memory.fill(0, 0x4000, 7);
+        memory.truncate(0, 0x1000).unwrap();
+        assert_eq!(memory.bytes(0x0fff, 2), [7, 0]);
+        assert_eq!(rustix::fs::fstat(memory.fd(0)).unwrap().st_size, 0x1000);
+    }
+
+    #[test]
+    fn a_sealed_region_cannot_be_cut() {
+        let plan = RegionPlan {
+            sealed: true,
+            ..RegionPlan::new(0, 0x4000)
+        };
+        assert!(
+            GuestMemory::new(&[plan])
+                .unwrap()
+                .truncate(0, 0x1000)
+                .is_err()
+        );
+    }
+}

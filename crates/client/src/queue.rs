@@ -1,0 +1,368 @@
+//! One vring of a device as a driver uses it: requests one at a time.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cleave_blk::spec::{HEADER_BYTES, ID_BYTES, SECTOR_BYTES, request_type, status};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::socket::readable;
+use crate::{Buffer, DriverRing, Error, GuestMemory, Used};
+
+/// How completions are waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Asleep on the call eventfd.
+    Sleep,
+    /// Looking at the used ring without end.
+    Poll,
+}
+
+/// How a kick or call eventfd is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doorbell {
+    /// As QEMU makes them. The flag belongs to the open file, hence to the daemon as well.
+    NonBlocking,
+    /// As others make them.
+    Blocking,
+    /// None: the other side polls.
+    Absent,
+}
+
+impl Doorbell {
+    pub(crate) fn make(self) -> Result<Option<OwnedFd>, Error> {
+        let flags = match self {
+            Doorbell::NonBlocking => EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+            Doorbell::Blocking => EventfdFlags::CLOEXEC,
+            Doorbell::Absent => return Ok(None),
+        };
+        let made = eventfd(0, flags).map_err(|error| error.into());
+        made.map(Some).map_err(Error::io("make an eventfd"))
+    }
+}
+
+/// A request with its data range in guest memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Type (virtio 1.3 §5.2.6).
+    pub kind: u32,
+    /// First sector.
+    pub sector: u64,
+    /// Data in guest memory: address and length.
+    pub data: (u64, u32),
+    /// The device writes the data.
+    pub writable: bool,
+}
+
+/// What came of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// Status byte; 0xff where the device wrote none.
+    pub status: u8,
+    /// Bytes that the device says to have written.
+    pub used_bytes: u32,
+}
+
+/// Guest memory that a queue owns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arena {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// One block of [`CONTROL_BYTES`] per ring entry: header, status, indirect table.
+    pub(crate) control: u64,
+}
+
+/// Bytes of control block per ring entry: a cache line for header and status, one for an indirect table.
+pub(crate) const CONTROL_BYTES: u64 = 128;
+/// Where the status byte lies in a control block.
+pub(crate) const STATUS_AT: u64 = 16;
+/// Where the indirect table lies in a control block.
+pub(crate) const TABLE_AT: u64 = 64;
+
+/// One vring and its eventfds. Requests run one at a time here; `run` drives it at depth.
+#[derive(Debug)]
+pub struct Queue {
+    pub(crate) index: u16,
+    pub(crate) ring: DriverRing,
+    pub(crate) kick: Option<OwnedFd>,
+    pub(crate) call: Option<OwnedFd>,
+    pub(crate) err: OwnedFd,
+    pub(crate) wait: Wait,
+    pub(crate) patience: Duration,
+    pub(crate) arena: Arena,
+    pub(crate) indirect: bool,
+}
+
+impl Queue {
+    /// Its number.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// The ring, for chains by hand.
+    pub fn ring(&mut self) -> &mut DriverRing {
+        &mut self.ring
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> Arc<GuestMemory> {
+        Arc::clone(self.ring.memory())
+    }
+
+    /// Guest address and length of this queue's data area, which requests here use from its beginning.
+    pub fn data_area(&self) -> (u64, u64) {
+        (self.arena.addr, self.arena.len)
+    }
+
+    /// How completions are waited for from now on.
+    pub fn set_wait(&mut self, wait: Wait) {
+        self.wait = wait;
+    }
+
+    /// How long a completion may take.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// Reads into `out`. Checks status and used length.
+    pub fn read(&mut self, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error> {
+        let step = self.step_bytes();
+        for (index, part) in out.chunks_mut(step).enumerate() {
+            let sector = (offset_bytes + (index * step) as u64) / SECTOR_BYTES;
+            self.transfer(request_type::IN, sector, part.len(), true)?;
+            self.ring.memory().read(self.arena.addr, part);
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes`.
+    pub fn write(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<(), Error> {
+        let step = self.step_bytes();
+        for (index, part) in bytes.chunks(step).enumerate() {
+            let sector = (offset_bytes + (index * step) as u64) / SECTOR_BYTES;
+            self.ring.memory().write(self.arena.addr, part);
+            self.transfer(request_type::OUT, sector, part.len(), false)?;
+        }
+        Ok(())
+    }
+
+    /// Makes completed writes durable.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.transfer(request_type::FLUSH, 0, 0, false)
+    }
+
+    /// Gives space back.
+    pub fn discard(&mut self, offset_bytes: u64, len_bytes: u64) -> Result<(), Error> {
+        self.range(request_type::DISCARD, offset_bytes, len_bytes, 0)
+    }
+
+    /// Zeroes; `unmap`: space may be given back.
+    pub fn write_zeroes(&mut self, offset: u64, len: u64, unmap: bool) -> Result<(), Error> {
+        self.range(request_type::WRITE_ZEROES, offset, len, unmap.into())
+    }
+
+    /// The serial, without its padding.
+    pub fn get_id(&mut self) -> Result<Vec<u8>, Error> {
+        self.ring.memory().fill(self.arena.addr, ID_BYTES, 0xee);
+        self.transfer(request_type::GET_ID, 0, ID_BYTES, true)?;
+        let mut id = self.ring.memory().bytes(self.arena.addr, ID_BYTES);
+        id.truncate(id.iter().position(|byte| *byte == 0).unwrap_or(ID_BYTES));
+        Ok(id)
+    }
+
+    /// Runs one request in the usual layout (header, data, status) and says what came of it.
+    pub fn execute(&mut self, request: &Request) -> Result<Completion, Error> {
+        let (header, status_addr) = (self.arena.control, self.arena.control + STATUS_AT);
+        self.write_header(request.kind, request.sector);
+        let (addr, len) = request.data;
+        let data = Buffer {
+            addr,
+            len,
+            writable: request.writable,
+        };
+        let all = [
+            Buffer::readable(header, HEADER_BYTES as u32),
+            data,
+            Buffer::writable(status_addr, 1),
+        ];
+        let without = [all[0], all[2]];
+        let used = self.chain(if len > 0 { &all } else { &without })?;
+        let status = self.ring.memory().bytes(status_addr, 1)[0];
+        Ok(Completion {
+            status,
+            used_bytes: used.len,
+        })
+    }
+
+    /// Writes the header of the first control block and resets its status byte.
+    pub fn write_header(&self, kind: u32, sector: u64) {
+        let mut header = [0xff; HEADER_BYTES + 1];
+        header[0..4].copy_from_slice(&kind.to_le_bytes());
+        header[4..8].fill(0);
+        header[8..16].copy_from_slice(&sector.to_le_bytes());
+        self.ring.memory().write(self.arena.control, &header);
+    }
+
+    /// Guest addresses of the header and the status byte of the first control block.
+    pub fn control(&self) -> (u64, u64) {
+        (self.arena.control, self.arena.control + STATUS_AT)
+    }
+
+    /// Runs one chain by itself and returns its used entry.
+    pub fn chain(&mut self, buffers: &[Buffer]) -> Result<Used, Error> {
+        let head = self.ring.add(buffers).ok_or(Error::Full)?;
+        if self.ring.publish() {
+            self.ring_kick();
+        }
+        let used = self.wait_used()?;
+        if used.head != u32::from(head) {
+            return Err(Error::Spurious { head: used.head });
+        }
+        Ok(used)
+    }
+
+    /// The next used entry, waited for as the queue is set to.
+    pub fn wait_used(&mut self) -> Result<Used, Error> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            if let Some(used) = self.ring.reap() {
+                return Ok(used);
+            }
+            self.wait_some(deadline)?;
+        }
+    }
+
+    /// Waits until used entries may be there, at most until the deadline.
+    pub(crate) fn wait_some(&mut self, deadline: Instant) -> Result<(), Error> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::TimedOut {
+                what: "a request",
+                after: self.patience,
+            });
+        }
+        match self.wait {
+            Wait::Poll => {
+                self.ring.disarm();
+                for _ in 0..4096 {
+                    if self.ring.has_used() {
+                        return Ok(());
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+            Wait::Sleep => {
+                if !self.ring.arm() {
+                    self.sleep(left);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps on the call eventfd; without one, a little.
+    pub(crate) fn sleep(&self, time: Duration) -> bool {
+        let Some(call) = &self.call else {
+            std::thread::sleep(time.min(Duration::from_micros(50)));
+            return false;
+        };
+        let woken = readable(call.as_fd(), time);
+        if woken {
+            drain(call);
+        }
+        woken
+    }
+
+    /// Whether the daemon signals this vring's err descriptor in time.
+    pub fn err_signalled(&self, time: Duration) -> bool {
+        let signalled = readable(self.err.as_fd(), time);
+        if signalled {
+            drain(&self.err);
+        }
+        signalled
+    }
+
+    /// Whether the daemon has called (and takes the call).
+    pub fn called(&self, time: Duration) -> bool {
+        match &self.call {
+            Some(call) if readable(call.as_fd(), time) => {
+                drain(call);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Kicks, wanted or not.
+    pub fn ring_kick(&self) {
+        if let Some(kick) = &self.kick {
+            // A full counter of a non-blocking eventfd is a kick that is pending already.
+            let _ = rustix::io::write(kick, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn step_bytes(&self) -> usize {
+        self.arena.len.min(1 << 20) as usize
+    }
+
+    fn transfer(
+        &mut self,
+        kind: u32,
+        sector: u64,
+        len: usize,
+        writable: bool,
+    ) -> Result<(), Error> {
+        let data = (self.arena.addr, len as u32);
+        let done = self.execute(&Request {
+            kind,
+            sector,
+            data,
+            writable,
+        })?;
+        let wanted = if writable { len as u32 + 1 } else { 1 };
+        check(kind, sector, done, wanted)
+    }
+
+    fn range(&mut self, kind: u32, offset: u64, len: u64, flags: u32) -> Result<(), Error> {
+        let sector = offset / SECTOR_BYTES;
+        let mut segment = [0; 16];
+        segment[0..8].copy_from_slice(&sector.to_le_bytes());
+        segment[8..12].copy_from_slice(&((len / SECTOR_BYTES) as u32).to_le_bytes());
+        segment[12..16].copy_from_slice(&flags.to_le_bytes());
+        self.ring.memory().write(self.arena.addr, &segment);
+        let request = Request {
+            kind,
+            sector: 0,
+            data: (self.arena.addr, 16),
+            writable: false,
+        };
+        let done = self.execute(&request)?;
+        check(kind, sector, done, 1)
+    }
+}
+
+fn check(kind: u32, sector: u64, done: Completion, wanted: u32) -> Result<(), Error> {
+    if done.status != status::OK {
+        return Err(Error::Status {
+            kind,
+            sector,
+            status: done.status,
+        });
+    }
+    if done.used_bytes != wanted {
+        return Err(Error::UsedLength {
+            kind,
+            sector,
+            found: done.used_bytes,
+            wanted,
+        });
+    }
+    Ok(())
+}
+
+/// Takes what an eventfd has counted; it was readable, but its flags belong to the daemon as well.
+fn drain(fd: &OwnedFd) {
+    let mut count = [0; 8];
+    let _ = rustix::io::read(fd, &mut count);
+}

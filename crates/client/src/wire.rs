@@ -1,0 +1,206 @@
+//! Numbers and layouts of the vhost-user protocol, written from its specification ("Message types",
+//! "Protocol features"); the daemon's come from elsewhere.
+
+#![allow(missing_docs)]
+
+/// Front-end message types.
+pub mod request {
+    pub const GET_FEATURES: u32 = 1;
+    pub const SET_FEATURES: u32 = 2;
+    pub const SET_OWNER: u32 = 3;
+    pub const RESET_OWNER: u32 = 4;
+    pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_LOG_BASE: u32 = 6;
+    pub const SET_LOG_FD: u32 = 7;
+    pub const SET_VRING_NUM: u32 = 8;
+    pub const SET_VRING_ADDR: u32 = 9;
+    pub const SET_VRING_BASE: u32 = 10;
+    pub const GET_VRING_BASE: u32 = 11;
+    pub const SET_VRING_KICK: u32 = 12;
+    pub const SET_VRING_CALL: u32 = 13;
+    pub const SET_VRING_ERR: u32 = 14;
+    pub const GET_PROTOCOL_FEATURES: u32 = 15;
+    pub const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub const GET_QUEUE_NUM: u32 = 17;
+    pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SEND_RARP: u32 = 19;
+    pub const NET_SET_MTU: u32 = 20;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
+    pub const IOTLB_MSG: u32 = 22;
+    pub const SET_VRING_ENDIAN: u32 = 23;
+    pub const GET_CONFIG: u32 = 24;
+    pub const SET_CONFIG: u32 = 25;
+    pub const CREATE_CRYPTO_SESSION: u32 = 26;
+    pub const CLOSE_CRYPTO_SESSION: u32 = 27;
+    pub const POSTCOPY_ADVISE: u32 = 28;
+    pub const POSTCOPY_LISTEN: u32 = 29;
+    pub const POSTCOPY_END: u32 = 30;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
+    pub const GPU_SET_SOCKET: u32 = 33;
+    pub const RESET_DEVICE: u32 = 34;
+    pub const VRING_KICK: u32 = 35;
+    pub const GET_MAX_MEM_SLOTS: u32 = 36;
+    pub const ADD_MEM_REG: u32 = 37;
+    pub const REM_MEM_REG: u32 = 38;
+    pub const SET_STATUS: u32 = 39;
+    pub const GET_STATUS: u32 = 40;
+    pub const GET_SHARED_OBJECT: u32 = 41;
+    pub const SET_DEVICE_STATE_FD: u32 = 42;
+    pub const CHECK_DEVICE_STATE: u32 = 43;
+}
+
+/// Back-end message types (the backend channel).
+pub mod backend_request {
+    pub const CONFIG_CHANGE_MSG: u32 = 2;
+}
+
+/// Protocol feature bits as masks.
+pub mod protocol {
+    pub const MQ: u64 = 1 << 0;
+    pub const LOG_SHMFD: u64 = 1 << 1;
+    pub const RARP: u64 = 1 << 2;
+    pub const REPLY_ACK: u64 = 1 << 3;
+    pub const MTU: u64 = 1 << 4;
+    pub const BACKEND_REQ: u64 = 1 << 5;
+    pub const CROSS_ENDIAN: u64 = 1 << 6;
+    pub const CRYPTO_SESSION: u64 = 1 << 7;
+    pub const PAGEFAULT: u64 = 1 << 8;
+    pub const CONFIG: u64 = 1 << 9;
+    pub const BACKEND_SEND_FD: u64 = 1 << 10;
+    pub const HOST_NOTIFIER: u64 = 1 << 11;
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
+    pub const RESET_DEVICE: u64 = 1 << 13;
+    pub const INBAND_NOTIFICATIONS: u64 = 1 << 14;
+    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    pub const STATUS: u64 = 1 << 16;
+}
+
+/// Header flags: version 1 in the low two bits.
+pub const VERSION: u32 = 1;
+pub const FLAG_REPLY: u32 = 1 << 2;
+pub const FLAG_NEED_REPLY: u32 = 1 << 3;
+/// In the payload of a vring file descriptor message: none is attached.
+pub const VRING_NO_FD: u64 = 1 << 8;
+/// Bytes of a message header.
+pub const HEADER_BYTES: usize = 12;
+
+/// Header of a message as bytes.
+pub fn header(request: u32, flags: u32, size: u32) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[0..4].copy_from_slice(&request.to_le_bytes());
+    bytes[4..8].copy_from_slice(&flags.to_le_bytes());
+    bytes[8..12].copy_from_slice(&size.to_le_bytes());
+    bytes
+}
+
+/// A whole message as bytes, with a true length.
+pub fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = header(request, flags, payload.len() as u32).to_vec();
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// Payload of vring state messages: index and number.
+pub fn vring_state(index: u32, number: u32) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    bytes[0..4].copy_from_slice(&index.to_le_bytes());
+    bytes[4..8].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// One region of a memory table as it stands in messages; any lie can be told with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionBytes {
+    pub guest_addr: u64,
+    pub len_bytes: u64,
+    pub user_addr: u64,
+    pub file_offset: u64,
+}
+
+impl RegionBytes {
+    pub fn to_bytes(self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        let words = [
+            self.guest_addr,
+            self.len_bytes,
+            self.user_addr,
+            self.file_offset,
+        ];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+/// Payload of SET_MEM_TABLE, with a count that may lie.
+pub fn mem_table(count: u32, regions: &[RegionBytes]) -> Vec<u8> {
+    let mut bytes = count.to_le_bytes().to_vec();
+    bytes.extend_from_slice(&[0; 4]);
+    for region in regions {
+        bytes.extend_from_slice(&region.to_bytes());
+    }
+    bytes
+}
+
+/// Payload of ADD_MEM_REG and REM_MEM_REG.
+pub fn mem_reg(region: RegionBytes) -> Vec<u8> {
+    let mut bytes = vec![0; 8];
+    bytes.extend_from_slice(&region.to_bytes());
+    bytes
+}
+
+/// Payload of SET_VRING_ADDR; addresses are the frontend's virtual ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VringAddr {
+    pub index: u32,
+    pub flags: u32,
+    pub desc: u64,
+    pub used: u64,
+    pub avail: u64,
+    pub log: u64,
+}
+
+impl VringAddr {
+    pub fn to_bytes(self) -> [u8; 40] {
+        let mut bytes = [0; 40];
+        bytes[0..4].copy_from_slice(&self.index.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.flags.to_le_bytes());
+        let words = [self.desc, self.used, self.avail, self.log];
+        for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+/// Payload of GET_CONFIG and SET_CONFIG: the space's bytes follow offset, size and flags.
+pub fn config_space(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
+    let mut payload = Vec::with_capacity(12 + bytes.len());
+    for word in [offset, size, flags] {
+        payload.extend_from_slice(&word.to_le_bytes());
+    }
+    payload.extend_from_slice(bytes);
+    payload
+}
+
+/// Payload of the inflight messages: mmap size, mmap offset, vrings, vring size.
+pub fn inflight(mmap_size: u64, mmap_offset: u64, vrings: u16, vring_size: u16) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    bytes[0..8].copy_from_slice(&mmap_size.to_le_bytes());
+    bytes[8..16].copy_from_slice(&mmap_offset.to_le_bytes());
+    bytes[16..18].copy_from_slice(&vrings.to_le_bytes());
+    bytes[18..20].copy_from_slice(&vring_size.to_le_bytes());
+    bytes
+}
+
+/// Little-endian words out of a payload.
+pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// Little-endian words out of a payload.
+pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}

@@ -1,0 +1,246 @@
+//! The client against another program's daemon, so that it is not proven by ours alone. Skipped, and said
+//! so, where `qemu-storage-daemon` is not installed.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // tests: the set-up below is outside of #[test] functions
+
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use cleave_blk::spec::feature;
+use cleave_client::{
+    Client, Doorbell, Error, Layout, Offered, Options, Order, Stop, Table, Verify, Wait, Workload,
+};
+
+struct Peer {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Peer {
+    fn start(queues: u16) -> Option<Peer> {
+        let program = "/usr/bin/qemu-storage-daemon";
+        if !PathBuf::from(program).exists() {
+            println!("skipped: {program} is not installed");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("disk");
+        std::fs::File::create(&image)
+            .unwrap()
+            .set_len(64 << 20)
+            .unwrap();
+        let socket = folder.path().join("socket");
+        let process = Command::new(program)
+            .arg("--blockdev")
+            .arg(format!("driver=file,filename={},node-name=f,discard=unmap", image.display()))
+            .args(["--blockdev", "driver=raw,file=f,node-name=d,discard=unmap"])
+            .arg("--export")
+            .arg(format!(
+                "type=vhost-user-blk,id=e,addr.type=unix,addr.path={},node-name=d,writable=on,num-queues={queues}",
+                socket.display()
+            ))
+            .spawn()
+            .unwrap();
+        let peer = Peer { process, folder };
+        let end = Instant::now() + Duration::from_secs(10);
+        while !peer.socket().exists() {
+            assert!(Instant::now() < end, "the peer did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(peer)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// The peer serves one frontend at a time and takes a moment between two.
+    fn open(&self, options: &Options) -> Client {
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            match Client::open(&self.socket(), options) {
+                Ok(client) => return client,
+                Err(error) if Instant::now() > end => panic!("cannot open: {error}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn requests_one_at_a_time() {
+    let Some(peer) = Peer::start(1) else { return };
+    let mut client = peer.open(&Options::default());
+    assert_eq!(client.config().capacity_bytes(), 64 << 20);
+    let bytes: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 7) as u8).collect();
+    let queue = client.queue(0);
+    queue.write(4096, &bytes).unwrap();
+    queue.flush().unwrap();
+    let mut back = vec![0; bytes.len()];
+    queue.read(4096, &mut back).unwrap();
+    assert!(back == bytes);
+    queue.write_zeroes(8192, 4096, true).unwrap();
+    queue.read(8192, &mut back[..4096]).unwrap();
+    assert!(back[..4096].iter().all(|byte| *byte == 0));
+    queue.discard(0, 65536).unwrap();
+    assert!(!queue.get_id().unwrap().is_empty());
+    let past = client.config().capacity_bytes();
+    let refused = client.queue(0).read(past, &mut back[..512]);
+    assert!(
+        matches!(refused, Err(Error::Status { status: 1, .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn every_way_of_setting_up_reads_back_what_was_written() {
+    let Some(peer) = Peer::start(4) else { return };
+    let base = Options {
+        queues: 2,
+        queue_size: 64,
+        data_bytes: 4 << 20,
+        ..Options::default()
+    };
+    let without = |bits: u64| Options {
+        features: !bits,
+        ..base.clone()
+    };
+    let table = [
+        ("all", base.clone()),
+        ("no event index", without(feature::EVENT_IDX)),
+        ("no indirect", without(feature::INDIRECT_DESC)),
+        (
+            "neither",
+            without(feature::EVENT_IDX | feature::INDIRECT_DESC),
+        ),
+        (
+            "memory slots",
+            Options {
+                table: Table::Slots,
+                ..base.clone()
+            },
+        ),
+        (
+            "features first",
+            Options {
+                features_first: true,
+                ..base.clone()
+            },
+        ),
+        (
+            "polling",
+            Options {
+                wait: Wait::Poll,
+                ..base.clone()
+            },
+        ),
+        (
+            "polling, no event index",
+            Options {
+                wait: Wait::Poll,
+                ..without(feature::EVENT_IDX)
+            },
+        ),
+        (
+            "blocking doorbells",
+            Options {
+                kick: Doorbell::Blocking,
+                call: Doorbell::Blocking,
+                ..base.clone()
+            },
+        ),
+    ];
+    for (name, options) in table {
+        let mut client = peer.open(&options);
+        let fill = Workload {
+            read_percent: 0,
+            order: Order::Sequential,
+            stop: Stop::Requests((8 << 20) / 4096),
+            verify: Verify::Pattern(7),
+            ..Workload::reads(4096, 16, 8 << 20, Duration::ZERO)
+        };
+        let done = client
+            .queue(0)
+            .run(&fill, |_| ())
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!((done.writes, done.failed), (2048, 0), "{name}");
+        let mix = Workload {
+            read_percent: 60,
+            order: Order::Random,
+            stop: Stop::Requests(4000),
+            ..fill.clone()
+        };
+        let mut samples = 0;
+        let all = client
+            .run(&mix, |_| |_| ())
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(
+            all.iter()
+                .all(|tally| tally.requests() == 4000 && tally.failed == 0),
+            "{name}"
+        );
+        let last = client.queue(1).run(&mix, |_| samples += 1).unwrap();
+        assert_eq!(samples, last.requests(), "{name}");
+    }
+}
+
+#[test]
+fn indirect_tables_let_the_depth_be_the_ring() {
+    let Some(peer) = Peer::start(1) else { return };
+    let options = Options {
+        queue_size: 64,
+        ..Options::default()
+    };
+    let mut client = peer.open(&options);
+    let workload = Workload {
+        layout: Layout::Indirect,
+        stop: Stop::Requests(5000),
+        ..Workload::reads(4096, 64, 8 << 20, Duration::ZERO)
+    };
+    assert_eq!(client.queue(0).run(&workload, |_| ()).unwrap().reads, 5000);
+    let direct = Workload {
+        layout: Layout::Direct,
+        ..workload
+    };
+    assert!(matches!(
+        client.queue(0).run(&direct, |_| ()),
+        Err(Error::Full)
+    ));
+}
+
+#[test]
+fn offered_requests_keep_their_rate() {
+    let Some(peer) = Peer::start(1) else { return };
+    let mut client = peer.open(&Options::default());
+    let workload = Workload {
+        offered: Some(Offered {
+            per_second: 2000.0,
+            burst: 4,
+        }),
+        ..Workload::reads(4096, 32, 8 << 20, Duration::from_millis(500))
+    };
+    let done = client.queue(0).run(&workload, |_| ()).unwrap();
+    assert!(
+        (900..=1010).contains(&done.reads),
+        "{} in half a second",
+        done.reads
+    );
+}
+
+#[test]
+fn stopping_a_vring_tells_its_position() {
+    let Some(peer) = Peer::start(1) else { return };
+    let mut client = peer.open(&Options::default());
+    for _ in 0..5 {
+        client.queue(0).read(0, &mut [0; 512]).unwrap();
+    }
+    assert_eq!(client.frontend().vring_base(0).unwrap(), 5);
+}
