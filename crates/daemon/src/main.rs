@@ -1,1 +1,54 @@
-fn main() {}
+//! The `cleave` program: command line, socket, signals, log and the demonstration. This crate forbids
+//! seeing a vring, and unsafe code: it opens a disk, accepts frontends and hands each to a session.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod cpus;
+mod failure;
+mod log;
+mod options_doc;
+mod process;
+mod resize;
+mod seats;
+mod serve;
+mod service;
+mod signals;
+mod socket;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use cli::Action;
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let ended = match cli::parse(std::env::args_os()) {
+        Ok(action) => run(action),
+        Err(failure) => Err(failure),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // A closed stderr is no reason to hide the exit code.
+            let _ = writeln!(std::io::stderr(), "cleave: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(action: Action) -> Result<(), Failure> {
+    match action {
+        Action::Print(text) => print(&text),
+        Action::Serve(service) => serve::run(*service),
+    }
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // `cleave --help | head` closes early; nothing is lost by it.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(Failure::run(format!("cannot write to stdout: {error}"))),
+        Ok(()) => Ok(()),
+    }
+}

@@ -1,0 +1,357 @@
+//! The command line. Each option is defined here once; `--help`, the parser and `docs/options.md`
+//! derive from that definition.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use clap::error::ErrorKind;
+use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use cleave_disk::{DiskSpec, parse_size};
+
+use crate::cpus::CpuList;
+use crate::failure::Failure;
+use crate::options_doc;
+use crate::service::Service;
+
+/// What the program was asked to do.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Write this to stdout.
+    Print(String),
+    /// Serve a disk.
+    Serve(Box<Service>),
+}
+
+/// Answer to `--print-capabilities` (vhost-user "Backend program conventions").
+const CAPABILITIES: &str = "{\"type\": \"block\", \"features\": [\"read-only\", \"blk-file\"]}\n";
+
+const EXAMPLES: &str = "\
+Examples:
+  See it work; nothing else is needed:
+      cleave demo
+  Serve an image to a guest:
+      cleave serve --socket-path /run/cleave/a.sock --disk /var/lib/images/a.img
+  As a program that follows the conventions of vhost-user back-ends is started:
+      cleave --socket-path /run/cleave/a.sock --blk-file /var/lib/images/a.img
+
+Exit codes: 0 ended as asked, 1 failed while running, 2 bad input.";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  An image, to one guest after the other:
+      cleave serve --socket-path /run/cleave/a.sock --disk /var/lib/images/a.img
+  A block device, every completed write durable, workers on CPUs 2 and 3:
+      cleave serve --socket-path /run/cleave/b.sock --disk /dev/vg0/b \\
+          --cache writethrough --cpus 2-3
+  Lowest latency, at the price of busy CPUs:
+      cleave serve --socket-path /run/cleave/c.sock --disk /dev/nvme0n1 --completion poll
+  4 GiB of memory as a disk, for the life of one guest:
+      cleave serve --socket-path /run/cleave/d.sock --disk ram:4G --once
+
+Signals: TERM and INT finish what is in flight and exit 0, within two seconds;
+HUP looks at the size of the disk again and tells the guest when it grew.";
+
+/// Serves virtual disks to virtual machines over vhost-user
+///
+/// Cleave runs beside QEMU or any other VMM that speaks vhost-user, maps the guest's virtqueues, and
+/// serves a virtual disk from a file or a block device through io_uring.
+#[derive(Debug, Parser)]
+#[command(name = "cleave", version, after_long_help = EXAMPLES, arg_required_else_help = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(disable_help_subcommand = true, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    program: BackendProgram,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a disk on a socket
+    ///
+    /// Serves a disk to one frontend (VMM) at a time. In front of a listening socket the frontend may
+    /// go and come back any number of times.
+    #[command(after_long_help = SERVE_EXAMPLES)]
+    Serve(Box<ServeArgs>),
+}
+
+/// Without a subcommand: the conventions of vhost-user back-end programs.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Conventions of vhost-user back-end programs")]
+struct BackendProgram {
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+    /// File or block device to serve
+    #[arg(long, value_name = "FILE", required = true)]
+    blk_file: Option<PathBuf>,
+    /// Print what this program can do, as JSON, and exit
+    #[arg(long, exclusive = true)]
+    print_capabilities: bool,
+    /// Print all options as Markdown and exit
+    #[arg(long, exclusive = true, hide = true)]
+    help_markdown: bool,
+}
+
+/// Where frontends come from.
+#[derive(Debug, Clone, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct EndpointArgs {
+    /// Make a socket here and listen on it
+    ///
+    /// A stale socket file is replaced, a socket that somebody listens on is not. The file goes away
+    /// when cleave ends.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket_path: Option<PathBuf>,
+    /// Use this inherited socket, listening or already connected
+    #[arg(long, value_name = "N")]
+    pub(crate) fd: Option<u32>,
+}
+
+/// What may be done to the disk.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct AccessArgs {
+    /// Serve the disk read-only; other read-only servers may share it
+    #[arg(long)]
+    pub(crate) read_only: bool,
+}
+
+/// `cleave serve`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) endpoint: EndpointArgs,
+    /// The disk: a file, a block device, ram:SIZE or null:SIZE
+    ///
+    /// A path is a regular file or a block device, told apart by itself. `ram:SIZE` is memory whose
+    /// contents are lost at the end. `null:SIZE` accepts all writes, reads zeroes and touches no
+    /// data; it shows the cost of everything but the disk. Write ./ram:1G for a file of that name.
+    /// Sizes read 4K, 1M, 2G (powers of 1024).
+    #[arg(long, value_name = "SPEC", required = true, action = ArgAction::Append)]
+    pub(crate) disk: Vec<DiskSpec>,
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
+    #[command(flatten)]
+    pub(crate) options: ServeOptions,
+}
+
+/// Options of `cleave serve` that all have a default.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeOptions {
+    /// Serial number that the guest sees: up to 20 printable ASCII characters
+    ///
+    /// A Linux guest shows it as /dev/disk/by-id/virtio-TEXT. Without it the disk has none.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) serial: Serial,
+    /// Logical block size told to the guest, instead of the disk's own
+    ///
+    /// A power of two from 512 to 64K. What the guest writes in smaller pieces than the disk takes is
+    /// read, modified and written back.
+    #[arg(long, value_name = "SIZE", value_parser = block_size)]
+    pub(crate) block_size: Option<u32>,
+    /// Whether a completed write may still be in a cache
+    ///
+    /// writeback: durable when the guest flushes. writethrough: durable when it completes. The guest
+    /// may change it.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = Cache::Writeback)]
+    pub(crate) cache: Cache,
+    /// Whether the host's page cache is bypassed (O_DIRECT)
+    ///
+    /// auto: where the disk can.
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
+    pub(crate) direct: When,
+    /// Whether the guest may give space back
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::On)]
+    pub(crate) discard: Switch,
+    /// Most vrings offered; a worker starts only for one that the guest uses
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) queues: u16,
+    /// Most entries of a vring: a power of two from 4 to 32768
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = queue_size)]
+    pub(crate) queue_size: u16,
+    /// Most worker threads [default: one per CPU at hand]
+    ///
+    /// Vrings are dealt out to workers in turn. Where --cpus is given, the default is one worker for
+    /// each CPU of it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) workers: Option<u16>,
+    /// CPUs that workers are pinned to, in turn: 0,2-3 [default: not pinned]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<CpuList>,
+    /// How a worker waits
+    ///
+    /// interrupt: it sleeps until there is something to do. poll: it never sleeps while the guest
+    /// uses its vrings, which costs a CPU and saves the wake-up.
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = Wait::Interrupt)]
+    pub(crate) completion: Wait,
+    /// Exit when the first frontend leaves
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Least severe messages that are written to stderr
+    #[arg(long, value_name = "LEVEL", default_value = "info",
+          value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]
+    pub(crate) log: String,
+    /// Exit when the process that started this one ends.
+    #[arg(long, hide = true)]
+    pub(crate) exit_with_parent: bool,
+}
+
+/// `--cache`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Cache {
+    Writeback,
+    Writethrough,
+}
+
+/// `--direct`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum When {
+    On,
+    Off,
+    Auto,
+}
+
+/// `--discard`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+/// `--completion`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Wait {
+    Interrupt,
+    Poll,
+}
+
+/// `--serial`, zero-padded as GET_ID answers it (virtio 1.3 §5.2.6.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Serial(pub(crate) [u8; cleave_blk::spec::ID_BYTES]);
+
+impl std::str::FromStr for Serial {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Serial, String> {
+        let mut padded = [0; cleave_blk::spec::ID_BYTES];
+        // `/` and blanks would break the name of the guest's link, as would anything unprintable.
+        if let Some(bad) = text.chars().find(|c| !c.is_ascii_graphic() || *c == '/') {
+            return Err(format!(
+                "{bad:?} cannot stand in a serial: use letters, digits and -_."
+            ));
+        }
+        match padded.get_mut(..text.len()) {
+            Some(start) => start.copy_from_slice(text.as_bytes()),
+            None => {
+                return Err(format!(
+                    "{} characters are too many: a serial has at most {}",
+                    text.len(),
+                    padded.len()
+                ));
+            }
+        }
+        Ok(Serial(padded))
+    }
+}
+
+fn block_size(text: &str) -> Result<u32, String> {
+    let bytes = parse_size(text)?;
+    match u32::try_from(bytes) {
+        Ok(bytes) if bytes.is_power_of_two() && (512..=65536).contains(&bytes) => Ok(bytes),
+        _ => Err("a block is a power of two from 512 to 64K".to_owned()),
+    }
+}
+
+fn queue_size(text: &str) -> Result<u16, String> {
+    match text.parse::<u16>() {
+        // Two entries are the header and the status of a request; one less than four carries no data.
+        Ok(size) if size.is_power_of_two() && (4..=32768).contains(&size) => Ok(size),
+        _ => Err("a vring has a power of two of entries, from 4 to 32768".to_owned()),
+    }
+}
+
+/// Parses a command line, program name first.
+pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, Failure> {
+    let cli = match Cli::try_parse_from(line) {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
+    match cli.command {
+        Some(Command::Serve(args)) => serve(&args),
+        None if cli.program.print_capabilities => Ok(Action::Print(CAPABILITIES.to_owned())),
+        None if cli.program.help_markdown => Ok(Action::Print(markdown())),
+        None => serve(&cli.program.into_serve()),
+    }
+}
+
+fn serve(args: &ServeArgs) -> Result<Action, Failure> {
+    Ok(Action::Serve(Box::new(Service::new(args)?)))
+}
+
+/// `docs/options.md`, from the definitions above.
+fn markdown() -> String {
+    options_doc::markdown(Cli::command())
+}
+
+/// Help is an answer; all else becomes one line.
+fn refused(error: &clap::Error) -> Result<Action, Failure> {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            Ok(Action::Print(error.render().to_string()))
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::input(
+            "nothing to do: try `cleave demo`, `cleave serve` or `cleave --help`",
+        )),
+        _ => Err(Failure::input(one_line(&error.render().to_string()))),
+    }
+}
+
+/// The first paragraphs of a rendered clap error, joined; its usage and advice are replaced by a word.
+fn one_line(rendered: &str) -> String {
+    let told: Vec<&str> = rendered
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let told = told.join(" ");
+    let told = told.strip_prefix("error: ").unwrap_or(&told);
+    format!("{told} (see --help)")
+}
+
+impl BackendProgram {
+    /// The same as a `cleave serve` with all defaults: they come from its own definitions.
+    fn into_serve(self) -> ServeArgs {
+        ServeArgs {
+            endpoint: self.endpoint,
+            // Always a path, whatever it looks like: the convention knows nothing else.
+            disk: self.blk_file.into_iter().map(DiskSpec::Path).collect(),
+            access: self.access,
+            options: ServeOptions::default(),
+        }
+    }
+}
+
+impl Default for ServeOptions {
+    fn default() -> ServeOptions {
+        /// Only the defaulted options.
+        #[derive(Parser)]
+        struct Defaults {
+            #[command(flatten)]
+            options: ServeOptions,
+        }
+        Defaults::parse_from(["cleave"]).options
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+use std::path::Path;
+
+use super::*;
+use crate::service::Endpoint;
+
+fn parsed(line: &str) -> Result<Action, Failure> {
+    parse(line.split_whitespace().map(OsString::from))
+}
+
+fn service(line: &str) -> Service {
+    match parsed(line) {
+        Ok(Action::Serve(service)) => *service,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_definitions_are_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn defaults_are_those_documented() {
+    let got = service("cleave serve --socket-path /s --disk null:1G");
+    assert_eq!(got.endpoint, Endpoint::Path("/s".into()));
+    assert_eq!(got.disk, DiskSpec::Null(1 << 30));
+    assert_eq!(got.session.vrings_max, 64);
+    assert_eq!(got.session.vring_size_max, 1024);
+    assert_eq!(
+        usize::from(got.session.workers_max),
+        crate::cpus::count().min(64)
+    );
+    assert_eq!(got.worker.completion, cleave_worker::Completion::Interrupt);
+    assert!(got.worker.cpus.is_empty());
+    assert_eq!(got.open.direct, cleave_disk::Direct::Auto);
+    assert_eq!(got.open.block_bytes, None);
+    assert!(got.open.discard && got.writeback);
+    assert!(!got.open.read_only && !got.once);
+    assert_eq!(got.serial, [0; 20]);
+    assert_eq!(got.log, tracing::level_filters::LevelFilter::INFO);
+}
+
+#[test]
+fn every_option_reaches_the_service() {
+    let base = "cleave serve --fd 3 --disk /d";
+    assert_eq!(service(base).endpoint, Endpoint::Fd(3));
+    let with = |options: &str| service(&format!("{base} {options}"));
+    assert!(with("--read-only").open.read_only);
+    assert_eq!(&with("--serial abc").serial[..4], b"abc\0");
+    assert_eq!(with("--block-size 4K").open.block_bytes, Some(4096));
+    assert!(!with("--cache writethrough").writeback);
+    assert_eq!(with("--direct on").open.direct, cleave_disk::Direct::On);
+    assert_eq!(with("--direct off").open.direct, cleave_disk::Direct::Off);
+    assert!(!with("--discard off").open.discard);
+    assert_eq!(with("--queues 7").session.vrings_max, 7);
+    assert_eq!(with("--queue-size 32768").session.vring_size_max, 32768);
+    assert_eq!(with("--workers 5").session.workers_max, 5);
+    assert_eq!(with("--cpus 0").worker.cpus, [0]);
+    assert_eq!(with("--cpus 0").session.workers_max, 1);
+    assert_eq!(
+        with("--completion poll").worker.completion,
+        cleave_worker::Completion::Poll
+    );
+    assert!(with("--once").once);
+    assert_eq!(
+        with("--log trace").log,
+        tracing::level_filters::LevelFilter::TRACE
+    );
+    assert_eq!(with("--queue-size 32768").worker.ops, 1024);
+    assert_eq!(with("--queue-size 4").worker.ops, 128);
+}
+
+/// vhost-user "Backend program conventions".
+#[test]
+fn conventions_work_without_a_subcommand() {
+    let got = service("cleave --socket-path /s --blk-file /images/a --read-only");
+    assert_eq!(got.endpoint, Endpoint::Path("/s".into()));
+    assert_eq!(got.disk, DiskSpec::Path(Path::new("/images/a").into()));
+    assert!(got.open.read_only);
+    assert_eq!(got.session.vrings_max, 64);
+    assert_eq!(
+        service("cleave --fd=5 --blk-file=/a").endpoint,
+        Endpoint::Fd(5)
+    );
+    // A path that looks like a spec is still a path.
+    assert_eq!(
+        service("cleave --fd 5 --blk-file ram:1G").disk,
+        DiskSpec::Path("ram:1G".into())
+    );
+    match parsed("cleave --print-capabilities") {
+        Ok(Action::Print(text)) => assert!(text.contains("\"type\": \"block\""), "{text}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn bad_input_is_one_line_that_names_the_thing() {
+    let cases = [
+        ("cleave", "cleave serve"),
+        ("cleave serve", "--disk"),
+        ("cleave --blk-file /a", "--socket-path"),
+        ("cleave --socket-path /s", "--blk-file"),
+        ("cleave serve --disk null:1G", "--socket-path"),
+        (
+            "cleave serve --socket-path /s --fd 3 --disk null:1G",
+            "cannot be used with",
+        ),
+        (
+            "cleave serve --socket-path /s --disk null:1G --disk null:2G",
+            "one disk",
+        ),
+        ("cleave serve --fd 3 --disk null:huge", "--disk"),
+        ("cleave serve --fd -1 --disk null:1G", "-1"),
+        ("cleave serve --fd x --disk null:1G", "--fd"),
+        ("cleave serve --fd 3 --disk null:1G --queues 0", "--queues"),
+        (
+            "cleave serve --fd 3 --disk null:1G --queues 257",
+            "--queues",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --queue-size 3",
+            "power of two",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --queue-size 2",
+            "from 4 to 32768",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --queue-size 65536",
+            "from 4 to 32768",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --workers 0",
+            "--workers",
+        ),
+        ("cleave serve --fd 3 --disk null:1G --cpus 3-1", "backwards"),
+        (
+            "cleave serve --fd 3 --disk null:1G --block-size 1000",
+            "power of two",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --block-size 256",
+            "512 to 64K",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --serial aaaaaaaaaaaaaaaaaaaaa",
+            "at most 20",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --serial a/b",
+            "cannot stand in a serial",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --serial ü",
+            "cannot stand in a serial",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --cache maybe",
+            "writethrough",
+        ),
+        ("cleave serve --fd 3 --disk null:1G --log loud", "debug"),
+        (
+            "cleave serve --fd 3 --disk null:1G --frobnicate",
+            "--frobnicate",
+        ),
+        ("cleave frobnicate", "frobnicate"),
+    ];
+    for (line, part) in cases {
+        let failure = parsed(line).expect_err(line);
+        assert_eq!(
+            failure.exit_code(),
+            std::process::ExitCode::from(2),
+            "{line}"
+        );
+        let told = failure.to_string();
+        assert!(told.contains(part), "{line}: {told}");
+        assert!(told.len() < 400 && !told.contains('\n'), "{line}: {told}");
+    }
+}
+
+#[test]
+fn help_shows_every_visible_option_and_examples() {
+    for (line, parts) in [
+        (
+            "cleave --help",
+            &["serve", "--print-capabilities", "Examples:"][..],
+        ),
+        (
+            "cleave serve --help",
+            &["--queue-size", "--serial", "Examples:", "Signals:"],
+        ),
+    ] {
+        match parsed(line) {
+            Ok(Action::Print(text)) => {
+                for part in parts {
+                    assert!(text.contains(part), "{line}: no {part} in {text}");
+                }
+            }
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn options_page_says_what_the_parser_does() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/options.md");
+    let written = std::fs::read_to_string(page).unwrap_or_default();
+    assert!(
+        written == markdown(),
+        "docs/options.md is out of date: cargo run -- --help-markdown > docs/options.md"
+    );
+}

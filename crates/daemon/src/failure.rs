@@ -1,0 +1,56 @@
+//! How the program ends when it cannot go on: one line for the operator, and an exit code.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// What is told and returned. Exactly one line, whatever it was made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    line: String,
+    code: u8,
+}
+
+impl Failure {
+    /// Bad input: the line names the thing and the remedy; exit code 2.
+    pub(crate) fn input(line: impl fmt::Display) -> Failure {
+        Failure::with_code(line, 2)
+    }
+
+    /// Something failed while running; exit code 1.
+    pub(crate) fn run(line: impl fmt::Display) -> Failure {
+        Failure::with_code(line, 1)
+    }
+
+    /// The code that the process ends with.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.code)
+    }
+
+    fn with_code(line: impl fmt::Display, code: u8) -> Failure {
+        // A path may hold a line feed: a log that is read line by line must not be broken by it.
+        let line = line
+            .to_string()
+            .chars()
+            .map(|c| if c.is_control() { '?' } else { c })
+            .collect();
+        Failure { line, code }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_one_line_whatever_is_in_it() {
+        let failure = Failure::input("no file /tmp/a\nb\x1b[31m");
+        assert_eq!(failure.to_string(), "no file /tmp/a?b?[31m");
+        assert_eq!(failure.exit_code(), ExitCode::from(2));
+    }
+}

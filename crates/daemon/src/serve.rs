@@ -1,0 +1,410 @@
+//! `cleave serve`: the control loop. It opens the disk, accepts frontends, gives one of them at a time
+//! to a session on a thread of its own, and ends in order.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cleave_disk::Disk;
+use cleave_engine::Uring;
+use cleave_session::{Ending, Remote, Session};
+use cleave_worker::Device;
+use tokio::net::UnixListener;
+use tokio::sync::oneshot;
+
+use crate::failure::Failure;
+use crate::log;
+use crate::process;
+use crate::resize::Watch;
+use crate::seats::{Seats, has_left};
+use crate::service::Service;
+use crate::signals::{Signals, Wish};
+use crate::socket::{self, Door};
+
+/// How long the end waits for what is in flight. With the log's last lines the whole end stays below
+/// two seconds, after which service managers and tests call a daemon hung.
+const DRAIN_MAX: Duration = Duration::from_millis(1700);
+
+/// How long no connection is accepted after accepting failed (no descriptors left, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Least time between two messages that a frontend can cause at will.
+const COMPLAINT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Serves until told to end, or until the only frontend has left.
+pub(crate) fn run(service: Service) -> Result<(), Failure> {
+    // Before anything opens a descriptor whose number could be the one that --fd names.
+    let inherited = match &service.endpoint {
+        crate::service::Endpoint::Fd(_) => Some(socket::open_door(&service.endpoint)?),
+        crate::service::Endpoint::Path(_) => None,
+    };
+    let _log = log::start(service.log)
+        .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
+    if service.exit_with_parent {
+        process::end_with_parent()?;
+    }
+    process::raise_descriptor_limit();
+    Uring::probe().map_err(Failure::input)?;
+    let disk = Disk::open(&service.disk, &service.open).map_err(Failure::input)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::run(format!("cannot start the control loop: {error}")))?;
+    runtime.block_on(control(service, Arc::new(disk), inherited))
+}
+
+/// From the socket on.
+async fn control(
+    service: Service,
+    disk: Arc<Disk>,
+    inherited: Option<Door>,
+) -> Result<(), Failure> {
+    // Before the socket file exists: a signal from now on ends in order and removes it.
+    let signals =
+        Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
+    let door = match inherited {
+        Some(door) => door,
+        None => socket::open_door(&service.endpoint)?,
+    };
+    let listener = match &door {
+        Door::Listening(listening) => Some(accepting(listening)?),
+        Door::Connected(_) => None,
+    };
+    let device = Arc::new(Device {
+        disk: Arc::clone(&disk),
+        serial: service.serial,
+        writeback: AtomicBool::new(service.writeback),
+        config: service.worker.clone(),
+    });
+    let mut daemon = Daemon {
+        once: service.once,
+        watch: Watch::new(&disk),
+        rearm_at: None,
+        disk,
+        device,
+        service,
+        listener,
+        accept_after: None,
+        seats: Seats::default(),
+        guest: None,
+        complaints: Complaints::default(),
+    };
+    daemon.announce();
+    if let Door::Connected(stream) = &door {
+        daemon.once = true;
+        let guest = stream.try_clone().and_then(|stream| daemon.spawn(stream));
+        daemon.guest = Some(
+            guest.map_err(|error| Failure::run(format!("cannot serve the frontend: {error}")))?,
+        );
+    }
+    // The door (and with it the socket file) goes when the loop ends, before the drain.
+    daemon.serve(signals, door).await;
+    Ok(())
+}
+
+fn accepting(listening: &socket::Listening) -> Result<UnixListener, Failure> {
+    let listener = || {
+        let listener = listening.listener()?;
+        listener.set_nonblocking(true)?;
+        UnixListener::from_std(listener)
+    };
+    listener().map_err(|error| Failure::run(format!("cannot listen: {error}")))
+}
+
+/// The control loop's state.
+struct Daemon {
+    service: Service,
+    disk: Arc<Disk>,
+    device: Arc<Device>,
+    watch: Watch,
+    /// The watch had an event and waits out its pause.
+    rearm_at: Option<Instant>,
+    listener: Option<UnixListener>,
+    /// Accepting failed: not before this.
+    accept_after: Option<Instant>,
+    seats: Seats,
+    guest: Option<Guest>,
+    complaints: Complaints,
+    /// End when a frontend has left.
+    once: bool,
+}
+
+/// The frontend being served.
+struct Guest {
+    remote: Remote,
+    /// Our own descriptor of its connection, to see it leave before its session has ended.
+    stream: UnixStream,
+    ending: oneshot::Receiver<Ending>,
+}
+
+/// What the loop wakes up for.
+enum Event {
+    Wish(Wish),
+    Ended(Option<Ending>),
+    Accepted(io::Result<tokio::net::UnixStream>),
+    AcceptAgain,
+    Spoke(UnixStream),
+    Changed,
+    Rearm,
+}
+
+impl Daemon {
+    fn announce(&self) {
+        let limits = self.disk.limits();
+        tracing::info!(
+            "serving {} ({} bytes{}) at {}",
+            self.disk.name(),
+            self.disk.capacity_bytes(),
+            if limits.read_only { ", read-only" } else { "" },
+            socket::name(&self.service.endpoint),
+        );
+    }
+
+    /// The loop, and the end.
+    async fn serve(&mut self, mut signals: Signals, door: Door) {
+        loop {
+            match self.event(&mut signals).await {
+                Event::Wish(Wish::End) => break,
+                Event::Wish(Wish::LookAgain) => self.look(),
+                Event::Ended(ending) => {
+                    self.goodbye(ending);
+                    if self.once {
+                        break;
+                    }
+                }
+                Event::Accepted(Ok(stream)) => self.receive(stream),
+                Event::Accepted(Err(error)) => self.hold(&error),
+                Event::AcceptAgain => self.accept_after = None,
+                Event::Spoke(stream) => self.begin(stream),
+                Event::Changed => {
+                    self.rearm_at = self.watch.pause().map(|pause| Instant::now() + pause);
+                    self.look();
+                }
+                Event::Rearm => {
+                    self.rearm_at = None;
+                    self.watch.rearm();
+                    self.look();
+                }
+            }
+        }
+        // Nobody connects to a daemon that is ending.
+        self.listener = None;
+        drop(door);
+        self.seats.clear();
+        self.drain().await;
+    }
+
+    async fn event(&mut self, signals: &mut Signals) -> Event {
+        let Daemon {
+            guest,
+            listener,
+            seats,
+            watch,
+            ..
+        } = self;
+        let vacant = guest.is_none();
+        let pause = self.accept_after;
+        let rearm_at = self.rearm_at;
+        tokio::select! {
+            // In this order: an end is never put off, and a seat is free before it is asked for.
+            biased;
+            wish = signals.next() => Event::Wish(wish),
+            ending = ended(guest) => Event::Ended(ending),
+            stream = seats.speaker(), if vacant => Event::Spoke(stream),
+            accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
+            () = until(pause), if pause.is_some() => Event::AcceptAgain,
+            () = watch.changed(), if rearm_at.is_none() => Event::Changed,
+            () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
+        }
+    }
+
+    /// A frontend has connected.
+    fn receive(&mut self, stream: tokio::net::UnixStream) {
+        match &self.guest {
+            Some(guest) if !has_left(&guest.stream) => {
+                // Dropped here, which closes it.
+                self.complaints
+                    .tell(|| "a second frontend was turned away: one is connected".to_owned());
+            }
+            // The one before it has left and its session is about to end: this one waits its turn.
+            _ => {
+                if self.seats.take(stream) {
+                    self.complaints
+                        .tell(|| "the oldest of many silent connections was closed".to_owned());
+                }
+            }
+        }
+    }
+
+    /// Starts a session on a thread of its own.
+    fn begin(&mut self, stream: UnixStream) {
+        match self.spawn(stream) {
+            Ok(guest) => {
+                tracing::info!("{}: a frontend has connected", self.disk.name());
+                self.guest = Some(guest);
+                let waiting = self.seats.clear();
+                if waiting > 0 {
+                    self.complaints.tell(|| {
+                        format!("{waiting} further frontends were turned away: one is connected")
+                    });
+                }
+            }
+            Err(error) => {
+                let name = self.disk.name().to_owned();
+                self.complaints
+                    .tell(|| format!("{name}: a frontend cannot be served: {error}"));
+            }
+        }
+    }
+
+    fn spawn(&self, stream: UnixStream) -> io::Result<Guest> {
+        let ours = stream.try_clone()?;
+        let config = self.service.session.clone();
+        let (session, remote) = Session::new(stream, Arc::clone(&self.device), config)?;
+        let (tell, ending) = oneshot::channel();
+        thread::Builder::new()
+            .name("session".to_owned())
+            .spawn(move || {
+                // The loop has gone only when the process ends: nobody is left to be told.
+                let _ = tell.send(session.run());
+            })?;
+        Ok(Guest {
+            remote,
+            stream: ours,
+            ending,
+        })
+    }
+
+    /// A session has ended; `None`: its thread failed.
+    fn goodbye(&mut self, ending: Option<Ending>) {
+        self.guest = None;
+        let name = self.disk.name();
+        match ending {
+            Some(Ending::HungUp) => tracing::info!("{name}: the frontend has left"),
+            Some(Ending::Refused(why)) => {
+                self.complaints.tell(|| {
+                    format!("{name}: the frontend broke the protocol and was let go: {why}")
+                });
+            }
+            Some(Ending::Lost(why)) => {
+                self.complaints
+                    .tell(|| format!("{name}: the frontend was let go: {why}"));
+            }
+            None => tracing::error!("{name}: the session failed"),
+        }
+    }
+
+    /// Looks at the size of the disk, and tells the guest when it grew.
+    fn look(&mut self) {
+        let name = self.disk.name();
+        match self.disk.refresh() {
+            Ok(Some(bytes)) => {
+                tracing::info!("{name}: has grown to {bytes} bytes");
+                if let Some(guest) = &self.guest {
+                    guest.remote.config_changed();
+                }
+            }
+            Ok(None) => {}
+            Err(error) => {
+                self.complaints
+                    .tell(|| format!("{name}: cannot look at its size: {error}"));
+            }
+        }
+    }
+
+    /// Accepting failed: most likely no descriptor is free. Trying at once would only spin.
+    fn hold(&mut self, error: &io::Error) {
+        self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
+        self.complaints.tell(|| {
+            format!(
+                "cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=)"
+            )
+        });
+    }
+
+    /// Ends the session, waiting no longer than an operator would.
+    async fn drain(&mut self) {
+        let Some(guest) = &self.guest else { return };
+        guest.remote.hang_up();
+        match tokio::time::timeout(DRAIN_MAX, ended(&mut self.guest)).await {
+            Ok(ending) => self.goodbye(ending),
+            Err(_) => tracing::warn!(
+                "{}: requests are still in flight after {} ms: ending without them; their guest was not \
+                 told that they completed",
+                self.disk.name(),
+                DRAIN_MAX.as_millis()
+            ),
+        }
+    }
+}
+
+/// Waits for the session's end; for ever where there is none.
+async fn ended(guest: &mut Option<Guest>) -> Option<Ending> {
+    match guest {
+        Some(guest) => (&mut guest.ending).await.ok(),
+        None => std::future::pending().await,
+    }
+}
+
+async fn accept(listener: &Option<UnixListener>) -> io::Result<tokio::net::UnixStream> {
+    match listener {
+        Some(listener) => Ok(listener.accept().await?.0),
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Warnings that a frontend can cause at will, at most one a second.
+#[derive(Debug, Default)]
+struct Complaints {
+    last: Option<Instant>,
+    kept_back: u64,
+}
+
+impl Complaints {
+    fn tell(&mut self, line: impl FnOnce() -> String) {
+        match self.admit(Instant::now()) {
+            Some(0) => tracing::warn!("{}", line()),
+            Some(n) => tracing::warn!("{} ({n} messages kept back before)", line()),
+            None => {}
+        }
+    }
+
+    /// Whether one may be told now, and how many were kept back since the last.
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        if self
+            .last
+            .is_some_and(|last| now.saturating_duration_since(last) < COMPLAINT_PAUSE)
+        {
+            self.kept_back = self.kept_back.saturating_add(1);
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.kept_back))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_come_at_most_once_a_second() {
+        let mut complaints = Complaints::default();
+        let start = Instant::now();
+        let told: Vec<_> = [0, 1, 999, 1000, 1001, 5000]
+            .iter()
+            .map(|ms| complaints.admit(start + Duration::from_millis(*ms)))
+            .collect();
+        assert_eq!(told, [Some(0), None, None, Some(2), None, Some(1)]);
+    }
+}

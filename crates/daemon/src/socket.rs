@@ -1,0 +1,350 @@
+//! The socket that frontends come through: made at a path, or inherited.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
+use crate::failure::Failure;
+use crate::service::Endpoint;
+
+/// Longest path that fits `sockaddr_un` with its terminating zero.
+const PATH_BYTES_MAX: usize = 107;
+
+/// How long another cleave may be at work in the same folder before we give up.
+const FOLDER_TRIES: u32 = 50;
+const FOLDER_PAUSE: Duration = Duration::from_millis(20);
+
+/// Where frontends come from.
+#[derive(Debug)]
+pub(crate) enum Door {
+    /// Any number of them, one after the other.
+    Listening(Listening),
+    /// This one.
+    Connected(UnixStream),
+}
+
+/// A listening socket, and its file if it is ours.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    // Dropped before the listener: while the socket is open its inode cannot be given to another file,
+    // so that comparing inodes tells ours from one that took its place.
+    _file: Option<SocketFile>,
+    listener: UnixListener,
+}
+
+/// Opens what the operator named.
+pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
+    match endpoint {
+        Endpoint::Path(path) => listen(path).map(Door::Listening),
+        Endpoint::Fd(number) => inherit(*number),
+    }
+}
+
+/// What an operator calls it.
+pub(crate) fn name(endpoint: &Endpoint) -> String {
+    match endpoint {
+        Endpoint::Path(path) => path.display().to_string(),
+        Endpoint::Fd(number) => format!("fd {number}"),
+    }
+}
+
+impl Listening {
+    /// The socket; the file stays ours.
+    pub(crate) fn listener(&self) -> io::Result<UnixListener> {
+        self.listener.try_clone()
+    }
+}
+
+/// Makes a socket file and listens on it.
+fn listen(path: &Path) -> Result<Listening, Failure> {
+    let shown = path.display();
+    let length = path.as_os_str().as_bytes().len();
+    if length > PATH_BYTES_MAX {
+        return Err(Failure::input(format!(
+            "socket path {shown} has {length} bytes and a socket takes {PATH_BYTES_MAX}: choose a shorter one"
+        )));
+    }
+    // Held until we listen: between looking, removing a stale file and listening on a new one,
+    // another cleave would take our file for a stale one.
+    let _folder = lock_folder(path)?;
+    make_room(path)?;
+    let listener = UnixListener::bind(path).map_err(|error| {
+        Failure::input(format!(
+            "cannot make socket {shown}: {error}: {}",
+            remedy(&error)
+        ))
+    })?;
+    match SocketFile::of(path) {
+        Ok(file) => Ok(Listening {
+            _file: Some(file),
+            listener,
+        }),
+        Err(error) => Err(Failure::input(format!("socket {shown} went away: {error}"))),
+    }
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "create its folder first",
+        io::ErrorKind::PermissionDenied => "choose a folder that this user may write to",
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "choose a folder on a writable file system, such as /run"
+        }
+        _ => "choose another path",
+    }
+}
+
+/// Makes sure that nothing is at the path, if what is there may go.
+fn make_room(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    match fs::symlink_metadata(path) {
+        Err(_) => return Ok(()), // nothing there, or `bind` says why not
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(Failure::input(format!(
+                "{shown} exists and is no socket: remove it or choose another path"
+            )));
+        }
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
+            .or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })
+            .map_err(|error| {
+                Failure::input(format!(
+                    "cannot replace the stale socket {shown}: {error}: remove it"
+                ))
+            }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Failure::input(
+            format!("{shown} is a socket of another user: choose another path"),
+        )),
+        // Connected, or its backlog is full: somebody listens.
+        _ => Err(Failure::input(format!(
+            "socket {shown} is in use by a running program: end that one or choose another path"
+        ))),
+    }
+}
+
+/// An advisory lock on the folder; `None` where the folder cannot be opened (`bind` then says why).
+fn lock_folder(path: &Path) -> Result<Option<OwnedFd>, Failure> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(opened) = open(folder, flags, Mode::empty()) else {
+        return Ok(None);
+    };
+    for _ in 0..FOLDER_TRIES {
+        match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(opened)),
+            Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(FOLDER_PAUSE),
+            Err(_) => return Ok(None), // a file system without locks
+        }
+    }
+    Err(Failure::input(format!(
+        "folder {} is locked by another program: try again, or choose another folder",
+        folder.display()
+    )))
+}
+
+/// A socket file that goes away with this value, unless something else took its place.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<SocketFile> {
+        let found = fs::symlink_metadata(path)?;
+        Ok(SocketFile {
+            // The working directory may change; the file stays where it is.
+            path: std::path::absolute(path)?,
+            device: found.dev(),
+            inode: found.ino(),
+        })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode);
+        if ours {
+            if let Err(error) = fs::remove_file(&self.path) {
+                tracing::warn!("cannot remove socket {}: {error}", self.path.display());
+            }
+        }
+    }
+}
+
+/// Takes an inherited descriptor over, and asks it what it is.
+fn inherit(number: u32) -> Result<Door, Failure> {
+    let told = |what: &str| Failure::input(format!("--fd {number} {what}"));
+    let socket = duplicate(number)?;
+    let unix_stream = sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(&socket) == Ok(SocketType::STREAM);
+    if !unix_stream {
+        return Err(told(
+            "is no unix stream socket: pass a listening or a connected one",
+        ));
+    }
+    match sockopt::socket_acceptconn(&socket) {
+        Ok(true) => Ok(Door::Listening(Listening {
+            _file: None,
+            listener: UnixListener::from(socket),
+        })),
+        Ok(false) => {
+            let stream = UnixStream::from(socket);
+            match stream.peer_addr() {
+                Ok(_) => Ok(Door::Connected(stream)),
+                Err(_) => Err(told(
+                    "is a socket that neither listens nor is connected: pass one that does",
+                )),
+            }
+        }
+        Err(error) => Err(told(&format!(
+            "cannot be asked whether it listens: {error}"
+        ))),
+    }
+}
+
+/// A descriptor of ours by number. Taking the number itself over would be unsafe code, because
+/// something else in the process might own it; asking the kernel for a duplicate is not.
+fn duplicate(number: u32) -> Result<OwnedFd, Failure> {
+    let closed = || {
+        Failure::input(format!(
+            "--fd {number} is not open: pass the number of an inherited socket"
+        ))
+    };
+    let raw = i32::try_from(number).map_err(|_| closed())?;
+    // Looked up without opening anything: the pidfd below could itself get the number asked for.
+    if fs::symlink_metadata("/proc/self/fd").is_ok()
+        && fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_err()
+    {
+        return Err(closed());
+    }
+    let own = pidfd_open(getpid(), PidfdFlags::empty());
+    match own.and_then(|own| pidfd_getfd(&own, raw, PidfdGetfdFlags::empty())) {
+        Ok(fd) => Ok(fd),
+        Err(rustix::io::Errno::BADF) => Err(closed()),
+        Err(error) => Err(Failure::input(format!(
+            "--fd {number} cannot be taken over: pidfd_getfd: {error}: allow it in the sandbox, or use \
+             --socket-path"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd as _;
+
+    fn refused(path: &Path) -> String {
+        listen(path).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_ours_goes_away_at_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        let door = listen(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop(door);
+        assert!(!path.exists());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_live_socket_is_not_stolen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let first = listen(&path).unwrap();
+        assert!(refused(&path).contains("in use by a running program"));
+        UnixStream::connect(&path).unwrap();
+        drop(first);
+    }
+
+    #[test]
+    fn a_socket_that_took_our_place_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let ours = listen(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let theirs = UnixListener::bind(&path).unwrap();
+        drop(ours);
+        assert!(path.exists());
+        drop(theirs);
+    }
+
+    #[test]
+    fn what_cannot_be_a_socket_is_refused_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "kept").unwrap();
+        let cases = [
+            (file.clone(), "is no socket: remove it"),
+            (folder.path().to_owned(), "is no socket: remove it"),
+            (folder.path().join("none/s"), "create its folder first"),
+            (folder.path().join("x".repeat(120)), "choose a shorter one"),
+            (PathBuf::from("/proc/s"), "choose"),
+        ];
+        for (path, part) in cases {
+            let told = refused(&path);
+            assert!(told.contains(part), "{}: {told}", path.display());
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_longest_path_that_fits_works() {
+        let folder = tempfile::tempdir().unwrap();
+        let room = PATH_BYTES_MAX - folder.path().as_os_str().len() - 1;
+        let path = folder.path().join("y".repeat(room));
+        assert_eq!(path.as_os_str().len(), PATH_BYTES_MAX);
+        listen(&path).unwrap();
+        assert!(refused(&folder.path().join("y".repeat(room + 1))).contains("shorter"));
+    }
+
+    fn inherited(fd: &impl std::os::fd::AsRawFd) -> Result<Door, Failure> {
+        inherit(u32::try_from(fd.as_raw_fd()).unwrap())
+    }
+
+    #[test]
+    fn an_inherited_socket_is_asked_what_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("s")).unwrap();
+        assert!(matches!(inherited(&listener), Ok(Door::Listening(_))));
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert!(matches!(inherited(&ours), Ok(Door::Connected(_))));
+        let told = |door: Result<Door, Failure>| door.unwrap_err().to_string();
+        let file = fs::File::open("/dev/null").unwrap();
+        assert!(told(inherited(&file)).contains("no unix stream socket"));
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(told(inherited(&tcp)).contains("no unix stream socket"));
+        let datagram = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        assert!(told(inherited(&datagram)).contains("no unix stream socket"));
+        let bare = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        assert!(told(inherited(&bare)).contains("neither listens nor is connected"));
+        for closed in [999_999, u32::MAX] {
+            assert!(told(inherit(closed)).contains("is not open"));
+        }
+    }
+}
