@@ -58,8 +58,10 @@ HUP looks at the size of the disk again and tells the guest when it grew.";
 /// serves a virtual disk from a file or a block device through io_uring.
 #[derive(Debug, Parser)]
 #[command(name = "cleave", version, after_long_help = EXAMPLES, arg_required_else_help = true)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-#[command(disable_help_subcommand = true, max_term_width = 100)]
+#[command(override_usage = "cleave <COMMAND>
+       cleave (--socket-path <PATH> | --fd <N>) --blk-file <FILE> [--read-only]")]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+#[command(max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -73,7 +75,8 @@ enum Command {
     ///
     /// Serves a disk to one frontend (VMM) at a time. In front of a listening socket the frontend may
     /// go and come back any number of times.
-    #[command(after_long_help = SERVE_EXAMPLES)]
+    #[command(after_long_help = SERVE_EXAMPLES, override_usage =
+        "cleave serve (--socket-path <PATH> | --fd <N>) --disk <SPEC> [OPTIONS]")]
     Serve(Box<ServeArgs>),
 }
 
@@ -86,19 +89,22 @@ struct BackendProgram {
     #[command(flatten)]
     access: AccessArgs,
     /// File or block device to serve
-    #[arg(long, value_name = "FILE", required = true)]
+    #[arg(long, value_name = "FILE")]
     blk_file: Option<PathBuf>,
+    // Found before parsing; defined here for the help.
     /// Print what this program can do, as JSON, and exit
-    #[arg(long, exclusive = true)]
+    ///
+    /// Other options are ignored.
+    #[arg(long)]
     print_capabilities: bool,
     /// Print all options as Markdown and exit
-    #[arg(long, exclusive = true, hide = true)]
+    #[arg(long, hide = true)]
     help_markdown: bool,
 }
 
 /// Where frontends come from.
 #[derive(Debug, Clone, Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub(crate) struct EndpointArgs {
     /// Make a socket here and listen on it
     ///
@@ -130,7 +136,7 @@ pub(crate) struct ServeArgs {
     /// contents are lost at the end. `null:SIZE` accepts all writes, reads zeroes and touches no
     /// data; it shows the cost of everything but the disk. Write ./ram:1G for a file of that name.
     /// Sizes read 4K, 1M, 2G (powers of 1024).
-    #[arg(long, value_name = "SPEC", required = true, action = ArgAction::Append)]
+    #[arg(long, value_name = "SPEC", action = ArgAction::Append)]
     pub(crate) disk: Vec<DiskSpec>,
     #[command(flatten)]
     pub(crate) access: AccessArgs,
@@ -281,14 +287,21 @@ fn queue_size(text: &str) -> Result<u16, String> {
 
 /// Parses a command line, program name first.
 pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, Failure> {
+    let line: Vec<OsString> = line.into_iter().collect();
+    // "Other options and arguments should be ignored", even those that we do not know.
+    if line.iter().any(|word| word == "--print-capabilities") {
+        return Ok(Action::Print(CAPABILITIES.to_owned()));
+    }
     let cli = match Cli::try_parse_from(line) {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
     match cli.command {
         Some(Command::Serve(args)) => serve(&args),
-        None if cli.program.print_capabilities => Ok(Action::Print(CAPABILITIES.to_owned())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),
+        None if cli.program.blk_file.is_none() => {
+            Err(Failure::input("no disk: give --blk-file FILE"))
+        }
         None => serve(&cli.program.into_serve()),
     }
 }

@@ -40,9 +40,9 @@ fn command(text: &mut String, command: &Command, name: &str) {
 }
 
 fn option(text: &mut String, arg: &Arg) {
-    let _ = write!(
+    let _ = writeln!(
         text,
-        "| `{}` | {} | {} |\n",
+        "| `{}` | {} | {} |",
         usage(arg),
         default(arg),
         meaning(arg)
@@ -77,7 +77,11 @@ fn default(arg: &Arg) -> String {
 fn meaning(arg: &Arg) -> String {
     let help = arg.get_long_help().or(arg.get_help());
     let help = help.map(ToString::to_string).unwrap_or_default();
-    let mut line = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut line = help
+        .split("\n\n")
+        .map(sentence)
+        .collect::<Vec<_>>()
+        .join(" ");
     let values: Vec<_> = match arg.get_action().takes_values() {
         true => arg.get_possible_values(),
         false => Vec::new(),
@@ -90,4 +94,13 @@ fn meaning(arg: &Arg) -> String {
         let _ = write!(line, " ({})", names.join(", "));
     }
     line.replace('|', "\\|")
+}
+
+/// A paragraph on one line; the first of a help text has no full stop of its own.
+fn sentence(paragraph: &str) -> String {
+    let line = paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.ends_with(['.', ')', ']']) {
+        true => line,
+        false => format!("{line}."),
+    }
 }

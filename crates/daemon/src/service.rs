@@ -90,15 +90,17 @@ fn endpoint(args: &EndpointArgs) -> Result<Endpoint, Failure> {
     match (&args.socket_path, args.fd) {
         (Some(path), None) => Ok(Endpoint::Path(path.clone())),
         (None, Some(fd)) => Ok(Endpoint::Fd(fd)),
-        // The parser demands exactly one; this is for the type.
-        _ => Err(Failure::input("give either --socket-path or --fd")),
+        // The parser refuses both.
+        _ => Err(Failure::input(
+            "no socket: give --socket-path PATH or --fd N",
+        )),
     }
 }
 
 fn only_disk(disks: &[DiskSpec]) -> Result<DiskSpec, Failure> {
     match disks {
         [disk] => Ok(disk.clone()),
-        [] => Err(Failure::input("no disk: give --disk")),
+        [] => Err(Failure::input("no disk: give --disk SPEC")),
         more => Err(Failure::input(format!(
             "--disk was given {} times, and this cleave serves one disk: start another `cleave serve` \
              with a socket of its own for each further disk",
@@ -115,13 +117,13 @@ fn workers_default(pinned: usize, vrings: u16) -> u16 {
 
 /// Refuses a CPU that a worker could not be pinned to.
 fn usable(wanted: &[usize]) -> Result<Vec<usize>, Failure> {
-    if let Some(allowed) = cpus::allowed() {
-        if let Some(cpu) = wanted.iter().find(|cpu| !allowed.contains(cpu)) {
-            return Err(Failure::input(format!(
-                "--cpus: CPU {cpu} is not at hand: this process may use {}",
-                shown(&allowed)
-            )));
-        }
+    if let Some(allowed) = cpus::allowed()
+        && let Some(cpu) = wanted.iter().find(|cpu| !allowed.contains(cpu))
+    {
+        return Err(Failure::input(format!(
+            "--cpus: CPU {cpu} is not at hand: this process may use {}",
+            shown(&allowed)
+        )));
     }
     Ok(wanted.to_vec())
 }

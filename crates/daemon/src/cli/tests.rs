@@ -91,15 +91,26 @@ fn conventions_work_without_a_subcommand() {
         Ok(Action::Print(text)) => assert!(text.contains("\"type\": \"block\""), "{text}"),
         other => panic!("{other:?}"),
     }
+    // "Other options and arguments should be ignored".
+    assert!(matches!(
+        parsed("cleave --fd 3 --sandbox=x --print-capabilities"),
+        Ok(Action::Print(_))
+    ));
 }
 
 #[test]
 fn bad_input_is_one_line_that_names_the_thing() {
     let cases = [
         ("cleave", "cleave serve"),
-        ("cleave serve", "--disk"),
+        ("cleave serve", "--socket-path"),
+        ("cleave serve --fd 3", "--disk"),
         ("cleave --blk-file /a", "--socket-path"),
         ("cleave --socket-path /s", "--blk-file"),
+        (
+            "cleave --socket-path /s --fd 3 --blk-file /a",
+            "cannot be used with",
+        ),
+        ("cleave --read-only serve", "serve"),
         ("cleave serve --disk null:1G", "--socket-path"),
         (
             "cleave serve --socket-path /s --fd 3 --disk null:1G",
