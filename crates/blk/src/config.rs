@@ -60,15 +60,6 @@ impl Config {
         bits
     }
 
-    /// Whether a write must be on stable storage before it completes, for a guest that took
-    /// `features`: in write-through mode, and whenever the guest cannot flush (virtio 1.3 §5.2.6.2:
-    /// with neither FLUSH nor CONFIG_WCE a completed write is stable; §5.2.5.2: with CONFIG_WCE alone
-    /// the mode begins as write-through).
-    #[inline]
-    pub fn write_through(writeback: bool, features: u64) -> bool {
-        !writeback || features & feature::FLUSH == 0
-    }
-
     /// The space as bytes, little-endian. Fields of features that are not offered are zero.
     pub fn bytes(&self) -> [u8; Self::BYTES] {
         let mut space = Space([0; Self::BYTES]);
@@ -276,26 +267,5 @@ mod tests {
         let mut config = config();
         config.writeback = false;
         assert_eq!(config.bytes()[Config::WRITEBACK_OFFSET], 0);
-    }
-
-    /// virtio 1.3 §5.2.6.2: when a completed write is stable.
-    #[test]
-    fn a_guest_that_cannot_flush_gets_stable_writes() {
-        let table = [
-            (true, feature::FLUSH, false),
-            (true, feature::FLUSH | feature::CONFIG_WCE, false),
-            (true, 0, true),
-            (true, feature::CONFIG_WCE, true),
-            (false, feature::FLUSH, true),
-            (false, feature::FLUSH | feature::CONFIG_WCE, true),
-            (false, 0, true),
-        ];
-        for (writeback, features, expected) in table {
-            let found = Config::write_through(writeback, features);
-            assert_eq!(
-                found, expected,
-                "writeback {writeback}, features {features:#x}"
-            );
-        }
     }
 }

@@ -30,12 +30,6 @@ impl Status {
             _ => Status::IoErr,
         }
     }
-
-    /// The byte on the wire.
-    #[inline]
-    pub fn byte(self) -> u8 {
-        self as u8
-    }
 }
 
 /// Status and used length of a request that has ended.
@@ -154,7 +148,7 @@ mod tests {
     #[test]
     fn status_bytes_are_the_specified_ones() {
         // virtio 1.3 §5.2.6: VIRTIO_BLK_S_OK, _IOERR, _UNSUPP.
-        let bytes = [Status::Ok, Status::IoErr, Status::Unsupp].map(Status::byte);
+        let bytes = [Status::Ok, Status::IoErr, Status::Unsupp].map(|status| status as u8);
         assert_eq!(bytes, [0, 1, 2]);
     }
 }

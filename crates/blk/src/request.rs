@@ -101,18 +101,9 @@ impl Request {
         }
     }
 
-    /// Whether it changes what the disk holds.
-    #[inline]
-    pub fn is_write(&self) -> bool {
-        match self.verb {
-            Verb::Write | Verb::Discard | Verb::WriteZeroes { .. } => true,
-            Verb::Read | Verb::Flush | Verb::GetId => false,
-        }
-    }
-
     /// Bytes that move between disk and guest memory; 0 where none do.
     #[inline]
-    pub fn data_bytes(&self) -> u64 {
+    pub(crate) fn data_bytes(&self) -> u64 {
         match self.verb {
             Verb::Read | Verb::Write => self.len_bytes,
             Verb::Flush | Verb::GetId | Verb::Discard | Verb::WriteZeroes { .. } => 0,
@@ -704,27 +695,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn verbs_know_what_they_touch() {
-        let table = [
-            (Verb::Read, false, 4096),
-            (Verb::Write, true, 4096),
-            (Verb::Flush, false, 0),
-            (Verb::GetId, false, 0),
-            (Verb::Discard, true, 0),
-            (Verb::WriteZeroes { unmap: false }, true, 0),
-        ];
-        for (verb, is_write, data_bytes) in table {
-            let request = Request {
-                verb,
-                offset_bytes: 0,
-                len_bytes: 4096,
-            };
-            assert_eq!(request.is_write(), is_write, "{verb:?}");
-            assert_eq!(request.data_bytes(), data_bytes, "{verb:?}");
-        }
-    }
-
     /// Numbers that sit at edges, and any others.
     fn edgy() -> impl Strategy<Value = u64> {
         prop_oneof![
@@ -762,7 +732,8 @@ mod tests {
             };
             prop_assert!(readable >= 16 && writable >= 1 && head_bytes >= 16);
             prop_assert!(request.len_bytes < u64::from(u32::MAX));
-            prop_assert!(!(request.is_write() && read_only));
+            let reads = matches!(request.verb, Verb::Read | Verb::Flush | Verb::GetId);
+            prop_assert!(reads || !read_only);
             match request.verb {
                 Verb::Flush => prop_assert_eq!((request.offset_bytes, request.len_bytes), (0, 0)),
                 Verb::GetId => prop_assert!(request.len_bytes <= 20 && request.len_bytes < writable),
