@@ -5,6 +5,7 @@
 mod disk;
 mod lock;
 mod open;
+mod probe;
 mod spec;
 
 pub use disk::{Disk, FileKind, Store};

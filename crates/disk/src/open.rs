@@ -1,7 +1,15 @@
-//! Opening and probing.
+//! Opening and locking: from a path to a descriptor that nobody else writes.
 
+use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::FileKind;
 
 /// Whether the page cache is bypassed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,11 +39,255 @@ pub struct OpenOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The system refused.
-    #[error("cannot open {path}: {source}")]
+    #[error("cannot open disk {}: {source}", .path.display())]
     Io {
         /// What was opened.
         path: PathBuf,
         /// Why not.
         source: io::Error,
     },
+    /// No such file.
+    #[error("disk {0} does not exist; check the path, or create it: truncate -s 10G {0}", .path.display())]
+    Missing {
+        /// What was looked for.
+        path: PathBuf,
+    },
+    /// The mode of the file or of a folder above it.
+    #[error(
+        "no permission to open disk {} for {wanted}; give this user access{remedy}",
+        .path.display()
+    )]
+    Permission {
+        /// What was opened.
+        path: PathBuf,
+        /// "reading" or "reading and writing".
+        wanted: &'static str,
+        /// What else would help.
+        remedy: &'static str,
+    },
+    /// A write-protected block device.
+    #[error("disk {} is a write-protected device; serve it with --read-only", .path.display())]
+    WriteProtected {
+        /// What was opened.
+        path: PathBuf,
+    },
+    /// EROFS.
+    #[error("disk {} is on a read-only file system; serve it with --read-only", .path.display())]
+    ReadOnlyFileSystem {
+        /// What was opened.
+        path: PathBuf,
+    },
+    /// Neither file nor block device.
+    #[error("disk {} is {kind}; name a regular file or a block device", .path.display())]
+    WrongKind {
+        /// What was opened.
+        path: PathBuf,
+        /// With its article.
+        kind: &'static str,
+    },
+    /// A size of zero.
+    #[error("disk {name} has no bytes; give it a size{remedy}")]
+    Empty {
+        /// The disk.
+        name: String,
+        /// How.
+        remedy: String,
+    },
+    /// A size that is no multiple of the block, or beyond what offsets reach.
+    #[error("disk {name} has {size_bytes} bytes, which is not {wanted}; {remedy}")]
+    Size {
+        /// The disk.
+        name: String,
+        /// Its size.
+        size_bytes: u64,
+        /// What a size must be.
+        wanted: String,
+        /// How to make it so.
+        remedy: String,
+    },
+    /// An impossible logical block.
+    #[error("block size {asked} is not possible; use a power of two from 512 to 65536")]
+    BlockSize {
+        /// Asked for.
+        asked: u32,
+    },
+    /// O_DIRECT was demanded and does not work.
+    #[error(
+        "disk {} cannot be read past the page cache ({why}); use --direct auto or --direct off",
+        .path.display()
+    )]
+    NoDirect {
+        /// What was opened.
+        path: PathBuf,
+        /// What does not work.
+        why: String,
+    },
+    /// The advisory lock is held.
+    #[error(
+        "disk {} is in use by another cleave; stop that one, or serve both with --read-only",
+        .path.display()
+    )]
+    InUse {
+        /// What was opened.
+        path: PathBuf,
+    },
+    /// The host has claimed the block device.
+    #[error(
+        "disk {} is in use by this host (mounted, swap, or part of another device); \
+         release it there, or serve it with --read-only",
+        .path.display()
+    )]
+    Claimed {
+        /// What was opened.
+        path: PathBuf,
+    },
+    /// The lock cannot even be tried.
+    #[error("cannot lock disk {}: {source}; keep it on a file system that knows flock", .path.display())]
+    Lock {
+        /// What was opened.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// No memory for a RAM disk.
+    #[error("cannot make disk {name}: {source}; use a smaller size")]
+    Ram {
+        /// The disk.
+        name: String,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// Tries of a block device's lock and the pause between: udev holds it for moments after a change.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(25);
+
+/// Opens what is there (nothing is ever created) and locks it. The descriptor lives as long as the
+/// disk, so a file that is renamed over or deleted goes on being served as it was.
+pub(crate) fn open_path(path: &Path, read_only: bool) -> Result<(File, FileKind), OpenError> {
+    // Looked at before it is opened: opening alone moves a tape, or waits for a fifo's other end.
+    let found = rustix::fs::stat(path).map_err(|errno| open_error(path, read_only, errno))?;
+    let kind = file_kind(path, found.st_mode)?;
+    let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    flags |= if read_only {
+        OFlags::RDONLY
+    } else {
+        OFlags::RDWR
+    };
+    if kind == FileKind::BlockDevice && !read_only {
+        // Without O_CREAT this is the kernel's claim on a device: refused where it is mounted, and
+        // nobody can mount it while a guest writes it.
+        flags |= OFlags::EXCL;
+    }
+    let fd = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|errno| open_error(path, read_only, errno))?;
+    let file = File::from(fd);
+    // Another thing may stand there since the look; O_NONBLOCK kept even a fifo from hanging us.
+    let opened = rustix::fs::fstat(&file).map_err(|errno| open_error(path, read_only, errno))?;
+    if file_kind(path, opened.st_mode)? != kind {
+        return Err(OpenError::Io {
+            path: path.to_owned(),
+            source: io::Error::other("it was replaced at this very moment; try again"),
+        });
+    }
+    lock(&file, path, kind, read_only)?;
+    Ok((file, kind))
+}
+
+fn file_kind(path: &Path, mode: rustix::fs::RawMode) -> Result<FileKind, OpenError> {
+    let kind = match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => return Ok(FileKind::Regular),
+        FileType::BlockDevice => return Ok(FileKind::BlockDevice),
+        FileType::Directory => "a directory",
+        FileType::CharacterDevice => "a character device",
+        FileType::Socket => "a socket",
+        FileType::Fifo => "a fifo",
+        FileType::Symlink | FileType::Unknown => "no file",
+    };
+    Err(OpenError::WrongKind {
+        path: path.to_owned(),
+        kind,
+    })
+}
+
+fn open_error(path: &Path, read_only: bool, errno: Errno) -> OpenError {
+    let path = path.to_owned();
+    match errno {
+        Errno::NOENT | Errno::NOTDIR => OpenError::Missing { path },
+        Errno::ACCESS | Errno::PERM => OpenError::Permission {
+            path,
+            wanted: if read_only {
+                "reading"
+            } else {
+                "reading and writing"
+            },
+            remedy: if read_only {
+                ""
+            } else {
+                ", or serve it with --read-only"
+            },
+        },
+        Errno::ROFS => OpenError::ReadOnlyFileSystem { path },
+        Errno::BUSY => OpenError::Claimed { path },
+        errno => OpenError::Io {
+            path,
+            source: errno.into(),
+        },
+    }
+}
+
+fn lock(file: &File, path: &Path, kind: FileKind, read_only: bool) -> Result<(), OpenError> {
+    let operation = if read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    let mut tries = match kind {
+        FileKind::Regular => 1,
+        FileKind::BlockDevice => LOCK_TRIES,
+    };
+    loop {
+        let path = path.to_owned();
+        tries -= 1;
+        match rustix::fs::flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if tries == 0 => return Err(OpenError::InUse { path }),
+            Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
+            Err(Errno::INTR) => tries += 1,
+            Err(errno) => {
+                return Err(OpenError::Lock {
+                    path,
+                    source: errno.into(),
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errnos_become_a_line_with_a_remedy() {
+        for (errno, read_only, wanted) in [
+            (Errno::NOENT, false, "truncate -s 10G"),
+            (Errno::NOTDIR, false, "does not exist"),
+            (Errno::ACCESS, false, "or serve it with --read-only"),
+            (Errno::PERM, true, "for reading; give this user access"),
+            (
+                Errno::ROFS,
+                false,
+                "read-only file system; serve it with --read-only",
+            ),
+            (Errno::BUSY, false, "mounted"),
+            (Errno::MFILE, false, "Too many open files"),
+            (Errno::NXIO, true, "No such device"),
+        ] {
+            let line = open_error(Path::new("/a/b.img"), read_only, errno).to_string();
+            assert!(line.contains(wanted) && line.contains("/a/b.img"), "{line}");
+            assert!(!line.contains('\n'), "{line}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! What an operator writes for a disk.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -14,17 +15,178 @@ pub enum DiskSpec {
     Null(u64),
 }
 
+/// Suffixes of sizes, largest first, each with its shift.
+const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
+
 impl FromStr for DiskSpec {
     type Err = String;
 
+    /// `ram:` and `null:` are kinds only at the very beginning, so that every file can still be
+    /// named: one that is called `ram:x` is written `./ram:x`.
     fn from_str(text: &str) -> Result<DiskSpec, String> {
-        let _ = text;
-        todo!()
+        if text.is_empty() {
+            return Err("a disk is a path, ram:SIZE or null:SIZE; this one is empty".to_owned());
+        }
+        if let Some(size) = text.strip_prefix("ram:") {
+            return parse_kind("ram", size).map(DiskSpec::Ram);
+        }
+        if let Some(size) = text.strip_prefix("null:") {
+            return parse_kind("null", size).map(DiskSpec::Null);
+        }
+        Ok(DiskSpec::Path(PathBuf::from(text)))
     }
+}
+
+impl fmt::Display for DiskSpec {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DiskSpec::Path(path) => write!(out, "{}", path.display()),
+            DiskSpec::Ram(bytes) => write!(out, "ram:{}", format_size(*bytes)),
+            DiskSpec::Null(bytes) => write!(out, "null:{}", format_size(*bytes)),
+        }
+    }
+}
+
+fn parse_kind(kind: &str, size: &str) -> Result<u64, String> {
+    parse_size(size).map_err(|why| {
+        format!("{kind}:{size}: {why}; write {kind}:1G, or ./{kind}:{size} for a file of that name")
+    })
 }
 
 /// Parses `4K`, `1M`, `2G`, `1T` (binary), plain bytes, refusing overflow and nonsense.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let _ = text;
-    todo!()
+    let refuse = || format!("`{text}` is no size such as 512, 4K, 1M, 2G or 1T");
+    let upper = text.to_ascii_uppercase();
+    let (digits, shift) = UNITS
+        .iter()
+        .find_map(|&(unit, shift)| {
+            let head = upper.strip_suffix("IB").unwrap_or(&upper);
+            head.strip_suffix(unit).map(|digits| (digits, shift))
+        })
+        .unwrap_or((&upper, 0));
+    // `u64::from_str` would take a leading `+`.
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(refuse());
+    }
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| format!("`{text}` is more than 2^64 bytes"))
+}
+
+/// The shortest text that `parse_size` reads back as `bytes`.
+fn format_size(bytes: u64) -> String {
+    UNITS
+        .iter()
+        .find(|&&(_, shift)| bytes != 0 && bytes.trailing_zeros() >= shift)
+        .map_or_else(
+            || bytes.to_string(),
+            |&(unit, shift)| format!("{}{unit}", bytes >> shift),
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_as_written() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("4K", 4096),
+            ("4k", 4096),
+            ("4KiB", 4096),
+            ("1m", 1 << 20),
+            ("2G", 2 << 30),
+            ("2gib", 2 << 30),
+            ("1T", 1 << 40),
+            ("1tib", 1 << 40),
+            ("18446744073709551615", u64::MAX),
+            ("16777215T", 16_777_215 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_no_size() {
+        for text in [
+            "",
+            "K",
+            "iB",
+            "KiB",
+            "-1",
+            "+1",
+            "1.5G",
+            "1 G",
+            " 1",
+            "1KB",
+            "1B",
+            "10iB",
+            "0x10",
+            "1P",
+            "1KK",
+            "K1",
+            "1e3",
+            "١",
+            "1\u{212a}",
+        ] {
+            let why = parse_size(text).unwrap_err();
+            assert!(why.contains("is no size"), "{text}: {why}");
+        }
+        for text in ["18446744073709551616", "16777216T", "99999999999999999999K"] {
+            let why = parse_size(text).unwrap_err();
+            assert!(why.contains("more than 2^64"), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn specs_are_told_apart() {
+        for (text, spec) in [
+            ("ram:1G", DiskSpec::Ram(1 << 30)),
+            ("null:4k", DiskSpec::Null(4096)),
+            ("./ram:1G", DiskSpec::Path("./ram:1G".into())),
+            ("RAM:1G", DiskSpec::Path("RAM:1G".into())),
+            ("disk.img", DiskSpec::Path("disk.img".into())),
+            ("/dev/a:b", DiskSpec::Path("/dev/a:b".into())),
+        ] {
+            assert_eq!(text.parse(), Ok(spec), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_bad_kind_names_the_remedy() {
+        for text in [
+            "ram:",
+            "ram:x",
+            "null:",
+            "null:-1",
+            "ram:1.5G",
+            "null:17179869184G",
+        ] {
+            let why = text.parse::<DiskSpec>().unwrap_err();
+            assert!(why.contains(":1G") && why.contains("./"), "{why}");
+            assert!(!why.contains('\n'), "{why}");
+        }
+        assert!("".parse::<DiskSpec>().is_err());
+    }
+
+    #[test]
+    fn display_reads_back() {
+        for text in [
+            "ram:1G",
+            "null:3T",
+            "ram:1536",
+            "ram:0",
+            "null:1025K",
+            "./ram:x",
+            "/a b",
+        ] {
+            let spec: DiskSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");
+        }
+        assert_eq!(DiskSpec::Ram(1536 << 20).to_string(), "ram:1536M");
+    }
 }

@@ -1,0 +1,349 @@
+//! What a store can do: sizes, alignments, and whether O_DIRECT works.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use cleave_blk::Limits;
+use rustix::fs::{AtFlags, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
+
+use crate::{Direct, FileKind, OpenError, OpenOptions};
+
+/// Smallest block and unit of every size (virtio 1.3 §5.2.4: sectors are 512 bytes).
+const BLOCK_BYTES_MIN: u32 = 512;
+/// Largest logical block that is told to a guest.
+const BLOCK_BYTES_MAX: u32 = 65536;
+/// Block of file systems that state a strange one, and of memory.
+const FILE_BLOCK_BYTES: u32 = 4096;
+/// Kernel and virtio count bytes of a file in an `i64`.
+const CAPACITY_MAX: u64 = i64::MAX as u64;
+
+/// What is known of a store before the operator's wishes are applied.
+struct Geometry {
+    size_bytes: u64,
+    /// Logical block of a device, 512 of anything else.
+    logical_bytes: u32,
+    physical_bytes: u32,
+    optimal_io_bytes: u32,
+    align: Align,
+    can_discard: bool,
+    discard_granularity_bytes: u32,
+    rotational: bool,
+    /// A device that the kernel lets us open for writing and then refuses every write.
+    write_protected: bool,
+}
+
+/// Alignment that I/O needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Align {
+    offset_bytes: u32,
+    memory_bytes: u32,
+}
+
+impl Align {
+    /// The page cache and memory take everything.
+    const NONE: Align = Align {
+        offset_bytes: 1,
+        memory_bytes: 1,
+    };
+}
+
+/// Size of a file or block device now.
+pub(crate) fn size_bytes(file: &File, kind: FileKind) -> io::Result<u64> {
+    Ok(match kind {
+        FileKind::Regular => file.metadata()?.len(),
+        // stat says 0 of a device. The offset that this moves is used by nobody: all I/O is positioned.
+        FileKind::BlockDevice => rustix::fs::seek(file, SeekFrom::End(0))?,
+    })
+}
+
+/// Limits of memory and of nothing at all.
+pub(crate) fn probe_memory(
+    name: &str,
+    size_bytes: u64,
+    options: &OpenOptions,
+) -> Result<Limits, OpenError> {
+    let geometry = Geometry {
+        size_bytes,
+        logical_bytes: BLOCK_BYTES_MIN,
+        physical_bytes: FILE_BLOCK_BYTES,
+        optimal_io_bytes: 0,
+        align: Align::NONE,
+        can_discard: true,
+        discard_granularity_bytes: FILE_BLOCK_BYTES,
+        rotational: false,
+        write_protected: false,
+    };
+    let remedy = |_: u64| "write another size".to_owned();
+    limits(name, &geometry, options, remedy)
+}
+
+/// Limits of an opened file or device, and whether `file` bypasses the page cache from now on.
+pub(crate) fn probe_file(
+    path: &Path,
+    file: &File,
+    kind: FileKind,
+    options: &OpenOptions,
+) -> Result<(Limits, bool), OpenError> {
+    let name = path.display().to_string();
+    let failed = |source: io::Error| OpenError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let remedy = |multiple: u64| match kind {
+        FileKind::Regular => format!("round it up: truncate -s %{multiple} {name}"),
+        FileKind::BlockDevice => "use a smaller --block-size".to_owned(),
+    };
+    let mut geometry = geometry(file, kind).map_err(failed)?;
+    if geometry.write_protected && !options.read_only {
+        return Err(OpenError::WriteProtected {
+            path: path.to_owned(),
+        });
+    }
+    // Refused before it is probed: a size of zero or of half a sector would look like a broken O_DIRECT.
+    limits(&name, &geometry, options, remedy)?;
+    let direct = choose_direct(path, file, &mut geometry, options)?;
+    Ok((limits(&name, &geometry, options, remedy)?, direct))
+}
+
+/// Applies the operator's wishes; the one place where a size or block is refused.
+fn limits(
+    name: &str,
+    geometry: &Geometry,
+    options: &OpenOptions,
+    remedy: impl Fn(u64) -> String,
+) -> Result<Limits, OpenError> {
+    let size_bytes = geometry.size_bytes;
+    let natural = geometry.logical_bytes.max(geometry.align.offset_bytes);
+    let block_bytes = options.block_bytes.unwrap_or(natural);
+    if !block_bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes)
+    {
+        return Err(OpenError::BlockSize { asked: block_bytes });
+    }
+    if size_bytes == 0 {
+        return Err(OpenError::Empty {
+            name: name.to_owned(),
+            remedy: match name.split_once(':') {
+                Some((kind @ ("ram" | "null"), _)) => format!(": {kind}:1G"),
+                _ => format!(": truncate -s 10G {name}"),
+            },
+        });
+    }
+    let multiple = u64::from(granule(block_bytes, geometry.align.offset_bytes));
+    let wanted = match (size_bytes % multiple, size_bytes <= CAPACITY_MAX) {
+        (0, true) => None,
+        (0, false) => Some("below 2^63".to_owned()),
+        _ => Some(format!("a multiple of {multiple}")),
+    };
+    if let Some(wanted) = wanted {
+        return Err(OpenError::Size {
+            name: name.to_owned(),
+            size_bytes,
+            wanted,
+            remedy: remedy(multiple),
+        });
+    }
+    Ok(Limits {
+        capacity_bytes: size_bytes,
+        block_bytes,
+        physical_block_bytes: geometry.physical_bytes.max(block_bytes),
+        optimal_io_bytes: geometry.optimal_io_bytes,
+        offset_align_bytes: geometry.align.offset_bytes,
+        memory_align_bytes: geometry.align.memory_bytes,
+        read_only: options.read_only,
+        discard: options.discard && geometry.can_discard && !options.read_only,
+        discard_granularity_bytes: geometry.discard_granularity_bytes.max(BLOCK_BYTES_MIN),
+        rotational: geometry.rotational,
+    })
+}
+
+/// A size must be a multiple of this: of what the guest addresses, and of what the store takes, since
+/// the last piece of a read-modify-write would else reach beyond the end. Both are powers of two.
+pub(crate) fn granule(block_bytes: u32, offset_align_bytes: u32) -> u32 {
+    block_bytes.max(offset_align_bytes)
+}
+
+fn geometry(file: &File, kind: FileKind) -> io::Result<Geometry> {
+    let stat = rustix::fs::fstat(file)?;
+    let size_bytes = size_bytes(file, kind)?;
+    match kind {
+        FileKind::Regular => {
+            let block = u32::try_from(stat.st_blksize)
+                .ok()
+                .filter(|size| plausible_block(*size))
+                .unwrap_or(FILE_BLOCK_BYTES);
+            Ok(Geometry {
+                size_bytes,
+                logical_bytes: BLOCK_BYTES_MIN,
+                physical_bytes: block,
+                optimal_io_bytes: 0,
+                align: Align::NONE,
+                // Whether holes can be punched shows only when one is; the engine answers for that.
+                can_discard: true,
+                discard_granularity_bytes: block,
+                rotational: queue_number(stat.st_dev, "rotational") == Some(1),
+                write_protected: false,
+            })
+        }
+        FileKind::BlockDevice => {
+            let logical = rustix::fs::ioctl_blksszget(file)?;
+            let physical = rustix::fs::ioctl_blkpbszget(file).unwrap_or(logical);
+            let number = |name| queue_number(stat.st_rdev, name);
+            let small = |name| number(name).and_then(|value| u32::try_from(value).ok());
+            Ok(Geometry {
+                size_bytes,
+                logical_bytes: if plausible_block(logical) {
+                    logical
+                } else {
+                    BLOCK_BYTES_MIN
+                },
+                physical_bytes: if plausible_block(physical) {
+                    physical
+                } else {
+                    logical
+                },
+                optimal_io_bytes: small("optimal_io_size").unwrap_or(0),
+                align: Align::NONE,
+                can_discard: number("discard_max_bytes").is_some_and(|bytes| bytes > 0),
+                discard_granularity_bytes: small("discard_granularity")
+                    .filter(|bytes| bytes % BLOCK_BYTES_MIN == 0)
+                    .unwrap_or(0)
+                    .max(logical),
+                rotational: number("rotational") == Some(1),
+                write_protected: sysfs_number(stat.st_rdev, "ro") == Some(1),
+            })
+        }
+    }
+}
+
+fn plausible_block(bytes: u32) -> bool {
+    bytes.is_power_of_two() && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes)
+}
+
+/// A number of the device's request queue; a partition has that of its whole device. `..` is taken
+/// after the link to the partition's folder was followed, so it is the whole device.
+fn queue_number(device: u64, name: &str) -> Option<u64> {
+    sysfs_number(device, &format!("queue/{name}"))
+        .or_else(|| sysfs_number(device, &format!("../queue/{name}")))
+}
+
+/// `None` where there is no such device (tmpfs, overlay) or no sysfs.
+fn sysfs_number(device: u64, name: &str) -> Option<u64> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Sets or clears O_DIRECT as wished and possible, and writes what it needs into `geometry`.
+fn choose_direct(
+    path: &Path,
+    file: &File,
+    geometry: &mut Geometry,
+    options: &OpenOptions,
+) -> Result<bool, OpenError> {
+    let failed = |errno: Errno| OpenError::Io {
+        path: path.to_owned(),
+        source: errno.into(),
+    };
+    let buffered = |why: &str| match options.direct {
+        Direct::On => Err(OpenError::NoDirect {
+            path: path.to_owned(),
+            why: why.to_owned(),
+        }),
+        Direct::Off | Direct::Auto => set_direct(file, false).map(|()| false).map_err(failed),
+    };
+    if options.direct == Direct::Off {
+        return buffered("");
+    }
+    match set_direct(file, true) {
+        Ok(()) => {}
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return buffered("no O_DIRECT there"),
+        Err(errno) => return Err(failed(errno)),
+    }
+    let Some(align) = probe_align(file, geometry).map_err(failed)? else {
+        return buffered("no alignment was accepted");
+    };
+    let multiple = granule(options.block_bytes.unwrap_or(0), align.offset_bytes);
+    if !geometry.size_bytes.is_multiple_of(u64::from(multiple)) {
+        // The last piece can be read and written only through the page cache.
+        return buffered(&format!(
+            "its {} bytes are not a multiple of {multiple}, which O_DIRECT needs here",
+            geometry.size_bytes
+        ));
+    }
+    geometry.align = align;
+    Ok(true)
+}
+
+/// O_NONBLOCK was for opening only and goes at the same time.
+fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
+    let mut flags = rustix::fs::fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, on);
+    flags.remove(OFlags::NONBLOCK);
+    rustix::fs::fcntl_setfl(file, flags)
+}
+
+/// What O_DIRECT needs: what the kernel says (statx(2) STATX_DIOALIGN, since 6.1) or the device's block
+/// or the first of two usual ones, each believed only after a read. `None`: it does not work.
+fn probe_align(file: &File, geometry: &Geometry) -> Result<Option<Align>, Errno> {
+    let stated = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(stat) if StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) => {
+            if stat.stx_dio_offset_align == 0 || stat.stx_dio_mem_align == 0 {
+                return Ok(None);
+            }
+            Some(Align {
+                offset_bytes: stat.stx_dio_offset_align,
+                memory_bytes: stat.stx_dio_mem_align,
+            })
+        }
+        // An old kernel, or a file system that does not say.
+        Ok(_) | Err(_) => None,
+    };
+    let guess = |bytes| Align {
+        offset_bytes: bytes,
+        memory_bytes: bytes,
+    };
+    let guesses = [
+        stated,
+        Some(guess(geometry.logical_bytes)),
+        Some(guess(FILE_BLOCK_BYTES)),
+    ];
+    for align in guesses.into_iter().flatten() {
+        if !plausible_align(align) {
+            continue;
+        }
+        if direct_read_works(file, align)? {
+            return Ok(Some(align));
+        }
+    }
+    Ok(None)
+}
+
+fn plausible_align(align: Align) -> bool {
+    let fine = |bytes: u32| bytes.is_power_of_two() && bytes <= BLOCK_BYTES_MAX;
+    fine(align.offset_bytes) && fine(align.memory_bytes)
+}
+
+/// Reads one unit at the beginning, from memory aligned to exactly what is claimed, so that a claim
+/// that is too weak is found out here.
+fn direct_read_works(file: &File, align: Align) -> Result<bool, Errno> {
+    let (len, memory) = (align.offset_bytes as usize, align.memory_bytes as usize);
+    let mut buffer = vec![0_u8; len + 3 * memory];
+    // An odd multiple of the alignment: aligned to it and to nothing larger.
+    let start = buffer
+        .as_ptr()
+        .align_offset(2 * memory)
+        .saturating_add(memory);
+    let Some(window) = buffer.get_mut(start..start.saturating_add(len)) else {
+        return Ok(false);
+    };
+    loop {
+        match rustix::io::pread(file, &mut *window, 0) {
+            Ok(_) => return Ok(true),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(false),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
