@@ -43,13 +43,15 @@ struct Entry {
 }
 
 impl Entry {
-    const FREE: Entry = Entry {
-        sequence: AtomicU32::new(0),
-        lost: AtomicBool::new(false),
-        start: AtomicUsize::new(0),
-        end: AtomicUsize::new(0),
-        page_bytes: AtomicUsize::new(0),
-    };
+    const fn free() -> Entry {
+        Entry {
+            sequence: AtomicU32::new(0),
+            lost: AtomicBool::new(false),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            page_bytes: AtomicUsize::new(0),
+        }
+    }
 
     /// Changes the entry; callers hold the lock of [`SLOTS`].
     fn set(&self, start: usize, end: usize, page_bytes: usize) {
@@ -77,7 +79,7 @@ impl Entry {
     }
 }
 
-static TABLE: [Entry; ENTRIES] = [const { Entry::FREE }; ENTRIES];
+static TABLE: [Entry; ENTRIES] = [const { Entry::free() }; ENTRIES];
 /// Entries that were ever used: the handler looks no further.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Free entries below `USED`. Never taken by the handler.

@@ -189,3 +189,214 @@ fn follow(
         index = u32::from(descriptor.next);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::rig::{Desc, Driver, INDIRECT, NEXT, WRITE, memory, region, segment, write};
+    use crate::{Taken, Vring};
+
+    const SIZE: u16 = 256;
+    /// Where indirect tables and data are.
+    const TABLE: u64 = 0x10_0000;
+    const DATA: u64 = 0x8_0000;
+    const MEMORY_BYTES: u64 = 4 << 20;
+
+    /// Serves one chain of head 0: its fault and the chain. It must come back whatever is wrong.
+    fn serve(direct: &[Desc], table: &[Desc]) -> (Option<ChainFault>, Chain) {
+        let memory = memory(MEMORY_BYTES);
+        let mut driver = Driver::new(&memory, 0, SIZE, 0);
+        for (index, &desc) in direct.iter().enumerate() {
+            driver.set(index as u16, desc);
+        }
+        for (index, desc) in table.iter().enumerate() {
+            write(&memory, TABLE + 16 * index as u64, &desc.bytes());
+        }
+        driver.offer(0);
+        driver.publish();
+        let mut vring = Vring::new(memory, driver.layout, 0, 0).unwrap();
+        let mut chain = Chain::new();
+        let Taken { head, fault } = vring.take(&mut chain).unwrap().unwrap();
+        vring.push_used(head, 0);
+        assert!(vring.publish());
+        assert_eq!(driver.reap(), Some((0, 0)), "the head is never lost");
+        (fault, chain)
+    }
+
+    /// `count` chained one-byte descriptors from index 0 on, then a status.
+    fn long(count: u16) -> Vec<Desc> {
+        let data = |index| Desc(DATA, 1, NEXT | WRITE, index + 1);
+        let mut chain: Vec<Desc> = (0..count).map(data).collect();
+        chain.push(Desc(DATA + 0x4711, 1, WRITE, 0));
+        chain
+    }
+
+    fn indirect(len: u32) -> [Desc; 1] {
+        [Desc(TABLE, len, INDIRECT, 0)]
+    }
+
+    #[test]
+    fn chains_that_do_not_end_are_faults_without_segments() {
+        let ring: Vec<Desc> = (0..SIZE)
+            .map(|index| Desc(DATA, 1, NEXT, (index + 1) % SIZE))
+            .collect();
+        let empty: Vec<Desc> = (0..SIZE)
+            .map(|index| Desc(DATA, 0, NEXT, (index + 1) % SIZE))
+            .collect();
+        for (name, chain) in [
+            ("itself", vec![Desc(DATA, 16, NEXT, 0)]),
+            ("itself, empty", vec![Desc(DATA, 0, NEXT, 0)]),
+            ("two", vec![Desc(DATA, 16, NEXT, 1), Desc(DATA, 1, NEXT, 0)]),
+            ("the whole table", ring),
+            ("the whole table, empty", empty),
+            ("one past the table", vec![Desc(DATA, 16, NEXT, SIZE)]),
+            ("far past the table", vec![Desc(DATA, 16, NEXT, 65535)]),
+        ] {
+            let (fault, found) = serve(&chain, &[]);
+            assert_eq!(fault, Some(ChainFault::Endless), "{name}");
+            assert_eq!(found.readable(), [], "{name}");
+            assert_eq!(found.status_addr(), None, "{name}");
+
+            // The same inside an indirect table of as many entries.
+            let (fault, found) = serve(&indirect(16 * u32::from(SIZE)), &chain);
+            assert_eq!(fault, Some(ChainFault::Endless), "{name}, indirect");
+            assert_eq!(found.readable(), [], "{name}, indirect");
+        }
+    }
+
+    #[test]
+    fn a_chain_as_long_as_the_vring_is_served() {
+        let (fault, chain) = serve(&long(SIZE - 1), &[]);
+        assert_eq!(fault, None);
+        assert_eq!(chain.writable().len(), usize::from(SIZE));
+    }
+
+    #[test]
+    fn indirect_tables_of_bad_length_or_place_are_faults() {
+        let end = MEMORY_BYTES - 32;
+        for (name, addr, len, expected) in [
+            ("sound", TABLE, 32, None),
+            ("sound at the end", end, 32, None),
+            ("odd address", TABLE + 0x8001, 32, None),
+            ("more entries than used", TABLE, 16 * 32768, None),
+            (
+                "too many entries",
+                TABLE,
+                16 * 32769,
+                Some(ChainFault::Indirect),
+            ),
+            ("none", TABLE, 0, Some(ChainFault::Indirect)),
+            ("less than one", TABLE, 15, Some(ChainFault::Indirect)),
+            ("one and a bit", TABLE, 17, Some(ChainFault::Indirect)),
+            ("huge", TABLE, 0xffff_ffff, Some(ChainFault::Indirect)),
+            (
+                "huge multiple",
+                TABLE,
+                0xffff_fff0,
+                Some(ChainFault::Indirect),
+            ),
+            ("over the end", end + 16, 32, Some(ChainFault::Indirect)),
+            ("nowhere", 1 << 40, 32, Some(ChainFault::Indirect)),
+            ("wrapping", u64::MAX - 15, 32, Some(ChainFault::Indirect)),
+        ] {
+            let head = [Desc(addr, len, INDIRECT, 0)];
+            let (fault, _) = serve(&head, &[Desc(DATA, 16, 0, 0)]);
+            assert_eq!(fault, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn indirect_is_refused_inside_a_table_and_beside_next() {
+        let inner = [Desc(DATA, 16, NEXT, 1), Desc(TABLE, 16, INDIRECT, 0)];
+        let (fault, chain) = serve(&indirect(32), &inner);
+        assert_eq!(fault, Some(ChainFault::Indirect));
+        assert_eq!(chain.readable(), []);
+        let beside = [Desc(TABLE, 16, INDIRECT | NEXT, 1), Desc(DATA, 1, WRITE, 0)];
+        let (fault, chain) = serve(&beside, &[Desc(DATA, 16, 0, 0)]);
+        assert_eq!(fault, Some(ChainFault::Indirect));
+        assert_eq!(chain.status_addr(), None);
+    }
+
+    #[test]
+    fn faults_of_shape_leave_the_status_byte_known() {
+        let late = [
+            Desc(DATA, 16, NEXT, 1),
+            Desc(DATA, 1, NEXT | WRITE, 2),
+            Desc(DATA, 8, NEXT, 3),
+            Desc(DATA + 9, 1, WRITE, 0),
+        ];
+        let (fault, chain) = serve(&late, &[]);
+        assert_eq!(fault, Some(ChainFault::Order));
+        assert_eq!(chain.status_addr(), Some(DATA + 9));
+
+        for (count, expected) in [(1040, None), (1041, Some(ChainFault::TooMany))] {
+            let (fault, chain) = serve(&indirect(16 * 1042), &long(count));
+            assert_eq!(fault, expected, "{count}");
+            assert_eq!(chain.status_addr(), Some(DATA + 0x4711), "{count}");
+        }
+    }
+
+    #[test]
+    fn empty_descriptors_are_dropped_wherever_they_point() {
+        let direct = [
+            Desc(u64::MAX, 0, NEXT, 1),
+            Desc(DATA, 16, NEXT, 2),
+            Desc(1 << 50, 0, NEXT | WRITE, 3),
+            Desc(DATA, 8, NEXT, 4),
+            Desc(DATA + 100, 1, NEXT | WRITE, 5),
+            Desc(0, 0, WRITE, 0),
+        ];
+        let (fault, chain) = serve(&direct, &[]);
+        assert_eq!(fault, None);
+        assert_eq!(chain.readable(), [segment(DATA, 16), segment(DATA, 8)]);
+        assert_eq!(chain.status_addr(), Some(DATA + 100));
+    }
+
+    #[test]
+    fn lengths_of_four_gibibytes_add_up() {
+        let huge = |index| Desc(u64::MAX, u32::MAX, NEXT, index);
+        let direct = [huge(1), huge(2), Desc(DATA, u32::MAX, WRITE, 0)];
+        let (fault, chain) = serve(&direct, &[]);
+        assert_eq!(fault, None);
+        assert_eq!(chain.shape().readable_bytes, 2 * u64::from(u32::MAX));
+        assert_eq!(chain.shape().writable_bytes, u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn a_table_over_two_regions_is_served() {
+        let spec = |guest_addr| region(guest_addr, 0x1_0000);
+        // Mapped in this order, the two are no neighbours on the host in this order.
+        let memory = Memory::new(vec![spec(0x1_0000), spec(0)]).unwrap();
+        let mut driver = Driver::new(&memory, 0, 8, 0);
+        for (offset, desc) in [
+            (0, Desc(0x100, 16, NEXT, 1)),
+            (16, Desc(0x200, 512, WRITE | NEXT, 2)),
+            (32, Desc(0x300, 1, WRITE, 0)),
+        ] {
+            write(&memory, 0xffe8 + offset, &desc.bytes());
+        }
+        driver.set(0, Desc(0xffe8, 48, INDIRECT, 0));
+        driver.offer(0);
+        driver.publish();
+        let mut vring = Vring::new(memory, driver.layout, 0, 0).unwrap();
+        let mut chain = Chain::new();
+        let taken = vring.take(&mut chain).unwrap().unwrap();
+        assert_eq!(taken.fault, None);
+        assert_eq!(chain.readable(), [segment(0x100, 16)]);
+        assert_eq!(chain.writable(), [segment(0x200, 512), segment(0x300, 1)]);
+    }
+
+    #[test]
+    fn the_longest_walk_ends_soon() {
+        let table: Vec<Desc> = (0..32768u32)
+            .map(|index| Desc(DATA, 1, NEXT | WRITE, (index + 1) as u16 % 32768))
+            .collect();
+        let begun = Instant::now();
+        let (fault, _) = serve(&indirect(16 * 32768), &table);
+        assert_eq!(fault, Some(ChainFault::Endless));
+        // Generous, for a loaded machine: writing the table is in it too.
+        assert!(begun.elapsed() < Duration::from_secs(2));
+    }
+}

@@ -1,0 +1,76 @@
+//! What becomes of a SIGBUS, in processes and threads of their own.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use cleave_blk::Segment;
+use cleave_guest::{Memory, RegionSpec, Unmapped};
+use vm_memory::{FileOffset, MmapRegion};
+
+const CHILD: &str = "CLEAVE_GUEST_TEST_CHILD";
+
+fn spec(len_bytes: u64) -> std::io::Result<RegionSpec> {
+    let file = tempfile::tempfile()?;
+    file.set_len(len_bytes)?;
+    Ok(RegionSpec {
+        guest_addr: 0,
+        user_addr: 0,
+        len_bytes,
+        file_offset: 0,
+        file,
+    })
+}
+
+#[test]
+fn a_fault_outside_guest_memory_still_kills() {
+    if std::env::var_os(CHILD).is_some() {
+        let _handler_installed = Memory::new(vec![spec(0x1000).unwrap()]).unwrap();
+        let foreign = tempfile::tempfile().unwrap();
+        foreign.set_len(0x1000).unwrap();
+        let offset = FileOffset::new(foreign.try_clone().unwrap(), 0);
+        let mapped: MmapRegion = MmapRegion::from_file(offset, 0x1000).unwrap();
+        foreign.set_len(0).unwrap();
+        // SAFETY: mapped, though without a page behind it: that is the point.
+        let byte = unsafe { mapped.as_ptr().read_volatile() };
+        unreachable!("read {byte}");
+    }
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_fault_outside_guest_memory_still_kills"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap()
+        .status;
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+}
+
+#[test]
+fn memories_come_and_go_while_others_are_cut() {
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            std::thread::spawn(|| {
+                for round in 0..500u64 {
+                    let spec = spec(0x8000).unwrap();
+                    let file = spec.file.try_clone().unwrap();
+                    let memory = Memory::new(vec![spec]).unwrap();
+                    let whole = [Segment {
+                        addr: 0,
+                        len: 0x8000,
+                    }];
+                    let mut bytes = vec![0; 0x8000];
+                    assert_eq!(memory.copy_out(&whole, &vec![7; 0x8000]), Ok(0x8000));
+                    let cut = round % 3 > 0;
+                    if cut {
+                        file.set_len(0x1000 * (round % 8)).unwrap();
+                    }
+                    let copied = memory.copy_in(&whole, &mut bytes);
+                    assert_eq!(copied, if cut { Err(Unmapped) } else { Ok(0x8000) });
+                    assert_eq!(memory.is_lost(), cut);
+                    assert!(cut || bytes.iter().all(|&byte| byte == 7));
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
