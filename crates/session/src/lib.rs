@@ -1,17 +1,51 @@
 //! One vhost-user connection: features, memory table, vring life cycle, configuration, backend
 //! channel. This crate forbids data-path calls, tokio and unsafe code.
+//!
+//! A message goes `intake` (read whole, with its descriptors) → `filter` (who serves it) → either
+//! `relay` and `handler` (the `vhost` crate parses and answers) or straight → `state` and `control`
+//! (what it does).
 #![forbid(unsafe_code)]
 
+mod channel;
+mod complaints;
+mod control;
+mod eventfd;
+mod filter;
+mod handler;
+mod intake;
+mod refusal;
+mod relay;
+mod state;
+mod vrings;
+mod wire;
+mod workers;
+
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use cleave_worker::Device;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+use complaints::Complaints;
+use intake::{Intake, Line, is_readable, wait};
+use refusal::Refusal;
+use relay::{Relay, Served};
+use state::State;
+use wire::Message;
+
+/// A frontend that connects and says nothing loses its seat after this. Long, because an honest one
+/// can be silent at first: QEMU connects before it allocates guest memory, and touching all pages of
+/// a large guest takes minutes. Who wants the seat sooner asks [`Remote::is_silent`].
+pub const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(120);
 
 /// How a device is offered.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
-    /// Most vrings offered.
+    /// Most vrings offered; 256 at most, since messages name them in eight bits.
     pub vrings_max: u16,
     /// Largest vring size accepted.
     pub vring_size_max: u16,
@@ -31,12 +65,40 @@ pub enum Ending {
 }
 
 /// A connection to one frontend; `run` serves it on the calling thread.
-#[derive(Debug)]
-pub struct Session {}
+pub struct Session {
+    line: Line,
+    relay: Relay,
+    shared: Arc<Shared>,
+    /// Written by workers that cannot go on.
+    alarm: Arc<OwnedFd>,
+    complaints: Complaints,
+    /// When a frontend that has said nothing must have spoken.
+    silent_until: Instant,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("line", &self.line)
+            .finish_non_exhaustive()
+    }
+}
 
 /// Reaches into a running session from another thread.
 #[derive(Debug, Clone)]
-pub struct Remote {}
+pub struct Remote {
+    shared: Arc<Shared>,
+}
+
+/// What a session and its remotes share.
+#[derive(Debug)]
+struct Shared {
+    /// Wakes the session to look at the flags.
+    wake: OwnedFd,
+    hang_up: AtomicBool,
+    config_changed: AtomicBool,
+    heard: AtomicBool,
+}
 
 impl Session {
     /// Takes a connected socket (blocking or not).
@@ -45,25 +107,151 @@ impl Session {
         device: Arc<Device>,
         config: SessionConfig,
     ) -> io::Result<(Session, Remote)> {
-        let _ = (stream, device, config);
-        todo!()
+        let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let alarm = Arc::new(bell()?);
+        let shared = Arc::new(Shared {
+            wake: bell()?,
+            hang_up: AtomicBool::new(false),
+            config_changed: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
+        });
+        let state = State::new(device, &config, alarm.clone()).map_err(io::Error::other)?;
+        let session = Session {
+            line: Line::new(stream),
+            relay: Relay::new(state)?,
+            shared: shared.clone(),
+            alarm,
+            complaints: Complaints::default(),
+            silent_until: Instant::now() + FIRST_MESSAGE_WITHIN,
+        };
+        Ok((session, Remote { shared }))
     }
 
     /// Serves until the frontend goes, then drains all vrings and lets go of everything.
-    pub fn run(self) -> Ending {
-        todo!()
+    pub fn run(mut self) -> Ending {
+        let ending = loop {
+            if let Err(refusal) = self.turn() {
+                break ending_of(refusal);
+            }
+        };
+        // Together rather than worker by worker. A worker that is gone has nothing to drain, and the
+        // frontend learns of the end only afterwards: until then its memory may be written.
+        let _ = self.relay.state().stop_all();
+        ending
+    }
+
+    /// Serves one message, or sleeps until there may be one.
+    fn turn(&mut self) -> Result<(), Refusal> {
+        self.look_around()?;
+        match self.line.read()? {
+            Intake::Message(message) => {
+                self.shared.heard.store(true, Ordering::Relaxed);
+                self.serve(message)
+            }
+            Intake::Gone => Err(Refusal::Gone),
+            Intake::Wanting => self.sleep(),
+        }
+    }
+
+    /// Sees to what other threads want.
+    fn look_around(&mut self) -> Result<(), Refusal> {
+        // Emptied before the flags are read: a flag set later has a write of its own.
+        let _ = rustix::io::read(&self.shared.wake, &mut [0u8; 8]);
+        if self.shared.hang_up.load(Ordering::Acquire) {
+            return Err(Refusal::Gone);
+        }
+        if is_readable(self.alarm.as_fd()) {
+            return Err(self.loss());
+        }
+        // Kept while the device is suspended or the frontend behind, and looked at again after its
+        // next message.
+        if self.shared.config_changed.swap(false, Ordering::AcqRel)
+            && !self.relay.state().tell_config_changed()
+        {
+            self.shared.config_changed.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn loss(&self) -> Refusal {
+        Refusal::lost(if self.relay.state().memory.is_lost() {
+            "the frontend cut a memory file that it shares"
+        } else {
+            "a worker failed"
+        })
+    }
+
+    /// Sleeps until the frontend, a worker or another thread does something. There is a timer only
+    /// where a message is incomplete or the first one is awaited.
+    fn sleep(&mut self) -> Result<(), Refusal> {
+        let (until, why) = match self.line.deadline() {
+            Some(until) => (Some(until), "half a message, and then silence"),
+            None if self.shared.heard.load(Ordering::Relaxed) => (None, ""),
+            None => (Some(self.silent_until), "connected, and said nothing"),
+        };
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Err(Refusal::connection(why));
+        }
+        let mut fds = [
+            PollFd::new(&self.line, PollFlags::IN),
+            PollFd::new(&self.shared.wake, PollFlags::IN),
+            PollFd::new(&self.alarm, PollFlags::IN),
+        ];
+        wait(&mut fds, until).map_err(|error| Refusal::lost(format!("cannot wait: {error}")))
+    }
+
+    fn serve(&mut self, message: Message) -> Result<(), Refusal> {
+        let Served { reply, outcome } = filter::serve(&mut self.relay, message);
+        let is_told = !reply.is_empty();
+        let shared = &self.shared;
+        self.line.write(&reply, shared.wake.as_fd(), || {
+            shared.hang_up.load(Ordering::Acquire)
+        })?;
+        match outcome {
+            Err(Refusal::Message(why)) if is_told => self.complaints.say(&why),
+            Err(Refusal::Vring(why)) => self.complaints.say(&why),
+            Err(refusal) => return Err(refusal),
+            Ok(()) => {}
+        }
+        Ok(())
+    }
+}
+
+fn ending_of(refusal: Refusal) -> Ending {
+    match refusal {
+        Refusal::Gone => Ending::HungUp,
+        Refusal::Message(why) | Refusal::Vring(why) | Refusal::Connection(why) => {
+            Ending::Refused(why)
+        }
+        Refusal::Lost(why) => Ending::Lost(why),
     }
 }
 
 impl Remote {
     /// Ends the session: `run` drains and returns.
     pub fn hang_up(&self) {
-        todo!()
+        self.shared.hang_up.store(true, Ordering::Release);
+        self.wake();
     }
 
     /// Tells the guest that the configuration (its size) changed, where the frontend gave a backend
-    /// channel and the device is not suspended; never waits for an answer.
+    /// channel; where the device is suspended, when it no longer is. Never waits.
     pub fn config_changed(&self) {
-        todo!()
+        self.shared.config_changed.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Whether the frontend has not sent one message yet. Such a session has nothing to lose, so it
+    /// may be hung up in favour of a frontend that speaks.
+    pub fn is_silent(&self) -> bool {
+        !self.shared.heard.load(Ordering::Relaxed)
+    }
+
+    /// Full is as good as written.
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
     }
 }
+
+#[cfg(test)]
+mod tests;

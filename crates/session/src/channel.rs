@@ -1,0 +1,85 @@
+//! The backend channel: the socket on which the daemon may speak first (vhost-user "Back-end
+//! communication").
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SendFlags, SocketType, send};
+use vhost::vhost_user::message::BackendReq;
+
+use crate::Refusal;
+use crate::wire::notice;
+
+#[derive(Debug)]
+pub(crate) struct Channel(OwnedFd);
+
+/// What telling came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Yes,
+    /// The frontend has not read what was sent before.
+    Later,
+    /// It can never be told here.
+    Never,
+}
+
+impl Channel {
+    /// Takes a stream socket of the local kind and nothing else.
+    pub(crate) fn new(fd: OwnedFd) -> Result<Channel, Refusal> {
+        let is_stream = socket_domain(&fd) == Ok(AddressFamily::UNIX)
+            && socket_type(&fd) == Ok(SocketType::STREAM);
+        if is_stream {
+            Ok(Channel(fd))
+        } else {
+            Err(Refusal::message("the backend channel is no stream socket"))
+        }
+    }
+
+    /// Says that the configuration space has changed. Never waits, neither for room nor an answer.
+    pub(crate) fn config_changed(&self) -> Told {
+        let notice = notice(BackendReq::CONFIG_CHANGE_MSG.into());
+        match send(&self.0, &notice, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(count) if count == notice.len() => Told::Yes,
+            Err(Errno::AGAIN | Errno::INTR) => Told::Later,
+            // Half a message would put every later one out of step.
+            Ok(_) | Err(_) => Told::Never,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::net::TcpListener;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    #[test]
+    fn only_local_stream_sockets_are_taken() {
+        let (stream, _other) = UnixStream::pair().unwrap();
+        assert!(Channel::new(stream.into()).is_ok());
+        let (datagram, _other) = UnixDatagram::pair().unwrap();
+        assert!(Channel::new(datagram.into()).is_err());
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(Channel::new(tcp.into()).is_err());
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(Channel::new(file.into()).is_err());
+    }
+
+    #[test]
+    fn a_full_or_closed_channel_is_not_waited_for() {
+        let (stream, mut other) = UnixStream::pair().unwrap();
+        let channel = Channel::new(stream.into()).unwrap();
+        assert_eq!(channel.config_changed(), Told::Yes);
+        let mut bytes = [0; 12];
+        other.read_exact(&mut bytes).unwrap();
+        // Request 2, version 1, no payload and no answer wanted.
+        let words = [2u32, 1, 0].map(u32::to_ne_bytes).concat();
+        assert_eq!(bytes.as_slice(), words);
+        while channel.config_changed() == Told::Yes {}
+        assert_eq!(channel.config_changed(), Told::Later);
+        drop(other);
+        assert_eq!(channel.config_changed(), Told::Never);
+    }
+}

@@ -1,0 +1,221 @@
+//! Messages about vrings: configure, start, stop.
+
+use std::os::fd::OwnedFd;
+
+use cleave_blk::spec::feature;
+use cleave_guest::Vring;
+use cleave_worker::VringStart;
+
+use crate::Refusal;
+use crate::eventfd::{checked, ring};
+use crate::state::State;
+use crate::vrings::{Kick, UserAddrs};
+
+/// A descriptor of a vring that may change while it runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wire {
+    Call,
+    Err,
+}
+
+impl State {
+    pub(crate) fn set_vring_size(&mut self, index: u64, size: u64) -> Result<(), Refusal> {
+        let size_max = self.vring_size_max;
+        let (index, entry) = self.vrings.get(index)?;
+        entry.must_be_stopped(index, "SET_VRING_NUM")?;
+        let size = u16::try_from(size)
+            .ok()
+            .filter(|size| size.is_power_of_two() && *size <= size_max)
+            .ok_or_else(|| {
+                Refusal::message(format!(
+                    "vring {index} of size {size}: not a power of two up to {size_max}"
+                ))
+            })?;
+        let before = entry.settings.size.replace(size);
+        self.start_if_complete(index)
+            .inspect_err(|_| self.settings(index, |settings| settings.size = before))
+    }
+
+    pub(crate) fn set_vring_base(&mut self, index: u64, base: u64) -> Result<(), Refusal> {
+        let (index, entry) = self.vrings.get(index)?;
+        entry.must_be_stopped(index, "SET_VRING_BASE")?;
+        entry.settings.base = u16::try_from(base)
+            .map_err(|_| Refusal::message(format!("vring {index} begins at {base}")))?;
+        Ok(())
+    }
+
+    /// May come again for a vring that runs, saying where it is already.
+    pub(crate) fn set_vring_addrs(&mut self, index: u64, addrs: UserAddrs) -> Result<(), Refusal> {
+        let (index, entry) = self.vrings.get(index)?;
+        if let Some(layout) = entry.running {
+            if addrs.layout(layout.size, &self.memory) == Ok(layout) {
+                entry.settings.addrs = Some(addrs);
+                return Ok(());
+            }
+            return Err(Refusal::message(format!(
+                "vring {index} cannot move while it runs"
+            )));
+        }
+        let before = entry.settings.addrs.replace(addrs);
+        self.start_if_complete(index)
+            .inspect_err(|_| self.settings(index, |settings| settings.addrs = before))
+    }
+
+    /// The kick starts a vring; without a descriptor it is polled.
+    pub(crate) fn set_vring_kick(
+        &mut self,
+        index: u64,
+        fd: Option<OwnedFd>,
+    ) -> Result<(), Refusal> {
+        let fd = fd.map(checked).transpose()?;
+        let (index, entry) = self.vrings.get(index)?;
+        if entry.running.is_some() {
+            let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
+            return worker
+                .set_kick(index, fd)
+                .wait()
+                .ok_or_else(Refusal::worker_gone);
+        }
+        entry.settings.kick = Kick::new(fd);
+        self.start_if_complete(index)
+            .inspect_err(|_| self.settings(index, |settings| settings.kick = Kick::Unset))
+    }
+
+    pub(crate) fn set_vring_wire(
+        &mut self,
+        index: u64,
+        wire: Wire,
+        fd: Option<OwnedFd>,
+    ) -> Result<(), Refusal> {
+        let fd = fd.map(checked).transpose()?;
+        let copy = copy_of(fd.as_ref())?;
+        let (index, entry) = self.vrings.get(index)?;
+        match wire {
+            Wire::Call => entry.settings.call = fd,
+            Wire::Err => entry.settings.err = fd,
+        }
+        if entry.running.is_none() {
+            return Ok(());
+        }
+        let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
+        let answer = match wire {
+            Wire::Call => worker.set_call(index, copy),
+            Wire::Err => worker.set_err(index, copy),
+        };
+        answer.wait().ok_or_else(Refusal::worker_gone)
+    }
+
+    /// Acknowledged only when the worker has seen it: the frontend kicks right after, and that kick
+    /// must not be lost.
+    pub(crate) fn enable_vring(&mut self, index: u64, enabled: bool) -> Result<(), Refusal> {
+        let (index, entry) = self.vrings.get(index)?;
+        entry.settings.enabled = enabled;
+        if entry.running.is_none() {
+            return Ok(());
+        }
+        let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
+        worker
+            .enable(index, enabled)
+            .wait()
+            .ok_or_else(Refusal::worker_gone)
+    }
+
+    /// Drains and stops a vring; its position, also of one that never ran (vhost-user
+    /// "GET_VRING_BASE").
+    pub(crate) fn stop_vring(&mut self, index: u64) -> Result<(u16, u16), Refusal> {
+        let (index, entry) = self.vrings.get(index)?;
+        entry.settings.kick = Kick::Unset;
+        if entry.running.take().is_some() {
+            let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
+            let position = worker.stop(index).wait().ok_or_else(Refusal::worker_gone)?;
+            entry.settings.base = position.unwrap_or(entry.settings.base);
+        }
+        Ok((index, entry.settings.base))
+    }
+
+    /// Stops all vrings; all are told before the first is waited for, so that they drain together.
+    pub(crate) fn stop_all(&mut self) -> Result<(), Refusal> {
+        let mut answers = Vec::new();
+        for (index, entry) in self.vrings.iter_mut() {
+            entry.settings.kick = Kick::Unset;
+            if entry.running.take().is_some() {
+                let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
+                answers.push((index, worker.stop(index)));
+            }
+        }
+        for (index, answer) in answers {
+            let position = answer.wait().ok_or_else(Refusal::worker_gone)?;
+            self.settings(index, |settings| {
+                settings.base = position.unwrap_or(settings.base);
+            });
+        }
+        Ok(())
+    }
+
+    /// Starts a vring of which all is known: the messages that make it known come in any order.
+    fn start_if_complete(&mut self, index: u16) -> Result<(), Refusal> {
+        let (_, entry) = self.vrings.get(u64::from(index))?;
+        let Some((size, addrs)) = entry.settings.complete() else {
+            return Ok(());
+        };
+        let features = self.features.unwrap_or(0);
+        if features & feature::VERSION_1 == 0 {
+            return Err(Refusal::message(format!(
+                "vring {index} cannot start: the driver did not take VIRTIO_F_VERSION_1"
+            )));
+        }
+        self.start(index, size, addrs, features)
+    }
+
+    fn start(
+        &mut self,
+        index: u16,
+        size: u16,
+        addrs: UserAddrs,
+        features: u64,
+    ) -> Result<(), Refusal> {
+        let starts_enabled = self.starts_enabled();
+        let (_, entry) = self.vrings.get(u64::from(index))?;
+        let settings = &mut entry.settings;
+        let bound = addrs.layout(size, &self.memory).and_then(|layout| {
+            Vring::new(self.memory.clone(), layout, features, settings.base)
+                .map(|vring| (layout, vring))
+                .map_err(|error| error.to_string())
+        });
+        let (layout, vring) = match bound {
+            Ok(bound) => bound,
+            Err(why) => {
+                settings.err.iter().for_each(ring);
+                return Err(Refusal::Vring(format!("vring {index} cannot start: {why}")));
+            }
+        };
+        let call = copy_of(settings.call.as_ref())?;
+        let err = copy_of(settings.err.as_ref())?;
+        let worker = self.workers.start(index, &self.device, &self.memory)?;
+        let answer = worker.start(VringStart {
+            index,
+            vring,
+            features,
+            kick: std::mem::take(&mut settings.kick).into_fd(),
+            call,
+            err,
+            enabled: settings.enabled || starts_enabled,
+        });
+        entry.running = Some(layout);
+        answer.wait().ok_or_else(Refusal::worker_gone)
+    }
+
+    fn settings(&mut self, index: u16, change: impl FnOnce(&mut crate::vrings::Settings)) {
+        if let Ok((_, entry)) = self.vrings.get(u64::from(index)) {
+            change(&mut entry.settings);
+        }
+    }
+}
+
+fn copy_of(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, Refusal> {
+    fd.map(OwnedFd::try_clone).transpose().map_err(|error| {
+        Refusal::lost(format!(
+            "cannot copy a descriptor: {error} (raise LimitNOFILE)"
+        ))
+    })
+}

@@ -1,0 +1,241 @@
+//! Who serves which message: the `vhost` crate those that it can serve safely, this file those with
+//! descriptors, those that the crate does not know, and those that are refused.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use cleave_guest::RegionSpec;
+use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
+
+use crate::Refusal;
+use crate::control::Wire;
+use crate::relay::{Relay, Served};
+use crate::state::State;
+use crate::wire::{Message, long, reply, word};
+
+/// Set where a message about a vring's descriptor brings none (vhost-user "SET_VRING_KICK").
+const NO_FD: u64 = 0x100;
+/// The index in such a message. The bits above `NO_FD` mean nothing, and are no second way to name
+/// vring 0.
+const INDEX: u64 = 0xff;
+/// Bytes of one region: guest address, size, user address, offset in the file.
+const REGION_BYTES: usize = 32;
+/// Bytes before the regions of SET_MEM_TABLE (their number) and the region of ADD_MEM_REG (nothing).
+const REGION_OFFSET: usize = 8;
+/// Bytes of GET_CONFIG before the space itself: offset, size, flags.
+const CONFIG_BYTES: usize = 12;
+
+/// Serves one message.
+pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
+    match message.request() {
+        Some(
+            FrontendReq::SET_MEM_TABLE
+            | FrontendReq::ADD_MEM_REG
+            | FrontendReq::SET_VRING_KICK
+            | FrontendReq::SET_VRING_CALL
+            | FrontendReq::SET_VRING_ERR
+            | FrontendReq::SET_BACKEND_REQ_FD,
+        ) => acknowledged(relay, message, with_fds),
+        // A descriptor here is legal and means nothing (vhost-user "REM_MEM_REG").
+        Some(FrontendReq::REM_MEM_REG) => relay.pass(&message),
+        Some(request) if !message.fds.is_empty() => refused(format!(
+            "{request:?} with {} descriptors, which it does not take",
+            message.fds.len()
+        )),
+        Some(FrontendReq::SET_STATUS) => acknowledged(relay, message, set_status),
+        Some(FrontendReq::GET_STATUS) => get_status(relay, &message),
+        Some(FrontendReq::GET_CONFIG) => get_config(relay, &message),
+        Some(
+            FrontendReq::GET_FEATURES
+            | FrontendReq::SET_FEATURES
+            | FrontendReq::SET_OWNER
+            | FrontendReq::RESET_OWNER
+            | FrontendReq::SET_VRING_NUM
+            | FrontendReq::SET_VRING_ADDR
+            | FrontendReq::SET_VRING_BASE
+            | FrontendReq::GET_VRING_BASE
+            | FrontendReq::GET_PROTOCOL_FEATURES
+            | FrontendReq::SET_PROTOCOL_FEATURES
+            | FrontendReq::GET_QUEUE_NUM
+            | FrontendReq::SET_VRING_ENABLE
+            | FrontendReq::SET_CONFIG
+            | FrontendReq::RESET_DEVICE
+            | FrontendReq::GET_MAX_MEM_SLOTS,
+        ) => relay.pass(&message),
+        _ => acknowledged(relay, message, |_, message| {
+            Err(Refusal::message(format!(
+                "{} is not served",
+                message.name()
+            )))
+        }),
+    }
+}
+
+fn refused(why: String) -> Served {
+    Served {
+        reply: Vec::new(),
+        outcome: Err(Refusal::connection(why)),
+    }
+}
+
+/// Serves a message that is answered by an acknowledgement alone, as the crate does for its own.
+fn acknowledged(
+    relay: &Relay,
+    mut message: Message,
+    serve: impl FnOnce(&mut State, &mut Message) -> Result<(), Refusal>,
+) -> Served {
+    let mut state = relay.state();
+    let outcome = serve(&mut state, &mut message);
+    let is_answered = message.header.need_reply && state.acknowledges();
+    let reply = match &outcome {
+        Ok(()) if is_answered => reply(message.header.request, &0u64.to_ne_bytes()),
+        Err(Refusal::Message(_) | Refusal::Vring(_)) if is_answered => {
+            reply(message.header.request, &1u64.to_ne_bytes())
+        }
+        _ => Vec::new(),
+    };
+    Served { reply, outcome }
+}
+
+fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
+    match message.request() {
+        Some(FrontendReq::SET_MEM_TABLE) => state.set_memory(table(message)?),
+        Some(FrontendReq::ADD_MEM_REG) => {
+            state.require(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
+            let fd = message.only_fd()?;
+            match message.payload.get(REGION_OFFSET..) {
+                Some(bytes) if bytes.len() == REGION_BYTES => state.add_memory(region(bytes, fd)?),
+                _ => Err(message.misshapen()),
+            }
+        }
+        Some(FrontendReq::SET_BACKEND_REQ_FD) => {
+            state.require(VhostUserProtocolFeatures::BACKEND_REQ)?;
+            state.set_channel(message.only_fd()?)
+        }
+        Some(FrontendReq::SET_VRING_KICK) => {
+            let (index, fd) = vring_fd(message)?;
+            state.set_vring_kick(index, fd)
+        }
+        Some(FrontendReq::SET_VRING_CALL) => {
+            let (index, fd) = vring_fd(message)?;
+            state.set_vring_wire(index, Wire::Call, fd)
+        }
+        _ => {
+            let (index, fd) = vring_fd(message)?;
+            state.set_vring_wire(index, Wire::Err, fd)
+        }
+    }
+}
+
+/// The vring and the descriptor of SET_VRING_KICK, _CALL and _ERR.
+fn vring_fd(message: &mut Message) -> Result<(u64, Option<OwnedFd>), Refusal> {
+    let number = message.number()?;
+    if number & !(INDEX | NO_FD) != 0 {
+        return Err(Refusal::message(format!(
+            "{} of vring {number:#x}",
+            message.name()
+        )));
+    }
+    if number & NO_FD == 0 {
+        return Ok((number, Some(message.only_fd()?)));
+    }
+    if !message.fds.is_empty() {
+        return Err(Refusal::connection(format!(
+            "{} brings a descriptor and says that it does not",
+            message.name()
+        )));
+    }
+    Ok((number & INDEX, None))
+}
+
+/// The regions of SET_MEM_TABLE, one descriptor each.
+fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
+    let count = usize::try_from(word(&message.payload, 0)).unwrap_or(usize::MAX);
+    let regions = message.payload.get(REGION_OFFSET..).unwrap_or_default();
+    let is_whole = message.payload.len() >= REGION_OFFSET
+        && regions.len() % REGION_BYTES == 0
+        && regions.len() / REGION_BYTES == count;
+    if !is_whole {
+        return Err(message.misshapen());
+    }
+    if message.fds.len() != count {
+        return Err(Refusal::connection(format!(
+            "SET_MEM_TABLE of {count} regions with {} descriptors",
+            message.fds.len()
+        )));
+    }
+    regions
+        .chunks_exact(REGION_BYTES)
+        .zip(message.fds.drain(..))
+        .map(|(bytes, fd)| region(bytes, fd))
+        .collect()
+}
+
+/// One region. `Memory` checks sizes and overlaps; here only what it would have to add up.
+fn region(bytes: &[u8], fd: OwnedFd) -> Result<RegionSpec, Refusal> {
+    let spec = RegionSpec {
+        guest_addr: long(bytes, 0),
+        len_bytes: long(bytes, 8),
+        user_addr: long(bytes, 16),
+        file_offset: long(bytes, 24),
+        file: File::from(fd),
+    };
+    let ends = [spec.guest_addr, spec.user_addr, spec.file_offset]
+        .map(|start| start.checked_add(spec.len_bytes));
+    if ends.contains(&None) {
+        return Err(Refusal::message(format!(
+            "the memory region at {:#x} of {:#x} bytes ends beyond 2^64",
+            spec.guest_addr, spec.len_bytes
+        )));
+    }
+    Ok(spec)
+}
+
+fn set_status(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
+    state.require(VhostUserProtocolFeatures::STATUS)?;
+    let status = message.number()?;
+    state.set_status(status)
+}
+
+fn get_status(relay: &Relay, message: &Message) -> Served {
+    let state = relay.state();
+    let allowed = state.require(VhostUserProtocolFeatures::STATUS);
+    match allowed {
+        Ok(()) if message.payload.is_empty() => Served {
+            reply: reply(
+                message.header.request,
+                &u64::from(state.status()).to_ne_bytes(),
+            ),
+            outcome: Ok(()),
+        },
+        Ok(()) => Served {
+            reply: Vec::new(),
+            outcome: Err(message.misshapen()),
+        },
+        Err(refusal) => Served {
+            reply: Vec::new(),
+            outcome: Err(refusal),
+        },
+    }
+}
+
+/// The crate ends the connection over a size that no space has; the specification has an answer for
+/// it: no bytes (vhost-user "GET_CONFIG").
+fn get_config(relay: &mut Relay, message: &Message) -> Served {
+    let (offset, size) = (word(&message.payload, 0), word(&message.payload, 4));
+    let is_answered = message.payload.len() >= CONFIG_BYTES
+        && relay
+            .state()
+            .require(VhostUserProtocolFeatures::CONFIG)
+            .is_ok();
+    if !is_answered || relay.state().read_config(offset, size).is_some() {
+        return relay.pass(message);
+    }
+    let mut payload = [0; CONFIG_BYTES];
+    payload[..4].copy_from_slice(&offset.to_ne_bytes());
+    payload[8..].copy_from_slice(&word(&message.payload, 8).to_ne_bytes());
+    Served {
+        reply: reply(message.header.request, &payload),
+        outcome: Ok(()),
+    }
+}

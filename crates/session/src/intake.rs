@@ -1,0 +1,238 @@
+//! Reads whole messages, and writes answers, without ever waiting for the frontend unboundedly.
+//!
+//! The `vhost` crate reads a socket by itself, but in ways that a hostile frontend turns into a hang:
+//! it spins or blocks where a message stops half-way, where more descriptors come than it has room
+//! for, and where nobody reads its answers; and descriptors arrive open across `exec`. So this is the
+//! only reader of the connection, and the crate is given complete messages (see `relay`).
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
+};
+
+use crate::Refusal;
+use crate::wire::{FDS_MAX, HEADER_BYTES, Header, Message};
+
+/// A message that has begun must be whole within this, or the connection ends. Frontends write a
+/// message in one or two calls, so only a broken or hostile one is anywhere near.
+pub(crate) const MESSAGE_WITHIN: Duration = Duration::from_secs(5);
+/// Room for an answer must come within this: a frontend that asks and never reads is dropped.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Most descriptors that Linux carries in one control message (SCM_MAX_FD).
+const SCM_FDS_MAX: usize = 253;
+
+/// What reading came to.
+#[derive(Debug)]
+pub(crate) enum Intake {
+    /// A whole message.
+    Message(Message),
+    /// Nothing more is there now.
+    Wanting,
+    /// The frontend closed the connection.
+    Gone,
+}
+
+/// The connection, and the message that is arriving on it.
+#[derive(Debug)]
+pub(crate) struct Line {
+    socket: UnixStream,
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    header: Option<Header>,
+    begun: Option<Instant>,
+}
+
+impl Line {
+    pub(crate) fn new(socket: UnixStream) -> Line {
+        Line {
+            socket,
+            bytes: Vec::new(),
+            fds: Vec::new(),
+            header: None,
+            begun: None,
+        }
+    }
+
+    /// When the message that has begun must be whole; `None` between messages, where silence is legal
+    /// for ever.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.begun.map(|begun| begun + MESSAGE_WITHIN)
+    }
+
+    /// Reads what is there, up to the end of one message. Never waits.
+    pub(crate) fn read(&mut self) -> Result<Intake, Refusal> {
+        loop {
+            if self.header.is_none()
+                && let Some(bytes) = self.bytes.first_chunk::<HEADER_BYTES>()
+            {
+                self.header = Some(Header::parse(bytes)?);
+            }
+            let missing = self.missing();
+            if missing == 0 {
+                return Ok(self.take());
+            }
+            match self.receive(missing)? {
+                Received::Bytes => {}
+                Received::Nothing => return Ok(Intake::Wanting),
+                Received::End if self.bytes.is_empty() => return Ok(Intake::Gone),
+                Received::End => return Err(Refusal::Gone),
+            }
+        }
+    }
+
+    /// Bytes up to the next border, which is never crossed: the descriptors of one message must not
+    /// become those of another.
+    fn missing(&self) -> usize {
+        let whole = HEADER_BYTES + self.header.map_or(0, |header| header.payload_bytes);
+        whole.saturating_sub(self.bytes.len())
+    }
+
+    fn take(&mut self) -> Intake {
+        self.begun = None;
+        let mut payload = std::mem::take(&mut self.bytes);
+        payload.drain(..HEADER_BYTES.min(payload.len()));
+        match self.header.take() {
+            Some(header) => Intake::Message(Message {
+                header,
+                payload,
+                fds: std::mem::take(&mut self.fds),
+            }),
+            None => Intake::Wanting,
+        }
+    }
+
+    fn receive(&mut self, most: usize) -> Result<Received, Refusal> {
+        let mut piece = [0u8; 512];
+        let room = most.min(piece.len());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_FDS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = recvmsg(
+            &self.socket,
+            &mut [IoSliceMut::new(&mut piece[..room])],
+            &mut control,
+            RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+        );
+        let (count, flags) = match received {
+            Ok(received) => (received.bytes, received.flags),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+            Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::End),
+            Err(error) => return Err(Refusal::lost(format!("cannot read the socket: {error}"))),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.fds.extend(fds);
+            }
+        }
+        if flags.contains(ReturnFlags::CTRUNC) {
+            // Descriptors are missing, so no message can be trusted to be what was sent.
+            return Err(Refusal::lost(
+                "descriptors of a message were lost: raise the limit of open files (LimitNOFILE)",
+            ));
+        }
+        if self.fds.len() > FDS_MAX {
+            return Err(Refusal::connection(format!(
+                "a message with more than {FDS_MAX} descriptors"
+            )));
+        }
+        if count == 0 {
+            return Ok(Received::End);
+        }
+        self.bytes.extend_from_slice(&piece[..count]);
+        self.begun.get_or_insert_with(Instant::now);
+        Ok(Received::Bytes)
+    }
+
+    /// Writes an answer. Waits for room at most [`ANSWER_WITHIN`], and not once `wake` is readable
+    /// and `is_over` says that it was for that.
+    pub(crate) fn write(
+        &self,
+        mut bytes: &[u8],
+        wake: BorrowedFd<'_>,
+        is_over: impl Fn() -> bool,
+    ) -> Result<(), Refusal> {
+        let until = Instant::now() + ANSWER_WITHIN;
+        while !bytes.is_empty() {
+            match send(
+                &self.socket,
+                bytes,
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
+                Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.await_room(until, wake, &is_over)?,
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Refusal::Gone),
+                Err(error) => {
+                    return Err(Refusal::lost(format!("cannot write the socket: {error}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn await_room(
+        &self,
+        until: Instant,
+        wake: BorrowedFd<'_>,
+        is_over: &impl Fn() -> bool,
+    ) -> Result<(), Refusal> {
+        if is_over() {
+            return Err(Refusal::Gone);
+        }
+        if Instant::now() >= until {
+            return Err(Refusal::connection("answers are not read"));
+        }
+        // A wake-up that was for something else stays readable; the session sees to it later, and
+        // meanwhile this would spin, so it is looked at only where nothing else is pending on it.
+        let mut fds = vec![PollFd::new(&self.socket, PollFlags::OUT)];
+        if !is_readable(wake) {
+            fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
+        }
+        wait(&mut fds, Some(until)).map_err(|error| Refusal::lost(error.to_string()))
+    }
+}
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+enum Received {
+    Bytes,
+    Nothing,
+    End,
+}
+
+/// Sleeps until a descriptor is ready or `until` has come; no timer where there is none.
+pub(crate) fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<()> {
+    let timeout = until.map(|until| {
+        let left = until.saturating_duration_since(Instant::now());
+        Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        }
+    });
+    match poll(fds, timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a descriptor can be read now.
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    is_ready(fd, PollFlags::IN)
+}
+
+/// Whether a descriptor is in one of the states `flags` now.
+pub(crate) fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
+    let _ = wait(&mut fds, Some(Instant::now()));
+    fds.iter().any(|fd| fd.revents().intersects(flags))
+}

@@ -1,0 +1,104 @@
+//! Gives whole messages to the `vhost` crate and takes its answers, over a socket pair of our own.
+//!
+//! The crate wants a socket that it alone reads and writes. Here it gets one on which a whole message
+//! lies ready before it looks and on which its answer always has room, so that neither its reads nor
+//! its writes can wait; and no message with a descriptor comes this way, since for those it can hang
+//! (it tries again for ever where descriptors do not fit) and leaves them open across `exec`.
+
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use crate::Refusal;
+use crate::state::State;
+use crate::wire::Message;
+
+/// What became of a message, and the bytes that answer it.
+#[derive(Debug)]
+pub(crate) struct Served {
+    /// Nothing where the message is not answered.
+    pub(crate) reply: Vec<u8>,
+    pub(crate) outcome: Result<(), Refusal>,
+}
+
+pub(crate) struct Relay {
+    ours: UnixStream,
+    handler: BackendReqHandler<Mutex<State>>,
+    state: Arc<Mutex<State>>,
+}
+
+impl Relay {
+    pub(crate) fn new(state: State) -> std::io::Result<Relay> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let state = Arc::new(Mutex::new(state));
+        Ok(Relay {
+            ours,
+            handler: BackendReqHandler::from_stream(theirs, state.clone()),
+            state,
+        })
+    }
+
+    /// The state. One thread serves a session, so nobody ever waits here, and a poisoned lock is that
+    /// thread's own panic, which ends it.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the crate serve a message without descriptors.
+    pub(crate) fn pass(&mut self, message: &Message) -> Served {
+        let outcome = self.hand_over(message).and_then(|()| {
+            let handled = self.handler.handle_request();
+            let refusal = self.state().refusal.take();
+            match (handled, refusal) {
+                (Ok(()), _) => Ok(()),
+                (Err(_), Some(refusal)) => Err(refusal),
+                (Err(error), None) => Err(refusal_of(message, &error)),
+            }
+        });
+        Served {
+            reply: self.answer(),
+            outcome,
+        }
+    }
+
+    fn hand_over(&self, message: &Message) -> Result<(), Refusal> {
+        let bytes = [&message.header.bytes()[..], &message.payload].concat();
+        match send(
+            &self.ours,
+            &bytes,
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        ) {
+            Ok(count) if count == bytes.len() => Ok(()),
+            // The pair is empty before each message, and one fits many times.
+            Ok(_) => Err(Refusal::lost("a message did not fit our own socket pair")),
+            Err(error) => Err(Refusal::lost(format!("our own socket pair: {error}"))),
+        }
+    }
+
+    fn answer(&self) -> Vec<u8> {
+        let mut answer = Vec::new();
+        let mut piece = [0u8; 512];
+        loop {
+            match recv(&self.ours, &mut piece, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return answer,
+                Ok((count, _)) => answer.extend_from_slice(piece.get(..count).unwrap_or_default()),
+                Err(Errno::INTR) => {}
+                Err(_) => return answer,
+            }
+        }
+    }
+}
+
+/// What the crate itself refuses is out of shape or out of turn.
+fn refusal_of(message: &Message, error: &Error) -> Refusal {
+    match error {
+        // All of these concern our own socket pair.
+        Error::SocketBroken(_) | Error::SocketError(_) | Error::SocketRetry(_) => {
+            Refusal::lost(format!("our own socket pair: {error}"))
+        }
+        _ => Refusal::connection(format!("{}: {error}", message.name())),
+    }
+}

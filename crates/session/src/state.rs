@@ -1,0 +1,267 @@
+//! What one frontend has agreed with the device, and what its messages do.
+//!
+//! A message that is refused has changed nothing. Messages about vrings are in `control`.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use cleave_blk::Config;
+use cleave_blk::spec::feature;
+use cleave_guest::{MapError, Memory, RegionSpec};
+use cleave_worker::Device;
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
+
+use crate::channel::{Channel, Told};
+use crate::vrings::Vrings;
+use crate::workers::Workers;
+use crate::{Refusal, SessionConfig};
+
+/// Data segments of one request that the guest is told of: 1 MiB in pages. More would cost the guest
+/// memory for every request that it may have in flight, and the daemon takes more in any case.
+const SEGMENTS_TOLD: u32 = 254;
+
+/// Protocol features offered.
+pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::BACKEND_REQ
+        | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::RESET_DEVICE
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::STATUS
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) device: Arc<Device>,
+    pub(crate) vring_size_max: u16,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) vrings: Vrings,
+    pub(crate) workers: Workers,
+    /// Features that the guest took; `None` until it said so.
+    pub(crate) features: Option<u64>,
+    /// Protocol features that the frontend took.
+    protocol: VhostUserProtocolFeatures,
+    /// The frontend has seen bit 30. The `vhost` crate acknowledges nothing before, and both must
+    /// answer alike.
+    features_told: bool,
+    /// Virtio status as the frontend last set it.
+    status: u8,
+    channel: Option<Channel>,
+    /// What the crate's half of a message came to (see `handler`).
+    pub(crate) refusal: Option<Refusal>,
+}
+
+impl State {
+    pub(crate) fn new(
+        device: Arc<Device>,
+        config: &SessionConfig,
+        alarm: Arc<OwnedFd>,
+    ) -> Result<State, MapError> {
+        Ok(State {
+            device,
+            vring_size_max: config.vring_size_max,
+            memory: Memory::new(Vec::new())?,
+            vrings: Vrings::new(config.vrings_max),
+            workers: Workers::new(config.workers_max, alarm),
+            features: None,
+            protocol: VhostUserProtocolFeatures::empty(),
+            features_told: false,
+            status: 0,
+            channel: None,
+            refusal: None,
+        })
+    }
+
+    /// Whether a message that asks for an acknowledgement gets one.
+    pub(crate) fn acknowledges(&self) -> bool {
+        self.features_told && self.took(VhostUserProtocolFeatures::REPLY_ACK)
+    }
+
+    fn took(&self, feature: VhostUserProtocolFeatures) -> bool {
+        self.protocol.contains(feature)
+    }
+
+    pub(crate) fn require(&self, feature: VhostUserProtocolFeatures) -> Result<(), Refusal> {
+        if self.took(feature) {
+            Ok(())
+        } else {
+            Err(Refusal::connection(format!(
+                "a message of {feature:?}, which was not negotiated"
+            )))
+        }
+    }
+
+    // Features and status.
+
+    pub(crate) fn offered(&mut self) -> u64 {
+        self.features_told = true;
+        self.config().features() | feature::VHOST_USER_PROTOCOL
+    }
+
+    pub(crate) fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
+        let offered = self.config().features() | feature::VHOST_USER_PROTOCOL;
+        if features & !offered != 0 {
+            let wrong = features & !offered;
+            return Err(Refusal::message(format!(
+                "features {wrong:#x} were not offered"
+            )));
+        }
+        // Bit 30 alone is a frontend that has not heard of its driver yet; a driver that takes
+        // anything without VERSION_1 is a legacy one (virtio 1.3 §6.2 lets the device refuse it).
+        if features & !feature::VHOST_USER_PROTOCOL != 0 && features & feature::VERSION_1 == 0 {
+            return Err(Refusal::message(
+                "the driver did not take VIRTIO_F_VERSION_1: legacy drivers are not served",
+            ));
+        }
+        if self.vrings.any_running() && self.features != Some(features) {
+            return Err(Refusal::message("features changed while a vring runs"));
+        }
+        self.features = Some(features);
+        Ok(())
+    }
+
+    /// What a frontend takes that was not offered leaves both sides in doubt of every later message.
+    pub(crate) fn set_protocol_features(&mut self, bits: u64) -> Result<(), Refusal> {
+        match VhostUserProtocolFeatures::from_bits(bits) {
+            Some(features) if protocol_features().contains(features) => {
+                self.protocol = features;
+                Ok(())
+            }
+            _ => Err(Refusal::connection(format!(
+                "protocol features {bits:#x} were not offered"
+            ))),
+        }
+    }
+
+    pub(crate) fn status(&self) -> u8 {
+        self.status
+    }
+
+    /// Status 0 is a reset (virtio 1.3 §2.1.2); the rest is kept for GET_STATUS.
+    pub(crate) fn set_status(&mut self, status: u64) -> Result<(), Refusal> {
+        let status = u8::try_from(status)
+            .map_err(|_| Refusal::message(format!("status {status:#x} is no byte")))?;
+        if status == 0 {
+            self.reset()?;
+        }
+        self.status = status;
+        Ok(())
+    }
+
+    /// Drains and stops all vrings and forgets what the guest's driver has set up. Memory, protocol
+    /// features and the backend channel belong to the frontend and stay; so does the cache mode: QEMU
+    /// resets a device that it only pauses, and the guest still believes what it set.
+    pub(crate) fn reset(&mut self) -> Result<(), Refusal> {
+        self.stop_all()?;
+        self.vrings
+            .iter_mut()
+            .for_each(|(_, entry)| entry.settings.reset());
+        self.features = None;
+        self.status = 0;
+        Ok(())
+    }
+
+    // Memory.
+
+    pub(crate) fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Refusal> {
+        self.adopt(Memory::new(regions))
+    }
+
+    pub(crate) fn add_memory(&mut self, region: RegionSpec) -> Result<(), Refusal> {
+        self.adopt(self.memory.with(region))
+    }
+
+    pub(crate) fn remove_memory(
+        &mut self,
+        guest_addr: u64,
+        user_addr: u64,
+        len_bytes: u64,
+    ) -> Result<(), Refusal> {
+        self.adopt(self.memory.without(guest_addr, user_addr, len_bytes))
+    }
+
+    /// Live at once; returns when nothing refers to the old table, which is let go of with this.
+    fn adopt(&mut self, memory: Result<Arc<Memory>, MapError>) -> Result<(), Refusal> {
+        self.memory = memory.map_err(|error| Refusal::message(error.to_string()))?;
+        self.workers.bind(&self.memory)
+    }
+
+    // Configuration space.
+
+    /// The configuration space now.
+    pub(crate) fn config(&self) -> Config {
+        Config {
+            capacity_bytes: self.device.disk.capacity_bytes(),
+            segments_max: SEGMENTS_TOLD,
+            vrings: self.vrings.count(),
+            writeback: self.device.writeback.load(Ordering::Relaxed),
+            limits: self.device.disk.limits().clone(),
+        }
+    }
+
+    /// Exactly `len` bytes, or none: what lies beyond the space is not made up.
+    pub(crate) fn read_config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
+        let start = usize::try_from(offset).ok()?;
+        let end = start.checked_add(usize::try_from(len).ok()?)?;
+        if len == 0 {
+            return None;
+        }
+        self.config().bytes().get(start..end).map(<[u8]>::to_vec)
+    }
+
+    /// The one byte that a driver may write (virtio 1.3 §5.2.5). It may come before SET_FEATURES,
+    /// which QEMU sends only when the device starts.
+    pub(crate) fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+        let is_ours = usize::try_from(offset) == Ok(Config::WRITEBACK_OFFSET);
+        let (true, &[mode]) = (is_ours, bytes) else {
+            return Err(Refusal::message(format!(
+                "{} bytes of the configuration space at {offset} cannot be written",
+                bytes.len()
+            )));
+        };
+        if self
+            .features
+            .is_some_and(|taken| taken & feature::CONFIG_WCE == 0)
+        {
+            return Err(Refusal::message("the driver did not take CONFIG_WCE"));
+        }
+        self.device.writeback.store(mode != 0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    // Backend channel.
+
+    pub(crate) fn set_channel(&mut self, fd: OwnedFd) -> Result<(), Refusal> {
+        self.channel = Some(Channel::new(fd)?);
+        Ok(())
+    }
+
+    /// Tells the frontend that the configuration changed; `false`: not now, the device is suspended
+    /// or the frontend is behind.
+    pub(crate) fn tell_config_changed(&mut self) -> bool {
+        let wanted = VhostUserProtocolFeatures::BACKEND_REQ | VhostUserProtocolFeatures::CONFIG;
+        if !self.vrings.any_served(self.starts_enabled()) {
+            return false;
+        }
+        let Some(channel) = self.channel.as_ref().filter(|_| self.took(wanted)) else {
+            return true;
+        };
+        match channel.config_changed() {
+            Told::Yes => true,
+            Told::Later => false,
+            Told::Never => {
+                self.channel = None;
+                true
+            }
+        }
+    }
+
+    /// Without bit 30 there is no SET_VRING_ENABLE, and vrings are enabled by their start
+    /// (vhost-user "Ring states").
+    pub(crate) fn starts_enabled(&self) -> bool {
+        self.features
+            .is_some_and(|taken| taken & feature::VHOST_USER_PROTOCOL == 0)
+    }
+}

@@ -1,0 +1,210 @@
+//! What the frontend has said of each vring, and whether it runs.
+
+use std::os::fd::OwnedFd;
+
+use cleave_guest::{Memory, VringLayout};
+
+use crate::Refusal;
+
+/// Most vrings of a device: messages with a descriptor name them in eight bits.
+pub(crate) const VRINGS_MAX: u16 = 256;
+
+/// Addresses in the frontend's own address space (SET_VRING_ADDR).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UserAddrs {
+    pub(crate) desc: u64,
+    pub(crate) avail: u64,
+    pub(crate) used: u64,
+}
+
+impl UserAddrs {
+    /// Where that is for the guest. `Vring::new` checks that all of each part is there.
+    pub(crate) fn layout(self, size: u16, memory: &Memory) -> Result<VringLayout, String> {
+        let find = |part, addr| {
+            memory
+                .guest_addr(addr)
+                .ok_or_else(|| format!("its {part} at {addr:#x} is in no memory region"))
+        };
+        Ok(VringLayout {
+            size,
+            desc_addr: find("descriptor table", self.desc)?,
+            avail_addr: find("available ring", self.avail)?,
+            used_addr: find("used ring", self.used)?,
+        })
+    }
+}
+
+/// How the guest says that it has made something available.
+#[derive(Debug, Default)]
+pub(crate) enum Kick {
+    /// Not said yet: the vring must not start.
+    #[default]
+    Unset,
+    /// Not at all: the vring is polled.
+    Polled,
+    /// By an eventfd.
+    Fd(OwnedFd),
+}
+
+impl Kick {
+    pub(crate) fn new(fd: Option<OwnedFd>) -> Kick {
+        fd.map_or(Kick::Polled, Kick::Fd)
+    }
+
+    /// What a worker is given.
+    pub(crate) fn into_fd(self) -> Option<OwnedFd> {
+        match self {
+            Kick::Fd(fd) => Some(fd),
+            Kick::Unset | Kick::Polled => None,
+        }
+    }
+}
+
+/// What is configured; survives a stop.
+#[derive(Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) size: Option<u16>,
+    pub(crate) addrs: Option<UserAddrs>,
+    /// Where it starts, or where it stopped.
+    pub(crate) base: u16,
+    /// Handed to the worker by the start, so that a stopped vring waits for a new one.
+    pub(crate) kick: Kick,
+    /// Kept here too, for the next start: not every frontend sends it again.
+    pub(crate) call: Option<OwnedFd>,
+    pub(crate) err: Option<OwnedFd>,
+    pub(crate) enabled: bool,
+}
+
+impl Settings {
+    /// All that must be said before a start: size and addresses, and the kick that asks for it.
+    pub(crate) fn complete(&self) -> Option<(u16, UserAddrs)> {
+        match (&self.kick, self.size, self.addrs) {
+            (Kick::Unset, _, _) => None,
+            (_, Some(size), Some(addrs)) => Some((size, addrs)),
+            _ => None,
+        }
+    }
+
+    /// Back to the beginning. The descriptors to the frontend stay: they are its wires, not the state
+    /// of the device, and QEMU does not promise to send them again.
+    pub(crate) fn reset(&mut self) {
+        *self = Settings {
+            call: self.call.take(),
+            err: self.err.take(),
+            ..Settings::default()
+        };
+    }
+}
+
+/// One vring.
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    pub(crate) settings: Settings,
+    /// Where it lies while a worker has it.
+    pub(crate) running: Option<VringLayout>,
+}
+
+impl Entry {
+    /// Refuses what only a stopped vring takes.
+    pub(crate) fn must_be_stopped(&self, index: u16, what: &str) -> Result<(), Refusal> {
+        match self.running {
+            None => Ok(()),
+            Some(_) => Err(Refusal::message(format!("{what} while vring {index} runs"))),
+        }
+    }
+}
+
+/// All vrings of a device.
+#[derive(Debug)]
+pub(crate) struct Vrings(Vec<Entry>);
+
+impl Vrings {
+    pub(crate) fn new(vrings_max: u16) -> Vrings {
+        let count = vrings_max.clamp(1, VRINGS_MAX);
+        Vrings((0..count).map(|_| Entry::default()).collect())
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> u16 {
+        u16::try_from(self.0.len()).unwrap_or(VRINGS_MAX)
+    }
+
+    /// The entry of an index as it came over the wire, all of its bits.
+    pub(crate) fn get(&mut self, index: u64) -> Result<(u16, &mut Entry), Refusal> {
+        let count = self.0.len();
+        u16::try_from(index)
+            .ok()
+            .and_then(|index| Some((index, self.0.get_mut(usize::from(index))?)))
+            .ok_or_else(|| Refusal::message(format!("vring {index} of {count}")))
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Entry)> {
+        (0..).zip(&mut self.0)
+    }
+
+    pub(crate) fn any_running(&self) -> bool {
+        self.0.iter().any(|entry| entry.running.is_some())
+    }
+
+    /// Whether the guest may be told things: with all vrings stopped or disabled the device is
+    /// suspended and must be silent (vhost-user "Suspended device state").
+    pub(crate) fn any_served(&self, all_enabled: bool) -> bool {
+        self.0
+            .iter()
+            .any(|entry| entry.running.is_some() && (entry.settings.enabled || all_enabled))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_are_not_truncated() {
+        let mut vrings = Vrings::new(4);
+        for index in [0, 3] {
+            assert_eq!(u64::from(vrings.get(index).unwrap().0), index);
+        }
+        let beyond = [4, 255, 256, 65536, 65537, u64::from(u32::MAX), u64::MAX];
+        for index in beyond {
+            assert!(vrings.get(index).is_err(), "{index}");
+        }
+    }
+
+    #[test]
+    fn there_are_as_many_as_eight_bits_can_name() {
+        let rows = [
+            (0, 1),
+            (1, 1),
+            (64, 64),
+            (256, 256),
+            (257, 256),
+            (u16::MAX, 256),
+        ];
+        for (asked, got) in rows {
+            assert_eq!(Vrings::new(asked).count(), got);
+        }
+    }
+
+    #[test]
+    fn a_start_needs_size_addresses_and_kick() {
+        let addrs = UserAddrs {
+            desc: 0,
+            avail: 0,
+            used: 0,
+        };
+        for bits in 0..8 {
+            let settings = Settings {
+                size: (bits & 1 != 0).then_some(8),
+                addrs: (bits & 2 != 0).then_some(addrs),
+                kick: if bits & 4 != 0 {
+                    Kick::Polled
+                } else {
+                    Kick::Unset
+                },
+                ..Settings::default()
+            };
+            assert_eq!(settings.complete().is_some(), bits == 7, "{bits:#b}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Messages as they stand on the socket (vhost-user "Message format").
+
+use std::os::fd::OwnedFd;
+
+use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
+
+use crate::Refusal;
+
+/// Request, flags and size: three 32-bit numbers in the byte order of the host.
+pub(crate) const HEADER_BYTES: usize = 12;
+/// Longest payload: the longest that the `vhost` crate takes, and more than any message that is
+/// served here needs (32 regions of 32 bytes, or a configuration space).
+pub(crate) const PAYLOAD_BYTES_MAX: usize = MAX_MSG_SIZE;
+/// Most descriptors of one message; a table of 32 regions is the largest that the crates below know,
+/// where the specification asks for 8.
+pub(crate) const FDS_MAX: usize = 32;
+
+const FLAG_VERSION: u32 = 0x3;
+const VERSION: u32 = 0x1;
+const FLAG_REPLY: u32 = 0x4;
+const FLAG_NEED_REPLY: u32 = 0x8;
+
+/// A sound header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// What is asked. Not an enum: the specification grows, and a number that nobody knows is
+    /// answered, not misread.
+    pub(crate) request: u32,
+    /// The frontend wants an acknowledgement (REPLY_ACK).
+    pub(crate) need_reply: bool,
+    /// Bytes that follow.
+    pub(crate) payload_bytes: usize,
+}
+
+impl Header {
+    /// Reads a header, or says what is wrong with it.
+    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Refusal> {
+        let (request, flags, size) = (word(bytes, 0), word(bytes, 4), word(bytes, 8));
+        if flags & FLAG_VERSION != VERSION {
+            return Err(Refusal::connection(format!(
+                "message {request} has version {}, not 1",
+                flags & FLAG_VERSION
+            )));
+        }
+        if flags & !(FLAG_VERSION | FLAG_NEED_REPLY) != 0 {
+            return Err(Refusal::connection(format!(
+                "message {request} has flags {flags:#x}, which no request has"
+            )));
+        }
+        let payload_bytes = usize::try_from(size).unwrap_or(usize::MAX);
+        if payload_bytes > PAYLOAD_BYTES_MAX {
+            return Err(Refusal::connection(format!(
+                "message {request} announces {size} bytes, more than {PAYLOAD_BYTES_MAX}"
+            )));
+        }
+        Ok(Header {
+            request,
+            need_reply: flags & FLAG_NEED_REPLY != 0,
+            payload_bytes,
+        })
+    }
+
+    /// The bytes that this was read from.
+    pub(crate) fn bytes(&self) -> [u8; HEADER_BYTES] {
+        let need_reply = if self.need_reply { FLAG_NEED_REPLY } else { 0 };
+        let size = u32::try_from(self.payload_bytes).unwrap_or(u32::MAX);
+        header_bytes(self.request, VERSION | need_reply, size)
+    }
+}
+
+/// One whole message, with its descriptors.
+#[derive(Debug)]
+pub(crate) struct Message {
+    /// Its header.
+    pub(crate) header: Header,
+    /// `header.payload_bytes` bytes.
+    pub(crate) payload: Vec<u8>,
+    /// Descriptors attached to any byte of it, in order; closed on exec.
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+impl Message {
+    /// The request, where it is one that exists.
+    pub(crate) fn request(&self) -> Option<FrontendReq> {
+        FrontendReq::try_from(self.header.request).ok()
+    }
+
+    /// The payload as one 64-bit number, where it is one.
+    pub(crate) fn number(&self) -> Result<u64, Refusal> {
+        <[u8; 8]>::try_from(self.payload.as_slice())
+            .map(u64::from_ne_bytes)
+            .map_err(|_| self.misshapen())
+    }
+
+    /// What is said of a payload whose length does not fit its request.
+    pub(crate) fn misshapen(&self) -> Refusal {
+        Refusal::connection(format!(
+            "message {} has a payload of {} bytes",
+            self.name(),
+            self.payload.len()
+        ))
+    }
+
+    /// What an operator reads.
+    pub(crate) fn name(&self) -> String {
+        match self.request() {
+            Some(request) => format!("{request:?}"),
+            None => self.header.request.to_string(),
+        }
+    }
+
+    /// Closes the descriptors and gives the only one.
+    pub(crate) fn only_fd(&mut self) -> Result<OwnedFd, Refusal> {
+        match (self.fds.pop(), self.fds.is_empty()) {
+            (Some(fd), true) => Ok(fd),
+            _ => Err(Refusal::connection(format!(
+                "{} takes exactly one descriptor",
+                self.name()
+            ))),
+        }
+    }
+}
+
+/// A reply to `request` as bytes.
+pub(crate) fn reply(request: u32, payload: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    let mut bytes = header_bytes(request, VERSION | FLAG_REPLY, size).to_vec();
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// A request of ours on the backend channel, without a payload and without asking for an answer:
+/// QEMU reads the configuration on the main socket before it acknowledges, so waiting for that on
+/// the thread that serves the main socket would be a deadlock.
+pub(crate) fn notice(request: u32) -> [u8; HEADER_BYTES] {
+    header_bytes(request, VERSION, 0)
+}
+
+/// The 32-bit number at `offset`, 0 where the bytes end before it does.
+pub(crate) fn word(bytes: &[u8], offset: usize) -> u32 {
+    field::<4>(bytes, offset).map_or(0, u32::from_ne_bytes)
+}
+
+/// The 64-bit number at `offset`, 0 where the bytes end before it does.
+pub(crate) fn long(bytes: &[u8], offset: usize) -> u64 {
+    field::<8>(bytes, offset).map_or(0, u64::from_ne_bytes)
+}
+
+fn field<const LEN: usize>(bytes: &[u8], offset: usize) -> Option<[u8; LEN]> {
+    bytes.get(offset..)?.first_chunk::<LEN>().copied()
+}
+
+fn header_bytes(request: u32, flags: u32, size: u32) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    for (place, number) in bytes.chunks_exact_mut(4).zip([request, flags, size]) {
+        place.copy_from_slice(&number.to_ne_bytes());
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_taken_or_refused() {
+        // (flags, size, taken)
+        let rows = [
+            (0x1, 0, true),
+            (0x9, 8, true),
+            (0x1, 4096, true),
+            (0x1, 4097, false),
+            (0x1, u32::MAX, false),
+            (0x0, 0, false),
+            (0x2, 0, false),
+            (0x3, 0, false),
+            (0x5, 0, false),
+            (0x11, 0, false),
+            (0x8000_0001, 0, false),
+        ];
+        for (flags, size, taken) in rows {
+            let parsed = Header::parse(&header_bytes(24, flags, size));
+            assert_eq!(parsed.is_ok(), taken, "flags {flags:#x} size {size}");
+        }
+    }
+
+    #[test]
+    fn a_header_is_written_as_it_was_read() {
+        for flags in [0x1, 0x9] {
+            let bytes = header_bytes(u32::MAX, flags, 77);
+            let header = Header::parse(&bytes).unwrap();
+            assert_eq!(header.bytes(), bytes);
+        }
+    }
+
+    #[test]
+    fn numbers_end_where_the_payload_does() {
+        let bytes = [1, 0, 0, 0, 2, 0, 0, 0, 3];
+        assert_eq!(word(&bytes, 4), 2);
+        assert_eq!(long(&bytes, 0), 0x2_0000_0001);
+        assert_eq!(long(&bytes, 4), 0);
+        assert_eq!(word(&bytes, usize::MAX), 0);
+    }
+}

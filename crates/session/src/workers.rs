@@ -1,0 +1,76 @@
+//! The workers of a session: started when a vring first needs one, kept until the session ends.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use cleave_guest::Memory;
+use cleave_worker::{Device, Handle};
+
+use crate::Refusal;
+
+#[derive(Debug)]
+pub(crate) struct Workers {
+    /// Vring `i` belongs to place `i % handles.len()`.
+    handles: Vec<Option<Handle>>,
+    /// Written by a worker that cannot go on.
+    alarm: Arc<OwnedFd>,
+}
+
+impl Workers {
+    pub(crate) fn new(workers_max: u16, alarm: Arc<OwnedFd>) -> Workers {
+        Workers {
+            handles: (0..workers_max.max(1)).map(|_| None).collect(),
+            alarm,
+        }
+    }
+
+    fn place(&self, vring: u16) -> usize {
+        usize::from(vring) % self.handles.len().max(1)
+    }
+
+    /// The worker of a vring, where it runs.
+    pub(crate) fn get(&self, vring: u16) -> Option<&Handle> {
+        self.handles.get(self.place(vring))?.as_ref()
+    }
+
+    /// The worker of a vring, started on `memory` where it does not run yet.
+    pub(crate) fn start(
+        &mut self,
+        vring: u16,
+        device: &Arc<Device>,
+        memory: &Arc<Memory>,
+    ) -> Result<&Handle, Refusal> {
+        let place = self.place(vring);
+        let cpus = &device.config.cpus;
+        let alarm = self.alarm.clone();
+        let slot = self
+            .handles
+            .get_mut(place)
+            .ok_or_else(Refusal::worker_gone)?;
+        if let Some(handle) = slot {
+            return Ok(handle);
+        }
+        let cpu = place
+            .checked_rem(cpus.len())
+            .and_then(|at| cpus.get(at))
+            .copied();
+        let name = format!("cleave-w{place}");
+        let handle = Handle::spawn(name, cpu, device.clone(), memory.clone(), alarm)
+            .map_err(|error| Refusal::lost(format!("no worker for vring {vring}: {error}")))?;
+        Ok(slot.insert(handle))
+    }
+
+    /// Gives all workers a new memory table; returns when none of them refers to the old one. It is
+    /// live everywhere before the first is waited for, so that a slow one holds up no other.
+    pub(crate) fn bind(&self, memory: &Arc<Memory>) -> Result<(), Refusal> {
+        let answers: Vec<_> = self
+            .handles
+            .iter()
+            .flatten()
+            .map(|worker| worker.bind(memory.clone()))
+            .collect();
+        answers
+            .into_iter()
+            .try_for_each(|answer| answer.wait().ok_or_else(Refusal::worker_gone))
+    }
+}
