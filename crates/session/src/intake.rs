@@ -7,6 +7,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -147,6 +148,12 @@ impl Line {
         self.bytes.extend_from_slice(&piece[..count]);
         self.begun.get_or_insert_with(Instant::now);
         Ok(Received::Bytes)
+    }
+
+    /// Ends the connection for both sides, whoever else has a descriptor of it.
+    pub(crate) fn close(&self) {
+        // It may have ended already.
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 
     /// Writes an answer. Waits for room at most [`ANSWER_WITHIN`], and not once `wake` is readable

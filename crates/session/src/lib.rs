@@ -37,9 +37,10 @@ use relay::{Relay, Served};
 use state::State;
 use wire::Message;
 
-/// A frontend that connects and says nothing loses its seat after this. Long, because an honest one
-/// can be silent at first: QEMU connects before it allocates guest memory, and touching all pages of
-/// a large guest takes minutes. Who wants the seat sooner asks [`Remote::is_silent`].
+/// A frontend that connects and says nothing is let go after this. Long, because an honest one can be
+/// silent at first: QEMU connects before it allocates guest memory, and touching all pages of a large
+/// guest takes minutes. An acceptor that has one seat to give should not give it to one that is
+/// silent: it waits until the socket is readable before it makes a session.
 pub const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(120);
 
 /// How a device is offered.
@@ -72,8 +73,8 @@ pub struct Session {
     /// Written by workers that cannot go on.
     alarm: Arc<OwnedFd>,
     complaints: Complaints,
-    /// When a frontend that has said nothing must have spoken.
-    silent_until: Instant,
+    /// When a frontend that has said nothing must have spoken; `None` once it has.
+    silent_until: Option<Instant>,
 }
 
 impl std::fmt::Debug for Session {
@@ -97,7 +98,6 @@ struct Shared {
     wake: OwnedFd,
     hang_up: AtomicBool,
     config_changed: AtomicBool,
-    heard: AtomicBool,
 }
 
 impl Session {
@@ -113,7 +113,6 @@ impl Session {
             wake: bell()?,
             hang_up: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
-            heard: AtomicBool::new(false),
         });
         let state = State::new(device, &config, alarm.clone()).map_err(io::Error::other)?;
         let session = Session {
@@ -122,7 +121,7 @@ impl Session {
             shared: shared.clone(),
             alarm,
             complaints: Complaints::default(),
-            silent_until: Instant::now() + FIRST_MESSAGE_WITHIN,
+            silent_until: Some(Instant::now() + FIRST_MESSAGE_WITHIN),
         };
         Ok((session, Remote { shared }))
     }
@@ -134,9 +133,12 @@ impl Session {
                 break ending_of(refusal);
             }
         };
-        // Together rather than worker by worker. A worker that is gone has nothing to drain, and the
-        // frontend learns of the end only afterwards: until then its memory may be written.
+        // All together rather than worker by worker. One that is gone has nothing left to drain.
         let _ = self.relay.state().stop_all();
+        drop(self.relay);
+        // The frontend learns of the end only now: until here its memory might have been written. By a
+        // shutdown, since whoever accepted the connection may hold a descriptor of it too.
+        self.line.close();
         ending
     }
 
@@ -145,7 +147,7 @@ impl Session {
         self.look_around()?;
         match self.line.read()? {
             Intake::Message(message) => {
-                self.shared.heard.store(true, Ordering::Relaxed);
+                self.silent_until = None;
                 self.serve(message)
             }
             Intake::Gone => Err(Refusal::Gone),
@@ -186,8 +188,7 @@ impl Session {
     fn sleep(&mut self) -> Result<(), Refusal> {
         let (until, why) = match self.line.deadline() {
             Some(until) => (Some(until), "half a message, and then silence"),
-            None if self.shared.heard.load(Ordering::Relaxed) => (None, ""),
-            None => (Some(self.silent_until), "connected, and said nothing"),
+            None => (self.silent_until, "connected, and said nothing"),
         };
         if until.is_some_and(|until| Instant::now() >= until) {
             return Err(Refusal::connection(why));
@@ -239,12 +240,6 @@ impl Remote {
     pub fn config_changed(&self) {
         self.shared.config_changed.store(true, Ordering::Release);
         self.wake();
-    }
-
-    /// Whether the frontend has not sent one message yet. Such a session has nothing to lose, so it
-    /// may be hung up in favour of a frontend that speaks.
-    pub fn is_silent(&self) -> bool {
-        !self.shared.heard.load(Ordering::Relaxed)
     }
 
     /// Full is as good as written.
