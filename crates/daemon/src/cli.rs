@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
@@ -10,6 +11,7 @@ use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use cleave_disk::{DiskSpec, parse_size};
 
 use crate::cpus::CpuList;
+use crate::demo::Demo;
 use crate::failure::Failure;
 use crate::options_doc;
 use crate::service::Service;
@@ -21,6 +23,8 @@ pub(crate) enum Action {
     Print(String),
     /// Serve a disk.
     Serve(Box<Service>),
+    /// Show what it can do.
+    Demo(Demo),
 }
 
 /// Answer to `--print-capabilities` (vhost-user "Backend program conventions").
@@ -78,6 +82,12 @@ enum Command {
     #[command(after_long_help = SERVE_EXAMPLES, override_usage =
         "cleave serve (--socket-path <PATH> | --fd <N>) --disk <SPEC> [OPTIONS]")]
     Serve(Box<ServeArgs>),
+    /// See it work on this machine; nothing else is needed
+    ///
+    /// Makes an image in a temporary folder, serves it on a socket, fills and verifies it through the
+    /// built-in client, measures, prints a table and the QEMU command line that attaches a guest, and
+    /// keeps serving until Ctrl-C. Everything is removed at the end.
+    Demo(DemoArgs),
 }
 
 /// Without a subcommand: the conventions of vhost-user back-end programs.
@@ -211,6 +221,36 @@ pub(crate) struct ServeOptions {
     pub(crate) exit_with_parent: bool,
 }
 
+/// `cleave demo`.
+#[derive(Debug, Clone, Args)]
+struct DemoArgs {
+    /// End after the table
+    #[arg(long)]
+    exit: bool,
+    /// Size of the image, in whole mebibytes
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = demo_size)]
+    size: u64,
+    /// Length of each measurement
+    #[arg(long, value_name = "N", default_value_t = 3,
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// Folder that the temporary one is made in [default: $TMPDIR, or else /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+impl From<DemoArgs> for Demo {
+    fn from(args: DemoArgs) -> Demo {
+        let folder = || std::env::var_os("TMPDIR").map_or("/var/tmp".into(), PathBuf::from);
+        Demo {
+            exit: args.exit,
+            size_bytes: args.size,
+            time: Duration::from_secs(args.seconds),
+            parent: args.dir.unwrap_or_else(folder),
+        }
+    }
+}
+
 /// `--cache`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Cache {
@@ -277,6 +317,13 @@ fn block_size(text: &str) -> Result<u32, String> {
     }
 }
 
+fn demo_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes >= 16 << 20 && bytes.is_multiple_of(1 << 20) => Ok(bytes),
+        _ => Err("the image has whole mebibytes, at least 16M".to_owned()),
+    }
+}
+
 fn queue_size(text: &str) -> Result<u16, String> {
     match text.parse::<u16>() {
         // Two entries are the header and the status of a request; one less than four carries no data.
@@ -298,6 +345,7 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
     };
     match cli.command {
         Some(Command::Serve(args)) => serve(&args),
+        Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),
         None if cli.program.blk_file.is_none() => {
             Err(Failure::input("no disk: give --blk-file FILE"))

@@ -4,6 +4,7 @@
 
 mod cli;
 mod cpus;
+mod demo;
 mod failure;
 mod log;
 mod options_doc;
@@ -40,6 +41,7 @@ fn run(action: Action) -> Result<(), Failure> {
     match action {
         Action::Print(text) => print(&text),
         Action::Serve(service) => serve::run(*service),
+        Action::Demo(demo) => demo::run(&demo),
     }
 }
 

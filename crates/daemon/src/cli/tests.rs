@@ -221,3 +221,31 @@ fn options_page_says_what_the_parser_does() {
         "docs/options.md is out of date: cargo run -- --help-markdown > docs/options.md"
     );
 }
+
+#[test]
+fn demo_has_defaults_and_limits() {
+    let demo = |line: &str| match parsed(line) {
+        Ok(Action::Demo(demo)) => demo,
+        other => panic!("{line}: {other:?}"),
+    };
+    let plain = demo("cleave demo --dir /d");
+    assert_eq!(
+        (plain.exit, plain.size_bytes, plain.time.as_secs()),
+        (false, 1 << 30, 3)
+    );
+    assert_eq!(plain.parent, Path::new("/d"));
+    let other = demo("cleave demo --exit --size 64M --seconds 1");
+    assert_eq!(
+        (other.exit, other.size_bytes, other.time.as_secs()),
+        (true, 64 << 20, 1)
+    );
+    for line in [
+        "--size 8M",
+        "--size 1048577",
+        "--size 0",
+        "--seconds 0",
+        "--seconds x",
+    ] {
+        assert!(parsed(&format!("cleave demo {line}")).is_err(), "{line}");
+    }
+}

@@ -1,0 +1,190 @@
+//! `cleave demo`: the whole thing on this machine, with nothing to prepare. It makes an image, has it
+//! served by a `cleave serve` of its own, drives that with the built-in client, and says what came out.
+
+mod folder;
+mod measure;
+mod progress;
+mod serving;
+mod table;
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cleave_client::{Client, Options};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::failure::Failure;
+use folder::Folder;
+use measure::{Row, Step};
+use serving::Serving;
+
+/// What to demonstrate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Demo {
+    /// End after the table.
+    pub(crate) exit: bool,
+    /// Size of the image; a multiple of a mebibyte.
+    pub(crate) size_bytes: u64,
+    /// Length of each measurement.
+    pub(crate) time: Duration,
+    /// Where the temporary folder is made.
+    pub(crate) parent: PathBuf,
+}
+
+/// Runs it. Whatever happens, the folder is removed and the daemon ended before this returns.
+pub(crate) fn run(demo: &Demo) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::run(format!("cannot start: {error}")))?;
+    runtime.block_on(async {
+        let mut stop = Stop::catch()?;
+        let folder = Folder::new(&demo.parent, demo.size_bytes)?;
+        let mut serving = serve_image(demo, &folder)?;
+        let rows = measure_all(demo, &mut serving, &mut stop).await?;
+        crate::print(&table::render(&rows))?;
+        if !demo.exit {
+            crate::print(&invitation(&serving))?;
+            serve_on(&mut serving, &mut stop).await?;
+        }
+        Ok(())
+    })
+}
+
+fn serve_image(demo: &Demo, folder: &Folder) -> Result<Serving, Failure> {
+    let image = folder.path().join("disk.img");
+    File::create_new(&image)
+        .and_then(|file| file.set_len(demo.size_bytes))
+        .map_err(|error| Failure::run(format!("cannot make {}: {error}", image.display())))?;
+    progress::note(&format!(
+        "{} MiB image in {}, served over {}",
+        demo.size_bytes >> 20,
+        folder.path().display(),
+        folder.path().join("cleave.sock").display(),
+    ));
+    Serving::start(&image, &folder.path().join("cleave.sock"))
+}
+
+/// All steps on one connection, in order.
+async fn measure_all(
+    demo: &Demo,
+    serving: &mut Serving,
+    stop: &mut Stop,
+) -> Result<Vec<Row>, Failure> {
+    let mut client = connect(serving).await?;
+    let mut rows = Vec::new();
+    for step in measure::steps(demo.size_bytes, demo.time) {
+        let (back, row) = take(&step, client, serving, stop).await?;
+        client = back;
+        progress::done(&step, &row);
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// One step, on a thread of its own, with its progress shown from here.
+async fn take(
+    step: &Step,
+    client: Client,
+    serving: &mut Serving,
+    stop: &mut Stop,
+) -> Result<(Client, Row), Failure> {
+    let mut running = measure::Running::start(step, client, serving.id())?;
+    let mut shown = tokio::time::interval(progress::PAUSE);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.asked() => {
+                running.abort();
+                progress::clear();
+                return Err(Failure::run("interrupted; the image is removed"));
+            }
+            ended = running.ended() => {
+                progress::clear();
+                return ended.map_err(|why| serving.blame(step.name, &why));
+            }
+            _ = shown.tick() => progress::show(step, &running.so_far()),
+        }
+    }
+}
+
+/// The daemon needs some milliseconds to make its socket.
+async fn connect(serving: &mut Serving) -> Result<Client, Failure> {
+    let options = Options {
+        queues: 1,
+        queue_size: 256,
+        data_bytes: measure::DATA_BYTES,
+        ..Options::default()
+    };
+    let mut tries = 500;
+    loop {
+        match Client::open(serving.socket(), &options) {
+            Ok(client) => return Ok(client),
+            Err(error) if tries == 0 || serving.has_ended() => {
+                return Err(serving.blame("connecting", &error.to_string()));
+            }
+            Err(_) if !serving.socket().exists() => tries -= 1,
+            Err(error) => return Err(serving.blame("connecting", &error.to_string())),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// How to go on from here with a guest.
+fn invitation(serving: &Serving) -> String {
+    format!(
+        "\n\
+Attach a guest to it (put your own boot disk in the place of BOOT.qcow2):\n\
+\n\
+  qemu-system-x86_64 -accel kvm -smp 4 -m 2G \\\n\
+    -object memory-backend-memfd,id=ram,size=2G,share=on \\\n\
+    -machine q35,memory-backend=ram \\\n\
+    -drive file=BOOT.qcow2,if=virtio \\\n\
+    -chardev socket,id=cleave,path={} \\\n\
+    -device vhost-user-blk-pci,chardev=cleave,num-queues=4\n\
+\n\
+Serving until Ctrl-C, which removes the image.\n",
+        serving.socket().display()
+    )
+}
+
+async fn serve_on(serving: &mut Serving, stop: &mut Stop) -> Result<(), Failure> {
+    let mut child_ended = signal(SignalKind::child())
+        .map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
+    loop {
+        // Looked at after the handler stands, so that no end is missed.
+        if serving.has_ended() {
+            return Err(serving.blame("serving", "it ended by itself"));
+        }
+        tokio::select! {
+            () = stop.asked() => return Ok(()),
+            _ = child_ended.recv() => {}
+        }
+    }
+}
+
+/// Ctrl-C, or a service manager's request.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Stop {
+    fn catch() -> Result<Stop, Failure> {
+        let caught = |kind| {
+            signal(kind).map_err(|error| Failure::run(format!("cannot catch signals: {error}")))
+        };
+        Ok(Stop {
+            interrupt: caught(SignalKind::interrupt())?,
+            terminate: caught(SignalKind::terminate())?,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

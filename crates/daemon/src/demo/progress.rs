@@ -1,0 +1,85 @@
+//! What is shown while the demonstration runs: a line that moves where stderr is a terminal, and in any
+//! case a line for each step that is done.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use super::measure::{Row, SoFar, Step};
+
+/// Time between two pictures of the moving line.
+pub(super) const PAUSE: Duration = Duration::from_millis(200);
+
+const BAR_CELLS: usize = 30;
+
+/// Writes a line. Nothing is said where stderr is closed.
+pub(super) fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Draws the moving line.
+pub(super) fn show(step: &Step, so_far: &SoFar) {
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[K{}", line(step, so_far));
+        let _ = stderr.flush();
+    }
+}
+
+/// Removes the moving line.
+pub(super) fn clear() {
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[K");
+        let _ = stderr.flush();
+    }
+}
+
+/// Says that a step is done.
+pub(super) fn done(step: &Step, row: &Row) {
+    let seconds = row.tally.elapsed.as_secs_f64();
+    note(&format!("{:<42} {seconds:5.1} s   no error", title(step)));
+}
+
+fn title(step: &Step) -> String {
+    let size = match step.block_bytes {
+        bytes if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
+        bytes => format!("{} KiB", bytes >> 10),
+    };
+    format!("{}, {size}, depth {}", step.name, step.depth)
+}
+
+fn line(step: &Step, so_far: &SoFar) -> String {
+    let share = step.share(so_far);
+    let full = (share * BAR_CELLS as f64) as usize;
+    let seconds = so_far.elapsed.as_secs_f64().max(1e-3);
+    let iops = so_far.requests as f64 / seconds;
+    format!(
+        "{:<42} {}{} {:>7.0}/s",
+        title(step),
+        "#".repeat(full),
+        ".".repeat(BAR_CELLS.saturating_sub(full)),
+        iops
+    )
+    .chars()
+    .take(79)
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_fits_eighty_columns() {
+        for step in super::super::measure::steps(1 << 40, Duration::from_secs(100)) {
+            for requests in [0, 1 << 10, 1 << 40] {
+                let so_far = SoFar {
+                    requests,
+                    elapsed: Duration::from_secs(1),
+                };
+                let text = line(&step, &so_far);
+                assert!(text.len() < 80 && text.is_ascii(), "{text}");
+            }
+        }
+    }
+}
