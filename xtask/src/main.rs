@@ -3,19 +3,28 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod guest;
 mod licence;
 mod metadata;
+mod setup;
 mod step;
+mod test;
 mod tidy;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+use test::Selection;
 
 const USAGE: &str = "\
 cargo xtask COMMAND
 
   ci      formatting, clippy, tidy, documentation, dependency licences
   tidy    only the house rules: sizes, crate prohibitions, leftovers, links
+  test    sets the machine up (as root), then runs all tests
+          [unit | integration | guest]         only these
+          [--keep]                             leave the guests' logs and images below target/guest
+          [--against qemu-storage-daemon]      guest tests with QEMU's daemon instead of cleave
 ";
 
 fn main() -> ExitCode {
@@ -24,6 +33,7 @@ fn main() -> ExitCode {
     let done = match words.as_slice() {
         ["ci"] => ci::run(&root()),
         ["tidy"] => ci::run_tidy(&root()),
+        ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
         ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
             Ok(())

@@ -1,0 +1,292 @@
+//! The cases: what is served, what boots, and what the host does meanwhile.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::backend::{Backend, BackendSpec, Mode};
+use super::machine::{Boot, Check, Machine, MachineSpec};
+use super::{BackendKind, Lab, boot_sector};
+
+const MIB: u64 = 1 << 20;
+const DISK_BYTES: u64 = 160 * MIB;
+const GROWN_BYTES: u64 = 192 * MIB;
+/// Of one boot. Generous: a busy machine without KVM needs a tenth of it.
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Of a guest and its disk: as many CPUs as vrings, and both sizes of blocks that a guest may be told.
+#[derive(Clone, Copy)]
+struct Shape {
+    cpus: u32,
+    block_bytes: u32,
+}
+
+const ONE: Shape = Shape {
+    cpus: 1,
+    block_bytes: 512,
+};
+const FOUR: Shape = Shape {
+    cpus: 4,
+    block_bytes: 4096,
+};
+/// Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
+const FIRMWARE: Shape = Shape {
+    cpus: 4,
+    block_bytes: 512,
+};
+
+/// A case by its name.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    run: fn(&Bench<'_>) -> Result<Vec<Check>, String>,
+}
+
+pub(crate) const ALL: &[Case] = &[
+    Case {
+        name: "firmware-boot",
+        run: firmware_boot,
+    },
+    Case {
+        name: "one-cpu",
+        run: |bench| life(bench, ONE),
+    },
+    Case {
+        name: "four-cpus",
+        run: |bench| life(bench, FOUR),
+    },
+    Case {
+        name: "fio-verify",
+        run: |bench| verify(bench, Mode::Plain),
+    },
+    Case {
+        name: "fio-verify-poll",
+        run: |bench| verify(bench, Mode::Poll),
+    },
+];
+
+/// What a case works with: its folder, and the lab.
+struct Bench<'a> {
+    lab: &'a Lab,
+    folder: PathBuf,
+}
+
+/// Runs a case; the number of checks that passed, or those that did not.
+pub(crate) fn run(lab: &Lab, case: &Case) -> Result<usize, String> {
+    let folder = lab.folder.join(case.name);
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let checks = (case.run)(&Bench { lab, folder })?;
+    let failed: Vec<String> = checks
+        .iter()
+        .filter_map(|(name, result)| result.as_ref().err().map(|why| format!("  {name}: {why}")))
+        .collect();
+    match (failed.is_empty(), checks.len()) {
+        (true, 0) => Err("no check was made".to_owned()),
+        (true, count) => Ok(count),
+        (false, count) => Err(format!(
+            "{} of {count} checks failed:\n{}",
+            failed.len(),
+            failed.join("\n")
+        )),
+    }
+}
+
+/// The firmware reads from the disk, with vring 0 alone and no interrupts.
+fn firmware_boot(bench: &Bench<'_>) -> Result<Vec<Check>, String> {
+    let image = bench.folder.join("disk.img");
+    std::fs::write(&image, boot_sector::image(4 << 20)).map_err(|error| error.to_string())?;
+    let backend = bench.serve(&image, FIRMWARE, Mode::Plain)?;
+    let mut machine = bench.machine(&backend, "firmware", FIRMWARE, Boot::Disk)?;
+    machine.expect_text(boot_sector::GREETING)?;
+    machine.kill()?;
+    backend.stop()?;
+    Ok(vec![("second-sector".to_owned(), Ok(()))])
+}
+
+/// The whole life of a disk, through a reboot, a restart, a crash of the frontend, and read-only.
+fn life(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
+    let image = bench.empty_image()?;
+    let backend = bench.serve(&image, shape, Mode::Plain)?;
+    let mut checks = live(bench, &backend, &image, shape)?;
+
+    let script = include_str!("scripts/crash.sh");
+    let mut machine = bench.linux(&backend, "crash", shape, script)?;
+    machine.expect("busy")?;
+    // Not luck but load: there are always writes in flight by then.
+    std::thread::sleep(Duration::from_secs(2));
+    checks.extend(machine.kill()?);
+
+    let script = include_str!("scripts/recover.sh");
+    checks.extend(bench.linux(&backend, "recover", shape, script)?.finish()?);
+    backend.stop()?;
+
+    let before = bench.sum(&image)?;
+    let backend = bench.serve(&image, shape, Mode::ReadOnly)?;
+    let script = include_str!("scripts/readonly.sh");
+    checks.extend(bench.linux(&backend, "readonly", shape, script)?.finish()?);
+    backend.stop()?;
+    let same = if bench.sum(&image)? == before {
+        Ok(())
+    } else {
+        Err("it changed".to_owned())
+    };
+    checks.push(("read-only-image-untouched".to_owned(), same));
+    Ok(checks)
+}
+
+/// The first two boots of a disk, which are one QEMU.
+fn live(
+    bench: &Bench<'_>,
+    backend: &Backend,
+    image: &Path,
+    shape: Shape,
+) -> Result<Vec<Check>, String> {
+    let mut checks = Vec::new();
+    let mut machine = bench.linux(backend, "life", shape, include_str!("scripts/life.sh"))?;
+    machine.expect("queues-touched")?;
+    checks.extend(worker_per_vring(bench, backend, shape)?);
+    machine.answer()?;
+
+    machine.expect("before-trim")?;
+    let before = allocated(image)?;
+    machine.answer()?;
+    machine.expect("after-trim")?;
+    let after = allocated(image)?;
+    // The ballast has 16 MiB; ext4 may keep a few blocks of them.
+    let shrunk = match before.checked_sub(after) {
+        Some(freed) if freed > 12 * MIB => Ok(()),
+        _ => Err(format!("{before} bytes before, {after} after")),
+    };
+    checks.push(("fstrim-shrinks-image".to_owned(), shrunk));
+    machine.answer()?;
+
+    machine.expect("resize")?;
+    if Backend::can_grow(bench.lab.kind) {
+        grow(image)?;
+        backend.look_again()?;
+    }
+    machine.expect("rebooting")?;
+    machine.expect("second-boot")?;
+    checks.extend(machine.finish()?);
+    Ok(checks)
+}
+
+/// fio writes and verifies on all vrings.
+fn verify(bench: &Bench<'_>, mode: Mode) -> Result<Vec<Check>, String> {
+    let image = bench.empty_image()?;
+    let backend = bench.serve(&image, FOUR, mode)?;
+    let mut machine = bench.linux(&backend, "fio", FOUR, include_str!("scripts/verify.sh"))?;
+    machine.expect("fio-done")?;
+    let mut checks = worker_per_vring(bench, &backend, FOUR)?;
+    machine.answer()?;
+    checks.extend(machine.finish()?);
+    backend.stop()?;
+    Ok(checks)
+}
+
+/// Each vring that the guest started has a worker of its own.
+fn worker_per_vring(
+    bench: &Bench<'_>,
+    backend: &Backend,
+    shape: Shape,
+) -> Result<Vec<Check>, String> {
+    if bench.lab.kind != BackendKind::Cleave {
+        return Ok(Vec::new());
+    }
+    let threads = backend.threads()?;
+    let workers = threads
+        .iter()
+        .filter(|name| name.starts_with("cleave-w"))
+        .count();
+    let result = match workers == shape.cpus as usize {
+        true => Ok(()),
+        false => Err(format!(
+            "{} vrings, but the threads are {threads:?}",
+            shape.cpus
+        )),
+    };
+    Ok(vec![("worker-per-vring".to_owned(), result)])
+}
+
+fn allocated(image: &Path) -> Result<u64, String> {
+    let metadata = std::fs::metadata(image).map_err(|error| error.to_string())?;
+    Ok(metadata.blocks() * 512)
+}
+
+fn grow(image: &Path) -> Result<(), String> {
+    let file = File::options()
+        .write(true)
+        .open(image)
+        .map_err(|error| error.to_string())?;
+    file.set_len(GROWN_BYTES).map_err(|error| error.to_string())
+}
+
+impl Bench<'_> {
+    fn empty_image(&self) -> Result<PathBuf, String> {
+        let image = self.folder.join("disk.img");
+        let file = File::create(&image).map_err(|error| error.to_string())?;
+        file.set_len(DISK_BYTES)
+            .map_err(|error| error.to_string())?;
+        Ok(image)
+    }
+
+    fn serve(&self, image: &Path, shape: Shape, mode: Mode) -> Result<Backend, String> {
+        Backend::start(&BackendSpec {
+            kind: self.lab.kind,
+            program: &self.lab.program,
+            folder: &self.folder,
+            image,
+            vrings: shape.cpus,
+            block_bytes: shape.block_bytes,
+            mode,
+        })
+    }
+
+    /// Boots Linux with a script; as many vrings as CPUs.
+    fn linux(
+        &self,
+        backend: &Backend,
+        name: &str,
+        shape: Shape,
+        script: &str,
+    ) -> Result<Machine, String> {
+        let initramfs = self.folder.join(format!("{name}.initramfs"));
+        let serial = Backend::serial(self.lab.kind);
+        let grown = if Backend::can_grow(self.lab.kind) {
+            GROWN_BYTES
+        } else {
+            DISK_BYTES
+        };
+        let settings = format!(
+            "BYTES={DISK_BYTES}\nGROWN_BYTES={grown}\nSERIAL={serial}\nBLOCK={}\nQUEUES={}\n",
+            shape.block_bytes, shape.cpus
+        );
+        self.lab.initramfs.write(&initramfs, script, &settings)?;
+        let boot = Boot::Linux {
+            kernel: &self.lab.kernel.image,
+            initramfs: &initramfs,
+        };
+        self.machine(backend, name, shape, boot)
+    }
+
+    fn machine(
+        &self,
+        backend: &Backend,
+        name: &str,
+        shape: Shape,
+        boot: Boot<'_>,
+    ) -> Result<Machine, String> {
+        Machine::start(&MachineSpec {
+            accelerator: self.lab.accelerator,
+            cpus: shape.cpus,
+            disk: Some((&backend.socket, shape.cpus)),
+            boot,
+            log: self.folder.join(format!("{name}.log")),
+            limit: BOOT_LIMIT,
+        })
+    }
+
+    fn sum(&self, image: &Path) -> Result<String, String> {
+        crate::step::quietly(&self.folder, &["sha256sum", &image.to_string_lossy()], &[])
+    }
+}

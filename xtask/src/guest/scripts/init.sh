@@ -1,0 +1,75 @@
+#!/bin/sh
+# First process of the test guest. Talks to the harness over the serial console, a line at a time:
+#   CLEAVE-TEST name ok | CLEAVE-TEST name FAIL detail    a check
+#   CLEAVE-MARK name values                               something the host waits for
+#   CLEAVE-END                                            the script ran to its end
+export PATH=/bin
+/bin/busybox mkdir -p /busybox
+/bin/busybox --install -s /busybox
+# Real tools in /bin win over busybox's own; where the shell has an applet of that name built in, only by full path.
+export PATH=/bin:/busybox
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/shm /etc
+mount -t tmpfs shm /dev/shm
+mount -t tmpfs tmp /tmp
+ln -s /proc/mounts /etc/mtab
+exec </dev/console >/dev/console 2>&1
+stty -echo -onlcr
+
+ok() { echo "CLEAVE-TEST $1 ok"; }
+fail() { echo "CLEAVE-TEST $1 FAIL $2"; }
+
+# check NAME EXPECTED ACTUAL
+check() {
+    if [ "$2" = "$3" ]; then ok "$1"; else fail "$1" "expected '$2', found '$3'"; fi
+}
+
+# run NAME COMMAND...: ok where the command succeeds.
+run() {
+    run_name=$1
+    shift
+    if "$@" >/tmp/output 2>&1; then ok "$run_name"; else
+        run_status=$?
+        fail "$run_name" "'$*' ended with $run_status: $(tail -n 5 /tmp/output | tr '\n' ' ')"
+    fi
+}
+
+mark() { echo "CLEAVE-MARK $*"; }
+
+# ask NAME VALUES...: a mark after which the host answers a line when it has done its part.
+ask() {
+    mark "$@"
+    read -r answer
+}
+
+# until_true SECONDS COMMAND...
+until_true() {
+    until_end=$(($(cut -d. -f1 /proc/uptime) + $1))
+    shift
+    while ! "$@"; do
+        [ "$(cut -d. -f1 /proc/uptime)" -lt "$until_end" ] || return 1
+        usleep 100000
+    done
+}
+
+end() {
+    # What the kernel complained about, of the disk or of anything that the disk could have broken.
+    dmesg | grep -E 'I/O error|blk_update_request|EXT4-fs (error|warning)|JBD2.*(fail|error)|virtio.*(fail|error|broken)|BUG:|WARNING:|Oops|hung_task|blocked for more' \
+        | grep -vE "$1" >/tmp/complaints
+    if [ -s /tmp/complaints ]; then
+        fail kernel-log "$(head -n 3 /tmp/complaints | tr '\n' ' ')"
+    else
+        ok kernel-log
+    fi
+    echo CLEAVE-END
+    poweroff -f
+}
+
+for module in $(cat /modules/order); do
+    insmod "/modules/$module" || fail "module-$module" "insmod failed"
+done
+until_true 20 test -b /dev/vda || fail disk "no /dev/vda"
+. /settings
+. /script

@@ -1,0 +1,80 @@
+//! What the tests need of the machine: looked for by the programs themselves, installed where missing.
+
+use std::path::{Path, PathBuf};
+
+use crate::step::quietly;
+
+/// A program and the Debian and Ubuntu package that holds it.
+const NEEDS: &[(&str, &str)] = &[
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("fio", "fio"),
+    ("busybox", "busybox-static"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("fstrim", "util-linux"),
+    ("strace", "strace"),
+    ("xz", "xz-utils"),
+    ("zstd", "zstd"),
+];
+
+/// Where programs of the administrator lie too, also where PATH leaves them out.
+const FOLDERS: &[&str] = &[
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+];
+
+/// The full path of a program.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    FOLDERS
+        .iter()
+        .map(|folder| Path::new(folder).join(program))
+        .find(|path| path.is_file())
+}
+
+/// Installs what is missing, and says so; without the rights, says what to run instead.
+pub(crate) fn provide(root: &Path) -> Result<(), String> {
+    let missing: Vec<&str> = NEEDS
+        .iter()
+        .filter(|(program, _)| find(program).is_none())
+        .map(|need| need.1)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if find("apt-get").is_none() {
+        return Err(format!(
+            "this is neither Debian nor Ubuntu: install what holds {missing:?}"
+        ));
+    }
+    let install = format!(
+        "apt-get install -y --no-install-recommends {}",
+        missing.join(" ")
+    );
+    if !is_root(root)? {
+        return Err(format!("the tests need packages; run: sudo {install}"));
+    }
+    println!("installing: {}", missing.join(" "));
+    refresh_lists(root)?;
+    let words: Vec<&str> = install.split(' ').collect();
+    quietly(root, &words, &[("DEBIAN_FRONTEND", "noninteractive")])?;
+    match NEEDS.iter().find(|(program, _)| find(program).is_none()) {
+        None => Ok(()),
+        Some((program, package)) => Err(format!("{package} is installed, but holds no {program}")),
+    }
+}
+
+/// Brings apt's lists up to date, where we may.
+pub(crate) fn refresh_lists(folder: &Path) -> Result<(), String> {
+    if is_root(folder)? {
+        quietly(folder, &["apt-get", "update"], &[]).map(drop)
+    } else {
+        Err("apt's package lists are missing or old; run: sudo apt-get update".to_owned())
+    }
+}
+
+fn is_root(folder: &Path) -> Result<bool, String> {
+    Ok(quietly(folder, &["id", "-u"], &[])?.trim() == "0")
+}

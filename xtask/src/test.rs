@@ -1,0 +1,128 @@
+//! `cargo xtask test`: sets the machine up, then runs everything, or the part that is asked for.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::guest::{self, BackendKind, Keep};
+use crate::setup;
+
+/// Which tests, and how.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Selection {
+    part: Part,
+    keep: Keep,
+    against: BackendKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Part {
+    All,
+    Unit,
+    Integration,
+    Guest,
+}
+
+impl Selection {
+    /// Reads the words behind `cargo xtask test`.
+    pub(crate) fn parse(words: &[&str]) -> Result<Selection, String> {
+        let mut selection = Selection {
+            part: Part::All,
+            keep: Keep::No,
+            against: BackendKind::Cleave,
+        };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match *word {
+                "unit" => selection.part = Part::Unit,
+                "integration" => selection.part = Part::Integration,
+                "guest" => selection.part = Part::Guest,
+                "--keep" => selection.keep = Keep::Yes,
+                "--against" if words.next() == Some(&"qemu-storage-daemon") => {
+                    selection.against = BackendKind::QemuStorageDaemon;
+                }
+                "--against" => return Err("--against takes `qemu-storage-daemon`".to_owned()),
+                other => return Err(format!("`{other}` is no part of the tests")),
+            }
+        }
+        Ok(selection)
+    }
+}
+
+/// Runs what was selected; ends at the first part that fails.
+pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
+    let start = Instant::now();
+    let mut passed = Vec::new();
+    if selection.part != Part::Unit {
+        setup::provide(root)?;
+    }
+    // The integration and guest tests run the program itself, which `cargo test` alone does not build.
+    if selection.against == BackendKind::Cleave {
+        cargo(root, &["build", "--package", "cleave-daemon"])?;
+    }
+    match selection.part {
+        Part::All => cargo(root, &["test", "--workspace"])?,
+        Part::Unit => cargo(root, &["test", "--workspace", "--exclude", "cleave-tests"])?,
+        Part::Integration => cargo(root, &["test", "--package", "cleave-tests"])?,
+        Part::Guest => {}
+    }
+    match selection.part {
+        Part::All => passed.push("unit, property, simulation and integration tests".to_owned()),
+        Part::Unit => passed.push("unit, property and simulation tests".to_owned()),
+        Part::Integration => passed.push("integration tests".to_owned()),
+        Part::Guest => {}
+    }
+    if matches!(selection.part, Part::All | Part::Guest) {
+        passed.push(guest::run(root, selection.against, selection.keep)?);
+    }
+    println!(
+        "passed in {} s: {}",
+        start.elapsed().as_secs(),
+        passed.join("; ")
+    );
+    Ok(())
+}
+
+fn cargo(root: &Path, words: &[&str]) -> Result<(), String> {
+    let line = format!("cargo {} --locked", words.join(" "));
+    println!("running {line}");
+    let status = Command::new("cargo")
+        .args(words)
+        .arg("--locked")
+        .current_dir(root)
+        .status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("`{line}` ended with {status}")),
+        Err(error) => Err(format!("cannot run cargo: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_and_options_are_read_in_any_order() {
+        let all = Selection::parse(&[]).unwrap();
+        assert_eq!(
+            all,
+            Selection {
+                part: Part::All,
+                keep: Keep::No,
+                against: BackendKind::Cleave
+            }
+        );
+        let guest =
+            Selection::parse(&["--keep", "guest", "--against", "qemu-storage-daemon"]).unwrap();
+        assert_eq!((guest.part, guest.keep), (Part::Guest, Keep::Yes));
+        assert_eq!(guest.against, BackendKind::QemuStorageDaemon);
+    }
+
+    #[test]
+    fn unknown_words_are_refused() {
+        for words in [&["gust"][..], &["--against"], &["--against", "spdk"]] {
+            assert!(Selection::parse(words).is_err(), "{words:?}");
+        }
+    }
+}
