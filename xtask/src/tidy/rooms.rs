@@ -24,10 +24,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("cleave-client", &["cleave-blk"]),
     (
         "cleave-daemon",
+        // The engine for its probe alone: what the host lacks is said at the start, not at the first I/O.
         &[
             "cleave-blk",
             "cleave-client",
             "cleave-disk",
+            "cleave-engine",
             "cleave-session",
             "cleave-worker",
         ],
