@@ -2,8 +2,19 @@
 //! addresses, translates them inside, and reports each exactly once. It is the workspace's second
 //! unsafe door on the daemon's side: io_uring is spoken here and nowhere else.
 
+mod area;
+mod buffer;
+mod files;
+mod memory;
+mod onspot;
+mod piece;
+mod progress;
+mod ring;
 mod sim;
+mod step;
+mod table;
 mod uring;
+mod watch;
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,14 +1,29 @@
 //! The real engine: io_uring.
 
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cleave_blk::Op;
-use cleave_disk::Disk;
+use cleave_disk::{Disk, FileKind, Store};
 use cleave_guest::Memory;
+use io_uring::opcode;
 
+use crate::files::Files;
+use crate::memory::Bindings;
+use crate::onspot::{self, Ram};
+use crate::ring::{self, Plan, Ring, Sleep, tag};
+use crate::watch::{Bells, Signal, Watches};
 use crate::{Engine, Event, Wait};
+
+/// Completions beyond one per op: removals that failed, a few polls that report twice.
+const COMPLETION_SLACK: u32 = 64;
+/// Submissions beyond one per op: watches armed, bells rung.
+const SUBMISSION_SLACK: u32 = 32;
+/// Pause while a watch waits for room in the queue.
+const ARM_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why no engine could be made.
 #[derive(Debug, thiserror::Error)]
@@ -23,10 +38,89 @@ pub enum EngineError {
     },
 }
 
+impl EngineError {
+    /// Names what is in the way of a ring.
+    pub(crate) fn setup(source: io::Error) -> EngineError {
+        let remedy = match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                "io_uring is forbidden here; set the sysctl kernel.io_uring_disabled to 0 \
+                 (or add this user to kernel.io_uring_group), and let seccomp pass it"
+            }
+            Some(libc::ENOSYS) => {
+                "this kernel has no io_uring, or a seccomp filter hides it; Linux 5.19 or later is \
+                 needed, with the sysctl kernel.io_uring_disabled at 0"
+            }
+            Some(libc::ENOMEM) => {
+                "not enough memory for an io_uring; raise RLIMIT_MEMLOCK (ulimit -l) or the memory \
+                 limit of the cgroup"
+            }
+            Some(libc::EMFILE) => {
+                "too many open files for an io_uring; raise RLIMIT_NOFILE (ulimit -n)"
+            }
+            Some(libc::ENFILE) => {
+                "too many open files on this machine for an io_uring; raise the sysctl fs.file-max"
+            }
+            Some(libc::EINVAL) => {
+                "this kernel's io_uring lacks what is needed; Linux 5.19 or later is"
+            }
+            _ => "cannot set up an io_uring",
+        };
+        EngineError::Setup { remedy, source }
+    }
+}
+
+/// What all kinds of store share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) ring: Ring,
+    pub(crate) bindings: Bindings,
+    pub(crate) disk: Arc<Disk>,
+    /// Found out and not yet reaped.
+    ready: VecDeque<Event>,
+}
+
+impl Core {
+    #[inline]
+    pub(crate) fn done(&mut self, token: u64, result: Result<(), i32>) {
+        self.ready.push_back(Event::Done { token, result });
+    }
+
+    /// No later fsync of this disk can vouch for what was written before.
+    #[cold]
+    pub(crate) fn taint_sync(&mut self, errno: i32) {
+        if !self.disk.sync_failed() {
+            let error = io::Error::from_raw_os_error(errno);
+            tracing::error!(
+                disk = self.disk.name(),
+                %error,
+                "a sync failed and data may be lost; every flush fails until the disk is reopened"
+            );
+        }
+        self.disk.mark_sync_failed();
+    }
+}
+
+/// How ops are run.
+#[derive(Debug)]
+enum Runner {
+    Files(Box<Files>),
+    Ram(Ram),
+    Null,
+}
+
 /// Ops through io_uring for files and block devices; RAM and null disks are done on the spot, with
 /// the ring only for waiting.
 #[derive(Debug)]
-pub struct Uring {}
+pub struct Uring {
+    // The ring goes before the tables that its entries point into; `drop` has emptied it by then.
+    core: Core,
+    watches: Watches,
+    bells: Bells,
+    runner: Runner,
+    ops: usize,
+    in_flight: usize,
+    pushed: u64,
+}
 
 impl Uring {
     /// Makes the ring, on the thread that will use it. `ops`: most ops in flight;
@@ -38,48 +132,245 @@ impl Uring {
         watches: u16,
         bells: u16,
     ) -> Result<Uring, EngineError> {
-        let _ = (disk, memory, ops, watches, bells);
-        todo!()
+        let submissions = u32::from(ops) + SUBMISSION_SLACK;
+        Uring::with_queue(disk, memory, ops, watches, bells, submissions)
+    }
+
+    /// As `new`, with a submission queue of the given size.
+    fn with_queue(
+        disk: Arc<Disk>,
+        memory: Arc<Memory>,
+        ops: u16,
+        watches: u16,
+        bells: u16,
+        submissions: u32,
+    ) -> Result<Uring, EngineError> {
+        let runner = runner(&disk, ops).map_err(EngineError::setup)?;
+        let (first_watch, first_bell) = (
+            ring::DISK_SLOT + 1,
+            ring::DISK_SLOT + 1 + u32::from(watches),
+        );
+        let ring = Ring::new(&Plan {
+            submissions: submissions.next_power_of_two(),
+            completions: (u32::from(ops) + 2 * u32::from(watches) + COMPLETION_SLACK)
+                .max(2 * submissions)
+                .next_power_of_two(),
+            files: first_bell + u32::from(bells),
+            disk: match disk.store() {
+                Store::File { file, .. } => Some(file.as_fd()),
+                Store::Ram(_) | Store::Null => None,
+            },
+            opcodes: opcodes(disk.store()),
+        })?;
+        let ready = VecDeque::with_capacity(usize::from(ops) + usize::from(watches));
+        Ok(Uring {
+            core: Core {
+                ring,
+                bindings: Bindings::new(memory),
+                disk,
+                ready,
+            },
+            watches: Watches::new(first_watch, watches),
+            bells: Bells::new(first_bell, bells),
+            runner,
+            ops: usize::from(ops),
+            in_flight: 0,
+            pushed: 0,
+        })
     }
 
     /// Whether a ring can be made here at all, for a clear error at start.
     pub fn probe() -> Result<(), EngineError> {
-        todo!()
+        ring::probe()
+    }
+
+    /// System calls made so far to enter the ring.
+    pub fn enters(&self) -> u64 {
+        self.core.ring.enters()
+    }
+
+    /// Ops taken so far.
+    pub fn pushed(&self) -> u64 {
+        self.pushed
+    }
+
+    /// How long an enter sleeps at most.
+    fn sleep(&mut self, wait: Wait, limit: Option<Duration>) -> Sleep {
+        let Wait::Until(deadline) = wait else {
+            return Sleep::No;
+        };
+        if !self.core.ready.is_empty() || self.core.ring.has_completions() {
+            return Sleep::No;
+        }
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let arm = self.watches.is_waiting().then_some(ARM_PAUSE);
+        match left.into_iter().chain(limit).chain(arm).min() {
+            None => Sleep::Forever,
+            Some(Duration::ZERO) => Sleep::No,
+            Some(time) => Sleep::For(time),
+        }
+    }
+
+    /// Waits until the kernel has ended every op: it writes guest memory until then. `Err`: it cannot
+    /// be told any more when that is.
+    fn drain(&mut self) -> io::Result<()> {
+        self.bells.flush(&mut self.core.ring);
+        let Runner::Files(files) = &mut self.runner else {
+            return self.core.ring.enter(Sleep::No);
+        };
+        files.close(&mut self.core);
+        while files.flying() > 0 {
+            if let Some(entry) = self.core.ring.complete() {
+                if entry.user_data() & tag::MASK == tag::OP {
+                    files.completed_closed(&mut self.core, entry.user_data() as u16);
+                }
+            } else {
+                self.core.ring.enter(Sleep::Forever)?;
+            }
+        }
+        self.core.ring.enter(Sleep::No)
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        if let Err(error) = self.drain() {
+            let disk = self.core.disk.name();
+            tracing::error!(disk, %error, "ring broken; what the kernel may still write stays mapped");
+            self.core.bindings.leak();
+            std::mem::forget(std::mem::replace(&mut self.runner, Runner::Null));
+        }
+    }
+}
+
+/// The table and buffers of a file, the bytes of a RAM disk, or nothing.
+fn runner(disk: &Disk, ops: u16) -> io::Result<Runner> {
+    Ok(match disk.store() {
+        Store::File { kind, .. } => Runner::Files(Box::new(Files::new(*kind, disk.limits(), ops)?)),
+        Store::Ram(region) => Runner::Ram(Ram {
+            start: region.as_ptr(),
+            len: region.size() as u64,
+            private: region.flags() & libc::MAP_PRIVATE != 0,
+        }),
+        Store::Null => Runner::Null,
+    })
+}
+
+/// The operations that a store needs, watches and bells included.
+fn opcodes(store: &Store) -> &'static [u8] {
+    const ALL: [u8; 9] = [
+        opcode::PollAdd::CODE,
+        opcode::PollRemove::CODE,
+        opcode::Write::CODE,
+        opcode::Read::CODE,
+        opcode::Readv::CODE,
+        opcode::Writev::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+        opcode::UringCmd16::CODE,
+    ];
+    match store {
+        Store::Ram(_) | Store::Null => &ALL[..3],
+        Store::File {
+            kind: FileKind::Regular,
+            ..
+        } => &ALL[..8],
+        Store::File {
+            kind: FileKind::BlockDevice,
+            ..
+        } => &ALL,
     }
 }
 
 impl Engine for Uring {
+    #[inline]
     fn room(&self) -> usize {
-        todo!()
+        self.ops.saturating_sub(self.in_flight)
     }
+
+    #[inline]
     fn in_flight(&self) -> usize {
-        todo!()
+        self.in_flight
     }
-    fn push(&mut self, _op: Op<'_>, _token: u64) {
-        todo!()
+
+    #[inline]
+    fn push(&mut self, op: Op<'_>, token: u64) {
+        debug_assert!(self.room() > 0);
+        self.in_flight += 1;
+        self.pushed += 1;
+        let core = &mut self.core;
+        let result = match &mut self.runner {
+            Runner::Files(files) => return files.push(core, &op, token),
+            Runner::Ram(ram) => onspot::ram(*ram, &core.disk, core.bindings.memory(), &op),
+            Runner::Null => onspot::null(&core.disk, core.bindings.memory(), &op),
+        };
+        core.done(token, result);
     }
+
+    #[inline]
     fn reap(&mut self) -> Option<Event> {
-        todo!()
+        loop {
+            if let Some(event) = self.core.ready.pop_front() {
+                if let Event::Done { .. } = event {
+                    self.in_flight -= 1;
+                }
+                return Some(event);
+            }
+            let entry = self.core.ring.complete()?;
+            match entry.user_data() & tag::MASK {
+                tag::OP => {
+                    if let Runner::Files(files) = &mut self.runner {
+                        files.completed(&mut self.core, entry.user_data() as u16, entry.result());
+                    }
+                }
+                tag::WATCH => {
+                    if let Signal::Woken(slot) = self.watches.completed(&mut self.core.ring, &entry)
+                    {
+                        return Some(Event::Woken { slot });
+                    }
+                }
+                _ => {}
+            }
+        }
     }
-    fn enter(&mut self, _wait: Wait) -> io::Result<()> {
-        todo!()
+
+    #[inline]
+    fn enter(&mut self, wait: Wait) -> io::Result<()> {
+        let limit = match &mut self.runner {
+            Runner::Files(files) => files.before_enter(&mut self.core),
+            Runner::Ram(_) | Runner::Null => None,
+        };
+        self.watches.arm_wanted(&mut self.core.ring);
+        self.bells.flush(&mut self.core.ring);
+        let sleep = self.sleep(wait, limit);
+        self.core.ring.enter(sleep)
     }
-    fn watch(&mut self, _slot: u16, _fd: OwnedFd) {
-        todo!()
+
+    fn watch(&mut self, slot: u16, fd: OwnedFd) {
+        if self.watches.set(&mut self.core.ring, slot, &fd).is_err() {
+            // Nothing will ever come from it: say so once.
+            self.core.ready.push_back(Event::Woken { slot });
+        }
     }
-    fn unwatch(&mut self, _slot: u16) {
-        todo!()
+
+    fn unwatch(&mut self, slot: u16) {
+        self.watches.clear(&mut self.core.ring, slot);
     }
-    fn set_bell(&mut self, _slot: u16, _fd: Option<OwnedFd>) {
-        todo!()
+
+    fn set_bell(&mut self, slot: u16, fd: Option<OwnedFd>) {
+        self.bells.set(&mut self.core.ring, slot, fd);
     }
-    fn ring(&mut self, _slot: u16) {
-        todo!()
+
+    #[inline]
+    fn ring(&mut self, slot: u16) {
+        self.bells.ring(&mut self.core.ring, slot);
     }
-    fn bind(&mut self, _memory: Arc<Memory>) {
-        todo!()
+
+    fn bind(&mut self, memory: Arc<Memory>) {
+        self.core.bindings.bind(memory);
     }
+
     fn is_settled(&self) -> bool {
-        todo!()
+        self.core.bindings.is_settled()
     }
 }

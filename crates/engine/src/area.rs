@@ -1,0 +1,100 @@
+//! Anonymous memory that the kernel backs page by page when it is touched, so that tables can be
+//! sized for the worst case and cost what is used.
+//!
+//! Unsafe because it owns a mapping; everything handed out is a raw pointer inside it, and whoever
+//! derives one keeps the `Area` alive for as long as anybody (the kernel too) may follow it.
+
+use std::io;
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// What may be done with an area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Reads and writes.
+    ReadWrite,
+    /// Reads only: the area stays zero, and a stray store is a fault instead of corruption.
+    Read,
+}
+
+/// A private, zeroed mapping.
+#[derive(Debug)]
+pub(crate) struct Area {
+    map: NonNull<u8>,
+    map_bytes: usize,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Area {
+    /// Maps `len` bytes whose first is aligned to `align`, a power of two.
+    pub(crate) fn new(len: usize, align: usize, access: Access) -> io::Result<Area> {
+        let slack = align.saturating_sub(rustix::param::page_size());
+        let map_bytes = len
+            .max(1)
+            .checked_add(slack)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let protection = match access {
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+            Access::Read => ProtFlags::READ,
+        };
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice replaces nothing.
+        let map = unsafe {
+            rustix::mm::mmap_anonymous(
+                ptr::null_mut(),
+                map_bytes,
+                protection,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        // A forked child has no business with pages that the kernel may be writing. Advice only.
+        // SAFETY: the range is the mapping just made, and DONTFORK changes nothing for this process.
+        let _ = unsafe { rustix::mm::madvise(map, map_bytes, Advice::LinuxDontFork) };
+        let map = NonNull::new(map.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let shift = map.as_ptr().align_offset(align.max(1)).min(slack);
+        // SAFETY: `shift` ≤ `slack`, which was added to the length mapped.
+        let start = unsafe { map.add(shift) };
+        Ok(Area {
+            map,
+            map_bytes,
+            start,
+            len,
+        })
+    }
+
+    /// The byte at `offset`. Callers stay within the length that they asked for.
+    #[inline]
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset <= self.len);
+        // SAFETY: offsets are slot numbers times slot sizes, below the length asked for (asserted).
+        unsafe { self.start.as_ptr().add(offset) }
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        // SAFETY: this is the mapping made in `new`; the owner (`Uring`) drops it only after the
+        // kernel reported every op that points into it.
+        let _ = unsafe { rustix::mm::munmap(self.map.as_ptr().cast(), self.map_bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_area_is_zero_aligned_and_writable_to_its_end() {
+        for align in [1, 4096, 65536, 1 << 21] {
+            let area = Area::new(3 * 4096, align, Access::ReadWrite).unwrap();
+            assert_eq!(area.at(0).addr() % align, 0);
+            // SAFETY: the last byte of the area, which lives to the end of the scope.
+            unsafe {
+                assert_eq!(area.at(3 * 4096 - 1).read(), 0);
+                area.at(3 * 4096 - 1).write(7);
+                assert_eq!(area.at(3 * 4096 - 1).read(), 7);
+            }
+        }
+    }
+}

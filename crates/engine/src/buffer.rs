@@ -1,0 +1,83 @@
+//! Bounce buffers: a fixed number, aligned for the store, backed when touched.
+//!
+//! Unsafe because a buffer is a raw range of an `Area`; it belongs to one op from `take` to `give`,
+//! and the area lives until the kernel has ended every op.
+
+use std::io;
+
+use crate::area::{Access, Area};
+
+/// How many ops bounce at once; more wait their turn. Many small ones rather than few large: what
+/// bounces is mostly small requests of old drivers, and large ones go in pieces.
+const BUFFERS: u16 = 64;
+/// Size of one, unless the store's block is larger.
+const BUFFER_BYTES: usize = 128 << 10;
+/// Size of the shared zeroes, unless the store's block is larger.
+const ZEROES_BYTES: usize = 1 << 20;
+
+/// The buffers, and a page range of zeroes that nobody can write.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    area: Area,
+    zeroes: Area,
+    free: Vec<u16>,
+    buffer_bytes: usize,
+    zeroes_bytes: usize,
+}
+
+impl Pool {
+    /// Buffers for a store that takes `unit` bytes at offsets and at memory addresses of `align`.
+    pub(crate) fn new(unit: usize, align: usize) -> io::Result<Pool> {
+        // Both are powers of two, so the larger is a multiple of the unit.
+        let buffer_bytes = BUFFER_BYTES.max(unit).max(align);
+        let zeroes_bytes = ZEROES_BYTES.max(unit);
+        let area = Area::new(
+            buffer_bytes * usize::from(BUFFERS),
+            align,
+            Access::ReadWrite,
+        )?;
+        let zeroes = Area::new(zeroes_bytes, align, Access::Read)?;
+        Ok(Pool {
+            area,
+            zeroes,
+            free: (0..BUFFERS).rev().collect(),
+            buffer_bytes,
+            zeroes_bytes,
+        })
+    }
+
+    pub(crate) fn take(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    pub(crate) fn give(&mut self, buffer: u16) {
+        debug_assert!(self.free.len() < usize::from(BUFFERS));
+        self.free.push(buffer);
+    }
+
+    pub(crate) fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Bytes of one buffer.
+    pub(crate) fn buffer_bytes(&self) -> u64 {
+        self.buffer_bytes as u64
+    }
+
+    /// Bytes of the shared zeroes.
+    pub(crate) fn zeroes_bytes(&self) -> u64 {
+        self.zeroes_bytes as u64
+    }
+
+    /// The byte at `offset` of a buffer.
+    pub(crate) fn at(&self, buffer: u16, offset: u64) -> *mut u8 {
+        debug_assert!(offset <= self.buffer_bytes as u64);
+        self.area
+            .at(usize::from(buffer) * self.buffer_bytes + offset as usize)
+    }
+
+    /// The first of the zeroes.
+    pub(crate) fn zeroes(&self) -> *const u8 {
+        self.zeroes.at(0)
+    }
+}

@@ -1,0 +1,639 @@
+//! Ops on files and block devices: from push through holds, buffers, the ring and short transfers to
+//! the one result.
+//!
+//! Unsafe because entries handed to the ring point to guest memory, to bounce buffers and to blocks
+//! of host ranges. Who keeps them: guest memory, the generation that the op counts in until `finish`;
+//! the others, the areas of `table` and `pool`, which outlive the ring's last completion (`drain`).
+//!
+//! The order of acquisition is hold, then buffer: who waits for a buffer may have a hold, but who has
+//! a buffer waits for nothing but the kernel, so that all waiting ends.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+use cleave_blk::{Limits, Op, OpKind};
+use cleave_disk::FileKind;
+use io_uring::types::{Fixed, FsyncFlags};
+use io_uring::{opcode, squeue};
+
+use crate::buffer::Pool;
+use crate::memory::walk;
+use crate::piece;
+use crate::progress::{self, Retry, Transfer, Verdict, Way};
+use crate::ring::{DISK_SLOT, tag};
+use crate::step::{self, Able, Facts, Next};
+use crate::table::{Entry, Hold, Method, Step, Table};
+use crate::uring::Core;
+
+/// Most that the kernel moves at once (MAX_RW_COUNT); the rest comes as a short transfer.
+const MOVED_AT_ONCE: u64 = 0x7fff_f000;
+/// Longest sleep while an op waits for a hold, which other engines give back without a signal.
+const HOLD_PAUSE: Duration = Duration::from_micros(200);
+/// Attempts to get a hold per enter, so that a long queue costs each lap little.
+const HOLDS_PER_ENTER: usize = 32;
+/// Pause when the submission queue took nothing.
+const FULL_PAUSE: Duration = Duration::from_millis(1);
+/// BLOCK_URING_CMD_DISCARD = _IO(0x12, 0), Linux 6.12 (linux/blkdev.h).
+const DISCARD_COMMAND: u32 = 0x1200;
+const DISK: Fixed = Fixed(DISK_SLOT);
+
+/// All ops of one engine on one file.
+#[derive(Debug)]
+pub(crate) struct Files {
+    facts: Facts,
+    able: Able,
+    table: Table,
+    pool: Pool,
+    /// Entries that the ring has and has not completed.
+    flying: usize,
+    hold_waiters: VecDeque<u16>,
+    buffer_waiters: VecDeque<u16>,
+    /// Waiting for their time to try again.
+    delayed: VecDeque<(Instant, u16)>,
+    syncs: Syncs,
+}
+
+/// At most one fsync is in the kernel: of two at once, the kernel may tell only one of a failure
+/// (the error is per open file and consumed by who sees it first), and the other would vouch for
+/// writes that are lost. Those that come meanwhile share the next one, which begins after them.
+#[derive(Debug)]
+struct Syncs {
+    leader: Option<u16>,
+    followers: VecDeque<u16>,
+    waiting: VecDeque<u16>,
+}
+
+impl Files {
+    pub(crate) fn new(kind: FileKind, limits: &Limits, ops: u16) -> io::Result<Files> {
+        let mut facts = Facts::new(kind, limits);
+        let pool = Pool::new(
+            limits.offset_align_bytes.max(1) as usize,
+            limits
+                .memory_align_bytes
+                .max(limits.offset_align_bytes)
+                .max(4096) as usize,
+        )?;
+        facts.buffer_bytes = pool.buffer_bytes();
+        facts.zeroes_bytes = pool.zeroes_bytes();
+        let room = usize::from(ops);
+        Ok(Files {
+            facts,
+            able: Able::at_first(kind),
+            table: Table::new(ops)?,
+            pool,
+            flying: 0,
+            hold_waiters: VecDeque::with_capacity(room),
+            buffer_waiters: VecDeque::with_capacity(room),
+            delayed: VecDeque::with_capacity(room),
+            syncs: Syncs {
+                leader: None,
+                followers: VecDeque::with_capacity(room),
+                waiting: VecDeque::with_capacity(room),
+            },
+        })
+    }
+
+    /// Takes an op.
+    #[inline]
+    pub(crate) fn push(&mut self, core: &mut Core, op: &Op<'_>, token: u64) {
+        match self.admit(core, op, token) {
+            Ok(index) => self.begin(core, index),
+            Err(result) => core.done(token, result),
+        }
+    }
+
+    /// Checks, enters into the table, translates. `Err` is the result of an op that ends here.
+    fn admit(&mut self, core: &mut Core, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
+        let (offset, len) = self.range(core, op)?;
+        // The owner pushes only while there is room.
+        let entry = Entry::new(token, op.kind, offset, len);
+        let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
+        let mut bounced = false;
+        if matches!(op.kind, OpKind::Read | OpKind::Write { .. }) {
+            let mut gather = self.table.gather(index);
+            let walked = walk(core.bindings.memory(), op, |start, len| {
+                gather.add(start, len)
+            });
+            match walked.and_then(|()| self.table.gathered(index, gather)) {
+                Ok(memory) => bounced = self.facts.must_bounce(offset, memory),
+                Err(errno) => {
+                    self.table.free(index);
+                    return Err(Err(errno));
+                }
+            }
+        }
+        let needs = self.facts.needs_hold(op.kind, offset, len);
+        let entry = self.table.get_mut(index);
+        entry.bounced = bounced;
+        entry.needs = needs;
+        entry.generation = core.bindings.acquire();
+        Ok(index)
+    }
+
+    /// The range of the store that the op is about. The request was checked against capacity and
+    /// mode long before; this is the second guard.
+    fn range(&self, core: &Core, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
+        if op.kind == OpKind::Sync {
+            return Ok((0, 0));
+        }
+        if op.kind != OpKind::Read && self.facts.read_only {
+            return Err(Err(libc::EROFS));
+        }
+        match op.offset_bytes.checked_add(op.len_bytes) {
+            Some(end) if end <= core.disk.capacity_bytes() && i64::try_from(end).is_ok() => {}
+            _ => return Err(Err(libc::EIO)),
+        }
+        match op.kind {
+            _ if op.len_bytes == 0 => Err(Ok(())),
+            // Discarding is advice: parts of blocks stay as they are.
+            OpKind::Discard => {
+                piece::inside(op.offset_bytes, op.len_bytes, self.facts.discard_unit).ok_or(Ok(()))
+            }
+            _ => Ok((op.offset_bytes, op.len_bytes)),
+        }
+    }
+
+    #[inline]
+    fn begin(&mut self, core: &mut Core, index: u16) {
+        if self.try_hold(core, index) {
+            self.proceed(core, index);
+        } else {
+            self.hold_waiters.push_back(index);
+        }
+    }
+
+    #[inline]
+    fn try_hold(&mut self, core: &Core, index: u16) -> bool {
+        let entry = self.table.get_mut(index);
+        let (start, len) = piece::around(entry.offset, entry.len, self.facts.unit);
+        let got = match entry.needs {
+            Hold::None => return true,
+            Hold::Shared => core.disk.locks().try_shared(start, len),
+            Hold::Exclusive => core.disk.locks().try_exclusive(start, len),
+        };
+        if got {
+            entry.held = entry.needs;
+        }
+        got
+    }
+
+    fn release_hold(&mut self, core: &Core, index: u16) {
+        let entry = self.table.get_mut(index);
+        let (start, len) = piece::around(entry.offset, entry.len, self.facts.unit);
+        match std::mem::replace(&mut entry.held, Hold::None) {
+            Hold::None => {}
+            Hold::Shared => core.disk.locks().release_shared(start, len),
+            Hold::Exclusive => core.disk.locks().release_exclusive(start, len),
+        }
+    }
+
+    /// Starts the next step of an op that has its hold.
+    fn proceed(&mut self, core: &mut Core, index: u16) {
+        let next = step::next(self.table.get(index), &self.facts, self.able);
+        let (step, window) = match next {
+            Next::Done => return self.finish(core, index, Ok(())),
+            Next::Unsupported => return self.finish(core, index, Err(libc::EOPNOTSUPP)),
+            Next::Sync => return self.begin_sync(core, index),
+            Next::Direct(piece) => (Step::Direct, piece),
+            Next::Fill(piece) => (Step::Fill, piece),
+            Next::Spill(piece) => (Step::Spill, piece),
+            Next::Zeroes(piece) => (Step::Zeroes, piece),
+            Next::Range(method, piece) => (Step::Range(method), piece),
+        };
+        if matches!(step, Step::Fill | Step::Spill) && !self.has_buffer(index) {
+            return self.buffer_waiters.push_back(index);
+        }
+        let entry = self.table.get_mut(index);
+        entry.step = step;
+        entry.window = window;
+        entry.moved = 0;
+        entry.tries = 0;
+        if step == Step::Spill {
+            self.copy(index, Way::Out);
+        }
+        self.issue(core, index);
+    }
+
+    /// Whether the op has a buffer now; who waits already comes first.
+    fn has_buffer(&mut self, index: u16) -> bool {
+        if self.table.get(index).buffer.is_none() && self.buffer_waiters.is_empty() {
+            self.table.get_mut(index).buffer = self.pool.take();
+        }
+        self.table.get(index).buffer.is_some()
+    }
+
+    /// Copies the op's part of the window: out of guest memory into the buffer, or the other way.
+    fn copy(&mut self, index: u16, way: Way) {
+        let entry = self.table.get(index);
+        let (skip, take) = (entry.window.skip, entry.window.take);
+        let Some(buffer) = entry.buffer else { return };
+        let mut at = self.pool.at(buffer, skip);
+        self.table.consume(index, take, |start, len| {
+            // SAFETY: the guest range is mapped while the op counts in its generation; the buffer is
+            // this op's alone, the kernel has ended with it, and `skip` + `take` is inside it. Guest
+            // and daemon memory do not overlap. The guest may write meanwhile: it gets what it wrote.
+            unsafe {
+                match way {
+                    Way::In => std::ptr::copy_nonoverlapping(at, start, len),
+                    Way::Out => std::ptr::copy_nonoverlapping(start, at, len),
+                }
+                at = at.add(len);
+            }
+        });
+    }
+
+    /// Hands the current step, or what is left of it, to the ring.
+    fn issue(&mut self, core: &mut Core, index: u16) {
+        let entry = self.submission(index).user_data(tag::OP | u64::from(index));
+        // SAFETY: see the module's head: whatever `entry` points to lives until `completed` or, when
+        // the engine goes, `drain`.
+        if unsafe { core.ring.push(&entry) } {
+            self.flying += 1;
+        } else {
+            self.delayed.push_back((Instant::now() + FULL_PAUSE, index));
+        }
+    }
+
+    fn submission(&self, index: u16) -> squeue::Entry {
+        let entry = self.table.get(index);
+        let at = entry.window.start + entry.moved;
+        let left = entry.window.len - entry.moved;
+        // Bounded by the constant, so it fits.
+        let len = left.min(MOVED_AT_ONCE) as u32;
+        let flags = match entry.kind {
+            OpKind::Write { durable: true } => libc::RWF_DSYNC,
+            _ => 0,
+        };
+        match entry.step {
+            Step::Direct => self.direct(index, at, len, flags),
+            Step::Fill => {
+                let to = entry
+                    .buffer
+                    .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.moved));
+                opcode::Read::new(DISK, to, len).offset(at).build()
+            }
+            Step::Spill => {
+                let from = entry
+                    .buffer
+                    .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.moved));
+                opcode::Write::new(DISK, from, len)
+                    .offset(at)
+                    .rw_flags(flags)
+                    .build()
+            }
+            Step::Zeroes => opcode::Write::new(DISK, self.pool.zeroes(), len)
+                .offset(at)
+                .build(),
+            Step::Range(method) => ranged(method, at, left),
+            Step::Idle | Step::Sync => opcode::Fsync::new(DISK).flags(FsyncFlags::DATASYNC).build(),
+        }
+    }
+
+    /// One range needs no array, and the kernel copies none.
+    fn direct(&self, index: u16, at: u64, len: u32, flags: i32) -> squeue::Entry {
+        let (ranges, count) = self.table.ranges(index);
+        let read = self.table.get(index).kind == OpKind::Read;
+        if count == 1 {
+            // SAFETY: `ranges` points to `count` initialised ranges.
+            let start: *mut u8 = unsafe { (*ranges).iov_base }.cast();
+            return match read {
+                true => opcode::Read::new(DISK, start, len).offset(at).build(),
+                false => opcode::Write::new(DISK, start, len)
+                    .offset(at)
+                    .rw_flags(flags)
+                    .build(),
+            };
+        }
+        // At most RANGES_AT_ONCE, or it would bounce.
+        let count = count as u32;
+        match read {
+            true => opcode::Readv::new(DISK, ranges, count).offset(at).build(),
+            false => opcode::Writev::new(DISK, ranges, count)
+                .offset(at)
+                .rw_flags(flags)
+                .build(),
+        }
+    }
+
+    /// The ring has completed a step of op `index`.
+    #[inline]
+    pub(crate) fn completed(&mut self, core: &mut Core, index: u16, result: i32) {
+        self.flying = self.flying.saturating_sub(1);
+        match self.judge(core, index, result) {
+            Verdict::Whole => self.step_done(core, index, result),
+            Verdict::Part(moved) => self.step_on(core, index, moved),
+            Verdict::Again => self.again(core, index),
+            Verdict::Failed(errno) => self.step_failed(core, index, errno),
+        }
+        self.serve_buffer_waiters(core);
+    }
+
+    fn judge(&self, core: &Core, index: u16, result: i32) -> Verdict {
+        let entry = self.table.get(index);
+        let left = entry.window.len - entry.moved;
+        let (way, enough) = match entry.step {
+            Step::Direct if entry.kind == OpKind::Read => (Way::In, left),
+            Step::Direct | Step::Spill | Step::Zeroes => (Way::Out, left),
+            Step::Fill => (
+                Way::In,
+                self.wanted(core, entry).saturating_sub(entry.moved).max(1),
+            ),
+            Step::Range(_) | Step::Sync | Step::Idle => return progress::judge_whole(result),
+        };
+        progress::judge(
+            Transfer {
+                way,
+                enough,
+                unit: self.facts.unit,
+            },
+            result,
+        )
+    }
+
+    /// How much of a window has to be there: for a read what the guest asked for; for a
+    /// read-modify-write all of the disk, since the rest is written back. A disk may end inside its
+    /// last block; the file behind it may end there too.
+    fn wanted(&self, core: &Core, entry: &Entry) -> u64 {
+        let window = entry.window;
+        let asked = window.skip + window.take;
+        match entry.kind {
+            OpKind::Read => asked,
+            _ => core
+                .disk
+                .capacity_bytes()
+                .saturating_sub(window.start)
+                .clamp(asked, window.len),
+        }
+    }
+
+    /// A short transfer: goes on behind what was moved.
+    fn step_on(&mut self, core: &mut Core, index: u16, moved: u64) {
+        let entry = self.table.get_mut(index);
+        entry.moved += moved;
+        entry.tries = 0;
+        if entry.step == Step::Direct {
+            self.table.consume(index, moved, |_, _| ());
+        }
+        self.issue(core, index);
+    }
+
+    fn step_done(&mut self, core: &mut Core, index: u16, result: i32) {
+        let entry = self.table.get_mut(index);
+        match entry.step {
+            Step::Direct => return self.finish(core, index, Ok(())),
+            Step::Sync | Step::Idle => return self.sync_done(core, index, Ok(())),
+            Step::Fill => {
+                let got = entry
+                    .moved
+                    .saturating_add(u64::try_from(result).unwrap_or(0));
+                return self.filled(core, index, got);
+            }
+            Step::Spill | Step::Zeroes | Step::Range(_) => entry.pos += entry.window.take,
+        }
+        self.proceed(core, index);
+    }
+
+    /// The window is in the buffer, `got` bytes of it: hands a read its part, or puts the new bytes
+    /// between the old ones and writes the window back.
+    fn filled(&mut self, core: &mut Core, index: u16, got: u64) {
+        let entry = self.table.get_mut(index);
+        let (kind, window) = (entry.kind, entry.window);
+        if kind == OpKind::Read {
+            entry.pos += window.take;
+            self.copy(index, Way::In);
+            return self.proceed(core, index);
+        }
+        entry.step = Step::Spill;
+        entry.moved = 0;
+        entry.tries = 0;
+        let Some(buffer) = entry.buffer else { return };
+        // Behind the end of the file: zeroes, not what an earlier op left in the buffer.
+        self.fill_with_zeroes(buffer, got.min(window.len), window.len);
+        match kind {
+            OpKind::Write { .. } => self.copy(index, Way::Out),
+            _ => self.fill_with_zeroes(buffer, window.skip, window.skip + window.take),
+        }
+        self.issue(core, index);
+    }
+
+    fn fill_with_zeroes(&self, buffer: u16, from: u64, to: u64) {
+        let len = to.saturating_sub(from) as usize;
+        // SAFETY: `to` ≤ the window's length ≤ the buffer's; the buffer belongs to the op at hand and
+        // the kernel has ended with it.
+        unsafe { self.pool.at(buffer, from).write_bytes(0, len) };
+    }
+
+    /// Nothing moved: repeats the step, at once or later, but not for ever.
+    fn again(&mut self, core: &mut Core, index: u16) {
+        let entry = self.table.get_mut(index);
+        entry.tries = entry.tries.saturating_add(1);
+        match progress::retry(entry.tries) {
+            Retry::Now => self.issue(core, index),
+            Retry::After(pause) => self.delayed.push_back((Instant::now() + pause, index)),
+            Retry::Never => self.step_failed(core, index, libc::EIO),
+        }
+    }
+
+    fn step_failed(&mut self, core: &mut Core, index: u16, errno: i32) {
+        let entry = self.table.get(index);
+        match (entry.step, entry.kind) {
+            (Step::Range(method), _) if is_refusal(errno) => {
+                return self.refused(core, index, method, errno);
+            }
+            (Step::Sync | Step::Idle, _) => {
+                core.taint_sync(errno);
+                return self.sync_done(core, index, Err(errno));
+            }
+            (Step::Direct | Step::Spill, OpKind::Write { durable: true })
+                if progress::taints_sync(errno) =>
+            {
+                core.taint_sync(errno);
+            }
+            _ => {}
+        }
+        self.finish(core, index, Err(errno));
+    }
+
+    /// The store does not do this, or (EINVAL) not for this range: takes the next best way.
+    fn refused(&mut self, core: &mut Core, index: u16, method: Method, errno: i32) {
+        let entry = self.table.get_mut(index);
+        match (errno, entry.kind) {
+            (libc::EINVAL, OpKind::Zero { .. }) => entry.written = true,
+            // Advice not taken for this range.
+            (libc::EINVAL, _) if method != Method::Command => {
+                return self.finish(core, index, Err(libc::EOPNOTSUPP));
+            }
+            _ => self.able.forget(method),
+        }
+        self.proceed(core, index);
+    }
+
+    fn begin_sync(&mut self, core: &mut Core, index: u16) {
+        self.table.get_mut(index).step = Step::Idle;
+        if self.syncs.leader.is_some() {
+            self.syncs.waiting.push_back(index);
+        } else {
+            self.lead_sync(core, index);
+        }
+    }
+
+    fn lead_sync(&mut self, core: &mut Core, index: u16) {
+        self.syncs.leader = Some(index);
+        if core.disk.sync_failed() {
+            return self.sync_done(core, index, Err(libc::EIO));
+        }
+        let entry = self.table.get_mut(index);
+        entry.step = Step::Sync;
+        entry.tries = 0;
+        self.issue(core, index);
+    }
+
+    /// The fsync of `leader` is over: so are those that share it. The next one covers all who came
+    /// since. Iterates rather than recurs: a disk whose sync failed answers any number at once.
+    fn sync_done(&mut self, core: &mut Core, leader: u16, result: Result<(), i32>) {
+        // Another engine may have been told of the failure that concerns us too.
+        let result = if core.disk.sync_failed() {
+            result.and(Err(libc::EIO))
+        } else {
+            result
+        };
+        self.syncs.leader = None;
+        self.finish(core, leader, result);
+        while let Some(follower) = self.syncs.followers.pop_front() {
+            self.finish(core, follower, result);
+        }
+        if core.disk.sync_failed() {
+            while let Some(waiting) = self.syncs.waiting.pop_front() {
+                self.finish(core, waiting, Err(libc::EIO));
+            }
+        }
+        if let Some(next) = self.syncs.waiting.pop_front() {
+            std::mem::swap(&mut self.syncs.followers, &mut self.syncs.waiting);
+            self.lead_sync(core, next);
+        }
+    }
+
+    /// The op is over: gives back everything and reports.
+    #[inline]
+    fn finish(&mut self, core: &mut Core, index: u16, result: Result<(), i32>) {
+        if self.table.get(index).held != Hold::None {
+            self.release_hold(core, index);
+        }
+        let entry = self.table.get_mut(index);
+        if let Some(buffer) = entry.buffer.take() {
+            self.pool.give(buffer);
+        }
+        let (token, generation) = (entry.token, entry.generation);
+        core.bindings.release(generation);
+        self.table.free(index);
+        core.done(token, result);
+    }
+
+    #[inline]
+    fn serve_buffer_waiters(&mut self, core: &mut Core) {
+        while self.pool.has_free() {
+            let Some(index) = self.buffer_waiters.pop_front() else {
+                return;
+            };
+            self.table.get_mut(index).buffer = self.pool.take();
+            self.proceed(core, index);
+        }
+    }
+
+    /// Before an enter: tries again what waits for time or a hold. How long a sleep may be.
+    #[inline]
+    pub(crate) fn before_enter(&mut self, core: &mut Core) -> Option<Duration> {
+        if self.delayed.is_empty() && self.hold_waiters.is_empty() {
+            return None;
+        }
+        self.retry_holds(core);
+        let pause = self.retry_delayed(core);
+        self.serve_buffer_waiters(core);
+        let hold = (!self.hold_waiters.is_empty()).then_some(HOLD_PAUSE);
+        hold.into_iter().chain(pause).min()
+    }
+
+    fn retry_holds(&mut self, core: &mut Core) {
+        for _ in 0..self.hold_waiters.len().min(HOLDS_PER_ENTER) {
+            let Some(index) = self.hold_waiters.pop_front() else {
+                return;
+            };
+            self.begin(core, index);
+        }
+    }
+
+    /// Issues what is due; how long until the next.
+    fn retry_delayed(&mut self, core: &mut Core) -> Option<Duration> {
+        let now = Instant::now();
+        let mut pause: Option<Duration> = None;
+        for _ in 0..self.delayed.len() {
+            let (due, index) = self.delayed.pop_front()?;
+            if due <= now {
+                self.issue(core, index);
+            } else {
+                let left = due - now;
+                pause = Some(pause.map_or(left, |pause| pause.min(left)));
+                self.delayed.push_back((due, index));
+            }
+        }
+        pause
+    }
+
+    /// The engine goes: nothing more is started. What waits lets go of its holds.
+    pub(crate) fn close(&mut self, core: &mut Core) {
+        let delayed = std::mem::take(&mut self.delayed)
+            .into_iter()
+            .map(|(_, index)| index);
+        let mut waiting: Vec<u16> = delayed.collect();
+        let syncs = &mut self.syncs;
+        for queue in [
+            &mut self.hold_waiters,
+            &mut self.buffer_waiters,
+            &mut syncs.waiting,
+            &mut syncs.followers,
+        ] {
+            waiting.extend(queue.drain(..));
+        }
+        for index in waiting {
+            self.release_hold(core, index);
+        }
+    }
+
+    /// After `close`: a completion ends its op, whatever it says.
+    pub(crate) fn completed_closed(&mut self, core: &mut Core, index: u16) {
+        self.flying = self.flying.saturating_sub(1);
+        self.release_hold(core, index);
+    }
+
+    /// Entries that the kernel may still work on.
+    pub(crate) fn flying(&self) -> usize {
+        self.flying
+    }
+}
+
+fn is_refusal(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::ENOTTY | libc::EINVAL
+    )
+}
+
+fn ranged(method: Method, at: u64, len: u64) -> squeue::Entry {
+    let mode = match method {
+        Method::Command => {
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&len.to_ne_bytes());
+            return opcode::UringCmd16::new(DISK, DISCARD_COMMAND)
+                .addr(Some(at))
+                .cmd(bytes)
+                .build();
+        }
+        Method::Punch => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        Method::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+    };
+    opcode::Fallocate::new(DISK, len)
+        .offset(at)
+        .mode(mode)
+        .build()
+}

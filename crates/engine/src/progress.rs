@@ -1,0 +1,241 @@
+//! What a result of the kernel means for an op: arithmetic without a ring, so that every result can
+//! be fed to it in a test.
+
+use std::time::Duration;
+
+/// Which way a transfer goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Store to memory.
+    In,
+    /// Memory to store.
+    Out,
+}
+
+/// A transfer as it was submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    /// Direction.
+    pub(crate) way: Way,
+    /// Bytes that end it: at most what was asked for; less where the rest is padding to a block.
+    pub(crate) enough: u64,
+    /// What the store takes as offset and length; a transfer goes on only from a multiple of this.
+    pub(crate) unit: u64,
+}
+
+/// What follows from a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// All is moved.
+    Whole,
+    /// So many bytes are moved, a multiple of the unit; the rest has to be asked for again.
+    Part(u64),
+    /// Nothing moved and nothing is wrong with that: ask again.
+    Again,
+    /// The op ends with this errno.
+    Failed(i32),
+}
+
+/// Judges the result of a transfer. A read that moves nothing has met the end of the store, and since
+/// ops lie inside the disk that is an error, never a short success. With O_DIRECT a transfer may end
+/// inside a unit (4096 asked, 2560 done): what is beyond the last whole unit is done again.
+pub(crate) fn judge(transfer: Transfer, result: i32) -> Verdict {
+    let Ok(moved) = u64::try_from(result) else {
+        return fault(result.checked_neg().unwrap_or(libc::EIO));
+    };
+    if moved >= transfer.enough {
+        return Verdict::Whole;
+    }
+    match (moved - moved % transfer.unit.max(1), transfer.way) {
+        (0, Way::In) => Verdict::Failed(libc::EIO),
+        (0, Way::Out) => Verdict::Again,
+        (part, _) => Verdict::Part(part),
+    }
+}
+
+/// Judges the result of something that is done or not: a sync, a fallocate, a command.
+pub(crate) fn judge_whole(result: i32) -> Verdict {
+    if result >= 0 {
+        Verdict::Whole
+    } else {
+        fault(result.checked_neg().unwrap_or(libc::EIO))
+    }
+}
+
+fn fault(errno: i32) -> Verdict {
+    match errno {
+        libc::EAGAIN | libc::EINTR | libc::ECANCELED => Verdict::Again,
+        _ => Verdict::Failed(errno),
+    }
+}
+
+/// What an op does that was told to try again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// At once.
+    Now,
+    /// Not before this time has passed.
+    After(Duration),
+    /// No more: EIO.
+    Never,
+}
+
+/// Attempts without progress that are repeated at once.
+const TRIES_AT_ONCE: u16 = 3;
+/// Attempts without progress after which the op is an error. With the pauses below: over a minute.
+const TRIES_MAX: u16 = 700;
+/// Longest pause between attempts.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// How the `tries`-th attempt in a row that moved nothing is repeated: a few at once (a signal), then
+/// with doubling pauses from 1 ms, so that a store that keeps saying EAGAIN costs no core.
+pub(crate) fn retry(tries: u16) -> Retry {
+    match tries {
+        0..=TRIES_AT_ONCE => Retry::Now,
+        TRIES_MAX.. => Retry::Never,
+        _ => {
+            let doublings = u32::from(tries - TRIES_AT_ONCE - 1).min(7);
+            Retry::After(Duration::from_millis(1 << doublings).min(PAUSE_MAX))
+        }
+    }
+}
+
+/// Whether a failed durable write leaves it open what an earlier write came to. With RWF_DSYNC the
+/// kernel writes out the page cache of the range and flushes the device inside the write; when that
+/// part fails, pages of *earlier* writes may be dropped and the error is consumed, so that no later
+/// fsync reports it. Errors that come before any of that (no space, a bad address, a refused
+/// descriptor) say nothing about earlier writes.
+pub(crate) fn taints_sync(errno: i32) -> bool {
+    !matches!(
+        errno,
+        libc::ENOSPC
+            | libc::EDQUOT
+            | libc::EFBIG
+            | libc::EFAULT
+            | libc::EINVAL
+            | libc::EBADF
+            | libc::EPERM
+            | libc::EACCES
+            | libc::EROFS
+            | libc::EOPNOTSUPP
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transfer(way: Way, enough: u64, unit: u64) -> Transfer {
+        Transfer { way, enough, unit }
+    }
+
+    #[test]
+    fn results_of_transfers() {
+        use Verdict::{Again, Failed, Part, Whole};
+        use Way::{In, Out};
+        let table = [
+            (In, 4096, 1, 4096, Whole),
+            (In, 4096, 1, 8192, Whole), // padding behind what was wanted
+            (In, 4096, 1, 4095, Part(4095)),
+            (In, 4096, 512, 4095, Part(3584)),
+            (In, 4096, 512, 511, Failed(libc::EIO)), // EOF inside the last unit
+            (In, 4096, 1, 0, Failed(libc::EIO)),     // EOF
+            (In, 2560, 4096, 2560, Whole), // the file ends inside the window, behind the op
+            (Out, 4096, 1, 4096, Whole),
+            (Out, 4096, 1, 1, Part(1)),
+            (Out, 8192, 4096, 4097, Part(4096)),
+            (Out, 4096, 4096, 4095, Again),
+            (Out, 4096, 1, 0, Again),
+            (In, 4096, 1, -libc::EAGAIN, Again),
+            (In, 4096, 1, -libc::EINTR, Again),
+            (Out, 4096, 1, -libc::ECANCELED, Again),
+            (In, 4096, 1, -libc::EIO, Failed(libc::EIO)),
+            (Out, 4096, 1, -libc::ENOSPC, Failed(libc::ENOSPC)),
+            (Out, 4096, 1, -libc::EFAULT, Failed(libc::EFAULT)),
+            (In, 4096, 1, i32::MIN, Failed(libc::EIO)),
+            (In, 1 << 40, 4096, i32::MAX, Part(0x7fff_f000)),
+        ];
+        for (way, enough, unit, result, verdict) in table {
+            assert_eq!(
+                judge(transfer(way, enough, unit), result),
+                verdict,
+                "{way:?} {enough} by {unit}: {result}"
+            );
+        }
+    }
+
+    #[test]
+    fn results_of_syncs_and_commands() {
+        assert_eq!(judge_whole(0), Verdict::Whole);
+        assert_eq!(judge_whole(-libc::EINTR), Verdict::Again);
+        assert_eq!(
+            judge_whole(-libc::EOPNOTSUPP),
+            Verdict::Failed(libc::EOPNOTSUPP)
+        );
+    }
+
+    #[test]
+    fn any_trace_of_short_results_ends_in_bounded_steps_with_all_moved_once() {
+        let seed = 0x5eed_0001_u64;
+        println!("seed {seed:#x}");
+        let mut state = seed;
+        let mut random = move || {
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            state >> 33
+        };
+        for _ in 0..2000 {
+            let unit = 1 << (random() % 13);
+            let len = (1 + random() % 64) * unit;
+            let mut moved = 0;
+            let mut tries = 0;
+            loop {
+                let asked = len - moved;
+                let result = match random() % 4 {
+                    0 => -libc::EAGAIN,
+                    _ => i32::try_from(random() % (asked + 1)).unwrap(),
+                };
+                match judge(transfer(Way::Out, asked, unit), result) {
+                    Verdict::Whole => break,
+                    Verdict::Part(part) => {
+                        assert!(part > 0 && part < asked && part % unit == 0);
+                        moved += part;
+                        tries = 0;
+                    }
+                    Verdict::Again => tries += 1,
+                    Verdict::Failed(errno) => unreachable!("{errno}"),
+                }
+                if retry(tries) == Retry::Never {
+                    break;
+                }
+            }
+            assert!(moved < len, "only Whole ends a transfer");
+        }
+    }
+
+    #[test]
+    fn retries_are_at_once_then_paused_then_given_up() {
+        assert_eq!(retry(1), Retry::Now);
+        assert_eq!(retry(3), Retry::Now);
+        assert_eq!(retry(4), Retry::After(Duration::from_millis(1)));
+        assert_eq!(retry(5), Retry::After(Duration::from_millis(2)));
+        assert_eq!(retry(699), Retry::After(Duration::from_millis(100)));
+        assert_eq!(retry(700), Retry::Never);
+        let total: Duration = (1..700)
+            .map(|tries| match retry(tries) {
+                Retry::After(pause) => pause,
+                _ => Duration::ZERO,
+            })
+            .sum();
+        assert!(total > Duration::from_secs(60), "{total:?}");
+    }
+
+    #[test]
+    fn only_errors_that_may_have_dropped_pages_taint_the_sync() {
+        assert!(taints_sync(libc::EIO));
+        assert!(taints_sync(libc::ENODEV));
+        assert!(!taints_sync(libc::ENOSPC));
+        assert!(!taints_sync(libc::EFAULT));
+    }
+}

@@ -1,0 +1,372 @@
+//! What an op does next: decided from the op, the store and what the store was found unable to do.
+//! No ring, no buffers; a table test walks through it.
+
+use cleave_blk::{Limits, OpKind};
+use cleave_disk::FileKind;
+
+use crate::piece::{self, Piece};
+use crate::table::{Entry, Gathered, Hold, Method, RANGES_AT_ONCE};
+
+/// What matters of a file or block device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Facts {
+    pub(crate) kind: FileKind,
+    /// Offsets and lengths that it takes.
+    pub(crate) unit: u64,
+    /// Memory addresses that it takes.
+    pub(crate) memory_align: u64,
+    /// What a discard is rounded to, inwards.
+    pub(crate) discard_unit: u64,
+    pub(crate) read_only: bool,
+    /// Bytes of a bounce buffer and of the shared zeroes; multiples of `unit`.
+    pub(crate) buffer_bytes: u64,
+    pub(crate) zeroes_bytes: u64,
+}
+
+impl Facts {
+    pub(crate) fn new(kind: FileKind, limits: &Limits) -> Facts {
+        let unit = u64::from(limits.offset_align_bytes.max(1));
+        // A device refuses to discard parts of its blocks, also where the page cache hides them from
+        // reads and writes. A file system zeroes the parts itself.
+        let discard_unit = match kind {
+            FileKind::BlockDevice => unit.max(u64::from(limits.block_bytes)),
+            FileKind::Regular => unit,
+        };
+        Facts {
+            kind,
+            unit,
+            memory_align: u64::from(limits.memory_align_bytes.max(1)),
+            discard_unit,
+            read_only: limits.read_only,
+            buffer_bytes: 0,
+            zeroes_bytes: 0,
+        }
+    }
+
+    /// Whether an op with these host ranges has to go through a buffer. Each length is held to the
+    /// unit as well: up to Linux 6.17 O_DIRECT wants that of every range, not only of their sum. And
+    /// more ranges than the kernel takes at once could be cut inside a unit.
+    pub(crate) fn must_bounce(&self, offset: u64, memory: Gathered) -> bool {
+        (offset | memory.len_bits) & (self.unit - 1) != 0
+            || memory.addr_bits & (self.memory_align - 1) != 0
+            || memory.count > RANGES_AT_ONCE
+    }
+
+    /// Which hold of the range locks an op needs. Below 512 bytes no guest can go, so that is where
+    /// read-modify-write begins; and with it, *every* other writer of the block has to keep out, or
+    /// the old bytes that were read would be written over what it wrote.
+    pub(crate) fn needs_hold(&self, kind: OpKind, offset: u64, len: u64) -> Hold {
+        match kind {
+            OpKind::Read | OpKind::Sync => Hold::None,
+            _ if self.unit <= 512 => Hold::None,
+            OpKind::Discard => Hold::Shared,
+            OpKind::Write { .. } | OpKind::Zero { .. } => {
+                if (offset | len) & (self.unit - 1) == 0 {
+                    Hold::Shared
+                } else {
+                    Hold::Exclusive
+                }
+            }
+        }
+    }
+}
+
+/// What the store has not yet refused. Learnt from its answers; a refusal is for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Able {
+    pub(crate) command: bool,
+    pub(crate) punch: bool,
+    pub(crate) zero_range: bool,
+}
+
+impl Able {
+    pub(crate) fn at_first(kind: FileKind) -> Able {
+        Able {
+            command: kind == FileKind::BlockDevice,
+            punch: true,
+            zero_range: true,
+        }
+    }
+
+    pub(crate) fn forget(&mut self, method: Method) {
+        match method {
+            Method::Command => self.command = false,
+            Method::Punch => self.punch = false,
+            Method::ZeroRange => self.zero_range = false,
+        }
+    }
+}
+
+/// What to start now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing is left.
+    Done,
+    /// The store cannot do it.
+    Unsupported,
+    /// Guest memory and store, without detour.
+    Direct(Piece),
+    /// Read the window into the buffer.
+    Fill(Piece),
+    /// Write the window from the buffer.
+    Spill(Piece),
+    /// Write the window from the shared zeroes.
+    Zeroes(Piece),
+    /// Without moving bytes.
+    Range(Method, Piece),
+    /// Make it durable.
+    Sync,
+}
+
+/// What comes next for `entry`, whose bytes up to `pos` are done.
+pub(crate) fn next(entry: &Entry, facts: &Facts, able: Able) -> Next {
+    let (at, left) = entry.rest();
+    match entry.kind {
+        OpKind::Sync => Next::Sync,
+        OpKind::Zero { durable: true, .. } if left == 0 => Next::Sync,
+        _ if left == 0 => Next::Done,
+        OpKind::Read | OpKind::Write { .. } if !entry.bounced => Next::Direct(whole(at, left)),
+        OpKind::Read => Next::Fill(piece::for_read(at, left, facts.unit, facts.buffer_bytes)),
+        OpKind::Write { .. } => {
+            let piece = piece::for_write(at, left, facts.unit, facts.buffer_bytes);
+            if piece.is_whole() {
+                Next::Spill(piece)
+            } else {
+                Next::Fill(piece)
+            }
+        }
+        OpKind::Discard if able.command => Next::Range(Method::Command, whole(at, left)),
+        OpKind::Discard if able.punch => Next::Range(Method::Punch, whole(at, left)),
+        OpKind::Discard => Next::Unsupported,
+        OpKind::Zero { unmap, .. } => next_zero(entry, unmap, facts, able),
+    }
+}
+
+/// Zeroing: by giving space back, by marking the range, or by writing, whatever the store can first.
+/// A block device does the first two for whole blocks only; a file system takes any range.
+fn next_zero(entry: &Entry, unmap: bool, facts: &Facts, able: Able) -> Next {
+    let (at, left) = entry.rest();
+    let method = match (entry.written, unmap && able.punch, able.zero_range) {
+        (true, _, _) | (false, false, false) => None,
+        (false, true, _) => Some(Method::Punch),
+        (false, false, true) => Some(Method::ZeroRange),
+    };
+    let most = match (method, facts.kind) {
+        (Some(method), FileKind::Regular) => return Next::Range(method, whole(at, left)),
+        (Some(_), FileKind::BlockDevice) => u64::MAX,
+        (None, _) => facts.zeroes_bytes,
+    };
+    let piece = piece::for_write(at, left, facts.unit, most);
+    match method {
+        _ if !piece.is_whole() => Next::Fill(piece),
+        Some(method) => Next::Range(method, piece),
+        None => Next::Zeroes(piece),
+    }
+}
+
+fn whole(at: u64, left: u64) -> Piece {
+    Piece {
+        start: at,
+        len: left,
+        skip: 0,
+        take: left,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(kind: FileKind, unit: u64) -> Facts {
+        Facts {
+            kind,
+            unit,
+            memory_align: 512,
+            discard_unit: unit,
+            read_only: false,
+            buffer_bytes: 128 << 10,
+            zeroes_bytes: 1 << 20,
+        }
+    }
+
+    const ALL: Able = Able {
+        command: true,
+        punch: true,
+        zero_range: true,
+    };
+    const NOTHING: Able = Able {
+        command: false,
+        punch: false,
+        zero_range: false,
+    };
+
+    fn entry(kind: OpKind, offset: u64, len: u64) -> Entry {
+        Entry::new(0, kind, offset, len)
+    }
+
+    #[test]
+    fn zeroing_takes_the_best_way_left() {
+        let unmap = entry(
+            OpKind::Zero {
+                unmap: true,
+                durable: false,
+            },
+            0,
+            3 << 20,
+        );
+        let keep = entry(
+            OpKind::Zero {
+                unmap: false,
+                durable: false,
+            },
+            0,
+            3 << 20,
+        );
+        let regular = facts(FileKind::Regular, 512);
+        let all = whole(0, 3 << 20);
+        let no_punch = Able {
+            punch: false,
+            ..ALL
+        };
+        assert_eq!(next(&unmap, &regular, ALL), Next::Range(Method::Punch, all));
+        assert_eq!(
+            next(&unmap, &regular, no_punch),
+            Next::Range(Method::ZeroRange, all)
+        );
+        assert_eq!(
+            next(&unmap, &regular, NOTHING),
+            Next::Zeroes(whole(0, 1 << 20))
+        );
+        assert_eq!(
+            next(&keep, &regular, ALL),
+            Next::Range(Method::ZeroRange, all)
+        );
+        assert_eq!(
+            next(&keep, &regular, NOTHING),
+            Next::Zeroes(whole(0, 1 << 20))
+        );
+        let refused = Entry {
+            written: true,
+            ..unmap
+        };
+        assert_eq!(
+            next(&refused, &regular, ALL),
+            Next::Zeroes(whole(0, 1 << 20))
+        );
+    }
+
+    #[test]
+    fn zeroing_parts_of_blocks_reads_them_first_where_the_store_cannot() {
+        let zero = entry(
+            OpKind::Zero {
+                unmap: false,
+                durable: false,
+            },
+            512,
+            8192,
+        );
+        let head = Piece {
+            start: 0,
+            len: 4096,
+            skip: 512,
+            take: 3584,
+        };
+        let device = facts(FileKind::BlockDevice, 4096);
+        assert_eq!(next(&zero, &device, ALL), Next::Fill(head));
+        let middle = Entry { pos: 3584, ..zero };
+        assert_eq!(
+            next(&middle, &device, ALL),
+            Next::Range(Method::ZeroRange, whole(4096, 4096))
+        );
+        let tail = Entry { pos: 7680, ..zero };
+        let block = Piece {
+            start: 8192,
+            len: 4096,
+            skip: 0,
+            take: 512,
+        };
+        assert_eq!(next(&tail, &device, ALL), Next::Fill(block));
+        // A file system does it by itself, unless it comes to writing.
+        let regular = facts(FileKind::Regular, 4096);
+        assert_eq!(
+            next(&zero, &regular, ALL),
+            Next::Range(Method::ZeroRange, whole(512, 8192))
+        );
+        assert_eq!(next(&zero, &regular, NOTHING), Next::Fill(head));
+    }
+
+    #[test]
+    fn durable_zeroing_ends_with_a_sync() {
+        let mut zero = entry(
+            OpKind::Zero {
+                unmap: false,
+                durable: true,
+            },
+            0,
+            4096,
+        );
+        zero.pos = 4096;
+        assert_eq!(next(&zero, &facts(FileKind::Regular, 512), ALL), Next::Sync);
+        zero.kind = OpKind::Zero {
+            unmap: false,
+            durable: false,
+        };
+        assert_eq!(next(&zero, &facts(FileKind::Regular, 512), ALL), Next::Done);
+    }
+
+    #[test]
+    fn discard_goes_from_command_to_hole_to_refusal() {
+        let op = entry(OpKind::Discard, 0, 8192);
+        let device = facts(FileKind::BlockDevice, 512);
+        let range = whole(0, 8192);
+        assert_eq!(next(&op, &device, ALL), Next::Range(Method::Command, range));
+        let mut able = ALL;
+        able.forget(Method::Command);
+        assert_eq!(next(&op, &device, able), Next::Range(Method::Punch, range));
+        able.forget(Method::Punch);
+        assert_eq!(next(&op, &device, able), Next::Unsupported);
+        assert!(!Able::at_first(FileKind::Regular).command);
+    }
+
+    #[test]
+    fn what_bounces_and_what_holds() {
+        let facts = facts(FileKind::Regular, 4096);
+        let memory = |addr_bits, len_bits, count| Gathered {
+            addr_bits,
+            len_bits,
+            count,
+        };
+        assert!(!facts.must_bounce(4096, memory(512, 4096, 2)));
+        assert!(facts.must_bounce(512, memory(512, 4096, 2)));
+        assert!(facts.must_bounce(4096, memory(256, 4096, 2)));
+        assert!(facts.must_bounce(4096, memory(512, 4096 | 512, 2)));
+        assert!(facts.must_bounce(4096, memory(512, 4096, 1025)));
+        let write = OpKind::Write { durable: false };
+        assert_eq!(facts.needs_hold(write, 4096, 4096), Hold::Shared);
+        assert_eq!(facts.needs_hold(write, 512, 4096), Hold::Exclusive);
+        assert_eq!(facts.needs_hold(OpKind::Discard, 0, 4096), Hold::Shared);
+        assert_eq!(facts.needs_hold(OpKind::Read, 512, 512), Hold::None);
+        assert_eq!(
+            Facts { unit: 512, ..facts }.needs_hold(write, 512, 512),
+            Hold::None
+        );
+    }
+
+    #[test]
+    fn bounced_ops_fill_or_spill() {
+        let facts = facts(FileKind::Regular, 4096);
+        let mut op = entry(OpKind::Write { durable: false }, 512, 512);
+        op.bounced = true;
+        let block = Piece {
+            start: 0,
+            len: 4096,
+            skip: 512,
+            take: 512,
+        };
+        assert_eq!(next(&op, &facts, ALL), Next::Fill(block));
+        let mut op = entry(OpKind::Write { durable: false }, 4096, 8192);
+        assert_eq!(next(&op, &facts, ALL), Next::Direct(whole(4096, 8192)));
+        op.bounced = true;
+        assert_eq!(next(&op, &facts, ALL), Next::Spill(whole(4096, 8192)));
+    }
+}

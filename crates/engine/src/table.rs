@@ -1,0 +1,424 @@
+//! The ops in flight: a fixed array, the host ranges of each, and a free list that reuses the entry
+//! freed last, so that a shallow load keeps to few pages.
+//!
+//! Unsafe because host ranges are raw: they point into guest memory, which `Bindings` keeps mapped
+//! until the entry is freed, and into the block of ranges, which lives as long as the table.
+
+use std::io;
+
+use cleave_blk::OpKind;
+use cleave_blk::spec::SEGMENTS_MAX;
+use libc::iovec;
+
+use crate::area::{Access, Area};
+use crate::memory::Generation;
+use crate::piece::Piece;
+
+/// Host ranges of one op: a request's segments, plus one more for each of the table's 509 regions
+/// that a segment may begin in and leave. Only segments that overlap each other, which no driver
+/// makes, need more; they end with EFAULT.
+pub(crate) const RANGES_MAX: usize = SEGMENTS_MAX + 512;
+/// Host ranges that the kernel takes at once (UIO_MAXIOV).
+pub(crate) const RANGES_AT_ONCE: usize = 1024;
+const BLOCK_BYTES: usize = RANGES_MAX * size_of::<iovec>();
+
+/// What the kernel is doing for an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing yet, or nothing now: waits for a hold, a buffer or its time.
+    Idle,
+    /// Moves bytes between the store and guest memory.
+    Direct,
+    /// Reads the window into the buffer.
+    Fill,
+    /// Writes the window from the buffer.
+    Spill,
+    /// Writes the window from the shared zeroes.
+    Zeroes,
+    /// Fallocate or a device command on the window.
+    Range(Method),
+    /// Fsync.
+    Sync,
+}
+
+/// How space is given back or a range is zeroed without moving bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// BLOCK_URING_CMD_DISCARD.
+    Command,
+    /// FALLOC_FL_PUNCH_HOLE.
+    Punch,
+    /// FALLOC_FL_ZERO_RANGE.
+    ZeroRange,
+}
+
+/// Which hold of the disk's range locks an op has, or needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hold {
+    None,
+    Shared,
+    Exclusive,
+}
+
+/// One op in flight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) token: u64,
+    pub(crate) kind: OpKind,
+    /// The op's range on the store.
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// Bytes of the range that are done with.
+    pub(crate) pos: u64,
+    /// What the kernel is doing now, and on which part of the store.
+    pub(crate) step: Step,
+    pub(crate) window: Piece,
+    /// Bytes of the window that are moved.
+    pub(crate) moved: u64,
+    /// Attempts in a row that moved nothing.
+    pub(crate) tries: u16,
+    /// Reads and writes: through a buffer.
+    pub(crate) bounced: bool,
+    /// Zero: by writing, because the store could not do this range otherwise.
+    pub(crate) written: bool,
+    pub(crate) needs: Hold,
+    pub(crate) held: Hold,
+    pub(crate) buffer: Option<u16>,
+    pub(crate) generation: Generation,
+    ranges: Ranges,
+}
+
+/// The host ranges not yet used up: `count` from `first`. A lone range stays in the entry, so that an
+/// op of one segment touches no page of the block.
+#[derive(Debug, Clone, Copy)]
+struct Ranges {
+    lone: Option<iovec>,
+    first: usize,
+    count: usize,
+}
+
+const NO_RANGES: Ranges = Ranges {
+    lone: None,
+    first: 0,
+    count: 0,
+};
+
+impl Entry {
+    pub(crate) fn new(token: u64, kind: OpKind, offset: u64, len: u64) -> Entry {
+        Entry {
+            token,
+            kind,
+            offset,
+            len,
+            pos: 0,
+            step: Step::Idle,
+            window: Piece::default(),
+            moved: 0,
+            tries: 0,
+            bounced: false,
+            written: false,
+            needs: Hold::None,
+            held: Hold::None,
+            buffer: None,
+            generation: Generation::default(),
+            ranges: NO_RANGES,
+        }
+    }
+
+    /// Where the op goes on, and how much of it is left.
+    pub(crate) fn rest(&self) -> (u64, u64) {
+        (self.offset + self.pos, self.len - self.pos)
+    }
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Table {
+    entries: Box<[Entry]>,
+    free: Vec<u16>,
+    blocks: Area,
+}
+
+/// What is known of an op's host ranges once they are all there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gathered {
+    /// All addresses, or-ed together.
+    pub(crate) addr_bits: u64,
+    /// All lengths, or-ed together.
+    pub(crate) len_bits: u64,
+    /// How many ranges after merging neighbours.
+    pub(crate) count: usize,
+}
+
+impl Table {
+    pub(crate) fn new(ops: u16) -> io::Result<Table> {
+        let blocks = Area::new(usize::from(ops) * BLOCK_BYTES, 4096, Access::ReadWrite)?;
+        let entries = vec![Entry::new(0, OpKind::Sync, 0, 0); usize::from(ops)].into_boxed_slice();
+        Ok(Table {
+            entries,
+            free: (0..ops).rev().collect(),
+            blocks,
+        })
+    }
+
+    /// Takes the entry freed last. `None`: all are in use.
+    #[inline]
+    pub(crate) fn take(&mut self, entry: Entry) -> Option<u16> {
+        let index = self.free.pop()?;
+        self.entries[usize::from(index)] = entry;
+        Some(index)
+    }
+
+    #[inline]
+    pub(crate) fn free(&mut self, index: u16) {
+        debug_assert!(self.free.len() < self.entries.len());
+        self.free.push(index);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u16) -> &Entry {
+        &self.entries[usize::from(index)]
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: u16) -> &mut Entry {
+        &mut self.entries[usize::from(index)]
+    }
+
+    fn block(&self, index: u16) -> *mut iovec {
+        self.blocks.at(usize::from(index) * BLOCK_BYTES).cast()
+    }
+
+    /// Begins to collect the entry's host ranges.
+    #[inline]
+    pub(crate) fn gather(&mut self, index: u16) -> Gather {
+        Gather::new(self.block(index))
+    }
+
+    /// Ends collecting them. `Err`: more than a request can have.
+    #[inline]
+    pub(crate) fn gathered(&mut self, index: u16, gather: Gather) -> Result<Gathered, i32> {
+        let (ranges, gathered) = gather.finish()?;
+        self.get_mut(index).ranges = ranges;
+        Ok(gathered)
+    }
+
+    /// The ranges not yet used up, as the kernel wants them: valid until the entry is freed.
+    #[inline]
+    pub(crate) fn ranges(&self, index: u16) -> (*const iovec, usize) {
+        let ranges = &self.get(index).ranges;
+        match &ranges.lone {
+            Some(lone) => (std::ptr::from_ref(lone), ranges.count),
+            // SAFETY: `first + count` ≤ RANGES_MAX, the length of the block.
+            None => (unsafe { self.block(index).add(ranges.first) }, ranges.count),
+        }
+    }
+
+    /// Uses up the next `bytes` of the entry's memory; `with` sees each host range of them.
+    pub(crate) fn consume(
+        &mut self,
+        index: u16,
+        mut bytes: u64,
+        mut with: impl FnMut(*mut u8, usize),
+    ) {
+        let block = self.block(index);
+        let ranges = &mut self.get_mut(index).ranges;
+        while bytes > 0 && ranges.count > 0 {
+            let range: &mut iovec = match &mut ranges.lone {
+                Some(lone) => lone,
+                // SAFETY: `first` < RANGES_MAX while `count` > 0, and nobody else has a reference
+                // into this entry's block: the kernel is not using it between completion and push.
+                None => unsafe { &mut *block.add(ranges.first) },
+            };
+            let len =
+                usize::try_from(bytes).map_or(range.iov_len, |bytes| range.iov_len.min(bytes));
+            with(range.iov_base.cast(), len);
+            range.iov_base = range.iov_base.wrapping_byte_add(len);
+            range.iov_len -= len;
+            bytes -= len as u64;
+            if range.iov_len == 0 {
+                ranges.first += 1;
+                ranges.count -= 1;
+            }
+        }
+        debug_assert_eq!(bytes, 0, "more used than there is");
+    }
+}
+
+/// Collects host ranges, neighbours merged; the newest stays in `last` to be merged with the next.
+#[derive(Debug)]
+pub(crate) struct Gather {
+    block: *mut iovec,
+    last: iovec,
+    count: usize,
+    addr_bits: u64,
+    len_bits: u64,
+}
+
+impl Gather {
+    fn new(block: *mut iovec) -> Gather {
+        let last = iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        };
+        Gather {
+            block,
+            last,
+            count: 0,
+            addr_bits: 0,
+            len_bits: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, start: *mut u8, len: usize) {
+        if self.count > 0 && self.last.iov_base.wrapping_byte_add(self.last.iov_len) == start.cast()
+        {
+            self.last.iov_len += len;
+            return;
+        }
+        if self.count > 0 {
+            self.store_last();
+        }
+        self.last = iovec {
+            iov_base: start.cast(),
+            iov_len: len,
+        };
+        self.count += 1;
+    }
+
+    fn store_last(&mut self) {
+        self.addr_bits |= self.last.iov_base.addr() as u64;
+        self.len_bits |= self.last.iov_len as u64;
+        if self.count <= RANGES_MAX {
+            // SAFETY: `count` - 1 < RANGES_MAX, the length of the block, which is ours alone.
+            unsafe { self.block.add(self.count - 1).write(self.last) };
+        }
+    }
+
+    fn finish(mut self) -> Result<(Ranges, Gathered), i32> {
+        let ranges = match self.count {
+            0 => NO_RANGES,
+            1 => {
+                self.addr_bits = self.last.iov_base.addr() as u64;
+                self.len_bits = self.last.iov_len as u64;
+                Ranges {
+                    lone: Some(self.last),
+                    first: 0,
+                    count: 1,
+                }
+            }
+            _ => {
+                self.store_last();
+                Ranges {
+                    lone: None,
+                    first: 0,
+                    count: self.count,
+                }
+            }
+        };
+        if self.count > RANGES_MAX {
+            return Err(libc::EFAULT);
+        }
+        let Gather {
+            addr_bits,
+            len_bits,
+            count,
+            ..
+        } = self;
+        Ok((
+            ranges,
+            Gathered {
+                addr_bits,
+                len_bits,
+                count,
+            },
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table_with(ranges: &[(usize, usize)]) -> (Table, u16, Result<Gathered, i32>) {
+        let mut table = Table::new(4).unwrap();
+        let index = table.take(Entry::new(1, OpKind::Read, 0, 0)).unwrap();
+        let mut gather = table.gather(index);
+        for (start, len) in ranges {
+            gather.add(std::ptr::without_provenance_mut(*start), *len);
+        }
+        let gathered = table.gathered(index, gather);
+        (table, index, gathered)
+    }
+
+    fn rest(table: &Table, index: u16) -> Vec<(usize, usize)> {
+        let (ranges, count) = table.ranges(index);
+        // SAFETY: the table says that so many are there.
+        (0..count)
+            .map(|at| unsafe { *ranges.add(at) })
+            .map(|range| (range.iov_base.addr(), range.iov_len))
+            .collect()
+    }
+
+    #[test]
+    fn neighbours_merge_and_the_rest_stays_in_order() {
+        let (table, index, gathered) =
+            table_with(&[(4096, 512), (4608, 512), (8192, 1), (8193, 2)]);
+        assert_eq!(rest(&table, index), [(4096, 1024), (8192, 3)]);
+        assert_eq!(
+            gathered,
+            Ok(Gathered {
+                addr_bits: 4096 | 8192,
+                len_bits: 1024 | 3,
+                count: 2
+            })
+        );
+        let (table, index, gathered) = table_with(&[(512, 512)]);
+        assert_eq!(rest(&table, index), [(512, 512)]);
+        assert_eq!(
+            gathered,
+            Ok(Gathered {
+                addr_bits: 512,
+                len_bits: 512,
+                count: 1
+            })
+        );
+    }
+
+    #[test]
+    fn using_up_moves_across_ranges() {
+        let (mut table, index, _) = table_with(&[(0, 10), (20, 10), (40, 10)]);
+        let mut seen = Vec::new();
+        table.consume(index, 15, |start, len| seen.push((start.addr(), len)));
+        assert_eq!(seen, [(0, 10), (20, 5)]);
+        assert_eq!(rest(&table, index), [(25, 5), (40, 10)]);
+        table.consume(index, 15, |_, _| ());
+        assert_eq!(rest(&table, index), []);
+        let (mut table, index, _) = table_with(&[(100, 10)]);
+        table.consume(index, 4, |_, _| ());
+        assert_eq!(rest(&table, index), [(104, 6)]);
+    }
+
+    #[test]
+    fn more_ranges_than_a_request_can_have_are_refused() {
+        let many: Vec<_> = (0..RANGES_MAX).map(|at| (at * 1000, 10)).collect();
+        let (table, index, gathered) = table_with(&many);
+        assert_eq!(gathered.map(|gathered| gathered.count), Ok(RANGES_MAX));
+        assert_eq!(rest(&table, index), many);
+        let more: Vec<_> = (0..RANGES_MAX + 1).map(|at| (at * 1000, 10)).collect();
+        assert_eq!(table_with(&more).2, Err(libc::EFAULT));
+    }
+
+    #[test]
+    fn entries_are_reused_newest_first_and_run_out() {
+        let mut table = Table::new(2).unwrap();
+        let entry = Entry::new(1, OpKind::Sync, 0, 0);
+        assert_eq!(
+            (table.take(entry), table.take(entry), table.take(entry)),
+            (Some(0), Some(1), None)
+        );
+        table.free(0);
+        assert_eq!(table.take(entry), Some(0));
+    }
+}

@@ -1,0 +1,328 @@
+//! Eventfds in the ring: watched ones wake it, bells are written by it.
+//!
+//! Both come from a frontend and may be anything: a pipe, a regular file, closed at the other end.
+//! Their flags belong to the frontend too, and their counters are neither needed nor touched: a
+//! multishot poll reports every signal, read or not.
+//!
+//! Unsafe because of pushed entries; the only memory that they name is a static.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use io_uring::squeue::Flags;
+use io_uring::types::Fixed;
+use io_uring::{cqueue, opcode, squeue};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::OFlags;
+
+use crate::ring::{Ring, tag};
+
+/// What a bell writes.
+static ONE: u64 = 1;
+
+/// Failures in a row after which a watch is given up.
+const FAILURES_MAX: u8 = 16;
+
+/// One watched descriptor.
+#[derive(Debug, Clone, Copy, Default)]
+struct Watch {
+    /// Tells the completions of this descriptor from those of one that was here before.
+    turn: u16,
+    state: State,
+    failures: u8,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    /// Nothing is watched, or it failed.
+    #[default]
+    Off,
+    /// To be armed as soon as the queue takes an entry.
+    Wanted,
+    /// The kernel reports signals.
+    Armed,
+}
+
+/// What a completion of a poll means for its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Signal {
+    Woken(u16),
+    /// Of a watch that is gone.
+    Stale,
+}
+
+/// The watches of a ring; slot n is file `first` + n.
+#[derive(Debug)]
+pub(crate) struct Watches {
+    first: u32,
+    slots: Box<[Watch]>,
+    /// Watches in `Wanted`.
+    wanted: usize,
+}
+
+/// User data of a poll: tag in the top byte, then turn and slot.
+fn user_data(turn: u16, slot: u16) -> u64 {
+    tag::WATCH | u64::from(turn) << 16 | u64::from(slot)
+}
+
+impl Watches {
+    pub(crate) fn new(first: u32, count: u16) -> Watches {
+        let slots = vec![Watch::default(); usize::from(count)].into_boxed_slice();
+        Watches {
+            first,
+            slots,
+            wanted: 0,
+        }
+    }
+
+    /// Watches `fd` in `slot` from now on. `Err`: the kernel does not take the descriptor.
+    pub(crate) fn set(&mut self, ring: &mut Ring, slot: u16, fd: &OwnedFd) -> Result<(), ()> {
+        self.clear(ring, slot);
+        let file = self.first + u32::from(slot);
+        let Some(watch) = self.slots.get_mut(usize::from(slot)) else {
+            return Err(());
+        };
+        ring.set_file(file, Some(fd.as_raw_fd())).map_err(drop)?;
+        watch.state = State::Wanted;
+        watch.failures = 0;
+        self.wanted += 1;
+        self.arm(ring, slot);
+        Ok(())
+    }
+
+    /// Forgets what `slot` watches.
+    pub(crate) fn clear(&mut self, ring: &mut Ring, slot: u16) {
+        let file = self.first + u32::from(slot);
+        let Some(watch) = self.slots.get_mut(usize::from(slot)) else {
+            return;
+        };
+        let state = std::mem::take(&mut watch.state);
+        let turn = watch.turn;
+        watch.turn = turn.wrapping_add(1);
+        match state {
+            State::Off => return,
+            State::Wanted => self.wanted -= 1,
+            State::Armed => remove(ring, user_data(turn, slot)),
+        }
+        let _ = ring.set_file(file, None);
+    }
+
+    /// Arms what could not be armed when it should have been.
+    #[inline]
+    pub(crate) fn arm_wanted(&mut self, ring: &mut Ring) {
+        if self.wanted > 0 {
+            self.arm_all(ring);
+        }
+    }
+
+    #[cold]
+    fn arm_all(&mut self, ring: &mut Ring) {
+        for slot in 0..self.slots.len() {
+            self.arm(ring, slot as u16);
+        }
+    }
+
+    /// Some watch could not be armed yet.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.wanted > 0
+    }
+
+    fn arm(&mut self, ring: &mut Ring, slot: u16) {
+        let Some(watch) = self.slots.get_mut(usize::from(slot)) else {
+            return;
+        };
+        if watch.state != State::Wanted {
+            return;
+        }
+        let file = Fixed(self.first + u32::from(slot));
+        let poll = opcode::PollAdd::new(file, libc::POLLIN as u32)
+            .multi(true)
+            .build();
+        // SAFETY: a poll points to no memory.
+        if unsafe { ring.push(&poll.user_data(user_data(watch.turn, slot))) } {
+            watch.state = State::Armed;
+            self.wanted -= 1;
+        }
+    }
+
+    /// A poll reported. It stays armed while the kernel says so; otherwise it is armed again, unless
+    /// what it reports would come back at once for ever (a pipe hung up, a file that cannot be
+    /// polled): then the watch is dead, and its owner is woken this once.
+    pub(crate) fn completed(&mut self, ring: &mut Ring, entry: &cqueue::Entry) -> Signal {
+        let slot = entry.user_data() as u16;
+        let turn = (entry.user_data() >> 16) as u16;
+        let Some(watch) = self.slots.get_mut(usize::from(slot)) else {
+            return Signal::Stale;
+        };
+        if watch.turn != turn || watch.state != State::Armed {
+            return Signal::Stale;
+        }
+        if cqueue::more(entry.flags()) {
+            watch.failures = 0;
+            return Signal::Woken(slot);
+        }
+        watch.state = State::Off;
+        watch.failures = watch.failures.saturating_add(1);
+        if watch.failures < FAILURES_MAX && is_passing(entry.result()) {
+            watch.state = State::Wanted;
+            self.wanted += 1;
+            self.arm(ring, slot);
+        }
+        Signal::Woken(slot)
+    }
+}
+
+/// Whether a poll that ended like this may be armed again: it saw a signal and was cut short (a full
+/// completion queue), or the kernel was out of memory for it.
+fn is_passing(result: i32) -> bool {
+    let hung_up = i32::from(libc::POLLHUP | libc::POLLERR | libc::POLLNVAL);
+    match result {
+        0.. => result & hung_up == 0,
+        _ => matches!(
+            -result,
+            libc::ENOMEM | libc::EAGAIN | libc::EINTR | libc::ECANCELED
+        ),
+    }
+}
+
+fn remove(ring: &mut Ring, target: u64) {
+    // The flag means nothing to an operation without a file, but the ring takes no entry without it.
+    let entry = opcode::PollRemove::new(target)
+        .build()
+        .flags(Flags::FIXED_FILE | Flags::SKIP_SUCCESS)
+        .user_data(tag::IGNORED);
+    // SAFETY: a removal points to no memory. Where the queue takes nothing the poll lives on, and its
+    // reports are stale.
+    let _ = unsafe { ring.push(&entry) };
+}
+
+/// One bell.
+#[derive(Debug, Default)]
+enum Bell {
+    #[default]
+    None,
+    /// Non-blocking: written by the ring, in the same system call as everything else.
+    Ringed {
+        /// Queued since the last enter.
+        queued: bool,
+    },
+    /// Blocking (the flag is the frontend's and stays), or not fit for the file table: the ring would
+    /// hand it to a thread of its own, so it is written here.
+    Direct {
+        fd: OwnedFd,
+        /// Rung since the last enter.
+        rung: bool,
+    },
+}
+
+/// The bells of a ring; slot n is file `first` + n.
+#[derive(Debug)]
+pub(crate) struct Bells {
+    first: u32,
+    slots: Box<[Bell]>,
+    /// Slots rung since the last enter.
+    rung: Vec<u16>,
+}
+
+impl Bells {
+    pub(crate) fn new(first: u32, count: u16) -> Bells {
+        let slots = (0..count).map(|_| Bell::None).collect();
+        Bells {
+            first,
+            slots,
+            rung: Vec::with_capacity(usize::from(count)),
+        }
+    }
+
+    pub(crate) fn set(&mut self, ring: &mut Ring, slot: u16, fd: Option<OwnedFd>) {
+        let file = self.first + u32::from(slot);
+        let Some(bell) = self.slots.get_mut(usize::from(slot)) else {
+            return;
+        };
+        if let Bell::Ringed { queued } = bell {
+            // An entry names the slot, not the file: it has to leave before the file does.
+            if *queued {
+                let _ = ring.submit();
+            }
+            let _ = ring.set_file(file, None);
+        }
+        if let Bell::Direct { fd, rung: true } = bell {
+            write_if_ready(fd);
+        }
+        self.rung.retain(|rung| *rung != slot);
+        *bell = match fd {
+            None => Bell::None,
+            Some(fd)
+                if is_nonblocking(&fd) && ring.set_file(file, Some(fd.as_raw_fd())).is_ok() =>
+            {
+                Bell::Ringed { queued: false }
+            }
+            Some(fd) => Bell::Direct { fd, rung: false },
+        };
+    }
+
+    /// Notes that `slot` is to be written. Its entry is queued here and now, ahead of whatever ops
+    /// are pushed later, so that the guest is called before the kernel starts on those.
+    #[inline]
+    pub(crate) fn ring(&mut self, ring: &mut Ring, slot: u16) {
+        match self.slots.get_mut(usize::from(slot)) {
+            Some(Bell::Ringed { queued }) if !*queued => {
+                // SAFETY: the entry points to a static.
+                if unsafe { ring.push(&write_one(self.first + u32::from(slot))) } {
+                    *queued = true;
+                }
+                // Where the queue took nothing, `flush` tries again.
+                self.rung.push(slot);
+            }
+            Some(Bell::Direct { rung, .. }) if !*rung => {
+                *rung = true;
+                self.rung.push(slot);
+            }
+            _ => {}
+        }
+    }
+
+    /// Before an enter: writes what the ring does not, and starts to count anew.
+    #[inline]
+    pub(crate) fn flush(&mut self, ring: &mut Ring) {
+        let (first, slots) = (self.first, &mut self.slots);
+        self.rung
+            .retain(|slot| match slots.get_mut(usize::from(*slot)) {
+                // SAFETY: the entry points to a static.
+                Some(Bell::Ringed { queued }) => {
+                    !std::mem::take(queued) && {
+                        // Kept for the next time where the queue takes nothing now.
+                        !unsafe { ring.push(&write_one(first + u32::from(*slot))) }
+                    }
+                }
+                Some(Bell::Direct { fd, rung }) => {
+                    *rung = false;
+                    write_if_ready(fd);
+                    false
+                }
+                _ => false,
+            });
+    }
+}
+
+fn write_one(file: u32) -> squeue::Entry {
+    opcode::Write::new(Fixed(file), (&raw const ONE).cast(), 8)
+        .build()
+        .flags(Flags::SKIP_SUCCESS)
+        .user_data(tag::IGNORED)
+}
+
+fn is_nonblocking(fd: &OwnedFd) -> bool {
+    rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+}
+
+/// Writes a blocking descriptor when that cannot block: a counter at its limit swallows the signal,
+/// as it should, because it is far from zero already.
+fn write_if_ready(fd: &OwnedFd) {
+    let borrowed = fd.as_fd();
+    let mut polled = [PollFd::new(&borrowed, PollFlags::OUT)];
+    let ready = rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok_and(|n| n == 1)
+        && polled[0].revents().contains(PollFlags::OUT);
+    if ready {
+        let _ = rustix::io::write(borrowed, &ONE.to_ne_bytes());
+    }
+}
