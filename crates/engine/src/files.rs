@@ -212,7 +212,17 @@ impl Files {
         if step == Step::Spill {
             self.copy(index, Way::Out);
         }
-        self.issue(core, index);
+        self.issue_copied(core, index);
+    }
+
+    /// Issues, unless what was copied out of guest memory may be zeroes in place of a lost page.
+    fn issue_copied(&mut self, core: &mut Core, index: u16) {
+        let entry = self.table.get(index);
+        if entry.bounced && core.bindings.is_lost(entry.generation) {
+            self.finish(core, index, Err(libc::EFAULT));
+        } else {
+            self.issue(core, index);
+        }
     }
 
     /// Whether the op has a buffer now; who waits already comes first.
@@ -414,7 +424,7 @@ impl Files {
             OpKind::Write { .. } => self.copy(index, Way::Out),
             _ => self.fill_with_zeroes(buffer, window.skip, window.skip + window.take),
         }
-        self.issue(core, index);
+        self.issue_copied(core, index);
     }
 
     fn fill_with_zeroes(&self, buffer: u16, from: u64, to: u64) {
@@ -604,6 +614,22 @@ impl Files {
     pub(crate) fn completed_closed(&mut self, core: &mut Core, index: u16) {
         self.flying = self.flying.saturating_sub(1);
         self.release_hold(core, index);
+    }
+
+    /// As if the store had refused everything but reads and writes.
+    #[cfg(test)]
+    pub(crate) fn forget_methods(&mut self) {
+        self.able = Able {
+            command: false,
+            punch: false,
+            zero_range: false,
+        };
+    }
+
+    /// As on a kernel without the discard command.
+    #[cfg(test)]
+    pub(crate) fn forget_command(&mut self) {
+        self.able.forget(Method::Command);
     }
 
     /// Entries that the kernel may still work on.

@@ -125,6 +125,14 @@ impl Bindings {
         }
     }
 
+    /// Whether a page of that memory was lost, so that what was read from it may be zeroes.
+    pub(crate) fn is_lost(&self, generation: Generation) -> bool {
+        let bound = std::iter::once(&self.current)
+            .chain(&self.earlier)
+            .find(|bound| bound.generation == generation);
+        bound.is_none_or(|bound| bound.memory.is_lost())
+    }
+
     /// Keeps everything mapped for ever: the kernel may still write to it.
     pub(crate) fn leak(&mut self) {
         std::mem::forget(Arc::clone(&self.current.memory));

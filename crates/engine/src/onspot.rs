@@ -52,7 +52,15 @@ pub(crate) fn ram(ram: Ram, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result
     let at = unsafe { ram.start.add(offset) };
     match op.kind {
         OpKind::Read => copy(memory, op, at, Direction::ToGuest),
-        OpKind::Write { .. } => copy(memory, op, at, Direction::FromGuest),
+        OpKind::Write { .. } => {
+            copy(memory, op, at, Direction::FromGuest)?;
+            // Zeroes in place of a lost page are in the store then, but no success is reported.
+            if memory.is_lost() {
+                Err(libc::EFAULT)
+            } else {
+                Ok(())
+            }
+        }
         OpKind::Discard | OpKind::Zero { .. } => {
             clear(
                 ram,

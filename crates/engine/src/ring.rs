@@ -22,7 +22,8 @@ use crate::EngineError;
 pub(crate) const DISK_SLOT: u32 = 0;
 
 /// io_uring_register opcodes that stay allowed once the ring runs (linux/io_uring.h): changing slots
-/// of the file table, and forgetting the registered ring descriptor when the ring goes.
+/// of the file table, and letting go of the table and of the ring's own registration at the end.
+const UNREGISTER_FILES: u8 = 3;
 const REGISTER_FILES_UPDATE: u8 = 6;
 const REGISTER_RING_FDS: u8 = 20;
 const UNREGISTER_RING_FDS: u8 = 21;
@@ -123,6 +124,7 @@ impl Ring {
             (Flags::FIXED_FILE | Flags::SKIP_SUCCESS).bits(),
         ));
         for register in [
+            UNREGISTER_FILES,
             REGISTER_FILES_UPDATE,
             REGISTER_RING_FDS,
             UNREGISTER_RING_FDS,
@@ -218,6 +220,9 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
+        // The kernel takes a ring apart some time after it was closed. The files are let go now, or the
+        // disk would stay locked for whoever opens it next.
+        let _ = self.submitter.unregister_files();
         // The registration holds the ring alive until the thread ends.
         let _ = self.submitter.unregister_ring_fd();
         // SAFETY: each part is dropped once, here, before the ring that it borrows from; the box was

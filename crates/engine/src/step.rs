@@ -245,10 +245,8 @@ mod tests {
             next(&keep, &regular, NOTHING),
             Next::Zeroes(whole(0, 1 << 20))
         );
-        let refused = Entry {
-            written: true,
-            ..unmap
-        };
+        let mut refused = unmap;
+        refused.written = true;
         assert_eq!(
             next(&refused, &regular, ALL),
             Next::Zeroes(whole(0, 1 << 20))
@@ -273,12 +271,14 @@ mod tests {
         };
         let device = facts(FileKind::BlockDevice, 4096);
         assert_eq!(next(&zero, &device, ALL), Next::Fill(head));
-        let middle = Entry { pos: 3584, ..zero };
+        let mut middle = zero;
+        middle.pos = 3584;
         assert_eq!(
             next(&middle, &device, ALL),
             Next::Range(Method::ZeroRange, whole(4096, 4096))
         );
-        let tail = Entry { pos: 7680, ..zero };
+        let mut tail = zero;
+        tail.pos = 7680;
         let block = Piece {
             start: 8192,
             len: 4096,

@@ -374,3 +374,8 @@ impl Engine for Uring {
         self.core.bindings.is_settled()
     }
 }
+
+#[cfg(test)]
+mod rig;
+#[cfg(test)]
+mod tests;
