@@ -165,23 +165,39 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     // The interrupted code may be between a system call and its look at errno.
     // SAFETY: errno of the running thread always exists.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the kernel passes a valid siginfo; `si_addr` has a meaning for codes above zero, which
-    // only the kernel can set (not `kill`).
-    let addr = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) };
-    if !addr.is_some_and(replace) {
+    // SAFETY: the kernel passes a valid siginfo; `si_addr` has a meaning for the codes that `answer`
+    // looks at, which only the kernel can set (not `kill`).
+    let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    if !answer(code, addr) {
         pass_on(signal, info, context);
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
 }
 
+/// Whether that was guest memory and is dealt with.
+fn answer(code: c_int, addr: usize) -> bool {
+    match code {
+        // The access cannot go on: no page behind it (a cut or full file), or a broken one.
+        libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR => replace(addr),
+        // News of a broken page that nobody is touching. The interrupted thread need not hold the
+        // mapping, so nothing may be mapped here; who touches the page gets the other code.
+        libc::BUS_MCEERR_AO => find(addr).is_some(),
+        _ => false,
+    }
+}
+
+/// The entry that holds `addr`, with its range and page size.
+fn find(addr: usize) -> Option<(&'static Entry, (usize, usize, usize))> {
+    let used = USED.load(Acquire).min(ENTRIES);
+    TABLE[..used]
+        .iter()
+        .find_map(|entry| Some((entry, entry.holding(addr)?)))
+}
+
 /// Puts zeroes where the page of `addr` was. `false`: not guest memory, or the kernel refused.
 fn replace(addr: usize) -> bool {
-    let used = USED.load(Acquire).min(ENTRIES);
-    let found = TABLE[..used]
-        .iter()
-        .find_map(|entry| Some((entry, entry.holding(addr)?)));
-    let Some((entry, (start, end, page_bytes))) = found else {
+    let Some((entry, (start, end, page_bytes))) = find(addr) else {
         return false;
     };
     // Marked before the zeroes can be seen: who reads them without a fault of its own and looks at

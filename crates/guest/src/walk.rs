@@ -389,6 +389,32 @@ mod tests {
     }
 
     #[test]
+    fn nothing_of_a_chain_is_left_in_the_next_one() {
+        let memory = memory(MEMORY_BYTES);
+        let mut driver = Driver::new(&memory, 0, 8, 0);
+        driver.set(0, Desc(DATA, 16, NEXT, 1));
+        driver.set(1, Desc(DATA + 16, 512, NEXT, 2));
+        driver.set(2, Desc(DATA + 999, 1, WRITE, 0));
+        driver.set(3, Desc(DATA + 32, 7, 0, 0));
+        for head in [0, 3, 0] {
+            driver.offer(head);
+        }
+        driver.publish();
+        let mut vring = Vring::new(memory, driver.layout, 0, 0).unwrap();
+        let mut chain = Chain::new();
+        for (head, readable_bytes, writable_bytes) in [(0, 528, 1), (3, 7, 0), (0, 528, 1)] {
+            vring.take(&mut chain).unwrap().unwrap();
+            assert_eq!(chain.shape().readable_bytes, readable_bytes);
+            assert_eq!(chain.shape().writable_bytes, writable_bytes);
+            assert_eq!(chain.status_addr().is_some(), head == 0);
+            let bytes: u64 = chain.readable().iter().map(|s| u64::from(s.len)).sum();
+            assert_eq!(bytes, readable_bytes);
+            chain.data_out(16);
+            chain.data_in();
+        }
+    }
+
+    #[test]
     fn the_longest_walk_ends_soon() {
         let table: Vec<Desc> = (0..32768u32)
             .map(|index| Desc(DATA, 1, NEXT | WRITE, (index + 1) as u16 % 32768))
