@@ -347,3 +347,38 @@ fn direct_read_works(file: &File, align: Align) -> Result<bool, Errno> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Such as an image of 512-byte sectors on a file system of 4096-byte blocks; made here by a block
+    /// size, since a file system of the other kind is seldom at hand.
+    #[test]
+    fn a_tail_that_direct_cannot_reach_is_read_through_the_page_cache() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(9 * 512).unwrap();
+        let path = Path::new("image");
+        for (direct, block_bytes, wanted) in [
+            (Direct::Auto, 4096, Some(false)),
+            (Direct::On, 4096, None),
+            (Direct::Off, 4096, Some(false)),
+        ] {
+            let options = OpenOptions {
+                read_only: false,
+                direct,
+                block_bytes: Some(block_bytes),
+                discard: true,
+            };
+            let mut geometry = geometry(&file, FileKind::Regular).unwrap();
+            match choose_direct(path, &file, &mut geometry, &options) {
+                Ok(found) => assert_eq!(Some(found), wanted, "{direct:?}"),
+                Err(OpenError::NoDirect { .. }) => assert_eq!(wanted, None, "{direct:?}"),
+                Err(other) => panic!("{direct:?}: {other}"),
+            }
+            let flags = rustix::fs::fcntl_getfl(&file).unwrap();
+            assert!(wanted.is_none() || !flags.contains(OFlags::DIRECT));
+            assert_eq!(geometry.align, Align::NONE);
+        }
+    }
+}
