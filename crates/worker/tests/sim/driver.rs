@@ -10,7 +10,7 @@ use cleave_guest::{Memory, RegionSpec, VringLayout};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Entries of the ring.
-pub const SIZE: u16 = 32;
+pub(crate) const SIZE: u16 = 32;
 /// Guest-physical address of the memory.
 const BASE: u64 = 0x4000_0000;
 const MEMORY_BYTES: u64 = 16 << 20;
@@ -24,7 +24,7 @@ const STATUS_OFF: u64 = 64;
 const TABLE_OFF: u64 = 0x1000;
 const DATA_OFF: u64 = 0x8000;
 /// Data bytes that an area holds.
-pub const DATA_MAX: u64 = 0x20000;
+pub(crate) const DATA_MAX: u64 = 0x20000;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -32,19 +32,19 @@ const INDIRECT: u16 = 4;
 
 /// A request as the guest makes it.
 #[derive(Debug, Clone)]
-pub struct Ask {
-    pub kind: u32,
-    pub sector: u64,
+pub(crate) struct Ask {
+    pub(crate) kind: u32,
+    pub(crate) sector: u64,
     /// Bytes to write, or the range of a discard.
-    pub out: Vec<u8>,
+    pub(crate) out: Vec<u8>,
     /// Bytes of room for an answer.
-    pub room: u32,
+    pub(crate) room: u32,
     /// Descriptor lengths to cut the data into.
-    pub cut: u32,
-    pub indirect: bool,
+    pub(crate) cut: u32,
+    pub(crate) indirect: bool,
 }
 
-pub struct Driver {
+pub(crate) struct Driver {
     file: File,
     avail: u16,
     seen: u16,
@@ -56,15 +56,15 @@ pub struct Driver {
 
 /// A used entry and what lies in memory with it.
 #[derive(Debug)]
-pub struct Answer {
-    pub head: u16,
-    pub used_bytes: u32,
-    pub status: u8,
-    pub data: Vec<u8>,
+pub(crate) struct Answer {
+    pub(crate) head: u16,
+    pub(crate) used_bytes: u32,
+    pub(crate) status: u8,
+    pub(crate) data: Vec<u8>,
 }
 
 impl Driver {
-    pub fn new() -> Driver {
+    pub(crate) fn new() -> Driver {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(MEMORY_BYTES).unwrap();
         Driver {
@@ -77,7 +77,7 @@ impl Driver {
         }
     }
 
-    pub fn memory(&self) -> Arc<Memory> {
+    pub(crate) fn memory(&self) -> Arc<Memory> {
         let file = self.file.try_clone().unwrap();
         let region = RegionSpec {
             guest_addr: BASE,
@@ -89,7 +89,7 @@ impl Driver {
         Memory::new(vec![region]).unwrap()
     }
 
-    pub fn layout() -> VringLayout {
+    pub(crate) fn layout() -> VringLayout {
         VringLayout {
             size: SIZE,
             desc_addr: BASE + DESC,
@@ -98,12 +98,12 @@ impl Driver {
         }
     }
 
-    pub fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         usize::from(SIZE) - self.free.len()
     }
 
     /// Makes a request available; `None` when descriptors are short. Answers its area number.
-    pub fn submit(&mut self, ask: &Ask) -> Option<u16> {
+    pub(crate) fn submit(&mut self, ask: &Ask) -> Option<u16> {
         let area = *self.free.last()?;
         let at = AREAS + u64::from(area) * AREA_BYTES;
         let mut header = [0; 16];
@@ -156,7 +156,7 @@ impl Driver {
     }
 
     /// Used entries since the last look. `room` tells how much data each head asked for.
-    pub fn collect(&mut self, room: impl Fn(u16) -> u32) -> Vec<Answer> {
+    pub(crate) fn collect(&mut self, room: impl Fn(u16) -> u32) -> Vec<Answer> {
         let index = u16::from_le_bytes(self.read(USED + 2));
         let mut answers = Vec::new();
         while self.seen != index {
@@ -184,7 +184,7 @@ impl Driver {
     }
 
     /// Makes a raw head available, whatever it points at.
-    pub fn submit_raw(&mut self, head: u16) {
+    pub(crate) fn submit_raw(&mut self, head: u16) {
         self.write(
             AVAIL + 4 + 2 * u64::from(self.avail % SIZE),
             &head.to_le_bytes(),
@@ -241,7 +241,7 @@ fn pieces(at: u64, len: u32, cut: u32, flags: u16) -> Vec<(u64, u32, u16)> {
 }
 
 impl Ask {
-    pub fn read(sector: u64, bytes: u32, cut: u32, indirect: bool) -> Ask {
+    pub(crate) fn read(sector: u64, bytes: u32, cut: u32, indirect: bool) -> Ask {
         Ask {
             kind: request_type::IN,
             sector,
@@ -252,7 +252,7 @@ impl Ask {
         }
     }
 
-    pub fn write(sector: u64, out: Vec<u8>, cut: u32, indirect: bool) -> Ask {
+    pub(crate) fn write(sector: u64, out: Vec<u8>, cut: u32, indirect: bool) -> Ask {
         Ask {
             kind: request_type::OUT,
             sector,
@@ -263,7 +263,7 @@ impl Ask {
         }
     }
 
-    pub fn flush() -> Ask {
+    pub(crate) fn flush() -> Ask {
         Ask {
             kind: request_type::FLUSH,
             sector: 0,
@@ -274,7 +274,7 @@ impl Ask {
         }
     }
 
-    pub fn zero(sector: u64, sectors: u32, discard: bool) -> Ask {
+    pub(crate) fn zero(sector: u64, sectors: u32, discard: bool) -> Ask {
         let kind = if discard {
             request_type::DISCARD
         } else {

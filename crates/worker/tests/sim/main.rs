@@ -177,13 +177,15 @@ struct Model {
     /// Values that a sector may have after a power cut: all since the last acknowledged flush that
     /// followed their completion, and that flush's.
     maybe: Vec<Vec<Known>>,
+    /// How many values a sector had before the first of `maybe`.
+    ruled_out: Vec<usize>,
 }
 
 /// A request in flight and what it does to the model.
 struct Pending {
     ask: Ask,
     sectors: std::ops::Range<usize>,
-    /// Values that the flush covers, for a flush.
+    /// For a flush: how many values each sector had had when it was submitted.
     covered: Option<Vec<usize>>,
 }
 
@@ -201,6 +203,7 @@ fn run(seed: u64, fail_per_mille: u32) {
     let mut model = Model {
         sectors: vec![zero; SECTORS as usize],
         maybe: vec![vec![zero]; SECTORS as usize],
+        ruled_out: vec![0; SECTORS as usize],
     };
     let mut pending: HashMap<u16, Pending> = HashMap::new();
     for _ in 0..600 {
@@ -255,7 +258,8 @@ fn submit(
     let Some(head) = bench.driver.submit(&ask) else {
         return;
     };
-    let covered = is_flush.then(|| model.maybe.iter().map(Vec::len).collect());
+    let had = |(maybe, ruled_out): (&Vec<Known>, &usize)| ruled_out + maybe.len();
+    let covered = is_flush.then(|| model.maybe.iter().zip(&model.ruled_out).map(had).collect());
     let sectors = if is_flush { 0..0 } else { range };
     assert!(
         pending
@@ -321,12 +325,11 @@ fn take_answers(
 
 /// What was there when the flush was submitted is durable now: older values are ruled out.
 fn flush(model: &mut Model, covered: &[usize]) {
-    // Another flush may have shortened the list meanwhile; then less is ruled out here, never more.
-    for (maybe, &count) in model.maybe.iter_mut().zip(covered) {
-        let keep = maybe.len().min(count).max(1) - 1;
-        if maybe.len() >= count {
-            maybe.drain(..keep);
-        }
+    for (sector, &had) in covered.iter().enumerate() {
+        // The last value that the flush saw stays possible, as do those after it.
+        let older = (had - 1).saturating_sub(model.ruled_out[sector]);
+        model.maybe[sector].drain(..older);
+        model.ruled_out[sector] += older;
     }
 }
 
