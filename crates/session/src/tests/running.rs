@@ -1,0 +1,442 @@
+//! Vrings that run: what may change meanwhile, how they stop, what a stop leaves behind.
+
+use std::os::unix::fs::FileExt;
+
+use super::*;
+
+/// Bytes from one vring to the next: descriptors, used ring at 0x1000, available ring at 0x2000,
+/// headers and status bytes at 0x3000.
+const RING: u64 = 0x4000;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The guest's driver of one vring, over the memory file. Every request reads one sector.
+struct Driver {
+    memory: File,
+    index: u32,
+    made: u16,
+    kick: OwnedFd,
+    call: OwnedFd,
+    err: OwnedFd,
+}
+
+impl Driver {
+    fn new(frontend: &Frontend, index: u32) -> Driver {
+        Driver {
+            memory: frontend.memory.try_clone().unwrap(),
+            index,
+            made: 0,
+            kick: bell(),
+            call: bell(),
+            err: bell(),
+        }
+    }
+
+    fn put(&self, offset: u64, bytes: &[u8]) {
+        let at = u64::from(self.index) * RING + offset;
+        self.memory.write_all_at(bytes, at).unwrap();
+    }
+
+    /// Makes a request available, without a kick.
+    fn make(&mut self) {
+        let at = u64::from(self.index) * RING;
+        let descriptor = |addr: u64, len: u32, flags: u16, next: u16| {
+            let mut bytes = addr.to_le_bytes().to_vec();
+            bytes.extend(len.to_le_bytes());
+            bytes.extend(flags.to_le_bytes());
+            bytes.extend(next.to_le_bytes());
+            bytes
+        };
+        self.put(0, &descriptor(at + 0x3000, 16, 1, 1));
+        self.put(16, &descriptor(0x8_0000, 512, 3, 2));
+        self.put(32, &descriptor(at + 0x3010, 1, 2, 0));
+        self.put(0x3000, &[0; 16]);
+        self.put(0x3010, &[0xff]);
+        self.put(0x2004 + 2 * u64::from(self.made % 8), &0u16.to_le_bytes());
+        self.made += 1;
+        self.put(0x2002, &self.made.to_le_bytes());
+    }
+
+    fn kick(&self) {
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    fn used(&self) -> u16 {
+        let mut bytes = [0; 2];
+        let at = u64::from(self.index) * RING + 0x1002;
+        self.memory.read_exact_at(&mut bytes, at).unwrap();
+        u16::from_le_bytes(bytes)
+    }
+
+    /// Waits until all requests have ended well.
+    fn finish(&self) {
+        let until = Instant::now() + PATIENCE;
+        while self.used() != self.made {
+            assert!(
+                Instant::now() < until,
+                "used {} of {}",
+                self.used(),
+                self.made
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut status = [0];
+        let at = u64::from(self.index) * RING + 0x3010;
+        self.memory.read_exact_at(&mut status, at).unwrap();
+        assert_eq!(status, [0]);
+    }
+
+    fn request(&mut self) {
+        self.make();
+        self.kick();
+        self.finish();
+    }
+
+    /// Waits for a signal, and takes it.
+    fn signalled(fd: &OwnedFd) -> u64 {
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
+        wait(&mut fds, Some(Instant::now() + PATIENCE)).unwrap();
+        let mut count = [0; 8];
+        rustix::io::read(fd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    }
+}
+
+impl Frontend {
+    /// Starts a vring, with all its descriptors, and enables it.
+    fn drive(&mut self, index: u32) -> Driver {
+        let driver = Driver::new(self, index);
+        self.wire(&driver);
+        assert_eq!(self.tell(Req::SET_VRING_ENABLE, &words(&[index, 1])), Ack);
+        driver
+    }
+
+    fn wire(&mut self, driver: &Driver) {
+        let number = longs(&[driver.index.into()]);
+        self.configure(driver.index);
+        for (request, fd) in [
+            (Req::SET_VRING_CALL, &driver.call),
+            (Req::SET_VRING_ERR, &driver.err),
+            (Req::SET_VRING_KICK, &driver.kick),
+        ] {
+            assert_eq!(
+                self.tell_fds(request, &number, &[fd.as_fd()]),
+                Ack,
+                "{request:?}"
+            );
+        }
+    }
+
+    fn kick_on(&mut self, driver: &Driver) -> Answer {
+        let number = longs(&[driver.index.into()]);
+        self.tell_fds(Req::SET_VRING_KICK, &number, &[driver.kick.as_fd()])
+    }
+}
+
+#[test]
+fn a_vring_serves_stops_and_goes_on_where_it_was() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(1);
+    for round in 1..=3 {
+        (0..20).for_each(|_| driver.request());
+        assert_eq!(frontend.base(1), Some((1, round * 20)));
+        // Stopped: nothing is served, until a kick starts it again at its position.
+        driver.make();
+        driver.kick();
+        assert_eq!(frontend.base(1), Some((1, round * 20)));
+        assert_eq!(u32::from(driver.used()), round * 20);
+        driver.made -= 1;
+        driver.put(0x2002, &driver.made.to_le_bytes());
+        assert_eq!(frontend.kick_on(&driver), Ack);
+    }
+    assert!(Driver::signalled(&driver.call) > 0);
+    assert!(matches!(frontend.end(), Ending::HungUp));
+}
+
+#[test]
+fn a_vring_starts_when_the_last_of_its_messages_has_come() {
+    let messages = |driver: &Driver| {
+        [
+            (Req::SET_VRING_NUM, words(&[driver.index, 8])),
+            (Req::SET_VRING_ADDR, addrs(driver.index, 0)),
+            (Req::SET_VRING_KICK, longs(&[driver.index.into()])),
+        ]
+    };
+    let orders = [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ];
+    for order in orders {
+        let mut frontend = Frontend::with_memory();
+        let mut driver = Driver::new(&frontend, 0);
+        assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+        for at in order {
+            let (request, payload) = &messages(&driver)[at];
+            let kick = driver.kick.as_fd();
+            let fds = if at == 2 { &[kick][..] } else { &[] };
+            assert_eq!(
+                frontend.tell_fds(*request, payload, fds),
+                Ack,
+                "{order:?} {request:?}"
+            );
+        }
+        driver.request();
+    }
+}
+
+/// Hostile cases 34, 38 and 39.
+#[test]
+fn a_vring_that_runs_keeps_what_it_has() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(0);
+    let rows = [
+        (Req::SET_VRING_NUM, words(&[0, 8]), Nack),
+        (Req::SET_VRING_NUM, words(&[0, 16]), Nack),
+        (Req::SET_VRING_BASE, words(&[0, 0]), Nack),
+        (Req::SET_VRING_ADDR, addrs(0, 0), Ack),
+        (Req::SET_VRING_ADDR, addrs(0, 0x100), Nack),
+        (Req::SET_VRING_ADDR, addrs(0, MEM_BYTES), Nack),
+        (Req::SET_FEATURES, longs(&[FEATURES]), Ack),
+        (
+            Req::SET_FEATURES,
+            longs(&[FEATURES | feature::EVENT_IDX]),
+            Nack,
+        ),
+        // The others do not run.
+        (Req::SET_VRING_NUM, words(&[1, 16]), Ack),
+        (Req::SET_VRING_BASE, words(&[1, 3]), Ack),
+    ];
+    for (request, payload, answer) in rows {
+        assert_eq!(
+            frontend.tell(request, &payload),
+            answer,
+            "{request:?} {payload:?}"
+        );
+        driver.request();
+    }
+    assert!(matches!(frontend.base(0), Some((0, 10))));
+    assert_eq!(
+        frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES | feature::EVENT_IDX])),
+        Ack
+    );
+}
+
+#[test]
+fn a_vring_that_is_not_enabled_waits() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = Driver::new(&frontend, 0);
+    frontend.wire(&driver);
+    driver.make();
+    driver.kick();
+    // GET_FEATURES and an ENABLE of another vring go by; nothing is served meanwhile.
+    assert!(frontend.is_alive());
+    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[1, 1])), Ack);
+    assert_eq!(driver.used(), 0);
+    // The kick came long ago, so the ring is looked at without one.
+    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    driver.finish();
+    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 0])), Ack);
+    driver.make();
+    driver.kick();
+    assert_eq!(frontend.base(0), Some((0, 1)));
+    assert_eq!(driver.used(), 1);
+}
+
+/// vhost-user "Ring states".
+#[test]
+fn without_bit_30_vrings_start_enabled() {
+    let mut frontend = Frontend::with_memory();
+    let features = FEATURES & !feature::VHOST_USER_PROTOCOL;
+    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[features])), Ack);
+    let mut driver = Driver::new(&frontend, 0);
+    frontend.wire(&driver);
+    driver.request();
+    frontend.send(Req::SET_VRING_ENABLE, &words(&[0, 1]), &[]);
+    assert!(!frontend.is_alive());
+}
+
+/// Hostile case 34.
+#[test]
+fn without_version_1_nothing_starts() {
+    let mut frontend = Frontend::with_memory();
+    for features in [0, feature::VHOST_USER_PROTOCOL] {
+        assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[features])), Ack);
+        assert_eq!(frontend.start(0), Nack);
+    }
+    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+    assert_eq!(frontend.start(0), Ack);
+}
+
+#[test]
+fn a_vring_without_a_kick_is_polled() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = Driver::new(&frontend, 2);
+    frontend.configure(2);
+    assert_eq!(frontend.tell(Req::SET_VRING_KICK, &longs(&[0x102])), Ack);
+    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[2, 1])), Ack);
+    for _ in 0..3 {
+        driver.make();
+        driver.finish();
+    }
+}
+
+#[test]
+fn descriptors_change_while_a_vring_runs() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(0);
+    driver.request();
+    driver.kick = bell();
+    driver.call = bell();
+    let call = driver.call.try_clone().unwrap();
+    assert_eq!(frontend.kick_on(&driver), Ack);
+    assert_eq!(
+        frontend.tell_fds(Req::SET_VRING_CALL, &longs(&[0]), &[call.as_fd()]),
+        Ack
+    );
+    assert!(
+        Driver::signalled(&driver.call) > 0,
+        "written once when it is set"
+    );
+    driver.request();
+    assert!(Driver::signalled(&driver.call) > 0);
+}
+
+/// Hostile case 41, as far as a session sees it.
+#[test]
+fn memory_changes_under_a_running_vring() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(0);
+    driver.request();
+    assert_eq!(frontend.add_memory(1 << 30, 0x1000, USER + (1 << 30)), Ack);
+    driver.request();
+    let mut table = words(&[1, 0]);
+    table.extend(longs(&[0, MEM_BYTES, USER, 0]));
+    let memory = frontend.memory.try_clone().unwrap();
+    for _ in 0..50 {
+        assert_eq!(
+            frontend.tell_fds(Req::SET_MEM_TABLE, &table, &[memory.as_fd()]),
+            Ack
+        );
+        driver.request();
+    }
+    // Without the vring's own memory it is retired, and says so; the connection goes on.
+    let region = longs(&[0, 0, MEM_BYTES, USER, 0]);
+    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region), Ack);
+    assert!(Driver::signalled(&driver.err) > 0);
+    assert_eq!(frontend.base(0), Some((0, 52)));
+    assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
+    assert_eq!(frontend.kick_on(&driver), Ack);
+    driver.request();
+}
+
+/// Hostile case 45.
+#[test]
+fn a_reset_stops_all_vrings() {
+    let resets = [
+        (Req::RESET_DEVICE, vec![], 0),
+        (Req::SET_STATUS, longs(&[0]), 0),
+        // Keeps all else.
+        (Req::RESET_OWNER, vec![], 1),
+    ];
+    for (request, payload, base) in resets {
+        let mut frontend = Frontend::with_memory();
+        let mut drivers: Vec<_> = (0..4).map(|index| frontend.drive(index)).collect();
+        drivers.iter_mut().for_each(Driver::request);
+        assert_eq!(frontend.tell(request, &payload), Ack);
+        for driver in &mut drivers {
+            driver.make();
+            driver.kick();
+        }
+        for (index, driver) in (0..).zip(&drivers) {
+            assert_eq!(frontend.base(index), Some((index, base)), "{request:?}");
+            assert_eq!(driver.used(), 1, "{request:?}");
+        }
+        // The memory is still there, and what a driver sets up again runs again.
+        assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+        frontend.wire(&drivers[0]);
+        assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    }
+}
+
+#[test]
+fn the_guest_hears_of_a_change_only_while_it_is_served() {
+    let mut frontend = Frontend::with_memory();
+    let (theirs, mut ours) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    assert_eq!(
+        frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]),
+        Ack
+    );
+    let mut heard = |frontend: &mut Frontend| {
+        // Two messages later the session has looked at its flags.
+        assert!(frontend.is_alive() && frontend.is_alive());
+        let mut bytes = [0; 64];
+        match ours.read(&mut bytes) {
+            Ok(count) => {
+                assert_eq!(bytes[..count], words(&[2, 1, 0]));
+                true
+            }
+            Err(_) => false,
+        }
+    };
+    frontend.remote.config_changed();
+    assert!(!heard(&mut frontend), "nothing runs");
+    let driver = Driver::new(&frontend, 0);
+    frontend.wire(&driver);
+    assert!(!heard(&mut frontend), "nothing is enabled");
+    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    assert!(heard(&mut frontend), "told late");
+    assert!(!heard(&mut frontend), "told once");
+    frontend.remote.config_changed();
+    assert!(heard(&mut frontend));
+    frontend.base(0);
+    frontend.remote.config_changed();
+    assert!(!heard(&mut frontend), "stopped");
+}
+
+/// Hostile case 40: the memory file is cut while a vring runs on it.
+#[test]
+fn cut_memory_costs_the_connection_only() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(0);
+    driver.request();
+    rustix::fs::ftruncate(&frontend.memory, 0).unwrap();
+    driver.kick();
+    assert_eq!(frontend.reply(), None);
+    let ending = frontend.thread.join().unwrap();
+    assert!(matches!(ending, Ending::Lost(_)), "{ending:?}");
+    // Another goes on.
+    let mut frontend = Frontend::with_memory();
+    frontend.drive(0).request();
+}
+
+/// Hostile case 46.
+#[test]
+fn nothing_is_left_of_a_frontend_that_went() {
+    if !in_a_process_of_its_own("running::nothing_is_left_of_a_frontend_that_went") {
+        return;
+    }
+    let round = || {
+        let mut frontend = Frontend::with_memory();
+        let mut drivers: Vec<_> = (0..4).map(|index| frontend.drive(index)).collect();
+        for driver in &mut drivers {
+            driver.make();
+            driver.kick();
+        }
+        assert!(matches!(frontend.end(), Ending::HungUp));
+    };
+    round();
+    let before = fds_open();
+    (0..100).for_each(|_| round());
+    assert_eq!(fds_open(), before);
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let names: Vec<_> = threads
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .collect();
+    assert!(
+        !names.iter().any(|name| name.starts_with("cleave-w")),
+        "{names:?}"
+    );
+}
