@@ -12,13 +12,44 @@ use cleave_blk::spec::feature;
 use cleave_guest::{Chain, Memory, RegionSpec, Vring, VringLayout};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
-const ENTRIES: u32 = 1_000_000;
 const LAYOUT: VringLayout = VringLayout {
     size: 64,
     desc_addr: 0,
     avail_addr: 0x1000,
     used_addr: 0x2000,
 };
+
+/// How a test goes about it.
+#[derive(Clone, Copy)]
+struct Plan {
+    features: u64,
+    entries: u32,
+    /// Most entries at a time.
+    batch: u32,
+    /// Most turns of a spin loop before going to sleep: at its best, both sides look at each other
+    /// within the nanoseconds in which a missing fence would show.
+    spin: u32,
+}
+
+/// The generator of both threads; `seed` replays.
+struct Random {
+    seed: u64,
+}
+
+impl Random {
+    fn below(&mut self, limit: u32) -> u32 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        (self.seed >> 32) as u32 % limit.max(1)
+    }
+
+    fn spin(&mut self, plan: Plan) {
+        for _ in 0..self.below(plan.spin) {
+            std::hint::spin_loop();
+        }
+    }
+}
 
 /// An eventfd that can be asked to give up: a wake-up that is lost ends the test.
 #[derive(Default)]
@@ -48,10 +79,10 @@ impl Bell {
 /// The driver's view, by another mapping of the same file.
 struct Driver {
     memory: GuestMemoryMmap,
-    event_idx: bool,
+    plan: Plan,
+    random: Random,
     avail: u16,
     used: u16,
-    seed: u64,
 }
 
 impl Driver {
@@ -81,7 +112,7 @@ impl Driver {
         }
         self.store(LAYOUT.avail_addr + 2, self.avail);
         fence(Ordering::SeqCst);
-        if self.event_idx {
+        if self.plan.features != 0 {
             let event = self.load(LAYOUT.used_addr + 4 + 8 * u64::from(LAYOUT.size));
             // The entry after `event` is among the new ones.
             (0..count).any(|step| old.wrapping_add(step) == event)
@@ -92,7 +123,7 @@ impl Driver {
 
     /// Says whether calls are wanted; then whether there is something to reap.
     fn want_calls(&self, wanted: bool) -> bool {
-        if self.event_idx {
+        if self.plan.features != 0 {
             let event = if wanted {
                 self.used
             } else {
@@ -121,22 +152,16 @@ impl Driver {
         u32::from(count)
     }
 
-    fn random(&mut self, below: u32) -> u32 {
-        self.seed ^= self.seed << 13;
-        self.seed ^= self.seed >> 7;
-        self.seed ^= self.seed << 17;
-        (self.seed >> 32) as u32 % below
-    }
-
     fn run(mut self, kick: &Bell, call: &Bell) {
         let (mut sent, mut done) = (0, 0);
-        while done < ENTRIES {
-            let room = (u32::from(LAYOUT.size) - (sent - done)).min(ENTRIES - sent);
-            let count = self.random(room + 1);
+        while done < self.plan.entries {
+            let room = (u32::from(LAYOUT.size) - (sent - done)).min(self.plan.entries - sent);
+            let count = self.random.below(room.min(self.plan.batch) + 1);
             if count > 0 && self.offer(sent, count as u16) {
                 kick.ring();
             }
             sent += count;
+            self.random.spin(self.plan);
             while done < sent && !self.want_calls(true) {
                 call.wait("the driver");
             }
@@ -146,10 +171,10 @@ impl Driver {
     }
 }
 
-fn serve(mut vring: Vring, kick: &Bell, call: &Bell) {
+fn serve(mut vring: Vring, plan: Plan, mut random: Random, kick: &Bell, call: &Bell) {
     let mut chain = Chain::new();
     let mut done = 0;
-    while done < ENTRIES {
+    while done < plan.entries {
         while let Some(taken) = vring.take(&mut chain).unwrap() {
             assert_eq!(taken.fault, None);
             assert_eq!(chain.readable()[0].addr, u64::from(done));
@@ -159,14 +184,15 @@ fn serve(mut vring: Vring, kick: &Bell, call: &Bell) {
         if vring.publish() {
             call.ring();
         }
-        if done < ENTRIES && !vring.arm() {
+        random.spin(plan);
+        if done < plan.entries && !vring.arm() {
             kick.wait("the device");
         }
         vring.disarm();
     }
 }
 
-fn hand_over(features: u64) {
+fn hand_over(plan: Plan) {
     let seed = 0x9e37_79b9_7f4a_7c15 ^ u64::from(std::process::id());
     println!("seed {seed}");
     let file = tempfile::tempfile().unwrap();
@@ -175,10 +201,10 @@ fn hand_over(features: u64) {
     let range = (GuestAddress(0), 0x4000, shared(&file));
     let driver = Driver {
         memory: GuestMemoryMmap::from_ranges_with_files([range]).unwrap(),
-        event_idx: features != 0,
+        plan,
+        random: Random { seed },
         avail: 0,
         used: 0,
-        seed,
     };
     let spec = RegionSpec {
         guest_addr: 0,
@@ -188,20 +214,53 @@ fn hand_over(features: u64) {
         file,
     };
     let memory = Memory::new(vec![spec]).unwrap();
-    let vring = Vring::new(memory, LAYOUT, features, 0).unwrap();
+    let vring = Vring::new(memory, LAYOUT, plan.features, 0).unwrap();
     let (kick, call) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
     let (kicked, called) = (kick.clone(), call.clone());
-    let device = std::thread::spawn(move || serve(vring, &kicked, &called));
+    let device =
+        std::thread::spawn(move || serve(vring, plan, Random { seed: !seed }, &kicked, &called));
     driver.run(&kick, &call);
     device.join().unwrap();
 }
 
+/// As much as goes.
+const STREAM: Plan = Plan {
+    features: 0,
+    entries: 1_000_000,
+    batch: 64,
+    spin: 0,
+};
+
+/// One at a time, going to sleep at about the moment in which the other side acts.
+const PING_PONG: Plan = Plan {
+    features: 0,
+    entries: 60_000,
+    batch: 1,
+    spin: 60,
+};
+
 #[test]
 fn a_million_entries_by_event_index() {
-    hand_over(feature::EVENT_IDX);
+    hand_over(Plan {
+        features: feature::EVENT_IDX,
+        ..STREAM
+    });
 }
 
 #[test]
 fn a_million_entries_by_flags() {
-    hand_over(0);
+    hand_over(STREAM);
+}
+
+#[test]
+fn one_at_a_time_by_event_index() {
+    hand_over(Plan {
+        features: feature::EVENT_IDX,
+        ..PING_PONG
+    });
+}
+
+#[test]
+fn one_at_a_time_by_flags() {
+    hand_over(PING_PONG);
 }
