@@ -90,7 +90,8 @@ async fn control(
         accept_after: None,
         seats: Seats::default(),
         guest: None,
-        complaints: Complaints::default(),
+        crowding: Complaints::default(),
+        faults: Complaints::default(),
     };
     daemon.announce();
     if let Door::Connected(stream) = &door {
@@ -127,7 +128,9 @@ struct Daemon {
     accept_after: Option<Instant>,
     seats: Seats,
     guest: Option<Guest>,
-    complaints: Complaints,
+    /// Of too many frontends, apart from `faults`, so that a crowd does not hide why a session ended.
+    crowding: Complaints,
+    faults: Complaints,
     /// End when a frontend has left.
     once: bool,
 }
@@ -226,13 +229,13 @@ impl Daemon {
         match &self.guest {
             Some(guest) if !has_left(&guest.stream) => {
                 // Dropped here, which closes it.
-                self.complaints
+                self.crowding
                     .tell(|| "a second frontend was turned away: one is connected".to_owned());
             }
             // The one before it has left and its session is about to end: this one waits its turn.
             _ => {
                 if self.seats.take(stream) {
-                    self.complaints
+                    self.crowding
                         .tell(|| "the oldest of many silent connections was closed".to_owned());
                 }
             }
@@ -247,14 +250,14 @@ impl Daemon {
                 self.guest = Some(guest);
                 let waiting = self.seats.clear();
                 if waiting > 0 {
-                    self.complaints.tell(|| {
+                    self.crowding.tell(|| {
                         format!("{waiting} further frontends were turned away: one is connected")
                     });
                 }
             }
             Err(error) => {
                 let name = self.disk.name().to_owned();
-                self.complaints
+                self.faults
                     .tell(|| format!("{name}: a frontend cannot be served: {error}"));
             }
         }
@@ -285,12 +288,12 @@ impl Daemon {
         match ending {
             Some(Ending::HungUp) => tracing::info!("{name}: the frontend has left"),
             Some(Ending::Refused(why)) => {
-                self.complaints.tell(|| {
+                self.faults.tell(|| {
                     format!("{name}: the frontend broke the protocol and was let go: {why}")
                 });
             }
             Some(Ending::Lost(why)) => {
-                self.complaints
+                self.faults
                     .tell(|| format!("{name}: the frontend was let go: {why}"));
             }
             None => tracing::error!("{name}: the session failed"),
@@ -309,7 +312,7 @@ impl Daemon {
             }
             Ok(None) => {}
             Err(error) => {
-                self.complaints
+                self.faults
                     .tell(|| format!("{name}: cannot look at its size: {error}"));
             }
         }
@@ -318,7 +321,7 @@ impl Daemon {
     /// Accepting failed: most likely no descriptor is free. Trying at once would only spin.
     fn hold(&mut self, error: &io::Error) {
         self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
-        self.complaints.tell(|| {
+        self.faults.tell(|| {
             format!(
                 "cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=)"
             )
