@@ -44,10 +44,10 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
         )),
         Some(FrontendReq::SET_STATUS) => acknowledged(relay, message, set_status),
         Some(FrontendReq::GET_STATUS) => get_status(relay, &message),
+        Some(FrontendReq::SET_FEATURES) => set_features(relay, message),
         Some(FrontendReq::GET_CONFIG) => get_config(relay, &message),
         Some(
             FrontendReq::GET_FEATURES
-            | FrontendReq::SET_FEATURES
             | FrontendReq::SET_OWNER
             | FrontendReq::RESET_OWNER
             | FrontendReq::SET_VRING_NUM
@@ -189,6 +189,18 @@ fn region(bytes: &[u8], fd: OwnedFd) -> Result<RegionSpec, Refusal> {
         )));
     }
     Ok(spec)
+}
+
+/// The crate would remember refused features, and then refuse SET_VRING_ENABLE for want of bit 30.
+fn set_features(relay: &mut Relay, message: Message) -> Served {
+    let refusal = message
+        .number()
+        .and_then(|features| relay.state().check_features(features))
+        .err();
+    match refusal {
+        None => relay.pass(&message),
+        Some(refusal) => acknowledged(relay, message, |_, _| Err(refusal)),
+    }
 }
 
 fn set_status(state: &mut State, message: &mut Message) -> Result<(), Refusal> {

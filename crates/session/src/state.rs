@@ -100,7 +100,8 @@ impl State {
         self.config().features() | feature::VHOST_USER_PROTOCOL
     }
 
-    pub(crate) fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
+    /// Whether SET_FEATURES would be obeyed.
+    pub(crate) fn check_features(&self, features: u64) -> Result<(), Refusal> {
         let offered = self.config().features() | feature::VHOST_USER_PROTOCOL;
         if features & !offered != 0 {
             let wrong = features & !offered;
@@ -118,6 +119,11 @@ impl State {
         if self.vrings.any_running() && self.features != Some(features) {
             return Err(Refusal::message("features changed while a vring runs"));
         }
+        Ok(())
+    }
+
+    pub(crate) fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
+        self.check_features(features)?;
         self.features = Some(features);
         Ok(())
     }
