@@ -191,8 +191,10 @@ impl Vring {
         Ok(vring)
     }
 
-    /// The same vring in a changed memory table; positions stay. What was pushed must have been
-    /// published. After an error the vring is bound as before.
+    /// The same vring in a changed memory table; positions stay. After an error the vring is bound as
+    /// before. Entries that were pushed and not yet published stand in the memory that the old table
+    /// had there: normally the same file, whatever else changed; a frontend that puts different
+    /// memory under a running vring loses them.
     pub fn rebind(&mut self, memory: Arc<Memory>) -> Result<(), VringError> {
         self.parts = Parts::find(&memory, self.layout)?;
         self.memory = memory;
