@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod daemon;
 mod guest;
 mod licence;
 mod metadata;

@@ -1,16 +1,10 @@
 //! The daemon under test: cleave, or `qemu-storage-daemon` where the harness itself is in doubt.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
 
 use super::BackendKind;
-use crate::step::quietly;
-
-/// SIGTERM to exit: the daemon's own promise is two seconds, the rest is a busy test machine's.
-const EXIT_LIMIT: Duration = Duration::from_secs(5);
-const START_LIMIT: Duration = Duration::from_secs(10);
+use crate::daemon::Daemon;
 
 /// How a disk is served.
 pub(crate) struct BackendSpec<'a> {
@@ -32,121 +26,28 @@ pub(crate) enum Mode {
     ReadOnly,
 }
 
-/// A running daemon; killed when dropped.
-pub(crate) struct Backend {
-    child: Child,
-    log: PathBuf,
-    pub(crate) socket: PathBuf,
+/// Starts the daemon and waits for its socket.
+pub(crate) fn start(spec: &BackendSpec<'_>) -> Result<Daemon, String> {
+    let socket = spec.folder.join("disk.sock");
+    let command = match spec.kind {
+        BackendKind::Cleave => cleave(spec, &socket),
+        BackendKind::QemuStorageDaemon => qemu_storage_daemon(spec, &socket),
+    };
+    Daemon::start(command, socket, spec.folder.join("daemon.log"))
 }
 
-impl Backend {
-    pub(crate) fn start(spec: &BackendSpec<'_>) -> Result<Backend, String> {
-        let socket = spec.folder.join("disk.sock");
-        let log = spec.folder.join("daemon.log");
-        let to = File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
-        let also_to = to.try_clone().map_err(|error| error.to_string())?;
-        let mut command = match spec.kind {
-            BackendKind::Cleave => cleave(spec, &socket),
-            BackendKind::QemuStorageDaemon => qemu_storage_daemon(spec, &socket),
-        };
-        let command = command.stdin(Stdio::null()).stdout(to).stderr(also_to);
-        let child = command
-            .spawn()
-            .map_err(|error| format!("{command:?}: {error}"))?;
-        let mut backend = Backend { child, log, socket };
-        backend.await_socket()?;
-        Ok(backend)
-    }
-
-    /// The serial number that the guest must see.
-    pub(crate) fn serial(kind: BackendKind) -> &'static str {
-        match kind {
-            BackendKind::Cleave => SERIAL,
-            BackendKind::QemuStorageDaemon => "vhost_user_blk",
-        }
-    }
-
-    /// Names of the daemon's threads.
-    pub(crate) fn threads(&self) -> Result<Vec<String>, String> {
-        let folder = format!("/proc/{}/task", self.child.id());
-        let tasks = std::fs::read_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
-        // A thread may end between the listing and the look.
-        let comm = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
-        Ok(tasks
-            .flatten()
-            .filter_map(comm)
-            .map(|name| name.trim().to_owned())
-            .collect())
-    }
-
-    /// Whether the daemon notices that its image has another size.
-    pub(crate) fn can_grow(kind: BackendKind) -> bool {
-        // The stand-in would have to be told over its monitor.
-        kind == BackendKind::Cleave
-    }
-
-    /// Asks the daemon to look at its image again.
-    pub(crate) fn look_again(&self) -> Result<(), String> {
-        self.signal("-HUP")
-    }
-
-    /// SIGTERM; the daemon must be alive until then, end soon and cleanly, and have kept its head.
-    pub(crate) fn stop(mut self) -> Result<(), String> {
-        if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
-            return Err(self.explain(&format!("ended by itself with {status}")));
-        }
-        self.signal("-TERM")?;
-        let end = Instant::now() + EXIT_LIMIT;
-        let status = loop {
-            match self.child.try_wait().map_err(|error| error.to_string())? {
-                Some(status) => break status,
-                None if Instant::now() > end => return Err(self.explain("ignores SIGTERM")),
-                None => std::thread::sleep(Duration::from_millis(10)),
-            }
-        };
-        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-        match status.success() && !said.contains("panicked") {
-            true => Ok(()),
-            false => Err(self.explain(&format!("ended with {status}"))),
-        }
-    }
-
-    fn signal(&self, signal: &str) -> Result<(), String> {
-        quietly(
-            Path::new("/"),
-            &["kill", signal, &self.child.id().to_string()],
-            &[],
-        )
-        .map(drop)
-    }
-
-    fn await_socket(&mut self) -> Result<(), String> {
-        let end = Instant::now() + START_LIMIT;
-        // Not by connecting: a frontend that comes and goes is a test of its own.
-        while !self.socket.exists() {
-            if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
-                return Err(self.explain(&format!("ended at once with {status}")));
-            }
-            if Instant::now() > end {
-                return Err(self.explain("makes no socket"));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
-    fn explain(&self, what: &str) -> String {
-        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-        format!("the daemon {what}; it said:\n{said}")
+/// The serial number that the guest must see.
+pub(crate) fn serial(kind: BackendKind) -> &'static str {
+    match kind {
+        BackendKind::Cleave => SERIAL,
+        BackendKind::QemuStorageDaemon => "vhost_user_blk",
     }
 }
 
-impl Drop for Backend {
-    fn drop(&mut self) {
-        // Already ended, or ending: either way nothing more can be done about it here.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Whether the daemon notices that its image has another size.
+pub(crate) fn can_grow(kind: BackendKind) -> bool {
+    // The stand-in would have to be told over its monitor.
+    kind == BackendKind::Cleave
 }
 
 const SERIAL: &str = "guest-test-7";

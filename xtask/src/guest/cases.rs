@@ -5,9 +5,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::backend::{Backend, BackendSpec, Mode};
+use super::backend::{self, BackendSpec, Mode};
 use super::machine::{Boot, Check, Machine, MachineSpec};
 use super::{BackendKind, Lab, boot_sector};
+use crate::daemon::Daemon;
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 160 * MIB;
@@ -95,36 +96,36 @@ pub(crate) fn run(lab: &Lab, case: &Case) -> Result<usize, String> {
 fn firmware_boot(bench: &Bench<'_>) -> Result<Vec<Check>, String> {
     let image = bench.folder.join("disk.img");
     std::fs::write(&image, boot_sector::image(4 << 20)).map_err(|error| error.to_string())?;
-    let backend = bench.serve(&image, FIRMWARE, Mode::Plain)?;
-    let mut machine = bench.machine(&backend, "firmware", FIRMWARE, Boot::Disk)?;
+    let daemon = bench.serve(&image, FIRMWARE, Mode::Plain)?;
+    let mut machine = bench.machine(&daemon, "firmware", FIRMWARE, Boot::Disk)?;
     machine.expect_text(boot_sector::GREETING)?;
     machine.kill()?;
-    backend.stop()?;
+    daemon.stop()?;
     Ok(vec![("second-sector".to_owned(), Ok(()))])
 }
 
 /// The whole life of a disk, through a reboot, a restart, a crash of the frontend, and read-only.
 fn life(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
     let image = bench.empty_image()?;
-    let backend = bench.serve(&image, shape, Mode::Plain)?;
-    let mut checks = live(bench, &backend, &image, shape)?;
+    let daemon = bench.serve(&image, shape, Mode::Plain)?;
+    let mut checks = live(bench, &daemon, &image, shape)?;
 
     let script = include_str!("scripts/crash.sh");
-    let mut machine = bench.linux(&backend, "crash", shape, script)?;
+    let mut machine = bench.linux(&daemon, "crash", shape, script)?;
     machine.expect("busy")?;
     // Not luck but load: there are always writes in flight by then.
     std::thread::sleep(Duration::from_secs(2));
     checks.extend(machine.kill()?);
 
     let script = include_str!("scripts/recover.sh");
-    checks.extend(bench.linux(&backend, "recover", shape, script)?.finish()?);
-    backend.stop()?;
+    checks.extend(bench.linux(&daemon, "recover", shape, script)?.finish()?);
+    daemon.stop()?;
 
     let before = bench.sum(&image)?;
-    let backend = bench.serve(&image, shape, Mode::ReadOnly)?;
+    let daemon = bench.serve(&image, shape, Mode::ReadOnly)?;
     let script = include_str!("scripts/readonly.sh");
-    checks.extend(bench.linux(&backend, "readonly", shape, script)?.finish()?);
-    backend.stop()?;
+    checks.extend(bench.linux(&daemon, "readonly", shape, script)?.finish()?);
+    daemon.stop()?;
     let same = if bench.sum(&image)? == before {
         Ok(())
     } else {
@@ -137,14 +138,14 @@ fn life(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
 /// The first two boots of a disk, which are one QEMU.
 fn live(
     bench: &Bench<'_>,
-    backend: &Backend,
+    daemon: &Daemon,
     image: &Path,
     shape: Shape,
 ) -> Result<Vec<Check>, String> {
     let mut checks = Vec::new();
-    let mut machine = bench.linux(backend, "life", shape, include_str!("scripts/life.sh"))?;
+    let mut machine = bench.linux(daemon, "life", shape, include_str!("scripts/life.sh"))?;
     machine.expect("queues-touched")?;
-    checks.extend(worker_per_vring(bench, backend, shape)?);
+    checks.extend(worker_per_vring(bench, daemon, shape)?);
     machine.answer()?;
 
     machine.expect("before-trim")?;
@@ -161,9 +162,9 @@ fn live(
     machine.answer()?;
 
     machine.expect("resize")?;
-    if Backend::can_grow(bench.lab.kind) {
+    if backend::can_grow(bench.lab.kind) {
         grow(image)?;
-        backend.look_again()?;
+        daemon.look_again()?;
     }
     machine.expect("rebooting")?;
     machine.expect("second-boot")?;
@@ -174,26 +175,26 @@ fn live(
 /// fio writes and verifies on all vrings.
 fn verify(bench: &Bench<'_>, mode: Mode) -> Result<Vec<Check>, String> {
     let image = bench.empty_image()?;
-    let backend = bench.serve(&image, FOUR, mode)?;
-    let mut machine = bench.linux(&backend, "fio", FOUR, include_str!("scripts/verify.sh"))?;
+    let daemon = bench.serve(&image, FOUR, mode)?;
+    let mut machine = bench.linux(&daemon, "fio", FOUR, include_str!("scripts/verify.sh"))?;
     machine.expect("fio-done")?;
-    let mut checks = worker_per_vring(bench, &backend, FOUR)?;
+    let mut checks = worker_per_vring(bench, &daemon, FOUR)?;
     machine.answer()?;
     checks.extend(machine.finish()?);
-    backend.stop()?;
+    daemon.stop()?;
     Ok(checks)
 }
 
 /// Each vring that the guest started has a worker of its own.
 fn worker_per_vring(
     bench: &Bench<'_>,
-    backend: &Backend,
+    daemon: &Daemon,
     shape: Shape,
 ) -> Result<Vec<Check>, String> {
     if bench.lab.kind != BackendKind::Cleave {
         return Ok(Vec::new());
     }
-    let threads = backend.threads()?;
+    let threads = daemon.threads()?;
     let workers = threads
         .iter()
         .filter(|name| name.starts_with("cleave-w"))
@@ -230,8 +231,8 @@ impl Bench<'_> {
         Ok(image)
     }
 
-    fn serve(&self, image: &Path, shape: Shape, mode: Mode) -> Result<Backend, String> {
-        Backend::start(&BackendSpec {
+    fn serve(&self, image: &Path, shape: Shape, mode: Mode) -> Result<Daemon, String> {
+        backend::start(&BackendSpec {
             kind: self.lab.kind,
             program: &self.lab.program,
             folder: &self.folder,
@@ -245,14 +246,14 @@ impl Bench<'_> {
     /// Boots Linux with a script; as many vrings as CPUs.
     fn linux(
         &self,
-        backend: &Backend,
+        daemon: &Daemon,
         name: &str,
         shape: Shape,
         script: &str,
     ) -> Result<Machine, String> {
         let initramfs = self.folder.join(format!("{name}.initramfs"));
-        let serial = Backend::serial(self.lab.kind);
-        let grown = if Backend::can_grow(self.lab.kind) {
+        let serial = backend::serial(self.lab.kind);
+        let grown = if backend::can_grow(self.lab.kind) {
             GROWN_BYTES
         } else {
             DISK_BYTES
@@ -266,12 +267,12 @@ impl Bench<'_> {
             kernel: &self.lab.kernel.image,
             initramfs: &initramfs,
         };
-        self.machine(backend, name, shape, boot)
+        self.machine(daemon, name, shape, boot)
     }
 
     fn machine(
         &self,
-        backend: &Backend,
+        daemon: &Daemon,
         name: &str,
         shape: Shape,
         boot: Boot<'_>,
@@ -279,7 +280,7 @@ impl Bench<'_> {
         Machine::start(&MachineSpec {
             accelerator: self.lab.accelerator,
             cpus: shape.cpus,
-            disk: Some((&backend.socket, shape.cpus)),
+            disk: Some((&daemon.socket, shape.cpus)),
             boot,
             log: self.folder.join(format!("{name}.log")),
             limit: BOOT_LIMIT,
