@@ -36,10 +36,6 @@ impl Daemon {
         Ok(daemon)
     }
 
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Names of the daemon's threads.
     pub(crate) fn threads(&self) -> Result<Vec<String>, String> {
         let folder = format!("/proc/{}/task", self.child.id());

@@ -58,11 +58,11 @@ pub(crate) const ALL: &[Case] = &[
     },
     Case {
         name: "fio-verify",
-        run: |bench| verify(bench, Mode::Plain),
+        run: |bench| verify(bench, FOUR, Mode::Plain),
     },
     Case {
         name: "fio-verify-poll",
-        run: |bench| verify(bench, Mode::Poll),
+        run: |bench| verify(bench, ONE, Mode::Poll),
     },
 ];
 
@@ -173,12 +173,12 @@ fn live(
 }
 
 /// fio writes and verifies on all vrings.
-fn verify(bench: &Bench<'_>, mode: Mode) -> Result<Vec<Check>, String> {
+fn verify(bench: &Bench<'_>, shape: Shape, mode: Mode) -> Result<Vec<Check>, String> {
     let image = bench.empty_image()?;
-    let daemon = bench.serve(&image, FOUR, mode)?;
-    let mut machine = bench.linux(&daemon, "fio", FOUR, include_str!("scripts/verify.sh"))?;
+    let daemon = bench.serve(&image, shape, mode)?;
+    let mut machine = bench.linux(&daemon, "fio", shape, include_str!("scripts/verify.sh"))?;
     machine.expect("fio-done")?;
-    let mut checks = worker_per_vring(bench, &daemon, FOUR)?;
+    let mut checks = worker_per_vring(bench, &daemon, shape)?;
     machine.answer()?;
     checks.extend(machine.finish()?);
     daemon.stop()?;

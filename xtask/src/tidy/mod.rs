@@ -21,26 +21,23 @@ pub(crate) fn check(root: &Path, metadata: &Metadata) -> Result<String, String> 
     let paths = tracked(root)?;
     let allowed = read(root, ALLOW_FILE)?;
     let mut faults = Vec::new();
-    let mut oversized = Vec::new();
-    for path in &paths {
-        // A file deleted but not yet committed is listed, and binary files have no rules.
-        let Ok(text) = std::fs::read_to_string(root.join(path)) else {
-            continue;
-        };
-        faults.extend(leftovers::anywhere(path, &text));
-        if path.ends_with(".rs") {
-            let source = Source::new(path, &text);
-            faults.extend(leftovers::in_rust(&source));
-            faults.extend(rooms::in_source(&source));
-            oversized.extend(sizes::oversized(&source));
-        }
+    // A file deleted but not yet committed is listed, and binary files have no rules.
+    let texts = paths.iter().filter_map(|path| {
+        let text = std::fs::read_to_string(root.join(path)).ok()?;
+        Some((path.as_str(), text))
+    });
+    let texts: Vec<(&str, String)> = texts.collect();
+    for (path, text) in &texts {
+        faults.extend(leftovers::anywhere(path, text));
         if path.ends_with(".md") {
-            faults.extend(links::broken(path, &text, |target| {
-                std::fs::read_to_string(root.join(target))
-                    .ok()
-                    .or_else(|| root.join(target).exists().then(String::new))
-            }));
+            faults.extend(links::broken(path, text, |target| content(root, target)));
         }
+    }
+    let mut oversized = Vec::new();
+    for source in sources(&texts) {
+        faults.extend(leftovers::in_rust(&source));
+        faults.extend(rooms::in_source(&source));
+        oversized.extend(sizes::oversized(&source));
     }
     faults.extend(sizes::judge(&oversized, &allowed, ALLOW_FILE));
     for package in metadata.own() {
@@ -51,6 +48,29 @@ pub(crate) fn check(root: &Path, metadata: &Metadata) -> Result<String, String> 
     } else {
         Err(faults.join("\n"))
     }
+}
+
+/// The Rust files, those told apart that a parent declares as tests.
+fn sources<'a>(texts: &'a [(&'a str, String)]) -> Vec<Source<'a>> {
+    let rust = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
+    let mut sources: Vec<Source<'_>> = rust.map(|(path, text)| Source::new(path, text)).collect();
+    let tests: BTreeSet<String> = sources
+        .iter()
+        .flat_map(|source| source::declared_tests(source.path, &source.code))
+        .collect();
+    for source in &mut sources {
+        if tests.contains(source.path) {
+            source.production.clear();
+        }
+    }
+    sources
+}
+
+/// What a link may lead to: the text of a file, nothing where a folder or a picture stands.
+fn content(root: &Path, target: &str) -> Option<String> {
+    let path = root.join(target);
+    let text = std::fs::read_to_string(&path).ok();
+    text.or_else(|| path.exists().then(String::new))
 }
 
 /// What git tracks or would track; a new file is judged before it is added.

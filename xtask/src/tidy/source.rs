@@ -1,6 +1,8 @@
 //! A Rust file with comments, literals and tests told apart from the code that ships. No parser: a
 //! scan that knows where strings and comments end is all that the rules need.
 
+const TEST_MARK: &str = "#[cfg(test)]";
+
 /// A Rust file as the rules see it. Lines are numbered alike in `text` and `code`.
 pub(super) struct Source<'a> {
     pub(super) path: &'a str,
@@ -26,6 +28,28 @@ impl<'a> Source<'a> {
             production,
         }
     }
+}
+
+/// Files that this one declares as `#[cfg(test)] mod name;`: tests, wherever they lie.
+pub(super) fn declared_tests(path: &str, code: &str) -> Vec<String> {
+    let folder = match path.rsplit_once('/') {
+        Some((folder, "lib.rs" | "main.rs" | "mod.rs")) => folder,
+        _ => path.trim_end_matches(".rs"),
+    };
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices(TEST_MARK) {
+        let item = code[at + TEST_MARK.len()..].trim_start();
+        let item = item.strip_prefix("pub(crate) ").unwrap_or(item);
+        let name = item
+            .strip_prefix("mod ")
+            .and_then(|rest| rest.split_once(';'));
+        // A `mod tests { … }` has its semicolons behind the brace.
+        if let Some((name, _)) = name.filter(|(name, _)| !name.contains('{')) {
+            found.push(format!("{folder}/{name}.rs"));
+            found.push(format!("{folder}/{name}/mod.rs"));
+        }
+    }
+    found
 }
 
 /// Number of the line, from 1, in which a byte offset lies.
@@ -148,10 +172,9 @@ fn quoted_char(rest: &[u8]) -> usize {
 }
 
 fn blank_tests(code: &str) -> String {
-    const MARK: &str = "#[cfg(test)]";
     let mut kept = String::with_capacity(code.len());
     let mut rest = code;
-    while let Some(at) = rest.find(MARK) {
+    while let Some(at) = rest.find(TEST_MARK) {
         let (before, item) = rest.split_at(at);
         let (tests, after) = item.split_at(item_end(item));
         kept.push_str(before);
@@ -243,6 +266,18 @@ mod tests {
         ] {
             assert_eq!(Source::new(path, "fn a() {}").production, "", "{path}");
         }
+    }
+
+    #[test]
+    fn files_declared_under_cfg_test_are_tests() {
+        let code = "#[cfg(test)]\nmod rig;\nmod real;\n#[cfg(test)]\nmod tests { use a; }";
+        let beside = ["crates/x/src/a/rig.rs", "crates/x/src/a/rig/mod.rs"];
+        assert_eq!(declared_tests("crates/x/src/a.rs", code), beside);
+        assert_eq!(declared_tests("crates/x/src/a/mod.rs", code), beside);
+        assert_eq!(
+            declared_tests("crates/x/src/lib.rs", code)[0],
+            "crates/x/src/rig.rs"
+        );
     }
 
     #[test]

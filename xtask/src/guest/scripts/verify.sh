@@ -73,8 +73,6 @@ blockalign=4k
 size=8m
 offset_increment=8m
 numjobs=4
-cpus_allowed=0-3
-cpus_allowed_policy=split
 iodepth=8
 JOBS
 if fio --minimal /fio.ini >/tmp/fio 2>&1; then ok fio; else
