@@ -52,7 +52,13 @@ pub(crate) struct Files {
     /// Waiting for their time to try again.
     delayed: VecDeque<(Instant, u16)>,
     syncs: Syncs,
+    #[cfg(test)]
+    mangle: Option<(Mangle, u64)>,
 }
+
+/// Puts another result in place of the kernel's: given a running number and the op.
+#[cfg(test)]
+pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
 
 /// At most one fsync is in the kernel: of two at once, the kernel may tell only one of a failure
 /// (the error is per open file and consumed by who sees it first), and the other would vouch for
@@ -91,6 +97,8 @@ impl Files {
                 followers: VecDeque::with_capacity(room),
                 waiting: VecDeque::with_capacity(room),
             },
+            #[cfg(test)]
+            mangle: None,
         })
     }
 
@@ -330,6 +338,8 @@ impl Files {
     #[inline]
     pub(crate) fn completed(&mut self, core: &mut Core, index: u16, result: i32) {
         self.flying = self.flying.saturating_sub(1);
+        #[cfg(test)]
+        let result = self.mangled(index, result);
         match self.judge(core, index, result) {
             Verdict::Whole => self.step_done(core, index, result),
             Verdict::Part(moved) => self.step_on(core, index, moved),
@@ -624,6 +634,20 @@ impl Files {
             punch: false,
             zero_range: false,
         };
+    }
+
+    #[cfg(test)]
+    pub(crate) fn mangle(&mut self, mangle: Mangle) {
+        self.mangle = Some((mangle, 0));
+    }
+
+    #[cfg(test)]
+    fn mangled(&mut self, index: u16, result: i32) -> i32 {
+        let Some((mangle, number)) = &mut self.mangle else {
+            return result;
+        };
+        *number += 1;
+        mangle(*number, self.table.get(index), result)
     }
 
     /// As on a kernel without the discard command.

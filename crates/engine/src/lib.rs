@@ -3,6 +3,7 @@
 //! unsafe door on the daemon's side: io_uring is spoken here and nowhere else.
 
 mod area;
+mod bell;
 mod buffer;
 mod files;
 mod memory;

@@ -50,6 +50,8 @@ pub(crate) struct Plan<'a> {
     /// The only operations that the ring will take, whoever gets to write its queue (seccomp does not
     /// see them).
     pub(crate) opcodes: &'a [u8],
+    /// Ways to set it up, best first.
+    pub(crate) levels: &'a [Level],
 }
 
 /// Whether and how long `enter` may sleep.
@@ -80,10 +82,20 @@ impl std::fmt::Debug for Ring {
 /// Ways to set a ring up, best first. DEFER_TASKRUN (6.1): completions are processed when this thread
 /// enters, not in the middle of its work; its flag in the queue tells a polling loop that entering
 /// pays. Before that, COOP_TASKRUN (5.19) at least spares the interrupts.
+pub(crate) const LEVELS: [Level; 3] = [
+    Level::Deferred,
+    Level::CooperativeSingle,
+    Level::Cooperative,
+];
+
+/// One way to set a ring up.
 #[derive(Debug, Clone, Copy)]
-enum Level {
+pub(crate) enum Level {
+    /// SINGLE_ISSUER and DEFER_TASKRUN.
     Deferred,
+    /// SINGLE_ISSUER (6.0) and COOP_TASKRUN.
     CooperativeSingle,
+    /// COOP_TASKRUN.
     Cooperative,
 }
 
@@ -249,14 +261,9 @@ fn tolerate(result: io::Result<usize>) -> io::Result<()> {
 }
 
 fn build(plan: &Plan<'_>) -> io::Result<IoUring> {
-    let levels = [
-        Level::Deferred,
-        Level::CooperativeSingle,
-        Level::Cooperative,
-    ];
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
-    for level in levels {
-        match build_at(level, plan) {
+    for level in plan.levels {
+        match build_at(*level, plan) {
             Ok(uring) => return Ok(uring),
             // EINVAL is how a kernel says that it does not know a flag.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
@@ -292,6 +299,7 @@ pub(crate) fn probe() -> Result<(), EngineError> {
         files: 4,
         disk: None,
         opcodes: &opcodes,
+        levels: &LEVELS,
     };
     Ring::new(&plan).map(drop)
 }

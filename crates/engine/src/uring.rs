@@ -11,18 +11,19 @@ use cleave_disk::{Disk, FileKind, Store};
 use cleave_guest::Memory;
 use io_uring::opcode;
 
+use crate::bell::Bells;
 use crate::files::Files;
 use crate::memory::Bindings;
 use crate::onspot::{self, Ram};
-use crate::ring::{self, Plan, Ring, Sleep, tag};
-use crate::watch::{Bells, Signal, Watches};
+use crate::ring::{self, LEVELS, Level, Plan, Ring, Sleep, tag};
+use crate::watch::{Signal, Watches};
 use crate::{Engine, Event, Wait};
 
 /// Completions beyond one per op: removals that failed, a few polls that report twice.
 const COMPLETION_SLACK: u32 = 64;
 /// Submissions beyond one per op: watches armed, bells rung.
 const SUBMISSION_SLACK: u32 = 32;
-/// Pause while a watch waits for room in the queue.
+/// Pause while a watch or a bell waits for room in the queue.
 const ARM_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why no engine could be made.
@@ -133,17 +134,17 @@ impl Uring {
         bells: u16,
     ) -> Result<Uring, EngineError> {
         let submissions = u32::from(ops) + SUBMISSION_SLACK;
-        Uring::with_queue(disk, memory, ops, watches, bells, submissions)
+        Uring::with_queue(disk, memory, [ops, watches, bells], submissions, &LEVELS)
     }
 
-    /// As `new`, with a submission queue of the given size.
+    /// As `new` (`slots`: its three numbers), with a submission queue of the given size, set up in one
+    /// of the given ways.
     fn with_queue(
         disk: Arc<Disk>,
         memory: Arc<Memory>,
-        ops: u16,
-        watches: u16,
-        bells: u16,
+        [ops, watches, bells]: [u16; 3],
         submissions: u32,
+        levels: &[Level],
     ) -> Result<Uring, EngineError> {
         let runner = runner(&disk, ops).map_err(EngineError::setup)?;
         let (first_watch, first_bell) = (
@@ -161,6 +162,7 @@ impl Uring {
                 Store::Ram(_) | Store::Null => None,
             },
             opcodes: opcodes(disk.store()),
+            levels,
         })?;
         let ready = VecDeque::with_capacity(usize::from(ops) + usize::from(watches));
         Ok(Uring {
@@ -203,7 +205,8 @@ impl Uring {
             return Sleep::No;
         }
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        let arm = self.watches.is_waiting().then_some(ARM_PAUSE);
+        let waiting = self.watches.is_waiting() || self.bells.is_waiting();
+        let arm = waiting.then_some(ARM_PAUSE);
         match left.into_iter().chain(limit).chain(arm).min() {
             None => Sleep::Forever,
             Some(Duration::ZERO) => Sleep::No,

@@ -1,23 +1,18 @@
-//! Eventfds in the ring: watched ones wake it, bells are written by it.
+//! Watched eventfds: signals wake the ring.
 //!
-//! Both come from a frontend and may be anything: a pipe, a regular file, closed at the other end.
+//! They come from a frontend and may be anything: a pipe, a regular file, closed at the other end.
 //! Their flags belong to the frontend too, and their counters are neither needed nor touched: a
 //! multishot poll reports every signal, read or not.
 //!
-//! Unsafe because of pushed entries; the only memory that they name is a static.
+//! Unsafe because of pushed entries; they name no memory.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use io_uring::squeue::Flags;
 use io_uring::types::Fixed;
-use io_uring::{cqueue, opcode, squeue};
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::OFlags;
+use io_uring::{cqueue, opcode};
 
 use crate::ring::{Ring, tag};
-
-/// What a bell writes.
-static ONE: u64 = 1;
 
 /// Failures in a row after which a watch is given up.
 const FAILURES_MAX: u8 = 16;
@@ -193,136 +188,4 @@ fn remove(ring: &mut Ring, target: u64) {
     // SAFETY: a removal points to no memory. Where the queue takes nothing the poll lives on, and its
     // reports are stale.
     let _ = unsafe { ring.push(&entry) };
-}
-
-/// One bell.
-#[derive(Debug, Default)]
-enum Bell {
-    #[default]
-    None,
-    /// Non-blocking: written by the ring, in the same system call as everything else.
-    Ringed {
-        /// Queued since the last enter.
-        queued: bool,
-    },
-    /// Blocking (the flag is the frontend's and stays), or not fit for the file table: the ring would
-    /// hand it to a thread of its own, so it is written here.
-    Direct {
-        fd: OwnedFd,
-        /// Rung since the last enter.
-        rung: bool,
-    },
-}
-
-/// The bells of a ring; slot n is file `first` + n.
-#[derive(Debug)]
-pub(crate) struct Bells {
-    first: u32,
-    slots: Box<[Bell]>,
-    /// Slots rung since the last enter.
-    rung: Vec<u16>,
-}
-
-impl Bells {
-    pub(crate) fn new(first: u32, count: u16) -> Bells {
-        let slots = (0..count).map(|_| Bell::None).collect();
-        Bells {
-            first,
-            slots,
-            rung: Vec::with_capacity(usize::from(count)),
-        }
-    }
-
-    pub(crate) fn set(&mut self, ring: &mut Ring, slot: u16, fd: Option<OwnedFd>) {
-        let file = self.first + u32::from(slot);
-        let Some(bell) = self.slots.get_mut(usize::from(slot)) else {
-            return;
-        };
-        if let Bell::Ringed { queued } = bell {
-            // An entry names the slot, not the file: it has to leave before the file does.
-            if *queued {
-                let _ = ring.submit();
-            }
-            let _ = ring.set_file(file, None);
-        }
-        if let Bell::Direct { fd, rung: true } = bell {
-            write_if_ready(fd);
-        }
-        self.rung.retain(|rung| *rung != slot);
-        *bell = match fd {
-            None => Bell::None,
-            Some(fd)
-                if is_nonblocking(&fd) && ring.set_file(file, Some(fd.as_raw_fd())).is_ok() =>
-            {
-                Bell::Ringed { queued: false }
-            }
-            Some(fd) => Bell::Direct { fd, rung: false },
-        };
-    }
-
-    /// Notes that `slot` is to be written. Its entry is queued here and now, ahead of whatever ops
-    /// are pushed later, so that the guest is called before the kernel starts on those.
-    #[inline]
-    pub(crate) fn ring(&mut self, ring: &mut Ring, slot: u16) {
-        match self.slots.get_mut(usize::from(slot)) {
-            Some(Bell::Ringed { queued }) if !*queued => {
-                // SAFETY: the entry points to a static.
-                if unsafe { ring.push(&write_one(self.first + u32::from(slot))) } {
-                    *queued = true;
-                }
-                // Where the queue took nothing, `flush` tries again.
-                self.rung.push(slot);
-            }
-            Some(Bell::Direct { rung, .. }) if !*rung => {
-                *rung = true;
-                self.rung.push(slot);
-            }
-            _ => {}
-        }
-    }
-
-    /// Before an enter: writes what the ring does not, and starts to count anew.
-    #[inline]
-    pub(crate) fn flush(&mut self, ring: &mut Ring) {
-        let (first, slots) = (self.first, &mut self.slots);
-        self.rung
-            .retain(|slot| match slots.get_mut(usize::from(*slot)) {
-                // SAFETY: the entry points to a static.
-                Some(Bell::Ringed { queued }) => {
-                    !std::mem::take(queued) && {
-                        // Kept for the next time where the queue takes nothing now.
-                        !unsafe { ring.push(&write_one(first + u32::from(*slot))) }
-                    }
-                }
-                Some(Bell::Direct { fd, rung }) => {
-                    *rung = false;
-                    write_if_ready(fd);
-                    false
-                }
-                _ => false,
-            });
-    }
-}
-
-fn write_one(file: u32) -> squeue::Entry {
-    opcode::Write::new(Fixed(file), (&raw const ONE).cast(), 8)
-        .build()
-        .flags(Flags::SKIP_SUCCESS)
-        .user_data(tag::IGNORED)
-}
-
-fn is_nonblocking(fd: &OwnedFd) -> bool {
-    rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
-}
-
-/// Writes a blocking descriptor when that cannot block: a counter at its limit swallows the signal,
-/// as it should, because it is far from zero already.
-fn write_if_ready(fd: &OwnedFd) {
-    let borrowed = fd.as_fd();
-    let mut polled = [PollFd::new(&borrowed, PollFlags::OUT)];
-    let ready = rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok_and(|n| n == 1)
-        && polled[0].revents().contains(PollFlags::OUT);
-    if ready {
-        let _ = rustix::io::write(borrowed, &ONE.to_ne_bytes());
-    }
 }

@@ -219,31 +219,21 @@ pub(crate) fn check_against_model(
     let capacity = disk.capacity_bytes();
     let mut model = vec![0_u8; capacity as usize];
     let mut flying: HashMap<(usize, u64), Flying> = HashMap::new();
-    let slot_bytes = 2 * REGION / load.depth as u64 & !4095;
+    let slot_bytes = (2 * REGION / load.depth as u64) & !4095;
     let mut slots: Vec<u64> = (0..load.depth as u64).collect();
     let (mut pushed, mut done) = (0, 0);
     let deadline = Instant::now() + Duration::from_secs(120);
     while done < load.ops {
         assert!(Instant::now() < deadline, "stuck: {done} of {}", load.ops);
-        for at in 0..engines.len() {
-            while pushed < load.ops
-                && !slots.is_empty()
-                && engines[at].room() > 0
-                && random.below(8) > 0
+        for (at, engine) in engines.iter_mut().enumerate() {
+            while pushed < load.ops && !slots.is_empty() && engine.room() > 0 && random.below(8) > 0
             {
                 let slot = slots.pop().unwrap();
                 let Some(one) = draw(&mut random, &flying, capacity, slot, slot_bytes, load) else {
                     slots.push(slot);
                     break;
                 };
-                begin(
-                    &mut engines[at],
-                    guest,
-                    &mut model,
-                    &one,
-                    &mut random,
-                    pushed,
-                );
+                begin(engine, guest, &mut model, &one, &mut random, pushed);
                 flying.insert((at, pushed), one);
                 pushed += 1;
             }
@@ -251,8 +241,8 @@ pub(crate) fn check_against_model(
                 0 => Wait::No,
                 _ => Wait::Until(Some(Instant::now() + Duration::from_millis(1))),
             };
-            engines[at].enter(wait).unwrap();
-            while let Some(event) = engines[at].reap() {
+            engine.enter(wait).unwrap();
+            while let Some(event) = engine.reap() {
                 let Event::Done { token, result } = event else {
                     continue;
                 };

@@ -10,6 +10,8 @@ use rustix::fs::ftruncate;
 
 use super::rig::*;
 use super::*;
+use crate::files::Mangle;
+use crate::table::{Entry, Step};
 use crate::{Engine, Event, Wait};
 
 const DISK_BYTES: u64 = 4 << 20;
@@ -144,8 +146,8 @@ fn the_null_disk_reads_zero_and_enters_no_kernel() {
 #[test]
 fn a_tiny_submission_queue_takes_everything() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
-    let tiny =
-        Uring::with_queue(Arc::clone(&disk), Arc::clone(&guest.memory), 64, 1, 1, 2).unwrap();
+    let memory = Arc::clone(&guest.memory);
+    let tiny = Uring::with_queue(Arc::clone(&disk), memory, [64, 1, 1], 2, &LEVELS).unwrap();
     let load = Load {
         ops: 100_000,
         depth: 64,
@@ -310,30 +312,50 @@ fn the_end_of_a_cut_file_is_an_error_and_what_is_left_is_read() {
     }
 }
 
+/// A mounted file system of 1 MiB; `None` where that cannot be had.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn new() -> Option<Small> {
+        let dir = folder();
+        let out = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=1M", "tmpfs"])
+            .arg(dir.path())
+            .output();
+        match out {
+            Ok(out) if out.status.success() => Some(Small(dir)),
+            other => {
+                println!("not tried: no small file system ({other:?})");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
 #[test]
 fn no_space_is_reported_and_recovers() {
-    // A file system that is full: /dev/full is no disk, so a memory file with a limit on file size
-    // stands in; the limit is the thread's process, so a child would be needed. A sealed size is not.
-    let (_dir, path, disk, guest) = file_rig(Direct::Off);
+    let Some(small) = Small::new() else { return };
+    let path = image(small.0.path(), DISK_BYTES);
+    let ballast = small.0.path().join("ballast");
+    std::fs::write(&ballast, vec![1; 900 << 10]).unwrap();
+    let disk = Arc::new(open(&path, Direct::Off));
+    let guest = Guest::new();
     let mut engine = engine(&disk, &guest);
-    let segments = [segment(0, 4096)];
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_len(4096)
-        .unwrap();
-    assert_eq!(
-        run(&mut engine, op(READ, 4096, 4096, &segments)),
-        Err(libc::EIO)
-    );
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_len(DISK_BYTES)
-        .unwrap();
-    assert_eq!(run(&mut engine, op(READ, 4096, 4096, &segments)), Ok(()));
+    let segments = [segment(0, 512 << 10)];
+    for kind in [WRITE, DURABLE] {
+        let result = run(&mut engine, op(kind, 0, 512 << 10, &segments));
+        assert_eq!(result, Err(libc::ENOSPC), "{kind:?}");
+    }
+    assert!(!disk.sync_failed());
+    std::fs::remove_file(&ballast).unwrap();
+    assert_eq!(run(&mut engine, op(WRITE, 0, 512 << 10, &segments)), Ok(()));
+    assert_eq!(run(&mut engine, op(OpKind::Sync, 0, 0, &[])), Ok(()));
 }
 
 #[test]
@@ -441,7 +463,7 @@ fn dropping_waits_for_what_is_in_flight() {
             for token in 0..32 {
                 let kind = [READ, WRITE, OpKind::Sync, ZERO][(token % 4) as usize];
                 engine.push(
-                    op(kind, (token * 64 << 10) + 512, 64 << 10, &segments),
+                    op(kind, token * (64 << 10) + 512, 64 << 10, &segments),
                     token,
                 );
             }
@@ -685,7 +707,7 @@ fn full_and_broken_bells_are_ignored_without_blocking() {
             assert_eq!(engine.reap(), None);
             assert_eq!(count(&good), 1);
         }
-        assert_eq!(count(&full), u64::MAX - 1);
+        assert!(count(&full) >= u64::MAX - 1);
     }
 }
 
@@ -868,4 +890,194 @@ fn durable_writes_are_in_the_file() {
             bytes[..512] == [0; 512] && bytes[512..2048] == [9; 1536] && bytes[2048..] == [0; 512]
         );
     }
+}
+
+fn files(engine: &mut Uring) -> &mut Files {
+    match &mut engine.runner {
+        Runner::Files(files) => files,
+        _ => panic!("a file"),
+    }
+}
+
+/// Cuts transfers short and has them tried again; what was moved and is not admitted is done twice.
+fn stutter(number: u64, entry: &Entry, result: i32) -> i32 {
+    let draw = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    let is_transfer = matches!(
+        entry.step,
+        Step::Direct | Step::Fill | Step::Spill | Step::Zeroes
+    );
+    let is_write = matches!(entry.step, Step::Spill | Step::Zeroes)
+        || (entry.step == Step::Direct && entry.kind != READ);
+    match draw % 8 {
+        0 => -libc::EAGAIN,
+        1 => -libc::EINTR,
+        2 => -libc::ECANCELED,
+        3 if is_transfer && is_write => 0,
+        _ if is_transfer && result > 4096 => {
+            4096 + i32::try_from(draw).unwrap() % (result - 4096 + 1)
+        }
+        _ => result,
+    }
+}
+
+#[test]
+fn short_transfers_and_retries_match_the_model() {
+    for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
+        let dir = folder();
+        let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
+        let guest = Guest::new();
+        let mut first = engine(&disk, &guest);
+        files(&mut first).mangle(stutter);
+        check_against_model(&mut [first], &guest, &disk, &MANY, seed());
+        let mut second = engine(&disk, &guest);
+        files(&mut second).mangle(stutter);
+        let segments = [segment(0, DISK_BYTES as u32)];
+        assert_eq!(run(&mut second, op(ZERO, 0, DISK_BYTES, &[])), Ok(()));
+        assert_eq!(run(&mut second, op(READ, 0, DISK_BYTES, &segments)), Ok(()));
+        files(&mut second).forget_methods();
+        check_against_model(&mut [second], &guest, &disk, &MANY, seed());
+    }
+}
+
+#[test]
+fn an_error_ends_exactly_the_op_that_has_it() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
+    for kind in [READ, WRITE, ZERO, UNMAP, OpKind::Discard] {
+        let mut engine = engine(&disk, &guest);
+        files(&mut engine).mangle(|number, _, result| match number % 7 {
+            0 => -libc::EIO,
+            _ => result,
+        });
+        let segments = [segment(0, 4096)];
+        for token in 1..100 {
+            engine.push(op(kind, 0, 4096, &segments), token);
+            let wanted = match token % 7 {
+                0 => Err(libc::EIO),
+                _ => Ok(()),
+            };
+            assert_eq!(next_done(&mut engine), (token, wanted), "{kind:?}");
+        }
+    }
+    assert!(!disk.sync_failed());
+}
+
+#[test]
+fn one_failed_fsync_fails_its_followers_and_all_later_ones() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+    let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
+    files(&mut engines[0]).mangle(|number, _, result| match number {
+        2 => -libc::EIO,
+        _ => result,
+    });
+    for token in 0..4 {
+        engines[0].push(op(OpKind::Sync, 0, 0, &[]), token);
+    }
+    // The first has an fsync of its own; the second fsync is shared by the other three, and fails.
+    let results: Vec<_> = (0..4).map(|_| next_done(&mut engines[0])).collect();
+    assert_eq!(results[0], (0, Ok(())));
+    assert!(
+        results[1..]
+            .iter()
+            .all(|(_, result)| *result == Err(libc::EIO)),
+        "{results:?}"
+    );
+    for engine in &mut engines {
+        assert_eq!(run(engine, op(OpKind::Sync, 0, 0, &[])), Err(libc::EIO));
+    }
+}
+
+#[test]
+fn a_durable_write_that_fails_taints_later_syncs_unless_it_was_for_space() {
+    let mangles: [(i32, Mangle); 2] = [
+        (libc::ENOSPC, |_, _, _| -libc::ENOSPC),
+        (libc::EIO, |_, _, _| -libc::EIO),
+    ];
+    for (errno, mangle) in mangles {
+        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+        let mut engine = engine(&disk, &guest);
+        files(&mut engine).mangle(mangle);
+        let segments = [segment(0, 4096)];
+        let result = run(&mut engine, op(DURABLE, 0, 4096, &segments));
+        assert_eq!(result, Err(errno));
+        assert_eq!(disk.sync_failed(), errno == libc::EIO);
+    }
+}
+
+#[test]
+fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+    let mut engine = engine(&disk, &guest);
+    files(&mut engine).mangle(|_, entry, result| match entry.offset {
+        0 => -libc::EAGAIN,
+        _ => result,
+    });
+    let segments = [segment(0, 512)];
+    engine.push(op(READ, 0, 512, &segments), 1);
+    engine.push(op(READ, 512, 512, &segments), 2);
+    assert_eq!(next_done(&mut engine), (2, Ok(())));
+    let before = engine.enters();
+    let end = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < end {
+        engine.enter(Wait::Until(Some(end))).unwrap();
+        assert_eq!(engine.reap(), None);
+    }
+    let enters = engine.enters() - before;
+    assert!(enters < 60, "{enters} enters");
+}
+
+#[test]
+fn every_way_to_set_a_ring_up_works() {
+    for level in LEVELS {
+        let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
+        let make = || {
+            let memory = Arc::clone(&guest.memory);
+            Uring::with_queue(Arc::clone(&disk), memory, [32, 2, 2], 64, &[level]).unwrap()
+        };
+        check_against_model(&mut [make()], &guest, &disk, &MANY, seed());
+        let mut engine = make();
+        let (kick, call) = (eventfd(true), eventfd(true));
+        engine.watch(0, kick.try_clone().unwrap());
+        engine.set_bell(0, Some(call.try_clone().unwrap()));
+        engine.enter(Wait::No).unwrap();
+        for _ in 0..3 {
+            let other = kick.try_clone().unwrap();
+            let kicker = thread::spawn(move || signal(&other));
+            engine.ring(0);
+            engine.enter(Wait::Until(None)).unwrap();
+            assert_eq!(
+                (woken(&mut engine), count(&call)),
+                (Some(0), 1),
+                "{level:?}"
+            );
+            kicker.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_op_of_more_than_the_kernel_moves_at_once_goes_whole() {
+    let dir = folder();
+    let bytes = 5_u64 << 30;
+    let disk = Arc::new(open(&image(dir.path(), bytes), Direct::Auto));
+    if matches!(disk.store(), Store::File { direct: false, .. }) {
+        println!("not tried: it would fill the page cache");
+        return;
+    }
+    let guest = Guest::new();
+    let mut engine = engine(&disk, &guest);
+    let mark = [segment(0, 4096)];
+    guest.put(&mark, &[9; 4096]);
+    let len = (2_u64 << 30) + (16 << 20);
+    let last = len - 4096;
+    assert_eq!(run(&mut engine, op(WRITE, last, 4096, &mark)), Ok(()));
+    // The same four megabytes over and over: what stays is the end of the range.
+    let segments = vec![segment(4 << 20, 4 << 20); (len >> 22) as usize];
+    assert_eq!(run(&mut engine, op(READ, 0, len, &segments)), Ok(()));
+    let all = guest.get(&segments[..1], 4 << 20);
+    let (before, marked) = all.split_at((4 << 20) - 4096);
+    assert!(before.iter().all(|byte| *byte == 0));
+    assert!(marked.iter().all(|byte| *byte == 9));
+    assert_eq!(run(&mut engine, op(UNMAP, 0, bytes, &[])), Ok(()));
+    assert_eq!(run(&mut engine, op(READ, last, 4096, &mark)), Ok(()));
+    assert_eq!(guest.get(&mark, 4096), [0; 4096]);
 }

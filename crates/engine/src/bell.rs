@@ -1,0 +1,190 @@
+//! Bells: eventfds that are written to call the guest.
+//!
+//! They come from a frontend and may be anything; what cannot be written is ignored. Their flags are
+//! the frontend's and stay as they are. Nothing here blocks, whatever the other side does to the
+//! counter meanwhile: a blocking write would leave that to luck, since "poll, then write" is two steps.
+//!
+//! Unsafe because of pushed entries; the only memory that they name is a static.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use io_uring::register::Restriction;
+use io_uring::squeue::Flags;
+use io_uring::types::Fixed;
+use io_uring::{IoUring, opcode, squeue};
+use rustix::fs::OFlags;
+
+use crate::ring::{Ring, tag};
+
+/// What a bell writes.
+static ONE: u64 = 1;
+
+/// One bell. `rung`: since the last enter.
+#[derive(Debug, Default)]
+enum Bell {
+    #[default]
+    None,
+    /// Non-blocking: written by the engine's ring, in the same system call as everything else.
+    Written { rung: bool, queued: bool },
+    /// Blocking: the ring would write it through a poll and retries (400 us were seen) or a thread
+    /// of the kernel (20 us).
+    Signalled { striker: Box<Striker>, rung: bool },
+}
+
+/// A ring of one entry whose completions signal an eventfd. The kernel's own signal never blocks, and
+/// it takes eventfds only.
+struct Striker {
+    uring: IoUring,
+}
+
+impl std::fmt::Debug for Striker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Striker").finish_non_exhaustive()
+    }
+}
+
+impl Striker {
+    fn new(fd: &OwnedFd) -> io::Result<Striker> {
+        let uring = IoUring::builder().dontfork().setup_r_disabled().build(1)?;
+        let submitter = uring.submitter();
+        submitter.register_eventfd(fd.as_raw_fd())?;
+        submitter.register_restrictions(&mut [Restriction::sqe_op(opcode::Nop::CODE)])?;
+        submitter.register_enable_rings()?;
+        Ok(Striker { uring })
+    }
+
+    fn strike(&mut self) {
+        // SAFETY: a no-op points to no memory.
+        let _ = unsafe { self.uring.submission().push(&opcode::Nop::new().build()) };
+        // An error leaves the entry queued for the next time; a signal lost to a lack of memory is
+        // one that the frontend cannot be given.
+        let _ = self.uring.submit();
+        self.uring.completion().for_each(drop);
+    }
+}
+
+/// The bells of a ring; slot n is file `first` + n.
+#[derive(Debug)]
+pub(crate) struct Bells {
+    first: u32,
+    slots: Box<[Bell]>,
+    /// Slots rung since the last enter.
+    rung: Vec<u16>,
+}
+
+impl Bells {
+    pub(crate) fn new(first: u32, count: u16) -> Bells {
+        let slots = (0..count).map(|_| Bell::None).collect();
+        Bells {
+            first,
+            slots,
+            rung: Vec::with_capacity(usize::from(count)),
+        }
+    }
+
+    /// Sets or removes the eventfd of `slot`. What was rung before goes to the old one.
+    pub(crate) fn set(&mut self, ring: &mut Ring, slot: u16, fd: Option<OwnedFd>) {
+        let file = self.first + u32::from(slot);
+        let Some(bell) = self.slots.get_mut(usize::from(slot)) else {
+            return;
+        };
+        match bell {
+            Bell::None => {}
+            Bell::Written { rung, .. } => {
+                // An entry names the slot, not the file: it has to leave before the file does.
+                if *rung {
+                    let _ = ring.submit();
+                }
+                let _ = ring.set_file(file, None);
+            }
+            Bell::Signalled { striker, rung } => {
+                if *rung {
+                    striker.strike();
+                }
+            }
+        }
+        self.rung.retain(|rung| *rung != slot);
+        *bell = fd.map_or(Bell::None, |fd| choose(ring, file, &fd));
+    }
+
+    /// Notes that `slot` is to be written. Its entry is queued here and now, ahead of whatever ops
+    /// are pushed later, so that the guest is called before the kernel starts on those.
+    #[inline]
+    pub(crate) fn ring(&mut self, ring: &mut Ring, slot: u16) {
+        match self.slots.get_mut(usize::from(slot)) {
+            Some(Bell::Written { rung, queued }) if !*rung => {
+                *rung = true;
+                // Where the queue takes nothing, `flush` tries again.
+                *queued = push(ring, self.first + u32::from(slot));
+                self.rung.push(slot);
+            }
+            Some(Bell::Signalled { rung, .. }) if !*rung => {
+                *rung = true;
+                self.rung.push(slot);
+            }
+            _ => {}
+        }
+    }
+
+    /// Before an enter: signals what the engine's ring does not, and starts to count anew.
+    #[inline]
+    pub(crate) fn flush(&mut self, ring: &mut Ring) {
+        if !self.rung.is_empty() {
+            self.flush_rung(ring);
+        }
+    }
+
+    fn flush_rung(&mut self, ring: &mut Ring) {
+        let (first, slots) = (self.first, &mut self.slots);
+        self.rung
+            .retain(|slot| match slots.get_mut(usize::from(*slot)) {
+                Some(Bell::Written { rung, queued }) => {
+                    let sent = *queued || push(ring, first + u32::from(*slot));
+                    *queued = false;
+                    *rung = !sent;
+                    !sent
+                }
+                Some(Bell::Signalled { striker, rung }) => {
+                    *rung = false;
+                    striker.strike();
+                    false
+                }
+                _ => false,
+            });
+    }
+
+    /// Some bell could not be queued yet.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.rung.is_empty()
+    }
+}
+
+fn choose(ring: &Ring, file: u32, fd: &OwnedFd) -> Bell {
+    let flags = rustix::fs::fcntl_getfl(fd);
+    if flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+        return match ring.set_file(file, Some(fd.as_raw_fd())) {
+            Ok(()) => Bell::Written {
+                rung: false,
+                queued: false,
+            },
+            Err(_) => Bell::None,
+        };
+    }
+    match Striker::new(fd) {
+        Ok(striker) => Bell::Signalled {
+            striker: Box::new(striker),
+            rung: false,
+        },
+        Err(_) => Bell::None,
+    }
+}
+
+fn push(ring: &mut Ring, file: u32) -> bool {
+    let entry: squeue::Entry = opcode::Write::new(Fixed(file), (&raw const ONE).cast(), 8)
+        .build()
+        .flags(Flags::SKIP_SUCCESS)
+        .user_data(tag::IGNORED);
+    // SAFETY: the entry points to a static.
+    unsafe { ring.push(&entry) }
+}
