@@ -8,35 +8,32 @@
 //! The order of acquisition is hold, then buffer: who waits for a buffer may have a hold, but who has
 //! a buffer waits for nothing but the kernel, so that all waiting ends.
 
+mod submission;
+mod sync;
+
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Limits, Op, OpKind};
 use cleave_disk::FileKind;
-use io_uring::types::{Fixed, FsyncFlags};
-use io_uring::{opcode, squeue};
 
+use self::sync::Syncs;
 use crate::buffer::Pool;
 use crate::memory::walk;
 use crate::piece;
 use crate::progress::{self, Retry, Transfer, Verdict, Way};
-use crate::ring::{DISK_SLOT, tag};
+use crate::ring::tag;
 use crate::step::{self, Able, Facts, Next};
 use crate::table::{Entry, Hold, Method, Step, Table};
 use crate::uring::Core;
 
-/// Most that the kernel moves at once (MAX_RW_COUNT); the rest comes as a short transfer.
-const MOVED_AT_ONCE: u64 = 0x7fff_f000;
 /// Longest sleep while an op waits for a hold, which other engines give back without a signal.
 const HOLD_PAUSE: Duration = Duration::from_micros(200);
 /// Attempts to get a hold per enter, so that a long queue costs each lap little.
 const HOLDS_PER_ENTER: usize = 32;
 /// Pause when the submission queue took nothing.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
-/// BLOCK_URING_CMD_DISCARD = _IO(0x12, 0), Linux 6.12 (linux/blkdev.h).
-const DISCARD_COMMAND: u32 = 0x1200;
-const DISK: Fixed = Fixed(DISK_SLOT);
 
 /// All ops of one engine on one file.
 #[derive(Debug)]
@@ -60,16 +57,6 @@ pub(crate) struct Files {
 #[cfg(test)]
 pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
 
-/// At most one fsync is in the kernel: of two at once, the kernel may tell only one of a failure
-/// (the error is per open file and consumed by who sees it first), and the other would vouch for
-/// writes that are lost. Those that come meanwhile share the next one, which begins after them.
-#[derive(Debug)]
-struct Syncs {
-    leader: Option<u16>,
-    followers: VecDeque<u16>,
-    waiting: VecDeque<u16>,
-}
-
 impl Files {
     pub(crate) fn new(kind: FileKind, limits: &Limits, ops: u16) -> io::Result<Files> {
         let mut facts = Facts::new(kind, limits);
@@ -92,11 +79,7 @@ impl Files {
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
-            syncs: Syncs {
-                leader: None,
-                followers: VecDeque::with_capacity(room),
-                waiting: VecDeque::with_capacity(room),
-            },
+            syncs: Syncs::new(room),
             #[cfg(test)]
             mangle: None,
         })
@@ -273,67 +256,6 @@ impl Files {
         }
     }
 
-    fn submission(&self, index: u16) -> squeue::Entry {
-        let entry = self.table.get(index);
-        let at = entry.window.start + entry.moved;
-        let left = entry.window.len - entry.moved;
-        // Bounded by the constant, so it fits.
-        let len = left.min(MOVED_AT_ONCE) as u32;
-        let flags = match entry.kind {
-            OpKind::Write { durable: true } => libc::RWF_DSYNC,
-            _ => 0,
-        };
-        match entry.step {
-            Step::Direct => self.direct(index, at, len, flags),
-            Step::Fill => {
-                let to = entry
-                    .buffer
-                    .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.moved));
-                opcode::Read::new(DISK, to, len).offset(at).build()
-            }
-            Step::Spill => {
-                let from = entry
-                    .buffer
-                    .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.moved));
-                opcode::Write::new(DISK, from, len)
-                    .offset(at)
-                    .rw_flags(flags)
-                    .build()
-            }
-            Step::Zeroes => opcode::Write::new(DISK, self.pool.zeroes(), len)
-                .offset(at)
-                .build(),
-            Step::Range(method) => ranged(method, at, left),
-            Step::Idle | Step::Sync => opcode::Fsync::new(DISK).flags(FsyncFlags::DATASYNC).build(),
-        }
-    }
-
-    /// One range needs no array, and the kernel copies none.
-    fn direct(&self, index: u16, at: u64, len: u32, flags: i32) -> squeue::Entry {
-        let (ranges, count) = self.table.ranges(index);
-        let read = self.table.get(index).kind == OpKind::Read;
-        if count == 1 {
-            // SAFETY: `ranges` points to `count` initialised ranges.
-            let start: *mut u8 = unsafe { (*ranges).iov_base }.cast();
-            return match read {
-                true => opcode::Read::new(DISK, start, len).offset(at).build(),
-                false => opcode::Write::new(DISK, start, len)
-                    .offset(at)
-                    .rw_flags(flags)
-                    .build(),
-            };
-        }
-        // At most RANGES_AT_ONCE, or it would bounce.
-        let count = count as u32;
-        match read {
-            true => opcode::Readv::new(DISK, ranges, count).offset(at).build(),
-            false => opcode::Writev::new(DISK, ranges, count)
-                .offset(at)
-                .rw_flags(flags)
-                .build(),
-        }
-    }
-
     /// The ring has completed a step of op `index`.
     #[inline]
     pub(crate) fn completed(&mut self, core: &mut Core, index: u16, result: i32) {
@@ -461,6 +383,13 @@ impl Files {
             (Step::Range(method), _) if is_refusal(errno) => {
                 return self.refused(core, index, method, errno);
             }
+            // The store is pickier about memory or ranges than it said: from here on through a buffer.
+            (Step::Direct, _) if errno == libc::EINVAL => {
+                let entry = self.table.get_mut(index);
+                entry.bounced = true;
+                entry.pos += entry.moved;
+                return self.proceed(core, index);
+            }
             (Step::Sync | Step::Idle, _) => {
                 core.taint_sync(errno);
                 return self.sync_done(core, index, Err(errno));
@@ -487,51 +416,6 @@ impl Files {
             _ => self.able.forget(method),
         }
         self.proceed(core, index);
-    }
-
-    fn begin_sync(&mut self, core: &mut Core, index: u16) {
-        self.table.get_mut(index).step = Step::Idle;
-        if self.syncs.leader.is_some() {
-            self.syncs.waiting.push_back(index);
-        } else {
-            self.lead_sync(core, index);
-        }
-    }
-
-    fn lead_sync(&mut self, core: &mut Core, index: u16) {
-        self.syncs.leader = Some(index);
-        if core.disk.sync_failed() {
-            return self.sync_done(core, index, Err(libc::EIO));
-        }
-        let entry = self.table.get_mut(index);
-        entry.step = Step::Sync;
-        entry.tries = 0;
-        self.issue(core, index);
-    }
-
-    /// The fsync of `leader` is over: so are those that share it. The next one covers all who came
-    /// since. Iterates rather than recurs: a disk whose sync failed answers any number at once.
-    fn sync_done(&mut self, core: &mut Core, leader: u16, result: Result<(), i32>) {
-        // Another engine may have been told of the failure that concerns us too.
-        let result = if core.disk.sync_failed() {
-            result.and(Err(libc::EIO))
-        } else {
-            result
-        };
-        self.syncs.leader = None;
-        self.finish(core, leader, result);
-        while let Some(follower) = self.syncs.followers.pop_front() {
-            self.finish(core, follower, result);
-        }
-        if core.disk.sync_failed() {
-            while let Some(waiting) = self.syncs.waiting.pop_front() {
-                self.finish(core, waiting, Err(libc::EIO));
-            }
-        }
-        if let Some(next) = self.syncs.waiting.pop_front() {
-            std::mem::swap(&mut self.syncs.followers, &mut self.syncs.waiting);
-            self.lead_sync(core, next);
-        }
     }
 
     /// The op is over: gives back everything and reports.
@@ -667,23 +551,4 @@ fn is_refusal(errno: i32) -> bool {
         errno,
         libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::ENOTTY | libc::EINVAL
     )
-}
-
-fn ranged(method: Method, at: u64, len: u64) -> squeue::Entry {
-    let mode = match method {
-        Method::Command => {
-            let mut bytes = [0; 16];
-            bytes[..8].copy_from_slice(&len.to_ne_bytes());
-            return opcode::UringCmd16::new(DISK, DISCARD_COMMAND)
-                .addr(Some(at))
-                .cmd(bytes)
-                .build();
-        }
-        Method::Punch => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-        Method::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-    };
-    opcode::Fallocate::new(DISK, len)
-        .offset(at)
-        .mode(mode)
-        .build()
 }

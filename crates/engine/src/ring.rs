@@ -36,6 +36,9 @@ pub(crate) mod tag {
     pub(crate) const IGNORED: u64 = 2 << 56;
 }
 
+/// Pause where the kernel could take nothing although there is nothing to reap.
+const SHORT_PAUSE: Duration = Duration::from_micros(200);
+
 /// What a ring is made for.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
@@ -178,7 +181,7 @@ impl Ring {
         self.enters += 1;
         let result = self.submitter.submit();
         self.sq.sync();
-        tolerate(result)
+        tolerate(result).map(drop)
     }
 
     /// Submits what is queued, has the kernel hand over what it holds back, and sleeps as told until
@@ -201,7 +204,11 @@ impl Ring {
             }
         };
         self.sq.sync();
-        tolerate(result)
+        if tolerate(result)? == Entered::Short && sleep != Sleep::No && !self.has_completions() {
+            // It did not sleep either, and the owner's loop would spin until there is memory.
+            std::thread::sleep(SHORT_PAUSE);
+        }
+        Ok(())
     }
 
     /// The next completion, without a system call.
@@ -250,14 +257,22 @@ impl Drop for Ring {
 
 /// What is not an error of an enter: a time-out, a signal, and a kernel that cannot take more before
 /// completions are read or memory is there; what was not taken stays queued.
-fn tolerate(result: io::Result<usize>) -> io::Result<()> {
+fn tolerate(result: io::Result<usize>) -> io::Result<Entered> {
     match result {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(Entered::Done),
         Err(error) => match error.raw_os_error() {
-            Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+            Some(libc::ETIME | libc::EINTR) => Ok(Entered::Done),
+            Some(libc::EBUSY | libc::EAGAIN) => Ok(Entered::Short),
             _ => Err(error),
         },
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Entered {
+    Done,
+    /// The kernel is short of memory or of room for completions.
+    Short,
 }
 
 fn build(plan: &Plan<'_>) -> io::Result<IoUring> {

@@ -1081,3 +1081,25 @@ fn an_op_of_more_than_the_kernel_moves_at_once_goes_whole() {
     assert_eq!(run(&mut engine, op(READ, last, 4096, &mark)), Ok(()));
     assert_eq!(guest.get(&mark, 4096), [0; 4096]);
 }
+
+#[test]
+fn a_store_that_is_pickier_than_it_said_gets_buffers() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
+    let mut engine = engine(&disk, &guest);
+    // Half of it, then a refusal; through a buffer it works.
+    files(&mut engine).mangle(|number, entry, result| match (entry.step, number) {
+        (Step::Direct, 1) => result / 2,
+        (Step::Direct, _) => -libc::EINVAL,
+        _ => result,
+    });
+    let segments = [segment(0, 16 << 10), segment(64 << 10, 16 << 10)];
+    let bytes: Vec<u8> = (0..32_u32 << 10).map(|at| (at % 249) as u8).collect();
+    guest.put(&segments, &bytes);
+    assert_eq!(
+        run(&mut engine, op(WRITE, 512, 32 << 10, &segments)),
+        Ok(())
+    );
+    guest.put(&segments, &[0; 32 << 10]);
+    assert_eq!(run(&mut engine, op(READ, 512, 32 << 10, &segments)), Ok(()));
+    assert!(guest.get(&segments, 32 << 10) == bytes);
+}
