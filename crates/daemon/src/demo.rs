@@ -58,10 +58,9 @@ fn serve_image(demo: &Demo, folder: &Folder) -> Result<Serving, Failure> {
         .and_then(|file| file.set_len(demo.size_bytes))
         .map_err(|error| Failure::run(format!("cannot make {}: {error}", image.display())))?;
     progress::note(&format!(
-        "{} MiB image in {}, served over {}",
+        "a {} MiB image, served over a socket beside it in {}",
         demo.size_bytes >> 20,
         folder.path().display(),
-        folder.path().join("cleave.sock").display(),
     ));
     Serving::start(&image, &folder.path().join("cleave.sock"))
 }
@@ -134,17 +133,16 @@ async fn connect(serving: &mut Serving) -> Result<Client, Failure> {
 /// How to go on from here with a guest.
 fn invitation(serving: &Serving) -> String {
     format!(
-        "\n\
-Attach a guest to it (put your own boot disk in the place of BOOT.qcow2):\n\
-\n\
-  qemu-system-x86_64 -accel kvm -smp 4 -m 2G \\\n\
-    -object memory-backend-memfd,id=ram,size=2G,share=on \\\n\
-    -machine q35,memory-backend=ram \\\n\
-    -drive file=BOOT.qcow2,if=virtio \\\n\
-    -chardev socket,id=cleave,path={} \\\n\
-    -device vhost-user-blk-pci,chardev=cleave,num-queues=4\n\
-\n\
-Serving until Ctrl-C, which removes the image.\n",
+        concat!(
+            "\nAttach a guest to it (put your own boot disk in the place of BOOT.qcow2):\n\n",
+            "  qemu-system-x86_64 -accel kvm -smp 4 -m 2G \\\n",
+            "    -object memory-backend-memfd,id=ram,size=2G,share=on \\\n",
+            "    -machine q35,memory-backend=ram \\\n",
+            "    -drive file=BOOT.qcow2,if=virtio \\\n",
+            "    -chardev socket,id=cleave,path={} \\\n",
+            "    -device vhost-user-blk-pci,chardev=cleave,num-queues=4\n\n",
+            "Serving until Ctrl-C, which removes the image.\n",
+        ),
         serving.socket().display()
     )
 }

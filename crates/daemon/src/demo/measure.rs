@@ -1,5 +1,6 @@
 //! The steps of the demonstration, and running one.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -189,7 +190,7 @@ fn drive(
 ) -> Result<(Client, Row), String> {
     let mut latency =
         Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3).map_err(|error| error.to_string())?;
-    let (daemon_before, driver_before) = (daemon_cpu(daemon), driver_cpu());
+    let (daemon_before, driver_before) = (DaemonCpu::of(daemon), driver_cpu());
     let [queue, ..] = client.queues() else {
         return Err("the daemon offers no vring".to_owned());
     };
@@ -199,7 +200,7 @@ fn drive(
             shared.requests.fetch_add(1, Ordering::Relaxed);
         })
         .map_err(|error| error.to_string())?;
-    let (daemon_after, driver_after) = (daemon_cpu(daemon), driver_cpu());
+    let (daemon_after, driver_after) = (DaemonCpu::of(daemon), driver_cpu());
     if !step.read {
         queue.flush().map_err(|error| format!("flush: {error}"))?;
     }
@@ -209,7 +210,7 @@ fn drive(
     let requests = tally.requests().max(1) as f64;
     let each_us = |cpu: Duration| cpu.as_secs_f64() * 1e6 / requests;
     let daemon_cpu_us = match (daemon_before, daemon_after) {
-        (Some(before), Some(after)) => Some(each_us(after.saturating_sub(before))),
+        (Some(before), Some(after)) => Some(each_us(after.since(&before))),
         _ => None,
     };
     let row = Row {
@@ -228,22 +229,34 @@ fn driver_cpu() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// User and system time of another process, all its threads, to the clock tick.
-fn daemon_cpu(id: u32) -> Option<Duration> {
-    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    let ticks = cpu_ticks(&stat)?;
-    let per_second = rustix::param::clock_ticks_per_second().max(1);
-    Some(Duration::from_secs_f64(ticks as f64 / per_second as f64))
-}
+/// CPU time of another process so far, by thread.
+#[derive(Debug, Clone, Default)]
+struct DaemonCpu(HashMap<String, u64>);
 
-/// `utime` and `stime`, fields 14 and 15 of `/proc/PID/stat` (proc_pid_stat(5)).
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    // The name, field 2, stands in brackets and may hold anything: the last bracket ends it.
-    let (_, rest) = stat.rsplit_once(") ")?;
-    let mut fields = rest.split(' ').skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    user.checked_add(system)
+impl DaemonCpu {
+    /// Nanoseconds on a CPU, the first field of `/proc/PID/task/TID/schedstat`: `/proc/PID/stat` counts
+    /// whole clock ticks, which a short step is not. `None` where the kernel keeps no such count.
+    fn of(id: u32) -> Option<DaemonCpu> {
+        let mut threads = HashMap::new();
+        for thread in std::fs::read_dir(format!("/proc/{id}/task")).ok()? {
+            let thread = thread.ok()?;
+            // A thread may end while we look.
+            if let Ok(text) = std::fs::read_to_string(thread.path().join("schedstat")) {
+                let ns = text.split(' ').next()?.parse().ok()?;
+                threads.insert(thread.file_name().to_string_lossy().into_owned(), ns);
+            }
+        }
+        (!threads.is_empty()).then_some(DaemonCpu(threads))
+    }
+
+    /// What was used since an earlier look.
+    fn since(&self, before: &DaemonCpu) -> Duration {
+        let used = self.0.iter().map(|(thread, ns)| {
+            let earlier = before.0.get(thread).copied().unwrap_or(0);
+            ns.saturating_sub(earlier)
+        });
+        Duration::from_nanos(used.sum())
+    }
 }
 
 #[cfg(test)]
@@ -251,12 +264,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_is_read_behind_any_name() {
-        let stat = "42 (a) b (c)) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 1 0 100 0 0";
-        assert_eq!(cpu_ticks(stat), Some(300));
-        assert_eq!(cpu_ticks("42 (a) S 1"), None);
-        assert!(daemon_cpu(std::process::id()).is_some());
-        assert_eq!(daemon_cpu(u32::MAX), None);
+    fn cpu_time_counts_threads_that_came_later() {
+        let cpu = |threads: &[(&str, u64)]| {
+            DaemonCpu(
+                threads
+                    .iter()
+                    .map(|(id, ns)| ((*id).to_owned(), *ns))
+                    .collect(),
+            )
+        };
+        let (before, after) = (cpu(&[("1", 100), ("2", 50)]), cpu(&[("1", 130), ("3", 7)]));
+        assert_eq!(after.since(&before), Duration::from_nanos(37));
+        assert!(DaemonCpu::of(std::process::id()).is_some());
+        assert!(DaemonCpu::of(u32::MAX).is_none());
     }
 
     #[test]
