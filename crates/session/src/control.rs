@@ -39,8 +39,9 @@ impl State {
     pub(crate) fn set_vring_base(&mut self, index: u64, base: u64) -> Result<(), Refusal> {
         let (index, entry) = self.vrings.get(index)?;
         entry.must_be_stopped(index, "SET_VRING_BASE")?;
-        entry.settings.base = u16::try_from(base)
+        let base = u16::try_from(base)
             .map_err(|_| Refusal::message(format!("vring {index} begins at {base}")))?;
+        entry.settings.set_base(base);
         Ok(())
     }
 
@@ -128,9 +129,11 @@ impl State {
         if entry.running.take().is_some() {
             let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
             let position = worker.stop(index).wait().ok_or_else(Refusal::worker_gone)?;
-            entry.settings.base = position.unwrap_or(entry.settings.base);
+            entry
+                .settings
+                .set_base(position.unwrap_or(entry.settings.base));
         }
-        Ok((index, entry.settings.base))
+        Ok((index, entry.settings.position))
     }
 
     /// Stops all vrings; all are told before the first is waited for, so that they drain together.
@@ -146,7 +149,7 @@ impl State {
         for (index, answer) in answers {
             let position = answer.wait().ok_or_else(Refusal::worker_gone)?;
             self.settings(index, |settings| {
-                settings.base = position.unwrap_or(settings.base);
+                settings.set_base(position.unwrap_or(settings.base));
             });
         }
         Ok(())

@@ -65,8 +65,10 @@ impl Kick {
 pub(crate) struct Settings {
     pub(crate) size: Option<u16>,
     pub(crate) addrs: Option<UserAddrs>,
-    /// Where it starts, or where it stopped.
+    /// Where it starts.
     pub(crate) base: u16,
+    /// What GET_VRING_BASE answers: where it starts or stopped. Apart from `base` for a reset's sake.
+    pub(crate) position: u16,
     /// Handed to the worker by the start, so that a stopped vring waits for a new one.
     pub(crate) kick: Kick,
     /// Kept here too, for the next start: not every frontend sends it again.
@@ -85,10 +87,19 @@ impl Settings {
         }
     }
 
+    /// Begins, or has stopped, there.
+    pub(crate) fn set_base(&mut self, base: u16) {
+        self.base = base;
+        self.position = base;
+    }
+
     /// Back to the beginning. The descriptors to the frontend stay: they are its wires, not the state
-    /// of the device, and QEMU does not promise to send them again.
+    /// of the device, and QEMU does not promise to send them again. The position can still be asked
+    /// for: to pause a guest, QEMU before 8.1 sets status 0 first and asks for the position then, and
+    /// an answer of 0 would have all requests since the guest's boot served once more.
     pub(crate) fn reset(&mut self) {
         *self = Settings {
+            position: self.position,
             call: self.call.take(),
             err: self.err.take(),
             ..Settings::default()
