@@ -55,17 +55,25 @@ impl<E: Engine> Acceptance<'_, E> {
         if taken.fault.is_some() {
             return Err(Status::IoErr);
         }
+        let shape = chain.shape();
         let mut head = [0; HEADER_BYTES + RANGE_BYTES];
+        // A range follows the header only where nothing else does; the data of a write stays alone.
+        let head_bytes = if shape.readable_bytes == head.len() as u64 {
+            head.len()
+        } else {
+            HEADER_BYTES
+        };
+        let head = head.get_mut(..head_bytes).unwrap_or_default();
         let copied = self
             .memory
-            .copy_in(chain.readable(), &mut head)
+            .copy_in(chain.readable(), head)
             .map_err(|_| Status::IoErr)?;
         let gate = Gate {
             limits: self.device.disk.limits(),
             capacity_bytes: self.capacity_bytes,
             features: lane.features,
         };
-        Request::parse(head.get(..copied).unwrap_or_default(), chain.shape(), gate)
+        Request::parse(head.get(..copied).unwrap_or_default(), shape, gate)
     }
 
     fn identify(&self, request: &Request, chain: &mut Chain) -> Outcome {

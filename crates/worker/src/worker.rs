@@ -128,6 +128,9 @@ impl<E: Engine> Worker<E> {
             self.lose_memory();
         }
         let wait = self.pace(took.more);
+        if wait == Wait::No && took.chains + reaped + at_once == 0 {
+            std::hint::spin_loop();
+        }
         self.engine.enter(wait)?;
         if self.busy_control || self.waits() {
             return Ok(self.control());
@@ -267,10 +270,7 @@ impl<E: Engine> Worker<E> {
             seen.kickless |= lane.is_running() && !lane.has_kick;
         }
         match self.pacer.next(seen) {
-            Pace::Spin => {
-                std::hint::spin_loop();
-                Wait::No
-            }
+            Pace::Spin => Wait::No,
             Pace::Sleep if self.arm() => Wait::No,
             Pace::Sleep => Wait::Until(None),
         }
