@@ -1,1 +1,76 @@
-//! x
+//! What the integration tests stand on: the real `cleave` program in a folder of its own, disks to serve, a
+//! table runner, and a model to compare data with. This crate forbids looking inside the daemon: what
+//! the tests know of it comes over its socket, its exit code, its output and `/proc`.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that cannot go on must stop
+
+mod daemon;
+mod model;
+mod scratch;
+mod stream;
+mod table;
+
+pub use daemon::{Daemon, Ended, program_copy, program_path, run_to_end};
+pub use model::{Model, Random};
+pub use scratch::{LoopDevice, Mount, Scratch, is_root, run};
+pub use stream::{Cut, header, range, stream};
+pub use table::{Outcome, Row, ensure, row, run_rows, scale};
+
+use std::time::Duration;
+
+use cleave_client::{Client, Options};
+
+/// Small rings and data areas: what most tests want.
+pub fn small(queues: u16) -> Options {
+    Options {
+        queues,
+        queue_size: 64,
+        data_bytes: 4 << 20,
+        patience: Duration::from_secs(10),
+        ..Options::default()
+    }
+}
+
+/// Opens a fresh client, and writes and reads a little on every vring: what must hold after anything that
+/// somebody else did to the daemon.
+pub fn assert_serves(daemon: &Daemon) -> Outcome {
+    let mut client = daemon
+        .try_open(&small(2))
+        .map_err(|error| format!("no new client: {error}"))?;
+    exercise(&mut client).map_err(|error| format!("new client: {error}"))
+}
+
+/// Writes (where the disk allows it) and reads back a block per vring.
+pub fn exercise(client: &mut Client) -> Outcome {
+    let count = client.queues().len();
+    (0..count).try_for_each(|index| exercise_queue(client, index))
+}
+
+/// As `exercise`, for one vring.
+pub fn exercise_queue(client: &mut Client, index: usize) -> Outcome {
+    use cleave_blk::spec::feature;
+    let capacity = client.config().capacity_bytes();
+    let read_only = client.features() & feature::RO != 0;
+    // The last blocks of the disk belong to this check; hostile tests stay away from them.
+    let block = 4096;
+    let offset = capacity - block * (index as u64 + 1);
+    let seed = std::time::SystemTime::now();
+    let seed = seed
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_nanos() as u64;
+    let bytes: Vec<u8> = (0..block)
+        .map(|at| (seed.wrapping_mul(at | 1) >> 24) as u8)
+        .collect();
+    let mut back = vec![0; block as usize];
+    let queue = client.queue(index);
+    let told = |error| format!("vring {index}: {error}");
+    if !read_only {
+        queue.write(offset, &bytes).map_err(told)?;
+    }
+    queue.read(offset, &mut back).map_err(told)?;
+    ensure(
+        read_only || back == bytes || back.iter().all(|byte| *byte == 0),
+        || format!("vring {index} read back something else"),
+    )
+}

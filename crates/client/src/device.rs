@@ -291,6 +291,12 @@ impl Client {
         Ok(queue)
     }
 
+    /// Tells the daemon again of a vring that was stopped, as its ring stands now.
+    pub fn announce_again(&mut self, index: usize) -> Result<(), Error> {
+        let base = self.queues[index].ring.position();
+        self.announce(&self.queues[index], base)
+    }
+
     /// Tells the daemon of a vring, in the order that QEMU uses, and enables it.
     pub fn announce(&self, queue: &Queue, base: u16) -> Result<(), Error> {
         let index = u32::from(queue.index);

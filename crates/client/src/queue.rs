@@ -115,6 +115,11 @@ impl Queue {
         (self.arena.addr, self.arena.len)
     }
 
+    /// Another descriptor for its kick eventfd.
+    pub fn kick_descriptor(&self) -> Option<OwnedFd> {
+        self.kick.as_ref()?.try_clone().ok()
+    }
+
     /// How completions are waited for from now on.
     pub fn set_wait(&mut self, wait: Wait) {
         self.wait = wait;
@@ -220,6 +225,15 @@ impl Queue {
             return Err(Error::Spurious { head: used.head });
         }
         Ok(used)
+    }
+
+    /// As `chain`, through an indirect table at `table`.
+    pub fn chain_through(&mut self, table: u64, buffers: &[Buffer]) -> Result<Used, Error> {
+        self.ring.add_indirect(table, buffers).ok_or(Error::Full)?;
+        if self.ring.publish() {
+            self.ring_kick();
+        }
+        self.wait_used()
     }
 
     /// The next used entry, waited for as the queue is set to.

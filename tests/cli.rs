@@ -1,0 +1,465 @@
+//! The program's outside: what it refuses and how, what it prints, and the conventions of vhost-user programs.
+#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use cleave_client::Client;
+use cleave_tests::{Daemon, Scratch, exercise, is_root, run, run_to_end, small};
+
+fn files(folder: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = names
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Asserts the form of a refusal: code 2, one line that names the thing, nothing on stdout, nothing left behind.
+fn refused(folder: &Path, name: &str, args: &[&str], says: &str) {
+    let before = files(folder);
+    let ended = run_to_end(args);
+    assert_eq!(ended.code, Some(2), "{name}: {}", ended.stderr);
+    assert_eq!(
+        ended.stderr.trim_end().lines().count(),
+        1,
+        "{name}: {}",
+        ended.stderr
+    );
+    assert!(
+        ended.stderr.contains(says),
+        "{name}: {says:?} is not in {}",
+        ended.stderr
+    );
+    assert_eq!(ended.stdout, "", "{name}");
+    assert_eq!(files(folder), before, "{name} left something behind");
+    println!("{name} ... ok: {}", ended.stderr.trim_end());
+}
+
+#[test]
+fn bad_input_is_refused_in_one_line() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    let [empty, odd] = [scratch.image("empty", 0), scratch.image("odd", 1000)];
+    std::fs::create_dir(scratch.join("folder")).unwrap();
+    std::os::unix::fs::symlink(scratch.join("nowhere"), scratch.join("dangling")).unwrap();
+    run("mkfifo", &[scratch.join("fifo").to_str().unwrap()]).unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let (disk, empty, odd) = (text(&image), text(&empty), text(&odd));
+    let [missing, folder, dangling, fifo] =
+        ["missing", "folder", "dangling", "fifo"].map(|name| text(&scratch.join(name)));
+    let socket = text(&scratch.join("socket"));
+    let long = text(&scratch.join(&"x".repeat(120)));
+    let nowhere = text(&scratch.join("no/such/folder/socket"));
+    let rows: Vec<(&str, Vec<&str>, &str)> = vec![
+        ("a missing disk", vec!["--disk", &missing], &missing),
+        ("a folder as disk", vec!["--disk", &folder], &folder),
+        (
+            "a dangling link as disk",
+            vec!["--disk", &dangling],
+            &dangling,
+        ),
+        ("a pipe as disk", vec!["--disk", &fifo], &fifo),
+        (
+            "a character device as disk",
+            vec!["--disk", "/dev/null"],
+            "/dev/null",
+        ),
+        ("an empty disk", vec!["--disk", &empty], &empty),
+        ("a disk of half a sector", vec!["--disk", &odd], &odd),
+        (
+            "a disk that is no multiple of its blocks",
+            vec!["--disk", &odd, "--block-size", "4096"],
+            &odd,
+        ),
+        ("ram of nothing", vec!["--disk", "ram:0"], "ram:0"),
+        ("ram of a strange size", vec!["--disk", "ram:12x"], "12x"),
+        ("ram of half a sector", vec!["--disk", "ram:1000"], "1000"),
+        ("ram without a size", vec!["--disk", "ram:"], "ram:"),
+        ("null without a size", vec!["--disk", "null:"], "null:"),
+        (
+            "a size beyond 2^64",
+            vec!["--disk", "null:99999999999999T"],
+            "99999999999999T",
+        ),
+        ("no disk", vec![], "--disk"),
+        ("an empty disk name", vec!["--disk", ""], "disk"),
+        (
+            "block size 100",
+            vec!["--disk", &disk, "--block-size", "100"],
+            "100",
+        ),
+        (
+            "block size 0",
+            vec!["--disk", &disk, "--block-size", "0"],
+            "0",
+        ),
+        (
+            "block size 128K",
+            vec!["--disk", &disk, "--block-size", "128K"],
+            "128K",
+        ),
+        (
+            "queues 0",
+            vec!["--disk", &disk, "--queues", "0"],
+            "--queues",
+        ),
+        (
+            "queues 70000",
+            vec!["--disk", &disk, "--queues", "70000"],
+            "--queues",
+        ),
+        (
+            "queues -1",
+            vec!["--disk", &disk, "--queues=-1"],
+            "--queues",
+        ),
+        (
+            "queue size 0",
+            vec!["--disk", &disk, "--queue-size", "0"],
+            "--queue-size",
+        ),
+        (
+            "queue size 3",
+            vec!["--disk", &disk, "--queue-size", "3"],
+            "--queue-size",
+        ),
+        (
+            "queue size 65536",
+            vec!["--disk", &disk, "--queue-size", "65536"],
+            "--queue-size",
+        ),
+        (
+            "workers 0",
+            vec!["--disk", &disk, "--workers", "0"],
+            "--workers",
+        ),
+        (
+            "a CPU list of letters",
+            vec!["--disk", &disk, "--cpus", "a-b"],
+            "--cpus",
+        ),
+        (
+            "a CPU that is not there",
+            vec!["--disk", &disk, "--cpus", "99999"],
+            "99999",
+        ),
+        (
+            "a serial of 21 characters",
+            vec!["--disk", &disk, "--serial", "123456789012345678901"],
+            "--serial",
+        ),
+        (
+            "an unknown cache mode",
+            vec!["--disk", &disk, "--cache", "none"],
+            "none",
+        ),
+        (
+            "an unknown completion mode",
+            vec!["--disk", &disk, "--completion", "maybe"],
+            "maybe",
+        ),
+        (
+            "an unknown log level",
+            vec!["--disk", &disk, "--log", "loud"],
+            "loud",
+        ),
+        (
+            "an unknown option",
+            vec!["--disk", &disk, "--frobnicate"],
+            "--frobnicate",
+        ),
+        ("an option without value", vec!["--disk"], "--disk"),
+        (
+            "direct that is no word",
+            vec!["--disk", &disk, "--direct", "perhaps"],
+            "perhaps",
+        ),
+    ];
+    for (name, rest, says) in &rows {
+        let args = [&["serve", "--socket-path", &socket], rest.as_slice()].concat();
+        refused(scratch.path(), name, &args, says);
+    }
+    let busy = text(&scratch.join("file-in-the-way"));
+    std::fs::write(&busy, "precious").unwrap();
+    let live = text(&scratch.join("live"));
+    let _listener = UnixListener::bind(&live).unwrap();
+    let rows: Vec<(&str, Vec<&str>, &str)> = vec![
+        (
+            "a socket path that is too long",
+            vec!["serve", "--socket-path", &long, "--disk", &disk],
+            "xxx",
+        ),
+        (
+            "a socket path without folder",
+            vec!["serve", "--socket-path", &nowhere, "--disk", &disk],
+            &nowhere,
+        ),
+        (
+            "a file at the socket path",
+            vec!["serve", "--socket-path", &busy, "--disk", &disk],
+            &busy,
+        ),
+        (
+            "a folder at the socket path",
+            vec!["serve", "--socket-path", &folder, "--disk", &disk],
+            &folder,
+        ),
+        (
+            "a live socket",
+            vec!["serve", "--socket-path", &live, "--disk", &disk],
+            &live,
+        ),
+        (
+            "an empty socket path",
+            vec!["serve", "--socket-path", "", "--disk", &disk],
+            "socket",
+        ),
+        (
+            "neither socket nor descriptor",
+            vec!["serve", "--disk", &disk],
+            "--socket-path",
+        ),
+        (
+            "socket and descriptor",
+            vec![
+                "serve",
+                "--socket-path",
+                &socket,
+                "--fd",
+                "0",
+                "--disk",
+                &disk,
+            ],
+            "--fd",
+        ),
+        (
+            "a descriptor that is no socket",
+            vec!["serve", "--fd", "0", "--disk", &disk],
+            "0",
+        ),
+        (
+            "a descriptor that is not open",
+            vec!["serve", "--fd", "977", "--disk", &disk],
+            "977",
+        ),
+        (
+            "a descriptor that is no number",
+            vec!["serve", "--fd", "x", "--disk", &disk],
+            "--fd",
+        ),
+        (
+            "a descriptor below 0",
+            vec!["serve", "--fd=-1", "--disk", &disk],
+            "--fd",
+        ),
+        ("an unknown command", vec!["frobnicate"], "frobnicate"),
+        (
+            "conventions without a file",
+            vec!["--socket-path", &socket],
+            "--blk-file",
+        ),
+        (
+            "conventions without a socket",
+            vec!["--blk-file", &disk],
+            "--socket-path",
+        ),
+        (
+            "conventions with a missing file",
+            vec!["--socket-path", &socket, "--blk-file", &missing],
+            &missing,
+        ),
+    ];
+    for (name, args, says) in &rows {
+        refused(scratch.path(), name, args, says);
+    }
+    assert_eq!(std::fs::read(&busy).unwrap(), b"precious");
+}
+
+#[test]
+fn no_permission_is_named() {
+    if !is_root() {
+        println!("skipped: dropping rights needs root");
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    run("chmod", &["755", scratch.path().to_str().unwrap()]).unwrap();
+    run("chmod", &["600", image.to_str().unwrap()]).unwrap();
+    let probe = run_to_end(&["--version"]);
+    assert_eq!(probe.code, Some(0));
+    let program = cleave_tests::program_copy(&scratch);
+    let socket = scratch.join("socket");
+    let line = [
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        program.to_str().unwrap(),
+        "serve",
+    ];
+    let args = [
+        "--socket-path",
+        socket.to_str().unwrap(),
+        "--disk",
+        image.to_str().unwrap(),
+    ];
+    let output = std::process::Command::new("setpriv")
+        .args(line)
+        .args(args)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
+    assert!(
+        stderr.contains(image.to_str().unwrap()) && stderr.contains("permission"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn help_and_version_are_printed() {
+    for args in [
+        &["--help"][..],
+        &["serve", "--help"],
+        &["--version"],
+        &["-h"],
+    ] {
+        let ended = run_to_end(args);
+        assert_eq!(ended.code, Some(0), "{args:?}: {}", ended.stderr);
+        assert!(
+            !ended.stdout.is_empty() && ended.stderr.is_empty(),
+            "{args:?}"
+        );
+    }
+    let help = run_to_end(&["serve", "--help"]).stdout;
+    for option in [
+        "--socket-path",
+        "--fd",
+        "--disk",
+        "--queues",
+        "--queue-size",
+        "--workers",
+        "--cpus",
+        "--read-only",
+        "--serial",
+        "--block-size",
+        "--cache",
+        "--direct",
+        "--completion",
+        "--discard",
+        "--log",
+        "--once",
+    ] {
+        assert!(help.contains(option), "{option} is not in the help");
+    }
+}
+
+#[test]
+fn capabilities_are_those_of_a_block_program() {
+    // Other options are ignored beside it (vhost-user "Backend program conventions").
+    for args in [
+        &["--print-capabilities"][..],
+        &["--print-capabilities", "--socket-path", "/nowhere/x"],
+    ] {
+        let ended = run_to_end(args);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!(json["type"], "block");
+        let features: Vec<_> = json["features"].as_array().unwrap().iter().collect();
+        assert!(
+            features.iter().any(|feature| *feature == "read-only"),
+            "{json}"
+        );
+        assert!(
+            features.iter().any(|feature| *feature == "blk-file"),
+            "{json}"
+        );
+    }
+}
+
+#[test]
+fn the_conventions_work_without_a_subcommand() {
+    for read_only in [false, true] {
+        let scratch = Scratch::new();
+        let image = scratch.image("disk", 64 << 20);
+        let socket = scratch.join("socket");
+        let mut args = vec![
+            "--socket-path",
+            socket.to_str().unwrap(),
+            "--blk-file",
+            image.to_str().unwrap(),
+        ];
+        if read_only {
+            args.push("--read-only");
+        }
+        let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
+        let daemon = Daemon::with_args(scratch, socket, &args);
+        let mut client = daemon.open(&small(2));
+        assert_eq!(
+            client.offered() & cleave_blk::spec::feature::RO != 0,
+            read_only
+        );
+        exercise(&mut client).unwrap();
+        drop(client);
+        daemon.finish();
+    }
+}
+
+#[test]
+fn an_inherited_listening_socket() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 64 << 20);
+    let disk = image.to_str().unwrap();
+    for args in [
+        vec!["serve", "--fd", "0", "--disk", disk],
+        vec!["--fd", "0", "--blk-file", disk],
+    ] {
+        let path = scratch.join("inherited");
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let daemon = Daemon::with_stdin(OwnedFd::from(listener), &args);
+        for _ in 0..3 {
+            let mut client = open(&path);
+            exercise(&mut client).unwrap();
+        }
+        daemon.finish();
+        assert!(path.exists(), "the socket file is not ours to remove");
+    }
+}
+
+#[test]
+fn an_inherited_connected_socket_ends_with_its_frontend() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 64 << 20);
+    let disk = image.to_str().unwrap();
+    for args in [
+        vec!["serve", "--fd", "0", "--disk", disk],
+        vec!["--fd", "0", "--blk-file", disk],
+    ] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut daemon = Daemon::with_stdin(OwnedFd::from(theirs), &args);
+        let mut client = Client::over(ours, &small(2)).unwrap();
+        exercise(&mut client).unwrap();
+        daemon.alive().unwrap();
+        drop(client);
+        let (code, _) = daemon
+            .wait(Duration::from_secs(3))
+            .expect("it goes with its frontend");
+        assert_eq!(code, Some(0), "{}", daemon.log());
+    }
+}
+
+fn open(path: &Path) -> Client {
+    let end = std::time::Instant::now() + Duration::from_secs(3);
+    loop {
+        match Client::open(path, &small(2)) {
+            Ok(client) => return client,
+            Err(error) => assert!(std::time::Instant::now() < end, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,794 @@
+//! What a guest writes is what it reads, whatever the disk, the ring and the layout of its requests.
+#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+
+use std::time::{Duration, Instant};
+
+use cleave_blk::spec::{feature, request_type as kind};
+use cleave_client::{
+    Client, Doorbell, Error, GuestMemory, Layout, Options, Order, RegionPlan, Request, Stop, Table,
+    Verify, Wait, Workload,
+};
+use cleave_tests::{
+    Cut, Daemon, LoopDevice, Model, Random, Scratch, ensure, exercise, header, is_root, range,
+    scale, small, stream,
+};
+
+const DISK: u64 = 64 << 20;
+
+/// Disks of every kind that can be made here.
+fn disks() -> Vec<(&'static str, Scratch, Option<LoopDevice>, Vec<String>)> {
+    let mut all = Vec::new();
+    let words = |words: &[&str]| {
+        words
+            .iter()
+            .map(|word| (*word).to_owned())
+            .collect::<Vec<_>>()
+    };
+    all.push(("ram", Scratch::new(), None, words(&["--disk", "ram:64M"])));
+    for (name, options) in [
+        ("file", &["--direct", "auto"][..]),
+        ("buffered file", &["--direct", "off"]),
+        ("write-through file", &["--cache", "writethrough"]),
+        ("4096-byte blocks", &["--block-size", "4096"]),
+        ("one worker", &["--workers", "1"]),
+        ("polled", &["--completion", "poll"]),
+    ] {
+        let scratch = Scratch::new();
+        let image = scratch.image("disk", DISK);
+        let args = [words(&["--disk", image.to_str().unwrap()]), words(options)].concat();
+        all.push((name, scratch, None, args));
+    }
+    if !is_root() {
+        println!("skipped: loop devices need root");
+        return all;
+    }
+    for (name, sector) in [
+        ("loop device", "512"),
+        ("loop device of 4096-byte sectors", "4096"),
+    ] {
+        let scratch = Scratch::new();
+        let image = scratch.image("disk", DISK);
+        match LoopDevice::attach_with(&image, &["--sector-size", sector, "--direct-io=on"]) {
+            Ok(device) => {
+                let args = words(&["--disk", device.path.to_str().unwrap()]);
+                all.push((name, scratch, Some(device), args));
+            }
+            Err(why) => println!("skipped: {name}: {why}"),
+        }
+    }
+    all
+}
+
+fn serve(args: &[String]) -> Daemon {
+    Daemon::serve(&args.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn random_operations_on_every_kind_of_disk_match_a_model() {
+    let mut random = Random::announced("random operations");
+    for (name, _scratch, _device, args) in disks() {
+        let daemon = serve(&args);
+        let options = Options {
+            queues: 4,
+            ..small(4)
+        };
+        let mut client = daemon.open(&options);
+        assert_eq!(client.config().capacity_bytes(), DISK, "{name}");
+        let part = 2 << 20;
+        let seeds: Vec<u64> = (0..4).map(|_| random.word()).collect();
+        std::thread::scope(|scope| {
+            for ((queue, index), seed) in client.queues().iter_mut().zip(0u64..).zip(seeds) {
+                scope.spawn(move || {
+                    let mut random = Random::new(seed);
+                    // Neighbours start at odd sectors, so that parts share blocks at their borders.
+                    let mut model = Model::zeroed(index * part + 512 * 3, part as usize);
+                    for step in 0..scale(150) {
+                        let most = if step % 10 == 0 { 1 << 20 } else { 64 << 10 };
+                        let done = model.step(queue, &mut random, most);
+                        done.unwrap_or_else(|e| panic!("{name}, vring {index}, step {step}: {e}"));
+                    }
+                    queue.flush().unwrap();
+                    model
+                        .compare_all(queue)
+                        .unwrap_or_else(|e| panic!("{name}, at the end: {e}"));
+                });
+            }
+        });
+        drop(client);
+        daemon.finish();
+    }
+}
+
+#[test]
+fn any_descriptor_layout_is_served() {
+    let mut random = Random::announced("descriptor layouts");
+    for (name, _scratch, _device, args) in disks() {
+        let daemon = serve(&args);
+        for features in [!0, !feature::EVENT_IDX, !feature::INDIRECT_DESC] {
+            let mut client = daemon.open(&Options {
+                features,
+                ..small(1)
+            });
+            let mut model = Model::zeroed(8 << 20, 256 << 10);
+            client
+                .queue(0)
+                .write_zeroes(model.offset, 256 << 10, false)
+                .unwrap();
+            for round in 0..scale(60) {
+                // Indirect tables also where they were not negotiated: Windows does that.
+                let cut = Cut {
+                    pieces: [1, 2, 3, 8, 16, 30][random.below(6) as usize],
+                    empty: random.below(8) == 0,
+                    indirect: random.below(2) == 0,
+                };
+                one_stream(&mut client, &mut model, &mut random, cut)
+                    .unwrap_or_else(|e| panic!("{name}, round {round}, {cut:?}: {e}"));
+            }
+        }
+        daemon.finish();
+    }
+}
+
+fn one_stream(
+    client: &mut Client,
+    model: &mut Model,
+    random: &mut Random,
+    cut: Cut,
+) -> Result<(), String> {
+    let sectors = random.below(32) + 1;
+    let first = random.below(model.bytes.len() as u64 / 512 - sectors);
+    let bytes = first as usize * 512..(first + sectors) as usize * 512;
+    let sector = model.offset / 512 + first;
+    let queue = client.queue(0);
+    if random.below(2) == 0 {
+        let data = random.bytes(bytes.len());
+        let readable = [&header(kind::OUT, sector)[..], &data].concat();
+        let (used, status) = stream(queue, cut, random, &readable, 1).map_err(|e| e.to_string())?;
+        ensure(used == 1 && status == [0], || {
+            format!("write: used {used}, status {status:?}")
+        })?;
+        model.bytes[bytes].copy_from_slice(&data);
+        return Ok(());
+    }
+    let room = bytes.len() + 1;
+    let (used, out) =
+        stream(queue, cut, random, &header(kind::IN, sector), room).map_err(|e| e.to_string())?;
+    ensure(used as usize == room && out[room - 1] == 0, || {
+        format!("read: used {used}")
+    })?;
+    ensure(out[..room - 1] == model.bytes[bytes], || {
+        "read: wrong data".into()
+    })
+}
+
+#[test]
+fn neighbours_inside_one_block_do_not_undo_each_other() {
+    for (name, _scratch, _device, args) in disks() {
+        let daemon = serve(&args);
+        let mut client = daemon.open(&small(4));
+        // Each vring owns every fourth sector of the same blocks, and rewrites it at once with the others.
+        std::thread::scope(|scope| {
+            for (queue, lane) in client.queues().iter_mut().zip(0u64..) {
+                scope.spawn(move || {
+                    for round in 0..scale(40) as u8 {
+                        for group in 0..8 {
+                            let sector = group * 4 + lane;
+                            queue
+                                .write(sector * 512, &[round ^ lane as u8; 512])
+                                .unwrap();
+                        }
+                        for group in 0..8 {
+                            let mut back = [0; 512];
+                            queue.read((group * 4 + lane) * 512, &mut back).unwrap();
+                            let right = back.iter().all(|byte| *byte == round ^ lane as u8);
+                            assert!(
+                                right,
+                                "{name}: lane {lane}, round {round}, {:?}",
+                                &back[..4]
+                            );
+                        }
+                    }
+                });
+            }
+        });
+        drop(client);
+        daemon.finish();
+    }
+}
+
+#[test]
+fn patterns_at_depth_on_many_vrings() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    for args in [
+        &["--disk", "ram:64M"][..],
+        &["--disk", image.to_str().unwrap()],
+    ] {
+        let daemon = Daemon::serve(args);
+        for (what, layout, wait, features) in [
+            ("direct, asleep", Layout::Direct, Wait::Sleep, !0),
+            ("indirect, polling", Layout::Indirect, Wait::Poll, !0),
+            (
+                "no event index",
+                Layout::Auto,
+                Wait::Sleep,
+                !feature::EVENT_IDX,
+            ),
+            (
+                "bare",
+                Layout::Direct,
+                Wait::Sleep,
+                !(feature::EVENT_IDX | feature::INDIRECT_DESC),
+            ),
+        ] {
+            let options = Options {
+                queues: 4,
+                queue_size: 128,
+                data_bytes: 16 << 20,
+                wait,
+                features,
+                ..Options::default()
+            };
+            let mut client = daemon.open(&options);
+            for block_bytes in [512, 4096, 64 << 10] {
+                let span = 16 << 20;
+                let fill = Workload {
+                    read_percent: 0,
+                    order: Order::Sequential,
+                    stop: Stop::Requests(span / u64::from(block_bytes)),
+                    verify: Verify::Pattern(3),
+                    layout,
+                    ..Workload::reads(block_bytes, 32, span, Duration::ZERO)
+                };
+                let done = client.queue(0).run(&fill, |_| ());
+                let done = done.unwrap_or_else(|e| panic!("{what}, {block_bytes}: {e}"));
+                assert_eq!(done.failed, 0, "{what}, {block_bytes}");
+                let mix = Workload {
+                    read_percent: 50,
+                    order: Order::Random,
+                    stop: Stop::Requests(scale(1000) as u64),
+                    ..fill
+                };
+                let all = client.run(&mix, |_| |_| ());
+                let all = all.unwrap_or_else(|e| panic!("{what}, {block_bytes}: {e}"));
+                assert!(
+                    all.iter().all(|tally| tally.failed == 0),
+                    "{what}, {block_bytes}"
+                );
+            }
+        }
+        daemon.finish();
+    }
+}
+
+#[test]
+fn memory_of_several_regions_that_do_not_touch_on_the_host() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    for table in [Table::Whole, Table::Slots] {
+        let at = 0x8000_0000;
+        let plans = [
+            RegionPlan::new(at, 16 << 20),
+            RegionPlan::new(at + (16 << 20), 64 << 10),
+            RegionPlan::new(at + (16 << 20) + (64 << 10), 64 << 10),
+        ];
+        let memory = GuestMemory::new(&plans).unwrap();
+        let options = Options { table, ..small(1) };
+        let frontend = cleave_client::Frontend::connect(daemon.socket(), options.patience).unwrap();
+        let mut client = Client::start_in(frontend, memory, &options).unwrap();
+        let memory = client.memory().clone();
+        let border = at + (16 << 20) + (64 << 10);
+        let bytes = Random::new(5).bytes(8192);
+        for shift in [0u64, 1, 511, 4096, 8191] {
+            let addr = border - shift;
+            memory.write(addr, &bytes);
+            let request = Request {
+                kind: kind::OUT,
+                sector: 64,
+                data: (addr, 8192),
+                writable: false,
+            };
+            let done = client.queue(0).execute(&request).unwrap();
+            assert_eq!(
+                (done.status, done.used_bytes),
+                (0, 1),
+                "write, {shift} before the border"
+            );
+            memory.fill(addr, 8192, 0);
+            let request = Request {
+                kind: kind::IN,
+                sector: 64,
+                data: (addr, 8192),
+                writable: true,
+            };
+            let done = client.queue(0).execute(&request).unwrap();
+            assert_eq!(
+                (done.status, done.used_bytes),
+                (0, 8193),
+                "read, {shift} before the border"
+            );
+            assert!(
+                memory.bytes(addr, 8192) == bytes,
+                "{shift} before the border"
+            );
+        }
+        drop(client);
+    }
+    daemon.finish();
+}
+
+#[test]
+fn discard_and_write_zeroes() {
+    for (name, _scratch, _device, args) in disks() {
+        let daemon = serve(&args);
+        let mut client = daemon.open(&small(1));
+        let offered = client.offered();
+        assert!(offered & feature::WRITE_ZEROES != 0, "{name}");
+        let config = client.config().clone();
+        assert_eq!(
+            (
+                config.max_write_zeroes_seg,
+                config.max_write_zeroes_sectors > 0
+            ),
+            (1, true)
+        );
+        let queue = client.queue(0);
+        let bytes = vec![0x5a; 256 << 10];
+        queue.write(0, &bytes).unwrap();
+        // Odd sectors, so that blocks of 4096 are hit in part.
+        for (offset, len, unmap) in [(512 * 3, 512 * 5, false), (64 << 10, 64 << 10, true)] {
+            queue.write_zeroes(offset, len, unmap).unwrap();
+        }
+        let mut wanted = bytes.clone();
+        wanted[512 * 3..512 * 8].fill(0);
+        wanted[64 << 10..128 << 10].fill(0);
+        let mut back = vec![1; wanted.len()];
+        queue.read(0, &mut back).unwrap();
+        assert!(back == wanted, "{name}: write-zeroes");
+        if offered & feature::DISCARD != 0 {
+            assert!(
+                config.max_discard_seg == 1 && config.max_discard_sectors > 0,
+                "{name}"
+            );
+            queue.discard(128 << 10, 64 << 10).unwrap();
+            queue.read(0, &mut back[..128 << 10]).unwrap();
+            assert!(
+                back[..128 << 10] == wanted[..128 << 10],
+                "{name}: discard hit a neighbour"
+            );
+            queue.read(192 << 10, &mut back[..64 << 10]).unwrap();
+            assert!(
+                back[..64 << 10] == wanted[192 << 10..],
+                "{name}: discard hit a neighbour"
+            );
+        }
+        drop(client);
+        daemon.finish();
+    }
+}
+
+#[test]
+fn discard_gives_space_back_to_the_host() {
+    use std::os::unix::fs::MetadataExt;
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).write(0, &vec![7; 8 << 20]).unwrap();
+    client.queue(0).flush().unwrap();
+    let before = std::fs::metadata(&image).unwrap().blocks();
+    client.queue(0).discard(0, 8 << 20).unwrap();
+    client.queue(0).flush().unwrap();
+    let after = std::fs::metadata(&image).unwrap().blocks();
+    assert!(
+        after + (7 << 20) / 512 <= before,
+        "{before} blocks, then {after}"
+    );
+    drop(client);
+    daemon.finish();
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap(), "--discard", "off"]);
+    let mut client = daemon.open(&small(1));
+    assert_eq!(client.offered() & feature::DISCARD, 0);
+    let refused = client.queue(0).discard(0, 4096);
+    assert!(
+        matches!(refused, Err(Error::Status { status: 2, .. })),
+        "{refused:?}"
+    );
+    drop(client);
+    daemon.finish();
+}
+
+#[test]
+fn the_configuration_says_what_was_asked_for() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let path = image.to_str().unwrap();
+    let args = [
+        "--disk",
+        path,
+        "--queues",
+        "7",
+        "--block-size",
+        "4096",
+        "--serial",
+        "cleave-0815",
+    ];
+    let daemon = Daemon::serve(&args);
+    let mut client = daemon.open(&small(1));
+    let config = client.config().clone();
+    assert_eq!(config.capacity_bytes(), DISK);
+    assert_eq!(
+        (config.blk_size, config.num_queues, config.writeback),
+        (4096, 7, 1)
+    );
+    assert!(
+        config.seg_max >= 254,
+        "one request carries 1 MiB in pages: {}",
+        config.seg_max
+    );
+    let needed = feature::VERSION_1
+        | feature::EVENT_IDX
+        | feature::INDIRECT_DESC
+        | feature::MQ
+        | feature::SEG_MAX
+        | feature::BLK_SIZE
+        | feature::TOPOLOGY
+        | feature::FLUSH
+        | feature::CONFIG_WCE
+        | feature::DISCARD
+        | feature::WRITE_ZEROES
+        | feature::VHOST_USER_PROTOCOL;
+    assert_eq!(client.offered() & needed, needed);
+    assert_eq!(client.offered() & feature::RO, 0);
+    assert_eq!(client.frontend().queue_num().unwrap(), 7);
+    assert!(client.frontend().max_mem_slots().unwrap() >= 509);
+    assert_eq!(client.queue(0).get_id().unwrap(), b"cleave-0815");
+    drop(client);
+    daemon.finish();
+    let daemon = Daemon::serve(&[
+        "--disk",
+        path,
+        "--serial",
+        "twenty-characters-xx",
+        "--cache",
+        "writethrough",
+    ]);
+    let mut client = daemon.open(&small(1));
+    assert_eq!(client.queue(0).get_id().unwrap(), b"twenty-characters-xx");
+    assert_eq!(client.config().writeback, 0);
+    drop(client);
+    daemon.finish();
+}
+
+#[test]
+fn a_request_of_a_mebibyte_in_pages() {
+    for args in [&["--disk", "ram:64M"][..], &["--disk", "null:64M"]] {
+        let daemon = Daemon::serve(args);
+        let mut client = daemon.open(&Options {
+            queue_size: 512,
+            ..small(1)
+        });
+        let mut random = Random::new(9);
+        let data = random.bytes(1 << 20);
+        let (area, _) = client.queue(0).data_area();
+        let memory = client.memory().clone();
+        for indirect in [false, true] {
+            // Every second page, so that no two touch.
+            let pages: Vec<u64> = (0..256)
+                .map(|page| area + (1 << 20) + page * 8192)
+                .collect();
+            let parts = |writable| {
+                pages.iter().map(move |addr| cleave_client::Buffer {
+                    addr: *addr,
+                    len: 4096,
+                    writable,
+                })
+            };
+            for (page, bytes) in pages.iter().zip(data.chunks(4096)) {
+                memory.write(*page, bytes);
+            }
+            let queue = client.queue(0);
+            let (head, status) = queue.control();
+            let [first, last] = [
+                cleave_client::Buffer::readable(head, 16),
+                cleave_client::Buffer::writable(status, 1),
+            ];
+            for (request, writable, wanted) in
+                [(kind::OUT, false, 1), (kind::IN, true, (1 << 20) + 1)]
+            {
+                queue.write_header(request, 2048);
+                if writable {
+                    pages.iter().for_each(|page| memory.fill(*page, 4096, 0xee));
+                }
+                let all: Vec<_> = [first]
+                    .into_iter()
+                    .chain(parts(writable))
+                    .chain([last])
+                    .collect();
+                let used = if indirect {
+                    queue.chain_through(area, &all)
+                } else {
+                    queue.chain(&all)
+                };
+                assert_eq!(used.unwrap().len, wanted);
+                assert_eq!(memory.bytes(status, 1), [0]);
+            }
+            for (page, bytes) in pages.iter().zip(data.chunks(4096)) {
+                let found = memory.bytes(*page, 4096);
+                assert!(found == bytes || args[1].starts_with("null") && found == [0; 4096]);
+            }
+        }
+        drop(client);
+        daemon.finish();
+    }
+}
+
+#[test]
+fn a_null_disk_reads_zeroes_and_takes_everything() {
+    let daemon = Daemon::serve(&["--disk", "null:1G"]);
+    let mut client = daemon.open(&small(2));
+    let queue = client.queue(1);
+    queue.write(4096, &[9; 8192]).unwrap();
+    let mut back = [9; 8192];
+    queue.read(4096, &mut back).unwrap();
+    assert!(back.iter().all(|byte| *byte == 0));
+    queue.flush().unwrap();
+    queue.write_zeroes(0, 1 << 20, true).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+#[test]
+fn a_read_only_disk_reads_and_refuses_every_change() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let bytes = Random::new(4).bytes(1 << 20);
+    std::os::unix::fs::FileExt::write_all_at(
+        &std::fs::File::options().write(true).open(&image).unwrap(),
+        &bytes,
+        0,
+    )
+    .unwrap();
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap(), "--read-only"]);
+    // Also from a guest that did not take the feature.
+    for features in [!0, !feature::RO] {
+        let mut client = daemon.open(&Options {
+            features,
+            ..small(1)
+        });
+        assert!(client.offered() & feature::RO != 0);
+        let queue = client.queue(0);
+        let mut back = vec![0; 1 << 20];
+        queue.read(0, &mut back).unwrap();
+        assert!(back == bytes);
+        for refused in [
+            queue.write(0, &[1; 4096]),
+            queue.discard(0, 4096),
+            queue.write_zeroes(0, 4096, true),
+        ] {
+            assert!(
+                matches!(refused, Err(Error::Status { status: 1, .. })),
+                "{refused:?}"
+            );
+        }
+        queue.flush().unwrap();
+        queue.read(0, &mut back).unwrap();
+        assert!(back == bytes);
+    }
+    assert!(std::fs::read(&image).unwrap()[..1 << 20] == bytes);
+    daemon.finish();
+}
+
+#[test]
+fn write_back_is_turned_off_and_on_by_the_guest() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    let mut client = daemon.open(&small(2));
+    for wanted in [0, 1, 0] {
+        client.frontend().set_config(32, &[wanted]).unwrap();
+        assert_eq!(client.refresh_config().unwrap().writeback, wanted);
+        exercise(&mut client).unwrap();
+    }
+    drop(client);
+    daemon.finish();
+}
+
+#[test]
+fn a_grown_image_is_told_to_the_guest() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    let mut client = daemon.open(&small(1));
+    let channel = client.open_backend_channel().unwrap();
+    for bytes in [2 * DISK, 3 * DISK] {
+        std::fs::File::options()
+            .write(true)
+            .open(&image)
+            .unwrap()
+            .set_len(bytes)
+            .unwrap();
+        assert!(
+            channel.config_change(Duration::from_secs(5)).unwrap(),
+            "nothing was told"
+        );
+        assert_eq!(client.refresh_config().unwrap().capacity_bytes(), bytes);
+        exercise(&mut client).unwrap();
+    }
+    drop(client);
+    let client = daemon.open(&small(1));
+    assert_eq!(client.config().capacity_bytes(), 3 * DISK);
+    drop(client);
+    daemon.finish();
+}
+
+#[test]
+fn every_way_of_setting_up() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    let base = small(2);
+    let without = |bits: u64| Options {
+        features: !bits,
+        ..base.clone()
+    };
+    let table = [
+        ("all", base.clone()),
+        ("no EVENT_IDX", without(feature::EVENT_IDX)),
+        ("no INDIRECT", without(feature::INDIRECT_DESC)),
+        (
+            "none of EVENT_IDX, INDIRECT, MQ",
+            without(feature::EVENT_IDX | feature::INDIRECT_DESC | feature::MQ),
+        ),
+        (
+            "VERSION_1 alone",
+            Options {
+                features: feature::VERSION_1 | feature::VHOST_USER_PROTOCOL,
+                ..base.clone()
+            },
+        ),
+        (
+            "without bit 30 vrings start enabled",
+            without(feature::VHOST_USER_PROTOCOL),
+        ),
+        (
+            "no REPLY_ACK",
+            Options {
+                protocol_features: base.protocol_features & !8,
+                ..base.clone()
+            },
+        ),
+        (
+            "no protocol feature",
+            Options {
+                protocol_features: 0,
+                ..base.clone()
+            },
+        ),
+        (
+            "memory by slots",
+            Options {
+                table: Table::Slots,
+                ..base.clone()
+            },
+        ),
+        (
+            "features first",
+            Options {
+                features_first: true,
+                ..base.clone()
+            },
+        ),
+        (
+            "blocking eventfds",
+            Options {
+                kick: Doorbell::Blocking,
+                call: Doorbell::Blocking,
+                ..base.clone()
+            },
+        ),
+        (
+            "no call descriptor",
+            Options {
+                call: Doorbell::Absent,
+                wait: Wait::Poll,
+                ..base.clone()
+            },
+        ),
+        (
+            "no kick descriptor",
+            Options {
+                kick: Doorbell::Absent,
+                ..base.clone()
+            },
+        ),
+        (
+            "rings of 4",
+            Options {
+                queue_size: 4,
+                ..base.clone()
+            },
+        ),
+        (
+            "rings of 1024",
+            Options {
+                queue_size: 1024,
+                ..base.clone()
+            },
+        ),
+        (
+            "from position 65530",
+            Options {
+                base: 65530,
+                ..base.clone()
+            },
+        ),
+        (
+            "no vring at all",
+            Options {
+                queues: 0,
+                ..base.clone()
+            },
+        ),
+    ];
+    for (name, options) in table {
+        let began = Instant::now();
+        let mut client = daemon.open(&options);
+        if options.protocol_features & 0x200 == 0 {
+            // Without CONFIG the driver does not know the size; it still reads and writes.
+            client.queue(0).write(8192, &[3; 4096]).unwrap();
+            let mut back = [0; 4096];
+            client.queue(1).read(8192, &mut back).unwrap();
+            assert!(back == [3; 4096], "{name}");
+            continue;
+        }
+        for _ in 0..40 {
+            exercise(&mut client).unwrap_or_else(|what| panic!("{name}: {what}"));
+        }
+        println!("{name} ... ok ({} ms)", began.elapsed().as_millis());
+    }
+    daemon.finish();
+}
+
+#[test]
+fn the_largest_ring() {
+    let daemon = Daemon::serve(&["--disk", "null:64M", "--queue-size", "32768"]);
+    let options = Options {
+        queue_size: 32768,
+        data_bytes: 64 << 20,
+        ..small(1)
+    };
+    let mut client = daemon.open(&options);
+    let workload = Workload {
+        stop: Stop::Requests(scale(60_000) as u64),
+        ..Workload::reads(512, 10_000, 32 << 20, Duration::ZERO)
+    };
+    assert_eq!(client.queue(0).run(&workload, |_| ()).unwrap().failed, 0);
+    drop(client);
+    daemon.finish();
+}
+
+#[test]
+fn one_partial_start_as_firmware_does_it() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M", "--queues", "8"]);
+    let mut client = daemon.open(&small(1));
+    exercise(&mut client).unwrap();
+    // The operating system comes later and starts the rest.
+    let all = range(0, 1, 0);
+    assert_eq!(all.len(), 16);
+    for index in 1..8 {
+        let mut queue = client
+            .start_queue(
+                index,
+                &Options {
+                    data_bytes: 64 << 10,
+                    queue_size: 16,
+                    ..small(1)
+                },
+            )
+            .unwrap();
+        queue
+            .write(u64::from(index) * 4096, &[index as u8; 4096])
+            .unwrap();
+    }
+    exercise(&mut client).unwrap();
+    drop(client);
+    daemon.finish();
+}

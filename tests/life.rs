@@ -1,0 +1,404 @@
+//! Frontends come and go, signals end the program, sockets and images are not taken from others.
+#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+
+use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
+
+use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
+use cleave_tests::{Daemon, Scratch, exercise, run_to_end, scale, small};
+use rustix::process::Signal;
+
+#[test]
+fn frontends_come_and_go() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    // The first ones make whatever is made once.
+    for _ in 0..5 {
+        exercise(&mut daemon.open(&small(2))).unwrap();
+    }
+    let (fds, threads) = (daemon.fds_settle_at(0).min(daemon.fds()), daemon.threads());
+    let rss = daemon.rss_kib();
+    let mut slowest = Duration::ZERO;
+    for round in 0..scale(200) {
+        let began = Instant::now();
+        let mut client = daemon.open(&small(2));
+        exercise(&mut client).unwrap_or_else(|what| panic!("round {round}: {what}"));
+        slowest = slowest.max(began.elapsed());
+    }
+    println!("slowest of all: {slowest:?}");
+    assert!(slowest < Duration::from_millis(300), "{slowest:?}");
+    assert!(
+        daemon.fds_settle_at(fds) <= fds,
+        "{fds} descriptors became {}",
+        daemon.fds()
+    );
+    assert!(
+        daemon.threads() <= threads,
+        "{threads} threads became {}",
+        daemon.threads()
+    );
+    assert!(
+        daemon.rss_kib() <= rss + 1024,
+        "{rss} KiB became {}",
+        daemon.rss_kib()
+    );
+    daemon.finish();
+}
+
+#[test]
+fn the_next_frontend_is_served_at_once() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    let mut times: Vec<Duration> = (0..50)
+        .map(|_| {
+            let mut client = daemon.open(&small(1));
+            exercise(&mut client).unwrap();
+            let began = Instant::now();
+            drop(client);
+            let mut next = daemon.open(&small(1));
+            exercise(&mut next).unwrap();
+            began.elapsed()
+        })
+        .collect();
+    times.sort();
+    println!("median {:?}, slowest {:?}", times[25], times[49]);
+    assert!(times[45] < Duration::from_millis(100), "{times:?}");
+    daemon.finish();
+}
+
+#[test]
+fn a_second_frontend_is_turned_away() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    let mut first = daemon.open(&small(2));
+    for _ in 0..3 {
+        let second = Socket::connect(daemon.socket(), Duration::from_secs(2)).unwrap();
+        assert!(
+            second.closes_within(Duration::from_secs(2)),
+            "the second was not turned away"
+        );
+        exercise(&mut first).unwrap();
+    }
+    assert!(
+        daemon.log_has("second frontend", Duration::from_secs(2)),
+        "{}",
+        daemon.log()
+    );
+    drop(first);
+    exercise(&mut daemon.open(&small(2))).unwrap();
+    daemon.finish();
+}
+
+#[test]
+fn once_means_once() {
+    let mut daemon = Daemon::serve(&["--disk", "ram:64M", "--once"]);
+    let mut client = daemon.open(&small(2));
+    exercise(&mut client).unwrap();
+    daemon.alive().unwrap();
+    drop(client);
+    let (code, took) = daemon
+        .wait(Duration::from_secs(3))
+        .expect("it leaves with its frontend");
+    assert_eq!(code, Some(0), "{}", daemon.log());
+    assert!(took < Duration::from_secs(2));
+    assert!(!daemon.socket().exists());
+}
+
+#[test]
+fn term_and_int_end_it_in_order_under_load() {
+    for signal in [Signal::TERM, Signal::INT] {
+        for (queues, depth, completion) in
+            [(4, 32, "interrupt"), (2, 16, "poll"), (0, 0, "interrupt")]
+        {
+            let scratch = Scratch::new();
+            let image = scratch.image("disk", 64 << 20);
+            let args = [
+                "--disk",
+                image.to_str().unwrap(),
+                "--completion",
+                completion,
+            ];
+            let mut daemon = Daemon::serve(&args);
+            let options = Options {
+                patience: Duration::from_millis(700),
+                ..small(queues)
+            };
+            let mut client = daemon.open(&options);
+            std::thread::scope(|scope| {
+                let load = scope.spawn(|| {
+                    let time = Duration::from_secs(5);
+                    let mix = Workload {
+                        read_percent: 50,
+                        ..Workload::reads(16 << 10, depth, 32 << 20, time)
+                    };
+                    // Ends in a time-out, as its daemon goes.
+                    if queues > 0 {
+                        let _ = client.run(&mix, |_| |_| ());
+                    }
+                });
+                std::thread::sleep(Duration::from_millis(100));
+                daemon.signal(signal);
+                let ended = daemon.wait(Duration::from_secs(5));
+                match ended {
+                    Some((Some(0), took)) if took < Duration::from_secs(2) => {}
+                    other => panic!("{signal:?}, {queues} vrings: {other:?}\n{}", daemon.log()),
+                }
+                assert!(!daemon.socket().exists(), "the socket file is left behind");
+                load.join().unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn an_idle_disk_costs_nothing() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    let mut client = daemon.open(&small(4));
+    exercise(&mut client).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let before = daemon.cpu();
+    std::thread::sleep(Duration::from_millis(500));
+    let spent = daemon.cpu().saturating_sub(before);
+    assert!(
+        spent < Duration::from_millis(2),
+        "{spent:?} of CPU in half a second of nothing"
+    );
+    exercise(&mut client).unwrap();
+    drop(client);
+    let before = daemon.cpu();
+    std::thread::sleep(Duration::from_millis(500));
+    let spent = daemon.cpu().saturating_sub(before);
+    assert!(
+        spent < Duration::from_millis(20),
+        "{spent:?} of CPU without a frontend"
+    );
+    daemon.finish();
+}
+
+#[test]
+fn polling_spins_only_while_there_is_a_vring() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M", "--completion", "poll"]);
+    let mut client = daemon.open(&Options {
+        kick: Doorbell::Absent,
+        wait: Wait::Poll,
+        ..small(1)
+    });
+    exercise(&mut client).unwrap();
+    drop(client);
+    std::thread::sleep(Duration::from_millis(200));
+    let before = daemon.cpu();
+    std::thread::sleep(Duration::from_millis(300));
+    let spent = daemon.cpu().saturating_sub(before);
+    assert!(
+        spent < Duration::from_millis(20),
+        "{spent:?} of CPU without a frontend"
+    );
+    daemon.finish();
+}
+
+#[test]
+fn a_worker_per_vring_and_no_child() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M", "--workers", "4", "--queues", "4"]);
+    let alone = daemon.threads();
+    let mut client = daemon.open(&small(4));
+    exercise(&mut client).unwrap();
+    assert!(
+        daemon.threads() >= alone + 4,
+        "{alone} threads became {}",
+        daemon.threads()
+    );
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", daemon.pid()));
+    assert_eq!(children.unwrap_or_default().trim(), "");
+    drop(client);
+    let end = Instant::now() + Duration::from_secs(2);
+    while daemon.threads() > alone && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(
+        daemon.threads() <= alone,
+        "{alone} threads became {}",
+        daemon.threads()
+    );
+    daemon.finish();
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+    let scratch = Scratch::new();
+    let socket = scratch.join("socket");
+    drop(UnixListener::bind(&socket).unwrap());
+    assert!(socket.exists(), "a stale socket file");
+    let other = scratch.image("other", 1 << 20);
+    let args = [
+        "serve",
+        "--socket-path",
+        socket.to_str().unwrap(),
+        "--disk",
+        "ram:64M",
+    ];
+    let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
+    let daemon = Daemon::with_args(scratch, socket.clone(), &args);
+    assert!(
+        daemon.log_has("serving", Duration::from_secs(5)),
+        "{}",
+        daemon.log()
+    );
+    let mut client = daemon.open(&small(1));
+    let rival = [
+        "serve",
+        "--socket-path",
+        socket.to_str().unwrap(),
+        "--disk",
+        other.to_str().unwrap(),
+    ];
+    let ended = run_to_end(&rival);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    exercise(&mut client).unwrap();
+    drop(client);
+    exercise(&mut daemon.open(&small(1))).unwrap();
+    daemon.finish();
+    assert!(!socket.exists(), "the socket file is left behind");
+}
+
+#[test]
+fn an_image_in_use_is_not_shared() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 64 << 20);
+    let disk = image.to_str().unwrap();
+    let rival = scratch.join("rival");
+    let rival = [
+        "serve",
+        "--socket-path",
+        rival.to_str().unwrap(),
+        "--disk",
+        disk,
+    ];
+    let read_only = [&rival[..], &["--read-only"]].concat();
+    let daemon = Daemon::serve(&["--disk", disk]);
+    for args in [&rival[..], &read_only] {
+        let ended = run_to_end(args);
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(
+            ended.stderr.contains(disk) && ended.stderr.contains("in use"),
+            "{}",
+            ended.stderr
+        );
+    }
+    daemon.finish();
+    let first = Daemon::serve(&["--disk", disk, "--read-only"]);
+    let second = Daemon::serve(&["--disk", disk, "--read-only"]);
+    exercise(&mut first.open(&small(1))).unwrap();
+    exercise(&mut second.open(&small(1))).unwrap();
+    let ended = run_to_end(&rival);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    second.finish();
+    first.finish();
+    // A lock does not outlive its holder, however that ended.
+    let mut killed = Daemon::serve(&["--disk", disk]);
+    killed.abandon();
+    Daemon::serve(&["--disk", disk]).finish();
+}
+
+#[test]
+fn frontends_killed_in_the_middle_of_their_requests() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 64 << 20);
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    exercise(&mut daemon.open(&small(2))).unwrap();
+    let (fds, rss) = (daemon.fds_settle_at(0).min(daemon.fds()), daemon.rss_kib());
+    for round in 0..scale(100) {
+        let mut client = daemon.open(&small(2));
+        for index in 0..2 {
+            flood(&mut client, index, 20);
+        }
+        // Memory, sockets and eventfds go at once, as they do when a VMM is killed.
+        drop(client);
+        if round % 25 == 0 {
+            exercise(&mut daemon.open(&small(2))).unwrap_or_else(|what| panic!("{round}: {what}"));
+        }
+    }
+    exercise(&mut daemon.open(&small(2))).unwrap();
+    assert!(
+        daemon.fds_settle_at(fds) <= fds,
+        "{fds} descriptors became {}",
+        daemon.fds()
+    );
+    assert!(
+        daemon.rss_kib() <= rss + 1024,
+        "{rss} KiB became {}",
+        daemon.rss_kib()
+    );
+    daemon.finish();
+}
+
+/// Starts reads of 64 KiB and does not wait for them.
+fn flood(client: &mut Client, index: usize, count: u64) {
+    let queue = client.queue(index);
+    let (area, _) = queue.data_area();
+    let (head, status) = queue.control();
+    queue.write_header(0, 0);
+    for turn in 0..count {
+        let data = cleave_client::Buffer::writable(area + turn * (64 << 10), 64 << 10);
+        let chain = [
+            cleave_client::Buffer::readable(head, 16),
+            data,
+            cleave_client::Buffer::writable(status, 1),
+        ];
+        queue.ring().add(&chain).unwrap();
+    }
+    queue.ring().publish();
+    queue.ring_kick();
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    use std::process::{Command, Stdio};
+    // The read end of its stderr is never read: a pipe holds 64 KiB, and a guest can make it talk.
+    let scratch = Scratch::new();
+    let socket = scratch.join("socket");
+    let mut child = Command::new(cleave_tests::program_path())
+        .args([
+            "serve",
+            "--disk",
+            "ram:64M",
+            "--log",
+            "trace",
+            "--socket-path",
+        ])
+        .arg(&socket)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let end = Instant::now() + Duration::from_secs(5);
+    let mut rounds = 0;
+    while rounds < 300 {
+        match Client::open(&socket, &small(2)) {
+            Ok(mut client) => exercise(&mut client).unwrap(),
+            Err(error) => {
+                assert!(Instant::now() < end, "after {rounds} rounds: {error}");
+                std::thread::sleep(Duration::from_millis(2));
+                continue;
+            }
+        }
+        rounds += 1;
+        if Instant::now() > end {
+            break;
+        }
+    }
+    assert!(rounds > 10, "{rounds} rounds");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(child.id() as i32).unwrap(),
+        Signal::TERM,
+    )
+    .unwrap();
+    let end = Instant::now() + Duration::from_secs(3);
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > end {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("it does not end while its log is blocked");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(status.code(), Some(0));
+}

@@ -1,0 +1,372 @@
+//! The program under test.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use cleave_client::{Client, Error, Options};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Scratch;
+
+/// How a program ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code; `None`: a signal.
+    pub code: Option<i32>,
+    /// What it said.
+    pub stdout: String,
+    /// What it complained of.
+    pub stderr: String,
+}
+
+/// The built program: `CLEAVE_BIN`, else built now beside the tests.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(given) = std::env::var_os("CLEAVE_BIN") {
+            return given.into();
+        }
+        // target/PROFILE/deps/test-HASH
+        let profile = std::env::current_exe()
+            .unwrap()
+            .parent()
+            .unwrap()
+            .parent()
+            .unwrap()
+            .to_owned();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "cleave-daemon"]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        build.arg("--target-dir").arg(profile.parent().unwrap());
+        assert!(
+            build.status().unwrap().success(),
+            "the program does not build"
+        );
+        profile.join("cleave")
+    })
+}
+
+/// Where the program is.
+pub fn program_path() -> &'static Path {
+    program()
+}
+
+/// A copy of the program where every user can reach it.
+pub fn program_copy(scratch: &Scratch) -> PathBuf {
+    let copy = scratch.join("cleave");
+    std::fs::copy(program(), &copy).unwrap();
+    copy
+}
+
+/// Runs `cleave` with arguments until it ends by itself.
+pub fn run_to_end<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Ended {
+    let mut child = Command::new(program())
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let errors = std::thread::spawn(move || {
+        let mut text = String::new();
+        stderr.read_to_string(&mut text).map(|_| text)
+    });
+    let code = wait_for(&mut child, Duration::from_secs(10));
+    if code.is_none() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let mut text = String::new();
+    stdout.read_to_string(&mut text).unwrap();
+    let stderr = errors.join().unwrap().unwrap();
+    let status = code.unwrap_or_else(|| panic!("{:?} did not end: {stderr}", words(args)));
+    Ended {
+        code: status.code(),
+        stdout: text,
+        stderr,
+    }
+}
+
+fn words<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Vec<String> {
+    args.iter()
+        .map(|arg| arg.as_ref().to_string_lossy().into_owned())
+        .collect()
+}
+
+fn wait_for(child: &mut Child, time: Duration) -> Option<std::process::ExitStatus> {
+    let end = Instant::now() + time;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        if Instant::now() > end {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A running `cleave`. End it with [`Daemon::finish`], which asserts that it lived and ends well; a test that
+/// fails before that leaves its log in the output.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    scratch: Scratch,
+    socket: PathBuf,
+    done: bool,
+}
+
+impl Daemon {
+    /// Starts `cleave serve --socket-path … ARGS`.
+    pub fn serve(args: &[&str]) -> Daemon {
+        let scratch = Scratch::new();
+        let socket = scratch.join("socket");
+        let mut all = vec![
+            "serve".into(),
+            "--socket-path".into(),
+            socket.display().to_string(),
+        ];
+        all.extend(args.iter().map(|arg| (*arg).to_owned()));
+        Daemon::start(scratch, socket, Command::new(program()).args(all))
+    }
+
+    /// Starts it under `sh`, after shell commands such as `ulimit -n 64`.
+    pub fn serve_after(prelude: &str, args: &[&str]) -> Daemon {
+        let scratch = Scratch::new();
+        let socket = scratch.join("socket");
+        let line = format!("{prelude}; exec \"$@\"");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &line, "sh"])
+            .arg(program())
+            .args(["serve", "--socket-path"]);
+        Daemon::start(scratch, socket.clone(), command.arg(socket).args(args))
+    }
+
+    /// Starts it with arguments of all kinds; `socket` is where it will listen.
+    pub fn with_args<A: AsRef<std::ffi::OsStr>>(
+        scratch: Scratch,
+        socket: PathBuf,
+        args: &[A],
+    ) -> Daemon {
+        Daemon::start(scratch, socket, Command::new(program()).args(args))
+    }
+
+    /// Starts it with a descriptor as its standard input: for `--fd 0`.
+    pub fn with_stdin<A: AsRef<std::ffi::OsStr>>(
+        stdin: std::os::fd::OwnedFd,
+        args: &[A],
+    ) -> Daemon {
+        let scratch = Scratch::new();
+        Daemon::spawn(
+            scratch,
+            PathBuf::new(),
+            Command::new(program()).args(args).stdin(stdin),
+        )
+    }
+
+    fn start(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
+        let mut daemon = Daemon::spawn(scratch, socket, command.stdin(Stdio::null()));
+        let end = Instant::now() + Duration::from_secs(10);
+        while !daemon.socket.exists() {
+            if let Err(how) = daemon.alive() {
+                panic!(
+                    "the daemon ended at its start: {how}\n{}",
+                    daemon.log_tail()
+                );
+            }
+            assert!(
+                Instant::now() < end,
+                "no socket appeared\n{}",
+                daemon.log_tail()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        daemon
+    }
+
+    fn spawn(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
+        let log = File::create(scratch.join("log")).unwrap();
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Daemon {
+            child,
+            scratch,
+            socket,
+            done: false,
+        }
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its folder.
+    pub fn scratch(&self) -> &Scratch {
+        &self.scratch
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Opens a client.
+    pub fn open(&self, options: &Options) -> Client {
+        self.try_open(options)
+            .unwrap_or_else(|error| panic!("{error}\n{}", self.log_tail()))
+    }
+
+    /// Opens a client. The session before may still be draining, during which another frontend is refused: that is
+    /// tried again for two seconds.
+    pub fn try_open(&self, options: &Options) -> Result<Client, Error> {
+        let end = Instant::now() + Duration::from_secs(2);
+        loop {
+            match Client::open(&self.socket, options) {
+                Err(Error::Closed | Error::Io { .. }) if Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Whether it still runs; else how it ended.
+    pub fn alive(&mut self) -> Result<(), String> {
+        match self.child.try_wait().unwrap() {
+            None => Ok(()),
+            Some(status) => Err(status.to_string()),
+        }
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id() as i32).unwrap();
+        let _ = kill_process(pid, signal);
+    }
+
+    /// Waits until it ends by itself; how, and after how long.
+    pub fn wait(&mut self, time: Duration) -> Option<(Option<i32>, Duration)> {
+        let began = Instant::now();
+        let status = wait_for(&mut self.child, time)?;
+        self.done = true;
+        Some((status.code(), began.elapsed()))
+    }
+
+    /// Asserts that it lives, ends it by SIGTERM, and asserts that it ends well and in time.
+    pub fn finish(mut self) {
+        if let Err(how) = self.alive() {
+            panic!(
+                "the daemon did not live to the end: {how}\n{}",
+                self.log_tail()
+            );
+        }
+        self.signal(Signal::TERM);
+        match self.wait(Duration::from_secs(5)) {
+            Some((Some(0), took)) if took < Duration::from_secs(2) => {}
+            other => panic!("SIGTERM led to {other:?}\n{}", self.log_tail()),
+        }
+    }
+
+    /// Kills it without a word.
+    pub fn abandon(&mut self) {
+        self.done = true;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.scratch.join("log")).unwrap_or_default())
+            .into_owned()
+    }
+
+    /// The last lines of its log.
+    pub fn log_tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let from = lines.len().saturating_sub(25);
+        format!(
+            "--- log of the daemon ---\n{}\n---",
+            lines[from..].join("\n")
+        )
+    }
+
+    /// Waits until its log holds a text.
+    pub fn log_has(&self, text: &str, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        while !self.log().contains(text) {
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
+    }
+
+    /// Open descriptors.
+    pub fn fds(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, |dir| dir.count())
+    }
+
+    /// Waits until it has at most so many descriptors; how many it has.
+    pub fn fds_settle_at(&self, most: usize) -> usize {
+        let end = Instant::now() + Duration::from_secs(3);
+        loop {
+            let now = self.fds();
+            if now <= most || Instant::now() > end {
+                return now;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Threads.
+    pub fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.pid())).map_or(0, |dir| dir.count())
+    }
+
+    /// Resident memory that is not shared with a guest, in KiB.
+    pub fn rss_kib(&self) -> u64 {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"));
+        let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+        number.unwrap_or(0)
+    }
+
+    /// CPU time of all its threads so far.
+    pub fn cpu(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
+        let times = tasks.into_iter().flatten().flatten().filter_map(|task| {
+            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse::<u64>().ok()
+        });
+        Duration::from_nanos(times.sum())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if !self.done {
+            if std::thread::panicking() {
+                println!("{}", self.log_tail());
+            }
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Files, file systems and devices that vanish with the test.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// A folder on the real file system (where O_DIRECT works), removed at the end.
+#[derive(Debug)]
+pub struct Scratch {
+    folder: TempDir,
+}
+
+impl Scratch {
+    /// Makes the folder; `CLEAVE_TEST_DIR` says where.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Scratch {
+        let place = std::env::var_os("CLEAVE_TEST_DIR").map(PathBuf::from);
+        let place = place.unwrap_or_else(std::env::temp_dir);
+        Scratch {
+            folder: tempfile::Builder::new()
+                .prefix("cleave-")
+                .tempdir_in(place)
+                .unwrap(),
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A path inside.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A sparse file.
+    pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.join(name);
+        File::create(&path).unwrap().set_len(bytes).unwrap();
+        path
+    }
+}
+
+/// Whether this process may mount and attach.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Runs a program to its end; its output, or what it complained of.
+pub fn run(program: &str, args: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(args).output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    Err(format!(
+        "{program} {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    ))
+}
+
+/// A mounted file system, unmounted at the end.
+#[derive(Debug)]
+pub struct Mount {
+    at: PathBuf,
+    _device: Option<LoopDevice>,
+}
+
+impl Mount {
+    /// A tmpfs of so many bytes.
+    pub fn tmpfs(scratch: &Scratch, bytes: u64) -> Result<Mount, String> {
+        let at = scratch.join("tmpfs");
+        std::fs::create_dir_all(&at).map_err(|error| error.to_string())?;
+        let size = format!("size={bytes}");
+        run(
+            "mount",
+            &["-t", "tmpfs", "-o", &size, "tmpfs", &at.to_string_lossy()],
+        )?;
+        Ok(Mount { at, _device: None })
+    }
+
+    /// An ext4 of so many bytes in a file.
+    pub fn ext4(scratch: &Scratch, bytes: u64) -> Result<Mount, String> {
+        let image = scratch.image("ext4.img", bytes);
+        run(
+            "mkfs.ext4",
+            &["-q", "-F", "-m", "0", &image.to_string_lossy()],
+        )?;
+        let device = LoopDevice::attach(&image)?;
+        let at = scratch.join("ext4");
+        std::fs::create_dir_all(&at).map_err(|error| error.to_string())?;
+        run(
+            "mount",
+            &[&device.path.to_string_lossy(), &at.to_string_lossy()],
+        )?;
+        Ok(Mount {
+            at,
+            _device: Some(device),
+        })
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.at
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let at = self.at.to_string_lossy();
+        if run("umount", &[&at]).is_err() {
+            let _ = run("umount", &["-l", &at]);
+        }
+    }
+}
+
+/// A loop device, detached at the end.
+#[derive(Debug)]
+pub struct LoopDevice {
+    /// `/dev/loopN`.
+    pub path: PathBuf,
+}
+
+impl LoopDevice {
+    /// Attaches a file.
+    pub fn attach(image: &Path) -> Result<LoopDevice, String> {
+        LoopDevice::attach_with(image, &[])
+    }
+
+    /// Attaches a file with further options of `losetup`.
+    pub fn attach_with(image: &Path, options: &[&str]) -> Result<LoopDevice, String> {
+        let image = image.to_string_lossy();
+        let args: Vec<&str> = ["--find", "--show"]
+            .iter()
+            .chain(options)
+            .copied()
+            .collect();
+        let args: Vec<&str> = args.into_iter().chain([image.as_ref()]).collect();
+        Ok(LoopDevice {
+            path: run("losetup", &args)?.into(),
+        })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = run("losetup", &["-d", &self.path.to_string_lossy()]);
+    }
+}

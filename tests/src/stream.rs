@@ -1,0 +1,97 @@
+//! Requests as two byte streams cut into descriptors anywhere: what a driver may do (virtio 1.3 §2.7.4.3) and
+//! Linux does not.
+
+use cleave_client::{Buffer, Error, Queue};
+
+use crate::Random;
+
+/// Header of a request (virtio 1.3 §5.2.6).
+pub fn header(kind: u32, sector: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[0..4].copy_from_slice(&kind.to_le_bytes());
+    bytes[8..16].copy_from_slice(&sector.to_le_bytes());
+    bytes
+}
+
+/// One discard or write-zeroes range (virtio 1.3 §5.2.6).
+pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[0..8].copy_from_slice(&sector.to_le_bytes());
+    bytes[8..12].copy_from_slice(&sectors.to_le_bytes());
+    bytes[12..16].copy_from_slice(&flags.to_le_bytes());
+    bytes
+}
+
+/// How streams are cut.
+#[derive(Debug, Clone, Copy)]
+pub struct Cut {
+    /// Most pieces of each stream.
+    pub pieces: usize,
+    /// Descriptors of length 0 among them.
+    pub empty: bool,
+    /// Through an indirect table.
+    pub indirect: bool,
+}
+
+/// Sends one request made of a readable stream and `writable` bytes of room, cut at random, at odd addresses with
+/// gaps. Returns the used length and what stands in the writable stream; gaps must keep their bytes.
+pub fn stream(
+    queue: &mut Queue,
+    cut: Cut,
+    random: &mut Random,
+    readable: &[u8],
+    writable: usize,
+) -> Result<(u32, Vec<u8>), Error> {
+    const UNTOUCHED: u8 = 0xa5;
+    let memory = queue.memory();
+    let (table, _) = queue.data_area();
+    let mut at = table + 32 * 1024;
+    let mut buffers = Vec::new();
+    let mut from = 0;
+    for len in cuts(random, cut, readable.len()) {
+        at += random.below(40);
+        memory.write(at, &readable[from..from + len]);
+        buffers.push(Buffer::readable(at, len as u32));
+        (at, from) = (at + len as u64, from + len);
+    }
+    let first = at;
+    let mut rooms = Vec::new();
+    for len in cuts(random, cut, writable) {
+        at += random.below(40);
+        rooms.push((at, len));
+        buffers.push(Buffer::writable(at, len as u32));
+        at += len as u64;
+    }
+    let whole = (at - first) as usize + 64;
+    memory.fill(first, whole, UNTOUCHED);
+    let used = if cut.indirect {
+        queue.chain_through(table, &buffers)?
+    } else {
+        queue.chain(&buffers)?
+    };
+    let mut out = Vec::new();
+    let mut all = memory.bytes(first, whole);
+    for (room, len) in rooms {
+        let start = (room - first) as usize;
+        out.extend_from_slice(&all[start..start + len]);
+        all[start..start + len].fill(UNTOUCHED);
+    }
+    assert!(
+        all.iter().all(|byte| *byte == UNTOUCHED),
+        "bytes outside the chain were written"
+    );
+    Ok((used.len, out))
+}
+
+/// Lengths of the pieces that a stream is cut into.
+fn cuts(random: &mut Random, cut: Cut, len: usize) -> Vec<usize> {
+    let mut ends: Vec<usize> = (1..cut.pieces.max(1))
+        .map(|_| random.below(len as u64 + 1) as usize)
+        .chain([0, len])
+        .collect();
+    ends.sort_unstable();
+    if !cut.empty {
+        ends.dedup();
+    }
+    ends.windows(2).map(|pair| pair[1] - pair[0]).collect()
+}
