@@ -13,7 +13,8 @@ use std::time::Duration;
 use io_uring::register::Restriction;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{
-    CompletionQueue, IoUring, SubmissionQueue, Submitter, cqueue, opcode, squeue, squeue::Flags,
+    CompletionQueue, EnterFlags, IoUring, SubmissionQueue, Submitter, cqueue, opcode, squeue,
+    squeue::Flags,
 };
 
 use crate::EngineError;
@@ -65,12 +66,23 @@ pub(crate) enum Sleep {
     Forever,
 }
 
+/// What a sleep waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// An op.
+    Io,
+    /// A signal only: the kernel is told (6.15), or an idle disk would count as a CPU waiting for I/O.
+    Signal,
+}
+
 /// A ring of one thread.
 pub(crate) struct Ring {
     submitter: ManuallyDrop<Submitter<'static>>,
     sq: ManuallyDrop<SubmissionQueue<'static>>,
     cq: ManuallyDrop<CompletionQueue<'static>>,
     uring: NonNull<IoUring>,
+    /// The kernel knows NO_IOWAIT.
+    can_idle: bool,
     enters: u64,
 }
 
@@ -106,6 +118,7 @@ impl Ring {
     /// Sets a ring up on the thread that will use it: restricted, enabled, and registered.
     pub(crate) fn new(plan: &Plan<'_>) -> Result<Ring, EngineError> {
         let uring = build(plan).map_err(EngineError::setup)?;
+        let can_idle = uring.params().is_feature_no_iowait();
         let uring = NonNull::from(Box::leak(Box::new(uring)));
         // SAFETY: the box is leaked and nothing else refers to it; `Drop` takes it back only after
         // the three parts are gone.
@@ -115,6 +128,7 @@ impl Ring {
             sq: ManuallyDrop::new(sq),
             cq: ManuallyDrop::new(cq),
             uring,
+            can_idle,
             enters: 0,
         };
         ring.furnish(plan).map_err(EngineError::setup)?;
@@ -187,7 +201,7 @@ impl Ring {
     /// Submits what is queued, has the kernel hand over what it holds back, and sleeps as told until
     /// there is a completion. No system call where there is nothing to do and no sleep.
     #[inline]
-    pub(crate) fn enter(&mut self, sleep: Sleep) -> io::Result<()> {
+    pub(crate) fn enter(&mut self, sleep: Sleep, purpose: Purpose) -> io::Result<()> {
         self.sq.sync();
         if sleep == Sleep::No && self.sq.is_empty() && !self.sq.taskrun() && !self.sq.cq_overflow()
         {
@@ -196,11 +210,10 @@ impl Ring {
         self.enters += 1;
         let result = match sleep {
             Sleep::No => self.submitter.submit(),
-            Sleep::Forever => self.submitter.submit_and_wait(1),
+            Sleep::Forever => self.wait(&SubmitArgs::new(), purpose),
             Sleep::For(time) => {
                 let time = Timespec::from(time);
-                self.submitter
-                    .submit_with_args(1, &SubmitArgs::new().timespec(&time))
+                self.wait(&SubmitArgs::new().timespec(&time), purpose)
             }
         };
         self.sq.sync();
@@ -209,6 +222,18 @@ impl Ring {
             std::thread::sleep(SHORT_PAUSE);
         }
         Ok(())
+    }
+
+    fn wait(&self, args: &SubmitArgs<'_, '_>, purpose: Purpose) -> io::Result<usize> {
+        if purpose == Purpose::Io || !self.can_idle {
+            return self.submitter.submit_with_args(1, args);
+        }
+        let flags = EnterFlags::EXT_ARG | EnterFlags::GETEVENTS | EnterFlags::NO_IOWAIT;
+        // At most the queue's size, which is a u32.
+        let queued = self.sq.len() as u32;
+        // SAFETY: the flags say that `args` is the extended argument, which it is, and the kernel
+        // reads it during the call only.
+        unsafe { self.submitter.enter(queued, 1, flags.bits(), Some(args)) }
     }
 
     /// The next completion, without a system call.

@@ -15,7 +15,7 @@ use crate::bell::Bells;
 use crate::files::Files;
 use crate::memory::Bindings;
 use crate::onspot::{self, Ram};
-use crate::ring::{self, LEVELS, Level, Plan, Ring, Sleep, tag};
+use crate::ring::{self, LEVELS, Level, Plan, Purpose, Ring, Sleep, tag};
 use crate::watch::{Signal, Watches};
 use crate::{Engine, Event, Wait};
 
@@ -219,7 +219,7 @@ impl Uring {
     fn drain(&mut self) -> io::Result<()> {
         self.bells.flush(&mut self.core.ring);
         let Runner::Files(files) = &mut self.runner else {
-            return self.core.ring.enter(Sleep::No);
+            return self.core.ring.enter(Sleep::No, Purpose::Io);
         };
         files.close(&mut self.core);
         while files.flying() > 0 {
@@ -228,10 +228,10 @@ impl Uring {
                     files.completed_closed(&mut self.core, entry.user_data() as u16);
                 }
             } else {
-                self.core.ring.enter(Sleep::Forever)?;
+                self.core.ring.enter(Sleep::Forever, Purpose::Io)?;
             }
         }
-        self.core.ring.enter(Sleep::No)
+        self.core.ring.enter(Sleep::No, Purpose::Io)
     }
 }
 
@@ -346,7 +346,11 @@ impl Engine for Uring {
         self.watches.arm_wanted(&mut self.core.ring);
         self.bells.flush(&mut self.core.ring);
         let sleep = self.sleep(wait, limit);
-        self.core.ring.enter(sleep)
+        let purpose = match self.in_flight {
+            0 => Purpose::Signal,
+            _ => Purpose::Io,
+        };
+        self.core.ring.enter(sleep, purpose)
     }
 
     fn watch(&mut self, slot: u16, fd: OwnedFd) {

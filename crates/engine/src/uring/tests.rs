@@ -100,6 +100,34 @@ fn neighbours_in_a_block_of_4096_keep_their_bytes_across_two_engines() {
 }
 
 #[test]
+fn more_ops_than_buffers_wait_their_turn() {
+    let dir = folder();
+    let disk =
+        Arc::new(open(&image(dir.path(), 16 << 20), Direct::Auto).with_alignment(4096, 4096));
+    let guest = Guest::new();
+    let memory = Arc::clone(&guest.memory);
+    let mut engine = Uring::new(Arc::clone(&disk), memory, 200, 1, 1).unwrap();
+    let segments = [segment(512, 64 << 10)];
+    for token in 0..200 {
+        engine.push(
+            op(READ, token * (64 << 10) + 512, 64 << 10, &segments),
+            token,
+        );
+    }
+    let mut tokens: Vec<_> = (0..200).map(|_| next_done(&mut engine)).collect();
+    tokens.sort();
+    let all: Vec<_> = (0..200).map(|token| (token, Ok(()))).collect();
+    assert_eq!(tokens, all);
+    let load = Load {
+        ops: 6000,
+        depth: 128,
+        sectors_max: 100,
+        kinds: KINDS,
+    };
+    check_against_model(&mut [engine], &guest, &disk, &load, seed());
+}
+
+#[test]
 fn a_ram_disk_matches_the_model() {
     let disk = Arc::new(disk_of("ram:4M"));
     let guest = Guest::new();
@@ -423,6 +451,30 @@ fn guest_memory_cut_under_io_fails_the_op_and_nothing_else() {
 }
 
 #[test]
+fn zeroes_of_a_lost_page_do_not_reach_the_disk() {
+    let dir = folder();
+    let disk =
+        Arc::new(open(&image(dir.path(), DISK_BYTES), Direct::Auto).with_alignment(4096, 512));
+    let guest = Guest::new();
+    let mut engine = engine(&disk, &guest);
+    let near = [segment(0, 16 << 10)];
+    guest.put(&near, &[6; 16 << 10]);
+    assert_eq!(run(&mut engine, op(WRITE, 0, 16 << 10, &near)), Ok(()));
+    ftruncate(&guest.files[1], 4096).unwrap();
+    // The first access that meets the hole is the engine's own copy.
+    let far = [segment(REGION + (1 << 20), 8192)];
+    assert_eq!(
+        run(&mut engine, op(WRITE, 512, 8192, &far)),
+        Err(libc::EFAULT)
+    );
+    assert!(guest.memory.is_lost());
+    let other = Guest::new();
+    engine.bind(Arc::clone(&other.memory));
+    assert_eq!(run(&mut engine, op(READ, 0, 16 << 10, &near)), Ok(()));
+    assert_eq!(other.get(&near, 16 << 10), [6; 16 << 10]);
+}
+
+#[test]
 fn memory_is_kept_for_ops_in_flight_and_let_go_after() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
     let mut engine = engine(&disk, &guest);
@@ -458,12 +510,13 @@ fn dropping_waits_for_what_is_in_flight() {
         let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
         let guest = Guest::new();
         for round in 0..200 {
-            let mut engine = engine(&disk, &guest);
-            let segments = [segment(0, 64 << 10)];
-            for token in 0..32 {
+            let memory = Arc::clone(&guest.memory);
+            let mut engine = Uring::new(Arc::clone(&disk), memory, 128, 1, 1).unwrap();
+            let segments = [segment(0, 16 << 10)];
+            for token in 0..128 {
                 let kind = [READ, WRITE, OpKind::Sync, ZERO][(token % 4) as usize];
                 engine.push(
-                    op(kind, token * (64 << 10) + 512, 64 << 10, &segments),
+                    op(kind, token * (16 << 10) + 512, 16 << 10, &segments),
                     token,
                 );
             }
@@ -749,7 +802,7 @@ fn the_ring_refuses_what_it_was_not_made_for() {
     for entry in [socket, unfixed] {
         // SAFETY: neither entry points to memory.
         assert!(unsafe { ring.push(&entry.user_data(tag::IGNORED)) });
-        ring.enter(Sleep::Forever).unwrap();
+        ring.enter(Sleep::Forever, Purpose::Io).unwrap();
         let denied = ring.complete().unwrap();
         assert_eq!(denied.result(), -libc::EACCES);
     }
