@@ -81,6 +81,7 @@ pub trait Engine {
     fn enter(&mut self, wait: Wait) -> io::Result<()>;
 
     /// Watches an eventfd (kick or command); each signal wakes `enter` and is an `Event::Woken`.
+    /// What cannot be watched is woken once (a file of the wrong kind: a few times), then never.
     /// Replaces what the slot watched. The descriptor's flags and counter are left as they are.
     fn watch(&mut self, slot: u16, fd: OwnedFd);
 
@@ -92,6 +93,7 @@ pub trait Engine {
 
     /// Adds one to the slot's eventfd, at the latest with the next `enter`; several calls before that
     /// count as one. Nothing where the slot has no eventfd. A full or broken descriptor is ignored.
+    /// One without O_NONBLOCK costs the next enter a system call of its own.
     fn ring(&mut self, slot: u16);
 
     /// Ops pushed from now on are translated in `memory`.
