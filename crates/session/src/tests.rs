@@ -270,6 +270,20 @@ fn in_a_process_of_its_own(name: &str) -> bool {
     false
 }
 
+/// Descriptors that a program started by this process would get.
+fn fds_inherited() -> usize {
+    let is_inherited = |info: &String| {
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.map_or(0, |flags| u32::from_str_radix(flags.trim(), 8).unwrap());
+        flags & rustix::fs::OFlags::CLOEXEC.bits() == 0
+    };
+    std::fs::read_dir("/proc/self/fdinfo")
+        .unwrap()
+        .filter_map(|fd| std::fs::read_to_string(fd.ok()?.path()).ok())
+        .filter(is_inherited)
+        .count()
+}
+
 fn fds_open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -467,6 +481,21 @@ fn descriptors_that_a_message_does_not_take_end_the_connection() {
             "{request:?} with {count}"
         );
         assert!(matches!(frontend.end(), Ending::Refused(_)));
+    }
+    // Not even a message that nobody knows brings more than can be held, at once or bit by bit.
+    let fds = [file.as_fd(); 33];
+    for pieces in [1, 3] {
+        let mut frontend = Frontend::negotiated();
+        for piece in words(&[255, 9, 0]).chunks(12 / pieces) {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(33))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(
+                &fds[..33usize.div_ceil(pieces)]
+            )));
+            let bytes = [IoSlice::new(piece)];
+            let _ = sendmsg(&frontend.stream, &bytes, &mut control, SendFlags::NOSIGNAL);
+        }
+        assert_eq!(frontend.answer(255), Closed);
     }
 }
 
@@ -909,6 +938,7 @@ fn descriptors_stay_as_many_as_before() {
     if !in_a_process_of_its_own("descriptors_stay_as_many_as_before") {
         return;
     }
+    let inherited = fds_inherited();
     let file = memory_file(MEM_BYTES);
     let mut table = words(&[1, 0]);
     table.extend(longs(&[0, MEM_BYTES, USER, 0]));
@@ -946,6 +976,7 @@ fn descriptors_stay_as_many_as_before() {
         assert_eq!(frontend.answer(255), Nack);
     };
     round();
+    assert_eq!(fds_inherited(), inherited, "what comes is closed on exec");
     let before = fds_open();
     (0..1000).for_each(|_| round());
     assert_eq!(fds_open(), before);

@@ -381,6 +381,7 @@ fn after_a_reset_a_vring_begins_anew() {
     let mut driver = frontend.drive(0);
     (0..3).for_each(|_| driver.request());
     assert_eq!(frontend.tell(Req::RESET_DEVICE, &[]), Ack);
+    Driver::signalled(&driver.call);
     driver.made = 0;
     driver.put(0x1000, &[0; 4]);
     driver.put(0x2000, &[0; 4]);
@@ -391,6 +392,10 @@ fn after_a_reset_a_vring_begins_anew() {
     assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
     driver.request();
     assert_eq!(frontend.base(0), Some((0, 1)));
+    assert!(
+        Driver::signalled(&driver.call) > 0,
+        "the call is still known"
+    );
 }
 
 #[test]
@@ -458,18 +463,24 @@ fn nothing_is_left_of_a_frontend_that_went() {
             driver.make();
             driver.kick();
         }
+        assert_eq!(workers(), ["cleave-w0", "cleave-w1"]);
         assert!(matches!(frontend.end(), Ending::HungUp));
     };
     round();
     let before = fds_open();
     (0..100).for_each(|_| round());
     assert_eq!(fds_open(), before);
-    let threads = std::fs::read_dir("/proc/self/task").unwrap();
-    let names: Vec<_> = threads
+    assert!(workers().is_empty());
+}
+
+/// The worker threads of this process.
+fn workers() -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir("/proc/self/task")
+        .unwrap()
         .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .map(|name| name.trim().to_owned())
+        .filter(|name| name.starts_with("cleave-w"))
         .collect();
-    assert!(
-        !names.iter().any(|name| name.starts_with("cleave-w")),
-        "{names:?}"
-    );
+    names.sort();
+    names
 }
