@@ -9,6 +9,7 @@ mod failure;
 mod log;
 mod options_doc;
 mod process;
+mod quota;
 mod resize;
 mod seats;
 mod serve;

@@ -32,6 +32,11 @@ impl Seats {
         full
     }
 
+    /// Closes the oldest, to have its descriptor for another; returns whether there was one.
+    pub(crate) fn free_one(&mut self) -> bool {
+        self.0.pop_front().is_some()
+    }
+
     /// Closes all; returns how many there were.
     pub(crate) fn clear(&mut self) -> usize {
         let count = self.0.len();

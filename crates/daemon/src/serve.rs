@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
+use crate::quota::Quota;
 use crate::resize::Watch;
 use crate::seats::{Seats, has_left};
 use crate::service::Service;
@@ -31,8 +32,8 @@ const DRAIN_MAX: Duration = Duration::from_millis(1700);
 /// How long no connection is accepted after accepting failed (no descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Least time between two messages that a frontend can cause at will.
-const COMPLAINT_PAUSE: Duration = Duration::from_secs(1);
+/// Comings and goings told at once; enough for a VMM that connects a few times while it starts.
+const VISITS_MAX: u32 = 10;
 
 /// Serves until told to end, or until the only frontend has left.
 pub(crate) fn run(service: Service) -> Result<(), Failure> {
@@ -90,8 +91,9 @@ async fn control(
         accept_after: None,
         seats: Seats::default(),
         guest: None,
-        crowding: Complaints::default(),
-        faults: Complaints::default(),
+        visits: Quota::new(VISITS_MAX),
+        crowding: Quota::new(1),
+        faults: Quota::new(1),
     };
     daemon.announce();
     if let Door::Connected(stream) = &door {
@@ -128,9 +130,11 @@ struct Daemon {
     accept_after: Option<Instant>,
     seats: Seats,
     guest: Option<Guest>,
-    /// Of too many frontends, apart from `faults`, so that a crowd does not hide why a session ended.
-    crowding: Complaints,
-    faults: Complaints,
+    /// Messages of frontends that come and go; of too many of them; and of what went wrong, apart so that
+    /// a crowd does not hide it.
+    visits: Quota,
+    crowding: Quota,
+    faults: Quota,
     /// End when a frontend has left.
     once: bool,
 }
@@ -226,17 +230,20 @@ impl Daemon {
 
     /// A frontend has connected.
     fn receive(&mut self, stream: tokio::net::UnixStream) {
+        let name = self.disk.name();
         match &self.guest {
-            Some(guest) if !has_left(&guest.stream) => {
-                // Dropped here, which closes it.
-                self.crowding
-                    .tell(|| "a second frontend was turned away: one is connected".to_owned());
-            }
+            // Dropped here, which closes it.
+            Some(guest) if !has_left(&guest.stream) => self.crowding.tell(|more| {
+                tracing::warn!("{name}: a second frontend was turned away: one is connected{more}");
+            }),
             // The one before it has left and its session is about to end: this one waits its turn.
             _ => {
                 if self.seats.take(stream) {
-                    self.crowding
-                        .tell(|| "the oldest of many silent connections was closed".to_owned());
+                    self.crowding.tell(|more| {
+                        tracing::warn!(
+                            "{name}: the oldest of many silent connections was closed{more}"
+                        );
+                    });
                 }
             }
         }
@@ -244,22 +251,22 @@ impl Daemon {
 
     /// Starts a session on a thread of its own.
     fn begin(&mut self, stream: UnixStream) {
+        let name = self.disk.name();
         match self.spawn(stream) {
             Ok(guest) => {
-                tracing::info!("{}: a frontend has connected", self.disk.name());
+                self.visits
+                    .tell(|more| tracing::info!("{name}: a frontend has connected{more}"));
                 self.guest = Some(guest);
                 let waiting = self.seats.clear();
                 if waiting > 0 {
-                    self.crowding.tell(|| {
-                        format!("{waiting} further frontends were turned away: one is connected")
+                    self.crowding.tell(|more| {
+                        tracing::warn!("{name}: {waiting} further frontends were turned away: one is connected{more}");
                     });
                 }
             }
-            Err(error) => {
-                let name = self.disk.name().to_owned();
-                self.faults
-                    .tell(|| format!("{name}: a frontend cannot be served: {error}"));
-            }
+            Err(error) => self.faults.tell(|more| {
+                tracing::warn!("{name}: a frontend cannot be served: {error}{more}");
+            }),
         }
     }
 
@@ -286,17 +293,20 @@ impl Daemon {
         self.guest = None;
         let name = self.disk.name();
         match ending {
-            Some(Ending::HungUp) => tracing::info!("{name}: the frontend has left"),
-            Some(Ending::Refused(why)) => {
-                self.faults.tell(|| {
-                    format!("{name}: the frontend broke the protocol and was let go: {why}")
-                });
-            }
-            Some(Ending::Lost(why)) => {
-                self.faults
-                    .tell(|| format!("{name}: the frontend was let go: {why}"));
-            }
-            None => tracing::error!("{name}: the session failed"),
+            Some(Ending::HungUp) => self
+                .visits
+                .tell(|more| tracing::info!("{name}: the frontend has left{more}")),
+            Some(Ending::Refused(why)) => self.faults.tell(|more| {
+                tracing::warn!(
+                    "{name}: the frontend broke the protocol and was let go: {why}{more}"
+                );
+            }),
+            Some(Ending::Lost(why)) => self
+                .faults
+                .tell(|more| tracing::warn!("{name}: the frontend was let go: {why}{more}")),
+            None => self
+                .faults
+                .tell(|more| tracing::error!("{name}: the session failed{more}")),
         }
     }
 
@@ -311,20 +321,23 @@ impl Daemon {
                 }
             }
             Ok(None) => {}
-            Err(error) => {
-                self.faults
-                    .tell(|| format!("{name}: cannot look at its size: {error}"));
-            }
+            Err(error) => self
+                .faults
+                .tell(|more| tracing::warn!("{name}: cannot look at its size: {error}{more}")),
         }
     }
 
-    /// Accepting failed: most likely no descriptor is free. Trying at once would only spin.
+    /// Accepting failed: most likely no descriptor is free. Where a silent connection holds one, it leaves
+    /// for whom it keeps out; else trying again at once would only spin.
     fn hold(&mut self, error: &io::Error) {
-        self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
-        self.faults.tell(|| {
-            format!(
-                "cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=)"
-            )
+        if !self.seats.free_one() {
+            self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
+        }
+        let name = self.disk.name();
+        self.faults.tell(|more| {
+            tracing::warn!(
+                "{name}: cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=){more}"
+            );
         });
     }
 
@@ -363,51 +376,5 @@ async fn until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant.into()).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Warnings that a frontend can cause at will, at most one a second.
-#[derive(Debug, Default)]
-struct Complaints {
-    last: Option<Instant>,
-    kept_back: u64,
-}
-
-impl Complaints {
-    fn tell(&mut self, line: impl FnOnce() -> String) {
-        match self.admit(Instant::now()) {
-            Some(0) => tracing::warn!("{}", line()),
-            Some(n) => tracing::warn!("{} ({n} messages kept back before)", line()),
-            None => {}
-        }
-    }
-
-    /// Whether one may be told now, and how many were kept back since the last.
-    fn admit(&mut self, now: Instant) -> Option<u64> {
-        if self
-            .last
-            .is_some_and(|last| now.saturating_duration_since(last) < COMPLAINT_PAUSE)
-        {
-            self.kept_back = self.kept_back.saturating_add(1);
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.kept_back))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn complaints_come_at_most_once_a_second() {
-        let mut complaints = Complaints::default();
-        let start = Instant::now();
-        let told: Vec<_> = [0, 1, 999, 1000, 1001, 5000]
-            .iter()
-            .map(|ms| complaints.admit(start + Duration::from_millis(*ms)))
-            .collect();
-        assert_eq!(told, [Some(0), None, None, Some(2), None, Some(1)]);
     }
 }

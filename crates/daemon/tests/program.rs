@@ -1,5 +1,9 @@
 //! The program from outside: its socket, its signals, its exit codes and what it leaves behind.
 //! What happens inside a session is tested in the workspace's `tests`.
+#![allow(
+    clippy::unwrap_used,
+    reason = "all of this is a test; the exemption knows functions marked so only"
+)]
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -10,7 +14,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Options};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_cleave");
@@ -47,6 +51,20 @@ impl Cleave {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// How often the main thread has gone to sleep.
+    fn wakeups(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("voluntary_ctxt_switches"));
+        line.unwrap()
+            .split_whitespace()
+            .last()
+            .unwrap()
+            .parse()
+            .unwrap()
     }
 
     /// Open descriptors.
@@ -319,6 +337,31 @@ fn silent_connections_keep_nobody_out() {
     let silent: Vec<_> = (0..300).map(|_| connect(&place.socket)).collect();
     is_served(&mut client(&place.socket), 3);
     drop(silent);
+}
+
+#[test]
+fn running_out_of_descriptors_is_waited_out_without_spinning() {
+    let place = Place::new();
+    let cleave = Cleave::start(&place.serve(&[]));
+    is_served(&mut client(&place.socket), 1);
+    let all = getrlimit(Resource::Nofile);
+    let limit = |current: Option<u64>| {
+        let limit = Rlimit {
+            current,
+            maximum: all.maximum,
+        };
+        prlimit(Some(cleave.pid()), Resource::Nofile, limit).unwrap();
+    };
+    // Not even one connection can be accepted.
+    limit(Some(3));
+    let waiting = connect(&place.socket);
+    let before = cleave.wakeups();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(cleave.wakeups() - before < 50, "spins");
+    limit(all.maximum);
+    // The one that waited says nothing, and keeps nobody out.
+    is_served(&mut client(&place.socket), 2);
+    drop(waiting);
 }
 
 #[test]

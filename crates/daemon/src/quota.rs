@@ -1,0 +1,92 @@
+//! Messages that a frontend can cause at will: a few at once, then one a second.
+
+use std::time::{Duration, Instant};
+
+/// Time after which one more message may be told.
+const REFILL: Duration = Duration::from_secs(1);
+
+/// How many messages of one kind may be told.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    burst: u32,
+    left: u32,
+    refilled: Option<Instant>,
+    kept_back: u64,
+}
+
+impl Quota {
+    /// `burst` at once, then one a second.
+    pub(crate) fn new(burst: u32) -> Quota {
+        Quota {
+            burst,
+            left: burst,
+            refilled: None,
+            kept_back: 0,
+        }
+    }
+
+    /// Tells a message or keeps it back. `line` is handed what to put at its end: how many were kept
+    /// back since the last one told, if any.
+    pub(crate) fn tell(&mut self, line: impl FnOnce(&str)) {
+        match self.admit(Instant::now()) {
+            Some(0) => line(""),
+            Some(kept_back) => line(&format!(" ({kept_back} messages kept back before)")),
+            None => {}
+        }
+    }
+
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        self.refill(now);
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                Some(std::mem::take(&mut self.kept_back))
+            }
+            None => {
+                self.kept_back = self.kept_back.saturating_add(1);
+                None
+            }
+        }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let since = *self.refilled.get_or_insert(now);
+        let whole = now.saturating_duration_since(since).as_secs() / REFILL.as_secs();
+        if whole > 0 {
+            let more = u32::try_from(whole).unwrap_or(u32::MAX);
+            self.left = self.left.saturating_add(more).min(self.burst);
+            self.refilled = Some(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_at_once_and_then_one_a_second() {
+        let start = Instant::now();
+        let told = |burst, at_ms: &[u64]| -> Vec<Option<u64>> {
+            let mut quota = Quota::new(burst);
+            let at = |ms: &u64| start + Duration::from_millis(*ms);
+            at_ms.iter().map(|ms| quota.admit(at(ms))).collect()
+        };
+        let one = told(1, &[0, 1, 999, 1000, 1001, 5000]);
+        assert_eq!(one, [Some(0), None, None, Some(2), None, Some(1)]);
+        let three = told(3, &[0, 0, 0, 0, 1000, 1000, 90_000, 90_000, 90_000, 90_000]);
+        let expected = [
+            Some(0),
+            Some(0),
+            Some(0),
+            None,
+            Some(1),
+            None,
+            Some(1),
+            Some(0),
+            Some(0),
+            None,
+        ];
+        assert_eq!(three, expected);
+    }
+}
