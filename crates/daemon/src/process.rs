@@ -6,17 +6,30 @@ use rustix::process::{
 
 use crate::failure::Failure;
 
+/// Fewest open files that a disk can be served with. A worker's io_uring has a table for the eventfds
+/// of as many vrings as a device may have, and the kernel holds the table's size, not its use, against
+/// this limit.
+const DESCRIPTORS_MIN: u64 = 1024;
+
 /// Takes as many descriptors as the process may have: each vring brings three, and a memory table up
-/// to one per region.
-pub(crate) fn raise_descriptor_limit() {
+/// to one per region. Too few are an error now rather than with the first guest.
+pub(crate) fn raise_descriptor_limit() -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
         maximum: limit.maximum,
     };
-    // Staying where we are is no reason not to serve.
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::debug!("cannot raise the limit of open files: {error}");
+    // Staying where we are may be enough.
+    let reached = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => raised.current,
+        Err(_) => limit.current,
+    };
+    match reached {
+        Some(most) if most < DESCRIPTORS_MIN => Err(Failure::input(format!(
+            "at most {most} files may be open here and {DESCRIPTORS_MIN} are needed: raise the limit \
+             (ulimit -n, LimitNOFILE=)"
+        ))),
+        _ => Ok(()),
     }
 }
 

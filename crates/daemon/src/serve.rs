@@ -47,7 +47,7 @@ pub(crate) fn run(service: Service) -> Result<(), Failure> {
     if service.exit_with_parent {
         process::end_with_parent()?;
     }
-    process::raise_descriptor_limit();
+    process::raise_descriptor_limit()?;
     Uring::probe().map_err(Failure::input)?;
     let disk = Disk::open(&service.disk, &service.open).map_err(Failure::input)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -294,6 +294,24 @@ fn bad_input_is_one_line_exit_code_2_and_nothing_left_behind() {
 }
 
 #[test]
+fn too_few_descriptors_are_an_error_at_start() {
+    let place = Place::new();
+    let line = [
+        &["-c", "ulimit -n 500; exec \"$0\" \"$@\"", PROGRAM],
+        &place.serve(&[])[..],
+    ]
+    .concat();
+    let output = Command::new("sh").args(line).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("at most 500 files") && told.lines().count() == 1,
+        "{told}"
+    );
+    assert_eq!(place.files(), 1);
+}
+
+#[test]
 fn frontends_come_and_go_and_leave_nothing_open() {
     let place = Place::new();
     let cleave = Cleave::start(&place.serve(&[]));
