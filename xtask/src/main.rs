@@ -2,6 +2,7 @@
 //! downloads at build time and heavy dependencies: it has to compile in seconds on a fresh machine.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod ci;
 mod daemon;
 mod guest;
@@ -15,6 +16,7 @@ mod tidy;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use bench::Effort;
 use test::Selection;
 
 const USAGE: &str = "\
@@ -26,6 +28,9 @@ cargo xtask COMMAND
           [unit | integration | guest]         only these
           [--keep]                             leave the guests' logs and images below target/guest
           [--against qemu-storage-daemon]      guest tests with QEMU's daemon instead of cleave
+  bench ring
+          the cost of the ring alone, beside qemu-storage-daemon, interleaved in one run
+          [--rounds N] [--seconds S]           at least 5 rounds, 1.5 s each unless told
 ";
 
 fn main() -> ExitCode {
@@ -35,6 +40,9 @@ fn main() -> ExitCode {
         ["ci"] => ci::run(&root()),
         ["tidy"] => ci::run_tidy(&root()),
         ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
+        ["bench", "ring", rest @ ..] => {
+            Effort::parse(rest).and_then(|effort| bench::ring(&root(), &effort))
+        }
         ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
             Ok(())
