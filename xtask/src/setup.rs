@@ -7,6 +7,7 @@ use crate::step::quietly;
 /// A program and the Debian and Ubuntu package that holds it.
 const NEEDS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
+    ("qemu-storage-daemon", "qemu-system-common"),
     ("fio", "fio"),
     ("busybox", "busybox-static"),
     ("mkfs.ext4", "e2fsprogs"),

@@ -53,9 +53,7 @@ impl Selection {
 pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
     let start = Instant::now();
     let mut passed = Vec::new();
-    if selection.part != Part::Unit {
-        setup::provide(root)?;
-    }
+    setup::provide(root)?;
     // The integration and guest tests run the program itself, which `cargo test` alone does not build.
     if selection.against == BackendKind::Cleave {
         cargo(root, &["build", "--package", "cleave-daemon"])?;
