@@ -8,15 +8,17 @@
 //! The order of acquisition is hold, then buffer: who waits for a buffer may have a hold, but who has
 //! a buffer waits for nothing but the kernel, so that all waiting ends.
 
+mod ledger;
 mod submission;
 mod sync;
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cleave_blk::{Limits, Op, OpKind};
-use cleave_disk::FileKind;
+use cleave_blk::{Op, OpKind};
+use cleave_disk::{Disk, FileKind};
 
 use self::sync::Syncs;
 use crate::buffer::Pool;
@@ -28,7 +30,8 @@ use crate::step::{self, Able, Facts, Next};
 use crate::table::{Entry, Hold, Method, Step, Table};
 use crate::uring::Core;
 
-/// Longest sleep while an op waits for a hold, which other engines give back without a signal.
+/// Longest sleep while an op waits for other engines: they give a hold back, or end an fsync, without
+/// a signal.
 const HOLD_PAUSE: Duration = Duration::from_micros(200);
 /// Attempts to get a hold per enter, so that a long queue costs each lap little.
 const HOLDS_PER_ENTER: usize = 32;
@@ -58,7 +61,8 @@ pub(crate) struct Files {
 pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
 
 impl Files {
-    pub(crate) fn new(kind: FileKind, limits: &Limits, ops: u16) -> io::Result<Files> {
+    pub(crate) fn new(disk: &Arc<Disk>, kind: FileKind, ops: u16) -> io::Result<Files> {
+        let limits = disk.limits();
         let mut facts = Facts::new(kind, limits);
         let pool = Pool::new(
             limits.offset_align_bytes.max(1) as usize,
@@ -79,7 +83,7 @@ impl Files {
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
-            syncs: Syncs::new(room),
+            syncs: Syncs::new(disk, room),
             #[cfg(test)]
             mangle: None,
         })
@@ -324,7 +328,7 @@ impl Files {
         let entry = self.table.get_mut(index);
         match entry.step {
             Step::Direct => return self.finish(core, index, Ok(())),
-            Step::Sync | Step::Idle => return self.sync_done(core, index, Ok(())),
+            Step::Sync | Step::Idle => return self.sync_ended(core),
             Step::Fill => {
                 let got = entry
                     .moved
@@ -391,8 +395,7 @@ impl Files {
                 return self.proceed(core, index);
             }
             (Step::Sync | Step::Idle, _) => {
-                core.taint_sync(errno);
-                return self.sync_done(core, index, Err(errno));
+                return self.sync_failed(core, index, errno);
             }
             (Step::Direct | Step::Spill, OpKind::Write { durable: true })
                 if progress::taints_sync(errno) =>
@@ -448,13 +451,16 @@ impl Files {
     /// Before an enter: tries again what waits for time or a hold. How long a sleep may be.
     #[inline]
     pub(crate) fn before_enter(&mut self, core: &mut Core) -> Option<Duration> {
-        if self.delayed.is_empty() && self.hold_waiters.is_empty() {
+        let is_quiet = self.delayed.is_empty() && self.hold_waiters.is_empty();
+        if is_quiet && !self.syncs.is_unsettled() {
             return None;
         }
+        self.settle_sync(core);
         self.retry_holds(core);
         let pause = self.retry_delayed(core);
         self.serve_buffer_waiters(core);
-        let hold = (!self.hold_waiters.is_empty()).then_some(HOLD_PAUSE);
+        let waits = !self.hold_waiters.is_empty() || self.syncs.is_unsettled();
+        let hold = waits.then_some(HOLD_PAUSE);
         hold.into_iter().chain(pause).min()
     }
 
@@ -504,9 +510,22 @@ impl Files {
         }
     }
 
-    /// After `close`: a completion ends its op, whatever it says.
-    pub(crate) fn completed_closed(&mut self, core: &mut Core, index: u16) {
+    /// After `close`: a completion ends its op, whatever it says. But a failure that nobody else will be
+    /// told of is noted.
+    pub(crate) fn completed_closed(&mut self, core: &mut Core, index: u16, result: i32) {
         self.flying = self.flying.saturating_sub(1);
+        let verdict = self.judge(core, index, result);
+        let entry = self.table.get(index);
+        let is_durable = entry.kind == OpKind::Write { durable: true };
+        match (entry.step, verdict) {
+            (Step::Sync, Verdict::Failed(errno)) => core.taint_sync(errno),
+            (Step::Direct | Step::Spill, Verdict::Failed(errno))
+                if is_durable && progress::taints_sync(errno) =>
+            {
+                core.taint_sync(errno);
+            }
+            _ => {}
+        }
         self.release_hold(core, index);
     }
 

@@ -225,7 +225,11 @@ impl Uring {
         while files.flying() > 0 {
             if let Some(entry) = self.core.ring.complete() {
                 if entry.user_data() & tag::MASK == tag::OP {
-                    files.completed_closed(&mut self.core, entry.user_data() as u16);
+                    files.completed_closed(
+                        &mut self.core,
+                        entry.user_data() as u16,
+                        entry.result(),
+                    );
                 }
             } else {
                 self.core.ring.enter(Sleep::Forever, Purpose::Io)?;
@@ -240,6 +244,9 @@ impl Drop for Uring {
         if let Err(error) = self.drain() {
             let disk = self.core.disk.name();
             tracing::error!(disk, %error, "ring broken; what the kernel may still write stays mapped");
+            if let Runner::Files(files) = &mut self.runner {
+                files.abandon(&self.core);
+            }
             self.core.bindings.leak();
             std::mem::forget(std::mem::replace(&mut self.runner, Runner::Null));
         }
@@ -247,9 +254,9 @@ impl Drop for Uring {
 }
 
 /// The table and buffers of a file, the bytes of a RAM disk, or nothing.
-fn runner(disk: &Disk, ops: u16) -> io::Result<Runner> {
+fn runner(disk: &Arc<Disk>, ops: u16) -> io::Result<Runner> {
     Ok(match disk.store() {
-        Store::File { kind, .. } => Runner::Files(Box::new(Files::new(*kind, disk.limits(), ops)?)),
+        Store::File { kind, .. } => Runner::Files(Box::new(Files::new(disk, *kind, ops)?)),
         Store::Ram(region) => Runner::Ram(Ram {
             start: region.as_ptr(),
             len: region.size() as u64,

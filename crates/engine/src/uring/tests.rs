@@ -1156,3 +1156,30 @@ fn a_store_that_is_pickier_than_it_said_gets_buffers() {
     assert_eq!(run(&mut engine, op(READ, 512, 32 << 10, &segments)), Ok(()));
     assert!(guest.get(&segments, 32 << 10) == bytes);
 }
+
+#[test]
+fn a_sync_waits_for_those_of_other_engines_and_shares_their_failure() {
+    for (result, wanted) in [(0, Ok(())), (-libc::EIO, Err(libc::EIO))] {
+        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+        let (mut here, mut there) = (engine(&disk, &guest), engine(&disk, &guest));
+        let mangles: [Mangle; 2] = [|_, _, _| 0, |_, _, _| -libc::EIO];
+        files(&mut there).mangle(mangles[usize::from(result != 0)]);
+        // In the kernel, perhaps ended, and its owner does not look.
+        there.push(op(OpKind::Sync, 0, 0, &[]), 1);
+        there.enter(Wait::No).unwrap();
+        here.push(op(OpKind::Sync, 0, 0, &[]), 2);
+        for _ in 0..20 {
+            here.enter(soon()).unwrap();
+            assert_eq!(here.reap(), None);
+        }
+        assert_eq!(next_done(&mut there), (1, wanted));
+        assert_eq!(next_done(&mut here), (2, wanted));
+        // An engine that goes is not waited for.
+        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+        let (mut here, mut there) = (engine(&disk, &guest), engine(&disk, &guest));
+        there.push(op(OpKind::Sync, 0, 0, &[]), 1);
+        there.enter(Wait::No).unwrap();
+        drop(there);
+        assert_eq!(run(&mut here, op(OpKind::Sync, 0, 0, &[])), Ok(()));
+    }
+}
