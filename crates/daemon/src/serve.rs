@@ -79,6 +79,7 @@ async fn control(
         serial: service.serial,
         writeback: AtomicBool::new(service.writeback),
         config: service.worker.clone(),
+        served: cleave_worker::Served::default(),
     });
     let mut daemon = Daemon {
         once: service.once,
@@ -292,10 +293,11 @@ impl Daemon {
     fn goodbye(&mut self, ending: Option<Ending>) {
         self.guest = None;
         let name = self.disk.name();
+        let served = self.device.served.take();
         match ending {
             Some(Ending::HungUp) => self
                 .visits
-                .tell(|more| tracing::info!("{name}: the frontend has left{more}")),
+                .tell(|more| tracing::info!("{name}: the frontend has left after {served}{more}")),
             Some(Ending::Refused(why)) => self.faults.tell(|more| {
                 tracing::warn!(
                     "{name}: the frontend broke the protocol and was let go: {why}{more}"

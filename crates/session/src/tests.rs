@@ -85,6 +85,7 @@ impl Frontend {
                 cpus: Vec::new(),
                 ops: 64,
             },
+            served: cleave_worker::Served::default(),
         });
         let config = SessionConfig {
             vrings_max: 4,

@@ -120,7 +120,9 @@ impl<E: Engine> Acceptance<'_, E> {
                 answer(self.memory, status_addr, Outcome::ended(request, Ok(()))),
             );
         }
-        lane.slots.fill(head, *request, status_addr, ops);
+        let changes = !matches!(request.verb, Verb::Read | Verb::Flush);
+        let cached = changes && !self.write_through;
+        lane.slots.fill(head, *request, status_addr, ops, cached);
     }
 }
 

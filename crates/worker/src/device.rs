@@ -1,10 +1,12 @@
 //! What all workers of a device share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cleave_blk::spec::{ID_BYTES, feature};
 use cleave_disk::Disk;
+
+use crate::Totals;
 
 /// How a worker learns of completions and kicks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +39,24 @@ pub struct Device {
     pub writeback: AtomicBool,
     /// How workers run.
     pub config: WorkerConfig,
+    /// What workers that have ended had done; taken by whoever tells of it.
+    pub served: Served,
+}
+
+/// Sums of the counters of workers that have ended. Locked at their end only.
+#[derive(Debug, Default)]
+pub struct Served(Mutex<Totals>);
+
+impl Served {
+    /// Adds a worker's counters.
+    pub(crate) fn add(&self, totals: Totals) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += totals;
+    }
+
+    /// All since it was last taken.
+    pub fn take(&self) -> Totals {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 impl Device {

@@ -35,6 +35,7 @@ pub enum SpawnError {
 pub struct Handle {
     control: Control,
     stats: Arc<Stats>,
+    device: Arc<Device>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -51,7 +52,7 @@ impl Handle {
         let (control, inbox) = Control::channel()?;
         let (made, outcome) = sync_channel(1);
         let stats = Arc::new(Stats::default());
-        let shared = stats.clone();
+        let (shared, kept) = (stats.clone(), device.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             pin(cpu);
             let worker = make(device, memory, shared, inbox, alarm.clone());
@@ -71,6 +72,7 @@ impl Handle {
         Ok(Handle {
             control,
             stats,
+            device: kept,
             thread: Some(thread),
         })
     }
@@ -95,6 +97,7 @@ impl Drop for Handle {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        self.device.served.add(self.stats.totals());
     }
 }
 

@@ -21,7 +21,7 @@ mod worker;
 
 pub use command::{Commands, VringStart};
 pub use control::{Control, Pending};
-pub use device::{Completion, Device, WorkerConfig};
+pub use device::{Completion, Device, Served, WorkerConfig};
 pub use handle::{Handle, SpawnError};
 pub use stats::{Stats, Totals};
 pub use worker::{LANES_MAX, Lap, Worker};

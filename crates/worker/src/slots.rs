@@ -8,6 +8,8 @@ pub(crate) struct Slot {
     request: Request,
     status_addr: u64,
     ops_left: u32,
+    /// A write that was pushed while the cache was write-back.
+    cached: bool,
     /// Lowest-numbered op that failed, and its errno: the first error by offset decides the status.
     failed: Option<(u32, i32)>,
 }
@@ -22,6 +24,17 @@ pub(crate) struct Ended {
     pub(crate) outcome: Outcome,
     /// Errno of the op that failed it.
     pub(crate) errno: Option<i32>,
+}
+
+/// What follows the end of an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Others of the request are under way.
+    Wait,
+    /// The request must be synced first; the sync is an op of it.
+    Sync,
+    /// It was the last.
+    End(Ended),
 }
 
 /// Fixed table, one slot a head: no allocator, O(1), and a head reused in flight is caught.
@@ -55,29 +68,43 @@ impl Slots {
 
     /// Keeps a request whose `ops` ops have been pushed. The head must be free.
     #[inline]
-    pub(crate) fn fill(&mut self, head: u16, request: Request, status_addr: u64, ops: u32) {
+    pub(crate) fn fill(
+        &mut self,
+        head: u16,
+        request: Request,
+        status_addr: u64,
+        ops: u32,
+        cached: bool,
+    ) {
         if let Some(slot) = self.table.get_mut(usize::from(head)) {
             debug_assert!(slot.is_none() && ops > 0);
             *slot = Some(Slot {
                 request,
                 status_addr,
                 ops_left: ops,
+                cached,
                 failed: None,
             });
             self.taken += 1;
         }
     }
 
-    /// One op of a request has ended; `Some` when it was the last.
+    /// One op of a request has ended; what that means for the request. `write_through`: the cache mode
+    /// by now.
     #[inline]
     pub(crate) fn op_ended(
         &mut self,
         head: u16,
         op: u32,
         result: Result<(), i32>,
-    ) -> Option<Ended> {
-        let entry = self.table.get_mut(usize::from(head))?;
-        let slot = entry.as_mut()?;
+        write_through: bool,
+    ) -> Next {
+        let Some(entry) = self.table.get_mut(usize::from(head)) else {
+            return Next::Wait;
+        };
+        let Some(slot) = entry.as_mut() else {
+            return Next::Wait;
+        };
         if let Err(errno) = result
             && slot.failed.is_none_or(|(first, _)| op < first)
         {
@@ -85,11 +112,18 @@ impl Slots {
         }
         slot.ops_left -= 1;
         if slot.ops_left > 0 {
-            return None;
+            return Next::Wait;
         }
-        let slot = entry.take()?;
+        if slot.cached && slot.failed.is_none() && write_through {
+            // The cache became write-through meanwhile: from then on whatever completes is durable.
+            (slot.cached, slot.ops_left) = (false, 1);
+            return Next::Sync;
+        }
+        let Some(slot) = entry.take() else {
+            return Next::Wait;
+        };
         self.taken -= 1;
-        Some(slot.end())
+        Next::End(slot.end())
     }
 }
 
@@ -122,29 +156,66 @@ mod tests {
         }
     }
 
+    fn ended(next: Next) -> Ended {
+        match next {
+            Next::End(ended) => ended,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn write_under_way_when_the_cache_is_switched_off_is_synced_before_it_ends() {
+        let mut slots = Slots::new(4);
+        for (cached, write_through, failed, expected) in [
+            (true, true, false, true),
+            (true, false, false, false),
+            (false, true, false, false),
+            (true, true, true, false),
+        ] {
+            slots.fill(0, read(512), 0, 1, cached);
+            let result = if failed { Err(5) } else { Ok(()) };
+            let next = slots.op_ended(0, 0, result, write_through);
+            assert_eq!(
+                next == Next::Sync,
+                expected,
+                "{cached} {write_through} {failed}"
+            );
+            if expected {
+                assert!(slots.is_taken(0));
+                let last = ended(slots.op_ended(0, u32::MAX, Err(5), true));
+                assert_eq!(last.errno, Some(5), "a sync that fails fails the write");
+            }
+            assert!(!slots.is_taken(0));
+        }
+    }
+
     #[test]
     fn request_ends_with_its_last_op() {
         let mut slots = Slots::new(8);
-        slots.fill(3, read(4096), 77, 3);
+        slots.fill(3, read(4096), 77, 3, false);
         assert!(slots.is_taken(3) && !slots.is_taken(2));
-        assert_eq!(slots.op_ended(3, 1, Ok(())), None);
-        assert_eq!(slots.op_ended(3, 0, Ok(())), None);
-        let ended = slots.op_ended(3, 2, Ok(())).unwrap();
+        assert_eq!(slots.op_ended(3, 1, Ok(()), false), Next::Wait);
+        assert_eq!(slots.op_ended(3, 0, Ok(()), false), Next::Wait);
+        let ended = ended(slots.op_ended(3, 2, Ok(()), false));
         assert_eq!(
             (ended.status_addr, ended.outcome.used_bytes, ended.errno),
             (77, 4097, None)
         );
         assert_eq!((slots.taken(), slots.is_taken(3)), (0, false));
-        assert_eq!(slots.op_ended(3, 2, Ok(())), None, "nothing ends twice");
+        assert_eq!(
+            slots.op_ended(3, 2, Ok(()), false),
+            Next::Wait,
+            "nothing ends twice"
+        );
     }
 
     #[test]
     fn first_error_by_offset_decides_whatever_ends_first() {
         let mut slots = Slots::new(1);
-        slots.fill(0, read(4096), 0, 3);
-        assert_eq!(slots.op_ended(0, 2, Err(5)), None);
-        assert_eq!(slots.op_ended(0, 1, Err(28)), None);
-        let ended = slots.op_ended(0, 0, Ok(())).unwrap();
+        slots.fill(0, read(4096), 0, 3, false);
+        assert_eq!(slots.op_ended(0, 2, Err(5), false), Next::Wait);
+        assert_eq!(slots.op_ended(0, 1, Err(28), false), Next::Wait);
+        let ended = ended(slots.op_ended(0, 0, Ok(()), false));
         assert_eq!(
             (ended.errno, ended.outcome.status, ended.outcome.used_bytes),
             (Some(28), Status::IoErr, 1)

@@ -53,6 +53,33 @@ counters! {
     retired,
 }
 
+impl std::fmt::Display for Totals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Totals {
+            reads,
+            writes,
+            others,
+            failed,
+            refused,
+            broken,
+            laps,
+            calls,
+            retired,
+            ..
+        } = self;
+        let (read_mib, write_mib) = (self.read_bytes >> 20, self.write_bytes >> 20);
+        write!(
+            f,
+            "{reads} reads ({read_mib} MiB), {writes} writes ({write_mib} MiB), {others} others"
+        )?;
+        write!(
+            f,
+            " in {laps} laps with {calls} calls; {failed} failed, {refused} refused, {broken} broken"
+        )?;
+        write!(f, ", {retired} vrings retired")
+    }
+}
+
 /// Adds to a counter that only this thread writes: no locked instruction.
 #[inline]
 pub(crate) fn add(counter: &AtomicU64, n: u64) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use cleave_blk::{Plan, Verb};
+use cleave_blk::{Op, OpKind, Plan, Verb};
 use cleave_engine::{Engine, Event, Wait};
 use cleave_guest::{Chain, Memory};
 
@@ -15,7 +15,7 @@ use crate::accept::{Acceptance, answer};
 use crate::command::Commands;
 use crate::lane::{Lane, State};
 use crate::pacer::{Pace, Pacer, Seen};
-use crate::slots::Ended;
+use crate::slots::{Ended, Next};
 use crate::stats::{Stats, add};
 use crate::token::Token;
 
@@ -28,6 +28,16 @@ const TAKE_MAX: usize = 64;
 const COMMAND_WATCH: u16 = LANES_MAX;
 /// A log line that a guest or a disk can cause comes at most this often.
 const LOG_EVERY: Duration = Duration::from_secs(1);
+
+/// The op that follows the last of a write which the cache mode overtook, and its number: beyond all others.
+const SYNC: Op<'static> = Op {
+    kind: OpKind::Sync,
+    offset_bytes: 0,
+    len_bytes: 0,
+    segments: &[],
+    skip_bytes: 0,
+};
+const SYNC_OP: u32 = u32::MAX;
 
 /// Watch slots that a worker needs of its engine.
 pub(crate) const WATCHES: u16 = LANES_MAX + 1;
@@ -159,8 +169,21 @@ impl<E: Engine> Worker<E> {
         let Some(Some(lane)) = self.lanes.get_mut(usize::from(token.lane)) else {
             return;
         };
-        let Some(ended) = lane.slots.op_ended(token.head, token.op, result) else {
-            return;
+        let write_through = self.device.is_write_through(lane.features);
+        let ended = match lane
+            .slots
+            .op_ended(token.head, token.op, result, write_through)
+        {
+            Next::Wait => return,
+            Next::End(ended) => ended,
+            Next::Sync => {
+                // There is room: the op that has just ended made it.
+                let token = Token {
+                    op: SYNC_OP,
+                    ..token
+                };
+                return self.engine.push(SYNC, token.to_bits());
+            }
         };
         count(&self.stats, &ended);
         let used = answer(&self.memory, ended.status_addr, ended.outcome);

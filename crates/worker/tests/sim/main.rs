@@ -1,6 +1,9 @@
 //! A worker turned by hand over a simulated engine, against a model of the disk. Every run is
 //! replayed by its seed: `CLEAVE_SEED=n cargo test -p cleave-worker --test sim`.
 
+// A test's own mistake ends the test.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod driver;
 
 use std::collections::HashMap;
@@ -90,6 +93,7 @@ impl Bench {
                 cpus: Vec::new(),
                 ops: 64,
             },
+            served: cleave_worker::Served::default(),
         });
         let store = SimStore {
             now: vec![0; DISK_BYTES],
@@ -477,6 +481,37 @@ fn write_through_makes_every_completed_write_durable() {
         );
         let store = bench.store.lock().unwrap();
         assert_eq!(store.durable[16 * 512..][..1024], [9; 1024], "{name}");
+    }
+}
+
+#[test]
+fn cache_switched_off_mid_load_makes_what_completes_afterwards_durable() {
+    for seed in 0..50 {
+        let mut bench = Bench::new(
+            SimConfig {
+                delay_max: 30,
+                ..quiet(seed)
+            },
+            FEATURES,
+        );
+        for n in 0..8 {
+            let ask = Ask::write(n * 8, vec![n as u8 + 1; 4096], 4096, true);
+            bench.driver.submit(&ask).unwrap();
+        }
+        bench.lap();
+        let before = bench.driver.collect(|_| 0).len();
+        bench.device.writeback.store(false, Ordering::Relaxed);
+        let mut answers = 0;
+        for _ in 0..200 {
+            bench.lap();
+            answers += bench.driver.collect(|_| 0).len();
+        }
+        assert_eq!(before + answers, 8);
+        let store = bench.store.lock().unwrap();
+        let durable = (0..8)
+            .filter(|n| store.durable[n * 4096] == *n as u8 + 1)
+            .count();
+        assert!(durable >= answers, "seed {seed}: {durable} of {answers}");
     }
 }
 
