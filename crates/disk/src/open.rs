@@ -159,7 +159,9 @@ pub enum OpenError {
     },
 }
 
-/// Tries of a block device's lock and the pause between: udev holds it for moments after a change.
+/// Tries of the lock and the pause between. udev holds a block device's for moments after a change; a
+/// killed daemon's rings hold its files for moments after its end, while the kernel cancels what was
+/// in flight, and the one that is started in its place must not fail for that.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
@@ -191,7 +193,7 @@ pub(crate) fn open_path(path: &Path, read_only: bool) -> Result<(File, FileKind)
             source: io::Error::other("it was replaced at this very moment; try again"),
         });
     }
-    lock(&file, path, kind, read_only)?;
+    lock(&file, path, read_only)?;
     Ok((file, kind))
 }
 
@@ -237,16 +239,13 @@ fn open_error(path: &Path, read_only: bool, errno: Errno) -> OpenError {
     }
 }
 
-fn lock(file: &File, path: &Path, kind: FileKind, read_only: bool) -> Result<(), OpenError> {
+fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    let mut tries = match kind {
-        FileKind::Regular => 1,
-        FileKind::BlockDevice => LOCK_TRIES,
-    };
+    let mut tries = LOCK_TRIES;
     loop {
         let path = path.to_owned();
         tries -= 1;

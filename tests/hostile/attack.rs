@@ -1,0 +1,275 @@
+//! Steps that misdeeds share.
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use cleave_blk::spec::request_type as kind;
+use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, Queue, Used, Wait};
+use cleave_tests::{Daemon, Outcome, ensure, exercise_queue, header, small};
+
+pub(crate) const NEXT: u16 = 1;
+pub(crate) const WRITE: u16 = 2;
+pub(crate) const INDIRECT: u16 = 4;
+
+/// Bytes of guest memory that nobody asked the daemon to write.
+pub(crate) const UNTOUCHED: u8 = 0xa5;
+/// What stands on the first MiB of the disk.
+pub(crate) const ON_DISK: u8 = 0x3c;
+
+/// Turns any error into a row's verdict.
+pub(crate) fn told<T, E: Display>(result: Result<T, E>, doing: &str) -> Result<T, String> {
+    result.map_err(|error| format!("{doing}: {error}"))
+}
+
+/// A client of two vrings: 0 misbehaves, 1 must not notice.
+pub(crate) fn open(daemon: &Daemon) -> Result<Client, String> {
+    open_with(daemon, &small(2))
+}
+
+/// As `open`, with options.
+pub(crate) fn open_with(daemon: &Daemon, options: &Options) -> Result<Client, String> {
+    told(daemon.try_open(options), "open")
+}
+
+/// The vring must be retired, its err descriptor signalled, and the other one must go on.
+pub(crate) fn expect_retired(client: &mut Client) -> Outcome {
+    let signalled = client.queue(0).err_signalled(Duration::from_secs(2));
+    ensure(signalled, || "the err descriptor was not signalled".into())?;
+    neighbour_serves(client)
+}
+
+/// The other vring goes on.
+pub(crate) fn neighbour_serves(client: &mut Client) -> Outcome {
+    exercise_queue(client, 1).map_err(|what| format!("the other vring: {what}"))
+}
+
+/// Both vrings go on.
+pub(crate) fn both_serve(client: &mut Client) -> Outcome {
+    exercise_queue(client, 0).map_err(|what| format!("the vring itself: {what}"))?;
+    neighbour_serves(client)
+}
+
+/// Whether the vring still completes requests, or has been retired: both are fair, silence is not.
+pub(crate) fn serves_or_retired(client: &mut Client) -> Outcome {
+    client.queue(0).set_patience(Duration::from_millis(500));
+    let retired = client.queue(0).err_signalled(Duration::from_millis(20));
+    if !retired {
+        let served = exercise_queue(client, 0);
+        let retired = served.is_err() && client.queue(0).err_signalled(Duration::from_secs(1));
+        ensure(served.is_ok() || retired, || {
+            format!("neither served nor retired: {served:?}")
+        })?;
+    }
+    neighbour_serves(client)
+}
+
+/// Where a shot's parts lie.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    pub(crate) header: u64,
+    pub(crate) status: u64,
+    pub(crate) data: u64,
+    /// Room for indirect tables, 512 KiB beyond the data.
+    pub(crate) table: u64,
+}
+
+impl Parts {
+    pub(crate) fn of(queue: &Queue) -> Parts {
+        let (header, status) = queue.control();
+        let (data, _) = queue.data_area();
+        Parts {
+            header,
+            status,
+            data,
+            table: data + (512 << 10),
+        }
+    }
+
+    /// Header, 512 bytes of data and status, as descriptors 0, 1, 2.
+    pub(crate) fn usual(self) -> [Descriptor; 3] {
+        [
+            Descriptor {
+                addr: self.header,
+                len: 16,
+                flags: NEXT,
+                next: 1,
+            },
+            Descriptor {
+                addr: self.data,
+                len: 512,
+                flags: NEXT | WRITE,
+                next: 2,
+            },
+            Descriptor {
+                addr: self.status,
+                len: 1,
+                flags: WRITE,
+                next: 0,
+            },
+        ]
+    }
+}
+
+/// One hostile chain.
+pub(crate) struct Shot {
+    /// Request type in the header.
+    pub(crate) kind: u32,
+    /// The descriptor table from its beginning; the head is 0.
+    pub(crate) table: Vec<Descriptor>,
+    /// What stands at `Parts::table`.
+    pub(crate) indirect: Vec<Descriptor>,
+}
+
+/// What came back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hit {
+    pub(crate) used: Used,
+    pub(crate) status: u8,
+}
+
+/// Writes a chain by hand, and waits for its used entry.
+pub(crate) fn fire(queue: &mut Queue, shot: &Shot) -> Result<Hit, String> {
+    let parts = Parts::of(queue);
+    let memory = queue.memory();
+    memory.fill(parts.data, 512 << 10, UNTOUCHED);
+    memory.write(parts.header, &header(shot.kind, 0));
+    memory.fill(parts.status, 1, 0xff);
+    for (index, entry) in shot.indirect.iter().enumerate() {
+        memory.write(parts.table + 16 * index as u64, &entry.to_bytes());
+    }
+    let ring = queue.ring();
+    for (index, entry) in (0u16..).zip(&shot.table) {
+        ring.write_descriptor(index, *entry);
+    }
+    ring.push(0);
+    ring.publish();
+    queue.ring_kick();
+    let used = told(queue.wait_used(), "the chain did not come back")?;
+    ensure(used.head == 0, || format!("head {} came back", used.head))?;
+    queue.ring().free_all();
+    Ok(Hit {
+        used,
+        status: memory.bytes(parts.status, 1)[0],
+    })
+}
+
+/// What must come of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// An error status with used length 1, or used length 0 where no status byte is known.
+    Refused,
+    /// Used length 0: there is no status byte.
+    NoStatus,
+    /// Status OK with this used length.
+    Served(u32),
+    /// Any of these: the specification leaves it open.
+    Any,
+}
+
+/// Fires a shot on a fresh client and checks what came of it, that nothing else was written, and that both
+/// vrings go on.
+pub(crate) fn shoot(daemon: &Daemon, expect: Expect, aim: impl Fn(Parts) -> Shot) -> Outcome {
+    let mut client = open(daemon)?;
+    mark_disk(&mut client)?;
+    let parts = Parts::of(client.queue(0));
+    let shot = aim(parts);
+    let hit = fire(client.queue(0), &shot)?;
+    judge(expect, hit)?;
+    if matches!(expect, Expect::Refused | Expect::NoStatus) {
+        let data = client.memory().bytes(parts.data, 512 << 10);
+        let changed = data.iter().position(|byte| *byte != UNTOUCHED);
+        // A status byte inside the data area is the one thing that may be written on refusal.
+        let allowed = changed.is_none_or(|at| {
+            let status = shot.status_in(parts);
+            status == Some(at) && data[at + 1..].iter().all(|byte| *byte == UNTOUCHED)
+        });
+        ensure(allowed, || {
+            format!("guest memory was written at {changed:?}")
+        })?;
+        check_disk(&mut client)?;
+    }
+    both_serve(&mut client)
+}
+
+impl Shot {
+    /// Offset in the data area of the chain's last writable byte, where it lies there.
+    fn status_in(&self, parts: Parts) -> Option<usize> {
+        let mut all = self.table.iter().chain(&self.indirect);
+        let last = all.rfind(|entry| entry.flags & WRITE != 0 && entry.len > 0)?;
+        let end = last.addr.checked_add(u64::from(last.len))? - 1;
+        let at = end.checked_sub(parts.data)?;
+        (at < (512 << 10)).then_some(at as usize)
+    }
+}
+
+pub(crate) fn judge(expect: Expect, hit: Hit) -> Outcome {
+    let fair = match expect {
+        Expect::Refused => {
+            hit.used.len == 0 && matches!(hit.status, 0xff | 1 | 2)
+                || hit.used.len == 1 && matches!(hit.status, 1 | 2 | 0xff)
+        }
+        Expect::NoStatus => hit.used.len == 0,
+        Expect::Served(len) => hit.used.len == len && hit.status == 0,
+        Expect::Any => true,
+    };
+    ensure(fair, || format!("{hit:?} where {expect:?} is due"))
+}
+
+/// Fills the first MiB of the disk through the good vring.
+pub(crate) fn mark_disk(client: &mut Client) -> Outcome {
+    told(
+        client.queue(1).write(0, &[ON_DISK; 64 << 10]),
+        "mark the disk",
+    )
+}
+
+/// Nothing of it has changed.
+pub(crate) fn check_disk(client: &mut Client) -> Outcome {
+    let mut back = vec![0; 64 << 10];
+    told(client.queue(1).read(0, &mut back), "look at the disk")?;
+    let changed = back.iter().position(|byte| *byte != ON_DISK);
+    ensure(changed.is_none(), || {
+        format!("the disk was changed at byte {changed:?}")
+    })
+}
+
+/// Puts reads into flight without waiting.
+pub(crate) fn flood(queue: &mut Queue, count: u64, bytes: u32) {
+    let (area, room) = queue.data_area();
+    let (head, status) = queue.control();
+    queue.write_header(kind::IN, 0);
+    for turn in 0..count {
+        let addr = area + turn * u64::from(bytes) % (room - u64::from(bytes));
+        let chain = [
+            Buffer::readable(head, 16),
+            Buffer::writable(addr, bytes),
+            Buffer::writable(status, 1),
+        ];
+        if queue.ring().add(&chain).is_none() {
+            break;
+        }
+    }
+    queue.ring().publish();
+    queue.ring_kick();
+}
+
+/// Waits for so many completions.
+pub(crate) fn settle(ring: &mut DriverRing, count: usize, time: Duration) -> usize {
+    let end = Instant::now() + time;
+    let mut seen = 0;
+    while seen < count && Instant::now() < end {
+        match ring.reap() {
+            Some(_) => seen += 1,
+            None => std::thread::sleep(Duration::from_micros(50)),
+        }
+    }
+    seen
+}
+
+/// Options whose first vring is looked at and never slept on.
+pub(crate) fn polling() -> Options {
+    Options {
+        wait: Wait::Poll,
+        ..small(2)
+    }
+}

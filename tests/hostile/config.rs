@@ -1,0 +1,264 @@
+//! Misdeeds with features and the configuration space.
+
+use cleave_blk::spec::feature;
+use cleave_client::{Error, Frontend, Options, wire};
+use cleave_tests::{Outcome, Row, ensure, row, small};
+
+use crate::attack::{both_serve, mark_disk, open, told};
+
+pub(crate) fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    reading(&mut rows);
+    writing(&mut rows);
+    features(&mut rows);
+    rows
+}
+
+/// Refused by an answer or by the end of the connection; anything else is a fault.
+pub(crate) fn refused<T>(result: Result<T, Error>) -> Outcome {
+    match result {
+        Err(Error::Refused { .. } | Error::Closed) => Ok(()),
+        Err(other) => Err(format!("{other} where a refusal is due")),
+        Ok(_) => Err("accepted".into()),
+    }
+}
+
+fn reading(rows: &mut Vec<Row>) {
+    for (offset, size) in [
+        (0u32, 97u32),
+        (96, 1),
+        (95, 2),
+        (0, 256),
+        (0, 257),
+        (60, 60),
+        (0xffff_ffff, 1),
+        (0xffff_ffff, 0xffff_ffff),
+        (1, 0xffff_ffff),
+        (0x8000_0000, 0x8000_0000),
+        (0, 0x7fff_ffff),
+        (1000, 8),
+    ] {
+        rows.push(row(
+            format!("reading {size:#x} bytes at {offset:#x}"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                refused(client.frontend().config(offset, size))
+            },
+        ));
+    }
+    for (offset, size) in [(0u32, 1u32), (0, 8), (8, 4), (59, 1), (0, 60), (34, 2)] {
+        rows.push(row(
+            format!("reading {size} bytes at {offset} is served"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                let whole = told(client.frontend().config(0, 60), "whole")?;
+                let part = told(client.frontend().config(offset, size), "part")?;
+                let wanted = &whole[offset as usize..(offset + size) as usize];
+                ensure(part == wanted, || format!("{part:?}, not {wanted:?}"))?;
+                both_serve(&mut client)
+            },
+        ));
+    }
+    for (name, said, carried) in [
+        ("more bytes than carried", 60u32, 8usize),
+        ("fewer bytes than carried", 8, 60),
+        ("none carried", 8, 0),
+    ] {
+        rows.push(row(format!("reading a size of {name}"), move |daemon| {
+            let mut client = open(daemon)?;
+            let payload = wire::config_space(0, said, 0, &vec![0; carried]);
+            let got = client
+                .frontend()
+                .ask(wire::request::GET_CONFIG, &payload, &[]);
+            match got {
+                Ok(message) => ensure(message.payload.len() <= 12 + 96, || "a long answer".into()),
+                Err(Error::Closed) => Ok(()),
+                Err(other) => Err(other.to_string()),
+            }
+        }));
+    }
+}
+
+fn writing(rows: &mut Vec<Row>) {
+    for (name, offset, bytes) in [
+        ("the capacity", 0u32, vec![1u8; 8]),
+        ("the byte before the cache mode", 31, vec![1]),
+        ("the byte behind the cache mode", 33, vec![1]),
+        ("the cache mode and one more", 32, vec![0, 1]),
+        ("a word around the cache mode", 30, vec![0; 4]),
+        ("the number of vrings", 34, vec![9, 9]),
+        ("everything", 0, vec![0xff; 60]),
+        ("beyond the end", 96, vec![1]),
+        ("far beyond the end", 0xffff_ffff, vec![1]),
+        ("256 bytes", 0, vec![0xff; 256]),
+        ("nothing", 0, vec![]),
+    ] {
+        rows.push(row(format!("writing {name}"), move |daemon| {
+            let mut client = open(daemon)?;
+            let before = client.config().clone();
+            // Refused or ignored; what counts is that nothing but the cache mode can change.
+            let answer = client.frontend().set_config(offset, &bytes);
+            if !matches!(answer, Ok(()) | Err(Error::Refused { .. } | Error::Closed)) {
+                return Err(format!("{answer:?}"));
+            }
+            let mut after = match client.refresh_config() {
+                Ok(after) => after.clone(),
+                Err(_) => return Ok(()),
+            };
+            after.writeback = before.writeback;
+            ensure(after == before, || format!("{after:?}"))?;
+            both_serve(&mut client)
+        }));
+    }
+    for value in [2u8, 0x80, 0xff] {
+        rows.push(row(format!("cache mode {value}"), move |daemon| {
+            let mut client = open(daemon)?;
+            let _ = client.frontend().set_config(32, &[value]);
+            match client.refresh_config() {
+                Ok(config) => {
+                    let mode = config.writeback;
+                    ensure(mode <= 1, || format!("cache mode {mode}"))?;
+                    both_serve(&mut client)
+                }
+                Err(Error::Closed) => Ok(()),
+                Err(other) => Err(other.to_string()),
+            }
+        }));
+    }
+    rows.push(row("the cache mode switched under load", |daemon| {
+        let mut client = open(daemon)?;
+        for round in 0..50u8 {
+            crate::attack::flood(client.queue(0), 8, 4096);
+            told(client.frontend().set_config(32, &[round & 1]), "switch")?;
+            let seen =
+                crate::attack::settle(client.queue(0).ring(), 8, std::time::Duration::from_secs(2));
+            ensure(seen == 8, || format!("{seen} of 8"))?;
+            mark_disk(&mut client)?;
+        }
+        both_serve(&mut client)
+    }));
+}
+
+fn features(rows: &mut Vec<Row>) {
+    let foreign: [(&str, u64); 8] = [
+        ("bit 0", 1),
+        ("SCSI, bit 7", 1 << 7),
+        ("secure erase, bit 16", 1 << 16),
+        ("zoned, bit 17", 1 << 17),
+        ("an IOMMU, bit 33", 1 << 33),
+        ("packed rings, bit 34", 1 << 34),
+        ("ring reset, bit 40", 1 << 40),
+        ("bit 63", 1 << 63),
+    ];
+    for (name, bit) in foreign {
+        rows.push(row(
+            format!("taking {name}, which was not offered"),
+            move |daemon| {
+                let mut frontend = told(frontend(daemon), "connect")?;
+                let offered = told(frontend.features(), "features")?;
+                ensure(offered & bit == 0, || "it was offered".into())?;
+                told(frontend.set_owner(), "owner")?;
+                let protocol = told(frontend.protocol_features(), "protocol features")?;
+                told(
+                    frontend.set_protocol_features(protocol),
+                    "protocol features",
+                )?;
+                refused(frontend.set_features(offered | bit))
+            },
+        ));
+    }
+    rows.push(row("a device without VERSION_1", |daemon| {
+        let options = Options {
+            features: !feature::VERSION_1,
+            ..small(2)
+        };
+        match daemon.try_open(&options) {
+            Err(Error::Refused { .. } | Error::Closed) => Ok(()),
+            Err(other) => Err(other.to_string()),
+            Ok(mut client) => both_serve(&mut client),
+        }
+    }));
+    for (name, bits) in [
+        ("bit 63", 1u64 << 63),
+        ("bit 12, inflight", 1 << 12),
+        ("bit 40", 1 << 40),
+    ] {
+        rows.push(row(
+            format!("taking protocol feature {name}, where it was not offered"),
+            move |daemon| {
+                let mut frontend = told(frontend(daemon), "connect")?;
+                told(frontend.features(), "features")?;
+                let protocol = told(frontend.protocol_features(), "protocol features")?;
+                if protocol & bits != 0 {
+                    return Ok(());
+                }
+                frontend.set_reply_ack(true);
+                refused(frontend.set_protocol_features(protocol | bits))
+            },
+        ));
+    }
+    rows.push(row(
+        "features set again and again while requests run",
+        |daemon| {
+            let mut client = open(daemon)?;
+            let features = client.features();
+            for _ in 0..50 {
+                crate::attack::flood(client.queue(0), 4, 4096);
+                let _ = client.frontend().set_features(features);
+                let seen = crate::attack::settle(
+                    client.queue(0).ring(),
+                    4,
+                    std::time::Duration::from_secs(2),
+                );
+                ensure(seen == 4, || format!("{seen} of 4"))?;
+            }
+            both_serve(&mut client)
+        },
+    ));
+    rows.push(row("other features while vrings run", |daemon| {
+        let mut client = open(daemon)?;
+        let features = client.features() & !(feature::EVENT_IDX | feature::INDIRECT_DESC);
+        let answer = client.frontend().set_features(features);
+        match answer {
+            Err(Error::Refused { .. }) => both_serve(&mut client),
+            Ok(()) | Err(Error::Closed) => Ok(()),
+            Err(other) => Err(other.to_string()),
+        }
+    }));
+    rows.push(row(
+        "no feature message at all, then vring messages",
+        |daemon| {
+            let frontend = told(frontend(daemon), "connect")?;
+            let _ = frontend.set_vring_num(0, 64);
+            let _ = frontend.set_vring_base(0, 0);
+            let _ = frontend.set_vring_kick(0, None);
+            let _ = frontend.features();
+            Ok(())
+        },
+    ));
+    rows.push(row("the owner set twice, and reset", |daemon| {
+        let mut client = open(daemon)?;
+        let _ = client.frontend().set_owner();
+        let _ = client.frontend().set_owner();
+        if client.frontend().features().is_ok() {
+            both_serve(&mut client)?;
+        }
+        let _ = client.frontend().reset_owner();
+        Ok(())
+    }));
+}
+
+pub(crate) fn frontend(daemon: &cleave_tests::Daemon) -> Result<Frontend, Error> {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    // The session before may still be draining.
+    loop {
+        let made = Frontend::connect(daemon.socket(), std::time::Duration::from_secs(5));
+        let made = made.and_then(|frontend| frontend.features().map(|_| frontend));
+        match made {
+            Err(_) if std::time::Instant::now() < end => {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            other => return other,
+        }
+    }
+}

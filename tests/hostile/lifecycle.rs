@@ -1,0 +1,328 @@
+//! Stops, resets and ends in the middle of everything.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cleave_blk::spec::request_type as kind;
+use cleave_client::{Buffer, Client, Error, Options, Stop, Workload};
+use cleave_tests::{Daemon, Outcome, Row, ensure, exercise, exercise_queue, row, scale, small};
+
+use crate::attack::{both_serve, flood, neighbour_serves, open, open_with, settle, told};
+
+pub(crate) fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    stops(&mut rows);
+    resets(&mut rows);
+    ends(&mut rows);
+    rows
+}
+
+fn stops(rows: &mut Vec<Row>) {
+    for (name, bytes, count) in [
+        ("small", 512u32, 20u64),
+        ("large", 1 << 20, 16),
+        ("mixed", 12 << 10, 21),
+    ] {
+        rows.push(row(
+            format!("a vring stopped with {name} reads in flight"),
+            move |daemon| {
+                let options = Options {
+                    data_bytes: 32 << 20,
+                    ..small(2)
+                };
+                let mut client = open_with(daemon, &options)?;
+                for turn in 0..scale(20) {
+                    flood(client.queue(0), count, bytes);
+                    stop_and_judge(&mut client).map_err(|what| format!("turn {turn}: {what}"))?;
+                    neighbour_serves(&mut client)?;
+                    told(client.announce_again(0), "start again")?;
+                    let left = client.queue(0).ring().in_flight();
+                    let seen = settle(client.queue(0).ring(), left.into(), Duration::from_secs(3));
+                    ensure(seen == usize::from(left), || {
+                        format!("turn {turn}: {seen} of {left}")
+                    })?;
+                }
+                both_serve(&mut client)
+            },
+        ));
+    }
+    rows.push(row(
+        "a vring disabled and enabled under load loses nothing",
+        |daemon| {
+            let mut client = open(daemon)?;
+            for turn in 0..scale(100) {
+                flood(client.queue(0), 8, 16 << 10);
+                told(client.frontend().set_vring_enable(0, false), "disable")?;
+                told(client.frontend().set_vring_enable(0, true), "enable")?;
+                let seen = settle(client.queue(0).ring(), 8, Duration::from_secs(3));
+                ensure(seen == 8, || format!("turn {turn}: {seen} of 8"))?;
+            }
+            both_serve(&mut client)
+        },
+    ));
+    rows.push(row(
+        "all vrings stopped, then all started at their positions",
+        |daemon| {
+            let mut client = open_with(daemon, &small(4))?;
+            for _ in 0..scale(20) {
+                exercise(&mut client)?;
+                for index in 0..4usize {
+                    let wanted = client.queue(index).ring().reaped();
+                    let base = told(client.frontend().vring_base(index as u32), "stop")?;
+                    ensure(base == wanted.into(), || {
+                        format!("position {base}, not {wanted}")
+                    })?;
+                }
+                for index in 0..4 {
+                    told(client.announce_again(index), "start")?;
+                }
+            }
+            exercise(&mut client)
+        },
+    ));
+    rows.push(row(
+        "messages while another vring works without pause",
+        |daemon| {
+            let mut client = open(daemon)?;
+            let (frontend, queues) = client.parts();
+            let [first, second] = queues else {
+                return Err("two vrings".into());
+            };
+            std::thread::scope(|scope| {
+                let load = scope.spawn(|| {
+                    let time = Duration::from_millis(400);
+                    second.run(&Workload::reads(4096, 16, 32 << 20, time), |_| ())
+                });
+                while !load.is_finished() {
+                    told(frontend.config(0, 60), "config")?;
+                    told(frontend.set_vring_enable(0, false), "disable")?;
+                    told(frontend.set_vring_enable(0, true), "enable")?;
+                    flood(first, 2, 512);
+                    let seen = settle(first.ring(), 2, Duration::from_secs(2));
+                    ensure(seen == 2, || format!("{seen} of 2"))?;
+                }
+                let done = load.join().unwrap();
+                let done = told(done, "load")?;
+                ensure(done.failed == 0 && done.reads > 0, || format!("{done:?}"))
+            })
+        },
+    ));
+}
+
+/// After GET_VRING_BASE: the position is exact, all that was taken is completed, and nothing is written any more.
+fn stop_and_judge(client: &mut Client) -> Outcome {
+    let base = told(client.frontend().vring_base(0), "stop")? as u16;
+    let used = client.queue(0).ring().used_index();
+    ensure(used == base, || {
+        format!("position {base}, but {used} completed")
+    })?;
+    let (area, len) = client.queue(0).data_area();
+    let memory = Arc::clone(client.memory());
+    let len = len.min(32 << 20) as usize;
+    memory.fill(area, len, 0x77);
+    std::thread::sleep(Duration::from_millis(5));
+    let bytes = memory.bytes(area, len);
+    ensure(bytes.iter().all(|byte| *byte == 0x77), || {
+        "written after the answer".into()
+    })
+}
+
+fn resets(rows: &mut Vec<Row>) {
+    type Say = fn(&mut Client) -> Result<(), Error>;
+    let messages: [(&str, Say); 3] = [
+        ("RESET_DEVICE", |client| client.frontend().reset_device()),
+        ("SET_STATUS 0", |client| client.frontend().set_status(0)),
+        ("RESET_OWNER", |client| client.frontend().reset_owner()),
+    ];
+    for (name, say) in messages {
+        rows.push(row(
+            format!("{name} with requests in flight"),
+            move |daemon| {
+                for _ in 0..scale(10) {
+                    let mut client = open(daemon)?;
+                    flood(client.queue(0), 20, 64 << 10);
+                    match say(&mut client) {
+                        Err(Error::Refused { .. } | Error::Closed) if name == "RESET_OWNER" => {
+                            continue;
+                        }
+                        other => told(other, "say")?,
+                    }
+                    if name == "RESET_OWNER" {
+                        continue;
+                    }
+                    let (area, _) = client.queue(0).data_area();
+                    let memory = Arc::clone(client.memory());
+                    memory.fill(area, 2 << 20, 0x77);
+                    std::thread::sleep(Duration::from_millis(5));
+                    let bytes = memory.bytes(area, 2 << 20);
+                    let rests = bytes.iter().all(|byte| *byte == 0x77);
+                    ensure(rests, || "written after the answer".into())?;
+                }
+                Ok(())
+            },
+        ));
+    }
+    rows.push(row(
+        "RESET_DEVICE, then vrings from the beginning",
+        |daemon| {
+            let mut client = open(daemon)?;
+            for _ in 0..5 {
+                exercise(&mut client)?;
+                told(client.frontend().reset_device(), "reset")?;
+                for index in 0..2 {
+                    let mut queue = told(client.start_queue(index, &tiny()), "start")?;
+                    told(queue.read(0, &mut [0; 512]), "read")?;
+                }
+                let mut next = told(client.start_queue(2, &tiny()), "start")?;
+                told(next.read(0, &mut [0; 512]), "read")?;
+                for index in 0..3 {
+                    told(client.frontend().vring_base(index), "stop")?;
+                }
+                for index in 0..2 {
+                    let layout = client.queue(index).ring().layout();
+                    let memory = client.memory().clone();
+                    let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
+                    let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
+                    *client.queue(index).ring() = told(fresh, "lay out")?;
+                    told(client.announce_again(index), "start")?;
+                }
+            }
+            exercise(&mut client)
+        },
+    ));
+    for status in [0x80u8, 0x40, 0xff, 1, 3, 11] {
+        rows.push(row(format!("device status {status:#x}"), move |daemon| {
+            let mut client = open(daemon)?;
+            let _ = client.frontend().set_status(status);
+            match client.frontend().status() {
+                Ok(_) | Err(Error::Closed) => Ok(()),
+                Err(other) => Err(other.to_string()),
+            }
+        }));
+    }
+}
+
+fn tiny() -> Options {
+    Options {
+        queue_size: 16,
+        data_bytes: 8192,
+        ..small(1)
+    }
+}
+
+fn ends(rows: &mut Vec<Row>) {
+    rows.push(row(
+        "the connection dropped with requests in flight, again and again",
+        |daemon| {
+            exercise(&mut open(daemon)?)?;
+            let (fds, rss) = (daemon.fds_settle_at(0).min(daemon.fds()), daemon.rss_kib());
+            for _ in 0..scale(100) {
+                let mut client = open(daemon)?;
+                flood(client.queue(0), 20, 64 << 10);
+                flood(client.queue(1), 20, 4096);
+            }
+            let after = daemon.fds_settle_at(fds);
+            ensure(after <= fds, || format!("{fds} descriptors became {after}"))?;
+            let grown = daemon.rss_kib().saturating_sub(rss);
+            ensure(grown < 1024, || format!("{grown} KiB more"))
+        },
+    ));
+    for how in [
+        std::net::Shutdown::Write,
+        std::net::Shutdown::Read,
+        std::net::Shutdown::Both,
+    ] {
+        rows.push(row(
+            format!("half the connection closed ({how:?}) with requests in flight"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                flood(client.queue(0), 20, 64 << 10);
+                let _ = client.frontend().socket().stream().shutdown(how);
+                std::thread::sleep(Duration::from_millis(20));
+                Ok(())
+            },
+        ));
+    }
+    rows.push(row(
+        "writes in flight when the connection drops are whole or absent",
+        |daemon| {
+            for turn in 1..=scale(10) as u8 {
+                let mut client = open(daemon)?;
+                let queue = client.queue(0);
+                let (area, _) = queue.data_area();
+                let (head, status) = queue.control();
+                let memory = queue.memory();
+                memory.fill(area, 1 << 20, turn);
+                queue.write_header(kind::OUT, 2048);
+                let chain = [
+                    Buffer::readable(head, 16),
+                    Buffer::readable(area, 4096),
+                    Buffer::writable(status, 1),
+                ];
+                queue.ring().add(&chain);
+                queue.ring().publish();
+                queue.ring_kick();
+                drop(client);
+                let mut next = open(daemon)?;
+                let mut back = vec![0; 4096];
+                told(next.queue(0).read(1 << 20, &mut back), "read")?;
+                let first = back[0];
+                ensure(
+                    back.iter().all(|byte| *byte == first) && first <= turn,
+                    || format!("turn {turn}: half of it"),
+                )?;
+            }
+            Ok(())
+        },
+    ));
+    rows.push(row(
+        "the next frontend is served within 100 ms of a violent end",
+        violent_end,
+    ));
+    rows.push(row(
+        "a connected frontend that does nothing costs nothing",
+        |daemon| {
+            let mut client = open(daemon)?;
+            exercise(&mut client)?;
+            std::thread::sleep(Duration::from_millis(50));
+            let before = daemon.cpu();
+            std::thread::sleep(Duration::from_millis(200));
+            let spent = daemon.cpu().saturating_sub(before);
+            ensure(spent < Duration::from_millis(2), || {
+                format!("{spent:?} of CPU")
+            })?;
+            exercise(&mut client)
+        },
+    ));
+    rows.push(row("more requests than the engine holds", |daemon| {
+        let options = Options {
+            queue_size: 1024,
+            data_bytes: 64 << 20,
+            queues: 2,
+            ..small(2)
+        };
+        let mut client = open_with(daemon, &options)?;
+        let workload = Workload {
+            stop: Stop::Requests(scale(20_000) as u64),
+            ..Workload::reads(4096, 1024, 32 << 20, Duration::ZERO)
+        };
+        let all = told(client.run(&workload, |_| |_| ()), "run")?;
+        ensure(all.iter().all(|tally| tally.failed == 0), || {
+            format!("{all:?}")
+        })
+    }));
+}
+
+fn violent_end(daemon: &Daemon) -> Outcome {
+    let mut slow = 0;
+    for _ in 0..10 {
+        let mut client = open(daemon)?;
+        flood(client.queue(0), 20, 4096);
+        let began = Instant::now();
+        drop(client);
+        let mut next = open(daemon)?;
+        exercise_queue(&mut next, 0)?;
+        slow += usize::from(began.elapsed() > Duration::from_millis(100));
+    }
+    ensure(slow <= 1, || format!("{slow} of 10 took longer"))
+}

@@ -1,0 +1,628 @@
+//! Misdeeds with guest memory: tables that lie, files that are cut, regions that go.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cleave_blk::spec::request_type as kind;
+use cleave_client::wire::{self, RegionBytes, request as number};
+use cleave_client::{Client, Error, Frontend, GuestMemory, Options, RegionPlan, Request, Table};
+use cleave_tests::{Daemon, Outcome, Row, ensure, row, small};
+
+use crate::attack::{both_serve, flood, neighbour_serves, open, settle, told};
+use crate::config::{frontend, refused};
+
+pub(crate) fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    lying_tables(&mut rows);
+    strange_files(&mut rows);
+    slots(&mut rows);
+    changing_tables(&mut rows);
+    cut_files(&mut rows);
+    rows
+}
+
+/// A frontend that has agreed on features and sent no memory yet.
+fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
+    let mut bare = told(frontend(daemon), "connect")?;
+    let offered = told(bare.features(), "features")?;
+    told(bare.set_owner(), "owner")?;
+    let protocol = told(bare.protocol_features(), "protocol features")?;
+    told(bare.set_protocol_features(protocol), "protocol features")?;
+    // Without logging, which this client does not keep.
+    told(bare.set_features(offered & !(1 << 26)), "features")?;
+    Ok(bare)
+}
+
+const MIB: u64 = 1 << 20;
+
+fn region(guest_addr: u64, len_bytes: u64, user_addr: u64, file_offset: u64) -> RegionBytes {
+    RegionBytes {
+        guest_addr,
+        len_bytes,
+        user_addr,
+        file_offset,
+    }
+}
+
+fn memfd(bytes: u64) -> OwnedFd {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("lying", flags).unwrap();
+    rustix::fs::ftruncate(&file, bytes).unwrap();
+    file
+}
+
+fn lying_tables(rows: &mut Vec<Row>) {
+    let user = 0x7f00_0000_0000u64;
+    let tables: Vec<(&str, Vec<RegionBytes>)> = vec![
+        ("of no bytes", vec![region(0, 0, user, 0)]),
+        ("of 2^63 bytes", vec![region(0, 1 << 63, user, 0)]),
+        ("of 2^64 - 1 bytes", vec![region(0, u64::MAX, user, 0)]),
+        (
+            "whose guest addresses wrap",
+            vec![region(u64::MAX - 4095, MIB, user, 0)],
+        ),
+        (
+            "whose user addresses wrap",
+            vec![region(0, MIB, u64::MAX - 4095, 0)],
+        ),
+        (
+            "whose file offset wraps",
+            vec![region(0, MIB, user, u64::MAX - 4095)],
+        ),
+        (
+            "whose file offset is beyond the file",
+            vec![region(0, MIB, user, 4 * MIB)],
+        ),
+        ("longer than its file", vec![region(0, 4 * MIB, user, 0)]),
+        (
+            "one page longer than its file",
+            vec![region(0, MIB + 4096, user, 0)],
+        ),
+        (
+            "one page longer than its file from its offset",
+            vec![region(0, MIB, user, 4096)],
+        ),
+        (
+            "with the largest offset",
+            vec![region(0, 4096, user, i64::MAX as u64)],
+        ),
+        (
+            "twice the same region",
+            vec![region(0, MIB, user, 0), region(0, MIB, user, 0)],
+        ),
+        (
+            "overlapping by one page",
+            vec![
+                region(0, MIB, user, 0),
+                region(MIB - 4096, MIB, user + 2 * MIB, 0),
+            ],
+        ),
+        (
+            "one region inside another",
+            vec![
+                region(0, MIB, user, 0),
+                region(4096, 4096, user + 2 * MIB, 0),
+            ],
+        ),
+    ];
+    for (name, regions) in tables {
+        let whole = regions.clone();
+        rows.push(row(format!("a table {name}"), move |daemon| {
+            let bare = greeted(daemon)?;
+            let files: Vec<OwnedFd> = whole.iter().map(|_| memfd(MIB)).collect();
+            let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+            refused(bare.set_mem_table(&whole, &fds))
+        }));
+        rows.push(row(format!("slots {name}"), move |daemon| {
+            let bare = greeted(daemon)?;
+            let file = memfd(MIB);
+            let mut last = Ok(());
+            for one in &regions {
+                last = bare.add_mem_reg(*one, file.as_fd());
+            }
+            refused(last)
+        }));
+    }
+    for (name, count, carried, files) in [
+        ("a count of 8 and one region", 8u32, 1usize, 8usize),
+        ("a count of 2^32 - 1", u32::MAX, 1, 1),
+        ("a count of 0 and a descriptor", 0, 0, 1),
+        ("more descriptors than regions", 1, 1, 2),
+        ("fewer descriptors than regions", 2, 2, 1),
+        ("a count of 9", 9, 9, 9),
+        ("a count of 33", 33, 33, 33),
+    ] {
+        rows.push(row(format!("a table with {name}"), move |daemon| {
+            let bare = greeted(daemon)?;
+            let fds: Vec<OwnedFd> = (0..files).map(|_| memfd(MIB)).collect();
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            let regions: Vec<_> = (0..carried as u64)
+                .map(|at| region(at * MIB, MIB, user + at * MIB, 0))
+                .collect();
+            let payload = wire::mem_table(count, &regions);
+            let answer = bare.tell(number::SET_MEM_TABLE, &payload, &fds);
+            match answer {
+                // More regions than the message is made for, all of them true, may be taken.
+                Ok(()) if count as usize == carried && carried == files => Ok(()),
+                other => refused(other),
+            }
+        }));
+    }
+    rows.push(row(
+        "a table of no regions is taken, and vrings in it are not served",
+        |daemon| {
+            let mut client = open(daemon)?;
+            match client.frontend().set_mem_table(&[], &[]) {
+                Ok(()) => {
+                    let retired = client.queue(0).err_signalled(Duration::from_secs(2));
+                    ensure(retired, || "its vring was not retired".into())
+                }
+                other => refused(other),
+            }
+        },
+    ));
+}
+
+fn strange_files(rows: &mut Vec<Row>) {
+    for (name, make) in crate::messages::strange_descriptors() {
+        rows.push(row(format!("{name} as guest memory"), move |daemon| {
+            let bare = greeted(daemon)?;
+            let fd = make()?;
+            let answer = bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[fd.as_fd()]);
+            // /dev/zero can be mapped: memory of nobody, and harmless.
+            if name == "/dev/zero" {
+                Ok(())
+            } else {
+                refused(answer)
+            }
+        }));
+    }
+    rows.push(row("memory that cannot be written", |daemon| {
+        let bare = greeted(daemon)?;
+        let file = memfd(MIB);
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let read_only = OwnedFd::from(std::fs::File::open(path).unwrap());
+        refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[read_only.as_fd()]))
+    }));
+    rows.push(row("memory sealed against writing", |daemon| {
+        let bare = greeted(daemon)?;
+        let file = memfd(MIB);
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).unwrap();
+        refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
+    }));
+    rows.push(row("memory sealed against shrinking is served", |daemon| {
+        let plan = RegionPlan {
+            sealed: true,
+            ..RegionPlan::new(0x1000_0000, 16 << 20)
+        };
+        let mut client = in_memory(daemon, &[plan], Table::Whole)?;
+        both_serve(&mut client)
+    }));
+    rows.push(row("the same file as two regions is served", |daemon| {
+        let bare = greeted(daemon)?;
+        let file = memfd(2 * MIB);
+        let user = 0x7f00_0000_0000;
+        let regions = [region(0, MIB, user, 0), region(MIB, MIB, user + MIB, 0)];
+        told(
+            bare.set_mem_table(&regions, &[file.as_fd(), file.as_fd()]),
+            "set",
+        )
+    }));
+    for (offset, len) in [(100u64, MIB), (1, 4096), (4095, 4096), (0, 1000), (0, 1)] {
+        rows.push(row(
+            format!("a region of {len} bytes at file offset {offset}"),
+            move |daemon| {
+                // Odd, and a frontend's own business: taken or refused, not fatal.
+                let bare = greeted(daemon)?;
+                let file = memfd(2 * MIB);
+                match bare
+                    .set_mem_table(&[region(0, len, 0x7f00_0000_0000, offset)], &[file.as_fd()])
+                {
+                    Ok(()) => told(bare.features(), "afterwards").map(drop),
+                    other => refused(other),
+                }
+            },
+        ));
+    }
+    rows.push(row("the disk image itself as guest memory", |daemon| {
+        let bare = greeted(daemon)?;
+        // The daemon's own disk, as it has it open.
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
+        let image = folder.flatten().find_map(|entry| {
+            let target = std::fs::read_link(entry.path()).ok()?;
+            target.ends_with("disk").then_some(target)
+        });
+        let Some(image) = image else { return Ok(()) };
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(image)
+            .unwrap();
+        let _ = bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]);
+        Ok(())
+    }));
+}
+
+fn in_memory(daemon: &Daemon, plans: &[RegionPlan], table: Table) -> Result<Client, String> {
+    let options = Options { table, ..small(2) };
+    let memory = told(GuestMemory::new(plans), "memory")?;
+    let bare = told(frontend(daemon), "connect")?;
+    told(Client::start_in(bare, memory, &options), "start")
+}
+
+fn slots(rows: &mut Vec<Row>) {
+    rows.push(row("509 slots, and one more", |daemon| {
+        let bare = greeted(daemon)?;
+        let most = told(bare.max_mem_slots(), "slots")?;
+        ensure(most >= 509, || format!("{most} slots"))?;
+        let file = memfd(4096);
+        for at in 0..most {
+            let one = region(at * 8192, 4096, 0x7f00_0000_0000 + at * 8192, 0);
+            told(bare.add_mem_reg(one, file.as_fd()), &format!("slot {at}"))?;
+        }
+        let one = region(most * 8192, 4096, 0x7f00_0000_0000 + most * 8192, 0);
+        refused(bare.add_mem_reg(one, file.as_fd()))
+    }));
+    rows.push(row("a client whose memory is 300 slots", |daemon| {
+        let mut plans = vec![RegionPlan::new(0x1000_0000, 16 << 20)];
+        plans.extend((0..300).map(|at| RegionPlan::new(0x4000_0000 + at * 8192, 4096)));
+        let mut client = in_memory(daemon, &plans, Table::Slots)?;
+        let memory = client.memory().clone();
+        for at in [0u64, 150, 299] {
+            let data = (0x4000_0000 + at * 8192, 4096);
+            memory.fill(data.0, 4096, at as u8);
+            let write = Request {
+                kind: kind::OUT,
+                sector: 800,
+                data,
+                writable: false,
+            };
+            let done = told(client.queue(0).execute(&write), "write")?;
+            ensure(done.status == 0, || format!("{done:?}"))?;
+        }
+        both_serve(&mut client)
+    }));
+    for with_fd in [false, true] {
+        rows.push(row(
+            format!("slots given and taken back, descriptor {with_fd}"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                let fds = daemon.fds();
+                let file = memfd(MIB);
+                for turn in 0..200u64 {
+                    let one = region(0x9_0000_0000, MIB, 0x7e00_0000_0000, 0);
+                    let frontend = client.frontend();
+                    told(
+                        frontend.add_mem_reg(one, file.as_fd()),
+                        &format!("add, turn {turn}"),
+                    )?;
+                    let fd = with_fd.then(|| file.as_fd());
+                    told(
+                        frontend.rem_mem_reg(one, fd),
+                        &format!("remove, turn {turn}"),
+                    )?;
+                }
+                let after = daemon.fds_settle_at(fds);
+                ensure(after <= fds, || format!("{fds} descriptors became {after}"))?;
+                both_serve(&mut client)
+            },
+        ));
+    }
+    type Change = fn(&mut RegionBytes);
+    let changes: [(&str, Change); 4] = [
+        ("that is not there", |one| one.guest_addr += 1 << 40),
+        ("of another length", |one| one.len_bytes -= 4096),
+        ("of another user address", |one| one.user_addr += 4096),
+        ("of no bytes", |one| one.len_bytes = 0),
+    ];
+    for (name, change) in changes {
+        rows.push(row(format!("taking a slot back {name}"), move |daemon| {
+            let mut client = open(daemon)?;
+            let mut one = client.memory().region(0);
+            change(&mut one);
+            match client.frontend().rem_mem_reg(one, None) {
+                Err(Error::Refused { .. }) => both_serve(&mut client),
+                other => refused(other),
+            }
+        }));
+    }
+    rows.push(row("adding a slot over memory that is there", |daemon| {
+        let mut client = open(daemon)?;
+        let file = memfd(MIB);
+        let mut one = client.memory().region(0);
+        one.guest_addr += 4096;
+        one.len_bytes = MIB;
+        match client.frontend().add_mem_reg(one, file.as_fd()) {
+            Err(Error::Refused { .. }) => both_serve(&mut client),
+            other => refused(other),
+        }
+    }));
+    rows.push(row("ADD_MEM_REG without a descriptor", |daemon| {
+        let bare = greeted(daemon)?;
+        let payload = wire::mem_reg(region(0, MIB, 0x7f00_0000_0000, 0));
+        refused(bare.tell(number::ADD_MEM_REG, &payload, &[]))
+    }));
+}
+
+fn changing_tables(rows: &mut Vec<Row>) {
+    rows.push(row("the same table again and again under load", |daemon| {
+        let mut client = open(daemon)?;
+        for turn in 0..50 {
+            flood(client.queue(0), 16, 16 << 10);
+            told(client.send_memory(), "table")?;
+            let seen = settle(client.queue(0).ring(), 16, Duration::from_secs(3));
+            ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
+        }
+        both_serve(&mut client)
+    }));
+    rows.push(row("slots added under load", |daemon| {
+        let mut client = open(daemon)?;
+        let file = memfd(MIB);
+        for turn in 0..50u64 {
+            flood(client.queue(0), 16, 16 << 10);
+            let one = region(
+                0x9_0000_0000 + turn * MIB,
+                MIB,
+                0x7e00_0000_0000 + turn * MIB,
+                0,
+            );
+            told(client.frontend().add_mem_reg(one, file.as_fd()), "add")?;
+            let seen = settle(client.queue(0).ring(), 16, Duration::from_secs(3));
+            ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
+        }
+        both_serve(&mut client)
+    }));
+    rows.push(row(
+        "the vrings' region taken away while requests run",
+        |daemon| {
+            let mut client = open(daemon)?;
+            flood(client.queue(0), 20, 64 << 10);
+            let one = client.memory().region(0);
+            match client.frontend().rem_mem_reg(one, None) {
+                Ok(()) => {
+                    let retired = client.queue(0).err_signalled(Duration::from_secs(2));
+                    ensure(retired, || "its vring was not retired".into())?;
+                    quiet(&mut client)
+                }
+                other => refused(other),
+            }
+        },
+    ));
+    rows.push(row(
+        "a region of data taken away while it is written",
+        |daemon| {
+            let plans = [
+                RegionPlan::new(0x1000_0000, 16 << 20),
+                RegionPlan::new(0x4000_0000, 16 << 20),
+            ];
+            let mut client = in_memory(daemon, &plans, Table::Slots)?;
+            for turn in 0..10u64 {
+                let (head, status) = client.queue(0).control();
+                client.queue(0).write_header(kind::IN, 0);
+                for place in 0..16u64 {
+                    let data = cleave_client::Buffer::writable(0x4000_0000 + place * MIB, 1 << 20);
+                    let chain = [
+                        cleave_client::Buffer::readable(head, 16),
+                        data,
+                        cleave_client::Buffer::writable(status, 1),
+                    ];
+                    client.queue(0).ring().add(&chain);
+                }
+                client.queue(0).ring().publish();
+                client.queue(0).ring_kick();
+                let one = client.memory().region(1);
+                told(client.frontend().rem_mem_reg(one, None), "remove")?;
+                // Nothing is written there after the answer.
+                let memory = Arc::clone(client.memory());
+                memory.fill(0x4000_0000, 16 << 20, 0x77);
+                let seen = settle(client.queue(0).ring(), 16, Duration::from_secs(3));
+                ensure(seen == 16, || {
+                    format!("turn {turn}: {seen} of 16 came back")
+                })?;
+                let bytes = memory.bytes(0x4000_0000, 16 << 20);
+                ensure(bytes.iter().all(|byte| *byte == 0x77), || {
+                    format!("turn {turn}: memory was written after it was taken away")
+                })?;
+                let fd = memory.fd(1);
+                told(client.frontend().add_mem_reg(one, fd), "add again")?;
+            }
+            both_serve(&mut client)
+        },
+    ));
+    rows.push(row(
+        "memory replaced by other memory at the same addresses",
+        |daemon| {
+            let mut client = open(daemon)?;
+            flood(client.queue(0), 20, 64 << 10);
+            let one = client.memory().region(0);
+            let other = memfd(one.len_bytes);
+            let answer = client.frontend().set_mem_table(&[one], &[other.as_fd()]);
+            if answer.is_err() {
+                return refused(answer);
+            }
+            // The vrings now lie in zeroes: whatever comes of them, ours is no longer written.
+            quiet(&mut client)
+        },
+    ));
+}
+
+/// Guest memory must rest.
+fn quiet(client: &mut Client) -> Outcome {
+    let (area, _) = client.queue(0).data_area();
+    let memory = Arc::clone(client.memory());
+    memory.fill(area, 2 << 20, 0x77);
+    std::thread::sleep(Duration::from_millis(50));
+    let bytes = memory.bytes(area, 2 << 20);
+    ensure(bytes.iter().all(|byte| *byte == 0x77), || {
+        "memory was written afterwards".into()
+    })
+}
+
+/// Memory whose file is cut under the daemon: SIGBUS kills those that do not expect it. The connection may go;
+/// the daemon may not.
+fn cut_files(rows: &mut Vec<Row>) {
+    const DATA: u64 = 0x4000_0000;
+    let plans = [
+        RegionPlan::new(0x1000_0000, 16 << 20),
+        RegionPlan::new(DATA, 4 << 20),
+    ];
+    for (name, keep) in [
+        ("wholly", 0u64),
+        ("in the middle", 2 << 20),
+        ("by its last page", (4 << 20) - 4096),
+    ] {
+        for (what, request, writable) in [("read", kind::IN, true), ("write", kind::OUT, false)] {
+            rows.push(row(
+                format!("data memory cut {name}, then a {what}"),
+                move |daemon| {
+                    let mut client = in_memory(daemon, &plans, Table::Whole)?;
+                    told(client.memory().truncate(1, keep), "cut")?;
+                    let data = (DATA + (4 << 20) - 4096, 4096);
+                    client.queue(0).set_patience(Duration::from_secs(3));
+                    let one = Request {
+                        kind: request,
+                        sector: 900,
+                        data,
+                        writable,
+                    };
+                    after_the_cut(
+                        client.queue(0).execute(&one).map(|done| done.status),
+                        &mut client,
+                    )
+                },
+            ));
+        }
+    }
+    for (name, part) in [("header", 0), ("status byte", 1), ("indirect table", 2)] {
+        rows.push(row(format!("the memory of a {name} cut"), move |daemon| {
+            let mut client = in_memory(daemon, &plans, Table::Whole)?;
+            let (head, status) = client.queue(0).control();
+            let memory = Arc::clone(client.memory());
+            client.queue(0).write_header(kind::FLUSH, 0);
+            let far = DATA + (3 << 20);
+            memory.write(far, &memory.bytes(head, 16));
+            let (head, status) = match part {
+                0 => (far, status),
+                1 => (head, far + 64),
+                _ => (head, status),
+            };
+            let chain = [
+                cleave_client::Buffer::readable(head, 16),
+                cleave_client::Buffer::writable(status, 1),
+            ];
+            told(memory.truncate(1, 0), "cut")?;
+            client.queue(0).set_patience(Duration::from_secs(3));
+            let used = if part == 2 {
+                client.queue(0).chain_through(far + 4096, &chain)
+            } else {
+                client.queue(0).chain(&chain)
+            };
+            after_the_cut(used.map(|used| u8::from(used.len == 0)), &mut client)
+        }));
+    }
+    for (name, part) in [
+        ("descriptor table", 0),
+        ("available ring", 1),
+        ("used ring", 2),
+    ] {
+        rows.push(row(format!("the memory of a {name} cut"), move |daemon| {
+            cut_ring(daemon, part, false)
+        }));
+        rows.push(row(
+            format!("the memory of a {name} cut under load"),
+            move |daemon| cut_ring(daemon, part, true),
+        ));
+    }
+    rows.push(row("all memory cut under load", |daemon| {
+        for _ in 0..5 {
+            let mut client = in_memory(daemon, &plans_of_one(), Table::Whole)?;
+            flood(client.queue(0), 20, 64 << 10);
+            flood(client.queue(1), 20, 64 << 10);
+            told(client.memory().truncate(0, 0), "cut")?;
+            client.queue(0).ring_kick();
+            client.queue(1).ring_kick();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }));
+    rows.push(row("memory that is short from the beginning", |daemon| {
+        let bare = greeted(daemon)?;
+        let file = memfd(4096);
+        refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
+    }));
+    rows.push(row(
+        "a hole punched into data memory is read as zeroes, and served",
+        move |daemon| {
+            let mut client = in_memory(daemon, &plans, Table::Whole)?;
+            let memory = Arc::clone(client.memory());
+            memory.fill(DATA, 4096, 9);
+            use rustix::fs::FallocateFlags;
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(memory.fd(1), flags, 0, 4 << 20).unwrap();
+            let write = Request {
+                kind: kind::OUT,
+                sector: 900,
+                data: (DATA, 4096),
+                writable: false,
+            };
+            let done = told(client.queue(0).execute(&write), "write")?;
+            ensure(done.status == 0, || format!("{done:?}"))?;
+            both_serve(&mut client)
+        },
+    ));
+}
+
+fn plans_of_one() -> [RegionPlan; 1] {
+    [RegionPlan::new(0x1000_0000, 32 << 20)]
+}
+
+/// A vring of its own region, which is cut.
+fn cut_ring(daemon: &Daemon, part: usize, load: bool) -> Outcome {
+    let plans = [
+        RegionPlan::new(0x1000_0000, 16 << 20),
+        RegionPlan::new(0x4000_0000, 1 << 20),
+    ];
+    let mut client = in_memory(daemon, &plans, Table::Whole)?;
+    told(client.frontend().vring_base(0), "stop")?;
+    let memory = Arc::clone(client.memory());
+    let mut layout = client.queue(0).ring().layout();
+    let far = 0x4000_0000;
+    match part {
+        0 => layout.desc = far,
+        1 => layout.avail = far,
+        _ => layout.used = far,
+    }
+    let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
+    let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
+    *client.queue(0).ring() = told(fresh, "lay out")?;
+    told(client.announce_again(0), "start")?;
+    told(
+        client.queue(0).read(0, &mut [0; 512]),
+        "read before the cut",
+    )?;
+    if load {
+        flood(client.queue(0), 20, 64 << 10);
+    }
+    told(memory.truncate(1, 0), "cut")?;
+    flood(client.queue(0), 1, 512);
+    client.queue(0).ring_kick();
+    std::thread::sleep(Duration::from_millis(30));
+    // The vring is gone and the connection with it, or the vring alone: either is fair.
+    match client.frontend().features() {
+        Ok(_) => neighbour_serves(&mut client),
+        Err(_) => Ok(()),
+    }
+}
+
+/// The request failed, or the connection is gone; a success would be a lie.
+fn after_the_cut(status: Result<u8, Error>, client: &mut Client) -> Outcome {
+    match status {
+        Ok(0) => Err("a request on memory that is not there succeeded".into()),
+        Ok(_) => Ok(()),
+        Err(_) => {
+            let lost = client.frontend().features().is_err();
+            ensure(lost, || "neither answered nor closed".into())
+        }
+    }
+}

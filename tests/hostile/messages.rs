@@ -1,0 +1,770 @@
+//! Misdeeds of a frontend: headers, payloads, indices, descriptors.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use cleave_client::wire::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
+use cleave_client::{Client, Error, Socket};
+use cleave_tests::{Daemon, Outcome, Row, ensure, exercise, row, scale, small};
+
+use crate::attack::{both_serve, neighbour_serves, open, told};
+use crate::config::{frontend, refused};
+
+pub(crate) fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    headers(&mut rows);
+    every_number(&mut rows);
+    indices(&mut rows);
+    vring_sizes(&mut rows);
+    vring_addresses(&mut rows);
+    order(&mut rows);
+    slowness(&mut rows);
+    repetition(&mut rows);
+    rows
+}
+
+/// After hostile bytes a daemon answers, closes, or waits for more: whatever it does, it must not spin.
+fn not_spinning(daemon: &Daemon) -> Outcome {
+    let before = daemon.cpu();
+    std::thread::sleep(Duration::from_millis(30));
+    let spent = daemon.cpu().saturating_sub(before);
+    ensure(spent < Duration::from_millis(20), || {
+        format!("{spent:?} of CPU in 30 ms")
+    })
+}
+
+fn send(daemon: &Daemon, bytes: &[u8]) -> Outcome {
+    let frontend = told(frontend(daemon), "connect")?;
+    // It may close while we still send.
+    let _ = frontend.socket().send_raw(bytes, &[]);
+    not_spinning(daemon)
+}
+
+fn headers(rows: &mut Vec<Row>) {
+    for flags in [
+        0u32,
+        2,
+        3,
+        VERSION | FLAG_REPLY,
+        0xffff_ffff,
+        0xffff_fff9,
+        1 << 31,
+    ] {
+        rows.push(row(format!("header flags {flags:#x}"), move |daemon| {
+            send(daemon, &wire::message(number::GET_FEATURES, flags, &[]))
+        }));
+    }
+    for size in [0u32, 7, 9, 4096, 65536, 0x7fff_ffff, 0xffff_ffff] {
+        rows.push(row(
+            format!("SET_FEATURES that says {size:#x} bytes and carries 8"),
+            move |daemon| {
+                let mut bytes = wire::header(number::SET_FEATURES, VERSION, size).to_vec();
+                bytes.extend_from_slice(&[0; 8]);
+                let before = daemon.rss_kib();
+                send(daemon, &bytes)?;
+                let grown = daemon.rss_kib().saturating_sub(before);
+                ensure(grown < 1024, || format!("{grown} KiB held for a promise"))
+            },
+        ));
+    }
+    rows.push(row("sixty-four kilobytes of zeroes", |daemon| {
+        send(daemon, &[0; 65536])
+    }));
+    rows.push(row("sixty-four kilobytes of 0xff", |daemon| {
+        send(daemon, &[0xff; 65536])
+    }));
+    rows.push(row("sixty-four kilobytes of noise", |daemon| {
+        send(daemon, &cleave_tests::Random::new(8).bytes(65536))
+    }));
+    rows.push(row("noise behind a good message", |daemon| {
+        let mut bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
+        bytes.extend(cleave_tests::Random::new(9).bytes(4096));
+        send(daemon, &bytes)
+    }));
+    rows.push(row("an HTTP request", |daemon| {
+        send(daemon, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    }));
+}
+
+/// Every message there is and some that are not, with payloads that do not fit them.
+fn every_number(rows: &mut Vec<Row>) {
+    let numbers = (0..=45).chain([
+        64,
+        100,
+        255,
+        256,
+        1000,
+        0x7fff_ffff,
+        0x8000_0000,
+        0xffff_ffff,
+    ]);
+    for request in numbers {
+        rows.push(row(
+            format!("message {request} with payloads of all lengths"),
+            move |daemon| {
+                for len in [0usize, 1, 4, 7, 8, 9, 12, 16, 24, 31, 40, 41, 256, 4000] {
+                    for byte in [0u8, 0xff] {
+                        let mut client = told(frontend(daemon), "connect")?;
+                        client.set_reply_ack(true);
+                        let flags = VERSION | FLAG_NEED_REPLY;
+                        let bytes = wire::message(request, flags, &vec![byte; len]);
+                        let _ = client.socket().send_raw(&bytes, &[]);
+                        // The next message is answered, or the connection is closed: within a second.
+                        let began = Instant::now();
+                        let ask = wire::message(number::GET_FEATURES, VERSION, &[]);
+                        let _ = client.socket().send_raw(&ask, &[]);
+                        let _ = client.socket().stream().shutdown(std::net::Shutdown::Write);
+                        let closed = client.socket().closes_within(Duration::from_secs(1));
+                        ensure(closed, || {
+                            format!(
+                                "{len} bytes of {byte:#x}: still open after {:?}",
+                                began.elapsed()
+                            )
+                        })?;
+                    }
+                }
+                Ok(())
+            },
+        ));
+    }
+}
+
+/// The eight messages that carry a vring's index, with indices that do not exist.
+fn indices(rows: &mut Vec<Row>) {
+    type Say = fn(&mut Client, u32) -> Result<(), Error>;
+    let messages: [(&str, Say); 8] = [
+        ("SET_VRING_NUM", |client, index| {
+            client.frontend().set_vring_num(index, 64)
+        }),
+        ("SET_VRING_ADDR", |client, index| {
+            let layout = client.queue(1).ring().layout();
+            let user = |addr| client.memory().user_addr(addr).unwrap_or(0);
+            let (desc, avail, used) = (user(layout.desc), user(layout.avail), user(layout.used));
+            let place = wire::VringAddr {
+                index,
+                flags: 0,
+                desc,
+                used,
+                avail,
+                log: 0,
+            };
+            client.frontend().set_vring_addr(place)
+        }),
+        ("SET_VRING_BASE", |client, index| {
+            client.frontend().set_vring_base(index, 0)
+        }),
+        ("GET_VRING_BASE", |client, index| {
+            client.frontend().vring_base(index).map(drop)
+        }),
+        ("SET_VRING_KICK", |client, index| {
+            vring_fd(client, number::SET_VRING_KICK, index)
+        }),
+        ("SET_VRING_CALL", |client, index| {
+            vring_fd(client, number::SET_VRING_CALL, index)
+        }),
+        ("SET_VRING_ERR", |client, index| {
+            vring_fd(client, number::SET_VRING_ERR, index)
+        }),
+        ("SET_VRING_ENABLE", |client, index| {
+            client.frontend().set_vring_enable(index, true)
+        }),
+    ];
+    for (name, say) in messages {
+        for index in [
+            64u32,
+            65,
+            255,
+            256,
+            257,
+            32768,
+            65536,
+            65537,
+            0x8000_0000,
+            0xffff_ffff,
+        ] {
+            // In messages with descriptors the low 8 bits are the index and bit 8 says "no descriptor".
+            let masked = matches!(name, "SET_VRING_KICK" | "SET_VRING_CALL" | "SET_VRING_ERR");
+            if masked && (index & 0xff) < 64 {
+                continue;
+            }
+            rows.push(row(format!("{name} of vring {index}"), move |daemon| {
+                let mut client = open(daemon)?;
+                refused(say(&mut client, index))
+            }));
+        }
+    }
+    rows.push(row(
+        "SET_VRING_KICK with unknown bits above the index",
+        |daemon| {
+            let mut client = open(daemon)?;
+            let payload = (1u64 << 32 | 1).to_le_bytes();
+            let event = client.queue(0).kick_descriptor().ok_or("no kick")?;
+            let _ = client
+                .frontend()
+                .tell(number::SET_VRING_KICK, &payload, &[event.as_fd()]);
+            Ok(())
+        },
+    ));
+}
+
+fn vring_fd(client: &mut Client, request: u32, index: u32) -> Result<(), Error> {
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let payload = u64::from(index & 0xff) | u64::from(index) & !0x1ff;
+    client
+        .frontend()
+        .tell(request, &payload.to_le_bytes(), &[event.as_fd()])
+}
+
+fn vring_sizes(rows: &mut Vec<Row>) {
+    for size in [
+        0u32,
+        3,
+        5,
+        63,
+        65,
+        1000,
+        1023,
+        1025,
+        2048,
+        32768,
+        65535,
+        65536,
+        65544,
+        0xffff_ffff,
+    ] {
+        rows.push(row(format!("a vring of {size} entries"), move |daemon| {
+            let mut client = open(daemon)?;
+            told(client.frontend().vring_base(0), "stop")?;
+            refused(client.frontend().set_vring_num(0, size))
+        }));
+    }
+    for size in [1u32, 2] {
+        rows.push(row(
+            format!("a vring of {size} entries is served or refused"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                told(client.frontend().vring_base(0), "stop")?;
+                match client.frontend().set_vring_num(0, size) {
+                    Ok(()) | Err(Error::Refused { .. }) => neighbour_serves(&mut client),
+                    Err(Error::Closed) => Ok(()),
+                    Err(other) => Err(other.to_string()),
+                }
+            },
+        ));
+    }
+    rows.push(row("another size for a vring that runs", |daemon| {
+        let mut client = open(daemon)?;
+        for size in [32u32, 128, 1024] {
+            match client.frontend().set_vring_num(0, size) {
+                Err(Error::Closed) => return Ok(()),
+                Err(Error::Refused { .. }) => both_serve(&mut client)?,
+                Ok(()) => return Err(format!("{size} entries were accepted while it runs")),
+                Err(other) => return Err(other.to_string()),
+            }
+        }
+        Ok(())
+    }));
+    for base in [65535u32, 65534] {
+        rows.push(row(
+            format!("a vring from position {base}"),
+            move |daemon| {
+                let options = cleave_client::Options {
+                    base: base as u16,
+                    ..small(2)
+                };
+                let mut client = told(daemon.try_open(&options), "open")?;
+                (0..5).try_for_each(|_| both_serve(&mut client))
+            },
+        ));
+    }
+    for base in [65536u32, 0x1_0005, 0x8000_0000, 0xffff_ffff] {
+        rows.push(row(
+            format!("a vring from position {base:#x}"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                told(client.frontend().vring_base(0), "stop")?;
+                refused(client.frontend().set_vring_base(0, base))
+            },
+        ));
+    }
+}
+
+fn vring_addresses(rows: &mut Vec<Row>) {
+    type Change = fn(&mut wire::VringAddr, u64);
+    let changes: [(&str, Change); 17] = [
+        ("a descriptor table 1 byte off", |place, _| place.desc += 1),
+        ("a descriptor table 8 bytes off", |place, _| place.desc += 8),
+        ("an available ring 1 byte off", |place, _| place.avail += 1),
+        ("a used ring 1 byte off", |place, _| place.used += 1),
+        ("a used ring 2 bytes off", |place, _| place.used += 2),
+        ("a descriptor table at 0", |place, _| place.desc = 0),
+        ("an available ring at 0", |place, _| place.avail = 0),
+        ("a used ring at 0", |place, _| place.used = 0),
+        ("a descriptor table at 2^64 - 16", |place, _| {
+            place.desc = 0u64.wrapping_sub(16)
+        }),
+        ("an available ring at 2^64 - 2", |place, _| {
+            place.avail = u64::MAX - 1
+        }),
+        ("a used ring at 2^64 - 4", |place, _| {
+            place.used = u64::MAX - 3
+        }),
+        (
+            "a descriptor table across the end of memory",
+            |place, end| place.desc = end - 512,
+        ),
+        (
+            "an available ring across the end of memory",
+            |place, end| place.avail = end - 64,
+        ),
+        ("a used ring across the end of memory", |place, end| {
+            place.used = end - 256
+        }),
+        (
+            "a used ring whose event index is beyond the end",
+            |place, end| place.used = end - 4 - 512,
+        ),
+        ("everything at the end of memory", |place, end| {
+            (place.desc, place.avail, place.used) = (end, end, end);
+        }),
+        ("guest addresses in place of the frontend's", |place, _| {
+            (place.desc, place.avail, place.used) = (0x1_0000_0000, 0x1_0000_4000, 0x1_0000_8000);
+        }),
+    ];
+    for (name, change) in changes {
+        rows.push(row(name, move |daemon| {
+            let mut client = open(daemon)?;
+            told(client.frontend().vring_base(0), "stop")?;
+            let layout = client.queue(0).ring().layout();
+            let user = |addr| client.memory().user_addr(addr).unwrap_or(0);
+            let (desc, avail, used) = (user(layout.desc), user(layout.avail), user(layout.used));
+            let mut place = wire::VringAddr {
+                index: 0,
+                flags: 0,
+                desc,
+                used,
+                avail,
+                log: 0,
+            };
+            let region = client.memory().region(0);
+            change(&mut place, region.user_addr + region.len_bytes);
+            let kick = client.queue(0).kick_descriptor().ok_or("no kick")?;
+            // Refused at once or when the vring would start, never served.
+            let frontend = client.frontend();
+            let said = frontend
+                .set_vring_addr(place)
+                .and_then(|()| frontend.set_vring_kick(0, Some(kick.as_fd())))
+                .and_then(|()| frontend.set_vring_enable(0, true));
+            match said {
+                Err(Error::Closed) => Ok(()),
+                Err(Error::Refused { .. }) => neighbour_serves(&mut client),
+                Err(other) => Err(other.to_string()),
+                Ok(()) => {
+                    let retired = client.queue(0).err_signalled(Duration::from_secs(1));
+                    ensure(retired, || "accepted, and not retired either".into())?;
+                    neighbour_serves(&mut client)
+                }
+            }
+        }));
+    }
+    rows.push(row("vring addresses before any memory", |daemon| {
+        let mut bare = told(frontend(daemon), "connect")?;
+        bare.set_reply_ack(false);
+        let _ = bare.set_owner();
+        let _ = bare.set_features(1 << 32);
+        let _ = bare.set_vring_num(0, 64);
+        let place = wire::VringAddr {
+            index: 0,
+            flags: 0,
+            desc: 4096,
+            used: 8192,
+            avail: 12288,
+            log: 0,
+        };
+        let _ = bare.set_vring_addr(place);
+        let _ = bare.set_vring_kick(0, None);
+        let _ = bare.features();
+        Ok(())
+    }));
+    rows.push(row(
+        "the same addresses again while the vring runs keep its position",
+        |daemon| {
+            let mut client = open(daemon)?;
+            exercise(&mut client)?;
+            let layout = client.queue(0).ring().layout();
+            let user = |addr| client.memory().user_addr(addr).unwrap_or(0);
+            let (desc, avail, used) = (user(layout.desc), user(layout.avail), user(layout.used));
+            let place = wire::VringAddr {
+                index: 0,
+                flags: 0,
+                desc,
+                used,
+                avail,
+                log: 0,
+            };
+            for _ in 0..10 {
+                told(client.frontend().set_vring_addr(place), "set")?;
+                both_serve(&mut client)?;
+            }
+            Ok(())
+        },
+    ));
+}
+
+fn order(rows: &mut Vec<Row>) {
+    rows.push(row("a vring enabled that has nothing", |daemon| {
+        let mut client = open(daemon)?;
+        let _ = client.frontend().set_vring_enable(9, true);
+        if client.frontend().features().is_ok() {
+            both_serve(&mut client)?;
+        }
+        Ok(())
+    }));
+    rows.push(row("a vring kicked off that has no address", |daemon| {
+        let mut client = open(daemon)?;
+        let kick = client.queue(0).kick_descriptor().ok_or("no kick")?;
+        let _ = client.frontend().set_vring_kick(7, Some(kick.as_fd()));
+        let _ = client.frontend().set_vring_enable(7, true);
+        if client.frontend().features().is_ok() {
+            both_serve(&mut client)?;
+        }
+        Ok(())
+    }));
+    rows.push(row("the position of a vring that never ran", |daemon| {
+        let mut client = open(daemon)?;
+        match client.frontend().vring_base(5) {
+            Ok(0) => both_serve(&mut client),
+            Ok(base) => Err(format!("position {base}")),
+            Err(Error::Closed) => Ok(()),
+            Err(other) => Err(other.to_string()),
+        }
+    }));
+    rows.push(row("a vring stopped twice", |daemon| {
+        let mut client = open(daemon)?;
+        exercise(&mut client)?;
+        let first = told(client.frontend().vring_base(0), "first")?;
+        let second = told(client.frontend().vring_base(0), "second")?;
+        ensure(first == second && first == 2, || {
+            format!("positions {first}, {second}")
+        })?;
+        neighbour_serves(&mut client)
+    }));
+    rows.push(row(
+        "enabled and disabled by other values than 0 and 1",
+        |daemon| {
+            let mut client = open(daemon)?;
+            for value in [2u32, 0xff, 0xffff_ffff] {
+                let payload = wire::vring_state(0, value);
+                let _ = client
+                    .frontend()
+                    .tell(number::SET_VRING_ENABLE, &payload, &[]);
+            }
+            if client.frontend().features().is_err() {
+                return Ok(());
+            }
+            told(client.frontend().set_vring_enable(0, true), "enable")?;
+            both_serve(&mut client)
+        },
+    ));
+    rows.push(row(
+        "a disabled vring is not served, and is when enabled",
+        |daemon| {
+            let mut client = open(daemon)?;
+            told(client.frontend().set_vring_enable(0, false), "disable")?;
+            crate::attack::flood(client.queue(0), 1, 512);
+            std::thread::sleep(Duration::from_millis(30));
+            ensure(client.queue(0).ring().used_index() == 0, || {
+                "served while disabled".into()
+            })?;
+            told(client.frontend().set_vring_enable(0, true), "enable")?;
+            let seen = crate::attack::settle(client.queue(0).ring(), 1, Duration::from_secs(2));
+            ensure(seen == 1, || "not served when enabled".into())?;
+            both_serve(&mut client)
+        },
+    ));
+}
+
+fn slowness(rows: &mut Vec<Row>) {
+    rows.push(row("a header that comes a byte at a time", |daemon| {
+        let slow = told(frontend(daemon), "connect")?;
+        for byte in wire::message(number::GET_FEATURES, VERSION, &[]) {
+            told(slow.socket().send_raw(&[byte], &[]), "send")?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        told(slow.socket().recv(), "answer").map(drop)
+    }));
+    for half in [1usize, 4, 11, 12, 15] {
+        rows.push(row(
+            format!("{half} bytes of a message, then the end"),
+            move |daemon| {
+                let slow = told(frontend(daemon), "connect")?;
+                let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
+                told(slow.socket().send_raw(&bytes[..half], &[]), "send")?;
+                let _ = slow.socket().stream().shutdown(std::net::Shutdown::Write);
+                let closed = slow.socket().closes_within(Duration::from_secs(2));
+                ensure(closed, || "still open".into())
+            },
+        ));
+    }
+    rows.push(row(
+        "half a message, then silence: closed in time, the next is served",
+        |daemon| {
+            let slow = told(frontend(daemon), "connect")?;
+            let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
+            told(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
+            let closed = slow.socket().closes_within(Duration::from_secs(15));
+            ensure(closed, || "half a message holds the seat".into())
+        },
+    ));
+    rows.push(row(
+        "three hundred connections that say nothing",
+        |daemon| {
+            let before = daemon.fds_settle_at(0).min(daemon.fds());
+            let patience = Duration::from_secs(1);
+            let silent: Vec<_> = (0..300)
+                .filter_map(|_| Socket::connect(daemon.socket(), patience).ok())
+                .collect();
+            let mut client = open(daemon)?;
+            both_serve(&mut client)?;
+            drop((silent, client));
+            let after = daemon.fds_settle_at(before);
+            ensure(after <= before, || {
+                format!("{before} descriptors became {after}")
+            })
+        },
+    ));
+    rows.push(row(
+        "connections that come and go without a word",
+        |daemon| {
+            let before = daemon.fds_settle_at(0).min(daemon.fds());
+            for _ in 0..scale(500) {
+                drop(UnixStream::connect(daemon.socket()));
+            }
+            let after = daemon.fds_settle_at(before);
+            ensure(after <= before, || {
+                format!("{before} descriptors became {after}")
+            })
+        },
+    ));
+    rows.push(row("a frontend that never reads its answers", |daemon| {
+        let deaf = told(frontend(daemon), "connect")?;
+        let ask = wire::message(number::GET_FEATURES, VERSION, &[]).repeat(1000);
+        let stream = deaf.socket().stream();
+        let _ = stream.set_write_timeout(Some(Duration::from_millis(500)));
+        let mut full = false;
+        for _ in 0..1000 {
+            if deaf.socket().send_raw(&ask, &[]).is_err() {
+                full = true;
+                break;
+            }
+        }
+        ensure(full, || "a million answers fitted nowhere".into())?;
+        not_spinning(daemon)
+    }));
+}
+
+fn repetition(rows: &mut Vec<Row>) {
+    type Say = fn(&mut Client) -> Result<(), Error>;
+    let messages: [(&str, usize, Say); 9] = [
+        ("SET_MEM_TABLE", 300, |client| client.send_memory()),
+        ("SET_VRING_CALL", 1000, |client| {
+            let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+            client.frontend().set_vring_call(0, Some(event.as_fd()))
+        }),
+        ("SET_VRING_ERR", 1000, |client| {
+            let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+            client.frontend().set_vring_err(0, Some(event.as_fd()))
+        }),
+        ("SET_VRING_KICK", 1000, |client| {
+            let kick = client.queue(0).kick_descriptor().unwrap();
+            client.frontend().set_vring_kick(0, Some(kick.as_fd()))
+        }),
+        ("SET_BACKEND_REQ_FD", 500, |client| {
+            client.open_backend_channel().map(drop)
+        }),
+        ("GET_CONFIG", 2000, |client| {
+            client.frontend().config(0, 60).map(drop)
+        }),
+        ("SET_VRING_ENABLE", 1000, |client| {
+            client.frontend().set_vring_enable(0, false)?;
+            client.frontend().set_vring_enable(0, true)
+        }),
+        ("GET_INFLIGHT_FD", 300, |client| {
+            // Not offered: refused, without a descriptor left open.
+            match client.frontend().inflight_fd(2, 64) {
+                Err(Error::Closed) => Err(Error::Closed),
+                _ => Ok(()),
+            }
+        }),
+        ("the start and stop of a vring", 200, |client| {
+            client.frontend().vring_base(1)?;
+            client.announce_again(1)
+        }),
+    ];
+    for (name, rounds, say) in messages {
+        rows.push(row(format!("{name} {rounds} times"), move |daemon| {
+            let mut client = open(daemon)?;
+            exercise(&mut client)?;
+            let (fds, rss) = (daemon.fds(), daemon.rss_kib());
+            for _ in 0..scale(rounds) {
+                match say(&mut client) {
+                    Err(Error::Closed) => return Ok(()),
+                    other => other.map_err(|error| error.to_string())?,
+                }
+            }
+            // The backend channel may be one descriptor more.
+            let after = daemon.fds_settle_at(fds + 1);
+            ensure(after <= fds + 1, || {
+                format!("{fds} descriptors became {after}")
+            })?;
+            let grown = daemon.rss_kib().saturating_sub(rss);
+            ensure(grown < 512, || format!("{grown} KiB more"))?;
+            neighbour_serves(&mut client)
+        }));
+    }
+}
+
+/// Makes descriptors that are no eventfd.
+pub(crate) type Make = fn() -> Result<OwnedFd, String>;
+
+pub(crate) fn strange_descriptors() -> Vec<(&'static str, Make)> {
+    fn file(path: &str) -> Result<OwnedFd, String> {
+        File::open(path)
+            .map(OwnedFd::from)
+            .map_err(|error| error.to_string())
+    }
+    vec![
+        ("a folder", || file("/")),
+        ("/dev/null", || file("/dev/null")),
+        ("/dev/zero", || file("/dev/zero")),
+        ("a regular file", || {
+            tempfile::tempfile()
+                .map(OwnedFd::from)
+                .map_err(|error| error.to_string())
+        }),
+        ("a pipe without a writer", || {
+            Ok(rustix::pipe::pipe().unwrap().0)
+        }),
+        ("a pipe without a reader", || {
+            Ok(rustix::pipe::pipe().unwrap().1)
+        }),
+        ("a pipe that is full", || {
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            rustix::io::ioctl_fionbio(&writer, true).unwrap();
+            while rustix::io::write(&writer, &[1; 4096]).is_ok() {}
+            rustix::io::ioctl_fionbio(&writer, false).unwrap();
+            // Its reader lives as long as this program.
+            std::mem::forget(reader);
+            Ok(writer)
+        }),
+        ("a socket whose peer is gone", || {
+            Ok(UnixStream::pair().unwrap().0.into())
+        }),
+        ("a descriptor opened by O_PATH", || {
+            use rustix::fs::{Mode, OFlags};
+            Ok(rustix::fs::open("/", OFlags::PATH, Mode::empty()).unwrap())
+        }),
+        ("an epoll descriptor", || {
+            Ok(rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap())
+        }),
+        ("a memfd", || {
+            Ok(rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+        }),
+        ("a semaphore eventfd", || {
+            let flags = rustix::event::EventfdFlags::SEMAPHORE;
+            Ok(rustix::event::eventfd(7, flags).unwrap())
+        }),
+    ]
+}
+
+/// Descriptors where none, or others, are expected; none may stay open.
+pub(crate) fn descriptor_rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for request in (1..=43).chain([255]) {
+        for count in [1usize, 8, 32, 253] {
+            rows.push(row(
+                format!("message {request} with {count} descriptors"),
+                move |daemon| {
+                    let mut before = 0;
+                    for round in 0..3 {
+                        attach(daemon, request, count)?;
+                        if round == 0 {
+                            // What is made once is made by now.
+                            before = daemon.fds_settle_at(0).min(daemon.fds());
+                        }
+                    }
+                    let after = daemon.fds_settle_at(before);
+                    ensure(after <= before, || {
+                        format!("{before} descriptors became {after}")
+                    })
+                },
+            ));
+        }
+    }
+    rows.push(row(
+        "descriptors beside single bytes of a message",
+        |daemon| {
+            let before = daemon.fds_settle_at(0).min(daemon.fds());
+            let slow = told(frontend(daemon), "connect")?;
+            let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+            for byte in wire::message(number::GET_FEATURES, VERSION, &[]) {
+                if slow.socket().send_raw(&[byte], &[event.as_fd()]).is_err() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(slow);
+            let after = daemon.fds_settle_at(before);
+            ensure(after <= before, || {
+                format!("{before} descriptors became {after}")
+            })
+        },
+    ));
+    rows.push(row("our own socket as a descriptor", |daemon| {
+        let mut client = open(daemon)?;
+        let own = client.frontend().socket().stream().try_clone().unwrap();
+        let _ = client.frontend().set_vring_call(0, Some(own.as_fd()));
+        let _ = client
+            .frontend()
+            .tell(number::SET_BACKEND_REQ_FD, &[], &[own.as_fd()]);
+        std::thread::sleep(Duration::from_millis(10));
+        Ok(())
+    }));
+    for (name, make) in strange_descriptors() {
+        rows.push(row(format!("{name} as backend channel"), move |daemon| {
+            let mut client = open(daemon)?;
+            let fd = make()?;
+            let _ = client
+                .frontend()
+                .tell(number::SET_BACKEND_REQ_FD, &[], &[fd.as_fd()]);
+            daemon.signal(rustix::process::Signal::HUP);
+            std::thread::sleep(Duration::from_millis(5));
+            if client.frontend().features().is_ok() {
+                both_serve(&mut client)?;
+            }
+            Ok(())
+        }));
+    }
+    rows
+}
+
+fn attach(daemon: &Daemon, request: u32, count: usize) -> Outcome {
+    let client = told(frontend(daemon), "connect")?;
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let fds: Vec<BorrowedFd<'_>> = (0..count).map(|_| event.as_fd()).collect();
+    let len = match request {
+        number::GET_FEATURES | number::SET_OWNER | number::GET_PROTOCOL_FEATURES => 0,
+        number::SET_VRING_ADDR | number::ADD_MEM_REG | number::REM_MEM_REG => 40,
+        number::SET_MEM_TABLE => 8,
+        number::GET_CONFIG | number::SET_CONFIG => 13,
+        number::GET_INFLIGHT_FD | number::SET_INFLIGHT_FD => 24,
+        _ => 8,
+    };
+    let bytes = wire::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
+    let _ = client.socket().send_raw(&bytes, &fds);
+    let _ = client.socket().stream().shutdown(std::net::Shutdown::Write);
+    let closed = client.socket().closes_within(Duration::from_secs(2));
+    ensure(closed, || "still open".into())
+}

@@ -1,0 +1,670 @@
+//! Misdeeds on the rings themselves.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cleave_blk::spec::{feature, request_type as kind};
+use cleave_client::{Buffer, Client, Descriptor, Options, RingLayout, Wait, wire};
+use cleave_tests::{Outcome, Random, Row, ensure, exercise_queue, header, row, scale, small};
+
+use crate::attack::{
+    INDIRECT, NEXT, Parts, WRITE, both_serve, expect_retired, flood, neighbour_serves, open,
+    open_with, polling, serves_or_retired, settle, told,
+};
+
+pub(crate) fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    heads(&mut rows);
+    indices(&mut rows);
+    twice(&mut rows);
+    notifications(&mut rows);
+    overlaps(&mut rows);
+    doorbells(&mut rows);
+    rewriting(&mut rows);
+    rows
+}
+
+fn heads(rows: &mut Vec<Row>) {
+    for head in [64u16, 65, 127, 255, 0x7fff, 0x8000, 0xffff] {
+        rows.push(row(
+            format!("head {head} in a table of 64"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                exercise_queue(&mut client, 0)?;
+                client.queue(0).ring().push(head);
+                publish(&mut client);
+                expect_retired(&mut client)
+            },
+        ));
+    }
+    rows.push(row("a bad head behind good ones in one batch", |daemon| {
+        let mut client = open(daemon)?;
+        let queue = client.queue(0);
+        flood(queue, 4, 4096);
+        queue.ring().push(64);
+        publish(&mut client);
+        expect_retired(&mut client)
+    }));
+    rows.push(row("kicks after a vring was retired", |daemon| {
+        let mut client = open(daemon)?;
+        client.queue(0).ring().push(64);
+        publish(&mut client);
+        expect_retired(&mut client)?;
+        for _ in 0..100 {
+            client.queue(0).ring().push(0);
+            publish(&mut client);
+        }
+        let used = client.queue(0).ring().used_index();
+        neighbour_serves(&mut client)?;
+        ensure(used == 0, || "a retired vring was served".into())
+    }));
+    rows.push(row(
+        "a retired vring is started again by its driver",
+        |daemon| {
+            let mut client = open(daemon)?;
+            client.queue(0).ring().push(64);
+            publish(&mut client);
+            expect_retired(&mut client)?;
+            told(client.frontend().vring_base(0), "stop")?;
+            let mut fresh = told(client.start_queue(0, &tiny()), "start again")?;
+            told(fresh.read(0, &mut [0; 4096]), "read again")?;
+            neighbour_serves(&mut client)
+        },
+    ));
+    rows.push(row(
+        "both vrings are retired and both started again",
+        |daemon| {
+            let mut client = open(daemon)?;
+            for index in 0..2 {
+                client.queue(index).ring().push(9999);
+                client.queue(index).ring().publish();
+                client.queue(index).ring_kick();
+                let signalled = client.queue(index).err_signalled(Duration::from_secs(2));
+                ensure(signalled, || format!("vring {index} was not retired"))?;
+            }
+            for index in 0..2u16 {
+                told(client.frontend().vring_base(index.into()), "stop")?;
+                let mut fresh = told(client.start_queue(index, &tiny()), "start again")?;
+                told(fresh.read(0, &mut [0; 4096]), "read again")?;
+            }
+            Ok(())
+        },
+    ));
+}
+
+fn tiny() -> Options {
+    Options {
+        queue_size: 16,
+        data_bytes: 8192,
+        ..small(1)
+    }
+}
+
+fn publish(client: &mut Client) {
+    client.queue(0).ring().publish();
+    client.queue(0).ring_kick();
+}
+
+fn indices(rows: &mut Vec<Row>) {
+    for ahead in [65u16, 66, 128, 1000, 0x7fff, 0x8000, 0xfffe, 0xffff] {
+        rows.push(row(
+            format!("available index {ahead} ahead in a ring of 64"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                client.queue(0).ring().raw_set_avail_index(ahead);
+                client.queue(0).ring_kick();
+                expect_retired(&mut client)
+            },
+        ));
+    }
+    for back in [1u16, 2, 3] {
+        rows.push(row(
+            format!("available index {back} back after 3 requests"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                for _ in 0..3 {
+                    told(client.queue(0).read(0, &mut [0; 512]), "read")?;
+                }
+                let position = client.queue(0).ring().position();
+                client.queue(0).ring().raw_set_avail_index(position - back);
+                client.queue(0).ring_kick();
+                expect_retired(&mut client)
+            },
+        ));
+    }
+    rows.push(row("an available index at rest is no fault", |daemon| {
+        let mut client = open(daemon)?;
+        told(client.queue(0).read(0, &mut [0; 512]), "read")?;
+        for _ in 0..10 {
+            client.queue(0).ring_kick();
+        }
+        both_serve(&mut client)
+    }));
+    rows.push(row("a ring filled to its last entry", |daemon| {
+        let mut client = open(daemon)?;
+        let queue = client.queue(0);
+        let parts = Parts::of(queue);
+        let memory = queue.memory();
+        memory.write(parts.header, &header(kind::FLUSH, 0));
+        let table = [
+            Descriptor {
+                addr: parts.header,
+                len: 16,
+                flags: NEXT,
+                next: 1,
+            },
+            Descriptor {
+                addr: parts.status,
+                len: 1,
+                flags: WRITE,
+                next: 0,
+            },
+        ];
+        memory.write(
+            parts.table,
+            &[table[0].to_bytes(), table[1].to_bytes()].concat(),
+        );
+        for turn in 0..3 {
+            for index in 0..64 {
+                let entry = Descriptor {
+                    addr: parts.table,
+                    len: 32,
+                    flags: INDIRECT,
+                    next: 0,
+                };
+                queue.ring().write_descriptor(index, entry);
+                queue.ring().push(index);
+            }
+            queue.ring().publish();
+            queue.ring_kick();
+            let seen = settle(queue.ring(), 64, Duration::from_secs(3));
+            ensure(seen == 64, || {
+                format!("turn {turn}: {seen} of 64 came back")
+            })?;
+        }
+        queue.ring().free_all();
+        both_serve(&mut client)
+    }));
+}
+
+/// The same head again while it is in flight, or as good as. A daemon that has completed the first when it sees the
+/// second may serve both.
+fn twice(rows: &mut Vec<Row>) {
+    for times in [2u16, 3, 64] {
+        rows.push(row(
+            format!("the same head {times} times in one batch"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                let queue = client.queue(0);
+                let parts = Parts::of(queue);
+                queue.write_header(kind::IN, 0);
+                for (index, entry) in (0..).zip(parts.usual()) {
+                    queue.ring().write_descriptor(index, entry);
+                }
+                (0..times).for_each(|_| queue.ring().push(0));
+                queue.ring().publish();
+                queue.ring_kick();
+                let seen = settle(queue.ring(), times.into(), Duration::from_millis(300));
+                let retired = client.queue(0).err_signalled(Duration::from_millis(500));
+                ensure(retired || seen == usize::from(times), || {
+                    format!("neither retired nor served: {seen} of {times}")
+                })?;
+                neighbour_serves(&mut client)
+            },
+        ));
+    }
+    rows.push(row(
+        "the same head again and again, new vring each time",
+        |daemon| {
+            let mut client = open(daemon)?;
+            for _ in 0..scale(300) {
+                let queue = client.queue(0);
+                let parts = Parts::of(queue);
+                queue.write_header(kind::IN, 0);
+                let mut chain = parts.usual();
+                chain[1].len = 64 << 10;
+                for (index, entry) in (0..).zip(chain) {
+                    queue.ring().write_descriptor(index, entry);
+                }
+                for _ in 0..8 {
+                    queue.ring().push(0);
+                    queue.ring().publish();
+                    queue.ring_kick();
+                }
+                told(client.frontend().vring_base(0), "stop")?;
+                restart(&mut client)?;
+            }
+            both_serve(&mut client)
+        },
+    ));
+    rows.push(row("two heads whose chains share descriptors", |daemon| {
+        let mut client = open(daemon)?;
+        let queue = client.queue(0);
+        let parts = Parts::of(queue);
+        queue.write_header(kind::IN, 0);
+        let [first, data, status] = parts.usual();
+        for (index, entry) in [(0, first), (1, data), (2, status), (3, first)] {
+            queue.ring().write_descriptor(index, entry);
+        }
+        queue.ring().push(0);
+        queue.ring().push(3);
+        queue.ring().publish();
+        queue.ring_kick();
+        let seen = settle(queue.ring(), 2, Duration::from_secs(2));
+        ensure(seen == 2, || format!("{seen} of 2 came back"))?;
+        queue.ring().free_all();
+        both_serve(&mut client)
+    }));
+}
+
+/// Starts vring 0 again from scratch in its old memory.
+fn restart(client: &mut Client) -> Outcome {
+    let layout = client.queue(0).ring().layout();
+    let memory = client.memory().clone();
+    let event_idx = client.features() & feature::EVENT_IDX != 0;
+    let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
+    *client.queue(0).ring() = told(fresh, "lay the ring out")?;
+    client.queue(0).err_signalled(Duration::ZERO);
+    told(client.announce_again(0), "start again")
+}
+
+fn notifications(rows: &mut Vec<Row>) {
+    for event in [0u16, 1, 63, 0x7fff, 0x8000, 0xffff] {
+        rows.push(row(
+            format!("used event {event} and available event {event} by the guest"),
+            move |daemon| {
+                let mut client = open_with(daemon, &polling())?;
+                for _ in 0..20 {
+                    let ring = client.queue(0).ring();
+                    ring.raw_set_used_event(event);
+                    ring.raw_set_avail_event(event);
+                    flood(client.queue(0), 2, 512);
+                    client.queue(0).ring().raw_set_used_event(event);
+                    let seen = settle(client.queue(0).ring(), 2, Duration::from_secs(2));
+                    ensure(seen == 2, || format!("{seen} of 2 came back"))?;
+                }
+                neighbour_serves(&mut client)
+            },
+        ));
+    }
+    for flags in [1u16, 2, 0xfffe, 0xffff] {
+        for event_idx in [true, false] {
+            let name = format!("available flags {flags:#x}, event index {event_idx}");
+            rows.push(row(name, move |daemon| {
+                let features = if event_idx { !0 } else { !feature::EVENT_IDX };
+                let mut client = open_with(
+                    daemon,
+                    &Options {
+                        features,
+                        ..polling()
+                    },
+                )?;
+                for _ in 0..20 {
+                    client.queue(0).ring().raw_set_avail_flags(flags);
+                    flood(client.queue(0), 2, 512);
+                    let seen = settle(client.queue(0).ring(), 2, Duration::from_secs(2));
+                    ensure(seen == 2, || format!("{seen} of 2 came back"))?;
+                }
+                neighbour_serves(&mut client)
+            }));
+        }
+    }
+    for index in [0u16, 5, 0x8000, 0xffff] {
+        rows.push(row(
+            format!("the guest stores used index {index}"),
+            move |daemon| {
+                let mut client = open_with(daemon, &polling())?;
+                told(client.queue(0).read(0, &mut [0; 512]), "read")?;
+                client.queue(0).ring().raw_set_used_index(index);
+                flood(client.queue(0), 1, 512);
+                std::thread::sleep(Duration::from_millis(5));
+                // The daemon counts by itself: two requests, index 2.
+                let deadline = std::time::Instant::now() + Duration::from_secs(2);
+                while client.queue(0).ring().used_index() != 2 {
+                    let late = std::time::Instant::now() > deadline;
+                    ensure(!late, || "the used index is not the daemon's own".into())?;
+                }
+                neighbour_serves(&mut client)
+            },
+        ));
+    }
+    rows.push(row("a thousand kicks for nothing", |daemon| {
+        let mut client = open(daemon)?;
+        (0..1000).for_each(|_| client.queue(0).ring_kick());
+        ensure(client.queue(0).ring().used_index() == 0, || {
+            "something came of nothing".into()
+        })?;
+        both_serve(&mut client)
+    }));
+    rows.push(row("a storm of kicks, then silence", |daemon| {
+        let mut client = open(daemon)?;
+        let end = std::time::Instant::now() + Duration::from_millis(300);
+        while std::time::Instant::now() < end {
+            client.queue(0).ring_kick();
+        }
+        neighbour_serves(&mut client)?;
+        std::thread::sleep(Duration::from_millis(50));
+        let before = daemon.cpu();
+        std::thread::sleep(Duration::from_millis(200));
+        let spent = daemon.cpu().saturating_sub(before);
+        ensure(spent < Duration::from_millis(5), || {
+            format!("{spent:?} of CPU after the storm")
+        })?;
+        both_serve(&mut client)
+    }));
+    for features in [!0, !feature::EVENT_IDX] {
+        let name = format!("a flip-flopping driver under load, features {features:#x}");
+        rows.push(row(name, move |daemon| {
+            flip_flop(&mut open_with(
+                daemon,
+                &Options {
+                    features,
+                    ..polling()
+                },
+            )?)
+        }));
+    }
+}
+
+/// Another thread changes events and flags without end while requests run.
+fn flip_flop(client: &mut Client) -> Outcome {
+    let layout = client.queue(0).ring().layout();
+    let memory = client.memory().clone();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random::new(11);
+            while !stop.load(Ordering::Relaxed) {
+                memory.write(layout.avail, &random.word().to_le_bytes()[..2]);
+                let event = layout.avail + 4 + 2 * u64::from(layout.size);
+                memory.write(event, &random.word().to_le_bytes()[..2]);
+                let event = layout.used + 4 + 8 * u64::from(layout.size);
+                memory.write(event, &random.word().to_le_bytes()[..2]);
+            }
+        });
+        let mut done = Ok(());
+        for _ in 0..scale(500) {
+            flood(client.queue(0), 4, 512);
+            let seen = settle(client.queue(0).ring(), 4, Duration::from_secs(2));
+            done = ensure(seen == 4, || format!("{seen} of 4 came back"));
+            if done.is_err() {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        done
+    })?;
+    neighbour_serves(client)
+}
+
+fn overlaps(rows: &mut Vec<Row>) {
+    type Place = fn(RingLayout) -> u64;
+    let places: [(&str, Place); 4] = [
+        ("the descriptor table", |layout| layout.desc),
+        ("the available ring", |layout| layout.avail),
+        ("the used ring", |layout| layout.used),
+        ("the used index", |layout| layout.used + 2),
+    ];
+    for (name, place) in places {
+        for (what, bytes) in [("data", 512u32), ("a status byte", 0)] {
+            rows.push(row(format!("{what} read into {name}"), move |daemon| {
+                let mut client = open(daemon)?;
+                let queue = client.queue(0);
+                let at = place(queue.ring().layout());
+                let (head, status) = queue.control();
+                queue.write_header(kind::IN, 0);
+                let chain = if bytes > 0 {
+                    vec![
+                        Buffer::readable(head, 16),
+                        Buffer::writable(at, bytes),
+                        Buffer::writable(status, 1),
+                    ]
+                } else {
+                    vec![Buffer::readable(head, 16), Buffer::writable(at, 1)]
+                };
+                queue.ring().add(&chain);
+                queue.ring().publish();
+                queue.ring_kick();
+                std::thread::sleep(Duration::from_millis(10));
+                neighbour_serves(&mut client)
+            }));
+        }
+    }
+    rows.push(row("two vrings in the same memory", |daemon| {
+        let mut client = open_with(daemon, &small(3))?;
+        let layout = client.queue(0).ring().layout();
+        told(client.frontend().vring_base(2), "stop")?;
+        let addr = |client: &Client, addr| client.memory().user_addr(addr).unwrap_or(0);
+        let place = wire::VringAddr {
+            index: 2,
+            flags: 0,
+            desc: addr(&client, layout.desc),
+            used: addr(&client, layout.used),
+            avail: addr(&client, layout.avail),
+            log: 0,
+        };
+        let _ = client.frontend().set_vring_addr(place);
+        let _ = client.frontend().set_vring_enable(2, true);
+        for _ in 0..20 {
+            flood(client.queue(0), 2, 4096);
+            client.queue(2).ring_kick();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        neighbour_serves(&mut client)
+    }));
+    rows.push(row("all three parts of a vring at one address", |daemon| {
+        let mut client = open(daemon)?;
+        told(client.frontend().vring_base(0), "stop")?;
+        let at = client.queue(0).ring().layout().desc;
+        let user = client.memory().user_addr(at).unwrap_or(0);
+        let place = wire::VringAddr {
+            index: 0,
+            flags: 0,
+            desc: user,
+            used: user,
+            avail: user,
+            log: 0,
+        };
+        let _ = client.frontend().set_vring_addr(place);
+        let kick = client.queue(0).kick_descriptor();
+        if let Some(kick) = kick {
+            let _ = client.frontend().set_vring_kick(0, Some(kick.as_fd()));
+        }
+        client.memory().fill(at, 4096, 1);
+        client.queue(0).ring_kick();
+        std::thread::sleep(Duration::from_millis(10));
+        client.memory().fill(at, 4096, 0xff);
+        client.queue(0).ring_kick();
+        std::thread::sleep(Duration::from_millis(10));
+        neighbour_serves(&mut client)
+    }));
+}
+
+/// A call or kick descriptor that is nothing of the kind. Refused or harmless.
+fn doorbells(rows: &mut Vec<Row>) {
+    for (name, make) in crate::messages::strange_descriptors() {
+        for part in ["kick", "call", "err"] {
+            rows.push(row(format!("{name} as {part} descriptor"), move |daemon| {
+                let mut client = open(daemon)?;
+                exercise_queue(&mut client, 0)?;
+                let fd: OwnedFd = make()?;
+                let frontend = client.frontend();
+                let _ = match part {
+                    "kick" => frontend.set_vring_kick(0, Some(fd.as_fd())),
+                    "call" => frontend.set_vring_call(0, Some(fd.as_fd())),
+                    _ => frontend.set_vring_err(0, Some(fd.as_fd())),
+                };
+                drop(fd);
+                for _ in 0..3 {
+                    flood(client.queue(0), 2, 512);
+                }
+                if part == "err" {
+                    client.queue(0).ring().push(9999);
+                    publish(&mut client);
+                }
+                std::thread::sleep(Duration::from_millis(10));
+                // Where the message was refused the connection may have gone with it.
+                match client.frontend().features() {
+                    Ok(_) => neighbour_serves(&mut client),
+                    Err(_) => Ok(()),
+                }
+            }));
+        }
+    }
+    for (name, part) in [("call", true), ("err", false)] {
+        rows.push(row(
+            format!("a {name} counter that is full and blocks"),
+            move |daemon| {
+                let options = Options {
+                    call: cleave_client::Doorbell::Blocking,
+                    wait: Wait::Poll,
+                    ..small(2)
+                };
+                let mut client = open_with(daemon, &options)?;
+                let full = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+                rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
+                let frontend = client.frontend();
+                if part {
+                    told(frontend.set_vring_call(0, Some(full.as_fd())), "set call")?;
+                } else {
+                    told(frontend.set_vring_err(0, Some(full.as_fd())), "set err")?;
+                    client.queue(0).ring().push(9999);
+                }
+                for _ in 0..3 {
+                    flood(client.queue(0), 2, 512);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+                told(client.frontend().features(), "ask for features")?;
+                neighbour_serves(&mut client)
+            },
+        ));
+    }
+}
+
+/// Case "checked once, used twice": another thread rewrites what the daemon reads.
+fn rewriting(rows: &mut Vec<Row>) {
+    for (name, part) in [
+        ("descriptors", 0),
+        ("request headers", 1),
+        ("indirect tables", 2),
+        ("available entries", 3),
+        ("all of it", 4),
+    ] {
+        rows.push(row(
+            format!("{name} rewritten while requests run"),
+            move |daemon| {
+                let mut client = open_with(daemon, &polling())?;
+                rewrite(&mut client, part)?;
+                serves_or_retired_after_noise(&mut client)
+            },
+        ));
+    }
+}
+
+fn serves_or_retired_after_noise(client: &mut Client) -> Outcome {
+    if client.queue(0).err_signalled(Duration::ZERO) {
+        return neighbour_serves(client);
+    }
+    // Whatever is in flight still lies where it was put: start afresh rather than guess.
+    told(client.frontend().vring_base(0), "stop")?;
+    restart(client)?;
+    serves_or_retired(client)
+}
+
+fn rewrite(client: &mut Client, part: usize) -> Outcome {
+    let queue = client.queue(0);
+    let parts = Parts::of(queue);
+    let layout = queue.ring().layout();
+    let memory = queue.memory();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random::new(part as u64 + 1);
+            while !stop.load(Ordering::Relaxed) {
+                let which = if part == 4 {
+                    random.below(4) as usize
+                } else {
+                    part
+                };
+                let good = random.below(2) == 0;
+                scribble(&memory, parts, layout, which, good, &mut random);
+            }
+        });
+        for _ in 0..scale(3000) {
+            let queue = client.queue(0);
+            queue.write_header(kind::IN, 0);
+            let usual = parts.usual();
+            let entries: Vec<u8> = usual.iter().flat_map(|entry| entry.to_bytes()).collect();
+            memory.write(parts.table, &entries);
+            if part == 2 {
+                let entry = Descriptor {
+                    addr: parts.table,
+                    len: 48,
+                    flags: INDIRECT,
+                    next: 0,
+                };
+                queue.ring().write_descriptor(0, entry);
+            } else {
+                for (index, entry) in (0..).zip(usual) {
+                    queue.ring().write_descriptor(index, entry);
+                }
+            }
+            queue.ring().push(0);
+            queue.ring().publish();
+            queue.ring_kick();
+            if settle(queue.ring(), 1, Duration::from_millis(20)) == 0 {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    Ok(())
+}
+
+fn scribble(
+    memory: &cleave_client::GuestMemory,
+    parts: Parts,
+    layout: RingLayout,
+    which: usize,
+    good: bool,
+    random: &mut Random,
+) {
+    let usual = parts.usual();
+    match which {
+        0 | 2 => {
+            let index = random.below(3);
+            let mut entry = usual[index as usize];
+            if !good {
+                match random.below(4) {
+                    0 => entry.addr = random.word(),
+                    1 => entry.len = random.word() as u32,
+                    2 => entry.flags = random.word() as u16 & 7,
+                    _ => entry.next = random.word() as u16,
+                }
+            }
+            let table = if which == 0 { layout.desc } else { parts.table };
+            memory.write(table + 16 * index, &entry.to_bytes());
+        }
+        1 => {
+            let sector = if good { 0 } else { random.word() };
+            let request = if good {
+                kind::IN
+            } else {
+                random.below(16) as u32
+            };
+            // Never a write: the disk's first sectors belong to other rows.
+            let request = if matches!(request, 1 | 11 | 13) {
+                kind::IN
+            } else {
+                request
+            };
+            memory.write(parts.header, &header(request, sector));
+        }
+        _ => {
+            let head = if good { 0 } else { random.below(64) as u16 };
+            let slot = random.below(layout.size.into());
+            memory.write(layout.avail + 4 + 2 * slot, &head.to_le_bytes());
+        }
+    }
+}
