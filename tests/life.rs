@@ -15,7 +15,7 @@ fn frontends_come_and_go() {
     for _ in 0..5 {
         exercise(&mut daemon.open(&small(2))).unwrap();
     }
-    let (fds, threads) = (daemon.fds_settle_at(0).min(daemon.fds()), daemon.threads());
+    let (fds, threads) = (daemon.fds_at_rest(), daemon.threads());
     let rss = daemon.rss_kib();
     let mut slowest = Duration::ZERO;
     for round in 0..scale(200) {
@@ -302,7 +302,7 @@ fn frontends_killed_in_the_middle_of_their_requests() {
     let image = scratch.image("disk", 64 << 20);
     let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
     exercise(&mut daemon.open(&small(2))).unwrap();
-    let (fds, rss) = (daemon.fds_settle_at(0).min(daemon.fds()), daemon.rss_kib());
+    let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
     for round in 0..scale(100) {
         let mut client = daemon.open(&small(2));
         for index in 0..2 {

@@ -33,9 +33,10 @@ fn stops(rows: &mut Vec<Row>) {
                 let mut client = open_with(daemon, &options)?;
                 for turn in 0..scale(20) {
                     flood(client.queue(0), count, bytes);
-                    stop_and_judge(&mut client).map_err(|what| format!("turn {turn}: {what}"))?;
+                    let stopped = stop_and_judge(&mut client);
+                    let base = stopped.map_err(|what| format!("turn {turn}: {what}"))?;
                     neighbour_serves(&mut client)?;
-                    told(client.announce_again(0), "start again")?;
+                    told(client.announce_again(0, base), "start again")?;
                     let left = client.queue(0).ring().in_flight();
                     let seen = settle(client.queue(0).ring(), left.into(), Duration::from_secs(3));
                     ensure(seen == usize::from(left), || {
@@ -74,7 +75,8 @@ fn stops(rows: &mut Vec<Row>) {
                     })?;
                 }
                 for index in 0..4 {
-                    told(client.announce_again(index), "start")?;
+                    let base = client.queue(index).ring().reaped();
+                    told(client.announce_again(index, base), "start")?;
                 }
             }
             exercise(&mut client)
@@ -110,7 +112,7 @@ fn stops(rows: &mut Vec<Row>) {
 }
 
 /// After GET_VRING_BASE: the position is exact, all that was taken is completed, and nothing is written any more.
-fn stop_and_judge(client: &mut Client) -> Outcome {
+fn stop_and_judge(client: &mut Client) -> Result<u16, String> {
     let base = told(client.frontend().vring_base(0), "stop")? as u16;
     let used = client.queue(0).ring().used_index();
     ensure(used == base, || {
@@ -124,7 +126,8 @@ fn stop_and_judge(client: &mut Client) -> Outcome {
     let bytes = memory.bytes(area, len);
     ensure(bytes.iter().all(|byte| *byte == 0x77), || {
         "written after the answer".into()
-    })
+    })?;
+    Ok(base)
 }
 
 fn resets(rows: &mut Vec<Row>) {
@@ -168,7 +171,9 @@ fn resets(rows: &mut Vec<Row>) {
             let mut client = open(daemon)?;
             for _ in 0..5 {
                 exercise(&mut client)?;
+                let features = client.features();
                 told(client.frontend().reset_device(), "reset")?;
+                told(client.frontend().set_features(features), "features")?;
                 for index in 0..2 {
                     let mut queue = told(client.start_queue(index, &tiny()), "start")?;
                     told(queue.read(0, &mut [0; 512]), "read")?;
@@ -184,7 +189,7 @@ fn resets(rows: &mut Vec<Row>) {
                     let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
                     let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
                     *client.queue(index).ring() = told(fresh, "lay out")?;
-                    told(client.announce_again(index), "start")?;
+                    told(client.announce_again(index, 0), "start")?;
                 }
             }
             exercise(&mut client)
@@ -215,7 +220,7 @@ fn ends(rows: &mut Vec<Row>) {
         "the connection dropped with requests in flight, again and again",
         |daemon| {
             exercise(&mut open(daemon)?)?;
-            let (fds, rss) = (daemon.fds_settle_at(0).min(daemon.fds()), daemon.rss_kib());
+            let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
             for _ in 0..scale(100) {
                 let mut client = open(daemon)?;
                 flood(client.queue(0), 20, 64 << 10);

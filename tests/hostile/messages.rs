@@ -9,7 +9,7 @@ use cleave_client::wire::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as
 use cleave_client::{Client, Error, Socket};
 use cleave_tests::{Daemon, Outcome, Row, ensure, exercise, row, scale, small};
 
-use crate::attack::{both_serve, neighbour_serves, open, told};
+use crate::attack::{both_serve, flood, neighbour_serves, open, told};
 use crate::config::{frontend, refused};
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -521,7 +521,7 @@ fn slowness(rows: &mut Vec<Row>) {
     rows.push(row(
         "three hundred connections that say nothing",
         |daemon| {
-            let before = daemon.fds_settle_at(0).min(daemon.fds());
+            let before = daemon.fds_at_rest();
             let patience = Duration::from_secs(1);
             let silent: Vec<_> = (0..300)
                 .filter_map(|_| Socket::connect(daemon.socket(), patience).ok())
@@ -538,7 +538,7 @@ fn slowness(rows: &mut Vec<Row>) {
     rows.push(row(
         "connections that come and go without a word",
         |daemon| {
-            let before = daemon.fds_settle_at(0).min(daemon.fds());
+            let before = daemon.fds_at_rest();
             for _ in 0..scale(500) {
                 drop(UnixStream::connect(daemon.socket()));
             }
@@ -599,8 +599,8 @@ fn repetition(rows: &mut Vec<Row>) {
             }
         }),
         ("the start and stop of a vring", 200, |client| {
-            client.frontend().vring_base(1)?;
-            client.announce_again(1)
+            let base = client.frontend().vring_base(1)?;
+            client.announce_again(1, base as u16)
         }),
     ];
     for (name, rounds, say) in messages {
@@ -692,7 +692,7 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
                         attach(daemon, request, count)?;
                         if round == 0 {
                             // What is made once is made by now.
-                            before = daemon.fds_settle_at(0).min(daemon.fds());
+                            before = daemon.fds_at_rest();
                         }
                     }
                     let after = daemon.fds_settle_at(before);
@@ -706,7 +706,7 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
     rows.push(row(
         "descriptors beside single bytes of a message",
         |daemon| {
-            let before = daemon.fds_settle_at(0).min(daemon.fds());
+            let before = daemon.fds_at_rest();
             let slow = told(frontend(daemon), "connect")?;
             let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
             for byte in wire::message(number::GET_FEATURES, VERSION, &[]) {
@@ -722,16 +722,32 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
             })
         },
     ));
-    rows.push(row("our own socket as a descriptor", |daemon| {
-        let mut client = open(daemon)?;
-        let own = client.frontend().socket().stream().try_clone().unwrap();
-        let _ = client.frontend().set_vring_call(0, Some(own.as_fd()));
-        let _ = client
-            .frontend()
-            .tell(number::SET_BACKEND_REQ_FD, &[], &[own.as_fd()]);
-        std::thread::sleep(Duration::from_millis(10));
-        Ok(())
-    }));
+    for (request, name) in [
+        (number::SET_VRING_KICK, "kick"),
+        (number::SET_VRING_CALL, "call"),
+        (number::SET_VRING_ERR, "err"),
+        (number::SET_BACKEND_REQ_FD, "backend channel"),
+    ] {
+        rows.push(row(
+            format!("the connection's own socket as {name}"),
+            move |daemon| {
+                let mut client = open(daemon)?;
+                let own = client.frontend().socket().stream().try_clone().unwrap();
+                let payload = 0u64.to_le_bytes();
+                let payload = if request == number::SET_BACKEND_REQ_FD {
+                    &[][..]
+                } else {
+                    &payload
+                };
+                let _ = client.frontend().tell(request, payload, &[own.as_fd()]);
+                flood(client.queue(0), 2, 512);
+                std::thread::sleep(Duration::from_millis(10));
+                // Closing would not do: the daemon holds our end of the connection now.
+                let _ = own.shutdown(std::net::Shutdown::Both);
+                Ok(())
+            },
+        ));
+    }
     for (name, make) in strange_descriptors() {
         rows.push(row(format!("{name} as backend channel"), move |daemon| {
             let mut client = open(daemon)?;

@@ -266,7 +266,7 @@ fn restart(client: &mut Client) -> Outcome {
     let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
     *client.queue(0).ring() = told(fresh, "lay the ring out")?;
     client.queue(0).err_signalled(Duration::ZERO);
-    told(client.announce_again(0), "start again")
+    told(client.announce_again(0, 0), "start again")
 }
 
 fn notifications(rows: &mut Vec<Row>) {

@@ -320,6 +320,20 @@ impl Daemon {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, |dir| dir.count())
     }
 
+    /// How many descriptors it has once their number rests: sessions that are ending let go of theirs.
+    pub fn fds_at_rest(&self) -> usize {
+        let (mut last, mut since) = (self.fds(), Instant::now());
+        let end = since + Duration::from_secs(3);
+        while since.elapsed() < Duration::from_millis(30) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+            let now = self.fds();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+        }
+        last
+    }
+
     /// Waits until it has at most so many descriptors; how many it has.
     pub fn fds_settle_at(&self, most: usize) -> usize {
         let end = Instant::now() + Duration::from_secs(3);

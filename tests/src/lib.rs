@@ -50,7 +50,7 @@ pub fn exercise(client: &mut Client) -> Outcome {
 pub fn exercise_queue(client: &mut Client, index: usize) -> Outcome {
     use cleave_blk::spec::feature;
     let capacity = client.config().capacity_bytes();
-    let read_only = client.features() & feature::RO != 0;
+    let read_only = client.offered() & feature::RO != 0;
     // The last blocks of the disk belong to this check; hostile tests stay away from them.
     let block = 4096;
     let offset = capacity - block * (index as u64 + 1);

@@ -291,9 +291,8 @@ impl Client {
         Ok(queue)
     }
 
-    /// Tells the daemon again of a vring that was stopped, as its ring stands now.
-    pub fn announce_again(&mut self, index: usize) -> Result<(), Error> {
-        let base = self.queues[index].ring.position();
+    /// Tells the daemon again of a vring that was stopped; `base`: where it stopped.
+    pub fn announce_again(&mut self, index: usize, base: u16) -> Result<(), Error> {
         self.announce(&self.queues[index], base)
     }
 
