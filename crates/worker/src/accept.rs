@@ -10,16 +10,16 @@ use crate::lane::Lane;
 use crate::stats::{Stats, add};
 use crate::token::Token;
 
-/// What accepting needs beside the vring: all of it borrowed from the worker for one batch, with
-/// what may change between batches (size, cache mode) read once.
+/// What accepting needs beside the vring: all of it borrowed from the worker for one batch. What may
+/// change at any time (size, cache mode) is read anew for each chain: once the frontend has been told
+/// of a change, it holds for every chain that the guest makes available, and the batch at hand may
+/// take that one too.
 pub(crate) struct Acceptance<'a, E> {
     pub(crate) engine: &'a mut E,
     pub(crate) device: &'a Device,
     pub(crate) memory: &'a Memory,
     pub(crate) stats: &'a Stats,
     pub(crate) lane_number: u16,
-    pub(crate) capacity_bytes: u64,
-    pub(crate) write_through: bool,
 }
 
 impl<E: Engine> Acceptance<'_, E> {
@@ -70,7 +70,7 @@ impl<E: Engine> Acceptance<'_, E> {
             .map_err(|_| Status::IoErr)?;
         let gate = Gate {
             limits: self.device.disk.limits(),
-            capacity_bytes: self.capacity_bytes,
+            capacity_bytes: self.device.disk.capacity_bytes(),
             features: lane.features,
         };
         Request::parse(head.get(..copied).unwrap_or_default(), shape, gate)
@@ -103,7 +103,8 @@ impl<E: Engine> Acceptance<'_, E> {
             _ => &[],
         };
         let mut ops = 0;
-        for op in Plan::new(request, data, self.write_through) {
+        let write_through = self.device.is_write_through(lane.features);
+        for op in Plan::new(request, data, write_through) {
             let token = Token {
                 lane: self.lane_number,
                 head,
@@ -121,7 +122,7 @@ impl<E: Engine> Acceptance<'_, E> {
             );
         }
         let changes = !matches!(request.verb, Verb::Read | Verb::Flush);
-        let cached = changes && !self.write_through;
+        let cached = changes && !write_through;
         lane.slots.fill(head, *request, status_addr, ops, cached);
     }
 }

@@ -241,8 +241,6 @@ impl<E: Engine> Worker<E> {
             memory,
             stats,
             lane_number: slot as u16,
-            capacity_bytes: device.disk.capacity_bytes(),
-            write_through: device.is_write_through(lane.features),
         };
         let mut chains = 0;
         while chains < TAKE_MAX && acceptance.engine.room() >= Plan::OPS_MAX {

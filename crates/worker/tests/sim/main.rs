@@ -4,6 +4,7 @@
 // A test's own mistake ends the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod batch;
 mod driver;
 
 use std::collections::HashMap;
@@ -75,26 +76,30 @@ fn is_rung(fd: &OwnedFd) -> bool {
     rustix::io::read(fd, &mut [0; 8]).is_ok()
 }
 
+fn device() -> Arc<Device> {
+    let options = OpenOptions {
+        read_only: false,
+        direct: Direct::Auto,
+        block_bytes: None,
+        discard: true,
+    };
+    let disk = Disk::open(&DiskSpec::Ram(DISK_BYTES as u64), &options).unwrap();
+    Arc::new(Device {
+        disk: Arc::new(disk),
+        serial: *b"simulated\0\0\0\0\0\0\0\0\0\0\0",
+        writeback: AtomicBool::new(true),
+        config: WorkerConfig {
+            completion: Completion::Poll,
+            cpus: Vec::new(),
+            ops: 64,
+        },
+        served: cleave_worker::Served::default(),
+    })
+}
+
 impl Bench {
     fn new(config: SimConfig, features: u64) -> Bench {
-        let options = OpenOptions {
-            read_only: false,
-            direct: Direct::Auto,
-            block_bytes: None,
-            discard: true,
-        };
-        let disk = Disk::open(&DiskSpec::Ram(DISK_BYTES as u64), &options).unwrap();
-        let device = Arc::new(Device {
-            disk: Arc::new(disk),
-            serial: *b"simulated\0\0\0\0\0\0\0\0\0\0\0",
-            writeback: AtomicBool::new(true),
-            config: WorkerConfig {
-                completion: Completion::Poll,
-                cpus: Vec::new(),
-                ops: 64,
-            },
-            served: cleave_worker::Served::default(),
-        });
+        let device = device();
         let store = SimStore {
             now: vec![0; DISK_BYTES],
             durable: vec![0; DISK_BYTES],

@@ -1,0 +1,98 @@
+//! What changes while a batch is taken counts for the chains that come after it.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use cleave_blk::{Op, OpKind};
+use cleave_engine::{Engine, Event, Wait};
+use cleave_guest::{Memory, Vring};
+use cleave_worker::{Control, Device, Stats, VringStart, Worker};
+
+use crate::driver::{Ask, Driver};
+use crate::{FEATURES, device, event};
+
+/// Ends every op at once, and does one thing to the world in the middle of the first.
+struct Meddler {
+    kinds: Rc<RefCell<Vec<OpKind>>>,
+    meddle: Option<Box<dyn FnOnce()>>,
+    ended: Vec<u64>,
+}
+
+impl Engine for Meddler {
+    fn room(&self) -> usize {
+        64
+    }
+    fn in_flight(&self) -> usize {
+        self.ended.len()
+    }
+    fn push(&mut self, op: Op<'_>, token: u64) {
+        self.kinds.borrow_mut().push(op.kind);
+        self.ended.push(token);
+        if let Some(meddle) = self.meddle.take() {
+            meddle();
+        }
+    }
+    fn reap(&mut self) -> Option<Event> {
+        let token = self.ended.pop()?;
+        let result = Ok(());
+        Some(Event::Done { token, result })
+    }
+    fn enter(&mut self, _: Wait) -> io::Result<()> {
+        Ok(())
+    }
+    fn watch(&mut self, _: u16, _: OwnedFd) {}
+    fn unwatch(&mut self, _: u16) {}
+    fn set_bell(&mut self, _: u16, _: Option<OwnedFd>) {}
+    fn ring(&mut self, _: u16) {}
+    fn bind(&mut self, _: Arc<Memory>) {}
+    fn is_settled(&self) -> bool {
+        true
+    }
+}
+
+/// The frontend switches the cache off and is answered; the write that the guest makes available
+/// after that is durable by itself, though the worker was in the midst of a batch.
+#[test]
+fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
+    let device: Arc<Device> = device();
+    let driver = Rc::new(RefCell::new(Driver::new()));
+    let memory = driver.borrow().memory();
+    let kinds = Rc::default();
+    let engine = Meddler {
+        kinds: Rc::clone(&kinds),
+        meddle: Some(Box::new({
+            let (device, driver) = (device.clone(), driver.clone());
+            move || {
+                device.writeback.store(false, Ordering::Relaxed);
+                let ask = Ask::write(8, vec![2; 512], 512, false);
+                driver.borrow_mut().submit(&ask).unwrap();
+            }
+        })),
+        ended: Vec::new(),
+    };
+    let (control, commands) = Control::channel().unwrap();
+    let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
+    let mut worker = Worker::new(engine, device, memory.clone(), stats, commands, alarm).unwrap();
+    let vring = Vring::new(memory, Driver::layout(), FEATURES, 0).unwrap();
+    let started = control.start(VringStart {
+        index: 0,
+        vring,
+        features: FEATURES,
+        kick: Some(event()),
+        call: None,
+        err: None,
+        enabled: true,
+    });
+    let ask = Ask::write(0, vec![1; 512], 512, false);
+    driver.borrow_mut().submit(&ask).unwrap();
+    worker.lap().unwrap();
+    started.wait().unwrap();
+    worker.lap().unwrap();
+    let expected = [false, true].map(|durable| OpKind::Write { durable });
+    // Behind them comes the sync that makes up for the first.
+    assert_eq!(kinds.borrow()[..2], expected);
+}
