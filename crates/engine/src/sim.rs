@@ -620,8 +620,11 @@ mod tests {
         }
     }
 
+    /// Events with the lap of each; the store now and durable; guest memory.
+    type Trace = (Vec<(u64, Event)>, Vec<u8>, Vec<u8>, Vec<u8>);
+
     /// What 200 random ops look like from outside.
-    fn trace(seed: u64) -> (Vec<(u64, Event)>, Vec<u8>, Vec<u8>, Vec<u8>) {
+    fn trace(seed: u64) -> Trace {
         let mut random = Random(99);
         let (mut sim, store, memory) = sim(SimConfig {
             fail_per_mille: 100,
