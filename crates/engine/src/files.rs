@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind};
-use cleave_disk::{Disk, FileKind};
+use cleave_disk::{Disk, FileKind, Store};
 
 use self::sync::Syncs;
 use crate::buffer::Pool;
@@ -421,9 +421,22 @@ impl Files {
         self.proceed(core, index);
     }
 
+    /// Whether a durable write that went well is durable. Through the page cache it is as an fsync is:
+    /// the kernel tells of a failed write-back once per open file, so that of several durable writes at
+    /// the same time one is told and the others, whose pages may be those that were lost, are not.
+    fn vouch(core: &Core) -> Result<(), i32> {
+        match core.disk.store() {
+            Store::File { direct: false, .. } if core.disk.sync_failed() => Err(libc::EIO),
+            _ => Ok(()),
+        }
+    }
+
     /// The op is over: gives back everything and reports.
     #[inline]
-    fn finish(&mut self, core: &mut Core, index: u16, result: Result<(), i32>) {
+    fn finish(&mut self, core: &mut Core, index: u16, mut result: Result<(), i32>) {
+        if self.table.get(index).kind == (OpKind::Write { durable: true }) {
+            result = result.and_then(|()| Files::vouch(core));
+        }
         if self.table.get(index).held != Hold::None {
             self.release_hold(core, index);
         }

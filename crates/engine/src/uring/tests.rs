@@ -1057,6 +1057,34 @@ fn a_durable_write_that_fails_taints_later_syncs_unless_it_was_for_space() {
 }
 
 #[test]
+fn no_durable_write_succeeds_through_the_page_cache_once_a_sync_failed() {
+    for direct in [Direct::Off, Direct::Auto] {
+        let (_dir, _path, disk, guest) = file_rig(direct);
+        // A write past the cache is told of its own failures, whoever else was told of what.
+        let wanted = match disk.store() {
+            Store::File { direct: true, .. } => Ok(()),
+            _ => Err(libc::EIO),
+        };
+        let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
+        files(&mut engines[0]).mangle(|_, _, _| -libc::EIO);
+        let segments = [segment(0, 4096)];
+        // The first is told of a failed write-back; the kernel then tells nobody else of it, not
+        // those either whose pages were lost with it.
+        let first = run(&mut engines[0], op(DURABLE, 0, 4096, &segments));
+        assert_eq!(first, Err(libc::EIO));
+        let second = run(&mut engines[1], op(DURABLE, 4096, 4096, &segments));
+        assert_eq!(second, wanted, "{direct:?}");
+        // Bounced, in pieces.
+        let odd = [segment(1, 1024), segment(4096, 3072)];
+        let third = run(&mut engines[1], op(DURABLE, 4096, 4096, &odd));
+        assert_eq!(third, wanted, "{direct:?}");
+        let cached = OpKind::Write { durable: false };
+        let fourth = run(&mut engines[1], op(cached, 4096, 4096, &segments));
+        assert_eq!(fourth, Ok(()));
+    }
+}
+
+#[test]
 fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
     let mut engine = engine(&disk, &guest);
