@@ -147,6 +147,9 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        let _ = run("losetup", &["-d", &self.path.to_string_lossy()]);
+        let path = self.path.to_string_lossy();
+        // A device's read-only flag outlives what is attached to it.
+        let _ = run("blockdev", &["--setrw", &path]);
+        let _ = run("losetup", &["-d", &path]);
     }
 }

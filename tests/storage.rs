@@ -1,0 +1,451 @@
+//! What happens when the store fails, for as much of it as can be made to fail here for real. Errors at the n-th
+//! operation are made in the worker's simulation instead.
+#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cleave_blk::spec::feature;
+use cleave_client::{Client, Error, Options, Queue};
+use cleave_tests::{
+    Daemon, LoopDevice, Mount, Random, Scratch, assert_serves, exercise, is_root, run, run_to_end,
+    small,
+};
+use rustix::process::Signal;
+
+const DISK: u64 = 64 << 20;
+
+fn root(what: &str) -> bool {
+    if !is_root() {
+        println!("skipped: {what} needs root");
+    }
+    is_root()
+}
+
+fn io_error(result: Result<(), Error>) -> bool {
+    matches!(result, Err(Error::Status { status: 1, .. }))
+}
+
+/// Writes from the beginning until the store refuses; how many bytes it took.
+fn write_until_refused(queue: &mut Queue) -> u64 {
+    let bytes = vec![0xab; 1 << 20];
+    for turn in 0..DISK >> 20 {
+        match queue.write(turn << 20, &bytes) {
+            Ok(()) => {}
+            Err(Error::Status { status: 1, .. }) => return turn << 20,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    panic!("the store took everything");
+}
+
+/// A store that is full: errors for what does not fit, all else served; recovers when there is space.
+fn full_then_not(folder: &Path, direct: &str) {
+    let image = folder.join("disk");
+    File::create(&image).unwrap().set_len(DISK).unwrap();
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap(), "--direct", direct]);
+    let filler = folder.join("filler");
+    std::fs::write(&filler, vec![1; 4 << 20]).unwrap();
+    let mut client = daemon.open(&small(2));
+    let queue = client.queue(0);
+    let taken = write_until_refused(queue);
+    assert!(taken > 0, "nothing was taken at all");
+    let mut back = vec![0; 1 << 20];
+    for turn in 0..taken >> 20 {
+        queue.read(turn << 20, &mut back).unwrap();
+        assert!(back.iter().all(|byte| *byte == 0xab), "at {turn} MiB");
+    }
+    assert!(io_error(queue.write(taken, &back)), "still full");
+    client.queue(1).read(0, &mut back).unwrap();
+    std::fs::remove_file(&filler).unwrap();
+    let end = Instant::now() + Duration::from_secs(5);
+    // The file system may give the space back a little later.
+    while let Err(error) = client.queue(0).write(taken, &back) {
+        assert!(Instant::now() < end, "not recovered: {error}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    client.queue(0).flush().unwrap();
+    client.queue(1).read(taken, &mut back).unwrap();
+    assert!(back.iter().all(|byte| *byte == 0xab));
+    drop(client);
+    daemon.finish();
+    std::fs::remove_file(&image).unwrap();
+}
+
+#[test]
+fn no_space_is_an_error_until_there_is_space() {
+    if !root("a small file system") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let mount = Mount::tmpfs(&scratch, 16 << 20).unwrap();
+    full_then_not(mount.path(), "off");
+    drop(mount);
+    match Mount::ext4(&scratch, 32 << 20) {
+        Ok(mount) => full_then_not(mount.path(), "auto"),
+        Err(why) => println!("skipped: ext4 in a file: {why}"),
+    }
+}
+
+#[test]
+fn a_file_size_limit_is_an_error_and_no_signal() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    // `ulimit -f` counts in 512 bytes: 16 MiB.
+    for direct in ["auto", "off"] {
+        let args = ["--disk", image.to_str().unwrap(), "--direct", direct];
+        let daemon = Daemon::serve_after("ulimit -f 32768", &args);
+        let mut client = daemon.open(&small(2));
+        let queue = client.queue(0);
+        queue.write(0, &[1; 4096]).unwrap();
+        assert!(
+            io_error(queue.write(32 << 20, &[1; 4096])),
+            "{direct}: EFBIG"
+        );
+        queue.read(32 << 20, &mut [0; 4096]).unwrap();
+        queue.write(8 << 20, &[2; 4096]).unwrap();
+        queue.flush().unwrap();
+        drop(client);
+        daemon.finish();
+    }
+}
+
+#[test]
+fn a_file_cut_under_us_is_an_error_beyond_its_end() {
+    let scratch = Scratch::new();
+    for direct in ["auto", "off"] {
+        let image = scratch.image("disk", DISK);
+        let daemon = Daemon::serve(&["--disk", image.to_str().unwrap(), "--direct", direct]);
+        let mut client = daemon.open(&small(2));
+        let queue = client.queue(0);
+        queue.write(0, &[7; 8192]).unwrap();
+        queue.write(40 << 20, &[7; 8192]).unwrap();
+        let file = File::options().write(true).open(&image).unwrap();
+        file.set_len((32 << 20) + 4096).unwrap();
+        let mut back = [1; 8192];
+        queue.read(0, &mut back).unwrap();
+        assert!(back == [7; 8192], "{direct}: what is left reads as before");
+        assert!(
+            io_error(queue.read(40 << 20, &mut back)),
+            "{direct}: beyond the end"
+        );
+        assert!(
+            io_error(queue.read(32 << 20, &mut back)),
+            "{direct}: across the end"
+        );
+        queue.read(32 << 20, &mut back[..4096]).unwrap();
+        file.set_len(DISK).unwrap();
+        queue.read(40 << 20, &mut back).unwrap();
+        assert!(back == [0; 8192], "{direct}: grown again");
+        exercise(&mut client).unwrap();
+        drop(client);
+        daemon.finish();
+    }
+}
+
+#[test]
+fn a_file_renamed_over_or_deleted_goes_on_being_served() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    let mut client = daemon.open(&small(2));
+    client.queue(0).write(0, &[5; 4096]).unwrap();
+    let other = scratch.image("other", 1 << 20);
+    std::fs::rename(&other, &image).unwrap();
+    let mut back = [0; 4096];
+    client.queue(0).read(0, &mut back).unwrap();
+    assert!(back == [5; 4096]);
+    client.queue(0).write(4096, &[6; 4096]).unwrap();
+    client.queue(0).flush().unwrap();
+    std::fs::remove_file(&image).unwrap();
+    client.queue(0).read(4096, &mut back).unwrap();
+    assert!(back == [6; 4096]);
+    assert_eq!(client.refresh_config().unwrap().capacity_bytes(), DISK);
+    exercise(&mut client).unwrap();
+    drop(client);
+    assert_serves(&daemon).unwrap();
+    daemon.finish();
+}
+
+#[test]
+fn a_device_set_read_only_refuses_writes_until_it_is_not() {
+    if !root("a loop device") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let device = LoopDevice::attach(&image).unwrap();
+    let path = device.path.to_str().unwrap();
+    let daemon = Daemon::serve(&["--disk", path]);
+    let mut client = daemon.open(&small(2));
+    exercise(&mut client).unwrap();
+    run("blockdev", &["--setro", path]).unwrap();
+    let refused = client.queue(0).write(0, &[1; 4096]);
+    client.queue(1).read(0, &mut [0; 4096]).unwrap();
+    run("blockdev", &["--setrw", path]).unwrap();
+    assert!(io_error(refused));
+    exercise(&mut client).unwrap();
+    drop(client);
+    daemon.finish();
+    run("blockdev", &["--setro", path]).unwrap();
+    let socket = scratch.join("socket");
+    let ended = run_to_end(&[
+        "serve",
+        "--socket-path",
+        socket.to_str().unwrap(),
+        "--disk",
+        path,
+    ]);
+    assert_eq!(
+        (ended.code, ended.stderr.lines().count()),
+        (Some(2), 1),
+        "{}",
+        ended.stderr
+    );
+    assert!(ended.stderr.contains("--read-only"), "{}", ended.stderr);
+    let daemon = Daemon::serve(&["--disk", path, "--read-only"]);
+    let mut client = daemon.open(&small(1));
+    assert!(client.offered() & feature::RO != 0);
+    client.queue(0).read(0, &mut [0; 4096]).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+#[test]
+fn a_loop_device_whose_file_is_cut_gives_errors() {
+    if !root("a loop device") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let device = LoopDevice::attach_with(&image, &["--direct-io=on"]).unwrap();
+    let daemon = Daemon::serve(&["--disk", device.path.to_str().unwrap()]);
+    let mut client = daemon.open(&small(2));
+    client.queue(0).write(0, &[3; 4096]).unwrap();
+    client.queue(0).flush().unwrap();
+    File::options()
+        .write(true)
+        .open(&image)
+        .unwrap()
+        .set_len(1 << 20)
+        .unwrap();
+    let mut back = [0; 4096];
+    client.queue(0).read(0, &mut back).unwrap();
+    assert!(back == [3; 4096]);
+    // The kernel fails or zero-fills a read beyond the end of a loop device's file; neither may hang or end us.
+    let _ = client.queue(0).read(32 << 20, &mut back);
+    client.queue(1).read(0, &mut back).unwrap();
+    // Detached while it is open: gone when we let go.
+    run("losetup", &["-d", device.path.to_str().unwrap()]).unwrap();
+    client.queue(1).read(0, &mut back).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+/// A file system of its own with an image on it, to be frozen; `None`, and said so, where that cannot be.
+fn freezable(scratch: &Scratch) -> Option<(Mount, std::path::PathBuf)> {
+    if !root("freezing a file system") {
+        return None;
+    }
+    match Mount::ext4(scratch, 128 << 20) {
+        Ok(mount) => {
+            let image = mount.path().join("disk");
+            File::create(&image).unwrap().set_len(DISK).unwrap();
+            Some((mount, image))
+        }
+        Err(why) => {
+            println!("skipped: ext4 in a file: {why}");
+            None
+        }
+    }
+}
+
+/// Starts a write that never ends, sees that all else goes on, and asks the daemon to end.
+fn hang_and_end(daemon: &mut Daemon, at: &Path) -> (Freeze, Client, Instant) {
+    let options = Options {
+        patience: Duration::from_millis(500),
+        ..small(2)
+    };
+    let mut client = daemon.open(&options);
+    exercise(&mut client).unwrap();
+    client.queue(0).flush().unwrap();
+    let freeze = Freeze::new(at);
+    let stuck = client.queue(0).write(1 << 20, &[1; 4096]);
+    assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    client.refresh_config().unwrap();
+    daemon.signal(Signal::TERM);
+    (freeze, client, Instant::now())
+}
+
+#[test]
+fn a_device_that_hangs_does_not_hold_the_program() {
+    let scratch = Scratch::new();
+    let Some((mount, image)) = freezable(&scratch) else {
+        return;
+    };
+    // The file of a loop device on a frozen file system: the device never answers, as a lost path to a store.
+    let device = LoopDevice::attach(&image).unwrap();
+    let mut daemon = Daemon::serve(&["--disk", device.path.to_str().unwrap()]);
+    let (freeze, client, _) = hang_and_end(&mut daemon, mount.path());
+    let ended = daemon.wait(Duration::from_secs(4));
+    let log = daemon.log();
+    drop(freeze);
+    match ended {
+        Some((Some(0), took)) if took < Duration::from_secs(2) => {}
+        other => panic!("{other:?}\n{log}"),
+    }
+    assert!(
+        log.contains("in flight"),
+        "it must say that it left requests behind:\n{log}"
+    );
+    drop((client, device));
+}
+
+#[test]
+fn a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_does() {
+    let scratch = Scratch::new();
+    let Some((mount, image)) = freezable(&scratch) else {
+        return;
+    };
+    let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    let (freeze, client, asked) = hang_and_end(&mut daemon, mount.path());
+    // A thread that the kernel has put to uninterruptible sleep inside the file system cannot be ended by anybody.
+    // What the program can do it must have done within two seconds: said so, closed its door, and asked to exit.
+    assert!(
+        daemon.log_has("in flight", Duration::from_secs(2)),
+        "{}",
+        daemon.log()
+    );
+    assert!(asked.elapsed() < Duration::from_secs(2) && !daemon.socket().exists());
+    drop(freeze);
+    let ended = daemon.wait(Duration::from_secs(2));
+    assert!(
+        matches!(ended, Some((Some(0), _))),
+        "{ended:?}\n{}",
+        daemon.log()
+    );
+    drop(client);
+}
+
+/// A frozen file system, thawed at the end.
+struct Freeze {
+    at: std::path::PathBuf,
+}
+
+impl Freeze {
+    fn new(at: &Path) -> Freeze {
+        run("fsfreeze", &["-f", at.to_str().unwrap()]).unwrap();
+        Freeze { at: at.to_owned() }
+    }
+}
+
+impl Drop for Freeze {
+    fn drop(&mut self) {
+        let _ = run("fsfreeze", &["-u", self.at.to_str().unwrap()]);
+    }
+}
+
+#[test]
+fn a_disk_that_hung_and_came_back_completes_what_it_held() {
+    let scratch = Scratch::new();
+    let Some((mount, image)) = freezable(&scratch) else {
+        return;
+    };
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    let mut client = daemon.open(&small(2));
+    exercise(&mut client).unwrap();
+    let freeze = Freeze::new(mount.path());
+    let thaw = std::thread::scope(|scope| {
+        let write = scope.spawn(|| client.queue(0).write(0, &[9; 8192]));
+        std::thread::sleep(Duration::from_millis(300));
+        drop(freeze);
+        write.join().unwrap()
+    });
+    thaw.unwrap();
+    let mut back = [0; 8192];
+    client.queue(1).read(0, &mut back).unwrap();
+    assert!(back == [9; 8192]);
+    drop(client);
+    daemon.finish();
+}
+
+#[test]
+fn few_descriptors_are_refused_or_suffice() {
+    for limit in [8, 12, 16, 20, 24, 32, 64, 128] {
+        let scratch = Scratch::new();
+        let socket = scratch.join("socket");
+        let line = format!("ulimit -n {limit}; exec \"$@\"");
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", &line, "sh"])
+            .arg(cleave_tests::program_path())
+            .args(["serve", "--disk", "ram:64M", "--socket-path"])
+            .arg(&socket)
+            .stderr(File::create(scratch.join("log")).unwrap())
+            .spawn()
+            .unwrap();
+        let options = Options {
+            patience: Duration::from_secs(2),
+            ..small(2)
+        };
+        let end = Instant::now() + Duration::from_secs(3);
+        let outcome = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break Err(status.code());
+            }
+            match Client::open(&socket, &options) {
+                Ok(mut client) => break Ok(exercise(&mut client)),
+                Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
+                // Running, but too poor to serve two vrings: it must have said so.
+                Err(_) => break Ok(Ok(())),
+            }
+        };
+        let log = std::fs::read_to_string(scratch.join("log")).unwrap();
+        match outcome {
+            Err(code) => {
+                assert!(matches!(code, Some(1 | 2)), "limit {limit}: {code:?} {log}");
+                assert_eq!(log.trim().lines().count(), 1, "limit {limit}: {log}");
+            }
+            Ok(served) => {
+                served.unwrap_or_else(|what| panic!("limit {limit}: {what}: {log}"));
+                let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+                rustix::process::kill_process(pid, Signal::TERM).unwrap();
+                assert!(child.wait().unwrap().success(), "limit {limit}: {log}");
+            }
+        }
+        println!(
+            "{limit} descriptors ... ok: {}",
+            log.lines().last().unwrap_or("served")
+        );
+    }
+}
+
+#[test]
+fn no_locked_memory_is_needed() {
+    let daemon = Daemon::serve_after("ulimit -l 0", &["--disk", "ram:64M"]);
+    exercise(&mut daemon.open(&small(4))).unwrap();
+    daemon.finish();
+}
+
+#[test]
+fn what_was_flushed_survives_a_killed_program() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let mut random = Random::announced("killed program");
+    let bytes = random.bytes(1 << 20);
+    for turn in 0..5u64 {
+        let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+        let mut client = daemon.open(&small(2));
+        let mut back = vec![0; 1 << 20];
+        for before in 0..turn {
+            client.queue(0).read(before << 20, &mut back).unwrap();
+            assert!(
+                back == bytes,
+                "turn {turn}: what turn {before} wrote is gone"
+            );
+        }
+        client.queue(0).write(turn << 20, &bytes).unwrap();
+        client.queue(0).flush().unwrap();
+        daemon.abandon();
+    }
+}
