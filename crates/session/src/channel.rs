@@ -5,7 +5,9 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{AddressFamily, SendFlags, SocketType, send};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketType, recv, send, shutdown,
+};
 use vhost::vhost_user::message::BackendReq;
 
 use crate::Refusal;
@@ -26,14 +28,26 @@ pub(crate) enum Told {
 
 impl Channel {
     /// Takes a stream socket of the local kind and nothing else.
+    ///
+    /// Nothing is ever read here (no answer is asked for), so what lies in it is thrown away and no
+    /// more can come: it could hold the frontend's end of the connection, which would then never end,
+    /// and with it the only seat. The same end as the channel itself is found by [`Line::probe`]:
+    /// closed for reading, the connection cannot be written.
+    ///
+    /// [`Line::probe`]: crate::intake::Line::probe
     pub(crate) fn new(fd: OwnedFd) -> Result<Channel, Refusal> {
         let is_stream = socket_domain(&fd) == Ok(AddressFamily::UNIX)
             && socket_type(&fd) == Ok(SocketType::STREAM);
-        if is_stream {
-            Ok(Channel(fd))
-        } else {
-            Err(Refusal::message("the backend channel is no stream socket"))
+        if !is_stream || shutdown(&fd, Shutdown::Read).is_err() {
+            return Err(Refusal::message("the backend channel is no stream socket"));
         }
+        // Ends: nothing is added. Without room for descriptors the kernel closes them.
+        let mut piece = [0u8; 512];
+        while matches!(
+            recv(&fd, &mut piece, RecvFlags::DONTWAIT),
+            Ok((1.., _)) | Err(Errno::INTR)
+        ) {}
+        Ok(Channel(fd))
     }
 
     /// Says that the configuration space has changed. Never waits, neither for room nor an answer.

@@ -150,6 +150,15 @@ impl Line {
         Ok(Received::Bytes)
     }
 
+    /// Whether the connection can be written: not where the frontend's end of it was shut, as is the
+    /// end that it gave away as its backend channel.
+    pub(crate) fn probe(&self) -> Result<(), Refusal> {
+        match send(&self.socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(Refusal::Gone),
+            _ => Ok(()),
+        }
+    }
+
     /// Ends the connection for both sides, whoever else has a descriptor of it.
     pub(crate) fn close(&self) {
         // It may have ended already.

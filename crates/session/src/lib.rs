@@ -35,6 +35,7 @@ use intake::{Intake, Line, is_readable, wait};
 use refusal::Refusal;
 use relay::{Relay, Served};
 use state::State;
+use vhost::vhost_user::message::FrontendReq;
 use wire::Message;
 
 /// A frontend that connects and says nothing is let go after this. Long, because an honest one can be
@@ -202,7 +203,11 @@ impl Session {
     }
 
     fn serve(&mut self, message: Message) -> Result<(), Refusal> {
+        let brings_channel = message.request() == Some(FrontendReq::SET_BACKEND_REQ_FD);
         let Served { reply, outcome } = filter::serve(&mut self.relay, message);
+        if brings_channel {
+            self.line.probe()?;
+        }
         let is_told = !reply.is_empty();
         let shared = &self.shared;
         self.line.write(&reply, shared.wake.as_fd(), || {

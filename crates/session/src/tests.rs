@@ -996,3 +996,41 @@ fn descriptors_stay_as_many_as_before() {
     }
     assert_eq!(fds_open(), before);
 }
+
+/// A daemon that holds the frontend's end of the connection never sees it leave, and its only seat
+/// stays taken for ever.
+#[test]
+fn a_frontend_cannot_keep_its_own_end_alive_through_the_backend_channel() {
+    for queued in [false, true] {
+        let mut frontend = Frontend::negotiated();
+        let own = frontend.stream.try_clone().unwrap();
+        let answer = if queued {
+            let (channel, other) = UnixStream::pair().unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [own.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            sendmsg(
+                &other,
+                &[IoSlice::new(b"x")],
+                &mut control,
+                SendFlags::empty(),
+            )
+            .unwrap();
+            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()])
+        } else {
+            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[own.as_fd()])
+        };
+        assert_eq!(answer, if queued { Ack } else { Closed });
+        drop(own);
+        drop(frontend.stream);
+        let until = Instant::now() + Duration::from_secs(5);
+        while !frontend.thread.is_finished() {
+            assert!(
+                Instant::now() < until,
+                "the session never ends (queued: {queued})"
+            );
+            std::thread::yield_now();
+        }
+    }
+}
