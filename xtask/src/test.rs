@@ -87,6 +87,8 @@ fn cargo(root: &Path, words: &[&str]) -> Result<(), String> {
     let status = Command::new("cargo")
         .args(words)
         .arg("--locked")
+        // Where the guest tests look for the program; one built elsewhere would leave an old one here.
+        .env("CARGO_TARGET_DIR", root.join("target"))
         .current_dir(root)
         .status();
     match status {

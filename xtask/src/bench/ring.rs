@@ -134,32 +134,13 @@ impl Desk {
             return Err("driver and daemon need a CPU each; this machine has one".to_owned());
         }
         println!("building for release");
-        quietly(
-            root,
-            &[
-                "cargo",
-                "build",
-                "--release",
-                "--locked",
-                "--package",
-                "cleave-daemon",
-            ],
-            &[],
-        )?;
-        quietly(
-            root,
-            &[
-                "cargo",
-                "build",
-                "--release",
-                "--locked",
-                "--package",
-                "cleave-client",
-                "--example",
-                "drive",
-            ],
-            &[],
-        )?;
+        let target = root.join("target").to_string_lossy().into_owned();
+        for what in ["-p cleave-daemon", "-p cleave-client --example drive"] {
+            let build = ["cargo", "build", "--release", "--locked"];
+            let words: Vec<&str> = build.into_iter().chain(what.split(' ')).collect();
+            // An own target folder of the caller's would leave an old program here.
+            quietly(root, &words, &[("CARGO_TARGET_DIR", &target)])?;
+        }
         let cleave = root.join("target/release/cleave");
         let folder = root.join("target/bench/ring");
         std::fs::create_dir_all(&folder)
