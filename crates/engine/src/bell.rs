@@ -180,8 +180,11 @@ fn choose(ring: &Ring, file: u32, fd: &OwnedFd) -> Bell {
     }
 }
 
+/// NOWAIT beside the descriptor's own flag: that one belongs to the frontend, which may take it away
+/// again. The kernel would then keep every write to a full eventfd, and there is no end to those.
 fn push(ring: &mut Ring, file: u32) -> bool {
     let entry: squeue::Entry = opcode::Write::new(Fixed(file), (&raw const ONE).cast(), 8)
+        .rw_flags(libc::RWF_NOWAIT)
         .build()
         .flags(Flags::SKIP_SUCCESS)
         .user_data(tag::IGNORED);

@@ -764,6 +764,26 @@ fn full_and_broken_bells_are_ignored_without_blocking() {
     }
 }
 
+/// Each write that the kernel kept would cost its memory, as many as the guest has calls.
+#[test]
+fn a_full_bell_that_became_blocking_keeps_no_writes() {
+    let disk = Arc::new(disk_of("null:1M"));
+    let guest = Guest::new();
+    let mut engine = engine(&disk, &guest);
+    let fd = eventfd(true);
+    engine.set_bell(0, Some(fd.try_clone().unwrap()));
+    rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::RDWR).unwrap();
+    rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    for _ in 0..10 {
+        engine.ring(0);
+        engine.enter(Wait::No).unwrap();
+    }
+    assert_eq!(count(&fd), u64::MAX - 1);
+    engine.enter(soon()).unwrap();
+    assert_eq!(engine.reap(), None);
+    assert_eq!(count(&fd), 0, "writes that had waited for room");
+}
+
 #[test]
 fn a_wait_ends_at_its_deadline_and_with_results() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
