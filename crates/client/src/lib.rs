@@ -23,14 +23,15 @@ mod queue;
 mod ring;
 mod socket;
 pub mod wire;
+mod workload;
 
 pub use channel::BackendChannel;
 pub use config::Config;
 pub use device::{Client, Options, Table};
 pub use error::Error;
 pub use frontend::Frontend;
-pub use load::{Layout, Offered, Order, Sample, Stop, Tally, Verify, Workload, pattern_word};
 pub use memory::{GuestMemory, RegionPlan};
 pub use queue::{Completion, Doorbell, Queue, Request, Wait};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};
 pub use socket::{Message, Socket};
+pub use workload::{Layout, Offered, Order, Sample, Stop, Tally, Verify, Workload, pattern_word};
