@@ -229,7 +229,7 @@ impl Memory {
     }
 
     /// Some memory file was cut under us and a page of it was replaced by zeroes: this connection is
-    /// over. One load where no connection ever lost memory.
+    /// over. One load where no connection has lost memory.
     #[inline]
     pub fn is_lost(&self) -> bool {
         sigbus::any_lost() && self.any_region_lost()

@@ -84,8 +84,10 @@ static TABLE: [Entry; ENTRIES] = [const { Entry::free() }; ENTRIES];
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Free entries below `USED`. Never taken by the handler.
 static SLOTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-/// Faults served since the process began; 0 spares everybody the look at their own entry.
-static LOSSES: AtomicUsize = AtomicUsize::new(0);
+/// Watched mappings that lost a page, perhaps more for a moment and never fewer; 0 spares everybody
+/// the look at their own entries. Not all there ever were: one bad frontend would slow all later
+/// ones down.
+static LOST: AtomicUsize = AtomicUsize::new(0);
 /// What was installed before us.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
@@ -120,15 +122,19 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut free = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nobody is touching the mapping any more, so the mark stays as it is found.
+        if self.is_lost() {
+            LOST.fetch_sub(1, SeqCst);
+        }
         TABLE[self.slot].set(0, 0, 0);
         free.push(self.slot);
     }
 }
 
-/// Whether any mapping of the process ever lost a page.
+/// Whether any mapping of the process has lost a page.
 #[inline]
 pub(crate) fn any_lost() -> bool {
-    LOSSES.load(Acquire) != 0
+    LOST.load(Acquire) != 0
 }
 
 /// Installs the handler once for the process.
@@ -201,9 +207,12 @@ fn replace(addr: usize) -> bool {
         return false;
     };
     // Marked before the zeroes can be seen: who reads them without a fault of its own and looks at
-    // the mark afterwards must find it.
-    entry.lost.store(true, SeqCst);
-    LOSSES.fetch_add(1, SeqCst);
+    // the mark afterwards must find it. Counted before it is marked, so that whoever sees the mark set
+    // already (two threads may fault at once) can rely on its being counted.
+    LOST.fetch_add(1, SeqCst);
+    if entry.lost.swap(true, SeqCst) {
+        LOST.fetch_sub(1, SeqCst);
+    }
     let page = addr - (addr - start) % page_bytes;
     // One page only: its neighbours may be sound (a poisoned page, a full tmpfs). Each replacement
     // may cost a mapping, of which a process has some 65 thousand; when they are used up, zeroes
@@ -246,5 +255,54 @@ fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         // SAFETY: installed without SA_SIGINFO, so it is a function of this signature.
         let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(previous.sa_sigaction) };
         handler(signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use cleave_blk::Segment;
+
+    use super::*;
+    use crate::{Memory, RegionSpec};
+
+    const NAME: &str = "sigbus::tests::who_comes_after_a_loss_pays_nothing_for_it";
+
+    /// In a process of its own, where no other test loses memory.
+    #[test]
+    fn who_comes_after_a_loss_pays_nothing_for_it() {
+        if std::env::var_os(NAME).is_none() {
+            let test = std::env::current_exe().unwrap();
+            let status = Command::new(test)
+                .args(["--exact", NAME])
+                .env(NAME, "1")
+                .status();
+            assert!(status.unwrap().success());
+            return;
+        }
+        for pages in 1..4 {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(pages * 0x1000).unwrap();
+            let memory = Memory::new(vec![RegionSpec {
+                guest_addr: 0,
+                user_addr: 0,
+                len_bytes: pages * 0x1000,
+                file_offset: 0,
+                file: file.try_clone().unwrap(),
+            }])
+            .unwrap();
+            assert!(!any_lost());
+            file.set_len(0).unwrap();
+            let whole = [Segment {
+                addr: 0,
+                len: pages as u32 * 0x1000,
+            }];
+            let mut bytes = vec![0; pages as usize * 0x1000];
+            assert!(memory.copy_in(&whole, &mut bytes).is_err());
+            assert!(any_lost() && memory.is_lost());
+            drop(memory);
+            assert!(!any_lost());
+        }
     }
 }
