@@ -81,6 +81,9 @@ pub struct Worker<E> {
     pub(crate) commands: Commands,
     pub(crate) alarm: Arc<OwnedFd>,
     pub(crate) lanes: Vec<Option<Lane>>,
+    /// Lane that accepts first: the one behind that which took the engine's last room, or a busy vring
+    /// would keep those behind it from ever being served.
+    pub(crate) first: usize,
     pub(crate) chain: Chain,
     /// Waiters for the old memory to be let go.
     pub(crate) binds: Vec<SyncSender<()>>,
@@ -113,6 +116,7 @@ impl<E: Engine> Worker<E> {
             commands,
             alarm,
             lanes: Vec::new(),
+            first: 0,
             chain: Chain::new(),
             binds: Vec::new(),
             busy_control: true,
@@ -211,12 +215,22 @@ impl<E: Engine> Worker<E> {
     /// Takes what is available, as far as there is room for whole requests.
     fn accept(&mut self) -> Took {
         let mut took = Took::default();
-        for slot in 0..self.lanes.len() {
+        let count = self.lanes.len();
+        let first = if self.first < count { self.first } else { 0 };
+        for slot in (first..count).chain(0..first) {
+            let had_room = self.has_room();
             let more = self.accept_lane(slot);
             took.chains += more.chains;
             took.more |= more.more;
+            if had_room && !self.has_room() {
+                self.first = slot + 1;
+            }
         }
         took
+    }
+
+    fn has_room(&self) -> bool {
+        self.engine.room() >= Plan::OPS_MAX
     }
 
     fn accept_lane(&mut self, slot: usize) -> Took {

@@ -1,4 +1,5 @@
-//! What changes while a batch is taken counts for the chains that come after it.
+//! Acceptance turn by turn: what changes while a batch is taken counts for the chains that come after
+//! it, and a busy vring leaves room for the others.
 
 use std::cell::RefCell;
 use std::io;
@@ -7,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use cleave_blk::{Op, OpKind};
+use cleave_blk::{Op, OpKind, Plan};
 use cleave_engine::{Engine, Event, Wait};
 use cleave_guest::{Memory, Vring};
 use cleave_worker::{Control, Device, Stats, VringStart, Worker};
@@ -17,20 +18,23 @@ use crate::{FEATURES, device, event};
 
 /// Ends every op at once, and does one thing to the world in the middle of the first.
 struct Meddler {
-    kinds: Rc<RefCell<Vec<OpKind>>>,
+    /// Ops that it takes at once.
+    ops: usize,
+    /// Kind and token of each op.
+    pushed: Rc<RefCell<Vec<(OpKind, u64)>>>,
     meddle: Option<Box<dyn FnOnce()>>,
     ended: Vec<u64>,
 }
 
 impl Engine for Meddler {
     fn room(&self) -> usize {
-        64
+        self.ops - self.ended.len()
     }
     fn in_flight(&self) -> usize {
         self.ended.len()
     }
     fn push(&mut self, op: Op<'_>, token: u64) {
-        self.kinds.borrow_mut().push(op.kind);
+        self.pushed.borrow_mut().push((op.kind, token));
         self.ended.push(token);
         if let Some(meddle) = self.meddle.take() {
             meddle();
@@ -61,9 +65,10 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
     let device: Arc<Device> = device();
     let driver = Rc::new(RefCell::new(Driver::new()));
     let memory = driver.borrow().memory();
-    let kinds = Rc::default();
+    let pushed = Rc::default();
     let engine = Meddler {
-        kinds: Rc::clone(&kinds),
+        ops: 64,
+        pushed: Rc::clone(&pushed),
         meddle: Some(Box::new({
             let (device, driver) = (device.clone(), driver.clone());
             move || {
@@ -94,5 +99,52 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
     worker.lap().unwrap();
     let expected = [false, true].map(|durable| OpKind::Write { durable });
     // Behind them comes the sync that makes up for the first.
-    assert_eq!(kinds.borrow()[..2], expected);
+    let kinds: Vec<_> = pushed.borrow().iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds[..2], expected);
+}
+
+/// Two vrings of one worker, the first always with more than the engine takes.
+#[test]
+fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
+    let device = device();
+    let mut driver = Driver::new();
+    let memory = driver.memory();
+    let pushed = Rc::default();
+    let engine = Meddler {
+        ops: Plan::OPS_MAX,
+        pushed: Rc::clone(&pushed),
+        meddle: None,
+        ended: Vec::new(),
+    };
+    let (control, commands) = Control::channel().unwrap();
+    let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
+    let mut worker = Worker::new(engine, device, memory.clone(), stats, commands, alarm).unwrap();
+    // Both look at the same ring, so that both have the same work.
+    for index in 0..2 {
+        let vring = Vring::new(memory.clone(), Driver::layout(), FEATURES, 0).unwrap();
+        let _started = control.start(VringStart {
+            index,
+            vring,
+            features: FEATURES,
+            kick: Some(event()),
+            call: None,
+            err: None,
+            enabled: true,
+        });
+    }
+    worker.lap().unwrap();
+    for sector in 0..8 {
+        driver
+            .submit(&Ask::write(sector, vec![1; 512], 512, false))
+            .unwrap();
+    }
+    for _ in 0..8 {
+        worker.lap().unwrap();
+    }
+    let lanes: Vec<_> = pushed
+        .borrow()
+        .iter()
+        .map(|(_, token)| token >> 48)
+        .collect();
+    assert!(lanes[..4].contains(&1), "{lanes:?}");
 }
