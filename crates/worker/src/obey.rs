@@ -178,6 +178,10 @@ impl<E: Engine> Worker<E> {
             let Some(lane) = self.lanes[number].as_mut() else {
                 continue;
             };
+            // A retired vring is not served again: it keeps what it has until control stops it.
+            if matches!(lane.state, State::Retired) {
+                continue;
+            }
             if let Err(error) = lane.vring.rebind(self.memory.clone()) {
                 self.retire(number, &error);
             }
