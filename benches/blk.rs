@@ -2,11 +2,13 @@
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 
 use std::hint::black_box;
+use std::num::NonZeroU32;
 
 use cleave_benches::settings;
 use cleave_blk::spec::{feature, request_type};
-use cleave_blk::{Config, Gate, Limits, Outcome, Plan, Request, Segment, Shape, Verb};
-use criterion::{Criterion, criterion_group, criterion_main};
+use cleave_blk::{Config, Cut, Gate, Limits, Outcome, Plan, Request, Segment, Shape, Stripe, Verb};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 
 const PAGE_BYTES: u32 = 4096;
 const DISK_BYTES: u64 = 1 << 40;
@@ -88,25 +90,57 @@ fn read(len_bytes: u64, segment_bytes: u32) -> (Request, Vec<Segment>) {
 }
 
 fn plan(c: &mut Criterion) {
-    let table = [
+    let cut = |stripe: Option<(u16, u32)>, chunk| Cut {
+        durable: false,
+        chunk_bytes: NonZeroU32::new(chunk),
+        stripe: stripe.and_then(|(legs, bytes)| Stripe::new(legs, bytes)),
+    };
+    let cuts = [
+        ("whole", cut(None, 0)),
+        ("chunks of 8KiB", cut(None, 8 << 10)),
+        ("chunks of 64KiB", cut(None, 64 << 10)),
+        ("4 legs", cut(Some((4, 64 << 10)), 0)),
+        ("28 legs", cut(Some((28, 64 << 10)), 0)),
+        (
+            "28 legs, chunks of 8KiB",
+            cut(Some((28, 64 << 10)), 8 << 10),
+        ),
+    ];
+    let sizes = [
         ("4KiB", 4 << 10, PAGE_BYTES),
         ("128KiB", 128 << 10, PAGE_BYTES),
         ("1MiB", 1 << 20, PAGE_BYTES),
-        // The only one that is cut: the largest request, in the most segments.
-        ("4GiB in 1024 segments", (1 << 32) - 512, 4 << 20),
     ];
     let mut group = c.benchmark_group("plan");
-    for (name, len_bytes, segment_bytes) in table {
-        let (request, segments) = read(len_bytes, segment_bytes);
-        group.bench_function(name, |b| {
-            b.iter(|| {
-                for op in Plan::new(black_box(&request), black_box(&segments), false) {
-                    black_box(op);
-                }
-            });
-        });
+    for (size, len_bytes, segment_bytes) in sizes {
+        for (name, cut) in &cuts {
+            bench_plan(
+                &mut group,
+                &format!("{size}, {name}"),
+                read(len_bytes, segment_bytes),
+                cut,
+            );
+        }
     }
+    // The largest request, in the most segments: cut where the kernel would.
+    let largest = read((1 << 32) - 512, 4 << 20);
+    bench_plan(&mut group, "4GiB in 1024 segments", largest, &cuts[0].1);
     group.finish();
+}
+
+fn bench_plan(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    (request, segments): (Request, Vec<Segment>),
+    cut: &Cut,
+) {
+    group.bench_function(name, |b| {
+        b.iter(|| {
+            for op in Plan::new(black_box(&request), black_box(&segments), black_box(cut)) {
+                black_box(op);
+            }
+        });
+    });
 }
 
 fn outcome(c: &mut Criterion) {
@@ -120,6 +154,7 @@ fn config(c: &mut Criterion) {
     let config = Config {
         capacity_bytes: DISK_BYTES,
         segments_max: 254,
+        segment_bytes_max: None,
         vrings: 4,
         writeback: true,
         limits: limits(),

@@ -31,6 +31,9 @@ cargo xtask COMMAND
   bench ring
           the cost of the ring alone, beside qemu-storage-daemon, interleaved in one run
           [--rounds N] [--seconds S]           at least 5 rounds, 1.5 s each unless told
+  bench split
+          large requests with `--split auto` beside `--split off`, on modelled drives and on a file
+          [--rounds N] [--seconds S]           as above
 ";
 
 fn main() -> ExitCode {
@@ -42,6 +45,9 @@ fn main() -> ExitCode {
         ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
         ["bench", "ring", rest @ ..] => {
             Effort::parse(rest).and_then(|effort| bench::ring(&root(), &effort))
+        }
+        ["bench", "split", rest @ ..] => {
+            Effort::parse(rest).and_then(|effort| bench::split(&root(), &effort))
         }
         ["help" | "--help" | "-h"] => {
             print!("{USAGE}");

@@ -10,6 +10,8 @@ pub struct Config {
     pub capacity_bytes: u64,
     /// Most data segments of a request told to the guest.
     pub segments_max: u32,
+    /// Most bytes of one data segment, where the guest is told one.
+    pub segment_bytes_max: Option<u32>,
     /// Vrings offered.
     pub vrings: u16,
     /// Write-back (the `writeback` field that a guest may set with CONFIG_WCE).
@@ -49,6 +51,9 @@ impl Config {
             | feature::INDIRECT_DESC
             | feature::EVENT_IDX
             | feature::VERSION_1;
+        if self.segment_bytes_max.is_some() {
+            bits |= feature::SIZE_MAX;
+        }
         if self.limits.read_only {
             bits |= feature::RO;
         } else {
@@ -64,6 +69,7 @@ impl Config {
     pub fn bytes(&self) -> [u8; Self::BYTES] {
         let mut space = Space([0; Self::BYTES]);
         space.put::<0, 8>((self.capacity_bytes / SECTOR_BYTES).to_le_bytes());
+        space.put::<8, 4>(self.segment_bytes_max.unwrap_or(0).to_le_bytes());
         space.put::<12, 4>(self.segments_max.to_le_bytes());
         space.put::<20, 4>(self.limits.block_bytes.to_le_bytes());
         self.put_topology(&mut space);
@@ -121,6 +127,7 @@ mod tests {
         Config {
             capacity_bytes: 0x0102_0304_0506 * 512,
             segments_max: 0x0a0b_0c0d,
+            segment_bytes_max: None,
             vrings: 0x1112,
             writeback: true,
             limits: Limits {
@@ -223,6 +230,15 @@ mod tests {
             assert_eq!(field(&bytes, 44, 4) != 0, present[0] == 1);
             assert_eq!(field(&bytes, 48, 4) != 0, present[1] == 1);
         }
+    }
+
+    #[test]
+    fn the_size_of_segments_is_told_where_there_is_a_bound() {
+        let mut config = config();
+        assert_eq!(config.features() & feature::SIZE_MAX, 0);
+        config.segment_bytes_max = Some(0x0003_4000);
+        assert_ne!(config.features() & feature::SIZE_MAX, 0);
+        assert_eq!(field(&config.bytes(), 8, 4), 0x0003_4000);
     }
 
     #[test]

@@ -12,9 +12,11 @@ mod outcome;
 mod plan;
 mod request;
 pub mod spec;
+mod stripe;
 
 pub use config::Config;
 pub use limits::Limits;
 pub use outcome::{Outcome, Status};
 pub use plan::{Op, OpKind, Plan};
 pub use request::{Gate, Request, Segment, Shape, Verb};
+pub use stripe::{Cut, SPLIT_OPS_MAX, STRIPE_OPS_MAX, Stripe};

@@ -22,6 +22,6 @@ pub struct Limits {
     pub discard: bool,
     /// Best size and alignment of a discard (≥ 512).
     pub discard_granularity_bytes: u32,
-    /// A spinning disk: never split.
+    /// It says that it spins. So do many virtual disks and loop devices that do not.
     pub rotational: bool,
 }

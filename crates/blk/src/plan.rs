@@ -1,8 +1,8 @@
 //! Turning a request into ops.
 
-use std::num::NonZeroU64;
+use std::num::NonZeroU32;
 
-use crate::{Request, Segment, Verb};
+use crate::{Cut, Request, SPLIT_OPS_MAX, Segment, Stripe, Verb};
 
 /// What an engine does with an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,9 @@ pub enum OpKind {
 pub struct Op<'a> {
     /// What to do.
     pub kind: OpKind,
-    /// Offset on the store, in bytes.
+    /// Which leg of the disk; 0 where it has only one.
+    pub leg: u16,
+    /// Offset on the leg, in bytes.
     pub offset_bytes: u64,
     /// Length in bytes.
     pub len_bytes: u64,
@@ -43,86 +45,274 @@ pub struct Op<'a> {
     pub skip_bytes: u32,
 }
 
-/// The ops of one request, in order of disk offset; an iterator that owns nothing.
+/// The ops of one request; an iterator that owns nothing. Those of a read or write come in order of
+/// disk offset, so that of several errors the one of the lowest number is the first by offset.
 ///
-/// A request of at most the cut size is one op. A larger one is cut where disk offsets are multiples
-/// of the cut size, so that all ops but the first and the last are whole aligned pieces; the guest's
-/// segments are cut exactly there too, wherever their own borders lie.
+/// # Without a stripe
 ///
-/// Worked example, with a cut of 8 KiB: a read of 12 KiB at offset 4 KiB into segments A and B of
-/// 6 KiB each. The disk is cut at 8 KiB, which is 4 KiB into the data, inside A:
+/// A read or write of at most a chunk is one op. A longer one is cut where disk offsets are multiples
+/// of the chunk, so that all ops but the first and the last are whole aligned pieces, unless that
+/// takes an op more than cutting from its start on, which is then what is done. One that does not
+/// begin on a multiple of 4 KiB is cut at multiples of the chunk whatever it takes: cut from its start
+/// on, each op would begin and end inside a block of the store. Guest's segments are cut exactly
+/// there too, wherever their own borders lie. Where the chunk would make more than [`SPLIT_OPS_MAX`]
+/// ops, it is doubled until it does not.
+///
+/// Worked example, with a chunk of 8 KiB: a read of 20 KiB at offset 4 KiB takes 3 ops either way, and
+/// is cut at multiples. Segments A and B are of 10 KiB each.
 ///
 /// | op | `offset_bytes` | `len_bytes` | `segments` | `skip_bytes` | memory |
 /// |----|----------------|-------------|------------|--------------|--------|
-/// | 1  | 4096           | 4096        | A, B       | 0            | A\[0..4096\] |
-/// | 2  | 8192           | 8192        | A, B       | 4096         | A\[4096..6144\], B\[0..6144\] |
+/// | 0  | 4096           | 4096        | A, B       | 0            | A\[0..4096\] |
+/// | 1  | 8192           | 8192        | A, B       | 4096         | A\[4096..10240\], B\[0..2048\] |
+/// | 2  | 16384          | 8192        | B          | 2048         | B\[2048..10240\] |
+///
+/// A read of 16 KiB at 4 KiB would take 3 such ops, and takes 2 from its start on: 8 KiB at 4 KiB, then
+/// 8 KiB at 12 KiB.
+///
+/// # On a stripe
+///
+/// No op of a read or write crosses a border of the stripe's chunks; a smaller chunk to split by cuts
+/// those further, at its multiples. A range to discard or zero is, on each leg that it touches, one
+/// range and one op. A flush is an op for every leg.
+///
+/// Worked example, three legs and stripe chunks of 64 KiB: 320 KiB at 32 KiB touch chunks 0 to 5.
+/// A read has six ops, on legs 0, 1, 2, 0, 1, 2, the first and the last of 32 KiB. A discard has three:
+/// leg 0 from 32 KiB to 128 KiB, leg 1 from 0 to 128 KiB, leg 2 from 0 to 96 KiB.
 ///
 /// A request of no bytes has no ops, and neither has a get-id: such a request has ended as soon as
-/// it is planned. A flush is one op of no bytes.
+/// it is planned.
 #[derive(Debug, Clone)]
 pub struct Plan<'a> {
     /// `None` when nothing is left.
     kind: Option<OpKind>,
+    /// Where the next op begins, on its leg. Of a range on a stripe: where the request does.
     offset_bytes: u64,
     left_bytes: u64,
-    cut_bytes: NonZeroU64,
+    /// Ops end where offsets are `phase_bytes` modulo this power of two.
+    piece_bytes: u64,
+    phase_bytes: u64,
     segments: &'a [Segment],
     skip_bytes: u32,
+    leg: u16,
+    course: Course,
 }
 
-impl<'a> Plan<'a> {
-    /// Longest op. The kernel moves at most 0x7fff_f000 bytes at a time; the largest power of two
-    /// below keeps every op but a request's first aligned to any block there is.
-    const CUT_BYTES_MAX: NonZeroU64 = NonZeroU64::new(1 << 30).unwrap();
+/// How a plan goes on.
+#[derive(Debug, Clone, Copy)]
+enum Course {
+    /// One leg.
+    Plain,
+    /// Chunk by chunk from leg to leg.
+    Dealt(Stripe),
+    /// One range a leg: those of the disk's chunks from `chunk` to before `until`, no two of which
+    /// lie on the same leg.
+    Ranges {
+        stripe: Stripe,
+        chunk: u64,
+        until: u64,
+    },
+    /// Every leg from the plan's on.
+    EachLeg { legs: u16 },
+}
 
-    /// Most ops that a plan yields: a parsed request is shorter than 4 GiB, which are 4 pieces where it
-    /// begins at a cut and one more where it does not.
+/// Requests that begin on a multiple of this may be cut from their start on: blocks are of this size or
+/// smaller, or larger ones that the guest was told of and keeps to.
+const BLOCK_BYTES: u64 = 4096;
+
+impl<'a> Plan<'a> {
+    /// Longest op that moves data. The kernel moves at most 0x7fff_f000 bytes at a time; the largest
+    /// power of two below keeps every op but a request's first aligned to any block there is.
+    const PIECE_BYTES_MAX: u64 = 1 << 30;
+
+    /// Most ops that a plan yields where nothing is split by choice and there is one leg: a parsed
+    /// request is shorter than 4 GiB, which are 4 pieces where it begins at a multiple and one more
+    /// where it does not. [`Cut::ops_max`] is the bound of any plan.
     pub const OPS_MAX: usize = 5;
 
-    /// Plans `request` over `data`, the chain's data segments. `durable`: writes are write-through.
-    /// A get-id has no plan. For a read or write `data` must hold at least the request's length,
-    /// which it does when both come from the same chain.
+    /// Plans `request`, which the cut must take, over `data`, the chain's data segments. A get-id has
+    /// no plan. For a read or write `data` must hold at least the request's length, which it does when
+    /// both come from the same chain.
     #[inline]
-    pub fn new(request: &Request, data: &'a [Segment], durable: bool) -> Plan<'a> {
-        Plan::with_cut(request, data, durable, Plan::CUT_BYTES_MAX)
-    }
-
-    #[inline]
-    fn with_cut(
-        request: &Request,
-        data: &'a [Segment],
-        durable: bool,
-        cut_bytes: NonZeroU64,
-    ) -> Plan<'a> {
+    pub fn new(request: &Request, data: &'a [Segment], cut: &Cut) -> Plan<'a> {
         let kind = match request.verb {
             Verb::Read => OpKind::Read,
-            Verb::Write => OpKind::Write { durable },
+            Verb::Write => OpKind::Write {
+                durable: cut.durable,
+            },
             Verb::Flush => OpKind::Sync,
             Verb::Discard => OpKind::Discard,
-            Verb::WriteZeroes { unmap } => OpKind::Zero { unmap, durable },
-            Verb::GetId => return Plan::empty(cut_bytes),
+            Verb::WriteZeroes { unmap } => OpKind::Zero {
+                unmap,
+                durable: cut.durable,
+            },
+            Verb::GetId => return Plan::empty(),
         };
         if request.len_bytes == 0 && kind != OpKind::Sync {
-            return Plan::empty(cut_bytes);
+            return Plan::empty();
         }
-        Plan {
+        let moves = request.data_bytes() > 0;
+        let mut plan = Plan {
             kind: Some(kind),
             offset_bytes: request.offset_bytes,
             left_bytes: request.len_bytes,
-            cut_bytes,
-            segments: if request.data_bytes() == 0 { &[] } else { data },
-            skip_bytes: 0,
+            // Nothing moves in a range that is discarded or zeroed: it is not cut.
+            piece_bytes: if moves {
+                Plan::PIECE_BYTES_MAX
+            } else {
+                1 << 63
+            },
+            segments: if moves { data } else { &[] },
+            ..Plan::empty()
+        };
+        match (cut.stripe, cut.chunk_bytes) {
+            (Some(stripe), chunk) => plan.deal(stripe, chunk),
+            (None, Some(chunk)) if moves => plan.split(chunk),
+            (None, _) => {}
         }
+        plan
     }
 
-    fn empty(cut_bytes: NonZeroU64) -> Plan<'a> {
+    fn empty() -> Plan<'a> {
         Plan {
             kind: None,
             offset_bytes: 0,
             left_bytes: 0,
-            cut_bytes,
+            piece_bytes: Plan::PIECE_BYTES_MAX,
+            phase_bytes: 0,
             segments: &[],
             skip_bytes: 0,
+            leg: 0,
+            course: Course::Plain,
+        }
+    }
+
+    /// Chooses where a read or write of one leg is cut.
+    #[inline]
+    fn split(&mut self, chunk_bytes: NonZeroU32) {
+        let chunk_bytes = power_of_two(chunk_bytes);
+        // Most requests are shorter.
+        if self.left_bytes > chunk_bytes {
+            self.split_long(chunk_bytes);
+        }
+    }
+
+    fn split_long(&mut self, chunk_bytes: u64) {
+        let (offset, len) = (self.offset_bytes, self.left_bytes);
+        let mut piece = chunk_bytes;
+        loop {
+            let inside = offset & (piece - 1);
+            let aligned = inside.saturating_add(len).div_ceil(piece);
+            let fewest = len.div_ceil(piece);
+            let (phase, count) = match offset % BLOCK_BYTES {
+                0 if fewest < aligned => (inside, fewest),
+                _ => (0, aligned),
+            };
+            if count <= SPLIT_OPS_MAX as u64 || piece >= Plan::PIECE_BYTES_MAX {
+                self.piece_bytes = piece;
+                self.phase_bytes = phase;
+                return;
+            }
+            piece *= 2;
+        }
+    }
+
+    /// Deals the request out over the legs.
+    fn deal(&mut self, stripe: Stripe, chunk_bytes: Option<NonZeroU32>) {
+        match self.kind {
+            Some(OpKind::Read | OpKind::Write { .. }) => {
+                self.piece_bytes = self.piece_on(stripe, chunk_bytes);
+                (self.leg, self.offset_bytes) = stripe.place(self.offset_bytes);
+                self.course = Course::Dealt(stripe);
+            }
+            Some(OpKind::Sync) => {
+                self.course = Course::EachLeg {
+                    legs: stripe.legs(),
+                };
+            }
+            Some(OpKind::Discard | OpKind::Zero { .. }) => {
+                let chunk = self.offset_bytes >> stripe.chunk_shift();
+                // `left_bytes` is not 0 here.
+                let last = (self.offset_bytes + (self.left_bytes - 1)) >> stripe.chunk_shift();
+                let until = (last + 1).min(chunk + u64::from(stripe.legs()));
+                self.course = Course::Ranges {
+                    stripe,
+                    chunk,
+                    until,
+                };
+            }
+            None => {}
+        }
+    }
+
+    /// The piece that a read or write on a stripe is cut into: the stripe's chunk, or a smaller one to
+    /// split by that makes no more than [`SPLIT_OPS_MAX`] ops.
+    fn piece_on(&self, stripe: Stripe, chunk_bytes: Option<NonZeroU32>) -> u64 {
+        let whole = u64::from(stripe.chunk_bytes());
+        let mut piece = chunk_bytes.map_or(whole, power_of_two).min(whole);
+        let count =
+            |piece: u64| ((self.offset_bytes & (piece - 1)) + self.left_bytes).div_ceil(piece);
+        while piece < whole && count(piece) > SPLIT_OPS_MAX as u64 {
+            piece *= 2;
+        }
+        piece
+    }
+
+    /// How far the next op of a read or write may reach.
+    #[inline]
+    fn to_border(&self) -> u64 {
+        let behind = self.offset_bytes.wrapping_sub(self.phase_bytes) & (self.piece_bytes - 1);
+        self.piece_bytes - behind
+    }
+
+    /// The leg's range of a request that is one range on each leg; goes on to the next leg.
+    fn next_range(&mut self, stripe: Stripe, chunk: u64, until: u64) -> Option<Op<'a>> {
+        let kind = self.kind?;
+        let shift = stripe.chunk_shift();
+        let (leg, row) = stripe.chunk_place(chunk);
+        let end_bytes = self.offset_bytes + self.left_bytes;
+        let last = (end_bytes - 1) >> shift;
+        let last_here = last - (last - chunk) % u64::from(stripe.legs());
+        // Rows are full but for the request's own ends.
+        let start = match chunk == self.offset_bytes >> shift {
+            true => stripe.place(self.offset_bytes).1,
+            false => row << shift,
+        };
+        let end = match last_here == last {
+            true => stripe.place(end_bytes - 1).1 + 1,
+            false => (stripe.chunk_place(last_here).1 + 1) << shift,
+        };
+        if chunk + 1 == until {
+            self.kind = None;
+        }
+        self.course = Course::Ranges {
+            stripe,
+            chunk: chunk + 1,
+            until,
+        };
+        Some(Op {
+            kind,
+            leg,
+            offset_bytes: start,
+            len_bytes: end - start,
+            segments: &[],
+            skip_bytes: 0,
+        })
+    }
+
+    /// Moves on from leg to leg: called behind an op that is not the last.
+    #[inline]
+    fn change_leg(&mut self, stripe: Stripe) {
+        let chunk = u64::from(stripe.chunk_bytes());
+        if self.offset_bytes & (chunk - 1) != 0 {
+            return;
+        }
+        // At the end of a chunk: the next one is in the same row of the next leg, or in the next row.
+        self.leg += 1;
+        if self.leg == stripe.legs() {
+            self.leg = 0;
+        } else {
+            self.offset_bytes -= chunk;
         }
     }
 
@@ -153,281 +343,52 @@ impl<'a> Iterator for Plan<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Op<'a>> {
-        let kind = self.kind?;
         let mut op = Op {
-            kind,
+            kind: self.kind?,
+            leg: self.leg,
             offset_bytes: self.offset_bytes,
             len_bytes: self.left_bytes,
             segments: self.segments,
             skip_bytes: self.skip_bytes,
         };
-        // Most requests end here: no division, no walk along the segments.
-        if self.left_bytes <= self.cut_bytes.get() {
-            self.kind = None;
-        } else {
-            op.len_bytes = self.cut_bytes.get() - self.offset_bytes % self.cut_bytes;
-            self.advance(op.len_bytes);
+        match self.course {
+            // Most requests end here: no division, no walk along the segments.
+            Course::Plain if self.left_bytes <= self.piece_bytes => self.kind = None,
+            Course::Plain => {
+                op.len_bytes = self.to_border();
+                self.advance(op.len_bytes);
+            }
+            Course::Dealt(_) if self.left_bytes <= self.to_border() => self.kind = None,
+            Course::Dealt(stripe) => {
+                op.len_bytes = self.to_border();
+                self.advance(op.len_bytes);
+                self.change_leg(stripe);
+            }
+            Course::Ranges {
+                stripe,
+                chunk,
+                until,
+            } => return self.next_range(stripe, chunk, until),
+            Course::EachLeg { legs } => {
+                self.leg += 1;
+                if self.leg >= legs {
+                    self.kind = None;
+                }
+            }
         }
         Some(op)
     }
 }
 
+/// The chunk as it should be; what is none is rounded up.
+#[inline]
+fn power_of_two(chunk_bytes: NonZeroU32) -> u64 {
+    u64::from(chunk_bytes.get())
+        .next_power_of_two()
+        .min(Plan::PIECE_BYTES_MAX)
+}
+
 impl std::iter::FusedIterator for Plan<'_> {}
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::spec::SECTOR_BYTES;
-
-    fn request(verb: Verb, offset_bytes: u64, len_bytes: u64) -> Request {
-        Request {
-            verb,
-            offset_bytes,
-            len_bytes,
-        }
-    }
-
-    fn cut(bytes: u64) -> NonZeroU64 {
-        NonZeroU64::new(bytes).unwrap()
-    }
-
-    /// Where each byte of a stream lies, up to `len_bytes` of them, after the first `skip_bytes`.
-    fn flatten(segments: &[Segment], skip_bytes: u32, len_bytes: u64) -> Vec<u64> {
-        segments
-            .iter()
-            .flat_map(|segment| (0..u64::from(segment.len)).map(|at| segment.addr + at))
-            .skip(skip_bytes as usize)
-            .take(len_bytes as usize)
-            .collect()
-    }
-
-    #[test]
-    fn worked_example_of_the_doc() {
-        let a = Segment {
-            addr: 0x10000,
-            len: 6144,
-        };
-        let b = Segment {
-            addr: 0x90000,
-            len: 6144,
-        };
-        let request = request(Verb::Read, 4096, 12288);
-        let ops: Vec<_> = Plan::with_cut(&request, &[a, b], false, cut(8192))
-            .map(|op| {
-                (
-                    op.offset_bytes,
-                    op.len_bytes,
-                    op.segments.to_vec(),
-                    op.skip_bytes,
-                )
-            })
-            .collect();
-        let expected = vec![(4096, 4096, vec![a, b], 0), (8192, 8192, vec![a, b], 4096)];
-        assert_eq!(ops, expected);
-    }
-
-    #[test]
-    fn each_verb_has_its_op() {
-        let data = [Segment {
-            addr: 0x1000,
-            len: 4096,
-        }];
-        let table = [
-            (Verb::Read, false, OpKind::Read, 1),
-            (Verb::Read, true, OpKind::Read, 1),
-            (Verb::Write, false, OpKind::Write { durable: false }, 1),
-            (Verb::Write, true, OpKind::Write { durable: true }, 1),
-            (Verb::Discard, true, OpKind::Discard, 0),
-            (
-                Verb::WriteZeroes { unmap: true },
-                false,
-                OpKind::Zero {
-                    unmap: true,
-                    durable: false,
-                },
-                0,
-            ),
-            (
-                Verb::WriteZeroes { unmap: false },
-                true,
-                OpKind::Zero {
-                    unmap: false,
-                    durable: true,
-                },
-                0,
-            ),
-        ];
-        for (verb, durable, kind, segments) in table {
-            let ops: Vec<_> = Plan::new(&request(verb, 8192, 4096), &data, durable).collect();
-            let expected = Op {
-                kind,
-                offset_bytes: 8192,
-                len_bytes: 4096,
-                segments: &data[..segments],
-                skip_bytes: 0,
-            };
-            assert_eq!(ops, [expected], "{verb:?}");
-        }
-    }
-
-    #[test]
-    fn a_flush_is_one_op_and_never_again() {
-        let data = [Segment {
-            addr: 0x1000,
-            len: 512,
-        }];
-        let mut plan = Plan::new(&request(Verb::Flush, 0, 0), &data, false);
-        let op = plan.next().unwrap();
-        assert_eq!(
-            (op.kind, op.len_bytes, op.segments),
-            (OpKind::Sync, 0, &[][..])
-        );
-        assert_eq!(plan.next(), None);
-        assert_eq!(plan.next(), None);
-    }
-
-    #[test]
-    fn nothing_to_do_has_no_op() {
-        for verb in [
-            Verb::Read,
-            Verb::Write,
-            Verb::Discard,
-            Verb::WriteZeroes { unmap: true },
-        ] {
-            assert_eq!(Plan::new(&request(verb, 512, 0), &[], true).next(), None);
-        }
-        assert_eq!(
-            Plan::new(&request(Verb::GetId, 0, 20), &[], true).next(),
-            None
-        );
-    }
-
-    #[test]
-    fn the_largest_request_is_cut_where_the_kernel_would() {
-        const GIB: u64 = 1 << 30;
-        let len = (1 << 32) - 512;
-        let data = [Segment {
-            addr: 0,
-            len: u32::try_from(len).unwrap(),
-        }];
-        // offset; lengths of the ops.
-        let table: [(u64, &[u64]); 3] = [
-            (0, &[GIB, GIB, GIB, GIB - 512]),
-            (512, &[GIB - 512, GIB, GIB, GIB]),
-            (GIB - 512, &[512, GIB, GIB, GIB, GIB - 1024]),
-        ];
-        for (offset, lens) in table {
-            let ops: Vec<_> = Plan::new(&request(Verb::Read, offset, len), &data, false).collect();
-            let found: Vec<_> = ops.iter().map(|op| op.len_bytes).collect();
-            assert_eq!(found, lens);
-            assert!(ops.len() <= Plan::OPS_MAX);
-            for op in ops {
-                assert_eq!(u64::from(op.skip_bytes), op.offset_bytes - offset);
-            }
-        }
-    }
-
-    #[test]
-    fn segments_that_run_out_skip_nothing() {
-        let data = [Segment {
-            addr: 0x1000,
-            len: 512,
-        }];
-        let ops: Vec<_> =
-            Plan::with_cut(&request(Verb::Write, 0, 4096), &data, false, cut(1024)).collect();
-        assert_eq!(ops.len(), 4);
-        for op in &ops[1..] {
-            assert_eq!((op.segments, op.skip_bytes), (&[][..], 0));
-        }
-    }
-
-    /// Segments of any length, none among them, whose sum is a whole number of sectors; a request
-    /// over a beginning of them, an offset, and a cut.
-    fn layouts() -> impl Strategy<Value = (Vec<Segment>, u64, u64, u64)> {
-        let lens = prop::collection::vec(
-            prop_oneof![Just(0u32), Just(512), Just(4096), 1..3000u32],
-            0..24,
-        );
-        (lens, 0..1000u64, 0..=100u64, 1..40u64).prop_map(|(lens, sector, share, cut_sectors)| {
-            let mut segments: Vec<_> = lens
-                .iter()
-                .zip(1u64..)
-                // Far apart, so that a byte taken from the wrong segment is seen.
-                .map(|(len, n)| Segment {
-                    addr: n << 20,
-                    len: *len,
-                })
-                .collect();
-            let sum: u64 = lens.iter().map(|len| u64::from(*len)).sum();
-            let missing = sum.next_multiple_of(SECTOR_BYTES) - sum;
-            segments.push(Segment {
-                addr: 1 << 40,
-                len: u32::try_from(missing).unwrap(),
-            });
-            let sectors = (sum + missing) / SECTOR_BYTES * share / 100;
-            let bytes = |sectors| sectors * SECTOR_BYTES;
-            (segments, bytes(sector), bytes(sectors), bytes(cut_sectors))
-        })
-    }
-
-    proptest! {
-        /// Splitting changes nothing: the ops cover the request's range of the disk and
-        /// its bytes of memory exactly, in order, without overlap.
-        #[test]
-        fn ops_cover_the_request_exactly(
-            (segments, offset, len, cut_bytes) in layouts(),
-            write in any::<bool>(),
-        ) {
-            let verb = if write { Verb::Write } else { Verb::Read };
-            let request = request(verb, offset, len);
-            let mut next = offset;
-            let mut memory = Vec::new();
-            let mut count = 0;
-            for op in Plan::with_cut(&request, &segments, false, cut(cut_bytes)) {
-                prop_assert_eq!(op.offset_bytes, next);
-                prop_assert!(op.len_bytes > 0 && op.len_bytes <= cut_bytes);
-                prop_assert!(next == offset || next % cut_bytes == 0);
-                let first = op.segments[0].len;
-                prop_assert!(op.skip_bytes < first || (first == 0 && op.skip_bytes == 0));
-                let bytes = flatten(op.segments, op.skip_bytes, op.len_bytes);
-                prop_assert_eq!(bytes.len() as u64, op.len_bytes);
-                memory.extend(bytes);
-                next += op.len_bytes;
-                count += 1;
-            }
-            prop_assert_eq!(next, offset + len);
-            prop_assert_eq!(memory, flatten(&segments, 0, len));
-            prop_assert!(count <= len / cut_bytes + 2);
-        }
-
-        /// What has no memory is cut at the same places.
-        #[test]
-        fn ranges_are_covered_exactly(
-            offset in 0..1u64 << 40,
-            len in 1..1u64 << 32,
-            cut_bytes in (1u64 << 24)..1 << 31,
-        ) {
-            let mut next = offset;
-            let request = request(Verb::Discard, offset, len);
-            for op in Plan::with_cut(&request, &[], false, cut(cut_bytes)) {
-                prop_assert_eq!(op.offset_bytes, next);
-                prop_assert!(op.len_bytes > 0 && op.len_bytes <= cut_bytes);
-                prop_assert!(op.segments.is_empty() && op.skip_bytes == 0);
-                next += op.len_bytes;
-            }
-            prop_assert_eq!(next, offset + len);
-        }
-
-        /// The bound that slots and engines are sized by.
-        #[test]
-        fn no_parsed_request_has_more_than_ops_max(
-            sector in 0..1u64 << 40,
-            sectors in 0..=(u64::from(u32::MAX) / SECTOR_BYTES),
-        ) {
-            let request = request(Verb::Discard, sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
-            prop_assert!(Plan::new(&request, &[], false).count() <= Plan::OPS_MAX);
-        }
-    }
-}
+mod tests;

@@ -1,6 +1,8 @@
 //! The command line. Each option is defined here once; `--help`, the parser and `docs/options.md`
 //! derive from that definition.
 
+mod probe;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,13 +10,16 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use cleave_disk::{DiskSpec, parse_size};
+use cleave_disk::{Direct, DiskSpec, Overwrite, parse_size};
 
 use crate::cpus::CpuList;
 use crate::demo::Demo;
 use crate::failure::Failure;
 use crate::options_doc;
+use crate::probe::Probe;
 use crate::service::Service;
+use crate::split::SplitArgs;
+use crate::stripe::Stripe;
 
 /// What the program was asked to do.
 #[derive(Debug)]
@@ -23,8 +28,12 @@ pub(crate) enum Action {
     Print(String),
     /// Serve a disk.
     Serve(Box<Service>),
+    /// Measure a disk.
+    Probe(Probe),
     /// Show what it can do.
     Demo(Demo),
+    /// Create or show a stripe.
+    Stripe(Stripe),
 }
 
 /// Answer to `--print-capabilities` (vhost-user "Backend program conventions").
@@ -34,12 +43,23 @@ const EXAMPLES: &str = "\
 Examples:
   See it work; nothing else is needed:
       cleave demo
+  Would splitting large requests pay on this disk?
+      cleave probe /dev/nvme0n1 --quick
   Serve an image to a guest:
       cleave serve --socket-path /run/cleave/a.sock --disk /var/lib/images/a.img
   As a program that follows the conventions of vhost-user back-ends is started:
       cleave --socket-path /run/cleave/a.sock --blk-file /var/lib/images/a.img
 
 Exit codes: 0 ended as asked, 1 failed while running, 2 bad input.";
+
+const STRIPE_EXAMPLES: &str = "\
+Examples:
+  Two devices as one disk:
+      cleave stripe create --chunk 64K /dev/nvme0n1 /dev/nvme1n1
+      cleave serve --socket-path /run/cleave/e.sock --stripe 64K \\
+          --disk /dev/nvme0n1 --disk /dev/nvme1n1
+  In which order, and whether all are there:
+      cleave stripe show /dev/nvme0n1 /dev/nvme1n1";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -52,6 +72,11 @@ Examples:
       cleave serve --socket-path /run/cleave/c.sock --disk /dev/nvme0n1 --completion poll
   4 GiB of memory as a disk, for the life of one guest:
       cleave serve --socket-path /run/cleave/d.sock --disk ram:4G --once
+  Two devices as one disk, made by `cleave stripe create --chunk 64K`:
+      cleave serve --socket-path /run/cleave/e.sock --stripe 64K \\
+          --disk /dev/nvme1n1 --disk /dev/nvme2n1
+  A drive that is only modelled, to see what it gains from being asked in parallel:
+      cleave serve --socket-path /run/cleave/f.sock --disk model:p3700,size=4G
 
 Signals: TERM and INT finish what is in flight and exit 0, within two seconds;
 HUP looks at the size of the disk again and tells the guest when it grew.";
@@ -82,12 +107,22 @@ enum Command {
     #[command(after_long_help = SERVE_EXAMPLES, override_usage =
         "cleave serve (--socket-path <PATH> | --fd <N>) --disk <SPEC> [OPTIONS]")]
     Serve(Box<ServeArgs>),
+    /// Measure whether splitting pays on a disk, and how it is best done
+    ///
+    /// Reads the disk at random, with every amount from 512 bytes to 4 MiB outstanding, in one request
+    /// and in ever more and smaller ones; prints throughput as a table and says what follows from it.
+    /// The disk is not written to unless you ask for that.
+    #[command(after_long_help = probe::EXAMPLES)]
+    Probe(probe::ProbeArgs),
     /// See it work on this machine; nothing else is needed
     ///
     /// Makes an image in a temporary folder, serves it on a socket, fills and verifies it through the
     /// built-in client, measures, prints a table and the QEMU command line that attaches a guest, and
     /// keeps serving until Ctrl-C. Everything is removed at the end.
     Demo(DemoArgs),
+    /// Create and show stripes: several files or block devices as one disk
+    #[command(subcommand, after_long_help = STRIPE_EXAMPLES, disable_help_subcommand = true)]
+    Stripe(StripeCommand),
 }
 
 /// Without a subcommand: the conventions of vhost-user back-end programs.
@@ -140,18 +175,73 @@ pub(crate) struct AccessArgs {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) endpoint: EndpointArgs,
-    /// The disk: a file, a block device, ram:SIZE or null:SIZE
+    /// The disk: a file, a block device, ram:SIZE, null:SIZE or model:NAME
     ///
     /// A path is a regular file or a block device, told apart by itself. `ram:SIZE` is memory whose
     /// contents are lost at the end. `null:SIZE` accepts all writes, reads zeroes and touches no
-    /// data; it shows the cost of everything but the disk. Write ./ram:1G for a file of that name.
-    /// Sizes read 4K, 1M, 2G (powers of 1024).
+    /// data; it shows the cost of everything but the disk. `model:NAME[,KEY=VALUE...]` is memory that
+    /// takes as long as a drive would: p3700, p320h, flat or custom, changed by size, seed, channels,
+    /// page, read_us, write_us, mbps_per_channel, command_us, window, link_mbps, jitter and
+    /// write_buffer. Write ./ram:1G for a file of that name. Sizes read 4K, 1M, 2G (powers of 1024).
+    ///
+    /// With --stripe, once for each leg of the stripe, in order.
     #[arg(long, value_name = "SPEC", action = ArgAction::Append)]
     pub(crate) disk: Vec<DiskSpec>,
+    #[command(flatten)]
+    pub(crate) stripe: StripeArgs,
     #[command(flatten)]
     pub(crate) access: AccessArgs,
     #[command(flatten)]
     pub(crate) options: ServeOptions,
+}
+
+/// Several `--disk` as one.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct StripeArgs {
+    /// Serve the disks together as one (RAID-0), dealt out in chunks of this size
+    ///
+    /// A power of two from 4K to 4M, the one that `cleave stripe create` was given. 2 to 64 legs,
+    /// files or block devices. Without redundancy: one leg lost is all lost.
+    #[arg(long, value_name = "SIZE", value_parser = stripe_chunk)]
+    pub(crate) stripe: Option<u32>,
+    /// Serve legs that have no superblock: order and chunk are yours to remember
+    #[arg(long, requires = "stripe")]
+    pub(crate) stripe_raw: bool,
+}
+
+/// `cleave stripe`.
+#[derive(Debug, Subcommand)]
+enum StripeCommand {
+    /// Make files or block devices the legs of a stripe; what they hold is lost
+    ///
+    /// Writes a superblock into the last 4 KiB of each leg: which stripe, which leg of how many, the
+    /// chunk. `cleave serve --stripe` refuses legs that do not belong together or stand in another
+    /// order. The usable size is that of the smallest leg times their number.
+    Create(CreateArgs),
+    /// Show what the superblocks of legs say, and whether the legs are a whole stripe in this order
+    ///
+    /// Legs that are being served may be looked at. Exits 1 where they are no whole stripe.
+    Show(ShowArgs),
+}
+
+#[derive(Debug, Args)]
+struct CreateArgs {
+    /// Bytes that lie together on a leg: a power of two from 4K to 4M
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = stripe_chunk)]
+    chunk: u32,
+    /// Take legs that are part of a stripe already or hold data
+    #[arg(long)]
+    force: bool,
+    /// The legs, in order
+    #[arg(value_name = "LEG", required = true)]
+    legs: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
+    /// The legs, in order
+    #[arg(value_name = "LEG", required = true)]
+    legs: Vec<PathBuf>,
 }
 
 /// Options of `cleave serve` that all have a default.
@@ -209,6 +299,8 @@ pub(crate) struct ServeOptions {
     /// uses its vrings, which costs a CPU and saves the wake-up.
     #[arg(long, value_name = "HOW", value_enum, default_value_t = Wait::Interrupt)]
     pub(crate) completion: Wait,
+    #[command(flatten)]
+    pub(crate) split: SplitArgs,
     /// Exit when the first frontend leaves
     #[arg(long)]
     pub(crate) once: bool,
@@ -251,6 +343,26 @@ impl From<DemoArgs> for Demo {
     }
 }
 
+impl From<StripeCommand> for Stripe {
+    fn from(command: StripeCommand) -> Stripe {
+        // Always paths, whatever they look like.
+        let specs = |legs: Vec<PathBuf>| legs.into_iter().map(DiskSpec::Path).collect();
+        match command {
+            StripeCommand::Create(args) => Stripe::Create {
+                legs: specs(args.legs),
+                chunk_bytes: args.chunk,
+                overwrite: match args.force {
+                    true => Overwrite::Yes,
+                    false => Overwrite::No,
+                },
+            },
+            StripeCommand::Show(args) => Stripe::Show {
+                legs: specs(args.legs),
+            },
+        }
+    }
+}
+
 /// `--cache`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Cache {
@@ -264,6 +376,16 @@ pub(crate) enum When {
     On,
     Off,
     Auto,
+}
+
+impl From<When> for Direct {
+    fn from(when: When) -> Direct {
+        match when {
+            When::On => Direct::On,
+            When::Off => Direct::Off,
+            When::Auto => Direct::Auto,
+        }
+    }
 }
 
 /// `--discard`.
@@ -317,6 +439,15 @@ fn block_size(text: &str) -> Result<u32, String> {
     }
 }
 
+fn stripe_chunk(text: &str) -> Result<u32, String> {
+    let bytes = u32::try_from(parse_size(text)?).unwrap_or(u32::MAX);
+    // The number of legs is judged elsewhere.
+    match cleave_blk::Stripe::new(cleave_blk::Stripe::LEGS_MIN, bytes) {
+        Some(_) => Ok(bytes),
+        None => Err("a stripe's chunk is a power of two from 4K to 4M".to_owned()),
+    }
+}
+
 fn demo_size(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
         bytes if bytes >= 16 << 20 && bytes.is_multiple_of(1 << 20) => Ok(bytes),
@@ -345,7 +476,9 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
     };
     match cli.command {
         Some(Command::Serve(args)) => serve(&args),
+        Some(Command::Probe(args)) => Ok(Action::Probe(args.try_into()?)),
         Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
+        Some(Command::Stripe(command)) => Ok(Action::Stripe(command.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),
         None if cli.program.blk_file.is_none() => {
             Err(Failure::input("no disk: give --blk-file FILE"))
@@ -370,7 +503,7 @@ fn refused(error: &clap::Error) -> Result<Action, Failure> {
             Ok(Action::Print(error.render().to_string()))
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::input(
-            "nothing to do: try `cleave demo`, `cleave serve` or `cleave --help`",
+            "nothing to do: try `cleave demo`, `cleave serve`, `cleave probe` or `cleave --help`",
         )),
         _ => Err(Failure::input(one_line(&error.render().to_string()))),
     }
@@ -396,6 +529,7 @@ impl BackendProgram {
             endpoint: self.endpoint,
             // Always a path, whatever it looks like: the convention knows nothing else.
             disk: self.blk_file.into_iter().map(DiskSpec::Path).collect(),
+            stripe: StripeArgs::default(),
             access: self.access,
             options: ServeOptions::default(),
         }

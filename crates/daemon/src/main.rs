@@ -8,6 +8,7 @@ mod demo;
 mod failure;
 mod log;
 mod options_doc;
+mod probe;
 mod process;
 mod quota;
 mod resize;
@@ -16,6 +17,8 @@ mod serve;
 mod service;
 mod signals;
 mod socket;
+mod split;
+mod stripe;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -42,7 +45,12 @@ fn run(action: Action) -> Result<(), Failure> {
     match action {
         Action::Print(text) => print(&text),
         Action::Serve(service) => serve::run(*service),
+        Action::Probe(probe) => probe::run(&probe),
         Action::Demo(demo) => demo::run(&demo),
+        Action::Stripe(stripe) => {
+            let (text, ended) = stripe::run(&stripe);
+            print(&text).and(ended)
+        }
     }
 }
 

@@ -13,25 +13,28 @@ pub(crate) fn markdown(mut program: Command) -> String {
     program.build();
     let mut text = HEAD.to_owned();
     command(&mut text, &program, program.get_name());
-    for sub in program.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        command(
-            &mut text,
-            sub,
-            &format!("{} {}", program.get_name(), sub.get_name()),
-        );
-    }
+    subcommands(&mut text, &program, program.get_name());
     text
+}
+
+fn subcommands(text: &mut String, parent: &Command, name: &str) {
+    for sub in parent.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+        let name = format!("{name} {}", sub.get_name());
+        command(text, sub, &name);
+        subcommands(text, sub, &name);
+    }
 }
 
 // Writing to a `String` cannot fail, so results of `write!` are dropped below.
 fn command(text: &mut String, command: &Command, name: &str) {
     let about = command.get_long_about().or(command.get_about());
     let about = about.map(ToString::to_string).unwrap_or_default();
-    let _ = write!(
-        text,
-        "\n## `{name}`\n\n{about}\n\n| Option | Default | Meaning |\n|---|---|---|\n"
-    );
-    for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+    let _ = write!(text, "\n## `{name}`\n\n{about}\n");
+    let args = || command.get_arguments().filter(|arg| !arg.is_hide_set());
+    if args().next().is_some() {
+        let _ = write!(text, "\n| Option | Default | Meaning |\n|---|---|---|\n");
+    }
+    for arg in args() {
         option(text, arg);
     }
     if let Some(examples) = command.get_after_long_help() {
@@ -56,6 +59,7 @@ fn usage(arg: &Arg) -> String {
         .map(|long| format!("--{long}"))
         .unwrap_or_default();
     match arg.get_value_names() {
+        Some([value, ..]) if long.is_empty() => format!("{value}..."),
         Some([value, ..]) if arg.get_action().takes_values() => format!("{long} {value}"),
         _ => long,
     }

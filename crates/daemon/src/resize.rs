@@ -53,7 +53,11 @@ pub(crate) struct Number {
 impl Watch {
     /// Starts watching, inside the runtime.
     pub(crate) fn new(disk: &Disk) -> Watch {
-        let made = match disk.store() {
+        // A stripe does not grow.
+        let [leg] = disk.legs() else {
+            return Watch::Nothing;
+        };
+        let made = match leg.store() {
             Store::File {
                 file,
                 kind: FileKind::Regular,
@@ -64,7 +68,7 @@ impl Watch {
                 kind: FileKind::BlockDevice,
                 ..
             } => watch_device(file),
-            Store::Ram(_) | Store::Null => Ok(Watch::Nothing),
+            Store::Ram(_) | Store::Null | Store::Model { .. } => Ok(Watch::Nothing),
         };
         made.unwrap_or_else(|error| {
             tracing::info!(

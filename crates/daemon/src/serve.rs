@@ -8,7 +8,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cleave_disk::Disk;
+use cleave_blk::Stripe;
+use cleave_disk::{Disk, Leg, Store};
 use cleave_engine::Uring;
 use cleave_session::{Ending, Remote, Session};
 use cleave_worker::Device;
@@ -24,6 +25,7 @@ use crate::seats::{Seats, has_left};
 use crate::service::Service;
 use crate::signals::{Signals, Wish};
 use crate::socket::{self, Door};
+use crate::split::split_for;
 
 /// How long the end waits for what is in flight. With the log's last lines the whole end stays below
 /// two seconds, after which service managers and tests call a daemon hung.
@@ -36,7 +38,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const VISITS_MAX: u32 = 10;
 
 /// Serves until told to end, or until the only frontend has left.
-pub(crate) fn run(service: Service) -> Result<(), Failure> {
+pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     // Before anything opens a descriptor whose number could be the one that --fd names.
     let inherited = match &service.endpoint {
         crate::service::Endpoint::Fd(_) => Some(socket::open_door(&service.endpoint)?),
@@ -49,7 +51,8 @@ pub(crate) fn run(service: Service) -> Result<(), Failure> {
     }
     process::raise_descriptor_limit()?;
     Uring::probe().map_err(Failure::input)?;
-    let disk = Disk::open(&service.disk, &service.open).map_err(Failure::input)?;
+    let disk = service.disk.open(&service.open).map_err(Failure::input)?;
+    service.worker.split = split_for(&service.split, &disk)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -80,6 +83,7 @@ async fn control(
         writeback: AtomicBool::new(service.writeback),
         config: service.worker.clone(),
         served: cleave_worker::Served::default(),
+        learnt: cleave_worker::Learnt::default(),
     });
     let mut daemon = Daemon {
         once: service.once,
@@ -163,11 +167,39 @@ impl Daemon {
     fn announce(&self) {
         let limits = self.disk.limits();
         tracing::info!(
-            "serving {} ({} bytes{}) at {}",
+            "serving {} ({} bytes{}{}) at {}",
             self.disk.name(),
             self.disk.capacity_bytes(),
+            // Nobody takes its figures for a drive's, or its memory for stable storage.
+            match self.disk.store() {
+                Store::Model { .. } => ", modelled in memory",
+                Store::File { .. } | Store::Ram(_) | Store::Null => "",
+            },
             if limits.read_only { ", read-only" } else { "" },
             socket::name(&self.service.endpoint),
+        );
+        if let Some(stripe) = self.disk.stripe() {
+            self.announce_legs(stripe);
+        }
+    }
+
+    /// What a stripe leaves of its legs, and that it does not grow.
+    fn announce_legs(&self, stripe: Stripe) {
+        let name = self.disk.name();
+        tracing::info!(
+            "{name}: {} legs in chunks of {} bytes; it does not grow with them",
+            stripe.legs(),
+            stripe.chunk_bytes()
+        );
+        let unused = || self.disk.legs().iter().map(Leg::unused_bytes);
+        if unused().max() == unused().min() {
+            return;
+        }
+        let bytes = self.disk.leg_bytes();
+        tracing::warn!(
+            "{name}: its legs are of unequal size: {bytes} bytes of each are used, as much as the \
+             smallest has, and {} bytes of the others are not",
+            unused().sum::<u64>()
         );
     }
 

@@ -2,20 +2,25 @@
 
 use std::path::PathBuf;
 
+use cleave_blk::Stripe;
 use cleave_blk::spec::ID_BYTES;
-use cleave_disk::{Direct, DiskSpec, OpenOptions};
+use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, StripeKind, format_size};
 use cleave_session::SessionConfig;
 use cleave_worker::{Completion, WorkerConfig};
 use tracing::level_filters::LevelFilter;
 
-use crate::cli::{Cache, EndpointArgs, ServeArgs, Switch, Wait, When};
+use crate::cli::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch, Wait};
 use crate::cpus;
 use crate::failure::Failure;
+use crate::split::SplitArgs;
 
 /// Most ops that a worker keeps in flight, and least, whatever the size of its vrings: the upper bound
 /// keeps a worker's tables small, and devices are at their best far below it.
 const OPS_MAX: u16 = 1024;
 const OPS_MIN: u16 = 128;
+/// The same for a stripe: a request is taken while there is room for the longest, so this has to be
+/// several of those.
+const STRIPE_OPS: u16 = 4096;
 
 /// Where frontends come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,16 +31,60 @@ pub(crate) enum Endpoint {
     Fd(u32),
 }
 
+/// What is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A disk of one leg.
+    One(DiskSpec),
+    /// Several as one.
+    Stripe {
+        legs: Vec<DiskSpec>,
+        chunk_bytes: u32,
+        kind: StripeKind,
+    },
+}
+
+impl Source {
+    /// Opens, locks and probes it.
+    pub(crate) fn open(&self, options: &OpenOptions) -> Result<Disk, OpenError> {
+        match self {
+            Source::One(spec) => Disk::open(spec, options),
+            Source::Stripe {
+                legs,
+                chunk_bytes,
+                kind,
+            } => Disk::open_stripe(legs, *chunk_bytes, *kind, options),
+        }
+    }
+
+    /// What it is made of.
+    pub(crate) fn specs(&self) -> &[DiskSpec] {
+        match self {
+            Source::One(spec) => std::slice::from_ref(spec),
+            Source::Stripe { legs, .. } => legs,
+        }
+    }
+
+    /// Most ops that a worker keeps in flight.
+    fn ops(&self, queue_size: u16) -> u16 {
+        match self {
+            Source::One(_) => queue_size.clamp(OPS_MIN, OPS_MAX),
+            Source::Stripe { .. } => STRIPE_OPS,
+        }
+    }
+}
+
 /// One disk on one socket.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) endpoint: Endpoint,
-    pub(crate) disk: DiskSpec,
+    pub(crate) disk: Source,
     pub(crate) open: OpenOptions,
     pub(crate) serial: [u8; ID_BYTES],
     pub(crate) writeback: bool,
     pub(crate) session: SessionConfig,
     pub(crate) worker: WorkerConfig,
+    pub(crate) split: SplitArgs,
     pub(crate) once: bool,
     pub(crate) log: LevelFilter,
     pub(crate) exit_with_parent: bool,
@@ -49,16 +98,13 @@ impl Service {
             Some(list) => usable(&list.0)?,
             None => Vec::new(),
         };
+        let endpoint = endpoint(&args.endpoint)?;
+        let disk = source(&args.disk, &args.stripe, options.block_size)?;
         Ok(Service {
-            endpoint: endpoint(&args.endpoint)?,
-            disk: only_disk(&args.disk)?,
+            endpoint,
             open: OpenOptions {
                 read_only: args.access.read_only,
-                direct: match options.direct {
-                    When::On => Direct::On,
-                    When::Off => Direct::Off,
-                    When::Auto => Direct::Auto,
-                },
+                direct: options.direct.into(),
                 block_bytes: options.block_size,
                 discard: options.discard == Switch::On,
             },
@@ -77,8 +123,12 @@ impl Service {
                     Wait::Poll => Completion::Poll,
                 },
                 cpus,
-                ops: options.queue_size.clamp(OPS_MIN, OPS_MAX),
+                ops: disk.ops(options.queue_size),
+                // Known when the disk is open.
+                split: cleave_worker::Split::Off,
             },
+            disk,
+            split: options.split.clone(),
             once: options.once,
             log: options.log.parse().unwrap_or(LevelFilter::INFO),
             exit_with_parent: options.exit_with_parent,
@@ -97,15 +147,48 @@ fn endpoint(args: &EndpointArgs) -> Result<Endpoint, Failure> {
     }
 }
 
-fn only_disk(disks: &[DiskSpec]) -> Result<DiskSpec, Failure> {
-    match disks {
-        [disk] => Ok(disk.clone()),
-        [] => Err(Failure::input("no disk: give --disk SPEC")),
-        more => Err(Failure::input(format!(
-            "--disk was given {} times, and this cleave serves one disk: start another `cleave serve` \
-             with a socket of its own for each further disk",
+/// One `--disk`, or as many as a stripe has legs.
+pub(crate) fn source(
+    disks: &[DiskSpec],
+    stripe: &StripeArgs,
+    block_size: Option<u32>,
+) -> Result<Source, Failure> {
+    let kind = match stripe.stripe_raw {
+        true => StripeKind::Raw,
+        false => StripeKind::Superblocks,
+    };
+    match (disks, stripe.stripe) {
+        ([], _) => Err(Failure::input("no disk: give --disk SPEC")),
+        ([disk], None) => Ok(Source::One(disk.clone())),
+        ([_], Some(_)) => Err(Failure::input(
+            "a stripe of one leg is a disk: leave --stripe out, or give --disk once for each leg",
+        )),
+        (more, None) => Err(Failure::input(format!(
+            "--disk was given {} times: make them one disk with --stripe SIZE, or start another \
+             `cleave serve` with a socket of its own for each further disk",
             more.len()
         ))),
+        (legs, Some(_)) if legs.len() > usize::from(Stripe::LEGS_MAX) => {
+            Err(Failure::input(format!(
+                "--disk was given {} times, and a stripe has at most {} legs",
+                legs.len(),
+                Stripe::LEGS_MAX
+            )))
+        }
+        (legs, Some(chunk_bytes)) => {
+            if let Some(block) = block_size.filter(|block| *block > chunk_bytes) {
+                return Err(Failure::input(format!(
+                    "--stripe {} is below --block-size {}; a chunk holds whole blocks",
+                    format_size(chunk_bytes.into()),
+                    format_size(block.into())
+                )));
+            }
+            Ok(Source::Stripe {
+                legs: legs.to_vec(),
+                chunk_bytes,
+                kind,
+            })
+        }
     }
 }
 

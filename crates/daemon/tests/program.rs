@@ -605,3 +605,129 @@ fn an_interrupted_demonstration_cleans_up() {
     assert_eq!(demo.ended().code(), Some(1));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+/// An image that holds data everywhere.
+fn filled(place: &Place) {
+    fs::write(&place.image, vec![0x5a; 8 << 20]).unwrap();
+}
+
+#[test]
+fn a_probe_that_is_interrupted_leaves_a_partial_result() {
+    let place = Place::new();
+    filled(&place);
+    let out = |name: &str| place.folder.path().join(name);
+    let (json, svg, profile) = (out("j"), out("s"), out("p"));
+    let line = [
+        "probe",
+        text(&place.image),
+        "--json",
+        text(&json),
+        "--svg",
+        text(&svg),
+        "--profile",
+        text(&profile),
+    ];
+    let mut child = Cleave::spawn(command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let mut stderr = BufReader::new(child.0.stderr.take().unwrap());
+    // The first tenth of the points is measured; the rest would take minutes.
+    line_with(&mut stderr, &["points"]);
+    let interrupted = Instant::now();
+    child.signal(Signal::INT);
+    line_with(&mut stderr, &["cleave: interrupted"]);
+    let mut table = String::new();
+    let mut stdout = child.0.stdout.take().unwrap();
+    stdout.read_to_string(&mut table).unwrap();
+    assert_eq!(child.ended().code(), Some(1));
+    assert!(interrupted.elapsed() < Duration::from_secs(5));
+    assert!(
+        table.contains("512 KiB outstanding") && table.contains("partial"),
+        "{table}"
+    );
+    assert!(
+        fs::read_to_string(&json)
+            .unwrap()
+            .contains("\"partial\": true")
+    );
+    assert!(fs::read_to_string(&svg).unwrap().ends_with("</svg>\n"));
+    // A partial profile is one that can be served from.
+    let mut serve =
+        Cleave::spawn(command(&place.serve(&["--profile", text(&profile)])).stderr(Stdio::piped()));
+    let mut stderr = BufReader::new(serve.0.stderr.take().unwrap());
+    line_with(&mut stderr, &["WARN", "partial"]);
+    is_served(&mut client(&place.socket), 9);
+    serve.signal(Signal::TERM);
+    assert!(serve.ended().success());
+    assert_eq!(place.files(), 4, "the image and the three results");
+}
+
+#[test]
+fn a_probe_refuses_what_would_mislead_or_destroy() {
+    let place = Place::new();
+    let image = text(&place.image).to_owned();
+    let told = |line: &[&str]| {
+        let output = command(&[&["probe"], line].concat()).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line:?}: {told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        told
+    };
+    let thin = told(&[&image]);
+    assert!(
+        thin.contains("only 0 %") && thin.contains("--allow-thin"),
+        "{thin}"
+    );
+    filled(&place);
+    let before = fs::read(&place.image).unwrap();
+    let data = told(&[&image, "--writes"]);
+    assert!(data.contains("--destructive"), "{data}");
+    for option in ["--svg", "--json", "--profile"] {
+        let itself = told(&[&image, option, &image]);
+        assert!(itself.contains("the disk itself"), "{itself}");
+    }
+    let busy = {
+        let _cleave = Cleave::start(&place.serve(&[]));
+        is_served(&mut client(&place.socket), 0x5a);
+        told(&[&image])
+    };
+    assert!(busy.contains("in use"), "{busy}");
+    assert_eq!(
+        fs::read(&place.image).unwrap(),
+        before,
+        "nothing was written"
+    );
+}
+
+#[test]
+fn a_probe_prints_json_alone_and_a_profile_is_for_its_disk_alone() {
+    let place = Place::new();
+    let profile = place.folder.path().join("p");
+    let line = [
+        "probe",
+        "ram:1M",
+        "--seconds",
+        "1",
+        "--json",
+        "-",
+        "--profile",
+        text(&profile),
+    ];
+    let output = command(&line).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    let json = String::from_utf8(output.stdout).unwrap();
+    assert!(json.starts_with("{\n") && json.ends_with("}\n"), "{json}");
+    for (more, part) in [
+        (&["--profile", text(&profile)][..], "is not of disk"),
+        (&["--profile", "/none/p"], "/none/p"),
+        (&["--profile", text(&place.image)], "too long"),
+        (
+            &["--split", "off", "--profile", text(&profile)],
+            "leave one",
+        ),
+    ] {
+        let output = command(&place.serve(more)).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.lines().count() == 1 && told.contains(part), "{told}");
+    }
+}

@@ -1,44 +1,18 @@
 //! An opened disk.
 
-use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
-use cleave_blk::Limits;
 use cleave_blk::spec::ID_BYTES;
+use cleave_blk::{Limits, Stripe};
 use vm_memory::MmapRegion;
 
+use crate::model::Shared;
 use crate::open::open_path;
 use crate::probe::{granule, probe_file, probe_memory, size_bytes};
-use crate::{DiskSpec, OpenError, OpenOptions, RangeLocks};
-
-/// What is behind a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileKind {
-    /// A regular file: space is given back by punching holes.
-    Regular,
-    /// A block device: its own discard and zero-out commands.
-    BlockDevice,
-}
-
-/// Where the bytes are.
-#[derive(Debug)]
-pub enum Store {
-    /// A file or block device, opened (with O_DIRECT where `direct`).
-    File {
-        /// The descriptor that ops go to.
-        file: File,
-        /// File or device.
-        kind: FileKind,
-        /// The page cache is bypassed.
-        direct: bool,
-    },
-    /// Anonymous memory.
-    Ram(MmapRegion),
-    /// Nothing.
-    Null,
-}
+use crate::{DiskSpec, Leg, OpenError, OpenOptions, Store};
 
 /// An opened, locked and probed disk; shared by the engines of all its workers.
 #[derive(Debug)]
@@ -48,8 +22,9 @@ pub struct Disk {
     limits: Limits,
     capacity_bytes: AtomicU64,
     sync_failed: AtomicBool,
-    locks: RangeLocks,
-    store: Store,
+    stripe: Option<Stripe>,
+    /// Never empty.
+    legs: Box<[Leg]>,
 }
 
 impl Disk {
@@ -87,18 +62,44 @@ impl Disk {
                     Store::Null,
                 ))
             }
+            DiskSpec::Model(model) => {
+                let limits = probe_memory(&name, model.size_bytes(), options)?;
+                let store = Store::Model {
+                    ram: map_ram(&name, model.size_bytes())?,
+                    drive: Arc::new(Mutex::new(Shared::new(model.drive()))),
+                };
+                Ok(Disk::assemble(
+                    name,
+                    ascii_serial(&format!("cleave-{}", model.preset())),
+                    limits,
+                    store,
+                ))
+            }
         }
     }
 
     fn assemble(name: String, serial: [u8; ID_BYTES], limits: Limits, store: Store) -> Disk {
+        let legs = vec![Leg::new(name.clone(), store)];
+        Disk::of_legs(name, serial, limits, None, legs)
+    }
+
+    /// `stripe`, where there is more than the one leg that there must be.
+    pub(crate) fn of_legs(
+        name: String,
+        serial: [u8; ID_BYTES],
+        limits: Limits,
+        stripe: Option<Stripe>,
+        legs: Vec<Leg>,
+    ) -> Disk {
+        debug_assert_eq!(legs.len(), stripe.map_or(1, |stripe| stripe.legs().into()));
         Disk {
             name,
             serial,
             capacity_bytes: AtomicU64::new(limits.capacity_bytes),
             limits,
             sync_failed: AtomicBool::new(false),
-            locks: RangeLocks::default(),
-            store,
+            stripe,
+            legs: legs.into_boxed_slice(),
         }
     }
 
@@ -124,9 +125,13 @@ impl Disk {
     }
 
     /// Looks at the size of the file or device again. `Some(new)` when it grew, and `capacity_bytes`
-    /// follows; a disk that shrank keeps its advertised size (I/O beyond fails) and is `None`.
+    /// follows; a disk that shrank keeps its advertised size (I/O beyond fails) and is `None`. A stripe
+    /// does not grow: its superblocks stand where its legs ended when it was created.
     pub fn refresh(&self) -> io::Result<Option<u64>> {
-        let Store::File { file, kind, .. } = &self.store else {
+        let [leg] = &*self.legs else {
+            return Ok(None);
+        };
+        let Store::File { file, kind, .. } = leg.store() else {
             return Ok(None);
         };
         let granule = u64::from(granule(
@@ -141,14 +146,32 @@ impl Disk {
         Ok((before < usable).then_some(usable))
     }
 
-    /// Where the bytes are.
-    pub fn store(&self) -> &Store {
-        &self.store
+    /// How the disk is dealt out over its legs, where it has several.
+    #[inline]
+    pub fn stripe(&self) -> Option<Stripe> {
+        self.stripe
     }
 
-    /// Locks of read-modify-write.
-    pub fn locks(&self) -> &RangeLocks {
-        &self.locks
+    /// Where the bytes are: the legs, in order. At least one.
+    #[inline]
+    pub fn legs(&self) -> &[Leg] {
+        &self.legs
+    }
+
+    /// The first leg's store: all of a disk of one leg, and the kind of any.
+    #[inline]
+    pub fn store(&self) -> &Store {
+        // There is a leg (`of_legs`).
+        self.legs.first().map_or(&Store::Null, Leg::store)
+    }
+
+    /// Bytes of the disk on each leg now, from the leg's beginning.
+    #[inline]
+    pub fn leg_bytes(&self) -> u64 {
+        match self.stripe {
+            None => self.capacity_bytes(),
+            Some(stripe) => self.limits.capacity_bytes / u64::from(stripe.legs()),
+        }
     }
 
     /// An fsync failed: the kernel may have dropped dirty pages, so no later fsync can vouch for them.
@@ -199,22 +222,23 @@ fn ascii_serial(text: &str) -> [u8; ID_BYTES] {
     serial
 }
 
-/// 64-bit FNV-1a of the canonical path: no secret, only the same value in every version of the program.
 fn path_serial(path: &Path) -> [u8; ID_BYTES] {
     let canonical = path.canonicalize();
     let path = canonical.as_deref().unwrap_or(path);
-    let hash = path
-        .as_os_str()
-        .as_encoded_bytes()
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+    hashed_serial(path.as_os_str().as_encoded_bytes())
+}
+
+/// From a 64-bit FNV-1a: no secret, only the same value in every version of the program.
+pub(crate) fn hashed_serial(bytes: &[u8]) -> [u8; ID_BYTES] {
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
     ascii_serial(&format!("cl{hash:016x}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
@@ -225,7 +249,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::Direct;
+    use crate::{Direct, FileKind};
 
     const OPTIONS: OpenOptions = OpenOptions {
         read_only: false,
@@ -251,11 +275,11 @@ mod tests {
     }
 
     fn is_direct(disk: &Disk) -> bool {
-        matches!(disk.store(), Store::File { direct: true, .. })
+        matches!(disk.legs()[0].store(), Store::File { direct: true, .. })
     }
 
     fn flags(disk: &Disk) -> OFlags {
-        let Store::File { file, .. } = disk.store() else {
+        let Store::File { file, .. } = disk.legs()[0].store() else {
             panic!("no file")
         };
         rustix::fs::fcntl_getfl(file).unwrap()
@@ -388,7 +412,7 @@ mod tests {
             !flags.intersects(OFlags::NONBLOCK | OFlags::DIRECT),
             "{flags:?}"
         );
-        let Store::File { file, .. } = disk.store() else {
+        let Store::File { file, .. } = disk.legs()[0].store() else {
             panic!("no file")
         };
         let descriptor = rustix::io::fcntl_getfd(file).unwrap();
@@ -408,7 +432,7 @@ mod tests {
         )
         .unwrap();
         assert!(disk.limits().read_only && !disk.limits().discard);
-        let Store::File { file, .. } = disk.store() else {
+        let Store::File { file, .. } = disk.legs()[0].store() else {
             panic!("no file")
         };
         assert!(file.write_at(&[0; 512], 0).is_err());
@@ -455,7 +479,7 @@ mod tests {
                 let len = limits.offset_align_bytes as usize;
                 let mut buffer = vec![7_u8; len + 2 * align];
                 let start = buffer.as_ptr().align_offset(align);
-                let Store::File { file, .. } = disk.store() else {
+                let Store::File { file, .. } = disk.legs()[0].store() else {
                     panic!("no file")
                 };
                 let at = limits.offset_align_bytes.into();
@@ -601,7 +625,7 @@ mod tests {
         fs::rename(&other, &path).unwrap();
         assert_eq!(disk.refresh().unwrap(), None);
         fs::remove_file(&path).unwrap();
-        let Store::File { file, .. } = disk.store() else {
+        let Store::File { file, .. } = disk.legs()[0].store() else {
             panic!("no file")
         };
         assert_eq!(file.write_at(&[1; 512], 0).unwrap(), 512);
@@ -630,7 +654,8 @@ mod tests {
             let disk = Disk::open(&spec, &read_only).unwrap();
             assert!(disk.limits().read_only && !disk.limits().discard);
         }
-        let Store::Ram(region) = Disk::open(&DiskSpec::Ram(1536), &OPTIONS).unwrap().store else {
+        let disk = Disk::open(&DiskSpec::Ram(1536), &OPTIONS).unwrap();
+        let Store::Ram(region) = disk.legs()[0].store() else {
             panic!("no memory")
         };
         assert_eq!(region.size(), 1536);
@@ -745,7 +770,9 @@ mod tests {
             let disk = open(&device.0, &OpenOptions { direct, ..OPTIONS }).unwrap();
             println!("{direct:?}: {:?}", disk.limits());
             let kind = FileKind::BlockDevice;
-            assert!(matches!(disk.store(), Store::File { kind: found, .. } if *found == kind));
+            assert!(
+                matches!(disk.legs()[0].store(), Store::File { kind: found, .. } if *found == kind)
+            );
             assert_eq!(disk.limits().capacity_bytes, 1 << 20);
             assert_eq!(disk.limits().block_bytes, 4096);
             assert!(disk.limits().discard);

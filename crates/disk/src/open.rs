@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::FileKind;
+use crate::{FileKind, StripeError};
 
 /// Whether the page cache is bypassed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,6 +149,9 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+    /// The legs are no stripe.
+    #[error(transparent)]
+    Stripe(#[from] StripeError),
     /// No memory for a RAM disk.
     #[error("cannot make disk {name}: {source}; use a smaller size")]
     Ram {
@@ -168,6 +171,13 @@ const LOCK_PAUSE: Duration = Duration::from_millis(25);
 /// Opens what is there (nothing is ever created) and locks it. The descriptor lives as long as the
 /// disk, so a file that is renamed over or deleted goes on being served as it was.
 pub(crate) fn open_path(path: &Path, read_only: bool) -> Result<(File, FileKind), OpenError> {
+    let (file, kind) = open_unlocked(path, read_only)?;
+    lock(&file, path, read_only)?;
+    Ok((file, kind))
+}
+
+/// As `open_path`, for a look that disturbs nobody who serves it.
+pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileKind), OpenError> {
     // Looked at before it is opened: opening alone moves a tape, or waits for a fifo's other end.
     let found = rustix::fs::stat(path).map_err(|errno| open_error(path, read_only, errno))?;
     let kind = file_kind(path, found.st_mode)?;
@@ -193,7 +203,6 @@ pub(crate) fn open_path(path: &Path, read_only: bool) -> Result<(File, FileKind)
             source: io::Error::other("it was replaced at this very moment; try again"),
         });
     }
-    lock(&file, path, read_only)?;
     Ok((file, kind))
 }
 

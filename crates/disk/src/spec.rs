@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::model::ModelSpec;
+
 /// A disk as named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskSpec {
@@ -13,6 +15,8 @@ pub enum DiskSpec {
     Ram(u64),
     /// Accepts all, reads zero.
     Null(u64),
+    /// Memory that takes as long as a drive would; contents are lost at the end.
+    Model(ModelSpec),
 }
 
 /// Suffixes of sizes, largest first, each with its shift.
@@ -21,17 +25,22 @@ const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 impl FromStr for DiskSpec {
     type Err = String;
 
-    /// `ram:` and `null:` are kinds only at the very beginning, so that every file can still be
+    /// `ram:`, `null:` and `model:` are kinds only at the very beginning, so that every file can still be
     /// named: one that is called `ram:x` is written `./ram:x`.
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         if text.is_empty() {
-            return Err("a disk is a path, ram:SIZE or null:SIZE; this one is empty".to_owned());
+            return Err(
+                "a disk is a path, ram:SIZE, null:SIZE or model:NAME; this one is empty".to_owned(),
+            );
         }
         if let Some(size) = text.strip_prefix("ram:") {
             return parse_kind("ram", size).map(DiskSpec::Ram);
         }
         if let Some(size) = text.strip_prefix("null:") {
             return parse_kind("null", size).map(DiskSpec::Null);
+        }
+        if let Some(model) = text.strip_prefix("model:") {
+            return model.parse().map(DiskSpec::Model);
         }
         Ok(DiskSpec::Path(PathBuf::from(text)))
     }
@@ -43,6 +52,7 @@ impl fmt::Display for DiskSpec {
             DiskSpec::Path(path) => write!(out, "{}", path.display()),
             DiskSpec::Ram(bytes) => write!(out, "ram:{}", format_size(*bytes)),
             DiskSpec::Null(bytes) => write!(out, "null:{}", format_size(*bytes)),
+            DiskSpec::Model(model) => write!(out, "model:{model}"),
         }
     }
 }
@@ -76,7 +86,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// The shortest text that `parse_size` reads back as `bytes`.
-fn format_size(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     UNITS
         .iter()
         .find(|&&(_, shift)| bytes != 0 && bytes.trailing_zeros() >= shift)
@@ -183,6 +193,9 @@ mod tests {
             "null:1025K",
             "./ram:x",
             "/a b",
+            "model:p3700",
+            "model:flat,size=1536M,seed=3",
+            "./model:p3700",
         ] {
             let spec: DiskSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");

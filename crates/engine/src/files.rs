@@ -18,10 +18,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind};
-use cleave_disk::{Disk, FileKind, Store};
+use cleave_disk::{Disk, FileKind, Leg, RangeLocks, Store};
 
 use self::sync::Syncs;
 use crate::buffer::Pool;
+use crate::legs::{LegStats, Tally};
 use crate::memory::walk;
 use crate::piece;
 use crate::progress::{self, Retry, Transfer, Verdict, Way};
@@ -41,8 +42,9 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 /// All ops of one engine on one file.
 #[derive(Debug)]
 pub(crate) struct Files {
-    facts: Facts,
-    able: Able,
+    /// Never empty. Alignments are the disk's, hence the same on all of them.
+    legs: Box<[LegState]>,
+    unit: u64,
     table: Table,
     pool: Pool,
     /// Entries that the ring has and has not completed.
@@ -51,9 +53,17 @@ pub(crate) struct Files {
     buffer_waiters: VecDeque<u16>,
     /// Waiting for their time to try again.
     delayed: VecDeque<(Instant, u16)>,
-    syncs: Syncs,
+    tally: Tally,
     #[cfg(test)]
     mangle: Option<(Mangle, u64)>,
+}
+
+/// What is known of one leg, and its syncs.
+#[derive(Debug)]
+struct LegState {
+    facts: Facts,
+    able: Able,
+    syncs: Syncs,
 }
 
 /// Puts another result in place of the kernel's: given a running number and the op.
@@ -61,9 +71,9 @@ pub(crate) struct Files {
 pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
 
 impl Files {
-    pub(crate) fn new(disk: &Arc<Disk>, kind: FileKind, ops: u16) -> io::Result<Files> {
+    /// `kinds`: of the disk's legs, in order.
+    pub(crate) fn new(disk: &Arc<Disk>, kinds: &[FileKind], ops: u16) -> io::Result<Files> {
         let limits = disk.limits();
-        let mut facts = Facts::new(kind, limits);
         let pool = Pool::new(
             limits.offset_align_bytes.max(1) as usize,
             limits
@@ -71,22 +81,51 @@ impl Files {
                 .max(limits.offset_align_bytes)
                 .max(4096) as usize,
         )?;
-        facts.buffer_bytes = pool.buffer_bytes();
-        facts.zeroes_bytes = pool.zeroes_bytes();
         let room = usize::from(ops);
+        let leg = |(kind, leg): (&FileKind, u16)| LegState {
+            facts: Facts {
+                buffer_bytes: pool.buffer_bytes(),
+                zeroes_bytes: pool.zeroes_bytes(),
+                ..Facts::new(*kind, limits)
+            },
+            able: Able::at_first(*kind),
+            syncs: Syncs::new(disk, leg, room),
+        };
         Ok(Files {
-            facts,
-            able: Able::at_first(kind),
+            legs: kinds.iter().zip(0..).map(leg).collect(),
+            unit: u64::from(limits.offset_align_bytes.max(1)),
             table: Table::new(ops)?,
             pool,
             flying: 0,
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
-            syncs: Syncs::new(disk, room),
+            tally: Tally::new(kinds.len()),
             #[cfg(test)]
             mangle: None,
         })
+    }
+
+    /// `admit` lets in only what names a leg that there is.
+    #[inline]
+    fn leg(&self, leg: u16) -> &LegState {
+        &self.legs[usize::from(leg)]
+    }
+
+    #[inline]
+    fn leg_mut(&mut self, leg: u16) -> &mut LegState {
+        &mut self.legs[usize::from(leg)]
+    }
+
+    /// Counters of the legs; this engine alone writes them.
+    pub(crate) fn leg_stats(&self) -> Arc<[LegStats]> {
+        self.tally.stats()
+    }
+
+    /// Looks at the clock, where ops are timed: once a lap.
+    #[inline]
+    pub(crate) fn tick(&mut self) {
+        self.tally.tick();
     }
 
     /// Takes an op.
@@ -100,7 +139,11 @@ impl Files {
 
     /// Checks, enters into the table, translates. `Err` is the result of an op that ends here.
     fn admit(&mut self, core: &mut Core, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
-        let (offset, len) = self.range(core, op)?;
+        let Some(LegState { facts, .. }) = self.legs.get(usize::from(op.leg)) else {
+            return Err(Err(libc::EIO));
+        };
+        let facts = *facts;
+        let (offset, len) = range(core, &facts, op)?;
         // The owner pushes only while there is room.
         let entry = Entry::new(token, op.kind, offset, len);
         let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
@@ -111,42 +154,21 @@ impl Files {
                 gather.add(start, len)
             });
             match walked.and_then(|()| self.table.gathered(index, gather)) {
-                Ok(memory) => bounced = self.facts.must_bounce(offset, memory),
+                Ok(memory) => bounced = facts.must_bounce(offset, memory),
                 Err(errno) => {
                     self.table.free(index);
                     return Err(Err(errno));
                 }
             }
         }
-        let needs = self.facts.needs_hold(op.kind, offset, len);
+        let begun_ns = self.tally.now_ns();
         let entry = self.table.get_mut(index);
+        entry.leg = op.leg;
+        entry.begun_ns = begun_ns;
         entry.bounced = bounced;
-        entry.needs = needs;
+        entry.needs = facts.needs_hold(op.kind, offset, len);
         entry.generation = core.bindings.acquire();
         Ok(index)
-    }
-
-    /// The range of the store that the op is about. The request was checked against capacity and
-    /// mode long before; this is the second guard.
-    fn range(&self, core: &Core, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
-        if op.kind == OpKind::Sync {
-            return Ok((0, 0));
-        }
-        if op.kind != OpKind::Read && self.facts.read_only {
-            return Err(Err(libc::EROFS));
-        }
-        match op.offset_bytes.checked_add(op.len_bytes) {
-            Some(end) if end <= core.disk.capacity_bytes() && i64::try_from(end).is_ok() => {}
-            _ => return Err(Err(libc::EIO)),
-        }
-        match op.kind {
-            _ if op.len_bytes == 0 => Err(Ok(())),
-            // Discarding is advice: parts of blocks stay as they are.
-            OpKind::Discard => {
-                piece::inside(op.offset_bytes, op.len_bytes, self.facts.discard_unit).ok_or(Ok(()))
-            }
-            _ => Ok((op.offset_bytes, op.len_bytes)),
-        }
     }
 
     #[inline]
@@ -161,11 +183,11 @@ impl Files {
     #[inline]
     fn try_hold(&mut self, core: &Core, index: u16) -> bool {
         let entry = self.table.get_mut(index);
-        let (start, len) = piece::around(entry.offset, entry.len, self.facts.unit);
+        let (start, len) = piece::around(entry.offset, entry.len, self.unit);
         let got = match entry.needs {
             Hold::None => return true,
-            Hold::Shared => core.disk.locks().try_shared(start, len),
-            Hold::Exclusive => core.disk.locks().try_exclusive(start, len),
+            Hold::Shared => locks(core, entry.leg).is_some_and(|l| l.try_shared(start, len)),
+            Hold::Exclusive => locks(core, entry.leg).is_some_and(|l| l.try_exclusive(start, len)),
         };
         if got {
             entry.held = entry.needs;
@@ -175,17 +197,23 @@ impl Files {
 
     fn release_hold(&mut self, core: &Core, index: u16) {
         let entry = self.table.get_mut(index);
-        let (start, len) = piece::around(entry.offset, entry.len, self.facts.unit);
-        match std::mem::replace(&mut entry.held, Hold::None) {
+        let (start, len) = piece::around(entry.offset, entry.len, self.unit);
+        let held = std::mem::replace(&mut entry.held, Hold::None);
+        let Some(locks) = locks(core, entry.leg) else {
+            return;
+        };
+        match held {
             Hold::None => {}
-            Hold::Shared => core.disk.locks().release_shared(start, len),
-            Hold::Exclusive => core.disk.locks().release_exclusive(start, len),
+            Hold::Shared => locks.release_shared(start, len),
+            Hold::Exclusive => locks.release_exclusive(start, len),
         }
     }
 
     /// Starts the next step of an op that has its hold.
     fn proceed(&mut self, core: &mut Core, index: u16) {
-        let next = step::next(self.table.get(index), &self.facts, self.able);
+        let entry = self.table.get(index);
+        let leg = self.leg(entry.leg);
+        let next = step::next(entry, &leg.facts, leg.able);
         let (step, window) = match next {
             Next::Done => return self.finish(core, index, Ok(())),
             Next::Unsupported => return self.finish(core, index, Err(libc::EOPNOTSUPP)),
@@ -291,7 +319,7 @@ impl Files {
             Transfer {
                 way,
                 enough,
-                unit: self.facts.unit,
+                unit: self.unit,
             },
             result,
         )
@@ -307,7 +335,7 @@ impl Files {
             OpKind::Read => asked,
             _ => core
                 .disk
-                .capacity_bytes()
+                .leg_bytes()
                 .saturating_sub(window.start)
                 .clamp(asked, window.len),
         }
@@ -328,7 +356,7 @@ impl Files {
         let entry = self.table.get_mut(index);
         match entry.step {
             Step::Direct => return self.finish(core, index, Ok(())),
-            Step::Sync | Step::Idle => return self.sync_ended(core),
+            Step::Sync | Step::Idle => return self.sync_ended(core, index),
             Step::Fill => {
                 let got = entry
                     .moved
@@ -410,13 +438,14 @@ impl Files {
     /// The store does not do this, or (EINVAL) not for this range: takes the next best way.
     fn refused(&mut self, core: &mut Core, index: u16, method: Method, errno: i32) {
         let entry = self.table.get_mut(index);
+        let leg = entry.leg;
         match (errno, entry.kind) {
             (libc::EINVAL, OpKind::Zero { .. }) => entry.written = true,
             // Advice not taken for this range.
             (libc::EINVAL, _) if method != Method::Command => {
                 return self.finish(core, index, Err(libc::EOPNOTSUPP));
             }
-            _ => self.able.forget(method),
+            _ => self.leg_mut(leg).able.forget(method),
         }
         self.proceed(core, index);
     }
@@ -424,9 +453,9 @@ impl Files {
     /// Whether a durable write that went well is durable. Through the page cache it is as an fsync is:
     /// the kernel tells of a failed write-back once per open file, so that of several durable writes at
     /// the same time one is told and the others, whose pages may be those that were lost, are not.
-    fn vouch(core: &Core) -> Result<(), i32> {
-        match core.disk.store() {
-            Store::File { direct: false, .. } if core.disk.sync_failed() => Err(libc::EIO),
+    fn vouch(core: &Core, leg: u16) -> Result<(), i32> {
+        match core.disk.legs().get(usize::from(leg)).map(Leg::store) {
+            Some(Store::File { direct: false, .. }) if core.disk.sync_failed() => Err(libc::EIO),
             _ => Ok(()),
         }
     }
@@ -434,8 +463,10 @@ impl Files {
     /// The op is over: gives back everything and reports.
     #[inline]
     fn finish(&mut self, core: &mut Core, index: u16, mut result: Result<(), i32>) {
-        if self.table.get(index).kind == (OpKind::Write { durable: true }) {
-            result = result.and_then(|()| Files::vouch(core));
+        let entry = self.table.get(index);
+        if entry.kind == (OpKind::Write { durable: true }) {
+            let leg = entry.leg;
+            result = result.and_then(|()| Files::vouch(core, leg));
         }
         if self.table.get(index).held != Hold::None {
             self.release_hold(core, index);
@@ -445,6 +476,7 @@ impl Files {
             self.pool.give(buffer);
         }
         let (token, generation) = (entry.token, entry.generation);
+        self.tally.ended(entry, result);
         core.bindings.release(generation);
         self.table.free(index);
         core.done(token, result);
@@ -465,14 +497,14 @@ impl Files {
     #[inline]
     pub(crate) fn before_enter(&mut self, core: &mut Core) -> Option<Duration> {
         let is_quiet = self.delayed.is_empty() && self.hold_waiters.is_empty();
-        if is_quiet && !self.syncs.is_unsettled() {
+        if is_quiet && !self.is_unsettled() {
             return None;
         }
-        self.settle_sync(core);
+        self.settle_syncs(core);
         self.retry_holds(core);
         let pause = self.retry_delayed(core);
         self.serve_buffer_waiters(core);
-        let waits = !self.hold_waiters.is_empty() || self.syncs.is_unsettled();
+        let waits = !self.hold_waiters.is_empty() || self.is_unsettled();
         let hold = waits.then_some(HOLD_PAUSE);
         hold.into_iter().chain(pause).min()
     }
@@ -509,14 +541,12 @@ impl Files {
             .into_iter()
             .map(|(_, index)| index);
         let mut waiting: Vec<u16> = delayed.collect();
-        let syncs = &mut self.syncs;
-        for queue in [
-            &mut self.hold_waiters,
-            &mut self.buffer_waiters,
-            &mut syncs.waiting,
-            &mut syncs.followers,
-        ] {
+        for queue in [&mut self.hold_waiters, &mut self.buffer_waiters] {
             waiting.extend(queue.drain(..));
+        }
+        for leg in &mut self.legs {
+            waiting.extend(leg.syncs.waiting.drain(..));
+            waiting.extend(leg.syncs.followers.drain(..));
         }
         for index in waiting {
             self.release_hold(core, index);
@@ -545,7 +575,7 @@ impl Files {
     /// As if the store had refused everything but reads and writes.
     #[cfg(test)]
     pub(crate) fn forget_methods(&mut self) {
-        self.able = Able {
+        self.leg_mut(0).able = Able {
             command: false,
             punch: false,
             zero_range: false,
@@ -569,13 +599,41 @@ impl Files {
     /// As on a kernel without the discard command.
     #[cfg(test)]
     pub(crate) fn forget_command(&mut self) {
-        self.able.forget(Method::Command);
+        self.leg_mut(0).able.forget(Method::Command);
     }
 
     /// Entries that the kernel may still work on.
     pub(crate) fn flying(&self) -> usize {
         self.flying
     }
+}
+
+/// The range of the leg that the op is about. The request was checked against capacity and
+/// mode long before; this is the second guard.
+fn range(core: &Core, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
+    if op.kind == OpKind::Sync {
+        return Ok((0, 0));
+    }
+    if op.kind != OpKind::Read && facts.read_only {
+        return Err(Err(libc::EROFS));
+    }
+    match op.offset_bytes.checked_add(op.len_bytes) {
+        Some(end) if end <= core.disk.leg_bytes() && i64::try_from(end).is_ok() => {}
+        _ => return Err(Err(libc::EIO)),
+    }
+    match op.kind {
+        _ if op.len_bytes == 0 => Err(Ok(())),
+        // Discarding is advice: parts of blocks stay as they are.
+        OpKind::Discard => {
+            piece::inside(op.offset_bytes, op.len_bytes, facts.discard_unit).ok_or(Ok(()))
+        }
+        _ => Ok((op.offset_bytes, op.len_bytes)),
+    }
+}
+
+/// Locks of a leg. `admit` lets in only what names a leg that there is.
+fn locks(core: &Core, leg: u16) -> Option<&RangeLocks> {
+    core.disk.legs().get(usize::from(leg)).map(Leg::locks)
 }
 
 fn is_refusal(errno: i32) -> bool {

@@ -6,7 +6,9 @@ mod area;
 mod bell;
 mod buffer;
 mod files;
+mod legs;
 mod memory;
+mod model;
 mod onspot;
 mod piece;
 mod progress;
@@ -25,6 +27,8 @@ use std::time::Instant;
 use cleave_blk::Op;
 use cleave_guest::Memory;
 
+pub use legs::{LegStats, LegTotals};
+pub use model::Model;
 pub use sim::{Sim, SimConfig, SimStore};
 pub use uring::{EngineError, Uring};
 
@@ -54,7 +58,7 @@ pub enum Wait {
     Until(Option<Instant>),
 }
 
-/// Runs ops against one disk and one guest memory, on the thread that made it.
+/// Runs ops against one disk (all its legs) and one guest memory, on the thread that made it.
 ///
 /// The owner promises to call `push` only while `room() > 0`. The engine promises: each op pushed
 /// yields exactly one `Event::Done`, after which it holds no reference to the op's memory; short
@@ -101,4 +105,10 @@ pub trait Engine {
 
     /// No op in flight was translated in an earlier memory.
     fn is_settled(&self) -> bool;
+
+    /// Counters of the disk's legs, where it has several and they are counted: written by this engine
+    /// alone.
+    fn leg_stats(&self) -> Arc<[LegStats]> {
+        Arc::new([])
+    }
 }

@@ -125,12 +125,17 @@ impl Bindings {
         }
     }
 
+    /// The memory of a generation that an op still refers to.
+    pub(crate) fn memory_of(&self, generation: Generation) -> Option<&Memory> {
+        std::iter::once(&self.current)
+            .chain(&self.earlier)
+            .find(|bound| bound.generation == generation)
+            .map(|bound| &*bound.memory)
+    }
+
     /// Whether a page of that memory was lost, so that what was read from it may be zeroes.
     pub(crate) fn is_lost(&self, generation: Generation) -> bool {
-        let bound = std::iter::once(&self.current)
-            .chain(&self.earlier)
-            .find(|bound| bound.generation == generation);
-        bound.is_none_or(|bound| bound.memory.is_lost())
+        self.memory_of(generation).is_none_or(Memory::is_lost)
     }
 
     /// Keeps everything mapped for ever: the kernel may still write to it.

@@ -9,6 +9,7 @@ use cleave_blk::{Op, OpKind};
 use cleave_disk::Disk;
 use cleave_guest::Memory;
 use rustix::mm::Advice;
+use vm_memory::MmapRegion;
 
 use crate::memory::walk;
 
@@ -21,6 +22,31 @@ pub(crate) struct Ram {
     pub(crate) len: u64,
     /// Dropping its pages makes them zero (a private mapping; a shared one keeps them).
     pub(crate) private: bool,
+}
+
+impl Ram {
+    /// All bytes of a region that outlives the engine.
+    pub(crate) fn new(region: &MmapRegion) -> Ram {
+        Ram {
+            start: region.as_ptr(),
+            len: region.size() as u64,
+            private: region.flags() & libc::MAP_PRIVATE != 0,
+        }
+    }
+}
+
+/// Reads a byte of each page of a range of the store: what it costs to have them mapped is paid now
+/// instead of when the range is copied. Nothing is moved, and a range beyond the end is nothing.
+pub(crate) fn touch(ram: Ram, offset_bytes: u64, len_bytes: u64) {
+    let end = offset_bytes.saturating_add(len_bytes);
+    if end > ram.len {
+        return;
+    }
+    for at in (offset_bytes..end).step_by(rustix::param::page_size()) {
+        // SAFETY: `at` < `end` ≤ the length of the mapping. Volatile, as others may write the byte at
+        // the same time and nobody uses the value.
+        let _ = unsafe { ram.start.add(at as usize).read_volatile() };
+    }
 }
 
 /// Runs an op on the null disk: reads are zeroes, everything else is accepted.
@@ -75,7 +101,7 @@ pub(crate) fn ram(ram: Ram, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result
 
 /// The end of the op's range. The request was checked against capacity and mode long before; this is
 /// the second guard.
-fn check(disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
+pub(crate) fn check(disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
     if !matches!(op.kind, OpKind::Read | OpKind::Sync) && disk.limits().read_only {
         return Err(libc::EROFS);
     }

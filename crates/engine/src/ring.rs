@@ -19,8 +19,8 @@ use io_uring::{
 
 use crate::EngineError;
 
-/// Slot of the disk in the file table.
-pub(crate) const DISK_SLOT: u32 = 0;
+/// Slot of the disk's first leg in the file table; the others follow.
+pub(crate) const FIRST_LEG_SLOT: u32 = 0;
 
 /// io_uring_register opcodes that stay allowed once the ring runs (linux/io_uring.h): changing slots
 /// of the file table, and letting go of the table and of the ring's own registration at the end.
@@ -49,8 +49,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) completions: u32,
     /// Slots of the file table.
     pub(crate) files: u32,
-    /// The disk, where ops go to one.
-    pub(crate) disk: Option<BorrowedFd<'a>>,
+    /// The disk's legs, where they are files.
+    pub(crate) legs: &'a [BorrowedFd<'a>],
     /// The only operations that the ring will take, whoever gets to write its queue (seccomp does not
     /// see them).
     pub(crate) opcodes: &'a [u8],
@@ -140,8 +140,8 @@ impl Ring {
     /// File table, restrictions, then on. Restrictions can only be set while the ring is off.
     fn furnish(&mut self, plan: &Plan<'_>) -> io::Result<()> {
         self.submitter.register_files_sparse(plan.files)?;
-        if let Some(disk) = plan.disk {
-            self.set_file(DISK_SLOT, Some(disk.as_raw_fd()))?;
+        for (slot, leg) in (FIRST_LEG_SLOT..).zip(plan.legs) {
+            self.set_file(slot, Some(leg.as_raw_fd()))?;
         }
         let mut allowed: Vec<_> = plan
             .opcodes
@@ -337,7 +337,7 @@ pub(crate) fn probe() -> Result<(), EngineError> {
         submissions: 8,
         completions: 16,
         files: 4,
-        disk: None,
+        legs: &[],
         opcodes: &opcodes,
         levels: &LEVELS,
     };

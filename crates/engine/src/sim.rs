@@ -51,6 +51,12 @@ pub struct SimStore {
     pub durable: Vec<u8>,
     /// Writes in between, for the engines alone: starts as `Unsynced::default()`.
     pub unsynced: Unsynced,
+    /// Bytes of each leg, which lie one behind the other in `now`; 0: there is one leg.
+    pub leg_bytes: usize,
+    /// Every op on this leg fails with EIO.
+    pub failing_leg: Option<u16>,
+    /// Ops on this leg take this many times as long.
+    pub slow_leg: Option<(u16, u32)>,
 }
 
 /// Writes that a power cut may lose, oldest first.
@@ -75,6 +81,19 @@ impl Change {
 }
 
 impl SimStore {
+    /// Where a leg's bytes lie; empty where there is no such leg.
+    fn leg(&self, leg: u16) -> Range<usize> {
+        match self.leg_bytes {
+            0 if leg == 0 => 0..self.now.len(),
+            0 => 0..0,
+            bytes => {
+                let start = bytes.saturating_mul(leg.into());
+                let end = start.saturating_add(bytes);
+                start..if end <= self.now.len() { end } else { start }
+            }
+        }
+    }
+
     fn put(&mut self, offset: usize, bytes: Vec<u8>, durable: bool) {
         if bytes.is_empty() {
             return;
@@ -151,8 +170,10 @@ struct Flight {
     memory: Arc<Memory>,
     generation: u64,
     result: Result<(), i32>,
-    /// Of a sync: writes with smaller numbers had moved when it was pushed.
+    /// Of a sync: writes with smaller numbers had moved when it was pushed,
     covered: u64,
+    /// and it is about those to its leg alone.
+    leg: Range<usize>,
     moves_at: u64,
     ends_at: u64,
     has_moved: bool,
@@ -234,10 +255,12 @@ impl Sim {
         if op.kind == OpKind::Sync {
             return Ok((0..0, Vec::new()));
         }
+        let leg = lock(&self.store).leg(op.leg);
         let start = usize::try_from(op.offset_bytes).map_err(|_| Errno::IO)?;
         let len = usize::try_from(op.len_bytes).map_err(|_| Errno::IO)?;
+        let start = leg.start.checked_add(start).ok_or(Errno::IO)?;
         let end = start.checked_add(len).ok_or(Errno::IO)?;
-        if end > lock(&self.store).now.len() {
+        if end > leg.end {
             return Err(Errno::IO);
         }
         let segments = stream(op).ok_or(Errno::FAULT)?;
@@ -294,8 +317,10 @@ impl Sim {
             let salt = self.random.next();
             let is_lucky = |number: u64| Random(salt ^ number).up_to(1) == 1;
             let (covered, is_done) = (flight.covered, flight.result.is_ok());
-            lock(&self.store)
-                .harden(|change| (is_done && change.number < covered) || is_lucky(change.number));
+            lock(&self.store).harden(|change| {
+                let is_ours = flight.leg.contains(&change.range.start);
+                is_ours && (is_done && change.number < covered || is_lucky(change.number))
+            });
         }
         let event = Event::Done {
             token: flight.token,
@@ -360,9 +385,15 @@ impl Engine for Sim {
         let parsed = self.parse(&op);
         let fate = self.fate(op.kind);
         let (torn, delay) = (self.random.next(), self.random.next());
-        let delay = 1 + delay % u64::from(self.config.delay_max.max(1));
+        let (leg, failing, slow) = {
+            let store = lock(&self.store);
+            (store.leg(op.leg), store.failing_leg, store.slow_leg)
+        };
+        let slowness = slow.map_or(1, |(leg, times)| if leg == op.leg { times } else { 1 });
+        let delay = (1 + delay % u64::from(self.config.delay_max.max(1))) * u64::from(slowness);
         let moves_after = 1 + self.random.up_to(delay - 1);
         let result = match &parsed {
+            Ok(_) if failing == Some(op.leg) => Err(Errno::IO.raw_os_error()),
             Ok(_) => fate,
             Err(errno) => Err(errno.raw_os_error()),
         };
@@ -380,6 +411,7 @@ impl Engine for Sim {
             generation: self.generation,
             result,
             covered: lock(&self.store).unsynced.next,
+            leg,
             moves_at: self.tick + moves_after,
             ends_at: self.tick + delay,
             has_moved: false,
@@ -586,6 +618,7 @@ mod tests {
     fn op(kind: OpKind, offset_bytes: u64, segments: &[Segment]) -> Op<'_> {
         Op {
             kind,
+            leg: 0,
             offset_bytes,
             len_bytes: segments.iter().map(|segment| u64::from(segment.len)).sum(),
             segments,
@@ -596,6 +629,7 @@ mod tests {
     fn bare(kind: OpKind, offset_bytes: u64, len_bytes: u64) -> Op<'static> {
         Op {
             kind,
+            leg: 0,
             offset_bytes,
             len_bytes,
             segments: &[],
@@ -707,6 +741,7 @@ mod tests {
             memory.copy_out(&segments, &pattern).unwrap();
             let piece = |kind| Op {
                 kind,
+                leg: 0,
                 offset_bytes: 512,
                 len_bytes,
                 segments: &segments,

@@ -65,7 +65,9 @@ pub(crate) enum Hold {
 pub(crate) struct Entry {
     pub(crate) token: u64,
     pub(crate) kind: OpKind,
-    /// The op's range on the store.
+    /// Which leg of the disk.
+    pub(crate) leg: u16,
+    /// The op's range on the leg.
     pub(crate) offset: u64,
     pub(crate) len: u64,
     /// Bytes of the range that are done with.
@@ -85,6 +87,8 @@ pub(crate) struct Entry {
     pub(crate) held: Hold,
     pub(crate) buffer: Option<u16>,
     pub(crate) generation: Generation,
+    /// When it was pushed, by the clock of `legs`.
+    pub(crate) begun_ns: u64,
     ranges: Ranges,
 }
 
@@ -108,6 +112,8 @@ impl Entry {
         Entry {
             token,
             kind,
+            leg: 0,
+            begun_ns: 0,
             offset,
             len,
             pos: 0,

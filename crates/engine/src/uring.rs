@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use io_uring::opcode;
 
 use crate::bell::Bells;
 use crate::files::Files;
+use crate::legs::LegStats;
 use crate::memory::Bindings;
 use crate::onspot::{self, Ram};
 use crate::ring::{self, LEVELS, Level, Plan, Purpose, Ring, Sleep, tag};
@@ -147,23 +148,21 @@ impl Uring {
         levels: &[Level],
     ) -> Result<Uring, EngineError> {
         let runner = runner(&disk, ops).map_err(EngineError::setup)?;
-        let (first_watch, first_bell) = (
-            ring::DISK_SLOT + 1,
-            ring::DISK_SLOT + 1 + u32::from(watches),
-        );
+        let legs = files(&disk);
+        // A stripe has at most 64.
+        let first_watch = ring::FIRST_LEG_SLOT + disk.legs().len() as u32;
+        let first_bell = first_watch + u32::from(watches);
         let ring = Ring::new(&Plan {
             submissions: submissions.next_power_of_two(),
             completions: (u32::from(ops) + 2 * u32::from(watches) + COMPLETION_SLACK)
                 .max(2 * submissions)
                 .next_power_of_two(),
             files: first_bell + u32::from(bells),
-            disk: match disk.store() {
-                Store::File { file, .. } => Some(file.as_fd()),
-                Store::Ram(_) | Store::Null => None,
-            },
-            opcodes: opcodes(disk.store()),
+            legs: &legs,
+            opcodes: opcodes(&disk),
             levels,
         })?;
+        drop(legs);
         let ready = VecDeque::with_capacity(usize::from(ops) + usize::from(watches));
         Ok(Uring {
             core: Core {
@@ -196,12 +195,17 @@ impl Uring {
         self.pushed
     }
 
+    /// Whether `reap` may have something.
+    pub(crate) fn has_events(&mut self) -> bool {
+        !self.core.ready.is_empty() || self.core.ring.has_completions()
+    }
+
     /// How long an enter sleeps at most.
     fn sleep(&mut self, wait: Wait, limit: Option<Duration>) -> Sleep {
         let Wait::Until(deadline) = wait else {
             return Sleep::No;
         };
-        if !self.core.ready.is_empty() || self.core.ring.has_completions() {
+        if self.has_events() {
             return Sleep::No;
         }
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -253,21 +257,35 @@ impl Drop for Uring {
     }
 }
 
-/// The table and buffers of a file, the bytes of a RAM disk, or nothing.
-fn runner(disk: &Arc<Disk>, ops: u16) -> io::Result<Runner> {
-    Ok(match disk.store() {
-        Store::File { kind, .. } => Runner::Files(Box::new(Files::new(disk, *kind, ops)?)),
-        Store::Ram(region) => Runner::Ram(Ram {
-            start: region.as_ptr(),
-            len: region.size() as u64,
-            private: region.flags() & libc::MAP_PRIVATE != 0,
-        }),
-        Store::Null => Runner::Null,
-    })
+/// The legs that are files or devices: all of them, or none.
+fn files(disk: &Disk) -> Vec<BorrowedFd<'_>> {
+    disk.legs()
+        .iter()
+        .filter_map(|leg| match leg.store() {
+            Store::File { file, .. } => Some(file.as_fd()),
+            Store::Ram(_) | Store::Null | Store::Model { .. } => None,
+        })
+        .collect()
 }
 
-/// The operations that a store needs, watches and bells included.
-fn opcodes(store: &Store) -> &'static [u8] {
+/// The table and buffers of a file or of a stripe's, the bytes of a RAM disk, or nothing.
+fn runner(disk: &Arc<Disk>, ops: u16) -> io::Result<Runner> {
+    let mut kinds = Vec::with_capacity(disk.legs().len());
+    for leg in disk.legs() {
+        match leg.store() {
+            Store::File { kind, .. } => kinds.push(*kind),
+            // No stripe has such a leg. A modelled drive without its times; `Model` has them.
+            Store::Ram(region) | Store::Model { ram: region, .. } => {
+                return Ok(Runner::Ram(Ram::new(region)));
+            }
+            Store::Null => return Ok(Runner::Null),
+        }
+    }
+    Ok(Runner::Files(Box::new(Files::new(disk, &kinds, ops)?)))
+}
+
+/// The operations that a disk needs, watches and bells included.
+fn opcodes(disk: &Disk) -> &'static [u8] {
     const ALL: [u8; 9] = [
         opcode::PollAdd::CODE,
         opcode::PollRemove::CODE,
@@ -279,17 +297,18 @@ fn opcodes(store: &Store) -> &'static [u8] {
         opcode::Fallocate::CODE,
         opcode::UringCmd16::CODE,
     ];
-    match store {
-        Store::Ram(_) | Store::Null => &ALL[..3],
+    let needed = disk.legs().iter().map(|leg| match leg.store() {
+        Store::Ram(_) | Store::Null | Store::Model { .. } => 3,
         Store::File {
             kind: FileKind::Regular,
             ..
-        } => &ALL[..8],
+        } => 8,
         Store::File {
             kind: FileKind::BlockDevice,
             ..
-        } => &ALL,
-    }
+        } => ALL.len(),
+    });
+    ALL.get(..needed.max().unwrap_or(3)).unwrap_or(&ALL)
 }
 
 impl Engine for Uring {
@@ -357,7 +376,11 @@ impl Engine for Uring {
             0 => Purpose::Signal,
             _ => Purpose::Io,
         };
-        self.core.ring.enter(sleep, purpose)
+        let entered = self.core.ring.enter(sleep, purpose);
+        if let Runner::Files(files) = &mut self.runner {
+            files.tick();
+        }
+        entered
     }
 
     fn watch(&mut self, slot: u16, fd: OwnedFd) {
@@ -387,9 +410,16 @@ impl Engine for Uring {
     fn is_settled(&self) -> bool {
         self.core.bindings.is_settled()
     }
+
+    fn leg_stats(&self) -> Arc<[LegStats]> {
+        match &self.runner {
+            Runner::Files(files) => files.leg_stats(),
+            Runner::Ram(_) | Runner::Null => Arc::new([]),
+        }
+    }
 }
 
 #[cfg(test)]
-mod rig;
+pub(crate) mod rig;
 #[cfg(test)]
 mod tests;

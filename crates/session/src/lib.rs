@@ -13,6 +13,7 @@ mod eventfd;
 mod filter;
 mod handler;
 mod intake;
+mod legs;
 mod refusal;
 mod relay;
 mod state;
@@ -136,6 +137,7 @@ impl Session {
         };
         // All together rather than worker by worker. One that is gone has nothing left to drain.
         let _ = self.relay.state().stop_all();
+        legs::tell(&self.relay.state());
         drop(self.relay);
         // The frontend learns of the end only now: until here its memory might have been written. By a
         // shutdown, since whoever accepted the connection may hold a descriptor of it too.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use cleave_blk::Config;
 use cleave_blk::spec::feature;
 use cleave_guest::{MapError, Memory, RegionSpec};
-use cleave_worker::Device;
+use cleave_worker::{Device, LegTotals};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
 use crate::channel::{Channel, Told};
@@ -194,6 +194,11 @@ impl State {
         self.workers.bind(&self.memory)
     }
 
+    /// What each leg of a stripe had to do.
+    pub(crate) fn leg_totals(&self) -> Vec<LegTotals> {
+        self.workers.leg_totals()
+    }
+
     // Configuration space.
 
     /// The configuration space now.
@@ -201,6 +206,11 @@ impl State {
         Config {
             capacity_bytes: self.device.disk.capacity_bytes(),
             segments_max: SEGMENTS_TOLD,
+            segment_bytes_max: self
+                .device
+                .disk
+                .stripe()
+                .map(|stripe| stripe.segment_max_bytes(SEGMENTS_TOLD)),
             vrings: self.vrings.count(),
             writeback: self.device.writeback.load(Ordering::Relaxed),
             limits: self.device.disk.limits().clone(),

@@ -84,8 +84,10 @@ impl Frontend {
                 completion: Completion::Interrupt,
                 cpus: Vec::new(),
                 ops: 64,
+                split: cleave_worker::Split::Off,
             },
             served: cleave_worker::Served::default(),
+            learnt: cleave_worker::Learnt::default(),
         });
         let config = SessionConfig {
             vrings_max: 4,

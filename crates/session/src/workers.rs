@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use cleave_guest::Memory;
-use cleave_worker::{Device, Handle};
+use cleave_worker::{Device, Handle, LegTotals};
 
 use crate::Refusal;
 
@@ -58,6 +58,19 @@ impl Workers {
         let handle = Handle::spawn(name, cpu, device.clone(), memory.clone(), alarm)
             .map_err(|error| Refusal::lost(format!("no worker for vring {vring}: {error}")))?;
         Ok(slot.insert(handle))
+    }
+
+    /// What each leg of a stripe had to do, over all workers; empty where the disk has one leg.
+    pub(crate) fn leg_totals(&self) -> Vec<LegTotals> {
+        let mut sums: Vec<LegTotals> = Vec::new();
+        for handle in self.handles.iter().flatten() {
+            let totals = handle.leg_totals();
+            sums.resize(sums.len().max(totals.len()), LegTotals::default());
+            for (sum, leg) in sums.iter_mut().zip(totals) {
+                *sum += leg;
+            }
+        }
+        sums
     }
 
     /// Gives all workers a new memory table; returns when none of them refers to the old one. It is

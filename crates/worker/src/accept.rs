@@ -1,12 +1,16 @@
 //! From a chain just taken to ops pushed, or to an answer on the spot.
 
+use std::time::Instant;
+
 use cleave_blk::spec::{HEADER_BYTES, RANGE_BYTES};
-use cleave_blk::{Gate, Outcome, Plan, Request, Segment, Status, Verb};
+use cleave_blk::{Cut, Gate, Outcome, Plan, Request, Segment, Status, Verb};
 use cleave_engine::Engine;
 use cleave_guest::{Chain, Memory, Taken};
 
 use crate::Device;
 use crate::lane::Lane;
+use crate::slots::Timing;
+use crate::splitter::{Direction, Load, SPLIT_MIN_BYTES, Splitter};
 use crate::stats::{Stats, add};
 use crate::token::Token;
 
@@ -20,6 +24,10 @@ pub(crate) struct Acceptance<'a, E> {
     pub(crate) memory: &'a Memory,
     pub(crate) stats: &'a Stats,
     pub(crate) lane_number: u16,
+    pub(crate) splitter: &'a mut Splitter,
+    pub(crate) clock: Instant,
+    /// Requests in flight on all of the worker's vrings.
+    pub(crate) requests: &'a mut u32,
 }
 
 impl<E: Engine> Acceptance<'_, E> {
@@ -73,7 +81,13 @@ impl<E: Engine> Acceptance<'_, E> {
             capacity_bytes: self.device.disk.capacity_bytes(),
             features: lane.features,
         };
-        Request::parse(head.get(..copied).unwrap_or_default(), shape, gate)
+        let head = head.get(..copied).unwrap_or_default();
+        let request = Request::parse(head, shape, gate)?;
+        // Longer than the guest was told; its ops would not fit the engine.
+        match self.device.cut(lane.features).takes(&request) {
+            true => Ok(request),
+            false => Err(Status::IoErr),
+        }
     }
 
     fn identify(&self, request: &Request, chain: &mut Chain) -> Outcome {
@@ -103,8 +117,12 @@ impl<E: Engine> Acceptance<'_, E> {
             _ => &[],
         };
         let mut ops = 0;
-        let write_through = self.device.is_write_through(lane.features);
-        for op in Plan::new(request, data, write_through) {
+        let timing = self.split(request);
+        let cut = Cut {
+            chunk_bytes: timing.and_then(|timing| timing.choice.chunk_bytes),
+            ..self.device.cut(lane.features)
+        };
+        for op in Plan::new(request, data, &cut) {
             let token = Token {
                 lane: self.lane_number,
                 head,
@@ -122,9 +140,43 @@ impl<E: Engine> Acceptance<'_, E> {
             );
         }
         let changes = !matches!(request.verb, Verb::Read | Verb::Flush);
-        let cached = changes && !write_through;
-        lane.slots.fill(head, *request, status_addr, ops, cached);
+        let cached = changes && !cut.durable;
+        *self.requests += 1;
+        lane.slots
+            .fill(head, *request, status_addr, ops, cached, timing);
     }
+}
+
+impl<E: Engine> Acceptance<'_, E> {
+    /// How a read or write is split; small ones are not looked at twice, nor is a clock read for them.
+    #[inline]
+    fn split(&mut self, request: &Request) -> Option<Timing> {
+        let direction = match request.verb {
+            Verb::Read => Direction::Read,
+            Verb::Write => Direction::Write,
+            _ => return None,
+        };
+        if request.len_bytes < SPLIT_MIN_BYTES {
+            self.splitter.note_small(direction);
+            return None;
+        }
+        self.split_large(direction, request.len_bytes)
+    }
+
+    fn split_large(&mut self, direction: Direction, len_bytes: u64) -> Option<Timing> {
+        let load = Load {
+            requests: *self.requests,
+            ops: u32::try_from(self.engine.in_flight()).unwrap_or(u32::MAX),
+        };
+        let start_ns = nanoseconds(self.clock);
+        let choice = self.splitter.choose(direction, len_bytes, load, start_ns);
+        Some(Timing { choice, start_ns })
+    }
+}
+
+/// Since the worker's start.
+pub(crate) fn nanoseconds(clock: Instant) -> u64 {
+    u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Stores the status and tells the used length. A status that lies outside memory by now (its

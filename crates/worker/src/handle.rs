@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
-use cleave_engine::{EngineError, Uring};
+use cleave_disk::{Disk, Store};
+use cleave_engine::{Engine, EngineError, LegStats, LegTotals, Model, Uring};
 use cleave_guest::Memory;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -17,7 +18,7 @@ use crate::worker::{BELLS, Lap, WATCHES, Worker, signal};
 use crate::{Control, Device};
 
 /// Fewest ops in flight: room for a few whole requests, or nothing would ever be taken.
-const OPS_MIN: u16 = 32;
+const OPS_MIN: u16 = 256;
 
 /// Why a worker could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,7 @@ pub struct Handle {
     control: Control,
     stats: Arc<Stats>,
     device: Arc<Device>,
+    legs: Arc<[LegStats]>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -55,24 +57,29 @@ impl Handle {
         let (shared, kept) = (stats.clone(), device.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             pin(cpu);
-            let worker = make(device, memory, shared, inbox, alarm.clone());
+            let start = Start {
+                device,
+                memory,
+                stats: shared,
+                commands: inbox,
+                alarm,
+            };
             // Whoever spawns waits for this one answer.
-            match worker {
-                Ok(worker) => {
-                    let _ = made.send(Ok(()));
-                    turn(worker, &alarm);
-                }
-                Err(error) => {
-                    let _ = made.send(Err(error));
-                }
+            let made = |answer| {
+                let _ = made.send(answer);
+            };
+            match start.device.disk.store() {
+                Store::Model { .. } => start.run(Model::new, made),
+                Store::File { .. } | Store::Ram(_) | Store::Null => start.run(Uring::new, made),
             }
         })?;
         let gone = || SpawnError::Thread(std::io::Error::other("the worker ended at once"));
-        outcome.recv().map_err(|_| gone())??;
+        let legs = outcome.recv().map_err(|_| gone())??;
         Ok(Handle {
             control,
             stats,
             device: kept,
+            legs,
             thread: Some(thread),
         })
     }
@@ -80,6 +87,11 @@ impl Handle {
     /// The worker's counters.
     pub fn stats(&self) -> Arc<Stats> {
         self.stats.clone()
+    }
+
+    /// What this worker had each leg of a stripe do; empty where the disk has one leg.
+    pub fn leg_totals(&self) -> Vec<LegTotals> {
+        self.legs.iter().map(LegStats::totals).collect()
     }
 }
 
@@ -112,26 +124,49 @@ fn pin(cpu: Option<usize>) {
     }
 }
 
-fn make(
+/// What a worker's thread begins with.
+struct Start {
     device: Arc<Device>,
     memory: Arc<Memory>,
     stats: Arc<Stats>,
     commands: Commands,
     alarm: Arc<OwnedFd>,
-) -> Result<Worker<Uring>, SpawnError> {
-    let engine = Uring::new(
-        device.disk.clone(),
-        memory.clone(),
-        device.config.ops.max(OPS_MIN),
-        WATCHES,
-        BELLS,
-    )?;
-    Ok(Worker::new(engine, device, memory, stats, commands, alarm)?)
+}
+
+/// Makes an engine for so many ops, watches and bells.
+type Make<E> = fn(Arc<Disk>, Arc<Memory>, u16, u16, u16) -> Result<E, EngineError>;
+
+impl Start {
+    /// Makes engine and worker, says through `made` whether that went well (with the counters
+    /// of the legs), and turns until the end.
+    fn run<E: Engine>(self, make: Make<E>, made: impl FnOnce(Result<Arc<[LegStats]>, SpawnError>)) {
+        let alarm = self.alarm.clone();
+        match self.worker(make) {
+            Ok(worker) => {
+                made(Ok(worker.engine.leg_stats()));
+                turn(worker, &alarm);
+            }
+            Err(error) => made(Err(error)),
+        }
+    }
+
+    fn worker<E: Engine>(self, make: Make<E>) -> Result<Worker<E>, SpawnError> {
+        let Start {
+            device,
+            memory,
+            stats,
+            commands,
+            alarm,
+        } = self;
+        let ops = device.config.ops.max(OPS_MIN);
+        let engine = make(device.disk.clone(), memory.clone(), ops, WATCHES, BELLS)?;
+        Ok(Worker::new(engine, device, memory, stats, commands, alarm)?)
+    }
 }
 
 /// Turns until the end. A failure of our own (a broken ring, a panic) ends this device's session
 /// and no other: the alarm tells the session, and dropping the worker drains its engine.
-fn turn(mut worker: Worker<Uring>, alarm: &OwnedFd) {
+fn turn<E: Engine>(mut worker: Worker<E>, alarm: &OwnedFd) {
     let ended = catch_unwind(AssertUnwindSafe(|| {
         loop {
             match worker.lap() {

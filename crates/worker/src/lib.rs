@@ -15,13 +15,16 @@ mod lane;
 mod obey;
 mod pacer;
 mod slots;
+pub mod splitter;
 mod stats;
 mod token;
 mod worker;
 
+pub use cleave_engine::LegTotals;
 pub use command::{Commands, VringStart};
 pub use control::{Control, Pending};
-pub use device::{Completion, Device, Served, WorkerConfig};
+pub use device::{Completion, Device, Learnt, Served, WorkerConfig};
 pub use handle::{Handle, SpawnError};
+pub use splitter::{Choice, Direction, Load, Prior, Split, Splitter};
 pub use stats::{Stats, Totals};
 pub use worker::{LANES_MAX, Lap, Worker};

@@ -2,6 +2,15 @@
 
 use cleave_blk::{Outcome, Request, Verb};
 
+use crate::Choice;
+
+/// What the splitter wants to hear of a request that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Timing {
+    pub(crate) choice: Choice,
+    pub(crate) start_ns: u64,
+}
+
 /// What is kept of a request until all its ops have ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slot {
@@ -10,6 +19,8 @@ pub(crate) struct Slot {
     ops_left: u32,
     /// A write that was pushed while the cache was write-back.
     cached: bool,
+    /// Of a large request: how it was split, and when it was planned.
+    timing: Option<Timing>,
     /// Lowest-numbered op that failed, and its errno: the first error by offset decides the status.
     failed: Option<(u32, i32)>,
 }
@@ -22,6 +33,7 @@ pub(crate) struct Ended {
     pub(crate) len_bytes: u64,
     pub(crate) status_addr: u64,
     pub(crate) outcome: Outcome,
+    pub(crate) timing: Option<Timing>,
     /// Errno of the op that failed it.
     pub(crate) errno: Option<i32>,
 }
@@ -75,6 +87,7 @@ impl Slots {
         status_addr: u64,
         ops: u32,
         cached: bool,
+        timing: Option<Timing>,
     ) {
         if let Some(slot) = self.table.get_mut(usize::from(head)) {
             debug_assert!(slot.is_none() && ops > 0);
@@ -83,6 +96,7 @@ impl Slots {
                 status_addr,
                 ops_left: ops,
                 cached,
+                timing,
                 failed: None,
             });
             self.taken += 1;
@@ -137,6 +151,7 @@ impl Slot {
             len_bytes: self.request.len_bytes,
             status_addr: self.status_addr,
             outcome,
+            timing: self.timing,
             errno,
         }
     }
@@ -172,7 +187,7 @@ mod tests {
             (false, true, false, false),
             (true, true, true, false),
         ] {
-            slots.fill(0, read(512), 0, 1, cached);
+            slots.fill(0, read(512), 0, 1, cached, None);
             let result = if failed { Err(5) } else { Ok(()) };
             let next = slots.op_ended(0, 0, result, write_through);
             assert_eq!(
@@ -192,7 +207,7 @@ mod tests {
     #[test]
     fn request_ends_with_its_last_op() {
         let mut slots = Slots::new(8);
-        slots.fill(3, read(4096), 77, 3, false);
+        slots.fill(3, read(4096), 77, 3, false, None);
         assert!(slots.is_taken(3) && !slots.is_taken(2));
         assert_eq!(slots.op_ended(3, 1, Ok(()), false), Next::Wait);
         assert_eq!(slots.op_ended(3, 0, Ok(()), false), Next::Wait);
@@ -212,7 +227,7 @@ mod tests {
     #[test]
     fn first_error_by_offset_decides_whatever_ends_first() {
         let mut slots = Slots::new(1);
-        slots.fill(0, read(4096), 0, 3, false);
+        slots.fill(0, read(4096), 0, 3, false, None);
         assert_eq!(slots.op_ended(0, 2, Err(5), false), Next::Wait);
         assert_eq!(slots.op_ended(0, 1, Err(28), false), Next::Wait);
         let ended = ended(slots.op_ended(0, 0, Ok(()), false));

@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use cleave_blk::{Op, OpKind, Plan, Verb};
+use cleave_blk::{Op, OpKind, Verb};
 use cleave_engine::{Engine, Event, Wait};
 use cleave_guest::{Chain, Memory};
 
-use crate::Device;
-use crate::accept::{Acceptance, answer};
+use crate::accept::{Acceptance, answer, nanoseconds};
 use crate::command::Commands;
 use crate::lane::{Lane, State};
 use crate::pacer::{Pace, Pacer, Seen};
-use crate::slots::{Ended, Next};
+use crate::slots::{Ended, Next, Timing};
 use crate::stats::{Stats, add};
 use crate::token::Token;
+use crate::{Device, Split, Splitter};
 
 /// Most vrings that one worker serves: a device has at most this many.
 pub const LANES_MAX: u16 = 256;
@@ -26,12 +26,16 @@ pub const LANES_MAX: u16 = 256;
 const TAKE_MAX: usize = 64;
 /// Watch slot of the command eventfd; lane `n` watches its kick in slot `n`.
 const COMMAND_WATCH: u16 = LANES_MAX;
+/// Large requests of one kind that make what was learnt of them worth a line.
+const SEEN_WORTH_TELLING: u64 = 200;
 /// A log line that a guest or a disk can cause comes at most this often.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
-/// The op that follows the last of a write which the cache mode overtook, and its number: beyond all others.
+/// The op that follows the last of a write which the cache mode overtook, and its number: beyond all
+/// others. On a stripe, one leg after the other, counted downwards: there is room for one.
 const SYNC: Op<'static> = Op {
     kind: OpKind::Sync,
+    leg: 0,
     offset_bytes: 0,
     len_bytes: 0,
     segments: &[],
@@ -94,6 +98,11 @@ pub struct Worker<E> {
     pub(crate) exiting: bool,
     pub(crate) lost: bool,
     pub(crate) said: Option<Instant>,
+    pub(crate) splitter: Splitter,
+    /// The splitter's time runs from here.
+    pub(crate) clock: Instant,
+    /// Requests in flight on all vrings.
+    pub(crate) requests: u32,
 }
 
 impl<E: Engine> Worker<E> {
@@ -106,6 +115,8 @@ impl<E: Engine> Worker<E> {
         commands: Commands,
         alarm: Arc<OwnedFd>,
     ) -> io::Result<Worker<E>> {
+        let learnt = device.learnt.take();
+        let splitter = learnt.unwrap_or_else(|| Splitter::new(device.config.split.clone()));
         engine.watch(COMMAND_WATCH, commands.bell.try_clone()?);
         Ok(Worker {
             engine,
@@ -124,6 +135,9 @@ impl<E: Engine> Worker<E> {
             exiting: false,
             lost: false,
             said: None,
+            splitter,
+            clock: Instant::now(),
+            requests: 0,
         })
     }
 
@@ -173,6 +187,17 @@ impl<E: Engine> Worker<E> {
         let Some(Some(lane)) = self.lanes.get_mut(usize::from(token.lane)) else {
             return;
         };
+        // Of the syncs below, the next leg's takes the place of the one that has ended.
+        let synced_leg = SYNC_OP - token.op;
+        let last_leg = self.device.disk.legs().len() as u32 - 1;
+        if synced_leg < last_leg && result.is_ok() {
+            // At most 64 legs.
+            let leg = synced_leg as u16 + 1;
+            let op = token.op - 1;
+            return self
+                .engine
+                .push(Op { leg, ..SYNC }, Token { op, ..token }.to_bits());
+        }
         let write_through = self.device.is_write_through(lane.features);
         let ended = match lane
             .slots
@@ -189,6 +214,15 @@ impl<E: Engine> Worker<E> {
                 return self.engine.push(SYNC, token.to_bits());
             }
         };
+        self.requests = self.requests.saturating_sub(1);
+        if let Some(Timing { choice, start_ns }) = ended.timing
+            && choice.is_timed()
+        {
+            let now_ns = nanoseconds(self.clock);
+            let latency_ns = now_ns.saturating_sub(start_ns);
+            self.splitter
+                .ended(choice, ended.len_bytes, latency_ns, now_ns);
+        }
         count(&self.stats, &ended);
         let used = answer(&self.memory, ended.status_addr, ended.outcome);
         lane.push_used(token.head, used);
@@ -230,7 +264,7 @@ impl<E: Engine> Worker<E> {
     }
 
     fn has_room(&self) -> bool {
-        self.engine.room() >= Plan::OPS_MAX
+        self.engine.room() >= self.device.ops_max()
     }
 
     fn accept_lane(&mut self, slot: usize) -> Took {
@@ -241,6 +275,9 @@ impl<E: Engine> Worker<E> {
             memory,
             stats,
             chain,
+            splitter,
+            clock,
+            requests,
             ..
         } = self;
         let Some(Some(lane)) = lanes.get_mut(slot) else {
@@ -255,9 +292,13 @@ impl<E: Engine> Worker<E> {
             memory,
             stats,
             lane_number: slot as u16,
+            splitter,
+            clock: *clock,
+            requests,
         };
+        let ops_max = device.ops_max();
         let mut chains = 0;
-        while chains < TAKE_MAX && acceptance.engine.room() >= Plan::OPS_MAX {
+        while chains < TAKE_MAX && acceptance.engine.room() >= ops_max {
             match lane.vring.take(chain) {
                 Ok(None) => {
                     return Took {
@@ -313,11 +354,12 @@ impl<E: Engine> Worker<E> {
 
     /// Asks all guests for kicks; `true` when one had added work before it could see that.
     fn arm(&mut self) -> bool {
-        let has_room = self.engine.room() >= Plan::OPS_MAX;
+        let (engine, device) = (&self.engine, &self.device);
         let mut work = false;
         for lane in self.lanes.iter_mut().flatten() {
             // With the engine full, completions come first and every lap looks at the rings again.
-            if lane.is_running() && has_room {
+            let ops_max = device.ops_max();
+            if lane.is_running() && engine.room() >= ops_max {
                 work |= lane.vring.arm();
             }
         }
@@ -376,6 +418,22 @@ impl<E: Engine> Worker<E> {
             self.retire(slot, &"guest memory was cut off");
         }
         signal(&self.alarm);
+    }
+}
+
+impl<E> Drop for Worker<E> {
+    /// What was learnt about splitting stays with the device, and what came of it is told.
+    fn drop(&mut self) {
+        let name = self.device.disk.name();
+        for state in self.splitter.states() {
+            if state.seen >= SEEN_WORTH_TELLING {
+                tracing::info!("{name}: {state}");
+            }
+        }
+        let blank = Splitter::new(Split::Off);
+        self.device
+            .learnt
+            .keep(std::mem::replace(&mut self.splitter, blank));
     }
 }
 

@@ -1,8 +1,10 @@
 //! Comparisons with other daemons, interleaved in one run: a ratio of two things is measured side by
 //! side, round by round, and quoted as the median of the rounds with its minimum and maximum.
 
+mod desk;
 mod environment;
 mod ring;
+mod split;
 mod spread;
 
 use std::path::Path;
@@ -44,6 +46,11 @@ impl Effort {
 /// The cost of the ring alone.
 pub(crate) fn ring(root: &Path, effort: &Effort) -> Result<(), String> {
     ring::run(root, effort)
+}
+
+/// Splitting by choice against not splitting.
+pub(crate) fn split(root: &Path, effort: &Effort) -> Result<(), String> {
+    split::run(root, effort)
 }
 
 #[cfg(test)]

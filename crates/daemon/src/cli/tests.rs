@@ -1,7 +1,11 @@
 use std::path::Path;
 
+use cleave_disk::StripeKind;
+
 use super::*;
-use crate::service::Endpoint;
+use crate::probe::Depth;
+use crate::service::{Endpoint, Source};
+use crate::split::Wish;
 
 fn parsed(line: &str) -> Result<Action, Failure> {
     parse(line.split_whitespace().map(OsString::from))
@@ -23,7 +27,7 @@ fn the_definitions_are_sound() {
 fn defaults_are_those_documented() {
     let got = service("cleave serve --socket-path /s --disk null:1G");
     assert_eq!(got.endpoint, Endpoint::Path("/s".into()));
-    assert_eq!(got.disk, DiskSpec::Null(1 << 30));
+    assert_eq!(got.disk, Source::One(DiskSpec::Null(1 << 30)));
     assert_eq!(got.session.vrings_max, 64);
     assert_eq!(got.session.vring_size_max, 1024);
     assert_eq!(
@@ -70,12 +74,101 @@ fn every_option_reaches_the_service() {
     assert_eq!(with("--queue-size 4").worker.ops, 128);
 }
 
+#[test]
+fn several_disks_are_a_stripe() {
+    let got = service("cleave serve --fd 3 --disk /a --disk /b --stripe 64k");
+    let legs = vec![DiskSpec::Path("/a".into()), DiskSpec::Path("/b".into())];
+    let stripe = |kind| Source::Stripe {
+        legs: legs.clone(),
+        chunk_bytes: 64 << 10,
+        kind,
+    };
+    assert_eq!(got.disk, stripe(StripeKind::Superblocks));
+    assert_eq!(got.worker.ops, 4096);
+    let got = service("cleave serve --fd 3 --disk /a --disk /b --stripe 64K --stripe-raw");
+    assert_eq!(got.disk, stripe(StripeKind::Raw));
+    match parsed("cleave stripe create --chunk 4M --force /a /b") {
+        Ok(Action::Stripe(stripe)) => assert_eq!(
+            stripe,
+            Stripe::Create {
+                legs,
+                chunk_bytes: 4 << 20,
+                overwrite: Overwrite::Yes
+            }
+        ),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(
+        parsed("cleave stripe create /a /b"),
+        Ok(Action::Stripe(Stripe::Create {
+            chunk_bytes: 65536,
+            overwrite: Overwrite::No,
+            ..
+        }))
+    ));
+    assert!(matches!(
+        parsed("cleave stripe show ram:1G"),
+        Ok(Action::Stripe(Stripe::Show { legs })) if legs == [DiskSpec::Path("ram:1G".into())]
+    ));
+}
+
+#[test]
+fn what_is_no_stripe_is_refused_in_one_line() {
+    let serve = "cleave serve --fd 3";
+    let many = " --disk /a".repeat(65);
+    let cases = [
+        (
+            format!("{serve} --disk /a --stripe 64K"),
+            "stripe of one leg",
+        ),
+        (format!("{serve} --disk /a --disk /b"), "--stripe SIZE"),
+        (format!("{serve} {many} --stripe 64K"), "at most 64 legs"),
+        (
+            format!("{serve} --disk /a --disk /b --stripe 48K"),
+            "power of two from 4K to 4M",
+        ),
+        (
+            format!("{serve} --disk /a --disk /b --stripe 2K"),
+            "power of two from 4K to 4M",
+        ),
+        (
+            format!("{serve} --disk /a --disk /b --stripe 8M"),
+            "power of two from 4K to 4M",
+        ),
+        (
+            format!("{serve} --disk /a --disk /b --stripe 4G"),
+            "power of two from 4K to 4M",
+        ),
+        (
+            format!("{serve} --disk /a --disk /b --stripe 4K --block-size 8K"),
+            "below --block-size 8K",
+        ),
+        (
+            format!("{serve} --disk /a --disk /b --stripe-raw"),
+            "--stripe",
+        ),
+        ("cleave stripe create".to_owned(), "<LEG>"),
+        (
+            "cleave stripe create --chunk 3 /a /b".to_owned(),
+            "power of two",
+        ),
+    ];
+    for (line, wanted) in cases {
+        let failure = parsed(&line).unwrap_err().to_string();
+        assert!(failure.contains(wanted), "{line}: {failure}");
+        assert!(!failure.contains('\n'), "{failure}");
+    }
+}
+
 /// vhost-user "Backend program conventions".
 #[test]
 fn conventions_work_without_a_subcommand() {
     let got = service("cleave --socket-path /s --blk-file /images/a --read-only");
     assert_eq!(got.endpoint, Endpoint::Path("/s".into()));
-    assert_eq!(got.disk, DiskSpec::Path(Path::new("/images/a").into()));
+    assert_eq!(
+        got.disk,
+        Source::One(DiskSpec::Path(Path::new("/images/a").into()))
+    );
     assert!(got.open.read_only);
     assert_eq!(got.session.vrings_max, 64);
     assert_eq!(
@@ -85,7 +178,7 @@ fn conventions_work_without_a_subcommand() {
     // A path that looks like a spec is still a path.
     assert_eq!(
         service("cleave --fd 5 --blk-file ram:1G").disk,
-        DiskSpec::Path("ram:1G".into())
+        Source::One(DiskSpec::Path("ram:1G".into()))
     );
     match parsed("cleave --print-capabilities") {
         Ok(Action::Print(text)) => assert!(text.contains("\"type\": \"block\""), "{text}"),
@@ -121,6 +214,11 @@ fn bad_input_is_one_line_that_names_the_thing() {
             "one disk",
         ),
         ("cleave serve --fd 3 --disk null:huge", "--disk"),
+        ("cleave serve --fd 3 --disk model:p3701", "`p3701`"),
+        (
+            "cleave serve --fd 3 --disk model:custom,channels=0",
+            "channels is a number from 1 to 4096",
+        ),
         ("cleave serve --fd -1 --disk null:1G", "-1"),
         ("cleave serve --fd x --disk null:1G", "--fd"),
         ("cleave serve --fd 3 --disk null:1G --queues 0", "--queues"),
@@ -174,6 +272,18 @@ fn bad_input_is_one_line_that_names_the_thing() {
             "cleave serve --fd 3 --disk null:1G --frobnicate",
             "--frobnicate",
         ),
+        ("cleave serve --fd 3 --disk null:1G --split on", "off, auto"),
+        (
+            "cleave serve --fd 3 --disk null:1G --split 48K",
+            "power of two",
+        ),
+        ("cleave serve --fd 3 --disk null:1G --split 8M", "4K to 4M"),
+        ("cleave probe", "SPEC"),
+        ("cleave probe ram:1M ram:1M", "--stripe"),
+        ("cleave probe ram:much", "ram:much"),
+        ("cleave probe null:1G --destructive", "--writes"),
+        ("cleave probe null:1G --quick --seconds 3", "--quick"),
+        ("cleave probe null:1G --seconds 0", "--seconds"),
         ("cleave frobnicate", "frobnicate"),
     ];
     for (line, part) in cases {
@@ -220,6 +330,41 @@ fn options_page_says_what_the_parser_does() {
         written == markdown(),
         "docs/options.md is out of date: cargo run -- --help-markdown > docs/options.md"
     );
+}
+
+#[test]
+fn splitting_is_wished_for_or_not() {
+    let split = |more: &str| service(&format!("cleave serve --fd 3 --disk /d {more}")).split;
+    assert_eq!((split("").split, split("").profile), (Wish::Auto, None));
+    assert_eq!(split("--split off").split, Wish::Off);
+    assert!(matches!(split("--split 64K").split, Wish::Fixed(size) if size.get() == 64 << 10));
+    assert_eq!(split("--profile /p").profile, Some("/p".into()));
+}
+
+#[test]
+fn every_option_reaches_the_probe() {
+    let probe = |line: &str| match parsed(&format!("cleave probe {line}")) {
+        Ok(Action::Probe(probe)) => probe,
+        other => panic!("{line}: {other:?}"),
+    };
+    let plain = probe("/d");
+    assert_eq!(plain.disk, Source::One(DiskSpec::Path("/d".into())));
+    assert_eq!(probe("/a /b --stripe 64K").disk.specs().len(), 2);
+    assert_eq!((plain.depth, plain.direct), (Depth::Full, Direct::Auto));
+    assert!(!plain.writes && !plain.destructive && !plain.allow_thin);
+    assert!(plain.profile.is_none() && plain.json.is_none() && plain.svg.is_none());
+    assert_eq!(probe("ram:1M --quick").depth, Depth::Quick);
+    assert_eq!(
+        probe("ram:1M --seconds 7").depth,
+        Depth::Within(Duration::from_secs(7))
+    );
+    let writes = probe("/d --writes --destructive --allow-thin --direct off");
+    assert!(writes.writes && writes.destructive && writes.allow_thin);
+    assert_eq!(writes.direct, Direct::Off);
+    let files = probe("/d --profile p --json - --svg s");
+    assert_eq!(files.profile, Some("p".into()));
+    assert_eq!(files.json, Some("-".into()));
+    assert_eq!(files.svg, Some("s".into()));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Which engines of a disk have an fsync in the kernel. All engines share one open file, and the
+//! Which engines of a disk have an fsync of a leg in the kernel. All engines share one open file, and the
 //! kernel reports a failed write-back once per open file: of two fsyncs at the same time one may be
 //! told of the failure and the other not. So one that went well vouches for nothing before those
 //! that were under way with it have ended; if one of them failed, the disk says so by then.
@@ -15,8 +15,11 @@ const EMPTY: u64 = u64::MAX;
 /// A seat whose engine has no fsync under way.
 const QUIET: u64 = 0;
 
-/// One per disk that has engines; looked up when an engine is made, never later.
-static LEDGERS: Mutex<Vec<(usize, Weak<Ledger>)>> = Mutex::new(Vec::new());
+/// One per leg of a disk that has engines; looked up when an engine is made, never later.
+static LEDGERS: Mutex<Vec<(LegId, Weak<Ledger>)>> = Mutex::new(Vec::new());
+
+/// A disk's address and the number of its leg.
+type LegId = (usize, u16);
 
 #[derive(Debug)]
 struct Ledger {
@@ -40,8 +43,8 @@ pub(super) struct Moment(u64);
 
 impl Seat {
     /// Takes a seat. The disk is known by its address, which is its own while an engine holds it.
-    pub(super) fn take(disk: &Arc<Disk>) -> Seat {
-        Seat::in_ledger(ledger_of(Arc::as_ptr(disk).addr()))
+    pub(super) fn take(disk: &Arc<Disk>, leg: u16) -> Seat {
+        Seat::in_ledger(ledger_of((Arc::as_ptr(disk).addr(), leg)))
     }
 
     fn in_ledger(ledger: Arc<Ledger>) -> Seat {
@@ -88,10 +91,10 @@ impl Drop for Seat {
     }
 }
 
-fn ledger_of(disk: usize) -> Arc<Ledger> {
+fn ledger_of(leg: LegId) -> Arc<Ledger> {
     let mut ledgers = LEDGERS.lock().unwrap_or_else(PoisonError::into_inner);
     ledgers.retain(|(_, ledger)| ledger.strong_count() > 0);
-    let known = ledgers.iter().find(|(of, _)| *of == disk);
+    let known = ledgers.iter().find(|(of, _)| *of == leg);
     if let Some(ledger) = known.and_then(|(_, ledger)| ledger.upgrade()) {
         return ledger;
     }
@@ -99,7 +102,7 @@ fn ledger_of(disk: usize) -> Arc<Ledger> {
         begun: AtomicU64::new(0),
         seats: [const { AtomicU64::new(EMPTY) }; SEATS],
     });
-    ledgers.push((disk, Arc::downgrade(&ledger)));
+    ledgers.push((leg, Arc::downgrade(&ledger)));
     ledger
 }
 
@@ -109,7 +112,7 @@ mod tests {
 
     #[test]
     fn those_under_way_are_waited_for_and_later_ones_are_not() {
-        let ledger = ledger_of(1);
+        let ledger = ledger_of((1, 0));
         let (a, b, c) = (
             Seat::in_ledger(Arc::clone(&ledger)),
             Seat::in_ledger(Arc::clone(&ledger)),
@@ -127,13 +130,13 @@ mod tests {
         assert!(!b.all_ended(other));
         drop(c);
         assert!(b.all_ended(other));
-        assert!(!Arc::ptr_eq(&a.ledger, &ledger_of(2)));
-        assert!(Arc::ptr_eq(&a.ledger, &ledger_of(1)));
+        assert!(!Arc::ptr_eq(&a.ledger, &ledger_of((1, 1))));
+        assert!(Arc::ptr_eq(&a.ledger, &ledger_of((1, 0))));
     }
 
     #[test]
     fn an_engine_without_a_seat_works() {
-        let ledger = ledger_of(3);
+        let ledger = ledger_of((3, 0));
         let seats: Vec<_> = (0..SEATS)
             .map(|_| Seat::in_ledger(Arc::clone(&ledger)))
             .collect();

@@ -8,14 +8,13 @@ use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
 use super::Files;
-use crate::ring::DISK_SLOT;
+use crate::ring::FIRST_LEG_SLOT;
 use crate::table::{Method, Step};
 
 /// Most that the kernel moves at once (MAX_RW_COUNT); the rest comes as a short transfer.
 const MOVED_AT_ONCE: u64 = 0x7fff_f000;
 /// BLOCK_URING_CMD_DISCARD = _IO(0x12, 0), Linux 6.12 (linux/blkdev.h).
 const DISCARD_COMMAND: u32 = 0x1200;
-const DISK: Fixed = Fixed(DISK_SLOT);
 
 impl Files {
     /// The entry for the current step, or for what is left of it.
@@ -25,45 +24,46 @@ impl Files {
         let left = entry.window.len - entry.moved;
         // Bounded by the constant, so it fits.
         let len = left.min(MOVED_AT_ONCE) as u32;
+        let file = Fixed(FIRST_LEG_SLOT + u32::from(entry.leg));
         let flags = match entry.kind {
             OpKind::Write { durable: true } => libc::RWF_DSYNC,
             _ => 0,
         };
         match entry.step {
-            Step::Direct => self.direct(index, at, len, flags),
+            Step::Direct => self.direct(file, index, at, len, flags),
             Step::Fill => {
                 let to = entry
                     .buffer
                     .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.moved));
-                opcode::Read::new(DISK, to, len).offset(at).build()
+                opcode::Read::new(file, to, len).offset(at).build()
             }
             Step::Spill => {
                 let from = entry
                     .buffer
                     .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.moved));
-                opcode::Write::new(DISK, from, len)
+                opcode::Write::new(file, from, len)
                     .offset(at)
                     .rw_flags(flags)
                     .build()
             }
-            Step::Zeroes => opcode::Write::new(DISK, self.pool.zeroes(), len)
+            Step::Zeroes => opcode::Write::new(file, self.pool.zeroes(), len)
                 .offset(at)
                 .build(),
-            Step::Range(method) => ranged(method, at, left),
-            Step::Idle | Step::Sync => opcode::Fsync::new(DISK).flags(FsyncFlags::DATASYNC).build(),
+            Step::Range(method) => ranged(file, method, at, left),
+            Step::Idle | Step::Sync => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
         }
     }
 
     /// One range needs no array, and the kernel copies none.
-    fn direct(&self, index: u16, at: u64, len: u32, flags: i32) -> squeue::Entry {
+    fn direct(&self, file: Fixed, index: u16, at: u64, len: u32, flags: i32) -> squeue::Entry {
         let (ranges, count) = self.table.ranges(index);
         let read = self.table.get(index).kind == OpKind::Read;
         if count == 1 {
             // SAFETY: `ranges` points to `count` initialised ranges.
             let start: *mut u8 = unsafe { (*ranges).iov_base }.cast();
             return match read {
-                true => opcode::Read::new(DISK, start, len).offset(at).build(),
-                false => opcode::Write::new(DISK, start, len)
+                true => opcode::Read::new(file, start, len).offset(at).build(),
+                false => opcode::Write::new(file, start, len)
                     .offset(at)
                     .rw_flags(flags)
                     .build(),
@@ -72,8 +72,8 @@ impl Files {
         // At most RANGES_AT_ONCE, or it would bounce.
         let count = count as u32;
         match read {
-            true => opcode::Readv::new(DISK, ranges, count).offset(at).build(),
-            false => opcode::Writev::new(DISK, ranges, count)
+            true => opcode::Readv::new(file, ranges, count).offset(at).build(),
+            false => opcode::Writev::new(file, ranges, count)
                 .offset(at)
                 .rw_flags(flags)
                 .build(),
@@ -81,12 +81,12 @@ impl Files {
     }
 }
 
-fn ranged(method: Method, at: u64, len: u64) -> squeue::Entry {
+fn ranged(file: Fixed, method: Method, at: u64, len: u64) -> squeue::Entry {
     let mode = match method {
         Method::Command => {
             let mut bytes = [0; 16];
             bytes[..8].copy_from_slice(&len.to_ne_bytes());
-            return opcode::UringCmd16::new(DISK, DISCARD_COMMAND)
+            return opcode::UringCmd16::new(file, DISCARD_COMMAND)
                 .addr(Some(at))
                 .cmd(bytes)
                 .build();
@@ -94,7 +94,7 @@ fn ranged(method: Method, at: u64, len: u64) -> squeue::Entry {
         Method::Punch => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
         Method::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
     };
-    opcode::Fallocate::new(DISK, len)
+    opcode::Fallocate::new(file, len)
         .offset(at)
         .mode(mode)
         .build()

@@ -1,4 +1,4 @@
-//! Fsync: one at a time, shared by those who wait for it, and failed for good.
+//! Fsync: one at a time on each leg, shared by those who wait for it, and failed for good.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use super::ledger::{Moment, Seat};
 use crate::table::Step;
 use crate::uring::Core;
 
-/// At most one fsync of an engine is in the kernel: of two at once, only one may be told of a failure,
-/// and the other would vouch for writes that are lost (other engines: see `ledger`). Those that come
-/// meanwhile share the next one, which begins after them.
+/// The syncs of one leg. At most one fsync of it by an engine is in the kernel: of two at once, only
+/// one may be told of a failure, and the other would vouch for writes that are lost (other engines: see
+/// `ledger`). Those that come meanwhile share the next one, which begins after them.
 #[derive(Debug)]
 pub(super) struct Syncs {
     pub(super) leader: Option<u16>,
@@ -24,76 +24,93 @@ pub(super) struct Syncs {
 }
 
 impl Syncs {
-    pub(super) fn new(disk: &Arc<Disk>, room: usize) -> Syncs {
+    pub(super) fn new(disk: &Arc<Disk>, leg: u16, room: usize) -> Syncs {
         Syncs {
             leader: None,
             followers: VecDeque::with_capacity(room),
             waiting: VecDeque::with_capacity(room),
-            seat: Seat::take(disk),
+            seat: Seat::take(disk, leg),
             unsettled: None,
         }
-    }
-
-    /// An fsync went well and waits for others to end.
-    pub(super) fn is_unsettled(&self) -> bool {
-        self.unsettled.is_some()
     }
 }
 
 impl Files {
     /// Makes durable what has completed.
     pub(super) fn begin_sync(&mut self, core: &mut Core, index: u16) {
-        self.table.get_mut(index).step = Step::Idle;
-        if self.syncs.leader.is_some() {
-            self.syncs.waiting.push_back(index);
+        let entry = self.table.get_mut(index);
+        entry.step = Step::Idle;
+        let leg = entry.leg;
+        let syncs = &mut self.leg_mut(leg).syncs;
+        if syncs.leader.is_some() {
+            syncs.waiting.push_back(index);
         } else {
             self.lead_sync(core, index);
         }
     }
 
     fn lead_sync(&mut self, core: &mut Core, index: u16) {
-        self.syncs.leader = Some(index);
+        let leg = self.table.get(index).leg;
+        self.leg_mut(leg).syncs.leader = Some(index);
         if core.disk.sync_failed() {
             return self.sync_done(core, index, Err(libc::EIO));
         }
         let entry = self.table.get_mut(index);
         entry.step = Step::Sync;
         entry.tries = 0;
-        self.syncs.seat.begin();
+        self.leg(leg).syncs.seat.begin();
         self.issue(core, index);
     }
 
     /// The leader's fsync went well.
-    pub(super) fn sync_ended(&mut self, core: &mut Core) {
-        self.syncs.unsettled = Some(self.syncs.seat.end());
-        self.settle_sync(core);
+    pub(super) fn sync_ended(&mut self, core: &mut Core, leader: u16) {
+        let leg = self.table.get(leader).leg;
+        let syncs = &mut self.leg_mut(leg).syncs;
+        syncs.unsettled = Some(syncs.seat.end());
+        self.settle_sync(core, leg);
     }
 
     /// The leader's fsync failed: nobody's later one vouches for what was written before.
     pub(super) fn sync_failed(&mut self, core: &mut Core, leader: u16, errno: i32) {
         core.taint_sync(errno);
         // Only now: who sees it ended has to see the mark.
-        let _ = self.syncs.seat.end();
+        let leg = self.table.get(leader).leg;
+        let _ = self.leg(leg).syncs.seat.end();
         self.sync_done(core, leader, Err(errno));
     }
 
-    /// Reports an fsync that went well as soon as it can vouch for the writes before it.
-    pub(super) fn settle_sync(&mut self, core: &mut Core) {
-        let (Some(moment), Some(leader)) = (self.syncs.unsettled, self.syncs.leader) else {
+    /// An fsync of some leg went well and waits for others of that leg to end.
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.legs.iter().any(|leg| leg.syncs.unsettled.is_some())
+    }
+
+    /// Reports fsyncs that went well as soon as they can vouch for the writes before them.
+    pub(super) fn settle_syncs(&mut self, core: &mut Core) {
+        // At most 64.
+        for leg in 0..self.legs.len() as u16 {
+            self.settle_sync(core, leg);
+        }
+    }
+
+    fn settle_sync(&mut self, core: &mut Core, leg: u16) {
+        let syncs = &mut self.leg_mut(leg).syncs;
+        let (Some(moment), Some(leader)) = (syncs.unsettled, syncs.leader) else {
             return;
         };
-        if self.syncs.seat.all_ended(moment) {
-            self.syncs.unsettled = None;
+        if syncs.seat.all_ended(moment) {
+            syncs.unsettled = None;
             self.sync_done(core, leader, Ok(()));
         }
     }
 
     /// The engine goes without having seen the end of what the kernel does.
     pub(crate) fn abandon(&mut self, core: &Core) {
-        if self.syncs.leader.is_some() {
+        if self.legs.iter().any(|leg| leg.syncs.leader.is_some()) {
             core.disk.mark_sync_failed();
         }
-        let _ = self.syncs.seat.end();
+        for leg in &self.legs {
+            let _ = leg.syncs.seat.end();
+        }
     }
 
     /// The fsync of `leader` is over: so are those that share it. The next one covers all who came
@@ -105,18 +122,20 @@ impl Files {
         } else {
             result
         };
-        self.syncs.leader = None;
+        let leg = self.table.get(leader).leg;
+        self.leg_mut(leg).syncs.leader = None;
         self.finish(core, leader, result);
-        while let Some(follower) = self.syncs.followers.pop_front() {
+        while let Some(follower) = self.leg_mut(leg).syncs.followers.pop_front() {
             self.finish(core, follower, result);
         }
         if core.disk.sync_failed() {
-            while let Some(waiting) = self.syncs.waiting.pop_front() {
+            while let Some(waiting) = self.leg_mut(leg).syncs.waiting.pop_front() {
                 self.finish(core, waiting, Err(libc::EIO));
             }
         }
-        if let Some(next) = self.syncs.waiting.pop_front() {
-            std::mem::swap(&mut self.syncs.followers, &mut self.syncs.waiting);
+        let syncs = &mut self.leg_mut(leg).syncs;
+        if let Some(next) = syncs.waiting.pop_front() {
+            std::mem::swap(&mut syncs.followers, &mut syncs.waiting);
             self.lead_sync(core, next);
         }
     }

@@ -14,7 +14,7 @@ use cleave_guest::{Memory, RegionSpec};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tempfile::TempDir;
 
-use crate::{Engine, Event, Uring, Wait};
+use crate::{Engine, Event, Wait};
 
 pub(crate) const READ: OpKind = OpKind::Read;
 pub(crate) const WRITE: OpKind = OpKind::Write { durable: false };
@@ -110,6 +110,7 @@ pub(crate) fn segment(addr: u64, len: u32) -> Segment {
 pub(crate) fn op(kind: OpKind, offset_bytes: u64, len_bytes: u64, segments: &[Segment]) -> Op<'_> {
     Op {
         kind,
+        leg: 0,
         offset_bytes,
         len_bytes,
         segments,
@@ -118,7 +119,7 @@ pub(crate) fn op(kind: OpKind, offset_bytes: u64, len_bytes: u64, segments: &[Se
 }
 
 /// The next result, waiting for it.
-pub(crate) fn next_done(engine: &mut Uring) -> (u64, Result<(), i32>) {
+pub(crate) fn next_done<E: Engine>(engine: &mut E) -> (u64, Result<(), i32>) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         while let Some(event) = engine.reap() {
@@ -132,7 +133,7 @@ pub(crate) fn next_done(engine: &mut Uring) -> (u64, Result<(), i32>) {
 }
 
 /// One op from push to result.
-pub(crate) fn run(engine: &mut Uring, op: Op<'_>) -> Result<(), i32> {
+pub(crate) fn run<E: Engine>(engine: &mut E, op: Op<'_>) -> Result<(), i32> {
     engine.push(op, 77);
     let (token, result) = next_done(engine);
     assert_eq!((token, engine.in_flight()), (77, 0));
@@ -208,8 +209,8 @@ struct Flying {
 /// Runs random ops, never two in flight on the same sectors (but on neighbours), and checks every
 /// read and at the end all of the disk against a model in memory. The disk is zeroes at first, and
 /// `discard_zeroes` says whether it reads zero after a discard.
-pub(crate) fn check_against_model(
-    engines: &mut [Uring],
+pub(crate) fn check_against_model<E: Engine>(
+    engines: &mut [E],
     guest: &Guest,
     disk: &Disk,
     load: &Load,
@@ -341,8 +342,8 @@ fn draw(
     })
 }
 
-fn begin(
-    engine: &mut Uring,
+fn begin<E: Engine>(
+    engine: &mut E,
     guest: &Guest,
     model: &mut [u8],
     one: &Flying,
@@ -374,6 +375,7 @@ fn begin(
     engine.push(
         Op {
             kind: one.kind,
+            leg: 0,
             offset_bytes: one.offset,
             len_bytes: one.len,
             segments: if matches!(one.kind, OpKind::Read | OpKind::Write { .. }) {

@@ -526,10 +526,10 @@ fn dropping_waits_for_what_is_in_flight() {
             drop(engine);
             assert_eq!(Arc::strong_count(&guest.memory), 1);
             assert!(
-                disk.locks().try_exclusive(0, DISK_BYTES),
+                disk.legs()[0].locks().try_exclusive(0, DISK_BYTES),
                 "holds were given back"
             );
-            disk.locks().release_exclusive(0, DISK_BYTES);
+            disk.legs()[0].locks().release_exclusive(0, DISK_BYTES);
         }
     }
 }
@@ -1160,7 +1160,7 @@ fn an_op_of_more_than_the_kernel_moves_at_once_goes_whole() {
     let dir = folder();
     let bytes = 5_u64 << 30;
     let disk = Arc::new(open(&image(dir.path(), bytes), Direct::Auto));
-    if matches!(disk.store(), Store::File { direct: false, .. }) {
+    if matches!(disk.legs()[0].store(), Store::File { direct: false, .. }) {
         println!("not tried: it would fill the page cache");
         return;
     }

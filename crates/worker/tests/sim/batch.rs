@@ -62,7 +62,7 @@ impl Engine for Meddler {
 /// after that is durable by itself, though the worker was in the midst of a batch.
 #[test]
 fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
-    let device: Arc<Device> = device();
+    let device: Arc<Device> = device(cleave_worker::Split::Off);
     let driver = Rc::new(RefCell::new(Driver::new()));
     let memory = driver.borrow().memory();
     let pushed = Rc::default();
@@ -106,7 +106,7 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
 /// Two vrings of one worker, the first always with more than the engine takes.
 #[test]
 fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
-    let device = device();
+    let device = device(cleave_worker::Split::Off);
     let mut driver = Driver::new();
     let memory = driver.memory();
     let pushed = Rc::default();

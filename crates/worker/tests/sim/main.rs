@@ -8,22 +8,27 @@ mod batch;
 mod driver;
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type, status};
-use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions};
+use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_engine::{Sim, SimConfig, SimStore};
 use cleave_guest::Vring;
 use cleave_worker::{
-    Completion, Control, Device, Lap, Stats, Totals, VringStart, Worker, WorkerConfig,
+    Completion, Control, Device, Direction, Lap, Prior, Split, Stats, Totals, VringStart, Worker,
+    WorkerConfig,
 };
 use driver::{Answer, Ask, DATA_MAX, Driver};
 use rustix::event::{EventfdFlags, eventfd};
 
 const DISK_BYTES: usize = 1 << 20;
+/// Legs and chunk where the disk is a stripe.
+const LEGS: usize = 4;
+const CHUNK: u32 = 4096;
 const SECTORS: u64 = DISK_BYTES as u64 / 512;
 const FEATURES: u64 = feature::VERSION_1
     | feature::EVENT_IDX
@@ -76,14 +81,41 @@ fn is_rung(fd: &OwnedFd) -> bool {
     rustix::io::read(fd, &mut [0; 8]).is_ok()
 }
 
-fn device() -> Arc<Device> {
+fn device(split: Split) -> Arc<Device> {
     let options = OpenOptions {
         read_only: false,
         direct: Direct::Auto,
         block_bytes: None,
         discard: true,
     };
-    let disk = Disk::open(&DiskSpec::Ram(DISK_BYTES as u64), &options).unwrap();
+    device_of(
+        Disk::open(&DiskSpec::Ram(DISK_BYTES as u64), &options).unwrap(),
+        split,
+    )
+}
+
+/// A stripe of `LEGS`, of which only the layout is used: the data is in the store, leg behind leg.
+fn striped_device() -> Arc<Device> {
+    let options = OpenOptions {
+        read_only: false,
+        direct: Direct::Off,
+        block_bytes: None,
+        discard: true,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let leg = |number: usize| {
+        let path = folder.path().join(number.to_string());
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len((DISK_BYTES / LEGS) as u64).unwrap();
+        DiskSpec::Path(path)
+    };
+    let legs: Vec<_> = (0..LEGS).map(leg).collect();
+    let disk = Disk::open_stripe(&legs, CHUNK, StripeKind::Raw, &options).unwrap();
+    assert_eq!(disk.capacity_bytes(), DISK_BYTES as u64);
+    device_of(disk, Split::Off)
+}
+
+fn device_of(disk: Disk, split: Split) -> Arc<Device> {
     Arc::new(Device {
         disk: Arc::new(disk),
         serial: *b"simulated\0\0\0\0\0\0\0\0\0\0\0",
@@ -92,14 +124,29 @@ fn device() -> Arc<Device> {
             completion: Completion::Poll,
             cpus: Vec::new(),
             ops: 64,
+            split,
         },
         served: cleave_worker::Served::default(),
+        learnt: cleave_worker::Learnt::default(),
     })
 }
 
 impl Bench {
     fn new(config: SimConfig, features: u64) -> Bench {
-        let device = device();
+        Bench::with_split(config, features, Split::Off)
+    }
+
+    fn with_split(config: SimConfig, features: u64, split: Split) -> Bench {
+        Bench::over(device(split), config, features)
+    }
+
+    fn striped(config: SimConfig, features: u64) -> Bench {
+        let bench = Bench::over(striped_device(), config, features);
+        bench.store.lock().unwrap().leg_bytes = DISK_BYTES / LEGS;
+        bench
+    }
+
+    fn over(device: Arc<Device>, config: SimConfig, features: u64) -> Bench {
         let store = SimStore {
             now: vec![0; DISK_BYTES],
             durable: vec![0; DISK_BYTES],
@@ -198,16 +245,35 @@ struct Pending {
     covered: Option<Vec<usize>>,
 }
 
-fn run(seed: u64, fail_per_mille: u32) {
+fn run(seed: u64, fail_per_mille: u32, split: Split) {
     let mut random = Random(seed);
     let config = SimConfig {
         seed,
-        ops: 40,
+        ops: 100,
         fail_per_mille,
         fail_at: None,
         delay_max: random.below(20) as u32,
     };
-    let mut bench = Bench::new(config, FEATURES);
+    run_on(
+        Bench::with_split(config, FEATURES, split),
+        random,
+        fail_per_mille,
+    );
+}
+
+fn run_striped(seed: u64, fail_per_mille: u32) {
+    let mut random = Random(seed);
+    let config = SimConfig {
+        // Room for the longest request and others beside it.
+        ops: 2048,
+        fail_per_mille,
+        delay_max: random.below(20) as u32,
+        ..quiet(seed)
+    };
+    run_on(Bench::striped(config, FEATURES), random, fail_per_mille);
+}
+
+fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
     let zero: Known = Some([0; 512]);
     let mut model = Model {
         sectors: vec![zero; SECTORS as usize],
@@ -232,7 +298,15 @@ fn run(seed: u64, fail_per_mille: u32) {
     assert!(pending.is_empty(), "{} requests never ended", pending.len());
     // A power cut now: every sector holds a value that no acknowledged flush has ruled out.
     let store = bench.store.lock().unwrap();
-    for (sector, (bytes, maybe)) in store.durable.chunks(512).zip(&model.maybe).enumerate() {
+    for (sector, maybe) in model.maybe.iter().enumerate() {
+        let at = match bench.device.disk.stripe() {
+            None => sector * 512,
+            Some(stripe) => {
+                let (leg, at) = stripe.place(sector as u64 * 512);
+                usize::from(leg) * store.leg_bytes + at as usize
+            }
+        };
+        let bytes = &store.durable[at..at + 512];
         let fits = maybe
             .iter()
             .any(|known| known.is_none_or(|known| known == bytes));
@@ -246,10 +320,12 @@ fn submit(
     model: &Model,
     pending: &mut HashMap<u16, Pending>,
 ) {
-    let len = 1 + random.below(DATA_MAX / 512 / 8);
+    // Some are large enough to be split.
+    let len_max = [8, 64, DATA_MAX / 512][random.below(3) as usize];
+    let len = 1 + random.below(len_max);
     let sector = random.below(SECTORS - len);
     let range = sector as usize..(sector + len) as usize;
-    let cut = [512, 1000, 4096, 65536, 77][random.below(5) as usize];
+    let cut = [512, 1000, 4096, 65536, 333][random.below(5) as usize];
     let indirect = random.below(2) == 0;
     let ask = match random.below(10) {
         0..4 => Ask::read(sector, len as u32 * 512, cut, indirect),
@@ -356,15 +432,154 @@ fn seeds(default: std::ops::Range<u64>) -> Vec<u64> {
 fn random_requests_keep_the_model_and_survive_a_power_cut() {
     for seed in seeds(0..60) {
         println!("CLEAVE_SEED={seed}");
-        run(seed, 0);
+        run(seed, 0, Split::Off);
     }
+}
+
+/// A flush is about all legs: what it acknowledged survives on each of them.
+#[test]
+fn a_stripe_keeps_the_model_and_survives_a_power_cut() {
+    for seed in seeds(2000..2040) {
+        println!("CLEAVE_SEED={seed}");
+        run_striped(seed, 0);
+    }
+}
+
+#[test]
+fn failing_ops_of_a_stripe_fail_their_request_and_no_other() {
+    for seed in seeds(3000..3020) {
+        println!("CLEAVE_SEED={seed}");
+        run_striped(seed, 20);
+    }
+}
+
+#[test]
+fn a_leg_that_fails_fails_what_touches_it_and_nothing_else() {
+    let bench = || {
+        let bench = Bench::striped(
+            SimConfig {
+                ops: 2048,
+                ..quiet(1)
+            },
+            FEATURES,
+        );
+        bench.store.lock().unwrap().failing_leg = Some(2);
+        bench
+    };
+    // A row of the stripe has 32 sectors, 8 a leg; leg 2 has those from 16 on.
+    for (sector, sectors, expected) in [
+        (0, 16, status::OK),
+        (0, 17, status::IOERR),
+        (16, 8, status::IOERR),
+        (24, 8, status::OK),
+        (24, 24, status::OK),
+        (24, 25, status::IOERR),
+    ] {
+        let mut bench = bench();
+        let data = vec![7; sectors as usize * 512];
+        for ask in [
+            Ask::write(sector, data, 4096, false),
+            Ask::read(sector, sectors * 512, 1000, true),
+            Ask::zero(sector, sectors, true),
+        ] {
+            let answer = bench.ask(&ask);
+            assert_eq!(answer.status, expected, "{} {sectors} {sector}", ask.kind);
+        }
+        assert_eq!(bench.ask(&Ask::flush()).status, status::IOERR);
+    }
+}
+
+#[test]
+fn a_slow_leg_holds_up_only_what_touches_it() {
+    let mut bench = Bench::striped(
+        SimConfig {
+            ops: 2048,
+            ..quiet(1)
+        },
+        FEATURES,
+    );
+    bench.store.lock().unwrap().slow_leg = Some((2, 1000));
+    let slow = bench
+        .driver
+        .submit(&Ask::read(16, 4096, 4096, true))
+        .unwrap();
+    for n in 0..100 {
+        let sector = [0, 8, 24][n % 3];
+        let head = bench
+            .driver
+            .submit(&Ask::read(sector, 4096, 4096, true))
+            .unwrap();
+        let mut laps = 0;
+        while bench
+            .driver
+            .collect(|_| 4096)
+            .pop()
+            .map(|answer| answer.head)
+            != Some(head)
+        {
+            bench.lap();
+            laps += 1;
+            assert!(laps < 50, "held up behind {slow}");
+        }
+    }
+}
+
+#[test]
+fn split_requests_keep_the_model_survive_a_power_cut_and_fail_as_one() {
+    let chunk = |bytes| Split::Fixed(NonZeroU32::new(bytes).unwrap());
+    let auto = || {
+        Split::Auto(Prior {
+            useful_depth: 64,
+            chunk_min_bytes: 4096,
+            never: false,
+            measured: vec![
+                (Direction::Read, 64 << 10, 4 << 10),
+                (Direction::Write, 32 << 10, 8 << 10),
+            ],
+        })
+    };
+    for seed in seeds(2000..2020) {
+        println!("CLEAVE_SEED={seed}");
+        for fail_per_mille in [0, 20] {
+            run(seed, fail_per_mille, chunk(4 << 10));
+            run(seed, fail_per_mille, chunk(32 << 10));
+            run(seed, fail_per_mille, auto());
+        }
+    }
+}
+
+#[test]
+fn split_request_is_several_ops_and_one_answer() {
+    let split = Split::Fixed(NonZeroU32::new(8 << 10).unwrap());
+    let mut bench = Bench::with_split(quiet(1), FEATURES, split);
+    assert_eq!(
+        bench.ask(&Ask::read(16, 128 << 10, 65536, true)).status,
+        status::OK
+    );
+    // The simulated store is asked 16 times; the twelfth failing fails the whole, once.
+    let mut failing = Bench::with_split(
+        SimConfig {
+            fail_at: Some(11),
+            ..quiet(1)
+        },
+        FEATURES,
+        Split::Fixed(NonZeroU32::new(8 << 10).unwrap()),
+    );
+    let answer = failing.ask(&Ask::read(16, 128 << 10, 65536, true));
+    assert_eq!((answer.status, answer.used_bytes), (status::IOERR, 1));
+    let again = failing.ask(&Ask::read(16, 128 << 10, 65536, true));
+    assert_eq!(
+        (again.status, again.used_bytes),
+        (status::OK, (128 << 10) + 1)
+    );
+    assert_eq!(failing.totals().failed, 1);
 }
 
 #[test]
 fn failing_ops_fail_their_request_and_no_other() {
     for seed in seeds(1000..1040) {
         println!("CLEAVE_SEED={seed}");
-        run(seed, 50);
+        run(seed, 50, Split::Off);
     }
 }
 
@@ -491,33 +706,44 @@ fn write_through_makes_every_completed_write_durable() {
 
 #[test]
 fn cache_switched_off_mid_load_makes_what_completes_afterwards_durable() {
+    let config = |seed, ops| SimConfig {
+        ops,
+        delay_max: 30,
+        ..quiet(seed)
+    };
     for seed in 0..50 {
-        let mut bench = Bench::new(
-            SimConfig {
-                delay_max: 30,
-                ..quiet(seed)
-            },
-            FEATURES,
-        );
-        for n in 0..8 {
-            let ask = Ask::write(n * 8, vec![n as u8 + 1; 4096], 4096, true);
-            bench.driver.submit(&ask).unwrap();
-        }
+        switch_off_mid_load(seed, Bench::new(config(seed, 64), FEATURES), |n| n * 4096);
+        // Chunks of a page: one leg after the other.
+        switch_off_mid_load(seed, Bench::striped(config(seed, 2048), FEATURES), |n| {
+            n % LEGS * (DISK_BYTES / LEGS) + n / LEGS * 4096
+        });
+    }
+}
+
+/// `place`: where in the store page `n` of the disk is.
+fn switch_off_mid_load(seed: u64, mut bench: Bench, place: impl Fn(usize) -> usize) {
+    for n in 0..8 {
+        let ask = Ask::write(n * 8, vec![n as u8 + 1; 4096], 4096, true);
+        bench.driver.submit(&ask).unwrap();
+    }
+    bench.lap();
+    let before = bench.driver.collect(|_| 0).len();
+    bench.device.writeback.store(false, Ordering::Relaxed);
+    let mut answers = 0;
+    for _ in 0..600 {
         bench.lap();
-        let before = bench.driver.collect(|_| 0).len();
-        bench.device.writeback.store(false, Ordering::Relaxed);
-        let mut answers = 0;
-        for _ in 0..200 {
-            bench.lap();
-            answers += bench.driver.collect(|_| 0).len();
-        }
-        assert_eq!(before + answers, 8);
+        answers += bench.driver.collect(|_| 0).len();
+        // At once: later the simulated disk may have written back by itself.
         let store = bench.store.lock().unwrap();
         let durable = (0..8)
-            .filter(|n| store.durable[n * 4096] == *n as u8 + 1)
+            .filter(|n| store.durable[place(*n)] == *n as u8 + 1)
             .count();
         assert!(durable >= answers, "seed {seed}: {durable} of {answers}");
+        if before + answers == 8 {
+            return;
+        }
     }
+    panic!("seed {seed}: {answers} answers after {before}");
 }
 
 #[test]

@@ -1,0 +1,131 @@
+//! The splitter's decisions, and planning by them: what they cost, and that they never allocate.
+#![allow(missing_docs)] // Criterion's macros make undocumented public items.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::black_box;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cleave_benches::settings;
+use cleave_blk::{Cut, Plan, Request, Segment, Verb};
+use cleave_worker::{Choice, Direction, Load, Prior, Split, Splitter};
+use criterion::{Criterion, criterion_group, criterion_main};
+
+/// Counts what is allocated.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: every call is handed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above; `at` came from it.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+const LARGE_BYTES: u64 = 512 << 10;
+
+fn splitter() -> Splitter {
+    Splitter::new(Split::Auto(Prior {
+        useful_depth: 128,
+        chunk_min_bytes: 4096,
+        never: false,
+        measured: vec![(Direction::Read, LARGE_BYTES, 8 << 10)],
+    }))
+}
+
+/// A request that the splitter hears of from beginning to end; its virtual clock goes on.
+fn large(splitter: &mut Splitter, now_ns: &mut u64) -> Choice {
+    let load = Load {
+        requests: 0,
+        ops: 0,
+    };
+    let choice = splitter.choose(Direction::Read, LARGE_BYTES, load, *now_ns);
+    *now_ns += 300_000;
+    splitter.ended(choice, LARGE_BYTES, 300_000, *now_ns);
+    choice
+}
+
+/// How many ops a plan has.
+fn plan(len_bytes: u64, data: &[Segment], chunk_bytes: Option<NonZeroU32>) -> usize {
+    let request = Request {
+        verb: Verb::Read,
+        offset_bytes: 1 << 20,
+        len_bytes,
+    };
+    let cut = Cut {
+        durable: false,
+        chunk_bytes,
+        stripe: None,
+    };
+    Plan::new(black_box(&request), data, &cut).count()
+}
+
+fn data() -> Vec<Segment> {
+    (0..128)
+        .map(|page| Segment {
+            addr: page << 14,
+            len: 4096,
+        })
+        .collect()
+}
+
+/// Ends the program when deciding and planning allocate.
+fn allocates_nothing(_: &mut Criterion) {
+    let (mut splitter, mut now_ns, data) = (splitter(), 0, data());
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let mut ops = 0;
+    for _ in 0..100_000 {
+        splitter.note_small(Direction::Read);
+        let choice = large(&mut splitter, &mut now_ns);
+        ops += plan(LARGE_BYTES, &data, choice.chunk_bytes);
+        ops += plan(4096, &data, None);
+    }
+    let allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    assert!(
+        ops > 100_000 && allocated == 0,
+        "{allocated} allocations in {ops} ops"
+    );
+}
+
+fn decisions(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("splitter");
+    let (mut splitter, mut now_ns) = (splitter(), 0);
+    group.bench_function("small request", |bench| {
+        bench.iter(|| splitter.note_small(black_box(Direction::Read)));
+    });
+    group.bench_function("large request, chosen and ended", |bench| {
+        bench.iter(|| large(&mut splitter, &mut now_ns));
+    });
+    let data = data();
+    group.bench_function("4 KiB: noted and planned whole", |bench| {
+        bench.iter(|| {
+            splitter.note_small(black_box(Direction::Read));
+            plan(4096, &data, None)
+        });
+    });
+    group.bench_function("512 KiB: chosen and planned in 8 KiB", |bench| {
+        bench.iter(|| {
+            let choice = large(&mut splitter, &mut now_ns);
+            plan(LARGE_BYTES, &data, choice.chunk_bytes)
+        });
+    });
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = settings();
+    targets = allocates_nothing, decisions
+}
+criterion_main!(benches);

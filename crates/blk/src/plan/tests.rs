@@ -1,0 +1,437 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::spec::SECTOR_BYTES;
+
+fn request(verb: Verb, offset_bytes: u64, len_bytes: u64) -> Request {
+    Request {
+        verb,
+        offset_bytes,
+        len_bytes,
+    }
+}
+
+const WHOLE: Cut = Cut {
+    durable: false,
+    chunk_bytes: None,
+    stripe: None,
+};
+const DURABLE: Cut = Cut {
+    durable: true,
+    ..WHOLE
+};
+
+fn chunks(bytes: u32) -> Cut {
+    Cut {
+        chunk_bytes: NonZeroU32::new(bytes),
+        ..WHOLE
+    }
+}
+
+fn striped(legs: u16, chunk_bytes: u32) -> Cut {
+    Cut {
+        stripe: Stripe::new(legs, chunk_bytes),
+        ..WHOLE
+    }
+}
+
+/// Leg, offset and length of each op.
+fn places(request: &Request, cut: &Cut) -> Vec<(u16, u64, u64)> {
+    let data = [Segment {
+        addr: 0,
+        len: u32::MAX,
+    }];
+    Plan::new(request, &data, cut)
+        .map(|op| (op.leg, op.offset_bytes, op.len_bytes))
+        .collect()
+}
+
+/// Where each byte of a stream lies, up to `len_bytes` of them, after the first `skip_bytes`.
+fn flatten(segments: &[Segment], skip_bytes: u32, len_bytes: u64) -> Vec<u64> {
+    segments
+        .iter()
+        .flat_map(|segment| (0..u64::from(segment.len)).map(|at| segment.addr + at))
+        .skip(skip_bytes as usize)
+        .take(len_bytes as usize)
+        .collect()
+}
+
+#[test]
+fn worked_example_of_the_doc() {
+    let segment = |addr| Segment { addr, len: 10_240 };
+    let (a, b) = (segment(0x10000), segment(0x90000));
+    let ops: Vec<_> = Plan::new(&request(Verb::Read, 4096, 20_480), &[a, b], &chunks(8192))
+        .map(|op| {
+            (
+                op.offset_bytes,
+                op.len_bytes,
+                op.segments.to_vec(),
+                op.skip_bytes,
+            )
+        })
+        .collect();
+    let expected = vec![
+        (4096, 4096, vec![a, b], 0),
+        (8192, 8192, vec![a, b], 4096),
+        (16_384, 8192, vec![b], 2048),
+    ];
+    assert_eq!(ops, expected);
+    assert_eq!(
+        places(&request(Verb::Read, 4096, 16_384), &chunks(8192)),
+        [(0, 4096, 8192), (0, 12_288, 8192)]
+    );
+}
+
+#[test]
+fn striped_example_of_the_doc() {
+    const K: u64 = 1024;
+    let cut = striped(3, 64 << 10);
+    assert_eq!(
+        places(&request(Verb::Read, 32 * K, 320 * K), &cut),
+        [
+            (0, 32 * K, 32 * K),
+            (1, 0, 64 * K),
+            (2, 0, 64 * K),
+            (0, 64 * K, 64 * K),
+            (1, 64 * K, 64 * K),
+            (2, 64 * K, 32 * K),
+        ]
+    );
+    for verb in [Verb::Discard, Verb::WriteZeroes { unmap: true }] {
+        assert_eq!(
+            places(&request(verb, 32 * K, 320 * K), &cut),
+            [(0, 32 * K, 96 * K), (1, 0, 128 * K), (2, 0, 96 * K),]
+        );
+    }
+    assert_eq!(
+        places(&request(Verb::Flush, 0, 0), &cut),
+        [(0, 0, 0), (1, 0, 0), (2, 0, 0)]
+    );
+}
+
+#[test]
+fn where_a_chunk_is_cut() {
+    const K: u64 = 1024;
+    // chunk, offset, length; lengths of the ops.
+    let table: [(u32, u64, u64, &[u64]); 8] = [
+        // A chunk or less is whole, wherever it lies.
+        (8 << 10, 4 * K, 8 * K, &[8 * K]),
+        (8 << 10, 512, 512, &[512]),
+        // Multiples, where that is no op more.
+        (8 << 10, 0, 16 * K, &[8 * K, 8 * K]),
+        (8 << 10, 4 * K, 20 * K, &[4 * K, 8 * K, 8 * K]),
+        (8 << 10, 4 * K, 12 * K, &[4 * K, 8 * K]),
+        // From the start on, where it would be.
+        (8 << 10, 4 * K, 16 * K, &[8 * K, 8 * K]),
+        (8 << 10, 4 * K, 24 * K, &[8 * K, 8 * K, 8 * K]),
+        // Never inside blocks.
+        (8 << 10, 512, 16 * K, &[8 * K - 512, 8 * K, 512]),
+    ];
+    for (chunk, offset, len, lens) in table {
+        let found: Vec<_> = places(&request(Verb::Write, offset, len), &chunks(chunk))
+            .iter()
+            .map(|place| place.2)
+            .collect();
+        assert_eq!(found, lens, "{chunk} {offset} {len}");
+    }
+    // Doubled until 64 ops do.
+    let lens = places(&request(Verb::Read, 0, 4 << 20), &chunks(8 << 10));
+    assert_eq!(lens.len(), 64);
+    assert!(lens.iter().all(|place| place.2 == 64 * K));
+}
+
+#[test]
+fn each_verb_has_its_op() {
+    let data = [Segment {
+        addr: 0x1000,
+        len: 4096,
+    }];
+    let table = [
+        (Verb::Read, false, OpKind::Read, 1),
+        (Verb::Read, true, OpKind::Read, 1),
+        (Verb::Write, false, OpKind::Write { durable: false }, 1),
+        (Verb::Write, true, OpKind::Write { durable: true }, 1),
+        (Verb::Discard, true, OpKind::Discard, 0),
+        (
+            Verb::WriteZeroes { unmap: true },
+            false,
+            OpKind::Zero {
+                unmap: true,
+                durable: false,
+            },
+            0,
+        ),
+        (
+            Verb::WriteZeroes { unmap: false },
+            true,
+            OpKind::Zero {
+                unmap: false,
+                durable: true,
+            },
+            0,
+        ),
+    ];
+    for (verb, durable, kind, segments) in table {
+        let ops: Vec<_> =
+            Plan::new(&request(verb, 8192, 4096), &data, &Cut { durable, ..WHOLE }).collect();
+        let expected = Op {
+            kind,
+            leg: 0,
+            offset_bytes: 8192,
+            len_bytes: 4096,
+            segments: &data[..segments],
+            skip_bytes: 0,
+        };
+        assert_eq!(ops, [expected], "{verb:?}");
+    }
+}
+
+#[test]
+fn a_flush_is_one_op_and_never_again() {
+    let data = [Segment {
+        addr: 0x1000,
+        len: 512,
+    }];
+    let mut plan = Plan::new(&request(Verb::Flush, 0, 0), &data, &WHOLE);
+    let op = plan.next().unwrap();
+    assert_eq!(
+        (op.kind, op.len_bytes, op.segments),
+        (OpKind::Sync, 0, &[][..])
+    );
+    assert_eq!(plan.next(), None);
+    assert_eq!(plan.next(), None);
+}
+
+#[test]
+fn nothing_to_do_has_no_op() {
+    for verb in [
+        Verb::Read,
+        Verb::Write,
+        Verb::Discard,
+        Verb::WriteZeroes { unmap: true },
+    ] {
+        assert_eq!(
+            Plan::new(&request(verb, 512, 0), &[], &DURABLE).next(),
+            None
+        );
+    }
+    assert_eq!(
+        Plan::new(&request(Verb::GetId, 0, 20), &[], &DURABLE).next(),
+        None
+    );
+}
+
+#[test]
+fn the_largest_request_is_cut_where_the_kernel_would() {
+    const GIB: u64 = 1 << 30;
+    let len = (1 << 32) - 512;
+    let data = [Segment {
+        addr: 0,
+        len: u32::try_from(len).unwrap(),
+    }];
+    // offset; lengths of the ops.
+    let table: [(u64, &[u64]); 3] = [
+        (0, &[GIB, GIB, GIB, GIB - 512]),
+        (512, &[GIB - 512, GIB, GIB, GIB]),
+        (GIB - 512, &[512, GIB, GIB, GIB, GIB - 1024]),
+    ];
+    for (offset, lens) in table {
+        let ops: Vec<_> = Plan::new(&request(Verb::Read, offset, len), &data, &WHOLE).collect();
+        let found: Vec<_> = ops.iter().map(|op| op.len_bytes).collect();
+        assert_eq!(found, lens);
+        assert!(ops.len() <= Plan::OPS_MAX);
+        for op in ops {
+            assert_eq!(u64::from(op.skip_bytes), op.offset_bytes - offset);
+        }
+    }
+}
+
+#[test]
+fn segments_that_run_out_skip_nothing() {
+    let data = [Segment {
+        addr: 0x1000,
+        len: 512,
+    }];
+    let ops: Vec<_> = Plan::new(&request(Verb::Write, 0, 4096), &data, &chunks(1024)).collect();
+    assert_eq!(ops.len(), 4);
+    for op in &ops[1..] {
+        assert_eq!((op.segments, op.skip_bytes), (&[][..], 0));
+    }
+}
+
+/// Segments of any length, none among them, whose sum is a whole number of sectors; a request
+/// over a beginning of them, and an offset.
+fn layouts() -> impl Strategy<Value = (Vec<Segment>, u64, u64)> {
+    let lens = prop::collection::vec(
+        prop_oneof![Just(0u32), Just(512), Just(4096), 1..3000u32, 1..70_000u32],
+        0..24,
+    );
+    (lens, 0..100_000u64, 0..=100u64).prop_map(|(lens, sector, share)| {
+        let mut segments: Vec<_> = lens
+            .iter()
+            .zip(1u64..)
+            // Far apart, so that a byte taken from the wrong segment is seen.
+            .map(|(len, n)| Segment {
+                addr: n << 20,
+                len: *len,
+            })
+            .collect();
+        let sum: u64 = lens.iter().map(|len| u64::from(*len)).sum();
+        let missing = sum.next_multiple_of(SECTOR_BYTES) - sum;
+        segments.push(Segment {
+            addr: 1 << 40,
+            len: u32::try_from(missing).unwrap(),
+        });
+        let sectors = (sum + missing) / SECTOR_BYTES * share / 100;
+        (segments, sector * SECTOR_BYTES, sectors * SECTOR_BYTES)
+    })
+}
+
+/// No chunk, or one of any size.
+fn any_chunk() -> impl Strategy<Value = Option<NonZeroU32>> {
+    prop_oneof![
+        Just(None),
+        (12..=22u32).prop_map(|shift| NonZeroU32::new(1 << shift))
+    ]
+}
+
+fn any_stripe() -> impl Strategy<Value = Option<Stripe>> {
+    let legs = prop_oneof![2..=64u16, 2..6u16];
+    prop_oneof![
+        Just(None),
+        (legs, 12..=22u32).prop_map(|(legs, shift)| Stripe::new(legs, 1 << shift))
+    ]
+}
+
+fn any_cut() -> impl Strategy<Value = Cut> {
+    (any::<bool>(), any_chunk(), any_stripe()).prop_map(|(durable, chunk_bytes, stripe)| Cut {
+        durable,
+        chunk_bytes,
+        stripe,
+    })
+}
+
+/// The disk offset of a leg's byte.
+fn disk_offset(cut: &Cut, leg: u16, offset: u64) -> u64 {
+    let Some(stripe) = cut.stripe else {
+        assert_eq!(leg, 0);
+        return offset;
+    };
+    let chunk = u64::from(stripe.chunk_bytes());
+    (offset / chunk * u64::from(stripe.legs()) + u64::from(leg)) * chunk + offset % chunk
+}
+
+proptest! {
+    /// Cutting changes nothing: the ops cover the request's range of the disk and its bytes of
+    /// memory exactly, in order, without overlap; and they keep to their bounds.
+    #[test]
+    fn ops_cover_the_request_exactly(
+        (segments, offset, len) in layouts(), cut in any_cut(), write in any::<bool>(),
+    ) {
+        let verb = if write { Verb::Write } else { Verb::Read };
+        let request = request(verb, offset, len);
+        prop_assert!(cut.takes(&request));
+        let mut next = offset;
+        let mut memory = Vec::new();
+        let mut count = 0;
+        for op in Plan::new(&request, &segments, &cut) {
+            prop_assert_eq!(disk_offset(&cut, op.leg, op.offset_bytes), next);
+            prop_assert!(op.len_bytes > 0);
+            if let Some(stripe) = cut.stripe {
+                let chunk = u64::from(stripe.chunk_bytes());
+                prop_assert_eq!(op.offset_bytes / chunk, (op.offset_bytes + op.len_bytes - 1) / chunk);
+            }
+            let first = op.segments[0].len;
+            prop_assert!(op.skip_bytes < first || (first == 0 && op.skip_bytes == 0));
+            let bytes = flatten(op.segments, op.skip_bytes, op.len_bytes);
+            prop_assert_eq!(bytes.len() as u64, op.len_bytes);
+            memory.extend(bytes);
+            next += op.len_bytes;
+            count += 1;
+        }
+        prop_assert_eq!(next, offset + len);
+        prop_assert_eq!(memory, flatten(&segments, 0, len));
+        prop_assert!(count <= cut.ops_max());
+    }
+
+    /// Where a request is split by choice: as few ops as the chunk allows (one more where it begins
+    /// inside a block), at most 64, none longer than the chunk unless that was doubled, and borders at
+    /// multiples of it where they cost nothing.
+    #[test]
+    fn splitting_keeps_its_bounds(
+        sector in 0..1u64 << 30, sectors in 1..=1u64 << 20, shift in 12..=22u32,
+    ) {
+        let (offset, len) = (sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
+        let ops = places(&request(Verb::Read, offset, len), &chunks(1 << shift));
+        let mut chunk = 1u64 << shift;
+        if len <= chunk {
+            prop_assert_eq!(ops, [(0, offset, len)]);
+            return Ok(());
+        }
+        let inside_block = offset % 4096 != 0;
+        while len.div_ceil(chunk) > 64 || (inside_block && (offset % chunk + len).div_ceil(chunk) > 64) {
+            chunk *= 2;
+        }
+        let (fewest, aligned) = (len.div_ceil(chunk), (offset % chunk + len).div_ceil(chunk));
+        let count = ops.len() as u64;
+        prop_assert!(count <= 64);
+        prop_assert_eq!(count, if inside_block { aligned } else { fewest });
+        let is_aligned = count == aligned;
+        for op in &ops[1..] {
+            prop_assert!(op.2 <= chunk);
+            prop_assert_eq!(op.1 % 4096, 0);
+            prop_assert!(!is_aligned || op.1 % chunk == 0);
+        }
+    }
+
+    /// On each leg a range is one range, and together they are the request's, no byte twice.
+    #[test]
+    fn ranges_on_legs_are_the_request(
+        legs in 2..=64u16, shift in 12..=22u32, sector in 0..1u64 << 40, sectors in 1..=1u64 << 21,
+        chunk in any_chunk(),
+    ) {
+        let cut = Cut { chunk_bytes: chunk, ..striped(legs, 1 << shift) };
+        let (offset, len) = (sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
+        let ops = places(&request(Verb::Discard, offset, len), &cut);
+        prop_assert!(ops.len() <= usize::from(legs));
+        let mut seen: Vec<_> = ops.iter().map(|op| op.0).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        prop_assert_eq!(seen.len(), ops.len());
+        // As long as the request together, and both ends of each and of each chunk inside lie in it:
+        // since places are one to one, that is the same set of bytes.
+        prop_assert_eq!(ops.iter().map(|op| op.2).sum::<u64>(), len);
+        for (leg, start, bytes) in ops {
+            let inside = |at| (offset..offset + len).contains(&disk_offset(&cut, leg, at));
+            prop_assert!(inside(start) && inside(start + bytes - 1));
+        }
+    }
+
+    /// One leg: whole, whatever reads are split into.
+    #[test]
+    fn ranges_of_one_leg_are_whole(
+        offset in 0..1u64 << 40, len in 1..1u64 << 32, chunk_bytes in any_chunk(),
+    ) {
+        let cut = Cut { chunk_bytes, ..WHOLE };
+        prop_assert_eq!(places(&request(Verb::Discard, offset, len), &cut), [(0, offset, len)]);
+    }
+
+    /// The bound that slots and engines are sized by.
+    #[test]
+    fn no_request_taken_has_more_than_ops_max(
+        sector in 0..1u64 << 40, sectors in 0..=(u64::from(u32::MAX) / SECTOR_BYTES), cut in any_cut(),
+        verb in prop_oneof![Just(Verb::Read), Just(Verb::Discard), Just(Verb::Flush)],
+    ) {
+        let mut request = request(verb, sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
+        if verb == Verb::Flush {
+            request.len_bytes = 0;
+        }
+        if let (Verb::Read, Some(stripe)) = (verb, cut.stripe) {
+            let most = stripe.transfer_max_bytes() / SECTOR_BYTES;
+            prop_assert_eq!(cut.takes(&request), sectors <= most);
+            request.len_bytes = sectors.min(most) * SECTOR_BYTES;
+        }
+        prop_assert!(cut.takes(&request));
+        prop_assert!(Plan::new(&request, &[], &cut).count() <= cut.ops_max());
+    }
+}

@@ -1,0 +1,198 @@
+//! How a stripe (RAID-0) lays a disk over several legs, and how requests are cut.
+
+use std::num::{NonZeroU16, NonZeroU32};
+
+use crate::{Request, Verb};
+
+/// A disk dealt out over legs, chunk by chunk: byte `b` lies in chunk `b / chunk_bytes`, chunk `n` on
+/// leg `n % legs` as that leg's chunk number `n / legs`.
+///
+/// Worked example, three legs and chunks of 64 KiB: byte 300 000 is byte 37 856 of chunk 4, which is
+/// chunk 1 of leg 1: byte 65 536 + 37 856 = 103 392 there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stripe {
+    legs: NonZeroU16,
+    chunk_shift: u8,
+}
+
+impl Stripe {
+    /// Fewest legs: a stripe of one is a disk.
+    pub const LEGS_MIN: u16 = 2;
+    /// Most legs.
+    pub const LEGS_MAX: u16 = 64;
+    /// Smallest chunk.
+    pub const CHUNK_MIN_BYTES: u32 = 4 << 10;
+    /// Largest chunk.
+    pub const CHUNK_MAX_BYTES: u32 = 4 << 20;
+
+    /// `None` where the numbers are out of range or the chunk is no power of two.
+    pub fn new(legs: u16, chunk_bytes: u32) -> Option<Stripe> {
+        let fits = (Self::LEGS_MIN..=Self::LEGS_MAX).contains(&legs)
+            && (Self::CHUNK_MIN_BYTES..=Self::CHUNK_MAX_BYTES).contains(&chunk_bytes)
+            && chunk_bytes.is_power_of_two();
+        let legs = NonZeroU16::new(legs)?;
+        // A shift below 32 always fits a byte.
+        let chunk_shift = u8::try_from(chunk_bytes.trailing_zeros()).ok()?;
+        fits.then_some(Stripe { legs, chunk_shift })
+    }
+
+    /// Legs that the disk is dealt out over.
+    #[inline]
+    pub fn legs(self) -> u16 {
+        self.legs.get()
+    }
+
+    /// Bytes that lie together on a leg.
+    #[inline]
+    pub fn chunk_bytes(self) -> u32 {
+        1 << self.chunk_shift
+    }
+
+    /// The leg of a byte, and its offset there.
+    #[inline]
+    pub fn place(self, offset_bytes: u64) -> (u16, u64) {
+        let (leg, row) = self.chunk_place(offset_bytes >> self.chunk_shift);
+        let inside = offset_bytes & (u64::from(self.chunk_bytes()) - 1);
+        (leg, (row << self.chunk_shift) | inside)
+    }
+
+    /// The leg of a chunk, and its number there.
+    #[inline]
+    pub(crate) fn chunk_place(self, chunk: u64) -> (u16, u64) {
+        let legs = u64::from(self.legs.get());
+        // A remainder of a division by a u16.
+        ((chunk % legs) as u16, chunk / legs)
+    }
+
+    #[inline]
+    pub(crate) fn chunk_shift(self) -> u32 {
+        u32::from(self.chunk_shift)
+    }
+
+    /// Longest read or write that has at most [`STRIPE_OPS_MAX`] ops wherever it begins.
+    #[inline]
+    pub fn transfer_max_bytes(self) -> u64 {
+        (STRIPE_OPS_MAX as u64 - 1) << self.chunk_shift
+    }
+
+    /// Most bytes of one segment to tell a guest that sends at most `segments_max` of them, so that no
+    /// request is longer than `transfer_max_bytes`: whole pages of 4 KiB.
+    pub fn segment_max_bytes(self, segments_max: u32) -> u32 {
+        const PAGE: u64 = 4096;
+        let most = self.transfer_max_bytes() / u64::from(segments_max.max(1));
+        u32::try_from(most.min(u64::from(u32::MAX)) / PAGE * PAGE)
+            .unwrap_or(u32::MAX)
+            .max(PAGE as u32)
+    }
+}
+
+/// Most ops of a read or write that is split by choice: beyond, nothing is won, and each op costs.
+pub const SPLIT_OPS_MAX: usize = 64;
+
+/// Most ops of a request to a stripe. Longer reads and writes are refused.
+pub const STRIPE_OPS_MAX: usize = 1024;
+
+/// How a request is cut into ops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cut {
+    /// Writes are on stable storage before they complete.
+    pub durable: bool,
+    /// Reads and writes are split into chunks of this size, a power of two of at least the disk's
+    /// block. `None`: only where they must be.
+    pub chunk_bytes: Option<NonZeroU32>,
+    /// The disk's legs, where it has several.
+    pub stripe: Option<Stripe>,
+}
+
+impl Cut {
+    /// Most ops of any request that this cut [`takes`](Cut::takes): what slots and engines need
+    /// room for.
+    #[inline]
+    pub fn ops_max(&self) -> usize {
+        match (self.stripe, self.chunk_bytes) {
+            (Some(_), _) => STRIPE_OPS_MAX,
+            (None, Some(_)) => SPLIT_OPS_MAX,
+            (None, None) => crate::Plan::OPS_MAX,
+        }
+    }
+
+    /// Whether a request's plan stays below `ops_max`. One that does not is to be refused; the guest
+    /// was told (SIZE_MAX and SEG_MAX).
+    #[inline]
+    pub fn takes(&self, request: &Request) -> bool {
+        match (self.stripe, request.verb) {
+            (Some(stripe), Verb::Read | Verb::Write) => {
+                request.len_bytes <= stripe.transfer_max_bytes()
+            }
+            _ => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn worked_example_of_the_doc() {
+        let stripe = Stripe::new(3, 64 << 10).unwrap();
+        assert_eq!(stripe.place(300_000), (1, 103_392));
+    }
+
+    #[test]
+    fn numbers_out_of_range_make_no_stripe() {
+        // legs, chunk; whether that is a stripe.
+        let table = [
+            (2, 4096, true),
+            (64, 4 << 20, true),
+            (28, 64 << 10, true),
+            (0, 4096, false),
+            (1, 4096, false),
+            (65, 4096, false),
+            (2, 0, false),
+            (2, 2048, false),
+            (2, 8 << 20, false),
+            (2, 12 << 10, false),
+            (2, u32::MAX, false),
+        ];
+        for (legs, chunk, is_one) in table {
+            assert_eq!(Stripe::new(legs, chunk).is_some(), is_one, "{legs} {chunk}");
+        }
+    }
+
+    #[test]
+    fn segments_told_keep_requests_below_the_bound() {
+        // chunk, segments; bytes told.
+        let table = [
+            (4 << 10, 254, 16_384),
+            (64 << 10, 254, 256 << 10),
+            (4 << 10, 1 << 20, 4096),
+            (4 << 20, 1, 1023 * (4 << 20)),
+        ];
+        for (chunk, segments, told) in table {
+            let stripe = Stripe::new(2, chunk).unwrap();
+            assert_eq!(
+                stripe.segment_max_bytes(segments),
+                told,
+                "{chunk} {segments}"
+            );
+        }
+    }
+
+    proptest! {
+        /// Every byte of the disk has a place of its own, and every place of every leg has a byte.
+        #[test]
+        fn places_and_bytes_are_one_to_one(
+            legs in 2..=64u16, shift in 12..=22u32, offset in 0..1u64 << 50,
+        ) {
+            let stripe = Stripe::new(legs, 1 << shift).unwrap();
+            let (leg, at) = stripe.place(offset);
+            prop_assert!(leg < legs);
+            let (row, inside) = (at >> shift, at & ((1 << shift) - 1));
+            let back = ((row * u64::from(legs) + u64::from(leg)) << shift) | inside;
+            prop_assert_eq!(back, offset);
+        }
+    }
+}

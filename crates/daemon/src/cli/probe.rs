@@ -1,0 +1,96 @@
+//! `cleave probe` on the command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use cleave_disk::DiskSpec;
+
+use super::{StripeArgs, When};
+use crate::failure::Failure;
+use crate::probe::{Depth, Probe};
+use crate::service::source;
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  Does splitting pay on this drive? An answer within a minute; nothing is written to it:
+      cleave probe /dev/nvme0n1 --quick
+  A profile for serving it, and a figure:
+      cleave probe /dev/nvme0n1 --profile nvme0n1.toml --svg nvme0n1.svg
+      cleave serve --socket-path /run/cleave/a.sock --disk /dev/nvme0n1 --profile nvme0n1.toml
+  Writes too, on a drive whose contents may be lost:
+      cleave probe /dev/nvme1n1 --writes --destructive --profile nvme1n1.toml
+
+Ctrl-C ends the measurement; what was measured until then is printed and written, and says that it is
+partial; the exit code is 1.";
+
+/// `cleave probe`.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ProbeArgs {
+    /// The disk, as in `cleave serve --disk`
+    ///
+    /// With --stripe, all legs of the stripe, in order.
+    #[arg(value_name = "SPEC", required = true)]
+    disk: Vec<DiskSpec>,
+    #[command(flatten)]
+    stripe: StripeArgs,
+    /// All of it within a minute, each figure a little less certain
+    ///
+    /// Without it each point is measured until it is known to ±3 %, at most five seconds: at most nine
+    /// minutes for reads and as much again for writes.
+    #[arg(long)]
+    quick: bool,
+    /// All of it within this time
+    #[arg(long, value_name = "N", conflicts_with = "quick",
+          value_parser = clap::value_parser!(u64).range(1..=86400))]
+    seconds: Option<u64>,
+    /// Measure writes too
+    ///
+    /// They overwrite the disk with random bytes.
+    #[arg(long)]
+    writes: bool,
+    /// Allow --writes on a disk that holds data, or may
+    #[arg(long, requires = "writes")]
+    destructive: bool,
+    /// Measure a file although much of it was never written
+    ///
+    /// Such areas answer without the device, and faster than it ever could.
+    #[arg(long)]
+    allow_thin: bool,
+    /// Whether the host's page cache is bypassed (O_DIRECT)
+    ///
+    /// auto: where the disk can. A profile is for serving the disk in the same way.
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
+    direct: When,
+    /// Write a profile for `cleave serve --profile` here
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Write everything as JSON here; - is stdout, in place of the table
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw throughput against block size here
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+impl TryFrom<ProbeArgs> for Probe {
+    type Error = Failure;
+
+    fn try_from(args: ProbeArgs) -> Result<Probe, Failure> {
+        Ok(Probe {
+            disk: source(&args.disk, &args.stripe, None)?,
+            depth: match args.seconds {
+                Some(seconds) => Depth::Within(Duration::from_secs(seconds)),
+                None if args.quick => Depth::Quick,
+                None => Depth::Full,
+            },
+            writes: args.writes,
+            destructive: args.destructive,
+            allow_thin: args.allow_thin,
+            direct: args.direct.into(),
+            profile: args.profile,
+            json: args.json,
+            svg: args.svg,
+        })
+    }
+}

@@ -1,0 +1,210 @@
+//! `cleave probe`: measures a disk on a thread of its own, shows how far it is, listens for Ctrl-C,
+//! and writes what came out.
+
+mod outputs;
+mod progress;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cleave_disk::{Direct, Disk, OpenOptions};
+use cleave_engine::Uring;
+use cleave_probe::{
+    Circumstances, Extent, Identity, Matrix, Pace, Progress, Report, RunError, Source, points,
+};
+use cleave_worker::Direction;
+use tokio::sync::{oneshot, watch};
+
+use crate::failure::Failure;
+use crate::service::Source as Served;
+use crate::signals::Signals;
+use outputs::Outputs;
+use progress::{Shown, clock};
+
+/// Below this share of stored bytes a file is not measured without being asked to.
+const STORED_MIN: f64 = 0.9;
+
+/// What to measure, and where to write it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Probe {
+    pub(crate) disk: Served,
+    pub(crate) depth: Depth,
+    pub(crate) writes: bool,
+    pub(crate) destructive: bool,
+    pub(crate) allow_thin: bool,
+    pub(crate) direct: Direct,
+    pub(crate) profile: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// How thoroughly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    Quick,
+    Full,
+    Within(Duration),
+}
+
+/// What the measuring thread ends with: the matrices, and whether they are whole.
+type Ended = Result<(Vec<Matrix>, bool), RunError>;
+
+/// Measures, prints and writes.
+pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
+    let outputs = Outputs::new(probe)?;
+    Uring::probe().map_err(Failure::input)?;
+    let options = OpenOptions {
+        // Shared with other readers, and safe: a probe that does not write cannot.
+        read_only: !probe.writes,
+        direct: probe.direct,
+        block_bytes: None,
+        discard: false,
+    };
+    let disk = Arc::new(probe.disk.open(&options).map_err(Failure::input)?);
+    check_writes(probe, &disk)?;
+    let stored = check_thin(probe, &disk)?;
+    let source = source(probe, &disk);
+    let mut around = Circumstances {
+        rotational: disk.limits().rotational,
+        stored,
+        pace: source.pace,
+        seed: source.seed,
+        partial: false,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::run(format!("cannot start: {error}")))?;
+    let (ended, interrupted) = runtime.block_on(measure(Arc::clone(&disk), source))?;
+    let (matrices, is_whole) = ended.map_err(Failure::run)?;
+    if matrices.is_empty() {
+        let why = if interrupted {
+            "interrupted"
+        } else {
+            "out of time"
+        };
+        return Err(Failure::run(format!(
+            "{why} before anything was measured; nothing is written"
+        )));
+    }
+    around.partial = !is_whole;
+    outputs.write(&Report::new(Identity::of(&disk), matrices, &around))?;
+    match interrupted {
+        true => Err(Failure::run(
+            "interrupted; the result holds what was measured until then",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Writing at random destroys what is there.
+fn check_writes(probe: &Probe, disk: &Disk) -> Result<(), Failure> {
+    if probe.writes && !probe.destructive && cleave_probe::holds_data(disk) {
+        return Err(Failure::input(format!(
+            "--writes would overwrite disk {}, which holds data or may; add --destructive if that is \
+             wanted",
+            disk.name()
+        )));
+    }
+    Ok(())
+}
+
+fn check_thin(probe: &Probe, disk: &Disk) -> Result<Extent, Failure> {
+    let stored = cleave_probe::stored(disk);
+    if let Extent::Share(share) = stored
+        && share < STORED_MIN
+        && !probe.allow_thin
+    {
+        return Err(Failure::input(format!(
+            "only {:.0} % of disk {} was ever written, and the rest would answer without the device; \
+             fill it first, or add --allow-thin",
+            (share * 100.0).floor(),
+            disk.name()
+        )));
+    }
+    Ok(stored)
+}
+
+fn source(probe: &Probe, disk: &Disk) -> Source {
+    let mut directions = vec![Direction::Read];
+    if probe.writes {
+        directions.push(Direction::Write);
+    }
+    let identity = Identity::of(disk);
+    let count = points(identity.block_bytes, identity.size_bytes).len() * directions.len();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Source {
+        directions,
+        pace: match probe.depth {
+            Depth::Quick => Pace::quick(),
+            Depth::Full => Pace::full(count),
+            Depth::Within(time) => Pace::within(time),
+        },
+        // Another one each time: the same offsets again would be found in caches.
+        seed: now.as_nanos() as u64 | 1,
+    }
+}
+
+/// Runs the measurement; also tells whether a signal ended it.
+async fn measure(disk: Arc<Disk>, source: Source) -> Result<(Ended, bool), Failure> {
+    let mut signals =
+        Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let (tell, mut told) = watch::channel::<Option<Progress>>(None);
+    let (end, mut ended) = oneshot::channel();
+    outputs::note(&format!(
+        "measuring {}, {}",
+        disk.name(),
+        match source.directions.len() {
+            1 => format!(
+                "at most {}; nothing is written to it",
+                clock(source.pace.total)
+            ),
+            _ => format!(
+                "at most {}; it is being overwritten",
+                clock(source.pace.total)
+            ),
+        }
+    ));
+    let thread_stop = Arc::clone(&stop);
+    thread::Builder::new()
+        .name("probe".to_owned())
+        .spawn(move || {
+            let mut report = |progress: &Progress| {
+                tell.send_replace(Some(*progress));
+            };
+            let result = cleave_probe::run(&disk, &source, &thread_stop, &mut report);
+            // Nobody listens any more where a second signal ended the program.
+            let _ = end.send(result);
+        })
+        .map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    let mut shown = Shown::new();
+    loop {
+        tokio::select! {
+            biased;
+            result = &mut ended => {
+                shown.clear();
+                let result = result.map_err(|_| Failure::run("the measuring thread died"))?;
+                return Ok((result, stop.load(Ordering::Relaxed)));
+            }
+            wish = signals.next() => {
+                // A terminal that closes (SIGHUP) ends it like Ctrl-C does.
+                let _ = wish;
+                if stop.swap(true, Ordering::Relaxed) {
+                    shown.clear();
+                    return Err(Failure::run("interrupted twice; nothing is written"));
+                }
+            }
+            Ok(()) = told.changed() => {
+                if let Some(progress) = &*told.borrow_and_update() {
+                    shown.show(progress);
+                }
+            }
+        }
+    }
+}

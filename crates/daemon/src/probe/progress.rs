@@ -1,0 +1,120 @@
+//! What is shown while a disk is measured: a line that moves where stderr is a terminal, and else a
+//! line for every tenth of the way.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use cleave_probe::Progress;
+
+const BAR_CELLS: usize = 30;
+const TENTHS: usize = 10;
+
+/// Shows how far it is.
+#[derive(Debug)]
+pub(super) struct Shown {
+    is_terminal: bool,
+    /// Tenths told of.
+    told: usize,
+}
+
+impl Shown {
+    pub(super) fn new() -> Shown {
+        Shown {
+            is_terminal: std::io::stderr().is_terminal(),
+            told: 0,
+        }
+    }
+
+    /// Draws the moving line, or says that another tenth is done. A closed stderr is no failure.
+    pub(super) fn show(&mut self, progress: &Progress) {
+        let mut stderr = std::io::stderr();
+        if self.is_terminal {
+            let _ = write!(stderr, "\r\x1b[K{}", line(progress));
+            let _ = stderr.flush();
+            return;
+        }
+        let tenth = progress.done * TENTHS / progress.total.max(1);
+        if tenth > self.told {
+            self.told = tenth;
+            let _ = writeln!(
+                stderr,
+                "{} of {} points, {} left",
+                progress.done,
+                progress.total,
+                clock(progress.left)
+            );
+        }
+    }
+
+    /// Removes the moving line.
+    pub(super) fn clear(&self) {
+        if self.is_terminal {
+            let mut stderr = std::io::stderr();
+            let _ = write!(stderr, "\r\x1b[K");
+            let _ = stderr.flush();
+        }
+    }
+}
+
+fn line(progress: &Progress) -> String {
+    let full = progress.done * BAR_CELLS / progress.total.max(1);
+    let (direction, point) = progress.now;
+    format!(
+        "{}{} {}/{}  {:>5} left  {:?} {} x {}",
+        "#".repeat(full),
+        ".".repeat(BAR_CELLS.saturating_sub(full)),
+        progress.done,
+        progress.total,
+        clock(progress.left),
+        direction,
+        point.depth,
+        bytes(point.block_bytes()),
+    )
+}
+
+fn bytes(bytes: u64) -> String {
+    match bytes {
+        _ if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
+        _ if bytes >= 1 << 10 => format!("{} KiB", bytes >> 10),
+        _ => format!("{bytes} B"),
+    }
+}
+
+/// Minutes and seconds.
+pub(super) fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    format!("{}:{:02}", seconds / 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use cleave_probe::Point;
+    use cleave_worker::Direction;
+
+    use super::*;
+
+    #[test]
+    fn the_line_fits_eighty_columns() {
+        for (done, depth) in [(0, 1), (209, 8192)] {
+            let text = line(&Progress {
+                done,
+                total: 210,
+                now: (
+                    Direction::Write,
+                    Point {
+                        outstanding_bytes: 4 << 20,
+                        depth,
+                    },
+                ),
+                left: Duration::from_secs(86_399),
+            });
+            assert!(text.len() < 80 && text.is_ascii(), "{text}");
+        }
+    }
+
+    #[test]
+    fn time_reads_as_a_clock() {
+        assert_eq!(clock(Duration::from_millis(61_900)), "1:01");
+        assert_eq!(clock(Duration::ZERO), "0:00");
+    }
+}

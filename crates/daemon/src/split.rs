@@ -1,0 +1,153 @@
+//! How large requests are split: what the operator said, made into what a worker starts from.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use cleave_disk::{Disk, parse_size};
+use cleave_probe::Profile;
+use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES};
+use cleave_worker::{Prior, Split};
+
+use crate::failure::Failure;
+
+/// `--split` and `--profile`.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub(crate) struct SplitArgs {
+    /// Whether large requests become several smaller ones: off, auto, or the size of the pieces
+    ///
+    /// auto: where it pays, and into what pays best, learnt while serving. A size is a power of two
+    /// from 4K to 4M, no less than the disk's block: every larger request is cut into such pieces.
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub(crate) split: Wish,
+    /// What `cleave probe --profile` wrote for this disk; --split auto starts from it
+    ///
+    /// It is refused for another disk and for one that shrank.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+}
+
+/// `--split`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    Off,
+    Auto,
+    Fixed(NonZeroU32),
+}
+
+impl FromStr for Wish {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wish, String> {
+        match text {
+            "off" => return Ok(Wish::Off),
+            "auto" => return Ok(Wish::Auto),
+            _ => {}
+        }
+        let bytes = parse_size(text).map_err(|why| format!("write off, auto or a size ({why})"))?;
+        u32::try_from(bytes)
+            .ok()
+            .filter(|bytes| bytes.is_power_of_two())
+            .filter(|bytes| (CHUNK_MIN_BYTES..=CHUNK_MAX_BYTES).contains(bytes))
+            .and_then(NonZeroU32::new)
+            .map(Wish::Fixed)
+            .ok_or_else(|| "a piece is a power of two from 4K to 4M".to_owned())
+    }
+}
+
+/// What a worker of this disk starts from.
+pub(crate) fn split_for(args: &SplitArgs, disk: &Disk) -> Result<Split, Failure> {
+    let limits = disk.limits();
+    let block_bytes = limits.block_bytes.max(limits.offset_align_bytes);
+    match (args.split, &args.profile) {
+        (Wish::Off | Wish::Fixed(_), Some(profile)) => Err(Failure::input(format!(
+            "--profile {} is for --split auto; leave one of the two out",
+            profile.display()
+        ))),
+        (Wish::Off, None) => Ok(Split::Off),
+        (Wish::Fixed(chunk), None) if chunk.get() < block_bytes => Err(Failure::input(format!(
+            "--split {chunk} is below the block of disk {}, which is {block_bytes} bytes",
+            disk.name()
+        ))),
+        (Wish::Fixed(chunk), None) => Ok(Split::Fixed(chunk)),
+        (Wish::Auto, None) => Ok(Split::Auto(Prior::from_limits(limits))),
+        (Wish::Auto, Some(path)) => {
+            let profile = Profile::load(path, disk).map_err(Failure::input)?;
+            if profile.partial {
+                tracing::warn!(
+                    profile = %path.display(),
+                    "the profile is partial; what it lacks is learnt while serving"
+                );
+            }
+            Ok(Split::Auto(profile.prior(limits)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cleave_disk::{Direct, OpenOptions};
+
+    use super::*;
+
+    fn disk(block_bytes: u32) -> Disk {
+        let options = OpenOptions {
+            read_only: false,
+            direct: Direct::Auto,
+            block_bytes: Some(block_bytes),
+            discard: true,
+        };
+        Disk::open(&"ram:1M".parse().unwrap(), &options).unwrap()
+    }
+
+    fn split(how: &str, profile: Option<&str>, block_bytes: u32) -> Result<Split, Failure> {
+        let args = SplitArgs {
+            split: how.parse().unwrap(),
+            profile: profile.map(PathBuf::from),
+        };
+        split_for(&args, &disk(block_bytes))
+    }
+
+    #[test]
+    fn wishes_read_as_written() {
+        for (text, chunk) in [
+            ("4K", 4 << 10),
+            ("64k", 64 << 10),
+            ("4M", 4 << 20),
+            ("8192", 8192),
+        ] {
+            assert_eq!(
+                text.parse(),
+                Ok(Wish::Fixed(NonZeroU32::new(chunk).unwrap()))
+            );
+        }
+        for text in ["", "on", "0", "2K", "6K", "8M", "4T", "-4K", "OFF"] {
+            let why = text.parse::<Wish>().unwrap_err();
+            assert!(!why.contains('\n') && why.len() < 120, "{why}");
+        }
+    }
+
+    #[test]
+    fn a_worker_starts_from_what_was_wished() {
+        assert_eq!(split("off", None, 512).unwrap(), Split::Off);
+        assert_eq!(
+            split("16K", None, 512).unwrap(),
+            Split::Fixed(NonZeroU32::new(16 << 10).unwrap())
+        );
+        let Split::Auto(prior) = split("auto", None, 8192).unwrap() else {
+            panic!("not auto")
+        };
+        assert_eq!((prior.chunk_min_bytes, prior.never), (8192, false));
+        for (how, profile, part) in [
+            ("4K", None, "below the block"),
+            ("off", Some("/p"), "leave one"),
+            ("16K", Some("/p"), "leave one"),
+            ("auto", Some("/none/p"), "/none/p"),
+        ] {
+            let failure = split(how, profile, 8192).unwrap_err();
+            assert_eq!(failure.exit_code(), std::process::ExitCode::from(2));
+            assert!(failure.to_string().contains(part), "{failure}");
+        }
+    }
+}

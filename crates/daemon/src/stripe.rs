@@ -1,0 +1,70 @@
+//! `cleave stripe create` and `cleave stripe show`.
+
+use std::fmt::Write as _;
+
+use cleave_disk::{Created, DiskSpec, Overwrite, create_stripe, format_size, show_stripe};
+
+use crate::failure::Failure;
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stripe {
+    /// Write superblocks.
+    Create {
+        legs: Vec<DiskSpec>,
+        chunk_bytes: u32,
+        overwrite: Overwrite,
+    },
+    /// Read them.
+    Show { legs: Vec<DiskSpec> },
+}
+
+/// Does it; what to print, and how the program then ends.
+pub(crate) fn run(stripe: &Stripe) -> (String, Result<(), Failure>) {
+    match stripe {
+        Stripe::Create {
+            legs,
+            chunk_bytes,
+            overwrite,
+        } => match create_stripe(legs, *chunk_bytes, *overwrite) {
+            Ok(created) => (told(&created, legs), Ok(())),
+            Err(error) => (String::new(), Err(Failure::input(error))),
+        },
+        Stripe::Show { legs } => match show_stripe(legs) {
+            Ok(shown) => {
+                let mut text = shown.lines.join("\n");
+                text.push('\n');
+                match shown.whole {
+                    Ok(whole) => (text + &told(&whole, legs), Ok(())),
+                    Err(why) => (text, Err(Failure::run(why))),
+                }
+            }
+            Err(error) => (String::new(), Err(Failure::input(error))),
+        },
+    }
+}
+
+/// The stripe in a few lines, and how to serve it.
+fn told(stripe: &Created, legs: &[DiskSpec]) -> String {
+    let chunk = format_size(stripe.stripe.chunk_bytes().into());
+    let count = stripe.stripe.legs();
+    let bytes = stripe.data_bytes.saturating_mul(count.into());
+    let mut text = format!("a stripe of {count} legs, chunk {chunk}, {bytes} bytes\n");
+    // Less than a chunk and the superblock is what rounding costs.
+    if stripe.unused_bytes > u64::from(stripe.stripe.chunk_bytes()) + 8192 {
+        let _ = writeln!(
+            text,
+            "legs of unequal size: each is used for {} bytes, and the largest leaves {} unused",
+            stripe.data_bytes, stripe.unused_bytes
+        );
+    }
+    let _ = write!(
+        text,
+        "serve it: cleave serve --socket-path PATH --stripe {chunk}"
+    );
+    for leg in legs {
+        let _ = write!(text, " --disk {leg}");
+    }
+    text.push('\n');
+    text
+}

@@ -1,0 +1,132 @@
+//! One drive, several owners: each is told of its own commands only.
+
+use std::collections::VecDeque;
+
+use super::timing::Name;
+use super::{Drive, Timing, Work};
+
+/// One of those that submit to a drive. Left by [`Shared::leave`].
+#[derive(Debug, PartialEq, Eq)]
+pub struct Owner(u16);
+
+/// A drive and what it has finished for each of its owners. Whoever lets time pass does so for all:
+/// what finishes for others waits in their box.
+#[derive(Debug)]
+pub struct Shared {
+    timing: Timing,
+    /// `None`: nobody has that number.
+    boxes: Vec<Option<VecDeque<u32>>>,
+}
+
+impl Shared {
+    /// An idle drive.
+    pub fn new(drive: Drive) -> Shared {
+        Shared {
+            timing: Timing::new(drive),
+            boxes: Vec::new(),
+        }
+    }
+
+    /// A new owner. `None`: there are 65536 already.
+    pub fn join(&mut self) -> Option<Owner> {
+        let number = match self.boxes.iter().position(Option::is_none) {
+            Some(number) => number,
+            None => {
+                self.boxes.push(None);
+                self.boxes.len() - 1
+            }
+        };
+        let owner = u16::try_from(number).ok()?;
+        *self.boxes.get_mut(number)? = Some(VecDeque::new());
+        Some(Owner(owner))
+    }
+
+    /// An owner goes, with nothing in flight: its number is given to the next.
+    pub fn leave(&mut self, owner: &Owner) {
+        if let Some(place) = self.boxes.get_mut(usize::from(owner.0)) {
+            *place = None;
+        }
+    }
+
+    /// Takes a command; the number by which [`Shared::floor_ns`] knows it until it has finished.
+    pub fn submit(
+        &mut self,
+        now_ns: u64,
+        (owner, token): (&Owner, u32),
+        work: Work,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> u32 {
+        let name = Name {
+            owner: owner.0,
+            token,
+        };
+        self.timing
+            .submit_named(now_ns, name, work, offset_bytes, len_bytes)
+    }
+
+    /// Lets time pass, and moves what has finished for this owner to the end of `tokens`, in order of
+    /// finishing.
+    pub fn collect(&mut self, now_ns: u64, owner: &Owner, tokens: &mut VecDeque<u32>) {
+        self.timing.advance(now_ns);
+        while let Some(name) = self.timing.finished_named() {
+            if let Some(Some(place)) = self.boxes.get_mut(usize::from(name.owner)) {
+                place.push_back(name.token);
+            }
+        }
+        if let Some(Some(place)) = self.boxes.get_mut(usize::from(owner.0)) {
+            tokens.append(place);
+        }
+    }
+
+    /// A time before which a command surely does not finish; later submissions only delay it. `None`:
+    /// it has.
+    pub fn floor_ns(&self, number: u32) -> Option<u64> {
+        self.timing.floor_ns(number)
+    }
+
+    /// Changes what the drive is made of, as [`Timing::change`].
+    pub fn change(&mut self, drive: Drive) {
+        self.timing.change(drive);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ModelSpec;
+
+    fn shared() -> Shared {
+        let spec: ModelSpec = "p3700,jitter=0".parse().unwrap();
+        Shared::new(spec.drive())
+    }
+
+    #[test]
+    fn each_owner_gets_its_own_whoever_lets_time_pass() {
+        let mut shared = shared();
+        let (a, b) = (shared.join().unwrap(), shared.join().unwrap());
+        shared.submit(0, (&a, 1), Work::Read, 0, 4096);
+        shared.submit(0, (&b, 2), Work::Read, 1 << 20, 4096);
+        shared.submit(0, (&a, 3), Work::Read, 8 << 20, 4096);
+        let (mut of_a, mut of_b) = (VecDeque::new(), VecDeque::new());
+        shared.collect(1_000_000, &b, &mut of_b);
+        assert_eq!((&of_a.len(), Vec::from(of_b)), (&0, vec![2]));
+        shared.collect(0, &a, &mut of_a);
+        assert_eq!(Vec::from(of_a), [1, 3]);
+    }
+
+    #[test]
+    fn a_number_left_is_given_again_and_empty() {
+        let mut shared = shared();
+        let a = shared.join().unwrap();
+        shared.submit(0, (&a, 1), Work::Read, 0, 4096);
+        let mut tokens = VecDeque::new();
+        let b = shared.join().unwrap();
+        shared.collect(1_000_000, &b, &mut tokens);
+        shared.leave(&a);
+        let c = shared.join().unwrap();
+        assert_eq!(c, a);
+        shared.collect(1_000_000, &c, &mut tokens);
+        assert!(tokens.is_empty());
+    }
+}

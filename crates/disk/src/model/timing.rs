@@ -1,0 +1,538 @@
+//! How long a modelled drive takes: an event-driven simulation in virtual time.
+//!
+//! A command is cut into pages. Pages are spread over channels by address, a channel serves one page
+//! at a time in order of arrival, and a page read crosses the shared link afterwards (a page written:
+//! before). The controller keeps at most `window` pages of one command on the channels: a large
+//! command alone reaches few of them, and that is why the same bytes as several commands are faster.
+//!
+//! | happens | then |
+//! |---------|------|
+//! | a command comes | its overhead passes, then it begins; a map update ends there |
+//! | a read begins, or a page of it was served | its next page goes to its channel, `window` at a time |
+//! | a page was served | the next one waiting for that channel is served; the page crosses the link |
+//! | the last page of a read is over the link | the read ends |
+//! | a write begins | page by page over the link, then to the channels; ends with its last page there |
+//! | a write begins that may be buffered | waits for room, crosses the link as a whole, ends; then it drains to the channels |
+//! | a sync begins | ends as soon as the writes that began before it are on the channels |
+//!
+//! Nothing here reads a clock; the same commands at the same times finish at the same times.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::Drive;
+
+/// Longest time counted; keeps sums of times that an operator chose from overflowing.
+const LATEST_NS: u64 = u64::MAX / 4;
+
+/// What a command does, as far as time goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Pages from the channels.
+    Read,
+    /// Pages to the channels; `buffered`: complete once they are in the write buffer, where the drive
+    /// has one that takes the whole command.
+    Write {
+        /// Not write-through.
+        buffered: bool,
+    },
+    /// Ends when all writes that began before it are on the channels.
+    Sync,
+    /// Discard and zero: a map update.
+    Map,
+}
+
+/// Whom a command belongs to: the caller's names, handed back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub(crate) owner: u16,
+    pub(crate) token: u32,
+}
+
+/// A command in the drive.
+#[derive(Debug)]
+struct Command {
+    name: Name,
+    work: Work,
+    /// Number in the order of beginning; writes and syncs are compared by it.
+    turn: u64,
+    first_page: u64,
+    pages: u64,
+    /// Pages sent to channels, and pages that were served there.
+    issued: u64,
+    done: u64,
+    /// No end before this: what is known of pages on the channels and the link.
+    floor_ns: u64,
+    /// Told to the owner already (a buffered write whose pages still drain).
+    told: bool,
+}
+
+impl Command {
+    /// Pages still to be sent to channels.
+    fn unissued(&self) -> u64 {
+        self.pages.saturating_sub(self.issued)
+    }
+
+    fn is_read(&self) -> bool {
+        self.work == Work::Read
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Happens {
+    /// A command's overhead is over.
+    Begin(u32),
+    /// A page of a command has crossed the link to this channel.
+    Arrived(u32, u32),
+    /// A channel has served its page.
+    Served(u32),
+    /// A command's last page has crossed the link.
+    End(u32),
+}
+
+#[derive(Debug, Default)]
+struct Channel {
+    /// Page being served, and pages waiting: the command of each.
+    serving: Option<u32>,
+    until_ns: u64,
+    waiting: VecDeque<u32>,
+}
+
+/// A sync that waits for so many writes.
+#[derive(Debug)]
+struct Barrier {
+    number: u32,
+    turn: u64,
+    writes: usize,
+}
+
+/// A drive in virtual time.
+#[derive(Debug)]
+pub struct Timing {
+    drive: Drive,
+    now_ns: u64,
+    channels: Vec<Channel>,
+    commands: Vec<Option<Command>>,
+    free: Vec<u32>,
+    /// What happens next; the number keeps ties in order.
+    events: BinaryHeap<Reverse<(u64, u64, Happens)>>,
+    ticket: u64,
+    turn: u64,
+    link_free_ns: u64,
+    noise: u64,
+    /// Bytes of the write buffer in use.
+    buffered_bytes: u64,
+    /// Writes for which the buffer had no room, in order.
+    stalled: VecDeque<u32>,
+    /// Writes that have begun and are not wholly on the channels.
+    writes: usize,
+    barriers: VecDeque<Barrier>,
+    finished: VecDeque<Name>,
+}
+
+impl Timing {
+    /// An idle drive.
+    pub fn new(drive: Drive) -> Timing {
+        let channels = (0..drive.channels.max(1))
+            .map(|_| Channel::default())
+            .collect();
+        Timing {
+            noise: drive.seed,
+            drive,
+            now_ns: 0,
+            channels,
+            commands: Vec::new(),
+            free: Vec::new(),
+            events: BinaryHeap::new(),
+            ticket: 0,
+            turn: 0,
+            link_free_ns: 0,
+            buffered_bytes: 0,
+            stalled: VecDeque::new(),
+            writes: 0,
+            barriers: VecDeque::new(),
+            finished: VecDeque::new(),
+        }
+    }
+
+    /// Changes what the drive is made of, from the next page on: a drive that grows old, or is
+    /// throttled. Its geometry (channels, page, seed) stays: commands in flight were cut by it.
+    pub fn change(&mut self, drive: Drive) {
+        self.drive = Drive {
+            channels: self.drive.channels,
+            page_bytes: self.drive.page_bytes,
+            seed: self.drive.seed,
+            ..drive
+        };
+    }
+
+    /// What the drive is made of.
+    pub fn drive(&self) -> &Drive {
+        &self.drive
+    }
+
+    /// Takes a command at `now_ns`; `token` comes back from [`Timing::finished`].
+    pub fn submit(
+        &mut self,
+        now_ns: u64,
+        token: u32,
+        work: Work,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) {
+        let name = Name { owner: 0, token };
+        self.submit_named(now_ns, name, work, offset_bytes, len_bytes);
+    }
+
+    /// When something happens next; `None`: the drive is idle.
+    pub fn next_ns(&self) -> Option<u64> {
+        self.events.peek().map(|Reverse((at, ..))| *at)
+    }
+
+    /// Lets time pass. Time that has passed already does not come back.
+    pub fn advance(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns.min(LATEST_NS));
+        while let Some(&Reverse((at, _, happens))) = self.events.peek() {
+            if at > self.now_ns {
+                break;
+            }
+            self.events.pop();
+            match happens {
+                Happens::Begin(number) => self.begin(at, number),
+                Happens::Arrived(channel, number) => self.enqueue(at, channel, number),
+                Happens::Served(channel) => self.served(at, channel),
+                Happens::End(number) => self.end(number),
+            }
+        }
+    }
+
+    /// The next command that has finished, in order of finishing.
+    pub fn finished(&mut self) -> Option<u32> {
+        self.finished_named().map(|name| name.token)
+    }
+
+    pub(crate) fn finished_named(&mut self) -> Option<Name> {
+        self.finished.pop_front()
+    }
+
+    /// As `submit`, for one of several owners; the number by which `floor_ns` knows the command.
+    pub(crate) fn submit_named(
+        &mut self,
+        now_ns: u64,
+        name: Name,
+        work: Work,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> u32 {
+        self.advance(now_ns);
+        let begin_ns = self.now_ns.saturating_add(self.drive.command_ns);
+        let page_bytes = u64::from(self.drive.page_bytes.max(1));
+        let first_page = offset_bytes / page_bytes;
+        let end_page = offset_bytes.saturating_add(len_bytes).div_ceil(page_bytes);
+        let pages = match work {
+            Work::Read | Work::Write { .. } => end_page.saturating_sub(first_page).max(1),
+            Work::Sync | Work::Map => 0,
+        };
+        let number = self.insert(Command {
+            name,
+            work,
+            turn: 0,
+            first_page,
+            pages,
+            issued: 0,
+            done: 0,
+            floor_ns: begin_ns,
+            told: false,
+        });
+        self.schedule(begin_ns, Happens::Begin(number));
+        number
+    }
+
+    /// A time before which the command surely does not finish, as of now. Whatever is submitted
+    /// meanwhile only delays it, so it may be slept until; `change` alone can make it too late.
+    pub(crate) fn floor_ns(&self, number: u32) -> Option<u64> {
+        let next_ns = self.next_ns()?;
+        let command = self.commands.get(number as usize)?.as_ref()?;
+        let page_ns = self.drive.least_ns(self.drive.page_ns(command.is_read()));
+        // Each page that is still to be issued follows another of the same command.
+        let rounds = match command.work {
+            Work::Read | Work::Write { buffered: false } => command
+                .unissued()
+                .div_ceil(u64::from(self.drive.window.max(1))),
+            Work::Write { buffered: true } | Work::Sync | Work::Map => 0,
+        };
+        let issued_ns = next_ns.saturating_add(rounds.saturating_mul(page_ns));
+        Some(command.floor_ns.max(issued_ns))
+    }
+
+    fn insert(&mut self, command: Command) -> u32 {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.commands.push(None);
+            // As many as are in flight, which are far below 2^32.
+            (self.commands.len() - 1) as u32
+        });
+        if let Some(place) = self.commands.get_mut(number as usize) {
+            *place = Some(command);
+        }
+        number
+    }
+
+    fn schedule(&mut self, at_ns: u64, happens: Happens) {
+        self.ticket += 1;
+        self.events
+            .push(Reverse((at_ns.min(LATEST_NS), self.ticket, happens)));
+    }
+
+    fn command(&mut self, number: u32) -> Option<&mut Command> {
+        self.commands.get_mut(number as usize)?.as_mut()
+    }
+
+    fn begin(&mut self, now_ns: u64, number: u32) {
+        self.turn += 1;
+        let (turn, writes) = (self.turn, self.writes);
+        let buffer_bytes = self.drive.write_buffer_bytes;
+        let page_bytes = u64::from(self.drive.page_bytes);
+        let Some(command) = self.command(number) else {
+            return;
+        };
+        command.turn = turn;
+        match &mut command.work {
+            Work::Read => self.issue_window(now_ns, number),
+            Work::Write { buffered } => {
+                *buffered &= command.pages.saturating_mul(page_bytes) <= buffer_bytes;
+                let is_buffered = *buffered;
+                self.writes += 1;
+                if is_buffered {
+                    self.stalled.push_back(number);
+                    self.admit_writes(now_ns);
+                } else {
+                    self.issue_window(now_ns, number);
+                }
+            }
+            Work::Map => self.end(number),
+            Work::Sync if writes == 0 => self.end(number),
+            Work::Sync => self.barriers.push_back(Barrier {
+                number,
+                turn,
+                writes,
+            }),
+        }
+    }
+
+    /// Lets writes into the buffer, in order, as long as there is room. Each fits into an empty one
+    /// when it begins; where `change` made the buffer smaller since, an empty one lets it in all the same.
+    fn admit_writes(&mut self, now_ns: u64) {
+        let page_bytes = u64::from(self.drive.page_bytes);
+        while let Some(&number) = self.stalled.front() {
+            let Some(command) = self.command(number) else {
+                self.stalled.pop_front();
+                continue;
+            };
+            let (pages, bytes) = (command.pages, command.pages.saturating_mul(page_bytes));
+            let full_bytes = self.buffered_bytes.saturating_add(bytes);
+            if self.buffered_bytes > 0 && full_bytes > self.drive.write_buffer_bytes {
+                return;
+            }
+            self.stalled.pop_front();
+            self.buffered_bytes = full_bytes;
+            let at_ns = self.cross_link(now_ns, pages);
+            if let Some(command) = self.command(number) {
+                command.floor_ns = at_ns;
+            }
+            self.schedule(at_ns, Happens::End(number));
+            self.issue_window(now_ns, number);
+        }
+    }
+
+    /// When so many pages that stand at the link now are over it.
+    fn cross_link(&mut self, now_ns: u64, pages: u64) -> u64 {
+        let link_ns = self.drive.link_ns.saturating_mul(pages);
+        self.link_free_ns = self.link_free_ns.max(now_ns).saturating_add(link_ns);
+        self.link_free_ns
+    }
+
+    fn issue_window(&mut self, now_ns: u64, number: u32) {
+        let pages = self.command(number).map_or(0, |command| command.pages);
+        for _ in 0..pages.min(u64::from(self.drive.window.max(1))) {
+            self.issue_page(now_ns, number);
+        }
+    }
+
+    /// Sends the next page of a command on its way, if it has one left.
+    fn issue_page(&mut self, now_ns: u64, number: u32) {
+        let Some(command) = self.command(number) else {
+            return;
+        };
+        if command.unissued() == 0 {
+            return;
+        }
+        let page = command.first_page.saturating_add(command.issued);
+        let work = command.work;
+        command.issued += 1;
+        let channel = self.channel_of(page);
+        if work == (Work::Write { buffered: false }) {
+            let at_ns = self.cross_link(now_ns, 1);
+            self.schedule(at_ns, Happens::Arrived(channel, number));
+        } else {
+            self.enqueue(now_ns, channel, number);
+        }
+    }
+
+    /// Neighbouring pages lie on neighbouring channels; each 256 pages begin at another one.
+    fn channel_of(&self, page: u64) -> u32 {
+        let turn = mix(self.drive.seed ^ mix(page >> 8));
+        (page.wrapping_add(turn) % self.channels.len() as u64) as u32
+    }
+
+    fn enqueue(&mut self, now_ns: u64, channel: u32, number: u32) {
+        let Some(is_read) = self.command(number).map(|command| command.is_read()) else {
+            return;
+        };
+        let own_ns = self.drive.page_ns(is_read);
+        let any_ns = own_ns.min(self.drive.page_ns(!is_read));
+        let (own_ns, any_ns) = (self.drive.least_ns(own_ns), self.drive.least_ns(any_ns));
+        let Some(entry) = self.channels.get_mut(channel as usize) else {
+            return;
+        };
+        if entry.serving.is_none() {
+            return self.serve(now_ns, channel, number);
+        }
+        let ahead_ns = any_ns.saturating_mul(entry.waiting.len() as u64);
+        entry.waiting.push_back(number);
+        let floor_ns = entry
+            .until_ns
+            .saturating_add(ahead_ns)
+            .saturating_add(own_ns);
+        self.raise_floor(number, floor_ns);
+    }
+
+    fn serve(&mut self, now_ns: u64, channel: u32, number: u32) {
+        let is_read = self.command(number).is_none_or(|command| command.is_read());
+        let ns = self.jittered(self.drive.page_ns(is_read));
+        let until_ns = now_ns.saturating_add(ns);
+        if let Some(entry) = self.channels.get_mut(channel as usize) {
+            entry.serving = Some(number);
+            entry.until_ns = until_ns;
+        }
+        self.raise_floor(number, until_ns);
+        self.schedule(until_ns, Happens::Served(channel));
+    }
+
+    /// A page of the command is on a channel until then. A buffered write ends without its pages.
+    fn raise_floor(&mut self, number: u32, floor_ns: u64) {
+        if let Some(command) = self.command(number)
+            && command.work != (Work::Write { buffered: true })
+        {
+            command.floor_ns = command.floor_ns.max(floor_ns);
+        }
+    }
+
+    fn jittered(&mut self, ns: u64) -> u64 {
+        self.noise = self.noise.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let spread = i128::from(mix(self.noise) % 2001) - 1000;
+        let jitter = i128::from(ns) * spread * i128::from(self.drive.jitter_per_mille) / 1_000_000;
+        (i128::from(ns) + jitter).max(0) as u64
+    }
+
+    fn served(&mut self, now_ns: u64, channel: u32) {
+        let Some(entry) = self.channels.get_mut(channel as usize) else {
+            return;
+        };
+        let (served, next) = (entry.serving.take(), entry.waiting.pop_front());
+        if let Some(next) = next {
+            self.serve(now_ns, channel, next);
+        }
+        if let Some(number) = served {
+            self.issue_page(now_ns, number);
+            self.page_done(now_ns, number);
+        }
+    }
+
+    fn page_done(&mut self, now_ns: u64, number: u32) {
+        let Some(command) = self.command(number) else {
+            return;
+        };
+        command.done += 1;
+        let is_last = command.done == command.pages;
+        match command.work {
+            Work::Read => {
+                let at_ns = self.cross_link(now_ns, 1);
+                self.raise_floor(number, at_ns);
+                if is_last {
+                    self.schedule(at_ns, Happens::End(number));
+                }
+            }
+            Work::Write { buffered: false } if is_last => {
+                self.write_done(number);
+                self.end(number);
+            }
+            Work::Write { buffered: true } => self.drained(now_ns, number, is_last),
+            Work::Write { .. } | Work::Sync | Work::Map => {}
+        }
+    }
+
+    /// A page of a buffered write has left the buffer.
+    fn drained(&mut self, now_ns: u64, number: u32, is_last: bool) {
+        let page_bytes = u64::from(self.drive.page_bytes);
+        self.buffered_bytes = self.buffered_bytes.saturating_sub(page_bytes);
+        if is_last {
+            self.write_done(number);
+            if self.command(number).is_some_and(|command| command.told) {
+                self.forget(number);
+            }
+        }
+        self.admit_writes(now_ns);
+    }
+
+    /// A write is wholly on the channels: those syncs that began after it wait for one less.
+    fn write_done(&mut self, number: u32) {
+        let Some(turn) = self.command(number).map(|command| command.turn) else {
+            return;
+        };
+        self.writes = self.writes.saturating_sub(1);
+        for barrier in &mut self.barriers {
+            if turn < barrier.turn {
+                barrier.writes = barrier.writes.saturating_sub(1);
+            }
+        }
+        // An earlier sync waits for fewer writes, so they end in order.
+        while let Some(barrier) = self.barriers.front()
+            && barrier.writes == 0
+        {
+            let number = barrier.number;
+            self.barriers.pop_front();
+            self.end(number);
+        }
+    }
+
+    /// Tells the owner. A buffered write that still drains is kept.
+    fn end(&mut self, number: u32) {
+        let Some(command) = self.command(number) else {
+            return;
+        };
+        command.told = true;
+        let (name, drains) = (command.name, command.done < command.pages);
+        self.finished.push_back(name);
+        if !drains {
+            self.forget(number);
+        }
+    }
+
+    fn forget(&mut self, number: u32) {
+        if let Some(place) = self.commands.get_mut(number as usize)
+            && place.take().is_some()
+        {
+            self.free.push(number);
+        }
+    }
+}
+
+/// SplitMix64's finish: spreads neighbours far apart.
+fn mix(value: u64) -> u64 {
+    let z = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests;

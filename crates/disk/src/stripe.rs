@@ -1,0 +1,394 @@
+//! Several files or devices as one disk (RAID-0): opened, checked against each other, created, shown.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
+
+use cleave_blk::{Limits, Stripe};
+
+use crate::disk::hashed_serial;
+use crate::open::{open_path, open_unlocked};
+use crate::probe::{probe_file, size_bytes};
+use crate::spec::format_size;
+use crate::superblock::{self, Found, SUPERBLOCK_BYTES, Superblock};
+use crate::{Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, Store};
+
+mod judge;
+
+use judge::Member;
+pub use judge::StripeError;
+
+/// Bytes at the beginning of a leg that must be zero for `create_stripe` to take it unasked: further
+/// than every partition table, volume label and file system that is usual begins.
+const LOOKED_AT_BYTES: u64 = 128 << 10;
+
+/// How it is known that the legs belong together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StripeKind {
+    /// Each has a superblock, written by `create_stripe`.
+    Superblocks,
+    /// The operator says so.
+    Raw,
+}
+
+/// Whether `create_stripe` takes legs that hold something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overwrite {
+    /// Refused.
+    No,
+    /// What they hold is lost.
+    Yes,
+}
+
+/// A stripe as it was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Created {
+    /// The layout.
+    pub stripe: Stripe,
+    /// Bytes of data on each leg.
+    pub data_bytes: u64,
+    /// Bytes of the largest leg that stay unused, superblock and all.
+    pub unused_bytes: u64,
+}
+
+/// What `show_stripe` found.
+#[derive(Debug)]
+pub struct Shown {
+    /// One line a leg.
+    pub lines: Vec<String>,
+    /// The stripe that the legs are, in this order; or why they are none.
+    pub whole: Result<Created, StripeError>,
+}
+
+impl Disk {
+    /// Opens, locks and probes the legs of a stripe, in order. The disk's limits are those that every
+    /// leg keeps to.
+    pub fn open_stripe(
+        specs: &[DiskSpec],
+        chunk_bytes: u32,
+        kind: StripeKind,
+        options: &OpenOptions,
+    ) -> Result<Disk, OpenError> {
+        let stripe = layout(specs.len(), chunk_bytes)?;
+        let members = open_all(specs, |path| open_path(path, options.read_only))?;
+        let (data_bytes, serial) = match kind {
+            StripeKind::Superblocks => {
+                let whole = judge::whole(&judged(&members), Some(chunk_bytes))?;
+                (whole.data_bytes, hashed_serial(&whole.set))
+            }
+            StripeKind::Raw => {
+                judge::raw(&judged(&members))?;
+                let least = members.iter().map(|member| member.size_bytes).min();
+                let names: Vec<u8> = members.iter().flat_map(|m| m.name.bytes()).collect();
+                (rounded(least.unwrap_or(0), stripe), hashed_serial(&names))
+            }
+        };
+        let (limits, legs) = probe_all(members, data_bytes, stripe, options)?;
+        let first = legs.first().map(Leg::name).unwrap_or_default();
+        let name = format!("stripe of {} ({first} …)", stripe.legs());
+        Ok(Disk::of_legs(name, serial, limits, Some(stripe), legs))
+    }
+}
+
+/// A leg opened and looked at.
+struct Opened {
+    name: String,
+    file: File,
+    kind: FileKind,
+    size_bytes: u64,
+    found: Found,
+}
+
+fn judged(members: &[Opened]) -> Vec<Member<'_>> {
+    members
+        .iter()
+        .map(|opened| Member {
+            name: &opened.name,
+            size_bytes: opened.size_bytes,
+            found: opened.found,
+        })
+        .collect()
+}
+
+/// A size that is whole chunks.
+fn rounded(bytes: u64, stripe: Stripe) -> u64 {
+    bytes - bytes % u64::from(stripe.chunk_bytes())
+}
+
+fn layout(legs: usize, chunk_bytes: u32) -> Result<Stripe, StripeError> {
+    let legs = u16::try_from(legs).unwrap_or(u16::MAX);
+    if !(Stripe::LEGS_MIN..=Stripe::LEGS_MAX).contains(&legs) {
+        return Err(StripeError::Legs { legs });
+    }
+    Stripe::new(legs, chunk_bytes).ok_or(StripeError::Chunk { chunk_bytes })
+}
+
+/// Opens all legs, and reads what may be their superblocks while nothing bypasses the page cache yet.
+fn open_all(
+    specs: &[DiskSpec],
+    open: impl Fn(&Path) -> Result<(File, FileKind), OpenError>,
+) -> Result<Vec<Opened>, OpenError> {
+    refuse_twins(specs)?;
+    specs
+        .iter()
+        .map(|spec| {
+            let path = path(spec)?;
+            let (file, kind) = open(path)?;
+            let failed = |source| OpenError::Io {
+                path: path.to_owned(),
+                source,
+            };
+            let size_bytes = size_bytes(&file, kind).map_err(failed)?;
+            let found = read_superblock(&file, size_bytes).map_err(failed)?;
+            Ok(Opened {
+                name: spec.to_string(),
+                file,
+                kind,
+                size_bytes,
+                found,
+            })
+        })
+        .collect()
+}
+
+fn path(spec: &DiskSpec) -> Result<&Path, StripeError> {
+    match spec {
+        DiskSpec::Path(path) => Ok(path),
+        other => Err(StripeError::Kind {
+            name: other.to_string(),
+        }),
+    }
+}
+
+/// One file named twice would be refused by its own lock, and blame another program.
+fn refuse_twins(specs: &[DiskSpec]) -> Result<(), OpenError> {
+    let mut seen: Vec<((u64, u64), &DiskSpec)> = Vec::new();
+    for spec in specs {
+        // What cannot be looked at is told when it is opened.
+        let Ok(found) = path(spec)?.metadata() else {
+            continue;
+        };
+        let id = match found.rdev() {
+            0 => (found.dev(), found.ino()),
+            device => (u64::MAX, device),
+        };
+        if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == id) {
+            return Err(StripeError::Twice {
+                name: spec.to_string(),
+                other: twin.to_string(),
+            }
+            .into());
+        }
+        seen.push((id, spec));
+    }
+    Ok(())
+}
+
+fn read_superblock(file: &File, size_bytes: u64) -> io::Result<Found> {
+    let Some(offset) = superblock::offset(size_bytes) else {
+        return Ok(Found::Nothing);
+    };
+    let mut block = [0; SUPERBLOCK_BYTES as usize];
+    file.read_exact_at(&mut block, offset)?;
+    Ok(Superblock::parse(&block))
+}
+
+/// Probes each leg, and puts together what all of them can do.
+fn probe_all(
+    members: Vec<Opened>,
+    data_bytes: u64,
+    stripe: Stripe,
+    options: &OpenOptions,
+) -> Result<(Limits, Vec<Leg>), OpenError> {
+    let mut all: Option<Limits> = None;
+    let mut legs = Vec::with_capacity(members.len());
+    for member in members {
+        let path = Path::new(&member.name);
+        let (limits, direct) = probe_file(path, &member.file, member.kind, options)?;
+        let least = limits.block_bytes.max(limits.offset_align_bytes);
+        if stripe.chunk_bytes() < least {
+            return Err(StripeError::Block {
+                name: member.name,
+                chunk: format_size(stripe.chunk_bytes().into()),
+                block: format_size(least.into()),
+            }
+            .into());
+        }
+        if data_bytes == 0 {
+            return Err(StripeError::Small {
+                name: member.name,
+                size_bytes: member.size_bytes,
+            }
+            .into());
+        }
+        all = Some(match all {
+            None => limits,
+            Some(all) => combined(all, &limits),
+        });
+        let store = Store::File {
+            file: member.file,
+            kind: member.kind,
+            direct,
+        };
+        let unused_bytes = member.size_bytes.saturating_sub(data_bytes);
+        legs.push(Leg::new(member.name, store).with_unused(unused_bytes));
+    }
+    let limits = all.ok_or(StripeError::Legs { legs: 0 })?;
+    Ok((over_all(limits, data_bytes, stripe)?, legs))
+}
+
+/// What two legs both keep to.
+fn combined(a: Limits, b: &Limits) -> Limits {
+    Limits {
+        capacity_bytes: a.capacity_bytes.min(b.capacity_bytes),
+        block_bytes: a.block_bytes.max(b.block_bytes),
+        physical_block_bytes: a.physical_block_bytes.max(b.physical_block_bytes),
+        optimal_io_bytes: 0,
+        offset_align_bytes: a.offset_align_bytes.max(b.offset_align_bytes),
+        memory_align_bytes: a.memory_align_bytes.max(b.memory_align_bytes),
+        read_only: a.read_only || b.read_only,
+        discard: a.discard && b.discard,
+        discard_granularity_bytes: a.discard_granularity_bytes.max(b.discard_granularity_bytes),
+        rotational: a.rotational || b.rotational,
+    }
+}
+
+/// From what every leg keeps to, what the stripe does. A transfer is best that keeps all legs busy; a
+/// discard gives most back where it covers the units of every leg.
+fn over_all(leg: Limits, data_bytes: u64, stripe: Stripe) -> Result<Limits, StripeError> {
+    let legs = u32::from(stripe.legs());
+    let capacity_bytes = data_bytes
+        .checked_mul(legs.into())
+        .filter(|bytes| *bytes <= i64::MAX as u64)
+        .ok_or(StripeError::Huge)?;
+    let unit = leg.discard_granularity_bytes;
+    Ok(Limits {
+        capacity_bytes,
+        optimal_io_bytes: stripe.chunk_bytes().saturating_mul(legs),
+        discard_granularity_bytes: match unit <= stripe.chunk_bytes() {
+            true => unit,
+            false => unit.saturating_mul(legs),
+        },
+        ..leg
+    })
+}
+
+/// Writes a superblock to the end of each leg, which makes them a stripe in this order. What they hold
+/// becomes unreadable.
+pub fn create_stripe(
+    specs: &[DiskSpec],
+    chunk_bytes: u32,
+    overwrite: Overwrite,
+) -> Result<Created, OpenError> {
+    let stripe = layout(specs.len(), chunk_bytes)?;
+    let members = open_all(specs, |path| open_path(path, false))?;
+    let mut data_bytes = u64::MAX;
+    for member in &members {
+        if overwrite == Overwrite::No {
+            refuse_in_use(member)?;
+        }
+        let most = superblock::offset(member.size_bytes).unwrap_or(0);
+        data_bytes = data_bytes.min(rounded(most, stripe));
+        if data_bytes == 0 {
+            return Err(StripeError::Small {
+                name: member.name.clone(),
+                size_bytes: member.size_bytes,
+            }
+            .into());
+        }
+    }
+    let mut set = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut set))
+        .map_err(|source| OpenError::Io {
+            path: "/dev/urandom".into(),
+            source,
+        })?;
+    for (member, leg) in members.iter().zip(0..) {
+        let superblock = Superblock {
+            set,
+            leg,
+            stripe,
+            data_bytes,
+            leg_bytes: member.size_bytes,
+        };
+        write_superblock(member, superblock).map_err(|source| OpenError::Io {
+            path: member.name.clone().into(),
+            source,
+        })?;
+    }
+    let largest = members.iter().map(|member| member.size_bytes).max();
+    Ok(Created {
+        stripe,
+        data_bytes,
+        unused_bytes: largest.unwrap_or(0).saturating_sub(data_bytes),
+    })
+}
+
+/// Refuses a leg that holds something, as far as that is seen.
+fn refuse_in_use(member: &Opened) -> Result<(), OpenError> {
+    let name = || member.name.clone();
+    if member.found != Found::Nothing {
+        return Err(StripeError::Member { name: name() }.into());
+    }
+    let len = member.size_bytes.min(LOOKED_AT_BYTES) as usize;
+    let mut head = vec![0; len];
+    member
+        .file
+        .read_exact_at(&mut head, 0)
+        .map_err(|source| OpenError::Io {
+            path: name().into(),
+            source,
+        })?;
+    match head.iter().all(|byte| *byte == 0) {
+        true => Ok(()),
+        false => Err(StripeError::Data { name: name() }.into()),
+    }
+}
+
+fn write_superblock(member: &Opened, superblock: Superblock) -> io::Result<()> {
+    let offset = superblock::offset(member.size_bytes)
+        .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+    member.file.write_all_at(&superblock.to_bytes(), offset)?;
+    member.file.sync_all()
+}
+
+/// Reads the superblocks of legs, also of those that are being served.
+pub fn show_stripe(specs: &[DiskSpec]) -> Result<Shown, OpenError> {
+    let members = open_all(specs, |path| open_unlocked(path, true))?;
+    let members = judged(&members);
+    let lines = members.iter().map(line).collect();
+    let largest = members.iter().map(|member| member.size_bytes).max();
+    let whole = judge::whole(&members, None).map(|whole| Created {
+        stripe: whole.stripe,
+        data_bytes: whole.data_bytes,
+        unused_bytes: largest.unwrap_or(0).saturating_sub(whole.data_bytes),
+    });
+    Ok(Shown { lines, whole })
+}
+
+fn line(member: &Member<'_>) -> String {
+    let name = member.name;
+    match member.found {
+        Found::Nothing => format!("{name}: no superblock"),
+        Found::Damaged => format!("{name}: a damaged superblock"),
+        Found::Version(version) => {
+            format!("{name}: a superblock of version {version}, which this cleave does not know")
+        }
+        Found::Whole(leg) => format!(
+            "{name}: leg {} of {}, chunk {}, {} bytes of data, set {}",
+            leg.leg + 1,
+            leg.stripe.legs(),
+            format_size(leg.stripe.chunk_bytes().into()),
+            leg.data_bytes,
+            leg.set
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>(),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! The model on the real clock. Times are bounded strictly from below, where the machine cannot err,
+//! and from above only so far as a loaded machine keeps.
+
+use std::thread;
+
+use super::*;
+use crate::uring::rig::*;
+
+const KINDS: &[OpKind] = &[READ, READ, WRITE, WRITE, DURABLE, ZERO, UNMAP, OpKind::Sync];
+
+fn model(disk: &Arc<Disk>, guest: &Guest) -> Model {
+    Model::new(Arc::clone(disk), Arc::clone(&guest.memory), 64, 4, 4).unwrap()
+}
+
+fn rig(spec: &str) -> (Arc<Disk>, Guest) {
+    (Arc::new(disk_of(spec)), Guest::new())
+}
+
+fn taken(model: &mut Model, op: Op<'_>) -> (Result<(), i32>, Duration) {
+    let start = Instant::now();
+    let result = run(model, op);
+    (result, start.elapsed())
+}
+
+#[test]
+fn a_disk_that_is_not_modelled_is_refused() {
+    let (disk, guest) = rig("ram:1M");
+    let why = Model::new(disk, guest.memory, 8, 1, 1)
+        .unwrap_err()
+        .to_string();
+    assert!(why.contains("no modelled drive"), "{why}");
+}
+
+#[test]
+fn bytes_match_the_model_of_them_with_two_engines_on_one_drive() {
+    let spec = "model:custom,size=4M,read_us=20,write_us=40,write_buffer=64K,jitter=50%";
+    let (disk, guest) = rig(spec);
+    let load = Load {
+        ops: 3000,
+        depth: 24,
+        sectors_max: 300,
+        kinds: KINDS,
+    };
+    let mut engines = [model(&disk, &guest), model(&disk, &guest)];
+    check_against_model(&mut engines, &guest, &disk, &load, seed());
+}
+
+#[test]
+fn no_op_ends_before_its_time() {
+    let spec =
+        "model:custom,size=1M,read_us=300,write_us=2000,command_us=50,jitter=0,write_buffer=8K";
+    let (disk, guest) = rig(spec);
+    let mut model = model(&disk, &guest);
+    let segments = [segment(0, 65_536)];
+    for (kind, len, least_us) in [
+        (READ, 4096, 350),
+        (READ, 65_536, 650),
+        (DURABLE, 4096, 2050),
+        (WRITE, 4096, 50),
+        (OpKind::Sync, 0, 50),
+        (OpKind::Discard, 1 << 20, 50),
+    ] {
+        let (result, took) = taken(&mut model, op(kind, 0, len, &segments));
+        assert_eq!(result, Ok(()), "{kind:?}");
+        assert!(
+            took >= Duration::from_micros(least_us),
+            "{kind:?}: {took:?}"
+        );
+        assert!(took < Duration::from_secs(5), "{kind:?}: {took:?}");
+    }
+    // The write that the buffer took drains for 2 ms, and a sync waits for it.
+    let start = Instant::now();
+    run(&mut model, op(WRITE, 0, 4096, &segments)).unwrap();
+    run(&mut model, op(OpKind::Sync, 0, 0, &[])).unwrap();
+    assert!(start.elapsed() >= Duration::from_micros(2050));
+}
+
+#[test]
+fn data_moves_at_the_end_and_not_before() {
+    let (disk, guest) = rig("model:custom,size=1M,read_us=100000,write_us=50000,jitter=0");
+    let mut model = model(&disk, &guest);
+    let (from, to) = ([segment(0, 4096)], [segment(8192, 4096)]);
+    guest.put(&from, &[7; 4096]);
+    guest.put(&to, &[0xee; 4096]);
+    model.push(op(WRITE, 0, 4096, &from), 1);
+    model.push(op(READ, 0, 4096, &to), 2);
+    model.enter(Wait::No).unwrap();
+    assert_eq!(model.reap(), None);
+    assert_eq!(guest.get(&to, 4096), [0xee; 4096]);
+    // The write crosses the link first, so the read is served before it.
+    assert_eq!(next_done(&mut model), (2, Ok(())));
+    assert_eq!(guest.get(&to, 4096), [0; 4096]);
+    // What the guest changes before the write's end is what is written.
+    guest.put(&from, &[8; 4096]);
+    assert_eq!(next_done(&mut model), (1, Ok(())));
+    run(&mut model, op(READ, 0, 4096, &to)).unwrap();
+    assert_eq!(guest.get(&to, 4096), [8; 4096]);
+}
+
+#[test]
+fn ops_end_in_the_order_of_the_drive() {
+    let (disk, guest) = rig("model:custom,size=1M,read_us=20000,channels=4,window=1,jitter=0");
+    let mut model = model(&disk, &guest);
+    let segments = [segment(0, 16_384)];
+    model.push(op(READ, 0, 16_384, &segments), 1);
+    model.push(op(READ, 8192, 4096, &segments), 2);
+    model.push(op(OpKind::Discard, 65_536, 4096, &[]), 3);
+    assert_eq!((model.in_flight(), model.room()), (3, 61));
+    let order = [(); 3].map(|()| next_done(&mut model).0);
+    assert_eq!(order, [3, 2, 1]);
+    assert_eq!((model.in_flight(), model.room()), (0, 64));
+}
+
+#[test]
+fn an_engine_takes_only_its_own() {
+    let (disk, guest) = rig("model:custom,size=1M,read_us=1000");
+    let (mut one, mut two) = (model(&disk, &guest), model(&disk, &guest));
+    let segments = [segment(0, 4096)];
+    for token in 0..16 {
+        one.push(op(READ, token * 4096, 4096, &segments), token);
+        two.push(op(READ, token * 4096, 4096, &segments), 100 + token);
+    }
+    let mut of_two: Vec<_> = (0..16).map(|_| next_done(&mut two).0).collect();
+    let mut of_one: Vec<_> = (0..16).map(|_| next_done(&mut one).0).collect();
+    of_one.sort_unstable();
+    of_two.sort_unstable();
+    assert_eq!(of_one, (0..16).collect::<Vec<_>>());
+    assert_eq!(of_two, (100..116).collect::<Vec<_>>());
+}
+
+#[test]
+fn bad_ops_end_with_their_errno() {
+    let (disk, guest) = rig("model:p3700,size=1M");
+    let mut model = model(&disk, &guest);
+    let (good, hole) = ([segment(0, 4096)], [segment(2 * REGION, 4096)]);
+    for (op, errno) in [
+        (op(READ, 0, 4096, &hole), libc::EFAULT),
+        (op(WRITE, 0, 4096, &hole), libc::EFAULT),
+        (op(READ, 1 << 20, 4096, &good), libc::EIO),
+        (op(WRITE, (1 << 20) - 512, 4096, &good), libc::EIO),
+        (op(READ, u64::MAX, u64::MAX, &good), libc::EIO),
+        (op(OpKind::Discard, 0, u64::MAX, &[]), libc::EIO),
+        (op(READ, 0, 8192, &good), libc::EINVAL),
+    ] {
+        assert_eq!(run(&mut model, op), Err(errno), "{op:?}");
+    }
+    assert_eq!(run(&mut model, op(READ, 0, 4096, &good)), Ok(()));
+}
+
+#[test]
+fn an_earlier_memory_is_held_until_its_ops_have_ended() {
+    let (disk, guest) = rig("model:custom,size=1M,read_us=50000,jitter=0");
+    let mut model = model(&disk, &guest);
+    let (old, new) = (Arc::clone(&guest.memory), Guest::new());
+    let segments = [segment(0, 4096)];
+    guest.put(&segments, &[0xee; 4096]);
+    new.put(&segments, &[0xee; 4096]);
+    model.push(op(READ, 0, 4096, &segments), 1);
+    model.bind(Arc::clone(&new.memory));
+    assert!(!model.is_settled());
+    assert_eq!(next_done(&mut model), (1, Ok(())));
+    assert!(model.is_settled());
+    assert_eq!(guest.get(&segments, 4096), [0; 4096]);
+    assert_eq!(new.get(&segments, 4096), [0xee; 4096]);
+    drop(guest);
+    assert_eq!(Arc::strong_count(&old), 1);
+}
+
+#[test]
+fn a_kick_ends_the_wait_for_a_slow_op() {
+    let (disk, guest) = rig("model:custom,size=1M,read_us=100000,jitter=0");
+    let mut model = model(&disk, &guest);
+    let fd = eventfd(true);
+    model.watch(3, fd.try_clone().unwrap());
+    model.push(op(READ, 0, 4096, &[segment(0, 4096)]), 1);
+    let start = Instant::now();
+    signal(&fd);
+    loop {
+        model.enter(Wait::Until(None)).unwrap();
+        if let Some(event) = model.reap() {
+            assert_eq!(event, Event::Woken { slot: 3 });
+            break;
+        }
+    }
+    assert!(
+        start.elapsed() < Duration::from_millis(100),
+        "it did not wait for the op"
+    );
+    model.unwatch(3);
+    assert_eq!(next_done(&mut model), (1, Ok(())));
+}
+
+#[test]
+fn a_deadline_ends_the_wait_and_a_bell_is_rung_before_it() {
+    let (disk, guest) = rig("model:custom,size=1M,read_us=100000,jitter=0");
+    let mut model = model(&disk, &guest);
+    let bell = eventfd(true);
+    model.set_bell(2, Some(bell.try_clone().unwrap()));
+    model.push(op(READ, 0, 4096, &[segment(0, 4096)]), 1);
+    model.ring(2);
+    let deadline = Instant::now() + Duration::from_millis(5);
+    model.enter(Wait::Until(Some(deadline))).unwrap();
+    assert!(Instant::now() >= deadline);
+    assert_eq!((model.reap(), count(&bell)), (None, 1));
+}
+
+#[test]
+fn dropping_waits_for_what_is_in_flight() {
+    let (disk, guest) = rig("model:custom,size=1M,write_us=20000,jitter=0");
+    let mut first = model(&disk, &guest);
+    let segments = [segment(0, 4096)];
+    guest.put(&segments, &[9; 4096]);
+    let start = Instant::now();
+    first.push(op(WRITE, 0, 4096, &segments), 1);
+    drop(first);
+    assert!(start.elapsed() >= Duration::from_millis(20));
+    guest.put(&segments, &[0; 4096]);
+    run(&mut model(&disk, &guest), op(READ, 0, 4096, &segments)).unwrap();
+    assert_eq!(guest.get(&segments, 4096), [9; 4096]);
+}
+
+#[test]
+fn threads_share_a_drive() {
+    let (disk, _) = rig("model:custom,size=4M,read_us=50,channels=4");
+    let start = Instant::now();
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let disk = Arc::clone(&disk);
+            thread::spawn(move || {
+                let guest = Guest::new();
+                let mut model = model(&disk, &guest);
+                for _ in 0..100 {
+                    // All on the same channel, or the drive would do them at the same time.
+                    run(&mut model, op(READ, 0, 4096, &[segment(0, 4096)])).unwrap();
+                }
+            })
+        })
+        .collect();
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
+    assert!(start.elapsed() >= Duration::from_micros(400 * 50 * 95 / 100));
+}
+
+#[test]
+fn a_change_is_felt_while_it_runs() {
+    let (disk, guest) = rig("model:custom,size=1M,read_us=50,jitter=0");
+    let mut model = model(&disk, &guest);
+    let segments = [segment(0, 4096)];
+    run(&mut model, op(READ, 0, 4096, &segments)).unwrap();
+    let slow: cleave_disk::model::ModelSpec = "custom,read_us=30000,jitter=0".parse().unwrap();
+    model.drive().change(slow.drive());
+    let (_, took) = taken(&mut model, op(READ, 0, 4096, &segments));
+    assert!(took >= Duration::from_millis(30), "{took:?}");
+}

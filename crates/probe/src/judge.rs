@@ -1,0 +1,286 @@
+//! What a matrix says: arithmetic, and nothing else.
+
+use cleave_blk::SPLIT_OPS_MAX;
+use cleave_worker::Direction;
+use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES, SPLIT_MIN_BYTES};
+use serde::Serialize;
+
+use crate::matrix::{Matrix, Measured, OUTSTANDING_MAX};
+
+/// Below this gain a request is better left whole: its ops cost CPU time, and the gain is noise.
+const GAIN_MIN: f64 = 1.05;
+/// Chunks whose rate is this close to the best one are as good; the largest of them has fewest ops.
+/// Points are known to ±3 %.
+const AS_GOOD: f64 = 0.97;
+/// An in-flight count is useful up to where this share of the best rate is reached.
+const USEFUL: f64 = 0.95;
+
+/// What to do with requests of one size class.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Recommendation {
+    /// Requests of this size up to twice as much.
+    pub request_bytes: u64,
+    /// Split into this; 0: leave whole.
+    pub chunk_bytes: u32,
+    /// Throughput when split so over throughput when whole, at depth 1; of the best chunk, also where
+    /// it is too small to be worth it.
+    pub gain: f64,
+}
+
+/// What a matrix says of its direction.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Judgement {
+    /// By size class; only those whose row was measured.
+    pub chunks: Vec<Recommendation>,
+    /// Ops in flight beyond which the disk answers no faster; `None`: not measured.
+    pub useful_depth: Option<u32>,
+    /// Some class gains by being split.
+    pub pays: bool,
+}
+
+impl Judgement {
+    /// The class that gains most.
+    pub fn best(&self) -> Option<&Recommendation> {
+        let split = self.chunks.iter().filter(|r| r.chunk_bytes > 0);
+        split.max_by(|a, b| a.gain.total_cmp(&b.gain))
+    }
+
+    /// Each finding as a sentence.
+    pub fn sentences(&self, direction: Direction) -> Vec<String> {
+        crate::report::sentences(self, direction)
+    }
+}
+
+/// Judges a matrix. For a request of size S the row of S outstanding tells what its pieces would do:
+/// the point of depth D is the same request as D pieces of S/D. That its pieces lie beside each other
+/// and those of the matrix do not is the difference that the splitter's own estimates then correct.
+///
+/// Worked example, the row of 512 KiB of a drive with inner parallelism: 0.96 GB/s at depth 1, 1.30 at
+/// 2, 1.70 at 8, 1.95 at 32 (16 KiB each), 1.97 at 64 (8 KiB). The best is 1.97; 16 KiB is within 3 %
+/// of it with half the ops, so it is recommended, with a gain of 2.03.
+pub fn judge(matrix: &Matrix) -> Judgement {
+    let classes = std::iter::successors(Some(SPLIT_MIN_BYTES), |size| Some(size * 2))
+        .take_while(|size| *size <= OUTSTANDING_MAX);
+    let chunks: Vec<_> = classes.filter_map(|size| recommend(matrix, size)).collect();
+    Judgement {
+        pays: chunks.iter().any(|r| r.chunk_bytes > 0),
+        useful_depth: useful_depth(matrix),
+        chunks,
+    }
+}
+
+fn recommend(matrix: &Matrix, request_bytes: u64) -> Option<Recommendation> {
+    let whole = matrix.row(request_bytes).find(|m| m.point.depth == 1)?;
+    let may_be = |m: &&Measured| {
+        m.point.depth > 1
+            && m.point.depth as usize <= SPLIT_OPS_MAX
+            && (u64::from(CHUNK_MIN_BYTES)..=u64::from(CHUNK_MAX_BYTES))
+                .contains(&m.point.block_bytes())
+    };
+    let split: Vec<&Measured> = matrix.row(request_bytes).filter(may_be).collect();
+    let best = split
+        .iter()
+        .map(|m| m.bytes_per_second())
+        .max_by(f64::total_cmp)?;
+    // By depth: the first that is good enough has the fewest ops.
+    let chosen = split
+        .iter()
+        .find(|m| m.bytes_per_second() >= best * AS_GOOD)?;
+    let gain = chosen.bytes_per_second() / whole.bytes_per_second().max(1.0);
+    // Two rates that are known badly differ by accident.
+    let doubt = chosen.error.hypot(whole.error);
+    Some(Recommendation {
+        request_bytes,
+        chunk_bytes: if gain >= GAIN_MIN.max(1.0 + doubt) {
+            chosen.point.block_bytes() as u32
+        } else {
+            0
+        },
+        gain,
+    })
+}
+
+/// Along the smallest requests that a chunk could be: the fewest in flight that reach nearly the best
+/// rate. Larger ones reach the disk's bandwidth with fewer in flight and would hide its parallelism.
+fn useful_depth(matrix: &Matrix) -> Option<u32> {
+    let sizes = matrix.measured.iter().map(|m| m.point.block_bytes());
+    let block_bytes = sizes
+        .filter(|size| *size >= u64::from(CHUNK_MIN_BYTES))
+        .min()?;
+    let column = || {
+        matrix
+            .measured
+            .iter()
+            .filter(move |m| m.point.block_bytes() == block_bytes)
+    };
+    // A column of less than that has not shown where it ends.
+    if column().count() < 4 {
+        return None;
+    }
+    let best = column()
+        .map(Measured::requests_per_second)
+        .max_by(f64::total_cmp)?;
+    column()
+        .filter(|m| m.requests_per_second() >= best * USEFUL)
+        .map(|m| m.point.depth)
+        .min()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::matrix::{Point, points};
+
+    /// A matrix of a disk that answers so many bytes a second at each point.
+    pub(crate) fn recorded(direction: Direction, rate: impl Fn(Point) -> f64) -> Matrix {
+        let mut matrix = Matrix::new(direction);
+        for point in points(512, 1 << 40) {
+            let requests = 1000;
+            let seconds = (requests * point.block_bytes()) as f64 / rate(point);
+            matrix.add(Measured {
+                point,
+                requests,
+                elapsed_ns: (seconds * 1e9) as u64,
+                error: 0.02,
+            });
+        }
+        matrix
+    }
+
+    /// As study A's P3700: 512 KiB outstanding give 0.96 GB/s whole and 1.97 as 64 × 8 KiB; 4 KiB
+    /// requests take 85 µs alone and reach 460 k/s.
+    pub(crate) fn p3700(point: Point) -> f64 {
+        let block = point.block_bytes() as f64;
+        let pages = (block / 4096.0).max(1.0);
+        let alone = 85e-6 + (pages - 1.0) * 3.6e-6;
+        (f64::from(point.depth) * block / alone)
+            .min(460e3 * block)
+            .min(1.97e9)
+    }
+
+    #[test]
+    fn a_drive_with_inner_parallelism_is_split() {
+        let judged = judge(&recorded(Direction::Read, p3700));
+        assert!(judged.pays);
+        let row = judged
+            .chunks
+            .iter()
+            .find(|r| r.request_bytes == 512 << 10)
+            .unwrap();
+        assert!(
+            row.chunk_bytes > 0 && row.chunk_bytes <= 128 << 10,
+            "{row:?}"
+        );
+        assert!((1.9..2.3).contains(&row.gain), "{row:?}");
+        let depth = judged.useful_depth.unwrap();
+        assert!((32..=128).contains(&depth), "{depth}");
+        assert_eq!(judged.chunks.len(), 8, "32 KiB … 4 MiB");
+    }
+
+    #[test]
+    fn a_disk_that_is_one_channel_is_left_whole() {
+        // Time proportional to size, whatever is in flight.
+        let judged = judge(&recorded(Direction::Read, |_| 5e8));
+        assert!(!judged.pays);
+        assert!(judged.chunks.iter().all(|r| r.chunk_bytes == 0));
+        assert_eq!(judged.useful_depth, Some(1));
+        assert_eq!(judged.best(), None);
+    }
+
+    /// Gain of two pieces over one, and what is decided.
+    #[test]
+    fn a_gain_within_the_noise_is_none() {
+        for (gain, splits) in [
+            (0.8, false),
+            (1.0, false),
+            (1.04, false),
+            (1.06, true),
+            (2.0, true),
+        ] {
+            let judged = judge(&recorded(Direction::Write, |p| {
+                if p.depth == 1 { 1e9 } else { gain * 1e9 }
+            }));
+            assert_eq!(judged.pays, splits, "{gain}");
+            let row = judged.chunks[0];
+            assert!((row.gain - gain).abs() < 0.01, "{row:?}");
+            // As good as the others with the fewest ops.
+            assert_eq!(row.chunk_bytes, if splits { 16 << 10 } else { 0 });
+        }
+    }
+
+    #[test]
+    fn a_gain_within_the_doubt_is_none() {
+        for (error, splits) in [(0.03, true), (0.2, true), (0.3, false), (1.0, false)] {
+            let rate = |p: Point| if p.depth == 1 { 1e9 } else { 1.4e9 };
+            let mut matrix = recorded(Direction::Read, rate);
+            for m in &mut matrix.measured {
+                m.error = error;
+            }
+            assert_eq!(judge(&matrix).pays, splits, "{error}");
+        }
+    }
+
+    /// The worked example of `judge`.
+    #[test]
+    fn the_largest_chunk_that_is_as_good_is_taken() {
+        let rates = [
+            (1, 0.96),
+            (2, 1.3),
+            (4, 1.5),
+            (8, 1.7),
+            (16, 1.85),
+            (32, 1.95),
+            (64, 1.97),
+            (128, 3.0),
+        ];
+        let rate = |p: Point| {
+            let found = rates.iter().find(|(depth, _)| *depth == p.depth);
+            found.map_or(1e9, |(_, rate)| rate * 1e9)
+        };
+        let judged = judge(&recorded(Direction::Read, rate));
+        let row = judged
+            .chunks
+            .iter()
+            .find(|r| r.request_bytes == 512 << 10)
+            .unwrap();
+        assert_eq!(row.chunk_bytes, 16 << 10, "and never more than 64 ops");
+        assert!((row.gain - 1.95 / 0.96).abs() < 0.01);
+        // Nothing below 4 KiB is a chunk: the row of 32 KiB ends at 8 pieces.
+        let small = judged.chunks[0];
+        assert_eq!(
+            (small.request_bytes, small.chunk_bytes),
+            (32 << 10, 4 << 10)
+        );
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_judged() {
+        let mut matrix = recorded(Direction::Read, p3700);
+        matrix
+            .measured
+            .retain(|m| m.point.outstanding_bytes == 512 << 10);
+        let judged = judge(&matrix);
+        assert_eq!(judged.chunks.len(), 1);
+        assert_eq!(
+            judged.useful_depth, None,
+            "one point of the column says nothing"
+        );
+        let judged = judge(&Matrix::new(Direction::Read));
+        assert_eq!((judged.chunks.len(), judged.pays), (0, false));
+    }
+
+    #[test]
+    fn a_large_block_is_respected() {
+        let mut matrix = recorded(Direction::Read, p3700);
+        matrix
+            .measured
+            .retain(|m| m.point.block_bytes() >= 64 << 10);
+        let judged = judge(&matrix);
+        assert!(
+            judged
+                .chunks
+                .iter()
+                .all(|r| r.chunk_bytes == 0 || r.chunk_bytes >= 64 << 10)
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! Measures how a disk answers at every size and depth, and judges whether splitting pays. This crate
+//! forbids vrings, vhost messages, guests and unsafe code: it runs ops on an opened disk through an
+//! engine, in memory of its own, and what it learns leaves it as values and text.
+//!
+//! [`run()`] measures a [`Matrix`] per direction, [`judge()`] reads it, [`Report`] holds both and is
+//! written as a table, JSON or SVG, and [`Profile`] is what a later `serve` starts from.
+#![forbid(unsafe_code)]
+
+mod device;
+mod judge;
+mod matrix;
+mod profile;
+mod report;
+mod run;
+mod size;
+mod svg;
+mod table;
+mod thin;
+
+pub use device::Identity;
+pub use judge::{Judgement, Recommendation, judge};
+pub use matrix::{Matrix, Measured, Point, points};
+pub use profile::{Profile, ProfileError};
+pub use report::{Circumstances, Host, Report, Side};
+pub use run::{Pace, Progress, RunError, Source, run};
+pub use svg::svg;
+pub use table::table;
+pub use thin::{Extent, holds_data, stored};

@@ -1,0 +1,479 @@
+//! What a probe leaves for a later `serve`: a small TOML file that says of which disk it speaks.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use cleave_blk::Limits;
+use cleave_disk::Disk;
+use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES};
+use cleave_worker::{Direction, Prior};
+use serde::Deserialize;
+
+use crate::device::Identity;
+use crate::report::Report;
+
+/// Version of the file. One that this program does not know is refused, not guessed at.
+const VERSION: i64 = 1;
+/// Longest file that is read; a profile has one or two KiB.
+const LEN_MAX: u64 = 64 << 10;
+/// Whatever was measured, so many ops may be in flight: a disk that turns out quicker than it was could
+/// else never show it.
+const USEFUL_DEPTH_MIN: u32 = 16;
+/// Most ops in flight that a worker has.
+const USEFUL_DEPTH_MAX: u32 = 1 << 16;
+
+/// Why a profile is refused. Each line names the file and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// Not readable.
+    #[error("cannot read profile {}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Not a profile.
+    #[error("{} is no profile ({why}); write one: cleave probe --profile {}", .path.display(), .path.display())]
+    Garbage {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Of another version.
+    #[error(
+        "profile {} has version {found}, this cleave knows {VERSION}; measure again: cleave probe",
+        .path.display()
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+    },
+    /// Of another disk.
+    #[error(
+        "profile {} is not of disk {disk}: {difference}; measure again: cleave probe, and open the disk the same way",
+        .path.display()
+    )]
+    OtherDisk {
+        /// The file.
+        path: PathBuf,
+        /// The disk at hand.
+        disk: String,
+        /// In what they differ.
+        difference: String,
+    },
+}
+
+/// A profile, read and checked.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    #[allow(dead_code, reason = "checked before the rest is read")]
+    version: i64,
+    /// Not all was measured.
+    pub partial: bool,
+    /// Never split this disk.
+    pub never: bool,
+    /// Of which disk.
+    pub device: Identity,
+    read: Option<Side>,
+    write: Option<Side>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Side {
+    useful_depth: Option<u32>,
+    #[serde(default)]
+    chunk: Vec<Chunk>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Chunk {
+    request_bytes: u64,
+    chunk_bytes: u32,
+    #[allow(dead_code, reason = "for the reader of the file")]
+    gain: f64,
+}
+
+/// Only what says how to read the rest.
+#[derive(Deserialize)]
+struct Head {
+    version: i64,
+}
+
+impl Profile {
+    /// Reads the profile of `disk`.
+    pub fn load(path: &Path, disk: &Disk) -> Result<Profile, ProfileError> {
+        let text = read(path).map_err(|source| ProfileError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+        let profile = Profile::parse(path, &text)?;
+        match profile.device.difference(&Identity::of(disk)) {
+            None => Ok(profile),
+            Some(difference) => Err(ProfileError::OtherDisk {
+                path: path.to_owned(),
+                disk: disk.name().to_owned(),
+                difference: difference.to_string(),
+            }),
+        }
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Profile, ProfileError> {
+        let garbage = |why: String| ProfileError::Garbage {
+            path: path.to_owned(),
+            why,
+        };
+        let wrong = |error: toml::de::Error| {
+            // The first line says where, the rest draws it.
+            let line = error.span().map(|span| {
+                text.get(..span.start)
+                    .unwrap_or(text)
+                    .lines()
+                    .count()
+                    .max(1)
+            });
+            let at = line
+                .map(|line| format!("line {line}: "))
+                .unwrap_or_default();
+            garbage(format!(
+                "{at}{}",
+                error.message().lines().next().unwrap_or("no TOML")
+            ))
+        };
+        let head: Head = toml::from_str(text).map_err(wrong)?;
+        if head.version != VERSION {
+            return Err(ProfileError::Version {
+                path: path.to_owned(),
+                found: head.version,
+            });
+        }
+        let profile: Profile = toml::from_str(text).map_err(wrong)?;
+        match profile.fault() {
+            None => Ok(profile),
+            Some(why) => Err(garbage(why)),
+        }
+    }
+
+    /// A number that no probe writes.
+    fn fault(&self) -> Option<String> {
+        for side in self.read.iter().chain(&self.write) {
+            if let Some(depth) = side.useful_depth
+                && !(1..=USEFUL_DEPTH_MAX).contains(&depth)
+            {
+                return Some(format!("useful_depth = {depth} is out of range"));
+            }
+            for Chunk {
+                request_bytes,
+                chunk_bytes,
+                ..
+            } in &side.chunk
+            {
+                let is_size = chunk_bytes.is_power_of_two()
+                    && (CHUNK_MIN_BYTES..=CHUNK_MAX_BYTES).contains(chunk_bytes)
+                    && u64::from(*chunk_bytes) < *request_bytes;
+                if !request_bytes.is_power_of_two() || (*chunk_bytes != 0 && !is_size) {
+                    return Some(format!(
+                        "request_bytes = {request_bytes} with chunk_bytes = {chunk_bytes} is impossible"
+                    ));
+                }
+            }
+        }
+        None
+    }
+
+    /// What a splitter starts from.
+    pub fn prior(&self, limits: &Limits) -> Prior {
+        let mut prior = Prior::from_limits(limits);
+        let sides = [
+            (Direction::Read, &self.read),
+            (Direction::Write, &self.write),
+        ];
+        let sides = || {
+            sides
+                .iter()
+                .filter_map(|(way, side)| Some((*way, side.as_ref()?)))
+        };
+        if let Some(depth) = sides().filter_map(|(_, side)| side.useful_depth).max() {
+            prior.useful_depth = depth.max(USEFUL_DEPTH_MIN);
+        }
+        prior.never = self.never;
+        prior.measured = sides()
+            .flat_map(|(way, side)| {
+                side.chunk
+                    .iter()
+                    .map(move |c| (way, c.request_bytes, c.chunk_bytes))
+            })
+            .collect();
+        prior
+    }
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?
+        .take(LEN_MAX + 1)
+        .read_to_string(&mut text)?;
+    match text.len() as u64 > LEN_MAX {
+        true => Err(io::Error::other("it is too long for a profile")),
+        false => Ok(text),
+    }
+}
+
+/// A report as a profile.
+pub(crate) fn write(report: &Report) -> String {
+    // Writing to a `String` cannot fail, so results of `write!` are dropped.
+    let mut text = String::new();
+    let device = &report.device;
+    let _ = write!(
+        text,
+        "\
+# How this disk answers, measured by `cleave probe` (cleave {}, Linux {}).
+# For `cleave serve --profile FILE`: its splitter starts from here instead of from nothing, and goes
+# on learning. Measure again when the disk, its driver or the machine has changed.
+
+version = {VERSION}
+# true: the measurement was broken off; what is missing is learnt while serving.
+partial = {}
+# true: never split. Set where the disk says that it spins and no size gained by being split.
+never = {}
+
+# The profile is refused for a disk that differs in any of these, its name apart; it may have grown.
+[device]
+name = {}
+serial = {}
+kind = {}
+size_bytes = {}
+block_bytes = {}
+direct = {}
+",
+        report.cleave,
+        report.host.kernel,
+        report.partial,
+        is_never(report),
+        quoted(&device.name),
+        quoted(&device.serial),
+        quoted(&device.kind),
+        device.size_bytes,
+        device.block_bytes,
+        device.direct,
+    );
+    for side in &report.sides {
+        let way = crate::matrix::word(side.matrix.direction);
+        let _ = write!(text, "\n[{way}]\n");
+        if let Some(depth) = side.judgement.useful_depth {
+            let _ = write!(
+                text,
+                "# Ops in flight beyond which the disk answers no faster.\nuseful_depth = {depth}\n"
+            );
+        }
+        if !side.judgement.chunks.is_empty() {
+            let _ = write!(
+                text,
+                "\n# {way}s of request_bytes up to twice that: split into chunk_bytes (0: leave whole).\n\
+                 # gain: throughput of the best chunk over that of whole requests, at depth 1.\n"
+            );
+        }
+        for chunk in &side.judgement.chunks {
+            let _ = write!(
+                text,
+                "[[{way}.chunk]]\nrequest_bytes = {}\nchunk_bytes = {}\ngain = {:.3}\n",
+                chunk.request_bytes, chunk.chunk_bytes, chunk.gain
+            );
+        }
+    }
+    text
+}
+
+/// What a disk says of its spinning is believed only where the measurement agrees: virtual disks and
+/// loop devices say so too. And only a whole measurement may rule out all learning.
+fn is_never(report: &Report) -> bool {
+    report.rotational && !report.partial && report.sides.iter().all(|side| !side.judgement.pays)
+}
+
+/// A TOML basic string.
+fn quoted(text: &str) -> String {
+    let mut out = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c.is_control() => {
+                let _ = write!(out, "\\u{:04X}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use cleave_disk::{Direct, OpenOptions};
+
+    use super::*;
+    use crate::judge::tests::{p3700, recorded};
+    use crate::report::tests::report;
+
+    fn disk(spec: &str) -> Disk {
+        let options = OpenOptions {
+            read_only: false,
+            direct: Direct::Auto,
+            block_bytes: None,
+            discard: true,
+        };
+        Disk::open(&spec.parse().unwrap(), &options).unwrap()
+    }
+
+    fn written_for(disk: &Disk) -> String {
+        let mut report = report(vec![
+            recorded(Direction::Read, p3700),
+            recorded(Direction::Write, |_| 5e8),
+        ]);
+        report.device = Identity::of(disk);
+        write(&report)
+    }
+
+    fn load(text: &str, disk: &Disk) -> Result<Profile, ProfileError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("profile.toml");
+        std::fs::write(&path, text).unwrap();
+        Profile::load(&path, disk)
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let disk = disk("ram:1M");
+        let profile = load(&written_for(&disk), &disk).unwrap();
+        assert!(!profile.partial && !profile.never);
+        let prior = profile.prior(disk.limits());
+        assert_eq!(prior.useful_depth, 64, "the larger of 64 and 1");
+        assert_eq!(prior.measured.len(), 16);
+        assert!(prior.measured.contains(&(Direction::Write, 512 << 10, 0)));
+        let read = prior
+            .measured
+            .iter()
+            .find(|m| (m.0, m.1) == (Direction::Read, 512 << 10));
+        assert!(read.unwrap().2 > 0);
+    }
+
+    #[test]
+    fn strange_names_survive() {
+        let ram = disk("ram:1M");
+        let name = "a\"b\\c\nd\u{7f}é'#";
+        let mut report = report(vec![]);
+        report.device = Identity {
+            name: name.to_owned(),
+            ..Identity::of(&ram)
+        };
+        assert_eq!(load(&write(&report), &ram).unwrap().device.name, name);
+    }
+
+    #[test]
+    fn another_version_is_refused_even_with_fields_unknown_here() {
+        let ram = disk("ram:1M");
+        let text = written_for(&ram).replace("version = 1", "version = 2\nnews = \"x\"");
+        let told = load(&text, &ram).unwrap_err().to_string();
+        assert!(
+            told.contains("version 2") && told.contains("cleave probe"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn another_disk_is_refused_and_a_grown_one_is_not() {
+        let small = disk("ram:1M");
+        let text = written_for(&small);
+        assert!(load(&text, &disk("ram:2M")).is_ok());
+        for (other, part) in [("ram:512K", "size"), ("null:1M", "kind")] {
+            let told = load(&text, &disk(other)).unwrap_err().to_string();
+            assert!(told.contains(part) && told.contains(other), "{told}");
+            assert!(!told.contains('\n'));
+        }
+        for (from, to, part) in [
+            ("serial = \"cleave-ram\"", "serial = \"other\"", "the disk"),
+            ("block_bytes = 512", "block_bytes = 4096", "smallest op"),
+            ("direct = true", "direct = false", "page cache"),
+        ] {
+            let told = load(&text.replace(from, to), &small)
+                .unwrap_err()
+                .to_string();
+            assert!(told.contains(part), "{told}");
+        }
+    }
+
+    #[test]
+    fn the_same_file_by_another_path_is_the_same_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, link) = (folder.path().join("image"), folder.path().join("link"));
+        File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        std::os::unix::fs::symlink(&image, &link).unwrap();
+        let text = written_for(&disk(image.to_str().unwrap()));
+        assert!(load(&text, &disk(link.to_str().unwrap())).is_ok());
+    }
+
+    #[test]
+    fn garbage_is_one_line() {
+        let ram = disk("ram:1M");
+        let good = written_for(&ram);
+        let is_split = |line: &&str| line.starts_with("chunk_bytes") && !line.ends_with(" 0");
+        let chunk = good.lines().find(is_split).unwrap();
+        let with = |from: &str, to: &str| {
+            assert!(good.contains(from), "{from}");
+            good.replacen(from, to, 1)
+        };
+        for text in [
+            String::new(),
+            "\0\u{1}".to_owned(),
+            "{}".to_owned(),
+            "version = \"1\"".to_owned(),
+            "version = 1".to_owned(),
+            with("useful_depth = 64", "useful_depth = 0"),
+            with("useful_depth = 64", "useful_depth = -1"),
+            with("request_bytes = 32768", "request_bytes = 32769"),
+            with(chunk, "chunk_bytes = 8193"),
+            with(chunk, "chunk_bytes = 4194304"),
+            with(chunk, "chunk_bytes = 8388608"),
+            with(chunk, "chunk_bytes = 512"),
+            with("partial = false", "partial = 0"),
+            with("partial = false", "partial = false\nmore = 1"),
+        ] {
+            let told = load(&text, &ram).unwrap_err().to_string();
+            assert!(told.contains("is no profile"), "{told}");
+            assert!(!told.contains('\n') && told.len() < 300, "{told}");
+        }
+        let missing = Profile::load(Path::new("/none/p"), &ram)
+            .unwrap_err()
+            .to_string();
+        assert!(missing.contains("/none/p"), "{missing}");
+        let long = "#".repeat(LEN_MAX as usize + 1);
+        assert!(
+            load(&long, &ram)
+                .unwrap_err()
+                .to_string()
+                .contains("too long")
+        );
+    }
+
+    #[test]
+    fn never_needs_a_disk_that_says_it_spins_and_measures_so() {
+        for (rotational, partial, rate, never) in [
+            (false, false, 0.0, false),
+            (true, false, 0.0, true),
+            (true, true, 0.0, false),
+            (true, false, 1.0, false),
+        ] {
+            let flat = |p: crate::Point| if rate > 0.0 { p3700(p) } else { 5e8 };
+            let mut report = report(vec![recorded(Direction::Read, flat)]);
+            (report.rotational, report.partial) = (rotational, partial);
+            assert_eq!(is_never(&report), never);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Everything that a probe found out, and how it is said.
+
+use std::fs;
+
+use cleave_worker::Direction;
+use serde::Serialize;
+
+use crate::judge::{Judgement, judge};
+use crate::matrix::{Matrix, word};
+use crate::size::long;
+use crate::{Extent, Identity, Pace};
+
+/// Version of the JSON.
+const VERSION: u32 = 1;
+/// Points known worse than this are told of.
+const VAGUE: f64 = 0.1;
+
+/// Where it was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Host {
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Model name of the CPU.
+    pub cpu: String,
+    /// CPUs of the machine.
+    pub cpus: usize,
+}
+
+impl Host {
+    /// This one.
+    pub fn here() -> Host {
+        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = info.lines().find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            (key.trim() == "model name").then(|| value.trim().to_owned())
+        });
+        Host {
+            kernel: rustix::system::uname()
+                .release()
+                .to_string_lossy()
+                .into_owned(),
+            cpu: model.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+}
+
+/// One direction, measured and judged.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Side {
+    /// What was measured.
+    #[serde(flatten)]
+    pub matrix: Matrix,
+    /// What it says.
+    pub judgement: Judgement,
+}
+
+/// The result of a probe.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// Of this form.
+    pub version: u32,
+    /// What measured.
+    pub cleave: String,
+    /// What was measured.
+    pub device: Identity,
+    /// Where.
+    pub host: Host,
+    /// It says of itself that it spins; true of many virtual disks that do not.
+    pub rotational: bool,
+    /// Timings of a model, not of a drive.
+    pub modelled: bool,
+    /// Not all points were measured.
+    pub partial: bool,
+    /// Share of the disk that was ever written, where that is known.
+    pub stored_share: Option<f64>,
+    /// Time that all points shared, in seconds; each ended when it was known to ±3 %.
+    pub seconds_max: f64,
+    /// Of the random offsets.
+    pub seed: u64,
+    /// Reads first.
+    pub sides: Vec<Side>,
+}
+
+/// What a report says beside its matrices.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Circumstances {
+    /// See [`Report::rotational`].
+    pub rotational: bool,
+    /// Of the disk, before anything was measured.
+    pub stored: Extent,
+    /// How long each point took.
+    pub pace: Pace,
+    /// See [`Report::seed`].
+    pub seed: u64,
+    /// Not all points were measured.
+    pub partial: bool,
+}
+
+impl Report {
+    /// Judges what was measured.
+    pub fn new(device: Identity, matrices: Vec<Matrix>, around: &Circumstances) -> Report {
+        Report {
+            version: VERSION,
+            cleave: env!("CARGO_PKG_VERSION").to_owned(),
+            modelled: device.kind == "model",
+            device,
+            host: Host::here(),
+            rotational: around.rotational,
+            partial: around.partial,
+            stored_share: match around.stored {
+                Extent::Share(share) => Some(share),
+                Extent::Unknown => None,
+            },
+            seconds_max: around.pace.total.as_secs_f64(),
+            seed: around.seed,
+            sides: matrices
+                .into_iter()
+                .map(|matrix| Side {
+                    judgement: judge(&matrix),
+                    matrix,
+                })
+                .collect(),
+        }
+    }
+
+    /// For machines; the fields are those of [`Report`].
+    pub fn json(&self) -> String {
+        // Maps with string keys and finite numbers always have a form.
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+
+    /// For a later `serve`; see [`Profile`](crate::Profile).
+    pub fn profile(&self) -> String {
+        crate::profile::write(self)
+    }
+
+    /// What makes the figures doubtful, a line each.
+    pub fn doubts(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        if self.partial {
+            doubts.push(
+                "The result is partial: it was broken off before all points were measured."
+                    .to_owned(),
+            );
+        }
+        if self.modelled {
+            doubts.push(
+                "The disk is a model: the figures are those of its arithmetic, not of a drive."
+                    .to_owned(),
+            );
+        }
+        if !self.device.direct {
+            doubts.push("The page cache was not bypassed: the figures are those of memory as much as of the disk.".to_owned());
+        }
+        if let Some(share) = self.stored_share.filter(|share| *share < 0.999) {
+            doubts.push(format!(
+                "Only {:.0} % of the disk was ever written; the rest answers without the device.",
+                share * 100.0
+            ));
+        }
+        let all = || self.sides.iter().flat_map(|side| &side.matrix.measured);
+        let vague = all().filter(|m| m.error > VAGUE).count();
+        if vague > 0 {
+            doubts.push(format!(
+                "{vague} of {} points are known to no better than ±{:.0} %: give it more time, or a quieter host.",
+                all().count(),
+                VAGUE * 100.0
+            ));
+        }
+        for side in &self.sides {
+            let Some(share) = side.matrix.zero_share().filter(|share| *share > 0.05) else {
+                continue;
+            };
+            if !matches!(self.device.kind.as_str(), "null" | "model") {
+                doubts.push(format!(
+                    "{:.0} % of the {} reads looked at found only zeroes: thin areas, or a disk never filled.",
+                    share * 100.0,
+                    side.matrix.looked_at
+                ));
+            }
+        }
+        doubts
+    }
+}
+
+/// A judgement in sentences.
+pub(crate) fn sentences(judged: &Judgement, direction: Direction) -> Vec<String> {
+    let way = word(direction);
+    let mut told = Vec::new();
+    if judged.chunks.is_empty() {
+        return vec![format!(
+            "Too little was measured to say whether splitting {way}s pays."
+        )];
+    }
+    told.push(match judged.best() {
+        Some(best) => format!(
+            "Splitting {way}s pays: at depth 1 a request of {} gains most, {:.2}×, as pieces of {}.",
+            long(best.request_bytes),
+            best.gain,
+            long(u64::from(best.chunk_bytes)),
+        ),
+        None => format!("Splitting {way}s does not pay: no size gains 5 % by it."),
+    });
+    // Neighbouring classes with the same chunk are one sentence.
+    let runs = judged
+        .chunks
+        .chunk_by(|a, b| a.chunk_bytes == b.chunk_bytes);
+    for run in runs.filter(|_| judged.pays) {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else {
+            continue;
+        };
+        let which = match first.request_bytes == last.request_bytes {
+            true => format!("{way}s of {}", long(first.request_bytes)),
+            false => format!(
+                "{way}s of {} to {}",
+                long(first.request_bytes),
+                long(last.request_bytes)
+            ),
+        };
+        told.push(match first.chunk_bytes {
+            0 => format!("Leave {which} whole."),
+            chunk => format!(
+                "Split {which} into {}: {} at depth 1.",
+                long(u64::from(chunk)),
+                gains(first.gain, last.gain, run.len()),
+            ),
+        });
+    }
+    if let Some(depth) = judged.useful_depth {
+        told.push(match depth {
+            1 => format!("One {way} at a time is all that the disk has use for."),
+            _ => format!("More than {depth} {way}s in flight bring nothing more."),
+        });
+    }
+    told
+}
+
+fn gains(first: f64, last: f64, count: usize) -> String {
+    match count {
+        1 => format!("{first:.2}×"),
+        _ => format!("{first:.2}× to {last:.2}×"),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::judge::tests::{p3700, recorded};
+
+    pub(crate) fn identity(kind: &str) -> Identity {
+        Identity {
+            name: "/dev/nvme0n1".to_owned(),
+            serial: "cl0123456789abcdef".to_owned(),
+            kind: kind.to_owned(),
+            size_bytes: 400 << 30,
+            block_bytes: 512,
+            direct: true,
+        }
+    }
+
+    pub(crate) fn report(matrices: Vec<Matrix>) -> Report {
+        let around = Circumstances {
+            rotational: false,
+            stored: Extent::Unknown,
+            pace: Pace::quick(),
+            seed: 1,
+            partial: false,
+        };
+        Report::new(identity("device"), matrices, &around)
+    }
+
+    #[test]
+    fn findings_are_sentences() {
+        let told = |rate: &dyn Fn(crate::Point) -> f64| {
+            let report = report(vec![recorded(Direction::Read, rate)]);
+            report.sides[0].judgement.sentences(Direction::Read)
+        };
+        let split = told(&p3700);
+        assert!(split[0].starts_with("Splitting reads pays: "), "{split:?}");
+        assert!(
+            split
+                .last()
+                .unwrap()
+                .contains("More than 64 reads in flight"),
+            "{split:?}"
+        );
+        let flat = told(&|_| 5e8);
+        assert_eq!(
+            flat,
+            [
+                "Splitting reads does not pay: no size gains 5 % by it.",
+                "One read at a time is all that the disk has use for."
+            ]
+        );
+        for line in split.iter().chain(&flat) {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
+    }
+
+    #[test]
+    fn doubts_are_said() {
+        let mut matrix = recorded(Direction::Read, p3700);
+        (matrix.looked_at, matrix.only_zeroes) = (100, 60);
+        let mut report = report(vec![matrix]);
+        assert_eq!(report.doubts().len(), 1);
+        report.sides[0].matrix.measured[0].error = 0.5;
+        report.partial = true;
+        report.modelled = true;
+        report.device.direct = false;
+        report.stored_share = Some(0.4);
+        let doubts = report.doubts();
+        assert_eq!(doubts.len(), 6, "{doubts:?}");
+        assert!(
+            doubts.iter().all(|line| line.chars().count() <= 110),
+            "{doubts:?}"
+        );
+    }
+
+    #[test]
+    fn json_names_what_it_holds() {
+        let text = report(vec![recorded(Direction::Write, p3700)]).json();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["version"], 1);
+        assert_eq!(value["device"]["kind"], "device");
+        let side = &value["sides"][0];
+        assert_eq!(side["direction"], "write");
+        assert_eq!(side["measured"].as_array().unwrap().len(), 105);
+        assert_eq!(side["measured"][0]["outstanding_bytes"], 512);
+        assert_eq!(side["judgement"]["pays"], true);
+    }
+}

@@ -1,0 +1,525 @@
+//! Measuring: a closed loop of random requests at every point of the matrix.
+
+mod batches;
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cleave_blk::{Cut, Plan, Request, Segment, Verb};
+use cleave_disk::{Disk, Store};
+use cleave_engine::{Engine, EngineError, Event, Model, Uring, Wait};
+use cleave_guest::{MapError, Memory, RegionSpec};
+use cleave_worker::Direction;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use crate::device::smallest_op;
+use crate::matrix::{Matrix, Measured, Point, points, word};
+use batches::Batches;
+
+/// How precisely the mean of a point is to be known.
+pub(crate) const ERROR_MAX: f64 = 0.03;
+/// Longest sleep: how late a wish to stop is heard.
+const LAP_MAX: Duration = Duration::from_millis(50);
+/// Pause between two reports of progress.
+const REPORT_PAUSE: Duration = Duration::from_millis(100);
+/// Reads of a point that are looked at for zeroes.
+const LOOKED_AT_MAX: usize = 256;
+/// How much of a buffer is copied at a time to be looked at.
+const LOOK_BYTES: usize = 64 << 10;
+
+/// How much time measuring may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// A point is measured at least so long …
+    pub point_min: Duration,
+    /// … and at most so long, known to ±3 % or not.
+    pub point_max: Duration,
+    /// When all of this is over, what was measured is the result.
+    pub total: Duration,
+}
+
+impl Pace {
+    /// Within a minute, opening and writing included.
+    pub fn quick() -> Pace {
+        Pace::within(Duration::from_secs(52))
+    }
+
+    /// Each point until it is known, at most five seconds.
+    pub fn full(points: usize) -> Pace {
+        let point_max = Duration::from_secs(5);
+        Pace {
+            point_min: Duration::from_millis(500),
+            point_max,
+            total: point_max.saturating_mul(u32::try_from(points).unwrap_or(u32::MAX)),
+        }
+    }
+
+    /// Whatever fits into this time.
+    pub fn within(total: Duration) -> Pace {
+        Pace {
+            point_min: (total / 500).min(Duration::from_millis(500)),
+            point_max: Duration::from_secs(5),
+            total,
+        }
+    }
+}
+
+/// What is measured and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// One matrix for each.
+    pub directions: Vec<Direction>,
+    /// How long.
+    pub pace: Pace,
+    /// Of the random offsets; not 0.
+    pub seed: u64,
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// Points measured.
+    pub done: usize,
+    /// Points in all.
+    pub total: usize,
+    /// What is being measured now.
+    pub now: (Direction, Point),
+    /// Expected time to the end.
+    pub left: Duration,
+}
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// No memory to read into.
+    #[error("no memory to read into: {0}; free some, or raise the limit of the cgroup")]
+    Memory(#[source] io::Error),
+    /// As above.
+    #[error("no memory to read into: {0}")]
+    Map(#[from] MapError),
+    /// No engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The engine broke.
+    #[error("io_uring failed: {0}")]
+    Enter(#[source] io::Error),
+    /// The disk failed a request.
+    #[error("a {} of {len_bytes} bytes at {offset_bytes} of {disk} failed: {source}", word(*.direction))]
+    Disk {
+        /// Its name.
+        disk: String,
+        /// Read or write.
+        direction: Direction,
+        /// Where.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// The disk is smaller than anything that is measured.
+    #[error("disk {0} is too small to be measured; it needs at least one block")]
+    TooSmall(String),
+}
+
+/// Measures `disk` with the engine that its store needs. Returns the matrices, and whether all their
+/// points were measured before `stop` was set or the time was over.
+pub fn run(
+    disk: &Arc<Disk>,
+    source: &Source,
+    stop: &AtomicBool,
+    report: &mut dyn FnMut(&Progress),
+) -> Result<(Vec<Matrix>, bool), RunError> {
+    let for_disk = Arc::clone(disk);
+    match disk.store() {
+        Store::Model { .. } => {
+            let make = |memory, ops| Model::new(for_disk, memory, ops, 0, 0);
+            run_with(make, disk, source, stop, report)
+        }
+        Store::File { .. } | Store::Ram(_) | Store::Null => {
+            let make = |memory, ops| Uring::new(for_disk, memory, ops, 0, 0);
+            run_with(make, disk, source, stop, report)
+        }
+    }
+}
+
+/// As [`run()`], on an engine that `make` makes for so many ops.
+fn run_with<E: Engine>(
+    make: impl FnOnce(Arc<Memory>, u16) -> Result<E, EngineError>,
+    disk: &Arc<Disk>,
+    source: &Source,
+    stop: &AtomicBool,
+    report: &mut dyn FnMut(&Progress),
+) -> Result<(Vec<Matrix>, bool), RunError> {
+    let cut = Cut {
+        stripe: disk.stripe(),
+        ..Cut::default()
+    };
+    let points = points(smallest_op(disk), largest(disk, &cut));
+    let stride = u64::from(disk.limits().memory_align_bytes);
+    let stride_of = |point: &Point| point.block_bytes().max(stride);
+    let memory_bytes = points.iter().map(|p| stride_of(p) * u64::from(p.depth));
+    let ops = points.iter().map(|point| ops_of(point, &cut));
+    let (Some(memory_bytes), Some(ops)) = (memory_bytes.max(), ops.max()) else {
+        return Err(RunError::TooSmall(disk.name().to_owned()));
+    };
+    let memory = anonymous(memory_bytes)?;
+    fill(&memory, memory_bytes, source.seed);
+    let engine = make(Arc::clone(&memory), u16::try_from(ops).unwrap_or(u16::MAX))?;
+    let mut bench = Bench {
+        engine,
+        memory,
+        disk: Arc::clone(disk),
+        cut,
+        stride,
+        random: source.seed | 1,
+        slots: Vec::new(),
+        segments: Vec::new(),
+        ended: Vec::new(),
+    };
+    let mut clock = Clock::new(source.pace, points.len() * source.directions.len());
+    let mut matrices = Vec::new();
+    for &direction in &source.directions {
+        let mut matrix = Matrix::new(direction);
+        for &point in &points {
+            let Some(limit) = clock.next_limit() else {
+                break;
+            };
+            let mut told = |clock: &Clock| report(&clock.progress(direction, point));
+            told(&clock);
+            let ended = bench.measure(&mut matrix, point, limit, stop, &mut || told(&clock))?;
+            if !ended {
+                break;
+            }
+            clock.done += 1;
+        }
+        if !matrix.measured.is_empty() {
+            matrices.push(matrix);
+        }
+    }
+    Ok((matrices, clock.done == clock.total))
+}
+
+/// Longest request that there can be.
+fn largest(disk: &Disk, cut: &Cut) -> u64 {
+    let limit = cut.stripe.map_or(u64::MAX, |s| s.transfer_max_bytes());
+    disk.capacity_bytes().min(limit)
+}
+
+/// Ops in flight at a point: on a stripe a request is one for each chunk that it touches.
+fn ops_of(point: &Point, cut: &Cut) -> u64 {
+    let each = cut.stripe.map_or(1, |stripe| {
+        point.block_bytes() / u64::from(stripe.chunk_bytes()) + 2
+    });
+    u64::from(point.depth) * each
+}
+
+/// Shares the time out among the points.
+struct Clock {
+    pace: Pace,
+    start: Instant,
+    done: usize,
+    total: usize,
+}
+
+impl Clock {
+    fn new(pace: Pace, total: usize) -> Clock {
+        Clock {
+            pace,
+            start: Instant::now(),
+            done: 0,
+            total,
+        }
+    }
+
+    fn points_left(&self) -> u32 {
+        u32::try_from(self.total - self.done).unwrap_or(u32::MAX)
+    }
+
+    /// Least and most time for the next point; `None`: the time is over, and an eighth more. A disk so
+    /// slow that its points overrun still gets a little time for each of the rest.
+    fn next_limit(&self) -> Option<(Duration, Duration)> {
+        let (elapsed, total) = (self.start.elapsed(), self.pace.total);
+        let least = (total / 8).checked_div(u32::try_from(self.total).ok()?)?;
+        let fair = total
+            .saturating_sub(elapsed)
+            .checked_div(self.points_left())?;
+        let most = fair.max(least).min(self.pace.point_max);
+        (elapsed < total + total / 8).then(|| (self.pace.point_min.min(most), most))
+    }
+
+    fn progress(&self, direction: Direction, point: Point) -> Progress {
+        let elapsed = self.start.elapsed();
+        let at_most = self.pace.total.saturating_sub(elapsed);
+        let at_this_rate = match u32::try_from(self.done) {
+            Ok(done) if done > 0 => (elapsed / done).saturating_mul(self.points_left()),
+            _ => at_most,
+        };
+        Progress {
+            done: self.done,
+            total: self.total,
+            now: (direction, point),
+            left: at_this_rate.min(at_most),
+        }
+    }
+}
+
+/// One place for a request: its part of memory is `stride × index`.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    offset_bytes: u64,
+    ops_left: u32,
+}
+
+struct Bench<E> {
+    engine: E,
+    memory: Arc<Memory>,
+    disk: Arc<Disk>,
+    cut: Cut,
+    stride: u64,
+    random: u64,
+    slots: Vec<Slot>,
+    segments: Vec<Segment>,
+    /// Slots whose requests have ended since the last look.
+    ended: Vec<usize>,
+}
+
+impl<E: Engine> Bench<E> {
+    /// Measures a point; `false`: told to stop before its end, and nothing was added.
+    fn measure(
+        &mut self,
+        matrix: &mut Matrix,
+        point: Point,
+        limit: (Duration, Duration),
+        stop: &AtomicBool,
+        told: &mut dyn FnMut(),
+    ) -> Result<bool, RunError> {
+        self.lay_out(point);
+        let way = matrix.direction;
+        for slot in 0..self.slots.len() {
+            self.begin(way, point, slot);
+        }
+        let measured = self.keep_going(way, point, limit, stop, told)?;
+        // Whatever is in flight ends before its memory is used for another point.
+        self.drain(way, point)?;
+        let Some(measured) = measured else {
+            return Ok(false);
+        };
+        matrix.add(measured);
+        if way == Direction::Read {
+            self.look_for_zeroes(matrix, point)?;
+        }
+        Ok(true)
+    }
+
+    fn drain(&mut self, way: Direction, point: Point) -> Result<(), RunError> {
+        while self.engine.in_flight() > 0 {
+            self.lap(way, point)?;
+        }
+        self.ended.clear();
+        Ok(())
+    }
+
+    /// The closed loop: each request that ends is followed by another, until the rate is known.
+    fn keep_going(
+        &mut self,
+        way: Direction,
+        point: Point,
+        (least, most): (Duration, Duration),
+        stop: &AtomicBool,
+        told: &mut dyn FnMut(),
+    ) -> Result<Option<Measured>, RunError> {
+        let start = Instant::now();
+        let mut reported = start;
+        let mut batches = Batches::new(u64::from(point.depth));
+        loop {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            self.lap(way, point)?;
+            let now = Instant::now();
+            let elapsed = now - start;
+            batches.add(self.ended.len() as u64, elapsed);
+            if batches.is_warming()
+                && elapsed >= most / 10
+                && (batches.seen() >= u64::from(point.depth) || elapsed >= most / 2)
+                && !self.ended.is_empty()
+            {
+                batches.begin(elapsed);
+            }
+            if batches.elapsed() >= least && batches.error().is_some_and(|e| e <= ERROR_MAX)
+                || elapsed >= most && batches.requests() > 0
+            {
+                return Ok(Some(Measured {
+                    point,
+                    requests: batches.requests(),
+                    elapsed_ns: batches.elapsed().as_nanos() as u64,
+                    error: batches.error().unwrap_or(1.0),
+                }));
+            }
+            while let Some(slot) = self.ended.pop() {
+                self.begin(way, point, slot);
+            }
+            if now - reported >= REPORT_PAUSE {
+                reported = now;
+                told();
+            }
+        }
+    }
+
+    fn lay_out(&mut self, point: Point) {
+        let block_bytes = point.block_bytes();
+        let stride = block_bytes.max(self.stride);
+        let depth = u64::from(point.depth);
+        self.slots = vec![Slot::default(); point.depth as usize];
+        self.segments = (0..depth)
+            .map(|slot| Segment {
+                addr: slot * stride,
+                len: block_bytes as u32,
+            })
+            .collect();
+        self.ended.clear();
+    }
+
+    /// Pushes a request at a random place. There is room: the engine was made for the deepest point.
+    fn begin(&mut self, way: Direction, point: Point, slot: usize) {
+        let len_bytes = point.block_bytes();
+        let blocks = (self.disk.capacity_bytes() / len_bytes).max(1);
+        let offset_bytes = self.next_random() % blocks * len_bytes;
+        let request = Request {
+            verb: match way {
+                Direction::Read => Verb::Read,
+                Direction::Write => Verb::Write,
+            },
+            offset_bytes,
+            len_bytes,
+        };
+        let (Some(place), Some(segment)) =
+            (self.slots.get_mut(slot), self.segments.get(slot..=slot))
+        else {
+            return;
+        };
+        place.offset_bytes = offset_bytes;
+        place.ops_left = 0;
+        for op in Plan::new(&request, segment, &self.cut) {
+            place.ops_left += 1;
+            self.engine.push(op, slot as u64);
+        }
+    }
+
+    /// Waits until something ended, and notes all that has in `ended`.
+    fn lap(&mut self, way: Direction, point: Point) -> Result<(), RunError> {
+        let until = Instant::now() + LAP_MAX;
+        self.engine
+            .enter(Wait::Until(Some(until)))
+            .map_err(RunError::Enter)?;
+        while let Some(event) = self.engine.reap() {
+            let Event::Done { token, result } = event else {
+                continue;
+            };
+            let number = token as usize;
+            let Some(slot) = self.slots.get_mut(number) else {
+                continue;
+            };
+            if let Err(errno) = result {
+                return Err(RunError::Disk {
+                    disk: self.disk.name().to_owned(),
+                    direction: way,
+                    offset_bytes: slot.offset_bytes,
+                    len_bytes: point.block_bytes(),
+                    source: io::Error::from_raw_os_error(errno),
+                });
+            }
+            slot.ops_left = slot.ops_left.saturating_sub(1);
+            if slot.ops_left == 0 {
+                self.ended.push(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads once more, when nothing is timed, and looks at what is found. What was in flight when the
+    /// time was over would not do: at any moment most of that is slow reads, and holes are quick.
+    fn look_for_zeroes(&mut self, matrix: &mut Matrix, point: Point) -> Result<(), RunError> {
+        let slots = self.slots.len().min(LOOKED_AT_MAX);
+        for slot in 0..slots {
+            self.begin(Direction::Read, point, slot);
+        }
+        self.drain(Direction::Read, point)?;
+        for segment in self.segments.iter().take(slots) {
+            matrix.looked_at += 1;
+            matrix.only_zeroes += u64::from(is_zero(&self.memory, *segment));
+        }
+        Ok(())
+    }
+
+    /// xorshift64*.
+    fn next_random(&mut self) -> u64 {
+        next_random(&mut self.random)
+    }
+}
+
+fn next_random(state: &mut u64) -> u64 {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
+}
+
+/// Stops at the first byte that is not zero, so it costs something only where there are zeroes.
+fn is_zero(memory: &Memory, segment: Segment) -> bool {
+    let len_max = LOOK_BYTES.min(segment.len as usize);
+    let (mut piece, zeroes) = (vec![0; len_max], vec![0; len_max]);
+    let mut done = 0;
+    while done < segment.len {
+        let here = Segment {
+            addr: segment.addr + u64::from(done),
+            len: (segment.len - done).min(LOOK_BYTES as u32),
+        };
+        match memory.copy_in(&[here], &mut piece) {
+            Ok(len) if len > 0 && piece.get(..len) == zeroes.get(..len) => done += here.len,
+            Ok(_) | Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Memory that an engine can be bound to, at guest address 0.
+fn anonymous(len_bytes: u64) -> Result<Arc<Memory>, RunError> {
+    let memfd = || -> io::Result<File> {
+        let file: File = memfd_create("cleave-probe", MemfdFlags::CLOEXEC)?.into();
+        ftruncate(&file, len_bytes)?;
+        Ok(file)
+    };
+    Ok(Memory::new(vec![RegionSpec {
+        guest_addr: 0,
+        user_addr: 0,
+        len_bytes,
+        file_offset: 0,
+        file: memfd().map_err(RunError::Memory)?,
+    }])?)
+}
+
+/// Random bytes: nothing between here and the flash can compress or fold what is written. It also
+/// makes every page present before anything is timed.
+fn fill(memory: &Memory, len_bytes: u64, seed: u64) {
+    let mut random = seed | 1;
+    let mut piece = vec![0; LOOK_BYTES];
+    for addr in (0..len_bytes).step_by(LOOK_BYTES) {
+        for word in piece.chunks_exact_mut(4) {
+            word.copy_from_slice(&(next_random(&mut random) as u32).to_le_bytes());
+        }
+        let here = Segment {
+            addr,
+            len: (len_bytes - addr).min(LOOK_BYTES as u64) as u32,
+        };
+        // All of it is mapped: the memory was made so large.
+        let _ = memory.copy_out(&[here], &piece);
+    }
+}
+
+#[cfg(test)]
+mod tests;

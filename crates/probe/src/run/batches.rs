@@ -1,0 +1,147 @@
+//! How well a mean is known: means of batches.
+
+use std::time::Duration;
+
+/// Batches kept; when there are so many, neighbours become one.
+const BATCHES_MAX: usize = 64;
+/// Fewest batches that say anything of the error.
+const BATCHES_MIN: usize = 16;
+
+/// Requests that ended, in batches of equal count. Times of single requests depend on each other
+/// (they queue in the same device); means of batches that grow with the measurement hardly do.
+#[derive(Debug)]
+pub(super) struct Batches {
+    /// Requests of one batch, at least.
+    size: u64,
+    /// Requests and time of each.
+    full: Vec<(u64, Duration)>,
+    open: u64,
+    opened: Duration,
+    requests: u64,
+    seen: u64,
+    /// When measuring began, and when the last request counted had ended.
+    began: Option<Duration>,
+    last: Duration,
+}
+
+impl Batches {
+    /// `size`: requests of the first batches; a round of all in flight.
+    pub(super) fn new(size: u64) -> Batches {
+        Batches {
+            size: size.max(1),
+            full: Vec::with_capacity(BATCHES_MAX),
+            open: 0,
+            opened: Duration::ZERO,
+            requests: 0,
+            seen: 0,
+            began: None,
+            last: Duration::ZERO,
+        }
+    }
+
+    /// Nothing counts yet: the device still fills.
+    pub(super) fn is_warming(&self) -> bool {
+        self.began.is_none()
+    }
+
+    /// From here on it counts. Called when a request has just ended, so that the time measured
+    /// begins and ends with one.
+    pub(super) fn begin(&mut self, at: Duration) {
+        self.began = Some(at);
+        (self.opened, self.last) = (at, at);
+    }
+
+    /// So many requests had ended at `at`.
+    pub(super) fn add(&mut self, ended: u64, at: Duration) {
+        self.seen += ended;
+        if ended == 0 || self.is_warming() {
+            return;
+        }
+        self.requests += ended;
+        self.open += ended;
+        self.last = at;
+        if self.open >= self.size {
+            self.full.push((self.open, at.saturating_sub(self.opened)));
+            (self.open, self.opened) = (0, at);
+        }
+        if self.full.len() >= BATCHES_MAX {
+            let pair = |pair: &[(u64, Duration)]| {
+                pair.iter()
+                    .fold((0, Duration::ZERO), |a, b| (a.0 + b.0, a.1 + b.1))
+            };
+            self.full = self.full.chunks(2).map(pair).collect();
+            self.size *= 2;
+        }
+    }
+
+    /// All that ended, warming included.
+    pub(super) fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// Requests that count.
+    pub(super) fn requests(&self) -> u64 {
+        self.requests
+    }
+
+    /// Time in which they ended.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.last.saturating_sub(self.began.unwrap_or(self.last))
+    }
+
+    /// Half the 95 % interval of the mean time of a request, as a share of it; `None`: too few batches.
+    pub(super) fn error(&self) -> Option<f64> {
+        if self.full.len() < BATCHES_MIN {
+            return None;
+        }
+        let count = self.full.len() as f64;
+        let times = || {
+            self.full
+                .iter()
+                .map(|(n, time)| time.as_secs_f64() / *n as f64)
+        };
+        let mean = times().sum::<f64>() / count;
+        let variance = times().map(|t| (t - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        Some(2.0 * (variance / count).sqrt() / mean.max(1e-12))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn warming_is_not_counted() {
+        let mut batches = Batches::new(2);
+        batches.add(5, 10 * MS);
+        assert_eq!((batches.seen(), batches.requests()), (5, 0));
+        batches.begin(10 * MS);
+        batches.add(0, 11 * MS);
+        batches.add(4, 14 * MS);
+        assert_eq!((batches.seen(), batches.requests()), (9, 4));
+        assert_eq!(batches.elapsed(), 4 * MS);
+        assert_eq!(batches.error(), None, "one batch says nothing");
+    }
+
+    #[test]
+    fn a_steady_rate_is_known_soon_and_an_unsteady_one_late() {
+        let spread = |jitter: &dyn Fn(u32) -> u32, rounds: u32| {
+            let mut batches = Batches::new(1);
+            batches.begin(Duration::ZERO);
+            let mut at = Duration::ZERO;
+            for round in 0..rounds {
+                at += MS * (10 + jitter(round));
+                batches.add(1, at);
+            }
+            (batches.error().unwrap(), batches.full.len())
+        };
+        assert_eq!(spread(&|_| 0, 16).0, 0.0);
+        // A quarter of the requests take nine times as long: 10, 10, 10, 90 ms.
+        let wild = |round: u32| if round * 7 % 13 < 3 { 80 } else { 0 };
+        let (few, many) = (spread(&wild, 20).0, spread(&wild, 20_000));
+        assert!(few > 0.2, "{few}");
+        assert!(many.0 < 0.03 && many.1 < BATCHES_MAX, "{many:?}");
+    }
+}

@@ -1,0 +1,149 @@
+use std::io::Write as _;
+
+use cleave_disk::{Direct, DiskSpec, OpenOptions};
+
+use super::*;
+
+fn open(spec: &str) -> Arc<Disk> {
+    let options = OpenOptions {
+        read_only: false,
+        direct: Direct::Auto,
+        block_bytes: None,
+        discard: true,
+    };
+    let spec: DiskSpec = spec.parse().unwrap();
+    Arc::new(Disk::open(&spec, &options).unwrap())
+}
+
+fn source(directions: &[Direction], ms: u64) -> Source {
+    Source {
+        directions: directions.to_vec(),
+        pace: Pace::within(Duration::from_millis(ms)),
+        seed: 1,
+    }
+}
+
+fn go(disk: &Arc<Disk>, source: &Source) -> (Vec<Matrix>, bool) {
+    run(disk, source, &AtomicBool::new(false), &mut |_| {}).unwrap()
+}
+
+#[test]
+fn a_ram_disk_is_measured_at_every_point() {
+    let disk = open("ram:8M");
+    let (matrices, whole) = go(&disk, &source(&[Direction::Read, Direction::Write], 6000));
+    assert!(whole);
+    assert_eq!(matrices.len(), 2);
+    for matrix in &matrices {
+        assert_eq!(matrix.measured.len(), 105);
+        assert!(
+            matrix
+                .measured
+                .iter()
+                .all(|m| m.requests > 0 && m.elapsed_ns > 0)
+        );
+    }
+    // Reads came first, before anything was written; writes are not looked at.
+    assert_eq!(matrices[0].zero_share(), Some(1.0));
+    assert_eq!(matrices[1].zero_share(), None);
+}
+
+#[test]
+fn a_small_file_is_measured_and_its_zeroes_are_seen() {
+    let mut file = tempfile::NamedTempFile::new_in(".").unwrap();
+    // Half data, half hole.
+    file.write_all(&vec![7; 4 << 20]).unwrap();
+    file.as_file().set_len(8 << 20).unwrap();
+    let disk = open(file.path().to_str().unwrap());
+    let (matrices, _) = go(&disk, &source(&[Direction::Read], 3000));
+    let matrix = &matrices[0];
+    let row: Vec<u32> = matrix.row(512 << 10).map(|m| m.point.depth).collect();
+    assert!(row.starts_with(&[1, 2, 4, 8]), "{row:?}");
+    let share = matrix.zero_share().unwrap();
+    assert!((0.4..0.6).contains(&share), "{share}");
+}
+
+#[test]
+fn writing_leaves_random_bytes_and_reading_none() {
+    for (direction, changed) in [(Direction::Read, false), (Direction::Write, true)] {
+        let file = tempfile::NamedTempFile::new_in(".").unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let disk = open(file.path().to_str().unwrap());
+        go(&disk, &source(&[direction], 500));
+        drop(disk);
+        let bytes = std::fs::read(file.path()).unwrap();
+        assert_eq!(
+            bytes.iter().any(|byte| *byte != 0),
+            changed,
+            "{direction:?}"
+        );
+        assert_eq!(bytes.len(), 1 << 20);
+    }
+}
+
+#[test]
+fn what_was_measured_before_the_stop_is_kept() {
+    let disk = open("null:1G");
+    let stop = AtomicBool::new(false);
+    let mut told = Vec::new();
+    let mut report = |progress: &Progress| {
+        told.push(*progress);
+        stop.store(progress.done == 3, Ordering::Relaxed);
+    };
+    let (matrices, whole) =
+        run(&disk, &source(&[Direction::Read], 5000), &stop, &mut report).unwrap();
+    assert!(!whole);
+    assert_eq!(matrices[0].measured.len(), 3);
+    assert!(
+        told.iter()
+            .all(|p| p.total == 105 && p.left <= Duration::from_secs(5))
+    );
+    // Stopped at once: nothing at all.
+    let (matrices, whole) =
+        run(&disk, &source(&[Direction::Read], 5000), &stop, &mut |_| {}).unwrap();
+    assert_eq!((matrices.len(), whole), (0, false));
+}
+
+#[test]
+fn time_that_is_over_ends_it() {
+    let disk = open("null:1G");
+    let start = Instant::now();
+    let (_, _) = go(&disk, &source(&[Direction::Read], 200));
+    assert!(start.elapsed() < Duration::from_secs(2));
+    let mut none = source(&[Direction::Read], 0);
+    none.pace.total = Duration::ZERO;
+    assert!(!go(&disk, &none).1);
+}
+
+#[test]
+fn an_error_of_the_disk_names_the_place() {
+    let file = tempfile::NamedTempFile::new_in(".").unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let disk = open(file.path().to_str().unwrap());
+    // Cut under us: what is beyond the end is an error, not zeroes.
+    file.as_file().set_len(0).unwrap();
+    let stop = AtomicBool::new(false);
+    let error = run(&disk, &source(&[Direction::Read], 500), &stop, &mut |_| {}).unwrap_err();
+    let told = error.to_string();
+    assert!(
+        told.contains("read of") && told.contains(disk.name()),
+        "{told}"
+    );
+}
+
+/// Only what a busy machine cannot change: a model may be late, it is never early.
+#[test]
+fn a_model_is_measured_by_its_own_arithmetic() {
+    let disk = open("model:p3700,size=64M");
+    let (matrices, _) = go(&disk, &source(&[Direction::Read], 4000));
+    let measured = &matrices[0].measured;
+    assert!(measured.len() > 50, "{}", measured.len());
+    let alone = measured
+        .iter()
+        .filter(|m| m.point.depth == 1 && m.point.block_bytes() == 4096);
+    for m in alone {
+        assert!(m.latency_us() > 60.0, "{m:?}");
+    }
+    for m in measured.iter().filter(|m| m.requests > 1000) {
+        assert!(m.bytes_per_second() < 3.5e9, "{m:?}");
+    }
+}

@@ -1,0 +1,112 @@
+//! Thin areas: what was never written answers without the device and falsifies a measurement.
+
+use std::fs::File;
+
+use cleave_disk::{Disk, FileKind, Store};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+/// Holes and data beyond this many pieces are not told apart any more.
+const PIECES_MAX: u32 = 100_000;
+
+/// How much of a disk is backed by storage.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Extent {
+    /// This share of it, from the file system's map.
+    Share(f64),
+    /// Nobody says: a block device, or a file system without a map.
+    Unknown,
+}
+
+impl Extent {
+    /// Whether some of it was never written.
+    pub fn is_thin(&self) -> bool {
+        matches!(self, Extent::Share(share) if *share < 0.999)
+    }
+}
+
+/// Maps a disk. Memory has no thin areas that matter. A stripe is as full as its emptiest leg, and
+/// unknown if one of its legs is.
+pub fn stored(disk: &Disk) -> Extent {
+    let legs = disk.legs();
+    let leg_bytes = disk.capacity_bytes() / legs.len().max(1) as u64;
+    let extents = legs.iter().map(|leg| match leg.store() {
+        Store::File {
+            file,
+            kind: FileKind::Regular,
+            ..
+        } => map(file, leg_bytes),
+        Store::File { .. } => Extent::Unknown,
+        Store::Ram(_) | Store::Null | Store::Model { .. } => Extent::Share(1.0),
+    });
+    extents.fold(Extent::Share(1.0), |all, one| match (all, one) {
+        (Extent::Share(a), Extent::Share(b)) => Extent::Share(a.min(b)),
+        _ => Extent::Unknown,
+    })
+}
+
+/// Whether writing to it at random could destroy something. A file that is one hole holds nothing; of
+/// a block device nobody can tell.
+pub fn holds_data(disk: &Disk) -> bool {
+    disk.legs().iter().any(|leg| match leg.store() {
+        Store::File {
+            file,
+            kind: FileKind::Regular,
+            ..
+        } => !matches!(rustix::fs::seek(file, SeekFrom::Data(0)), Err(Errno::NXIO)),
+        Store::File { .. } => true,
+        Store::Ram(_) | Store::Null | Store::Model { .. } => false,
+    })
+}
+
+/// The file's own offset is moved, which nobody uses: all I/O is positioned.
+fn map(file: &File, capacity_bytes: u64) -> Extent {
+    let (mut at, mut data_bytes) = (0, 0_u64);
+    for _ in 0..PIECES_MAX {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) if start < capacity_bytes => start,
+            Ok(_) | Err(Errno::NXIO) => return share(data_bytes, capacity_bytes),
+            Err(_) => return Extent::Unknown,
+        };
+        let Ok(end) = rustix::fs::seek(file, SeekFrom::Hole(start)) else {
+            return Extent::Unknown;
+        };
+        let end = end.min(capacity_bytes);
+        data_bytes += end.saturating_sub(start);
+        if end >= capacity_bytes || end <= start {
+            return share(data_bytes, capacity_bytes);
+        }
+        at = end;
+    }
+    // So many pieces: what was seen stands for the rest.
+    share(data_bytes, at)
+}
+
+fn share(data_bytes: u64, of_bytes: u64) -> Extent {
+    Extent::Share(data_bytes as f64 / of_bytes.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+
+    #[test]
+    fn holes_and_data_are_told_apart() {
+        let file = tempfile::tempfile().unwrap();
+        let size = 8 << 20;
+        file.set_len(size).unwrap();
+        assert_eq!(map(&file, size), Extent::Share(0.0));
+        file.write_all_at(&vec![1; 1 << 20], 2 << 20).unwrap();
+        file.write_all_at(&vec![1; 1 << 20], 6 << 20).unwrap();
+        match map(&file, size) {
+            Extent::Share(share) => assert!((0.24..0.27).contains(&share), "{share}"),
+            Extent::Unknown => panic!("no map here"),
+        }
+        file.write_all_at(&vec![1; size as usize], 0).unwrap();
+        assert_eq!(map(&file, size), Extent::Share(1.0));
+        assert!(!Extent::Share(1.0).is_thin() && !Extent::Unknown.is_thin());
+        assert!(Extent::Share(0.5).is_thin());
+    }
+}

@@ -1,0 +1,77 @@
+//! What the legs of a stripe did in a session, for the log.
+
+use cleave_worker::LegTotals;
+
+use crate::state::State;
+
+/// Tells it: one line, and with `--log debug` one for each leg.
+pub(crate) fn tell(state: &State) {
+    let totals = state.leg_totals();
+    let disk = &state.device.disk;
+    if totals.iter().all(|leg| *leg == LegTotals::default()) {
+        return;
+    }
+    for (leg, totals) in disk.legs().iter().zip(&totals) {
+        tracing::debug!("leg {}: {}", leg.name(), line(totals));
+    }
+    let names = disk.legs().iter().map(|leg| leg.name());
+    if let Some(summary) = summary(names.zip(&totals)) {
+        tracing::info!("{}: {summary}", disk.name());
+    }
+}
+
+fn line(leg: &LegTotals) -> String {
+    format!(
+        "{} reads, {} writes, {} others, {} failed, {} bytes; mean {} us, longest {} us",
+        leg.reads,
+        leg.writes,
+        leg.others,
+        leg.failed,
+        leg.bytes,
+        leg.latency_mean_ns() / 1000,
+        leg.latency_max_ns / 1000
+    )
+}
+
+/// How even the load was, and which leg to look at.
+fn summary<'a>(legs: impl Iterator<Item = (&'a str, &'a LegTotals)> + Clone) -> Option<String> {
+    let count = legs.clone().count();
+    let bytes = || legs.clone().map(|(_, leg)| leg.bytes);
+    let failed: u64 = legs.clone().map(|(_, leg)| leg.failed).sum();
+    let (slowest, totals) = legs.clone().max_by_key(|(_, leg)| leg.latency_mean_ns())?;
+    Some(format!(
+        "{count} legs moved {} to {} bytes each, {failed} ops failed; slowest is {slowest}: mean {} us, \
+         longest {} us",
+        bytes().min()?,
+        bytes().max()?,
+        totals.latency_mean_ns() / 1000,
+        totals.latency_max_ns / 1000
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_leg_and_the_spread_are_told() {
+        let leg = |bytes, latency_ns| LegTotals {
+            reads: 2,
+            bytes,
+            latency_ns,
+            latency_max_ns: latency_ns,
+            failed: 1,
+            ..LegTotals::default()
+        };
+        let totals = [leg(8192, 10_000), leg(4096, 90_000)];
+        assert_eq!(
+            summary(["a", "b"].into_iter().zip(&totals)).unwrap(),
+            "2 legs moved 4096 to 8192 bytes each, 2 ops failed; slowest is b: mean 45 us, longest 90 us"
+        );
+        assert_eq!(summary(std::iter::empty()), None);
+        assert_eq!(
+            line(&totals[0]),
+            "2 reads, 0 writes, 0 others, 1 failed, 8192 bytes; mean 5 us, longest 10 us"
+        );
+    }
+}

@@ -1,0 +1,181 @@
+//! Several files as one disk, through the real program and a guest-like client.
+#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cleave_client::{Error, Layout, Order, Stop, Verify, Workload, pattern_word};
+use cleave_tests::{Daemon, Scratch, run_to_end, small};
+
+const CHUNK: u64 = 64 << 10;
+const LEG: u64 = 4 << 20;
+const SEED: u64 = 11;
+
+/// Legs of a stripe that is created, in a folder of their own, and what serves it.
+fn created(legs: usize, more: &[&str]) -> (Scratch, Vec<PathBuf>, Daemon) {
+    let (scratch, folder) = (Scratch::new(), Scratch::new());
+    let paths: Vec<_> = (0..legs)
+        .map(|leg| folder.image(&format!("leg{leg:02}"), LEG + CHUNK))
+        .collect();
+    let names: Vec<_> = paths.iter().map(|path| path.to_str().unwrap()).collect();
+    let made = run_to_end(&[&["stripe", "create", "--chunk", "64K"], &*names].concat());
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    let shown = run_to_end(&[&["stripe", "show"], &*names].concat());
+    assert_eq!(shown.code, Some(0), "{}", shown.stderr);
+    assert!(
+        shown.stdout.contains(&format!("leg {legs} of {legs}")),
+        "{}",
+        shown.stdout
+    );
+    let socket = scratch.join("socket");
+    let mut args = vec![
+        "serve",
+        "--socket-path",
+        socket.to_str().unwrap(),
+        "--stripe",
+        "64K",
+    ];
+    for name in &names {
+        args.extend(["--disk", name]);
+    }
+    args.extend(more);
+    let daemon = Daemon::with_args(scratch, socket.clone(), &args);
+    (folder, paths, daemon)
+}
+
+fn workload(read_percent: u8, order: Order, requests: u64, span_bytes: u64) -> Workload<'static> {
+    Workload {
+        read_percent,
+        block_bytes: 32 << 10,
+        depth: 8,
+        offset_bytes: 0,
+        span_bytes,
+        order,
+        seed: 1,
+        stop: Stop::Requests(requests),
+        verify: Verify::Pattern(SEED),
+        offered: None,
+        layout: Layout::Auto,
+        abort: None,
+    }
+}
+
+/// Bytes that each leg moved, from the log's lines at the end of the session.
+fn moved(log: &str) -> Vec<u64> {
+    log.lines()
+        .filter(|line| line.contains("leg ") && line.contains(" bytes; mean"))
+        .map(|line| {
+            let before = line.split(" bytes; mean").next().unwrap();
+            before.rsplit(' ').next().unwrap().parse().unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn twenty_threads_on_twenty_eight_legs_find_what_they_wrote() {
+    let (_folder, legs, daemon) = created(28, &["--log", "debug"]);
+    let mut client = daemon.open(&small(20));
+    let capacity = client.config().capacity_bytes();
+    assert_eq!(capacity, 28 * LEG);
+    let fill = workload(0, Order::Sequential, capacity / (32 << 10), capacity);
+    let filled = client.queue(0).run(&fill, |_| ()).unwrap();
+    assert_eq!(filled.failed, 0);
+    let mix = workload(70, Order::Random, 1500, capacity);
+    for tally in client.run(&mix, |_| |_| ()).unwrap() {
+        assert_eq!((tally.failed, tally.requests()), (0, 1500));
+    }
+    client.queue(3).flush().unwrap();
+    // Larger than a row of the stripe, and beginning inside a chunk.
+    let mut bytes = vec![0; 2 << 20];
+    client.queue(5).read(CHUNK / 2, &mut bytes).unwrap();
+    for (word, at) in bytes.chunks(8).zip((CHUNK / 2 / 8)..) {
+        assert_eq!(word, pattern_word(SEED, at).to_le_bytes(), "word {at}");
+    }
+    drop(client);
+    assert!(
+        daemon.log_has("28 legs moved", Duration::from_secs(5)),
+        "{}",
+        daemon.log_tail()
+    );
+    let moved = moved(&daemon.log());
+    let (least, most) = (moved.iter().min().unwrap(), moved.iter().max().unwrap());
+    println!("28 legs moved {least} to {most} bytes each");
+    assert_eq!(moved.len(), 28);
+    let mean = moved.iter().sum::<u64>() / 28;
+    assert!(
+        mean - least < mean / 10 && most - mean < mean / 10,
+        "{moved:?}"
+    );
+    daemon.finish();
+    // Where each byte has to lie, by arithmetic of this test's own.
+    for (leg, path) in (0..).zip(&legs) {
+        let file = std::fs::File::open(path).unwrap();
+        for row in 0..LEG / CHUNK {
+            let mut word = [0; 8];
+            file.read_exact_at(&mut word, row * CHUNK + 4096).unwrap();
+            let at = (row * 28 + leg) * CHUNK + 4096;
+            assert_eq!(
+                word,
+                pattern_word(SEED, at / 8).to_le_bytes(),
+                "leg {leg} row {row}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_leg_that_is_cut_fails_its_requests_alone() {
+    let (_folder, legs, daemon) = created(3, &[]);
+    let mut client = daemon.open(&small(1));
+    let queue = client.queue(0);
+    let data = vec![0x5a; CHUNK as usize];
+    for chunk in 0..6 {
+        queue.write(chunk * CHUNK, &data).unwrap();
+    }
+    queue.flush().unwrap();
+    // Leg 1 loses all but its first chunk: chunk 4 of the disk is its second.
+    let leg = OpenOptions::new().write(true).open(&legs[1]).unwrap();
+    leg.set_len(CHUNK).unwrap();
+    let mut back = vec![0; CHUNK as usize];
+    for chunk in [0, 1, 2, 3, 5] {
+        queue.read(chunk * CHUNK, &mut back).unwrap();
+        assert_eq!(back, data, "chunk {chunk}");
+    }
+    let failed = queue.read(4 * CHUNK, &mut back);
+    assert!(
+        matches!(failed, Err(Error::Status { status: 1, .. })),
+        "{failed:?}"
+    );
+    let mut three = vec![0; 3 * CHUNK as usize];
+    assert!(
+        queue.read(3 * CHUNK, &mut three).is_err(),
+        "touches chunk 4"
+    );
+    queue.read(0, &mut three).unwrap();
+    drop(client);
+    daemon.finish();
+    let names: Vec<_> = legs.iter().map(|path| path.to_str().unwrap()).collect();
+    let served = run_to_end(
+        &[
+            &[
+                "serve",
+                "--socket-path",
+                "/nowhere/s",
+                "--stripe",
+                "64K",
+                "--disk",
+                names[0],
+            ][..],
+            &["--disk", names[1], "--disk", names[2]],
+        ]
+        .concat(),
+    );
+    assert_eq!(served.code, Some(2), "{}", served.stderr);
+    assert!(
+        served.stderr.contains("leg01 was cut short"),
+        "{}",
+        served.stderr
+    );
+}
