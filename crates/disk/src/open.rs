@@ -122,6 +122,14 @@ pub enum OpenError {
         /// What does not work.
         why: String,
     },
+    /// O_DIRECT was demanded of what is no file.
+    #[error(
+        "disk {name} has no page cache to bypass; leave --direct away, it is for files and devices"
+    )]
+    NoCache {
+        /// The disk.
+        name: String,
+    },
     /// The advisory lock is held.
     #[error(
         "disk {} is in use by another cleave; stop that one, or serve both with --read-only",
@@ -162,11 +170,12 @@ pub enum OpenError {
     },
 }
 
-/// Tries of the lock and the pause between. udev holds a block device's for moments after a change; a
-/// killed daemon's rings hold its files for moments after its end, while the kernel cancels what was
-/// in flight, and the one that is started in its place must not fail for that.
-const LOCK_TRIES: u32 = 20;
-const LOCK_PAUSE: Duration = Duration::from_millis(25);
+/// Tries to get the claim or the lock, and the pause between. udev's helpers hold a block device's for
+/// moments after a change; a killed daemon's rings hold its files for moments after its end, while the
+/// kernel cancels what was in flight; any process holds what it opened once more between fork and exec
+/// of a child. The daemon that is started just then must not fail for that.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(25);
 
 /// Opens what is there (nothing is ever created) and locks it. The descriptor lives as long as the
 /// disk, so a file that is renamed over or deleted goes on being served as it was.
@@ -192,7 +201,7 @@ pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileK
         // nobody can mount it while a guest writes it.
         flags |= OFlags::EXCL;
     }
-    let fd = rustix::fs::open(path, flags, Mode::empty())
+    let fd = patiently(Errno::BUSY, || rustix::fs::open(path, flags, Mode::empty()))
         .map_err(|errno| open_error(path, read_only, errno))?;
     let file = File::from(fd);
     // Another thing may stand there since the look; O_NONBLOCK kept even a fifo from hanging us.
@@ -254,21 +263,29 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    let mut tries = LOCK_TRIES;
-    loop {
+    patiently(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation)).map_err(|errno| {
         let path = path.to_owned();
-        tries -= 1;
-        match rustix::fs::flock(file, operation) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if tries == 0 => return Err(OpenError::InUse { path }),
-            Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
-            Err(Errno::INTR) => tries += 1,
-            Err(errno) => {
-                return Err(OpenError::Lock {
-                    path,
-                    source: errno.into(),
-                });
+        match errno {
+            Errno::WOULDBLOCK => OpenError::InUse { path },
+            errno => OpenError::Lock {
+                path,
+                source: errno.into(),
+            },
+        }
+    })
+}
+
+/// Tries again while what is tried is `taken`, for the moments in which that passes.
+fn patiently<T>(taken: Errno, mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    let mut tries = TRIES;
+    loop {
+        match attempt() {
+            Err(Errno::INTR) => {}
+            Err(errno) if errno == taken && tries > 1 => {
+                tries -= 1;
+                thread::sleep(PAUSE);
             }
+            ended => return ended,
         }
     }
 }
@@ -276,6 +293,23 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_taken_for_a_moment_is_had_and_what_stays_taken_is_refused() {
+        let outcomes = [Err(Errno::BUSY), Err(Errno::INTR), Err(Errno::BUSY), Ok(7)];
+        let mut left = outcomes.into_iter();
+        assert_eq!(patiently(Errno::BUSY, || left.next().unwrap()), Ok(7));
+
+        let mut tried = 0;
+        let refused: Result<(), _> = patiently(Errno::BUSY, || {
+            tried += 1;
+            Err(Errno::BUSY)
+        });
+        assert_eq!((refused, tried), (Err(Errno::BUSY), TRIES));
+
+        let other: Result<(), _> = patiently(Errno::BUSY, || Err(Errno::ACCESS));
+        assert_eq!(other, Err(Errno::ACCESS));
+    }
 
     #[test]
     fn errnos_become_a_line_with_a_remedy() {
