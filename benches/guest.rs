@@ -16,7 +16,8 @@ use criterion::{
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
-/// Take, push_used and publish of a batch; the rate printed is of chains.
+/// Take, push_used and publish of a batch in a split vring, the only kind that is served; the rate printed is
+/// of chains.
 fn vring(c: &mut Criterion) {
     let guest = Guest::new(1);
     let mut group = c.benchmark_group("vring");

@@ -178,6 +178,11 @@ fn bad_input_is_refused_in_one_line() {
             vec!["--disk", &disk, "--direct", "perhaps"],
             "perhaps",
         ),
+        (
+            "direct where there is no page cache",
+            vec!["--disk", "null:1G", "--direct", "on"],
+            "null:1G",
+        ),
     ];
     for (name, rest, says) in &rows {
         let args = [&["serve", "--socket-path", &socket], rest.as_slice()].concat();

@@ -57,6 +57,7 @@ fn workload(read_percent: u8, order: Order, requests: u64, span_bytes: u64) -> W
         stop: Stop::Requests(requests),
         verify: Verify::Pattern(SEED),
         offered: None,
+        pulse: None,
         layout: Layout::Auto,
         abort: None,
     }

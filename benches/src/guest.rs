@@ -10,13 +10,13 @@ use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::{AvailRing, DescriptorTable, UsedRing};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 /// Length of each region.
 pub const REGION_BYTES: u64 = 1 << 20;
 /// Entries of the vring; a multiple of [`BATCH`], so that its entries need writing only once.
 pub const VRING_SIZE: u16 = 256;
-/// Chains made available at once.
+/// Chains made available at once where nothing else is said.
 pub const BATCH: u16 = 16;
 
 // A page for each part. (`MockSplitQueue` would lay them out by itself, but takes the available ring's
@@ -87,20 +87,28 @@ pub enum Place {
 
 /// The driver's side of a vring whose entries stand ready and are made available again and again.
 pub struct Driver<'a> {
+    mem: &'a GuestMemoryMmap<()>,
     avail: AvailRing<'a, GuestMemoryMmap<()>>,
     used: UsedRing<'a, GuestMemoryMmap<()>>,
+    batch: u16,
     next: u16,
 }
 
 impl<'a> Driver<'a> {
-    /// Writes `BATCH` chains of so many descriptors, and the whole available ring.
+    /// Writes [`BATCH`] chains of so many descriptors, and the whole available ring. A chain of three
+    /// is a read of the disk's first 4 KiB.
     pub fn new(guest: &'a Guest, descriptors: u16, place: Place) -> Driver<'a> {
+        Driver::with_batch(guest, descriptors, place, BATCH)
+    }
+
+    /// As `new`, with so many chains at once: a power of two, and the vring must hold them all.
+    pub fn with_batch(guest: &'a Guest, descriptors: u16, place: Place, batch: u16) -> Driver<'a> {
         let mem = &guest.mmap;
         let table = |addr, len| DescriptorTable::new(mem, GuestAddress(addr), len);
         let direct = table(DESC_ADDR, VRING_SIZE);
         let avail = AvailRing::new(mem, GuestAddress(AVAIL_ADDR), VRING_SIZE);
         let used = UsedRing::new(mem, GuestAddress(USED_ADDR), VRING_SIZE);
-        for chain in 0..BATCH {
+        for chain in 0..batch {
             let head = match place {
                 Place::Direct => {
                     let head = chain * descriptors;
@@ -116,22 +124,36 @@ impl<'a> Driver<'a> {
                     chain
                 }
             };
-            for entry in (chain..VRING_SIZE).step_by(usize::from(BATCH)) {
+            for entry in (chain..VRING_SIZE).step_by(usize::from(batch)) {
                 let entry = avail.ring().ref_at(usize::from(entry)).unwrap();
                 entry.store(head.to_le());
             }
         }
         Driver {
+            mem,
             avail,
             used,
+            batch,
             next: 0,
         }
     }
 
     /// Makes the next batch available: one store, whose cost all contenders share.
     pub fn offer(&mut self) {
-        self.next = self.next.wrapping_add(BATCH);
+        self.next = self.next.wrapping_add(self.batch);
         self.avail.idx().store(self.next.to_le());
+    }
+
+    /// Asks to be called for the last chain of the batch that is offered next.
+    pub fn want_call(&self) {
+        let last = self.next.wrapping_add(self.batch).wrapping_sub(1);
+        let at = AVAIL_ADDR + 4 + 2 * u64::from(VRING_SIZE);
+        self.mem.write_obj(last.to_le(), GuestAddress(at)).unwrap();
+    }
+
+    /// Whether the device has used all that was offered.
+    pub fn is_done(&self) -> bool {
+        u16::from_le(self.used.idx().load()) == self.next
     }
 
     /// Fails where the device has not used all that was offered.

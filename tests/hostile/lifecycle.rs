@@ -70,7 +70,7 @@ fn stops(rows: &mut Vec<Row>) {
                 for index in 0..4usize {
                     let wanted = client.queue(index).ring().reaped();
                     let base = told(client.frontend().vring_base(index as u32), "stop")?;
-                    ensure(base == wanted.into(), || {
+                    ensure(base == u32::from(wanted), || {
                         format!("position {base}, not {wanted}")
                     })?;
                 }
@@ -228,8 +228,7 @@ fn ends(rows: &mut Vec<Row>) {
             }
             let after = daemon.fds_settle_at(fds);
             ensure(after <= fds, || format!("{fds} descriptors became {after}"))?;
-            let grown = daemon.rss_kib().saturating_sub(rss);
-            ensure(grown < 1024, || format!("{grown} KiB more"))
+            daemon.stays_small(rss, 1023)
         },
     ));
     for how in [

@@ -64,8 +64,9 @@ fn headers(rows: &mut Vec<Row>) {
                 bytes.extend_from_slice(&[0; 8]);
                 let before = daemon.rss_kib();
                 send(daemon, &bytes)?;
-                let grown = daemon.rss_kib().saturating_sub(before);
-                ensure(grown < 1024, || format!("{grown} KiB held for a promise"))
+                daemon
+                    .stays_small(before, 1023)
+                    .map_err(|what| format!("{what}: held for a promise"))
             },
         ));
     }
@@ -619,8 +620,7 @@ fn repetition(rows: &mut Vec<Row>) {
             ensure(after <= fds + 1, || {
                 format!("{fds} descriptors became {after}")
             })?;
-            let grown = daemon.rss_kib().saturating_sub(rss);
-            ensure(grown < 512, || format!("{grown} KiB more"))?;
+            daemon.stays_small(rss, 511)?;
             neighbour_serves(&mut client)
         }));
     }

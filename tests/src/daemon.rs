@@ -61,7 +61,10 @@ pub fn program_path() -> &'static Path {
 /// A copy of the program where every user can reach it.
 pub fn program_copy(scratch: &Scratch) -> PathBuf {
     let copy = scratch.join("cleave");
-    std::fs::copy(program(), &copy).unwrap();
+    // By another process: a test that forks meanwhile would hold a descriptor of ours that is open for
+    // writing, and a program that is being written to cannot be run.
+    let copied = Command::new("cp").arg(program()).arg(&copy).status();
+    assert!(copied.unwrap().success());
     copy
 }
 
@@ -360,6 +363,19 @@ impl Daemon {
             .find_map(|line| line.strip_prefix("RssAnon:"));
         let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
         number.unwrap_or(0)
+    }
+
+    /// Fails where [`Daemon::rss_kib`] has become more than `more` KiB larger than `before`. Where the daemon's allocator
+    /// is known to keep what is freed, what it may keep comes on top: `CLEAVE_TEST_KEPT_KIB`, which
+    /// `cargo xtask sanitize` sets.
+    pub fn stays_small(&self, before: u64, more: u64) -> Result<(), String> {
+        let kept = std::env::var("CLEAVE_TEST_KEPT_KIB").ok();
+        let kept: u64 = kept.map_or(0, |kib| kib.parse().unwrap());
+        let now = self.rss_kib();
+        if now <= before + more + kept {
+            return Ok(());
+        }
+        Err(format!("{before} KiB became {now}"))
     }
 
     /// CPU time of all its threads so far.

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that cannot go on must stop
 
 mod daemon;
+pub mod http;
 mod model;
 mod scratch;
 mod stream;

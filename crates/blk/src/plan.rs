@@ -173,6 +173,29 @@ impl<'a> Plan<'a> {
         plan
     }
 
+    /// The only op of a read or write that is not cut, which most are: what the plan would yield,
+    /// without making one. `None`: make the plan.
+    #[inline]
+    pub fn whole(request: &Request, data: &'a [Segment], cut: &Cut) -> Option<Op<'a>> {
+        let kind = match request.verb {
+            Verb::Read => OpKind::Read,
+            Verb::Write => OpKind::Write {
+                durable: cut.durable,
+            },
+            _ => return None,
+        };
+        let most_bytes = cut.chunk_bytes.map_or(Plan::PIECE_BYTES_MAX, power_of_two);
+        let fits = (1..=most_bytes).contains(&request.len_bytes);
+        (fits && cut.stripe.is_none()).then_some(Op {
+            kind,
+            leg: 0,
+            offset_bytes: request.offset_bytes,
+            len_bytes: request.len_bytes,
+            segments: data,
+            skip_bytes: 0,
+        })
+    }
+
     fn empty() -> Plan<'a> {
         Plan {
             kind: None,

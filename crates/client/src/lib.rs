@@ -34,4 +34,6 @@ pub use memory::{GuestMemory, RegionPlan};
 pub use queue::{Completion, Doorbell, Queue, Request, Wait};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};
 pub use socket::{Message, Socket};
-pub use workload::{Layout, Offered, Order, Sample, Stop, Tally, Verify, Workload, pattern_word};
+pub use workload::{
+    Layout, Offered, Order, Pulse, Sample, Stop, Tally, Verify, Workload, pattern_word,
+};

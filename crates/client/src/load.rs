@@ -237,7 +237,10 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
         self.workload.offered.map_or(self.now_ns, |offered| {
             let burst = u64::from(offered.burst.max(1));
             let groups = self.issued / burst;
-            (groups as f64 * burst as f64 * 1e9 / offered.per_second) as u64
+            let due_ns = (groups as f64 * burst as f64 * 1e9 / offered.per_second) as u64;
+            self.workload
+                .pulse
+                .map_or(due_ns, |pulse| pulse.stretch(due_ns))
         })
     }
 

@@ -43,6 +43,24 @@ pub struct Offered {
     pub burst: u32,
 }
 
+/// Offering that comes and goes: so long at its rate, then so long not at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pulse {
+    /// Requests are offered.
+    pub on: Duration,
+    /// None is.
+    pub off: Duration,
+}
+
+impl Pulse {
+    /// When a request is due that would be due at `due_ns` if there were no pauses.
+    pub(crate) fn stretch(self, due_ns: u64) -> u64 {
+        let (on_ns, off_ns) = (self.on.as_nanos() as u64, self.off.as_nanos() as u64);
+        let pauses = due_ns / on_ns.max(1);
+        due_ns.saturating_add(pauses.saturating_mul(off_ns))
+    }
+}
+
 /// How chains are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
@@ -77,6 +95,8 @@ pub struct Workload<'a> {
     pub verify: Verify,
     /// Requests by the clock; latency then counts from the intended start.
     pub offered: Option<Offered>,
+    /// How requests by the clock come and go; `None`: evenly.
+    pub pulse: Option<Pulse>,
     /// Layout of chains.
     pub layout: Layout,
     /// Ends the loop early when it becomes true.
@@ -97,6 +117,7 @@ impl Workload<'_> {
             stop: Stop::After(time),
             verify: Verify::Off,
             offered: None,
+            pulse: None,
             layout: Layout::Auto,
             abort: None,
         }
@@ -201,5 +222,21 @@ impl Picker {
             workload.offset_bytes + block * u64::from(workload.block_bytes),
             write,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pulse_pauses_between_bursts_and_not_within() {
+        let pulse = Pulse {
+            on: Duration::from_millis(1),
+            off: Duration::from_millis(9),
+        };
+        for (due_us, stretched_us) in [(0, 0), (999, 999), (1000, 10_000), (2500, 20_500)] {
+            assert_eq!(pulse.stretch(due_us * 1000), stretched_us * 1000);
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! derive from that definition.
 
 mod probe;
+mod view;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,10 +17,12 @@ use crate::cpus::CpuList;
 use crate::demo::Demo;
 use crate::failure::Failure;
 use crate::options_doc;
+use crate::pacing::PacingArgs;
 use crate::probe::Probe;
 use crate::service::Service;
 use crate::split::SplitArgs;
 use crate::stripe::Stripe;
+use crate::view::{Stats, Top};
 
 /// What the program was asked to do.
 #[derive(Debug)]
@@ -34,6 +37,10 @@ pub(crate) enum Action {
     Demo(Demo),
     /// Create or show a stripe.
     Stripe(Stripe),
+    /// Show what disks do, until told to end.
+    Top(Top),
+    /// Show it once.
+    Stats(Stats),
 }
 
 /// Answer to `--print-capabilities` (vhost-user "Backend program conventions").
@@ -75,6 +82,10 @@ Examples:
   Two devices as one disk, made by `cleave stripe create --chunk 64K`:
       cleave serve --socket-path /run/cleave/e.sock --stripe 64K \\
           --disk /dev/nvme1n1 --disk /dev/nvme2n1
+  With a control socket, and what the disk does:
+      cleave serve --socket-path /run/cleave/a.sock --disk /var/lib/images/a.img \\
+          --control /run/cleave/a.ctl
+      cleave top --control /run/cleave/a.ctl
   A drive that is only modelled, to see what it gains from being asked in parallel:
       cleave serve --socket-path /run/cleave/f.sock --disk model:p3700,size=4G
 
@@ -114,6 +125,15 @@ enum Command {
     /// The disk is not written to unless you ask for that.
     #[command(after_long_help = probe::EXAMPLES)]
     Probe(probe::ProbeArgs),
+    /// Show what disks do, live
+    ///
+    /// A line for each disk: requests and bytes a second, how long the engine had them, how workers
+    /// wait, and what that costs. Where the output is no terminal, a block of lines each time.
+    #[command(after_long_help = view::TOP_EXAMPLES)]
+    Top(view::TopArgs),
+    /// Show what disks have done, once
+    #[command(after_long_help = view::STATS_EXAMPLES)]
+    Stats(view::StatsArgs),
     /// See it work on this machine; nothing else is needed
     ///
     /// Makes an image in a temporary folder, serves it on a socket, fills and verifies it through the
@@ -178,8 +198,10 @@ pub(crate) struct ServeArgs {
     /// The disk: a file, a block device, ram:SIZE, null:SIZE or model:NAME
     ///
     /// A path is a regular file or a block device, told apart by itself. `ram:SIZE` is memory whose
-    /// contents are lost at the end. `null:SIZE` accepts all writes, reads zeroes and touches no
-    /// data; it shows the cost of everything but the disk. `model:NAME[,KEY=VALUE...]` is memory that
+    /// contents are lost at the end. `null:SIZE` accepts all writes, reads zeroes and keeps
+    /// nothing; it shows the cost of everything but the disk, and `null:SIZE,read-zeroes=off`, which
+    /// leaves the memory of reads as it is, that of everything but the data (to measure; no guest
+    /// wants it). `model:NAME[,KEY=VALUE...]` is memory that
     /// takes as long as a drive would: p3700, p320h, flat or custom, changed by size, seed, channels,
     /// page, read_us, write_us, mbps_per_channel, command_us, window, link_mbps, jitter and
     /// write_buffer. Write ./ram:1G for a file of that name. Sizes read 4K, 1M, 2G (powers of 1024).
@@ -271,7 +293,7 @@ pub(crate) struct ServeOptions {
     pub(crate) cache: Cache,
     /// Whether the host's page cache is bypassed (O_DIRECT)
     ///
-    /// auto: where the disk can.
+    /// auto: where the disk can. on: or not at all; a disk in memory has none.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     pub(crate) direct: When,
     /// Whether the guest may give space back
@@ -293,14 +315,22 @@ pub(crate) struct ServeOptions {
     /// CPUs that workers are pinned to, in turn: 0,2-3 [default: not pinned]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<CpuList>,
-    /// How a worker waits
-    ///
-    /// interrupt: it sleeps until there is something to do. poll: it never sleeps while the guest
-    /// uses its vrings, which costs a CPU and saves the wake-up.
-    #[arg(long, value_name = "HOW", value_enum, default_value_t = Wait::Interrupt)]
-    pub(crate) completion: Wait,
+    #[command(flatten)]
+    pub(crate) pacing: PacingArgs,
     #[command(flatten)]
     pub(crate) split: SplitArgs,
+    /// Show what the disk does, and change how it is served, over HTTP on a unix socket here
+    ///
+    /// `cleave top` and `cleave stats` read it, and so does curl --unix-socket; Prometheus finds its
+    /// format under /metrics. The socket is for the user that runs cleave alone (mode 0600); a stale one
+    /// is replaced, and it goes away when cleave ends.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Whether times and counts are recorded for each vring, direction and size of request
+    ///
+    /// off: only a few sums are.
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::On)]
+    pub(crate) stats: Switch,
     /// Exit when the first frontend leaves
     #[arg(long)]
     pub(crate) once: bool,
@@ -388,18 +418,11 @@ impl From<When> for Direct {
     }
 }
 
-/// `--discard`.
+/// `--discard` and `--stats`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
     On,
     Off,
-}
-
-/// `--completion`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Wait {
-    Interrupt,
-    Poll,
 }
 
 /// `--serial`, zero-padded as GET_ID answers it (virtio 1.3 §5.2.6.1).
@@ -478,6 +501,8 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         Some(Command::Serve(args)) => serve(&args),
         Some(Command::Probe(args)) => Ok(Action::Probe(args.try_into()?)),
         Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
+        Some(Command::Top(args)) => Ok(Action::Top(args.into())),
+        Some(Command::Stats(args)) => Ok(Action::Stats(args.into())),
         Some(Command::Stripe(command)) => Ok(Action::Stripe(command.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),
         None if cli.program.blk_file.is_none() => {

@@ -144,7 +144,7 @@ mod tests {
             "{:?}",
             start.elapsed()
         );
-        assert!(queue.lost.load(Ordering::Relaxed) > 0);
+        let lost = queue.lost.load(Ordering::Relaxed);
         let start = Instant::now();
         drop(guard);
         assert!(
@@ -156,6 +156,8 @@ mod tests {
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
         assert!(text.starts_with('x'), "what was taken is written");
+        // The writer may have come to telling of them already.
+        assert!(lost > 0 || text.contains("messages lost"));
     }
 
     #[test]

@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod control;
 mod cpus;
 mod demo;
 mod failure;
 mod log;
 mod options_doc;
+mod pacing;
 mod probe;
 mod process;
 mod quota;
@@ -19,6 +21,7 @@ mod signals;
 mod socket;
 mod split;
 mod stripe;
+mod view;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -47,6 +50,11 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Serve(service) => serve::run(*service),
         Action::Probe(probe) => probe::run(&probe),
         Action::Demo(demo) => demo::run(&demo),
+        Action::Top(top) => view::top(&top),
+        Action::Stats(stats) => {
+            let (text, ended) = view::stats(&stats);
+            print(&text).and(ended)
+        }
         Action::Stripe(stripe) => {
             let (text, ended) = stripe::run(&stripe);
             print(&text).and(ended)

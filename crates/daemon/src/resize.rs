@@ -68,7 +68,7 @@ impl Watch {
                 kind: FileKind::BlockDevice,
                 ..
             } => watch_device(file),
-            Store::Ram(_) | Store::Null | Store::Model { .. } => Ok(Watch::Nothing),
+            Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => Ok(Watch::Nothing),
         };
         made.unwrap_or_else(|error| {
             tracing::info!(

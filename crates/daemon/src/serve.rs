@@ -4,7 +4,6 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use cleave_worker::Device;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 
+use crate::control::{Exhibit, Server};
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
@@ -52,7 +52,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     process::raise_descriptor_limit()?;
     Uring::probe().map_err(Failure::input)?;
     let disk = service.disk.open(&service.open).map_err(Failure::input)?;
-    service.worker.split = split_for(&service.split, &disk)?;
+    service.tuning.split = split_for(&service.split, &disk)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -69,6 +69,9 @@ async fn control(
     // Before the socket file exists: a signal from now on ends in order and removes it.
     let signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
+    // Before the other, too: who sees that the disk is served can ask how.
+    let opened = service.control.as_deref().map(socket::open_private);
+    let opened = opened.transpose()?;
     let door = match inherited {
         Some(door) => door,
         None => socket::open_door(&service.endpoint)?,
@@ -77,14 +80,24 @@ async fn control(
         Door::Listening(listening) => Some(accepting(listening)?),
         Door::Connected(_) => None,
     };
-    let device = Arc::new(Device {
-        disk: Arc::clone(&disk),
-        serial: service.serial,
-        writeback: AtomicBool::new(service.writeback),
-        config: service.worker.clone(),
-        served: cleave_worker::Served::default(),
-        learnt: cleave_worker::Learnt::default(),
-    });
+    let device = Device::new(
+        Arc::clone(&disk),
+        service.serial,
+        service.writeback,
+        service.worker.clone(),
+        service.tuning.clone(),
+    );
+    let device = Arc::new(device.recording(service.recording));
+    let endpoint = socket::name(&service.endpoint);
+    let exhibit = Arc::new(Exhibit::new(
+        device.clone(),
+        endpoint,
+        service.session.vrings_max,
+    ));
+    let control = match opened {
+        Some(socket) => Some(Server::start(socket, exhibit.clone())?),
+        None => None,
+    };
     let mut daemon = Daemon {
         once: service.once,
         watch: Watch::new(&disk),
@@ -96,6 +109,8 @@ async fn control(
         accept_after: None,
         seats: Seats::default(),
         guest: None,
+        exhibit,
+        control,
         visits: Quota::new(VISITS_MAX),
         crowding: Quota::new(1),
         faults: Quota::new(1),
@@ -135,6 +150,9 @@ struct Daemon {
     accept_after: Option<Instant>,
     seats: Seats,
     guest: Option<Guest>,
+    exhibit: Arc<Exhibit>,
+    /// The interface that shows it, where there is one.
+    control: Option<Server>,
     /// Messages of frontends that come and go; of too many of them; and of what went wrong, apart so that
     /// a crowd does not hide it.
     visits: Quota,
@@ -173,7 +191,7 @@ impl Daemon {
             // Nobody takes its figures for a drive's, or its memory for stable storage.
             match self.disk.store() {
                 Store::Model { .. } => ", modelled in memory",
-                Store::File { .. } | Store::Ram(_) | Store::Null => "",
+                Store::File { .. } | Store::Ram(_) | Store::Null { .. } => "",
             },
             if limits.read_only { ", read-only" } else { "" },
             socket::name(&self.service.endpoint),
@@ -233,6 +251,7 @@ impl Daemon {
         // Nobody connects to a daemon that is ending.
         self.listener = None;
         drop(door);
+        self.control = None;
         self.seats.clear();
         self.drain().await;
     }
@@ -307,6 +326,7 @@ impl Daemon {
         let ours = stream.try_clone()?;
         let config = self.service.session.clone();
         let (session, remote) = Session::new(stream, Arc::clone(&self.device), config)?;
+        let shown = remote.clone();
         let (tell, ending) = oneshot::channel();
         thread::Builder::new()
             .name("session".to_owned())
@@ -314,6 +334,7 @@ impl Daemon {
                 // The loop has gone only when the process ends: nobody is left to be told.
                 let _ = tell.send(session.run());
             })?;
+        self.exhibit.begin(shown);
         Ok(Guest {
             remote,
             stream: ours,
@@ -324,6 +345,7 @@ impl Daemon {
     /// A session has ended; `None`: its thread failed.
     fn goodbye(&mut self, ending: Option<Ending>) {
         self.guest = None;
+        self.exhibit.end();
         let name = self.disk.name();
         let served = self.device.served.take();
         match ending {

@@ -6,10 +6,11 @@ use cleave_blk::Stripe;
 use cleave_blk::spec::ID_BYTES;
 use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, StripeKind, format_size};
 use cleave_session::SessionConfig;
-use cleave_worker::{Completion, WorkerConfig};
+use cleave_worker::record::Recording;
+use cleave_worker::{Split, Tuning, WorkerConfig};
 use tracing::level_filters::LevelFilter;
 
-use crate::cli::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch, Wait};
+use crate::cli::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch};
 use crate::cpus;
 use crate::failure::Failure;
 use crate::split::SplitArgs;
@@ -84,7 +85,11 @@ pub(crate) struct Service {
     pub(crate) writeback: bool,
     pub(crate) session: SessionConfig,
     pub(crate) worker: WorkerConfig,
+    pub(crate) tuning: Tuning,
     pub(crate) split: SplitArgs,
+    /// Where its state is shown.
+    pub(crate) control: Option<PathBuf>,
+    pub(crate) recording: Recording,
     pub(crate) once: bool,
     pub(crate) log: LevelFilter,
     pub(crate) exit_with_parent: bool,
@@ -118,17 +123,18 @@ impl Service {
                     .unwrap_or_else(|| workers_default(cpus.len(), options.queues)),
             },
             worker: WorkerConfig {
-                completion: match options.completion {
-                    Wait::Interrupt => Completion::Interrupt,
-                    Wait::Poll => Completion::Poll,
-                },
                 cpus,
                 ops: disk.ops(options.queue_size),
-                // Known when the disk is open.
-                split: cleave_worker::Split::Off,
             },
+            // How requests are split is known when the disk is open.
+            tuning: options.pacing.tuning(Split::Off),
             disk,
             split: options.split.clone(),
+            control: options.control.clone(),
+            recording: match options.stats {
+                Switch::On => Recording::On,
+                Switch::Off => Recording::Off,
+            },
             once: options.once,
             log: options.log.parse().unwrap_or(LevelFilter::INFO),
             exit_with_parent: options.exit_with_parent,

@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with, sockopt,
+};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::failure::Failure;
@@ -19,6 +21,9 @@ use crate::service::Endpoint;
 
 /// Longest path that fits `sockaddr_un` with its terminating zero.
 const PATH_BYTES_MAX: usize = 107;
+
+/// Connections to a private socket that may wait to be accepted.
+const BACKLOG: i32 = 64;
 
 /// How long another cleave may be at work in the same folder before we give up.
 const FOLDER_TRIES: u32 = 50;
@@ -45,7 +50,7 @@ pub(crate) struct Listening {
 /// Opens what the operator named.
 pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
     match endpoint {
-        Endpoint::Path(path) => listen(path).map(Door::Listening),
+        Endpoint::Path(path) => listen(path, None).map(Door::Listening),
         Endpoint::Fd(number) => inherit(*number),
     }
 }
@@ -65,8 +70,13 @@ impl Listening {
     }
 }
 
-/// Makes a socket file and listens on it.
-fn listen(path: &Path) -> Result<Listening, Failure> {
+/// A socket for whoever runs this program, and nobody else.
+pub(crate) fn open_private(path: &Path) -> Result<Listening, Failure> {
+    listen(path, Some(Mode::RUSR | Mode::WUSR))
+}
+
+/// Makes a socket file and listens on it. `mode`: its permissions, else as the umask has it.
+fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     let shown = path.display();
     let length = path.as_os_str().as_bytes().len();
     if length > PATH_BYTES_MAX {
@@ -78,7 +88,7 @@ fn listen(path: &Path) -> Result<Listening, Failure> {
     // another cleave would take our file for a stale one.
     let _folder = lock_folder(path)?;
     make_room(path)?;
-    let listener = UnixListener::bind(path).map_err(|error| {
+    let listener = bind_with(path, mode).map_err(|error| {
         Failure::input(format!(
             "cannot make socket {shown}: {error}: {}",
             remedy(&error)
@@ -91,6 +101,20 @@ fn listen(path: &Path) -> Result<Listening, Failure> {
         }),
         Err(error) => Err(Failure::input(format!("socket {shown} went away: {error}"))),
     }
+}
+
+/// The mode is set on the socket before it has a file, which gets it then: there is no moment at which
+/// somebody else could connect.
+fn bind_with(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
+    let Some(mode) = mode else {
+        return UnixListener::bind(path);
+    };
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    fchmod(&socket, mode)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
 }
 
 fn remedy(error: &io::Error) -> &'static str {
@@ -253,7 +277,7 @@ mod tests {
     use super::*;
 
     fn refused(path: &Path) -> String {
-        listen(path).unwrap_err().to_string()
+        listen(path, None).unwrap_err().to_string()
     }
 
     #[test]
@@ -261,7 +285,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
-        let door = listen(&path).unwrap();
+        let door = listen(&path, None).unwrap();
         UnixStream::connect(&path).unwrap();
         drop(door);
         assert!(!path.exists());
@@ -272,7 +296,7 @@ mod tests {
     fn a_live_socket_is_not_stolen() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let first = listen(&path).unwrap();
+        let first = listen(&path, None).unwrap();
         assert!(refused(&path).contains("in use by a running program"));
         UnixStream::connect(&path).unwrap();
         drop(first);
@@ -282,7 +306,7 @@ mod tests {
     fn a_socket_that_took_our_place_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let ours = listen(&path).unwrap();
+        let ours = listen(&path, None).unwrap();
         fs::remove_file(&path).unwrap();
         let theirs = UnixListener::bind(&path).unwrap();
         drop(ours);
@@ -315,7 +339,7 @@ mod tests {
         let room = PATH_BYTES_MAX - folder.path().as_os_str().len() - 1;
         let path = folder.path().join("y".repeat(room));
         assert_eq!(path.as_os_str().len(), PATH_BYTES_MAX);
-        listen(&path).unwrap();
+        listen(&path, None).unwrap();
         assert!(refused(&folder.path().join("y".repeat(room + 1))).contains("shorter"));
     }
 

@@ -59,18 +59,16 @@ impl FromStr for Wish {
 /// What a worker of this disk starts from.
 pub(crate) fn split_for(args: &SplitArgs, disk: &Disk) -> Result<Split, Failure> {
     let limits = disk.limits();
-    let block_bytes = limits.block_bytes.max(limits.offset_align_bytes);
     match (args.split, &args.profile) {
         (Wish::Off | Wish::Fixed(_), Some(profile)) => Err(Failure::input(format!(
             "--profile {} is for --split auto; leave one of the two out",
             profile.display()
         ))),
         (Wish::Off, None) => Ok(Split::Off),
-        (Wish::Fixed(chunk), None) if chunk.get() < block_bytes => Err(Failure::input(format!(
-            "--split {chunk} is below the block of disk {}, which is {block_bytes} bytes",
-            disk.name()
-        ))),
-        (Wish::Fixed(chunk), None) => Ok(Split::Fixed(chunk)),
+        (Wish::Fixed(chunk), None) => match check_chunk(chunk, disk) {
+            Ok(()) => Ok(Split::Fixed(chunk)),
+            Err(why) => Err(Failure::input(format!("--split {why}"))),
+        },
         (Wish::Auto, None) => Ok(Split::Auto(Prior::from_limits(limits))),
         (Wish::Auto, Some(path)) => {
             let profile = Profile::load(path, disk).map_err(Failure::input)?;
@@ -83,6 +81,19 @@ pub(crate) fn split_for(args: &SplitArgs, disk: &Disk) -> Result<Split, Failure>
             Ok(Split::Auto(profile.prior(limits)))
         }
     }
+}
+
+/// Whether pieces of this size can be had of a disk.
+pub(crate) fn check_chunk(chunk: NonZeroU32, disk: &Disk) -> Result<(), String> {
+    let limits = disk.limits();
+    let block_bytes = limits.block_bytes.max(limits.offset_align_bytes);
+    if chunk.get() >= block_bytes {
+        return Ok(());
+    }
+    Err(format!(
+        "{chunk} is below the block of disk {}, which is {block_bytes} bytes",
+        disk.name()
+    ))
 }
 
 #[cfg(test)]

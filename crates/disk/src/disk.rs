@@ -53,13 +53,14 @@ impl Disk {
                     Store::Ram(region),
                 ))
             }
-            DiskSpec::Null(bytes) => {
+            DiskSpec::Null(bytes) | DiskSpec::Untouched(bytes) => {
                 let limits = probe_memory(&name, *bytes, options)?;
+                let zeroes = matches!(spec, DiskSpec::Null(_));
                 Ok(Disk::assemble(
                     name,
                     ascii_serial("cleave-null"),
                     limits,
-                    Store::Null,
+                    Store::Null { zeroes },
                 ))
             }
             DiskSpec::Model(model) => {
@@ -115,11 +116,13 @@ impl Disk {
     }
 
     /// What it can do. `limits().capacity_bytes` is the size when opened; see `capacity_bytes`.
+    #[inline]
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
     /// Size now: one relaxed load.
+    #[inline]
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes.load(Ordering::Relaxed)
     }
@@ -162,7 +165,9 @@ impl Disk {
     #[inline]
     pub fn store(&self) -> &Store {
         // There is a leg (`of_legs`).
-        self.legs.first().map_or(&Store::Null, Leg::store)
+        self.legs
+            .first()
+            .map_or(&Store::Null { zeroes: true }, Leg::store)
     }
 
     /// Bytes of the disk on each leg now, from the leg's beginning.
@@ -283,6 +288,20 @@ mod tests {
             panic!("no file")
         };
         rustix::fs::fcntl_getfl(file).unwrap()
+    }
+
+    #[test]
+    fn memory_has_no_page_cache_to_bypass() {
+        for spec in ["ram:1M", "null:1M", "model:p3700"] {
+            let parsed: DiskSpec = spec.parse().unwrap();
+            let with = |direct| Disk::open(&parsed, &OpenOptions { direct, ..OPTIONS });
+            for direct in [Direct::Auto, Direct::Off] {
+                assert!(with(direct).is_ok(), "{spec} {direct:?}");
+            }
+            let why = with(Direct::On).unwrap_err().to_string();
+            assert!(!why.contains('\n'), "one line: {why}");
+            assert!(why.contains(spec) && why.contains("--direct"), "{why}");
+        }
     }
 
     #[test]

@@ -32,7 +32,10 @@ pub enum Store {
     /// Anonymous memory.
     Ram(MmapRegion),
     /// Nothing.
-    Null,
+    Null {
+        /// Reads are zeroes; else their memory is left as it is.
+        zeroes: bool,
+    },
     /// Anonymous memory behind a drive that is only modelled.
     Model {
         /// The bytes.

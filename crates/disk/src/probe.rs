@@ -64,6 +64,11 @@ pub(crate) fn probe_memory(
     size_bytes: u64,
     options: &OpenOptions,
 ) -> Result<Limits, OpenError> {
+    if options.direct == Direct::On {
+        return Err(OpenError::NoCache {
+            name: name.to_owned(),
+        });
+    }
     let geometry = Geometry {
         size_bytes,
         logical_bytes: BLOCK_BYTES_MIN,

@@ -15,9 +15,15 @@ pub enum DiskSpec {
     Ram(u64),
     /// Accepts all, reads zero.
     Null(u64),
+    /// Accepts all, and answers reads without writing their memory: what a measurement of everything but
+    /// the data wants, and no guest.
+    Untouched(u64),
     /// Memory that takes as long as a drive would; contents are lost at the end.
     Model(ModelSpec),
 }
+
+/// What follows the size of a null disk that leaves the memory of reads as it is; as QEMU's null-co says it.
+const UNTOUCHED: &str = ",read-zeroes=off";
 
 /// Suffixes of sizes, largest first, each with its shift.
 const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
@@ -37,7 +43,10 @@ impl FromStr for DiskSpec {
             return parse_kind("ram", size).map(DiskSpec::Ram);
         }
         if let Some(size) = text.strip_prefix("null:") {
-            return parse_kind("null", size).map(DiskSpec::Null);
+            return match size.strip_suffix(UNTOUCHED) {
+                Some(size) => parse_kind("null", size).map(DiskSpec::Untouched),
+                None => parse_kind("null", size).map(DiskSpec::Null),
+            };
         }
         if let Some(model) = text.strip_prefix("model:") {
             return model.parse().map(DiskSpec::Model);
@@ -52,6 +61,7 @@ impl fmt::Display for DiskSpec {
             DiskSpec::Path(path) => write!(out, "{}", path.display()),
             DiskSpec::Ram(bytes) => write!(out, "ram:{}", format_size(*bytes)),
             DiskSpec::Null(bytes) => write!(out, "null:{}", format_size(*bytes)),
+            DiskSpec::Untouched(bytes) => write!(out, "null:{}{UNTOUCHED}", format_size(*bytes)),
             DiskSpec::Model(model) => write!(out, "model:{model}"),
         }
     }
@@ -157,6 +167,7 @@ mod tests {
         for (text, spec) in [
             ("ram:1G", DiskSpec::Ram(1 << 30)),
             ("null:4k", DiskSpec::Null(4096)),
+            ("null:4k,read-zeroes=off", DiskSpec::Untouched(4096)),
             ("./ram:1G", DiskSpec::Path("./ram:1G".into())),
             ("RAM:1G", DiskSpec::Path("RAM:1G".into())),
             ("disk.img", DiskSpec::Path("disk.img".into())),
@@ -173,6 +184,9 @@ mod tests {
             "ram:x",
             "null:",
             "null:-1",
+            "null:1G,",
+            "null:1G,read-zeroes=on",
+            "null:,read-zeroes=off",
             "ram:1.5G",
             "null:17179869184G",
         ] {
@@ -188,6 +202,7 @@ mod tests {
         for text in [
             "ram:1G",
             "null:3T",
+            "null:3T,read-zeroes=off",
             "ram:1536",
             "ram:0",
             "null:1025K",

@@ -76,6 +76,14 @@ pub trait Engine {
     /// Takes an op. Nothing here fails: a bad address is reported as `Done` with EFAULT.
     fn push(&mut self, op: Op<'_>, token: u64);
 
+    /// Does an op here and now, where this engine can do so without waiting; `true`: done well, and no
+    /// event will come of it. `false`: it was not taken, and is to be pushed like any other. Needs no
+    /// room.
+    #[inline]
+    fn at_once(&mut self, _op: &Op<'_>) -> bool {
+        false
+    }
+
     /// The next event, without a system call. `None`: nothing until the next `enter`.
     fn reap(&mut self) -> Option<Event>;
 

@@ -8,6 +8,7 @@ use cleave_guest::Memory;
 /// Calls `piece` with each host range of the op's memory, in order. `Err`: EFAULT where an address is
 /// not mapped, EINVAL where the segments are shorter than the op (our own fault); what came before
 /// was reported already.
+#[inline]
 pub(crate) fn walk(
     memory: &Memory,
     op: &Op<'_>,

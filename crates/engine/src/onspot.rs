@@ -49,11 +49,14 @@ pub(crate) fn touch(ram: Ram, offset_bytes: u64, len_bytes: u64) {
     }
 }
 
-/// Runs an op on the null disk: reads are zeroes, everything else is accepted.
-pub(crate) fn null(disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result<(), i32> {
+/// Runs an op on the null disk: reads are zeroes (or leave their memory as it is, which must be mapped all
+/// the same), everything else is accepted.
+#[inline]
+pub(crate) fn null(zeroes: bool, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result<(), i32> {
     check(disk, op)?;
     match op.kind {
-        OpKind::Read => walk(memory, op, zero_fill),
+        OpKind::Read if zeroes => walk(memory, op, zero_fill),
+        OpKind::Read => walk(memory, op, |_, _| ()),
         OpKind::Write { .. } | OpKind::Sync | OpKind::Discard | OpKind::Zero { .. } => Ok(()),
     }
 }
@@ -101,6 +104,7 @@ pub(crate) fn ram(ram: Ram, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result
 
 /// The end of the op's range. The request was checked against capacity and mode long before; this is
 /// the second guard.
+#[inline]
 pub(crate) fn check(disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
     if !matches!(op.kind, OpKind::Read | OpKind::Sync) && disk.limits().read_only {
         return Err(libc::EROFS);

@@ -107,7 +107,7 @@ impl Core {
 enum Runner {
     Files(Box<Files>),
     Ram(Ram),
-    Null,
+    Null { zeroes: bool },
 }
 
 /// Ops through io_uring for files and block devices; RAM and null disks are done on the spot, with
@@ -252,7 +252,10 @@ impl Drop for Uring {
                 files.abandon(&self.core);
             }
             self.core.bindings.leak();
-            std::mem::forget(std::mem::replace(&mut self.runner, Runner::Null));
+            std::mem::forget(std::mem::replace(
+                &mut self.runner,
+                Runner::Null { zeroes: true },
+            ));
         }
     }
 }
@@ -263,7 +266,7 @@ fn files(disk: &Disk) -> Vec<BorrowedFd<'_>> {
         .iter()
         .filter_map(|leg| match leg.store() {
             Store::File { file, .. } => Some(file.as_fd()),
-            Store::Ram(_) | Store::Null | Store::Model { .. } => None,
+            Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => None,
         })
         .collect()
 }
@@ -278,7 +281,7 @@ fn runner(disk: &Arc<Disk>, ops: u16) -> io::Result<Runner> {
             Store::Ram(region) | Store::Model { ram: region, .. } => {
                 return Ok(Runner::Ram(Ram::new(region)));
             }
-            Store::Null => return Ok(Runner::Null),
+            Store::Null { zeroes } => return Ok(Runner::Null { zeroes: *zeroes }),
         }
     }
     Ok(Runner::Files(Box::new(Files::new(disk, &kinds, ops)?)))
@@ -298,7 +301,7 @@ fn opcodes(disk: &Disk) -> &'static [u8] {
         opcode::UringCmd16::CODE,
     ];
     let needed = disk.legs().iter().map(|leg| match leg.store() {
-        Store::Ram(_) | Store::Null | Store::Model { .. } => 3,
+        Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => 3,
         Store::File {
             kind: FileKind::Regular,
             ..
@@ -331,9 +334,24 @@ impl Engine for Uring {
         let result = match &mut self.runner {
             Runner::Files(files) => return files.push(core, &op, token),
             Runner::Ram(ram) => onspot::ram(*ram, &core.disk, core.bindings.memory(), &op),
-            Runner::Null => onspot::null(&core.disk, core.bindings.memory(), &op),
+            Runner::Null { zeroes } => {
+                onspot::null(*zeroes, &core.disk, core.bindings.memory(), &op)
+            }
         };
         core.done(token, result);
+    }
+
+    #[inline]
+    fn at_once(&mut self, op: &Op<'_>) -> bool {
+        let (disk, memory) = (&self.core.disk, self.core.bindings.memory());
+        // One that fails is pushed, and fails again where errors are told; twice does what once does.
+        let done = match &self.runner {
+            Runner::Files(_) => return false,
+            Runner::Ram(ram) => onspot::ram(*ram, disk, memory, op),
+            Runner::Null { zeroes } => onspot::null(*zeroes, disk, memory, op),
+        };
+        self.pushed += u64::from(done.is_ok());
+        done.is_ok()
     }
 
     #[inline]
@@ -367,7 +385,7 @@ impl Engine for Uring {
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
         let limit = match &mut self.runner {
             Runner::Files(files) => files.before_enter(&mut self.core),
-            Runner::Ram(_) | Runner::Null => None,
+            Runner::Ram(_) | Runner::Null { .. } => None,
         };
         self.watches.arm_wanted(&mut self.core.ring);
         self.bells.flush(&mut self.core.ring);
@@ -414,7 +432,7 @@ impl Engine for Uring {
     fn leg_stats(&self) -> Arc<[LegStats]> {
         match &self.runner {
             Runner::Files(files) => files.leg_stats(),
-            Runner::Ram(_) | Runner::Null => Arc::new([]),
+            Runner::Ram(_) | Runner::Null { .. } => Arc::new([]),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
 
@@ -9,7 +10,7 @@ use cleave_blk::Segment;
 use vm_memory::VolatileSlice;
 
 use crate::mapping::{Mapping, Origin};
-use crate::sigbus;
+use crate::{racy, sigbus};
 
 /// One region of a memory table, as the frontend describes it.
 #[derive(Debug)]
@@ -79,6 +80,24 @@ pub enum MapError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("guest memory is not mapped there")]
 pub struct Unmapped;
+
+/// One mapped byte of guest memory, to be written later.
+#[derive(Debug, Clone, Copy)]
+pub struct Spot<'a> {
+    host: *mut u8,
+    /// Keeps it mapped.
+    _memory: PhantomData<&'a Memory>,
+}
+
+impl Spot<'_> {
+    /// Stores the byte, released after all earlier writes.
+    #[inline]
+    pub fn store(self, byte: u8) {
+        // SAFETY: one mapped byte while the memory is borrowed; bytes are always aligned, and the guest's
+        // accesses to the same byte are outside the language.
+        unsafe { AtomicU8::from_ptr(self.host) }.store(byte, Ordering::Release);
+    }
+}
 
 /// One region, mapped.
 #[derive(Debug, Clone)]
@@ -281,14 +300,27 @@ impl Memory {
         Ok(done)
     }
 
-    /// Stores one byte (a status), released after all earlier writes.
+    /// The byte at `addr`; `None` where it is not mapped.
     #[inline]
-    pub fn store_byte(&self, addr: u64, byte: u8) -> Result<(), Unmapped> {
-        let host = self.host_range(addr, 1).ok_or(Unmapped)?;
-        // SAFETY: one mapped byte while `self` lives; bytes are always aligned, and the guest's
-        // accesses to the same byte are outside the language.
-        unsafe { AtomicU8::from_ptr(host) }.store(byte, Ordering::Release);
-        Ok(())
+    pub fn spot(&self, addr: u64) -> Option<Spot<'_>> {
+        let host = self.host_range(addr, 1)?;
+        Some(Spot {
+            host,
+            _memory: PhantomData,
+        })
+    }
+
+    /// The first 16 bytes of the stream `segments`, copied once; `None` where they do not lie in one
+    /// piece. The short way of what `copy_in` does.
+    #[inline]
+    pub fn copy_16(&self, segments: &[Segment]) -> Option<[u8; 16]> {
+        let first = segments.first().filter(|first| first.len >= 16)?;
+        let host = self.host_range(first.addr, 16)?;
+        // SAFETY: `host_range` vouches for 16 mapped bytes while `self` lives.
+        let copy = unsafe { racy::bytes_16(host) };
+        // As in `copy_in`: judged is the copy.
+        compiler_fence(Ordering::SeqCst);
+        (!self.is_lost()).then_some(copy)
     }
 
     /// Whether all `len` bytes at `addr` are mapped. A segment without bytes is, wherever it lies.
@@ -514,9 +546,29 @@ mod tests {
             Ok(2),
             "the rest is not looked at"
         );
-        assert_eq!(memory.store_byte(0xfff, 7), Ok(()));
+        memory.spot(0xfff).unwrap().store(7);
         assert_eq!(read::<1>(&memory, 0xfff), [7]);
-        assert_eq!(memory.store_byte(0x1000, 7), Err(Unmapped));
+        assert!(memory.spot(0x1000).is_none());
+    }
+
+    #[test]
+    fn sixteen_bytes_are_copied_where_they_lie_in_one_piece() {
+        let memory = memory(0x1000);
+        write(&memory, 0xff0, b"0123456789abcdef");
+        let whole = memory.copy_16(&[segment(0xff0, 16), segment(0x5000, 1)]);
+        assert_eq!(whole.as_ref(), Some(b"0123456789abcdef"));
+        assert_eq!(
+            memory.copy_16(&[segment(0xfef, 17)]).map(|b| b[1]),
+            Some(b'0')
+        );
+        for scattered in [
+            &[segment(0xff0, 8), segment(0xff8, 8)][..],
+            &[segment(0xff1, 16)],
+            &[segment(u64::MAX - 4, 16)],
+            &[],
+        ] {
+            assert_eq!(memory.copy_16(scattered), None, "{scattered:?}");
+        }
     }
 
     #[test]
@@ -647,7 +699,8 @@ mod tests {
             assert_eq!(out, [0; 4], "zeroes in place of the page");
             assert!(memory.is_lost());
             assert_eq!(memory.copy_out(&[segment(0x8000, 1)], &[1]), Err(Unmapped));
-            assert_eq!(memory.store_byte(0x9000, 1), Err(Unmapped));
+            assert!(memory.spot(0x9000).is_none());
+            assert_eq!(memory.copy_16(&[segment(0x9000, 16)]), None);
             assert!(!memory.covers(segment(0, 1)));
             assert!(!other.is_lost(), "the memory of others is theirs");
             write(&other, 0, b"fine");

@@ -24,6 +24,21 @@ pub(crate) unsafe fn descriptor(at: *const u8) -> Descriptor {
     Descriptor::from_words(u64::from_le(addr.0), u64::from_le(rest.0))
 }
 
+/// Copies 16 bytes once.
+///
+/// # Safety
+/// 16 bytes at `at` must be mapped, at any alignment.
+#[inline]
+pub(crate) unsafe fn bytes_16(at: *const u8) -> [u8; 16] {
+    let words = at.cast::<Unaligned>();
+    // SAFETY: mapped by the caller's promise; the type has no alignment and no invalid values.
+    let (low, high) = unsafe { (words.read_volatile(), words.add(1).read_volatile()) };
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&low.0.to_ne_bytes());
+    bytes[8..].copy_from_slice(&high.0.to_ne_bytes());
+    bytes
+}
+
 /// Reads a `u16`.
 ///
 /// # Safety
@@ -82,6 +97,20 @@ pub(crate) fn prefetch(at: *const u8) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a hint; it neither faults nor reads in the sense of the language.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Asks for the cache line at `at` for writing, so that it moves here once instead of twice; any address
+/// is allowed.
+#[inline]
+pub(crate) fn prefetch_to_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that neither faults nor reads in the sense of the language; processors that lack it
+    // take it for a no-operation.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;

@@ -83,6 +83,8 @@ const USED_ENTRY_BYTES: usize = 8;
 /// How many entries ahead a descriptor is asked for: far enough for a line to come from another
 /// core while two chains are parsed, near enough to be still cached.
 const PREFETCH_ENTRIES: u16 = 3;
+/// How many entries ahead a chain's first bytes are asked for.
+const HEADERS_AHEAD: u16 = 1;
 
 /// The three parts on the host.
 #[derive(Debug, Clone, Copy)]
@@ -135,6 +137,8 @@ pub struct Vring {
     event_idx: bool,
     /// The guest was told that kicks are not needed (only without EVENT_IDX).
     disarmed: bool,
+    /// Entry whose arrival the guest was last asked to kick for (EVENT_IDX).
+    armed_at: u16,
     /// Entries up to here were taken.
     next_avail: u16,
     /// Available index when last looked at.
@@ -179,6 +183,7 @@ impl Vring {
             mask: layout.size - 1,
             event_idx: features & feature::EVENT_IDX != 0,
             disarmed: true,
+            armed_at: base,
             next_avail: base,
             seen_avail: base,
             next_used: used,
@@ -199,6 +204,14 @@ impl Vring {
         self.parts = Parts::find(&memory, self.layout)?;
         self.memory = memory;
         Ok(())
+    }
+
+    /// The available index as it was when the ring was last looked at (changed, there was something new),
+    /// and how many of the chains seen then have not been taken: the next look is when there are none.
+    #[inline]
+    pub fn seen(&self) -> (u16, u16) {
+        let left = self.seen_avail.wrapping_sub(self.next_avail);
+        (self.seen_avail, left)
     }
 
     /// Entries.
@@ -223,6 +236,7 @@ impl Vring {
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         self.outstanding = self.outstanding.saturating_add(1);
+        self.look_ahead(self.next_avail.wrapping_add(HEADERS_AHEAD - 1));
         self.prefetch_at(self.next_avail.wrapping_add(PREFETCH_ENTRIES - 1));
         // SAFETY: the table lies wholly in memory that we hold.
         let table = unsafe { Table::direct(&self.memory, self.parts.desc, size) };
@@ -260,6 +274,23 @@ impl Vring {
             let head = self.head_at(position) & self.mask;
             let offset_bytes = usize::from(head) * DESCRIPTOR_BYTES as usize;
             racy::prefetch(self.parts.desc.wrapping_add(offset_bytes));
+        }
+    }
+
+    /// Asks for what the first descriptor of an available entry names: the header, which the driver has
+    /// just written and beside which drivers keep the status byte, or a table of descriptors. A hint,
+    /// whatever the guest does to the descriptor meanwhile.
+    #[inline]
+    fn look_ahead(&self, position: u16) {
+        let ahead = position.wrapping_sub(self.next_avail);
+        if ahead < self.seen_avail.wrapping_sub(self.next_avail) {
+            let head = self.head_at(position) & self.mask;
+            let offset_bytes = usize::from(head) * DESCRIPTOR_BYTES as usize;
+            // SAFETY: masked to an entry of the table, which lies wholly in memory that we hold.
+            let first = unsafe { racy::descriptor(self.parts.desc.add(offset_bytes)) };
+            if let Some(host) = self.memory.host_range(first.addr(), 16) {
+                racy::prefetch_to_write(host);
+            }
         }
     }
 
@@ -336,9 +367,7 @@ impl Vring {
 
     fn want_kicks(&mut self) {
         if self.event_idx {
-            let event_offset = ENTRIES_OFFSET + USED_ENTRY_BYTES * usize::from(self.layout.size);
-            // SAFETY: `avail_event`, the last field of the used ring, mapped and even.
-            unsafe { racy::write_u16(self.parts.used.add(event_offset), self.next_avail) };
+            self.set_avail_event(self.next_avail);
         }
         if self.disarmed {
             self.set_used_flags(0);
@@ -346,14 +375,26 @@ impl Vring {
         }
     }
 
-    /// Tells the guest that kicks are not needed (a hint; with EVENT_IDX leaving the event index
-    /// behind is enough, so that costs nothing).
+    /// Tells the guest that kicks are not needed (a hint). With EVENT_IDX it is enough that the event
+    /// index stays behind, which it does once an entry was taken; only where none was since the vring was
+    /// armed it is put behind, where it is not met before the index has gone all the way round.
     #[inline]
     pub fn disarm(&mut self) {
-        if !self.event_idx && !self.disarmed {
+        if self.event_idx {
+            if self.armed_at == self.next_avail {
+                self.set_avail_event(self.next_avail.wrapping_sub(1));
+            }
+        } else if !self.disarmed {
             self.set_used_flags(USED_NO_NOTIFY);
             self.disarmed = true;
         }
+    }
+
+    fn set_avail_event(&mut self, position: u16) {
+        let event_offset = ENTRIES_OFFSET + USED_ENTRY_BYTES * usize::from(self.layout.size);
+        // SAFETY: `avail_event`, the last field of the used ring, mapped and even.
+        unsafe { racy::write_u16(self.parts.used.add(event_offset), position) };
+        self.armed_at = position;
     }
 
     fn set_used_flags(&mut self, flags: u16) {
@@ -550,6 +591,9 @@ mod tests {
             assert!(!vring.has_work() && !vring.arm());
             if features != 0 {
                 assert_eq!(driver.avail_event().load(SeqCst), 8);
+                vring.disarm();
+                // The next entry is 8, which would have been kicked for.
+                assert_eq!(driver.avail_event().load(SeqCst), 7);
             }
         }
     }

@@ -44,6 +44,11 @@ impl Descriptor {
         }
     }
 
+    #[inline]
+    pub(crate) fn addr(self) -> u64 {
+        self.addr
+    }
+
     fn segment(self) -> Segment {
         Segment {
             addr: self.addr,

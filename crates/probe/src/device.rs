@@ -98,7 +98,7 @@ fn kind(store: &Store) -> &'static str {
             FileKind::BlockDevice => "device",
         },
         Store::Ram(_) => "ram",
-        Store::Null => "null",
+        Store::Null { .. } => "null",
         Store::Model { .. } => "model",
     }
 }

@@ -139,7 +139,7 @@ pub fn run(
             let make = |memory, ops| Model::new(for_disk, memory, ops, 0, 0);
             run_with(make, disk, source, stop, report)
         }
-        Store::File { .. } | Store::Ram(_) | Store::Null => {
+        Store::File { .. } | Store::Ram(_) | Store::Null { .. } => {
             let make = |memory, ops| Uring::new(for_disk, memory, ops, 0, 0);
             run_with(make, disk, source, stop, report)
         }

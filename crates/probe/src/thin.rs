@@ -37,7 +37,7 @@ pub fn stored(disk: &Disk) -> Extent {
             ..
         } => map(file, leg_bytes),
         Store::File { .. } => Extent::Unknown,
-        Store::Ram(_) | Store::Null | Store::Model { .. } => Extent::Share(1.0),
+        Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => Extent::Share(1.0),
     });
     extents.fold(Extent::Share(1.0), |all, one| match (all, one) {
         (Extent::Share(a), Extent::Share(b)) => Extent::Share(a.min(b)),
@@ -55,7 +55,7 @@ pub fn holds_data(disk: &Disk) -> bool {
             ..
         } => !matches!(rustix::fs::seek(file, SeekFrom::Data(0)), Err(Errno::NXIO)),
         Store::File { .. } => true,
-        Store::Ram(_) | Store::Null | Store::Model { .. } => false,
+        Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => false,
     })
 }
 

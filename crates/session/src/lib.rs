@@ -17,6 +17,7 @@ mod legs;
 mod refusal;
 mod relay;
 mod state;
+mod view;
 mod vrings;
 mod wire;
 mod workers;
@@ -24,8 +25,8 @@ mod workers;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cleave_worker::Device;
@@ -37,6 +38,7 @@ use refusal::Refusal;
 use relay::{Relay, Served};
 use state::State;
 use vhost::vhost_user::message::FrontendReq;
+pub use view::{View, VringView};
 use wire::Message;
 
 /// A frontend that connects and says nothing is let go after this. Long, because an honest one can be
@@ -100,6 +102,8 @@ struct Shared {
     wake: OwnedFd,
     hang_up: AtomicBool,
     config_changed: AtomicBool,
+    /// As of the last message.
+    view: Mutex<View>,
 }
 
 impl Session {
@@ -115,6 +119,7 @@ impl Session {
             wake: bell()?,
             hang_up: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
+            view: Mutex::default(),
         });
         let state = State::new(device, &config, alarm.clone()).map_err(io::Error::other)?;
         let session = Session {
@@ -207,6 +212,9 @@ impl Session {
     fn serve(&mut self, message: Message) -> Result<(), Refusal> {
         let brings_channel = message.request() == Some(FrontendReq::SET_BACKEND_REQ_FD);
         let Served { reply, outcome } = filter::serve(&mut self.relay, message);
+        // Before the answer: who has it sees what it says.
+        let view = self.relay.state().view();
+        *self.shared.lock_view() = view;
         if brings_channel {
             self.line.probe()?;
         }
@@ -235,7 +243,18 @@ fn ending_of(refusal: Refusal) -> Ending {
     }
 }
 
+impl Shared {
+    fn lock_view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Remote {
+    /// What the frontend has agreed with the device by now.
+    pub fn view(&self) -> View {
+        self.shared.lock_view().clone()
+    }
+
     /// Ends the session: `run` drains and returns.
     pub fn hang_up(&self) {
         self.shared.hang_up.store(true, Ordering::Release);

@@ -79,6 +79,11 @@ impl State {
         self.features_told && self.took(VhostUserProtocolFeatures::REPLY_ACK)
     }
 
+    /// Protocol features that the frontend took.
+    pub(crate) fn protocol_bits(&self) -> u64 {
+        self.protocol.bits()
+    }
+
     fn took(&self, feature: VhostUserProtocolFeatures) -> bool {
         self.protocol.contains(feature)
     }

@@ -3,15 +3,17 @@
 use std::time::Instant;
 
 use cleave_blk::spec::{HEADER_BYTES, RANGE_BYTES};
-use cleave_blk::{Cut, Gate, Outcome, Plan, Request, Segment, Status, Verb};
+use cleave_blk::{Cut, Gate, Outcome, Plan, Request, Shape, Status, Verb};
 use cleave_engine::Engine;
-use cleave_guest::{Chain, Memory, Taken};
+use cleave_guest::{Chain, Memory, Spot, Taken};
 
 use crate::Device;
+use crate::flight::Flight;
 use crate::lane::Lane;
+use crate::record::{Laps, Recorder};
 use crate::slots::Timing;
 use crate::splitter::{Direction, Load, SPLIT_MIN_BYTES, Splitter};
-use crate::stats::{Stats, add};
+use crate::stats::{Stats, add, count};
 use crate::token::Token;
 
 /// What accepting needs beside the vring: all of it borrowed from the worker for one batch. What may
@@ -26,33 +28,78 @@ pub(crate) struct Acceptance<'a, E> {
     pub(crate) lane_number: u16,
     pub(crate) splitter: &'a mut Splitter,
     pub(crate) clock: Instant,
-    /// Requests in flight on all of the worker's vrings.
-    pub(crate) requests: &'a mut u32,
+    /// Of all the worker's vrings.
+    pub(crate) flight: &'a mut Flight,
+    /// Requests of this batch that were done on the spot.
+    pub(crate) ended: usize,
+    pub(crate) laps: &'a mut Laps,
+    /// Requests are looked at closely for the record: in this lap, or the next read.
+    pub(crate) watched: bool,
+    pub(crate) run: Run,
+}
+
+/// Requests alike that were done on the spot one after the other, and are counted together.
+#[derive(Debug)]
+pub(crate) struct Run {
+    verb: Verb,
+    len_bytes: u64,
+    n: u32,
+}
+
+impl Run {
+    pub(crate) const NONE: Run = Run {
+        verb: Verb::Flush,
+        len_bytes: 0,
+        n: 0,
+    };
+
+    /// Counts them. Before the guest is shown any of them: who has seen its requests end may ask
+    /// how many there were.
+    #[inline]
+    pub(crate) fn count(&mut self, stats: &Stats, record: &mut Recorder) {
+        if self.n > 0 {
+            count(stats, self.verb, self.len_bytes, self.n);
+            record.at_once(self.verb, self.len_bytes, self.n);
+            self.n = 0;
+        }
+    }
 }
 
 impl<E: Engine> Acceptance<'_, E> {
     /// Serves one chain as far as it goes without waiting. The head is free and there is room for a
     /// whole request.
     pub(crate) fn begin(&mut self, lane: &mut Lane, taken: Taken, chain: &mut Chain) {
-        let status_addr = chain
+        if self.watched && self.laps.is_timed() {
+            self.laps.taking();
+        }
+        let status = chain
             .status_addr()
-            .filter(|&addr| self.memory.covers(Segment { addr, len: 1 }));
-        let Some(status_addr) = status_addr else {
+            .and_then(|addr| Some((addr, self.memory.spot(addr)?)));
+        let Some((status_addr, spot)) = status else {
             // Nowhere to say what is wrong; the chain still goes back.
             add(&self.stats.broken, 1);
+            lane.record.broken();
             return lane.push_used(taken.head, 0);
         };
         match self.parse(lane, taken, chain) {
             Ok(request) if request.verb == Verb::GetId => {
-                let outcome = self.identify(&request, chain);
-                lane.push_used(taken.head, answer(self.memory, status_addr, outcome));
+                let outcome = self.identify(lane, &request, chain);
+                lane.push_used(taken.head, tell(self.memory, spot, outcome));
             }
-            Ok(request) => self.push(lane, taken.head, &request, status_addr, chain),
+            Ok(request) => {
+                let pushed = self.push(lane, taken.head, &request, status_addr, chain);
+                if pushed == Pushed::Ended {
+                    self.ended += 1;
+                    let outcome = Outcome::ended(&request, Ok(()));
+                    lane.push_used(taken.head, tell(self.memory, spot, outcome));
+                }
+            }
             Err(status) => {
                 add(&self.stats.refused, 1);
+                lane.record.refused(status);
                 lane.push_used(
                     taken.head,
-                    answer(self.memory, status_addr, Outcome::refused(status)),
+                    tell(self.memory, spot, Outcome::refused(status)),
                 );
             }
         }
@@ -64,24 +111,29 @@ impl<E: Engine> Acceptance<'_, E> {
             return Err(Status::IoErr);
         }
         let shape = chain.shape();
+        let ranged = shape.readable_bytes == (HEADER_BYTES + RANGE_BYTES) as u64;
+        if !ranged && let Some(header) = self.memory.copy_16(chain.readable()) {
+            return self.judge(lane, &header, shape);
+        }
         let mut head = [0; HEADER_BYTES + RANGE_BYTES];
         // A range follows the header only where nothing else does; the data of a write stays alone.
-        let head_bytes = if shape.readable_bytes == head.len() as u64 {
-            head.len()
-        } else {
-            HEADER_BYTES
-        };
+        let head_bytes = if ranged { head.len() } else { HEADER_BYTES };
         let head = head.get_mut(..head_bytes).unwrap_or_default();
         let copied = self
             .memory
             .copy_in(chain.readable(), head)
             .map_err(|_| Status::IoErr)?;
+        self.judge(lane, head.get(..copied).unwrap_or_default(), shape)
+    }
+
+    // See `Request::parse`.
+    #[inline(always)]
+    fn judge(&self, lane: &Lane, head: &[u8], shape: Shape) -> Result<Request, Status> {
         let gate = Gate {
             limits: self.device.disk.limits(),
             capacity_bytes: self.device.disk.capacity_bytes(),
             features: lane.features,
         };
-        let head = head.get(..copied).unwrap_or_default();
         let request = Request::parse(head, shape, gate)?;
         // Longer than the guest was told; its ops would not fit the engine.
         match self.device.cut(lane.features).takes(&request) {
@@ -90,18 +142,34 @@ impl<E: Engine> Acceptance<'_, E> {
         }
     }
 
-    fn identify(&self, request: &Request, chain: &mut Chain) -> Outcome {
+    fn identify(&mut self, lane: &mut Lane, request: &Request, chain: &mut Chain) -> Outcome {
         let len = request.len_bytes as usize;
         let answer = self.device.serial.get(..len).unwrap_or(&self.device.serial);
         match self.memory.copy_out(chain.data_in(), answer) {
             Ok(_) => {
                 add(&self.stats.others, 1);
+                lane.record.at_once(request.verb, request.len_bytes, 1);
                 Outcome::ended(request, Ok(()))
             }
-            Err(_) => Outcome::refused(Status::IoErr),
+            Err(_) => {
+                lane.record.refused(Status::IoErr);
+                Outcome::refused(Status::IoErr)
+            }
         }
     }
 
+    /// A request was done on the spot.
+    #[inline]
+    fn ended(&mut self, lane: &mut Lane, request: &Request) {
+        let run = &mut self.run;
+        if run.verb != request.verb || run.len_bytes != request.len_bytes {
+            run.count(self.stats, &mut lane.record);
+            (run.verb, run.len_bytes) = (request.verb, request.len_bytes);
+        }
+        run.n += 1;
+    }
+
+    /// Hands a request to the engine, or has it done on the spot.
     #[inline]
     fn push(
         &mut self,
@@ -110,41 +178,68 @@ impl<E: Engine> Acceptance<'_, E> {
         request: &Request,
         status_addr: u64,
         chain: &mut Chain,
-    ) {
+    ) -> Pushed {
         let data = match request.verb {
             Verb::Read => chain.data_in(),
             Verb::Write => chain.data_out(HEADER_BYTES as u64),
             _ => &[],
         };
-        let mut ops = 0;
         let timing = self.split(request);
         let cut = Cut {
             chunk_bytes: timing.and_then(|timing| timing.choice.chunk_bytes),
             ..self.device.cut(lane.features)
         };
-        for op in Plan::new(request, data, &cut) {
-            let token = Token {
-                lane: self.lane_number,
-                head,
-                op: ops,
-            };
-            self.engine.push(op, token.to_bits());
-            ops += 1;
+        let whole = Plan::whole(request, data, &cut);
+        if self.watched {
+            lane.record.planned(request, self.laps);
         }
-        if ops == 0 {
+        // What the splitter wants to hear of goes the long way.
+        if timing.is_none()
+            && let Some(op) = &whole
+            && self.engine.at_once(op)
+        {
+            if self.watched {
+                lane.record.watch(request, data, self.memory, self.laps);
+            }
+            self.ended(lane, request);
+            return Pushed::Ended;
+        }
+        let mut token = Token {
+            lane: self.lane_number,
+            head,
+            op: 0,
+        };
+        let mut push = |op| {
+            self.engine.push(op, token.to_bits());
+            token.op += 1;
+        };
+        match whole {
+            Some(op) => push(op),
+            None => Plan::new(request, data, &cut).for_each(push),
+        }
+        if token.op == 0 {
             // No bytes asked for: done without the store.
             add(&self.stats.others, 1);
-            return lane.push_used(
-                head,
-                answer(self.memory, status_addr, Outcome::ended(request, Ok(()))),
-            );
+            lane.record.at_once(request.verb, 0, 1);
+            return Pushed::Ended;
         }
         let changes = !matches!(request.verb, Verb::Read | Verb::Flush);
         let cached = changes && !cut.durable;
-        *self.requests += 1;
+        self.flight.begun(request.verb, request.len_bytes);
         lane.slots
-            .fill(head, *request, status_addr, ops, cached, timing);
+            .fill(head, *request, status_addr, token.op, cached, timing);
+        lane.record.began(head, request, data, self.laps);
+        Pushed::UnderWay
     }
+}
+
+/// What became of a request on its way to the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pushed {
+    /// Its slot waits for its ops.
+    UnderWay,
+    /// Done well already, and counted.
+    Ended,
 }
 
 impl<E: Engine> Acceptance<'_, E> {
@@ -165,7 +260,7 @@ impl<E: Engine> Acceptance<'_, E> {
 
     fn split_large(&mut self, direction: Direction, len_bytes: u64) -> Option<Timing> {
         let load = Load {
-            requests: *self.requests,
+            requests: self.flight.requests(),
             ops: u32::try_from(self.engine.in_flight()).unwrap_or(u32::MAX),
         };
         let start_ns = nanoseconds(self.clock);
@@ -179,12 +274,22 @@ pub(crate) fn nanoseconds(clock: Instant) -> u64 {
     u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Stores the status and tells the used length. A status that lies outside memory by now (its
-/// region was removed meanwhile) leaves nothing written that could be vouched for.
+/// As [`tell`]; nothing is written where the byte lies outside memory by now (its region was removed
+/// meanwhile).
 #[inline]
 pub(crate) fn answer(memory: &Memory, status_addr: u64, outcome: Outcome) -> u32 {
-    match memory.store_byte(status_addr, outcome.status as u8) {
-        Ok(()) => outcome.used_bytes,
-        Err(_) => 0,
+    memory
+        .spot(status_addr)
+        .map_or(0, |spot| tell(memory, spot, outcome))
+}
+
+/// Stores the status and tells the used length. In a memory that is lost nothing is written that
+/// could be vouched for.
+#[inline]
+fn tell(memory: &Memory, spot: Spot<'_>, outcome: Outcome) -> u32 {
+    if memory.is_lost() {
+        return 0;
     }
+    spot.store(outcome.status as u8);
+    outcome.used_bytes
 }

@@ -1,35 +1,28 @@
 //! What all workers of a device share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cleave_blk::Cut;
 use cleave_blk::SPLIT_OPS_MAX;
 use cleave_blk::spec::{ID_BYTES, feature};
 use cleave_disk::Disk;
 
-use crate::{Split, Splitter, Totals};
+use crate::accept::nanoseconds;
+use crate::policy::Budget;
+use crate::record::{Recording, Records};
+use crate::registry::Registry;
+use crate::splitter::SplitState;
+use crate::{LegTotals, Split, Splitter, Stats, Totals, Tuning};
 
-/// How a worker learns of completions and kicks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Completion {
-    /// Sleeps until there is something to do.
-    Interrupt,
-    /// Never sleeps while it has a vring to serve.
-    Poll,
-}
-
-/// How workers run.
+/// How workers run, from their start to their end. What may change meanwhile is the [`Tuning`].
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
-    /// Interrupt or poll.
-    pub completion: Completion,
     /// CPUs that workers are pinned to, round robin; empty: not pinned.
     pub cpus: Vec<usize>,
     /// Most ops in flight per worker.
     pub ops: u16,
-    /// How large requests are split.
-    pub split: Split,
 }
 
 /// One disk as the guest sees it.
@@ -47,6 +40,14 @@ pub struct Device {
     pub served: Served,
     /// What workers that have ended had learnt about splitting, for those that follow.
     pub learnt: Learnt,
+    /// What its vrings did, and how long it took.
+    pub records: Records,
+    pub(crate) registry: Registry,
+    pub(crate) budget: Budget,
+    /// What a wake-up takes on this host; 0: not measured yet.
+    pub(crate) wake_ns: AtomicU64,
+    /// The clock that its workers share begins here.
+    pub(crate) began: Instant,
 }
 
 /// Splitters of workers that have ended. Locked at a worker's start and end only.
@@ -54,9 +55,17 @@ pub struct Device {
 pub struct Learnt(Mutex<Vec<Splitter>>);
 
 impl Learnt {
-    /// One that has learnt something, where there is one.
-    pub(crate) fn take(&self) -> Option<Splitter> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    /// One that has learnt something from this start, where there is one. Those that started from
+    /// something else are of no use any more.
+    pub(crate) fn take(&self, split: &Split) -> Option<Splitter> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|splitter| splitter.split() == split);
+        kept.pop()
+    }
+
+    fn states(&self) -> Vec<Vec<SplitState>> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter().map(Splitter::states).collect()
     }
 
     /// Keeps one for a worker to come. There are never more than workers at one time.
@@ -86,12 +95,87 @@ impl Served {
 }
 
 impl Device {
+    /// A disk that no worker serves yet. `writeback`: the cache mode that the guest finds.
+    pub fn new(
+        disk: Arc<Disk>,
+        serial: [u8; ID_BYTES],
+        writeback: bool,
+        config: WorkerConfig,
+        tuning: Tuning,
+    ) -> Device {
+        Device {
+            disk,
+            serial,
+            writeback: AtomicBool::new(writeback),
+            config,
+            served: Served::default(),
+            learnt: Learnt::default(),
+            records: Records::new(Recording::On),
+            registry: Registry::new(tuning),
+            budget: Budget::default(),
+            wake_ns: AtomicU64::new(0),
+            began: Instant::now(),
+        }
+    }
+
+    /// The same, recording or not.
+    pub fn recording(mut self, recording: Recording) -> Device {
+        self.records = Records::new(recording);
+        self
+    }
+
+    /// The time that records are told in: since this device was made.
+    pub fn now_ns(&self) -> u64 {
+        nanoseconds(self.began)
+    }
+
+    /// The tuning in force.
+    pub fn tuning(&self) -> Arc<Tuning> {
+        self.registry.tuning()
+    }
+
+    /// Changes the tuning, of the workers that run (which wake for it) and of those to come.
+    pub fn tune(&self, tuning: Tuning) {
+        self.registry.tune(tuning);
+    }
+
+    /// Counters of the workers that run now.
+    pub fn workers(&self) -> Vec<Arc<Stats>> {
+        self.registry.live()
+    }
+
+    /// Counters of all workers that ever ran, summed: never less than before.
+    pub fn totals(&self) -> Totals {
+        self.registry.totals()
+    }
+
+    /// What each leg of a stripe did, over all workers that ever ran; empty where the disk has one leg.
+    pub fn leg_totals(&self) -> Vec<LegTotals> {
+        self.registry.leg_totals()
+    }
+
+    /// What the splitter of each worker does now; with none running, what the last ones left.
+    pub fn split_states(&self) -> Vec<Vec<SplitState>> {
+        let boards = self.registry.boards();
+        if boards.is_empty() {
+            return self.learnt.states();
+        }
+        boards.iter().map(|board| board.read()).collect()
+    }
+
+    /// How long its workers may spin now, should it all be in vain, and how long at most.
+    pub fn spin_left(&self) -> (Duration, Duration) {
+        let tuning = self.tuning();
+        let left_ns = self.budget.left_ns(nanoseconds(self.began), &tuning);
+        let size_ns = Budget::size_ns(&tuning);
+        (Duration::from_nanos(left_ns), Duration::from_nanos(size_ns))
+    }
+
     /// Most ops of a request, split by choice or not.
-    pub(crate) fn ops_max(&self) -> usize {
-        let by_choice = if self.config.split == Split::Off {
-            0
-        } else {
-            SPLIT_OPS_MAX
+    pub(crate) fn ops_max(&self, split: &Split) -> usize {
+        let by_choice = match split {
+            Split::Off => 0,
+            Split::Fixed(_) | Split::Auto(_) => SPLIT_OPS_MAX,
         };
         self.cut(0).ops_max().max(by_choice)
     }

@@ -70,7 +70,9 @@ impl Handle {
             };
             match start.device.disk.store() {
                 Store::Model { .. } => start.run(Model::new, made),
-                Store::File { .. } | Store::Ram(_) | Store::Null => start.run(Uring::new, made),
+                Store::File { .. } | Store::Ram(_) | Store::Null { .. } => {
+                    start.run(Uring::new, made)
+                }
             }
         })?;
         let gone = || SpawnError::Thread(std::io::Error::other("the worker ended at once"));
@@ -168,6 +170,7 @@ impl Start {
 /// and no other: the alarm tells the session, and dropping the worker drains its engine.
 fn turn<E: Engine>(mut worker: Worker<E>, alarm: &OwnedFd) {
     let ended = catch_unwind(AssertUnwindSafe(|| {
+        worker.calibrate()?;
         loop {
             match worker.lap() {
                 Ok(Lap::Again) => {}

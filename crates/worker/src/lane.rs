@@ -4,7 +4,10 @@ use std::sync::mpsc::SyncSender;
 
 use cleave_guest::Vring;
 
+use crate::Completion;
 use crate::command::VringStart;
+use crate::policy::Caller;
+use crate::record::Recorder;
 use crate::slots::Slots;
 
 /// Where a vring is in its life with a worker.
@@ -28,26 +31,74 @@ pub(crate) struct Lane {
     pub(crate) slots: Slots,
     pub(crate) features: u64,
     pub(crate) has_kick: bool,
+    pub(crate) has_call: bool,
+    /// How it is waited for.
+    pub(crate) completion: Completion,
     pub(crate) state: State,
     /// Entries were pushed since the last publish.
     pub(crate) dirty: bool,
+    /// How many.
+    pub(crate) pushed: u32,
+    pub(crate) caller: Caller,
+    pub(crate) record: Recorder,
+    drowse: Drowse,
+}
+
+/// Requests done on the spot before the guest is shown them, so that it works on them while we work on
+/// the next ones: few for one that has to be woken for them, or it is still waking up when we have run
+/// out of work; more for one that is awake, since showing costs both sides. (A lap that pushes ops
+/// is not cut short: one system call submits them all.)
+const AT_ONCE_ASLEEP: usize = 4;
+const AT_ONCE_AWAKE: usize = 16;
+/// Publishes without a call that tell a guest which stays awake from one that nods off now and then.
+const DROWSY_PUBLISHES: u8 = 64;
+
+/// Whether the guest had to be woken lately.
+#[derive(Debug, Default)]
+struct Drowse {
+    /// Publishes until it counts as awake.
+    left: u8,
+}
+
+impl Drowse {
+    #[inline]
+    fn published(&mut self, call: bool) {
+        self.left = match call {
+            true => DROWSY_PUBLISHES,
+            false => self.left.saturating_sub(1),
+        };
+    }
+
+    #[inline]
+    fn at_once_max(&self) -> usize {
+        match self.left {
+            0 => AT_ONCE_AWAKE,
+            _ => AT_ONCE_ASLEEP,
+        }
+    }
 }
 
 impl Lane {
-    /// Takes a vring over; its descriptors have gone to the engine.
-    pub(crate) fn new(start: VringStart) -> Lane {
+    /// Takes a vring over; its descriptors go to the engine, and it then has what they are for.
+    pub(crate) fn new(start: VringStart, completion: Completion) -> Lane {
         Lane {
             index: start.index,
             slots: Slots::new(start.vring.size()),
             vring: start.vring,
             features: start.features,
-            has_kick: start.kick.is_some(),
+            has_kick: false,
+            has_call: false,
+            completion,
             state: if start.enabled {
                 State::Running
             } else {
                 State::Disabled
             },
             dirty: false,
+            record: Recorder::default(),
+            drowse: Drowse::default(),
+            pushed: 0,
+            caller: Caller::default(),
         }
     }
 
@@ -61,9 +112,43 @@ impl Lane {
         matches!(self.state, State::Stopping(_)) && self.slots.taken() == 0 && !self.dirty
     }
 
+    /// Most requests to do on the spot before the next publish.
+    #[inline]
+    pub(crate) fn at_once_max(&self) -> usize {
+        self.drowse.at_once_max()
+    }
+
+    /// Shows the guest what was pushed; whether it wants a call for that.
+    #[inline]
+    pub(crate) fn publish(&mut self) -> bool {
+        (self.dirty, self.pushed) = (false, 0);
+        let call = self.vring.publish();
+        self.drowse.published(call);
+        call
+    }
+
     #[inline]
     pub(crate) fn push_used(&mut self, head: u16, used_bytes: u32) {
         self.vring.push_used(head, used_bytes);
         self.dirty = true;
+        self.pushed += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_is_called_counts_as_asleep_for_a_while() {
+        let mut lane = Drowse::default();
+        assert_eq!(lane.at_once_max(), AT_ONCE_AWAKE);
+        lane.published(true);
+        for _ in 1..DROWSY_PUBLISHES {
+            lane.published(false);
+            assert_eq!(lane.at_once_max(), AT_ONCE_ASLEEP);
+        }
+        lane.published(false);
+        assert_eq!(lane.at_once_max(), AT_ONCE_AWAKE);
     }
 }

@@ -7,24 +7,33 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+#[doc(hidden)]
+pub mod bench;
 mod command;
 mod control;
 mod device;
+mod flight;
 mod handle;
 mod lane;
+mod neighbours;
 mod obey;
-mod pacer;
+mod pacing;
+mod policy;
+pub mod record;
+mod registry;
 mod slots;
 pub mod splitter;
 mod stats;
 mod token;
+mod tuning;
 mod worker;
 
 pub use cleave_engine::LegTotals;
 pub use command::{Commands, VringStart};
 pub use control::{Control, Pending};
-pub use device::{Completion, Device, Learnt, Served, WorkerConfig};
+pub use device::{Device, Learnt, Served, WorkerConfig};
 pub use handle::{Handle, SpawnError};
 pub use splitter::{Choice, Direction, Load, Prior, Split, Splitter};
-pub use stats::{Stats, Totals};
+pub use stats::{Mode, Stats, Totals};
+pub use tuning::{Coalesce, Completion, Tuning};
 pub use worker::{LANES_MAX, Lap, Worker};

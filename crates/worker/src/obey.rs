@@ -6,8 +6,11 @@ use std::sync::mpsc::{SyncSender, TryRecvError};
 use cleave_engine::Engine;
 use cleave_guest::Memory;
 
+use crate::Splitter;
 use crate::command::{Command, Signal, VringStart};
 use crate::lane::{Lane, State};
+use crate::record::Recorder;
+use crate::stats::add;
 use crate::worker::{LANES_MAX, Lap, Worker, call_bell, err_bell};
 
 /// Answers a command. Who no longer waits needs no answer.
@@ -38,6 +41,9 @@ impl<E: Engine> Worker<E> {
     /// Carries out commands and answers those that have become true.
     pub(crate) fn control(&mut self) -> Lap {
         self.busy_control = false;
+        if self.turn != self.device.registry.turn() {
+            self.retune();
+        }
         loop {
             match self.commands.queue.try_recv() {
                 Ok(command) => self.obey(command),
@@ -49,6 +55,7 @@ impl<E: Engine> Worker<E> {
             }
         }
         self.let_go_of_drained();
+        self.make_wish();
         if !self.binds.is_empty() && self.engine.is_settled() {
             self.binds.drain(..).for_each(|waiter| tell(&waiter, ()));
         }
@@ -86,6 +93,27 @@ impl<E: Engine> Worker<E> {
         }
     }
 
+    /// Takes the tuning over that control has put in force.
+    fn retune(&mut self) {
+        add(&self.stats.switches_tuned, 1);
+        // The number first: should it change meanwhile, there is another look.
+        self.turn = self.device.registry.turn();
+        let tuning = self.device.tuning();
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.completion = tuning.completion_of(lane.index);
+            if tuning.split != self.tuning.split {
+                lane.slots.forget_choices();
+            }
+        }
+        if tuning.split != self.tuning.split {
+            self.splitter = Splitter::new(tuning.split.clone());
+            let board = self.splitter.board();
+            self.device.registry.show(&self.stats, board);
+            self.ops_max = self.device.ops_max(&tuning.split);
+        }
+        self.tuning = tuning;
+    }
+
     fn start(&mut self, mut start: VringStart) {
         let free = self.lanes.iter().position(Option::is_none);
         let number = free.unwrap_or(self.lanes.len());
@@ -98,13 +126,16 @@ impl<E: Engine> Worker<E> {
             return;
         }
         let (kick, call, err) = (start.kick.take(), start.call.take(), start.err.take());
-        let has_kick = kick.is_some();
-        let mut lane = Lane::new(start);
-        lane.has_kick = has_kick;
+        let completion = self.tuning.completion_of(start.index);
+        let mut lane = Lane::new(start, completion);
+        let record = self.device.records.of(lane.index);
+        lane.record = Recorder::new(record, lane.vring.size());
         if free.is_none() {
             self.lanes.push(None);
         }
         self.lanes[number] = Some(lane);
+        // A vring starts armed.
+        self.armed = true;
         self.apply(number as u16, Signal::Kick(kick));
         self.apply(number as u16, Signal::Err(err));
         self.apply(number as u16, Signal::Call(call));
@@ -163,6 +194,9 @@ impl<E: Engine> Worker<E> {
                 }
             }
             Signal::Call(call) => {
+                if let Some(lane) = self.lanes[usize::from(number)].as_mut() {
+                    lane.has_call = call.is_some();
+                }
                 self.engine.set_bell(call_bell(number), call);
                 // The guest may have waited through a reconnect for a call that nobody sent.
                 self.engine.ring(call_bell(number));

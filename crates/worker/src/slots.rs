@@ -38,6 +38,15 @@ pub(crate) struct Ended {
     pub(crate) errno: Option<i32>,
 }
 
+impl Ended {
+    /// Whether it was cut into several ops by choice.
+    #[inline]
+    pub(crate) fn is_split(&self) -> bool {
+        let chunk = self.timing.and_then(|timing| timing.choice.chunk_bytes);
+        chunk.is_some_and(|chunk| u64::from(chunk.get()) < self.len_bytes)
+    }
+}
+
 /// What follows the end of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -76,6 +85,13 @@ impl Slots {
         self.table
             .get(usize::from(head))
             .is_none_or(Option::is_some)
+    }
+
+    /// Nothing more is learnt from the requests in flight: who chose for them is gone.
+    pub(crate) fn forget_choices(&mut self) {
+        for slot in self.table.iter_mut().flatten() {
+            slot.timing = None;
+        }
     }
 
     /// Keeps a request whose `ops` ops have been pushed. The head must be free.

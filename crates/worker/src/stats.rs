@@ -1,13 +1,40 @@
 //! Counters of one worker: written by it alone, read by anyone.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// What a worker does now when it finds nothing to do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// It sleeps: as told, or because nothing is expected soon.
+    #[default]
+    Sleeps,
+    /// It spins because it pays.
+    Spins,
+    /// It polls, as told, or because a guest never kicks.
+    Polls,
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Mode::Sleeps => "sleeps",
+            Mode::Spins => "spins",
+            Mode::Polls => "polls",
+        })
+    }
+}
+
+use cleave_blk::Verb;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
         /// Counters of one worker. Only the worker writes, with plain loads and stores.
         #[derive(Debug, Default)]
         #[repr(align(64))]
-        pub struct Stats { $($(#[$doc])* pub(crate) $name: AtomicU64),+ }
+        pub struct Stats {
+            $($(#[$doc])* pub(crate) $name: AtomicU64,)+
+            mode: AtomicU8,
+        }
 
         /// The values of [`Stats`] at one moment.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -17,6 +44,26 @@ macro_rules! counters {
             /// Reads all counters.
             pub fn totals(&self) -> Totals {
                 Totals { $($name: self.$name.load(Ordering::Relaxed)),+ }
+            }
+        }
+
+        impl Stats {
+            /// What the worker does now when it finds nothing to do.
+            pub fn mode(&self) -> Mode {
+                match self.mode.load(Ordering::Relaxed) {
+                    1 => Mode::Spins,
+                    2 => Mode::Polls,
+                    _ => Mode::Sleeps,
+                }
+            }
+
+            pub(crate) fn set_mode(&self, mode: Mode) {
+                let code = match mode {
+                    Mode::Sleeps => 0,
+                    Mode::Spins => 1,
+                    Mode::Polls => 2,
+                };
+                self.mode.store(code, Ordering::Relaxed);
             }
         }
 
@@ -49,6 +96,32 @@ counters! {
     laps,
     /// Calls to the guest.
     calls,
+    /// Published batches for which the guest wanted no call, or has no way to be called.
+    calls_suppressed,
+    /// Published batches whose call was held back and became one with a later one.
+    calls_coalesced,
+    /// Kicks from guests.
+    kicks,
+    /// Times that a worker slept with no end in sight.
+    sleeps,
+    /// Times that it slept until shortly before something was expected.
+    dozes,
+    /// Times that it came back from either.
+    wakeups,
+    /// Nanoseconds spun that ended with something to do.
+    spin_hit_ns,
+    /// Nanoseconds spun in vain.
+    spin_wasted_ns,
+    /// Times that a worker took to spinning because events came fast enough.
+    switches_fast,
+    /// Times that it left spinning because they came too slowly.
+    switches_slow,
+    /// Times that it left spinning because the budget was spent.
+    switches_budget,
+    /// Times that it left spinning because somebody else wanted its core.
+    switches_crowded,
+    /// Times that control changed how it waits.
+    switches_tuned,
     /// Vrings retired for a fault of the guest.
     retired,
 }
@@ -76,7 +149,32 @@ impl std::fmt::Display for Totals {
             f,
             " in {laps} laps with {calls} calls; {failed} failed, {refused} refused, {broken} broken"
         )?;
-        write!(f, ", {retired} vrings retired")
+        write!(f, ", {retired} vrings retired; ")?;
+        self.write_pacing(f)
+    }
+}
+
+impl Totals {
+    /// How it was waited.
+    fn write_pacing(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Totals {
+            sleeps,
+            dozes,
+            kicks,
+            switches_fast,
+            switches_slow,
+            switches_budget,
+            switches_crowded,
+            ..
+        } = self;
+        let spun_ms = (self.spin_hit_ns + self.spin_wasted_ns) / 1_000_000;
+        let wasted_ms = self.spin_wasted_ns / 1_000_000;
+        write!(
+            f,
+            "{kicks} kicks, slept {sleeps} times and dozed {dozes}, spun {spun_ms} ms, {wasted_ms} of \
+             them in vain; took to spinning {switches_fast} times, and left it {switches_slow} times for \
+             lack of requests, {switches_budget} of budget, {switches_crowded} of a core of its own"
+        )
     }
 }
 
@@ -87,4 +185,21 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
         counter.load(Ordering::Relaxed).wrapping_add(n),
         Ordering::Relaxed,
     );
+}
+
+/// Counts so many requests alike that have ended well.
+#[inline]
+pub(crate) fn count(stats: &Stats, verb: Verb, len_bytes: u64, n: u32) {
+    let (bytes, n) = (len_bytes.wrapping_mul(u64::from(n)), u64::from(n));
+    match verb {
+        Verb::Read => {
+            add(&stats.reads, n);
+            add(&stats.read_bytes, bytes);
+        }
+        Verb::Write => {
+            add(&stats.writes, n);
+            add(&stats.write_bytes, bytes);
+        }
+        _ => add(&stats.others, n),
+    }
 }

@@ -53,6 +53,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "cleave-blk",
             "cleave-client",
+            "cleave-disk",
             "cleave-engine",
             "cleave-guest",
             "cleave-worker",

@@ -187,6 +187,29 @@ fn each_verb_has_its_op() {
 }
 
 #[test]
+fn only_transfers_have_a_short_way() {
+    let whole = |verb, len| Plan::whole(&request(verb, 0, len), &[], &WHOLE).is_some();
+    for verb in [Verb::Read, Verb::Write] {
+        assert!(whole(verb, 512) && whole(verb, 1 << 30), "{verb:?}");
+        assert!(!whole(verb, 0) && !whole(verb, (1 << 30) + 512), "{verb:?}");
+    }
+    let unmap = true;
+    for verb in [
+        Verb::Flush,
+        Verb::Discard,
+        Verb::WriteZeroes { unmap },
+        Verb::GetId,
+    ] {
+        assert!(!whole(verb, 512), "{verb:?}");
+    }
+    let request = request(Verb::Write, 512, 4096);
+    let op = Plan::whole(&request, &[], &DURABLE).unwrap();
+    assert_eq!(op.kind, OpKind::Write { durable: true });
+    assert!(Plan::whole(&request, &[], &chunks(4096)).is_some());
+    assert!(Plan::whole(&request, &[], &chunks(2048)).is_none());
+}
+
+#[test]
 fn a_flush_is_one_op_and_never_again() {
     let data = [Segment {
         addr: 0x1000,
@@ -352,6 +375,20 @@ proptest! {
         prop_assert_eq!(next, offset + len);
         prop_assert_eq!(memory, flatten(&segments, 0, len));
         prop_assert!(count <= cut.ops_max());
+    }
+
+    /// The short way yields what the long way would, and is there for most.
+    #[test]
+    fn a_whole_op_is_the_plans_only_one(
+        (segments, offset, len) in layouts(), cut in any_cut(), write in any::<bool>(),
+    ) {
+        let verb = if write { Verb::Write } else { Verb::Read };
+        let request = request(verb, offset, len);
+        let ops: Vec<_> = Plan::new(&request, &segments, &cut).collect();
+        match Plan::whole(&request, &segments, &cut) {
+            Some(op) => prop_assert_eq!(ops, [op]),
+            None => prop_assert!(len == 0 || cut.stripe.is_some() || cut.chunk_bytes.is_some()),
+        }
     }
 
     /// Where a request is split by choice: as few ops as the chunk allows (one more where it begins

@@ -34,7 +34,10 @@ fn defaults_are_those_documented() {
         usize::from(got.session.workers_max),
         crate::cpus::count().min(64)
     );
-    assert_eq!(got.worker.completion, cleave_worker::Completion::Interrupt);
+    assert_eq!(
+        got.tuning,
+        cleave_worker::Tuning::new(cleave_worker::Split::Off)
+    );
     assert!(got.worker.cpus.is_empty());
     assert_eq!(got.open.direct, cleave_disk::Direct::Auto);
     assert_eq!(got.open.block_bytes, None);
@@ -62,9 +65,13 @@ fn every_option_reaches_the_service() {
     assert_eq!(with("--cpus 0").worker.cpus, [0]);
     assert_eq!(with("--cpus 0").session.workers_max, 1);
     assert_eq!(
-        with("--completion poll").worker.completion,
+        with("--completion poll").tuning.completion,
         cleave_worker::Completion::Poll
     );
+    assert_eq!(with("--spin-cpu-max 0").tuning.spin_cpu_max, 0);
+    assert_eq!(with("--spin-cpu-total 80").tuning.spin_cpu_total, Some(80));
+    let coalesce = with("--coalesce-us 30 --coalesce-max 8").tuning.coalesce;
+    assert_eq!((coalesce.us, coalesce.max), (30, 8));
     assert!(with("--once").once);
     assert_eq!(
         with("--log trace").log,

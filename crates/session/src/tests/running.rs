@@ -484,3 +484,55 @@ fn workers() -> Vec<String> {
     names.sort();
     names
 }
+
+#[test]
+fn a_tuning_reaches_a_worker_that_sleeps_and_one_that_works() {
+    use cleave_worker::{Coalesce, Mode};
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(0);
+    driver.request();
+    let device = frontend.device.clone();
+    let tuned = |completion| Tuning {
+        completion,
+        ..Tuning::new(Split::Off)
+    };
+    let until = Instant::now() + PATIENCE;
+    for (completion, mode) in [
+        (Completion::Poll, Mode::Polls),
+        (Completion::Interrupt, Mode::Sleeps),
+        (Completion::Poll, Mode::Polls),
+        (Completion::Adaptive, Mode::Sleeps),
+    ] {
+        device.tune(tuned(completion));
+        // Nobody kicks: the change alone wakes it.
+        while device.workers()[0].mode() != mode {
+            assert!(Instant::now() < until, "{completion} is not heard of");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let completions = [
+        Completion::Adaptive,
+        Completion::Poll,
+        Completion::Interrupt,
+    ];
+    for round in 0..300u32 {
+        device.tune(Tuning {
+            coalesce: Coalesce {
+                us: round % 2 * 50,
+                max: round % 4,
+            },
+            split: match round % 8 {
+                0..4 => Split::Off,
+                _ => Split::Fixed(std::num::NonZeroU32::new(4096).unwrap()),
+            },
+            ..tuned(completions[round as usize % 3])
+        });
+        driver.request();
+    }
+    let totals = device.totals();
+    assert_eq!(totals.reads, 301);
+    assert!(
+        totals.switches_tuned > 0 && totals.switches_tuned <= 304,
+        "{totals:?}"
+    );
+}

@@ -7,15 +7,18 @@
 //! better over enough samples; not splitting takes over when it is hardly worse. Nothing here reads
 //! a clock or draws from a global source: the same observations give the same decisions.
 
+mod board;
 mod cell;
 mod state;
 #[cfg(test)]
 mod tests;
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use cleave_blk::Limits;
 
+pub(crate) use board::Board;
 use cell::{Account, Cell, PASSED, Pick};
 pub use state::{Reason, SplitState};
 
@@ -140,6 +143,8 @@ pub struct Splitter {
     in_flight: u32,
     account: Account,
     updated_ns: u64,
+    /// What it does now, for others to read.
+    board: Arc<Board>,
 }
 
 impl Splitter {
@@ -151,12 +156,23 @@ impl Splitter {
         };
         Splitter {
             split,
+            board: Arc::new(Board::new(cells.len())),
             cells,
             mixed: 0,
             in_flight: 0,
             account: Account::default(),
             updated_ns: 0,
         }
+    }
+
+    /// Where it shows what it does now.
+    pub(crate) fn board(&self) -> Arc<Board> {
+        self.board.clone()
+    }
+
+    /// What it started from.
+    pub fn split(&self) -> &Split {
+        &self.split
     }
 
     /// Takes note of a request too small to be split.
@@ -198,6 +214,10 @@ impl Splitter {
         self.account.moved_kib += len_bytes as f64 / 1024.0;
         if let Some(cell) = self.cells.get_mut(usize::from(lesson.cell)) {
             cell.learn(usize::from(lesson.arm), len_bytes, latency_ns, self.account);
+            let number = usize::from(lesson.cell);
+            let (direction, class, load) = cell_of(number);
+            let state = cell.state(direction, SPLIT_MIN_BYTES << class, load);
+            self.board.write(number, &state);
         }
     }
 

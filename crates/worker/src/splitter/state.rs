@@ -19,6 +19,28 @@ pub enum Reason {
     NoGain,
 }
 
+impl Reason {
+    /// All of them, in order.
+    pub(super) const ALL: [Reason; 5] = [
+        Reason::Start,
+        Reason::Profile,
+        Reason::Trial,
+        Reason::Faster,
+        Reason::NoGain,
+    ];
+
+    /// One word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::Start => "start",
+            Reason::Profile => "profile",
+            Reason::Trial => "trial",
+            Reason::Faster => "faster",
+            Reason::NoGain => "no_gain",
+        }
+    }
+}
+
 /// One cell of a splitter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SplitState {

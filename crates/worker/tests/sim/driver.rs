@@ -155,6 +155,16 @@ impl Driver {
         Some(head)
     }
 
+    /// Whether the device asked to be kicked for the request just made (virtio 1.3 §2.7.13.4).
+    pub(crate) fn wants_kick(&self, event_idx: bool) -> bool {
+        if event_idx {
+            let event = u16::from_le_bytes(self.read(USED + 4 + 8 * u64::from(SIZE)));
+            event == self.avail.wrapping_sub(1)
+        } else {
+            u16::from_le_bytes(self.read(USED)) & 1 == 0
+        }
+    }
+
     /// Used entries since the last look. `room` tells how much data each head asked for.
     pub(crate) fn collect(&mut self, room: impl Fn(u16) -> u32) -> Vec<Answer> {
         let index = u16::from_le_bytes(self.read(USED + 2));

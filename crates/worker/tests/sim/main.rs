@@ -6,11 +6,12 @@
 
 mod batch;
 mod driver;
+mod wake;
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,9 +19,10 @@ use cleave_blk::spec::{feature, request_type, status};
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_engine::{Sim, SimConfig, SimStore};
 use cleave_guest::Vring;
+use cleave_worker::record::{ErrorKind, Kind, Stage, Way};
 use cleave_worker::{
-    Completion, Control, Device, Direction, Lap, Prior, Split, Stats, Totals, VringStart, Worker,
-    WorkerConfig,
+    Coalesce, Completion, Control, Device, Direction, Lap, Prior, Split, Stats, Totals, Tuning,
+    VringStart, Worker, WorkerConfig,
 };
 use driver::{Answer, Ask, DATA_MAX, Driver};
 use rustix::event::{EventfdFlags, eventfd};
@@ -116,19 +118,16 @@ fn striped_device() -> Arc<Device> {
 }
 
 fn device_of(disk: Disk, split: Split) -> Arc<Device> {
-    Arc::new(Device {
-        disk: Arc::new(disk),
-        serial: *b"simulated\0\0\0\0\0\0\0\0\0\0\0",
-        writeback: AtomicBool::new(true),
-        config: WorkerConfig {
-            completion: Completion::Poll,
-            cpus: Vec::new(),
-            ops: 64,
-            split,
-        },
-        served: cleave_worker::Served::default(),
-        learnt: cleave_worker::Learnt::default(),
-    })
+    let config = WorkerConfig {
+        cpus: Vec::new(),
+        ops: 64,
+    };
+    let tuning = Tuning {
+        completion: Completion::Poll,
+        ..Tuning::new(split)
+    };
+    let serial = *b"simulated\0\0\0\0\0\0\0\0\0\0\0";
+    Arc::new(Device::new(Arc::new(disk), serial, true, config, tuning))
 }
 
 impl Bench {
@@ -282,6 +281,9 @@ fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
     };
     let mut pending: HashMap<u16, Pending> = HashMap::new();
     for _ in 0..600 {
+        if random.below(50) == 0 {
+            retune(&bench.device, &mut random);
+        }
         for _ in 0..random.below(4) {
             submit(&mut bench, &mut random, &model, &mut pending);
         }
@@ -296,6 +298,7 @@ fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
         }
     }
     assert!(pending.is_empty(), "{} requests never ended", pending.len());
+    assert_recorded(&bench);
     // A power cut now: every sector holds a value that no acknowledged flush has ruled out.
     let store = bench.store.lock().unwrap();
     for (sector, maybe) in model.maybe.iter().enumerate() {
@@ -312,6 +315,72 @@ fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
             .any(|known| known.is_none_or(|known| known == bytes));
         assert!(fits, "sector {sector} would lose a flushed write");
     }
+}
+
+/// Control changes its mind under load.
+fn retune(device: &Device, random: &mut Random) {
+    let completion = [
+        Completion::Poll,
+        Completion::Adaptive,
+        Completion::Interrupt,
+    ];
+    let tuning = device.tuning();
+    device.tune(Tuning {
+        completion: completion[random.below(3) as usize],
+        spin_cpu_max: random.below(3) as u32 * 50,
+        coalesce: Coalesce {
+            us: random.below(2) as u32 * 30,
+            max: random.below(4) as u32,
+        },
+        ..(*tuning).clone()
+    });
+}
+
+/// The record of the vring says what the worker's own counters say.
+fn assert_recorded(bench: &Bench) {
+    let totals = bench.totals();
+    let records = bench.device.records.all();
+    let [record] = &records[..] else {
+        panic!("{} records", records.len());
+    };
+    let sum = |ways: &[Way], of: &dyn Fn(Kind) -> u64| -> u64 {
+        Kind::all()
+            .filter(|kind| ways.contains(&kind.way()))
+            .map(of)
+            .sum()
+    };
+    let requests = |kind| record.requests(kind);
+    let others = [Way::Flush, Way::Other];
+    assert_eq!(sum(&[Way::Read], &requests), totals.reads);
+    assert_eq!(sum(&[Way::Write], &requests), totals.writes);
+    assert_eq!(sum(&others, &requests), totals.others);
+    let bytes = |kind| record.bytes(kind);
+    assert_eq!(sum(&[Way::Read], &bytes), totals.read_bytes);
+    assert_eq!(sum(&[Way::Write], &bytes), totals.write_bytes);
+    // Nothing ends on the spot here, so each is timed.
+    let timed = |kind| record.times(Stage::Device, kind).count();
+    let moved = [Way::Read, Way::Write];
+    assert_eq!(sum(&moved, &timed), totals.reads + totals.writes);
+    let waited = |kind| record.times(Stage::Ring, kind).count();
+    // After a lap that only saw a part of a request end, it is not known.
+    let (waited, most) = (
+        sum(&moved, &waited),
+        totals.reads + totals.writes + totals.failed,
+    );
+    assert!(waited > most / 2 && waited <= most, "{waited} of {most}");
+    let errors: u64 = ErrorKind::ALL
+        .into_iter()
+        .map(|kind| record.errors(kind))
+        .sum();
+    assert_eq!(errors, totals.failed + totals.refused + totals.broken);
+    assert_eq!(
+        (record.calls(), record.kicks()),
+        (totals.calls, totals.kicks)
+    );
+    assert_eq!(record.calls_suppressed(), totals.calls_suppressed);
+    assert_eq!(record.in_flight(), (0, None));
+    let (sampled, zero) = record.zero_reads();
+    assert!(zero <= sampled && sampled <= totals.reads);
 }
 
 fn submit(

@@ -1,0 +1,108 @@
+//! The worker's own bookkeeping.
+#![allow(missing_docs)] // Criterion's macros make undocumented public items.
+#![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
+
+use std::hint::black_box;
+
+use cleave_benches::settings;
+use cleave_blk::{Request, Verb};
+use cleave_worker::bench::{InFlight, Pacing, Times};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+
+const VRING_SIZE: u16 = 256;
+
+/// Requests that begin and end, as many at once as there are in flight; the rate printed is of requests.
+fn slots(c: &mut Criterion) {
+    let request = Request {
+        verb: Verb::Read,
+        offset_bytes: 1 << 30,
+        len_bytes: 4096,
+    };
+    let mut group = c.benchmark_group("slots");
+    for (depth, ops) in [(1, 1), (32, 1), (256, 1), (32, 64)] {
+        let mut slots = InFlight::new(VRING_SIZE);
+        group.throughput(Throughput::Elements(u64::from(depth)));
+        let name = match ops {
+            1 => "whole".to_owned(),
+            ops => format!("in {ops} ops"),
+        };
+        group.bench_function(BenchmarkId::new(name, format!("depth {depth}")), |b| {
+            b.iter(|| {
+                for head in 0..depth {
+                    slots.begin(black_box(head), black_box(request), ops);
+                }
+                let ended = |head| {
+                    (0..ops)
+                        .filter(|op| slots.end(black_box(head), *op))
+                        .count()
+                };
+                let ended: usize = (0..depth).map(ended).sum();
+                assert_eq!(ended, usize::from(depth));
+            });
+        });
+    }
+    group.finish();
+}
+
+/// Requests that come one by one to an adaptive worker: a name, how many laps from one to the next, how long a lap
+/// takes, and whether the laps between are spun.
+const PACES: [(&str, u64, u64, bool); 3] = [
+    ("a request in every lap", 1, 500, true),
+    ("6 us apart, spun", 100, 60, true),
+    ("10 ms apart, slept", 2, 5_000_000, false),
+];
+
+/// The rate printed is of laps. The clock is made up, so that every run decides the same.
+fn pacer(c: &mut Criterion) {
+    let mut group = c.benchmark_group("pacer");
+    group.throughput(Throughput::Elements(1));
+    for (name, every, lap_ns, is_spun) in PACES {
+        let mut pacing = Pacing::new(10_000);
+        let mut lap = 0_u64;
+        let mut turn = || {
+            lap += 1;
+            pacing.lap(black_box(u32::from(lap.is_multiple_of(every))), lap_ns)
+        };
+        for _ in 0..100_000 {
+            turn();
+        }
+        let spun = (0..1000).filter(|_| turn()).count();
+        assert_eq!(
+            spun > 990,
+            is_spun,
+            "{name}: {spun} of 1000 laps without a sleep"
+        );
+        group.bench_function(name, |b| b.iter(&mut turn));
+    }
+    group.finish();
+}
+
+/// A time entered, beside the crate that our client keeps its times in; from 1 us to 1 ms in no order.
+fn histogram(c: &mut Criterion) {
+    let times: Vec<u64> = (1..=1024_u64)
+        .map(|n| 1000 + (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44))
+        .collect();
+    let mut group = c.benchmark_group("histogram");
+    group.throughput(Throughput::Elements(times.len() as u64));
+    let ours = Times::new();
+    group.bench_function("cleave", |b| {
+        b.iter(|| times.iter().for_each(|ns| ours.add(black_box(*ns))));
+    });
+    assert!(ours.count() > 0, "nothing was entered");
+    let mut theirs: hdrhistogram::Histogram<u64> = hdrhistogram::Histogram::new(2).unwrap();
+    group.bench_function("hdrhistogram", |b| {
+        b.iter(|| {
+            for ns in &times {
+                theirs.record(black_box(*ns)).unwrap();
+            }
+        });
+    });
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = settings();
+    targets = slots, pacer, histogram
+}
+criterion_main!(benches);

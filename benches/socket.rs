@@ -1,0 +1,68 @@
+//! End to end over a socket: the program `cleave serve` in a process of its own, driven by our client, on disks that
+//! take no time. What is timed goes on on two CPUs; where there are fewer, driver and daemon wait for each other.
+#![allow(missing_docs)] // Criterion's macros make undocumented public items.
+#![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
+
+use std::time::Duration;
+
+use cleave_benches::{Daemon, settings};
+use cleave_client::{Client, Doorbell, Options, Stop, Wait, Workload};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+
+const DISKS: [&str; 2] = ["null:1G", "ram:64M"];
+const SPAN_BYTES: u64 = 64 << 20;
+const DEPTHS: [u16; 2] = [1, 32];
+
+/// A name, how the daemon waits for the guest, and the guest for the daemon.
+const WAYS: [(&str, &str, Wait); 2] = [
+    ("asleep", "interrupt", Wait::Sleep),
+    ("polling", "poll", Wait::Poll),
+];
+
+/// 4 KiB random reads; the rate printed is of requests.
+fn reads(c: &mut Criterion) {
+    let mut group = c.benchmark_group("socket");
+    group.throughput(Throughput::Elements(1));
+    for disk in DISKS {
+        for (name, completion, wait) in WAYS {
+            let daemon = Daemon::serve(&["--disk", disk, "--completion", completion]);
+            let bell = match wait {
+                Wait::Sleep => Doorbell::NonBlocking,
+                Wait::Poll => Doorbell::Absent,
+            };
+            let options = Options {
+                wait,
+                kick: bell,
+                call: bell,
+                data_bytes: 1 << 20,
+                ..Options::default()
+            };
+            let mut client = Client::open(daemon.socket(), &options).unwrap();
+            for depth in DEPTHS {
+                let id = BenchmarkId::new(format!("{disk} {name}"), format!("depth {depth}"));
+                group.bench_function(id, |b| {
+                    b.iter_custom(|requests| run(&mut client, depth, requests));
+                });
+            }
+        }
+    }
+    group.finish();
+}
+
+/// How long so many requests take.
+fn run(client: &mut Client, depth: u16, requests: u64) -> Duration {
+    let load = Workload {
+        stop: Stop::Requests(requests),
+        ..Workload::reads(4096, depth, SPAN_BYTES, Duration::ZERO)
+    };
+    let tally = client.queue(0).run(&load, |_| ()).unwrap();
+    assert_eq!((tally.requests(), tally.failed), (requests, 0));
+    tally.elapsed
+}
+
+criterion_group! {
+    name = benches;
+    config = settings();
+    targets = reads
+}
+criterion_main!(benches);

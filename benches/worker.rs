@@ -1,0 +1,82 @@
+//! A worker's turn: batches of 4 KiB reads from offer to used index, on the caller's thread. Over the real engine on a null
+//! disk, where nothing but the worker's own work and the zeroing of the pages is left; and over the simulated engine
+//! that the tests turn, whose own bookkeeping (a copy, a lock and an allocation an op) is part of what is seen.
+#![allow(missing_docs)] // Criterion's macros make undocumented public items.
+#![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
+
+use std::sync::{Arc, Mutex};
+
+use cleave_benches::{Guest, Place, Signals, Turn, settings, uring};
+use cleave_engine::{Engine, Sim, SimConfig, SimStore};
+use cleave_guest::Memory;
+use criterion::measurement::WallTime;
+use criterion::{
+    BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
+};
+
+const DEPTHS: [u16; 3] = [1, 32, 256];
+
+/// Without delay or failure; every read of the benchmark is of the first 4 KiB.
+fn sim(memory: Arc<Memory>) -> Sim {
+    let config = SimConfig {
+        seed: 1,
+        ops: 512,
+        fail_per_mille: 0,
+        fail_at: None,
+        delay_max: 1,
+    };
+    let store = SimStore {
+        now: vec![0; 4096],
+        durable: vec![0; 4096],
+        ..SimStore::default()
+    };
+    Sim::new(config, Arc::new(Mutex::new(store)), memory)
+}
+
+/// The rate printed is of requests.
+fn turn(c: &mut Criterion) {
+    let guest = Guest::new(1);
+    let mut group = c.benchmark_group("worker turn");
+    for depth in DEPTHS {
+        group.throughput(Throughput::Elements(depth.into()));
+        let place = Place::Indirect;
+        let over_sim = Turn::new(&guest, place, depth, Signals::None, |_, memory| sim(memory));
+        bench(&mut group, "sim", depth, over_sim);
+        let over_null = Turn::new(&guest, place, depth, Signals::None, uring);
+        bench(&mut group, "null disk", depth, over_null);
+    }
+    group.finish();
+}
+
+/// The same with a guest that kicks and is called for each batch, which costs system calls.
+fn signalled(c: &mut Criterion) {
+    let guest = Guest::new(1);
+    let mut group = c.benchmark_group("worker turn, kicked and calling");
+    for depth in DEPTHS {
+        group.throughput(Throughput::Elements(depth.into()));
+        let turn = Turn::new(&guest, Place::Indirect, depth, Signals::KickAndCall, uring);
+        bench(&mut group, "null disk", depth, turn);
+    }
+    group.finish();
+}
+
+fn bench<E: Engine>(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    depth: u16,
+    mut turn: Turn<'_, E>,
+) {
+    group.bench_function(BenchmarkId::new(name, format!("depth {depth}")), |b| {
+        b.iter(|| {
+            turn.offer();
+            turn.serve();
+        });
+    });
+}
+
+criterion_group! {
+    name = benches;
+    config = settings();
+    targets = turn, signalled
+}
+criterion_main!(benches);

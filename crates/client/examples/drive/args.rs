@@ -1,0 +1,150 @@
+//! What the command line asks for.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cleave_blk::spec::feature;
+use cleave_client::{Layout, Offered, Options, Order, Pulse, Stop, Verify, Wait, Workload};
+
+pub(crate) struct Args {
+    pub(crate) sockets: Vec<PathBuf>,
+    pub(crate) seconds: f64,
+    pub(crate) warm_up: f64,
+    pub(crate) idle: Option<f64>,
+    pub(crate) depth: u16,
+    pub(crate) block_bytes: u32,
+    read_percent: u8,
+    sequential: bool,
+    indirect: bool,
+    pub(crate) verify: bool,
+    rate: Option<f64>,
+    burst: u32,
+    pulse: Option<Pulse>,
+    seed: u64,
+    span_bytes: Option<u64>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) json: bool,
+    pub(crate) options: Options,
+}
+
+impl Args {
+    pub(crate) fn parse() -> Result<Args, String> {
+        let mut args = Args {
+            sockets: Vec::new(),
+            seconds: 3.0,
+            warm_up: 0.0,
+            idle: None,
+            depth: 32,
+            block_bytes: 4096,
+            read_percent: 100,
+            sequential: false,
+            indirect: false,
+            verify: false,
+            rate: None,
+            burst: 1,
+            pulse: None,
+            seed: 1,
+            span_bytes: None,
+            pid: None,
+            json: false,
+            options: Options::default(),
+        };
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
+            if !args.take_flag(&word) {
+                let value = words.next().ok_or(format!("{word} wants a value"))?;
+                args.take_value(&word, &value)?;
+            }
+        }
+        if args.sockets.is_empty() {
+            return Err("--socket PATH is missing".into());
+        }
+        // Touched pages alone cost memory; the data of all requests in flight has to fit.
+        let data = u64::from(args.block_bytes).next_multiple_of(4096) * u64::from(args.depth);
+        args.options.data_bytes = data.max(4096);
+        Ok(args)
+    }
+
+    fn take_flag(&mut self, word: &str) -> bool {
+        match word {
+            "--poll" => self.options.wait = Wait::Poll,
+            "--sleep" => self.options.wait = Wait::Sleep,
+            "--write" => self.read_percent = 0,
+            "--sequential" => self.sequential = true,
+            "--indirect" => self.indirect = true,
+            "--no-event-idx" => self.options.features &= !feature::EVENT_IDX,
+            "--verify" => self.verify = true,
+            "--json" => self.json = true,
+            _ => return false,
+        }
+        true
+    }
+
+    fn take_value(&mut self, word: &str, value: &str) -> Result<(), String> {
+        match word {
+            "--socket" => self.sockets.push(value.into()),
+            "--seconds" => self.seconds = number(value)?,
+            "--warm-up" => self.warm_up = number(value)?,
+            "--idle" => self.idle = Some(number(value)?),
+            "--depth" => self.depth = number(value)?,
+            "--bs" => self.block_bytes = number(value)?,
+            "--queues" => self.options.queues = number(value)?,
+            "--queue-size" => self.options.queue_size = number(value)?,
+            "--mix" => self.read_percent = number(value)?,
+            "--rate" => self.rate = Some(number(value)?),
+            "--burst" => self.burst = number(value)?,
+            "--pulse" => self.pulse = Some(pulse(value)?),
+            "--seed" => self.seed = number(value)?,
+            "--span" => self.span_bytes = Some(number(value)?),
+            "--pid" => self.pid = Some(number(value)?),
+            other => return Err(format!("unknown option {other}; see the head of main.rs")),
+        }
+        Ok(())
+    }
+
+    /// What a disk of this size is asked, for some time.
+    pub(crate) fn workload(&self, capacity_bytes: u64, seconds: f64) -> Workload<'static> {
+        let span_bytes = self.span_bytes.unwrap_or(u64::MAX).min(capacity_bytes);
+        Workload {
+            read_percent: self.read_percent,
+            order: if self.sequential {
+                Order::Sequential
+            } else {
+                Order::Random
+            },
+            layout: if self.indirect {
+                Layout::Indirect
+            } else {
+                Layout::Auto
+            },
+            verify: if self.verify {
+                Verify::Pattern(1)
+            } else {
+                Verify::Off
+            },
+            offered: self.rate.map(|per_second| Offered {
+                per_second,
+                burst: self.burst,
+            }),
+            pulse: self.pulse,
+            seed: self.seed,
+            stop: Stop::After(Duration::from_secs_f64(seconds)),
+            ..Workload::reads(self.block_bytes, self.depth, span_bytes, Duration::ZERO)
+        }
+    }
+}
+
+/// `ON:OFF`, in milliseconds.
+fn pulse(text: &str) -> Result<Pulse, String> {
+    let (on, off) = text.split_once(':').ok_or("a pulse is ON:OFF")?;
+    let time = |text: &str| Ok::<_, String>(Duration::from_secs_f64(number::<f64>(text)? / 1e3));
+    Ok(Pulse {
+        on: time(on)?,
+        off: time(off)?,
+    })
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse()
+        .map_err(|_| format!("{text} is no number here"))
+}

@@ -1,0 +1,131 @@
+//! What a process has cost so far: CPU time, and how often it was woken.
+
+use std::path::Path;
+use std::time::Duration;
+
+/// Of all threads of one process.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cost {
+    /// The scheduler's own nanoseconds.
+    pub(crate) cpu: Duration,
+    /// Sampled by the kernel's tick: exact in their sum only over long times, so good for a share.
+    user_ticks: u64,
+    kernel_ticks: u64,
+    /// Times that a thread gave its CPU up to wait, and so was woken.
+    pub(crate) wakes: u64,
+    /// Times that it lost its CPU to another.
+    pub(crate) preempted: u64,
+}
+
+impl Cost {
+    /// Of a process by its id. What cannot be read counts nothing.
+    pub(crate) fn of(pid: u32) -> Cost {
+        let process = Path::new("/proc").join(pid.to_string());
+        let mut cost = Cost::default();
+        (cost.user_ticks, cost.kernel_ticks) = ticks(&process);
+        for task in std::fs::read_dir(process.join("task"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            cost.add_task(&task.path());
+        }
+        cost
+    }
+
+    /// Of this process with the threads that have ended, whose wake-ups are in `ended`.
+    pub(crate) fn own(ended: Cost) -> Cost {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let (user_ticks, kernel_ticks) = ticks(Path::new("/proc/self"));
+        Cost {
+            cpu: Duration::new(time.tv_sec as u64, time.tv_nsec as u32),
+            user_ticks,
+            kernel_ticks,
+            ..ended
+        }
+    }
+
+    /// Of the calling thread since it began.
+    pub(crate) fn of_this_thread() -> Cost {
+        let mut cost = Cost::default();
+        cost.add_task(Path::new("/proc/thread-self"));
+        cost
+    }
+
+    fn add_task(&mut self, task: &Path) {
+        let read = |name: &str| std::fs::read_to_string(task.join(name)).unwrap_or_default();
+        let ran = read("schedstat");
+        let ns = ran.split_whitespace().next().and_then(|ns| ns.parse().ok());
+        self.cpu += Duration::from_nanos(ns.unwrap_or(0));
+        for line in read("status").lines() {
+            let mut words = line.split_whitespace();
+            let (name, count) = (
+                words.next(),
+                words.next().and_then(|count| count.parse().ok()),
+            );
+            match name {
+                Some("voluntary_ctxt_switches:") => self.wakes += count.unwrap_or(0),
+                Some("nonvoluntary_ctxt_switches:") => self.preempted += count.unwrap_or(0),
+                _ => {}
+            }
+        }
+    }
+
+    /// Since an earlier look.
+    pub(crate) fn since(self, before: Cost) -> Cost {
+        Cost {
+            cpu: self.cpu.saturating_sub(before.cpu),
+            user_ticks: self.user_ticks.saturating_sub(before.user_ticks),
+            kernel_ticks: self.kernel_ticks.saturating_sub(before.kernel_ticks),
+            wakes: self.wakes.saturating_sub(before.wakes),
+            preempted: self.preempted.saturating_sub(before.preempted),
+        }
+    }
+
+    /// Of several processes.
+    pub(crate) fn plus(self, other: Cost) -> Cost {
+        Cost {
+            cpu: self.cpu + other.cpu,
+            user_ticks: self.user_ticks + other.user_ticks,
+            kernel_ticks: self.kernel_ticks + other.kernel_ticks,
+            wakes: self.wakes + other.wakes,
+            preempted: self.preempted + other.preempted,
+        }
+    }
+
+    /// Ticks of 10 ms, user and kernel together.
+    pub(crate) fn ticks(&self) -> u64 {
+        self.user_ticks + self.kernel_ticks
+    }
+
+    /// Which share of the CPU time was spent outside of the kernel; none where too little was sampled.
+    pub(crate) fn user_share(&self) -> Option<f64> {
+        (self.ticks() >= 20).then(|| self.user_ticks as f64 / self.ticks() as f64)
+    }
+}
+
+/// What a process keeps for itself, in KiB: its own pages, and its share of files' pages. The guest's memory, which
+/// it shares with its frontend, is left out.
+pub(crate) fn own_kib(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let own = text.lines().filter_map(|line| {
+        let count = line
+            .strip_prefix("Pss_Anon:")
+            .or(line.strip_prefix("Pss_File:"))?;
+        count.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    own.sum()
+}
+
+/// User and kernel ticks of a process.
+fn ticks(process: &Path) -> (u64, u64) {
+    let text = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
+    // The name in parentheses may hold blanks; what follows the last one is regular. utime is the 14th field, the
+    // 12th behind the name.
+    let behind = text.rsplit_once(')').map_or("", |(_, behind)| behind);
+    let mut fields = behind
+        .split_whitespace()
+        .skip(11)
+        .map(|field| field.parse().unwrap_or(0));
+    (fields.next().unwrap_or(0), fields.next().unwrap_or(0))
+}

@@ -1,0 +1,272 @@
+//! Drives vhost-user-blk daemons and prints what they did: rate, latency, CPU per request and wake-ups on both sides.
+//!
+//! `drive --socket PATH... [--seconds S] [--warm-up S] [--depth D] [--bs BYTES] [--queues N] [--queue-size N]
+//! [--poll | --sleep] [--write | --mix READ_PERCENT] [--sequential] [--indirect] [--no-event-idx]
+//! [--rate PER_SECOND [--burst N] [--pulse ON_MS:OFF_MS]] [--seed N] [--span BYTES] [--verify] [--idle S] [--pid DAEMON] [--json]`
+//!
+//! Each socket is a disk with vrings and threads of its own. A rate is that of one vring; latencies then count
+//! from the intended start. `--idle` asks each disk a little, then leaves all attached and looks at what they cost.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod args;
+mod cost;
+mod histogram;
+
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cleave_client::{Client, Order, Sample, Stop, Tally, Workload};
+
+use args::Args;
+use cost::Cost;
+use histogram::Histogram;
+
+/// After the last request, before an idle disk is looked at: what spins gives up by then.
+const SETTLE: Duration = Duration::from_millis(1500);
+
+/// A disk and the process that serves it.
+struct Disk {
+    client: Client,
+    pid: Option<u32>,
+}
+
+/// What a vring's thread keeps of its requests, and of itself when it ends.
+struct Keeper<'a> {
+    latencies: Option<&'a mut Histogram>,
+    ended: &'a Mutex<Cost>,
+}
+
+impl Drop for Keeper<'_> {
+    fn drop(&mut self) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        *ended = ended.plus(Cost::of_this_thread());
+    }
+}
+
+/// What was measured.
+struct Measured {
+    tallies: Vec<Tally>,
+    latencies: Histogram,
+    wall: Duration,
+    driver: Cost,
+    daemons: Option<Cost>,
+}
+
+fn main() -> ExitCode {
+    match Args::parse().and_then(|args| drive(&args)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("drive: {what}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn drive(args: &Args) -> Result<(), String> {
+    let mut disks = args
+        .sockets
+        .iter()
+        .map(|socket| {
+            let mut client = Client::open(socket, &args.options).map_err(text)?;
+            let pid = args.pid.or_else(|| peer(&mut client));
+            Ok(Disk { client, pid })
+        })
+        .collect::<Result<Vec<Disk>, String>>()?;
+    if args.verify {
+        fill(args, &mut disks)?;
+    }
+    if let Some(seconds) = args.idle {
+        run(args, &mut disks, |work| Workload {
+            stop: Stop::Requests(64),
+            offered: None,
+            ..work
+        })?;
+        std::thread::sleep(SETTLE);
+        let before = (daemons(&disks), Instant::now());
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        print_idle(&disks, before.0, before.1.elapsed());
+        return Ok(());
+    }
+    if args.warm_up > 0.0 {
+        let stop = Stop::After(Duration::from_secs_f64(args.warm_up));
+        run(args, &mut disks, |work| Workload { stop, ..work })?;
+    }
+    let measured = run(args, &mut disks, |work| work)?;
+    print(args, &disks, &measured);
+    Ok(())
+}
+
+/// Writes each disk once from end to end.
+fn fill(args: &Args, disks: &mut [Disk]) -> Result<(), String> {
+    for disk in disks {
+        let work = args.workload(disk.client.config().capacity_bytes(), 0.0);
+        let fill = Workload {
+            read_percent: 0,
+            order: Order::Sequential,
+            offered: None,
+            stop: Stop::Requests(work.span_bytes / u64::from(work.block_bytes)),
+            ..work
+        };
+        disk.client.queue(0).run(&fill, |_| ()).map_err(text)?;
+    }
+    Ok(())
+}
+
+/// Runs the workload on all disks at once, as `change` has it.
+fn run(
+    args: &Args,
+    disks: &mut [Disk],
+    change: impl Fn(Workload<'static>) -> Workload<'static> + Sync,
+) -> Result<Measured, String> {
+    let queues = usize::from(args.options.queues);
+    let mut latencies: Vec<Histogram> = Vec::new();
+    latencies.resize_with(disks.len() * queues, Histogram::new);
+    let ended = Mutex::new(Cost::default());
+    let before = (Cost::own(Cost::default()), daemons(disks), Instant::now());
+    let tallies = std::thread::scope(|scope| {
+        let parts = disks.iter_mut().zip(latencies.chunks_mut(queues.max(1)));
+        let threads: Vec<_> = parts
+            .enumerate()
+            .map(|(number, (disk, mine))| {
+                let mut work =
+                    change(args.workload(disk.client.config().capacity_bytes(), args.seconds));
+                // Not the same offsets on every disk, which would march in step.
+                work.seed = work.seed.wrapping_add(number as u64);
+                let ended = &ended;
+                scope.spawn(move || run_disk(disk, &work, mine, ended))
+            })
+            .collect();
+        let joined = threads.into_iter().map(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        joined.collect::<Result<Vec<Vec<Tally>>, String>>()
+    })?;
+    let wall = before.2.elapsed();
+    let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let all = latencies.into_iter().reduce(Histogram::merge);
+    Ok(Measured {
+        tallies: tallies.into_iter().flatten().collect(),
+        latencies: all.unwrap_or_else(Histogram::new),
+        wall,
+        driver: Cost::own(ended).since(before.0),
+        daemons: daemons(disks)
+            .zip(before.1)
+            .map(|(after, before)| after.since(before)),
+    })
+}
+
+fn run_disk(
+    disk: &mut Disk,
+    work: &Workload<'static>,
+    latencies: &mut [Histogram],
+    ended: &Mutex<Cost>,
+) -> Result<Vec<Tally>, String> {
+    let mut left = latencies.iter_mut();
+    let tallies = disk.client.run(work, |_| {
+        let mut keeper = Keeper {
+            latencies: left.next(),
+            ended,
+        };
+        // The whole keeper goes into the closure, and ends in the thread that runs it.
+        move |sample: Sample| {
+            let keeper = &mut keeper;
+            if let Some(latencies) = &mut keeper.latencies {
+                latencies.record(sample.latency_ns);
+            }
+        }
+    });
+    tallies.map_err(text)
+}
+
+/// What all daemons have cost so far; none where one of them is not known.
+fn daemons(disks: &[Disk]) -> Option<Cost> {
+    let costs = pids(disks)?.into_iter().map(Cost::of);
+    Some(costs.fold(Cost::default(), Cost::plus))
+}
+
+/// One that serves several disks counts once.
+fn pids(disks: &[Disk]) -> Option<Vec<u32>> {
+    let mut pids: Vec<u32> = disks.iter().map(|disk| disk.pid).collect::<Option<_>>()?;
+    pids.sort_unstable();
+    pids.dedup();
+    Some(pids)
+}
+
+/// The process at the other end.
+fn peer(client: &mut Client) -> Option<u32> {
+    let stream = client.frontend().socket().stream();
+    let credentials = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    credentials.pid.as_raw_nonzero().get().try_into().ok()
+}
+
+fn text(error: cleave_client::Error) -> String {
+    error.to_string()
+}
+
+fn print_idle(disks: &[Disk], before: Option<Cost>, wall: Duration) {
+    let cost = daemons(disks)
+        .zip(before)
+        .map(|(after, before)| after.since(before));
+    let cost = cost.unwrap_or_default();
+    println!(
+        "{{\"disks\":{},\"seconds\":{:.3},\"daemon_wakes\":{},\"daemon_preempted\":{},\"daemon_ticks\":{},\
+         \"daemon_cpu_ns\":{}}}",
+        disks.len(),
+        wall.as_secs_f64(),
+        cost.wakes,
+        cost.preempted,
+        cost.ticks(),
+        cost.cpu.as_nanos()
+    );
+}
+
+fn print(args: &Args, disks: &[Disk], measured: &Measured) {
+    let sum = |of: fn(&Tally) -> u64| measured.tallies.iter().map(of).sum::<u64>();
+    let requests = sum(Tally::requests);
+    let iops: f64 = measured.tallies.iter().map(Tally::iops).sum();
+    let mib = iops * f64::from(args.block_bytes) / f64::from(1 << 20);
+    let spread = &measured.latencies;
+    let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| spread.quantile_us(share));
+    let (calls, kicks, failed) = (sum(|t| t.calls), sum(|t| t.kicks), sum(|t| t.failed));
+    let per = |cost: &Cost| cost.cpu.as_secs_f64() * 1e6 / requests.max(1) as f64;
+    let seconds = measured.wall.as_secs_f64();
+    if args.json {
+        let own_kib: u64 = pids(disks).into_iter().flatten().map(cost::own_kib).sum();
+        println!(
+            "{{\"iops\":{iops:.1},\"mib_s\":{mib:.2},\"requests\":{requests},\"failed\":{failed},\
+             \"mean_us\":{:.3},\"p50_us\":{p50:.3},\"p99_us\":{p99:.3},\"p999_us\":{p999:.3},\"max_us\":{:.3},\
+             {},{},\"kicks\":{kicks},\"calls\":{calls},\"disks\":{},\"daemon_own_kib\":{own_kib},\"seconds\":{seconds:.3}}}",
+            spread.mean_us(),
+            spread.max_us(),
+            side("driver", Some(&measured.driver), requests, seconds),
+            side("daemon", measured.daemons.as_ref(), requests, seconds),
+            disks.len(),
+        );
+    } else {
+        let daemon_us = measured.daemons.as_ref().map_or(f64::NAN, per);
+        println!(
+            "{iops:.0} IOPS  {mib:.1} MiB/s  p50 {p50:.1} us  p99 {p99:.1} us  p99.9 {p999:.1} us  \
+             CPU per request: driver {:.3} us, daemon {daemon_us:.3} us  kicks {kicks}  calls {calls}  failed {failed}",
+            per(&measured.driver)
+        );
+    }
+}
+
+/// One side's cost as members of a JSON object: CPU per request, its share of user time, wake-ups a second.
+fn side(name: &str, cost: Option<&Cost>, requests: u64, seconds: f64) -> String {
+    let said = |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.4}"));
+    let per = cost.map(|cost| cost.cpu.as_secs_f64() * 1e6 / requests.max(1) as f64);
+    let busy = cost.map(|cost| cost.cpu.as_secs_f64() / seconds.max(1e-9));
+    let rate = |count: fn(&Cost) -> u64| cost.map(|cost| count(cost) as f64 / seconds.max(1e-9));
+    format!(
+        "\"{name}_cpu_us\":{},\"{name}_user_share\":{},\"{name}_busy\":{},\"{name}_wakes_s\":{},\"{name}_preempted_s\":{}",
+        said(per),
+        said(cost.and_then(Cost::user_share)),
+        said(busy),
+        said(rate(|cost| cost.wakes)),
+        said(rate(|cost| cost.preempted)),
+    )
+}

@@ -1,0 +1,413 @@
+//! Reads what workers, sessions and the disk show, and makes a [`Report`] of it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use cleave_disk::{Disk, FileKind, Store as Kept, format_size};
+use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
+use cleave_worker::splitter::SplitState;
+use cleave_worker::{Device, Direction, LegTotals, Split};
+
+use super::Exhibit;
+use super::report::{
+    Entry, InFlight, Leg, Pacing, Process, Report, Requests, RunningVring, Session, SplitCell,
+    Store, Times, Totals, Tuning, Vring, ZeroReads,
+};
+
+impl Exhibit {
+    /// The disk in a line.
+    pub(super) fn entry(&self) -> Entry {
+        Entry {
+            id: self.id(),
+            name: self.device.disk.name().to_owned(),
+            serial: self.serial(),
+            size_bytes: self.device.disk.capacity_bytes(),
+            connected: self.session().is_some(),
+        }
+    }
+
+    /// The serial that the operator gave.
+    pub(super) fn serial(&self) -> Option<String> {
+        let text: String = self
+            .device
+            .serial
+            .iter()
+            .take_while(|byte| **byte != 0)
+            .map(|byte| char::from(*byte))
+            .collect();
+        Some(text).filter(|text| !text.is_empty())
+    }
+
+    /// What names the disk: its serial, or the last part of its name.
+    pub(super) fn id(&self) -> String {
+        let name = self.device.disk.name();
+        let last = name.rsplit('/').next().unwrap_or(name);
+        self.serial().unwrap_or_else(|| last.to_owned())
+    }
+
+    /// All there is to know.
+    pub(super) fn report(&self) -> Report {
+        let device = &self.device;
+        let records = device.records.all();
+        Report {
+            id: self.id(),
+            name: device.disk.name().to_owned(),
+            serial: self.serial(),
+            endpoint: self.endpoint.clone(),
+            store: store(device),
+            process: self.process(),
+            session: self.session_report(),
+            tuning: self.tuning(),
+            pacing: pacing(device),
+            totals: totals(device),
+            errors: errors(&records),
+            in_flight: in_flight(device, &records),
+            zero_reads: zero_reads(&records),
+            recording: device.records.is_on(),
+            requests: Kind::all()
+                .filter_map(|kind| requests_of_all(&records, kind))
+                .collect(),
+            vrings: records.iter().map(|record| vring(device, record)).collect(),
+            splitters: device
+                .split_states()
+                .into_iter()
+                .map(|states| states.iter().map(split_cell).collect())
+                .collect(),
+            legs: legs(&device.disk, &device.leg_totals()),
+        }
+    }
+
+    /// How workers wait, call and split.
+    pub(super) fn tuning(&self) -> Tuning {
+        tuning(&self.device)
+    }
+
+    fn process(&self) -> Process {
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Process {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
+            resident_bytes: resident_bytes(),
+        }
+    }
+
+    fn session_report(&self) -> Session {
+        let view = self.session().map(|remote| remote.view());
+        let count = self.sessions.load(Ordering::Relaxed);
+        let vrings = view.iter().flat_map(|view| &view.vrings);
+        Session {
+            connected: view.is_some(),
+            count,
+            features: view
+                .as_ref()
+                .and_then(|view| Some(format!("{:#x}", view.features?))),
+            protocol_features: view
+                .as_ref()
+                .map(|view| format!("{:#x}", view.protocol_features)),
+            vrings: vrings
+                .map(|vring| RunningVring {
+                    index: vring.index,
+                    size: vring.size,
+                    enabled: vring.enabled,
+                })
+                .collect(),
+        }
+    }
+}
+
+/// Anonymous memory; 0 where the kernel does not say.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    number.unwrap_or(0).saturating_mul(1024)
+}
+
+fn store(device: &Device) -> Store {
+    let disk = &device.disk;
+    let writeback = device.writeback.load(Ordering::Relaxed);
+    Store {
+        kind: kind_of(disk).to_owned(),
+        size_bytes: disk.capacity_bytes(),
+        block_bytes: disk.limits().block_bytes,
+        read_only: disk.limits().read_only,
+        cache: if writeback {
+            "writeback"
+        } else {
+            "writethrough"
+        }
+        .to_owned(),
+        sync_failed: disk.sync_failed(),
+    }
+}
+
+fn kind_of(disk: &Disk) -> &'static str {
+    if disk.stripe().is_some() {
+        return "stripe";
+    }
+    match disk.store() {
+        Kept::File {
+            kind: FileKind::Regular,
+            ..
+        } => "file",
+        Kept::File {
+            kind: FileKind::BlockDevice,
+            ..
+        } => "block_device",
+        Kept::Ram(_) => "ram",
+        Kept::Null { .. } => "null",
+        Kept::Model { .. } => "model",
+    }
+}
+
+fn tuning(device: &Device) -> Tuning {
+    let tuning = device.tuning();
+    let vrings = tuning.vrings.iter();
+    Tuning {
+        completion: tuning.completion.to_string(),
+        vrings: vrings
+            .map(|(index, completion)| (*index, completion.to_string()))
+            .collect(),
+        spin_cpu_max: tuning.spin_cpu_max,
+        spin_cpu_total: tuning.spin_cpu_total,
+        coalesce_us: tuning.coalesce.us,
+        coalesce_max: tuning.coalesce.max,
+        split: match &tuning.split {
+            Split::Off => "off".to_owned(),
+            Split::Fixed(chunk) => format_size(u64::from(chunk.get())),
+            Split::Auto(_) => "auto".to_owned(),
+        },
+    }
+}
+
+fn pacing(device: &Device) -> Pacing {
+    let totals = device.totals();
+    let (left, size) = device.spin_left();
+    let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
+    let switches = [
+        ("fast", totals.switches_fast),
+        ("slow", totals.switches_slow),
+        ("budget", totals.switches_budget),
+        ("crowded", totals.switches_crowded),
+        ("tuned", totals.switches_tuned),
+    ];
+    let workers = device.workers();
+    Pacing {
+        workers: workers
+            .iter()
+            .map(|stats| stats.mode().to_string())
+            .collect(),
+        sleeps: totals.sleeps,
+        dozes: totals.dozes,
+        wakeups: totals.wakeups,
+        spin_hit_seconds: seconds(totals.spin_hit_ns),
+        spin_wasted_seconds: seconds(totals.spin_wasted_ns),
+        spin_left_seconds: left.as_secs_f64(),
+        spin_left_max_seconds: size.as_secs_f64(),
+        switches: switches
+            .into_iter()
+            .map(|(reason, count)| (reason.to_owned(), count))
+            .collect(),
+    }
+}
+
+fn totals(device: &Device) -> Totals {
+    let totals = device.totals();
+    Totals {
+        reads: totals.reads,
+        writes: totals.writes,
+        others: totals.others,
+        read_bytes: totals.read_bytes,
+        write_bytes: totals.write_bytes,
+        failed: totals.failed,
+        refused: totals.refused,
+        broken: totals.broken,
+        retired_vrings: totals.retired,
+        laps: totals.laps,
+        kicks: totals.kicks,
+        calls: totals.calls,
+        calls_suppressed: totals.calls_suppressed,
+        calls_coalesced: totals.calls_coalesced,
+    }
+}
+
+type Records = [std::sync::Arc<VringRecord>];
+
+fn errors(records: &Records) -> BTreeMap<String, u64> {
+    let sum = |kind| records.iter().map(|record| record.errors(kind)).sum();
+    let sums = ErrorKind::ALL.map(|kind| (kind.name().to_owned(), sum(kind)));
+    BTreeMap::from(sums)
+}
+
+fn in_flight(device: &Device, records: &Records) -> InFlight {
+    let each = records.iter().map(|record| flight_of(device, record));
+    each.fold(InFlight::default(), |sum, one| InFlight {
+        requests: sum.requests.saturating_add(one.requests),
+        oldest_seconds: match (sum.oldest_seconds, one.oldest_seconds) {
+            (Some(sum), Some(one)) => Some(sum.max(one)),
+            (sum, one) => sum.or(one),
+        },
+    })
+}
+
+fn flight_of(device: &Device, record: &VringRecord) -> InFlight {
+    let (requests, oldest_ns) = record.in_flight();
+    let now_ns = device.now_ns();
+    let age = |ns| Duration::from_nanos(now_ns.saturating_sub(ns)).as_secs_f64();
+    InFlight {
+        requests,
+        oldest_seconds: oldest_ns.map(age),
+    }
+}
+
+fn zero_reads(records: &Records) -> ZeroReads {
+    let mut sum = ZeroReads::default();
+    for record in records {
+        let (sampled, zero) = record.zero_reads();
+        sum.sampled += sampled;
+        sum.zero += zero;
+    }
+    sum
+}
+
+fn vring(device: &Device, record: &VringRecord) -> Vring {
+    let (sampled, zero) = record.zero_reads();
+    let counts = ErrorKind::ALL.map(|kind| (kind.name().to_owned(), record.errors(kind)));
+    Vring {
+        index: record.index(),
+        kicks: record.kicks(),
+        calls: record.calls(),
+        calls_suppressed: record.calls_suppressed(),
+        call: times(&record.call_times()),
+        in_flight: flight_of(device, record),
+        zero_reads: ZeroReads { sampled, zero },
+        errors: BTreeMap::from(counts),
+        requests: Kind::all()
+            .filter_map(|kind| requests_of(record, kind))
+            .collect(),
+    }
+}
+
+/// Requests of a kind on one vring, where there were any.
+fn requests_of(record: &VringRecord, kind: Kind) -> Option<Requests> {
+    let requests = record.requests(kind);
+    (requests > 0).then(|| Requests {
+        direction: kind.way().name().to_owned(),
+        size: kind.size().to_owned(),
+        requests,
+        bytes: record.bytes(kind),
+        stages: stages(
+            kind,
+            |stage| record.times(stage, kind),
+            || record.split_times(kind),
+        ),
+        device_buckets: Vec::new(),
+    })
+}
+
+/// The same over all vrings.
+fn requests_of_all(records: &Records, kind: Kind) -> Option<Requests> {
+    let requests: u64 = records.iter().map(|record| record.requests(kind)).sum();
+    if requests == 0 {
+        return None;
+    }
+    let device = merged(
+        records
+            .iter()
+            .map(|record| record.times(Stage::Device, kind)),
+    );
+    Some(Requests {
+        direction: kind.way().name().to_owned(),
+        size: kind.size().to_owned(),
+        requests,
+        bytes: records.iter().map(|record| record.bytes(kind)).sum(),
+        device_buckets: device.map_or_else(Vec::new, |device| device.buckets().collect()),
+        stages: stages(
+            kind,
+            |stage| {
+                merged(records.iter().map(|record| record.times(stage, kind))).unwrap_or_default()
+            },
+            || merged(records.iter().filter_map(|record| record.split_times(kind))),
+        ),
+    })
+}
+
+/// The sum of some distributions of one kind of histogram.
+pub(super) fn merged(mut each: impl Iterator<Item = Distribution>) -> Option<Distribution> {
+    let mut sum = each.next()?;
+    each.for_each(|one| sum.merge(&one));
+    Some(sum)
+}
+
+fn stages(
+    kind: Kind,
+    of: impl Fn(Stage) -> Distribution,
+    split: impl Fn() -> Option<Distribution>,
+) -> BTreeMap<String, Times> {
+    let each = Stage::ALL
+        .into_iter()
+        .filter_map(|stage| Some((stage.name().to_owned(), times(&of(stage))?)));
+    let split = kind
+        .can_be_split()
+        .then(|| Some(("split".to_owned(), times(&split()?)?)))
+        .flatten();
+    each.chain(split).collect()
+}
+
+fn times(all: &Distribution) -> Option<Times> {
+    let us = |ns: Option<f64>| ns.map(|ns| ns / 1000.0);
+    Some(Times {
+        count: all.count(),
+        mean_us: us(all.mean_ns())?,
+        p50_us: us(all.quantile_ns(0.5))?,
+        p90_us: us(all.quantile_ns(0.9))?,
+        p99_us: us(all.quantile_ns(0.99))?,
+        p999_us: us(all.quantile_ns(0.999))?,
+    })
+}
+
+fn split_cell(state: &SplitState) -> SplitCell {
+    SplitCell {
+        direction: match state.direction {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        }
+        .to_owned(),
+        from_bytes: state.class_bytes,
+        in_flight_min: state.requests_min,
+        chunk_bytes: state.chunk_bytes,
+        reason: state.reason.name().to_owned(),
+        gain: state.gain,
+        explored: state.explored,
+        requests: state.seen,
+    }
+}
+
+fn legs(disk: &Disk, totals: &[LegTotals]) -> Vec<Leg> {
+    if disk.stripe().is_none() {
+        return Vec::new();
+    }
+    let none = LegTotals::default();
+    disk.legs()
+        .iter()
+        .enumerate()
+        .map(|(at, leg)| {
+            let totals = totals.get(at).unwrap_or(&none);
+            Leg {
+                name: leg.name().to_owned(),
+                reads: totals.reads,
+                writes: totals.writes,
+                others: totals.others,
+                bytes: totals.bytes,
+                failed: totals.failed,
+                mean_us: totals.latency_mean_ns() as f64 / 1000.0,
+                max_us: totals.latency_max_ns as f64 / 1000.0,
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,76 @@
+//! `--control PATH`: an HTTP interface on a unix socket that shows what the disk does, and changes how
+//! workers wait, call and split while it runs.
+//!
+//! It lives on the control loop's thread and only reads what workers write for it, so that nobody who
+//! talks to it slows down a disk. Its clients are few and watched: see [`serve`].
+
+mod gather;
+mod metrics;
+mod patch;
+pub(crate) mod report;
+mod routes;
+mod serve;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use cleave_session::Remote;
+use cleave_worker::{Device, Prior, Split};
+
+pub(crate) use serve::Server;
+
+/// What there is to show: the disk, and the session of the moment.
+#[derive(Debug)]
+pub(crate) struct Exhibit {
+    device: Arc<Device>,
+    /// Where frontends come from.
+    endpoint: String,
+    /// Vrings that the disk has.
+    vrings: u16,
+    /// What splitting by itself begins with, should it be asked for.
+    auto: Split,
+    started: Instant,
+    session: Mutex<Option<Remote>>,
+    sessions: AtomicU64,
+}
+
+impl Exhibit {
+    pub(crate) fn new(device: Arc<Device>, endpoint: String, vrings: u16) -> Exhibit {
+        let auto = match &device.tuning().split {
+            // With its profile, if there is one.
+            auto @ Split::Auto(_) => auto.clone(),
+            Split::Off | Split::Fixed(_) => Split::Auto(Prior::from_limits(device.disk.limits())),
+        };
+        Exhibit {
+            device,
+            endpoint,
+            vrings,
+            auto,
+            started: Instant::now(),
+            session: Mutex::new(None),
+            sessions: AtomicU64::new(0),
+        }
+    }
+
+    /// A session has begun.
+    pub(crate) fn begin(&self, remote: Remote) {
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        *self.lock() = Some(remote);
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&self) {
+        *self.lock() = None;
+    }
+
+    fn session(&self) -> Option<Remote> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Remote>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,253 @@
+//! `PATCH /v1/disks/{id}`: a change of how the disk is served. All of it or nothing.
+
+use std::num::NonZeroU32;
+
+use cleave_disk::Disk;
+use cleave_worker::{Coalesce, Completion, Split, Tuning};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::pacing::{COALESCE_MAX_MAX, COALESCE_US_MAX, SPIN_MAX};
+use crate::split::{Wish, check_chunk};
+
+/// What may be said. Values are judged one by one, so that the answer can name the one that is wrong.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Change {
+    #[serde(default, deserialize_with = "even_null")]
+    completion: Option<Value>,
+    #[serde(default, deserialize_with = "even_null")]
+    vrings: Option<Value>,
+    #[serde(default, deserialize_with = "even_null")]
+    spin_cpu_max: Option<Value>,
+    #[serde(default, deserialize_with = "even_null")]
+    spin_cpu_total: Option<Value>,
+    #[serde(default, deserialize_with = "even_null")]
+    coalesce_us: Option<Value>,
+    #[serde(default, deserialize_with = "even_null")]
+    coalesce_max: Option<Value>,
+    #[serde(default, deserialize_with = "even_null")]
+    split: Option<Value>,
+}
+
+/// Null is a value and not an absence: of most fields a wrong one.
+fn even_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(from).map(Some)
+}
+
+/// What a change is judged against.
+pub(super) struct Ground<'a> {
+    pub(super) disk: &'a Disk,
+    /// How many vrings the disk has.
+    pub(super) vrings: u16,
+    /// What `auto` begins with.
+    pub(super) auto: &'a Split,
+}
+
+/// The tuning that follows from one in force and the body of a request, or what is wrong with that.
+pub(super) fn apply(body: &[u8], now: &Tuning, ground: &Ground<'_>) -> Result<Tuning, String> {
+    // A list would pass for the fields in their order.
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return Err("the body is no JSON object".to_owned());
+    }
+    let change: Change =
+        serde_json::from_slice(body).map_err(|error| format!("the body: {error}"))?;
+    let mut tuning = now.clone();
+    if let Some(value) = &change.completion {
+        tuning.completion = completion("completion", value)?;
+    }
+    if let Some(value) = &change.vrings {
+        let each = value.as_object();
+        let each = each.ok_or_else(|| format!("vrings: {} is no object", shown(value)))?;
+        each.iter()
+            .try_for_each(|(index, value)| set_vring(&mut tuning, index, value, ground.vrings))?;
+    }
+    if let Some(value) = &change.spin_cpu_max {
+        tuning.spin_cpu_max = number("spin_cpu_max", value, 0, SPIN_MAX)?;
+    }
+    if let Some(value) = &change.spin_cpu_total {
+        tuning.spin_cpu_total = match value {
+            Value::Null => None,
+            value => Some(number("spin_cpu_total", value, 1, SPIN_MAX)?),
+        };
+    }
+    tuning.coalesce = coalesce(&change, tuning.coalesce)?;
+    if let Some(value) = &change.split {
+        tuning.split = split(value, ground)?;
+    }
+    Ok(tuning)
+}
+
+fn coalesce(change: &Change, mut coalesce: Coalesce) -> Result<Coalesce, String> {
+    if let Some(value) = &change.coalesce_us {
+        coalesce.us = number("coalesce_us", value, 0, COALESCE_US_MAX)?;
+    }
+    if let Some(value) = &change.coalesce_max {
+        coalesce.max = number("coalesce_max", value, 0, COALESCE_MAX_MAX)?;
+    }
+    Ok(coalesce)
+}
+
+/// Null: as all the others.
+fn set_vring(tuning: &mut Tuning, index: &str, value: &Value, count: u16) -> Result<(), String> {
+    let name = format!("vrings.{}", shown(&Value::from(index)).trim_matches('"'));
+    let number = index.parse().ok().filter(|number: &u16| *number < count);
+    let number = number.ok_or(format!("{name}: the disk has vrings 0 to {}", count - 1))?;
+    match value {
+        Value::Null => tuning.vrings.remove(&number),
+        value => tuning.vrings.insert(number, completion(&name, value)?),
+    };
+    Ok(())
+}
+
+fn completion(name: &str, value: &Value) -> Result<Completion, String> {
+    match value.as_str() {
+        Some("interrupt") => Ok(Completion::Interrupt),
+        Some("poll") => Ok(Completion::Poll),
+        Some("adaptive") => Ok(Completion::Adaptive),
+        _ => Err(format!(
+            "{name}: {} is none of \"interrupt\", \"poll\" and \"adaptive\"",
+            shown(value)
+        )),
+    }
+}
+
+fn number(name: &str, value: &Value, least: i64, most: i64) -> Result<u32, String> {
+    value
+        .as_i64()
+        .filter(|number| (least..=most).contains(number))
+        .and_then(|number| u32::try_from(number).ok())
+        .ok_or_else(|| {
+            let value = shown(value);
+            format!("{name}: {value} is no whole number from {least} to {most}")
+        })
+}
+
+fn split(value: &Value, ground: &Ground<'_>) -> Result<Split, String> {
+    let text = value
+        .as_str()
+        .ok_or_else(|| format!("split: {} is no text", shown(value)))?;
+    let told = |why| format!("split: {why}");
+    match text.parse().map_err(told)? {
+        Wish::Off => Ok(Split::Off),
+        Wish::Auto => Ok(ground.auto.clone()),
+        Wish::Fixed(chunk) => fixed(chunk, ground.disk).map_err(told),
+    }
+}
+
+fn fixed(chunk: NonZeroU32, disk: &Disk) -> Result<Split, String> {
+    check_chunk(chunk, disk)?;
+    Ok(Split::Fixed(chunk))
+}
+
+/// A value in an answer: enough of it to be recognised.
+fn shown(value: &Value) -> String {
+    const SHOWN_MAX: usize = 60;
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cleave_disk::{Direct, OpenOptions};
+    use cleave_worker::Prior;
+
+    use super::*;
+
+    fn disk() -> Disk {
+        let options = OpenOptions {
+            read_only: false,
+            direct: Direct::Auto,
+            block_bytes: Some(8192),
+            discard: true,
+        };
+        Disk::open(&"ram:1M".parse().unwrap(), &options).unwrap()
+    }
+
+    fn changed(body: &str, now: &Tuning) -> Result<Tuning, String> {
+        let disk = disk();
+        let auto = Split::Auto(Prior::from_limits(disk.limits()));
+        let ground = Ground {
+            disk: &disk,
+            vrings: 4,
+            auto: &auto,
+        };
+        apply(body.as_bytes(), now, &ground)
+    }
+
+    #[test]
+    fn what_is_said_changes_and_the_rest_stays() {
+        let start = Tuning::new(Split::Off);
+        let chunk = NonZeroU32::new(65536).unwrap();
+        let mut expected = start.clone();
+        assert_eq!(changed("{}", &start).unwrap(), expected);
+        let body = r#" {"completion": "poll", "vrings": {"3": "interrupt"}, "split": "64K"}"#;
+        expected.completion = Completion::Poll;
+        expected.vrings.insert(3, Completion::Interrupt);
+        expected.split = Split::Fixed(chunk);
+        let now = changed(body, &start).unwrap();
+        assert_eq!(now, expected);
+        let body =
+            r#"{"spin_cpu_max": 0, "spin_cpu_total": 150, "coalesce_us": 50, "coalesce_max": 8}"#;
+        (expected.spin_cpu_max, expected.spin_cpu_total) = (0, Some(150));
+        expected.coalesce = Coalesce { us: 50, max: 8 };
+        let now = changed(body, &now).unwrap();
+        assert_eq!(now, expected);
+        let body = r#"{"spin_cpu_total": null, "vrings": {"3": null, "2": null}, "split": "auto"}"#;
+        let now = changed(body, &now).unwrap();
+        assert_eq!((now.spin_cpu_total, now.vrings.len()), (None, 0));
+        assert!(matches!(now.split, Split::Auto(_)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let rows = [
+            ("", "JSON"),
+            ("[]", "JSON"),
+            ("\"poll\"", "JSON"),
+            ("{", "body"),
+            ("{\"completion\": \"poll\"", "body"),
+            ("{\"completion\": \"poll\"} x", "body"),
+            (r#"{"complete": "poll"}"#, "`complete`"),
+            (
+                r#"{"completion": "poll", "completion": "poll"}"#,
+                "`completion`",
+            ),
+            (r#"{"completion": "Poll"}"#, "completion: \"Poll\""),
+            (r#"{"completion": 3}"#, "completion: 3"),
+            (r#"{"vrings": {"4": "poll"}}"#, "vrings.4"),
+            (r#"{"vrings": {"-1": "poll"}}"#, "vrings.-1"),
+            (r#"{"vrings": {"65536": "poll"}}"#, "vrings.65536"),
+            (r#"{"vrings": {"0": "spin"}}"#, "vrings.0: \"spin\""),
+            (r#"{"vrings": ["poll"]}"#, "vrings"),
+            (r#"{"vrings": null}"#, "vrings"),
+            (r#"{"completion": null}"#, "completion: null"),
+            (r#"{"split": null}"#, "split: null"),
+            (r#"{"spin_cpu_max": -1}"#, "spin_cpu_max: -1"),
+            (r#"{"spin_cpu_max": 25601}"#, "spin_cpu_max"),
+            (r#"{"spin_cpu_max": 2.5}"#, "spin_cpu_max"),
+            (r#"{"spin_cpu_max": 1e400}"#, "body"),
+            (r#"{"spin_cpu_max": "25"}"#, "spin_cpu_max"),
+            (r#"{"spin_cpu_total": 0}"#, "spin_cpu_total"),
+            (r#"{"coalesce_us": 10001}"#, "coalesce_us"),
+            (r#"{"coalesce_max": 18446744073709551616}"#, "coalesce_max"),
+            (r#"{"split": "3K"}"#, "split"),
+            (r#"{"split": "4K"}"#, "split"),
+            (r#"{"split": 65536}"#, "split"),
+            (r#"{"split": {"a": [1]}}"#, "split"),
+        ];
+        let start = Tuning::new(Split::Off);
+        for (body, named) in rows {
+            let error = changed(body, &start).unwrap_err();
+            assert!(error.contains(named), "{body}: {error}");
+            assert!(error.lines().count() == 1 && error.len() < 300, "{error}");
+        }
+        let long = format!("{{\"completion\": \"{}\"}}", "é".repeat(5000));
+        assert!(changed(&long, &start).unwrap_err().len() < 300);
+        let deep = format!("{{\"split\": {}", "[".repeat(10_000));
+        assert!(changed(&deep, &start).is_err());
+    }
+}

@@ -1,0 +1,231 @@
+//! What a disk shows of itself: the JSON of `GET /v1/disks/{id}`, and what `cleave stats` and `cleave top`
+//! read. Values only; `gather` fills them in.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// One disk of `GET /v1/disks`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    /// What names it in a path of this interface: its serial, or the last part of its name.
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) serial: Option<String>,
+    pub(crate) size_bytes: u64,
+    pub(crate) connected: bool,
+}
+
+/// A disk: all there is to know of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) serial: Option<String>,
+    /// Where frontends come from.
+    pub(crate) endpoint: String,
+    pub(crate) store: Store,
+    pub(crate) process: Process,
+    pub(crate) session: Session,
+    pub(crate) tuning: Tuning,
+    pub(crate) pacing: Pacing,
+    pub(crate) totals: Totals,
+    /// Of requests that did not end well, by kind.
+    pub(crate) errors: BTreeMap<String, u64>,
+    pub(crate) in_flight: InFlight,
+    pub(crate) zero_reads: ZeroReads,
+    /// Whether there is anything in the fields that follow, and in the three above: `--stats on`.
+    pub(crate) recording: bool,
+    /// Over all vrings, kinds that have seen requests.
+    pub(crate) requests: Vec<Requests>,
+    pub(crate) vrings: Vec<Vring>,
+    /// What splitters do now: one list for each worker.
+    pub(crate) splitters: Vec<Vec<SplitCell>>,
+    /// The legs of a stripe; empty where the disk is none.
+    pub(crate) legs: Vec<Leg>,
+}
+
+/// What is served.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Store {
+    pub(crate) kind: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) block_bytes: u32,
+    pub(crate) read_only: bool,
+    /// `writeback` or `writethrough`, as the guest last set it.
+    pub(crate) cache: String,
+    /// A sync failed: every flush fails until the disk is opened again.
+    pub(crate) sync_failed: bool,
+}
+
+/// The daemon's process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    pub(crate) version: String,
+    pub(crate) pid: u32,
+    pub(crate) uptime_seconds: f64,
+    pub(crate) cpu_seconds: f64,
+    /// Memory of its own, without what it shares with guests.
+    pub(crate) resident_bytes: u64,
+}
+
+/// The frontend.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Session {
+    pub(crate) connected: bool,
+    /// How many there have been.
+    pub(crate) count: u64,
+    /// Virtio features that the guest took, in hexadecimal.
+    pub(crate) features: Option<String>,
+    /// vhost-user protocol features that the frontend took, in hexadecimal.
+    pub(crate) protocol_features: Option<String>,
+    /// Vrings that run.
+    pub(crate) vrings: Vec<RunningVring>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunningVring {
+    pub(crate) index: u16,
+    pub(crate) size: u16,
+    pub(crate) enabled: bool,
+}
+
+/// What `PATCH` changes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Tuning {
+    /// `interrupt`, `poll` or `adaptive`.
+    pub(crate) completion: String,
+    /// Vrings that differ from that, by index.
+    pub(crate) vrings: BTreeMap<u16, String>,
+    pub(crate) spin_cpu_max: u32,
+    pub(crate) spin_cpu_total: Option<u32>,
+    pub(crate) coalesce_us: u32,
+    pub(crate) coalesce_max: u32,
+    /// `off`, `auto` or a size.
+    pub(crate) split: String,
+}
+
+/// How workers waited.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Pacing {
+    /// What each worker that runs does now when it finds nothing to do: `sleeps`, `spins` or `polls`.
+    pub(crate) workers: Vec<String>,
+    pub(crate) sleeps: u64,
+    pub(crate) dozes: u64,
+    pub(crate) wakeups: u64,
+    pub(crate) spin_hit_seconds: f64,
+    pub(crate) spin_wasted_seconds: f64,
+    /// How long workers may spin in vain from now on, and how long at most.
+    pub(crate) spin_left_seconds: f64,
+    pub(crate) spin_left_max_seconds: f64,
+    /// Changes of mode, by reason.
+    pub(crate) switches: BTreeMap<String, u64>,
+}
+
+/// Counters over all vrings and sessions, recording or not.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Totals {
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) others: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) write_bytes: u64,
+    pub(crate) failed: u64,
+    pub(crate) refused: u64,
+    pub(crate) broken: u64,
+    pub(crate) retired_vrings: u64,
+    pub(crate) laps: u64,
+    pub(crate) kicks: u64,
+    pub(crate) calls: u64,
+    pub(crate) calls_suppressed: u64,
+    pub(crate) calls_coalesced: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct InFlight {
+    pub(crate) requests: u32,
+    /// Since the oldest of them was taken from its ring.
+    pub(crate) oldest_seconds: Option<f64>,
+}
+
+/// Reads that were looked at, and how many of those found nothing but zeroes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ZeroReads {
+    pub(crate) sampled: u64,
+    pub(crate) zero: u64,
+}
+
+/// Requests of one kind that ended well.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Requests {
+    /// `read`, `write`, `flush` or `other`.
+    pub(crate) direction: String,
+    /// The largest in this class: `4K`, `16K`, `64K`, `256K`, `larger`; `none` of flushes and others.
+    pub(crate) size: String,
+    pub(crate) requests: u64,
+    pub(crate) bytes: u64,
+    /// How long they took, by stage: `ring`, `plan`, `device`, `publish`, and `split`, which is the part
+    /// of `device` that was cut into several ops by choice.
+    pub(crate) stages: BTreeMap<String, Times>,
+    /// All times of `device`: where a bucket begins, in nanoseconds, and how many are in it. Only in
+    /// the sum over all vrings.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) device_buckets: Vec<(u64, u64)>,
+}
+
+/// A distribution in a few numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Times {
+    pub(crate) count: u64,
+    pub(crate) mean_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p90_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+}
+
+/// A vring, over all sessions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Vring {
+    pub(crate) index: u16,
+    pub(crate) kicks: u64,
+    pub(crate) calls: u64,
+    pub(crate) calls_suppressed: u64,
+    /// How long calls were held back.
+    pub(crate) call: Option<Times>,
+    pub(crate) in_flight: InFlight,
+    pub(crate) zero_reads: ZeroReads,
+    pub(crate) errors: BTreeMap<String, u64>,
+    pub(crate) requests: Vec<Requests>,
+}
+
+/// What a splitter does with large requests of one direction, size and load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SplitCell {
+    pub(crate) direction: String,
+    /// Requests of this size up to twice as much …
+    pub(crate) from_bytes: u64,
+    /// … with at least so many in flight.
+    pub(crate) in_flight_min: u32,
+    /// Size of the pieces; 0: whole.
+    pub(crate) chunk_bytes: u32,
+    pub(crate) reason: String,
+    /// Latency of whole requests over that of split ones; 1 while unknown.
+    pub(crate) gain: f64,
+    /// Share of requests spent on exploring.
+    pub(crate) explored: f64,
+    pub(crate) requests: u64,
+}
+
+/// A leg of a stripe.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Leg {
+    pub(crate) name: String,
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) others: u64,
+    pub(crate) bytes: u64,
+    pub(crate) failed: u64,
+    pub(crate) mean_us: f64,
+    pub(crate) max_us: f64,
+}

@@ -1,0 +1,151 @@
+//! What each path and method does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Serialize;
+
+use super::Exhibit;
+use super::patch::{Ground, apply};
+
+/// A change takes less, and comes at once.
+const BODY_BYTES_MAX: usize = 16 << 10;
+const BODY_TIME: Duration = Duration::from_secs(5);
+/// Longest error that is told.
+const ERROR_CHARS_MAX: usize = 250;
+
+/// The format that Prometheus asks for, by its version.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// All paths.
+pub(super) fn router(exhibit: Arc<Exhibit>) -> Router {
+    Router::new()
+        .route("/v1/disks", get(disks))
+        .route("/v1/disks/{id}", get(disk).patch(change))
+        .route("/metrics", get(metrics))
+        .fallback(nothing)
+        .method_not_allowed_fallback(not_so)
+        .with_state(exhibit)
+}
+
+async fn disks(State(exhibit): State<Arc<Exhibit>>) -> Response {
+    json(StatusCode::OK, &[exhibit.entry()])
+}
+
+async fn disk(State(exhibit): State<Arc<Exhibit>>, path: Path<String>) -> Response {
+    match exhibit.find(&path) {
+        Ok(()) => json(StatusCode::OK, &exhibit.report()),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// The disk, and a body that says what is to be different.
+async fn change(
+    State(exhibit): State<Arc<Exhibit>>,
+    path: Path<String>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    exhibit.find(&path)?;
+    let body = match tokio::time::timeout(BODY_TIME, to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) => {
+            let why = format!("the body is broken, or longer than {BODY_BYTES_MAX} bytes");
+            return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, why));
+        }
+        Err(_) => {
+            let why = "the body did not come in time".to_owned();
+            return Err(Refusal(StatusCode::REQUEST_TIMEOUT, why));
+        }
+    };
+    exhibit.change(&body)?;
+    Ok(json(StatusCode::OK, &exhibit.report()))
+}
+
+async fn metrics(State(exhibit): State<Arc<Exhibit>>) -> Response {
+    ([(header::CONTENT_TYPE, PROMETHEUS)], exhibit.metrics()).into_response()
+}
+
+async fn nothing() -> Refusal {
+    Refusal(
+        StatusCode::NOT_FOUND,
+        "no such path; there are /v1/disks, /v1/disks/{id} and /metrics".to_owned(),
+    )
+}
+
+async fn not_so() -> Refusal {
+    Refusal(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "this path does not know that method".to_owned(),
+    )
+}
+
+impl Exhibit {
+    /// Puts another tuning in force. Between its reading and this nobody else changes it: all requests are
+    /// carried out on one thread.
+    fn change(&self, body: &[u8]) -> Result<(), Refusal> {
+        let now = self.device.tuning();
+        let ground = Ground {
+            disk: &self.device.disk,
+            vrings: self.vrings,
+            auto: &self.auto,
+        };
+        let tuning =
+            apply(body, &now, &ground).map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
+        if tuning != *now {
+            self.device.tune(tuning);
+            let name = self.device.disk.name();
+            tracing::info!("{name}: is served differently from now on: {}", self.told());
+        }
+        Ok(())
+    }
+
+    /// How it is served now, in a line.
+    fn told(&self) -> String {
+        serde_json::to_string(&self.tuning()).unwrap_or_default()
+    }
+
+    /// Whether the disk goes by this name.
+    fn find(&self, id: &str) -> Result<(), Refusal> {
+        let name = self.device.disk.name();
+        if id == self.id() || id == name || self.serial().is_some_and(|serial| id == serial) {
+            return Ok(());
+        }
+        Err(Refusal(
+            StatusCode::NOT_FOUND,
+            format!("no disk `{id}` here; this one is `{}`", self.id()),
+        ))
+    }
+}
+
+/// Why a request is not carried out: one line, as JSON.
+#[derive(Debug)]
+pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        #[derive(Serialize)]
+        struct Told {
+            error: String,
+        }
+        // A part of what was sent may be in it.
+        let line = self.1.chars().map(|c| if c.is_control() { '?' } else { c });
+        let error = line.take(ERROR_CHARS_MAX).collect();
+        json(self.0, &Told { error })
+    }
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    // Our own values have string keys and finite numbers; should one not, the caller hears of it.
+    let (status, text) = match serde_json::to_string_pretty(value) {
+        Ok(text) => (status, text + "\n"),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    };
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (status, kind, text).into_response()
+}

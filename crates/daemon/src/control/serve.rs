@@ -1,0 +1,105 @@
+//! The connections: few, short, and none of them trusted to be either.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::AbortHandle;
+
+use super::{Exhibit, routes};
+use crate::failure::Failure;
+use crate::socket::Listening;
+
+/// Most connections at a time; the oldest leaves for a new one.
+const CONNECTIONS_MAX: usize = 32;
+/// A connection ends after this, whatever goes on: an answer takes milliseconds.
+const CONNECTION_TIME: Duration = Duration::from_secs(60);
+/// A request's header comes whole within this.
+const HEADER_TIME: Duration = Duration::from_secs(5);
+/// Most bytes of it, and most lines.
+const HEADER_BYTES_MAX: usize = 16 << 10;
+const HEADERS_MAX: usize = 64;
+/// No connection is accepted for so long after accepting failed (no descriptors left, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The interface at work. Dropping it ends all of its connections and removes the socket file.
+#[derive(Debug)]
+pub(crate) struct Server {
+    task: AbortHandle,
+    _socket: Listening,
+}
+
+impl Server {
+    /// Serves an opened socket on the runtime at hand.
+    pub(crate) fn start(socket: Listening, exhibit: Arc<Exhibit>) -> Result<Server, Failure> {
+        let listener = listener_of(&socket)
+            .map_err(|error| Failure::run(format!("cannot listen for control: {error}")))?;
+        let task = tokio::spawn(accept(listener, exhibit)).abort_handle();
+        Ok(Server {
+            task,
+            _socket: socket,
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn listener_of(socket: &Listening) -> io::Result<UnixListener> {
+    let listener = socket.listener()?;
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+async fn accept(listener: UnixListener, exhibit: Arc<Exhibit>) {
+    let mut open = Connections::default();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => open.take(stream, &exhibit),
+            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}
+
+/// Connections under way, oldest first. They end with this value.
+#[derive(Debug, Default)]
+struct Connections(VecDeque<AbortHandle>);
+
+impl Connections {
+    fn take(&mut self, stream: UnixStream, exhibit: &Arc<Exhibit>) {
+        self.0.retain(|connection| !connection.is_finished());
+        if self.0.len() >= CONNECTIONS_MAX
+            && let Some(oldest) = self.0.pop_front()
+        {
+            oldest.abort();
+        }
+        let task = tokio::spawn(converse(stream, exhibit.clone()));
+        self.0.push_back(task.abort_handle());
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
+async fn converse(stream: UnixStream, exhibit: Arc<Exhibit>) {
+    let service = TowerToHyperService::new(routes::router(exhibit));
+    let conversation = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIME)
+        .max_buf_size(HEADER_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    // How it ends is the client's affair.
+    let _ = tokio::time::timeout(CONNECTION_TIME, conversation).await;
+}

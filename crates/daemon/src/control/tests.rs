@@ -1,0 +1,181 @@
+//! What is shown of a disk that nobody has used yet, and of one that is a stripe.
+
+use std::sync::Arc;
+
+use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
+use cleave_worker::record::Recording;
+use cleave_worker::{Device, Split, Tuning, WorkerConfig};
+use serde_json::Value;
+
+use super::Exhibit;
+
+fn options() -> OpenOptions {
+    OpenOptions {
+        read_only: false,
+        direct: Direct::Auto,
+        block_bytes: None,
+        discard: true,
+    }
+}
+
+pub(super) fn exhibit(disk: Disk, serial: &str) -> Arc<Exhibit> {
+    let mut padded = [0; 20];
+    padded[..serial.len()].copy_from_slice(serial.as_bytes());
+    let config = WorkerConfig {
+        cpus: Vec::new(),
+        ops: 64,
+    };
+    let tuning = Tuning::new(Split::Off);
+    let device = Device::new(Arc::new(disk), padded, true, config, tuning);
+    let device = Arc::new(device.recording(Recording::On));
+    Arc::new(Exhibit::new(device, "/run/a.sock".to_owned(), 4))
+}
+
+pub(super) fn ram(serial: &str) -> Arc<Exhibit> {
+    exhibit(
+        Disk::open(&"ram:1M".parse().unwrap(), &options()).unwrap(),
+        serial,
+    )
+}
+
+/// Names of all fields, nested ones with a dot.
+fn fields(value: &Value, before: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => map.iter().for_each(|(name, value)| {
+            fields(value, &format!("{before}.{name}"), found);
+        }),
+        Value::Array(rows) => rows
+            .iter()
+            .for_each(|row| fields(row, &format!("{before}[]"), found)),
+        _ => found.push(before.trim_start_matches('.').to_owned()),
+    }
+}
+
+#[test]
+fn the_shape_of_the_json_is_a_promise() {
+    let report = serde_json::to_value(ram("").report()).unwrap();
+    let mut found = Vec::new();
+    fields(&report, "", &mut found);
+    let expected = "\
+        endpoint errors.broken errors.invalid errors.memory errors.space errors.store \
+        errors.unsupported id in_flight.oldest_seconds in_flight.requests name pacing.dozes \
+        pacing.sleeps pacing.spin_hit_seconds pacing.spin_left_max_seconds \
+        pacing.spin_left_seconds pacing.spin_wasted_seconds pacing.switches.budget \
+        pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned \
+        pacing.wakeups process.cpu_seconds process.pid process.resident_bytes \
+        process.uptime_seconds process.version recording serial session.connected session.count \
+        session.features session.protocol_features store.block_bytes store.cache store.kind \
+        store.read_only store.size_bytes store.sync_failed totals.broken totals.calls \
+        totals.calls_coalesced totals.calls_suppressed totals.failed totals.kicks totals.laps \
+        totals.others totals.read_bytes totals.reads totals.refused totals.retired_vrings \
+        totals.write_bytes totals.writes tuning.coalesce_max tuning.coalesce_us tuning.completion \
+        tuning.spin_cpu_max tuning.spin_cpu_total tuning.split zero_reads.sampled zero_reads.zero";
+    let mut expected: Vec<&str> = expected.split_whitespace().collect();
+    expected.sort_unstable();
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    for list in ["requests", "vrings", "splitters", "legs"] {
+        assert_eq!(report[list], Value::Array(Vec::new()), "{list}");
+    }
+}
+
+#[test]
+fn what_was_written_can_be_read_back() {
+    let report = ram("a").report();
+    let text = serde_json::to_string(&report).unwrap();
+    let back: super::report::Report = serde_json::from_str(&text).unwrap();
+    assert_eq!(back, report);
+}
+
+#[test]
+fn a_disk_has_a_short_name_and_a_serial_stands_for_it() {
+    let (plain, named) = (ram(""), ram("s-1"));
+    assert_eq!((plain.id(), plain.serial()), ("ram:1M".to_owned(), None));
+    assert_eq!(named.id(), "s-1");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.img");
+    std::fs::File::create(&path)
+        .unwrap()
+        .set_len(1 << 20)
+        .unwrap();
+    let disk = Disk::open(&DiskSpec::Path(path), &options()).unwrap();
+    assert_eq!(exhibit(disk, "").id(), "a.img");
+}
+
+#[test]
+fn legs_of_a_stripe_are_shown_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let legs: Vec<_> = (0..2)
+        .map(|leg| {
+            let path = folder.path().join(format!("leg\"{leg}"));
+            std::fs::File::create(&path)
+                .unwrap()
+                .set_len(1 << 20)
+                .unwrap();
+            DiskSpec::Path(path)
+        })
+        .collect();
+    let disk = Disk::open_stripe(&legs, 65536, StripeKind::Raw, &options()).unwrap();
+    let exhibit = exhibit(disk, "striped");
+    let report = exhibit.report();
+    assert_eq!(
+        (report.store.kind.as_str(), report.legs.len()),
+        ("stripe", 2)
+    );
+    assert!(report.legs[1].name.ends_with("leg\"1"));
+    let metrics = exhibit.metrics();
+    assert!(
+        metrics.contains("leg\\\"1\",direction=\"read\"} 0"),
+        "{metrics}"
+    );
+}
+
+/// Each family of an idle disk's metrics, with its type: names are stable.
+#[test]
+fn metrics_have_stable_names() {
+    let text = ram("a").metrics();
+    let families: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE cleave_"))
+        .collect();
+    let expected = [
+        "info gauge",
+        "uptime_seconds gauge",
+        "process_cpu_seconds_total counter",
+        "process_resident_bytes gauge",
+        "connected gauge",
+        "sessions_total counter",
+        "disk_size_bytes gauge",
+        "disk_sync_failed gauge",
+        "disk_requests_total counter",
+        "disk_bytes_total counter",
+        "disk_failures_total counter",
+        "retired_vrings_total counter",
+        "laps_total counter",
+        "completion_mode gauge",
+        "workers gauge",
+        "spin_seconds_total counter",
+        "sleeps_total counter",
+        "dozes_total counter",
+        "wakeups_total counter",
+        "mode_switches_total counter",
+        "spin_budget_seconds gauge",
+        "spin_budget_max_seconds gauge",
+        "requests_total counter",
+        "request_bytes_total counter",
+        "request_errors_total counter",
+        "kicks_total counter",
+        "calls_total counter",
+        "calls_suppressed_total counter",
+        "reads_sampled_total counter",
+        "reads_zero_total counter",
+        "calls_coalesced_total counter",
+        "in_flight_requests gauge",
+        "oldest_request_seconds gauge",
+        "request_stage_seconds histogram",
+        "call_held_seconds histogram",
+        "split_chunk_bytes gauge",
+    ];
+    assert_eq!(families, expected);
+    assert_eq!(text.matches("# HELP ").count(), families.len());
+}

@@ -1,0 +1,80 @@
+//! How workers wait and call: what the operator said, made into what a worker is tuned to.
+
+use clap::{Args, ValueEnum};
+use cleave_worker::{Coalesce, Completion, Split, Tuning};
+
+/// `--completion` and what goes with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+pub(crate) struct PacingArgs {
+    /// How a worker waits for the guest and for the disk
+    ///
+    /// interrupt: it sleeps whenever there is nothing to do. poll: it never sleeps while the guest uses
+    /// its vrings, which costs a CPU and saves the wake-up; where others want that CPU it sleeps all the
+    /// same. adaptive: it spins where the next event comes soon enough to be worth it, and sleeps else;
+    /// an idle disk costs nothing.
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = Wait::Adaptive)]
+    pub(crate) completion: Wait,
+    /// Most CPU time that adaptive may spin in vain, in per cent of one core
+    ///
+    /// For the whole disk, however many workers serve it. When it is used up, workers sleep until there
+    /// is some again. 0: it never spins.
+    #[arg(long, value_name = "PCT", default_value_t = Tuning::SPIN_CPU_MAX,
+          value_parser = clap::value_parser!(u32).range(0..=SPIN_MAX))]
+    pub(crate) spin_cpu_max: u32,
+    /// Most CPU time that adaptive may spin at all, in vain or not [default: as much as pays]
+    ///
+    /// In per cent of one core, for all workers of this daemon together.
+    #[arg(long, value_name = "PCT", value_parser = clap::value_parser!(u32).range(1..=SPIN_MAX))]
+    pub(crate) spin_cpu_total: Option<u32>,
+    /// Longest that a call to the guest is held back to become one with the next, in microseconds
+    ///
+    /// Only while other requests of the vring are in flight: a lone request is never held up. 0: never.
+    #[arg(long, value_name = "N", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(0..=COALESCE_US_MAX))]
+    pub(crate) coalesce_us: u32,
+    /// Most requests whose calls become one; 0: as many as end in that time
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "coalesce_us",
+          value_parser = clap::value_parser!(u32).range(0..=COALESCE_MAX_MAX))]
+    pub(crate) coalesce_max: u32,
+}
+
+/// 256 workers that never rest.
+pub(crate) const SPIN_MAX: i64 = 25_600;
+/// Longer than any guest would thank us for, and far below what it takes for a lost request.
+pub(crate) const COALESCE_US_MAX: i64 = 10_000;
+/// As many as a vring can have.
+pub(crate) const COALESCE_MAX_MAX: i64 = 32_768;
+
+/// `--completion`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Wait {
+    Interrupt,
+    Poll,
+    Adaptive,
+}
+
+impl From<Wait> for Completion {
+    fn from(wait: Wait) -> Completion {
+        match wait {
+            Wait::Interrupt => Completion::Interrupt,
+            Wait::Poll => Completion::Poll,
+            Wait::Adaptive => Completion::Adaptive,
+        }
+    }
+}
+
+impl PacingArgs {
+    /// What a worker is tuned to.
+    pub(crate) fn tuning(&self, split: Split) -> Tuning {
+        Tuning {
+            completion: self.completion.into(),
+            spin_cpu_max: self.spin_cpu_max,
+            spin_cpu_total: self.spin_cpu_total,
+            coalesce: Coalesce {
+                us: self.coalesce_us,
+                max: self.coalesce_max,
+            },
+            ..Tuning::new(split)
+        }
+    }
+}

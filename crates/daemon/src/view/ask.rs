@@ -1,0 +1,123 @@
+//! Asks a control socket for what its disk does.
+
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+
+use crate::control::report::{Entry, Report};
+
+/// An answer takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// More than a disk of 256 vrings has to tell.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// All disks behind a socket; else why there are none, in a few words.
+pub(super) async fn reports(socket: &Path) -> Result<Vec<Report>, String> {
+    tokio::time::timeout(PATIENCE, all(socket))
+        .await
+        .unwrap_or_else(|_| Err("no answer".to_owned()))
+}
+
+async fn all(socket: &Path) -> Result<Vec<Report>, String> {
+    let mut reports = Vec::new();
+    for entry in get::<Vec<Entry>>(socket, "/v1/disks").await? {
+        let path = format!("/v1/disks/{}", encoded(&entry.id));
+        reports.push(get(socket, &path).await?);
+    }
+    Ok(reports)
+}
+
+async fn get<T: serde::de::DeserializeOwned>(socket: &Path, path: &str) -> Result<T, String> {
+    let answer = exchange(socket, path)
+        .await
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => "no such socket".to_owned(),
+            io::ErrorKind::ConnectionRefused => "nobody listens".to_owned(),
+            io::ErrorKind::PermissionDenied => "belongs to another user".to_owned(),
+            _ => error.to_string(),
+        })?;
+    let body = body_of(&answer)?;
+    serde_json::from_slice(body).map_err(strange)
+}
+
+fn strange(why: impl Display) -> String {
+    format!("not the answer of a cleave: {why}")
+}
+
+/// The body of a good answer.
+fn body_of(answer: &[u8]) -> Result<&[u8], String> {
+    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+    let end = end.ok_or_else(|| strange("it has no end"))?;
+    let (header, body) = answer.split_at(end);
+    match header.starts_with(b"HTTP/1.1 200 ") {
+        true => Ok(body.get(4..).unwrap_or_default()),
+        false => Err(strange("it refuses")),
+    }
+}
+
+/// One request, and all that comes back until the other side closes.
+async fn exchange(socket: &Path, path: &str) -> io::Result<Vec<u8>> {
+    let stream = UnixStream::connect(socket).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\n\r\n");
+    let mut rest = request.as_bytes();
+    while !rest.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(rest) {
+            Ok(n) => rest = rest.get(n..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut answer = Vec::new();
+    let mut piece = [0; 16 << 10];
+    while answer.len() < ANSWER_BYTES_MAX {
+        stream.readable().await?;
+        match stream.try_read(&mut piece) {
+            Ok(0) => return Ok(answer),
+            Ok(n) => answer.extend_from_slice(piece.get(..n).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other("an answer without end"))
+}
+
+/// As a part of a path.
+fn encoded(id: &str) -> String {
+    id.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
+            byte => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_name_fits_into_a_path() {
+        assert_eq!(encoded("a.img"), "a.img");
+        assert_eq!(encoded("null:1G /é?#%"), "null%3A1G%20%2F%C3%A9%3F%23%25");
+    }
+
+    #[test]
+    fn only_a_good_answer_has_a_body() {
+        let good = body_of(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n{}\r\n\r\n");
+        assert_eq!(good, Ok(&b"{}\r\n\r\n"[..]));
+        for bad in [
+            &b""[..],
+            b"HTTP/1.1 200 OK\r\n",
+            b"HTTP/1.1 404 No\r\n\r\n{}",
+            b"SSH-2.0\r\n\r\n",
+        ] {
+            assert!(body_of(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! `cleave top` and `cleave stats`: what disks do, read from their control sockets.
+
+mod ask;
+mod rates;
+mod screen;
+mod terminal;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::control::report::Report;
+use crate::failure::Failure;
+use rates::Rates;
+use screen::Row;
+use terminal::Terminal;
+
+/// `cleave top`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Top {
+    pub(crate) sockets: Vec<PathBuf>,
+    pub(crate) interval: Duration,
+}
+
+/// `cleave stats`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stats {
+    pub(crate) sockets: Vec<PathBuf>,
+    pub(crate) json: bool,
+}
+
+/// What was heard from a socket.
+type Heard = Result<Vec<Report>, String>;
+
+fn runtime() -> Result<Runtime, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::run(format!("cannot start: {error}")))
+}
+
+/// What is printed once. A socket that nothing is heard from is an error, after what others say.
+pub(crate) fn stats(stats: &Stats) -> (String, Result<(), Failure>) {
+    match runtime().and_then(|runtime| runtime.block_on(gather(stats))) {
+        Ok((reports, missing)) => {
+            let text = match stats.json {
+                true => serde_json::to_string_pretty(&reports).map(|text| text + "\n"),
+                false => Ok(reports.iter().map(screen::sheet).collect()),
+            };
+            match (text, missing) {
+                (Ok(text), None) => (text, Ok(())),
+                (Ok(text), Some(why)) => (text, Err(Failure::run(why))),
+                (Err(error), _) => (String::new(), Err(Failure::run(error))),
+            }
+        }
+        Err(failure) => (String::new(), Err(failure)),
+    }
+}
+
+/// All reports, and what the first socket without any has said.
+async fn gather(stats: &Stats) -> Result<(Vec<Report>, Option<String>), Failure> {
+    let (mut reports, mut missing) = (Vec::new(), None);
+    for socket in &stats.sockets {
+        match ask::reports(socket).await {
+            Ok(some) => reports.extend(some),
+            Err(why) => {
+                let socket = socket.display();
+                missing.get_or_insert(format!(
+                    "control socket {socket}: {why}: is a `cleave serve --control {socket}` running?"
+                ));
+            }
+        }
+    }
+    Ok((reports, missing))
+}
+
+/// Shows the disks until somebody has seen enough.
+pub(crate) fn top(top: &Top) -> Result<(), Failure> {
+    let cannot = |error: io::Error| Failure::run(format!("cannot show: {error}"));
+    match runtime()?.block_on(look(top)) {
+        // `cleave top | head` closes early.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        ended => ended.map_err(cannot),
+    }
+}
+
+async fn look(top: &Top) -> io::Result<()> {
+    // Caught before anything is drawn, so that the terminal is given back.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut resized = signal(SignalKind::window_change())?;
+    let mut terminal = Terminal::take();
+    let mut past = HashMap::new();
+    let mut ticks = tokio::time::interval(top.interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut heard = Vec::new();
+    let mut rates = HashMap::new();
+    loop {
+        let is_tick = tokio::select! {
+            biased;
+            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
+            _ = hang_up.recv() => return Ok(()),
+            () = terminal.quit() => return Ok(()),
+            _ = resized.recv() => false,
+            _ = ticks.tick() => true,
+        };
+        if is_tick {
+            // A socket that does not answer holds nobody up for long, and quitting not at all.
+            heard = tokio::select! {
+                biased;
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+                () = terminal.quit() => return Ok(()),
+                heard = listen(top) => heard,
+            };
+            rates = remember(&mut past, &heard);
+        }
+        let (lines, columns) = terminal.size();
+        let rows = rows(top, &heard, &rates);
+        let picture = screen::picture(&rows, lines);
+        let picture: Vec<String> = picture
+            .iter()
+            .map(|line| screen::cut(line, columns))
+            .collect();
+        terminal.show(&picture)?;
+    }
+}
+
+async fn listen(top: &Top) -> Vec<Heard> {
+    let asked: Vec<_> = top
+        .sockets
+        .iter()
+        .cloned()
+        .map(|socket| tokio::spawn(async move { ask::reports(&socket).await }))
+        .collect();
+    let mut heard = Vec::with_capacity(asked.len());
+    for answer in asked {
+        heard.push(answer.await.unwrap_or_else(|_| Err("failed".to_owned())));
+    }
+    heard
+}
+
+/// A disk, by the place of its socket and its own among those behind it.
+type Place = (usize, usize);
+
+/// Rates since the last time, which this then is.
+fn remember(past: &mut HashMap<Place, Report>, heard: &[Heard]) -> HashMap<Place, Rates> {
+    let mut rates = HashMap::new();
+    for (at, reports) in heard.iter().enumerate() {
+        for (nth, report) in reports.iter().flatten().enumerate() {
+            let before = past.insert((at, nth), report.clone());
+            if let Some(since) = before.and_then(|before| Rates::between(&before, report)) {
+                rates.insert((at, nth), since);
+            }
+        }
+    }
+    rates
+}
+
+fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Place, Rates>) -> Vec<Row<'a>> {
+    let mut rows = Vec::new();
+    for (at, (socket, heard)) in top.sockets.iter().zip(heard).enumerate() {
+        match heard {
+            Ok(reports) => rows.extend(
+                reports
+                    .iter()
+                    .enumerate()
+                    .map(|(nth, report)| Row::Disk(report, rates.get(&(at, nth)).copied())),
+            ),
+            Err(why) => rows.push(Row::Gone(socket.display().to_string(), why)),
+        }
+    }
+    rows
+}

@@ -1,0 +1,293 @@
+//! What is shown, as lines of at most eighty columns.
+
+use super::rates::Rates;
+use crate::control::report::{Report, Times};
+
+/// Heads of the columns, as wide as `line` makes them.
+const HEAD: &str =
+    "disk             read/s  write/s    MB/s  p50 us  p99 us  mode       spin%  CPU%";
+
+/// A socket and what was heard from it.
+#[derive(Debug)]
+pub(super) enum Row<'a> {
+    /// A disk; without rates on the first look.
+    Disk(&'a Report, Option<Rates>),
+    /// The socket's name, and why nothing was heard.
+    Gone(String, &'a str),
+}
+
+/// A whole picture; with details where there is room for them.
+pub(super) fn picture(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
+    let mut lines = vec![HEAD.to_owned()];
+    let details = 1 + 2 * rows.len() < lines_max;
+    for row in rows {
+        match row {
+            Row::Disk(report, rates) => {
+                lines.push(line(report, rates.unwrap_or_default()));
+                if details {
+                    lines.push(detail(report));
+                }
+            }
+            Row::Gone(socket, why) => lines.push(cut(&format!("{socket}: {why}"), 80)),
+        }
+    }
+    lines.truncate(lines_max);
+    lines
+}
+
+fn line(report: &Report, rates: Rates) -> String {
+    let us = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), micros);
+    format!(
+        "{:<14} {:>8} {:>8} {:>7} {:>7} {:>7}  {:<9} {:>6} {:>5}",
+        cut(&report.id, 14),
+        count(rates.reads),
+        count(rates.writes),
+        megabytes(rates.bytes),
+        us(rates.p50_us),
+        us(rates.p99_us),
+        report.tuning.completion,
+        percent(rates.spin),
+        percent(rates.cpu),
+    )
+}
+
+/// What is worth a second line.
+fn detail(report: &Report) -> String {
+    let mut parts = Vec::new();
+    match report.session.connected {
+        true => parts.push(format!("{} vrings", report.session.vrings.len())),
+        false => parts.push("no frontend".to_owned()),
+    }
+    for mode in ["sleeps", "spins", "polls"] {
+        let workers = report
+            .pacing
+            .workers
+            .iter()
+            .filter(|worker| *worker == mode);
+        match workers.count() {
+            0 => {}
+            count => parts.push(format!("{count} {}", mode.trim_end_matches('s'))),
+        }
+    }
+    if let Some(oldest) = report.in_flight.oldest_seconds {
+        let age = micros(oldest * 1e6);
+        parts.push(format!(
+            "{} in flight, oldest {age} us",
+            report.in_flight.requests
+        ));
+    }
+    let zero = report.zero_reads;
+    if zero.zero > 0 {
+        let share = zero.zero as f64 * 100.0 / zero.sampled.max(1) as f64;
+        parts.push(format!("{share:.0} % of reads zero"));
+    }
+    let totals = &report.totals;
+    match totals.failed + totals.refused + totals.broken {
+        0 => {}
+        errors => parts.push(format!("{errors} errors")),
+    }
+    if report.store.sync_failed {
+        parts.push("A SYNC FAILED".to_owned());
+    }
+    cut(&format!("  {}", parts.join(", ")), 80)
+}
+
+/// All of a disk, once.
+pub(super) fn sheet(report: &Report) -> String {
+    let store = &report.store;
+    let access = if store.read_only { ", read-only" } else { "" };
+    let size = cleave_disk::format_size(store.size_bytes);
+    let mut lines = vec![
+        format!("{}: {}", report.id, report.name),
+        format!(
+            "  disk      {}, {size}, blocks of {}, {}{access}",
+            store.kind, store.block_bytes, store.cache
+        ),
+        format!("  frontend  {}", frontend(report)),
+        format!("  waiting   {}", waiting(report)),
+        format!(
+            "  process   {} for {:.0} s, {:.2} s of CPU, {:.1} MiB",
+            report.process.version,
+            report.process.uptime_seconds,
+            report.process.cpu_seconds,
+            report.process.resident_bytes as f64 / f64::from(1 << 20),
+        ),
+        format!("  now       {}", detail(report).trim_start()),
+    ];
+    if report.requests.is_empty() {
+        let totals = &report.totals;
+        lines.push(format!(
+            "  totals    {} reads, {} writes, {} others",
+            totals.reads, totals.writes, totals.others
+        ));
+    } else {
+        lines.push(
+            "  requests            count        MiB  mean us      p50      p99    p99.9".to_owned(),
+        );
+    }
+    for row in &report.requests {
+        lines.push(format!(
+            "  {:<5} {:<6} {:>12} {:>10.0} {}",
+            row.direction,
+            row.size,
+            row.requests,
+            row.bytes as f64 / f64::from(1 << 20),
+            row.stages.get("device").map_or_else(String::new, quantiles),
+        ));
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn frontend(report: &Report) -> String {
+    let session = &report.session;
+    match (&session.features, session.connected) {
+        (_, false) => format!("none now, {} so far", session.count),
+        (None, true) => format!("connected, the {}. so far", session.count),
+        (Some(features), true) => {
+            format!(
+                "connected, the {}. so far, features {features}",
+                session.count
+            )
+        }
+    }
+}
+
+fn waiting(report: &Report) -> String {
+    let pacing = &report.pacing;
+    format!(
+        "{}, split {}; {} sleeps, {} dozes; spun {:.2} s well and {:.2} s in vain",
+        report.tuning.completion,
+        report.tuning.split,
+        pacing.sleeps,
+        pacing.dozes,
+        pacing.spin_hit_seconds,
+        pacing.spin_wasted_seconds,
+    )
+}
+
+fn quantiles(times: &Times) -> String {
+    format!(
+        "{:>8} {:>8} {:>8} {:>8}",
+        micros(times.mean_us),
+        micros(times.p50_us),
+        micros(times.p99_us),
+        micros(times.p999_us)
+    )
+}
+
+/// Three digits or so.
+fn micros(us: f64) -> String {
+    match us {
+        us if us < 10.0 => format!("{us:.2}"),
+        us if us < 100.0 => format!("{us:.1}"),
+        us if us < 1e6 => format!("{us:.0}"),
+        us => format!("{:.1} s", us / 1e6),
+    }
+}
+
+fn count(each: f64) -> String {
+    match each {
+        each if each < 1e6 => format!("{each:.0}"),
+        each => format!("{:.2}M", each / 1e6),
+    }
+}
+
+fn percent(share: f64) -> String {
+    match share * 100.0 {
+        percent if percent < 1000.0 => format!("{percent:.1}"),
+        percent => format!("{percent:.0}"),
+    }
+}
+
+fn megabytes(bytes: f64) -> String {
+    match bytes / 1e6 {
+        mb if mb < 100.0 => format!("{mb:.1}"),
+        mb => format!("{mb:.0}"),
+    }
+}
+
+/// At most so many characters, none of them able to move a cursor: names come from elsewhere.
+pub(super) fn cut(text: &str, most: usize) -> String {
+    let plain = text.chars().map(|c| if c.is_control() { '?' } else { c });
+    match text.chars().count() > most {
+        true => plain.take(most.saturating_sub(1)).chain(['…']).collect(),
+        false => plain.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rates::tests::report;
+    use super::*;
+
+    #[test]
+    fn a_picture_fits_eighty_columns() {
+        let rates = Rates {
+            reads: 12_345_678.0,
+            writes: 999_999.4,
+            others: 0.0,
+            bytes: 98_765_432_109.0,
+            p50_us: Some(999_999.4),
+            p99_us: Some(8_600_000.0),
+            spin: 9.999,
+            cpu: 15.0,
+        };
+        let mut long = report("a-very-long-name-of-a-disk\x1b[2J.img", 5.0, 5, &[]);
+        long.tuning.completion = "interrupt".to_owned();
+        long.totals.failed = u64::MAX / 2;
+        long.store.sync_failed = true;
+        let short = report("a.img", 5.0, 5, &[]);
+        let rows = [
+            Row::Disk(&long, Some(rates)),
+            Row::Disk(&short, None),
+            Row::Gone("/run/cleave/".repeat(20), "nobody listens"),
+        ];
+        for lines_max in [1, 2, 5, 6, 7, 100] {
+            let lines = picture(&rows, lines_max);
+            assert!(lines.len() <= lines_max);
+            for line in lines {
+                assert!(line.chars().count() <= 80, "{line}");
+                assert!(!line.chars().any(char::is_control), "{line:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_picture_of_two_disks_and_one_that_is_gone() {
+        let (before, now) = (
+            report("a.img", 10.0, 0, &[]),
+            report("a.img", 12.0, 4000, &[(65536, 100)]),
+        );
+        let first = report("new", 1.0, 0, &[]);
+        let rows = [
+            Row::Disk(&now, Rates::between(&before, &now)),
+            Row::Disk(&first, None),
+            Row::Gone("/run/b".to_owned(), "nobody listens"),
+        ];
+        let expected = "\
+disk             read/s  write/s    MB/s  p50 us  p99 us  mode       spin%  CPU%
+a.img              2000        0     8.2    69.6    73.6  adaptive    10.0  25.0
+  1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
+new                   0        0     0.0       -       -  adaptive     0.0   0.0
+  1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
+/run/b: nobody listens";
+        assert_eq!(picture(&rows, 24).join("\n"), expected);
+    }
+
+    #[test]
+    fn a_sheet_says_all_of_a_disk() {
+        let text = sheet(&report("a.img", 12.0, 4096, &[]));
+        let expected = "\
+a.img: /images/a.img
+  disk      file, 1G, blocks of 512, writeback
+  frontend  connected, the 1. so far, features 0x1
+  waiting   adaptive, split auto; 1 sleeps, 2 dozes; spun 1.20 s well and 0.00 s in vain
+  process   0 for 12 s, 3.00 s of CPU, 3.0 MiB
+  now       1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
+  requests            count        MiB  mean us      p50      p99    p99.9
+  read  4K             4096         16     80.0     79.5      120     1500
+";
+        assert_eq!(text, expected);
+    }
+}

@@ -1,0 +1,131 @@
+//! A terminal that is drawn on, and given back as it was.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::thread;
+
+use rustix::fs::FileType;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use tokio::sync::oneshot;
+
+/// Where the picture goes, and where keys come from.
+#[derive(Debug)]
+pub(super) struct Terminal {
+    /// Standard output is a terminal: the picture is drawn over and over in one place.
+    draws: bool,
+    /// How standard input was, where it is a terminal.
+    before: Option<Termios>,
+    keys: Option<oneshot::Receiver<()>>,
+}
+
+/// Another screen, without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+impl Terminal {
+    /// Takes it over, as far as there is one.
+    pub(super) fn take() -> Terminal {
+        let draws = io::stdout().is_terminal();
+        let before = match draws && io::stdin().is_terminal() {
+            true => tcgetattr(io::stdin()).ok(),
+            false => None,
+        };
+        if let Some(before) = &before {
+            let mut raw = before.clone();
+            // Ctrl-C and Ctrl-D come as bytes then, and nothing is echoed into the picture.
+            raw.local_modes
+                .remove(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &raw);
+        }
+        if draws {
+            say(ENTER);
+        }
+        Terminal {
+            draws,
+            keys: keys(),
+            before,
+        }
+    }
+
+    /// How many lines and columns there are to draw on.
+    pub(super) fn size(&self) -> (usize, usize) {
+        match tcgetwinsize(io::stdout()) {
+            Ok(size) if self.draws && size.ws_row > 0 && size.ws_col > 0 => {
+                (usize::from(size.ws_row), usize::from(size.ws_col))
+            }
+            _ => (usize::MAX, 80),
+        }
+    }
+
+    /// Shows a picture: over the last one, or below it where nobody can draw.
+    pub(super) fn show(&self, lines: &[String]) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        if !self.draws {
+            return writeln!(out, "{}\n", lines.join("\n")).and_then(|()| out.flush());
+        }
+        // Nothing is scrolled: no line feed after the last.
+        let picture = lines.join("\x1b[K\r\n");
+        write!(out, "\x1b[H{picture}\x1b[K\x1b[J").and_then(|()| out.flush())
+    }
+
+    /// Waits for somebody who wants to quit: q, Ctrl-C, Ctrl-D, or the end of the input.
+    pub(super) async fn quit(&mut self) {
+        match &mut self.keys {
+            // Its end without a word is that of the input.
+            Some(keys) => {
+                let _ = keys.await;
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if self.draws {
+            say(LEAVE);
+        }
+        if let Some(before) = &self.before {
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
+        }
+    }
+}
+
+/// A terminal that has gone needs no words.
+fn say(text: &str) {
+    let mut out = io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Standard input, where something may come from it: a terminal or a pipe. What is no such thing (the
+/// null device of a service, a file) is not looked at: its end means nothing.
+///
+/// Read on a thread, which the end of the process ends: tokio registers descriptors of others only with
+/// unsafe code.
+fn keys() -> Option<oneshot::Receiver<()>> {
+    let stdin = io::stdin();
+    let found = rustix::fs::fstat(&stdin).ok()?;
+    let kind = FileType::from_raw_mode(found.st_mode);
+    if !stdin.is_terminal() && !matches!(kind, FileType::Fifo | FileType::Socket) {
+        return None;
+    }
+    let (quit, keys) = oneshot::channel();
+    let reader = thread::Builder::new().name("keys".to_owned());
+    let reading = reader.spawn(move || {
+        let mut bytes = [0; 64];
+        loop {
+            match rustix::io::read(io::stdin(), &mut bytes) {
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(0) | Err(_) => break,
+                Ok(n) => {
+                    let typed = bytes.get(..n).unwrap_or_default();
+                    if typed.iter().any(|key| matches!(key, b'q' | b'Q' | 3 | 4)) {
+                        break;
+                    }
+                }
+            }
+        }
+        // Who waited may have quit for another reason.
+        let _ = quit.send(());
+    });
+    reading.ok().map(|_| keys)
+}

@@ -1,0 +1,95 @@
+//! Block devices.
+
+use super::*;
+
+/// A loop device over a file; `None` where that cannot be had.
+struct Loop {
+    device: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Loop {
+    fn new(block: u32) -> Option<Loop> {
+        let dir = folder();
+        let path = image(dir.path(), DISK_BYTES);
+        let out = Command::new("losetup")
+            .args(["--find", "--show", "--sector-size", &block.to_string()])
+            .arg(&path)
+            .output();
+        match out {
+            Ok(out) if out.status.success() => {
+                let device = String::from_utf8(out.stdout).unwrap().trim().into();
+                Some(Loop { device, _dir: dir })
+            }
+            other => {
+                println!("not tried: no loop device of {block} ({other:?})");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.device)
+            .status();
+    }
+}
+
+fn on_loop(block: u32, test: impl Fn(&Path, Direct)) {
+    for direct in [Direct::Off, Direct::Auto] {
+        if let Some(device) = Loop::new(block) {
+            test(&device.device, direct);
+        }
+    }
+}
+
+#[test]
+fn block_devices_match_the_model() {
+    for block in [512, 4096] {
+        on_loop(block, |device, direct| {
+            let disk = Arc::new(open(device, direct));
+            println!("{direct:?} {:?}", disk.limits());
+            let guest = Guest::new();
+            let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
+            check_against_model(&mut engines, &guest, &disk, &MANY, seed());
+        });
+    }
+}
+
+#[test]
+fn block_devices_discard_by_command_and_by_hole() {
+    on_loop(4096, |device, direct| {
+        let disk = Arc::new(open(device, direct));
+        let guest = Guest::new();
+        for command in [true, false] {
+            let mut engine = engine(&disk, &guest);
+            let Runner::Files(files) = &mut engine.runner else {
+                panic!("a file")
+            };
+            if !command {
+                files.forget_command();
+            }
+            let segments = [segment(0, 1 << 20)];
+            guest.put(&segments, &[7; 1 << 20]);
+            assert_eq!(run(&mut engine, op(WRITE, 0, 1 << 20, &segments)), Ok(()));
+            assert_eq!(
+                run(&mut engine, op(OpKind::Discard, 512, (1 << 20) - 1024, &[])),
+                Ok(())
+            );
+            assert_eq!(run(&mut engine, op(READ, 0, 1 << 20, &segments)), Ok(()));
+            let bytes = guest.get(&segments, 1 << 20);
+            assert!(
+                bytes[..4096].iter().all(|byte| *byte == 7),
+                "rounded inwards"
+            );
+            assert!(
+                bytes[4096..(1 << 20) - 4096].iter().all(|byte| *byte == 0),
+                "{command}"
+            );
+            assert!(bytes[(1 << 20) - 4096..].iter().all(|byte| *byte == 7));
+        }
+    });
+}

@@ -1,0 +1,224 @@
+//! Stores that refuse, end early, stutter or have no space.
+
+use super::*;
+
+#[test]
+fn ops_outside_the_disk_or_of_a_read_only_one_do_not_reach_it() {
+    let (_dir, path, disk, guest) = file_rig(Direct::Off);
+    let mut engine = engine(&disk, &guest);
+    let segments = [segment(0, 4096)];
+    for (offset, len) in [
+        (DISK_BYTES, 512),
+        (DISK_BYTES - 512, 1024),
+        (u64::MAX - 511, 512),
+        (u64::MAX, 1),
+    ] {
+        for kind in [READ, WRITE, ZERO, UNMAP, OpKind::Discard] {
+            assert_eq!(
+                run(&mut engine, op(kind, offset, len, &segments)),
+                Err(libc::EIO),
+                "{kind:?}"
+            );
+        }
+    }
+    assert_eq!(path.metadata().unwrap().len(), DISK_BYTES);
+    drop(engine);
+    drop(disk);
+    let options = cleave_disk::OpenOptions {
+        read_only: true,
+        direct: Direct::Off,
+        block_bytes: None,
+        discard: true,
+    };
+    let disk = Disk::open(&cleave_disk::DiskSpec::Path(path), &options).unwrap();
+    let mut engine = super::tests::engine(&Arc::new(disk), &guest);
+    assert_eq!(
+        run(&mut engine, op(WRITE, 0, 512, &segments)),
+        Err(libc::EROFS)
+    );
+    assert_eq!(run(&mut engine, op(READ, 0, 512, &segments)), Ok(()));
+}
+
+#[test]
+fn the_end_of_a_cut_file_is_an_error_and_what_is_left_is_read() {
+    for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
+        let dir = folder();
+        let path = image(dir.path(), DISK_BYTES);
+        let disk = Arc::new(open(&path, direct).with_alignment(unit, 512));
+        let guest = Guest::new();
+        let mut engine = engine(&disk, &guest);
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(10_240)
+            .unwrap();
+        let segments = [segment(0, 8192)];
+        let mut read = |offset, len| run(&mut engine, op(READ, offset, len, &segments));
+        assert_eq!(read(0, 8192), Ok(()));
+        assert_eq!(read(8192, 2048), Ok(()), "{direct:?} {unit}");
+        assert_eq!(read(8192, 4096), Err(libc::EIO));
+        assert_eq!(read(10_240, 512), Err(libc::EIO));
+        assert_eq!(read(1 << 20, 512), Err(libc::EIO));
+        if unit == 4096 {
+            // The old bytes of the block cannot be read, so it is not written back.
+            assert_eq!(
+                run(&mut engine, op(WRITE, 12_288 + 512, 512, &segments)),
+                Err(libc::EIO)
+            );
+            assert_eq!(path.metadata().unwrap().len(), 10_240);
+        }
+    }
+}
+
+/// A mounted file system of 1 MiB; `None` where that cannot be had.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn new() -> Option<Small> {
+        let dir = folder();
+        let out = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=1M", "tmpfs"])
+            .arg(dir.path())
+            .output();
+        match out {
+            Ok(out) if out.status.success() => Some(Small(dir)),
+            other => {
+                println!("not tried: no small file system ({other:?})");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn no_space_is_reported_and_recovers() {
+    let Some(small) = Small::new() else { return };
+    let path = image(small.0.path(), DISK_BYTES);
+    let ballast = small.0.path().join("ballast");
+    std::fs::write(&ballast, vec![1; 900 << 10]).unwrap();
+    let disk = Arc::new(open(&path, Direct::Off));
+    let guest = Guest::new();
+    let mut engine = engine(&disk, &guest);
+    let segments = [segment(0, 512 << 10)];
+    for kind in [WRITE, DURABLE] {
+        let result = run(&mut engine, op(kind, 0, 512 << 10, &segments));
+        assert_eq!(result, Err(libc::ENOSPC), "{kind:?}");
+    }
+    assert!(!disk.sync_failed());
+    std::fs::remove_file(&ballast).unwrap();
+    assert_eq!(run(&mut engine, op(WRITE, 0, 512 << 10, &segments)), Ok(()));
+    assert_eq!(run(&mut engine, op(OpKind::Sync, 0, 0, &[])), Ok(()));
+}
+
+/// Cuts transfers short and has them tried again; what was moved and is not admitted is done twice.
+fn stutter(number: u64, entry: &Entry, result: i32) -> i32 {
+    let draw = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    let is_transfer = matches!(
+        entry.step,
+        Step::Direct | Step::Fill | Step::Spill | Step::Zeroes
+    );
+    let is_write = matches!(entry.step, Step::Spill | Step::Zeroes)
+        || (entry.step == Step::Direct && entry.kind != READ);
+    match draw % 8 {
+        0 => -libc::EAGAIN,
+        1 => -libc::EINTR,
+        2 => -libc::ECANCELED,
+        3 if is_transfer && is_write => 0,
+        _ if is_transfer && result > 4096 => {
+            4096 + i32::try_from(draw).unwrap() % (result - 4096 + 1)
+        }
+        _ => result,
+    }
+}
+
+#[test]
+fn short_transfers_and_retries_match_the_model() {
+    for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
+        let dir = folder();
+        let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
+        let guest = Guest::new();
+        let mut first = engine(&disk, &guest);
+        files(&mut first).mangle(stutter);
+        check_against_model(&mut [first], &guest, &disk, &MANY, seed());
+        let mut second = engine(&disk, &guest);
+        files(&mut second).mangle(stutter);
+        let segments = [segment(0, DISK_BYTES as u32)];
+        assert_eq!(run(&mut second, op(ZERO, 0, DISK_BYTES, &[])), Ok(()));
+        assert_eq!(run(&mut second, op(READ, 0, DISK_BYTES, &segments)), Ok(()));
+        files(&mut second).forget_methods();
+        check_against_model(&mut [second], &guest, &disk, &MANY, seed());
+    }
+}
+
+#[test]
+fn an_error_ends_exactly_the_op_that_has_it() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
+    for kind in [READ, WRITE, ZERO, UNMAP, OpKind::Discard] {
+        let mut engine = engine(&disk, &guest);
+        files(&mut engine).mangle(|number, _, result| match number % 7 {
+            0 => -libc::EIO,
+            _ => result,
+        });
+        let segments = [segment(0, 4096)];
+        for token in 1..100 {
+            engine.push(op(kind, 0, 4096, &segments), token);
+            let wanted = match token % 7 {
+                0 => Err(libc::EIO),
+                _ => Ok(()),
+            };
+            assert_eq!(next_done(&mut engine), (token, wanted), "{kind:?}");
+        }
+    }
+    assert!(!disk.sync_failed());
+}
+
+#[test]
+fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+    let mut engine = engine(&disk, &guest);
+    files(&mut engine).mangle(|_, entry, result| match entry.offset {
+        0 => -libc::EAGAIN,
+        _ => result,
+    });
+    let segments = [segment(0, 512)];
+    engine.push(op(READ, 0, 512, &segments), 1);
+    engine.push(op(READ, 512, 512, &segments), 2);
+    assert_eq!(next_done(&mut engine), (2, Ok(())));
+    let before = engine.enters();
+    let end = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < end {
+        engine.enter(Wait::Until(Some(end))).unwrap();
+        assert_eq!(engine.reap(), None);
+    }
+    let enters = engine.enters() - before;
+    assert!(enters < 60, "{enters} enters");
+}
+
+#[test]
+fn a_store_that_is_pickier_than_it_said_gets_buffers() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
+    let mut engine = engine(&disk, &guest);
+    // Half of it, then a refusal; through a buffer it works.
+    files(&mut engine).mangle(|number, entry, result| match (entry.step, number) {
+        (Step::Direct, 1) => result / 2,
+        (Step::Direct, _) => -libc::EINVAL,
+        _ => result,
+    });
+    let segments = [segment(0, 16 << 10), segment(64 << 10, 16 << 10)];
+    let bytes: Vec<u8> = (0..32_u32 << 10).map(|at| (at % 249) as u8).collect();
+    guest.put(&segments, &bytes);
+    assert_eq!(
+        run(&mut engine, op(WRITE, 512, 32 << 10, &segments)),
+        Ok(())
+    );
+    guest.put(&segments, &[0; 32 << 10]);
+    assert_eq!(run(&mut engine, op(READ, 512, 32 << 10, &segments)), Ok(()));
+    assert!(guest.get(&segments, 32 << 10) == bytes);
+}

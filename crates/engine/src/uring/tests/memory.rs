@@ -1,0 +1,215 @@
+//! Guest memory: bad addresses, memory that is cut off, and how long it is kept.
+
+use super::*;
+
+#[test]
+fn bad_addresses_are_efault_and_touch_nothing() {
+    let guest = Guest::new();
+    for spec in ["ram:1M", "null:1M", "file"] {
+        let dir = folder();
+        let disk = Arc::new(match spec {
+            "file" => open(&image(dir.path(), 1 << 20), Direct::Auto),
+            spec => disk_of(spec),
+        });
+        let mut engine = engine(&disk, &guest);
+        for (addr, len) in [
+            (2 * REGION, 512),
+            (2 * REGION - 511, 512),
+            (u64::MAX - 10, 512),
+            (u64::MAX, 512),
+        ] {
+            let segments = [segment(addr, len)];
+            assert_eq!(
+                run(&mut engine, op(READ, 0, 512, &segments)),
+                Err(libc::EFAULT),
+                "{spec}"
+            );
+        }
+        // Shorter than the op: the owner's fault, and no harm.
+        let segments = [segment(0, 511)];
+        assert_eq!(
+            run(&mut engine, op(READ, 0, 512, &segments)),
+            Err(libc::EINVAL),
+            "{spec}"
+        );
+        assert_eq!(
+            run(&mut engine, op(READ, 0, 512, &[])),
+            Err(libc::EINVAL),
+            "{spec}"
+        );
+        assert!(engine.is_settled());
+    }
+}
+
+#[test]
+fn many_scattered_segments_go_whole() {
+    for direct in [Direct::Off, Direct::Auto] {
+        let (_dir, _path, disk, guest) = file_rig(direct);
+        let mut engine = engine(&disk, &guest);
+        // Every second kilobyte, so that nothing merges; and twice the same memory makes more than
+        // the kernel takes at once after crossing regions.
+        let segments: Vec<_> = (0..1024).map(|at| segment(at * 2048 + 256, 1024)).collect();
+        let bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
+        guest.put(&segments, &bytes);
+        assert_eq!(
+            run(&mut engine, op(WRITE, 4096, 1 << 20, &segments)),
+            Ok(())
+        );
+        guest.put(&segments, &vec![0; 1 << 20]);
+        assert_eq!(run(&mut engine, op(READ, 4096, 1 << 20, &segments)), Ok(()));
+        assert!(guest.get(&segments, 1 << 20) == bytes, "{direct:?}");
+        // 1024 segments that each cross the border of the regions are 2048 ranges.
+        let crossing: Vec<_> = (0..1024).map(|_| segment(REGION - 512, 1024)).collect();
+        assert_eq!(
+            run(&mut engine, op(READ, 0, 1 << 20, &crossing)),
+            Err(libc::EFAULT)
+        );
+        let fewer = &crossing[..700];
+        assert_eq!(
+            run(&mut engine, op(READ, 4096, 700 << 10, fewer)),
+            Ok(()),
+            "1400 ranges bounce"
+        );
+        assert!(guest.get(&fewer[699..], 1024) == bytes[699 << 10..700 << 10]);
+    }
+}
+
+#[test]
+fn guest_memory_cut_under_io_fails_the_op_and_nothing_else() {
+    for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
+        let dir = folder();
+        let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
+        let guest = Guest::new();
+        let mut engine = engine(&disk, &guest);
+        let far = [segment(REGION + (1 << 20), 8192)];
+        guest.put(&far, &[5; 8192]);
+        ftruncate(&guest.files[1], 4096).unwrap();
+        // Straight: the kernel faults. Through a buffer (offset 512 of 4096): the copy does.
+        for offset in [0, 512] {
+            let read = run(&mut engine, op(READ, offset, 8192, &far));
+            let write = run(&mut engine, op(WRITE, offset, 8192, &far));
+            assert_eq!(write, Err(libc::EFAULT), "{direct:?} {unit} {offset}");
+            assert!(read == Err(libc::EFAULT) || read == Ok(()), "{read:?}");
+        }
+        let other = Guest::new();
+        engine.bind(Arc::clone(&other.memory));
+        assert_eq!(
+            run(&mut engine, op(READ, 0, 8192, &[segment(0, 8192)])),
+            Ok(())
+        );
+        assert_eq!(
+            other.get(&[segment(0, 8192)], 8192),
+            [0; 8192],
+            "nothing of the lost page"
+        );
+    }
+}
+
+#[test]
+fn zeroes_of_a_lost_page_do_not_reach_the_disk() {
+    let dir = folder();
+    let disk =
+        Arc::new(open(&image(dir.path(), DISK_BYTES), Direct::Auto).with_alignment(4096, 512));
+    let guest = Guest::new();
+    let mut engine = engine(&disk, &guest);
+    let near = [segment(0, 16 << 10)];
+    guest.put(&near, &[6; 16 << 10]);
+    assert_eq!(run(&mut engine, op(WRITE, 0, 16 << 10, &near)), Ok(()));
+    ftruncate(&guest.files[1], 4096).unwrap();
+    // The first access that meets the hole is the engine's own copy.
+    let far = [segment(REGION + (1 << 20), 8192)];
+    assert_eq!(
+        run(&mut engine, op(WRITE, 512, 8192, &far)),
+        Err(libc::EFAULT)
+    );
+    assert!(guest.memory.is_lost());
+    let other = Guest::new();
+    engine.bind(Arc::clone(&other.memory));
+    assert_eq!(run(&mut engine, op(READ, 0, 16 << 10, &near)), Ok(()));
+    assert_eq!(other.get(&near, 16 << 10), [6; 16 << 10]);
+}
+
+#[test]
+fn memory_is_kept_for_ops_in_flight_and_let_go_after() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
+    let mut engine = engine(&disk, &guest);
+    let segments = [segment(0, 1 << 20)];
+    for round in 0..50 {
+        let old = Guest::new();
+        engine.bind(Arc::clone(&old.memory));
+        let memory = Arc::downgrade(&old.memory);
+        let file = old.files[0].try_clone().unwrap();
+        file.write_at(&[round; 4096], 0).unwrap();
+        engine.push(op(WRITE, 0, 1 << 20, &segments), 1);
+        engine.push(op(READ, 1 << 20, 1 << 20, &segments), 2);
+        let next = Guest::new();
+        engine.bind(Arc::clone(&next.memory));
+        drop(old);
+        assert!(!engine.is_settled() && memory.upgrade().is_some());
+        engine.push(op(READ, 2 << 20, 4096, &segments), 3);
+        let mut results = [
+            next_done(&mut engine),
+            next_done(&mut engine),
+            next_done(&mut engine),
+        ];
+        results.sort();
+        assert_eq!(results, [(1, Ok(())), (2, Ok(())), (3, Ok(()))]);
+        assert!(engine.is_settled() && memory.upgrade().is_none());
+    }
+}
+
+#[test]
+fn dropping_waits_for_what_is_in_flight() {
+    for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
+        let dir = folder();
+        let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
+        let guest = Guest::new();
+        for round in 0..200 {
+            let memory = Arc::clone(&guest.memory);
+            let mut engine = Uring::new(Arc::clone(&disk), memory, 128, 1, 1).unwrap();
+            let segments = [segment(0, 16 << 10)];
+            for token in 0..128 {
+                let kind = [READ, WRITE, OpKind::Sync, ZERO][(token % 4) as usize];
+                engine.push(
+                    op(kind, token * (16 << 10) + 512, 16 << 10, &segments),
+                    token,
+                );
+            }
+            if round % 2 == 0 {
+                engine.enter(Wait::No).unwrap();
+            }
+            drop(engine);
+            assert_eq!(Arc::strong_count(&guest.memory), 1);
+            assert!(
+                disk.legs()[0].locks().try_exclusive(0, DISK_BYTES),
+                "holds were given back"
+            );
+            disk.legs()[0].locks().release_exclusive(0, DISK_BYTES);
+        }
+    }
+}
+
+#[test]
+fn nothing_leaks_over_many_engines() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+    let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    thread::scope(|scope| {
+        let work = scope.spawn(|| {
+            drop(engine(&disk, &guest));
+            let before = open_files();
+            for _ in 0..200 {
+                let mut engine = engine(&disk, &guest);
+                engine.watch(0, eventfd(true));
+                engine.set_bell(0, Some(eventfd(true)));
+                assert_eq!(
+                    run(&mut engine, op(READ, 0, 512, &[segment(0, 512)])),
+                    Ok(())
+                );
+            }
+            (before, open_files())
+        });
+        let (before, after) = work.join().unwrap();
+        // Other tests run beside this one.
+        assert!(after < before + 100, "{before} files before, {after} after");
+    });
+}

@@ -1,0 +1,158 @@
+//! What is durable, and what a failed sync leaves behind.
+
+use super::*;
+
+#[test]
+fn a_failed_sync_stays_failed_in_every_engine() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+    let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
+    assert_eq!(run(&mut engines[0], op(OpKind::Sync, 0, 0, &[])), Ok(()));
+    disk.mark_sync_failed();
+    for engine in &mut engines {
+        for token in 0..8 {
+            engine.push(op(OpKind::Sync, 0, 0, &[]), token);
+        }
+        for token in 0..8 {
+            assert_eq!(next_done(engine), (token, Err(libc::EIO)));
+        }
+        let zero = OpKind::Zero {
+            unmap: false,
+            durable: true,
+        };
+        assert_eq!(run(engine, op(zero, 0, 4096, &[])), Err(libc::EIO));
+    }
+}
+
+#[test]
+fn syncs_at_once_share_and_all_complete() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
+    let mut engine = engine(&disk, &guest);
+    for _ in 0..20 {
+        for token in 0..32 {
+            engine.push(op(OpKind::Sync, 0, 0, &[]), token);
+        }
+        let mut tokens: Vec<_> = (0..32).map(|_| next_done(&mut engine)).collect();
+        tokens.sort();
+        assert_eq!(
+            tokens,
+            (0..32).map(|token| (token, Ok(()))).collect::<Vec<_>>()
+        );
+    }
+}
+
+#[test]
+fn durable_writes_are_in_the_file() {
+    for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 4096)] {
+        let dir = folder();
+        let path = image(dir.path(), DISK_BYTES);
+        let disk = Arc::new(open(&path, direct).with_alignment(unit, 512));
+        let guest = Guest::new();
+        let mut engine = engine(&disk, &guest);
+        let segments = [segment(3, 1536)];
+        guest.put(&segments, &[9; 1536]);
+        assert_eq!(run(&mut engine, op(DURABLE, 512, 1536, &segments)), Ok(()));
+        let mut bytes = [0; 2560];
+        let file = std::fs::File::open(&path).unwrap();
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(
+            bytes[..512] == [0; 512] && bytes[512..2048] == [9; 1536] && bytes[2048..] == [0; 512]
+        );
+    }
+}
+
+#[test]
+fn one_failed_fsync_fails_its_followers_and_all_later_ones() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+    let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
+    files(&mut engines[0]).mangle(|number, _, result| match number {
+        2 => -libc::EIO,
+        _ => result,
+    });
+    for token in 0..4 {
+        engines[0].push(op(OpKind::Sync, 0, 0, &[]), token);
+    }
+    // The first has an fsync of its own; the second fsync is shared by the other three, and fails.
+    let results: Vec<_> = (0..4).map(|_| next_done(&mut engines[0])).collect();
+    assert_eq!(results[0], (0, Ok(())));
+    assert!(
+        results[1..]
+            .iter()
+            .all(|(_, result)| *result == Err(libc::EIO)),
+        "{results:?}"
+    );
+    for engine in &mut engines {
+        assert_eq!(run(engine, op(OpKind::Sync, 0, 0, &[])), Err(libc::EIO));
+    }
+}
+
+#[test]
+fn a_durable_write_that_fails_taints_later_syncs_unless_it_was_for_space() {
+    let mangles: [(i32, Mangle); 2] = [
+        (libc::ENOSPC, |_, _, _| -libc::ENOSPC),
+        (libc::EIO, |_, _, _| -libc::EIO),
+    ];
+    for (errno, mangle) in mangles {
+        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+        let mut engine = engine(&disk, &guest);
+        files(&mut engine).mangle(mangle);
+        let segments = [segment(0, 4096)];
+        let result = run(&mut engine, op(DURABLE, 0, 4096, &segments));
+        assert_eq!(result, Err(errno));
+        assert_eq!(disk.sync_failed(), errno == libc::EIO);
+    }
+}
+
+#[test]
+fn no_durable_write_succeeds_through_the_page_cache_once_a_sync_failed() {
+    for direct in [Direct::Off, Direct::Auto] {
+        let (_dir, _path, disk, guest) = file_rig(direct);
+        // A write past the cache is told of its own failures, whoever else was told of what.
+        let wanted = match disk.store() {
+            Store::File { direct: true, .. } => Ok(()),
+            _ => Err(libc::EIO),
+        };
+        let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
+        files(&mut engines[0]).mangle(|_, _, _| -libc::EIO);
+        let segments = [segment(0, 4096)];
+        // The first is told of a failed write-back; the kernel then tells nobody else of it, not
+        // those either whose pages were lost with it.
+        let first = run(&mut engines[0], op(DURABLE, 0, 4096, &segments));
+        assert_eq!(first, Err(libc::EIO));
+        let second = run(&mut engines[1], op(DURABLE, 4096, 4096, &segments));
+        assert_eq!(second, wanted, "{direct:?}");
+        // Bounced, in pieces.
+        let odd = [segment(1, 1024), segment(4096, 3072)];
+        let third = run(&mut engines[1], op(DURABLE, 4096, 4096, &odd));
+        assert_eq!(third, wanted, "{direct:?}");
+        let cached = OpKind::Write { durable: false };
+        let fourth = run(&mut engines[1], op(cached, 4096, 4096, &segments));
+        assert_eq!(fourth, Ok(()));
+    }
+}
+
+#[test]
+fn a_sync_waits_for_those_of_other_engines_and_shares_their_failure() {
+    for (result, wanted) in [(0, Ok(())), (-libc::EIO, Err(libc::EIO))] {
+        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+        let (mut here, mut there) = (engine(&disk, &guest), engine(&disk, &guest));
+        let mangles: [Mangle; 2] = [|_, _, _| 0, |_, _, _| -libc::EIO];
+        files(&mut there).mangle(mangles[usize::from(result != 0)]);
+        // In the kernel, perhaps ended, and its owner does not look.
+        there.push(op(OpKind::Sync, 0, 0, &[]), 1);
+        there.enter(Wait::No).unwrap();
+        here.push(op(OpKind::Sync, 0, 0, &[]), 2);
+        for _ in 0..20 {
+            here.enter(soon()).unwrap();
+            assert_eq!(here.reap(), None);
+        }
+        assert_eq!(next_done(&mut there), (1, wanted));
+        assert_eq!(next_done(&mut here), (2, wanted));
+        // An engine that goes is not waited for.
+        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+        let (mut here, mut there) = (engine(&disk, &guest), engine(&disk, &guest));
+        there.push(op(OpKind::Sync, 0, 0, &[]), 1);
+        there.enter(Wait::No).unwrap();
+        drop(there);
+        assert_eq!(run(&mut here, op(OpKind::Sync, 0, 0, &[])), Ok(()));
+    }
+}

@@ -1,0 +1,87 @@
+//! Memory tables.
+
+use super::*;
+
+/// Hostile case 40, as far as it is not `Memory`'s.
+#[test]
+fn memory_tables_are_taken_or_refused_whole() {
+    let file = memory_file(MEM_BYTES);
+    let region = |guest, bytes, user, offset| longs(&[guest, bytes, user, offset]);
+    let table = |regions: &[Vec<u8>]| {
+        let mut payload = words(&[regions.len() as u32, 0]);
+        payload.extend(regions.concat());
+        payload
+    };
+    let page = 0x1000;
+    let good: Vec<_> = (0..32)
+        .map(|at| region(at * page, page, USER + at * page, at * page))
+        .collect();
+    let rows = [
+        (table(&[]), Ack),
+        (table(&good[..1]), Ack),
+        (table(&good[..8]), Ack),
+        (table(&good[..9]), Ack),
+        (table(&good), Ack),
+        (table(&[region(0, 0, USER, 0)]), Nack),
+        (table(&[region(0, 1 << 63, USER, 0)]), Nack),
+        (table(&[region(u64::MAX, page, USER, 0)]), Nack),
+        (table(&[region(0, page, u64::MAX, 0)]), Nack),
+        (table(&[region(0, page, USER, u64::MAX)]), Nack),
+        (table(&[region(0, MEM_BYTES + page, USER, 0)]), Nack),
+        (table(&[region(0, MEM_BYTES, USER, page)]), Nack),
+        (table(&[good[0].clone(), good[0].clone()]), Nack),
+    ];
+    let mut frontend = Frontend::negotiated();
+    for (row, (payload, answer)) in rows.iter().enumerate() {
+        let fds = vec![file.as_fd(); payload.len() / 32];
+        assert_eq!(
+            frontend.tell_fds(Req::SET_MEM_TABLE, payload, &fds),
+            *answer,
+            "row {row}"
+        );
+    }
+    // Not as many descriptors as regions; more than are carried.
+    for (regions, fds) in [(1, 0), (1, 2), (2, 1), (0, 1), (8, 9)] {
+        let mut frontend = Frontend::negotiated();
+        let fds = vec![file.as_fd(); fds];
+        let answer = frontend.tell_fds(Req::SET_MEM_TABLE, &table(&good[..regions]), &fds);
+        assert_eq!(answer, Closed, "{regions} regions");
+    }
+}
+
+#[test]
+fn regions_come_and_go() {
+    let mut frontend = Frontend::with_memory();
+    let region = |user| longs(&[0, 0, MEM_BYTES, user, 0]);
+    assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Nack, "twice");
+    assert_eq!(
+        frontend.tell(Req::REM_MEM_REG, &region(USER + 1)),
+        Nack,
+        "another"
+    );
+    // With a descriptor: legal, and seen in the field.
+    let file = memory_file(4096);
+    assert_eq!(
+        frontend.tell_fds(Req::REM_MEM_REG, &region(USER), &[file.as_fd()]),
+        Ack
+    );
+    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region(USER)), Nack, "gone");
+    assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
+    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region(USER)), Ack);
+}
+
+/// Hostile case 40: 509 regions and not one more.
+#[test]
+fn there_are_as_many_memory_slots_as_were_told() {
+    let mut frontend = Frontend::negotiated();
+    for at in 0..509 {
+        let start = at * 0x10_0000;
+        assert_eq!(
+            frontend.add_memory(start, 0x1000, USER + start),
+            Ack,
+            "{at}"
+        );
+    }
+    assert_eq!(frontend.add_memory(1 << 40, 0x1000, USER + (1 << 40)), Nack);
+    assert!(frontend.is_alive());
+}

@@ -1,0 +1,272 @@
+//! Messages of every shape, and connections that end.
+
+use super::*;
+
+/// Hostile case 35.
+#[test]
+fn misshapen_messages_end_the_connection() {
+    // (request, flags, size, payload bytes sent)
+    let rows = [
+        (1, 0x0, 0, 0),
+        (1, 0x2, 0, 0),
+        (1, 0x5, 0, 0),
+        (1, 0x11, 0, 0),
+        (1, 0x1, 8, 8),
+        (1, 0x1, 4097, 0),
+        (1, 0x1, u32::MAX, 0),
+        (2, 0x1, 0, 0),
+        (2, 0x1, 7, 7),
+        (2, 0x1, 9, 9),
+        (5, 0x1, 0, 0),
+        (5, 0x1, 7, 7),
+        (8, 0x1, 4, 4),
+        (11, 0x1, 12, 12),
+        (12, 0x1, 0, 0),
+        (13, 0x1, 16, 16),
+        (24, 0x1, 0, 0),
+        (24, 0x1, 11, 11),
+        (25, 0x1, 11, 11),
+        (37, 0x1, 40, 40),
+        (38, 0x1, 39, 39),
+        (39, 0x1, 4, 4),
+        (40, 0x1, 8, 8),
+        (0, 0x1, 0, 0),
+        (7, 0x1, 8, 8),
+        (23, 0x1, 8, 8),
+        (31, 0x1, 24, 24),
+        (45, 0x1, 0, 0),
+        (255, 0x1, 0, 0),
+        (1 << 31, 0x1, 0, 0),
+        (u32::MAX, 0x1, 0, 0),
+    ];
+    for (request, flags, size, sent) in rows {
+        let mut frontend = Frontend::negotiated();
+        frontend.send_raw(request, flags, size, &vec![0; sent], &[]);
+        assert_eq!(
+            frontend.answer(request),
+            Closed,
+            "request {request} flags {flags:#x} size {size}"
+        );
+        assert!(
+            matches!(frontend.end(), Ending::Refused(_)),
+            "{request} {flags:#x}"
+        );
+    }
+}
+
+#[test]
+fn messages_that_are_not_served_are_refused_one_by_one() {
+    let mut frontend = Frontend::negotiated();
+    for request in [
+        0,
+        6,
+        7,
+        19,
+        20,
+        22,
+        23,
+        26,
+        28,
+        31,
+        32,
+        33,
+        35,
+        41,
+        42,
+        43,
+        44,
+        45,
+        255,
+        1 << 31,
+    ] {
+        let file = memory_file(4096);
+        for fds in [&[][..], &[file.as_fd()][..]] {
+            if !fds.is_empty() && !matches!(request, 0 | 45 | 255 | 0x8000_0000) {
+                continue;
+            }
+            frontend.send_raw(request, 0x9, 24, &[0; 24], fds);
+            assert_eq!(frontend.answer(request), Nack, "{request}");
+        }
+    }
+    assert!(frontend.is_alive());
+}
+
+/// Hostile case 36.
+#[test]
+fn descriptors_that_a_message_does_not_take_end_the_connection() {
+    let file = memory_file(4096);
+    let number = longs(&[0]);
+    let region = longs(&[0, 0, MEM_BYTES, USER, 0]);
+    // (request, payload, descriptors)
+    let rows: [(Req, &[u8], usize); 18] = [
+        (Req::GET_FEATURES, &[], 1),
+        (Req::SET_FEATURES, &number, 1),
+        (Req::SET_OWNER, &[], 8),
+        (Req::SET_VRING_NUM, &number, 1),
+        (Req::SET_VRING_ENABLE, &number, 253),
+        (Req::GET_VRING_BASE, &number, 1),
+        (Req::SET_STATUS, &number, 1),
+        (Req::GET_STATUS, &[], 1),
+        (Req::RESET_DEVICE, &[], 1),
+        (Req::ADD_MEM_REG, &region, 0),
+        (Req::ADD_MEM_REG, &region, 2),
+        (Req::ADD_MEM_REG, &region, 33),
+        (Req::ADD_MEM_REG, &region, 253),
+        (Req::SET_VRING_KICK, &number, 0),
+        (Req::SET_VRING_KICK, &number, 2),
+        (Req::SET_VRING_CALL, &number, 253),
+        (Req::SET_BACKEND_REQ_FD, &[], 0),
+        (Req::SET_BACKEND_REQ_FD, &[], 2),
+    ];
+    for (request, payload, count) in rows {
+        let mut frontend = Frontend::negotiated();
+        let fds = vec![file.as_fd(); count];
+        assert_eq!(
+            frontend.tell_fds(request, payload, &fds),
+            Closed,
+            "{request:?} with {count}"
+        );
+        assert!(matches!(frontend.end(), Ending::Refused(_)));
+    }
+    // Not even a message that nobody knows brings more than can be held, at once or bit by bit.
+    let fds = [file.as_fd(); 33];
+    for pieces in [1, 3] {
+        let mut frontend = Frontend::negotiated();
+        for piece in words(&[255, 9, 0]).chunks(12 / pieces) {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(33))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(
+                &fds[..33usize.div_ceil(pieces)]
+            )));
+            let bytes = [IoSlice::new(piece)];
+            let _ = sendmsg(&frontend.stream, &bytes, &mut control, SendFlags::NOSIGNAL);
+        }
+        assert_eq!(frontend.answer(255), Closed);
+    }
+}
+
+/// Hostile case 43.
+#[test]
+fn half_a_message_is_not_waited_for() {
+    let whole = {
+        let mut bytes = words(&[2, 1, 8]);
+        bytes.extend(longs(&[FEATURES]));
+        bytes
+    };
+    let started = Instant::now();
+    let waiting: Vec<_> = [1, 11, 12, 19]
+        .into_iter()
+        .map(|count| {
+            let mut frontend = Frontend::connect();
+            frontend.stream.write_all(&whole[..count]).unwrap();
+            frontend
+        })
+        .collect();
+    for mut frontend in waiting {
+        assert_eq!(frontend.reply(), None);
+        assert!(matches!(frontend.end(), Ending::Refused(_)));
+    }
+    let took = started.elapsed();
+    assert!(
+        took >= intake::MESSAGE_WITHIN && took < 2 * intake::MESSAGE_WITHIN,
+        "{took:?}"
+    );
+}
+
+/// A message in single bytes, and messages one behind the other, are messages all the same.
+#[test]
+fn messages_are_cut_where_they_end() {
+    let mut frontend = Frontend::negotiated();
+    let ask = words(&[1, 1, 0]);
+    for byte in words(&[u32::from(Req::GET_STATUS), 1, 0]) {
+        frontend.stream.write_all(&[byte]).unwrap();
+        std::thread::yield_now();
+    }
+    assert_eq!(frontend.reply().unwrap().0, 40);
+    frontend
+        .stream
+        .write_all(&[ask.clone(), ask.clone(), ask].concat())
+        .unwrap();
+    for _ in 0..3 {
+        assert_eq!(frontend.reply().unwrap().0, 1);
+    }
+}
+
+/// Hostile case 44.
+#[test]
+fn a_frontend_that_never_reads_is_dropped() {
+    let mut frontend = Frontend::connect();
+    frontend
+        .stream
+        .set_write_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    let asks = words(&[1, 1, 0]).repeat(100);
+    let started = Instant::now();
+    while frontend.stream.write_all(&asks).is_ok() {}
+    let took = started.elapsed();
+    assert!(
+        took < intake::ANSWER_WITHIN + Duration::from_secs(4),
+        "{took:?}"
+    );
+    let ending = frontend.thread.join().unwrap();
+    assert!(matches!(ending, Ending::Refused(_)), "{ending:?}");
+}
+
+#[test]
+fn a_remote_hangs_up() {
+    let frontend = Frontend::negotiated();
+    frontend.remote.hang_up();
+    let ending = frontend.thread.join().unwrap();
+    assert!(matches!(ending, Ending::HungUp));
+    // Also a frontend that is not reading.
+    let mut frontend = Frontend::connect();
+    frontend
+        .stream
+        .set_write_timeout(Some(Duration::from_secs(1)))
+        .unwrap();
+    let asks = words(&[1, 1, 0]).repeat(100);
+    while frontend.stream.write_all(&asks).is_ok() {}
+    let started = Instant::now();
+    frontend.remote.hang_up();
+    let ending = frontend.thread.join().unwrap();
+    assert!(matches!(ending, Ending::HungUp), "{ending:?}");
+    assert!(started.elapsed() < Duration::from_secs(1));
+}
+
+/// A daemon that holds the frontend's end of the connection never sees it leave, and its only seat
+/// stays taken for ever.
+#[test]
+fn a_frontend_cannot_keep_its_own_end_alive_through_the_backend_channel() {
+    for queued in [false, true] {
+        let mut frontend = Frontend::negotiated();
+        let own = frontend.stream.try_clone().unwrap();
+        let answer = if queued {
+            let (channel, other) = UnixStream::pair().unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [own.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            sendmsg(
+                &other,
+                &[IoSlice::new(b"x")],
+                &mut control,
+                SendFlags::empty(),
+            )
+            .unwrap();
+            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()])
+        } else {
+            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[own.as_fd()])
+        };
+        assert_eq!(answer, if queued { Ack } else { Closed });
+        drop(own);
+        drop(frontend.stream);
+        let until = Instant::now() + Duration::from_secs(5);
+        while !frontend.thread.is_finished() {
+            assert!(
+                Instant::now() < until,
+                "the session never ends (queued: {queued})"
+            );
+            std::thread::yield_now();
+        }
+    }
+}

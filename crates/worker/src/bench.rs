@@ -1,0 +1,108 @@
+//! Doors to private pieces, for the workspace's benchmarks alone. (Not behind a feature: every crate above would be
+//! compiled once with it and once without.)
+
+use cleave_blk::Request;
+
+use crate::policy::{Budget, Did, Outlook, Pace, Pacer, Terms};
+use crate::record::Fine;
+use crate::slots::{Next, Slots};
+use crate::{Split, Stats, Tuning};
+
+/// Requests in flight on one vring.
+#[derive(Debug)]
+pub struct InFlight(Slots);
+
+impl InFlight {
+    /// None, of a vring of this size.
+    pub fn new(vring_size: u16) -> InFlight {
+        InFlight(Slots::new(vring_size))
+    }
+
+    /// A request begins, as the worker sees it: is the head free, then it is taken.
+    #[inline]
+    pub fn begin(&mut self, head: u16, request: Request, ops: u32) {
+        if !self.0.is_taken(head) {
+            self.0.fill(head, request, 0, ops, false, None);
+        }
+    }
+
+    /// One of its ops ends; whether that was the last.
+    #[inline]
+    pub fn end(&mut self, head: u16, op: u32) -> bool {
+        matches!(self.0.op_ended(head, op, Ok(()), false), Next::End(_))
+    }
+}
+
+/// What decides how an adaptive worker waits, with a clock of its own.
+#[derive(Debug)]
+pub struct Pacing {
+    pacer: Pacer,
+    tuning: Tuning,
+    budget: Budget,
+    stats: Stats,
+    now_ns: u64,
+}
+
+impl Pacing {
+    /// As at a worker's start, with the usual tuning, on a host where a wake-up takes so long.
+    pub fn new(wake_ns: u64) -> Pacing {
+        Pacing {
+            pacer: Pacer::new(wake_ns),
+            tuning: Tuning::new(Split::Off),
+            budget: Budget::default(),
+            stats: Stats::default(),
+            now_ns: 0,
+        }
+    }
+
+    /// A lap that took so long and in which so many requests came and ended; nothing else is in flight
+    /// and nobody else wants the core. Whether the next follows without a sleep.
+    #[inline]
+    pub fn lap(&mut self, requests: u32, lap_ns: u64) -> bool {
+        self.now_ns += lap_ns;
+        let did = Did {
+            arrived: requests,
+            ended: requests,
+            more: false,
+        };
+        let Pacing { pacer, now_ns, .. } = self;
+        let terms = Terms {
+            tuning: &self.tuning,
+            budget: &self.budget,
+            stats: &self.stats,
+        };
+        let outlook = Outlook::Guest;
+        let pace = match pacer.turn(did, outlook) {
+            Some(pace) => pace,
+            None => pacer.decide(did, outlook, *now_ns, terms),
+        };
+        match pace {
+            Pace::Look => pacer.looked(*now_ns, false, terms) == Pace::Spin,
+            Pace::Spin => true,
+            Pace::Doze(_) | Pace::Sleep => false,
+        }
+    }
+}
+
+/// A histogram of times, of the finer kind.
+#[derive(Debug)]
+pub struct Times(Fine);
+
+impl Times {
+    /// An empty one.
+    #[expect(clippy::new_without_default, reason = "as the histogram itself")]
+    pub fn new() -> Times {
+        Times(Fine::new())
+    }
+
+    /// Adds one time.
+    #[inline]
+    pub fn add(&self, ns: u64) {
+        self.0.add(ns, 1);
+    }
+
+    /// How many were added.
+    pub fn count(&self) -> u64 {
+        self.0.read().count()
+    }
+}

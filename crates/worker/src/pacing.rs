@@ -1,0 +1,269 @@
+//! How a worker waits: what its vrings wish for together, what the pacer makes of it, and the calls that it
+//! holds back meanwhile. The clock is read here, and the core given way.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cleave_engine::{Engine, Wait};
+
+use crate::accept::nanoseconds;
+use crate::neighbours::yield_core;
+use crate::policy::{Call, Did, Pace, Terms, WAKE_MAX_NS, WAKE_MIN_NS};
+use crate::stats::{Mode, add};
+use crate::worker::{Worker, call_bell};
+use crate::{Completion, Device};
+
+/// Laps without work before a polling worker looks at the clock for the first time, and then again.
+const POLL_GRACE_LAPS: u32 = 64;
+const POLL_LOOK_LAPS: u32 = 1024;
+/// Sleeps that measure what a wake-up takes, and how long each is meant to be.
+const TRIAL_SLEEPS: usize = 9;
+const TRIAL_SLEEP: Duration = Duration::from_micros(100);
+
+/// What the vrings of a worker wish for together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// Sleep whenever there is nothing to do.
+    #[default]
+    Sleep,
+    /// Spin where it pays.
+    Adapt,
+    /// Do not sleep while the core is ours.
+    Poll,
+    /// Do not sleep at all: a guest never kicks.
+    PollAlways,
+}
+
+impl<E: Engine> Worker<E> {
+    /// Time on the clock that all workers of the device share.
+    #[inline]
+    pub(crate) fn now_ns(&self) -> u64 {
+        nanoseconds(self.device.began)
+    }
+
+    /// Adds up what the vrings wish for: the one that wants to be waited for most wakefully decides.
+    pub(crate) fn make_wish(&mut self) {
+        let wish = |lane: &crate::lane::Lane| match lane.completion {
+            _ if !lane.is_running() => Wish::Sleep,
+            _ if !lane.has_kick => Wish::PollAlways,
+            Completion::Interrupt => Wish::Sleep,
+            Completion::Adaptive => Wish::Adapt,
+            Completion::Poll => Wish::Poll,
+        };
+        let wishes = self.lanes.iter().flatten().map(wish);
+        self.wish = wishes.max_by_key(|wish| *wish as u8).unwrap_or_default();
+        self.stats.set_mode(match self.wish {
+            Wish::Sleep | Wish::Adapt => Mode::Sleeps,
+            Wish::Poll | Wish::PollAlways => Mode::Polls,
+        });
+    }
+
+    /// How the coming `enter` may wait.
+    pub(crate) fn pace(&mut self, did: Did) -> Wait {
+        let pace = match self.wish {
+            Wish::Sleep => Pace::Sleep,
+            Wish::Adapt => self.adapt(did),
+            Wish::Poll | Wish::PollAlways => self.poll(did),
+        };
+        if did.more || self.busy_control || self.is_due() {
+            return Wait::No;
+        }
+        let until_ns = match pace {
+            Pace::Spin | Pace::Look => {
+                self.disarm();
+                return Wait::No;
+            }
+            Pace::Doze(until_ns) => Some(until_ns),
+            Pace::Sleep => None,
+        };
+        if self.arm() {
+            return Wait::No;
+        }
+        add(
+            match until_ns {
+                Some(_) => &self.stats.dozes,
+                None => &self.stats.sleeps,
+            },
+            1,
+        );
+        let until_ns = until_ns.into_iter().chain(self.call_due_ns).min();
+        Wait::Until(until_ns.map(|ns| self.device.began + Duration::from_nanos(ns)))
+    }
+
+    fn adapt(&mut self, did: Did) -> Pace {
+        let outlook = self.flight.outlook();
+        if let Some(pace) = self.pacer.turn(did, outlook) {
+            return pace;
+        }
+        let now_ns = self.now_ns();
+        let terms = Terms {
+            tuning: &self.tuning,
+            budget: &self.device.budget,
+            stats: &self.stats,
+        };
+        match self.pacer.decide(did, outlook, now_ns, terms) {
+            Pace::Look => {
+                let others = self.neighbours.give_way();
+                // Somebody may have had the core for long.
+                let now_ns = nanoseconds(self.device.began);
+                self.pacer.looked(now_ns, others, terms)
+            }
+            pace => pace,
+        }
+    }
+
+    /// Polling ends where others want the core: they would wait for whole slices of the scheduler, and a
+    /// guest among them would be slower than with interrupts.
+    fn poll(&mut self, did: Did) -> Pace {
+        self.idle_laps = match did.any() {
+            true => 0,
+            false => self.idle_laps.wrapping_add(1),
+        };
+        let crowd = &mut self.pacer.crowd;
+        let looks = self.idle_laps % POLL_LOOK_LAPS == POLL_GRACE_LAPS;
+        if !looks && !crowd.rests() {
+            return Pace::Spin;
+        }
+        let now_ns = nanoseconds(self.device.began);
+        if !crowd.is_crowded(now_ns) {
+            if !looks || !crowd.wants_look(now_ns) {
+                return Pace::Spin;
+            }
+            let others = self.neighbours.give_way();
+            let now_ns = nanoseconds(self.device.began);
+            if !others {
+                crowd.looked(now_ns, false);
+                return Pace::Spin;
+            }
+            add(&self.stats.switches_crowded, 1);
+            crowd.looked(now_ns, true);
+        }
+        match self.wish {
+            // Nobody would wake it.
+            Wish::PollAlways if !did.any() => {
+                yield_core();
+                Pace::Spin
+            }
+            Wish::PollAlways => Pace::Spin,
+            _ => Pace::Sleep,
+        }
+    }
+
+    /// Asks all guests for kicks; `true` when one had added work before it could see that.
+    fn arm(&mut self) -> bool {
+        self.armed = true;
+        let mut work = false;
+        // With the engine full, completions come first and every lap looks at the rings again.
+        let has_room = self.has_room();
+        for lane in self.lanes.iter_mut().flatten() {
+            if lane.is_running() && has_room {
+                work |= lane.vring.arm();
+            }
+        }
+        work
+    }
+
+    /// Tells all guests that kicks are not needed, if they do not know.
+    #[inline]
+    fn disarm(&mut self) {
+        if self.armed {
+            self.armed = false;
+            for lane in self.lanes.iter_mut().flatten() {
+                lane.vring.disarm();
+            }
+        }
+    }
+
+    /// Shows the guests all that was pushed: one index store and at most one call a vring.
+    pub(crate) fn publish(&mut self) {
+        let coalesce = self.tuning.coalesce;
+        for (slot, lane) in (0..).zip(&mut self.lanes) {
+            let Some(lane) = lane else { continue };
+            if !lane.dirty {
+                continue;
+            }
+            let requests = lane.pushed;
+            let wanted = lane.publish() && lane.has_call;
+            let in_flight = lane.slots.taken();
+            let now_ns = || nanoseconds(self.device.began);
+            let since_ns = lane.caller.held_since_ns();
+            match lane
+                .caller
+                .published(wanted, requests, in_flight, coalesce, now_ns)
+            {
+                Call::Now => {
+                    add(&self.stats.calls, 1);
+                    let held_ns = since_ns.map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
+                    lane.record.called(held_ns);
+                    self.engine.ring(call_bell(slot));
+                }
+                Call::None => {
+                    add(&self.stats.calls_suppressed, 1);
+                    lane.record.call_suppressed();
+                }
+                Call::Later => {
+                    add(&self.stats.calls_coalesced, 1);
+                    let due_ns = lane.caller.due_ns(coalesce);
+                    self.call_due_ns = self.call_due_ns.into_iter().chain(due_ns).min();
+                }
+            }
+            if self.laps.is_timed() {
+                lane.record.published(&self.laps);
+            }
+        }
+    }
+
+    /// Sends the calls that were held back for long enough.
+    pub(crate) fn pay_calls(&mut self) {
+        let now_ns = self.now_ns();
+        if self.call_due_ns.is_none_or(|due_ns| now_ns < due_ns) {
+            return;
+        }
+        let coalesce = self.tuning.coalesce;
+        self.call_due_ns = None;
+        for (slot, lane) in (0..).zip(&mut self.lanes) {
+            let Some(lane) = lane else { continue };
+            match lane.caller.due_ns(coalesce) {
+                Some(due_ns) if due_ns <= now_ns => {
+                    let since_ns = lane.caller.held_since_ns().unwrap_or(now_ns);
+                    lane.record.called(now_ns.saturating_sub(since_ns));
+                    lane.caller.settle();
+                    add(&self.stats.calls, 1);
+                    self.engine.ring(call_bell(slot));
+                }
+                due_ns => self.call_due_ns = self.call_due_ns.into_iter().chain(due_ns).min(),
+            }
+        }
+    }
+
+    /// Measures what a wake-up takes here, unless another worker of the device did: some short sleeps, of
+    /// which the middle one counts. A millisecond, before the first vring.
+    pub(crate) fn calibrate(&mut self) -> std::io::Result<()> {
+        if self.device.wake_ns.load(Ordering::Relaxed) > 0 {
+            return Ok(());
+        }
+        let mut late_ns = [0; TRIAL_SLEEPS];
+        for late_ns in &mut late_ns {
+            let until = Instant::now() + TRIAL_SLEEP;
+            self.engine.enter(Wait::Until(Some(until)))?;
+            // Woken earlier by a command: none was measured.
+            *late_ns = until.elapsed().as_nanos() as u64;
+        }
+        late_ns.sort_unstable();
+        let middle_ns = late_ns[TRIAL_SLEEPS / 2].clamp(WAKE_MIN_NS, WAKE_MAX_NS);
+        self.device.wake_ns.store(middle_ns, Ordering::Relaxed);
+        self.pacer.set_wake(middle_ns);
+        Ok(())
+    }
+}
+
+/// What a wake-up takes on this host, as far as it is known.
+pub(crate) fn wake_ns(device: &Device) -> u64 {
+    match device.wake_ns.load(Ordering::Relaxed) {
+        0 => WAKE_UNKNOWN_NS,
+        wake_ns => wake_ns,
+    }
+}
+
+/// What a wake-up takes where nobody has measured it.
+const WAKE_UNKNOWN_NS: u64 = 20_000;

@@ -1,0 +1,128 @@
+//! How much the workers of a disk may spin: shared by them, kept in two words, no lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Tuning;
+
+/// What is not used is kept for so long; with a quarter of a core that is 10 ms of spinning at a stretch.
+const WINDOW_NS: u64 = 40_000_000;
+
+/// A share of time. Kept as the moment up to which it is spent: spending moves that moment on by what
+/// it takes to earn as much again, so nothing has to be refilled.
+#[derive(Debug, Default)]
+struct Share {
+    spent_until_ns: AtomicU64,
+}
+
+impl Share {
+    fn left_ns(&self, now_ns: u64, percent: u32) -> u64 {
+        let since_ns = now_ns.saturating_sub(self.spent_until_ns.load(Ordering::Relaxed));
+        since_ns.min(WINDOW_NS) * u64::from(percent) / 100
+    }
+
+    #[allow(dead_code, reason = "who spends comes with the next change")]
+    fn spend(&self, now_ns: u64, ns: u64, percent: u32) {
+        if percent == 0 {
+            return;
+        }
+        let cost_ns = ns.saturating_mul(100) / u64::from(percent);
+        let floor_ns = now_ns.saturating_sub(WINDOW_NS);
+        let spend = |until_ns: u64| Some(until_ns.max(floor_ns).saturating_add(cost_ns));
+        // Others may spend at the same time; each is counted.
+        let _ = self
+            .spent_until_ns
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend);
+    }
+}
+
+/// The spinning that a disk's workers may do, in vain and at all. `now_ns` is a clock that they share.
+#[derive(Debug, Default)]
+pub(crate) struct Budget {
+    vain: Share,
+    all: Share,
+}
+
+impl Budget {
+    /// How long may be spun now, should it all be in vain.
+    pub(crate) fn left_ns(&self, now_ns: u64, tuning: &Tuning) -> u64 {
+        // What is kept at the start: as if nobody had spun before.
+        let now_ns = now_ns.saturating_add(WINDOW_NS);
+        let vain_ns = self.vain.left_ns(now_ns, tuning.spin_cpu_max);
+        match tuning.spin_cpu_total {
+            Some(percent) => vain_ns.min(self.all.left_ns(now_ns, percent)),
+            None => vain_ns,
+        }
+    }
+
+    /// What a full budget holds.
+    pub(crate) fn size_ns(tuning: &Tuning) -> u64 {
+        let percent = tuning.spin_cpu_max;
+        let percent = tuning
+            .spin_cpu_total
+            .map_or(percent, |all| all.min(percent));
+        WINDOW_NS * u64::from(percent) / 100
+    }
+
+    /// So long was spun, `vain_ns` of it for nothing.
+    #[allow(dead_code, reason = "who spends comes with the next change")]
+    pub(crate) fn spend(&self, now_ns: u64, spun_ns: u64, vain_ns: u64, tuning: &Tuning) {
+        let now_ns = now_ns.saturating_add(WINDOW_NS);
+        if vain_ns > 0 {
+            self.vain.spend(now_ns, vain_ns, tuning.spin_cpu_max);
+        }
+        if let Some(percent) = tuning.spin_cpu_total {
+            self.all.spend(now_ns, spun_ns, percent);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Split;
+
+    const MS: u64 = 1_000_000;
+
+    fn tuning(spin_cpu_max: u32, spin_cpu_total: Option<u32>) -> Tuning {
+        Tuning {
+            spin_cpu_max,
+            spin_cpu_total,
+            ..Tuning::new(Split::Off)
+        }
+    }
+
+    #[test]
+    fn what_is_spent_comes_back_at_the_share_that_was_granted() {
+        let (budget, tuning) = (Budget::default(), tuning(25, None));
+        assert_eq!(budget.left_ns(0, &tuning), 10 * MS);
+        budget.spend(0, 9 * MS, 4 * MS, &tuning);
+        assert_eq!(budget.left_ns(0, &tuning), 6 * MS, "hits are free");
+        assert_eq!(budget.left_ns(8 * MS, &tuning), 8 * MS);
+        assert_eq!(
+            budget.left_ns(900 * MS, &tuning),
+            10 * MS,
+            "never above the window"
+        );
+        budget.spend(900 * MS, 30 * MS, 30 * MS, &tuning);
+        assert_eq!(budget.left_ns(900 * MS, &tuning), 0);
+        // 20 ms too much were spun: they are earned first.
+        assert_eq!(budget.left_ns(980 * MS, &tuning), 0);
+        assert_eq!(budget.left_ns(984 * MS, &tuning), MS);
+    }
+
+    #[test]
+    fn the_sum_of_all_spinning_has_a_bound_of_its_own() {
+        let (budget, tuning) = (Budget::default(), tuning(25, Some(50)));
+        assert_eq!(Budget::size_ns(&tuning), 10 * MS);
+        budget.spend(0, 16 * MS, 0, &tuning);
+        assert_eq!(budget.left_ns(0, &tuning), 4 * MS);
+    }
+
+    #[test]
+    fn no_share_is_no_spinning() {
+        let (budget, tuning) = (Budget::default(), tuning(0, None));
+        assert_eq!(budget.left_ns(MS, &tuning), 0);
+        budget.spend(0, MS, MS, &tuning);
+        assert_eq!(budget.left_ns(u64::MAX, &tuning), 0);
+    }
+}

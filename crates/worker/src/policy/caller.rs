@@ -1,0 +1,156 @@
+//! When a guest is called for what was published.
+
+use crate::Coalesce;
+
+/// What a published batch asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// Nothing: the guest wants no call.
+    None,
+    /// Call at once.
+    Now,
+    /// Call later, together with what is published until then.
+    Later,
+}
+
+/// What one vring's guest is owed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Caller {
+    /// Requests published whose call is held back; 0: none is.
+    owed: u32,
+    /// Since when.
+    since_ns: u64,
+}
+
+impl Caller {
+    /// A batch of so many requests was published. `wanted`: the guest wants to be called for it (exact
+    /// EVENT_IDX, or its flag). `in_flight`: requests of the vring that have not ended. Where nothing is
+    /// in flight nothing follows that the call could be one with, so a lone request never waits.
+    #[inline]
+    pub(crate) fn published(
+        &mut self,
+        wanted: bool,
+        requests: u32,
+        in_flight: u32,
+        coalesce: Coalesce,
+        now_ns: impl FnOnce() -> u64,
+    ) -> Call {
+        if !wanted && self.owed == 0 {
+            return Call::None;
+        }
+        if coalesce.us == 0 || in_flight == 0 {
+            self.owed = 0;
+            return Call::Now;
+        }
+        self.hold(requests, coalesce, now_ns())
+    }
+
+    fn hold(&mut self, requests: u32, coalesce: Coalesce, now_ns: u64) -> Call {
+        if self.owed == 0 {
+            self.since_ns = now_ns;
+        }
+        self.owed = self.owed.saturating_add(requests.max(1));
+        let enough = coalesce.max > 0 && self.owed >= coalesce.max;
+        if enough || self.due_ns(coalesce).is_some_and(|due_ns| now_ns >= due_ns) {
+            self.owed = 0;
+            return Call::Now;
+        }
+        Call::Later
+    }
+
+    /// Since when a call is held back; `None`: none is.
+    #[inline]
+    pub(crate) fn held_since_ns(&self) -> Option<u64> {
+        (self.owed > 0).then_some(self.since_ns)
+    }
+
+    /// When the call that is held back has to go out; `None`: none is.
+    #[inline]
+    pub(crate) fn due_ns(&self, coalesce: Coalesce) -> Option<u64> {
+        (self.owed > 0).then(|| self.since_ns.saturating_add(u64::from(coalesce.us) * 1000))
+    }
+
+    /// The call goes out.
+    pub(crate) fn settle(&mut self) {
+        self.owed = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_for_every_case() {
+        const NONE: Coalesce = Coalesce { us: 0, max: 0 };
+        const TIME: Coalesce = Coalesce { us: 50, max: 0 };
+        const BOTH: Coalesce = Coalesce { us: 50, max: 4 };
+        // Coalescing; then batches: wanted, requests, in flight, microseconds since the first.
+        type Batch = (bool, u32, u32, u64);
+        let cases: [(&str, Coalesce, &[Batch], &[Call]); 7] = [
+            (
+                "exact",
+                NONE,
+                &[(true, 1, 9, 0), (false, 1, 9, 0)],
+                &[Call::Now, Call::None],
+            ),
+            ("a lone request", TIME, &[(true, 1, 0, 0)], &[Call::Now]),
+            (
+                "the last of many",
+                TIME,
+                &[
+                    (true, 1, 2, 0),
+                    (false, 1, 1, 10),
+                    (false, 1, 0, 20),
+                    (false, 1, 0, 21),
+                ],
+                &[Call::Later, Call::Later, Call::Now, Call::None],
+            ),
+            (
+                "time",
+                TIME,
+                &[(true, 1, 9, 0), (false, 1, 9, 49), (false, 1, 9, 50)],
+                &[Call::Later, Call::Later, Call::Now],
+            ),
+            (
+                "number",
+                BOTH,
+                &[
+                    (true, 2, 9, 0),
+                    (false, 1, 9, 1),
+                    (true, 1, 9, 2),
+                    (true, 1, 9, 3),
+                ],
+                &[Call::Later, Call::Later, Call::Now, Call::Later],
+            ),
+            (
+                "a batch that is enough",
+                BOTH,
+                &[(true, 4, 9, 0)],
+                &[Call::Now],
+            ),
+            ("unwanted", BOTH, &[(false, 4, 9, 0)], &[Call::None]),
+        ];
+        for (name, coalesce, batches, expected) in cases {
+            let mut caller = Caller::default();
+            let calls: Vec<Call> = batches
+                .iter()
+                .map(|&(wanted, requests, in_flight, us)| {
+                    caller.published(wanted, requests, in_flight, coalesce, || us * 1000)
+                })
+                .collect();
+            assert_eq!(calls, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn switching_coalescing_off_pays_what_is_owed() {
+        let mut caller = Caller::default();
+        let held = Coalesce { us: 50, max: 0 };
+        assert_eq!(caller.published(true, 1, 9, held, || 7000), Call::Later);
+        assert_eq!(caller.due_ns(held), Some(57_000));
+        assert_eq!(caller.due_ns(Coalesce::default()), Some(7000), "at once");
+        caller.settle();
+        assert_eq!(caller.due_ns(held), None);
+    }
+}

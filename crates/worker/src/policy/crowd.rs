@@ -1,0 +1,77 @@
+//! Whether others want the core that a worker spins on.
+
+/// Spinning goes on for so long before it is asked again.
+const LOOK_EVERY_NS: u64 = 1_000_000;
+/// How long no spinning is tried after somebody else wanted the core: hardly at all the first time, which
+/// may have been a passing thread of the kernel, and twice as long each time that it turns out so again.
+const REST_MIN_NS: u64 = 250_000;
+const REST_MAX_NS: u64 = 256_000_000;
+
+/// What was seen of others on this core, and how long to keep out of their way.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Crowd {
+    /// Looked at last.
+    looked_ns: Option<u64>,
+    /// No spinning before this.
+    until_ns: u64,
+    rest_ns: u64,
+}
+
+impl Crowd {
+    /// Whether it is time to look, at the start of a spin and from time to time during one.
+    #[inline]
+    pub(crate) fn wants_look(&self, now_ns: u64) -> bool {
+        self.looked_ns
+            .is_none_or(|looked_ns| now_ns.saturating_sub(looked_ns) >= LOOK_EVERY_NS)
+    }
+
+    /// What a look showed.
+    pub(crate) fn looked(&mut self, now_ns: u64, others: bool) {
+        self.looked_ns = Some(now_ns);
+        if others {
+            self.rest_ns = (self.rest_ns * 2).clamp(REST_MIN_NS, REST_MAX_NS);
+            self.until_ns = now_ns.saturating_add(self.rest_ns);
+            // The rest ends with a look.
+            self.looked_ns = None;
+        } else {
+            self.rest_ns = 0;
+        }
+    }
+
+    /// It keeps out of the way of others, or did until lately: the clock has to be asked.
+    #[inline]
+    pub(crate) fn rests(&self) -> bool {
+        self.rest_ns > 0
+    }
+
+    /// Others have the core.
+    #[inline]
+    pub(crate) fn is_crowded(&self, now_ns: u64) -> bool {
+        now_ns < self.until_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn rests_grow_while_others_stay_and_end_when_they_are_gone() {
+        let mut crowd = Crowd::default();
+        assert!(crowd.wants_look(0) && !crowd.is_crowded(0));
+        let mut now_ns = 0;
+        for rest in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024] {
+            assert!(crowd.wants_look(now_ns));
+            crowd.looked(now_ns, true);
+            assert!(crowd.is_crowded(now_ns + rest * MS / 4 - 1));
+            now_ns += rest * MS / 4;
+            assert!(!crowd.is_crowded(now_ns));
+        }
+        crowd.looked(now_ns, false);
+        assert!(!crowd.wants_look(now_ns + MS - 1) && crowd.wants_look(now_ns + MS));
+        crowd.looked(now_ns, true);
+        assert!(!crowd.is_crowded(now_ns + MS), "it begins anew");
+    }
+}

@@ -1,0 +1,383 @@
+//! The one writer of a vring's record.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cleave_blk::{Request, Segment, Status, Verb};
+use cleave_guest::Memory;
+
+use super::vring::add_at;
+use super::zeroes::{Sampler, is_zero};
+use super::{ErrorKind, Kind, Laps, VringRecord};
+use crate::slots::Ended;
+use crate::stats::add;
+
+/// Whether a lane has taken all that is in its ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Looked {
+    /// It did.
+    Drained,
+    /// Chains were left for want of room or of time.
+    Left,
+}
+
+/// Writes the record of one lane's vring. Without one it does nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Recorder(Option<Box<Open>>);
+
+#[derive(Debug)]
+struct Open {
+    record: Arc<VringRecord>,
+    /// When the request of each head was taken; 0: none.
+    begun: Arc<[AtomicU64]>,
+    /// Requests taken in this lap, of each kind: all that were timed, and of these the ones that ended on
+    /// the spot.
+    taken: Batch,
+    spot: Batch,
+    looks: Looks,
+    /// A request that has ended, whose publishing is timed.
+    publishing: Option<(Kind, u64)>,
+    zeroes: Sampler,
+}
+
+/// When the ring was looked at. A look finds all chains that are there, which are then taken in this lap or
+/// later ones; so whatever one look brought came after the look before it.
+#[derive(Debug, Default)]
+struct Looks {
+    /// The available index that the last look found.
+    seen: u16,
+    /// Time of the last look, where that lap had one.
+    last_ns: Option<u64>,
+    /// Time of the look before those chains came that are being taken; `None`: not known.
+    since_ns: Option<u64>,
+    /// So many of those are left, and more may be in the ring.
+    left: u16,
+    more: bool,
+}
+
+impl Looks {
+    /// At the end of a lap's acceptance: how long what was taken in it waited at most. `seen`, `left`: see
+    /// [`Vring::seen`](cleave_guest::Vring::seen).
+    #[inline]
+    fn waited_ns(&mut self, (seen, left): (u16, u16), looked: Looked, laps: &Laps) -> Option<u64> {
+        let now_ns = laps.known_ns();
+        let found = seen != self.seen;
+        let mut since_ns = self.since_ns;
+        if found {
+            let before_ns = match laps.was_idle() && !self.more {
+                true => now_ns,
+                false => self.last_ns,
+            };
+            // Of what this lap took, the first may have been left by the look before.
+            since_ns = match self.left {
+                0 => before_ns,
+                _ => since_ns.and_then(|since| Some(since.min(before_ns?))),
+            };
+            self.since_ns = before_ns;
+            self.seen = seen;
+        }
+        if found || looked == Looked::Drained {
+            self.last_ns = now_ns;
+        }
+        (self.left, self.more) = (left, looked == Looked::Left);
+        Some(now_ns?.saturating_sub(since_ns?))
+    }
+}
+
+/// Numbers of requests by kind, and which kinds there are.
+#[derive(Debug, Default)]
+struct Batch {
+    counts: [u32; Kind::COUNT],
+    kinds: u32,
+}
+
+impl Batch {
+    #[inline]
+    fn add(&mut self, kind: Kind) {
+        if let Some(count) = self.counts.get_mut(kind.index()) {
+            *count += 1;
+            self.kinds |= 1 << kind.index();
+        }
+    }
+
+    /// Empties it, kind by kind.
+    #[inline]
+    fn drain(&mut self, mut to: impl FnMut(usize, u64)) {
+        while self.kinds != 0 {
+            let at = self.kinds.trailing_zeros() as usize;
+            self.kinds &= self.kinds - 1;
+            if let Some(count) = self.counts.get_mut(at) {
+                to(at, u64::from(std::mem::take(count)));
+            }
+        }
+    }
+}
+
+impl Recorder {
+    /// For a vring of this size that starts.
+    pub(crate) fn new(record: Option<Arc<VringRecord>>, vring_size: u16) -> Recorder {
+        Recorder(record.map(|record| {
+            Box::new(Open {
+                begun: record.begin(vring_size),
+                record,
+                taken: Batch::default(),
+                spot: Batch::default(),
+                looks: Looks::default(),
+                publishing: None,
+                zeroes: Sampler::new(),
+            })
+        }))
+    }
+
+    // What happens to a request, in this order.
+
+    /// A request is about to go to the engine: times its planning now and then. In a timed lap only.
+    #[cold]
+    pub(crate) fn planned(&mut self, request: &Request, laps: &mut Laps) {
+        let Some(open) = &mut self.0 else { return };
+        if let Some(ns) = laps.plan_ns() {
+            let kind = Kind::of(request.verb, request.len_bytes);
+            if let Some(times) = open.record.plan.get(kind.index()) {
+                times.add(ns, 1);
+            }
+        }
+    }
+
+    /// It has gone there. `data`: where a read's data goes.
+    #[inline]
+    pub(crate) fn began(
+        &mut self,
+        head: u16,
+        request: &Request,
+        data: &[Segment],
+        laps: &mut Laps,
+    ) {
+        let Some(open) = &mut self.0 else { return };
+        if let Some(begun) = open.begun.get(usize::from(head)) {
+            begun.store(laps.now_ns(), Ordering::Relaxed);
+        }
+        open.taken.add(Kind::of(request.verb, request.len_bytes));
+        if request.verb == Verb::Read {
+            open.zeroes.pass(1);
+            if open.zeroes.chooses() {
+                open.zeroes.keep(head, data);
+            }
+        }
+    }
+
+    /// So many like this went there and came back on the spot, well; or never needed to go.
+    #[inline]
+    pub(crate) fn at_once(&mut self, verb: Verb, len_bytes: u64, n: u32) {
+        let Some(open) = &mut self.0 else { return };
+        let at = Kind::of(verb, len_bytes).index();
+        add_at(&open.record.requests, at, u64::from(n));
+        let bytes = len_bytes.wrapping_mul(u64::from(n));
+        add_at(&open.record.bytes, at, bytes);
+        if verb == Verb::Read {
+            open.zeroes.pass(n);
+        }
+    }
+
+    /// Whether a request that ends on the spot is to be looked at more closely, in any lap.
+    #[inline]
+    pub(crate) fn watches(&self) -> bool {
+        self.0.as_ref().is_some_and(|open| open.zeroes.wants())
+    }
+
+    /// Looks at a request that ended on the spot, in a lap that is timed or where [`Recorder::watches`].
+    #[cold]
+    pub(crate) fn watch(
+        &mut self,
+        request: &Request,
+        data: &[Segment],
+        memory: &Memory,
+        laps: &mut Laps,
+    ) {
+        let Some(open) = &mut self.0 else { return };
+        if laps.is_timed() {
+            let kind = Kind::of(request.verb, request.len_bytes);
+            laps.note_spot();
+            open.spot.add(kind);
+            open.taken.add(kind);
+            if laps.wants_publish() {
+                open.publishing = Some((kind, laps.read()));
+            }
+        }
+        if request.verb == Verb::Read
+            && open.zeroes.chooses()
+            && let Some(is_zero) = is_zero(memory, data)
+        {
+            open.found(is_zero);
+        }
+    }
+
+    /// Its last op has ended.
+    #[inline]
+    pub(crate) fn ended(
+        &mut self,
+        head: u16,
+        ended: &Ended,
+        exact_ns: Option<u64>,
+        memory: &Memory,
+        laps: &mut Laps,
+    ) {
+        let Some(open) = &mut self.0 else { return };
+        let begun_ns = match open.begun.get(usize::from(head)) {
+            Some(begun) => {
+                let at = begun.load(Ordering::Relaxed);
+                begun.store(0, Ordering::Relaxed);
+                at
+            }
+            None => return,
+        };
+        let kind = Kind::of(ended.verb, ended.len_bytes);
+        let data = open.zeroes.take(head).map(|data| {
+            let found = ended.errno.is_none().then(|| is_zero(memory, data));
+            found.flatten()
+        });
+        if let Some(Some(is_zero)) = data {
+            open.found(is_zero);
+        }
+        if let Some(errno) = ended.errno {
+            return add_at(&open.record.errors, ErrorKind::of_errno(errno) as usize, 1);
+        }
+        add_at(&open.record.requests, kind.index(), 1);
+        add_at(&open.record.bytes, kind.index(), ended.len_bytes);
+        let ns = laps.now_ns().saturating_sub(begun_ns);
+        let ns = exact_ns.unwrap_or(ns);
+        let split = kind.split_index().filter(|_| ended.is_split());
+        match split.and_then(|at| open.record.split.get(at)) {
+            Some(times) => times.add(ns, 1),
+            None => {
+                if let Some(times) = open.record.device.get(kind.index()) {
+                    times.add(ns, 1);
+                }
+            }
+        }
+        if laps.is_timed() && laps.wants_publish() {
+            open.publishing = Some((kind, laps.now_ns()));
+        }
+    }
+
+    /// It never went to the engine.
+    #[cold]
+    pub(crate) fn refused(&mut self, status: Status) {
+        if let Some(open) = &self.0 {
+            add_at(
+                &open.record.errors,
+                ErrorKind::of_status(status) as usize,
+                1,
+            );
+        }
+    }
+
+    /// It was no request at all.
+    #[cold]
+    pub(crate) fn broken(&mut self) {
+        if let Some(open) = &self.0 {
+            add_at(&open.record.errors, ErrorKind::Broken as usize, 1);
+        }
+    }
+
+    /// What has ended is shown to the guest, who was called, or did not want to be.
+    #[cold]
+    pub(crate) fn published(&mut self, laps: &Laps) {
+        let Some(open) = &mut self.0 else { return };
+        if let Some((kind, ended_ns)) = open.publishing.take()
+            && let Some(times) = open.record.publish.get(kind.index())
+        {
+            times.add(laps.read().saturating_sub(ended_ns), 1);
+        }
+    }
+
+    // Signals.
+
+    /// The guest was called, so long after what it is told of was published.
+    #[inline]
+    pub(crate) fn called(&mut self, held_ns: u64) {
+        if let Some(open) = &self.0 {
+            add(&open.record.calls, 1);
+            open.record.call.add(held_ns, 1);
+        }
+    }
+
+    /// The guest wanted no call for what was published.
+    #[inline]
+    pub(crate) fn call_suppressed(&mut self) {
+        if let Some(open) = &self.0 {
+            add(&open.record.calls_suppressed, 1);
+        }
+    }
+
+    /// The guest kicked.
+    #[inline]
+    pub(crate) fn kicked(&mut self) {
+        if let Some(open) = &self.0 {
+            add(&open.record.kicks, 1);
+        }
+    }
+
+    // Laps.
+
+    /// Whether the last look left chains in the ring.
+    #[inline]
+    pub(crate) fn has_left(&self) -> bool {
+        self.0.as_ref().is_some_and(|open| open.looks.more)
+    }
+
+    /// The ring was empty, and nothing was left in it before.
+    #[inline]
+    pub(crate) fn found_nothing(&mut self, laps: &Laps) {
+        if let Some(open) = &mut self.0 {
+            open.looks.last_ns = laps.known_ns();
+        }
+    }
+
+    /// A lap has taken what it could: tells how long that waited in the ring, at most. `seen`: see
+    /// [`Vring::seen`](cleave_guest::Vring::seen).
+    #[inline]
+    pub(crate) fn looked(&mut self, seen: (u16, u16), looked: Looked, laps: &Laps) {
+        let Some(open) = &mut self.0 else { return };
+        let waited_ns = open.looks.waited_ns(seen, looked, laps);
+        if open.taken.kinds != 0 {
+            let ring = &open.record.ring;
+            open.taken.drain(|at, n| {
+                if let (Some(times), Some(ns)) = (ring.get(at), waited_ns) {
+                    times.add(ns, n);
+                }
+            });
+        }
+    }
+
+    /// A timed lap has ended that took so long: that is the time of all that ended in it on the spot.
+    pub(crate) fn lap_ended(&mut self, ns: u64) {
+        let Some(open) = &mut self.0 else { return };
+        let device = &open.record.device;
+        open.spot.drain(|at, n| {
+            if let Some(times) = device.get(at) {
+                times.add(ns, n);
+            }
+        });
+    }
+}
+
+impl Open {
+    #[cold]
+    fn found(&mut self, is_zero: bool) {
+        add(&self.record.zero_looked, 1);
+        if is_zero {
+            // Behind the other, for readers that load them in the other order.
+            let found = self.record.zero_found.load(Ordering::Relaxed);
+            self.record.zero_found.store(found + 1, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Open {
+    /// Nothing is in flight on a vring that has stopped, or whose worker failed.
+    fn drop(&mut self) {
+        for begun in &*self.begun {
+            begun.store(0, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Which workers of a device run, and how they hear of a change. Locked when a worker starts or ends, and
+//! by control; never on the data path.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cleave_engine::{LegStats, LegTotals};
+
+use crate::splitter::Board;
+use crate::worker::signal;
+use crate::{Stats, Totals, Tuning};
+
+/// A running worker as control sees it.
+#[derive(Debug)]
+struct Live {
+    stats: Arc<Stats>,
+    /// Wakes it; it then looks whether the tuning has changed.
+    bell: Arc<OwnedFd>,
+    legs: Arc<[LegStats]>,
+    board: Arc<Board>,
+}
+
+/// The workers of a device, the tuning in force, and what workers before them did.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    members: Mutex<Members>,
+    /// Counts the changes of the tuning: a worker that has seen another number looks.
+    turn: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Members {
+    tuning: Arc<Tuning>,
+    live: Vec<Live>,
+    past: Totals,
+    past_legs: Vec<LegTotals>,
+}
+
+impl Registry {
+    pub(crate) fn new(tuning: Tuning) -> Registry {
+        Registry {
+            members: Mutex::new(Members {
+                tuning: Arc::new(tuning),
+                live: Vec::new(),
+                past: Totals::default(),
+                past_legs: Vec::new(),
+            }),
+            turn: AtomicU64::new(0),
+        }
+    }
+
+    /// The tuning in force.
+    pub(crate) fn tuning(&self) -> Arc<Tuning> {
+        self.lock().tuning.clone()
+    }
+
+    /// Puts another in force and wakes all workers for it.
+    pub(crate) fn tune(&self, tuning: Tuning) {
+        let mut members = self.lock();
+        members.tuning = Arc::new(tuning);
+        // Before the bells, or a worker could wake, see nothing new, and sleep on the old tuning.
+        self.turn.fetch_add(1, Ordering::Release);
+        for worker in &members.live {
+            signal(&worker.bell);
+        }
+    }
+
+    /// Number of the tuning in force.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn enter(&self, stats: Arc<Stats>, bell: Arc<OwnedFd>, legs: Arc<[LegStats]>) {
+        self.lock().live.push(Live {
+            stats,
+            bell,
+            legs,
+            board: Arc::default(),
+        });
+    }
+
+    /// Where the splitter of a worker shows what it does.
+    pub(crate) fn show(&self, stats: &Arc<Stats>, board: Arc<Board>) {
+        let mut members = self.lock();
+        let mut live = members.live.iter_mut();
+        if let Some(live) = live.find(|live| Arc::ptr_eq(&live.stats, stats)) {
+            live.board = board;
+        }
+    }
+
+    /// The counters pass over to the sum in the same moment, so that no reader sees them twice or not
+    /// at all.
+    pub(crate) fn leave(&self, stats: &Arc<Stats>) {
+        let mut members = self.lock();
+        let place = members
+            .live
+            .iter()
+            .position(|live| Arc::ptr_eq(&live.stats, stats));
+        if let Some(place) = place {
+            let live = members.live.remove(place);
+            members.past += stats.totals();
+            add_legs(&mut members.past_legs, &live.legs);
+        }
+    }
+
+    /// What the legs of a stripe did for all workers that ever ran; empty where the disk has one leg.
+    pub(crate) fn leg_totals(&self) -> Vec<LegTotals> {
+        let members = self.lock();
+        let mut sums = members.past_legs.clone();
+        for live in &members.live {
+            add_legs(&mut sums, &live.legs);
+        }
+        sums
+    }
+
+    /// What the splitters of the workers that run show.
+    pub(crate) fn boards(&self) -> Vec<Arc<Board>> {
+        let members = self.lock();
+        members.live.iter().map(|live| live.board.clone()).collect()
+    }
+
+    /// Counters of the workers that run.
+    pub(crate) fn live(&self) -> Vec<Arc<Stats>> {
+        let members = self.lock();
+        members.live.iter().map(|live| live.stats.clone()).collect()
+    }
+
+    /// Sum over all workers that ever ran.
+    pub(crate) fn totals(&self) -> Totals {
+        let members = self.lock();
+        let mut sum = members.past;
+        for live in &members.live {
+            sum += live.stats.totals();
+        }
+        sum
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Members> {
+        // Nothing here panics half-way through a change.
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn add_legs(sums: &mut Vec<LegTotals>, legs: &[LegStats]) {
+    sums.resize(sums.len().max(legs.len()), LegTotals::default());
+    for (sum, leg) in sums.iter_mut().zip(legs) {
+        *sum += leg.totals();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::Split;
+    use crate::stats::add;
+
+    #[test]
+    fn sums_survive_the_worker_and_every_worker_hears_of_a_change() {
+        let registry = Registry::new(Tuning::new(Split::Off));
+        let bells: Vec<_> = (0..2)
+            .map(|_| {
+                let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+                Arc::new(eventfd(0, flags).unwrap())
+            })
+            .collect();
+        let stats: Vec<_> = (0..2).map(|_| Arc::new(Stats::default())).collect();
+        for (stats, bell) in stats.iter().zip(&bells) {
+            registry.enter(stats.clone(), bell.clone(), Arc::new([]));
+            add(&stats.reads, 5);
+        }
+        assert_eq!((registry.totals().reads, registry.live().len()), (10, 2));
+        registry.leave(&stats[0]);
+        registry.leave(&stats[0]);
+        assert_eq!((registry.totals().reads, registry.live().len()), (10, 1));
+        let before = registry.turn();
+        let changed = Tuning {
+            spin_cpu_max: 7,
+            ..Tuning::new(Split::Off)
+        };
+        registry.tune(changed.clone());
+        assert_ne!(registry.turn(), before);
+        assert_eq!(*registry.tuning(), changed);
+        let rung = |bell: &OwnedFd| rustix::io::read(bell, &mut [0; 8]).is_ok();
+        assert_eq!((rung(&bells[0]), rung(&bells[1])), (false, true));
+    }
+}

@@ -1,0 +1,233 @@
+//! A guest that acts at any moment of a lap, and kicks only when it is asked to: whatever the worker does
+//! then, it does not fall asleep on a request, and an idle one sleeps without a timer.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cleave_blk::spec::feature;
+use cleave_blk::{Op, Plan};
+use cleave_engine::{Engine, Event, Wait};
+use cleave_guest::{Memory, Vring};
+use cleave_worker::{
+    Coalesce, Completion, Control, Device, Stats, Totals, Tuning, VringStart, Worker,
+};
+
+use crate::driver::{Ask, Driver, SIZE};
+use crate::{FEATURES, Random, device, event};
+
+/// Moments at which the guest may act, over all runs.
+const MOMENTS: u64 = 1_000_000;
+
+/// The guest, and what the worker sees of it.
+struct World {
+    driver: Driver,
+    random: Random,
+    event_idx: bool,
+    moments: u64,
+    /// The kick eventfd.
+    kicked: bool,
+    /// The guest says no more: what is under way ends, and then nothing happens.
+    quiet: bool,
+    /// Sleeps without an end.
+    sleeps: u64,
+    dozes: u64,
+    calls: u64,
+}
+
+impl World {
+    /// Something may happen now.
+    fn moment(&mut self) {
+        self.moments += 1;
+        if self.quiet || self.random.below(8) > 0 {
+            return;
+        }
+        self.driver.collect(|_| 0);
+        self.add();
+    }
+
+    /// One more request, and a kick if one is wanted.
+    fn add(&mut self) {
+        if self.driver.in_flight() < usize::from(SIZE) / 3
+            && self.driver.submit(&Ask::flush()).is_some()
+        {
+            self.kicked |= self.driver.wants_kick(self.event_idx);
+        }
+    }
+}
+
+/// An engine that lets the guest act whenever the worker asks it for anything.
+struct Stage {
+    world: Rc<RefCell<World>>,
+    flying: Vec<u64>,
+    rung: bool,
+}
+
+impl Stage {
+    fn moment(&self) {
+        self.world.borrow_mut().moment();
+    }
+}
+
+impl Engine for Stage {
+    fn room(&self) -> usize {
+        self.moment();
+        4 * Plan::OPS_MAX
+    }
+    fn in_flight(&self) -> usize {
+        self.moment();
+        self.flying.len()
+    }
+    fn push(&mut self, _: Op<'_>, token: u64) {
+        self.moment();
+        self.flying.push(token);
+    }
+    fn reap(&mut self) -> Option<Event> {
+        self.moment();
+        if std::mem::take(&mut self.world.borrow_mut().kicked) {
+            return Some(Event::Woken { slot: 0 });
+        }
+        let due = self.world.borrow_mut().random.below(3) > 0;
+        let token = self.flying.pop_if(|_| due)?;
+        Some(Event::Done {
+            token,
+            result: Ok(()),
+        })
+    }
+    fn enter(&mut self, wait: Wait) -> io::Result<()> {
+        self.moment();
+        let mut world = self.world.borrow_mut();
+        world.calls += u64::from(std::mem::take(&mut self.rung));
+        let Wait::Until(until) = wait else {
+            return Ok(());
+        };
+        // The disk or the guest ends the sleep.
+        if world.kicked || !self.flying.is_empty() {
+            return Ok(());
+        }
+        if until.is_some() {
+            world.dozes += 1;
+            if let Some(until) = until {
+                std::thread::sleep(until.saturating_duration_since(std::time::Instant::now()));
+            }
+            return Ok(());
+        }
+        world.sleeps += 1;
+        world.driver.collect(|_| 0);
+        assert_eq!(
+            world.driver.in_flight(),
+            0,
+            "asleep on a request that nobody kicks for, after {} moments",
+            world.moments
+        );
+        if !world.quiet {
+            world.add();
+            assert!(world.kicked, "a sleeping worker has to be kicked");
+        }
+        Ok(())
+    }
+    fn watch(&mut self, _: u16, _: OwnedFd) {}
+    fn unwatch(&mut self, _: u16) {}
+    fn set_bell(&mut self, _: u16, _: Option<OwnedFd>) {}
+    fn ring(&mut self, _: u16) {
+        self.rung = true;
+    }
+    fn bind(&mut self, _: Arc<Memory>) {}
+    fn is_settled(&self) -> bool {
+        true
+    }
+}
+
+/// Runs for so many moments and then falls silent; what the worker counted, what the guest saw.
+fn run(seed: u64, moments: u64, event_idx: bool, tuning: Tuning) -> (Totals, Rc<RefCell<World>>) {
+    let device: Arc<Device> = device(cleave_worker::Split::Off);
+    device.tune(tuning);
+    let features = match event_idx {
+        true => FEATURES,
+        false => FEATURES & !feature::EVENT_IDX,
+    };
+    let driver = Driver::new();
+    let memory = driver.memory();
+    let world = Rc::new(RefCell::new(World {
+        driver,
+        random: Random(seed),
+        event_idx,
+        moments: 0,
+        kicked: false,
+        quiet: false,
+        sleeps: 0,
+        dozes: 0,
+        calls: 0,
+    }));
+    let engine = Stage {
+        world: world.clone(),
+        flying: Vec::new(),
+        rung: false,
+    };
+    let (control, commands) = Control::channel().unwrap();
+    let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
+    let counters = stats.clone();
+    let vring = Vring::new(memory.clone(), Driver::layout(), features, 0).unwrap();
+    let mut worker = Worker::new(engine, device, memory, stats, commands, alarm).unwrap();
+    let _started = control.start(VringStart {
+        index: 0,
+        vring,
+        features,
+        kick: Some(event()),
+        call: Some(event()),
+        err: None,
+        enabled: true,
+    });
+    while world.borrow().moments < moments {
+        worker.lap().unwrap();
+    }
+    world.borrow_mut().quiet = true;
+    let asleep = world.borrow().sleeps + 3;
+    for lap in 0.. {
+        worker.lap().unwrap();
+        if world.borrow().sleeps >= asleep {
+            break;
+        }
+        assert!(lap < 10_000_000, "seed {seed}: it never comes to rest");
+    }
+    let timers = world.borrow().dozes;
+    for _ in 0..100 {
+        worker.lap().unwrap();
+    }
+    assert_eq!(
+        world.borrow().dozes,
+        timers,
+        "seed {seed}: no timer at rest"
+    );
+    (counters.totals(), world)
+}
+
+#[test]
+fn a_request_is_never_slept_on() {
+    let seed = std::env::var("CLEAVE_SEED").map_or(7, |seed| seed.parse().unwrap());
+    println!("CLEAVE_SEED={seed}");
+    let tuning = |completion| Tuning {
+        completion,
+        ..Tuning::new(cleave_worker::Split::Off)
+    };
+    let held = Tuning {
+        coalesce: Coalesce { us: 20, max: 3 },
+        ..tuning(Completion::Adaptive)
+    };
+    for (name, tuning) in [
+        ("interrupt", tuning(Completion::Interrupt)),
+        ("adaptive", tuning(Completion::Adaptive)),
+        ("calls held back", held),
+    ] {
+        for event_idx in [true, false] {
+            let (totals, world) = run(seed, MOMENTS / 6, event_idx, tuning.clone());
+            let slept = totals.sleeps + totals.dozes;
+            assert!(slept > 50, "{name}: {totals:?}");
+            let spun = totals.spin_hit_ns + totals.spin_wasted_ns > 0;
+            assert_eq!(spun, name != "interrupt", "{name}: {totals:?}");
+            assert!(world.borrow().calls > 0, "{name}");
+        }
+    }
+}

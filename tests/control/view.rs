@@ -1,0 +1,252 @@
+//! `cleave stats` and `cleave top`, as somebody at a terminal or a script would use them.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cleave_tests::{Daemon, program_path, run_to_end, small};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
+
+use crate::serve;
+
+fn some_load(daemon: &Daemon) {
+    let mut client = daemon.open(&small(1));
+    for _ in 0..50 {
+        client.queue(0).write(0, &[7; 4096]).unwrap();
+        client.queue(0).read(0, &mut [0; 4096]).unwrap();
+    }
+}
+
+#[test]
+fn stats_prints_once() {
+    let (one, control_one) = serve(&["--disk", "ram:16M", "--serial", "one"]);
+    let (two, control_two) = serve(&["--disk", "null:16M", "--serial", "two"]);
+    some_load(&one);
+    let sockets = [control_one.to_str().unwrap(), control_two.to_str().unwrap()];
+    let words = ["stats", "--control", sockets[0], "--control", sockets[1]];
+    let text = run_to_end(&words);
+    assert_eq!(text.code, Some(0), "{}", text.stderr);
+    assert!(text.stdout.contains("one: ram:16M") && text.stdout.contains("two: null:16M"));
+    assert!(
+        text.stdout.contains("write 4K               50"),
+        "{}",
+        text.stdout
+    );
+    let json = run_to_end(&[&words[..], &["--json"]].concat());
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json[0]["totals"]["writes"], 50);
+    assert_eq!(json[1]["id"], "two");
+    two.finish();
+    // The one that is there is shown, and the one that is not is an error.
+    let text = run_to_end(&words);
+    assert_eq!(text.code, Some(1));
+    assert!(text.stdout.contains("one: ram:16M"));
+    assert!(text.stderr.contains("no such socket") && text.stderr.contains(sockets[1]));
+    one.finish();
+}
+
+fn top(sockets: &[&std::path::Path]) -> Command {
+    let mut command = Command::new(program_path());
+    command.args(["top", "--interval", "0.1"]);
+    for socket in sockets {
+        command.arg("--control").arg(socket);
+    }
+    command
+}
+
+fn ends(child: &mut Child) -> Option<i32> {
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let _ = child.kill();
+    panic!("top did not end");
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), signal).unwrap();
+}
+
+/// Reads until a text has come so many times; all that was read.
+fn read_until(from: &mut impl std::io::Read, text: &str, times: usize) -> String {
+    let mut read = String::new();
+    let mut piece = [0; 4096];
+    let end = Instant::now() + Duration::from_secs(10);
+    while read.matches(text).count() < times {
+        assert!(Instant::now() < end, "{read}");
+        match from.read(&mut piece) {
+            Ok(0) | Err(_) => panic!("it ended: {read}"),
+            Ok(n) => read.push_str(&String::from_utf8_lossy(&piece[..n])),
+        }
+    }
+    read
+}
+
+#[test]
+fn top_prints_plain_blocks_where_there_is_no_terminal() {
+    let (daemon, control) = serve(&["--disk", "null:16M", "--serial", "disk"]);
+    type Quit = fn(&mut Child);
+    let ways: [(&str, Quit); 4] = [
+        ("end of the input", |child| drop(child.stdin.take())),
+        ("q", |child| {
+            child.stdin.as_mut().unwrap().write_all(b"xq").unwrap()
+        }),
+        ("SIGINT", |child| signal(child, Signal::INT)),
+        ("SIGTERM", |child| signal(child, Signal::TERM)),
+    ];
+    for (name, quit) in ways {
+        let mut command = top(&[&control]);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let text = read_until(child.stdout.as_mut().unwrap(), "disk             read/s", 3);
+        assert!(!text.contains('\x1b'), "{text:?}");
+        assert!(
+            text.contains("\ndisk                  0        0"),
+            "{text}"
+        );
+        quit(&mut child);
+        assert_eq!(ends(&mut child), Some(0), "{name}");
+    }
+    // Nobody reads any more: no complaint.
+    let mut command = top(&[&control]);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    read_until(child.stdout.as_mut().unwrap(), "read/s", 1);
+    drop(child.stdout.take());
+    assert_eq!(ends(&mut child), Some(0));
+    let mut complaint = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut complaint)
+        .unwrap();
+    assert_eq!(complaint, "");
+    daemon.finish();
+}
+
+/// A terminal of eighty columns: our end and that of a program.
+fn terminal() -> (OwnedFd, OwnedFd) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let name = ptsname(&ours, Vec::new()).unwrap();
+    let flags = OFlags::RDWR | OFlags::NOCTTY;
+    let theirs = rustix::fs::open(name.as_c_str(), flags, Mode::empty()).unwrap();
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: 80,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    tcsetwinsize(&theirs, size).unwrap();
+    (ours, theirs)
+}
+
+#[test]
+fn top_draws_on_a_terminal_and_gives_it_back() {
+    let (one, control_one) = serve(&["--disk", "ram:16M", "--serial", "one"]);
+    let (two, control_two) = serve(&["--disk", "null:16M", "--serial", "two"]);
+    type Quit<'a> = &'a dyn Fn(&mut std::fs::File, &Child);
+    let type_in = |bytes: &'static [u8]| {
+        move |screen: &mut std::fs::File, _: &Child| screen.write_all(bytes).unwrap()
+    };
+    let ways: [(&str, Quit<'_>); 5] = [
+        ("q", &type_in(b"q")),
+        ("Ctrl-C", &type_in(b"\x03")),
+        ("Ctrl-D", &type_in(b"\x04")),
+        ("SIGTERM", &|_, child| signal(child, Signal::TERM)),
+        ("SIGHUP", &|_, child| signal(child, Signal::HUP)),
+    ];
+    for (name, quit) in ways {
+        let (ours, theirs) = terminal();
+        let before = tcgetattr(&theirs).unwrap();
+        let copy = || theirs.as_fd().try_clone_to_owned().unwrap();
+        let mut command = top(&[&control_one, &control_two]);
+        let mut child = command.stdin(copy()).stdout(copy()).spawn().unwrap();
+        let mut screen = std::fs::File::from(ours);
+        some_load(&one);
+        let drawn = read_until(&mut screen, "\x1b[J", 3);
+        assert!(
+            drawn.contains("\x1b[?1049h") && drawn.contains("one "),
+            "{drawn:?}"
+        );
+        let raw = tcgetattr(&theirs).unwrap();
+        assert_ne!(raw.local_modes, before.local_modes, "{name}");
+        quit(&mut screen, &child);
+        read_until(&mut screen, "\x1b[?25h\x1b[?1049l", 1);
+        assert_eq!(ends(&mut child), Some(0), "{name}");
+        let after = tcgetattr(&theirs).unwrap();
+        assert_eq!(after.local_modes, before.local_modes, "{name}");
+    }
+    two.finish();
+    one.finish();
+}
+
+#[test]
+fn top_copes_with_a_daemon_that_goes_and_comes_back() {
+    let (mut daemon, control) = serve(&["--disk", "null:16M", "--serial", "disk"]);
+    let mut command = top(&[&control]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = child.stdout.take().unwrap();
+    read_until(&mut out, "\ndisk   ", 2);
+    daemon.abandon();
+    read_until(&mut out, "nobody listens", 2);
+    let socket = daemon.scratch().join("again");
+    let words = [
+        "serve",
+        "--disk",
+        "null:16M",
+        "--serial",
+        "disk",
+        "--socket-path",
+        socket.to_str().unwrap(),
+        "--control",
+        control.to_str().unwrap(),
+    ];
+    let again = Daemon::with_args(cleave_tests::Scratch::new(), socket.clone(), &words);
+    read_until(&mut out, "\ndisk   ", 2);
+    again.finish();
+    read_until(&mut out, "no such socket", 1);
+    drop(child.stdin.take());
+    assert_eq!(ends(&mut child), Some(0));
+}
+
+#[test]
+fn a_socket_that_never_answers_is_not_waited_for() {
+    let missing = run_to_end(&["top"]);
+    assert_eq!(missing.code, Some(2));
+    let bad = run_to_end(&["top", "--control", "x", "--interval", "0"]);
+    assert_eq!(bad.code, Some(2));
+    let scratch = cleave_tests::Scratch::new();
+    let silent = scratch.join("silent");
+    let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+    let words = ["stats", "--control", silent.to_str().unwrap()];
+    let began = Instant::now();
+    let ended = run_to_end(&words);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("no answer"), "{}", ended.stderr);
+    assert!(
+        began.elapsed() < Duration::from_secs(6),
+        "{:?}",
+        began.elapsed()
+    );
+}

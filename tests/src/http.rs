@@ -1,0 +1,77 @@
+//! As much HTTP as asking a control socket takes: a connection a request, read to its end.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Its status.
+    pub status: u16,
+    /// Its header, as it came.
+    pub header: String,
+    /// What follows it.
+    pub body: String,
+}
+
+impl Answer {
+    /// Reads one.
+    pub fn parse(text: &str) -> Option<Answer> {
+        let (header, body) = text.split_once("\r\n\r\n")?;
+        let status = header.split(' ').nth(1)?.parse().ok()?;
+        Some(Answer {
+            status,
+            header: header.to_owned(),
+            body: body.to_owned(),
+        })
+    }
+
+    /// Its body, which must be JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    /// What it refuses.
+    pub fn error(&self) -> String {
+        self.json()["error"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// Sends bytes and reads until the other side closes, or for so long.
+pub fn converse(socket: &Path, bytes: &[u8], time: Duration) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(time))?;
+    stream.set_write_timeout(Some(time))?;
+    // It may have had enough before it has read all.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) | Err(_) => break,
+            Ok(n) => answer.extend_from_slice(&piece[..n]),
+        }
+    }
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// Asks once.
+pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> Answer {
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let text = converse(socket, request.as_bytes(), Duration::from_secs(10)).unwrap();
+    Answer::parse(&text).unwrap_or_else(|| panic!("no answer to {method} {path}: {text}"))
+}
+
+/// Gets JSON.
+pub fn get(socket: &Path, path: &str) -> Value {
+    let answer = ask(socket, "GET", path, "");
+    assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+    answer.json()
+}
