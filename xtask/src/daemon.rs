@@ -49,6 +49,11 @@ impl Daemon {
             .collect())
     }
 
+    /// Its process.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Asks the daemon to look at its image again.
     pub(crate) fn look_again(&self) -> Result<(), String> {
         self.signal("-HUP")

@@ -6,8 +6,11 @@ mod bench;
 mod ci;
 mod daemon;
 mod guest;
+mod guest_bench;
 mod licence;
 mod metadata;
+mod report;
+mod sanitize;
 mod setup;
 mod step;
 mod test;
@@ -16,7 +19,6 @@ mod tidy;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use bench::Effort;
 use test::Selection;
 
 const USAGE: &str = "\
@@ -25,15 +27,31 @@ cargo xtask COMMAND
   ci      formatting, clippy, tidy, documentation, dependency licences
   tidy    only the house rules: sizes, crate prohibitions, leftovers, links
   test    sets the machine up (as root), then runs all tests
-          [unit | integration | guest]         only these
+          [unit | integration | benches | guest]  only these
           [--keep]                             leave the guests' logs and images below target/guest
           [--against qemu-storage-daemon]      guest tests with QEMU's daemon instead of cleave
-  bench ring
-          the cost of the ring alone, beside qemu-storage-daemon, interleaved in one run
-          [--rounds N] [--seconds S]           at least 5 rounds, 1.5 s each unless told
-  bench split
-          large requests with `--split auto` beside `--split off`, on modelled drives and on a file
-          [--rounds N] [--seconds S]           as above
+  sanitize
+          the integration tests against a daemon that AddressSanitizer watches
+  bench   measures against qemu-storage-daemon and the bare disk; leaves raw data, figures and report.html
+          [transport | cpu | tax | split | pacing | idle | scale | start | instructions | all]
+          [--quick]                            fewer points and rounds: all suites within ten minutes
+          [--smoke]                            one short round: shows that the suites work
+          [--disk PATH]                        a filled file or device, instead of a file below target
+          [--allow-thin]                       although it was never filled
+          [--destructive]                      let suites that write do so on --disk
+          [--out DIR]                          instead of a folder below target/bench
+          [--rounds N] [--seconds S]           more of each
+  bench instructions
+          instructions per I/O in the worker, counted by callgrind; fails when they rise by 2 %
+          [--annotate]                         also where they are: functions, files, lines
+          [--case NAME]                        one case only
+          [--accept]                           makes the counts those to be judged by
+  guest-bench
+          the same disk in guests, attached in every way that QEMU knows, at the same offered load
+          [--quick | --smoke]                  ten minutes instead of an hour; or only whether it works
+          [--accel auto|kvm|tcg] [--only NAME,...] [--kernel IMAGE --modules DIR] [--rounds N] [--out DIR]
+  report DIR...
+          draws figures and report.html of a run again from its raw data; several runs side by side
 ";
 
 fn main() -> ExitCode {
@@ -43,12 +61,12 @@ fn main() -> ExitCode {
         ["ci"] => ci::run(&root()),
         ["tidy"] => ci::run_tidy(&root()),
         ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
-        ["bench", "ring", rest @ ..] => {
-            Effort::parse(rest).and_then(|effort| bench::ring(&root(), &effort))
-        }
-        ["bench", "split", rest @ ..] => {
-            Effort::parse(rest).and_then(|effort| bench::split(&root(), &effort))
-        }
+        ["sanitize"] => sanitize::run(&root()),
+        ["bench", "instructions", rest @ ..] => bench::instructions::Request::parse(rest)
+            .and_then(|request| bench::instructions::run(&root(), &request)),
+        ["bench", rest @ ..] => bench::run(&root(), rest),
+        ["report", rest @ ..] => report::again(rest),
+        ["guest-bench", rest @ ..] => guest_bench::run(&root(), rest),
         ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
             Ok(())

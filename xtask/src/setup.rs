@@ -12,7 +12,10 @@ const NEEDS: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
     ("mkfs.ext4", "e2fsprogs"),
     ("fstrim", "util-linux"),
+    ("taskset", "util-linux"),
+    ("setpriv", "util-linux"),
     ("strace", "strace"),
+    ("valgrind", "valgrind"),
     ("xz", "xz-utils"),
     ("zstd", "zstd"),
 ];
@@ -35,10 +38,16 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Installs what is missing, and says so; without the rights, says what to run instead.
+/// Installs what of the tests' needs is missing, and says so; without the rights, says what to run instead.
 pub(crate) fn provide(root: &Path) -> Result<(), String> {
-    let missing: Vec<&str> = NEEDS
-        .iter()
+    let all: Vec<&str> = NEEDS.iter().map(|need| need.0).collect();
+    provide_programs(root, &all)
+}
+
+/// The same for some of the programs only.
+pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result<(), String> {
+    let needs = || NEEDS.iter().filter(|need| programs.contains(&need.0));
+    let missing: Vec<&str> = needs()
         .filter(|(program, _)| find(program).is_none())
         .map(|need| need.1)
         .collect();
@@ -55,13 +64,13 @@ pub(crate) fn provide(root: &Path) -> Result<(), String> {
         missing.join(" ")
     );
     if !is_root(root)? {
-        return Err(format!("the tests need packages; run: sudo {install}"));
+        return Err(format!("packages are missing; run: sudo {install}"));
     }
     println!("installing: {}", missing.join(" "));
     refresh_lists(root)?;
     let words: Vec<&str> = install.split(' ').collect();
     quietly(root, &words, &[("DEBIAN_FRONTEND", "noninteractive")])?;
-    match NEEDS.iter().find(|(program, _)| find(program).is_none()) {
+    match needs().find(|(program, _)| find(program).is_none()) {
         None => Ok(()),
         Some((program, package)) => Err(format!("{package} is installed, but holds no {program}")),
     }

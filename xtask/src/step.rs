@@ -36,6 +36,13 @@ pub(crate) fn step(
     }
 }
 
+/// A program on a CPU of its own, which dies with us: one that outlived a killed run would spoil the next.
+pub(crate) fn pinned(cpu: &str, program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "taskset", "--cpu-list", cpu, program]);
+    command
+}
+
 /// Runs a program in `folder`, quietly; its output is the error where it fails.
 pub(crate) fn quietly(
     folder: &Path,

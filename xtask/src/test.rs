@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
+use crate::bench::{self, instructions};
 use crate::guest::{self, BackendKind, Keep};
+use crate::guest_bench;
 use crate::setup;
 
 /// Which tests, and how.
@@ -20,6 +22,7 @@ enum Part {
     All,
     Unit,
     Integration,
+    Benches,
     Guest,
 }
 
@@ -36,6 +39,7 @@ impl Selection {
             match *word {
                 "unit" => selection.part = Part::Unit,
                 "integration" => selection.part = Part::Integration,
+                "benches" => selection.part = Part::Benches,
                 "guest" => selection.part = Part::Guest,
                 "--keep" => selection.keep = Keep::Yes,
                 "--against" if words.next() == Some(&"qemu-storage-daemon") => {
@@ -62,16 +66,28 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
         Part::All => cargo(root, &["test", "--workspace"])?,
         Part::Unit => cargo(root, &["test", "--workspace", "--exclude", "cleave-tests"])?,
         Part::Integration => cargo(root, &["test", "--package", "cleave-tests"])?,
-        Part::Guest => {}
+        Part::Benches | Part::Guest => {}
     }
     match selection.part {
         Part::All => passed.push("unit, property, simulation and integration tests".to_owned()),
         Part::Unit => passed.push("unit, property and simulation tests".to_owned()),
         Part::Integration => passed.push("integration tests".to_owned()),
-        Part::Guest => {}
+        Part::Benches | Part::Guest => {}
+    }
+    if matches!(selection.part, Part::All | Part::Benches) {
+        // Each benchmark once, untimed and so not built for release; then what can be judged on any machine.
+        cargo(root, &["test", "--package", "cleave-benches", "--benches"])?;
+        instructions::run(root, &instructions::Request::default())?;
+        // The suites against peers too, so that they cannot rot; what they measure in so short a time is not judged.
+        bench::run(root, &["all", "--smoke"])?;
+        passed.push("benchmarks once, instructions per I/O".to_owned());
     }
     if matches!(selection.part, Part::All | Part::Guest) {
         passed.push(guest::run(root, selection.against, selection.keep)?);
+        if selection.against == BackendKind::Cleave {
+            guest_bench::run(root, &["--smoke"])?;
+            passed.push("a comparison in guests, seconds of each".to_owned());
+        }
     }
     println!(
         "passed in {} s: {}",
@@ -82,11 +98,11 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
 }
 
 fn cargo(root: &Path, words: &[&str]) -> Result<(), String> {
-    let line = format!("cargo {} --locked", words.join(" "));
+    let line = format!("cargo --locked {}", words.join(" "));
     println!("running {line}");
     let status = Command::new("cargo")
-        .args(words)
         .arg("--locked")
+        .args(words)
         // Where the guest tests look for the program; one built elsewhere would leave an old one here.
         .env("CARGO_TARGET_DIR", root.join("target"))
         .current_dir(root)
@@ -115,6 +131,8 @@ mod tests {
         );
         let guest =
             Selection::parse(&["--keep", "guest", "--against", "qemu-storage-daemon"]).unwrap();
+        let benches = Selection::parse(&["benches"]).unwrap();
+        assert_eq!((benches.part, benches.keep), (Part::Benches, Keep::No));
         assert_eq!((guest.part, guest.keep), (Part::Guest, Keep::Yes));
         assert_eq!(guest.against, BackendKind::QemuStorageDaemon);
     }

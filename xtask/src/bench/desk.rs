@@ -1,191 +1,218 @@
-//! What comparisons share: built programs, a folder for results, CPUs to be pinned to, one measurement.
+//! What suites share: built programs, CPUs to be pinned to, the run's folder, one measurement.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::environment;
-use super::spread::Spread;
+use super::cpus::Cpus;
+use super::image;
+use super::load::Load;
+use super::plan::{Effort, Pace, Plan};
+use super::subject::{Store, Subject};
 use crate::daemon::Daemon;
+use crate::report::{Run, environment};
 use crate::setup;
 use crate::step::quietly;
 
-/// Driver and daemon on a CPU each, where there are two.
-pub(super) const DRIVER_CPU: &str = "0";
-pub(super) const DAEMON_CPU: &str = "1";
-
-/// One measurement.
-pub(super) struct Figure {
-    pub(super) iops: f64,
-    pub(super) mean_us: f64,
-    pub(super) daemon_cpu_us: f64,
-    pub(super) driver_cpu_us: f64,
-}
+const FILE_BYTES: u64 = 2 << 30;
+const SMOKE_FILE_BYTES: u64 = 32 << 20;
 
 /// Programs, and where the results go.
 pub(super) struct Desk {
+    pub(super) root: PathBuf,
     pub(super) cleave: PathBuf,
     pub(super) drive: PathBuf,
-    pub(super) folder: PathBuf,
-    pub(super) results: File,
+    pub(super) cpus: Cpus,
+    pub(super) effort: Effort,
+    pub(super) run: Run,
+    /// Given by the operator.
+    disk: Option<PathBuf>,
+    allows_thin: bool,
+    is_destructive: bool,
 }
 
 impl Desk {
-    pub(super) fn set_up(root: &Path, name: &str, needs: &[(&str, &str)]) -> Result<Desk, String> {
-        for (program, package) in needs {
-            setup::find(program).ok_or(format!(
-                "{program} is missing; run: apt-get install {package}"
-            ))?;
-        }
-        let count = std::thread::available_parallelism().map_or(1, |count| count.get());
-        if count < 2 {
-            return Err("driver and daemon need a CPU each; this machine has one".to_owned());
-        }
-        println!("building for release");
-        let target = root.join("target").to_string_lossy().into_owned();
-        for what in ["-p cleave-daemon", "-p cleave-client --example drive"] {
-            let build = ["cargo", "build", "--release", "--locked"];
-            let words: Vec<&str> = build.into_iter().chain(what.split(' ')).collect();
-            // An own target folder of the caller's would leave an old program here.
-            quietly(root, &words, &[("CARGO_TARGET_DIR", &target)])?;
-        }
-        let cleave = root.join("target/release/cleave");
-        let folder = root.join("target/bench").join(name);
-        std::fs::create_dir_all(&folder)
-            .map_err(|error| format!("{}: {error}", folder.display()))?;
-        let pinning = json!({ "driver_cpu": DRIVER_CPU, "daemon_cpu": DAEMON_CPU });
-        let environment = environment::describe(root, &cleave, &pinning);
-        let write = |name: &str, text: &str| {
-            std::fs::write(folder.join(name), text).map_err(|error| format!("{name}: {error}"))
+    /// Provides and builds the programs, begins the run.
+    pub(super) fn set_up(root: &Path, plan: &Plan, asked: &[&str]) -> Result<Desk, String> {
+        setup::provide_programs(root, &["fio", "qemu-storage-daemon"])?;
+        let cpus = Cpus::choose()?;
+        let release = plan.effort.pace != Pace::Smoke;
+        build(root, release)?;
+        let built = root
+            .join("target")
+            .join(if release { "release" } else { "debug" });
+        let cleave = built.join("cleave");
+        let facts = json!({
+            "driver_cpu": cpus.driver, "daemon_cpu": cpus.daemon, "caveat": cpus.caveat,
+            "built_for": if release { "release" } else { "tests: its figures say nothing" },
+        });
+        let environment = environment::describe(root, &cleave, &facts);
+        let folder = match &plan.out {
+            Some(folder) => std::path::absolute(folder).map_err(|error| error.to_string())?,
+            None => root.join("target/bench").join(plan.name()),
         };
-        write("environment.json", &format!("{environment:#}\n"))?;
-        let results = File::create(folder.join("results.jsonl"))
-            .map_err(|error| format!("results.jsonl: {error}"))?;
+        let effort = plan.effort;
+        let begin = json!({
+            "words": asked, "suites": plan.suites.iter().map(|suite| suite.name()).collect::<Vec<_>>(),
+            "rounds": effort.rounds, "seconds": effort.seconds, "pace": format!("{:?}", effort.pace),
+        });
+        let mut run = Run::create(&folder, &environment, &begin)?;
+        if let Some(caveat) = &cpus.caveat {
+            run.warn("all", caveat)?;
+        }
+        if !release {
+            run.warn(
+                "all",
+                "a smoke run: it shows that the suites work, its figures say nothing",
+            )?;
+        }
         Ok(Desk {
+            root: root.to_owned(),
+            drive: built.join("examples/drive"),
             cleave,
-            drive: root.join("target/release/examples/drive"),
-            folder,
-            results,
+            cpus,
+            effort,
+            run,
+            disk: plan.disk.clone(),
+            allows_thin: plan.allows_thin,
+            is_destructive: plan.is_destructive,
         })
     }
 
-    /// A fresh daemon, driven for a warm-up where there is one and then measured.
+    /// The file or device that suites read: the operator's, or a filled file of ours.
+    pub(super) fn disk(&mut self, suite: &str) -> Result<Store, String> {
+        let Some(disk) = self.disk.clone() else {
+            return self.own_file().map(Store::Disk);
+        };
+        let disk = std::path::absolute(&disk).map_err(|error| error.to_string())?;
+        if let Err(why) = image::check(&disk) {
+            if !self.allows_thin {
+                return Err(format!(
+                    "{why}.\nSuch a disk answers without its device. Fill it, or say --allow-thin"
+                ));
+            }
+            self.run.warn(suite, &why)?;
+        }
+        Ok(Store::Disk(disk))
+    }
+
+    /// The same for suites that write: the operator's disk only when that was allowed.
+    pub(super) fn disk_to_write(&mut self, suite: &str) -> Result<Store, String> {
+        match &self.disk {
+            Some(_) if !self.is_destructive => {
+                self.run.warn(
+                    suite,
+                    "it writes, so it ran on a file of its own; --destructive lets it write on --disk",
+                )?;
+                self.own_file().map(Store::Disk)
+            }
+            _ => self.disk(suite),
+        }
+    }
+
+    fn own_file(&self) -> Result<PathBuf, String> {
+        let (name, bytes) = match self.effort.pace {
+            Pace::Smoke => ("smoke.img", SMOKE_FILE_BYTES),
+            Pace::Full | Pace::Quick => ("random.img", FILE_BYTES),
+        };
+        let folder = self.root.join("target/bench");
+        image::random_file(&folder.join(name), bytes)
+    }
+
+    /// One figure: a fresh daemon, driven; or fio on the disk itself.
     pub(super) fn measure(
         &self,
-        daemon: &[String],
-        warm_up: Option<&str>,
-        load: &str,
-    ) -> Result<Value, String> {
+        subject: Subject,
+        store: &Store,
+        load: &Load,
+    ) -> Result<(Vec<String>, Value), String> {
         let socket = self.socket();
-        let running = Daemon::start(
-            pinned(DAEMON_CPU, daemon),
-            socket.clone(),
-            self.folder.join("daemon.log"),
-        )?;
-        if let Some(load) = warm_up {
-            self.drive(load)?;
+        match (
+            subject.command(&self.cleave, store, load.queues, &socket),
+            store,
+        ) {
+            (Some(daemon), _) => {
+                let result = self.measure_daemon(&daemon, &load.words())?;
+                Ok((daemon, result))
+            }
+            (None, Store::Disk(path)) => {
+                let job = load.job(path, &self.cpus);
+                Ok((job.words(), job.run(self.run.folder())?))
+            }
+            (None, Store::Null) => Err("there is no bare null disk".to_owned()),
         }
-        let result = self.drive(load)?;
+    }
+
+    /// A fresh daemon of any command line, driven once.
+    pub(super) fn measure_daemon(&self, daemon: &[String], load: &str) -> Result<Value, String> {
+        let running = self.start(daemon, &self.socket())?;
+        let result = self.drive(&self.socket(), load)?;
         running.stop()?;
         Ok(result)
     }
 
-    /// Where daemons listen.
+    /// A daemon on its CPU.
+    pub(super) fn start(&self, daemon: &[String], socket: &Path) -> Result<Daemon, String> {
+        let name = socket
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let log = self.run.folder().join(format!("{name}.log"));
+        Daemon::start(pinned(&self.cpus.daemon, daemon), socket.to_owned(), log)
+    }
+
+    /// Where a single daemon listens.
     pub(super) fn socket(&self) -> PathBuf {
-        self.folder.join("disk.sock")
+        self.run.folder().join("disk.sock")
     }
 
     /// What the driver prints of a load.
-    fn drive(&self, load: &str) -> Result<Value, String> {
+    pub(super) fn drive(&self, socket: &Path, load: &str) -> Result<Value, String> {
+        self.drive_all(&[socket.to_owned()], load)
+    }
+
+    /// The same of several disks at once.
+    pub(super) fn drive_all(&self, sockets: &[PathBuf], load: &str) -> Result<Value, String> {
         let drive = self.drive.to_string_lossy();
-        let socket = self.socket();
-        let socket = socket.to_string_lossy();
-        let mut words = vec![
-            "taskset",
-            "--cpu-list",
-            DRIVER_CPU,
-            &drive,
-            "--json",
-            "--socket",
-            &socket,
-        ];
-        words.extend(load.split(' '));
-        let said = quietly(&self.folder, &words, &[])?;
-        serde_json::from_str(&said).map_err(|error| format!("the driver said {said}: {error}"))
-    }
-
-    /// Adds a line to the raw data.
-    pub(super) fn note(&mut self, line: &Value) -> Result<(), String> {
-        writeln!(self.results, "{line}").map_err(|error| format!("results.jsonl: {error}"))
-    }
-}
-
-impl Figure {
-    /// From what the driver prints; a request that failed is no measurement.
-    pub(super) fn read(result: &Value) -> Result<Figure, String> {
-        let number = |name: &str| {
-            result[name]
-                .as_f64()
-                .ok_or(format!("no `{name}` in {result}"))
-        };
-        if number("failed")? > 0.0 {
-            return Err(format!("requests failed: {result}"));
+        let sockets: Vec<_> = sockets
+            .iter()
+            .map(|socket| socket.to_string_lossy())
+            .collect();
+        let mut words = vec!["taskset", "--cpu-list", &self.cpus.driver, &drive, "--json"];
+        for socket in &sockets {
+            words.extend(["--socket", socket]);
         }
-        Ok(Figure {
-            iops: number("iops")?,
-            mean_us: number("mean_us")?,
-            daemon_cpu_us: number("daemon_cpu_us")?,
-            driver_cpu_us: number("driver_cpu_us")?,
-        })
+        words.extend(load.split(' '));
+        let said = quietly(self.run.folder(), &words, &[])?;
+        let result: Value = serde_json::from_str(&said)
+            .map_err(|error| format!("the driver said {said}: {error}"))?;
+        match result["failed"].as_f64() {
+            Some(failed) if failed > 0.0 => Err(format!("requests failed: {result}")),
+            _ => Ok(result),
+        }
     }
 }
 
-fn pinned(cpu: &str, words: &[String]) -> Command {
+/// A command line, pinned.
+pub(super) fn pinned(cpus: &str, words: &[String]) -> Command {
     let mut command = Command::new("taskset");
-    command.args(["--cpu-list", cpu]).args(words);
+    command.args(["--cpu-list", cpus]).args(words);
     command
 }
 
-/// Of the same rounds, one by one.
-pub(super) fn ratio(own: &[Figure], base: &[Figure], of: fn(&Figure) -> f64) -> String {
-    let ratios: Vec<f64> = own
-        .iter()
-        .zip(base)
-        .map(|(own, base)| of(own) / of(base))
-        .collect();
-    Spread::of(&ratios).map_or_else(String::new, |spread| spread.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn figure(iops: f64) -> Figure {
-        Figure {
-            iops,
-            mean_us: 1.0,
-            daemon_cpu_us: 1.0,
-            driver_cpu_us: 1.0,
+fn build(root: &Path, release: bool) -> Result<(), String> {
+    println!("building");
+    let target = root.join("target").to_string_lossy().into_owned();
+    for what in ["-p cleave-daemon", "-p cleave-client --example drive"] {
+        let build = ["cargo", "build", "--locked"];
+        let mut words: Vec<&str> = build.into_iter().chain(what.split(' ')).collect();
+        if release {
+            words.push("--release");
         }
+        // An own target folder of the caller's would leave an old program here.
+        quietly(root, &words, &[("CARGO_TARGET_DIR", &target)])?;
     }
-
-    #[test]
-    fn ratios_are_taken_round_by_round() {
-        // The medians' ratio would be 2; two of three rounds say 3.
-        let own = [figure(30.0), figure(20.0), figure(3.0)];
-        let base = [figure(10.0), figure(20.0), figure(1.0)];
-        assert_eq!(ratio(&own, &base, |figure| figure.iops), "3.00 (1.00–3.00)");
-    }
-
-    #[test]
-    fn a_run_with_failed_requests_is_no_measurement() {
-        let mut result = json!({"iops": 1.0, "mean_us": 1.0, "daemon_cpu_us": 1.0, "driver_cpu_us": 1.0, "failed": 0});
-        assert!(Figure::read(&result).is_ok());
-        result["failed"] = json!(1);
-        assert!(Figure::read(&result).is_err());
-        assert!(Figure::read(&json!({"iops": 1.0})).is_err());
-    }
+    Ok(())
 }

@@ -1,77 +1,155 @@
-//! Comparisons with other daemons, interleaved in one run: a ratio of two things is measured side by
-//! side, round by round, and quoted as the median of the rounds with its minimum and maximum.
+//! Comparisons with other daemons and with the disk itself, interleaved in one run: a ratio of two things is
+//! measured side by side, round by round, and quoted as the median of the rounds with its minimum and maximum.
 
+mod callgrind;
+mod counts;
+mod cpu;
+mod cpus;
 mod desk;
-mod environment;
-mod ring;
+mod draw;
+mod fio;
+mod idle;
+pub(crate) mod image;
+pub(crate) mod instructions;
+mod interleave;
+mod legs;
+mod load;
+mod matrix;
+mod others;
+mod pacing;
+mod plan;
+mod scale;
 mod split;
-mod spread;
+mod start;
+mod subject;
+mod tax;
+mod transport;
 
 use std::path::Path;
+use std::time::Instant;
 
-/// How long and how often.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Effort {
-    rounds: u32,
-    seconds: f64,
+use crate::report::{self, Draw};
+use desk::Desk;
+use others::Used;
+use plan::{Pace, Plan};
+
+/// A question, and what answers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Suite {
+    Transport,
+    Cpu,
+    Tax,
+    Split,
+    Pacing,
+    Idle,
+    Scale,
+    Start,
+    Instructions,
 }
 
-/// Fewer rounds say nothing about the spread.
-const ROUNDS_MIN: u32 = 5;
+/// What draws the suites, in the order of the page.
+pub(crate) const DRAWN: &[Draw] = &[
+    transport::section,
+    cpu::section,
+    tax::section,
+    split::section,
+    pacing::section,
+    idle::section,
+    scale::section,
+    start::section,
+    counts::section,
+];
 
-impl Effort {
-    /// Reads the words behind `cargo xtask bench ring`.
-    pub(crate) fn parse(words: &[&str]) -> Result<Effort, String> {
-        let mut effort = Effort {
-            rounds: ROUNDS_MIN,
-            seconds: 1.5,
-        };
-        for pair in words.chunks(2) {
-            let bad = || format!("`{}` is no measure of effort", pair.join(" "));
-            match pair {
-                ["--rounds", count] => effort.rounds = count.parse().map_err(|_| bad())?,
-                ["--seconds", seconds] => effort.seconds = seconds.parse().map_err(|_| bad())?,
-                _ => return Err(bad()),
-            }
+impl Suite {
+    const ALL: &'static [Suite] = &[
+        Suite::Transport,
+        Suite::Cpu,
+        Suite::Tax,
+        Suite::Split,
+        Suite::Pacing,
+        Suite::Idle,
+        Suite::Scale,
+        Suite::Start,
+        Suite::Instructions,
+    ];
+
+    /// As the command line and the raw lines call it.
+    fn name(self) -> &'static str {
+        match self {
+            Suite::Transport => "transport",
+            Suite::Cpu => "cpu",
+            Suite::Tax => "tax",
+            Suite::Split => "split",
+            Suite::Pacing => "pacing",
+            Suite::Idle => "idle",
+            Suite::Scale => "scale",
+            Suite::Start => "start",
+            Suite::Instructions => "instructions",
         }
-        if effort.rounds < ROUNDS_MIN || !(0.1..=600.0).contains(&effort.seconds) {
-            return Err(format!(
-                "at least {ROUNDS_MIN} rounds, of 0.1 to 600 seconds"
-            ));
+    }
+
+    fn measure(self, desk: &mut Desk) -> Result<(), String> {
+        match self {
+            Suite::Transport => transport::measure(desk),
+            Suite::Cpu => cpu::measure(desk),
+            Suite::Tax => tax::measure(desk),
+            Suite::Split => split::measure(desk),
+            Suite::Pacing => pacing::measure(desk),
+            Suite::Idle => idle::measure(desk),
+            Suite::Scale => scale::measure(desk),
+            Suite::Start => start::measure(desk),
+            Suite::Instructions => counts::measure(desk),
         }
-        Ok(effort)
     }
 }
 
-/// The cost of the ring alone.
-pub(crate) fn ring(root: &Path, effort: &Effort) -> Result<(), String> {
-    ring::run(root, effort)
-}
-
-/// Splitting by choice against not splitting.
-pub(crate) fn split(root: &Path, effort: &Effort) -> Result<(), String> {
-    split::run(root, effort)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn effort_has_defaults_and_bounds() {
-        let usual = Effort::parse(&[]).unwrap();
-        assert_eq!(usual.rounds, ROUNDS_MIN);
-        let long = Effort::parse(&["--seconds", "10", "--rounds", "9"]).unwrap();
-        assert_eq!((long.rounds, long.seconds), (9, 10.0));
-        let refused = [
-            &["--rounds", "4"][..],
-            &["--rounds"],
-            &["--seconds", "nan"],
-            &["--seconds", "0"],
-            &["--speed", "9"],
-        ];
-        for words in refused {
-            assert!(Effort::parse(words).is_err(), "{words:?}");
+/// Measures what the words ask for and leaves a folder with raw data, figures and a page.
+pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
+    let plan = Plan::parse(words)?;
+    let mut desk = Desk::set_up(root, &plan, words)?;
+    let folder = desk.run.folder().to_owned();
+    println!(
+        "driver on CPU {}, daemon on CPU {}; {} rounds of {} s; raw data: {}",
+        desk.cpus.driver,
+        desk.cpus.daemon,
+        plan.effort.rounds,
+        plan.effort.seconds,
+        folder.display()
+    );
+    let mut failed = Vec::new();
+    for suite in &plan.suites {
+        if !measure_one(*suite, &mut desk)? {
+            failed.push(suite.name());
         }
+        report::draw(std::slice::from_ref(&folder), &folder)?;
     }
+    if failed.is_empty() {
+        desk.run.finish()?;
+    }
+    let page = report::draw(std::slice::from_ref(&folder), &folder)?;
+    if plan.effort.pace != Pace::Smoke {
+        report::print_verdicts(&folder)?;
+    }
+    println!("{}", page.display());
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(format!("ended early: {}", failed.join(", "))),
+    }
+}
+
+/// Whether it came to its end: one suite's failure says nothing of the others.
+fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool, String> {
+    let name = suite.name();
+    println!("{name}");
+    let (start, used) = (Instant::now(), Used::now());
+    let done = suite.measure(desk);
+    let is_judged = desk.effort.pace != Pace::Smoke;
+    if let Some(complaint) = used.complaint().filter(|_| is_judged) {
+        desk.run.warn(name, &complaint)?;
+    }
+    if let Err(why) = &done {
+        desk.run.warn(name, &format!("ended early: {why}"))?;
+    }
+    println!("{name} took {:.0} s", start.elapsed().as_secs_f64());
+    Ok(done.is_ok())
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::backend::{self, BackendSpec, Mode};
-use super::machine::{Boot, Check, Machine, MachineSpec};
+use super::machine::{Boot, Check, Machine, MachineSpec, vhost_user_disk};
 use super::{BackendKind, Lab, boot_sector};
 use crate::daemon::Daemon;
 
@@ -209,6 +209,14 @@ fn worker_per_vring(
     Ok(vec![("worker-per-vring".to_owned(), result)])
 }
 
+/// The same disk as the first that the firmware tries.
+fn bootable(mut devices: Vec<String>) -> Vec<String> {
+    if let Some(device) = devices.last_mut() {
+        device.push_str(",bootindex=1");
+    }
+    devices
+}
+
 fn allocated(image: &Path) -> Result<u64, String> {
     let metadata = std::fs::metadata(image).map_err(|error| error.to_string())?;
     Ok(metadata.blocks() * 512)
@@ -259,7 +267,7 @@ impl Bench<'_> {
             DISK_BYTES
         };
         let settings = format!(
-            "BYTES={DISK_BYTES}\nGROWN_BYTES={grown}\nSERIAL={serial}\nBLOCK={}\nQUEUES={}\n",
+            "DISK=/dev/vda\nBYTES={DISK_BYTES}\nGROWN_BYTES={grown}\nSERIAL={serial}\nBLOCK={}\nQUEUES={}\n",
             shape.block_bytes, shape.cpus
         );
         self.lab.initramfs.write(&initramfs, script, &settings)?;
@@ -280,7 +288,8 @@ impl Bench<'_> {
         Machine::start(&MachineSpec {
             accelerator: self.lab.accelerator,
             cpus: shape.cpus,
-            disk: Some((&daemon.socket, shape.cpus)),
+            devices: bootable(vhost_user_disk("disk", &daemon.socket, shape.cpus)),
+            pinned_to: None,
             boot,
             log: self.folder.join(format!("{name}.log")),
             limit: BOOT_LIMIT,

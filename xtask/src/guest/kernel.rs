@@ -7,16 +7,22 @@ use std::path::{Path, PathBuf};
 use crate::setup;
 use crate::step::quietly;
 
-/// Debian's small one first, then its full one, then Ubuntu's.
-const PACKAGES: &[&str] = &[
-    "linux-image-cloud-amd64",
-    "linux-image-amd64",
-    "linux-image-virtual",
-    "linux-image-generic",
-];
+/// Which packages are tried, best first, and which modules the guest loads where the kernel has them as such.
+pub(crate) struct Wish {
+    pub(crate) packages: &'static [&'static str],
+    pub(crate) modules: &'static [&'static str],
+}
 
-/// What the guest needs, where the kernel has it as modules.
-const WANTED: &[&str] = &["virtio_pci", "virtio_blk", "ext4", "crc32c_generic"];
+/// A disk of virtio and a file system: Debian's small kernel has them, and is the quickest to fetch.
+pub(crate) const SMALL: Wish = Wish {
+    packages: &[
+        "linux-image-cloud-amd64",
+        "linux-image-amd64",
+        "linux-image-virtual",
+        "linux-image-generic",
+    ],
+    modules: &["virtio_pci", "virtio_blk", "ext4", "crc32c_generic"],
+};
 
 /// A kernel image, and its modules in the order of loading.
 pub(crate) struct Kernel {
@@ -24,33 +30,125 @@ pub(crate) struct Kernel {
     pub(crate) release: String,
     /// File name and content, uncompressed.
     pub(crate) modules: Vec<(String, Vec<u8>)>,
+    /// What is compiled into the image, as file names of modules.
+    builtin: BTreeSet<String>,
 }
 
 impl Kernel {
     /// Takes what lies below `folder`, or downloads it first.
-    pub(crate) fn fetch(folder: &Path) -> Result<Kernel, String> {
+    pub(crate) fn fetch(folder: &Path, wish: &Wish) -> Result<Kernel, String> {
         if image_in(folder).is_none() {
-            download(folder)?;
+            download(folder, wish.packages)?;
         }
         let image = image_in(folder).ok_or("the kernel package holds no boot/vmlinuz-*")?;
+        let modules = ["lib/modules", "usr/lib/modules"]
+            .map(|modules| folder.join(modules))
+            .into_iter()
+            .find(|modules| modules.is_dir());
+        Kernel::take(
+            &image,
+            &modules.unwrap_or_else(|| folder.to_path_buf()),
+            wish,
+        )
+    }
+
+    /// A kernel image with its modules, which lie anywhere below `modules`.
+    pub(crate) fn take(image: &Path, modules: &Path, wish: &Wish) -> Result<Kernel, String> {
+        if !image.is_file() {
+            return Err(format!("there is no kernel image {}", image.display()));
+        }
+        if !modules.is_dir() {
+            return Err(format!(
+                "there is no folder of modules {}",
+                modules.display()
+            ));
+        }
         let name = image.file_name().unwrap_or_default().to_string_lossy();
-        let release = name.trim_start_matches("vmlinuz-").to_owned();
-        let files = files_below(&folder.join("lib/modules"));
-        let files = if files.is_empty() {
-            files_below(&folder.join("usr/lib/modules"))
-        } else {
-            files
-        };
-        let mut modules = Vec::new();
-        for wanted in WANTED {
-            add_module(wanted, &files, &mut modules)?;
+        let files = files_below(modules);
+        let mut loaded = Vec::new();
+        for wanted in wish.modules {
+            add_module(wanted, &files, &mut loaded)?;
         }
         Ok(Kernel {
-            image,
-            release,
-            modules,
+            image: image.to_path_buf(),
+            release: name.trim_start_matches("vmlinuz-").to_owned(),
+            modules: loaded,
+            builtin: builtin(&files),
         })
     }
+
+    /// The image as QEMU can start it without the guest unpacking it first, which takes a translated one
+    /// seconds (Xen's PVH entry); the image itself where it has no such entry.
+    pub(crate) fn quick_image(&self, folder: &Path) -> Result<PathBuf, String> {
+        let packed = read(&self.image)?;
+        let Some((tool, payload)) = payload(&packed) else {
+            return Ok(self.image.clone());
+        };
+        let source = folder.join("vmlinux.packed");
+        let told = |error: std::io::Error| format!("{}: {error}", source.display());
+        std::fs::write(&source, payload).map_err(told)?;
+        // A size stands behind the payload, which the tools take for garbage and complain of.
+        let output = std::process::Command::new(tool)
+            .arg("-dcf")
+            .arg(&source)
+            .output();
+        let unpacked = output.map_err(told)?.stdout;
+        std::fs::remove_file(&source).map_err(told)?;
+        if !has_pvh_entry(&unpacked) {
+            return Ok(self.image.clone());
+        }
+        let target = folder.join("vmlinux");
+        std::fs::write(&target, unpacked).map_err(told)?;
+        Ok(target)
+    }
+
+    /// Whether it has a driver: as a module that was wished for, or compiled in.
+    pub(crate) fn has(&self, driver: &str) -> bool {
+        let file_name = format!("{driver}.ko");
+        self.builtin.contains(&file_name) || self.modules.iter().any(|(name, _)| *name == file_name)
+    }
+}
+
+/// What an x86 boot image unpacks, and with what; Linux `Documentation/arch/x86/boot.rst`.
+fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
+    const SETUP_SECTORS: usize = 0x1F1;
+    const OFFSET: usize = 0x248;
+    const LENGTH: usize = 0x24C;
+    let number = |at: usize| {
+        let bytes = image.get(at..at + 4)?.try_into().ok()?;
+        Some(u32::from_le_bytes(bytes) as usize)
+    };
+    let start = (usize::from(*image.get(SETUP_SECTORS)?) + 1) * 512 + number(OFFSET)?;
+    let payload = image.get(start..start.checked_add(number(LENGTH)?)?)?;
+    let tools: [(&str, &[u8]); 3] = [
+        ("xz", b"\xFD7zXZ"),
+        ("zstd", b"\x28\xB5\x2F\xFD"),
+        ("gzip", b"\x1F\x8B"),
+    ];
+    let tool = tools.iter().find(|(_, magic)| payload.starts_with(magic))?;
+    Some((tool.0, payload))
+}
+
+/// An ELF image with the note that names its entry: type 18 of "Xen".
+fn has_pvh_entry(image: &[u8]) -> bool {
+    const NOTE: &[u8] = b"\x12\0\0\0Xen\0";
+    image.starts_with(b"\x7FELF") && image.windows(NOTE.len()).any(|window| window == NOTE)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The list that a kernel's build leaves beside its modules.
+fn builtin(files: &[PathBuf]) -> BTreeSet<String> {
+    let list = files
+        .iter()
+        .find(|path| path.ends_with("modules.builtin"))
+        .and_then(|path| std::fs::read_to_string(path).ok());
+    let list = list.unwrap_or_default();
+    list.lines()
+        .map(|line| module_name(Path::new(line)))
+        .collect()
 }
 
 fn image_in(folder: &Path) -> Option<PathBuf> {
@@ -62,17 +160,15 @@ fn image_in(folder: &Path) -> Option<PathBuf> {
     })
 }
 
-fn download(folder: &Path) -> Result<(), String> {
+fn download(folder: &Path, wanted: &[&str]) -> Result<(), String> {
     std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut packages = named_packages(folder);
+    let mut packages = named_packages(folder, wanted);
     if packages.is_empty() {
         setup::refresh_lists(folder)?;
-        packages = named_packages(folder);
+        packages = named_packages(folder, wanted);
     }
     if packages.is_empty() {
-        return Err(format!(
-            "apt knows none of the kernel packages {PACKAGES:?}"
-        ));
+        return Err(format!("apt knows none of the kernel packages {wanted:?}"));
     }
     println!(
         "downloading for the guest (unpacked below target, not installed): {}",
@@ -96,8 +192,8 @@ fn download(folder: &Path) -> Result<(), String> {
 }
 
 /// The image's package and those of its modules, behind the first name that apt knows.
-fn named_packages(folder: &Path) -> Vec<String> {
-    for meta in PACKAGES {
+fn named_packages(folder: &Path, wanted: &[&str]) -> Vec<String> {
+    for meta in wanted {
         let mut found = BTreeSet::new();
         let mut open = vec![(*meta).to_owned()];
         while let Some(name) = open.pop() {
@@ -186,7 +282,7 @@ fn uncompressed(path: &Path) -> Result<Vec<u8>, String> {
     let tool = match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => "xz",
         Some("zst") => "zstd",
-        _ => return std::fs::read(path).map_err(|error| format!("{}: {error}", path.display())),
+        _ => return read(path),
     };
     let output = std::process::Command::new(tool)
         .arg("-dc")
@@ -228,6 +324,31 @@ mod tests {
         );
         assert!(needs(b"\0depends=\0name=x\0").is_empty());
         assert!(needs(b"").is_empty());
+    }
+
+    #[test]
+    fn a_boot_image_says_where_its_payload_lies() {
+        let mut image = vec![0; 4096];
+        image[0x1F1] = 1;
+        image[0x248..0x24C].copy_from_slice(&100_u32.to_le_bytes());
+        image[0x24C..0x250].copy_from_slice(&8_u32.to_le_bytes());
+        assert!(payload(&image).is_none(), "no format that is known");
+        image[1124..1132].copy_from_slice(b"\xFD7zXZ\0ab");
+        assert_eq!(payload(&image), Some(("xz", &b"\xFD7zXZ\0ab"[..])));
+        image[0x24C..0x250].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(payload(&image).is_none(), "beyond the end");
+        assert!(payload(b"MZ").is_none());
+    }
+
+    #[test]
+    fn only_an_elf_image_with_the_note_is_started_by_it() {
+        assert!(has_pvh_entry(
+            b"\x7FELF....\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0entry"
+        ));
+        assert!(!has_pvh_entry(
+            b"\x7FELF....\x04\0\0\0\x08\0\0\0\x11\0\0\0Xen\0entry"
+        ));
+        assert!(!has_pvh_entry(b"\x12\0\0\0Xen\0"));
     }
 
     #[test]

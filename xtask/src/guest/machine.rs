@@ -7,6 +7,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use crate::step::pinned;
+
 /// How guest instructions are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accelerator {
@@ -45,13 +47,27 @@ pub(crate) enum Boot<'a> {
 pub(crate) struct MachineSpec<'a> {
     pub(crate) accelerator: Accelerator,
     pub(crate) cpus: u32,
-    /// vhost-user socket and number of vrings; none for a machine without a disk.
-    pub(crate) disk: Option<(&'a Path, u32)>,
+    /// Further words for QEMU: the disks and what they hang on.
+    pub(crate) devices: Vec<String>,
+    /// The CPU that the process starts on, where it is pinned; threads are moved later.
+    pub(crate) pinned_to: Option<&'a str>,
     pub(crate) boot: Boot<'a>,
     /// Everything that the guest prints.
     pub(crate) log: PathBuf,
     /// From start to end, whatever happens.
     pub(crate) limit: Duration,
+}
+
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
+
+/// QEMU's words for a disk that a daemon serves on `socket`; `id` tells several apart.
+pub(crate) fn vhost_user_disk(id: &str, socket: &Path, vrings: u32) -> Vec<String> {
+    vec![
+        "-chardev".to_owned(),
+        format!("socket,id={id},path={}", socket.display()),
+        "-device".to_owned(),
+        format!("vhost-user-blk-pci,chardev={id},num-queues={vrings},queue-size=256"),
+    ]
 }
 
 /// A check that the guest made: its name, and what was wrong.
@@ -77,7 +93,10 @@ enum Word {
 
 impl Machine {
     pub(crate) fn start(spec: &MachineSpec<'_>) -> Result<Machine, String> {
-        let mut command = Command::new("qemu-system-x86_64");
+        let mut command = match spec.pinned_to {
+            None => Command::new(QEMU),
+            Some(cpu) => pinned(cpu, QEMU),
+        };
         command
             .args(arguments(spec))
             .stdin(Stdio::piped())
@@ -145,13 +164,42 @@ impl Machine {
         Ok(std::mem::take(&mut self.checks))
     }
 
+    /// Waits for the next mark, whatever it is: its name, and the values behind it. None at the script's end.
+    pub(crate) fn mark(&mut self) -> Result<Option<(String, String)>, String> {
+        loop {
+            match self.next()? {
+                Word::Checked(check) => self.checks.push(check),
+                Word::Mark(found) => {
+                    let (name, values) = found.split_once(' ').unwrap_or((&found, ""));
+                    return Ok(Some((name.to_owned(), values.to_owned())));
+                }
+                Word::End => return Ok(None),
+            }
+        }
+    }
+
     /// Answers a guest that waits.
     pub(crate) fn answer(&mut self) -> Result<(), String> {
+        self.say("go\n")
+    }
+
+    /// Types whole lines on the console.
+    pub(crate) fn say(&mut self, lines: &str) -> Result<(), String> {
         let sent = self
             .input
-            .write_all(b"go\n")
+            .write_all(lines.as_bytes())
             .and_then(|()| self.input.flush());
         sent.map_err(|error| self.explain(&format!("takes no answer: {error}")))
+    }
+
+    /// From now on, instead of what was left.
+    pub(crate) fn allow(&mut self, limit: Duration) {
+        self.deadline = Instant::now() + limit;
+    }
+
+    /// QEMU's process.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
     }
 
     /// SIGKILL, as a crash of the frontend; gives the checks so far.
@@ -224,14 +272,7 @@ fn arguments(spec: &MachineSpec<'_>) -> Vec<String> {
     let mut words: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
     words.extend(spec.accelerator.arguments().map(str::to_owned));
     words.extend(["-smp".to_owned(), spec.cpus.to_string()]);
-    if let Some((socket, vrings)) = spec.disk {
-        words.push("-chardev".to_owned());
-        words.push(format!("socket,id=disk,path={}", socket.display()));
-        words.push("-device".to_owned());
-        words.push(format!(
-            "vhost-user-blk-pci,chardev=disk,num-queues={vrings},queue-size=256,bootindex=1"
-        ));
-    }
+    words.extend(spec.devices.iter().cloned());
     if let Boot::Linux { kernel, initramfs } = spec.boot {
         let console = "console=ttyS0 quiet loglevel=1 panic=-1 nokaslr";
         for word in ["-kernel", &kernel.to_string_lossy(), "-initrd"] {

@@ -5,9 +5,9 @@ mod archive;
 mod backend;
 mod boot_sector;
 mod cases;
-mod initramfs;
-mod kernel;
-mod machine;
+pub(crate) mod initramfs;
+pub(crate) mod kernel;
+pub(crate) mod machine;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, kind: BackendKind, keep: Keep) -> Result<String, 
     let target = root.join("target/guest");
     let folder = target.join("run");
     fresh(&folder)?;
-    let kernel = Kernel::fetch(&target.join("kernel"))?;
+    let kernel = Kernel::fetch(&target.join("kernel"), &kernel::SMALL)?;
     let initramfs = Initramfs::build(&kernel)?;
     let accelerator = probe(&kernel, &initramfs, &folder)?;
     println!(
@@ -95,7 +95,11 @@ fn fresh(folder: &Path) -> Result<(), String> {
 }
 
 /// KVM where it runs a guest, which a /dev/kvm alone does not prove; TCG otherwise.
-fn probe(kernel: &Kernel, initramfs: &Initramfs, folder: &Path) -> Result<Accelerator, String> {
+pub(crate) fn probe(
+    kernel: &Kernel,
+    initramfs: &Initramfs,
+    folder: &Path,
+) -> Result<Accelerator, String> {
     const KVM_LIMIT: Duration = Duration::from_secs(12);
     let image = folder.join("probe.initramfs");
     initramfs.write(&image, include_str!("scripts/probe.sh"), "")?;
@@ -104,7 +108,8 @@ fn probe(kernel: &Kernel, initramfs: &Initramfs, folder: &Path) -> Result<Accele
         let spec = MachineSpec {
             accelerator: Accelerator::Kvm,
             cpus: 1,
-            disk: None,
+            devices: Vec::new(),
+            pinned_to: None,
             boot: Boot::Linux {
                 kernel: &kernel.image,
                 initramfs: &image,

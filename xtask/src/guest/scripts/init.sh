@@ -70,6 +70,7 @@ end() {
 for module in $(cat /modules/order); do
     insmod "/modules/$module" || fail "module-$module" "insmod failed"
 done
-until_true 20 test -b /dev/vda || fail disk "no /dev/vda"
 . /settings
+# Settings: DISK, where the script needs one before it starts.
+[ -z "$DISK" ] || until_true 20 test -b "$DISK" || fail disk "no $DISK"
 . /script

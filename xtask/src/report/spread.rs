@@ -4,15 +4,15 @@ use std::fmt;
 
 /// What a handful of rounds came to.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Spread {
-    pub(super) median: f64,
-    pub(super) min: f64,
-    pub(super) max: f64,
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
 }
 
 impl Spread {
     /// Of at least one value; none of them may be unordered.
-    pub(super) fn of(values: &[f64]) -> Option<Spread> {
+    pub(crate) fn of(values: &[f64]) -> Option<Spread> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let middle = sorted.len() / 2;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::step::quietly;
 
 /// Kernel, processor, memory, versions, revision, and who ran where.
-pub(super) fn describe(root: &Path, program: &Path, pinning: &Value) -> Value {
+pub(crate) fn describe(root: &Path, program: &Path, pinning: &Value) -> Value {
     let said = |words: &[&str]| {
         let text = quietly(root, words, &[]).unwrap_or_else(|why| format!("unknown: {why}"));
         text.lines().next().unwrap_or_default().to_owned()

@@ -1,0 +1,86 @@
+//! Where driver and daemon run.
+
+use std::collections::BTreeSet;
+
+/// A CPU each, as `taskset --cpu-list` names them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Cpus {
+    pub(super) driver: String,
+    pub(super) daemon: String,
+    /// What a reader must know about them.
+    pub(super) caveat: Option<String>,
+}
+
+impl Cpus {
+    /// Two cores where there are two: what one thread of a core does, the other feels.
+    pub(super) fn choose() -> Result<Cpus, String> {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let allowed = read("/proc/self/status");
+        let allowed = allowed
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let allowed = listed(allowed.unwrap_or_default());
+        let first = allowed.first().copied().unwrap_or(0);
+        let path = format!("/sys/devices/system/cpu/cpu{first}/topology/thread_siblings_list");
+        Cpus::among(&allowed, &listed(&read(&path)))
+    }
+
+    fn among(allowed: &BTreeSet<u32>, siblings: &BTreeSet<u32>) -> Result<Cpus, String> {
+        let mut rest = allowed.iter().copied();
+        let driver = rest.next().unwrap_or(0);
+        let Some(second) = rest.next() else {
+            return Err("driver and daemon need a CPU each; this machine has one".to_owned());
+        };
+        let apart = allowed
+            .iter()
+            .find(|cpu| **cpu != driver && !siblings.contains(cpu));
+        let caveat = match (apart, allowed.len()) {
+            (None, _) => Some("driver and daemon run on two threads of one core"),
+            (_, 2) => Some(
+                "two CPUs in all: whatever else the machine does, interrupts and kernel threads included, is \
+                 done on the driver's or the daemon's",
+            ),
+            _ => None,
+        };
+        Ok(Cpus {
+            driver: driver.to_string(),
+            daemon: apart.copied().unwrap_or(second).to_string(),
+            caveat: caveat.map(str::to_owned),
+        })
+    }
+}
+
+/// `0,2-3` as numbers.
+fn listed(text: &str) -> BTreeSet<u32> {
+    let ranges = text.trim().split(',').filter_map(|part| {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        Some(from.parse::<u32>().ok()?..=to.parse::<u32>().ok()?)
+    });
+    ranges.flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_cores_are_preferred_to_two_threads_of_one() {
+        let table = [
+            ("0-1", "0", Some(("0", "1")), true),
+            ("0-1", "0-1", Some(("0", "1")), true),
+            ("0-7", "0,4", Some(("0", "1")), false),
+            ("0-7", "0-1", Some(("0", "2")), false),
+            ("2,6", "2", Some(("2", "6")), true),
+            ("3", "3", None, false),
+        ];
+        for (allowed, siblings, chosen, has_caveat) in table {
+            let cpus = Cpus::among(&listed(allowed), &listed(siblings)).ok();
+            let found = cpus
+                .as_ref()
+                .map(|cpus| (cpus.driver.as_str(), cpus.daemon.as_str()));
+            assert_eq!(found, chosen, "{allowed}");
+            let caveat = cpus.and_then(|cpus| cpus.caveat);
+            assert_eq!(caveat.is_some(), has_caveat, "{allowed}");
+        }
+    }
+}
