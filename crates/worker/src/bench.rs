@@ -63,6 +63,7 @@ impl Pacing {
         let did = Did {
             arrived: requests,
             ended: requests,
+            in_flight: 0,
             more: false,
         };
         let Pacing { pacer, now_ns, .. } = self;

@@ -217,6 +217,7 @@ impl<E: Engine> Worker<E> {
         let did = Did {
             arrived: took.awaited as u32,
             ended: (reaped + at_once) as u32,
+            in_flight: self.engine.in_flight() as u32,
             more: took.more,
         };
         if self.call_due_ns.is_some() {

@@ -20,7 +20,6 @@ impl Share {
         since_ns.min(WINDOW_NS) * u64::from(percent) / 100
     }
 
-    #[allow(dead_code, reason = "who spends comes with the next change")]
     fn spend(&self, now_ns: u64, ns: u64, percent: u32) {
         if percent == 0 {
             return;
@@ -64,7 +63,6 @@ impl Budget {
     }
 
     /// So long was spun, `vain_ns` of it for nothing.
-    #[allow(dead_code, reason = "who spends comes with the next change")]
     pub(crate) fn spend(&self, now_ns: u64, spun_ns: u64, vain_ns: u64, tuning: &Tuning) {
         let now_ns = now_ns.saturating_add(WINDOW_NS);
         if vain_ns > 0 {

@@ -16,6 +16,9 @@ const SEEN_MIN: u32 = 3;
 
 /// Longest that is spun for one event: what a wake-up saved may cost.
 pub(crate) const HORIZON_NS: u64 = 400_000;
+/// A device that takes as many wake-ups as this or more is slept for: each response is longer for that by
+/// an eighth at most, and a spin would cost many times what the request does.
+const DEVICE_WAKES: u64 = 8;
 /// Longest gap whose end is foreseen.
 const FORESIGHT_NS: u64 = 24_000_000;
 /// Shortest spin worth beginning: the clock is read less often than that.
@@ -37,7 +40,10 @@ pub(crate) enum Waiting {
     /// The guest: its request is late by as much as we are.
     Guest,
     /// The device, which takes its time: late is late by a part of that.
-    Device,
+    Device {
+        /// Its mean response time; 0: not known.
+        takes_ns: u64,
+    },
 }
 
 /// Gaps of one kind.
@@ -93,28 +99,41 @@ impl Gaps {
                 doze: None,
             };
         }
-        let spin_ns = self.spin_ns(wake_ns);
-        let beyond = self.window(spin_ns, wake_ns, total_sixteenth);
         match waiting {
             // Who comes earlier than expected is served as ever, for he kicks; so it is worth being awake
             // for half of them.
-            Waiting::Guest => Plan {
-                spin_ns,
-                doze: beyond
-                    .or_else(|| self.window(spin_ns, wake_ns, |total| total / 4))
-                    .or_else(|| self.window(spin_ns, wake_ns, |total| total / 2)),
-            },
-            // A device that is always slow is slept for from the start.
-            Waiting::Device => match self.window(0, wake_ns, total_sixteenth) {
-                Some(window) if spin_ns > 0 && window.0 >= 3 * wake_ns => Plan {
-                    spin_ns: 0,
-                    doze: Some(window),
-                },
-                _ => Plan {
+            Waiting::Guest => {
+                let spin_ns = self.spin_ns(wake_ns);
+                let window = |early| self.window(spin_ns, 3 * wake_ns, wake_ns, early);
+                Plan {
                     spin_ns,
-                    doze: beyond.filter(|window| window.1 <= 4 * HORIZON_NS),
-                },
-            },
+                    doze: window(total_sixteenth as fn(u32) -> u32)
+                        .or_else(|| window(|total| total / 4))
+                        .or_else(|| window(|total| total / 2)),
+                }
+            }
+            Waiting::Device { takes_ns } => {
+                let spin_ns = match takes_ns < DEVICE_WAKES * wake_ns {
+                    true => self.spin_ns(wake_ns),
+                    false => 0,
+                };
+                let window = |from_ns| {
+                    self.window(from_ns, 2 * wake_ns, wake_ns, total_sixteenth)
+                        // A wake-up saved is a small part of such a gap, so the spin must not be a large one.
+                        .filter(|(from_ns, to_ns)| 3 * (to_ns - from_ns - wake_ns) <= *to_ns)
+                };
+                // One that is always slow is slept for from the start.
+                match window(0) {
+                    Some(doze) if doze.0 >= 3 * wake_ns => Plan {
+                        spin_ns: 0,
+                        doze: Some(doze),
+                    },
+                    _ => Plan {
+                        spin_ns,
+                        doze: window(spin_ns).filter(|doze| doze.1 <= 4 * HORIZON_NS),
+                    },
+                }
+            }
         }
     }
 
@@ -145,9 +164,15 @@ impl Gaps {
         }
     }
 
-    /// When gaps longer than `from_ns` end: between these two, if that can be told. `early` of them, of so
-    /// many, may end before.
-    fn window(&self, from_ns: u64, wake_ns: u64, early: fn(u32) -> u32) -> Option<(u64, u64)> {
+    /// When gaps longer than `from_ns` end: between these two, if that can be told. The first is earlier by
+    /// a `margin`. `early` of them, of so many, may end before.
+    fn window(
+        &self,
+        from_ns: u64,
+        margin_ns: u64,
+        wake_ns: u64,
+        early: fn(u32) -> u32,
+    ) -> Option<(u64, u64)> {
         let first = bucket(from_ns) + usize::from(from_ns > 0);
         let later = self.counts.get(first..)?;
         let total: u32 = later.iter().map(|count| u32::from(*count)).sum();
@@ -159,8 +184,8 @@ impl Gaps {
         let begin_ns = lower_ns(begin);
         // A little more, for what lies at the very end of its bucket.
         let to_ns = lower_ns(end).saturating_add(lower_ns(end) / 16);
-        // Woken earlier than needed by as much as a wake-up takes, and twice more for its spread.
-        let wake_at_ns = begin_ns.saturating_sub(3 * wake_ns);
+        // Woken earlier than needed by as much as a wake-up takes, and by its spread.
+        let wake_at_ns = begin_ns.saturating_sub(margin_ns);
         let is_foreseen = to_ns <= FORESIGHT_NS && 3 * begin_ns >= 2 * to_ns;
         let pays = 3 * wake_at_ns >= to_ns && wake_at_ns >= from_ns + 2 * wake_ns;
         (is_foreseen && pays).then_some((wake_at_ns, to_ns))
@@ -288,17 +313,40 @@ mod tests {
 
     #[test]
     fn a_slow_and_even_device_is_dozed_for_and_a_fast_one_spun_for() {
-        let slow = learnt((0..200).map(|n| (360 + n % 5) * US)).plan(Waiting::Device, WAKE);
+        let slow = learnt((0..200).map(|n| (360 + n % 5) * US)).plan(device(360), WAKE);
         assert_eq!(slow.spin_ns, 0);
         let (from_ns, to_ns) = slow.doze.unwrap();
         assert!(
             from_ns < 320 * US && from_ns > 200 * US && to_ns > 364 * US,
             "{slow:?}"
         );
-        let fast = learnt([80 * US; 200]).plan(Waiting::Device, WAKE);
+        let fast = learnt([80 * US; 200]).plan(device(80), WAKE);
         assert!(fast.spin_ns > 80 * US && fast.doze.is_none(), "{fast:?}");
-        let disk = learnt((1..200).map(|n| 2000 * US + n * n * US)).plan(Waiting::Device, WAKE);
+        let disk = learnt((1..200).map(|n| 2000 * US + n * n * US)).plan(device(15_000), WAKE);
         assert_eq!(disk, Plan::default(), "milliseconds, and scattered");
+    }
+
+    fn device(takes_us: u64) -> Waiting {
+        Waiting::Device {
+            takes_ns: takes_us * US,
+        }
+    }
+
+    /// As at depth 32, where most of what is in flight ends at once and the rest dribbles in.
+    #[test]
+    fn a_device_that_takes_many_wake_ups_is_not_spun_for_even_where_gaps_are_short() {
+        let gap = |n: u64| {
+            if n.is_multiple_of(2) {
+                4 * US
+            } else {
+                (180 + n * 37 % 300) * US
+            }
+        };
+        let mut gaps = learnt((0..400).map(gap));
+        let cheap = gaps.plan(device(320), 3 * US);
+        assert_eq!(cheap, Plan::default());
+        let dear = gaps.plan(device(320), 60 * US);
+        assert!(dear.spin_ns > 0, "{dear:?}");
     }
 
     #[test]

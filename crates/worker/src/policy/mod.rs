@@ -7,6 +7,7 @@ mod crowd;
 mod gaps;
 mod heat;
 mod pacer;
+mod response;
 
 pub(crate) use budget::Budget;
 pub(crate) use caller::{Call, Caller};
@@ -14,3 +15,4 @@ pub(crate) use crowd::Crowd;
 pub(crate) use gaps::{Gaps, HORIZON_NS, Plan, Waiting};
 pub(crate) use heat::Heat;
 pub(crate) use pacer::{Did, Outlook, Pace, Pacer, Terms, WAKE_MAX_NS, WAKE_MIN_NS};
+pub(crate) use response::Response;

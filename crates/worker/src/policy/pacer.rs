@@ -12,7 +12,7 @@
 //!   Doze ──── shortly before it ──> Late (spins) ──── after it ──> Asleep
 //! ```
 
-use super::{Budget, Crowd, Gaps, HORIZON_NS, Heat, Plan, Waiting};
+use super::{Budget, Crowd, Gaps, HORIZON_NS, Heat, Plan, Response, Waiting};
 use crate::Tuning;
 use crate::stats::{Mode, Stats, add};
 
@@ -28,6 +28,8 @@ pub(crate) struct Did {
     pub(crate) arrived: u32,
     /// Ops ended.
     pub(crate) ended: u32,
+    /// Ops in flight after it.
+    pub(crate) in_flight: u32,
     /// There is more than it took.
     pub(crate) more: bool,
 }
@@ -118,6 +120,7 @@ pub(crate) struct Pacer {
     /// What a wake-up takes on this host.
     wake_ns: u64,
     heat: Heat,
+    response: Response,
     pub(crate) crowd: Crowd,
     gaps: [Gaps; OUTLOOKS],
     plans: [Plan; OUTLOOKS],
@@ -128,8 +131,9 @@ pub(crate) struct Pacer {
     since_ns: u64,
     /// Laps without work.
     laps: u32,
-    /// Requests since the clock was read.
+    /// Requests since the clock was read, and ops that ended.
     arrived: u32,
+    ended: u32,
     /// Spinning is considered at all; why not, otherwise.
     spins: Result<(), Reason>,
     /// The budget was found empty: not before it is nearly full again.
@@ -139,25 +143,24 @@ pub(crate) struct Pacer {
 impl Pacer {
     /// `wake_ns`: what a wake-up takes on this host.
     pub(crate) fn new(wake_ns: u64) -> Pacer {
-        let mut gaps = std::array::from_fn(|_| Gaps::new());
-        let mut plans = [Plan::default(); OUTLOOKS];
-        for kind in KINDS {
-            plans[kind as usize] = make(&mut gaps, kind, wake_ns);
-        }
-        Pacer {
+        let mut pacer = Pacer {
             wake_ns,
             heat: Heat::default(),
+            response: Response::default(),
             crowd: Crowd::default(),
-            gaps,
-            plans,
+            gaps: std::array::from_fn(|_| Gaps::new()),
+            plans: [Plan::default(); OUTLOOKS],
             stage: Stage::Asleep,
             outlook: Outlook::Guest,
             since_ns: 0,
             laps: 0,
             arrived: 0,
+            ended: 0,
             spins: Err(Reason::Slow),
             broke: false,
-        }
+        };
+        pacer.set_wake(wake_ns);
+        pacer
     }
 
     /// What a wake-up takes on this host, measured.
@@ -182,6 +185,7 @@ impl Pacer {
             return spins.then_some(Pace::Spin);
         }
         self.arrived = self.arrived.saturating_add(did.arrived);
+        self.ended = self.ended.saturating_add(did.ended);
         let goes_on = did.more || (self.spins.is_ok() && self.plan(outlook).spin_ns > 0);
         if self.stage != Stage::Busy || !goes_on {
             return None;
@@ -202,6 +206,8 @@ impl Pacer {
         terms: Terms<'_>,
     ) -> Pace {
         self.heat.pass(now_ns, std::mem::take(&mut self.arrived));
+        self.response
+            .pass(now_ns, did.in_flight, std::mem::take(&mut self.ended));
         if did.any() {
             self.end_gap(now_ns, terms);
             (self.stage, self.outlook, self.laps) = (Stage::Busy, outlook, 0);
@@ -397,9 +403,15 @@ impl Pacer {
 
     #[cold]
     fn replan(&mut self, outlook: Outlook) {
-        let plan = make(&mut self.gaps, outlook, self.wake_ns);
-        if let Some(place) = self.plans.get_mut(outlook as usize) {
-            *place = plan;
+        let at = outlook as usize;
+        let waiting = match outlook {
+            Outlook::Guest => Waiting::Guest,
+            _ => Waiting::Device {
+                takes_ns: self.response.mean_ns(),
+            },
+        };
+        if let (Some(gaps), Some(plan)) = (self.gaps.get_mut(at), self.plans.get_mut(at)) {
+            *plan = gaps.plan(waiting, self.wake_ns);
         }
     }
 
@@ -414,8 +426,13 @@ impl Pacer {
 
     /// A doze ended so much later than it should have: that is what a wake-up takes.
     fn learn_wake(&mut self, late_ns: u64) {
-        let late_ns = late_ns.clamp(WAKE_MIN_NS, WAKE_MAX_NS);
-        self.wake_ns = (self.wake_ns * 15 + late_ns) / 16;
+        // Towards the middle one, not the mean: of a hundred wake-ups a few take a whole slice of the
+        // scheduler.
+        let step_ns = (self.wake_ns / 32).max(1);
+        self.wake_ns = match late_ns > self.wake_ns {
+            true => (self.wake_ns + step_ns).min(WAKE_MAX_NS),
+            false => (self.wake_ns - step_ns).max(WAKE_MIN_NS),
+        };
     }
 }
 
@@ -423,15 +440,6 @@ impl Pacer {
 /// doing.
 pub(crate) const WAKE_MIN_NS: u64 = 2_000;
 pub(crate) const WAKE_MAX_NS: u64 = 150_000;
-
-fn make(gaps: &mut [Gaps; OUTLOOKS], outlook: Outlook, wake_ns: u64) -> Plan {
-    let waiting = match outlook {
-        Outlook::Guest => Waiting::Guest,
-        _ => Waiting::Device,
-    };
-    gaps.get_mut(outlook as usize)
-        .map_or_else(Plan::default, |gaps| gaps.plan(waiting, wake_ns))
-}
 
 #[cfg(test)]
 mod tests;

@@ -146,6 +146,7 @@ fn run(trace: &Trace<'_>, tuning: &Tuning) -> Outcome {
             did.ended += 1;
             latencies.push(now_ns + BUSY_LAP_NS - trace.arrivals[request]);
         }
+        did.in_flight = flight.len() as u32;
         let lap_ns = if did.any() { BUSY_LAP_NS } else { IDLE_LAP_NS };
         (now_ns, cpu_ns) = (now_ns + lap_ns, cpu_ns + lap_ns);
         let outlook = match (flight.is_empty(), trace.large) {
@@ -407,7 +408,7 @@ fn fast_devices_are_spun_for_and_slow_ones_slept_for() {
 
 #[test]
 fn a_slow_even_device_is_dozed_for() {
-    let arrivals: Vec<u64> = (1..3000).map(|n| n * 320 * US).collect();
+    let arrivals: Vec<u64> = (1..3000).map(|n| n * 400 * US).collect();
     let trace = Trace {
         device_ns: &|_| 300 * US,
         ..alone(&arrivals)

@@ -1,0 +1,92 @@
+//! How long the device takes, without a clock at each request: what is in flight, summed over time, by what
+//! ended in that time (Little's law).
+
+/// Ops that make a sample.
+const SAMPLE: u64 = 64;
+/// Less is no sample, however many ended: the first moments of a load.
+const SAMPLE_NS: u64 = 200_000;
+
+/// The device's mean response time, lately.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Response {
+    mean_ns: u64,
+    at_ns: u64,
+    in_flight: u32,
+    /// Op-nanoseconds since the last sample, ended ops, and over what time.
+    sum_ns: u64,
+    ended: u64,
+    over_ns: u64,
+}
+
+impl Response {
+    /// It is now this time; so many are in flight and so many have ended since the last call.
+    #[inline]
+    pub(crate) fn pass(&mut self, now_ns: u64, in_flight: u32, ended: u32) {
+        let gone_ns = now_ns.saturating_sub(self.at_ns);
+        // What was in flight between is taken for the mean of the two ends.
+        let both = u64::from(self.in_flight) + u64::from(in_flight);
+        self.sum_ns += gone_ns.saturating_mul(both) / 2;
+        self.over_ns += gone_ns;
+        self.ended += u64::from(ended);
+        (self.at_ns, self.in_flight) = (now_ns, in_flight);
+        if self.ended >= SAMPLE && self.over_ns >= SAMPLE_NS {
+            self.sample();
+        }
+    }
+
+    #[cold]
+    fn sample(&mut self) {
+        let mean_ns = self.sum_ns / self.ended;
+        self.mean_ns = match self.mean_ns {
+            0 => mean_ns,
+            known_ns => (3 * known_ns + mean_ns) / 4,
+        };
+        (self.sum_ns, self.ended, self.over_ns) = (0, 0, 0);
+    }
+
+    /// 0: not known yet, or nothing is ever in flight.
+    #[inline]
+    pub(crate) fn mean_ns(&self) -> u64 {
+        self.mean_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: u64 = 1000;
+
+    /// What is learnt of a device that ends `depth` requests together, `takes_us` after they were begun,
+    /// with a pause after that.
+    fn learnt(depth: u32, takes_us: u64, pause_us: u64) -> u64 {
+        let mut response = Response::default();
+        let mut now_ns = 0;
+        for _ in 0..1000 {
+            response.pass(now_ns, depth, 0);
+            now_ns += takes_us * US;
+            response.pass(now_ns - 1, depth, 0);
+            response.pass(now_ns, 0, depth);
+            now_ns += pause_us * US;
+            response.pass(now_ns - 1, 0, 0);
+        }
+        response.mean_ns()
+    }
+
+    #[test]
+    fn it_is_what_the_device_takes_at_any_depth_and_load() {
+        for (depth, takes_us, pause_us) in [(1, 80, 0), (1, 80, 900), (32, 300, 20), (128, 10, 5)] {
+            let mean_ns = learnt(depth, takes_us, pause_us);
+            let is = takes_us * US;
+            assert!(
+                mean_ns.abs_diff(is) < is / 10,
+                "{depth}: {mean_ns} for {is}"
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_in_flight_is_no_device() {
+        assert_eq!(learnt(0, 80, 1), 0);
+    }
+}
