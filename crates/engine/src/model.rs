@@ -1,7 +1,8 @@
 //! A modelled drive on the real clock: bytes in memory, ends when the drive's arithmetic says so.
 //!
-//! An op's data moves when it ends, never earlier, so that nothing of it can be seen before; ops end
-//! in the order in which the drive finishes them. The drive is one for all engines of the disk, behind
+//! What an op writes is written when it ends, never earlier, so that nothing of it can be seen before; what it
+//! reads is copied while it waits for the drive, as a drive's own transfer would be, so that the time which
+//! copying takes is not added to the drive's. Ops end in the order in which the drive finishes them. The drive is one for all engines of the disk, behind
 //! a lock that is held for moments: a model is no data path, and its lock and its segment lists (which
 //! grow to the longest op seen, then no more) are its own exceptions from what an engine promises.
 //!
@@ -29,9 +30,6 @@ use crate::{Engine, EngineError, Event, Uring, Wait};
 const SPIN_NS: u64 = 60_000;
 /// Sleep between two rounds of spinning where the end is later than could be known.
 const NAP_NS: u64 = 50_000;
-/// Reads from here on have their pages touched while they wait: of a drive that was never written each
-/// would be a fault at the end, and a hundred of those would be seen in the latency.
-const WARM_BYTES_MIN: u64 = 64 << 10;
 /// Longest sleep of an engine that is dropped and waits for its ops.
 const DROP_NAP: Duration = Duration::from_millis(10);
 
@@ -45,8 +43,8 @@ struct Slot {
     segments: Vec<Segment>,
     skip_bytes: u32,
     generation: Generation,
-    /// Its pages in memory were touched.
-    is_warm: bool,
+    /// What came of moving its data, where that is done.
+    moved: Option<Result<(), i32>>,
     /// The drive's number of it; `None`: the slot is free.
     number: Option<u32>,
 }
@@ -61,7 +59,7 @@ impl Slot {
             segments: Vec::new(),
             skip_bytes: 0,
             generation: Generation::default(),
-            is_warm: false,
+            moved: None,
             number: None,
         }
     }
@@ -73,7 +71,7 @@ impl Slot {
         self.len_bytes = op.len_bytes;
         self.skip_bytes = op.skip_bytes;
         self.generation = generation;
-        self.is_warm = op.kind != OpKind::Read || op.len_bytes < WARM_BYTES_MIN;
+        self.moved = None;
         self.segments.clear();
         // The segments may reach far beyond the op's end.
         let mut left = op.len_bytes.saturating_add(u64::from(op.skip_bytes));
@@ -84,6 +82,11 @@ impl Slot {
             left = left.saturating_sub(u64::from(segment.len));
             self.segments.push(*segment);
         }
+    }
+
+    /// A read in the drive whose data can be copied already.
+    fn is_early(&self) -> bool {
+        self.number.is_some() && self.moved.is_none() && self.kind == OpKind::Read
     }
 
     fn op(&self) -> Op<'_> {
@@ -115,6 +118,8 @@ pub struct Model {
     ready: VecDeque<Event>,
     /// Pushed and not yet reported.
     in_flight: usize,
+    /// Of those, reads whose data was not copied yet.
+    early: usize,
 }
 
 impl Model {
@@ -154,6 +159,7 @@ impl Model {
             ended: VecDeque::with_capacity(usize::from(ops)),
             ready: VecDeque::with_capacity(usize::from(ops)),
             in_flight: 0,
+            early: 0,
         })
     }
 
@@ -181,6 +187,7 @@ impl Model {
         let mut drive = lock(&self.drive);
         // The clock is read inside: what is submitted later is not earlier.
         slot.number = Some(drive.submit(now_ns(), name, work, offset, len));
+        self.early += usize::from(slot.is_early());
         Ok(())
     }
 
@@ -195,18 +202,19 @@ impl Model {
         }
     }
 
-    /// Moves the data of an op, and reports it.
+    /// Moves the data of an op, if that is not done, and reports it.
     fn finish(&mut self, index: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
             return;
         };
+        let is_early = slot.is_early();
         if slot.number.take().is_none() {
             return;
         }
-        let result = match self.bindings.memory_of(slot.generation) {
-            Some(memory) => onspot::ram(self.ram, &self.disk, memory, &slot.op()),
-            None => Err(libc::EFAULT),
-        };
+        self.early -= usize::from(is_early);
+        let result = slot
+            .moved
+            .unwrap_or_else(|| transfer(self.ram, &self.disk, &self.bindings, slot));
         self.bindings.release(slot.generation);
         self.ready.push_back(Event::Done {
             token: slot.token,
@@ -234,15 +242,14 @@ impl Model {
         floor_ns
     }
 
-    /// Uses the time until something may end.
-    fn warm(&mut self) {
-        if let Some(slot) = self
-            .slots
-            .iter_mut()
-            .find(|slot| slot.number.is_some() && !slot.is_warm)
-        {
-            slot.is_warm = true;
-            onspot::touch(self.ram, slot.offset_bytes, slot.len_bytes);
+    /// Uses the time until something may end: copies what one op reads.
+    fn copy_early(&mut self) {
+        if self.early == 0 {
+            return;
+        }
+        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.is_early()) {
+            slot.moved = Some(transfer(self.ram, &self.disk, &self.bindings, slot));
+            self.early -= 1;
         }
     }
 
@@ -270,8 +277,9 @@ impl Model {
                 continue;
             };
             let wake_ns = floor_ns.saturating_sub(SPIN_NS);
-            if wake_ns > now {
-                self.warm();
+            if wake_ns > now && self.early > 0 {
+                self.copy_early();
+                continue;
             }
             let nap_ns = match spin_until_ns.take() {
                 _ if wake_ns > now => wake_ns.saturating_sub(now_ns()),
@@ -323,7 +331,10 @@ impl Engine for Model {
         self.ring.enter(Wait::No)?;
         self.collect();
         match wait {
-            Wait::No => Ok(()),
+            Wait::No => {
+                self.copy_early();
+                Ok(())
+            }
             Wait::Until(deadline) => self.wait(deadline),
         }
     }
@@ -363,6 +374,14 @@ impl Drop for Model {
             std::thread::sleep(Duration::from_nanos(left_ns).min(DROP_NAP));
         }
         lock(&self.drive).leave(&self.owner);
+    }
+}
+
+/// Moves the data of an op between the drive's bytes and the memory that it was given for.
+fn transfer(ram: Ram, disk: &Disk, bindings: &Bindings, slot: &Slot) -> Result<(), i32> {
+    match bindings.memory_of(slot.generation) {
+        Some(memory) => onspot::ram(ram, disk, memory, &slot.op()),
+        None => Err(libc::EFAULT),
     }
 }
 

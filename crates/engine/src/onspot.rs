@@ -35,20 +35,6 @@ impl Ram {
     }
 }
 
-/// Reads a byte of each page of a range of the store: what it costs to have them mapped is paid now
-/// instead of when the range is copied. Nothing is moved, and a range beyond the end is nothing.
-pub(crate) fn touch(ram: Ram, offset_bytes: u64, len_bytes: u64) {
-    let end = offset_bytes.saturating_add(len_bytes);
-    if end > ram.len {
-        return;
-    }
-    for at in (offset_bytes..end).step_by(rustix::param::page_size()) {
-        // SAFETY: `at` < `end` ≤ the length of the mapping. Volatile, as others may write the byte at
-        // the same time and nobody uses the value.
-        let _ = unsafe { ram.start.add(at as usize).read_volatile() };
-    }
-}
-
 /// Runs an op on the null disk: reads are zeroes (or leave their memory as it is, which must be mapped all
 /// the same), everything else is accepted.
 #[inline]
