@@ -28,6 +28,10 @@ pub(crate) fn random_file(path: &Path, bytes: u64) -> Result<PathBuf, String> {
             bytes >> 20
         );
     }
+    // With --out elsewhere nobody has made it.
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(told)?;
+    }
     let mut source = File::open("/dev/urandom").map_err(told)?.take(bytes);
     let mut file = File::create(path).map_err(told)?;
     let filled = std::io::copy(&mut source, &mut file)
@@ -141,6 +145,18 @@ mod tests {
         (0..count)
             .map(|_| (0..4096).map(|_| byte()).collect())
             .collect()
+    }
+
+    #[test]
+    fn a_file_is_made_where_there_is_no_folder_yet_and_kept() {
+        let dir = std::env::temp_dir().join(format!("cleave-image-{}", std::process::id()));
+        let path = dir.join("not/yet/disk.img");
+        let bytes = 4 << 20;
+        assert_eq!(random_file(&path, bytes), Ok(path.clone()));
+        let made = std::fs::read(&path).unwrap();
+        assert_eq!(random_file(&path, bytes), Ok(path.clone()));
+        assert!(std::fs::read(&path).unwrap() == made, "filled once");
+        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
