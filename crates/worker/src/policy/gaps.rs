@@ -19,6 +19,9 @@ pub(crate) const HORIZON_NS: u64 = 400_000;
 /// A device that takes as many wake-ups as this or more is slept for: each response is longer for that by
 /// an eighth at most, and a spin would cost many times what the request does.
 const DEVICE_WAKES: u64 = 8;
+/// With a device that takes as many as this the guest is slept for as well: his kick, the wake-up after it and the
+/// one after the device make each response longer by a tenth at most.
+const GUEST_WAKES: u64 = 32;
 /// Longest gap whose end is foreseen.
 const FORESIGHT_NS: u64 = 24_000_000;
 /// Shortest spin worth beginning: the clock is read less often than that.
@@ -39,11 +42,8 @@ pub(crate) struct Plan {
 pub(crate) enum Waiting {
     /// The guest: its request is late by as much as we are.
     Guest,
-    /// The device, which takes its time: late is late by a part of that.
-    Device {
-        /// Its mean response time; 0: not known.
-        takes_ns: u64,
-    },
+    /// The device: late is late by a part of what it takes.
+    Device,
 }
 
 /// Gaps of one kind.
@@ -88,8 +88,9 @@ impl Gaps {
     }
 
     /// What costs least if gaps go on as they were. A wake-up counts as [`HORIZON_NS`] of spinning: that
-    /// is what it may cost to be rid of one.
-    pub(crate) fn plan(&mut self, waiting: Waiting, wake_ns: u64) -> Plan {
+    /// is what it may cost to be rid of one, unless it is a small part of what a response takes anyway.
+    /// `takes_ns`: the device's mean response time, 0 where it is not known.
+    pub(crate) fn plan(&mut self, waiting: Waiting, takes_ns: u64, wake_ns: u64) -> Plan {
         self.fresh = 0;
         if self.total == 0 {
             // Nothing known: as long as a wake-up takes is never more than twice too much.
@@ -99,11 +100,15 @@ impl Gaps {
                 doze: None,
             };
         }
+        let spin_below = |wakes| match takes_ns < wakes * wake_ns {
+            true => self.spin_ns(wake_ns),
+            false => 0,
+        };
         match waiting {
             // Who comes earlier than expected is served as ever, for he kicks; so it is worth being awake
             // for half of them.
             Waiting::Guest => {
-                let spin_ns = self.spin_ns(wake_ns);
+                let spin_ns = spin_below(GUEST_WAKES);
                 let window = |early| self.window(spin_ns, 3 * wake_ns, wake_ns, early);
                 Plan {
                     spin_ns,
@@ -112,11 +117,8 @@ impl Gaps {
                         .or_else(|| window(|total| total / 2)),
                 }
             }
-            Waiting::Device { takes_ns } => {
-                let spin_ns = match takes_ns < DEVICE_WAKES * wake_ns {
-                    true => self.spin_ns(wake_ns),
-                    false => 0,
-                };
+            Waiting::Device => {
+                let spin_ns = spin_below(DEVICE_WAKES);
                 let window = |from_ns| {
                     self.window(from_ns, 2 * wake_ns, wake_ns, total_sixteenth)
                         // A wake-up saved is a small part of such a gap, so the spin must not be a large one.
@@ -271,7 +273,7 @@ mod tests {
             (500, false),
             (900, false),
         ] {
-            let plan = learnt([gap_us * US; 100]).plan(Waiting::Guest, WAKE);
+            let plan = learnt([gap_us * US; 100]).plan(Waiting::Guest, 0, WAKE);
             assert_eq!(plan.spin_ns > gap_us * US, spun, "{gap_us} us: {plan:?}");
         }
     }
@@ -280,7 +282,7 @@ mod tests {
     fn of_bursts_the_short_gaps_are_spun_and_the_long_one_is_slept_until_shortly_before_its_end() {
         // 1 ms at 100/ms, 9 ms of nothing.
         let gaps = (0..1000).map(|n| if n % 100 == 99 { 9000 * US } else { 10 * US });
-        let plan = learnt(gaps).plan(Waiting::Guest, WAKE);
+        let plan = learnt(gaps).plan(Waiting::Guest, 0, WAKE);
         assert!((10 * US..=40 * US).contains(&plan.spin_ns), "{plan:?}");
         let (from_ns, to_ns) = plan.doze.unwrap();
         assert!(
@@ -296,7 +298,7 @@ mod tests {
             50 => 60 * US + n * US / 10,
             _ => 10 * US,
         };
-        let plan = learnt((0..1000).map(gap)).plan(Waiting::Guest, WAKE);
+        let plan = learnt((0..1000).map(gap)).plan(Waiting::Guest, 0, WAKE);
         let (from_ns, to_ns) = plan.doze.unwrap();
         assert!(
             (7000 * US..9000 * US).contains(&from_ns) && to_ns > 9000 * US,
@@ -308,28 +310,27 @@ mod tests {
     fn what_cannot_be_foreseen_is_not_dozed_for() {
         // As Poisson arrivals have them: lengths from nothing to many times their mean.
         let gaps = (1..500u64).map(|n| (n * 7919 % 500) * 20 * US);
-        assert_eq!(learnt(gaps).plan(Waiting::Guest, WAKE).doze, None);
+        assert_eq!(learnt(gaps).plan(Waiting::Guest, 0, WAKE).doze, None);
     }
 
     #[test]
     fn a_slow_and_even_device_is_dozed_for_and_a_fast_one_spun_for() {
-        let slow = learnt((0..200).map(|n| (360 + n % 5) * US)).plan(device(360), WAKE);
+        let slow =
+            learnt((0..200).map(|n| (360 + n % 5) * US)).plan(Waiting::Device, 360 * US, WAKE);
         assert_eq!(slow.spin_ns, 0);
         let (from_ns, to_ns) = slow.doze.unwrap();
         assert!(
             from_ns < 320 * US && from_ns > 200 * US && to_ns > 364 * US,
             "{slow:?}"
         );
-        let fast = learnt([80 * US; 200]).plan(device(80), WAKE);
+        let fast = learnt([80 * US; 200]).plan(Waiting::Device, 80 * US, WAKE);
         assert!(fast.spin_ns > 80 * US && fast.doze.is_none(), "{fast:?}");
-        let disk = learnt((1..200).map(|n| 2000 * US + n * n * US)).plan(device(15_000), WAKE);
+        let disk = learnt((1..200).map(|n| 2000 * US + n * n * US)).plan(
+            Waiting::Device,
+            15_000 * US,
+            WAKE,
+        );
         assert_eq!(disk, Plan::default(), "milliseconds, and scattered");
-    }
-
-    fn device(takes_us: u64) -> Waiting {
-        Waiting::Device {
-            takes_ns: takes_us * US,
-        }
     }
 
     /// As at depth 32, where most of what is in flight ends at once and the rest dribbles in.
@@ -343,15 +344,30 @@ mod tests {
             }
         };
         let mut gaps = learnt((0..400).map(gap));
-        let cheap = gaps.plan(device(320), 3 * US);
+        let cheap = gaps.plan(Waiting::Device, 320 * US, 3 * US);
         assert_eq!(cheap, Plan::default());
-        let dear = gaps.plan(device(320), 60 * US);
+        let dear = gaps.plan(Waiting::Device, 320 * US, 60 * US);
         assert!(dear.spin_ns > 0, "{dear:?}");
     }
 
     #[test]
+    fn a_guest_on_a_device_that_takes_very_many_wake_ups_is_not_spun_for() {
+        let mut gaps = learnt([8 * US; 400]);
+        for (takes_us, spun) in [
+            (0, true),
+            (30, true),
+            (90, true),
+            (100, false),
+            (300, false),
+        ] {
+            let plan = gaps.plan(Waiting::Guest, takes_us * US, 3 * US);
+            assert_eq!(plan.spin_ns > 0, spun, "{takes_us} us: {plan:?}");
+        }
+    }
+
+    #[test]
     fn nothing_known_is_spun_for_as_long_as_a_wake_up_takes() {
-        let plan = Gaps::new().plan(Waiting::Guest, WAKE);
+        let plan = Gaps::new().plan(Waiting::Guest, 0, WAKE);
         assert_eq!((plan.spin_ns, plan.doze), (WAKE, None));
     }
 }

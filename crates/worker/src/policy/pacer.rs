@@ -406,12 +406,10 @@ impl Pacer {
         let at = outlook as usize;
         let waiting = match outlook {
             Outlook::Guest => Waiting::Guest,
-            _ => Waiting::Device {
-                takes_ns: self.response.mean_ns(),
-            },
+            _ => Waiting::Device,
         };
         if let (Some(gaps), Some(plan)) = (self.gaps.get_mut(at), self.plans.get_mut(at)) {
-            *plan = gaps.plan(waiting, self.wake_ns);
+            *plan = gaps.plan(waiting, self.response.mean_ns(), self.wake_ns);
         }
     }
 
