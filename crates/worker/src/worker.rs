@@ -17,7 +17,7 @@ use crate::lane::{Lane, State};
 use crate::neighbours::Neighbours;
 use crate::pacing::{Wish, wake_ns};
 use crate::policy::{Did, Pacer};
-use crate::record::{Laps, Looked};
+use crate::record::{Laps, Look, Looked};
 use crate::slots::{Ended, Next, Timing};
 use crate::stats::{Stats, add, count};
 use crate::token::Token;
@@ -401,20 +401,27 @@ impl<E: Engine> Worker<E> {
         }
     }
 
-    /// Tells the record of a vring whether anything was left in it; not where all is as it was.
+    /// Tells the record of a vring whether anything was left in it. Most looks have nothing to tell: those at a
+    /// ring that is empty now, in laps without a clock reading.
     #[inline]
     fn record_look(&mut self, slot: usize, took: Took, has_room: bool) {
         let Some(Some(lane)) = self.lanes.get_mut(slot) else {
             return;
         };
-        if took.chains == 0 && has_room && !lane.record.has_left() {
-            return lane.record.found_nothing(&self.laps);
-        }
+        let (seen, left) = lane.vring.seen();
         let looked = match took.more || !has_room {
             true => Looked::Left,
+            // A ring that is not served may hold what was left in it before.
+            false if left == 0 && self.laps.known_ns().is_none() => return lane.record.drained(),
             false => Looked::Drained,
         };
-        lane.record.looked(lane.vring.seen(), looked, &self.laps);
+        let look = Look {
+            seen,
+            left,
+            looked,
+            took: took.chains > 0,
+        };
+        lane.record.looked(look, &self.laps);
     }
 
     /// A lap has done something.

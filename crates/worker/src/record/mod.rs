@@ -19,7 +19,7 @@ pub use histogram::Distribution;
 pub(crate) use histogram::{Coarse, Fine};
 pub use kind::{ErrorKind, Kind, Way};
 pub(crate) use laps::Laps;
-pub(crate) use recorder::{Looked, Recorder};
+pub(crate) use recorder::{Look, Looked, Recorder};
 pub use vring::{Stage, VringRecord};
 
 /// The records of a device's vrings. A vring that once started keeps its record, so that totals survive

@@ -21,9 +21,25 @@ pub(crate) enum Looked {
     Left,
 }
 
+/// A look at a ring, as it was when its lap had taken what it could.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Look {
+    /// See [`Vring::seen`](cleave_guest::Vring::seen).
+    pub(crate) seen: u16,
+    pub(crate) left: u16,
+    pub(crate) looked: Looked,
+    /// Chains were taken in this lap.
+    pub(crate) took: bool,
+}
+
 /// Writes the record of one lane's vring. Without one it does nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Recorder(Option<Box<Open>>);
+pub(crate) struct Recorder {
+    open: Option<Box<Open>>,
+    /// The last look left the ring empty at a time that is not known, and `Looks` was not told: nearly every
+    /// look of a worker that polls a disk which answers on the spot, so this is one store beside the lane.
+    drained: bool,
+}
 
 #[derive(Debug)]
 struct Open {
@@ -56,12 +72,19 @@ struct Looks {
 }
 
 impl Looks {
-    /// At the end of a lap's acceptance: how long what was taken in it waited at most. `seen`, `left`: see
-    /// [`Vring::seen`](cleave_guest::Vring::seen).
+    /// The look before left nothing, at a time that is not known. So this one found something if
+    /// something was taken.
+    fn drained_before(&mut self, look: Look) {
+        self.seen = look.seen.wrapping_sub(u16::from(look.took));
+        self.last_ns = None;
+        (self.left, self.more) = (0, false);
+    }
+
+    /// At the end of a lap's acceptance: how long what was taken in it waited at most.
     #[inline]
-    fn waited_ns(&mut self, (seen, left): (u16, u16), looked: Looked, laps: &Laps) -> Option<u64> {
+    fn waited_ns(&mut self, look: Look, laps: &Laps) -> Option<u64> {
         let now_ns = laps.known_ns();
-        let found = seen != self.seen;
+        let found = look.seen != self.seen;
         let mut since_ns = self.since_ns;
         if found {
             let before_ns = match laps.was_idle() && !self.more {
@@ -74,12 +97,12 @@ impl Looks {
                 _ => since_ns.and_then(|since| Some(since.min(before_ns?))),
             };
             self.since_ns = before_ns;
-            self.seen = seen;
+            self.seen = look.seen;
         }
-        if found || looked == Looked::Drained {
+        if found || look.looked == Looked::Drained {
             self.last_ns = now_ns;
         }
-        (self.left, self.more) = (left, looked == Looked::Left);
+        (self.left, self.more) = (look.left, look.looked == Looked::Left);
         Some(now_ns?.saturating_sub(since_ns?))
     }
 }
@@ -116,7 +139,7 @@ impl Batch {
 impl Recorder {
     /// For a vring of this size that starts.
     pub(crate) fn new(record: Option<Arc<VringRecord>>, vring_size: u16) -> Recorder {
-        Recorder(record.map(|record| {
+        let open = record.map(|record| {
             Box::new(Open {
                 begun: record.begin(vring_size),
                 record,
@@ -126,7 +149,11 @@ impl Recorder {
                 publishing: None,
                 zeroes: Sampler::new(),
             })
-        }))
+        });
+        Recorder {
+            open,
+            drained: false,
+        }
     }
 
     // What happens to a request, in this order.
@@ -134,7 +161,7 @@ impl Recorder {
     /// A request is about to go to the engine: times its planning now and then. In a timed lap only.
     #[cold]
     pub(crate) fn planned(&mut self, request: &Request, laps: &mut Laps) {
-        let Some(open) = &mut self.0 else { return };
+        let Some(open) = &mut self.open else { return };
         if let Some(ns) = laps.plan_ns() {
             let kind = Kind::of(request.verb, request.len_bytes);
             if let Some(times) = open.record.plan.get(kind.index()) {
@@ -152,7 +179,7 @@ impl Recorder {
         data: &[Segment],
         laps: &mut Laps,
     ) {
-        let Some(open) = &mut self.0 else { return };
+        let Some(open) = &mut self.open else { return };
         if let Some(begun) = open.begun.get(usize::from(head)) {
             begun.store(laps.now_ns(), Ordering::Relaxed);
         }
@@ -168,7 +195,7 @@ impl Recorder {
     /// So many like this went there and came back on the spot, well; or never needed to go.
     #[inline]
     pub(crate) fn at_once(&mut self, verb: Verb, len_bytes: u64, n: u32) {
-        let Some(open) = &mut self.0 else { return };
+        let Some(open) = &mut self.open else { return };
         let at = Kind::of(verb, len_bytes).index();
         add_at(&open.record.requests, at, u64::from(n));
         let bytes = len_bytes.wrapping_mul(u64::from(n));
@@ -181,7 +208,7 @@ impl Recorder {
     /// Whether a request that ends on the spot is to be looked at more closely, in any lap.
     #[inline]
     pub(crate) fn watches(&self) -> bool {
-        self.0.as_ref().is_some_and(|open| open.zeroes.wants())
+        self.open.as_ref().is_some_and(|open| open.zeroes.wants())
     }
 
     /// Looks at a request that ended on the spot, in a lap that is timed or where [`Recorder::watches`].
@@ -193,7 +220,7 @@ impl Recorder {
         memory: &Memory,
         laps: &mut Laps,
     ) {
-        let Some(open) = &mut self.0 else { return };
+        let Some(open) = &mut self.open else { return };
         if laps.is_timed() {
             let kind = Kind::of(request.verb, request.len_bytes);
             laps.note_spot();
@@ -221,7 +248,7 @@ impl Recorder {
         memory: &Memory,
         laps: &mut Laps,
     ) {
-        let Some(open) = &mut self.0 else { return };
+        let Some(open) = &mut self.open else { return };
         let begun_ns = match open.begun.get(usize::from(head)) {
             Some(begun) => {
                 let at = begun.load(Ordering::Relaxed);
@@ -262,7 +289,7 @@ impl Recorder {
     /// It never went to the engine.
     #[cold]
     pub(crate) fn refused(&mut self, status: Status) {
-        if let Some(open) = &self.0 {
+        if let Some(open) = &self.open {
             add_at(
                 &open.record.errors,
                 ErrorKind::of_status(status) as usize,
@@ -274,7 +301,7 @@ impl Recorder {
     /// It was no request at all.
     #[cold]
     pub(crate) fn broken(&mut self) {
-        if let Some(open) = &self.0 {
+        if let Some(open) = &self.open {
             add_at(&open.record.errors, ErrorKind::Broken as usize, 1);
         }
     }
@@ -282,7 +309,7 @@ impl Recorder {
     /// What has ended is shown to the guest, who was called, or did not want to be.
     #[cold]
     pub(crate) fn published(&mut self, laps: &Laps) {
-        let Some(open) = &mut self.0 else { return };
+        let Some(open) = &mut self.open else { return };
         if let Some((kind, ended_ns)) = open.publishing.take()
             && let Some(times) = open.record.publish.get(kind.index())
         {
@@ -295,7 +322,7 @@ impl Recorder {
     /// The guest was called, so long after what it is told of was published.
     #[inline]
     pub(crate) fn called(&mut self, held_ns: u64) {
-        if let Some(open) = &self.0 {
+        if let Some(open) = &self.open {
             add(&open.record.calls, 1);
             open.record.call.add(held_ns, 1);
         }
@@ -304,7 +331,7 @@ impl Recorder {
     /// The guest wanted no call for what was published.
     #[inline]
     pub(crate) fn call_suppressed(&mut self) {
-        if let Some(open) = &self.0 {
+        if let Some(open) = &self.open {
             add(&open.record.calls_suppressed, 1);
         }
     }
@@ -312,33 +339,28 @@ impl Recorder {
     /// The guest kicked.
     #[inline]
     pub(crate) fn kicked(&mut self) {
-        if let Some(open) = &self.0 {
+        if let Some(open) = &self.open {
             add(&open.record.kicks, 1);
         }
     }
 
     // Laps.
 
-    /// Whether the last look left chains in the ring.
+    /// A lap without a clock reading has taken all that was in the ring, or found nothing there.
     #[inline]
-    pub(crate) fn has_left(&self) -> bool {
-        self.0.as_ref().is_some_and(|open| open.looks.more)
+    pub(crate) fn drained(&mut self) {
+        self.drained = true;
     }
 
-    /// The ring was empty, and nothing was left in it before.
+    /// Any other lap has taken what it could: tells how long that waited in the ring, at most.
     #[inline]
-    pub(crate) fn found_nothing(&mut self, laps: &Laps) {
-        if let Some(open) = &mut self.0 {
-            open.looks.last_ns = laps.known_ns();
+    pub(crate) fn looked(&mut self, look: Look, laps: &Laps) {
+        let drained = std::mem::take(&mut self.drained);
+        let Some(open) = &mut self.open else { return };
+        if drained {
+            open.looks.drained_before(look);
         }
-    }
-
-    /// A lap has taken what it could: tells how long that waited in the ring, at most. `seen`: see
-    /// [`Vring::seen`](cleave_guest::Vring::seen).
-    #[inline]
-    pub(crate) fn looked(&mut self, seen: (u16, u16), looked: Looked, laps: &Laps) {
-        let Some(open) = &mut self.0 else { return };
-        let waited_ns = open.looks.waited_ns(seen, looked, laps);
+        let waited_ns = open.looks.waited_ns(look, laps);
         if open.taken.kinds != 0 {
             let ring = &open.record.ring;
             open.taken.drain(|at, n| {
@@ -351,7 +373,7 @@ impl Recorder {
 
     /// A timed lap has ended that took so long: that is the time of all that ended in it on the spot.
     pub(crate) fn lap_ended(&mut self, ns: u64) {
-        let Some(open) = &mut self.0 else { return };
+        let Some(open) = &mut self.open else { return };
         let device = &open.record.device;
         open.spot.drain(|at, n| {
             if let Some(times) = device.get(at) {
@@ -379,5 +401,127 @@ impl Drop for Open {
         for begun in &*self.begun {
             begun.store(0, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::record::Stage;
+
+    /// A lap as its ring sees it.
+    #[derive(Debug, Clone, Copy)]
+    struct Lap {
+        /// Chains that the guest has added, and how many there is room for.
+        added: u16,
+        take_max: u16,
+        /// The clock was read in it.
+        has_time: bool,
+        /// Another ring kept the worker busy.
+        is_busy: bool,
+    }
+
+    fn lap() -> impl Strategy<Value = Lap> {
+        (0u16..3, 0u16..4, any::<bool>(), any::<bool>()).prop_map(
+            |(added, take_max, has_time, is_busy)| Lap {
+                added,
+                take_max,
+                has_time,
+                is_busy,
+            },
+        )
+    }
+
+    /// A recorder, and the one number that tells what it was told.
+    fn recorder() -> (Recorder, Arc<VringRecord>) {
+        let record = Arc::new(VringRecord::new(0));
+        (Recorder::new(Some(record.clone()), 8), record)
+    }
+
+    fn kind() -> Kind {
+        Kind::of(Verb::Read, 4096)
+    }
+
+    proptest! {
+        #[test]
+        fn looks_that_have_nothing_to_tell_may_be_kept_silent(plan in prop::collection::vec(lap(), 1..60)) {
+            let (mut full, all) = recorder();
+            let (mut brief, most) = recorder();
+            let mut laps = Laps::new(Instant::now(), true);
+            let (mut seen, mut left, mut unseen) = (0u16, 0u16, 0u16);
+            for lap in plan {
+                // What is left from before is taken first, and the ring looked at when none is.
+                let before = left.min(lap.take_max);
+                left -= before;
+                let mut took = before;
+                unseen += lap.added;
+                if took < lap.take_max {
+                    seen = seen.wrapping_add(unseen);
+                    let found = unseen.min(lap.take_max - took);
+                    (left, took, unseen) = (unseen - found, took + found, 0);
+                }
+                let looked = match took == lap.take_max {
+                    true => Looked::Left,
+                    false => Looked::Drained,
+                };
+                if lap.has_time {
+                    laps.now_ns();
+                    for recorder in [&mut full, &mut brief] {
+                        let open = recorder.open.as_mut().unwrap();
+                        (0..took).for_each(|_| open.taken.add(kind()));
+                    }
+                }
+                let look = Look { seen, left, looked, took: took > 0 };
+                full.looked(look, &laps);
+                match looked == Looked::Drained && !lap.has_time {
+                    true => brief.drained(),
+                    false => brief.looked(look, &laps),
+                }
+                prop_assert_eq!(all.times(Stage::Ring, kind()), most.times(Stage::Ring, kind()));
+                match took > 0 || lap.is_busy {
+                    true => laps.worked(),
+                    false => laps.idled(),
+                }
+                // A unit of the histograms, so that two looks are never at one time.
+                let now_ns = laps.read();
+                while laps.read() < now_ns + 64 {}
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_look_before_cannot_have_missed_waited_since_then() {
+        let (mut recorder, record) = recorder();
+        let mut laps = Laps::new(Instant::now(), true);
+        for seen in 1..=3 {
+            laps.now_ns();
+            recorder.open.as_mut().unwrap().taken.add(kind());
+            let look = Look {
+                seen,
+                left: 0,
+                looked: Looked::Drained,
+                took: true,
+            };
+            recorder.looked(look, &laps);
+            laps.worked();
+        }
+        // Once a look has no time, nothing tells how long what the next one finds was there.
+        assert_eq!(record.times(Stage::Ring, kind()).count(), 3);
+        recorder.drained();
+        laps.worked();
+        laps.now_ns();
+        recorder.open.as_mut().unwrap().taken.add(kind());
+        let look = Look {
+            seen: 4,
+            left: 0,
+            looked: Looked::Drained,
+            took: true,
+        };
+        recorder.looked(look, &laps);
+        assert_eq!(record.times(Stage::Ring, kind()).count(), 3);
     }
 }
