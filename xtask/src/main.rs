@@ -33,7 +33,8 @@ cargo xtask COMMAND
   sanitize
           the integration tests against a daemon that AddressSanitizer watches
   bench   measures against qemu-storage-daemon and the bare disk; leaves raw data, figures and report.html
-          [transport | cpu | tax | split | pacing | idle | scale | start | instructions | all]
+          [transport | cpu | tax | split | pacing | idle | scale | start | instructions
+           | recording | all]
           [--quick]                            fewer points and rounds: all suites within ten minutes
           [--smoke]                            one short round: shows that the suites work
           [--disk PATH]                        a filled file or device, instead of a file below target

@@ -183,7 +183,7 @@ pub(super) fn figure(
     }
 }
 
-/// A row of the table T1 to T11.
+/// A row of the table T1 to T12.
 pub(super) fn verdict(
     id: &'static str,
     what: impl Into<String>,

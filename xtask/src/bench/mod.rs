@@ -18,6 +18,7 @@ mod matrix;
 mod others;
 mod pacing;
 mod plan;
+mod recording;
 mod scale;
 mod split;
 mod start;
@@ -45,6 +46,7 @@ pub(crate) enum Suite {
     Scale,
     Start,
     Instructions,
+    Recording,
 }
 
 /// What draws the suites, in the order of the page.
@@ -58,6 +60,7 @@ pub(crate) const DRAWN: &[Draw] = &[
     scale::section,
     start::section,
     counts::section,
+    recording::section,
 ];
 
 impl Suite {
@@ -71,6 +74,7 @@ impl Suite {
         Suite::Scale,
         Suite::Start,
         Suite::Instructions,
+        Suite::Recording,
     ];
 
     /// As the command line and the raw lines call it.
@@ -85,6 +89,7 @@ impl Suite {
             Suite::Scale => "scale",
             Suite::Start => "start",
             Suite::Instructions => "instructions",
+            Suite::Recording => "recording",
         }
     }
 
@@ -99,6 +104,7 @@ impl Suite {
             Suite::Scale => scale::measure(desk),
             Suite::Start => start::measure(desk),
             Suite::Instructions => counts::measure(desk),
+            Suite::Recording => recording::measure(desk),
         }
     }
 }

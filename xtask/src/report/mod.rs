@@ -49,7 +49,7 @@ pub(crate) fn draw(folders: &[PathBuf], to: &Path) -> Result<PathBuf, String> {
     Ok(page)
 }
 
-/// The rows T1 to T11 of a run, for the terminal.
+/// The rows T1 to T12 of a run, for the terminal.
 pub(crate) fn print_verdicts(folder: &Path) -> Result<(), String> {
     let run = Recorded::read(folder)?;
     for verdict in sections(&run).iter().flat_map(|section| &section.verdicts) {

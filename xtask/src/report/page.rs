@@ -82,7 +82,7 @@ fn state(out: &mut String, run: &Recorded) {
     }
 }
 
-/// The rows T1 to T11; a column for each run.
+/// The rows T1 to T12; a column for each run.
 fn verdicts(out: &mut String, runs: &[Recorded], drawn: &[Vec<Section>]) {
     let of = |sections: &'_ [Section]| -> Vec<(&'static str, String)> {
         let all = sections.iter().flat_map(|section| &section.verdicts);

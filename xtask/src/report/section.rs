@@ -25,7 +25,7 @@ pub(crate) struct Table {
 
 /// A measured ratio beside what it must be.
 pub(crate) struct Verdict {
-    /// `T1` to `T11`.
+    /// `T1` to `T12`.
     pub(crate) id: &'static str,
     /// What is divided by what, and where.
     pub(crate) what: String,
