@@ -222,6 +222,9 @@ impl Uring {
     /// be told any more when that is.
     fn drain(&mut self) -> io::Result<()> {
         self.bells.flush(&mut self.core.ring);
+        self.watches.clear_all(&mut self.core.ring);
+        // Submits, and has the polls that were forgotten end.
+        self.core.ring.enter(Sleep::No, Purpose::Io)?;
         let Runner::Files(files) = &mut self.runner else {
             return self.core.ring.enter(Sleep::No, Purpose::Io);
         };

@@ -84,6 +84,17 @@ impl Watches {
         Ok(())
     }
 
+    /// Forgets all, when the ring goes. On Linux 6.1 it lets go of its files only when no poll refers to
+    /// any, and would wait for that for ever.
+    pub(crate) fn clear_all(&mut self, ring: &mut Ring) {
+        for slot in 0..self.slots.len() as u16 {
+            let watch = self.slots.get(usize::from(slot));
+            if watch.is_some_and(|watch| watch.state != State::Off) {
+                self.clear(ring, slot);
+            }
+        }
+    }
+
     /// Forgets what `slot` watches.
     pub(crate) fn clear(&mut self, ring: &mut Ring, slot: u16) {
         let file = self.first + u32::from(slot);
