@@ -161,6 +161,10 @@ impl Disk {
         &self.legs
     }
 
+    pub(crate) fn legs_mut(&mut self) -> &mut [Leg] {
+        &mut self.legs
+    }
+
     /// The first leg's store: all of a disk of one leg, and the kind of any.
     #[inline]
     pub fn store(&self) -> &Store {

@@ -1,6 +1,7 @@
 //! One member of a disk: what ops go to.
 
 use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vm_memory::MmapRegion;
@@ -53,6 +54,32 @@ pub struct Leg {
     store: Store,
     locks: RangeLocks,
     unused_bytes: u64,
+    polling: Option<Polling>,
+    /// `polling` is made use of.
+    is_polled: AtomicBool,
+}
+
+/// Which reads and writes of a leg can be polled for: those that the kernel hands to the device in one
+/// piece. One that it has to cut cannot be, and on Linux 6.1 was seen never to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Polling {
+    /// Longest.
+    pub(crate) bytes_max: u64,
+    /// The device cuts at multiples of this; 0: nowhere.
+    pub(crate) chunk_bytes: u64,
+    /// Where the leg begins on the device, as far as that matters for the chunk.
+    pub(crate) start_bytes: u64,
+}
+
+impl Polling {
+    #[inline]
+    fn takes(&self, offset: u64, len: u64) -> bool {
+        let is_whole = || match self.chunk_bytes {
+            0 => true,
+            chunk => (self.start_bytes.wrapping_add(offset)) % chunk + len <= chunk,
+        };
+        len <= self.bytes_max && is_whole()
+    }
 }
 
 impl Leg {
@@ -62,6 +89,8 @@ impl Leg {
             store,
             locks: RangeLocks::default(),
             unused_bytes: 0,
+            polling: None,
+            is_polled: AtomicBool::new(false),
         }
     }
 
@@ -85,8 +114,66 @@ impl Leg {
         &self.store
     }
 
+    /// Its reads and writes may be polled for: asked for, and not given up since.
+    #[inline]
+    pub fn is_polled(&self) -> bool {
+        self.is_polled.load(Ordering::Relaxed)
+    }
+
+    /// Whether a read or write there may be.
+    #[inline]
+    pub fn polls(&self, offset: u64, len: u64) -> bool {
+        self.is_polled()
+            && self
+                .polling
+                .is_some_and(|polling| polling.takes(offset, len))
+    }
+
+    pub(crate) fn poll(&mut self, polling: Polling) {
+        self.polling = Some(polling);
+        self.is_polled = AtomicBool::new(true);
+    }
+
+    /// From now on they are not, for any engine. `true` for the caller that ended it.
+    pub fn leave_polling(&self) -> bool {
+        self.is_polled.swap(false, Ordering::Relaxed)
+    }
+
     /// Locks of read-modify-write, in the leg's own offsets.
     pub fn locks(&self) -> &RangeLocks {
         &self.locks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_would_cut_is_not_polled_for() {
+        let polling = Polling {
+            bytes_max: 64 << 10,
+            chunk_bytes: 0,
+            start_bytes: 0,
+        };
+        let chunked = Polling {
+            chunk_bytes: 128 << 10,
+            ..polling
+        };
+        let moved = Polling {
+            start_bytes: 4096,
+            ..chunked
+        };
+        for (offset, len, wanted) in [
+            (0, 4096, [true, true, true]),
+            (0, 64 << 10, [true, true, true]),
+            (0, (64 << 10) + 512, [false, false, false]),
+            ((128 << 10) - 4096, 4096, [true, true, true]),
+            ((128 << 10) - 4096, 8192, [true, false, true]),
+            ((128 << 10) - 8192, 8192, [true, true, false]),
+        ] {
+            let found = [polling, chunked, moved].map(|polling| polling.takes(offset, len));
+            assert_eq!(found, wanted, "{len} at {offset}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod disk;
+mod iopoll;
 mod leg;
 mod lock;
 pub mod model;
@@ -14,6 +15,7 @@ mod stripe;
 mod superblock;
 
 pub use disk::Disk;
+pub use iopoll::IopollError;
 pub use leg::{FileKind, Leg, Store};
 pub use lock::RangeLocks;
 pub use open::{Direct, OpenError, OpenOptions};

@@ -228,13 +228,13 @@ fn plausible_block(bytes: u32) -> bool {
 
 /// A number of the device's request queue; a partition has that of its whole device. `..` is taken
 /// after the link to the partition's folder was followed, so it is the whole device.
-fn queue_number(device: u64, name: &str) -> Option<u64> {
+pub(crate) fn queue_number(device: u64, name: &str) -> Option<u64> {
     sysfs_number(device, &format!("queue/{name}"))
         .or_else(|| sysfs_number(device, &format!("../queue/{name}")))
 }
 
 /// `None` where there is no such device (tmpfs, overlay) or no sysfs.
-fn sysfs_number(device: u64, name: &str) -> Option<u64> {
+pub(crate) fn sysfs_number(device: u64, name: &str) -> Option<u64> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()?;
     text.trim().parse().ok()
