@@ -25,6 +25,7 @@ use crate::buffer::Pool;
 use crate::legs::{LegStats, Tally};
 use crate::memory::walk;
 use crate::piece;
+use crate::polled::Verdict as Judged;
 use crate::progress::{self, Retry, Transfer, Verdict, Way};
 use crate::ring::tag;
 use crate::step::{self, Able, Facts, Next};
@@ -147,14 +148,17 @@ impl Files {
         // The owner pushes only while there is room.
         let entry = Entry::new(token, op.kind, offset, len);
         let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
-        let mut bounced = false;
+        let (mut bounced, mut plain) = (false, false);
         if matches!(op.kind, OpKind::Read | OpKind::Write { .. }) {
             let mut gather = self.table.gather(index);
             let walked = walk(core.bindings.memory(), op, |start, len| {
                 gather.add(start, len)
             });
             match walked.and_then(|()| self.table.gathered(index, gather)) {
-                Ok(memory) => bounced = facts.must_bounce(offset, memory),
+                Ok(memory) => {
+                    bounced = facts.must_bounce(offset, memory);
+                    plain = !bounced && memory.has_gaps();
+                }
                 Err(errno) => {
                     self.table.free(index);
                     return Err(Err(errno));
@@ -166,6 +170,7 @@ impl Files {
         entry.leg = op.leg;
         entry.begun_ns = begun_ns;
         entry.bounced = bounced;
+        entry.plain = plain;
         entry.needs = facts.needs_hold(op.kind, offset, len);
         entry.generation = core.bindings.acquire();
         Ok(index)
@@ -276,12 +281,18 @@ impl Files {
         });
     }
 
-    /// Hands the current step, or what is left of it, to the ring.
+    /// Hands the current step, or what is left of it, to its ring.
     fn issue(&mut self, core: &mut Core, index: u16) {
         let entry = self.submission(index).user_data(tag::OP | u64::from(index));
         // SAFETY: see the module's head: whatever `entry` points to lives until `completed` or, when
         // the engine goes, `drain`.
-        if unsafe { core.ring.push(&entry) } {
+        let pushed = unsafe {
+            match &mut core.polled {
+                Some(polled) if may_poll(&core.disk, self.table.get(index)) => polled.push(&entry),
+                _ => core.ring.push(&entry),
+            }
+        };
+        if pushed {
             self.flying += 1;
         } else {
             self.delayed.push_back((Instant::now() + FULL_PAUSE, index));
@@ -301,6 +312,25 @@ impl Files {
             Verdict::Failed(errno) => self.step_failed(core, index, errno),
         }
         self.serve_buffer_waiters(core);
+    }
+
+    /// The polled ring has: what it refuses the plain one does.
+    #[inline]
+    pub(crate) fn completed_polled(&mut self, core: &mut Core, index: u16, result: i32) {
+        let Some(polled) = &mut core.polled else {
+            return;
+        };
+        #[cfg(test)]
+        let result = polled.mangled(result);
+        let entry = self.table.get_mut(index);
+        match polled.judge(&core.disk, entry.leg, result) {
+            Judged::Taken => self.completed(core, index, result),
+            Judged::Refused => {
+                entry.plain = true;
+                self.flying = self.flying.saturating_sub(1);
+                self.issue(core, index);
+            }
+        }
     }
 
     fn judge(&self, core: &Core, index: u16, result: i32) -> Verdict {
@@ -346,6 +376,8 @@ impl Files {
         let entry = self.table.get_mut(index);
         entry.moved += moved;
         entry.tries = 0;
+        // What is left may have gaps.
+        entry.plain = true;
         if entry.step == Step::Direct {
             self.table.consume(index, moved, |_, _| ());
         }
@@ -629,6 +661,23 @@ fn range(core: &Core, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(
         }
         _ => Ok((op.offset_bytes, op.len_bytes)),
     }
+}
+
+/// Whether the polled ring is asked for an op's current step: it moves few bytes past the page cache, and
+/// they need not be durable when it ends. A write that has to be may bring a flush along, and the kernel
+/// waits for that by an interrupt.
+#[inline]
+fn may_poll(disk: &Disk, entry: &Entry) -> bool {
+    let moves = matches!(
+        entry.step,
+        Step::Direct | Step::Fill | Step::Spill | Step::Zeroes
+    );
+    let durable = entry.kind == OpKind::Write { durable: true };
+    if !moves || durable || entry.plain {
+        return false;
+    }
+    let leg = disk.legs().get(usize::from(entry.leg));
+    leg.is_some_and(|leg| leg.polls(entry.window.start, entry.window.len))
 }
 
 /// Locks of a leg. `admit` lets in only what names a leg that there is.

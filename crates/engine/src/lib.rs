@@ -11,6 +11,7 @@ mod memory;
 mod model;
 mod onspot;
 mod piece;
+mod polled;
 mod progress;
 mod ring;
 mod sim;
@@ -88,9 +89,21 @@ pub trait Engine {
     fn reap(&mut self) -> Option<Event>;
 
     /// Submits what was pushed, rings what was belled, and waits as told: at most one system call,
-    /// none where there is nothing to submit, nothing to collect from the kernel and no wait.
-    /// Returns at once when events are ready. `Err` is our own fault (a broken ring), not the disk's.
+    /// none where there is nothing to submit, nothing to collect from the kernel and no wait; one more
+    /// where ops are polled for. Returns at once when events are ready, and while `polls`, whatever it
+    /// was told. `Err` is our own fault (a broken ring), not the disk's.
     fn enter(&mut self, wait: Wait) -> io::Result<()>;
+
+    /// Ops are in flight that nothing tells the end of: each `enter` asks for it and none sleeps.
+    #[inline]
+    fn polls(&self) -> bool {
+        false
+    }
+
+    /// Reads and writes that were polled for and went well, so far.
+    fn polled(&self) -> u64 {
+        0
+    }
 
     /// Watches an eventfd (kick or command); each signal wakes `enter` and is an `Event::Woken`.
     /// What cannot be watched is woken once (a file of the wrong kind: a few times), then never.

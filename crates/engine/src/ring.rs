@@ -56,6 +56,18 @@ pub(crate) struct Plan<'a> {
     pub(crate) opcodes: &'a [u8],
     /// Ways to set it up, best first.
     pub(crate) levels: &'a [Level],
+    /// How it hears of an op's end.
+    pub(crate) ends: Ends,
+}
+
+/// How a ring hears that a device has ended an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// The device interrupts.
+    Told,
+    /// It has to be asked, by entering the kernel; it takes reads and writes past the page cache only
+    /// (IORING_SETUP_IOPOLL).
+    Asked,
 }
 
 /// Whether and how long `enter` may sleep.
@@ -189,7 +201,7 @@ impl Ring {
         unsafe { self.sq.push(entry) }.is_ok()
     }
 
-    /// Submits what is queued, without looking for completions.
+    /// Submits what is queued, without looking for completions; a ring that has to ask for them looks.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         self.sq.sync();
         self.enters += 1;
@@ -327,6 +339,9 @@ fn build_at(level: Level, plan: &Plan<'_>) -> io::Result<IoUring> {
         Level::CooperativeSingle => builder.setup_single_issuer().setup_coop_taskrun(),
         Level::Cooperative => builder.setup_coop_taskrun(),
     };
+    if plan.ends == Ends::Asked {
+        builder.setup_iopoll();
+    }
     builder.build(plan.submissions)
 }
 
@@ -340,6 +355,7 @@ pub(crate) fn probe() -> Result<(), EngineError> {
         legs: &[],
         opcodes: &opcodes,
         levels: &LEVELS,
+        ends: Ends::Told,
     };
     Ring::new(&plan).map(drop)
 }

@@ -81,6 +81,8 @@ pub(crate) struct Entry {
     pub(crate) tries: u16,
     /// Reads and writes: through a buffer.
     pub(crate) bounced: bool,
+    /// Not by the polled ring: it has refused it, or the device would get it in pieces.
+    pub(crate) plain: bool,
     /// Zero: by writing, because the store could not do this range otherwise.
     pub(crate) written: bool,
     pub(crate) needs: Hold,
@@ -122,6 +124,7 @@ impl Entry {
             moved: 0,
             tries: 0,
             bounced: false,
+            plain: false,
             written: false,
             needs: Hold::None,
             held: Hold::None,
@@ -154,6 +157,13 @@ pub(crate) struct Gathered {
     pub(crate) len_bits: u64,
     /// How many ranges after merging neighbours.
     pub(crate) count: usize,
+}
+
+impl Gathered {
+    /// Ranges that meet inside a page: devices with a list of pages (NVMe) take those in pieces.
+    pub(crate) fn has_gaps(&self) -> bool {
+        self.count > 1 && (self.addr_bits | self.len_bits) & 4095 != 0
+    }
 }
 
 impl Table {

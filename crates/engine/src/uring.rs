@@ -16,7 +16,8 @@ use crate::files::Files;
 use crate::legs::LegStats;
 use crate::memory::Bindings;
 use crate::onspot::{self, Ram};
-use crate::ring::{self, LEVELS, Level, Plan, Purpose, Ring, Sleep, tag};
+use crate::polled::Polled;
+use crate::ring::{self, Ends, LEVELS, Level, Plan, Purpose, Ring, Sleep, tag};
 use crate::watch::{Signal, Watches};
 use crate::{Engine, Event, Wait};
 
@@ -27,6 +28,10 @@ const SUBMISSION_SLACK: u32 = 32;
 /// Pause while a watch or a bell waits for room in the queue.
 const ARM_PAUSE: Duration = Duration::from_millis(1);
 
+/// Looks at the polled ring by an engine that goes, before it naps between them; and how long.
+const DRAIN_LOOKS: u32 = 1000;
+const DRAIN_NAP: Duration = Duration::from_micros(500);
+
 /// Why no engine could be made.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -35,6 +40,17 @@ pub enum EngineError {
     Setup {
         /// What to do.
         remedy: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A device that states polled queues and does not take a polled read.
+    #[error(
+        "disk {name} cannot be polled: a polled read of its first block came to nothing ({source}); \
+         leave --iopoll away"
+    )]
+    Iopoll {
+        /// The disk, or the leg of a stripe.
+        name: String,
         /// What the kernel said.
         source: io::Error,
     },
@@ -75,6 +91,8 @@ impl EngineError {
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) ring: Ring,
+    /// Beside it, where the disk is polled for.
+    pub(crate) polled: Option<Box<Polled>>,
     pub(crate) bindings: Bindings,
     pub(crate) disk: Arc<Disk>,
     /// Found out and not yet reaped.
@@ -85,6 +103,20 @@ impl Core {
     #[inline]
     pub(crate) fn done(&mut self, token: u64, result: Result<(), i32>) {
         self.ready.push_back(Event::Done { token, result });
+    }
+
+    /// The engine goes and something is in flight: sleeps until there is an end of it or, where that has
+    /// to be asked for, asks for the `looks`-th time. A device that hangs is asked ever less often.
+    fn wait_to_drain(&mut self, looks: u32) -> io::Result<()> {
+        let Some(polled) = self.polled.as_mut().filter(|polled| polled.is_flying()) else {
+            return self.ring.enter(Sleep::Forever, Purpose::Io);
+        };
+        polled.look()?;
+        self.ring.enter(Sleep::No, Purpose::Io)?;
+        if looks > DRAIN_LOOKS {
+            std::thread::sleep(DRAIN_NAP);
+        }
+        Ok(())
     }
 
     /// No later fsync of this disk can vouch for what was written before.
@@ -161,12 +193,15 @@ impl Uring {
             legs: &legs,
             opcodes: opcodes(&disk),
             levels,
+            ends: Ends::Told,
         })?;
         drop(legs);
+        let polled = Polled::new(&disk, submissions, levels)?.map(Box::new);
         let ready = VecDeque::with_capacity(usize::from(ops) + usize::from(watches));
         Ok(Uring {
             core: Core {
                 ring,
+                polled,
                 bindings: Bindings::new(memory),
                 disk,
                 ready,
@@ -185,9 +220,14 @@ impl Uring {
         ring::probe()
     }
 
-    /// System calls made so far to enter the ring.
+    /// System calls made so far to enter the rings.
     pub fn enters(&self) -> u64 {
-        self.core.ring.enters()
+        let polled = self
+            .core
+            .polled
+            .as_ref()
+            .map_or(0, |polled| polled.enters());
+        self.core.ring.enters() + polled
     }
 
     /// Ops taken so far.
@@ -197,15 +237,32 @@ impl Uring {
 
     /// Whether `reap` may have something.
     pub(crate) fn has_events(&mut self) -> bool {
-        !self.core.ready.is_empty() || self.core.ring.has_completions()
+        let polled = self.core.polled.as_deref_mut();
+        !self.core.ready.is_empty()
+            || self.core.ring.has_completions()
+            || polled.is_some_and(Polled::has_completions)
+    }
+
+    /// Takes the next completion of the polled ring, whatever comes of it. `false`: there is none.
+    #[inline(never)]
+    fn reap_polled(&mut self) -> bool {
+        let polled = self.core.polled.as_deref_mut();
+        let Some(entry) = polled.and_then(Polled::complete) else {
+            return false;
+        };
+        if let Runner::Files(files) = &mut self.runner {
+            files.completed_polled(&mut self.core, entry.user_data() as u16, entry.result());
+        }
+        true
     }
 
     /// How long an enter sleeps at most.
+    #[inline]
     fn sleep(&mut self, wait: Wait, limit: Option<Duration>) -> Sleep {
         let Wait::Until(deadline) = wait else {
             return Sleep::No;
         };
-        if self.has_events() {
+        if self.polls() || self.has_events() {
             return Sleep::No;
         }
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -229,8 +286,12 @@ impl Uring {
             return self.core.ring.enter(Sleep::No, Purpose::Io);
         };
         files.close(&mut self.core);
+        let mut looks = 0_u32;
         while files.flying() > 0 {
-            if let Some(entry) = self.core.ring.complete() {
+            let polled = self.core.polled.as_deref_mut();
+            let entry = self.core.ring.complete();
+            let entry = entry.or_else(|| polled.and_then(Polled::complete));
+            if let Some(entry) = entry {
                 if entry.user_data() & tag::MASK == tag::OP {
                     files.completed_closed(
                         &mut self.core,
@@ -239,7 +300,8 @@ impl Uring {
                     );
                 }
             } else {
-                self.core.ring.enter(Sleep::Forever, Purpose::Io)?;
+                looks = looks.saturating_add(1);
+                self.core.wait_to_drain(looks)?;
             }
         }
         self.core.ring.enter(Sleep::No, Purpose::Io)
@@ -264,7 +326,7 @@ impl Drop for Uring {
 }
 
 /// The legs that are files or devices: all of them, or none.
-fn files(disk: &Disk) -> Vec<BorrowedFd<'_>> {
+pub(crate) fn files(disk: &Disk) -> Vec<BorrowedFd<'_>> {
     disk.legs()
         .iter()
         .filter_map(|leg| match leg.store() {
@@ -366,7 +428,12 @@ impl Engine for Uring {
                 }
                 return Some(event);
             }
-            let entry = self.core.ring.complete()?;
+            let Some(entry) = self.core.ring.complete() else {
+                if self.core.polled.is_some() && self.reap_polled() {
+                    continue;
+                }
+                return None;
+            };
             match entry.user_data() & tag::MASK {
                 tag::OP => {
                     if let Runner::Files(files) = &mut self.runner {
@@ -397,11 +464,25 @@ impl Engine for Uring {
             0 => Purpose::Signal,
             _ => Purpose::Io,
         };
+        // This one first: it calls the guest.
         let entered = self.core.ring.enter(sleep, purpose);
         if let Runner::Files(files) = &mut self.runner {
+            if let Some(polled) = &mut self.core.polled {
+                polled.look()?;
+            }
             files.tick();
         }
         entered
+    }
+
+    #[inline]
+    fn polls(&self) -> bool {
+        self.core.polled.as_ref().is_some_and(|p| p.is_flying())
+    }
+
+    #[inline]
+    fn polled(&self) -> u64 {
+        self.core.polled.as_ref().map_or(0, |p| p.ended())
     }
 
     fn watch(&mut self, slot: u16, fd: OwnedFd) {

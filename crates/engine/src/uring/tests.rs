@@ -17,6 +17,7 @@ use crate::{Engine, Event, Wait};
 mod device;
 mod faults;
 mod memory;
+mod polled;
 mod signals;
 mod sync;
 
