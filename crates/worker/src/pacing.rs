@@ -63,7 +63,7 @@ impl<E: Engine> Worker<E> {
         let pace = match self.wish {
             Wish::Sleep => Pace::Sleep,
             Wish::Adapt => self.adapt(did),
-            Wish::Poll | Wish::PollAlways => self.poll(did),
+            wish @ (Wish::Poll | Wish::PollAlways) => self.poll(did, wish),
         };
         if did.more || self.busy_control || self.is_due() {
             return Wait::No;
@@ -73,11 +73,19 @@ impl<E: Engine> Worker<E> {
                 self.disarm();
                 return Wait::No;
             }
+            _ if self.engine.polls() => {
+                self.look_on(did);
+                return Wait::No;
+            }
             Pace::Doze(until_ns) => Some(until_ns),
             Pace::Sleep => None,
         };
         if self.arm() {
             return Wait::No;
+        }
+        if self.wish == Wish::Sleep {
+            // It may have looked for what was in flight.
+            self.stats.set_mode(Mode::Sleeps);
         }
         add(
             match until_ns {
@@ -88,6 +96,15 @@ impl<E: Engine> Worker<E> {
         );
         let until_ns = until_ns.into_iter().chain(self.call_due_ns).min();
         Wait::Until(until_ns.map(|ns| self.device.began + Duration::from_nanos(ns)))
+    }
+
+    /// What is in flight has to be looked for, whatever the vrings wish and the pacer makes of it: nothing
+    /// would end a sleep. Whoever else wants the core gets it between two looks.
+    #[inline(never)]
+    fn look_on(&mut self, did: Did) {
+        self.stats.set_mode(Mode::Polls);
+        self.poll(did, Wish::PollAlways);
+        self.disarm();
     }
 
     fn adapt(&mut self, did: Did) -> Pace {
@@ -114,7 +131,8 @@ impl<E: Engine> Worker<E> {
 
     /// Polling ends where others want the core: they would wait for whole slices of the scheduler, and a
     /// guest among them would be slower than with interrupts.
-    fn poll(&mut self, did: Did) -> Pace {
+    #[inline]
+    fn poll(&mut self, did: Did, wish: Wish) -> Pace {
         self.idle_laps = match did.any() {
             true => 0,
             false => self.idle_laps.wrapping_add(1),
@@ -138,7 +156,7 @@ impl<E: Engine> Worker<E> {
             add(&self.stats.switches_crowded, 1);
             crowd.looked(now_ns, true);
         }
-        match self.wish {
+        match wish {
             // Nobody would wake it.
             Wish::PollAlways if !did.any() => {
                 yield_core();

@@ -92,6 +92,8 @@ counters! {
     refused,
     /// Chains too broken to carry a status.
     broken,
+    /// Of the disk's reads and writes, parts of requests too, those that were polled for and went well.
+    polled,
     /// Turns of the loop that took or ended a request.
     laps,
     /// Calls to the guest.
@@ -149,6 +151,13 @@ impl std::fmt::Display for Totals {
             f,
             " in {laps} laps with {calls} calls; {failed} failed, {refused} refused, {broken} broken"
         )?;
+        if self.polled > 0 {
+            write!(
+                f,
+                ", {} reads and writes of the disk polled for",
+                self.polled
+            )?;
+        }
         write!(f, ", {retired} vrings retired; ")?;
         self.write_pacing(f)
     }

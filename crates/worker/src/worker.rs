@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -210,6 +211,9 @@ impl<E: Engine> Worker<E> {
         self.publish();
         if took.chains + reaped + at_once > 0 {
             add(&self.stats.laps, 1);
+            self.stats
+                .polled
+                .store(self.engine.polled(), Ordering::Relaxed);
             self.record_lap();
         } else {
             self.laps.idled();

@@ -63,6 +63,8 @@ struct Stage {
     world: Rc<RefCell<World>>,
     flying: Vec<u64>,
     rung: bool,
+    /// Nothing tells the end of what flies.
+    polls: bool,
 }
 
 impl Stage {
@@ -103,6 +105,10 @@ impl Engine for Stage {
         let Wait::Until(until) = wait else {
             return Ok(());
         };
+        assert!(
+            !self.polls || self.flying.is_empty(),
+            "asleep on an op that has to be asked for"
+        );
         // The disk or the guest ends the sleep.
         if world.kicked || !self.flying.is_empty() {
             return Ok(());
@@ -128,6 +134,10 @@ impl Engine for Stage {
         }
         Ok(())
     }
+    fn polls(&self) -> bool {
+        self.moment();
+        self.polls && !self.flying.is_empty()
+    }
     fn watch(&mut self, _: u16, _: OwnedFd) {}
     fn unwatch(&mut self, _: u16) {}
     fn set_bell(&mut self, _: u16, _: Option<OwnedFd>) {}
@@ -141,7 +151,13 @@ impl Engine for Stage {
 }
 
 /// Runs for so many moments and then falls silent; what the worker counted, what the guest saw.
-fn run(seed: u64, moments: u64, event_idx: bool, tuning: Tuning) -> (Totals, Rc<RefCell<World>>) {
+fn run(
+    seed: u64,
+    moments: u64,
+    event_idx: bool,
+    tuning: Tuning,
+    polls: bool,
+) -> (Totals, Rc<RefCell<World>>) {
     let device: Arc<Device> = device(cleave_worker::Split::Off);
     device.tune(tuning);
     let features = match event_idx {
@@ -165,6 +181,7 @@ fn run(seed: u64, moments: u64, event_idx: bool, tuning: Tuning) -> (Totals, Rc<
         world: world.clone(),
         flying: Vec::new(),
         rung: false,
+        polls,
     };
     let (control, commands) = Control::channel().unwrap();
     let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
@@ -222,12 +239,27 @@ fn a_request_is_never_slept_on() {
         ("calls held back", held),
     ] {
         for event_idx in [true, false] {
-            let (totals, world) = run(seed, MOMENTS / 6, event_idx, tuning.clone());
+            let (totals, world) = run(seed, MOMENTS / 6, event_idx, tuning.clone(), false);
             let slept = totals.sleeps + totals.dozes;
             assert!(slept > 50, "{name}: {totals:?}");
             let spun = totals.spin_hit_ns + totals.spin_wasted_ns > 0;
             assert_eq!(spun, name != "interrupt", "{name}: {totals:?}");
             assert!(world.borrow().calls > 0, "{name}");
         }
+    }
+}
+
+/// An engine that has to be looked at while something flies (a polled queue): whatever was asked for, the
+/// worker does not sleep then, and sleeps as ever when nothing does.
+#[test]
+fn what_has_to_be_asked_for_is_never_slept_on() {
+    for completion in [Completion::Interrupt, Completion::Adaptive] {
+        let tuning = Tuning {
+            completion,
+            ..Tuning::new(cleave_worker::Split::Off)
+        };
+        let (totals, world) = run(11, MOMENTS / 10, true, tuning, true);
+        assert!(totals.sleeps > 50, "{completion:?}: {totals:?}");
+        assert!(world.borrow().calls > 0, "{completion:?}");
     }
 }
