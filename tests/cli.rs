@@ -75,6 +75,16 @@ fn bad_input_is_refused_in_one_line() {
             vec!["--disk", &odd, "--block-size", "4096"],
             &odd,
         ),
+        (
+            "memory to be polled for",
+            vec!["--disk", "ram:1M", "--iopoll", "on"],
+            "disk ram:1M is memory and has no queue to poll; leave --iopoll away",
+        ),
+        (
+            "a page cache to be polled for",
+            vec!["--disk", &disk, "--direct", "off", "--iopoll", "on"],
+            "which cannot be polled; add --direct on",
+        ),
         ("ram of nothing", vec!["--disk", "ram:0"], "ram:0"),
         ("ram of a strange size", vec!["--disk", "ram:12x"], "12x"),
         ("ram of half a sector", vec!["--disk", "ram:1000"], "1000"),

@@ -296,6 +296,14 @@ pub(crate) struct ServeOptions {
     /// auto: where the disk can. on: or not at all; a disk in memory has none.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     pub(crate) direct: When,
+    /// Whether the device is asked for the ends of reads and writes instead of telling them by interrupts
+    ///
+    /// on: for devices with polled queues, such as NVMe with the kernel parameter nvme.poll_queues, and with
+    /// O_DIRECT; refused at start where that cannot be. Workers are busy while such reads and writes are in
+    /// flight, whatever --completion says. Flushes, discards, durable writes, pieces above 128K and what the
+    /// device refuses to be polled for go by interrupts.
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::Off)]
+    pub(crate) iopoll: Switch,
     /// Whether the guest may give space back
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::On)]
     pub(crate) discard: Switch,
@@ -418,7 +426,7 @@ impl From<When> for Direct {
     }
 }
 
-/// `--discard` and `--stats`.
+/// `--discard`, `--iopoll` and `--stats`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
     On,

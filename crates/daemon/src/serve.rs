@@ -51,13 +51,24 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     }
     process::raise_descriptor_limit()?;
     Uring::probe().map_err(Failure::input)?;
-    let disk = service.disk.open(&service.open).map_err(Failure::input)?;
+    let disk = open(&service)?;
     service.tuning.split = split_for(&service.split, &disk)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::run(format!("cannot start the control loop: {error}")))?;
-    runtime.block_on(control(service, Arc::new(disk), inherited))
+    runtime.block_on(control(service, disk, inherited))
+}
+
+/// Opens the disk, and proves that it can be polled for where that is asked.
+fn open(service: &Service) -> Result<Arc<Disk>, Failure> {
+    let disk = service.disk.open(&service.open).map_err(Failure::input)?;
+    if !service.iopoll {
+        return Ok(Arc::new(disk));
+    }
+    let disk = Arc::new(disk.with_iopoll().map_err(Failure::input)?);
+    Uring::probe_iopoll(&disk).map_err(Failure::input)?;
+    Ok(disk)
 }
 
 /// From the socket on.
@@ -185,7 +196,7 @@ impl Daemon {
     fn announce(&self) {
         let limits = self.disk.limits();
         tracing::info!(
-            "serving {} ({} bytes{}{}) at {}",
+            "serving {} ({} bytes{}{}{}) at {}",
             self.disk.name(),
             self.disk.capacity_bytes(),
             // Nobody takes its figures for a drive's, or its memory for stable storage.
@@ -194,6 +205,11 @@ impl Daemon {
                 Store::File { .. } | Store::Ram(_) | Store::Null { .. } => "",
             },
             if limits.read_only { ", read-only" } else { "" },
+            if self.disk.is_polled() {
+                ", polled"
+            } else {
+                ""
+            },
             socket::name(&self.service.endpoint),
         );
         if let Some(stripe) = self.disk.stripe() {

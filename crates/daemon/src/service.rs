@@ -81,6 +81,8 @@ pub(crate) struct Service {
     pub(crate) endpoint: Endpoint,
     pub(crate) disk: Source,
     pub(crate) open: OpenOptions,
+    /// The disk's reads and writes are polled for.
+    pub(crate) iopoll: bool,
     pub(crate) serial: [u8; ID_BYTES],
     pub(crate) writeback: bool,
     pub(crate) session: SessionConfig,
@@ -113,6 +115,7 @@ impl Service {
                 block_bytes: options.block_size,
                 discard: options.discard == Switch::On,
             },
+            iopoll: options.iopoll == Switch::On,
             serial: options.serial.0,
             writeback: options.cache == Cache::Writeback,
             session: SessionConfig {

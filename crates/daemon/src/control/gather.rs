@@ -142,6 +142,7 @@ fn store(device: &Device) -> Store {
             "writethrough"
         }
         .to_owned(),
+        iopoll: disk.is_polled(),
         sync_failed: disk.sync_failed(),
     }
 }
@@ -228,6 +229,7 @@ fn totals(device: &Device) -> Totals {
         refused: totals.refused,
         broken: totals.broken,
         retired_vrings: totals.retired,
+        polled: totals.polled,
         laps: totals.laps,
         kicks: totals.kicks,
         calls: totals.calls,

@@ -238,6 +238,11 @@ fn disk(text: &mut Text, report: &Report) {
     );
     text.sample(&[("disk", id)], totals.retired_vrings);
     text.counter(
+        "cleave_polled_total",
+        "Reads and writes of the disk that were polled for (--iopoll on).",
+    );
+    text.sample(&[("disk", id)], totals.polled);
+    text.counter(
         "cleave_laps_total",
         "Turns of the workers' loops that did something.",
     );

@@ -52,6 +52,9 @@ pub(crate) struct Store {
     pub(crate) size_bytes: u64,
     pub(crate) block_bytes: u32,
     pub(crate) read_only: bool,
+    /// Its reads and writes are polled for: `--iopoll on`, and the device has not refused since.
+    #[serde(default)]
+    pub(crate) iopoll: bool,
     /// `writeback` or `writethrough`, as the guest last set it.
     pub(crate) cache: String,
     /// A sync failed: every flush fails until the disk is opened again.
@@ -134,6 +137,9 @@ pub(crate) struct Totals {
     pub(crate) refused: u64,
     pub(crate) broken: u64,
     pub(crate) retired_vrings: u64,
+    /// Reads and writes of the disk that were polled for.
+    #[serde(default)]
+    pub(crate) polled: u64,
     pub(crate) laps: u64,
     pub(crate) kicks: u64,
     pub(crate) calls: u64,

@@ -64,10 +64,10 @@ fn the_shape_of_the_json_is_a_promise() {
         pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned \
         pacing.wakeups process.cpu_seconds process.pid process.resident_bytes \
         process.uptime_seconds process.version recording serial session.connected session.count \
-        session.features session.protocol_features store.block_bytes store.cache store.kind \
-        store.read_only store.size_bytes store.sync_failed totals.broken totals.calls \
+        session.features session.protocol_features store.block_bytes store.cache store.iopoll \
+        store.kind store.read_only store.size_bytes store.sync_failed totals.broken totals.calls \
         totals.calls_coalesced totals.calls_suppressed totals.failed totals.kicks totals.laps \
-        totals.others totals.read_bytes totals.reads totals.refused totals.retired_vrings \
+        totals.others totals.polled totals.read_bytes totals.reads totals.refused totals.retired_vrings \
         totals.write_bytes totals.writes tuning.coalesce_max tuning.coalesce_us tuning.completion \
         tuning.spin_cpu_max tuning.spin_cpu_total tuning.split zero_reads.sampled zero_reads.zero";
     let mut expected: Vec<&str> = expected.split_whitespace().collect();
@@ -151,6 +151,7 @@ fn metrics_have_stable_names() {
         "disk_bytes_total counter",
         "disk_failures_total counter",
         "retired_vrings_total counter",
+        "polled_total counter",
         "laps_total counter",
         "completion_mode gauge",
         "workers gauge",
