@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::backend::{self, BackendSpec, Mode};
 use super::machine::{Boot, Check, Machine, MachineSpec, vhost_user_disk};
-use super::{BackendKind, Lab, boot_sector};
+use super::{BackendKind, Lab, boot_sector, iopoll};
 use crate::daemon::Daemon;
 
 const MIB: u64 = 1 << 20;
@@ -63,6 +63,10 @@ pub(crate) const ALL: &[Case] = &[
     Case {
         name: "fio-verify-poll",
         run: |bench| verify(bench, ONE, Mode::Poll),
+    },
+    Case {
+        name: "iopoll",
+        run: |bench| iopoll::run(bench.lab, &bench.folder),
     },
 ];
 
@@ -274,6 +278,7 @@ impl Bench<'_> {
         let boot = Boot::Linux {
             kernel: &self.lab.kernel.image,
             initramfs: &initramfs,
+            parameters: "",
         };
         self.machine(daemon, name, shape, boot)
     }

@@ -49,7 +49,22 @@ impl Initramfs {
 
     /// Writes the initramfs of one boot, which runs `script` with `settings` (shell assignments).
     pub(crate) fn write(&self, to: &Path, script: &str, settings: &str) -> Result<(), String> {
+        self.write_with(to, script, settings, &[])
+    }
+
+    /// As `write`, with programs of ours in /bin: what each is called there, and where it lies here.
+    pub(crate) fn write_with(
+        &self,
+        to: &Path,
+        script: &str,
+        settings: &str,
+        programs: &[(&str, &Path)],
+    ) -> Result<(), String> {
         let mut own = Archive::default();
+        let mut seen = BTreeSet::new();
+        for (name, path) in programs {
+            add_program(&mut own, &mut seen, name, path)?;
+        }
         own.file("settings", settings.as_bytes());
         own.file("script", script.as_bytes());
         let mut bytes = self.base.clone();
@@ -69,12 +84,21 @@ fn add_programs(
 ) -> Result<(), String> {
     for program in programs {
         let path = setup::find(program).ok_or(format!("{program} is not installed"))?;
-        let content = read(&path)?;
-        archive.file(&format!("bin/{program}"), &content);
-        for library in libraries(&path)? {
-            if seen.insert(library.clone()) {
-                add_with_folders(archive, seen, &library)?;
-            }
+        add_program(archive, seen, program, &path)?;
+    }
+    Ok(())
+}
+
+fn add_program(
+    archive: &mut Archive,
+    seen: &mut BTreeSet<PathBuf>,
+    name: &str,
+    path: &Path,
+) -> Result<(), String> {
+    archive.file(&format!("bin/{name}"), &read(path)?);
+    for library in libraries(path)? {
+        if seen.insert(library.clone()) {
+            add_with_folders(archive, seen, &library)?;
         }
     }
     Ok(())

@@ -38,6 +38,8 @@ pub(crate) enum Boot<'a> {
     Linux {
         kernel: &'a Path,
         initramfs: &'a Path,
+        /// For the kernel's command line.
+        parameters: &'a str,
     },
     /// The firmware loads the disk's first sector.
     Disk,
@@ -68,6 +70,28 @@ pub(crate) fn vhost_user_disk(id: &str, socket: &Path, vrings: u32) -> Vec<Strin
         "-device".to_owned(),
         format!("vhost-user-blk-pci,chardev={id},num-queues={vrings},queue-size=256"),
     ]
+}
+
+/// QEMU's words for two disks of its own whose drivers can poll, given queues for that: an NVMe drive, and a
+/// virtio one with a queue to spare.
+pub(crate) fn pollable_disks(nvme: &Path, virtio: &Path) -> Vec<String> {
+    let drive = |id: &str, image: &Path| {
+        let file = image.display();
+        format!("file={file},if=none,id={id},format=raw,discard=unmap")
+    };
+    let words = [
+        ("-drive", drive("first", nvme)),
+        ("-device", "nvme,drive=first,serial=polled".to_owned()),
+        ("-drive", drive("second", virtio)),
+        (
+            "-device",
+            "virtio-blk-pci,drive=second,num-queues=2".to_owned(),
+        ),
+    ];
+    let words = words.into_iter();
+    words
+        .flat_map(|(option, value)| [option.to_owned(), value])
+        .collect()
 }
 
 /// A check that the guest made: its name, and what was wrong.
@@ -273,13 +297,18 @@ fn arguments(spec: &MachineSpec<'_>) -> Vec<String> {
     words.extend(spec.accelerator.arguments().map(str::to_owned));
     words.extend(["-smp".to_owned(), spec.cpus.to_string()]);
     words.extend(spec.devices.iter().cloned());
-    if let Boot::Linux { kernel, initramfs } = spec.boot {
-        let console = "console=ttyS0 quiet loglevel=1 panic=-1 nokaslr";
+    if let Boot::Linux {
+        kernel,
+        initramfs,
+        parameters,
+    } = spec.boot
+    {
+        let console = format!("console=ttyS0 quiet loglevel=1 panic=-1 nokaslr {parameters}");
         for word in ["-kernel", &kernel.to_string_lossy(), "-initrd"] {
             words.push(word.to_owned());
         }
         words.push(initramfs.to_string_lossy().into_owned());
-        words.extend(["-append".to_owned(), console.to_owned()]);
+        words.extend(["-append".to_owned(), console]);
     }
     words
 }

@@ -6,6 +6,7 @@ mod backend;
 mod boot_sector;
 mod cases;
 pub(crate) mod initramfs;
+mod iopoll;
 pub(crate) mod kernel;
 pub(crate) mod machine;
 
@@ -34,6 +35,7 @@ pub(crate) struct Lab {
     kind: BackendKind,
     program: PathBuf,
     folder: PathBuf,
+    root: PathBuf,
 }
 
 /// Runs all cases; says how many passed. Logs and images stay where `keep` says so, or a case failed.
@@ -60,6 +62,7 @@ pub(crate) fn run(root: &Path, kind: BackendKind, keep: Keep) -> Result<String, 
         kind,
         program,
         folder,
+        root: root.to_path_buf(),
     };
     let mut checks = 0;
     for case in cases::ALL {
@@ -113,6 +116,7 @@ pub(crate) fn probe(
             boot: Boot::Linux {
                 kernel: &kernel.image,
                 initramfs: &image,
+                parameters: "",
             },
             log: folder.join("probe.log"),
             limit: KVM_LIMIT,

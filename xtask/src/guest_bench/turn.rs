@@ -294,6 +294,7 @@ fn start(
         boot: Boot::Linux {
             kernel: &lab.image,
             initramfs: &initramfs,
+            parameters: "",
         },
         log: lab.folder.join(format!("{}.log", subject.name)),
         limit: BOOT_LIMIT,

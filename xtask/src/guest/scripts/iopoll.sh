@@ -1,0 +1,96 @@
+# The daemon on disks whose drivers poll, and on one whose driver does not.
+
+# serve WORDS...: in the background, until its socket is there.
+serve() {
+    rm -f /tmp/d.sock
+    cleave serve --socket-path /tmp/d.sock --control /tmp/d.ctl --iopoll on "$@" >/tmp/daemon 2>&1 &
+    daemon=$!
+    until_true 20 test -S /tmp/d.sock || fail serve "$(tail -n 2 /tmp/daemon | tr '\n' ' ')"
+}
+
+# stat_of KEY: what the daemon says of it first.
+stat_of() {
+    cleave stats --control /tmp/d.ctl --json | tr -d ' "' | tr ',' '\n' | sed -n "s/^$1://p" | head -n 1
+}
+
+# drive_on WORDS...: what comes last of an option counts.
+drive_on() {
+    drive --socket /tmp/d.sock --depth 8 --span 2097152 --seconds 1 "$@"
+}
+
+# leave NAME: the daemon ends in order and in time.
+leave() {
+    kill -TERM "$daemon"
+    leave_start=$(cut -d. -f1 /proc/uptime)
+    wait "$daemon"
+    check "$1-exit" 0 $?
+    [ $(($(cut -d. -f1 /proc/uptime) - leave_start)) -le 4 ] || fail "$1-time" "longer than 4 s"
+}
+
+if [ "$(cat /sys/block/vda/queue/io_poll)" = 0 ]; then
+    cleave serve --socket-path /tmp/r.sock --disk /dev/vda --iopoll on >/tmp/refusal 2>&1
+    check refused 2 $?
+    check refusal-names-disk-and-remedy 1 "$(grep -c '/dev/vda.*virtio_blk.poll_queues=N' /tmp/refusal)"
+    rmmod virtio_blk
+    insmod /modules/virtio_blk.ko poll_queues=1
+    until_true 20 test -b /dev/vda
+fi
+
+for device in nvme0n1 vda; do
+    until_true 20 test -b "/dev/$device" || fail "$device" "not there"
+    check "$device-io-poll" 1 "$(cat /sys/block/$device/queue/io_poll)"
+    # Even where it is told to sleep.
+    serve --disk "/dev/$device" --completion interrupt
+    run "$device-verify" drive_on --verify --mix 50
+    run "$device-verify-64k" drive_on --verify --mix 50 --bs 65536
+    requests=$(($(stat_of reads) + $(stat_of writes)))
+    polled=$(stat_of polled)
+    [ "$requests" -gt 50 ] && ok "$device-requests" || fail "$device-requests" "$requests"
+    [ "$polled" -ge "$requests" ] && ok "$device-polled" || fail "$device-polled" "$polled of $requests"
+    check "$device-shown" true "$(stat_of iopoll)"
+    drive --socket /tmp/d.sock --idle 1 >/tmp/idle 2>&1
+    check "$device-idle-wakes-nobody" 1 "$(grep -c '"daemon_wakes":0,.*"daemon_cpu_ns":0}' /tmp/idle)"
+    # With requests in flight.
+    drive_on --mix 50 --seconds 20 >/tmp/driven 2>&1 &
+    driver=$!
+    sleep 1
+    leave "$device-term"
+    kill "$driver"
+    serve --disk "/dev/$device" --cache writethrough
+    drive_on --mix 50 --seconds 20 >/tmp/driven 2>&1 &
+    driver=$!
+    sleep 1
+    kill -KILL "$daemon" "$driver"
+    wait "$daemon"
+    serve --disk "/dev/$device" --cache writethrough
+    run "$device-verify-after-kill" drive_on --verify --mix 50
+    polled=$(stat_of polled)
+    # Durable writes are not polled for, reads are.
+    writes=$(stat_of writes)
+    reads=$(stat_of reads)
+    [ "$polled" -ge "$reads" ] && [ "$polled" -lt $((reads + writes)) ] && ok "$device-durable-is-not-polled" ||
+        fail "$device-durable-is-not-polled" "$polled of $reads reads and $writes writes"
+    leave "$device-end"
+done
+
+# Two devices under one worker, and ops that they share.
+serve --disk /dev/nvme0n1 --disk /dev/vda --stripe 4K --stripe-raw
+run stripe-verify drive_on --verify --mix 50 --bs 16384
+[ "$(stat_of polled)" -ge $((2 * $(stat_of reads))) ] && ok stripe-polled || fail stripe-polled "$(stat_of polled)"
+leave stripe-end
+
+# A file: the device beneath it counts, and its blocks are written already.
+run mkfs mkfs.ext4 -q -F /dev/vda
+run mount mount -t ext4 /dev/vda /mnt
+run file dd if=/dev/zero of=/mnt/disk bs=64k count=32
+sync
+serve --disk /mnt/disk
+run file-verify drive_on --verify --mix 50
+[ "$(stat_of polled)" -ge "$(stat_of reads)" ] && ok file-polled || fail file-polled "$(stat_of polled)"
+leave file-end
+
+# Every kind of op and bounced ones against a model, byte by byte; set-up levels; memory tables; what is polled for.
+for test in a_polled_disk every_way_to_set_a_polled_ring memory_is_kept_for_polled only_steps; do
+    run "engine-$test" env CLEAVE_POLLED_DEVICE=/dev/nvme0n1 engine-tests "$test" --test-threads 1
+done
+end "^$"
