@@ -2,7 +2,7 @@
 
 /// Requests that a second takes away. Below this rate the CPU time of sleeping is what counts, and it
 /// is as small as it can be; above, latency counts too.
-const RATE_MIN: u64 = 1500;
+const RATE_MIN: u64 = 1100;
 /// What one request is worth.
 const REQUEST_NS: u64 = 1_000_000_000 / RATE_MIN;
 /// Requests ahead of that rate before it is hot: a handful is no load yet.
@@ -10,7 +10,7 @@ const HOT_NS: u64 = 8 * REQUEST_NS;
 /// Below this it is cold again. What lies between, and that it is full once it is hot, keeps a rate about
 /// the limit from flapping.
 const COLD_NS: u64 = 2 * REQUEST_NS;
-/// Most that is kept: 32 ms without a request are forgiven, as between two bursts.
+/// Most that is kept: 44 ms without a request are forgiven, as between two bursts.
 const FULL_NS: u64 = 48 * REQUEST_NS;
 
 /// A leaky bucket of requests, measured in time.
@@ -69,7 +69,7 @@ mod tests {
         heat.pass(0, 1000);
         heat.pass(9_000_000, 0);
         assert!(heat.is_hot(), "between two bursts");
-        heat.pass(40_000_000, 0);
+        heat.pass(60_000_000, 0);
         assert!(!heat.is_hot());
     }
 }

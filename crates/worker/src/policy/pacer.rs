@@ -21,6 +21,9 @@ const GRACE_LAPS: u32 = 64;
 /// Laps of a spin between two looks at the clock.
 const LOOK_LAPS: u32 = 32;
 
+/// Laps that others have the core between two looks at the clock.
+const CROWDED_LAPS: u32 = 16;
+
 /// What one lap did, as far as pacing cares.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Did {
@@ -175,6 +178,18 @@ impl Pacer {
     /// most of a spin, need none.
     #[inline]
     pub(crate) fn turn(&mut self, did: Did, outlook: Outlook) -> Option<Pace> {
+        if self.spins == Err(Reason::Crowded) && self.stage == Stage::Asleep {
+            // Nothing is learnt on a shared core, and it sleeps in any case: as cheap as interrupts are.
+            self.laps += 1;
+            if !self.laps.is_multiple_of(CROWDED_LAPS) {
+                self.arrived = self.arrived.saturating_add(did.arrived);
+                self.ended = self.ended.saturating_add(did.ended);
+                return Some(match did.more {
+                    true => Pace::Spin,
+                    false => Pace::Sleep,
+                });
+            }
+        }
         if !did.any() {
             self.laps += 1;
             let spins = match self.stage {

@@ -535,10 +535,10 @@ fast, no budget; Guest: Sleep; then 0 laps, Sleep
 fast, no budget; Small: Sleep; then 0 laps, Sleep
 fast, no budget; Sync: Sleep; then 0 laps, Sleep
 fast, no budget; Large: Sleep; then 0 laps, Sleep
-fast, crowded; Guest: Sleep; then 0 laps, Sleep
-fast, crowded; Small: Sleep; then 0 laps, Sleep
-fast, crowded; Sync: Sleep; then 0 laps, Sleep
-fast, crowded; Large: Sleep; then 0 laps, Sleep
+fast, crowded; Guest: Sleep; then 60 laps, Sleep
+fast, crowded; Small: Sleep; then 60 laps, Sleep
+fast, crowded; Sync: Sleep; then 60 laps, Sleep
+fast, crowded; Large: Sleep; then 60 laps, Sleep
 ";
     assert_eq!(table, expected, "\n{table}");
 }
