@@ -22,6 +22,9 @@ const DEVICE_WAKES: u64 = 8;
 /// With a device that takes as many as this the guest is slept for as well: his kick, the wake-up after it and the
 /// one after the device make each response longer by a tenth at most.
 const GUEST_WAKES: u64 = 32;
+/// A guest is dozed for from the start when at least so many wake-ups are slept: a sleep ends late now and
+/// then, and in short gaps that is much of a response.
+const GUEST_DOZE_WAKES: u64 = 32;
 /// Longest gap whose end is foreseen.
 const FORESIGHT_NS: u64 = 24_000_000;
 /// Shortest spin worth beginning: the clock is read less often than that.
@@ -109,12 +112,20 @@ impl Gaps {
             // for half of them.
             Waiting::Guest => {
                 let spin_ns = spin_below(GUEST_WAKES);
-                let window = |early| self.window(spin_ns, 3 * wake_ns, wake_ns, early);
-                Plan {
-                    spin_ns,
-                    doze: window(total_sixteenth as fn(u32) -> u32)
-                        .or_else(|| window(|total| total / 4))
-                        .or_else(|| window(|total| total / 2)),
+                let window = |from_ns, early| self.window(from_ns, 3 * wake_ns, wake_ns, early);
+                match window(0, (|total| total / 64) as fn(u32) -> u32) {
+                    // Requests that come as regularly as that are met awake for a part of the CPU time. The
+                    // few that come early have to wait for a wake-up that a spin would have saved them.
+                    Some(doze) if doze.0 >= GUEST_DOZE_WAKES * wake_ns => Plan {
+                        spin_ns: 0,
+                        doze: Some(doze),
+                    },
+                    _ => Plan {
+                        spin_ns,
+                        doze: window(spin_ns, total_sixteenth)
+                            .or_else(|| window(spin_ns, |total| total / 4))
+                            .or_else(|| window(spin_ns, |total| total / 2)),
+                    },
                 }
             }
             Waiting::Device => {
@@ -186,8 +197,9 @@ impl Gaps {
         let begin_ns = lower_ns(begin);
         // A little more, for what lies at the very end of its bucket.
         let to_ns = lower_ns(end).saturating_add(lower_ns(end) / 16);
-        // Woken earlier than needed by as much as a wake-up takes, and by its spread.
-        let wake_at_ns = begin_ns.saturating_sub(margin_ns);
+        // Woken earlier than needed by as much as a wake-up takes, and by its spread; somewhat more after a
+        // long sleep, as the deeper the CPU sleeps the longer it takes to wake.
+        let wake_at_ns = begin_ns.saturating_sub(margin_ns.max(begin_ns / 16));
         let is_foreseen = to_ns <= FORESIGHT_NS && 3 * begin_ns >= 2 * to_ns;
         let pays = 3 * wake_at_ns >= to_ns && wake_at_ns >= from_ns + 2 * wake_ns;
         (is_foreseen && pays).then_some((wake_at_ns, to_ns))
@@ -263,8 +275,13 @@ mod tests {
         }
     }
 
+    /// Every fifth is a third shorter than the others, so that their end cannot be foreseen.
+    fn uneven(gap_us: u64) -> Gaps {
+        learnt((0..100).map(|n| gap_us * US - u64::from(n % 5 == 0) * gap_us * US / 3))
+    }
+
     #[test]
-    fn even_gaps_are_spun_through_up_to_the_horizon() {
+    fn gaps_are_spun_through_up_to_the_horizon() {
         for (gap_us, spun) in [
             (1, true),
             (10, true),
@@ -273,8 +290,32 @@ mod tests {
             (500, false),
             (900, false),
         ] {
-            let plan = learnt([gap_us * US; 100]).plan(Waiting::Guest, 0, WAKE);
+            let plan = uneven(gap_us).plan(Waiting::Guest, 0, WAKE);
             assert_eq!(plan.spin_ns > gap_us * US, spun, "{gap_us} us: {plan:?}");
+        }
+    }
+
+    #[test]
+    fn even_gaps_are_dozed_through_where_that_saves_something() {
+        for (gap_us, wake_us, dozed) in [
+            (333, 3, true),
+            (333, 8, true),
+            (333, 20, false),
+            (125, 3, true),
+            (66, 3, false),
+            (5, 3, false),
+        ] {
+            let plan = learnt([gap_us * US; 100]).plan(Waiting::Guest, 0, wake_us * US);
+            let (slept, until) = plan.doze.unwrap_or_default();
+            assert_eq!(plan.spin_ns == 0, dozed, "{gap_us} us, {wake_us}: {plan:?}");
+            if dozed {
+                let gap_ns = gap_us * US;
+                assert!(
+                    slept + 3 * wake_us * US <= gap_ns && gap_ns < until,
+                    "{plan:?}"
+                );
+                assert!(slept > gap_ns / 2, "{plan:?}");
+            }
         }
     }
 
