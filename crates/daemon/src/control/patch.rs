@@ -1,10 +1,13 @@
 //! `PATCH /v1/disks/{id}`: a change of how the disk is served. All of it or nothing.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::num::NonZeroU32;
 
 use cleave_disk::Disk;
 use cleave_worker::{Coalesce, Completion, Split, Tuning};
 use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 
 use crate::pacing::{COALESCE_MAX_MAX, COALESCE_US_MAX, SPIN_MAX};
@@ -17,7 +20,7 @@ struct Change {
     #[serde(default, deserialize_with = "even_null")]
     completion: Option<Value>,
     #[serde(default, deserialize_with = "even_null")]
-    vrings: Option<Value>,
+    vrings: Option<Vrings>,
     #[serde(default, deserialize_with = "even_null")]
     spin_cpu_max: Option<Value>,
     #[serde(default, deserialize_with = "even_null")]
@@ -31,8 +34,36 @@ struct Change {
 }
 
 /// Null is a value and not an absence: of most fields a wrong one.
-fn even_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(from).map(Some)
+fn even_null<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    T::deserialize(from).map(Some)
+}
+
+/// What is said of each vring, in its order: a `Value` would forget all but the last where one is named twice.
+#[derive(Debug)]
+struct Vrings(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Vrings {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Vrings, D::Error> {
+        struct Each;
+        impl<'de> Visitor<'de> for Each {
+            type Value = Vrings;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object as `vrings`")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vrings, A::Error> {
+                let mut each = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    each.push(entry);
+                }
+                Ok(Vrings(each))
+            }
+        }
+        from.deserialize_map(Each)
+    }
 }
 
 /// What a change is judged against.
@@ -56,11 +87,14 @@ pub(super) fn apply(body: &[u8], now: &Tuning, ground: &Ground<'_>) -> Result<Tu
     if let Some(value) = &change.completion {
         tuning.completion = completion("completion", value)?;
     }
-    if let Some(value) = &change.vrings {
-        let each = value.as_object();
-        let each = each.ok_or_else(|| format!("vrings: {} is no object", shown(value)))?;
-        each.iter()
-            .try_for_each(|(index, value)| set_vring(&mut tuning, index, value, ground.vrings))?;
+    if let Some(Vrings(each)) = &change.vrings {
+        let mut named = BTreeSet::new();
+        for (index, value) in each {
+            if !named.insert(index) {
+                return Err(format!("vrings.{}: is there twice", key(index)));
+            }
+            set_vring(&mut tuning, index, value, ground.vrings)?;
+        }
     }
     if let Some(value) = &change.spin_cpu_max {
         tuning.spin_cpu_max = number("spin_cpu_max", value, 0, SPIN_MAX)?;
@@ -90,8 +124,10 @@ fn coalesce(change: &Change, mut coalesce: Coalesce) -> Result<Coalesce, String>
 
 /// Null: as all the others.
 fn set_vring(tuning: &mut Tuning, index: &str, value: &Value, count: u16) -> Result<(), String> {
-    let name = format!("vrings.{}", shown(&Value::from(index)).trim_matches('"'));
+    let name = format!("vrings.{}", key(index));
     let number = index.parse().ok().filter(|number: &u16| *number < count);
+    // In one way of writing: "01" would be another name of "1".
+    let number = number.filter(|number| number.to_string() == index);
     let number = number.ok_or(format!("{name}: the disk has vrings 0 to {}", count - 1))?;
     match value {
         Value::Null => tuning.vrings.remove(&number),
@@ -138,6 +174,11 @@ fn split(value: &Value, ground: &Ground<'_>) -> Result<Split, String> {
 fn fixed(chunk: NonZeroU32, disk: &Disk) -> Result<Split, String> {
     check_chunk(chunk, disk)?;
     Ok(Split::Fixed(chunk))
+}
+
+/// A vring's index as it was written, in an answer.
+fn key(index: &str) -> String {
+    shown(&Value::from(index)).trim_matches('"').to_owned()
 }
 
 /// A value in an answer: enough of it to be recognised.
@@ -221,6 +262,10 @@ mod tests {
             (r#"{"vrings": {"4": "poll"}}"#, "vrings.4"),
             (r#"{"vrings": {"-1": "poll"}}"#, "vrings.-1"),
             (r#"{"vrings": {"65536": "poll"}}"#, "vrings.65536"),
+            // One vring has one name, and is named once: of two words for it neither is meant more.
+            (r#"{"vrings": {"01": "poll"}}"#, "vrings.01"),
+            (r#"{"vrings": {"+1": "poll"}}"#, "vrings.+1"),
+            (r#"{"vrings": {"1": "poll", "1": "interrupt"}}"#, "vrings.1"),
             (r#"{"vrings": {"0": "spin"}}"#, "vrings.0: \"spin\""),
             (r#"{"vrings": ["poll"]}"#, "vrings"),
             (r#"{"vrings": null}"#, "vrings"),
