@@ -188,7 +188,12 @@ fn top_draws_on_a_terminal_and_gives_it_back() {
         let raw = tcgetattr(&theirs).unwrap();
         assert_ne!(raw.local_modes, before.local_modes, "{name}");
         quit(&mut screen, &child);
-        read_until(&mut screen, "\x1b[?25h\x1b[?1049l", 1);
+        let last = read_until(&mut screen, "\x1b[?25h\x1b[?1049l", 1);
+        // Lines end at the edge, whatever is in a name, and only as long as we draw.
+        assert!(
+            drawn.contains("\x1b[?7l") && last.contains("\x1b[?7h"),
+            "{name}"
+        );
         assert_eq!(ends(&mut child), Some(0), "{name}");
         let after = tcgetattr(&theirs).unwrap();
         assert_eq!(after.local_modes, before.local_modes, "{name}");

@@ -17,9 +17,10 @@ pub(super) struct Terminal {
     keys: Option<oneshot::Receiver<()>>,
 }
 
-/// Another screen, without a cursor; and back.
-const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// Another screen, without a cursor, whose lines end at its edge: characters that are two columns wide would
+/// make them go on in the next. And back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 impl Terminal {
     /// Takes it over, as far as there is one.
