@@ -31,7 +31,14 @@ pub(super) fn picture(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
             Row::Gone(socket, why) => lines.push(cut(&format!("{socket}: {why}"), 80)),
         }
     }
-    lines.truncate(lines_max);
+    if lines.len() > lines_max {
+        // Without details: a line a row, and one for the head.
+        lines.truncate(lines_max.saturating_sub(1));
+        let missing = 1 + rows.len() - lines.len();
+        lines.extend(
+            (lines_max > 0).then(|| format!("… and {missing} more: make the window higher")),
+        );
+    }
     lines
 }
 
@@ -136,21 +143,22 @@ pub(super) fn sheet(report: &Report) -> String {
         ));
     }
     lines.push(String::new());
-    lines.join("\n")
+    let plain: Vec<String> = lines.iter().map(|line| cut(line, usize::MAX)).collect();
+    plain.join("\n")
 }
 
 fn frontend(report: &Report) -> String {
     let session = &report.session;
-    match (&session.features, session.connected) {
-        (_, false) => format!("none now, {} so far", session.count),
-        (None, true) => format!("connected, the {}. so far", session.count),
-        (Some(features), true) => {
-            format!(
-                "connected, the {}. so far, features {features}",
-                session.count
-            )
-        }
+    let now = match session.connected {
+        true => "connected",
+        false => "none now",
+    };
+    let mut line = format!("{now}, {} so far", session.count);
+    if let (true, Some(features)) = (session.connected, &session.features) {
+        line += ", features ";
+        line += features;
     }
+    line
 }
 
 fn waiting(report: &Report) -> String {
@@ -276,12 +284,40 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
     }
 
     #[test]
+    fn disks_without_room_are_counted() {
+        let report = report("a.img", 5.0, 5, &[]);
+        let rows: Vec<_> = (0..40).map(|_| Row::Disk(&report, None)).collect();
+        let lines = picture(&rows, 24);
+        assert_eq!(lines.len(), 24);
+        assert_eq!(lines[23], "… and 18 more: make the window higher");
+        assert!(lines[22].starts_with("a.img"));
+        assert!(picture(&rows[..23], 24)[23].starts_with("a.img"));
+        for lines_max in [0, 1, 2] {
+            assert_eq!(picture(&rows, lines_max).len(), lines_max);
+        }
+    }
+
+    /// A name may hold anything that a file's may.
+    #[test]
+    fn no_name_moves_the_cursor_of_a_sheet() {
+        let text = sheet(&report("a\n\x1b[2J.img", 5.0, 5, &[]));
+        assert!(
+            text.starts_with("a??[2J.img: /images/a??[2J.img\n"),
+            "{text:?}"
+        );
+        assert!(
+            !text.lines().any(|line| line.contains(char::is_control)),
+            "{text:?}"
+        );
+    }
+
+    #[test]
     fn a_sheet_says_all_of_a_disk() {
         let text = sheet(&report("a.img", 12.0, 4096, &[]));
         let expected = "\
 a.img: /images/a.img
   disk      file, 1G, blocks of 512, writeback
-  frontend  connected, the 1. so far, features 0x1
+  frontend  connected, 1 so far, features 0x1
   waiting   adaptive, split auto; 1 sleeps, 2 dozes; spun 1.20 s well and 0.00 s in vain
   process   0 for 12 s, 3.00 s of CPU, 3.0 MiB
   now       1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
