@@ -398,18 +398,20 @@ fn legs(disk: &Disk, totals: &[LegTotals]) -> Vec<Leg> {
     disk.legs()
         .iter()
         .enumerate()
-        .map(|(at, leg)| {
-            let totals = totals.get(at).unwrap_or(&none);
-            Leg {
-                name: leg.name().to_owned(),
-                reads: totals.reads,
-                writes: totals.writes,
-                others: totals.others,
-                bytes: totals.bytes,
-                failed: totals.failed,
-                mean_us: totals.latency_mean_ns() as f64 / 1000.0,
-                max_us: totals.latency_max_ns as f64 / 1000.0,
-            }
-        })
+        .map(|(at, leg)| self::leg(leg.name(), totals.get(at).unwrap_or(&none)))
         .collect()
+}
+
+pub(super) fn leg(name: &str, totals: &LegTotals) -> Leg {
+    Leg {
+        name: name.to_owned(),
+        reads: totals.reads,
+        writes: totals.writes,
+        others: totals.others,
+        bytes: totals.bytes,
+        failed: totals.failed,
+        mean_us: totals.latency_mean_ns() as f64 / 1000.0,
+        max_us: totals.latency_max_ns as f64 / 1000.0,
+        busy_seconds: Duration::from_nanos(totals.latency_ns).as_secs_f64(),
+    }
 }

@@ -427,6 +427,17 @@ fn splitters(text: &mut Text, report: &Report) {
     }
 }
 
+/// The part about legs, by itself.
+#[cfg(test)]
+pub(super) fn legs_of(report: &Report) -> String {
+    let mut text = Text {
+        out: String::new(),
+        family: "",
+    };
+    legs(&mut text, report);
+    text.out
+}
+
 fn legs(text: &mut Text, report: &Report) {
     if report.legs.is_empty() {
         return;
@@ -465,8 +476,7 @@ fn legs(text: &mut Text, report: &Report) {
         "Sum of the times that its reads and writes took.",
     );
     for leg in &report.legs {
-        let moved = (leg.reads + leg.writes) as f64;
         let labels: &[(&str, &dyn Display)] = &[("disk", &report.id), ("leg", &leg.name)];
-        text.sample(labels, leg.mean_us * moved / 1e6);
+        text.sample(labels, leg.busy_seconds);
     }
 }

@@ -234,4 +234,6 @@ pub(crate) struct Leg {
     pub(crate) failed: u64,
     pub(crate) mean_us: f64,
     pub(crate) max_us: f64,
+    /// Sum of the times of its reads and writes.
+    pub(crate) busy_seconds: f64,
 }

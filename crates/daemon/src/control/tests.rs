@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_worker::record::Recording;
-use cleave_worker::{Device, Split, Tuning, WorkerConfig};
+use cleave_worker::{Device, LegTotals, Split, Tuning, WorkerConfig};
 use serde_json::Value;
 
 use super::Exhibit;
@@ -128,6 +128,31 @@ fn legs_of_a_stripe_are_shown_by_name() {
         metrics.contains("leg\\\"1\",direction=\"read\"} 0"),
         "{metrics}"
     );
+}
+
+/// A mean that falls from one nanosecond to the one below it would take a nanosecond for each op so far from a
+/// product of mean and count, and Prometheus takes a counter that falls for one that began anew.
+#[test]
+fn the_busy_time_of_a_leg_never_falls() {
+    let busy = |reads, latency_ns| {
+        let totals = LegTotals {
+            reads,
+            latency_ns,
+            ..LegTotals::default()
+        };
+        let mut report = ram("a").report();
+        report.legs = vec![super::gather::leg("one", &totals)];
+        let text = super::metrics::legs_of(&report);
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("cleave_leg_busy_seconds_total{"));
+        let value = line.and_then(|line| line.rsplit(' ').next());
+        value.unwrap().parse::<f64>().unwrap()
+    };
+    let before = busy(1_000_000, 100_000_000);
+    let after = busy(1_000_001, 100_000_050);
+    assert!(after >= before, "{after} after {before}");
+    assert_eq!(before, 0.1);
 }
 
 /// Each family of an idle disk's metrics, with its type: names are stable.
