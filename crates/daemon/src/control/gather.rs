@@ -39,9 +39,13 @@ impl Exhibit {
         Some(text).filter(|text| !text.is_empty())
     }
 
-    /// What names the disk: its serial, or the last part of its name.
+    /// What names the disk: its serial, or the last part of its name, of a stripe that of its first leg's.
     pub(super) fn id(&self) -> String {
-        let name = self.device.disk.name();
+        let disk = &self.device.disk;
+        let name = match (disk.stripe(), disk.legs().first()) {
+            (Some(_), Some(leg)) => leg.name(),
+            _ => disk.name(),
+        };
         let last = name.rsplit('/').next().unwrap_or(name);
         self.serial().unwrap_or_else(|| last.to_owned())
     }

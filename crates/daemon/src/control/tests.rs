@@ -116,7 +116,8 @@ fn legs_of_a_stripe_are_shown_by_name() {
         })
         .collect();
     let disk = Disk::open_stripe(&legs, 65536, StripeKind::Raw, &options()).unwrap();
-    let exhibit = exhibit(disk, "striped");
+    let exhibit = exhibit(disk, "");
+    assert_eq!(exhibit.id(), "leg\"0", "as its first leg");
     let report = exhibit.report();
     assert_eq!(
         (report.store.kind.as_str(), report.legs.len()),
