@@ -4,11 +4,12 @@
 // A test's own mistake ends the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
 use cleave_client::{Doorbell, Layout, Offered, Options, Order, Stop, Verify, Wait, Workload};
 use cleave_tests::{Daemon, scale, small};
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 const SPAN: u64 = 8 << 20;
 
@@ -109,6 +110,42 @@ fn an_adaptive_disk_that_falls_silent_is_not_woken_again() {
     assert_eq!(switches(&daemon), before.0, "something woke it");
     assert_eq!(daemon.cpu(), before.1, "something ran");
     client.run(&busy, |_| |_| ()).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+/// Whoever wanted the core of a worker that polls has gone: it polls again, though no request tells it to.
+#[test]
+fn polling_goes_on_when_others_have_left_the_core() {
+    let core = sched_getcpu();
+    let daemon = Daemon::serve(&[
+        "--disk",
+        "ram:16M",
+        "--completion",
+        "poll",
+        "--cpus",
+        &core.to_string(),
+    ]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).read(0, &mut [0; 512]).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut here = CpuSet::new();
+            here.set(core);
+            sched_setaffinity(None, &here).unwrap();
+            let end = Instant::now() + Duration::from_millis(100);
+            while Instant::now() < end {
+                std::hint::spin_loop();
+            }
+        });
+    });
+    // On a machine whose cores are all wanted it looks at least, again and again.
+    let polled = || daemon.cpu() + 10 * Duration::from_millis(switches(&daemon));
+    let (before, end) = (polled(), Instant::now() + Duration::from_secs(10));
+    while polled() < before + Duration::from_millis(50) {
+        assert!(Instant::now() < end, "it sleeps");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     drop(client);
     daemon.finish();
 }

@@ -163,7 +163,8 @@ impl<E: Engine> Worker<E> {
                 Pace::Spin
             }
             Wish::PollAlways => Pace::Spin,
-            _ => Pace::Sleep,
+            // No longer: that others have gone is no event, and the next request would find it asleep.
+            _ => Pace::Doze(self.pacer.crowd.until_ns()),
         }
     }
 

@@ -44,6 +44,11 @@ impl Crowd {
         self.rest_ns > 0
     }
 
+    /// When it stops keeping out of their way.
+    pub(crate) fn until_ns(&self) -> u64 {
+        self.until_ns
+    }
+
     /// Others have the core.
     #[inline]
     pub(crate) fn is_crowded(&self, now_ns: u64) -> bool {
