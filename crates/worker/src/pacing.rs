@@ -163,8 +163,8 @@ impl<E: Engine> Worker<E> {
                 Pace::Spin
             }
             Wish::PollAlways => Pace::Spin,
-            // No longer: that others have gone is no event, and the next request would find it asleep.
-            _ => Pace::Doze(self.pacer.crowd.until_ns()),
+            // That others have gone is no event, and the next request would find it asleep.
+            _ => crowd.until_ns().map_or(Pace::Sleep, Pace::Doze),
         }
     }
 

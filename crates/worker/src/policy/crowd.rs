@@ -44,9 +44,10 @@ impl Crowd {
         self.rest_ns > 0
     }
 
-    /// When it stops keeping out of their way.
-    pub(crate) fn until_ns(&self) -> u64 {
-        self.until_ns
+    /// When it stops keeping out of their way; `None`: others seem to be there to stay, and a timer for each
+    /// sleep would make a guest among them slower.
+    pub(crate) fn until_ns(&self) -> Option<u64> {
+        (self.rest_ns < REST_MAX_NS).then_some(self.until_ns)
     }
 
     /// Others have the core.
@@ -71,6 +72,8 @@ mod tests {
             assert!(crowd.wants_look(now_ns));
             crowd.looked(now_ns, true);
             assert!(crowd.is_crowded(now_ns + rest * MS / 4 - 1));
+            let until_ns = (rest < 1024).then_some(now_ns + rest * MS / 4);
+            assert_eq!(crowd.until_ns(), until_ns);
             now_ns += rest * MS / 4;
             assert!(!crowd.is_crowded(now_ns));
         }
