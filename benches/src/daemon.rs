@@ -33,7 +33,7 @@ impl Daemon {
             .unwrap();
         let mut daemon = Daemon { child, socket };
         let end = Instant::now() + START_LIMIT;
-        while !daemon.socket.exists() {
+        while !cleave_client::is_listened_on(&daemon.socket) {
             let ended = daemon.child.try_wait().unwrap();
             assert!(ended.is_none(), "the daemon ended: {ended:?}");
             assert!(Instant::now() < end, "no socket appeared");

@@ -179,7 +179,7 @@ impl Daemon {
     fn start(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
         let mut daemon = Daemon::spawn(scratch, socket, command.stdin(Stdio::null()));
         let end = Instant::now() + Duration::from_secs(10);
-        while !daemon.socket.exists() {
+        while !cleave_client::is_listened_on(&daemon.socket) {
             if let Err(how) = daemon.alive() {
                 panic!(
                     "the daemon ended at its start: {how}\n{}",

@@ -33,7 +33,7 @@ pub use frontend::Frontend;
 pub use memory::{GuestMemory, RegionPlan};
 pub use queue::{Completion, Doorbell, Queue, Request, Wait};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};
-pub use socket::{Message, Socket};
+pub use socket::{Message, Socket, is_listened_on};
 pub use workload::{
     Layout, Offered, Order, Pulse, Sample, Stop, Tally, Verify, Workload, pattern_word,
 };

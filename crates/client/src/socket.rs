@@ -40,6 +40,19 @@ pub struct Socket {
     patience: Duration,
 }
 
+/// Whether somebody listens on a socket of this name, without connecting: a frontend that comes and goes would
+/// be one. A socket's file is there a moment before that.
+pub fn is_listened_on(path: &Path) -> bool {
+    // Num RefCount Protocol Flags Type State Inode Path; the flag is __SO_ACCEPTCON.
+    const ACCEPTS: &str = "00010000";
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let path = path.to_string_lossy();
+    sockets.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.nth(3) == Some(ACCEPTS) && fields.nth(3) == Some(&path)
+    })
+}
+
 impl Socket {
     /// Connects to a listening daemon.
     pub fn connect(path: &Path, patience: Duration) -> Result<Socket, Error> {
@@ -187,5 +200,24 @@ pub(crate) fn readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => return false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_not_yet_somebody_who_listens() {
+        let name = format!("cleave-listens-{}.sock", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        assert!(!is_listened_on(&path));
+        let listener = UnixListener::bind(&path).unwrap();
+        assert!(is_listened_on(&path));
+        drop(listener);
+        assert!(path.exists() && !is_listened_on(&path));
+        std::fs::remove_file(path).unwrap();
     }
 }
