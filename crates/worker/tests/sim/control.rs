@@ -1,0 +1,133 @@
+//! What control asks of a worker: each is answered when it has become true, and not before.
+
+use std::time::Duration;
+
+use cleave_engine::SimConfig;
+use cleave_worker::Lap;
+
+use crate::driver::Ask;
+use crate::{Bench, FEATURES, quiet};
+
+#[test]
+fn stop_answers_the_position_only_when_all_has_ended() {
+    for seed in 0..50 {
+        let mut bench = Bench::new(
+            SimConfig {
+                delay_max: 30,
+                ..quiet(seed)
+            },
+            FEATURES,
+        );
+        for n in 0..8 {
+            bench
+                .driver
+                .submit(&Ask::read(n * 8, 4096, 4096, true))
+                .unwrap();
+        }
+        bench.lap();
+        let mut stopped = bench.control.stop(0);
+        bench.driver.submit(&Ask::read(0, 512, 512, true)).unwrap();
+        let mut laps = 0;
+        let base = loop {
+            bench.lap();
+            laps += 1;
+            assert!(laps < 1000, "seed {seed}: never stopped");
+            match stopped.wait_for(Duration::ZERO) {
+                Ok(base) => break base.unwrap().unwrap(),
+                Err(again) => stopped = again,
+            }
+        };
+        let answers = bench.driver.collect(|_| 4096);
+        assert_eq!(
+            answers.len(),
+            usize::from(base),
+            "seed {seed}: a drained vring owes nothing"
+        );
+        assert!((8..=9).contains(&base));
+        assert_eq!(bench.driver.in_flight(), 9 - answers.len());
+    }
+}
+
+#[test]
+fn disabled_vring_is_kept_and_looked_at_when_enabled() {
+    let mut bench = Bench::new(quiet(4), FEATURES);
+    let disabled = bench.control.enable(0, false);
+    bench.lap();
+    assert!(disabled.wait_for(Duration::ZERO).unwrap().is_some());
+    bench.driver.submit(&Ask::read(0, 512, 512, false)).unwrap();
+    for _ in 0..20 {
+        bench.lap();
+    }
+    assert!(bench.driver.collect(|_| 512).is_empty());
+    bench.control.enable(0, true);
+    for _ in 0..20 {
+        bench.lap();
+    }
+    assert_eq!(
+        bench.driver.collect(|_| 512).len(),
+        1,
+        "no kick came, and none was needed"
+    );
+}
+
+#[test]
+fn bind_is_answered_when_no_op_refers_to_the_old_memory() {
+    for seed in 0..30 {
+        let mut bench = Bench::new(
+            SimConfig {
+                delay_max: 30,
+                ..quiet(seed)
+            },
+            FEATURES,
+        );
+        for n in 0..8 {
+            bench
+                .driver
+                .submit(&Ask::write(n * 8, vec![n as u8 + 1; 4096], 4096, true))
+                .unwrap();
+        }
+        bench.lap();
+        let mut bound = bench.control.bind(bench.driver.memory());
+        let mut laps = 0;
+        loop {
+            bench.lap();
+            laps += 1;
+            assert!(laps < 1000);
+            match bound.wait_for(Duration::ZERO) {
+                Ok(answer) => break answer.unwrap(),
+                Err(again) => bound = again,
+            }
+        }
+        for _ in 0..40 {
+            bench.lap();
+        }
+        assert_eq!(bench.driver.collect(|_| 0).len(), 8);
+        let store = bench.store.lock().unwrap();
+        assert!((0..8).all(|n| store.now[n * 4096] == n as u8 + 1));
+    }
+}
+
+#[test]
+fn exit_drains_first() {
+    let mut bench = Bench::new(
+        SimConfig {
+            delay_max: 30,
+            ..quiet(5)
+        },
+        FEATURES,
+    );
+    for n in 0..8 {
+        bench
+            .driver
+            .submit(&Ask::write(n * 8, vec![1; 4096], 4096, true))
+            .unwrap();
+    }
+    bench.lap();
+    bench.control.exit();
+    let mut laps = 0;
+    while bench.lap() == Lap::Again {
+        laps += 1;
+        assert!(laps < 1000);
+    }
+    assert_eq!(bench.driver.collect(|_| 0).len(), 8);
+}
