@@ -83,7 +83,7 @@ impl<E: Engine> Worker<E> {
         if self.arm() {
             return Wait::No;
         }
-        if self.wish == Wish::Sleep {
+        if matches!(self.wish, Wish::Sleep | Wish::Adapt) {
             // It may have looked for what was in flight.
             self.stats.set_mode(Mode::Sleeps);
         }
