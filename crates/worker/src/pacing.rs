@@ -83,10 +83,7 @@ impl<E: Engine> Worker<E> {
         if self.arm() {
             return Wait::No;
         }
-        if matches!(self.wish, Wish::Sleep | Wish::Adapt) {
-            // It may have looked for what was in flight.
-            self.stats.set_mode(Mode::Sleeps);
-        }
+        self.stats.set_mode(Mode::Sleeps);
         add(
             match until_ns {
                 Some(_) => &self.stats.dozes,
@@ -187,6 +184,10 @@ impl<E: Engine> Worker<E> {
     fn disarm(&mut self) {
         if self.armed {
             self.armed = false;
+            if matches!(self.wish, Wish::Poll | Wish::PollAlways) {
+                // It may have slept, out of the way of others.
+                self.stats.set_mode(Mode::Polls);
+            }
             for lane in self.lanes.iter_mut().flatten() {
                 lane.vring.disarm();
             }
