@@ -238,9 +238,8 @@ impl Pacer {
         match self.stage {
             Stage::Busy if did.any() && self.plan(outlook).spin_ns > 0 => Pace::Spin,
             Stage::Busy => self.begin(now_ns, terms),
-            Stage::Spin if self.spun_ns(now_ns) < self.plan(self.outlook).spin_ns => {
-                self.go_on(now_ns)
-            }
+            // A look would take some of the time of the request that is waited for. It had one when it began.
+            Stage::Spin if self.spun_ns(now_ns) < self.plan(self.outlook).spin_ns => Pace::Spin,
             Stage::Spin => {
                 self.give_up(now_ns, terms);
                 self.doze(now_ns, terms)
@@ -252,7 +251,7 @@ impl Pacer {
                 let from_ns = now_ns;
                 self.stage = Stage::Late { from_ns, to_ns };
                 terms.stats.set_mode(Mode::Spins);
-                Pace::Spin
+                self.go_on(now_ns)
             }
             Stage::Late { to_ns, .. } if now_ns < to_ns => self.go_on(now_ns),
             Stage::Late { .. } => {
