@@ -26,6 +26,14 @@ pub(crate) struct PacingArgs {
     /// In per cent of one core, for all workers of this daemon together.
     #[arg(long, value_name = "PCT", value_parser = clap::value_parser!(u32).range(1..=SPIN_MAX))]
     pub(crate) spin_cpu_total: Option<u32>,
+    /// Requests a second below which adaptive does not spin
+    ///
+    /// Below, it costs the CPU time of interrupts, and each request a wake-up. 0: it spins at any rate, where that pays
+    /// and within the budget. Requests that come at an even rate, however low, then find it awake, for about a tenth of
+    /// a core.
+    #[arg(long, value_name = "N", default_value_t = Tuning::SPIN_RATE_MIN,
+          value_parser = clap::value_parser!(u32).range(0..=SPIN_RATE_MAX))]
+    pub(crate) spin_rate_min: u32,
     /// Longest that a call to the guest is held back to become one with the next, in microseconds
     ///
     /// Only while other requests of the vring are in flight: a lone request is never held up. 0: never.
@@ -40,6 +48,8 @@ pub(crate) struct PacingArgs {
 
 /// 256 workers that never rest.
 pub(crate) const SPIN_MAX: i64 = 25_600;
+/// More than any vring gets: it never spins.
+pub(crate) const SPIN_RATE_MAX: i64 = 1_000_000_000;
 /// Longer than any guest would thank us for, and far below what it takes for a lost request.
 pub(crate) const COALESCE_US_MAX: i64 = 10_000;
 /// As many as a vring can have.
@@ -70,6 +80,7 @@ impl PacingArgs {
             completion: self.completion.into(),
             spin_cpu_max: self.spin_cpu_max,
             spin_cpu_total: self.spin_cpu_total,
+            spin_rate_min: self.spin_rate_min,
             coalesce: Coalesce {
                 us: self.coalesce_us,
                 max: self.coalesce_max,

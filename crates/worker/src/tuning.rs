@@ -47,6 +47,8 @@ pub struct Tuning {
     /// Most time that `adaptive` may spin at all, in vain or not, over all workers, in per cent of one
     /// core; `None`: as much as pays.
     pub spin_cpu_total: Option<u32>,
+    /// Requests a second below which `adaptive` does not spin.
+    pub spin_rate_min: u32,
     /// How calls are held back.
     pub coalesce: Coalesce,
     /// How large requests are split.
@@ -56,6 +58,9 @@ pub struct Tuning {
 impl Tuning {
     /// Share of one core that may be spun in vain where nobody says otherwise, in per cent.
     pub const SPIN_CPU_MAX: u32 = 25;
+    /// Requests a second below which the CPU time of sleeping is what counts, where nobody says otherwise: it is as
+    /// small as it can be. Above, latency counts too.
+    pub const SPIN_RATE_MIN: u32 = 1100;
 
     /// Adaptive, as much spinning as is usual, no call held back.
     pub fn new(split: Split) -> Tuning {
@@ -64,6 +69,7 @@ impl Tuning {
             vrings: BTreeMap::new(),
             spin_cpu_max: Tuning::SPIN_CPU_MAX,
             spin_cpu_total: None,
+            spin_rate_min: Tuning::SPIN_RATE_MIN,
             coalesce: Coalesce::default(),
             split,
         }

@@ -16,7 +16,12 @@ use crate::report::rounds::{field, said};
 use crate::report::{Bar, Recorded, Rounds, Section, Spread, Table, Verdict};
 
 const SUITE: &str = "pacing";
-const SUBJECTS: [Subject; 3] = [Subject::INTERRUPT, Subject::POLL, Subject::ADAPTIVE];
+const SUBJECTS: [Subject; 4] = [
+    Subject::INTERRUPT,
+    Subject::POLL,
+    Subject::ADAPTIVE,
+    Subject::ANY_RATE,
+];
 /// Steps of a rate, the last of which is as fast as it goes.
 const STEPS: u32 = 10;
 const FIRST_RATE: f64 = 100.0;
@@ -36,14 +41,21 @@ struct Point {
     load: String,
 }
 
-/// Daemons that wait in each way, all serving at once: of those nobody talks to, none costs anything.
-struct Trio(Vec<(Subject, Vec<String>, Daemon, PathBuf)>);
+impl Point {
+    /// Above the lowest rates, those that differ there only are alike.
+    fn tells_of(&self, subject: Subject) -> bool {
+        subject != Subject::ANY_RATE || self.rate.is_some_and(|rate| rate <= SLOW_RATE)
+    }
+}
 
-impl Trio {
-    fn start(desk: &Desk, store: &Store, cpu: &str) -> Result<Trio, String> {
+/// Daemons that wait in each way, all serving at once: of those nobody talks to, none costs anything.
+struct Ways(Vec<(Subject, Vec<String>, Daemon, PathBuf)>);
+
+impl Ways {
+    fn start(desk: &Desk, store: &Store, cpu: &str) -> Result<Ways, String> {
         let mut daemons = Vec::new();
         for subject in SUBJECTS {
-            let word = subject.name().replace(' ', "-");
+            let word = subject.name().replace([' ', ','], "-");
             let socket = desk.run.folder().join(format!("{word}.sock"));
             let command = subject.command(&desk.cleave, store, 1, &socket);
             let mut command = command.ok_or("a disk by itself waits in no way")?;
@@ -53,12 +65,13 @@ impl Trio {
             let daemon = Daemon::start(pinned(cpu, &command), socket.clone(), log)?;
             daemons.push((subject, command, daemon, socket));
         }
-        Ok(Trio(daemons))
+        Ok(Ways(daemons))
     }
 
     /// One figure of each, forth and back.
     fn round(&self, desk: &mut Desk, point: &Point, round: u32) -> Result<(), String> {
         let mut order: Vec<_> = self.0.iter().collect();
+        order.retain(|(subject, ..)| point.tells_of(*subject));
         if round % 2 == 1 {
             order.reverse();
         }
@@ -94,32 +107,32 @@ pub(super) fn measure(desk: &mut Desk) -> Result<(), String> {
     let daemon_cpu = desk.cpus.daemon.clone();
     let disk = desk.disk(SUITE)?;
     for (name, store) in [("null", Store::Null), ("disk", disk)] {
-        let trio = Trio::start(desk, &store, &daemon_cpu)?;
-        let points = steps(desk, name, &trio)?;
-        rounds(desk, &trio, &points)?;
+        let ways = Ways::start(desk, &store, &daemon_cpu)?;
+        let points = steps(desk, name, &ways)?;
+        rounds(desk, &ways, &points)?;
         if store == Store::Null {
             let bursts = [bursts(desk)];
-            rounds(desk, &trio, &bursts)?;
+            rounds(desk, &ways, &bursts)?;
         }
-        trio.stop()?;
+        ways.stop()?;
     }
     let driver_cpu = desk.cpus.driver.clone();
-    let trio = Trio::start(desk, &Store::Null, &driver_cpu)?;
+    let ways = Ways::start(desk, &Store::Null, &driver_cpu)?;
     let points = [1, DEPTH].map(|depth| Point {
         name: format!("one core, depth {depth}"),
         disk: "one core",
         rate: None,
         load: load(desk, depth, None),
     });
-    rounds(desk, &trio, &points)?;
-    trio.stop()
+    rounds(desk, &ways, &points)?;
+    ways.stop()
 }
 
-fn rounds(desk: &mut Desk, trio: &Trio, points: &[Point]) -> Result<(), String> {
+fn rounds(desk: &mut Desk, ways: &Ways, points: &[Point]) -> Result<(), String> {
     let (first, last) = (desk.effort.pace.pick(0, 1, 1), desk.effort.rounds);
     for round in first..=last {
         for point in points {
-            trio.round(desk, point, round)?;
+            ways.round(desk, point, round)?;
         }
         if desk.effort.pace != Pace::Smoke {
             println!("{SUITE}: {}: round {round} of {last} done", points[0].disk);
@@ -130,8 +143,8 @@ fn rounds(desk: &mut Desk, trio: &Trio, points: &[Point]) -> Result<(), String> 
 
 /// From a hundred a second in even steps of the logarithm to four fifths of what interrupts can do, then as fast as
 /// it goes: beyond that there is no offered load, only a queue.
-fn steps(desk: &Desk, disk: &'static str, trio: &Trio) -> Result<Vec<Point>, String> {
-    let found = desk.drive(&trio.0[0].3, &load(desk, DEPTH, None))?;
+fn steps(desk: &Desk, disk: &'static str, ways: &Ways) -> Result<Vec<Point>, String> {
+    let found = desk.drive(&ways.0[0].3, &load(desk, DEPTH, None))?;
     let most = found["iops"].as_f64().unwrap_or(0.0) * 0.8;
     let step = (most / FIRST_RATE).powf(1.0 / f64::from(STEPS - 2));
     let count = desk.effort.pace.pick(STEPS, STEPS, 2) - 1;
@@ -221,7 +234,7 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
             "4 KiB random reads at a given rate, on one vring, by a driver that sleeps between (in bursts it polls); \
              latency counts from when a request was due. Driver and daemon have a CPU each, but for the last part, in which \
              they share one. At up to 1,000 requests a second adaptive is bound to the CPU time of interrupt, and so \
-             cannot have the latency of poll."
+             cannot have the latency of poll; with --spin-rate-min 0 it is not (\"any rate\")."
                 .to_owned(),
         ],
         verdicts,
@@ -240,25 +253,29 @@ fn rate_of(rounds: &Rounds<'_>, point: &str) -> Option<f64> {
 }
 
 fn step_verdicts(rounds: &Rounds<'_>) -> Vec<Verdict> {
-    let own = Subject::ADAPTIVE.name();
+    const MEAN: (&str, &str) = ("mean latency", "mean_us");
+    const CPU: (&str, &str) = ("CPU", "daemon_cpu_percent");
+    let (interrupt, poll) = (Subject::INTERRUPT.name(), Subject::POLL.name());
     let mut verdicts = Vec::new();
     for point in rounds.points() {
-        let mut judge = |what: &str, base: &str, of: &'static str, bar: f64| {
+        let mut judge = |(what, of): (&str, &'static str), own: Subject, base: &str, bar: f64| {
+            let own = own.name();
             let ratio = rounds.ratio(&point, own, base, field(of));
-            let what = format!("{point}: {what} adaptive ÷ {base}");
+            let own = own.strip_prefix("cleave ").unwrap_or(own);
+            let what = format!("{point}: {what}, {own} ÷ {base}");
             verdicts.push(draw::verdict("T6", what, Bar::AtMost(bar), AIM, ratio));
         };
-        judge("mean latency,", better(rounds, &point), "mean_us", 1.10);
+        let better = better(rounds, &point);
+        judge(MEAN, Subject::ADAPTIVE, better, 1.10);
         let is_slow = rate_of(rounds, &point).is_some_and(|rate| rate <= SLOW_RATE);
         if is_slow {
-            judge(
-                "CPU,",
-                Subject::INTERRUPT.name(),
-                "daemon_cpu_percent",
-                1.15,
-            );
+            judge(CPU, Subject::ADAPTIVE, interrupt, 1.15);
         }
-        judge("CPU,", Subject::POLL.name(), "daemon_cpu_percent", 1.01);
+        judge(CPU, Subject::ADAPTIVE, poll, 1.01);
+        if is_slow {
+            judge(MEAN, Subject::ANY_RATE, better, 1.10);
+            judge(CPU, Subject::ANY_RATE, poll, 1.01);
+        }
     }
     verdicts
 }
@@ -305,6 +322,9 @@ fn step_table(rounds: &Rounds<'_>) -> Table {
     for point in rounds.points() {
         for subject in SUBJECTS {
             let own = subject.name();
+            if rounds.spread(&point, own, field("iops")).is_none() {
+                continue;
+            }
             let number = |of, digits| said(rounds.spread(&point, own, field(of)), digits);
             let ratio = |base: &str, of| said(rounds.ratio(&point, own, base, field(of)), 2);
             let kilo = |result: &Value| Some(result["iops"].as_f64()? / 1e3);
@@ -395,10 +415,11 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("xtask-pacing-{}", std::process::id()));
         let mut run =
             crate::report::Run::create(&folder, &json!({}), &json!({"rounds": 1})).unwrap();
-        for (rate, [interrupt, poll, adaptive]) in
-            [(100.0, [30.0, 10.0, 30.0]), (5000.0, [8.0, 10.0, 9.0])]
-        {
-            for (subject, mean) in SUBJECTS.into_iter().zip([interrupt, poll, adaptive]) {
+        for (rate, means) in [
+            (100.0, vec![30.0, 10.0, 30.0, 11.0]),
+            (5000.0, vec![8.0, 10.0, 9.0]),
+        ] {
+            for (subject, mean) in SUBJECTS.into_iter().zip(means) {
                 let result = json!({"mean_us": mean, "iops": rate, "daemon_cpu_percent": mean});
                 let line = json!({"round": 1, "point": format!("null, {rate}/s"), "subject": subject.name(),
                     "disk": "null", "rate": rate, "result": result});
@@ -419,6 +440,11 @@ mod tests {
                 ("null, 100/s: CPU, adaptive ÷ cleave interrupt", 1.0),
                 ("null, 100/s: CPU, adaptive ÷ cleave poll", 3.0),
                 (
+                    "null, 100/s: mean latency, adaptive, any rate ÷ cleave poll",
+                    1.1
+                ),
+                ("null, 100/s: CPU, adaptive, any rate ÷ cleave poll", 1.1),
+                (
                     "null, 5000/s: mean latency, adaptive ÷ cleave interrupt",
                     1.125
                 ),
@@ -427,7 +453,7 @@ mod tests {
         );
         assert_eq!(
             (section.figures.len(), section.tables[0].rows.len()),
-            (1, 6)
+            (1, 7)
         );
     }
 }

@@ -17,6 +17,8 @@ pub(super) enum Completion {
     Interrupt,
     Poll,
     Adaptive,
+    /// Adaptive that does not leave low rates to interrupts.
+    AnyRate,
 }
 
 /// What is served.
@@ -33,6 +35,7 @@ impl Subject {
     pub(super) const INTERRUPT: Subject = Subject::Cleave(Completion::Interrupt);
     pub(super) const POLL: Subject = Subject::Cleave(Completion::Poll);
     pub(super) const ADAPTIVE: Subject = Subject::Cleave(Completion::Adaptive);
+    pub(super) const ANY_RATE: Subject = Subject::Cleave(Completion::AnyRate);
 
     /// In tables, figures and raw lines.
     pub(super) fn name(self) -> &'static str {
@@ -42,6 +45,7 @@ impl Subject {
             Subject::Cleave(Completion::Interrupt) => "cleave interrupt",
             Subject::Cleave(Completion::Poll) => "cleave poll",
             Subject::Cleave(Completion::Adaptive) => "cleave adaptive",
+            Subject::Cleave(Completion::AnyRate) => "cleave adaptive, any rate",
         }
     }
 
@@ -115,6 +119,7 @@ fn serve(
         Completion::Interrupt => "interrupt",
         Completion::Poll => "poll",
         Completion::Adaptive => "adaptive",
+        Completion::AnyRate => "adaptive --spin-rate-min 0",
     };
     let mut words = vec![cleave.to_string_lossy().into_owned()];
     words.extend(

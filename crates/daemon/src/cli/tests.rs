@@ -70,6 +70,7 @@ fn every_option_reaches_the_service() {
     );
     assert_eq!(with("--spin-cpu-max 0").tuning.spin_cpu_max, 0);
     assert_eq!(with("--spin-cpu-total 80").tuning.spin_cpu_total, Some(80));
+    assert_eq!(with("--spin-rate-min 0").tuning.spin_rate_min, 0);
     let coalesce = with("--coalesce-us 30 --coalesce-max 8").tuning.coalesce;
     assert_eq!((coalesce.us, coalesce.max), (30, 8));
     assert!(with("--once").once);

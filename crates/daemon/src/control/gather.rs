@@ -180,6 +180,7 @@ fn tuning(device: &Device) -> Tuning {
             .collect(),
         spin_cpu_max: tuning.spin_cpu_max,
         spin_cpu_total: tuning.spin_cpu_total,
+        spin_rate_min: tuning.spin_rate_min,
         coalesce_us: tuning.coalesce.us,
         coalesce_max: tuning.coalesce.max,
         split: match &tuning.split {

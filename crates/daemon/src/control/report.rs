@@ -102,6 +102,7 @@ pub(crate) struct Tuning {
     pub(crate) vrings: BTreeMap<u16, String>,
     pub(crate) spin_cpu_max: u32,
     pub(crate) spin_cpu_total: Option<u32>,
+    pub(crate) spin_rate_min: u32,
     pub(crate) coalesce_us: u32,
     pub(crate) coalesce_max: u32,
     /// `off`, `auto` or a size.

@@ -69,7 +69,7 @@ fn the_shape_of_the_json_is_a_promise() {
         totals.calls_coalesced totals.calls_suppressed totals.failed totals.kicks totals.laps \
         totals.others totals.polled totals.read_bytes totals.reads totals.refused totals.retired_vrings \
         totals.write_bytes totals.writes tuning.coalesce_max tuning.coalesce_us tuning.completion \
-        tuning.spin_cpu_max tuning.spin_cpu_total tuning.split zero_reads.sampled zero_reads.zero";
+        tuning.spin_cpu_max tuning.spin_cpu_total tuning.spin_rate_min tuning.split zero_reads.sampled zero_reads.zero";
     let mut expected: Vec<&str> = expected.split_whitespace().collect();
     expected.sort_unstable();
     found.sort_unstable();

@@ -115,7 +115,7 @@ pub(super) mod tests {
             "session": {"connected": true, "count": 1, "features": "0x1", "protocol_features": "0x2",
                 "vrings": [{"index": 0, "size": 256, "enabled": true}]},
             "tuning": {"completion": "adaptive", "vrings": {}, "spin_cpu_max": 25, "spin_cpu_total": null,
-                "coalesce_us": 0, "coalesce_max": 0, "split": "auto"},
+                "spin_rate_min": 1100, "coalesce_us": 0, "coalesce_max": 0, "split": "auto"},
             "pacing": {"workers": ["spins", "sleeps"], "sleeps": 1, "dozes": 2, "wakeups": 3,
                 "spin_hit_seconds": uptime / 10.0, "spin_wasted_seconds": 0.0,
                 "spin_left_seconds": 0.005, "spin_left_max_seconds": 0.01, "switches": {"fast": 1}},

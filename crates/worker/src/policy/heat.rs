@@ -1,17 +1,12 @@
 //! Whether requests come fast enough for spinning to be considered at all.
 
-/// Requests that a second takes away. Below this rate the CPU time of sleeping is what counts, and it
-/// is as small as it can be; above, latency counts too.
-const RATE_MIN: u64 = 1100;
-/// What one request is worth.
-const REQUEST_NS: u64 = 1_000_000_000 / RATE_MIN;
-/// Requests ahead of that rate before it is hot: a handful is no load yet.
-const HOT_NS: u64 = 8 * REQUEST_NS;
+/// Requests ahead of the least rate before it is hot: a handful is no load yet.
+const HOT: u64 = 8;
 /// Below this it is cold again. What lies between, and that it is full once it is hot, keeps a rate about
 /// the limit from flapping.
-const COLD_NS: u64 = 2 * REQUEST_NS;
-/// Most that is kept: 44 ms without a request are forgiven, as between two bursts.
-const FULL_NS: u64 = 48 * REQUEST_NS;
+const COLD: u64 = 2;
+/// Most that is kept: at the usual limit 44 ms without a request are forgiven, as between two bursts.
+const FULL: u64 = 48;
 
 /// A leaky bucket of requests, measured in time.
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,18 +17,23 @@ pub(crate) struct Heat {
 }
 
 impl Heat {
-    /// It is now this time, and so many requests have come since the last.
+    /// It is now this time, and so many requests have come since the last. `rate_min`: as many a second run out
+    /// of the bucket; 0: any are fast enough.
     #[inline]
-    pub(crate) fn pass(&mut self, now_ns: u64, requests: u32) {
+    pub(crate) fn pass(&mut self, now_ns: u64, requests: u32, rate_min: u32) {
         let gone_ns = now_ns.saturating_sub(self.at_ns);
         self.at_ns = now_ns;
-        let gained_ns = u64::from(requests) * REQUEST_NS;
+        let Some(request_ns) = 1_000_000_000_u64.checked_div(u64::from(rate_min)) else {
+            self.hot = true;
+            return;
+        };
+        let gained_ns = u64::from(requests) * request_ns;
         let level_ns = self.level_ns.saturating_sub(gone_ns);
-        self.level_ns = level_ns.saturating_add(gained_ns).min(FULL_NS);
+        self.level_ns = level_ns.saturating_add(gained_ns).min(FULL * request_ns);
         if self.hot {
-            self.hot = self.level_ns > COLD_NS;
-        } else if self.level_ns >= HOT_NS {
-            (self.hot, self.level_ns) = (true, FULL_NS);
+            self.hot = self.level_ns > COLD * request_ns;
+        } else if self.level_ns >= HOT * request_ns {
+            (self.hot, self.level_ns) = (true, FULL * request_ns);
         }
     }
 
@@ -49,27 +49,34 @@ mod tests {
     use super::*;
 
     /// Whether it is hot at the end of a second of requests so far apart, in groups of so many.
-    fn hot_after(gap_us: u64, group: u32) -> bool {
+    fn hot_after(gap_us: u64, group: u32, rate_min: u32) -> bool {
         let mut heat = Heat::default();
         for at_us in (0..1_000_000).step_by(gap_us as usize) {
-            heat.pass(at_us * 1000, group);
+            heat.pass(at_us * 1000, group, rate_min);
         }
         heat.is_hot()
     }
 
     #[test]
     fn a_thousand_a_second_are_cold_and_three_thousand_hot() {
-        assert!(!hot_after(10_000, 1) && !hot_after(1000, 1) && !hot_after(4000, 4));
-        assert!(hot_after(333, 1) && hot_after(10, 1) && hot_after(10_000, 100));
+        let hot = |gap_us, group| hot_after(gap_us, group, 1100);
+        assert!(!hot(10_000, 1) && !hot(1000, 1) && !hot(4000, 4));
+        assert!(hot(333, 1) && hot(10, 1) && hot(10_000, 100));
+    }
+
+    #[test]
+    fn another_least_rate_is_the_limit_and_with_none_it_is_always_hot() {
+        assert!(hot_after(10_000, 1, 80) && !hot_after(10_000, 1, 120));
+        assert!(!hot_after(10, 1, 200_000) && hot_after(1_000_000, 0, 0));
     }
 
     #[test]
     fn it_cools_within_some_tens_of_milliseconds() {
         let mut heat = Heat::default();
-        heat.pass(0, 1000);
-        heat.pass(9_000_000, 0);
+        heat.pass(0, 1000, 1100);
+        heat.pass(9_000_000, 0, 1100);
         assert!(heat.is_hot(), "between two bursts");
-        heat.pass(60_000_000, 0);
+        heat.pass(60_000_000, 0, 1100);
         assert!(!heat.is_hot());
     }
 }

@@ -220,7 +220,9 @@ impl Pacer {
         now_ns: u64,
         terms: Terms<'_>,
     ) -> Pace {
-        self.heat.pass(now_ns, std::mem::take(&mut self.arrived));
+        let rate_min = terms.tuning.spin_rate_min;
+        self.heat
+            .pass(now_ns, std::mem::take(&mut self.arrived), rate_min);
         self.response
             .pass(now_ns, did.in_flight, std::mem::take(&mut self.ended));
         if did.any() {

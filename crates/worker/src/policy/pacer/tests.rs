@@ -296,6 +296,28 @@ fn even_rates_sleep_below_a_thousand_and_spin_above() {
 }
 
 #[test]
+fn even_rates_are_met_awake_however_low_where_that_is_wanted() {
+    let tuning = Tuning {
+        spin_rate_min: 0,
+        ..tuning()
+    };
+    for per_second in [60, 100, 350, 1000] {
+        let arrivals = even(per_second, 4 * SECOND);
+        let name = format!("{per_second}/s");
+        let outcome = check(&name, &alone(&arrivals), &tuning);
+        // But for those that it learns from.
+        let mut latencies = outcome.latencies.clone();
+        latencies.sort_unstable();
+        assert!(latencies[latencies.len() * 9 / 10] < US, "{name}");
+        assert!(outcome.cpu_percent() < 20, "{name}: {outcome:?}");
+    }
+    for per_second in [20, 300] {
+        let name = format!("{per_second}/s at random");
+        check(&name, &alone(&poisson(per_second, SECOND)), &tuning);
+    }
+}
+
+#[test]
 fn it_spins_at_once_when_a_flood_comes() {
     let arrivals: Vec<u64> = (0..50_000).map(|n| SECOND + n * 2 * US).collect();
     let outcome = check("flood", &alone(&arrivals), &tuning());
@@ -492,7 +514,9 @@ fn decisions() {
                 stats: &stats,
             };
             let mut pacer = Pacer::new(WAKE_NS);
-            pacer.heat.pass(0, if hot { 100 } else { 1 });
+            pacer
+                .heat
+                .pass(0, if hot { 100 } else { 1 }, Tuning::SPIN_RATE_MIN);
             pacer.crowd.looked(0, crowded);
             let did = Did {
                 arrived: 1,
