@@ -17,6 +17,7 @@ mod racy;
 #[cfg(test)]
 mod rig;
 mod sigbus;
+mod signals;
 mod vring;
 mod walk;
 

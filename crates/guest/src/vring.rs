@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use cleave_blk::spec::feature;
 
+use crate::signals::{Signals, Words};
 use crate::walk::{DESCRIPTOR_BYTES, Table, walk};
 use crate::{Chain, ChainFault, Memory, racy};
 
@@ -70,10 +71,6 @@ pub struct Taken {
 
 /// Largest vring (virtio 1.3 §2.7).
 const SIZE_MAX: u16 = 32768;
-/// Available ring flag: the guest wants no calls.
-const AVAIL_NO_INTERRUPT: u16 = 1;
-/// Used ring flag: we want no kicks.
-const USED_NO_NOTIFY: u16 = 1;
 /// Offset of `idx` in both rings, behind `flags`.
 const INDEX_OFFSET: usize = 2;
 /// Offset of the entries in both rings.
@@ -92,6 +89,8 @@ struct Parts {
     desc: *mut u8,
     avail: *mut u8,
     used: *mut u8,
+    /// Entries.
+    size: u16,
 }
 
 impl Parts {
@@ -118,7 +117,54 @@ impl Parts {
             desc: part(layout.desc_addr, DESCRIPTOR_BYTES * size, 16)?,
             avail: part(layout.avail_addr, 6 + 2 * size, 2)?,
             used: part(layout.used_addr, 6 + USED_ENTRY_BYTES as u64 * size, 4)?,
+            size: layout.size,
         })
+    }
+}
+
+impl Words for Parts {
+    #[inline]
+    fn avail_index(&self) -> u16 {
+        // SAFETY: inside the available ring, which `find` vouches for while its memory lives; even.
+        unsafe { racy::load_index(self.avail.add(INDEX_OFFSET)) }
+    }
+
+    #[inline]
+    fn avail_flags(&self) -> u16 {
+        // SAFETY: the first field of the available ring, as above.
+        unsafe { racy::read_u16(self.avail) }
+    }
+
+    #[inline]
+    fn used_event(&self) -> u16 {
+        let offset_bytes = ENTRIES_OFFSET + 2 * usize::from(self.size);
+        // SAFETY: the last field of the available ring, as above.
+        unsafe { racy::read_u16(self.avail.add(offset_bytes)) }
+    }
+
+    #[inline]
+    fn set_used_index(&self, index: u16) {
+        // SAFETY: inside the used ring, which `find` vouches for while its memory lives; even. Release: who
+        // sees the index sees the entries, the status bytes and the data.
+        unsafe { racy::store_index(self.used.add(INDEX_OFFSET), index) };
+    }
+
+    #[inline]
+    fn set_used_flags(&self, flags: u16) {
+        // SAFETY: the first field of the used ring, as above.
+        unsafe { racy::write_u16(self.used, flags) };
+    }
+
+    #[inline]
+    fn set_avail_event(&self, position: u16) {
+        let offset_bytes = ENTRIES_OFFSET + USED_ENTRY_BYTES * usize::from(self.size);
+        // SAFETY: the last field of the used ring, as above.
+        unsafe { racy::write_u16(self.used.add(offset_bytes), position) };
+    }
+
+    #[inline]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -134,11 +180,7 @@ pub struct Vring {
     layout: VringLayout,
     /// `size - 1`: turns a free-running index into an entry.
     mask: u16,
-    event_idx: bool,
-    /// The guest was told that kicks are not needed (only without EVENT_IDX).
-    disarmed: bool,
-    /// Entry whose arrival the guest was last asked to kick for (EVENT_IDX).
-    armed_at: u16,
+    signals: Signals,
     /// Entries up to here were taken.
     next_avail: u16,
     /// Available index when last looked at.
@@ -150,8 +192,6 @@ pub struct Vring {
     /// Chains taken since the start and not yet published as used: at most `size`, since a guest has
     /// no more entries to make chains of.
     outstanding: u16,
-    /// Nothing was published yet: what `used_event` means for the entries before is unknown.
-    fresh: bool,
 }
 
 // SAFETY: the pointers are into `memory`, which is shared between threads by design; a vring has one
@@ -176,24 +216,19 @@ impl Vring {
         let parts = Parts::find(&memory, layout)?;
         // SAFETY: `find` vouches for the whole used ring, while `memory` lives.
         let used = unsafe { racy::load_index(parts.used.add(INDEX_OFFSET)) };
-        let mut vring = Vring {
+        let event_idx = features & feature::EVENT_IDX != 0;
+        Ok(Vring {
             memory,
             parts,
             layout,
             mask: layout.size - 1,
-            event_idx: features & feature::EVENT_IDX != 0,
-            disarmed: true,
-            armed_at: base,
+            signals: Signals::new(&parts, event_idx, base),
             next_avail: base,
             seen_avail: base,
             next_used: used,
             published: used,
             outstanding: 0,
-            fresh: true,
-        };
-        // Whoever served it before may have left NO_NOTIFY or a stale event index.
-        vring.want_kicks();
-        Ok(vring)
+        })
     }
 
     /// The same vring in a changed memory table; positions stay. After an error the vring is bound as
@@ -246,7 +281,7 @@ impl Vring {
 
     /// Reads the shared available index; whether there is something to take.
     fn look(&mut self) -> Result<bool, VringFault> {
-        let found = self.avail_index();
+        let found = self.parts.avail_index();
         let fresh = found.wrapping_sub(self.next_avail);
         // Checked with what is outstanding, so that a guest that never waits is caught as well as one
         // whose index jumps; it also keeps a batch of used entries below `size`, which the
@@ -302,12 +337,6 @@ impl Vring {
         unsafe { racy::read_u16(self.parts.avail.add(offset_bytes)) }
     }
 
-    #[inline]
-    fn avail_index(&self) -> u16 {
-        // SAFETY: inside the available ring, which lies wholly in memory that we hold; even.
-        unsafe { racy::load_index(self.parts.avail.add(INDEX_OFFSET)) }
-    }
-
     /// Adds a used entry; not visible before `publish`.
     #[inline]
     pub fn push_used(&mut self, head: u16, used_bytes: u32) {
@@ -323,103 +352,42 @@ impl Vring {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Stores the used index once for all entries added; whether the guest wants a call for them
-    /// (virtio 1.3 §2.7.7.2: EVENT_IDX exact, else the NO_INTERRUPT flag). `false` where none was added.
+    /// Stores the used index once for all entries added; whether the guest wants a call for them. `false` where
+    /// none was added.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.next_used);
         if old == new {
             return false;
         }
-        // SAFETY: inside the used ring, which lies wholly in memory that we hold; even. Release: who
-        // sees the index sees the entries, the status bytes and the data.
-        unsafe { racy::store_index(self.parts.used.add(INDEX_OFFSET), new) };
         self.published = new;
         self.outstanding = self.outstanding.saturating_sub(new.wrapping_sub(old));
-        // The index must be out before we look whether the guest wants a call: it arms first and looks
-        // at the index afterwards, so that one of us sees the other (a lost call otherwise).
-        fence(Ordering::SeqCst);
-        if !self.event_idx {
-            // SAFETY: the first field of the available ring, mapped and even.
-            return unsafe { racy::read_u16(self.parts.avail) } & AVAIL_NO_INTERRUPT == 0;
-        }
-        let event_offset = ENTRIES_OFFSET + 2 * usize::from(self.layout.size);
-        // SAFETY: `used_event`, the last field of the available ring, mapped and even.
-        let used_event = unsafe { racy::read_u16(self.parts.avail.add(event_offset)) };
-        // The first call is made in any case: whether the guest was called for entries before our
-        // start is unknown. One call too many costs little, one too few is a guest that hangs.
-        std::mem::take(&mut self.fresh) || passed(used_event, old, new)
+        self.signals.publish(&self.parts, old, new)
     }
 
     /// Asks the guest for kicks and looks once more; `true`: work arrived meanwhile, take it (and the
     /// vring may not be armed).
     #[inline]
     pub fn arm(&mut self) -> bool {
-        if self.next_avail != self.seen_avail {
-            return true;
-        }
-        self.want_kicks();
-        // The wish must be out before we look at the index: the guest publishes first and looks at the
-        // wish afterwards, so that one of us sees the other (a lost kick otherwise).
-        fence(Ordering::SeqCst);
-        self.avail_index() != self.next_avail
+        self.next_avail != self.seen_avail || self.signals.arm(&self.parts, self.next_avail)
     }
 
-    fn want_kicks(&mut self) {
-        if self.event_idx {
-            self.set_avail_event(self.next_avail);
-        }
-        if self.disarmed {
-            self.set_used_flags(0);
-            self.disarmed = false;
-        }
-    }
-
-    /// Tells the guest that kicks are not needed (a hint). With EVENT_IDX it is enough that the event
-    /// index stays behind, which it does once an entry was taken; only where none was since the vring was
-    /// armed it is put behind, where it is not met before the index has gone all the way round.
+    /// Tells the guest that kicks are not needed (a hint).
     #[inline]
     pub fn disarm(&mut self) {
-        if self.event_idx {
-            if self.armed_at == self.next_avail {
-                self.set_avail_event(self.next_avail.wrapping_sub(1));
-            }
-        } else if !self.disarmed {
-            self.set_used_flags(USED_NO_NOTIFY);
-            self.disarmed = true;
-        }
-    }
-
-    fn set_avail_event(&mut self, position: u16) {
-        let event_offset = ENTRIES_OFFSET + USED_ENTRY_BYTES * usize::from(self.layout.size);
-        // SAFETY: `avail_event`, the last field of the used ring, mapped and even.
-        unsafe { racy::write_u16(self.parts.used.add(event_offset), position) };
-        self.armed_at = position;
-    }
-
-    fn set_used_flags(&mut self, flags: u16) {
-        // SAFETY: the first field of the used ring, mapped and even.
-        unsafe { racy::write_u16(self.parts.used, flags) };
+        self.signals.disarm(&self.parts, self.next_avail);
     }
 
     /// Whether unseen entries are available: one load, nothing stored.
     #[inline]
     pub fn has_work(&self) -> bool {
-        self.next_avail != self.seen_avail || self.avail_index() != self.next_avail
+        self.next_avail != self.seen_avail || self.parts.avail_index() != self.next_avail
     }
 
     /// Position of the next available entry: what GET_VRING_BASE answers.
     pub fn base(&self) -> u16 {
         self.next_avail
     }
-}
-
-/// Whether going from `old` to `new` passed the entry at `event` (virtio 1.3 §2.7.10.1). The steps are at
-/// most a vring's size, so that the arithmetic modulo 2^16 is exact.
-#[inline]
-fn passed(event: u16, old: u16, new: u16) -> bool {
-    // Worked: event 9, from 8 to 10: 10 - 9 - 1 = 0 < 2, call. event 10: 65535 < 2 is false: wait.
-    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
 #[cfg(test)]
