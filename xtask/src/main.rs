@@ -59,6 +59,10 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
+        ["help"] => say(USAGE),
+        asked if asked.iter().any(|word| matches!(*word, "--help" | "-h")) => {
+            say(&usage_of(asked.first().copied().unwrap_or_default()))
+        }
         ["ci"] => ci::run(&root()),
         ["tidy"] => ci::run_tidy(&root()),
         ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
@@ -68,11 +72,11 @@ fn main() -> ExitCode {
         ["bench", rest @ ..] => bench::run(&root(), rest),
         ["report", rest @ ..] => report::again(rest),
         ["guest-bench", rest @ ..] => guest_bench::run(&root(), rest),
-        ["help" | "--help" | "-h"] => {
-            print!("{USAGE}");
-            Ok(())
+        [] => Err(USAGE.to_owned()),
+        [command @ ("ci" | "tidy" | "sanitize"), word, ..] => {
+            Err(format!("{command} takes no `{word}`"))
         }
-        _ => Err(format!("unknown command {words:?}\n\n{USAGE}")),
+        [word, ..] => Err(format!("`{word}` is no command; see cargo xtask --help")),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -83,8 +87,72 @@ fn main() -> ExitCode {
     }
 }
 
+fn say(text: &str) -> Result<(), String> {
+    print!("{text}");
+    Ok(())
+}
+
+/// What the usage says of one command; all of it where it says nothing.
+fn usage_of(command: &str) -> String {
+    let mut lines = String::new();
+    let mut is_its = false;
+    for line in USAGE.lines() {
+        // A command begins a line that is indented by two, what belongs to it by more.
+        if let Some(head) = line
+            .strip_prefix("  ")
+            .filter(|rest| !rest.starts_with(' '))
+        {
+            is_its = head.split_whitespace().next() == Some(command);
+        }
+        if is_its {
+            lines.push_str(line);
+            lines.push('\n');
+        }
+    }
+    match lines.is_empty() {
+        true => USAGE.to_owned(),
+        false => format!("cargo xtask COMMAND\n\n{lines}"),
+    }
+}
+
 /// The workspace's top folder; xtask is always run by cargo from its own checkout.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_of_a_command_is_its_part_of_the_usage() {
+        for command in [
+            "ci",
+            "tidy",
+            "test",
+            "sanitize",
+            "bench",
+            "guest-bench",
+            "report",
+        ] {
+            let text = usage_of(command);
+            let heads: Vec<&str> = text
+                .lines()
+                .filter_map(|line| line.strip_prefix("  "))
+                .filter(|rest| !rest.starts_with(' '))
+                .filter_map(|rest| rest.split_whitespace().next())
+                .collect();
+            assert!(
+                !heads.is_empty() && heads.iter().all(|head| *head == command),
+                "{text}"
+            );
+        }
+        let bench = usage_of("bench");
+        assert!(
+            bench.contains("--quick") && bench.contains("--annotate"),
+            "{bench}"
+        );
+        assert_eq!(usage_of("--help"), USAGE);
+    }
 }

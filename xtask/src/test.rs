@@ -46,7 +46,11 @@ impl Selection {
                     selection.against = BackendKind::QemuStorageDaemon;
                 }
                 "--against" => return Err("--against takes `qemu-storage-daemon`".to_owned()),
-                other => return Err(format!("`{other}` is no part of the tests")),
+                other => {
+                    return Err(format!(
+                        "`{other}` is no part of the tests: unit, integration, benches or guest"
+                    ));
+                }
             }
         }
         Ok(selection)

@@ -35,6 +35,11 @@ pub(super) struct Desk {
 impl Desk {
     /// Provides and builds the programs, begins the run.
     pub(super) fn set_up(root: &Path, plan: &Plan, asked: &[&str]) -> Result<Desk, String> {
+        // Before a build of minutes, not after it.
+        if let Some(disk) = &plan.disk {
+            std::fs::metadata(disk)
+                .map_err(|error| format!("--disk {}: {error}", disk.display()))?;
+        }
         setup::provide_programs(root, &["fio", "qemu-storage-daemon"])?;
         let cpus = Cpus::choose()?;
         let release = plan.effort.pace != Pace::Smoke;

@@ -42,7 +42,11 @@ impl Request {
                     let name = words.next().ok_or("--case takes the name of a case")?;
                     request.case = Some((*name).to_owned());
                 }
-                other => return Err(format!("`bench instructions` knows no `{other}`")),
+                other => {
+                    return Err(format!(
+                        "`{other}` is no option of bench instructions: --annotate, --case or --accept"
+                    ));
+                }
             }
         }
         if request.accept && request.case.is_some() {
@@ -72,9 +76,10 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result<(), String> {
     let reference = read_reference(root)?;
     let cases = quietly(root, &[&program.to_string_lossy()], &[])?;
     let is_asked = |case: &&str| request.case.as_deref().is_none_or(|only| only == *case);
-    let cases: Vec<&str> = cases.lines().filter(is_asked).collect();
+    let names: Vec<&str> = cases.lines().collect();
+    let cases: Vec<&str> = names.iter().copied().filter(is_asked).collect();
     if cases.is_empty() {
-        return Err(format!("no case {:?}", request.case.as_deref()));
+        return Err(format!("--case takes one of: {}", names.join(", ")));
     }
     let mut counts = BTreeMap::new();
     for case in cases {

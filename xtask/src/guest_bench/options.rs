@@ -72,7 +72,11 @@ impl Options {
                 "--modules" => modules = Some(PathBuf::from(value()?)),
                 "--out" => options.out = Some(PathBuf::from(value()?)),
                 "--rounds" => options.rounds = Some(rounds(value()?)?),
-                other => return Err(format!("`{other}` is no option of guest-bench")),
+                other => {
+                    return Err(format!(
+                        "`{other}` is no option of guest-bench; see cargo xtask guest-bench --help"
+                    ));
+                }
             }
         }
         options.kernel = match (image, modules) {
