@@ -10,7 +10,11 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
-use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{
+    ArgAction, ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
+    ValueEnum,
+};
 use cleave_disk::{Direct, DiskSpec, Overwrite, parse_size};
 
 use crate::cpus::CpuList;
@@ -141,7 +145,9 @@ enum Command {
     /// keeps serving until Ctrl-C. Everything is removed at the end.
     Demo(DemoArgs),
     /// Create and show stripes: several files or block devices as one disk
-    #[command(subcommand, after_long_help = STRIPE_EXAMPLES, disable_help_subcommand = true)]
+    // No help where nothing follows, so that what is missing is named as in every other command.
+    #[command(subcommand, after_long_help = STRIPE_EXAMPLES, disable_help_subcommand = true,
+              arg_required_else_help = false)]
     Stripe(StripeCommand),
 }
 
@@ -293,7 +299,8 @@ pub(crate) struct ServeOptions {
     pub(crate) cache: Cache,
     /// Whether the host's page cache is bypassed (O_DIRECT)
     ///
-    /// auto: where the disk can. on: or not at all; a disk in memory has none.
+    /// auto: where the disk can. on: refused at start where it cannot, and for a disk in memory, which has
+    /// no page cache. off: never.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     pub(crate) direct: When,
     /// Whether the device is asked for the ends of reads and writes instead of telling them by interrupts
@@ -501,12 +508,21 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
     if line.iter().any(|word| word == "--print-capabilities") {
         return Ok(Action::Print(CAPABILITIES.to_owned()));
     }
-    let cli = match Cli::try_parse_from(line) {
-        Ok(cli) => cli,
+    let parsed = Cli::command()
+        .try_get_matches_from(line)
+        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return refused(&error),
     };
     match cli.command {
-        Some(Command::Serve(args)) => serve(&args),
+        Some(Command::Serve(args)) => {
+            args.options.pacing.refuse_idle(
+                |option| was_given(&matches, option),
+                args.options.control.is_some(),
+            )?;
+            serve(&args)
+        }
         Some(Command::Probe(args)) => Ok(Action::Probe(args.try_into()?)),
         Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
         Some(Command::Top(args)) => Ok(Action::Top(args.into())),
@@ -518,6 +534,13 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         }
         None => serve(&cli.program.into_serve()),
     }
+}
+
+/// Whether an option of the subcommand stands on the command line; its value may be the default's.
+fn was_given(matches: &ArgMatches, option: &str) -> bool {
+    matches
+        .subcommand()
+        .is_some_and(|(_, given)| given.value_source(option) == Some(ValueSource::CommandLine))
 }
 
 fn serve(args: &ServeArgs) -> Result<Action, Failure> {

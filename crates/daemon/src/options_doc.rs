@@ -103,7 +103,7 @@ fn meaning(arg: &Arg) -> String {
 /// A paragraph on one line; the first of a help text has no full stop of its own.
 fn sentence(paragraph: &str) -> String {
     let line = paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.ends_with(['.', ')', ']']) {
+    match line.ends_with('.') {
         true => line,
         false => format!("{line}."),
     }

@@ -3,6 +3,8 @@
 use clap::{Args, ValueEnum};
 use cleave_worker::{Coalesce, Completion, Split, Tuning};
 
+use crate::failure::Failure;
+
 /// `--completion` and what goes with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 pub(crate) struct PacingArgs {
@@ -17,20 +19,21 @@ pub(crate) struct PacingArgs {
     /// Most CPU time that adaptive may spin in vain, in per cent of one core
     ///
     /// For the whole disk, however many workers serve it. When it is used up, workers sleep until there
-    /// is some again. 0: it never spins.
+    /// is some again. 0: it never spins. Refused with interrupt and poll, unless --control can change
+    /// those.
     #[arg(long, value_name = "PCT", default_value_t = Tuning::SPIN_CPU_MAX,
           value_parser = clap::value_parser!(u32).range(0..=SPIN_MAX))]
     pub(crate) spin_cpu_max: u32,
     /// Most CPU time that adaptive may spin at all, in vain or not [default: as much as pays]
     ///
-    /// In per cent of one core, for all workers of this daemon together.
+    /// In per cent of one core, for all workers of this daemon together. Refused as --spin-cpu-max is.
     #[arg(long, value_name = "PCT", value_parser = clap::value_parser!(u32).range(1..=SPIN_MAX))]
     pub(crate) spin_cpu_total: Option<u32>,
     /// Requests a second below which adaptive does not spin
     ///
     /// Below, it costs the CPU time of interrupts, and each request a wake-up. 0: it spins at any rate, where that pays
     /// and within the budget. Requests that come at an even rate, however low, then find it awake, for about an eighth
-    /// of a core.
+    /// of a core. Refused as --spin-cpu-max is.
     #[arg(long, value_name = "N", default_value_t = Tuning::SPIN_RATE_MIN,
           value_parser = clap::value_parser!(u32).range(0..=SPIN_RATE_MAX))]
     pub(crate) spin_rate_min: u32,
@@ -40,7 +43,7 @@ pub(crate) struct PacingArgs {
     #[arg(long, value_name = "N", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(0..=COALESCE_US_MAX))]
     pub(crate) coalesce_us: u32,
-    /// Most requests whose calls become one; 0: as many as end in that time
+    /// Most requests whose calls become one, with --coalesce-us; 0: as many as end in that time
     #[arg(long, value_name = "N", default_value_t = 0, requires = "coalesce_us",
           value_parser = clap::value_parser!(u32).range(0..=COALESCE_MAX_MAX))]
     pub(crate) coalesce_max: u32,
@@ -74,6 +77,29 @@ impl From<Wait> for Completion {
 }
 
 impl PacingArgs {
+    /// Refuses what only adaptive heeds where nothing will ever be adaptive. `given`: whether an option of
+    /// this name stands on the command line.
+    pub(crate) fn refuse_idle(
+        &self,
+        given: impl Fn(&str) -> bool,
+        has_control: bool,
+    ) -> Result<(), Failure> {
+        if self.completion == Wait::Adaptive || has_control {
+            return Ok(());
+        }
+        let idle = [
+            ("spin_cpu_max", "--spin-cpu-max"),
+            ("spin_cpu_total", "--spin-cpu-total"),
+            ("spin_rate_min", "--spin-rate-min"),
+        ];
+        match idle.iter().find(|(name, _)| given(name)) {
+            None => Ok(()),
+            Some((_, option)) => Err(Failure::input(format!(
+                "{option} is for --completion adaptive; leave one of the two out"
+            ))),
+        }
+    }
+
     /// What a worker is tuned to.
     pub(crate) fn tuning(&self, split: Split) -> Tuning {
         Tuning {

@@ -170,16 +170,16 @@ pub(crate) fn source(
         ([], _) => Err(Failure::input("no disk: give --disk SPEC")),
         ([disk], None) => Ok(Source::One(disk.clone())),
         ([_], Some(_)) => Err(Failure::input(
-            "a stripe of one leg is a disk: leave --stripe out, or give --disk once for each leg",
+            "a stripe of one leg is a disk: leave --stripe out, or name all its legs",
         )),
         (more, None) => Err(Failure::input(format!(
-            "--disk was given {} times: make them one disk with --stripe SIZE, or start another \
-             `cleave serve` with a socket of its own for each further disk",
+            "{} disks were given: make them one disk with --stripe SIZE, or start a `cleave` of its own \
+             for each",
             more.len()
         ))),
         (legs, Some(_)) if legs.len() > usize::from(Stripe::LEGS_MAX) => {
             Err(Failure::input(format!(
-                "--disk was given {} times, and a stripe has at most {} legs",
+                "{} legs were given, and a stripe has at most {} legs",
                 legs.len(),
                 Stripe::LEGS_MAX
             )))

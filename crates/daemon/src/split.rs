@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use cleave_disk::{Disk, parse_size};
+use cleave_disk::{Disk, format_size, parse_size};
 use cleave_probe::Profile;
 use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES};
 use cleave_worker::{Prior, Split};
@@ -90,8 +90,10 @@ pub(crate) fn check_chunk(chunk: NonZeroU32, disk: &Disk) -> Result<(), String> 
     if chunk.get() >= block_bytes {
         return Ok(());
     }
+    let block = format_size(block_bytes.into());
     Err(format!(
-        "{chunk} is below the block of disk {}, which is {block_bytes} bytes",
+        "{} is below the block of disk {}; give {block} or more",
+        format_size(chunk.get().into()),
         disk.name()
     ))
 }

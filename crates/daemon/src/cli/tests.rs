@@ -155,6 +155,11 @@ fn what_is_no_stripe_is_refused_in_one_line() {
             format!("{serve} --disk /a --disk /b --stripe-raw"),
             "--stripe",
         ),
+        ("cleave stripe".to_owned(), "create, show"),
+        (
+            "cleave probe /a /b".to_owned(),
+            "2 disks were given: make them one disk with --stripe SIZE",
+        ),
         ("cleave stripe create".to_owned(), "<LEG>"),
         (
             "cleave stripe create --chunk 3 /a /b".to_owned(),
@@ -165,6 +170,29 @@ fn what_is_no_stripe_is_refused_in_one_line() {
         let failure = parsed(&line).unwrap_err().to_string();
         assert!(failure.contains(wanted), "{line}: {failure}");
         assert!(!failure.contains('\n'), "{failure}");
+    }
+}
+
+#[test]
+fn what_only_adaptive_heeds_is_refused_where_nothing_will_be_adaptive() {
+    let serve = "cleave serve --fd 3 --disk null:1G";
+    let heeded = [
+        "--spin-cpu-max 25",
+        "--spin-cpu-total 10",
+        "--spin-rate-min 1100",
+    ];
+    for (option, mode) in heeded
+        .into_iter()
+        .flat_map(|option| ["poll", "interrupt"].map(|mode| (option, mode)))
+    {
+        let line = format!("{serve} --completion {mode} {option}");
+        let failure = parsed(&line).unwrap_err();
+        assert_eq!(failure.exit_code(), std::process::ExitCode::from(2));
+        let (name, _) = option.split_once(' ').unwrap();
+        assert!(failure.to_string().starts_with(name), "{line}: {failure}");
+        service(&format!("{line} --control /c"));
+        service(&format!("{serve} --completion adaptive {option}"));
+        service(&format!("{serve} --completion {mode}"));
     }
 }
 

@@ -9,9 +9,7 @@ use crate::superblock::{Found, SUPERBLOCK_BYTES, Superblock};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StripeError {
     /// Too few or too many.
-    #[error(
-        "a stripe has 2 to 64 legs, and this one would have {legs}; give --disk once for each leg"
-    )]
+    #[error("a stripe has 2 to 64 legs, and this one would have {legs}; name each of its legs")]
     Legs {
         /// How many.
         legs: u16,
