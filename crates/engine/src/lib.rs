@@ -30,7 +30,7 @@ use cleave_guest::Memory;
 
 pub use legs::{LegStats, LegTotals};
 pub use model::Model;
-pub use sim::{Sim, SimConfig, SimStore};
+pub use sim::{Random, Sim, SimConfig, SimStore};
 pub use uring::{EngineError, Uring};
 
 /// Something an engine has to tell its owner.

@@ -42,12 +42,19 @@ pub struct SimConfig {
     pub delay_max: u32,
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
+/// What a seed makes of chance, here and in the tests that drive a [`Sim`]: SplitMix64 (Steele, Lea, Flood
+/// 2014), the same numbers for the same seed.
 #[derive(Debug)]
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// The numbers of this seed.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// Any number.
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -56,7 +63,12 @@ impl Random {
 
     /// From 0 to `max`, both included.
     fn up_to(&mut self, max: u64) -> u64 {
-        self.next() % max.saturating_add(1).max(1)
+        self.below(max.saturating_add(1))
+    }
+
+    /// From 0 to below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.draw() % n.max(1)
     }
 }
 
@@ -200,7 +212,7 @@ impl Sim {
 
     /// A disk may write back whatever it likes, whenever it likes.
     fn write_back(&mut self) {
-        let (chance, luck) = (self.random.up_to(15), self.random.next());
+        let (chance, luck) = (self.random.up_to(15), self.random.draw());
         if chance != 0 {
             return;
         }
@@ -215,7 +227,7 @@ impl Sim {
     fn end(&mut self, flight: &Flight) {
         if flight.kind == OpKind::Sync {
             // What moved since the push may come along; of a failed sync, anything may.
-            let salt = self.random.next();
+            let salt = self.random.draw();
             let is_lucky = |number: u64| Random(salt ^ number).up_to(1) == 1;
             let (covered, is_done) = (flight.covered, flight.result.is_ok());
             lock(&self.store).harden(|change| {
@@ -285,7 +297,7 @@ impl Engine for Sim {
         assert!(self.room() > 0, "pushed without room");
         let parsed = self.parse(&op);
         let fate = self.fate(op.kind);
-        let (torn, delay) = (self.random.next(), self.random.next());
+        let (torn, delay) = (self.random.draw(), self.random.draw());
         let (leg, failing, slow) = {
             let store = lock(&self.store);
             (store.leg(op.leg), store.failing_leg, store.slow_leg)

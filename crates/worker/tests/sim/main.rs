@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type, status};
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
-use cleave_engine::{Sim, SimConfig, SimStore};
+use cleave_engine::{Random, Sim, SimConfig, SimStore};
 use cleave_guest::Vring;
 use cleave_worker::record::{ErrorKind, Kind, Stage, Way};
 use cleave_worker::{
@@ -41,28 +41,11 @@ const FEATURES: u64 = feature::VERSION_1
     | feature::DISCARD
     | feature::WRITE_ZEROES;
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn bytes(&mut self, n: usize) -> Vec<u8> {
-        (0..n.div_ceil(8))
-            .flat_map(|_| self.next().to_le_bytes())
-            .take(n)
-            .collect()
-    }
+fn random_bytes(random: &mut Random, n: usize) -> Vec<u8> {
+    (0..n.div_ceil(8))
+        .flat_map(|_| random.draw().to_le_bytes())
+        .take(n)
+        .collect()
 }
 
 struct Bench {
@@ -246,7 +229,7 @@ struct Pending {
 }
 
 fn run(seed: u64, fail_per_mille: u32, split: Split) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let config = SimConfig {
         seed,
         ops: 100,
@@ -262,7 +245,7 @@ fn run(seed: u64, fail_per_mille: u32, split: Split) {
 }
 
 fn run_striped(seed: u64, fail_per_mille: u32) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let config = SimConfig {
         // Room for the longest request and others beside it.
         ops: 2048,
@@ -399,7 +382,12 @@ fn submit(
     let indirect = random.below(2) == 0;
     let ask = match random.below(10) {
         0..4 => Ask::read(sector, len as u32 * 512, cut, indirect),
-        4..8 => Ask::write(sector, random.bytes(len as usize * 512), cut, indirect),
+        4..8 => Ask::write(
+            sector,
+            random_bytes(random, len as usize * 512),
+            cut,
+            indirect,
+        ),
         8 => Ask::zero(sector, len as u32, random.below(2) == 0),
         _ => Ask::flush(),
     };

@@ -168,7 +168,7 @@ fn run(
     let memory = driver.memory();
     let world = Rc::new(RefCell::new(World {
         driver,
-        random: Random(seed),
+        random: Random::new(seed),
         event_idx,
         moments: 0,
         kicked: false,

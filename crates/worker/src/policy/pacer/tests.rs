@@ -4,6 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use cleave_engine::Random;
+
 use super::*;
 use crate::{Completion, Split, Totals};
 
@@ -18,23 +20,10 @@ const WAKE_CPU_NS: u64 = 10 * US;
 const BUSY_LAP_NS: u64 = 400;
 const IDLE_LAP_NS: u64 = 150;
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Of an exponential distribution.
-    fn exponential(&mut self, mean_ns: u64) -> u64 {
-        let share = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
-        (-(1.0 - share).ln() * mean_ns as f64) as u64
-    }
+/// A time of an exponential distribution.
+fn exponential(random: &mut Random, mean_ns: u64) -> u64 {
+    let share = (random.draw() >> 11) as f64 / (1u64 << 53) as f64;
+    (-(1.0 - share).ln() * mean_ns as f64) as u64
 }
 
 /// What a trace came to.
@@ -243,10 +232,10 @@ fn even(per_second: u64, time_ns: u64) -> Vec<u64> {
 }
 
 fn poisson(per_second: u64, time_ns: u64) -> Vec<u64> {
-    let mut random = Random(per_second);
+    let mut random = Random::new(per_second);
     let mut at_ns = 0;
     std::iter::repeat_with(|| {
-        at_ns += random.exponential(SECOND / per_second);
+        at_ns += exponential(&mut random, SECOND / per_second);
         at_ns
     })
     .take_while(|at_ns| *at_ns < time_ns)
