@@ -23,23 +23,18 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// The built program: `CLEAVE_BIN`, else built now beside the tests.
-fn program() -> &'static Path {
+/// The program: `CLEAVE_BIN`, else built now, in the same profile as what asks for it.
+pub fn program_path() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         if let Some(given) = std::env::var_os("CLEAVE_BIN") {
             return given.into();
         }
         // target/PROFILE/deps/test-HASH
-        let profile = std::env::current_exe()
-            .unwrap()
-            .parent()
-            .unwrap()
-            .parent()
-            .unwrap()
-            .to_owned();
+        let own = std::env::current_exe().unwrap();
+        let profile = own.ancestors().nth(2).unwrap();
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--package", "cleave-daemon"]);
+        build.args(["build", "--quiet", "--locked", "--package", "cleave-daemon"]);
         if profile.ends_with("release") {
             build.arg("--release");
         }
@@ -53,24 +48,19 @@ fn program() -> &'static Path {
     })
 }
 
-/// Where the program is.
-pub fn program_path() -> &'static Path {
-    program()
-}
-
 /// A copy of the program where every user can reach it.
 pub fn program_copy(scratch: &Scratch) -> PathBuf {
     let copy = scratch.join("cleave");
     // By another process: a test that forks meanwhile would hold a descriptor of ours that is open for
     // writing, and a program that is being written to cannot be run.
-    let copied = Command::new("cp").arg(program()).arg(&copy).status();
+    let copied = Command::new("cp").arg(program_path()).arg(&copy).status();
     assert!(copied.unwrap().success());
     copy
 }
 
 /// Runs `cleave` with arguments until it ends by itself.
 pub fn run_to_end<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Ended {
-    let mut child = Command::new(program())
+    let mut child = Command::new(program_path())
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -138,7 +128,7 @@ impl Daemon {
             socket.display().to_string(),
         ];
         all.extend(args.iter().map(|arg| (*arg).to_owned()));
-        Daemon::start(scratch, socket, Command::new(program()).args(all))
+        Daemon::start(scratch, socket, Command::new(program_path()).args(all))
     }
 
     /// Starts it under `sh`, after shell commands such as `ulimit -n 64`.
@@ -149,7 +139,7 @@ impl Daemon {
         let mut command = Command::new("sh");
         command
             .args(["-c", &line, "sh"])
-            .arg(program())
+            .arg(program_path())
             .args(["serve", "--socket-path"]);
         Daemon::start(scratch, socket.clone(), command.arg(socket).args(args))
     }
@@ -160,7 +150,7 @@ impl Daemon {
         socket: PathBuf,
         args: &[A],
     ) -> Daemon {
-        Daemon::start(scratch, socket, Command::new(program()).args(args))
+        Daemon::start(scratch, socket, Command::new(program_path()).args(args))
     }
 
     /// Starts it with a descriptor as its standard input: for `--fd 0`.
@@ -172,7 +162,7 @@ impl Daemon {
         Daemon::spawn(
             scratch,
             PathBuf::new(),
-            Command::new(program()).args(args).stdin(stdin),
+            Command::new(program_path()).args(args).stdin(stdin),
         )
     }
 
@@ -337,15 +327,17 @@ impl Daemon {
         last
     }
 
-    /// Waits until it has at most so many descriptors; how many it has.
-    pub fn fds_settle_at(&self, most: usize) -> usize {
+    /// Waits until it has at most so many descriptors; fails where that takes more than three seconds.
+    pub fn fds_settle_at(&self, most: usize) -> Result<(), String> {
         let end = Instant::now() + Duration::from_secs(3);
         loop {
-            let now = self.fds();
-            if now <= most || Instant::now() > end {
-                return now;
+            match self.fds() {
+                now if now <= most => return Ok(()),
+                now if Instant::now() > end => {
+                    return Err(format!("{now} descriptors, and not {most}"));
+                }
+                _ => std::thread::sleep(Duration::from_millis(5)),
             }
-            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -386,6 +378,17 @@ impl Daemon {
             text.split_whitespace().next()?.parse::<u64>().ok()
         });
         Duration::from_nanos(times.sum())
+    }
+
+    /// Fails where it spends more CPU time than `most` while `time` passes.
+    pub fn stays_idle(&self, time: Duration, most: Duration) -> Result<(), String> {
+        let before = self.cpu();
+        std::thread::sleep(time);
+        let spent = self.cpu().saturating_sub(before);
+        match spent < most {
+            true => Ok(()),
+            false => Err(format!("{spent:?} of CPU in {time:?}")),
+        }
     }
 }
 
