@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
-use cleave_benches::{Daemon, settings};
+use cleave_benches::settings;
 use cleave_client::{Client, Doorbell, Options, Stop, Wait, Workload};
+use cleave_tests::Daemon;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
 const DISKS: [&str; 2] = ["null:1G", "ram:64M"];
@@ -25,7 +26,8 @@ fn reads(c: &mut Criterion) {
     group.throughput(Throughput::Elements(1));
     for disk in DISKS {
         for (name, completion, wait) in WAYS {
-            let daemon = Daemon::serve(&["--disk", disk, "--completion", completion]);
+            let args = ["--disk", disk, "--completion", completion, "--queues", "1"];
+            let daemon = Daemon::serve(&args);
             let bell = match wait {
                 Wait::Sleep => Doorbell::NonBlocking,
                 Wait::Poll => Doorbell::Absent,

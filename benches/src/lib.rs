@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // A benchmark that cannot be set up has nothing to measure.
 
-mod daemon;
 mod guest;
 mod turn;
 
@@ -11,7 +10,6 @@ use std::time::Duration;
 
 use criterion::Criterion;
 
-pub use daemon::Daemon;
 pub use guest::{BATCH, Driver, Guest, Place, REGION_BYTES, VRING_SIZE, region_addr};
 pub use turn::{Signals, Turn, uring};
 

@@ -49,6 +49,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("cleave-tests", &["cleave-blk", "cleave-client"]),
     (
+        // The tests for how the program is built and started, where it is timed over its socket.
         "cleave-benches",
         &[
             "cleave-blk",
@@ -56,6 +57,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cleave-disk",
             "cleave-engine",
             "cleave-guest",
+            "cleave-tests",
             "cleave-worker",
         ],
     ),
