@@ -5,7 +5,7 @@ const HOT: u64 = 8;
 /// Below this it is cold again. What lies between, and that it is full once it is hot, keeps a rate about
 /// the limit from flapping.
 const COLD: u64 = 2;
-/// Most that is kept: at the usual limit 44 ms without a request are forgiven, as between two bursts.
+/// Most that is kept: at the usual limit 42 ms without a request are forgiven, as between two bursts.
 const FULL: u64 = 48;
 
 /// A leaky bucket of requests, measured in time.
