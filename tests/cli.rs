@@ -30,7 +30,7 @@ fn refused(folder: &Path, name: &str, args: &[&str], says: &str) {
         ended.stderr
     );
     assert!(
-        ended.stderr.contains(says),
+        ended.stderr.starts_with("cleave: ") && ended.stderr.contains(says),
         "{name}: {says:?} is not in {}",
         ended.stderr
     );
@@ -90,6 +90,12 @@ fn bad_input_is_refused_in_one_line() {
         ("ram of half a sector", vec!["--disk", "ram:1000"], "1000"),
         ("ram without a size", vec!["--disk", "ram:"], "ram:"),
         ("null without a size", vec!["--disk", "null:"], "null:"),
+        ("null of nothing", vec!["--disk", "null:0"], "null:0"),
+        (
+            "two disks",
+            vec!["--disk", &disk, "--disk", "null:1G"],
+            "one disk",
+        ),
         (
             "a size beyond 2^64",
             vec!["--disk", "null:99999999999999T"],
@@ -271,6 +277,7 @@ fn bad_input_is_refused_in_one_line() {
             vec!["serve", "--fd=-1", "--disk", &disk],
             "--fd",
         ),
+        ("nothing at all", vec![], "cleave serve"),
         ("an unknown command", vec!["frobnicate"], "frobnicate"),
         (
             "conventions without a file",

@@ -621,6 +621,49 @@ fn a_grown_image_is_told_to_the_guest() {
     daemon.finish();
 }
 
+/// Whether the daemon's inotify watches anything now.
+fn is_watching(daemon: &Daemon) -> bool {
+    let process = std::path::PathBuf::from(format!("/proc/{}", daemon.pid()));
+    let watching = |entry: std::fs::DirEntry| {
+        let is_inotify = std::fs::read_link(entry.path())
+            .is_ok_and(|to| to == std::path::Path::new("anon_inode:inotify"));
+        let info = process.join("fdinfo").join(entry.file_name());
+        is_inotify && std::fs::read_to_string(info).is_ok_and(|info| info.contains("inotify wd:"))
+    };
+    let mut descriptors = std::fs::read_dir(process.join("fd")).unwrap().flatten();
+    descriptors.any(watching)
+}
+
+#[test]
+fn a_hang_up_signal_looks_at_the_size_at_once() {
+    let scratch = Scratch::new();
+    let path = scratch.image("disk", DISK);
+    let daemon = Daemon::serve(&["--disk", path.to_str().unwrap()]);
+    let client = daemon.open(&small(1));
+    let channel = client.open_backend_channel().unwrap();
+    let image = std::fs::File::options().write(true).open(&path).unwrap();
+    let mut bytes = DISK;
+    let mut grow = || {
+        bytes += 1 << 20;
+        image.set_len(bytes).unwrap();
+    };
+    let is_told = || channel.config_change(Duration::from_secs(20)).unwrap();
+    // For a second after it noticed a change the file is not watched; where this test is slower than that,
+    // it cannot tell who noticed the next one, and tries again.
+    for _ in 0..20 {
+        grow();
+        assert!(is_told());
+        grow();
+        daemon.signal(rustix::process::Signal::HUP);
+        assert!(is_told());
+        if !is_watching(&daemon) {
+            drop(client);
+            return daemon.finish();
+        }
+    }
+    panic!("the signal was not what noticed");
+}
+
 #[test]
 fn every_way_of_setting_up() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);

@@ -1,12 +1,13 @@
 //! Frontends come and go, signals end the program, sockets and images are not taken from others.
 #![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
 
+use std::io::Write as _;
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
 use cleave_tests::{Daemon, Scratch, exercise, run_to_end, scale, small};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 #[test]
 fn frontends_come_and_go() {
@@ -260,6 +261,7 @@ fn an_image_in_use_is_not_shared() {
             "{}",
             ended.stderr
         );
+        assert!(!scratch.join("rival").exists(), "a socket is left behind");
     }
     daemon.finish();
     let first = Daemon::serve(&["--disk", disk, "--read-only"]);
@@ -321,8 +323,13 @@ fn flood(client: &mut Client, index: usize, count: u64) {
 
 #[test]
 fn a_log_that_nobody_reads_stops_nothing() {
-    use std::process::{Command, Stdio};
-    // The read end of its stderr is never read: a pipe holds 64 KiB, and a guest can make it talk.
+    use std::process::Command;
+    // Its stderr is a pipe that is full before it starts, and never read.
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while writer.write(&[b'x'; 4096]).is_ok() {}
+    while writer.write(b"x").is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
     let scratch = Scratch::new();
     let socket = scratch.join("socket");
     let mut child = Command::new(cleave_tests::program_path())
@@ -335,7 +342,7 @@ fn a_log_that_nobody_reads_stops_nothing() {
             "--socket-path",
         ])
         .arg(&socket)
-        .stderr(Stdio::piped())
+        .stderr(writer)
         .spawn()
         .unwrap();
     let end = Instant::now() + Duration::from_secs(5);
@@ -355,11 +362,8 @@ fn a_log_that_nobody_reads_stops_nothing() {
         }
     }
     assert!(rounds > 10, "{rounds} rounds");
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(child.id() as i32).unwrap(),
-        Signal::TERM,
-    )
-    .unwrap();
+    let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
     let end = Instant::now() + Duration::from_secs(3);
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -373,4 +377,28 @@ fn a_log_that_nobody_reads_stops_nothing() {
         std::thread::sleep(Duration::from_millis(5));
     };
     assert_eq!(status.code(), Some(0));
+    drop(reader);
+}
+
+#[test]
+fn running_out_of_descriptors_is_waited_out_without_spinning() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    exercise(&mut daemon.open(&small(1))).unwrap();
+    let pid = Pid::from_raw(daemon.pid().cast_signed());
+    let all = getrlimit(Resource::Nofile);
+    let limit = |current: Option<u64>| {
+        let maximum = all.maximum;
+        prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    };
+    // Not even one connection can be accepted.
+    limit(Some(3));
+    let waiting = Socket::connect(daemon.socket(), Duration::from_secs(2)).unwrap();
+    daemon
+        .stays_idle(Duration::from_millis(500), Duration::from_millis(50))
+        .unwrap();
+    limit(all.maximum);
+    // The one that waited says nothing, and keeps nobody out.
+    exercise(&mut daemon.open(&small(1))).unwrap();
+    drop(waiting);
+    daemon.finish();
 }

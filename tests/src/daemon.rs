@@ -166,6 +166,13 @@ impl Daemon {
         )
     }
 
+    /// Starts a command that waits for no frontend: `demo`, `probe`. What it prints is in its log too.
+    pub fn without_socket(args: &[&str]) -> Daemon {
+        let mut command = Command::new(program_path());
+        command.args(args).stdin(Stdio::null());
+        Daemon::spawn(Scratch::new(), PathBuf::new(), &mut command)
+    }
+
     fn start(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
         let mut daemon = Daemon::spawn(scratch, socket, command.stdin(Stdio::null()));
         let end = Instant::now() + Duration::from_secs(10);
