@@ -1,12 +1,13 @@
 //! The command line. Each option is defined here once; `--help`, the parser and `docs/options.md`
 //! derive from that definition.
 
+mod demo;
 mod probe;
+mod stripe;
 mod view;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
@@ -15,7 +16,7 @@ use clap::{
     ArgAction, ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
     ValueEnum,
 };
-use cleave_disk::{Direct, DiskSpec, Overwrite, parse_size};
+use cleave_disk::{Direct, DiskSpec, parse_size};
 
 use crate::cpus::CpuList;
 use crate::demo::Demo;
@@ -62,15 +63,6 @@ Examples:
       cleave --socket-path /run/cleave/a.sock --blk-file /var/lib/images/a.img
 
 Exit codes: 0 ended as asked, 1 failed while running, 2 bad input.";
-
-const STRIPE_EXAMPLES: &str = "\
-Examples:
-  Two devices as one disk:
-      cleave stripe create --chunk 64K /dev/nvme0n1 /dev/nvme1n1
-      cleave serve --socket-path /run/cleave/e.sock --stripe 64K \\
-          --disk /dev/nvme0n1 --disk /dev/nvme1n1
-  In which order, and whether all are there:
-      cleave stripe show /dev/nvme0n1 /dev/nvme1n1";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -143,12 +135,12 @@ enum Command {
     /// Makes an image in a temporary folder, serves it on a socket, fills and verifies it through the
     /// built-in client, measures, prints a table and the QEMU command line that attaches a guest, and
     /// keeps serving until Ctrl-C. Everything is removed at the end.
-    Demo(DemoArgs),
+    Demo(demo::DemoArgs),
     /// Create and show stripes: several files or block devices as one disk
     // No help where nothing follows, so that what is missing is named as in every other command.
-    #[command(subcommand, after_long_help = STRIPE_EXAMPLES, disable_help_subcommand = true,
+    #[command(subcommand, after_long_help = stripe::EXAMPLES, disable_help_subcommand = true,
               arg_required_else_help = false)]
-    Stripe(StripeCommand),
+    Stripe(stripe::StripeCommand),
 }
 
 /// Without a subcommand: the conventions of vhost-user back-end programs.
@@ -237,41 +229,6 @@ pub(crate) struct StripeArgs {
     pub(crate) stripe_raw: bool,
 }
 
-/// `cleave stripe`.
-#[derive(Debug, Subcommand)]
-enum StripeCommand {
-    /// Make files or block devices the legs of a stripe; what they hold is lost
-    ///
-    /// Writes a superblock into the last 4 KiB of each leg: which stripe, which leg of how many, the
-    /// chunk. `cleave serve --stripe` refuses legs that do not belong together or stand in another
-    /// order. The usable size is that of the smallest leg times their number.
-    Create(CreateArgs),
-    /// Show what the superblocks of legs say, and whether the legs are a whole stripe in this order
-    ///
-    /// Legs that are being served may be looked at. Exits 1 where they are no whole stripe.
-    Show(ShowArgs),
-}
-
-#[derive(Debug, Args)]
-struct CreateArgs {
-    /// Bytes that lie together on a leg: a power of two from 4K to 4M
-    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = stripe_chunk)]
-    chunk: u32,
-    /// Take legs that are part of a stripe already or hold data
-    #[arg(long)]
-    force: bool,
-    /// The legs, in order
-    #[arg(value_name = "LEG", required = true)]
-    legs: Vec<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-struct ShowArgs {
-    /// The legs, in order
-    #[arg(value_name = "LEG", required = true)]
-    legs: Vec<PathBuf>,
-}
-
 /// Options of `cleave serve` that all have a default.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeOptions {
@@ -358,56 +315,6 @@ pub(crate) struct ServeOptions {
     pub(crate) exit_with_parent: bool,
 }
 
-/// `cleave demo`.
-#[derive(Debug, Clone, Args)]
-struct DemoArgs {
-    /// End after the table
-    #[arg(long)]
-    exit: bool,
-    /// Size of the image, in whole mebibytes
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = demo_size)]
-    size: u64,
-    /// Length of each measurement
-    #[arg(long, value_name = "N", default_value_t = 3,
-          value_parser = clap::value_parser!(u64).range(1..=3600))]
-    seconds: u64,
-    /// Folder that the temporary one is made in [default: $TMPDIR, or else /var/tmp]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
-}
-
-impl From<DemoArgs> for Demo {
-    fn from(args: DemoArgs) -> Demo {
-        let folder = || std::env::var_os("TMPDIR").map_or("/var/tmp".into(), PathBuf::from);
-        Demo {
-            exit: args.exit,
-            size_bytes: args.size,
-            time: Duration::from_secs(args.seconds),
-            parent: args.dir.unwrap_or_else(folder),
-        }
-    }
-}
-
-impl From<StripeCommand> for Stripe {
-    fn from(command: StripeCommand) -> Stripe {
-        // Always paths, whatever they look like.
-        let specs = |legs: Vec<PathBuf>| legs.into_iter().map(DiskSpec::Path).collect();
-        match command {
-            StripeCommand::Create(args) => Stripe::Create {
-                legs: specs(args.legs),
-                chunk_bytes: args.chunk,
-                overwrite: match args.force {
-                    true => Overwrite::Yes,
-                    false => Overwrite::No,
-                },
-            },
-            StripeCommand::Show(args) => Stripe::Show {
-                legs: specs(args.legs),
-            },
-        }
-    }
-}
-
 /// `--cache`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Cache {
@@ -483,13 +390,6 @@ fn stripe_chunk(text: &str) -> Result<u32, String> {
     match cleave_blk::Stripe::new(cleave_blk::Stripe::LEGS_MIN, bytes) {
         Some(_) => Ok(bytes),
         None => Err("a stripe's chunk is a power of two from 4K to 4M".to_owned()),
-    }
-}
-
-fn demo_size(text: &str) -> Result<u64, String> {
-    match parse_size(text)? {
-        bytes if bytes >= 16 << 20 && bytes.is_multiple_of(1 << 20) => Ok(bytes),
-        _ => Err("the image has whole mebibytes, at least 16M".to_owned()),
     }
 }
 

@@ -1,6 +1,7 @@
 use std::path::Path;
+use std::time::Duration;
 
-use cleave_disk::StripeKind;
+use cleave_disk::{Overwrite, StripeKind};
 
 use super::*;
 use crate::probe::Depth;

@@ -1,0 +1,73 @@
+//! `cleave stripe` on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use cleave_disk::{DiskSpec, Overwrite};
+
+use super::stripe_chunk;
+use crate::stripe::Stripe;
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  Two devices as one disk:
+      cleave stripe create --chunk 64K /dev/nvme0n1 /dev/nvme1n1
+      cleave serve --socket-path /run/cleave/e.sock --stripe 64K \\
+          --disk /dev/nvme0n1 --disk /dev/nvme1n1
+  In which order, and whether all are there:
+      cleave stripe show /dev/nvme0n1 /dev/nvme1n1";
+
+/// `cleave stripe`.
+#[derive(Debug, Subcommand)]
+pub(super) enum StripeCommand {
+    /// Make files or block devices the legs of a stripe; what they hold is lost
+    ///
+    /// Writes a superblock into the last 4 KiB of each leg: which stripe, which leg of how many, the
+    /// chunk. `cleave serve --stripe` refuses legs that do not belong together or stand in another
+    /// order. The usable size is that of the smallest leg times their number.
+    Create(CreateArgs),
+    /// Show what the superblocks of legs say, and whether the legs are a whole stripe in this order
+    ///
+    /// Legs that are being served may be looked at. Exits 1 where they are no whole stripe.
+    Show(ShowArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CreateArgs {
+    /// Bytes that lie together on a leg: a power of two from 4K to 4M
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = stripe_chunk)]
+    chunk: u32,
+    /// Take legs that are part of a stripe already or hold data
+    #[arg(long)]
+    force: bool,
+    /// The legs, in order
+    #[arg(value_name = "LEG", required = true)]
+    legs: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ShowArgs {
+    /// The legs, in order
+    #[arg(value_name = "LEG", required = true)]
+    legs: Vec<PathBuf>,
+}
+
+impl From<StripeCommand> for Stripe {
+    fn from(command: StripeCommand) -> Stripe {
+        // Always paths, whatever they look like.
+        let specs = |legs: Vec<PathBuf>| legs.into_iter().map(DiskSpec::Path).collect();
+        match command {
+            StripeCommand::Create(args) => Stripe::Create {
+                legs: specs(args.legs),
+                chunk_bytes: args.chunk,
+                overwrite: match args.force {
+                    true => Overwrite::Yes,
+                    false => Overwrite::No,
+                },
+            },
+            StripeCommand::Show(args) => Stripe::Show {
+                legs: specs(args.legs),
+            },
+        }
+    }
+}
