@@ -120,11 +120,6 @@ impl Queue {
         self.kick.as_ref()?.try_clone().ok()
     }
 
-    /// How completions are waited for from now on.
-    pub fn set_wait(&mut self, wait: Wait) {
-        self.wait = wait;
-    }
-
     /// How long a completion may take.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;

@@ -378,12 +378,6 @@ impl Vring {
         self.signals.disarm(&self.parts, self.next_avail);
     }
 
-    /// Whether unseen entries are available: one load, nothing stored.
-    #[inline]
-    pub fn has_work(&self) -> bool {
-        self.next_avail != self.seen_avail || self.parts.avail_index() != self.next_avail
-    }
-
     /// Position of the next available entry: what GET_VRING_BASE answers.
     pub fn base(&self) -> u16 {
         self.next_avail
@@ -551,12 +545,12 @@ mod tests {
             vring.disarm();
             assert_eq!(driver.used_flags().load(SeqCst), u16::from(features == 0));
             driver.offer(0);
-            assert!(!vring.has_work() && !vring.arm());
+            assert!(!vring.arm());
             assert_eq!(driver.used_flags().load(SeqCst), 0);
             driver.publish();
-            assert!(vring.has_work() && vring.arm());
+            assert!(vring.arm());
             vring.take(&mut chain).unwrap().unwrap();
-            assert!(!vring.has_work() && !vring.arm());
+            assert!(!vring.arm());
             if features != 0 {
                 assert_eq!(driver.avail_event().load(SeqCst), 8);
                 vring.disarm();

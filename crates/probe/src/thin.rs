@@ -6,7 +6,7 @@ use cleave_disk::{Disk, FileKind, Store};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// Holes and data beyond this many pieces are not told apart any more.
+/// Holes and data beyond this many pieces are not told apart.
 const PIECES_MAX: u32 = 100_000;
 
 /// How much of a disk is backed by storage.
@@ -16,13 +16,6 @@ pub enum Extent {
     Share(f64),
     /// Nobody says: a block device, or a file system without a map.
     Unknown,
-}
-
-impl Extent {
-    /// Whether some of it was never written.
-    pub fn is_thin(&self) -> bool {
-        matches!(self, Extent::Share(share) if *share < 0.999)
-    }
 }
 
 /// Maps a disk. Memory has no thin areas that matter. A stripe is as full as its emptiest leg, and
@@ -106,7 +99,5 @@ mod tests {
         }
         file.write_all_at(&vec![1; size as usize], 0).unwrap();
         assert_eq!(map(&file, size), Extent::Share(1.0));
-        assert!(!Extent::Share(1.0).is_thin() && !Extent::Unknown.is_thin());
-        assert!(Extent::Share(0.5).is_thin());
     }
 }
