@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
-use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions};
+use cleave_disk::{Disk, DiskSpec, OpenOptions};
 use cleave_engine::{Engine, Uring};
 use cleave_guest::{Memory, Vring};
 use cleave_worker::{
@@ -39,12 +39,7 @@ pub enum Signals {
 
 /// A device without a disk that could be slow, as `cleave serve --disk null:1G` makes it.
 fn null_device(completion: Completion) -> Arc<Device> {
-    let options = OpenOptions {
-        read_only: false,
-        direct: Direct::Auto,
-        block_bytes: None,
-        discard: true,
-    };
+    let options = OpenOptions::default();
     let disk = Disk::open(&DiskSpec::Null(DISK_BYTES), &options).unwrap();
     let config = WorkerConfig {
         cpus: Vec::new(),

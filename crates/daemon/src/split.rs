@@ -100,16 +100,14 @@ pub(crate) fn check_chunk(chunk: NonZeroU32, disk: &Disk) -> Result<(), String> 
 
 #[cfg(test)]
 mod tests {
-    use cleave_disk::{Direct, OpenOptions};
+    use cleave_disk::OpenOptions;
 
     use super::*;
 
     fn disk(block_bytes: u32) -> Disk {
         let options = OpenOptions {
-            read_only: false,
-            direct: Direct::Auto,
             block_bytes: Some(block_bytes),
-            discard: true,
+            ..OpenOptions::default()
         };
         Disk::open(&"ram:1M".parse().unwrap(), &options).unwrap()
     }

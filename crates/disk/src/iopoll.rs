@@ -182,13 +182,6 @@ mod tests {
     use super::*;
     use crate::{Direct, DiskSpec, OpenOptions, StripeKind};
 
-    const OPTIONS: OpenOptions = OpenOptions {
-        read_only: false,
-        direct: Direct::Auto,
-        block_bytes: None,
-        discard: true,
-    };
-
     fn refusal(disk: Disk) -> String {
         let why = disk.with_iopoll().unwrap_err().to_string();
         assert!(!why.contains('\n'), "one line: {why}");
@@ -198,7 +191,7 @@ mod tests {
     #[test]
     fn memory_and_the_page_cache_are_refused_by_name() {
         for spec in ["ram:1M", "null:1M", "model:p3700,size=1M"] {
-            let disk = Disk::open(&spec.parse().unwrap(), &OPTIONS).unwrap();
+            let disk = Disk::open(&spec.parse().unwrap(), &OpenOptions::default()).unwrap();
             let why = refusal(disk);
             assert!(
                 why.contains(spec) && why.contains("leave --iopoll away"),
@@ -208,7 +201,10 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let direct = Direct::Off;
-        let options = OpenOptions { direct, ..OPTIONS };
+        let options = OpenOptions {
+            direct,
+            ..OpenOptions::default()
+        };
         let spec = DiskSpec::Path(file.path().to_owned());
         let why = refusal(Disk::open(&spec, &options).unwrap());
         let path = file.path().to_string_lossy();
@@ -228,7 +224,8 @@ mod tests {
                 DiskSpec::Path(path)
             })
             .collect();
-        let disk = Disk::open_stripe(&legs, 65536, StripeKind::Raw, &OPTIONS).unwrap();
+        let disk =
+            Disk::open_stripe(&legs, 65536, StripeKind::Raw, &OpenOptions::default()).unwrap();
         let is_direct = |leg: &Leg| matches!(leg.store(), Store::File { direct: true, .. });
         let Store::File { file, kind, .. } = disk.store() else {
             panic!("a file")
@@ -259,7 +256,7 @@ mod tests {
 
     #[test]
     fn polling_is_left_once_for_all() {
-        let disk = Disk::open(&"ram:1M".parse().unwrap(), &OPTIONS).unwrap();
+        let disk = Disk::open(&"ram:1M".parse().unwrap(), &OpenOptions::default()).unwrap();
         let disk = disk.with_iopoll_unproven();
         assert!(disk.is_polled());
         let left: Vec<_> = (0..2).map(|_| disk.legs()[0].leave_polling()).collect();

@@ -23,7 +23,7 @@ pub enum Direct {
 }
 
 /// How a disk is opened.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenOptions {
     /// Opened without write permission; lock shared.
     pub read_only: bool,
@@ -33,6 +33,18 @@ pub struct OpenOptions {
     pub block_bytes: Option<u32>,
     /// Offer discard and unmapping write-zeroes where the store can.
     pub discard: bool,
+}
+
+impl Default for OpenOptions {
+    /// As `cleave serve` opens a disk when nothing else is said.
+    fn default() -> OpenOptions {
+        OpenOptions {
+            read_only: false,
+            direct: Direct::Auto,
+            block_bytes: None,
+            discard: true,
+        }
+    }
 }
 
 /// Why a disk cannot be opened. Each line names the thing and the remedy.

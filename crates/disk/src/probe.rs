@@ -370,10 +370,9 @@ mod tests {
             (Direct::Off, 4096, Some(false)),
         ] {
             let options = OpenOptions {
-                read_only: false,
                 direct,
                 block_bytes: Some(block_bytes),
-                discard: true,
+                ..OpenOptions::default()
             };
             let mut geometry = geometry(&file, FileKind::Regular).unwrap();
             match choose_direct(path, &file, &mut geometry, &options) {

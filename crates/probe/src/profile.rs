@@ -316,19 +316,14 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cleave_disk::{Direct, OpenOptions};
+    use cleave_disk::OpenOptions;
 
     use super::*;
     use crate::judge::tests::{p3700, recorded};
     use crate::report::tests::report;
 
     fn disk(spec: &str) -> Disk {
-        let options = OpenOptions {
-            read_only: false,
-            direct: Direct::Auto,
-            block_bytes: None,
-            discard: true,
-        };
+        let options = OpenOptions::default();
         Disk::open(&spec.parse().unwrap(), &options).unwrap()
     }
 

@@ -75,10 +75,8 @@ impl Frontend {
     /// Connected, and nothing said.
     fn connect() -> Frontend {
         let options = OpenOptions {
-            read_only: false,
             direct: Direct::Off,
-            block_bytes: None,
-            discard: true,
+            ..OpenOptions::default()
         };
         let disk = Arc::new(Disk::open(&DiskSpec::Null(CAPACITY), &options).unwrap());
         let config = WorkerConfig {

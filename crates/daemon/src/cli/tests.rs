@@ -40,10 +40,8 @@ fn defaults_are_those_documented() {
         cleave_worker::Tuning::new(cleave_worker::Split::Off)
     );
     assert!(got.worker.cpus.is_empty());
-    assert_eq!(got.open.direct, cleave_disk::Direct::Auto);
-    assert_eq!(got.open.block_bytes, None);
-    assert!(got.open.discard && got.writeback);
-    assert!(!got.open.read_only && !got.once);
+    assert_eq!(got.open, cleave_disk::OpenOptions::default());
+    assert!(got.writeback && !got.once);
     assert_eq!(got.serial, [0; 20]);
     assert_eq!(got.log, tracing::level_filters::LevelFilter::INFO);
 }

@@ -198,17 +198,15 @@ fn shown(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cleave_disk::{Direct, OpenOptions};
+    use cleave_disk::OpenOptions;
     use cleave_worker::Prior;
 
     use super::*;
 
     fn disk() -> Disk {
         let options = OpenOptions {
-            read_only: false,
-            direct: Direct::Auto,
             block_bytes: Some(8192),
-            discard: true,
+            ..OpenOptions::default()
         };
         Disk::open(&"ram:1M".parse().unwrap(), &options).unwrap()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
+use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_worker::record::Recording;
 use cleave_worker::{Device, LegTotals, Split, Tuning, WorkerConfig};
 use serde_json::Value;
@@ -10,12 +10,7 @@ use serde_json::Value;
 use super::Exhibit;
 
 fn options() -> OpenOptions {
-    OpenOptions {
-        read_only: false,
-        direct: Direct::Auto,
-        block_bytes: None,
-        discard: true,
-    }
+    OpenOptions::default()
 }
 
 pub(super) fn exhibit(disk: Disk, serial: &str) -> Arc<Exhibit> {

@@ -42,21 +42,14 @@ pub(crate) fn image(dir: &Path, bytes: u64) -> PathBuf {
 
 pub(crate) fn open(path: &Path, direct: Direct) -> Disk {
     let options = OpenOptions {
-        read_only: false,
         direct,
-        block_bytes: None,
-        discard: true,
+        ..OpenOptions::default()
     };
     Disk::open(&DiskSpec::Path(path.to_owned()), &options).unwrap()
 }
 
 pub(crate) fn disk_of(spec: &str) -> Disk {
-    let options = OpenOptions {
-        read_only: false,
-        direct: Direct::Auto,
-        block_bytes: None,
-        discard: true,
-    };
+    let options = OpenOptions::default();
     Disk::open(&spec.parse().unwrap(), &options).unwrap()
 }
 

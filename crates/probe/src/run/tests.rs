@@ -1,16 +1,11 @@
 use std::io::Write as _;
 
-use cleave_disk::{Direct, DiskSpec, OpenOptions};
+use cleave_disk::{DiskSpec, OpenOptions};
 
 use super::*;
 
 fn open(spec: &str) -> Arc<Disk> {
-    let options = OpenOptions {
-        read_only: false,
-        direct: Direct::Auto,
-        block_bytes: None,
-        discard: true,
-    };
+    let options = OpenOptions::default();
     let spec: DiskSpec = spec.parse().unwrap();
     Arc::new(Disk::open(&spec, &options).unwrap())
 }

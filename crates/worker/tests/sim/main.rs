@@ -68,12 +68,7 @@ fn is_rung(fd: &OwnedFd) -> bool {
 }
 
 fn device(split: Split) -> Arc<Device> {
-    let options = OpenOptions {
-        read_only: false,
-        direct: Direct::Auto,
-        block_bytes: None,
-        discard: true,
-    };
+    let options = OpenOptions::default();
     device_of(
         Disk::open(&DiskSpec::Ram(DISK_BYTES as u64), &options).unwrap(),
         split,
@@ -83,10 +78,8 @@ fn device(split: Split) -> Arc<Device> {
 /// A stripe of `LEGS`, of which only the layout is used: the data is in the store, leg behind leg.
 fn striped_device() -> Arc<Device> {
     let options = OpenOptions {
-        read_only: false,
         direct: Direct::Off,
-        block_bytes: None,
-        discard: true,
+        ..OpenOptions::default()
     };
     let folder = tempfile::tempdir().unwrap();
     let leg = |number: usize| {

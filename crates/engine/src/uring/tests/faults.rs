@@ -27,8 +27,7 @@ fn ops_outside_the_disk_or_of_a_read_only_one_do_not_reach_it() {
     let options = cleave_disk::OpenOptions {
         read_only: true,
         direct: Direct::Off,
-        block_bytes: None,
-        discard: true,
+        ..cleave_disk::OpenOptions::default()
     };
     let disk = Disk::open(&cleave_disk::DiskSpec::Path(path), &options).unwrap();
     let mut engine = super::tests::engine(&Arc::new(disk), &guest);
