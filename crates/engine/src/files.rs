@@ -343,7 +343,8 @@ impl Files {
                 Way::In,
                 self.wanted(core, entry).saturating_sub(entry.moved).max(1),
             ),
-            Step::Range(_) | Step::Sync | Step::Idle => return progress::judge_whole(result),
+            Step::Range(_) => return progress::judge_range(result),
+            Step::Sync | Step::Idle => return progress::judge_whole(result),
         };
         progress::judge(
             Transfer {

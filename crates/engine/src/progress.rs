@@ -62,6 +62,16 @@ pub(crate) fn judge_whole(result: i32) -> Verdict {
     }
 }
 
+/// Judges the result of a fallocate or a command on a range. On a device behind the page cache the kernel
+/// drops the range's pages first and says EBUSY where one of them was written meanwhile: a page may be
+/// larger than a block, so that it need not even be the range that was written.
+pub(crate) fn judge_range(result: i32) -> Verdict {
+    match judge_whole(result) {
+        Verdict::Failed(libc::EBUSY) => Verdict::Again,
+        verdict => verdict,
+    }
+}
+
 fn fault(errno: i32) -> Verdict {
     match errno {
         libc::EAGAIN | libc::EINTR | libc::ECANCELED => Verdict::Again,

@@ -179,6 +179,24 @@ fn an_error_ends_exactly_the_op_that_has_it() {
 }
 
 #[test]
+fn a_range_that_is_busy_is_tried_again_and_a_busy_sync_is_not() {
+    let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+    for kind in [ZERO, UNMAP, OpKind::Discard, OpKind::Sync] {
+        let mut engine = engine(&disk, &guest);
+        files(&mut engine).mangle(|number, _, result| match number {
+            1..=5 => -libc::EBUSY,
+            _ => result,
+        });
+        let wanted = match kind {
+            OpKind::Sync => Err(libc::EBUSY),
+            _ => Ok(()),
+        };
+        let len = if kind == OpKind::Sync { 0 } else { 8192 };
+        assert_eq!(run(&mut engine, op(kind, 0, len, &[])), wanted, "{kind:?}");
+    }
+}
+
+#[test]
 fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
     let mut engine = engine(&disk, &guest);
