@@ -580,6 +580,7 @@ impl Files {
         for leg in &mut self.legs {
             waiting.extend(leg.syncs.waiting.drain(..));
             waiting.extend(leg.syncs.followers.drain(..));
+            waiting.extend(leg.syncs.take_unsettled());
         }
         for index in waiting {
             self.release_hold(core, index);

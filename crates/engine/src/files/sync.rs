@@ -33,6 +33,11 @@ impl Syncs {
             unsettled: None,
         }
     }
+
+    /// The leader, where the kernel is done with its fsync and it waits for those of other engines.
+    pub(super) fn take_unsettled(&mut self) -> Option<u16> {
+        self.unsettled.take().and(self.leader.take())
+    }
 }
 
 impl Files {
@@ -80,7 +85,7 @@ impl Files {
     }
 
     /// An fsync of some leg went well and waits for others of that leg to end.
-    pub(super) fn is_unsettled(&self) -> bool {
+    pub(crate) fn is_unsettled(&self) -> bool {
         self.legs.iter().any(|leg| leg.syncs.unsettled.is_some())
     }
 

@@ -156,3 +156,31 @@ fn a_sync_waits_for_those_of_other_engines_and_shares_their_failure() {
         assert_eq!(run(&mut here, op(OpKind::Sync, 0, 0, &[])), Ok(()));
     }
 }
+
+#[test]
+fn an_engine_that_goes_while_its_sync_waits_for_others_keeps_no_hold() {
+    let dir = folder();
+    let path = image(dir.path(), DISK_BYTES);
+    let disk = Arc::new(open(&path, Direct::Off).with_alignment(4096, 512));
+    let guest = Guest::new();
+    let (mut here, mut there) = (engine(&disk, &guest), engine(&disk, &guest));
+    there.push(op(OpKind::Sync, 0, 0, &[]), 1);
+    there.enter(Wait::No).unwrap();
+    // Part of a block, and synced at the end: by then it waits for the other engine.
+    let zero = OpKind::Zero {
+        unmap: false,
+        durable: true,
+    };
+    here.push(op(zero, 512, 512, &[]), 2);
+    let is_unsettled = |engine: &mut Uring| files(engine).is_unsettled();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_unsettled(&mut here) {
+        assert!(Instant::now() < deadline, "no sync came to an end");
+        here.enter(soon()).unwrap();
+        assert_eq!(here.reap(), None);
+    }
+    let is_free = || disk.legs()[0].locks().try_exclusive(0, 1);
+    assert!(!is_free());
+    drop(here);
+    assert!(is_free());
+}
