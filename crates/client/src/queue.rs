@@ -120,6 +120,11 @@ impl Queue {
         self.kick.as_ref()?.try_clone().ok()
     }
 
+    /// Another descriptor for its call eventfd.
+    pub fn call_descriptor(&self) -> Option<OwnedFd> {
+        self.call.as_ref()?.try_clone().ok()
+    }
+
     /// How long a completion may take.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
