@@ -9,7 +9,7 @@ use cleave_tests::{Daemon, program_path, run_to_end, small};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
+use rustix::termios::{Action, Winsize, tcflow, tcgetattr, tcsetwinsize};
 
 use crate::serve;
 
@@ -165,12 +165,13 @@ fn top_draws_on_a_terminal_and_gives_it_back() {
     let type_in = |bytes: &'static [u8]| {
         move |screen: &mut std::fs::File, _: &Child| screen.write_all(bytes).unwrap()
     };
-    let ways: [(&str, Quit<'_>); 5] = [
+    let ways: [(&str, Quit<'_>); 6] = [
         ("q", &type_in(b"q")),
         ("Ctrl-C", &type_in(b"\x03")),
         ("Ctrl-D", &type_in(b"\x04")),
         ("SIGTERM", &|_, child| signal(child, Signal::TERM)),
         ("SIGHUP", &|_, child| signal(child, Signal::HUP)),
+        ("SIGQUIT", &|_, child| signal(child, Signal::QUIT)),
     ];
     for (name, quit) in ways {
         let (ours, theirs) = terminal();
@@ -200,6 +201,53 @@ fn top_draws_on_a_terminal_and_gives_it_back() {
     }
     two.finish();
     one.finish();
+}
+
+/// Neither a daemon that does not answer nor a terminal that takes nothing holds up the end.
+#[test]
+fn top_ends_at_once_whoever_hangs() {
+    let (daemon, control) = serve(&["--disk", "null:16M", "--serial", "disk"]);
+    type Hang<'a> = &'a dyn Fn(&OwnedFd, &mut std::fs::File);
+    let hangs: [(&str, Hang<'_>); 3] = [
+        ("daemon", &|_, _| daemon.signal(Signal::STOP)),
+        ("Ctrl-S", &|_, screen| screen.write_all(b"\x13").unwrap()),
+        ("terminal", &|theirs, _| {
+            tcflow(theirs, Action::OOff).unwrap();
+        }),
+    ];
+    type Quit<'a> = &'a dyn Fn(&mut std::fs::File, &Child);
+    let ways: [(&str, Quit<'_>); 3] = [
+        ("q", &|screen, _| screen.write_all(b"q").unwrap()),
+        ("SIGTERM", &|_, child| signal(child, Signal::TERM)),
+        ("SIGHUP", &|_, child| signal(child, Signal::HUP)),
+    ];
+    for (who, hang) in hangs {
+        for (name, quit) in ways {
+            let (ours, theirs) = terminal();
+            let before = tcgetattr(&theirs).unwrap();
+            let copy = || theirs.as_fd().try_clone_to_owned().unwrap();
+            let mut command = top(&[&control]);
+            let mut child = command.stdin(copy()).stdout(copy()).spawn().unwrap();
+            let mut screen = std::fs::File::from(ours);
+            read_until(&mut screen, "\x1b[J", 2);
+            hang(&theirs, &mut screen);
+            // Longer than until it asks and draws again.
+            std::thread::sleep(Duration::from_millis(300));
+            let began = Instant::now();
+            quit(&mut screen, &child);
+            assert_eq!(ends(&mut child), Some(0), "{who}, {name}");
+            let took = began.elapsed();
+            assert!(took < Duration::from_secs(1), "{who}, {name}: {took:?}");
+            let after = tcgetattr(&theirs).unwrap();
+            assert_eq!(after.local_modes, before.local_modes, "{who}, {name}");
+            assert_eq!(after.input_modes, before.input_modes, "{who}, {name}");
+            if who == "daemon" {
+                read_until(&mut screen, "\x1b[?1049l", 1);
+                daemon.signal(Signal::CONT);
+            }
+        }
+    }
+    daemon.finish();
 }
 
 #[test]

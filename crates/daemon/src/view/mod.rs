@@ -1,6 +1,7 @@
 //! `cleave top` and `cleave stats`: what disks do, read from their control sockets.
 
 mod ask;
+mod painter;
 mod rates;
 mod screen;
 mod terminal;
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::control::report::Report;
 use crate::failure::Failure;
@@ -88,37 +89,32 @@ pub(crate) fn top(top: &Top) -> Result<(), Failure> {
 
 async fn look(top: &Top) -> io::Result<()> {
     // Caught before anything is drawn, so that the terminal is given back.
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut ends = Ends::catch()?;
     let mut resized = signal(SignalKind::window_change())?;
-    let mut terminal = Terminal::take();
+    let mut terminal = Terminal::take()?;
     let mut past = HashMap::new();
     let mut ticks = tokio::time::interval(top.interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut heard = Vec::new();
     let mut rates = HashMap::new();
+    // Being asked: a socket that does not answer holds up neither quitting nor drawing.
+    let mut asked = None;
     loop {
-        let is_tick = tokio::select! {
+        tokio::select! {
             biased;
-            _ = interrupt.recv() => return Ok(()),
-            _ = terminate.recv() => return Ok(()),
-            _ = hang_up.recv() => return Ok(()),
+            () = ends.come() => return Ok(()),
             () = terminal.quit() => return Ok(()),
-            _ = resized.recv() => false,
-            _ = ticks.tick() => true,
+            _ = resized.recv() => {}
+            now = answered(&mut asked) => {
+                asked = None;
+                heard = now;
+                rates = remember(&mut past, &heard);
+            }
+            _ = ticks.tick(), if asked.is_none() => {
+                asked = Some(Box::pin(listen(top)));
+                continue;
+            }
         };
-        if is_tick {
-            // A socket that does not answer holds nobody up for long, and quitting not at all.
-            heard = tokio::select! {
-                biased;
-                _ = interrupt.recv() => return Ok(()),
-                _ = terminate.recv() => return Ok(()),
-                () = terminal.quit() => return Ok(()),
-                heard = listen(top) => heard,
-            };
-            rates = remember(&mut past, &heard);
-        }
         let (lines, columns) = terminal.size();
         let rows = rows(top, &heard, &rates);
         let picture = screen::picture(&rows, lines);
@@ -127,6 +123,38 @@ async fn look(top: &Top) -> io::Result<()> {
             .map(|line| screen::cut(line, columns))
             .collect();
         terminal.show(&picture)?;
+    }
+}
+
+/// What waits for answers, where somebody was asked.
+async fn answered<F: Future<Output = Vec<Heard>> + Unpin>(asked: &mut Option<F>) -> Vec<Heard> {
+    match asked {
+        Some(asked) => asked.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Signals that end it in order.
+struct Ends([Signal; 4]);
+
+impl Ends {
+    fn catch() -> io::Result<Ends> {
+        Ok(Ends([
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+            signal(SignalKind::quit())?,
+        ]))
+    }
+
+    async fn come(&mut self) {
+        let Ends([interrupt, terminate, hang_up, quit]) = self;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+            _ = quit.recv() => {}
+        }
     }
 }
 

@@ -1,11 +1,15 @@
 //! A terminal that is drawn on, and given back as it was.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::thread;
 
 use rustix::fs::FileType;
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{
+    InputModes, LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+};
 use tokio::sync::oneshot;
+
+use super::painter::Painter;
 
 /// Where the picture goes, and where keys come from.
 #[derive(Debug)]
@@ -15,6 +19,7 @@ pub(super) struct Terminal {
     /// How standard input was, where it is a terminal.
     before: Option<Termios>,
     keys: Option<oneshot::Receiver<()>>,
+    painter: Painter,
 }
 
 /// Another screen, without a cursor, whose lines end at its edge: characters that are two columns wide would
@@ -24,7 +29,7 @@ const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 impl Terminal {
     /// Takes it over, as far as there is one.
-    pub(super) fn take() -> Terminal {
+    pub(super) fn take() -> io::Result<Terminal> {
         let draws = io::stdout().is_terminal();
         let before = match draws && io::stdin().is_terminal() {
             true => tcgetattr(io::stdin()).ok(),
@@ -35,16 +40,17 @@ impl Terminal {
             // Ctrl-C and Ctrl-D come as bytes then, and nothing is echoed into the picture.
             raw.local_modes
                 .remove(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
+            // No key stops the output, which could then be neither drawn on nor given back.
+            raw.input_modes.remove(InputModes::IXON);
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, &raw);
         }
-        if draws {
-            say(ENTER);
-        }
-        Terminal {
+        let (first, last) = if draws { (ENTER, LEAVE) } else { ("", "") };
+        Ok(Terminal {
             draws,
-            keys: keys(),
             before,
-        }
+            keys: keys(),
+            painter: Painter::start(first, last)?,
+        })
     }
 
     /// How many lines and columns there are to draw on.
@@ -59,13 +65,11 @@ impl Terminal {
 
     /// Shows a picture: over the last one, or below it where nobody can draw.
     pub(super) fn show(&self, lines: &[String]) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        if !self.draws {
-            return writeln!(out, "{}\n", lines.join("\n")).and_then(|()| out.flush());
-        }
-        // Nothing is scrolled: no line feed after the last.
-        let picture = lines.join("\x1b[K\r\n");
-        write!(out, "\x1b[H{picture}\x1b[K\x1b[J").and_then(|()| out.flush())
+        self.painter.show(match self.draws {
+            // Nothing is scrolled: no line feed after the last.
+            true => format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n")),
+            false => format!("{}\n\n", lines.join("\n")),
+        })
     }
 
     /// Waits for somebody who wants to quit: q, Ctrl-C, Ctrl-D, or the end of the input.
@@ -82,19 +86,11 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        if self.draws {
-            say(LEAVE);
-        }
+        // The painter, which is dropped after this, gives the screen back.
         if let Some(before) = &self.before {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
         }
     }
-}
-
-/// A terminal that has gone needs no words.
-fn say(text: &str) {
-    let mut out = io::stdout();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Standard input, where something may come from it: a terminal or a pipe. What is no such thing (the
