@@ -77,10 +77,11 @@ fn detail(report: &Report) -> String {
         }
     }
     if let Some(oldest) = report.in_flight.oldest_seconds {
-        let age = micros(oldest * 1e6);
+        let unit = if oldest < 1.0 { " us" } else { "" };
         parts.push(format!(
-            "{} in flight, oldest {age} us",
-            report.in_flight.requests
+            "{} in flight, oldest {}{unit}",
+            report.in_flight.requests,
+            micros(oldest * 1e6)
         ));
     }
     let zero = report.zero_reads;
@@ -245,6 +246,8 @@ mod tests {
         long.tuning.completion = "interrupt".to_owned();
         long.totals.failed = u64::MAX / 2;
         long.store.sync_failed = true;
+        long.in_flight.oldest_seconds = Some(3.04);
+        assert!(detail(&long).contains("3 in flight, oldest 3.0 s, "));
         let short = report("a.img", 5.0, 5, &[]);
         let rows = [
             Row::Disk(&long, Some(rates)),
