@@ -90,11 +90,11 @@ pub trait Engine {
 
     /// Submits what was pushed, rings what was belled, and waits as told: at most one system call,
     /// none where there is nothing to submit, nothing to collect from the kernel and no wait; one more
-    /// where ops are polled for. Returns at once when events are ready, and while `polls`, whatever it
-    /// was told. `Err` is our own fault (a broken ring), not the disk's.
+    /// where ops are polled for. Returns at once when events are ready, and while `polls` unless the wait
+    /// has an end. `Err` is our own fault (a broken ring), not the disk's.
     fn enter(&mut self, wait: Wait) -> io::Result<()>;
 
-    /// Ops are in flight that nothing tells the end of: each `enter` asks for it and none sleeps.
+    /// Ops are in flight that nothing tells the end of: each `enter` asks for it, and none sleeps for ever.
     #[inline]
     fn polls(&self) -> bool {
         false

@@ -262,7 +262,8 @@ impl Uring {
         let Wait::Until(deadline) = wait else {
             return Sleep::No;
         };
-        if self.polls() || self.has_events() {
+        // What is polled for ends no sleep.
+        if (self.polls() && deadline.is_none()) || self.has_events() {
             return Sleep::No;
         }
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -459,6 +460,10 @@ impl Engine for Uring {
         };
         self.watches.arm_wanted(&mut self.core.ring);
         self.bells.flush(&mut self.core.ring);
+        if let (Wait::Until(_), Some(polled)) = (wait, &mut self.core.polled) {
+            // What was pushed is not slept on, and what has ended not either.
+            polled.look()?;
+        }
         let sleep = self.sleep(wait, limit);
         let purpose = match self.in_flight {
             0 => Purpose::Signal,

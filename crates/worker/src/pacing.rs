@@ -16,6 +16,11 @@ use crate::{Completion, Device};
 /// Laps without work before a polling worker looks at the clock for the first time, and then again.
 const POLL_GRACE_LAPS: u32 = 64;
 const POLL_LOOK_LAPS: u32 = 1024;
+/// Looks in vain after which a polled device is taken for one that hangs: some ten milliseconds, which no
+/// healthy one takes. Each look from then on is further from the one before, up to the last of these.
+const LATE_LOOKS: u32 = 16 * 1024;
+const NAP_STEP_NS: u64 = 50_000;
+const NAP_MAX_NS: u64 = 5_000_000;
 /// Sleeps that measure what a wake-up takes, and how long each is meant to be.
 const TRIAL_SLEEPS: usize = 9;
 const TRIAL_SLEEP: Duration = Duration::from_micros(100);
@@ -73,10 +78,10 @@ impl<E: Engine> Worker<E> {
                 self.disarm();
                 return Wait::No;
             }
-            _ if self.engine.polls() => {
-                self.look_on(did);
-                return Wait::No;
-            }
+            _ if self.engine.polls() => match self.look_on(did) {
+                None => return Wait::No,
+                nap => nap,
+            },
             Pace::Doze(until_ns) => Some(until_ns),
             Pace::Sleep => None,
         };
@@ -96,12 +101,19 @@ impl<E: Engine> Worker<E> {
     }
 
     /// What is in flight has to be looked for, whatever the vrings wish and the pacer makes of it: nothing
-    /// would end a sleep. Whoever else wants the core gets it between two looks.
+    /// would end a sleep. Whoever else wants the core gets it between two looks. Gives until when to nap: a
+    /// device that hangs would cost a core for as long as it does.
     #[inline(never)]
-    fn look_on(&mut self, did: Did) {
-        self.stats.set_mode(Mode::Polls);
+    fn look_on(&mut self, did: Did) -> Option<u64> {
         self.poll(did, Wish::PollAlways);
+        self.vain_looks = self.vain_looks.saturating_add(1);
+        if let Some(naps @ 1..) = self.vain_looks.checked_sub(LATE_LOOKS) {
+            let nap_ns = (u64::from(naps) * NAP_STEP_NS).min(NAP_MAX_NS);
+            return Some(self.now_ns() + nap_ns);
+        }
+        self.stats.set_mode(Mode::Polls);
         self.disarm();
+        None
     }
 
     fn adapt(&mut self, did: Did) -> Pace {

@@ -114,6 +114,8 @@ pub struct Worker<E> {
     pub(crate) neighbours: Neighbours,
     /// Laps without work, of a worker that polls.
     pub(crate) idle_laps: u32,
+    /// Looks at a polled device since something came in or ended.
+    pub(crate) vain_looks: u32,
     /// Guests were asked for kicks since they were last told that none are needed.
     pub(crate) armed: bool,
     /// When the first call that is held back has to go out.
@@ -176,6 +178,7 @@ impl<E: Engine> Worker<E> {
             wish: Wish::default(),
             neighbours: Neighbours::of_this_thread(),
             idle_laps: 0,
+            vain_looks: 0,
             armed: true,
             call_due_ns: None,
             turn,
@@ -214,6 +217,7 @@ impl<E: Engine> Worker<E> {
             self.stats
                 .polled
                 .store(self.engine.polled(), Ordering::Relaxed);
+            self.vain_looks = 0;
             self.record_lap();
         } else {
             self.laps.idled();

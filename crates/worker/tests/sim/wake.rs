@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
 use cleave_blk::{Op, Plan};
@@ -35,6 +36,8 @@ struct World {
     sleeps: u64,
     dozes: u64,
     calls: u64,
+    /// Sleeps on what never ends, and how long they were to be.
+    naps: Vec<Duration>,
 }
 
 impl World {
@@ -63,8 +66,17 @@ struct Stage {
     world: Rc<RefCell<World>>,
     flying: Vec<u64>,
     rung: bool,
-    /// Nothing tells the end of what flies.
-    polls: bool,
+    ends: Ends,
+}
+
+/// How the worker hears of the end of what flies.
+#[derive(Clone, Copy, PartialEq)]
+enum Ends {
+    Told,
+    /// It has to ask.
+    Asked,
+    /// It has to ask, and there is none.
+    Never,
 }
 
 impl Stage {
@@ -91,7 +103,7 @@ impl Engine for Stage {
         if std::mem::take(&mut self.world.borrow_mut().kicked) {
             return Some(Event::Woken { slot: 0 });
         }
-        let due = self.world.borrow_mut().random.below(3) > 0;
+        let due = self.ends != Ends::Never && self.world.borrow_mut().random.below(3) > 0;
         let token = self.flying.pop_if(|_| due)?;
         Some(Event::Done {
             token,
@@ -105,10 +117,17 @@ impl Engine for Stage {
         let Wait::Until(until) = wait else {
             return Ok(());
         };
-        assert!(
-            !self.polls || self.flying.is_empty(),
-            "asleep on an op that has to be asked for"
-        );
+        match self.ends {
+            _ if self.flying.is_empty() => {}
+            Ends::Told => {}
+            Ends::Asked => panic!("asleep on an op that has to be asked for"),
+            Ends::Never => {
+                let until = until.expect("asleep for ever on an op that has to be asked for");
+                world
+                    .naps
+                    .push(until.saturating_duration_since(Instant::now()));
+            }
+        }
         // The disk or the guest ends the sleep.
         if world.kicked || !self.flying.is_empty() {
             return Ok(());
@@ -116,7 +135,7 @@ impl Engine for Stage {
         if until.is_some() {
             world.dozes += 1;
             if let Some(until) = until {
-                std::thread::sleep(until.saturating_duration_since(std::time::Instant::now()));
+                std::thread::sleep(until.saturating_duration_since(Instant::now()));
             }
             return Ok(());
         }
@@ -136,7 +155,7 @@ impl Engine for Stage {
     }
     fn polls(&self) -> bool {
         self.moment();
-        self.polls && !self.flying.is_empty()
+        self.ends != Ends::Told && !self.flying.is_empty()
     }
     fn watch(&mut self, _: u16, _: OwnedFd) {}
     fn unwatch(&mut self, _: u16) {}
@@ -150,14 +169,10 @@ impl Engine for Stage {
     }
 }
 
-/// Runs for so many moments and then falls silent; what the worker counted, what the guest saw.
-fn run(
-    seed: u64,
-    moments: u64,
-    event_idx: bool,
-    tuning: Tuning,
-    polls: bool,
-) -> (Totals, Rc<RefCell<World>>) {
+/// A worker whose guest acts, what it counts, and the guest.
+type Staged = (Worker<Stage>, Arc<Stats>, Rc<RefCell<World>>);
+
+fn stage(seed: u64, event_idx: bool, tuning: Tuning, ends: Ends) -> Staged {
     let device: Arc<Device> = device(cleave_worker::Split::Off);
     device.tune(tuning);
     let features = match event_idx {
@@ -176,12 +191,13 @@ fn run(
         sleeps: 0,
         dozes: 0,
         calls: 0,
+        naps: Vec::new(),
     }));
     let engine = Stage {
         world: world.clone(),
         flying: Vec::new(),
         rung: false,
-        polls,
+        ends,
     };
     let (control, commands) = Control::channel().unwrap();
     let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
@@ -197,6 +213,20 @@ fn run(
         err: None,
         enabled: true,
     });
+    // Before whoever controls it has gone.
+    worker.lap().unwrap();
+    (worker, counters, world)
+}
+
+/// Runs for so many moments and then falls silent; what the worker counted, what the guest saw.
+fn run(
+    seed: u64,
+    moments: u64,
+    event_idx: bool,
+    tuning: Tuning,
+    ends: Ends,
+) -> (Totals, Rc<RefCell<World>>) {
+    let (mut worker, counters, world) = stage(seed, event_idx, tuning, ends);
     while world.borrow().moments < moments {
         worker.lap().unwrap();
     }
@@ -239,7 +269,7 @@ fn a_request_is_never_slept_on() {
         ("calls held back", held),
     ] {
         for event_idx in [true, false] {
-            let (totals, world) = run(seed, MOMENTS / 6, event_idx, tuning.clone(), false);
+            let (totals, world) = run(seed, MOMENTS / 6, event_idx, tuning.clone(), Ends::Told);
             let slept = totals.sleeps + totals.dozes;
             assert!(slept > 50, "{name}: {totals:?}");
             let spun = totals.spin_hit_ns + totals.spin_wasted_ns > 0;
@@ -258,8 +288,53 @@ fn what_has_to_be_asked_for_is_never_slept_on() {
             completion,
             ..Tuning::new(cleave_worker::Split::Off)
         };
-        let (totals, world) = run(11, MOMENTS / 10, true, tuning, true);
+        let (totals, world) = run(11, MOMENTS / 10, true, tuning, Ends::Asked);
         assert!(totals.sleeps > 50, "{completion:?}: {totals:?}");
         assert!(world.borrow().calls > 0, "{completion:?}");
+    }
+}
+
+/// One that hangs would cost a core for as long as it does: it is asked ever less often, up to a limit, and as
+/// often as ever once the guest has something new.
+#[test]
+fn a_polled_device_that_hangs_is_asked_ever_less_often() {
+    for completion in [Completion::Interrupt, Completion::Adaptive] {
+        let tuning = Tuning {
+            completion,
+            ..Tuning::new(cleave_worker::Split::Off)
+        };
+        let (mut worker, counters, world) = stage(3, true, tuning, Ends::Never);
+        world.borrow_mut().quiet = true;
+        let ask = || {
+            let mut world = world.borrow_mut();
+            world.add();
+            world.naps.clear();
+        };
+        let laps_to_nap = |worker: &mut Worker<Stage>| {
+            let lap = |_: &u32| {
+                worker.lap().unwrap();
+                !world.borrow().naps.is_empty()
+            };
+            (0..1_000_000).find(lap)
+        };
+        ask();
+        let laps = laps_to_nap(&mut worker);
+        assert!(laps.is_some_and(|laps| laps > 10_000), "{laps:?}");
+        for _ in 0..200 {
+            worker.lap().unwrap();
+        }
+        let naps = world.borrow().naps.clone();
+        let [first, longest] = [naps.first(), naps.iter().max()].map(|nap| nap.copied().unwrap());
+        let ms = Duration::from_millis(1);
+        assert!(
+            first < ms && longest > 4 * ms && longest <= 5 * ms,
+            "{first:?} {longest:?}"
+        );
+        assert!(counters.totals().dozes > 200);
+        // It asked for kicks meanwhile.
+        ask();
+        assert!(world.borrow().kicked, "{completion:?}");
+        let laps = laps_to_nap(&mut worker);
+        assert!(laps.is_some_and(|laps| laps > 10_000), "{laps:?}");
     }
 }
