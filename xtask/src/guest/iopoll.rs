@@ -24,6 +24,8 @@ pub(super) fn run(lab: &Lab, folder: &Path) -> Result<Vec<Check>, String> {
         let made = File::create(&path).and_then(|file| file.set_len(DISK_BYTES));
         made.map(|()| path).map_err(|error| error.to_string())
     };
+    let mut devices = pollable_disks(&image("nvme.img")?, &image("virtio.img")?);
+    devices.extend(late_disk(&image("late.img")?));
     let (drive, tests) = built(&lab.root)?;
     let initramfs = folder.join("iopoll.initramfs");
     lab.initramfs.write_with(
@@ -40,7 +42,7 @@ pub(super) fn run(lab: &Lab, folder: &Path) -> Result<Vec<Check>, String> {
         accelerator: lab.accelerator,
         // A worker that looks on, and who drives it.
         cpus: 2,
-        devices: pollable_disks(&image("nvme.img")?, &image("virtio.img")?),
+        devices,
         pinned_to: None,
         boot: Boot::Linux {
             kernel: &lab.kernel.image,
@@ -51,6 +53,18 @@ pub(super) fn run(lab: &Lab, folder: &Path) -> Result<Vec<Check>, String> {
         limit: LIMIT,
     })?;
     machine.finish()
+}
+
+/// QEMU's words for an NVMe drive that is known by its serial, takes two seconds for each write of 4 KiB, and fails
+/// reads of its second one.
+fn late_disk(image: &Path) -> [String; 4] {
+    let fault = "file.inject-error.0.event=read_aio,file.inject-error.0.sector=8,file.inject-error.0.errno=5";
+    let drive = format!(
+        "driver=raw,file.driver=blkdebug,file.image.filename={},{fault},throttling.bps-write=2048,if=none,id=third",
+        image.display()
+    );
+    let device = "nvme,drive=third,serial=late".to_owned();
+    ["-drive".to_owned(), drive, "-device".to_owned(), device]
 }
 
 /// The driver, and the engine's tests.

@@ -93,4 +93,47 @@ leave file-end
 for test in a_polled_disk every_way_to_set_a_polled_ring memory_is_kept_for_polled only_steps; do
     run "engine-$test" env CLEAVE_POLLED_DEVICE=/dev/nvme0n1 engine-tests "$test" --test-threads 1
 done
-end "^$"
+# A drive whose reads fail here and there, and whose writes hang.
+late=$(grep -l late /sys/class/nvme/*/serial | cut -d/ -f5)n1
+serve --disk "/dev/$late"
+# Eight blocks, of which the second is bad.
+run late-errors drive_on --span 32768
+[ "$(stat_of failed)" -gt 0 ] && ok late-errors-failed || fail late-errors-failed "$(stat_of failed)"
+check late-errors-logged 1 "$(grep -m 1 -c 'Read of 4096 bytes at .* failed' /tmp/daemon)"
+failed=$(stat_of failed)
+run late-goes-on drive_on --span 4096
+check late-goes-on-well "$failed" "$(stat_of failed)"
+polled=$(stat_of polled)
+[ "$polled" -ge "$(stat_of reads)" ] && ok late-polled || fail late-polled "$polled of $(stat_of reads)"
+drive --socket /tmp/d.sock --depth 8 --span 2097152 --write --seconds 20 >/tmp/driven 2>&1 &
+driver=$!
+sleep 1
+oldest=$(stat_of oldest_seconds)
+# Asked ever less often, it leaves the core to others.
+ticks=$(cut -d' ' -f14,15 "/proc/$daemon/stat" | tr ' ' +)
+sleep 2
+ticks=$(($(cut -d' ' -f14,15 "/proc/$daemon/stat" | tr ' ' +) - ($ticks)))
+[ "$ticks" -lt 100 ] && ok hung-naps || fail hung-naps "$ticks of 200 ticks"
+check hung-in-flight 1 "$(cleave stats --control /tmp/d.ctl | grep -c ' 8 in flight')"
+[ "$(stat_of oldest_seconds | cut -d. -f1)" -gt "$(echo "$oldest" | cut -d. -f1)" ] && ok hung-oldest-grows ||
+    fail hung-oldest-grows "$oldest, then $(stat_of oldest_seconds)"
+leave hung-term
+check hung-said 1 "$(grep -c 'requests are still in flight after' /tmp/daemon)"
+kill "$driver"
+
+# A drive that is pulled out with requests in flight: they fail, and what comes after them.
+serve --disk /dev/nvme0n1
+drive --socket /tmp/d.sock --depth 8 --span 2097152 --mix 50 --seconds 20 >/tmp/driven 2>&1 &
+driver=$!
+sleep 1
+check pulled-in-flight 0 "$(stat_of failed)"
+echo 1 >/sys/block/nvme0n1/device/device/remove
+sleep 1
+failed=$(stat_of failed)
+[ "$failed" -gt 0 ] && ok pulled-fails || fail pulled-fails "$(tail -n 2 /tmp/daemon | tr '\n' ' ')"
+sleep 1
+[ "$(stat_of failed)" -gt "$failed" ] && ok pulled-goes-on || fail pulled-goes-on "$failed, then $(stat_of failed)"
+leave pulled-term
+check pulled-left 1 "$(grep -c 'the frontend has left' /tmp/daemon)"
+kill "$driver"
+end "dev nvme"
