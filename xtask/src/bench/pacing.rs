@@ -369,7 +369,7 @@ fn curves(run: &Recorded, rounds: &Rounds<'_>, name: &str, words: &str) -> Figur
     ];
     let caption = (
         "lower is better; the point furthest right is as fast as each goes, at the rate that it reached; adaptive should lie \
-         on interrupt at the left and on the lower of the others at the right",
+         on interrupt at the left and on the lower of the others at the right; \"any rate\" is adaptive with --spin-rate-min 0",
         NO_GUEST,
     );
     let title = format!("Latency and CPU against rate, {words}");

@@ -17,8 +17,9 @@ const SEEN_MIN: u32 = 3;
 /// Longest that is spun for one event: what a wake-up saved may cost.
 pub(crate) const HORIZON_NS: u64 = 400_000;
 /// A device that takes as many wake-ups as this or more is slept for: each response is longer for that by
-/// a twelfth at most, and a spin would cost many times what the request does.
-const DEVICE_WAKES: u64 = 12;
+/// a sixteenth, or an eighth where an interrupt of the disk takes twice as long to wake somebody as the timer that
+/// was measured; and a spin would cost many times what the request does.
+const DEVICE_WAKES: u64 = 16;
 /// With a device that takes as many as this the guest is slept for as well: his kick, the wake-up after it and the
 /// one after the device make each response longer by a tenth at most.
 const GUEST_WAKES: u64 = 32;
