@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with, sockopt,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with, sockopt,
 };
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
@@ -140,7 +140,7 @@ fn make_room(path: &Path) -> Result<(), Failure> {
         }
         Ok(_) => {}
     }
-    match UnixStream::connect(path) {
+    match knock(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
             .or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),
@@ -160,6 +160,15 @@ fn make_room(path: &Path) -> Result<(), Failure> {
             "socket {shown} is in use by a running program: end that one or choose another path"
         ))),
     }
+}
+
+/// Connects without waiting: where nobody accepts and the backlog is full, `connect` would sleep for as long
+/// as that lasts, with the folder locked and SIGTERM already caught.
+fn knock(path: &Path) -> io::Result<()> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, kind, flags, None)?;
+    Ok(connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
 /// An advisory lock on the folder; `None` where the folder cannot be opened (`bind` then says why).
@@ -300,6 +309,20 @@ mod tests {
         assert!(refused(&path).contains("in use by a running program"));
         UnixStream::connect(&path).unwrap();
         drop(first);
+    }
+
+    /// Its program is stopped, or drowns in connections.
+    #[test]
+    fn a_live_socket_whose_backlog_is_full_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _first = open_private(&path).unwrap();
+        while knock(&path).is_ok() {}
+        let (tell, told) = std::sync::mpsc::channel();
+        thread::spawn(move || tell.send(refused(&path)));
+        let why = told.recv_timeout(Duration::from_secs(5));
+        let why = why.expect("it waits for somebody to accept");
+        assert!(why.contains("in use by a running program"), "{why}");
     }
 
     #[test]
