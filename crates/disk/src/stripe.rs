@@ -12,7 +12,7 @@ use crate::open::{open_path, open_unlocked};
 use crate::probe::{probe_file, size_bytes};
 use crate::spec::format_size;
 use crate::superblock::{self, Found, SUPERBLOCK_BYTES, Superblock};
-use crate::{Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, Store};
+use crate::{Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, Store};
 
 mod judge;
 
@@ -206,15 +206,7 @@ fn probe_all(
     for member in members {
         let path = Path::new(&member.name);
         let (limits, direct) = probe_file(path, &member.file, member.kind, options)?;
-        let least = limits.block_bytes.max(limits.offset_align_bytes);
-        if stripe.chunk_bytes() < least {
-            return Err(StripeError::Block {
-                name: member.name,
-                chunk: format_size(stripe.chunk_bytes().into()),
-                block: format_size(least.into()),
-            }
-            .into());
-        }
+        refuse_large_block(&member.name, &limits, stripe)?;
         if data_bytes == 0 {
             return Err(StripeError::Small {
                 name: member.name,
@@ -236,6 +228,19 @@ fn probe_all(
     }
     let limits = all.ok_or(StripeError::Legs { legs: 0 })?;
     Ok((over_all(limits, data_bytes, stripe)?, legs))
+}
+
+/// A chunk is whole blocks of each leg.
+fn refuse_large_block(name: &str, limits: &Limits, stripe: Stripe) -> Result<(), StripeError> {
+    let least = limits.block_bytes.max(limits.offset_align_bytes);
+    match stripe.chunk_bytes() < least {
+        true => Err(StripeError::Block {
+            name: name.to_owned(),
+            chunk: format_size(stripe.chunk_bytes().into()),
+            block: format_size(least.into()),
+        }),
+        false => Ok(()),
+    }
 }
 
 /// What two legs both keep to.
@@ -297,6 +302,7 @@ pub fn create_stripe(
             }
             .into());
         }
+        refuse_unservable(member, stripe)?;
     }
     let mut set = [0; 16];
     File::open("/dev/urandom")
@@ -324,6 +330,18 @@ pub fn create_stripe(
         data_bytes,
         unused_bytes: largest.unwrap_or(0).saturating_sub(data_bytes),
     })
+}
+
+/// Refuses a leg that could not be served afterwards, while nothing is lost yet. Through the page cache, as
+/// the superblock is written: that a leg allows no more is no reason to refuse it.
+fn refuse_unservable(member: &Opened, stripe: Stripe) -> Result<(), OpenError> {
+    let options = OpenOptions {
+        direct: Direct::Off,
+        ..OpenOptions::default()
+    };
+    let (path, file) = (Path::new(&member.name), &member.file);
+    let (limits, _) = probe_file(path, file, member.kind, &options)?;
+    Ok(refuse_large_block(&member.name, &limits, stripe)?)
 }
 
 /// Refuses a leg that holds something, as far as that is seen.
