@@ -23,6 +23,7 @@ fn limits() -> Limits {
         memory_align_bytes: 512,
         read_only: false,
         discard: true,
+        discard_align_bytes: 512,
         discard_granularity_bytes: 4096,
         rotational: false,
     }

@@ -139,6 +139,7 @@ mod tests {
                 memory_align_bytes: 512,
                 read_only: false,
                 discard: true,
+                discard_align_bytes: 512,
                 discard_granularity_bytes: 4096,
                 rotational: false,
             },

@@ -20,6 +20,9 @@ pub struct Limits {
     pub read_only: bool,
     /// The store can give space back, and the operator lets it.
     pub discard: bool,
+    /// Parts of a discard below this the store refuses, whatever it takes of reads and writes: they stay as they
+    /// are. A power of two.
+    pub discard_align_bytes: u32,
     /// Best size and alignment of a discard (≥ 512).
     pub discard_granularity_bytes: u32,
     /// It says that it spins. So do many virtual disks and loop devices that do not.

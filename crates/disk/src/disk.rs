@@ -205,6 +205,7 @@ impl Disk {
             .max(self.limits.offset_align_bytes)
             .max(1);
         self.limits.offset_align_bytes = offset_align;
+        self.limits.discard_align_bytes = self.limits.discard_align_bytes.max(offset_align);
         self.limits.memory_align_bytes = memory_align_bytes
             .max(self.limits.memory_align_bytes)
             .max(1);

@@ -158,6 +158,8 @@ fn limits(
         memory_align_bytes: geometry.align.memory_bytes,
         read_only: options.read_only,
         discard: options.discard && geometry.can_discard && !options.read_only,
+        // The device's own block, also where the page cache hides it and the guest is told of another.
+        discard_align_bytes: natural,
         discard_granularity_bytes: geometry.discard_granularity_bytes.max(BLOCK_BYTES_MIN),
         rotational: geometry.rotational,
     })

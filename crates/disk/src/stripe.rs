@@ -254,6 +254,7 @@ fn combined(a: Limits, b: &Limits) -> Limits {
         memory_align_bytes: a.memory_align_bytes.max(b.memory_align_bytes),
         read_only: a.read_only || b.read_only,
         discard: a.discard && b.discard,
+        discard_align_bytes: a.discard_align_bytes.max(b.discard_align_bytes),
         discard_granularity_bytes: a.discard_granularity_bytes.max(b.discard_granularity_bytes),
         rotational: a.rotational || b.rotational,
     }

@@ -26,17 +26,11 @@ pub(crate) struct Facts {
 impl Facts {
     pub(crate) fn new(kind: FileKind, limits: &Limits) -> Facts {
         let unit = u64::from(limits.offset_align_bytes.max(1));
-        // A device refuses to discard parts of its blocks, also where the page cache hides them from
-        // reads and writes. A file system zeroes the parts itself.
-        let discard_unit = match kind {
-            FileKind::BlockDevice => unit.max(u64::from(limits.block_bytes)),
-            FileKind::Regular => unit,
-        };
         Facts {
             kind,
             unit,
             memory_align: u64::from(limits.memory_align_bytes.max(1)),
-            discard_unit,
+            discard_unit: u64::from(limits.discard_align_bytes.max(1)),
             read_only: limits.read_only,
             buffer_bytes: 0,
             zeroes_bytes: 0,

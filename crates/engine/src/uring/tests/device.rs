@@ -1,5 +1,7 @@
 //! Block devices.
 
+use cleave_disk::{Disk, DiskSpec, OpenOptions};
+
 use super::*;
 
 /// A loop device over a file; `None` where that cannot be had.
@@ -61,8 +63,21 @@ fn block_devices_match_the_model() {
 
 #[test]
 fn block_devices_discard_by_command_and_by_hole() {
+    // Also where the guest is told of smaller blocks than the device has.
+    for block_bytes in [None, Some(512)] {
+        discard_by_command_and_by_hole(block_bytes);
+    }
+}
+
+fn discard_by_command_and_by_hole(block_bytes: Option<u32>) {
     on_loop(4096, |device, direct| {
-        let disk = Arc::new(open(device, direct));
+        let options = OpenOptions {
+            direct,
+            block_bytes,
+            ..OpenOptions::default()
+        };
+        let spec = DiskSpec::Path(device.to_owned());
+        let disk = Arc::new(Disk::open(&spec, &options).unwrap());
         let guest = Guest::new();
         for command in [true, false] {
             let mut engine = engine(&disk, &guest);
