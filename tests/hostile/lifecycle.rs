@@ -312,6 +312,18 @@ fn ends(rows: &mut Vec<Row>) {
 }
 
 fn violent_end(daemon: &Daemon) -> Outcome {
+    // A machine with other things to do is late now and then, a fault in each of three attempts.
+    let mut slow = slow_ends(daemon)?;
+    for _ in 1..3 {
+        if slow > 1 {
+            slow = slow_ends(daemon)?;
+        }
+    }
+    ensure(slow <= 1, || format!("{slow} of 10 took longer"))
+}
+
+/// Of ten violent ends, those after which the next frontend had to wait.
+fn slow_ends(daemon: &Daemon) -> Result<usize, String> {
     let mut slow = 0;
     for _ in 0..10 {
         let mut client = open(daemon)?;
@@ -322,6 +334,5 @@ fn violent_end(daemon: &Daemon) -> Outcome {
         exercise_queue(&mut next, 0)?;
         slow += usize::from(began.elapsed() > Duration::from_millis(100));
     }
-    // Most of them: a machine with other things to do is late now and then.
-    ensure(slow < 5, || format!("{slow} of 10 took longer"))
+    Ok(slow)
 }

@@ -8,16 +8,19 @@ use cleave_worker::Lap;
 use crate::driver::Ask;
 use crate::{Bench, FEATURES, quiet};
 
+/// On a disk that takes some laps for everything.
+fn slow(seed: u64) -> Bench {
+    let config = SimConfig {
+        delay_max: 30,
+        ..quiet(seed)
+    };
+    Bench::new(config, FEATURES)
+}
+
 #[test]
 fn stop_answers_the_position_only_when_all_has_ended() {
     for seed in 0..50 {
-        let mut bench = Bench::new(
-            SimConfig {
-                delay_max: 30,
-                ..quiet(seed)
-            },
-            FEATURES,
-        );
+        let mut bench = slow(seed);
         for n in 0..8 {
             bench
                 .driver
@@ -73,13 +76,7 @@ fn disabled_vring_is_kept_and_looked_at_when_enabled() {
 #[test]
 fn bind_is_answered_when_no_op_refers_to_the_old_memory() {
     for seed in 0..30 {
-        let mut bench = Bench::new(
-            SimConfig {
-                delay_max: 30,
-                ..quiet(seed)
-            },
-            FEATURES,
-        );
+        let mut bench = slow(seed);
         for n in 0..8 {
             bench
                 .driver
@@ -109,13 +106,7 @@ fn bind_is_answered_when_no_op_refers_to_the_old_memory() {
 
 #[test]
 fn exit_drains_first() {
-    let mut bench = Bench::new(
-        SimConfig {
-            delay_max: 30,
-            ..quiet(5)
-        },
-        FEATURES,
-    );
+    let mut bench = slow(5);
     for n in 0..8 {
         bench
             .driver

@@ -169,6 +169,13 @@ impl Engine for Stage {
     }
 }
 
+fn tuning(completion: Completion) -> Tuning {
+    Tuning {
+        completion,
+        ..Tuning::new(cleave_worker::Split::Off)
+    }
+}
+
 /// A worker whose guest acts, what it counts, and the guest.
 type Staged = (Worker<Stage>, Arc<Stats>, Rc<RefCell<World>>);
 
@@ -255,10 +262,6 @@ fn run(
 fn a_request_is_never_slept_on() {
     let seed = std::env::var("CLEAVE_SEED").map_or(7, |seed| seed.parse().unwrap());
     println!("CLEAVE_SEED={seed}");
-    let tuning = |completion| Tuning {
-        completion,
-        ..Tuning::new(cleave_worker::Split::Off)
-    };
     let held = Tuning {
         coalesce: Coalesce { us: 20, max: 3 },
         ..tuning(Completion::Adaptive)
@@ -284,11 +287,7 @@ fn a_request_is_never_slept_on() {
 #[test]
 fn what_has_to_be_asked_for_is_never_slept_on() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
-        let tuning = Tuning {
-            completion,
-            ..Tuning::new(cleave_worker::Split::Off)
-        };
-        let (totals, world) = run(11, MOMENTS / 10, true, tuning, Ends::Asked);
+        let (totals, world) = run(11, MOMENTS / 10, true, tuning(completion), Ends::Asked);
         assert!(totals.sleeps > 50, "{completion:?}: {totals:?}");
         assert!(world.borrow().calls > 0, "{completion:?}");
     }
@@ -299,11 +298,7 @@ fn what_has_to_be_asked_for_is_never_slept_on() {
 #[test]
 fn a_polled_device_that_hangs_is_asked_ever_less_often() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
-        let tuning = Tuning {
-            completion,
-            ..Tuning::new(cleave_worker::Split::Off)
-        };
-        let (mut worker, counters, world) = stage(3, true, tuning, Ends::Never);
+        let (mut worker, counters, world) = stage(3, true, tuning(completion), Ends::Never);
         world.borrow_mut().quiet = true;
         let ask = || {
             let mut world = world.borrow_mut();
