@@ -32,8 +32,8 @@ pub(crate) struct PacingArgs {
     /// Requests a second below which adaptive does not spin
     ///
     /// Below, it costs the CPU time of interrupts, and each request a wake-up. 0: it spins at any rate, where that pays
-    /// and within the budget. Requests that come at an even rate, however low, then find it awake, for about an eighth
-    /// of a core. Refused as --spin-cpu-max is.
+    /// and within the budget. Requests that come at an even rate, of some fifty a second or more, then find it awake,
+    /// for a tenth to a quarter of a core. Refused as --spin-cpu-max is.
     #[arg(long, value_name = "N", default_value_t = Tuning::SPIN_RATE_MIN,
           value_parser = clap::value_parser!(u32).range(0..=SPIN_RATE_MAX))]
     pub(crate) spin_rate_min: u32,

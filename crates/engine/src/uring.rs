@@ -469,7 +469,7 @@ impl Engine for Uring {
             0 => Purpose::Signal,
             _ => Purpose::Io,
         };
-        // This one first: it calls the guest.
+        // Before the polled ring, unless it is about to sleep: this one calls the guest.
         let entered = self.core.ring.enter(sleep, purpose);
         if let Runner::Files(files) = &mut self.runner {
             if let Some(polled) = &mut self.core.polled {
