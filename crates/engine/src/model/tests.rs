@@ -3,10 +3,16 @@
 
 use std::thread;
 
+use cleave_disk::model::{Drive, ModelSpec};
+
 use super::*;
 use crate::uring::rig::*;
 
 const KINDS: &[OpKind] = &[READ, READ, WRITE, WRITE, DURABLE, ZERO, UNMAP, OpKind::Sync];
+
+/// As much as a drive of one channel and 100 ms a page reads in a second: longer than a loaded machine
+/// holds a test up.
+const A_SECOND: u32 = 10 * 4096;
 
 fn model(disk: &Arc<Disk>, guest: &Guest) -> Model {
     Model::new(Arc::clone(disk), Arc::clone(&guest.memory), 64, 4, 4).unwrap()
@@ -14,6 +20,10 @@ fn model(disk: &Arc<Disk>, guest: &Guest) -> Model {
 
 fn rig(spec: &str) -> (Arc<Disk>, Guest) {
     (Arc::new(disk_of(spec)), Guest::new())
+}
+
+fn drive_of(spec: &str) -> Drive {
+    spec.parse::<ModelSpec>().unwrap().drive()
 }
 
 fn taken(model: &mut Model, op: Op<'_>) -> (Result<(), i32>, Duration) {
@@ -77,31 +87,33 @@ fn no_op_ends_before_its_time() {
 
 #[test]
 fn what_is_written_moves_at_the_end_and_what_is_read_while_the_drive_works() {
-    let (disk, guest) = rig("model:custom,size=1M,read_us=100000,write_us=50000,jitter=0");
+    let (disk, guest) =
+        rig("model:custom,size=1M,channels=1,window=16,read_us=100000,write_us=50000,jitter=0");
     let mut model = model(&disk, &guest);
-    let (from, to) = ([segment(0, 4096)], [segment(8192, 4096)]);
+    let (from, to) = ([segment(0, 4096)], [segment(8192, A_SECOND)]);
     guest.put(&from, &[7; 4096]);
-    guest.put(&to, &[0xee; 4096]);
-    model.push(op(WRITE, 0, 4096, &from), 1);
-    model.push(op(READ, 0, 4096, &to), 2);
+    guest.put(&to, &[0xee; A_SECOND as usize]);
+    // Of one channel: the drive does one after the other, however long the machine takes between the two.
+    model.push(op(READ, 0, u64::from(A_SECOND), &to), 1);
+    model.push(op(WRITE, 0, 4096, &from), 2);
     model.enter(Wait::No).unwrap();
     assert_eq!(model.reap(), None);
-    // The write crosses the link first, so the read is served before it.
-    assert_eq!(guest.get(&to, 4096), [0; 4096]);
+    assert_eq!(guest.get(&to, A_SECOND as usize), [0; A_SECOND as usize]);
     // Copied once: what the guest does with its memory from then on stays.
     guest.put(&to, &[0xee; 4096]);
-    assert_eq!(next_done(&mut model), (2, Ok(())));
-    assert_eq!(guest.get(&to, 4096), [0xee; 4096]);
     // What the guest changes before the write's end is what is written.
     guest.put(&from, &[8; 4096]);
     assert_eq!(next_done(&mut model), (1, Ok(())));
+    assert_eq!(guest.get(&to, 4096), [0xee; 4096]);
+    assert_eq!(next_done(&mut model), (2, Ok(())));
+    model.drive().change(drive_of("custom,read_us=1"));
     run(&mut model, op(READ, 0, 4096, &to)).unwrap();
     assert_eq!(guest.get(&to, 4096), [8; 4096]);
 }
 
 #[test]
 fn ops_end_in_the_order_of_the_drive() {
-    let (disk, guest) = rig("model:custom,size=1M,read_us=20000,channels=4,window=1,jitter=0");
+    let (disk, guest) = rig("model:custom,size=1M,read_us=100000,channels=4,window=1,jitter=0");
     let mut model = model(&disk, &guest);
     let segments = [segment(0, 16_384)];
     model.push(op(READ, 0, 16_384, &segments), 1);
@@ -170,11 +182,11 @@ fn an_earlier_memory_is_held_until_its_ops_have_ended() {
 
 #[test]
 fn a_kick_ends_the_wait_for_a_slow_op() {
-    let (disk, guest) = rig("model:custom,size=1M,read_us=100000,jitter=0");
+    let (disk, guest) = rig("model:custom,size=1M,channels=1,window=16,read_us=100000,jitter=0");
     let mut model = model(&disk, &guest);
     let fd = eventfd(true);
     model.watch(3, fd.try_clone().unwrap());
-    model.push(op(READ, 0, 4096, &[segment(0, 4096)]), 1);
+    model.push(op(READ, 0, u64::from(A_SECOND), &[segment(0, A_SECOND)]), 1);
     let start = Instant::now();
     signal(&fd);
     loop {
@@ -185,7 +197,7 @@ fn a_kick_ends_the_wait_for_a_slow_op() {
         }
     }
     assert!(
-        start.elapsed() < Duration::from_millis(100),
+        start.elapsed() < Duration::from_secs(1),
         "it did not wait for the op"
     );
     model.unwatch(3);
@@ -194,11 +206,11 @@ fn a_kick_ends_the_wait_for_a_slow_op() {
 
 #[test]
 fn a_deadline_ends_the_wait_and_a_bell_is_rung_before_it() {
-    let (disk, guest) = rig("model:custom,size=1M,read_us=100000,jitter=0");
+    let (disk, guest) = rig("model:custom,size=1M,channels=1,window=16,read_us=100000,jitter=0");
     let mut model = model(&disk, &guest);
     let bell = eventfd(true);
     model.set_bell(2, Some(bell.try_clone().unwrap()));
-    model.push(op(READ, 0, 4096, &[segment(0, 4096)]), 1);
+    model.push(op(READ, 0, u64::from(A_SECOND), &[segment(0, A_SECOND)]), 1);
     model.ring(2);
     let deadline = Instant::now() + Duration::from_millis(5);
     model.enter(Wait::Until(Some(deadline))).unwrap();
@@ -250,8 +262,9 @@ fn a_change_is_felt_while_it_runs() {
     let mut model = model(&disk, &guest);
     let segments = [segment(0, 4096)];
     run(&mut model, op(READ, 0, 4096, &segments)).unwrap();
-    let slow: cleave_disk::model::ModelSpec = "custom,read_us=30000,jitter=0".parse().unwrap();
-    model.drive().change(slow.drive());
+    model
+        .drive()
+        .change(drive_of("custom,read_us=30000,jitter=0"));
     let (_, took) = taken(&mut model, op(READ, 0, 4096, &segments));
     assert!(took >= Duration::from_millis(30), "{took:?}");
 }
