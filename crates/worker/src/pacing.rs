@@ -158,12 +158,11 @@ impl<E: Engine> Worker<E> {
             }
             let others = self.neighbours.give_way();
             let now_ns = nanoseconds(self.device.began);
-            if !others {
-                crowd.looked(now_ns, false);
+            crowd.looked(now_ns, others);
+            if !crowd.is_crowded(now_ns) {
                 return Pace::Spin;
             }
             add(&self.stats.switches_crowded, 1);
-            crowd.looked(now_ns, true);
         }
         match wish {
             // Nobody would wake it.

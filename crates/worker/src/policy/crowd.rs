@@ -2,8 +2,8 @@
 
 /// Spinning goes on for so long before it is asked again.
 const LOOK_EVERY_NS: u64 = 1_000_000;
-/// How long no spinning is tried after somebody else wanted the core: hardly at all the first time, which
-/// may have been a passing thread of the kernel, and twice as long each time that it turns out so again.
+/// How long no spinning is tried after somebody else wanted the core, twice in a row: the first was perhaps a
+/// passing thread of the kernel. Twice as long each time that it turns out so again.
 const REST_MIN_NS: u64 = 250_000;
 const REST_MAX_NS: u64 = 256_000_000;
 
@@ -15,6 +15,8 @@ pub(crate) struct Crowd {
     /// No spinning before this.
     until_ns: u64,
     rest_ns: u64,
+    /// The last look showed somebody, the one before nobody.
+    suspects: bool,
 }
 
 impl Crowd {
@@ -28,6 +30,12 @@ impl Crowd {
     /// What a look showed.
     pub(crate) fn looked(&mut self, now_ns: u64, others: bool) {
         self.looked_ns = Some(now_ns);
+        if others && self.rest_ns == 0 && !self.suspects {
+            // Who wants to stay is there at the next look.
+            (self.suspects, self.looked_ns) = (true, None);
+            return;
+        }
+        self.suspects = false;
         if others {
             self.rest_ns = (self.rest_ns * 2).clamp(REST_MIN_NS, REST_MAX_NS);
             self.until_ns = now_ns.saturating_add(self.rest_ns);
@@ -68,6 +76,7 @@ mod tests {
         let mut crowd = Crowd::default();
         assert!(crowd.wants_look(0) && !crowd.is_crowded(0));
         let mut now_ns = 0;
+        crowd.looked(now_ns, true);
         for rest in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024] {
             assert!(crowd.wants_look(now_ns));
             crowd.looked(now_ns, true);
@@ -79,7 +88,23 @@ mod tests {
         }
         crowd.looked(now_ns, false);
         assert!(!crowd.wants_look(now_ns + MS - 1) && crowd.wants_look(now_ns + MS));
-        crowd.looked(now_ns, true);
+        now_ns += MS;
+        for _ in 0..2 {
+            crowd.looked(now_ns, true);
+        }
+        assert!(crowd.is_crowded(now_ns), "still there");
         assert!(!crowd.is_crowded(now_ns + MS), "it begins anew");
+    }
+
+    #[test]
+    fn one_who_passes_is_let_pass() {
+        let mut crowd = Crowd::default();
+        for now_ns in (0..10).map(|n| n * MS) {
+            crowd.looked(now_ns, true);
+            assert!(!crowd.is_crowded(now_ns) && !crowd.rests());
+            assert!(crowd.wants_look(now_ns), "at once");
+            crowd.looked(now_ns, false);
+            assert!(!crowd.wants_look(now_ns));
+        }
     }
 }

@@ -21,8 +21,9 @@ const GRACE_LAPS: u32 = 64;
 /// Laps of a spin between two looks at the clock.
 const LOOK_LAPS: u32 = 32;
 
-/// Laps that others have the core between two looks at the clock.
+/// Laps that others have the core between two looks at the clock, and where they seem to be there to stay.
 const CROWDED_LAPS: u32 = 16;
+const STAYING_LAPS: u32 = 128;
 
 /// What one lap did, as far as pacing cares.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -181,7 +182,11 @@ impl Pacer {
         if self.spins == Err(Reason::Crowded) && self.stage == Stage::Asleep {
             // Nothing is learnt on a shared core, and it sleeps in any case: as cheap as interrupts are.
             self.laps += 1;
-            if !self.laps.is_multiple_of(CROWDED_LAPS) {
+            let look_laps = match self.crowd.until_ns() {
+                Some(_) => CROWDED_LAPS,
+                None => STAYING_LAPS,
+            };
+            if !self.laps.is_multiple_of(look_laps) {
                 self.arrived = self.arrived.saturating_add(did.arrived);
                 self.ended = self.ended.saturating_add(did.ended);
                 return Some(match did.more {
@@ -221,10 +226,12 @@ impl Pacer {
         terms: Terms<'_>,
     ) -> Pace {
         let rate_min = terms.tuning.spin_rate_min;
-        self.heat
-            .pass(now_ns, std::mem::take(&mut self.arrived), rate_min);
-        self.response
-            .pass(now_ns, did.in_flight, std::mem::take(&mut self.ended));
+        let (arrived, ended) = (
+            std::mem::take(&mut self.arrived),
+            std::mem::take(&mut self.ended),
+        );
+        self.heat.pass(now_ns, arrived, rate_min);
+        self.response.pass(now_ns, did.in_flight, arrived, ended);
         if did.any() {
             self.end_gap(now_ns, terms);
             (self.stage, self.outlook, self.laps) = (Stage::Busy, outlook, 0);
@@ -267,7 +274,7 @@ impl Pacer {
     /// Others were or were not found waiting for the core.
     pub(crate) fn looked(&mut self, now_ns: u64, others: bool, terms: Terms<'_>) -> Pace {
         self.crowd.looked(now_ns, others);
-        if !others {
+        if !self.crowd.is_crowded(now_ns) {
             return Pace::Spin;
         }
         self.judge(now_ns, terms);
@@ -420,12 +427,12 @@ impl Pacer {
     #[cold]
     fn replan(&mut self, outlook: Outlook) {
         let at = outlook as usize;
-        let waiting = match outlook {
-            Outlook::Guest => Waiting::Guest,
-            _ => Waiting::Device,
+        let (waiting, takes_ns) = match outlook {
+            Outlook::Guest => (Waiting::Guest, self.response.mean_ns()),
+            _ => (Waiting::Device, self.response.mean_per_wake_ns()),
         };
         if let (Some(gaps), Some(plan)) = (self.gaps.get_mut(at), self.plans.get_mut(at)) {
-            *plan = gaps.plan(waiting, self.response.mean_ns(), self.wake_ns);
+            *plan = gaps.plan(waiting, takes_ns, self.wake_ns);
         }
     }
 

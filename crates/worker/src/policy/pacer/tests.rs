@@ -506,7 +506,9 @@ fn decisions() {
             pacer
                 .heat
                 .pass(0, if hot { 100 } else { 1 }, Tuning::SPIN_RATE_MIN);
-            pacer.crowd.looked(0, crowded);
+            for _ in 0..2 {
+                pacer.crowd.looked(0, crowded);
+            }
             let did = Did {
                 arrived: 1,
                 ..Did::default()
