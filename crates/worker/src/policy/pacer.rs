@@ -445,7 +445,9 @@ impl Pacer {
             .unwrap_or_default()
     }
 
-    /// A doze ended so much later than it should have: that is what a wake-up takes.
+    /// A doze ended so much later than it should have: that is what a wake-up takes. One figure for sleeps of any
+    /// length: those after long ones take several times as long, but on a host that sleeps long, short ones then do
+    /// too (kept apart by length, an idle disk's devices looked cheap to sleep for and were not).
     fn learn_wake(&mut self, late_ns: u64) {
         // Towards the middle one, not the mean: of a hundred wake-ups a few take a whole slice of the
         // scheduler.
