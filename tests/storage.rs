@@ -135,6 +135,13 @@ fn a_file_cut_under_us_is_an_error_beyond_its_end() {
             "{direct}: across the end"
         );
         queue.read(32 << 20, &mut back[..4096]).unwrap();
+        let said = "has shrunk to 33558528 bytes";
+        assert!(daemon.log_has(said, Duration::from_secs(20)), "{direct}");
+        for _ in 0..3 {
+            daemon.signal(Signal::HUP);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(daemon.log().matches(said).count(), 1, "{direct}: once");
         file.set_len(DISK).unwrap();
         queue.read(40 << 20, &mut back).unwrap();
         assert!(back == [0; 8192], "{direct}: grown again");

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_blk::Stripe;
-use cleave_disk::{Disk, Leg, Store};
+use cleave_disk::{Disk, Leg, Resized, Store};
 use cleave_engine::Uring;
 use cleave_session::{Ending, Remote, Session};
 use cleave_worker::Device;
@@ -125,6 +125,7 @@ async fn control(
         visits: Quota::new(VISITS_MAX),
         crowding: Quota::new(1),
         faults: Quota::new(1),
+        short: None,
     };
     daemon.announce();
     if let Door::Connected(stream) = &door {
@@ -169,6 +170,8 @@ struct Daemon {
     visits: Quota,
     crowding: Quota,
     faults: Quota,
+    /// The disk ends here, before what its guest was told.
+    short: Option<u64>,
     /// End when a frontend has left.
     once: bool,
 }
@@ -382,17 +385,30 @@ impl Daemon {
         }
     }
 
-    /// Looks at the size of the disk, and tells the guest when it grew.
+    /// Looks at the size of the disk, and tells the guest when it grew; when it is too short, its operator, once.
     fn look(&mut self) {
         let name = self.disk.name();
-        match self.disk.refresh() {
-            Ok(Some(bytes)) => {
+        let resized = self.disk.refresh();
+        let short = match resized {
+            Ok(Resized::Short(bytes)) => Some(bytes),
+            _ => None,
+        };
+        let was = std::mem::replace(&mut self.short, short);
+        match resized {
+            Ok(Resized::Grown(bytes)) => {
                 tracing::info!("{name}: has grown to {bytes} bytes");
                 if let Some(guest) = &self.guest {
                     guest.remote.config_changed();
                 }
             }
-            Ok(None) => {}
+            Ok(Resized::Short(bytes)) if short != was => {
+                let served = self.disk.capacity_bytes();
+                tracing::warn!(
+                    "{name}: has shrunk to {bytes} bytes; its guest still sees {served}, and what lies beyond the end \
+                     fails"
+                );
+            }
+            Ok(Resized::Short(_) | Resized::No) => {}
             Err(error) => self
                 .faults
                 .tell(|more| tracing::warn!("{name}: cannot look at its size: {error}{more}")),

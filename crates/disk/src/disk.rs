@@ -1,5 +1,6 @@
 //! An opened disk.
 
+use std::cmp;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,6 +26,17 @@ pub struct Disk {
     stripe: Option<Stripe>,
     /// Never empty.
     legs: Box<[Leg]>,
+}
+
+/// What a look at the size of a disk showed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resized {
+    /// It is as large as the guest was told.
+    No,
+    /// It has grown to so many bytes, and the guest can be told.
+    Grown(u64),
+    /// It ends after so many bytes, before what the guest was told.
+    Short(u64),
 }
 
 impl Disk {
@@ -127,15 +139,15 @@ impl Disk {
         self.capacity_bytes.load(Ordering::Relaxed)
     }
 
-    /// Looks at the size of the file or device again. `Some(new)` when it grew, and `capacity_bytes`
-    /// follows; a disk that shrank keeps its advertised size (I/O beyond fails) and is `None`. A stripe
-    /// does not grow: its superblocks stand where its legs ended when it was created.
-    pub fn refresh(&self) -> io::Result<Option<u64>> {
+    /// Looks at the size of the file or device again. Where it grew, `capacity_bytes` follows; a disk that shrank
+    /// keeps its advertised size, and I/O beyond fails. A stripe does not grow: its superblocks stand where
+    /// its legs ended when it was created.
+    pub fn refresh(&self) -> io::Result<Resized> {
         let [leg] = &*self.legs else {
-            return Ok(None);
+            return Ok(Resized::No);
         };
         let Store::File { file, kind, .. } = leg.store() else {
-            return Ok(None);
+            return Ok(Resized::No);
         };
         let granule = u64::from(granule(
             self.limits.block_bytes,
@@ -143,10 +155,14 @@ impl Disk {
         ));
         let size = size_bytes(file, *kind)?.min(i64::MAX as u64);
         let usable = size - size % granule;
-        // The larger size is published by whoever saw it first; a second caller gets `None`. No data
+        // The larger size is published by whoever saw it first; a second caller gets `No`. No data
         // goes with it: that the store is larger is the kernel's to say.
         let before = self.capacity_bytes.fetch_max(usable, Ordering::Relaxed);
-        Ok((before < usable).then_some(usable))
+        Ok(match usable.cmp(&before) {
+            cmp::Ordering::Greater => Resized::Grown(usable),
+            cmp::Ordering::Equal => Resized::No,
+            cmp::Ordering::Less => Resized::Short(size),
+        })
     }
 
     /// How the disk is dealt out over its legs, where it has several.
@@ -595,13 +611,17 @@ mod tests {
         let disk = open(&path, &options).unwrap();
         let outside = File::options().write(true).open(&path).unwrap();
         for (size, seen, capacity) in [
-            (1 << 20, None, 1 << 20),
-            ((1 << 20) + 4095, None, 1 << 20),
-            ((1 << 20) + 8191, Some((1 << 20) + 4096), (1 << 20) + 4096),
-            (4096, None, (1 << 20) + 4096),
-            (0, None, (1 << 20) + 4096),
-            ((1 << 20) + 4096, None, (1 << 20) + 4096),
-            (1 << 30, Some(1 << 30), 1 << 30),
+            (1 << 20, Resized::No, 1 << 20),
+            ((1 << 20) + 4095, Resized::No, 1 << 20),
+            (
+                (1 << 20) + 8191,
+                Resized::Grown((1 << 20) + 4096),
+                (1 << 20) + 4096,
+            ),
+            (5000, Resized::Short(5000), (1 << 20) + 4096),
+            (0, Resized::Short(0), (1 << 20) + 4096),
+            ((1 << 20) + 4096, Resized::No, (1 << 20) + 4096),
+            (1 << 30, Resized::Grown(1 << 30), 1 << 30),
         ] {
             outside.set_len(size).unwrap();
             assert_eq!(disk.refresh().unwrap(), seen, "{size}");
@@ -627,7 +647,8 @@ mod tests {
                 .collect();
             threads
                 .into_iter()
-                .filter_map(|thread| thread.join().unwrap())
+                .map(|thread| thread.join().unwrap())
+                .filter(|resized| *resized == Resized::Grown(1 << 20))
                 .count()
         });
         assert_eq!(told, 1);
@@ -647,7 +668,7 @@ mod tests {
         .unwrap();
         let other = image(dir.path(), "other", 1 << 20);
         fs::rename(&other, &path).unwrap();
-        assert_eq!(disk.refresh().unwrap(), None);
+        assert_eq!(disk.refresh().unwrap(), Resized::No);
         fs::remove_file(&path).unwrap();
         let Store::File { file, .. } = disk.legs()[0].store() else {
             panic!("no file")
@@ -669,7 +690,7 @@ mod tests {
             );
             assert!(limits.discard && !limits.rotational);
             assert_eq!(disk.name(), spec.to_string());
-            assert_eq!(disk.refresh().unwrap(), None);
+            assert_eq!(disk.refresh().unwrap(), Resized::No);
             assert!(disk.serial().starts_with(serial.as_bytes()));
             let read_only = OpenOptions {
                 read_only: true,
@@ -830,7 +851,7 @@ mod tests {
                 .unwrap()
                 .success()
         );
-        assert_eq!(disk.refresh().unwrap(), Some(2 << 20));
+        assert_eq!(disk.refresh().unwrap(), Resized::Grown(2 << 20));
     }
 
     #[test]

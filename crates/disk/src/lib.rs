@@ -14,7 +14,7 @@ mod spec;
 mod stripe;
 mod superblock;
 
-pub use disk::Disk;
+pub use disk::{Disk, Resized};
 pub use iopoll::IopollError;
 pub use leg::{FileKind, Leg, Store};
 pub use lock::RangeLocks;

@@ -446,8 +446,8 @@ impl Pacer {
     }
 
     /// A doze ended so much later than it should have: that is what a wake-up takes. One figure for sleeps of any
-    /// length: those after long ones take several times as long, but on a host that sleeps long, short ones then do
-    /// too (kept apart by length, an idle disk's devices looked cheap to sleep for and were not).
+    /// length: a wake-up takes several times as long after a long one, but on a host that sleeps long, after a short one
+    /// too (with the lengths told apart, few requests a second were slept for while the disk worked, and it did not pay).
     fn learn_wake(&mut self, late_ns: u64) {
         // Towards the middle one, not the mean: of a hundred wake-ups a few take a whole slice of the
         // scheduler.
