@@ -250,7 +250,7 @@ impl<E: Engine> Worker<E> {
     }
 
     /// Collects what has ended; how many ops that were.
-    fn reap(&mut self) -> usize {
+    pub(crate) fn reap(&mut self) -> usize {
         let mut ended = 0;
         while let Some(event) = self.engine.reap() {
             match event {
