@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use cleave_blk::spec::feature;
 use cleave_client::{Client, Error, Options, Queue};
 use cleave_tests::{
-    Daemon, LoopDevice, Mount, Random, Scratch, assert_serves, exercise, is_root, run, run_to_end,
-    small,
+    Daemon, LoopDevice, Mount, Mute, Random, Scratch, assert_serves, exercise, is_root, run,
+    run_to_end, small,
 };
 use rustix::process::Signal;
 
@@ -333,6 +333,40 @@ fn a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_doe
         daemon.log()
     );
     drop(client);
+}
+
+/// A lost server does not even tell the size of a file, and that is asked for whenever the file may have grown.
+#[test]
+fn a_file_system_that_no_longer_answers_does_not_hold_the_program() {
+    if !root("mounting a file system") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let mute = match Mute::mount(&scratch, DISK) {
+        Ok(mute) => mute,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let disk = mute.file();
+    let mut daemon = Daemon::serve(&["--disk", disk.to_str().unwrap(), "--read-only"]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).read(0, &mut [1; 4096]).unwrap();
+    drop(client);
+    mute.fall_silent();
+    for _ in 0..3 {
+        daemon.signal(Signal::HUP);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Frontends still come and go.
+    drop(daemon.open(&small(1)));
+    daemon.signal(Signal::TERM);
+    match daemon.wait(Duration::from_secs(4)) {
+        Some((Some(0), took)) if took < Duration::from_secs(2) => {}
+        other => {
+            // Nothing can end it before.
+            drop(mute);
+            panic!("{other:?}\n{}", daemon.log());
+        }
+    }
 }
 
 /// A frozen file system, thawed at the end.

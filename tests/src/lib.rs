@@ -7,12 +7,14 @@
 mod daemon;
 pub mod http;
 mod model;
+mod mute;
 mod scratch;
 mod stream;
 mod table;
 
 pub use daemon::{Daemon, Ended, program_copy, program_path, run_to_end};
 pub use model::{Model, Random};
+pub use mute::Mute;
 pub use scratch::{LoopDevice, Mount, Scratch, is_root, run};
 pub use stream::{Cut, header, range, stream};
 pub use table::{Outcome, Row, ensure, row, run_rows, scale};

@@ -113,6 +113,8 @@ async fn control(
         once: service.once,
         watch: Watch::new(&disk),
         rearm_at: None,
+        looking: None,
+        look_again: false,
         disk,
         device,
         service,
@@ -157,6 +159,10 @@ struct Daemon {
     watch: Watch,
     /// The watch had an event and waits out its pause.
     rearm_at: Option<Instant>,
+    /// The size is being looked at, and is to be once more after that. On another thread: where the server of a
+    /// file is lost, not even that is told.
+    looking: Option<oneshot::Receiver<io::Result<Resized>>>,
+    look_again: bool,
     listener: Option<UnixListener>,
     /// Accepting failed: not before this.
     accept_after: Option<Instant>,
@@ -193,6 +199,7 @@ enum Event {
     Spoke(UnixStream),
     Changed,
     Rearm,
+    Looked(io::Result<Resized>),
 }
 
 impl Daemon {
@@ -265,6 +272,7 @@ impl Daemon {
                     self.watch.rearm();
                     self.look();
                 }
+                Event::Looked(resized) => self.looked(resized),
             }
         }
         // Nobody connects to a daemon that is ending.
@@ -281,6 +289,7 @@ impl Daemon {
             listener,
             seats,
             watch,
+            looking,
             ..
         } = self;
         let vacant = guest.is_none();
@@ -294,6 +303,7 @@ impl Daemon {
             stream = seats.speaker(), if vacant => Event::Spoke(stream),
             accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
             () = until(pause), if pause.is_some() => Event::AcceptAgain,
+            resized = looked(looking) => Event::Looked(resized),
             () = watch.changed(), if rearm_at.is_none() => Event::Changed,
             () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
         }
@@ -385,10 +395,28 @@ impl Daemon {
         }
     }
 
-    /// Looks at the size of the disk, and tells the guest when it grew; when it is too short, its operator, once.
+    /// Looks at the size of the disk.
     fn look(&mut self) {
+        if self.looking.is_some() {
+            self.look_again = true;
+            return;
+        }
+        let disk = self.disk.clone();
+        let (tell, resized) = oneshot::channel();
+        let looks = thread::Builder::new().name("size".to_owned());
+        match looks.spawn(move || tell.send(disk.refresh())) {
+            Ok(_) => self.looking = Some(resized),
+            Err(error) => self.looked(Err(error)),
+        }
+    }
+
+    /// It was looked at: tells the guest when it grew; when it is too short, its operator, once.
+    fn looked(&mut self, resized: io::Result<Resized>) {
+        self.looking = None;
+        if std::mem::take(&mut self.look_again) {
+            self.look();
+        }
         let name = self.disk.name();
-        let resized = self.disk.refresh();
         let short = match resized {
             Ok(Resized::Short(bytes)) => Some(bytes),
             _ => None,
@@ -449,6 +477,18 @@ impl Daemon {
 async fn ended(guest: &mut Option<Guest>) -> Option<Ending> {
     match guest {
         Some(guest) => (&mut guest.ending).await.ok(),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the size was looked at; for ever where nobody does.
+async fn looked(
+    looking: &mut Option<oneshot::Receiver<io::Result<Resized>>>,
+) -> io::Result<Resized> {
+    match looking {
+        Some(looking) => looking
+            .await
+            .unwrap_or_else(|failed| Err(io::Error::other(failed))),
         None => std::future::pending().await,
     }
 }
