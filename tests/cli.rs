@@ -4,10 +4,9 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
 
 use cleave_client::Client;
-use cleave_tests::{Daemon, Scratch, exercise, is_root, run, run_to_end, small};
+use cleave_tests::{Daemon, Scratch, comes, exercise, is_root, run, run_to_end, small};
 
 fn files(folder: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).unwrap();
@@ -468,20 +467,16 @@ fn an_inherited_connected_socket_ends_with_its_frontend() {
         exercise(&mut client).unwrap();
         daemon.alive().unwrap();
         drop(client);
-        let (code, _) = daemon
-            .wait(Duration::from_secs(3))
-            .expect("it goes with its frontend");
+        let (code, _) = daemon.wait().expect("it goes with its frontend");
         assert_eq!(code, Some(0), "{}", daemon.log());
     }
 }
 
 fn open(path: &Path) -> Client {
-    let end = std::time::Instant::now() + Duration::from_secs(3);
-    loop {
-        match Client::open(path, &small(2)) {
-            Ok(client) => return client,
-            Err(error) => assert!(std::time::Instant::now() < end, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let mut client = None;
+    comes(|| {
+        client = Client::open(path, &small(2)).ok();
+        client.is_some()
+    });
+    client.unwrap_or_else(|| panic!("not let in at {}", path.display()))
 }

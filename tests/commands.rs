@@ -9,8 +9,6 @@ use std::time::Duration;
 use cleave_tests::{Daemon, Ended, Scratch, exercise, program_path, run_to_end, small};
 use rustix::process::Signal;
 
-const PATIENCE: Duration = Duration::from_secs(20);
-
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
@@ -54,9 +52,9 @@ fn an_interrupted_demonstration_cleans_up() {
     let scratch = Scratch::new();
     let line = ["demo", "--size", "16M", "--dir", text(scratch.path())];
     let mut demo = Daemon::without_socket(&line);
-    assert!(demo.log_has("filled with a pattern", PATIENCE));
+    assert!(demo.log_has("filled with a pattern"));
     demo.signal(Signal::INT);
-    let (code, _) = demo.wait(PATIENCE).expect("it ends");
+    let (code, _) = demo.wait().expect("it ends");
     assert_eq!(code, Some(1));
     assert!(demo.log().contains("interrupted"), "{}", demo.log());
     assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
@@ -81,9 +79,9 @@ fn a_probe_that_is_interrupted_leaves_a_partial_result() {
         text(&profile),
     ]);
     // The first tenth of the points is measured; most of the minute is left.
-    assert!(probe.log_has("points", PATIENCE));
+    assert!(probe.log_has("points"));
     probe.signal(Signal::INT);
-    let (code, took) = probe.wait(PATIENCE).expect("it ends");
+    let (code, took) = probe.wait().expect("it ends");
     assert_eq!(code, Some(1));
     assert!(took < Duration::from_secs(5), "{took:?}");
     let log = probe.log();
@@ -100,7 +98,7 @@ fn a_probe_that_is_interrupted_leaves_a_partial_result() {
     );
     // A partial profile is one that can be served from.
     let daemon = Daemon::serve(&["--disk", text(&image), "--profile", text(&profile)]);
-    assert!(daemon.log_has("the profile is partial", PATIENCE));
+    assert!(daemon.log_has("the profile is partial"));
     exercise(&mut daemon.open(&small(1))).unwrap();
     daemon.finish();
 }

@@ -9,8 +9,8 @@ use cleave_client::{
     Verify, Wait, Workload,
 };
 use cleave_tests::{
-    Cut, Daemon, LoopDevice, Model, Random, Scratch, ensure, exercise, header, is_root, range,
-    scale, small, stream,
+    Cut, Daemon, LoopDevice, Model, PATIENCE, Random, Scratch, ensure, exercise, header, is_root,
+    range, scale, small, stream,
 };
 
 const DISK: u64 = 64 << 20;
@@ -607,10 +607,7 @@ fn a_grown_image_is_told_to_the_guest() {
             .unwrap()
             .set_len(bytes)
             .unwrap();
-        assert!(
-            channel.config_change(Duration::from_secs(5)).unwrap(),
-            "nothing was told"
-        );
+        assert!(channel.config_change(PATIENCE).unwrap(), "nothing was told");
         assert_eq!(client.refresh_config().unwrap().capacity_bytes(), bytes);
         exercise(&mut client).unwrap();
     }
@@ -647,7 +644,7 @@ fn a_hang_up_signal_looks_at_the_size_at_once() {
         bytes += 1 << 20;
         image.set_len(bytes).unwrap();
     };
-    let is_told = || channel.config_change(Duration::from_secs(20)).unwrap();
+    let is_told = || channel.config_change(PATIENCE).unwrap();
     // For a second after it noticed a change the file is not watched; where this test is slower than that,
     // it cannot tell who noticed the next one, and tries again.
     for _ in 0..20 {

@@ -6,7 +6,9 @@ use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
-use cleave_tests::{Daemon, Scratch, exercise, run_to_end, scale, small};
+use cleave_tests::{
+    Daemon, PATIENCE, Scratch, Stopwatch, comes, exercise, run_to_end, scale, small,
+};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 #[test]
@@ -20,20 +22,16 @@ fn frontends_come_and_go() {
     let rss = daemon.rss_kib();
     let mut slowest = Duration::ZERO;
     for round in 0..scale(200) {
-        let began = Instant::now();
+        let watch = Stopwatch::start();
         let mut client = daemon.open(&small(2));
         exercise(&mut client).unwrap_or_else(|what| panic!("round {round}: {what}"));
-        slowest = slowest.max(began.elapsed());
+        slowest = slowest.max(watch.elapsed());
     }
     println!("slowest of all: {slowest:?}");
     assert!(slowest < Duration::from_millis(300), "{slowest:?}");
     daemon.fds_settle_at(fds).unwrap();
-    assert!(
-        daemon.threads() <= threads,
-        "{threads} threads became {}",
-        daemon.threads()
-    );
-    daemon.stays_small(rss, 1024).unwrap();
+    daemon.threads_settle_at(threads).unwrap();
+    daemon.settles_small(rss, 1024).unwrap();
     daemon.finish();
 }
 
@@ -44,11 +42,11 @@ fn the_next_frontend_is_served_at_once() {
         .map(|_| {
             let mut client = daemon.open(&small(1));
             exercise(&mut client).unwrap();
-            let began = Instant::now();
+            let watch = Stopwatch::start();
             drop(client);
             let mut next = daemon.open(&small(1));
             exercise(&mut next).unwrap();
-            began.elapsed()
+            watch.elapsed()
         })
         .collect();
     times.sort();
@@ -62,18 +60,14 @@ fn a_second_frontend_is_turned_away() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     let mut first = daemon.open(&small(2));
     for _ in 0..3 {
-        let second = Socket::connect(daemon.socket(), Duration::from_secs(2)).unwrap();
+        let second = Socket::connect(daemon.socket(), PATIENCE).unwrap();
         assert!(
-            second.closes_within(Duration::from_secs(2)),
+            second.closes_within(PATIENCE),
             "the second was not turned away"
         );
         exercise(&mut first).unwrap();
     }
-    assert!(
-        daemon.log_has("second frontend", Duration::from_secs(2)),
-        "{}",
-        daemon.log()
-    );
+    assert!(daemon.log_has("second frontend"), "{}", daemon.log());
     drop(first);
     exercise(&mut daemon.open(&small(2))).unwrap();
     daemon.finish();
@@ -86,9 +80,7 @@ fn once_means_once() {
     exercise(&mut client).unwrap();
     daemon.alive().unwrap();
     drop(client);
-    let (code, took) = daemon
-        .wait(Duration::from_secs(3))
-        .expect("it leaves with its frontend");
+    let (code, took) = daemon.wait().expect("it leaves with its frontend");
     assert_eq!(code, Some(0), "{}", daemon.log());
     assert!(took < Duration::from_secs(2));
     assert!(!daemon.socket().exists());
@@ -109,11 +101,10 @@ fn term_and_int_end_it_in_order_under_load() {
                 completion,
             ];
             let mut daemon = Daemon::serve(&args);
-            let options = Options {
-                patience: Duration::from_millis(700),
-                ..small(queues)
-            };
-            let mut client = daemon.open(&options);
+            let mut client = daemon.open(&small(queues));
+            for queue in client.queues() {
+                queue.set_patience(Duration::from_millis(700));
+            }
             std::thread::scope(|scope| {
                 let load = scope.spawn(|| {
                     let time = Duration::from_secs(5);
@@ -128,8 +119,7 @@ fn term_and_int_end_it_in_order_under_load() {
                 });
                 std::thread::sleep(Duration::from_millis(100));
                 daemon.signal(signal);
-                let ended = daemon.wait(Duration::from_secs(5));
-                match ended {
+                match daemon.wait() {
                     Some((Some(0), took)) if took < Duration::from_secs(2) => {}
                     other => panic!("{signal:?}, {queues} vrings: {other:?}\n{}", daemon.log()),
                 }
@@ -188,15 +178,7 @@ fn a_worker_per_vring_and_no_child() {
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", daemon.pid()));
     assert_eq!(children.unwrap_or_default().trim(), "");
     drop(client);
-    let end = Instant::now() + Duration::from_secs(2);
-    while daemon.threads() > alone && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert!(
-        daemon.threads() <= alone,
-        "{alone} threads became {}",
-        daemon.threads()
-    );
+    daemon.threads_settle_at(alone).unwrap();
     daemon.finish();
 }
 
@@ -216,11 +198,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     ];
     let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
     let daemon = Daemon::with_args(scratch, socket.clone(), &args);
-    assert!(
-        daemon.log_has("serving", Duration::from_secs(5)),
-        "{}",
-        daemon.log()
-    );
+    assert!(daemon.log_has("serving"), "{}", daemon.log());
     let mut client = daemon.open(&small(1));
     let rival = [
         "serve",
@@ -298,7 +276,7 @@ fn frontends_killed_in_the_middle_of_their_requests() {
     }
     exercise(&mut daemon.open(&small(2))).unwrap();
     daemon.fds_settle_at(fds).unwrap();
-    daemon.stays_small(rss, 1024).unwrap();
+    daemon.settles_small(rss, 1024).unwrap();
     daemon.finish();
 }
 
@@ -345,36 +323,29 @@ fn a_log_that_nobody_reads_stops_nothing() {
         .stderr(writer)
         .spawn()
         .unwrap();
-    let end = Instant::now() + Duration::from_secs(5);
+    let enough = Instant::now() + Duration::from_secs(5);
     let mut rounds = 0;
-    while rounds < 300 {
-        match Client::open(&socket, &small(2)) {
-            Ok(mut client) => exercise(&mut client).unwrap(),
-            Err(error) => {
-                assert!(Instant::now() < end, "after {rounds} rounds: {error}");
-                std::thread::sleep(Duration::from_millis(2));
-                continue;
-            }
-        }
+    while rounds <= 10 || rounds < 300 && Instant::now() < enough {
+        let mut client = None;
+        comes(|| {
+            client = Client::open(&socket, &small(2)).ok();
+            client.is_some()
+        });
+        let mut client = client.unwrap_or_else(|| panic!("it stands after {rounds} rounds"));
+        exercise(&mut client).unwrap();
         rounds += 1;
-        if Instant::now() > end {
-            break;
-        }
     }
-    assert!(rounds > 10, "{rounds} rounds");
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
-    let end = Instant::now() + Duration::from_secs(3);
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if Instant::now() > end {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("it does not end while its log is blocked");
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    let mut status = None;
+    comes(|| {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    let Some(status) = status else {
+        let _ = child.kill();
+        let _ = child.wait();
+        panic!("it does not end while its log is blocked");
     };
     assert_eq!(status.code(), Some(0));
     drop(reader);
@@ -392,7 +363,7 @@ fn running_out_of_descriptors_is_waited_out_without_spinning() {
     };
     // Not even one connection can be accepted.
     limit(Some(3));
-    let waiting = Socket::connect(daemon.socket(), Duration::from_secs(2)).unwrap();
+    let waiting = Socket::connect(daemon.socket(), PATIENCE).unwrap();
     daemon
         .stays_idle(Duration::from_millis(500), Duration::from_millis(50))
         .unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
 use cleave_client::{Doorbell, Layout, Offered, Options, Order, Stop, Verify, Wait, Workload};
-use cleave_tests::{Daemon, scale, small};
+use cleave_tests::{Daemon, comes, scale, small};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 const SPAN: u64 = 8 << 20;
@@ -103,12 +103,18 @@ fn an_adaptive_disk_that_falls_silent_is_not_woken_again() {
     let mut client = daemon.open(&small(4));
     let busy = Workload::reads(4096, 16, SPAN, Duration::from_millis(200));
     client.run(&busy, |_| |_| ()).unwrap();
-    // What is still spun or dozed is far shorter.
-    std::thread::sleep(Duration::from_millis(300));
-    let before = (switches(&daemon), daemon.cpu());
-    std::thread::sleep(Duration::from_millis(700));
-    assert_eq!(switches(&daemon), before.0, "something woke it");
-    assert_eq!(daemon.cpu(), before.1, "something ran");
+    // What is still spun or dozed is far shorter, but for a machine that stops meanwhile: then it is at rest the
+    // next time.
+    let look = || (switches(&daemon), daemon.cpu());
+    let mut seen = Vec::new();
+    let rests = (0..5).any(|_| {
+        std::thread::sleep(Duration::from_millis(300));
+        let before = look();
+        std::thread::sleep(Duration::from_millis(700));
+        seen.push((before, look()));
+        seen.last().is_some_and(|(before, after)| before == after)
+    });
+    assert!(rests, "something woke it, or ran, each time: {seen:?}");
     client.run(&busy, |_| |_| ()).unwrap();
     drop(client);
     daemon.finish();
@@ -141,11 +147,9 @@ fn polling_goes_on_when_others_have_left_the_core() {
     });
     // On a machine whose cores are all wanted it looks at least, again and again.
     let polled = || daemon.cpu() + 10 * Duration::from_millis(switches(&daemon));
-    let (before, end) = (polled(), Instant::now() + Duration::from_secs(10));
-    while polled() < before + Duration::from_millis(50) {
-        assert!(Instant::now() < end, "it sleeps");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let before = polled();
+    let goes_on = comes(|| polled() >= before + Duration::from_millis(50));
+    assert!(goes_on, "it sleeps");
     drop(client);
     daemon.finish();
 }

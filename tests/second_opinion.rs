@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_client::{GuestMemory, RegionPlan};
-use cleave_tests::{Daemon, Random, Scratch, scale};
+use cleave_tests::{Daemon, PATIENCE, Random, Scratch, scale};
 use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
 
 const DEPTH: usize = 32;
@@ -110,7 +110,7 @@ impl Other {
     }
 
     fn wait(&mut self, index: usize) -> Vec<usize> {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + PATIENCE;
         loop {
             let done: Vec<_> = self.queues[index]
                 .completions()
@@ -120,7 +120,7 @@ impl Other {
             if !done.is_empty() {
                 return done.into_iter().map(|(slot, _)| slot).collect();
             }
-            assert!(Instant::now() < end, "no completion in ten seconds");
+            assert!(Instant::now() < end, "no completion");
             if !self.polling {
                 self.transport.get_completion_fd(index).read().unwrap();
             }
@@ -224,7 +224,7 @@ fn open_patiently(
     polling: bool,
     queues: usize,
 ) -> Other {
-    let end = Instant::now() + Duration::from_secs(2);
+    let end = Instant::now() + PATIENCE;
     while VhostUser::<virtio_driver::VirtioBlkConfig, virtio_driver::VirtioBlkReqBuf>::new(
         daemon.socket().to_str().unwrap(),
         features.bits(),

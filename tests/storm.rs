@@ -15,7 +15,7 @@ use cleave_client::{
     Buffer, Client, Doorbell, Frontend, GuestMemory, Options, Queue, RegionPlan, RingLayout, Table,
 };
 use cleave_tests::{
-    Daemon, LoopDevice, Random, Scratch, header, http, is_root, range, run_to_end, scale,
+    Daemon, LoopDevice, PATIENCE, Random, Scratch, header, http, is_root, range, run_to_end, scale,
 };
 
 const DISK: u64 = 64 << 20;
@@ -32,7 +32,6 @@ const RAM: u64 = 0x1_0000_0000;
 const RINGS: u64 = 2 << 20;
 const DATA: u64 = SLOT * DEPTH * VRINGS as u64;
 const WCE_AT: u32 = 32;
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request under way.
 struct Flying {

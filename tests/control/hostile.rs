@@ -6,12 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cleave_tests::assert_serves;
 use cleave_tests::http::{Answer, ask, converse, get};
+use cleave_tests::{PATIENCE, assert_serves};
 
 use crate::serve;
-
-const SOON: Duration = Duration::from_secs(10);
 
 /// A name, what is sent, and the statuses that are right; 0: closed without an answer.
 type Row = (&'static str, Vec<u8>, &'static [u16]);
@@ -161,7 +159,7 @@ fn odd_requests_are_refused() {
     let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
     let mut wrong = Vec::new();
     for (name, bytes, expected) in rows() {
-        let text = converse(&control, &bytes, SOON).unwrap();
+        let text = converse(&control, &bytes, PATIENCE).unwrap();
         let status = Answer::parse(&text).map_or(0, |answer| answer.status);
         println!("{name}: {status}");
         if !expected.contains(&status) {
@@ -175,7 +173,7 @@ fn odd_requests_are_refused() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     daemon.fds_settle_at(fds).unwrap();
-    daemon.stays_small(rss, 2047).unwrap();
+    daemon.settles_small(rss, 2047).unwrap();
     assert_serves(&daemon).unwrap();
     daemon.finish();
 }
@@ -211,7 +209,7 @@ fn half_a_request_and_silence_is_not_waited_for() {
         })
         .collect();
     for stream in &mut half {
-        assert!(closes(stream, Duration::from_secs(15)));
+        assert!(closes(stream, PATIENCE));
     }
     daemon.finish();
 }
@@ -221,7 +219,7 @@ fn crowd(control: &Path, count: usize, said: &[u8]) -> Vec<UnixStream> {
     (0..count)
         .map(|_| {
             let mut stream = UnixStream::connect(control).unwrap();
-            stream.set_write_timeout(Some(SOON)).unwrap();
+            stream.set_write_timeout(Some(PATIENCE)).unwrap();
             // The oldest are closed as others come.
             let _ = stream.write_all(said);
             stream
@@ -246,8 +244,8 @@ fn a_crowd_keeps_nobody_out_and_costs_little() {
         );
         daemon.stays_small(rss, (8 << 10) - 1).unwrap();
         drop(held);
+        daemon.fds_settle_at(fds).unwrap();
     }
-    daemon.fds_settle_at(fds).unwrap();
     daemon.finish();
 }
 

@@ -1,12 +1,12 @@
 //! What is shown is what was done.
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use cleave_client::{Order, Stop, Verify, Workload};
 use cleave_tests::http::{ask, get};
-use cleave_tests::{Daemon, Scratch, run_to_end, small};
+use cleave_tests::{Daemon, Scratch, comes, run_to_end, small};
 use serde_json::Value;
 
 use crate::prometheus::{parse, sum};
@@ -85,8 +85,16 @@ fn counters_equal_what_the_client_did() {
         assert_eq!(of("cleave_request_bytes_total", &reads), 51_200);
         assert_eq!(of("cleave_disk_requests_total", &[]), 222);
         assert_eq!(of("cleave_request_errors_total", &[("kind", "invalid")]), 1);
-        assert_eq!(of("cleave_calls_total", &[]), number(&totals["calls"]));
-        assert_eq!(of("cleave_kicks_total", &[]), number(&totals["kicks"]));
+        // The last of them are counted after the requests that they were for.
+        let agree = comes(|| {
+            let families = parse(&ask(&control, "GET", "/metrics", "").body).unwrap();
+            let totals = &report(&control)["totals"];
+            ["calls", "kicks"].iter().all(|name| {
+                let shown = sum(&families, &format!("cleave_{name}_total"), &[]) as u64;
+                shown > 0 && shown == number(&totals[*name])
+            })
+        });
+        assert!(agree, "calls and kicks: {}", report(&control)["totals"]);
         if disk == image.to_str().unwrap() {
             // Each request was timed, where none ends on the spot.
             let device = families["cleave_request_stage_seconds"]
@@ -120,11 +128,7 @@ fn totals_survive_sessions() {
         assert_eq!(number(&shown["totals"]["writes"]), round * 10);
         drop(client);
         // The daemon notices a moment later.
-        let end = std::time::Instant::now() + Duration::from_secs(5);
-        while report(&control)["session"]["connected"] == true {
-            assert!(std::time::Instant::now() < end);
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        assert!(comes(|| report(&control)["session"]["connected"] == false));
     }
     daemon.finish();
 }
@@ -165,7 +169,7 @@ fn answers_are_sound_under_load() {
     let load = Workload {
         read_percent: 50,
         order: Order::Random,
-        stop: Stop::After(Duration::from_millis(1500)),
+        stop: Stop::After(Duration::from_millis(500)),
         verify: Verify::Pattern(7),
         ..Workload::reads(4096, 16, 32 << 20, Duration::ZERO)
     };
@@ -176,25 +180,30 @@ fn answers_are_sound_under_load() {
         ..load.clone()
     };
     assert_eq!(client.queue(0).run(&fill, |_| {}).unwrap().failed, 0);
-    let asked = std::thread::scope(|scope| {
+    let asked = AtomicU32::new(0);
+    std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
-            let (mut asked, mut before) = (0, 0);
+            let mut before = 0;
             while !done.load(Ordering::Relaxed) {
                 let shown = report(&control);
                 let now = number(&shown["totals"]["reads"]);
                 assert!(now >= before, "{now} after {before}");
                 let text = ask(&control, "GET", "/metrics", "").body;
                 parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
-                (asked, before) = (asked + 1, now);
+                before = now;
+                asked.fetch_add(1, Ordering::Relaxed);
             }
-            asked
         });
-        let tallies = client.run(&load, |_| |_| {}).unwrap();
-        assert!(tallies.iter().all(|tally| tally.failed == 0));
+        for turn in 0.. {
+            let tallies = client.run(&load, |_| |_| {}).unwrap();
+            assert!(tallies.iter().all(|tally| tally.failed == 0));
+            let is_enough = turn >= 2 && asked.load(Ordering::Relaxed) > 5;
+            if is_enough || asking.is_finished() {
+                break;
+            }
+        }
         done.store(true, Ordering::Relaxed);
-        asking.join().unwrap()
     });
-    assert!(asked > 5, "{asked} answers");
     drop(client);
     daemon.finish();
 }
@@ -229,7 +238,7 @@ fn the_socket_is_private_and_goes_away() {
     let scratch = daemon.scratch().join("");
     daemon.signal(rustix::process::Signal::TERM);
     let mut daemon = daemon;
-    let (code, took) = daemon.wait(Duration::from_secs(5)).unwrap();
+    let (code, took) = daemon.wait().unwrap();
     assert_eq!(code, Some(0));
     assert!(took < Duration::from_secs(1), "{took:?}");
     let left: Vec<_> = std::fs::read_dir(&scratch)

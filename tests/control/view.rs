@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cleave_tests::{Daemon, program_path, run_to_end, small};
+use cleave_tests::{Daemon, PATIENCE, Stopwatch, comes, program_path, run_to_end, small};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -59,12 +59,12 @@ fn top(sockets: &[&std::path::Path]) -> Command {
 }
 
 fn ends(child: &mut Child) -> Option<i32> {
-    let end = Instant::now() + Duration::from_secs(5);
-    while Instant::now() < end {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status.code();
-        }
-        std::thread::sleep(Duration::from_millis(2));
+    let mut status = None;
+    if comes(|| {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    }) {
+        return status.and_then(|status| status.code());
     }
     let _ = child.kill();
     panic!("top did not end");
@@ -78,7 +78,7 @@ fn signal(child: &Child, signal: Signal) {
 fn read_until(from: &mut impl std::io::Read, text: &str, times: usize) -> String {
     let mut read = String::new();
     let mut piece = [0; 4096];
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + PATIENCE;
     while read.matches(text).count() < times {
         assert!(Instant::now() < end, "{read}");
         match from.read(&mut piece) {
@@ -233,10 +233,10 @@ fn top_ends_at_once_whoever_hangs() {
             hang(&theirs, &mut screen);
             // Longer than until it asks and draws again.
             std::thread::sleep(Duration::from_millis(300));
-            let began = Instant::now();
+            let watch = Stopwatch::start();
             quit(&mut screen, &child);
             assert_eq!(ends(&mut child), Some(0), "{who}, {name}");
-            let took = began.elapsed();
+            let took = watch.elapsed();
             assert!(took < Duration::from_secs(1), "{who}, {name}: {took:?}");
             let after = tcgetattr(&theirs).unwrap();
             assert_eq!(after.local_modes, before.local_modes, "{who}, {name}");
@@ -293,13 +293,10 @@ fn a_socket_that_never_answers_is_not_waited_for() {
     let silent = scratch.join("silent");
     let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
     let words = ["stats", "--control", silent.to_str().unwrap()];
-    let began = Instant::now();
+    let watch = Stopwatch::start();
     let ended = run_to_end(&words);
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.contains("no answer"), "{}", ended.stderr);
-    assert!(
-        began.elapsed() < Duration::from_secs(6),
-        "{:?}",
-        began.elapsed()
-    );
+    let took = watch.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
 }

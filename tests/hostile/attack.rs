@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, Queue, Used, Wait};
-use cleave_tests::{Daemon, Outcome, ensure, exercise_queue, header, small};
+use cleave_tests::{Daemon, Outcome, PATIENCE, ensure, exercise_queue, header, small};
 
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
@@ -33,7 +33,7 @@ pub(crate) fn open_with(daemon: &Daemon, options: &Options) -> Result<Client, St
 
 /// The vring must be retired, its err descriptor signalled, and the other one must go on.
 pub(crate) fn expect_retired(client: &mut Client) -> Outcome {
-    let signalled = client.queue(0).err_signalled(Duration::from_secs(2));
+    let signalled = client.queue(0).err_signalled(PATIENCE);
     ensure(signalled, || "the err descriptor was not signalled".into())?;
     neighbour_serves(client)
 }
@@ -41,6 +41,18 @@ pub(crate) fn expect_retired(client: &mut Client) -> Outcome {
 /// The other vring goes on.
 pub(crate) fn neighbour_serves(client: &mut Client) -> Outcome {
     exercise_queue(client, 1).map_err(|what| format!("the other vring: {what}"))
+}
+
+/// As `neighbour_serves`, where the connection may go with the first vring, at any moment.
+pub(crate) fn neighbour_serves_or_all_is_gone(client: &mut Client) -> Outcome {
+    let is_gone = |client: &mut Client| client.frontend().features().is_err();
+    if is_gone(client) {
+        return Ok(());
+    }
+    neighbour_serves(client).or_else(|what| match is_gone(client) {
+        true => Ok(()),
+        false => Err(what),
+    })
 }
 
 /// Both vrings go on.
@@ -51,11 +63,12 @@ pub(crate) fn both_serve(client: &mut Client) -> Outcome {
 
 /// Whether the vring still completes requests, or has been retired: both are fair, silence is not.
 pub(crate) fn serves_or_retired(client: &mut Client) -> Outcome {
-    client.queue(0).set_patience(Duration::from_millis(500));
     let retired = client.queue(0).err_signalled(Duration::from_millis(20));
     if !retired {
+        // It may be retired yet, and then this is waited for in vain.
+        client.queue(0).set_patience(Duration::from_secs(5));
         let served = exercise_queue(client, 0);
-        let retired = served.is_err() && client.queue(0).err_signalled(Duration::from_secs(1));
+        let retired = served.is_err() && client.queue(0).err_signalled(PATIENCE);
         ensure(served.is_ok() || retired, || {
             format!("neither served nor retired: {served:?}")
         })?;
@@ -253,8 +266,13 @@ pub(crate) fn flood(queue: &mut Queue, count: u64, bytes: u32) {
     queue.ring_kick();
 }
 
-/// Waits for so many completions.
-pub(crate) fn settle(ring: &mut DriverRing, count: usize, time: Duration) -> usize {
+/// Waits for so many completions; how many came.
+pub(crate) fn settle(ring: &mut DriverRing, count: usize) -> usize {
+    settle_within(ring, count, PATIENCE)
+}
+
+/// As `settle`, for so long.
+pub(crate) fn settle_within(ring: &mut DriverRing, count: usize, time: Duration) -> usize {
     let end = Instant::now() + time;
     let mut seen = 0;
     while seen < count && Instant::now() < end {

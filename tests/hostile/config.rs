@@ -2,7 +2,7 @@
 
 use cleave_blk::spec::feature;
 use cleave_client::{Error, Frontend, Options, wire};
-use cleave_tests::{Outcome, Row, ensure, row, small};
+use cleave_tests::{Outcome, PATIENCE, Row, ensure, row, small};
 
 use crate::attack::{both_serve, mark_disk, open, told};
 
@@ -130,8 +130,7 @@ fn writing(rows: &mut Vec<Row>) {
         for round in 0..50u8 {
             crate::attack::flood(client.queue(0), 8, 4096);
             told(client.frontend().set_config(32, &[round & 1]), "switch")?;
-            let seen =
-                crate::attack::settle(client.queue(0).ring(), 8, std::time::Duration::from_secs(2));
+            let seen = crate::attack::settle(client.queue(0).ring(), 8);
             ensure(seen == 8, || format!("{seen} of 8"))?;
             mark_disk(&mut client)?;
         }
@@ -205,11 +204,7 @@ fn features(rows: &mut Vec<Row>) {
             for _ in 0..50 {
                 crate::attack::flood(client.queue(0), 4, 4096);
                 let _ = client.frontend().set_features(features);
-                let seen = crate::attack::settle(
-                    client.queue(0).ring(),
-                    4,
-                    std::time::Duration::from_secs(2),
-                );
+                let seen = crate::attack::settle(client.queue(0).ring(), 4);
                 ensure(seen == 4, || format!("{seen} of 4"))?;
             }
             both_serve(&mut client)
@@ -249,10 +244,10 @@ fn features(rows: &mut Vec<Row>) {
 }
 
 pub(crate) fn frontend(daemon: &cleave_tests::Daemon) -> Result<Frontend, Error> {
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    let end = std::time::Instant::now() + PATIENCE;
     // The session before may still be draining.
     loop {
-        let made = Frontend::connect(daemon.socket(), std::time::Duration::from_secs(5));
+        let made = Frontend::connect(daemon.socket(), PATIENCE);
         let made = made.and_then(|frontend| frontend.features().map(|_| frontend));
         match made {
             Err(_) if std::time::Instant::now() < end => {

@@ -1,11 +1,13 @@
 //! Stops, resets and ends in the middle of everything.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Buffer, Client, Error, Options, Stop, Workload};
-use cleave_tests::{Daemon, Outcome, Row, ensure, exercise, exercise_queue, row, scale, small};
+use cleave_tests::{
+    Daemon, Outcome, Row, Stopwatch, ensure, exercise, exercise_queue, row, scale, small,
+};
 
 use crate::attack::{both_serve, flood, neighbour_serves, open, open_with, settle, told};
 
@@ -38,7 +40,7 @@ fn stops(rows: &mut Vec<Row>) {
                     neighbour_serves(&mut client)?;
                     told(client.announce_again(0, base), "start again")?;
                     let left = client.queue(0).ring().in_flight();
-                    let seen = settle(client.queue(0).ring(), left.into(), Duration::from_secs(3));
+                    let seen = settle(client.queue(0).ring(), left.into());
                     ensure(seen == usize::from(left), || {
                         format!("turn {turn}: {seen} of {left}")
                     })?;
@@ -55,7 +57,7 @@ fn stops(rows: &mut Vec<Row>) {
                 flood(client.queue(0), 8, 16 << 10);
                 told(client.frontend().set_vring_enable(0, false), "disable")?;
                 told(client.frontend().set_vring_enable(0, true), "enable")?;
-                let seen = settle(client.queue(0).ring(), 8, Duration::from_secs(3));
+                let seen = settle(client.queue(0).ring(), 8);
                 ensure(seen == 8, || format!("turn {turn}: {seen} of 8"))?;
             }
             both_serve(&mut client)
@@ -100,7 +102,7 @@ fn stops(rows: &mut Vec<Row>) {
                     told(frontend.set_vring_enable(0, false), "disable")?;
                     told(frontend.set_vring_enable(0, true), "enable")?;
                     flood(first, 2, 512);
-                    let seen = settle(first.ring(), 2, Duration::from_secs(2));
+                    let seen = settle(first.ring(), 2);
                     ensure(seen == 2, || format!("{seen} of 2"))?;
                 }
                 let done = load.join().unwrap();
@@ -227,7 +229,7 @@ fn ends(rows: &mut Vec<Row>) {
                 flood(client.queue(1), 20, 4096);
             }
             daemon.fds_settle_at(fds)?;
-            daemon.stays_small(rss, 1023)
+            daemon.settles_small(rss, 1023)
         },
     ));
     for how in [
@@ -328,11 +330,11 @@ fn slow_ends(daemon: &Daemon) -> Result<usize, String> {
     for _ in 0..10 {
         let mut client = open(daemon)?;
         flood(client.queue(0), 20, 4096);
-        let began = Instant::now();
+        let watch = Stopwatch::start();
         drop(client);
         let mut next = open(daemon)?;
         exercise_queue(&mut next, 0)?;
-        slow += usize::from(began.elapsed() > Duration::from_millis(100));
+        slow += usize::from(watch.elapsed() > Duration::from_millis(100));
     }
     Ok(slow)
 }

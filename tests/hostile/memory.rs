@@ -7,9 +7,9 @@ use std::time::Duration;
 use cleave_blk::spec::request_type as kind;
 use cleave_client::wire::{self, RegionBytes, request as number};
 use cleave_client::{Client, Error, Frontend, GuestMemory, Options, RegionPlan, Request, Table};
-use cleave_tests::{Daemon, Outcome, Row, ensure, row, small};
+use cleave_tests::{Daemon, Outcome, PATIENCE, Row, ensure, row, small};
 
-use crate::attack::{both_serve, flood, neighbour_serves, open, settle, told};
+use crate::attack::{both_serve, flood, neighbour_serves_or_all_is_gone, open, settle, told};
 use crate::config::{frontend, refused};
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -155,7 +155,7 @@ fn lying_tables(rows: &mut Vec<Row>) {
             let mut client = open(daemon)?;
             match client.frontend().set_mem_table(&[], &[]) {
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(Duration::from_secs(2));
+                    let retired = client.queue(0).err_signalled(PATIENCE);
                     ensure(retired, || "its vring was not retired".into())
                 }
                 other => refused(other),
@@ -350,7 +350,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
         for turn in 0..50 {
             flood(client.queue(0), 16, 16 << 10);
             told(client.send_memory(), "table")?;
-            let seen = settle(client.queue(0).ring(), 16, Duration::from_secs(3));
+            let seen = settle(client.queue(0).ring(), 16);
             ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
         }
         both_serve(&mut client)
@@ -367,7 +367,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
                 0,
             );
             told(client.frontend().add_mem_reg(one, file.as_fd()), "add")?;
-            let seen = settle(client.queue(0).ring(), 16, Duration::from_secs(3));
+            let seen = settle(client.queue(0).ring(), 16);
             ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
         }
         both_serve(&mut client)
@@ -380,7 +380,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
             let one = client.memory().region(0);
             match client.frontend().rem_mem_reg(one, None) {
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(Duration::from_secs(2));
+                    let retired = client.queue(0).err_signalled(PATIENCE);
                     ensure(retired, || "its vring was not retired".into())?;
                     quiet(&mut client)
                 }
@@ -415,7 +415,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
                 // Nothing is written there after the answer.
                 let memory = Arc::clone(client.memory());
                 memory.fill(0x4000_0000, 16 << 20, 0x77);
-                let seen = settle(client.queue(0).ring(), 16, Duration::from_secs(3));
+                let seen = settle(client.queue(0).ring(), 16);
                 ensure(seen == 16, || {
                     format!("turn {turn}: {seen} of 16 came back")
                 })?;
@@ -478,7 +478,6 @@ fn cut_files(rows: &mut Vec<Row>) {
                     let mut client = in_memory(daemon, &plans, Table::Whole)?;
                     told(client.memory().truncate(1, keep), "cut")?;
                     let data = (DATA + (4 << 20) - 4096, 4096);
-                    client.queue(0).set_patience(Duration::from_secs(3));
                     let one = Request {
                         kind: request,
                         sector: 900,
@@ -511,7 +510,6 @@ fn cut_files(rows: &mut Vec<Row>) {
                 cleave_client::Buffer::writable(status, 1),
             ];
             told(memory.truncate(1, 0), "cut")?;
-            client.queue(0).set_patience(Duration::from_secs(3));
             let used = if part == 2 {
                 client.queue(0).chain_through(far + 4096, &chain)
             } else {
@@ -610,10 +608,7 @@ fn cut_ring(daemon: &Daemon, part: usize, load: bool) -> Outcome {
     client.queue(0).ring_kick();
     std::thread::sleep(Duration::from_millis(30));
     // The vring is gone and the connection with it, or the vring alone: either is fair.
-    match client.frontend().features() {
-        Ok(_) => neighbour_serves(&mut client),
-        Err(_) => Ok(()),
-    }
+    neighbour_serves_or_all_is_gone(&mut client)
 }
 
 /// The request failed, or the connection is gone; a success would be a lie.

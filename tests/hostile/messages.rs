@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cleave_client::wire::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
 use cleave_client::{Client, Error, Socket};
-use cleave_tests::{Daemon, Outcome, Row, ensure, exercise, row, scale, small};
+use cleave_tests::{
+    Daemon, Outcome, PATIENCE, Row, Stopwatch, ensure, exercise, row, scale, small,
+};
 
 use crate::attack::{both_serve, flood, neighbour_serves, open, told};
 use crate::config::{frontend, refused};
@@ -37,6 +39,16 @@ fn send(daemon: &Daemon, bytes: &[u8]) -> Outcome {
     not_spinning(daemon)
 }
 
+/// Sooner than a message would be given up that does not come.
+fn closes_soon(socket: &Socket) -> Outcome {
+    let watch = Stopwatch::start();
+    let closed = socket.closes_within(PATIENCE);
+    let took = watch.elapsed();
+    ensure(closed && took < Duration::from_secs(2), || {
+        format!("still open after {took:?}")
+    })
+}
+
 fn headers(rows: &mut Vec<Row>) {
     for flags in [
         0u32,
@@ -58,7 +70,9 @@ fn headers(rows: &mut Vec<Row>) {
                 let mut bytes = wire::header(number::SET_FEATURES, VERSION, size).to_vec();
                 bytes.extend_from_slice(&[0; 8]);
                 let before = daemon.rss_kib();
-                send(daemon, &bytes)?;
+                let frontend = told(frontend(daemon), "connect")?;
+                let _ = frontend.socket().send_raw(&bytes, &[]);
+                not_spinning(daemon)?;
                 daemon
                     .stays_small(before, 1023)
                     .map_err(|what| format!("{what}: held for a promise"))
@@ -107,18 +121,12 @@ fn every_number(rows: &mut Vec<Row>) {
                         let flags = VERSION | FLAG_NEED_REPLY;
                         let bytes = wire::message(request, flags, &vec![byte; len]);
                         let _ = client.socket().send_raw(&bytes, &[]);
-                        // The next message is answered, or the connection is closed: within a second.
-                        let began = Instant::now();
+                        // The next message is answered, or the connection is closed.
                         let ask = wire::message(number::GET_FEATURES, VERSION, &[]);
                         let _ = client.socket().send_raw(&ask, &[]);
                         let _ = client.socket().stream().shutdown(std::net::Shutdown::Write);
-                        let closed = client.socket().closes_within(Duration::from_secs(1));
-                        ensure(closed, || {
-                            format!(
-                                "{len} bytes of {byte:#x}: still open after {:?}",
-                                began.elapsed()
-                            )
-                        })?;
+                        closes_soon(client.socket())
+                            .map_err(|what| format!("{len} bytes of {byte:#x}: {what}"))?;
                     }
                 }
                 Ok(())
@@ -358,7 +366,7 @@ fn vring_addresses(rows: &mut Vec<Row>) {
                 Err(Error::Refused { .. }) => neighbour_serves(&mut client),
                 Err(other) => Err(other.to_string()),
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(Duration::from_secs(1));
+                    let retired = client.queue(0).err_signalled(PATIENCE);
                     ensure(retired, || "accepted, and not retired either".into())?;
                     neighbour_serves(&mut client)
                 }
@@ -475,7 +483,7 @@ fn order(rows: &mut Vec<Row>) {
                 "served while disabled".into()
             })?;
             told(client.frontend().set_vring_enable(0, true), "enable")?;
-            let seen = crate::attack::settle(client.queue(0).ring(), 1, Duration::from_secs(2));
+            let seen = crate::attack::settle(client.queue(0).ring(), 1);
             ensure(seen == 1, || "not served when enabled".into())?;
             both_serve(&mut client)
         },
@@ -499,8 +507,7 @@ fn slowness(rows: &mut Vec<Row>) {
                 let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
                 told(slow.socket().send_raw(&bytes[..half], &[]), "send")?;
                 let _ = slow.socket().stream().shutdown(std::net::Shutdown::Write);
-                let closed = slow.socket().closes_within(Duration::from_secs(2));
-                ensure(closed, || "still open".into())
+                closes_soon(slow.socket())
             },
         ));
     }
@@ -510,7 +517,7 @@ fn slowness(rows: &mut Vec<Row>) {
             let slow = told(frontend(daemon), "connect")?;
             let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
             told(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
-            let closed = slow.socket().closes_within(Duration::from_secs(15));
+            let closed = slow.socket().closes_within(PATIENCE);
             ensure(closed, || "half a message holds the seat".into())
         },
     ));
@@ -518,9 +525,8 @@ fn slowness(rows: &mut Vec<Row>) {
         "three hundred connections that say nothing",
         |daemon| {
             let before = daemon.fds_at_rest();
-            let patience = Duration::from_secs(1);
             let silent: Vec<_> = (0..300)
-                .filter_map(|_| Socket::connect(daemon.socket(), patience).ok())
+                .filter_map(|_| Socket::connect(daemon.socket(), PATIENCE).ok())
                 .collect();
             let mut client = open(daemon)?;
             both_serve(&mut client)?;
@@ -606,7 +612,7 @@ fn repetition(rows: &mut Vec<Row>) {
             }
             // The backend channel may be one descriptor more.
             daemon.fds_settle_at(fds + 1)?;
-            daemon.stays_small(rss, 511)?;
+            daemon.settles_small(rss, 511)?;
             neighbour_serves(&mut client)
         }));
     }
@@ -760,6 +766,5 @@ fn attach(daemon: &Daemon, request: u32, count: usize) -> Outcome {
     let bytes = wire::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
     let _ = client.socket().send_raw(&bytes, &fds);
     let _ = client.socket().stream().shutdown(std::net::Shutdown::Write);
-    let closed = client.socket().closes_within(Duration::from_secs(2));
-    ensure(closed, || "still open".into())
+    closes_soon(client.socket())
 }

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{Buffer, Client, Descriptor, Options, RingLayout, Wait, wire};
-use cleave_tests::{Outcome, Random, Row, ensure, exercise_queue, header, row, scale, small};
+use cleave_tests::{
+    Outcome, PATIENCE, Random, Row, comes, ensure, exercise_queue, header, row, scale, small,
+};
 
 use crate::attack::{
-    INDIRECT, NEXT, Parts, WRITE, both_serve, expect_retired, flood, neighbour_serves, open,
-    open_with, polling, serves_or_retired, settle, told,
+    INDIRECT, NEXT, Parts, WRITE, both_serve, expect_retired, flood, neighbour_serves,
+    neighbour_serves_or_all_is_gone, open, open_with, polling, serves_or_retired, settle,
+    settle_within, told,
 };
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -80,7 +83,7 @@ fn heads(rows: &mut Vec<Row>) {
                 client.queue(index).ring().push(9999);
                 client.queue(index).ring().publish();
                 client.queue(index).ring_kick();
-                let signalled = client.queue(index).err_signalled(Duration::from_secs(2));
+                let signalled = client.queue(index).err_signalled(PATIENCE);
                 ensure(signalled, || format!("vring {index} was not retired"))?;
             }
             for index in 0..2u16 {
@@ -178,7 +181,7 @@ fn indices(rows: &mut Vec<Row>) {
             }
             queue.ring().publish();
             queue.ring_kick();
-            let seen = settle(queue.ring(), 64, Duration::from_secs(3));
+            let seen = settle(queue.ring(), 64);
             ensure(seen == 64, || {
                 format!("turn {turn}: {seen} of 64 came back")
             })?;
@@ -205,9 +208,12 @@ fn twice(rows: &mut Vec<Row>) {
                 (0..times).for_each(|_| queue.ring().push(0));
                 queue.ring().publish();
                 queue.ring_kick();
-                let seen = settle(queue.ring(), times.into(), Duration::from_millis(300));
-                let retired = client.queue(0).err_signalled(Duration::from_millis(500));
-                ensure(retired || seen == usize::from(times), || {
+                let mut seen = 0;
+                let is_over = comes(|| {
+                    seen += std::iter::from_fn(|| client.queue(0).ring().reap()).count();
+                    seen >= usize::from(times) || client.queue(0).err_signalled(Duration::ZERO)
+                });
+                ensure(is_over, || {
                     format!("neither retired nor served: {seen} of {times}")
                 })?;
                 neighbour_serves(&mut client)
@@ -251,7 +257,7 @@ fn twice(rows: &mut Vec<Row>) {
         queue.ring().push(3);
         queue.ring().publish();
         queue.ring_kick();
-        let seen = settle(queue.ring(), 2, Duration::from_secs(2));
+        let seen = settle(queue.ring(), 2);
         ensure(seen == 2, || format!("{seen} of 2 came back"))?;
         queue.ring().free_all();
         both_serve(&mut client)
@@ -281,7 +287,7 @@ fn notifications(rows: &mut Vec<Row>) {
                     ring.raw_set_avail_event(event);
                     flood(client.queue(0), 2, 512);
                     client.queue(0).ring().raw_set_used_event(event);
-                    let seen = settle(client.queue(0).ring(), 2, Duration::from_secs(2));
+                    let seen = settle(client.queue(0).ring(), 2);
                     ensure(seen == 2, || format!("{seen} of 2 came back"))?;
                 }
                 neighbour_serves(&mut client)
@@ -303,7 +309,7 @@ fn notifications(rows: &mut Vec<Row>) {
                 for _ in 0..20 {
                     client.queue(0).ring().raw_set_avail_flags(flags);
                     flood(client.queue(0), 2, 512);
-                    let seen = settle(client.queue(0).ring(), 2, Duration::from_secs(2));
+                    let seen = settle(client.queue(0).ring(), 2);
                     ensure(seen == 2, || format!("{seen} of 2 came back"))?;
                 }
                 neighbour_serves(&mut client)
@@ -318,13 +324,9 @@ fn notifications(rows: &mut Vec<Row>) {
                 told(client.queue(0).read(0, &mut [0; 512]), "read")?;
                 client.queue(0).ring().raw_set_used_index(index);
                 flood(client.queue(0), 1, 512);
-                std::thread::sleep(Duration::from_millis(5));
                 // The daemon counts by itself: two requests, index 2.
-                let deadline = std::time::Instant::now() + Duration::from_secs(2);
-                while client.queue(0).ring().used_index() != 2 {
-                    let late = std::time::Instant::now() > deadline;
-                    ensure(!late, || "the used index is not the daemon's own".into())?;
-                }
+                let counts = comes(|| client.queue(0).ring().used_index() == 2);
+                ensure(counts, || "the used index is not the daemon's own".into())?;
                 neighbour_serves(&mut client)
             },
         ));
@@ -381,7 +383,7 @@ fn flip_flop(client: &mut Client) -> Outcome {
         let mut done = Ok(());
         for _ in 0..scale(500) {
             flood(client.queue(0), 4, 512);
-            let seen = settle(client.queue(0).ring(), 4, Duration::from_secs(2));
+            let seen = settle(client.queue(0).ring(), 4);
             done = ensure(seen == 4, || format!("{seen} of 4 came back"));
             if done.is_err() {
                 break;
@@ -500,10 +502,7 @@ fn doorbells(rows: &mut Vec<Row>) {
                 }
                 std::thread::sleep(Duration::from_millis(10));
                 // Where the message was refused the connection may have gone with it.
-                match client.frontend().features() {
-                    Ok(_) => neighbour_serves(&mut client),
-                    Err(_) => Ok(()),
-                }
+                neighbour_serves_or_all_is_gone(&mut client)
             }));
         }
     }
@@ -608,7 +607,7 @@ fn rewrite(client: &mut Client, part: usize) -> Outcome {
             queue.ring().push(0);
             queue.ring().publish();
             queue.ring_kick();
-            if settle(queue.ring(), 1, Duration::from_millis(20)) == 0 {
+            if settle_within(queue.ring(), 1, Duration::from_millis(20)) == 0 {
                 break;
             }
         }

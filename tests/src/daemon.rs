@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 use cleave_client::{Client, Error, Options};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::Scratch;
+use crate::{PATIENCE, Scratch, Stopwatch, comes};
+
+/// How often an idle daemon may be found at work: what was left to do when the machine stopped.
+const WINDOWS: usize = 5;
 
 /// How a program ended.
 #[derive(Debug)]
@@ -72,7 +75,7 @@ pub fn run_to_end<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Ended {
         let mut text = String::new();
         stderr.read_to_string(&mut text).map(|_| text)
     });
-    let code = wait_for(&mut child, Duration::from_secs(10));
+    let code = wait_for(&mut child);
     if code.is_none() {
         let _ = child.kill();
         let _ = child.wait();
@@ -94,17 +97,13 @@ fn words<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Vec<String> {
         .collect()
 }
 
-fn wait_for(child: &mut Child, time: Duration) -> Option<std::process::ExitStatus> {
-    let end = Instant::now() + time;
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return Some(status);
-        }
-        if Instant::now() > end {
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+fn wait_for(child: &mut Child) -> Option<std::process::ExitStatus> {
+    let mut status = None;
+    comes(|| {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status
 }
 
 /// A running `cleave`. End it with [`Daemon::finish`], which asserts that it lived and ends well; a test that
@@ -175,21 +174,18 @@ impl Daemon {
 
     fn start(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
         let mut daemon = Daemon::spawn(scratch, socket, command.stdin(Stdio::null()));
-        let end = Instant::now() + Duration::from_secs(10);
-        while !cleave_client::is_listened_on(&daemon.socket) {
-            if let Err(how) = daemon.alive() {
-                panic!(
-                    "the daemon ended at its start: {how}\n{}",
-                    daemon.log_tail()
-                );
-            }
-            assert!(
-                Instant::now() < end,
-                "no socket appeared\n{}",
+        let mut ended = Ok(());
+        let is_there = comes(|| {
+            ended = daemon.alive();
+            ended.is_err() || cleave_client::is_listened_on(&daemon.socket)
+        });
+        if let Err(how) = ended {
+            panic!(
+                "the daemon ended at its start: {how}\n{}",
                 daemon.log_tail()
             );
-            std::thread::sleep(Duration::from_millis(2));
         }
+        assert!(is_there, "no socket appeared\n{}", daemon.log_tail());
         daemon
     }
 
@@ -229,9 +225,9 @@ impl Daemon {
     }
 
     /// Opens a client. The session before may still be draining, during which another frontend is refused: that is
-    /// tried again for two seconds.
+    /// tried again.
     pub fn try_open(&self, options: &Options) -> Result<Client, Error> {
-        let end = Instant::now() + Duration::from_secs(2);
+        let end = Instant::now() + PATIENCE;
         loop {
             match Client::open(&self.socket, options) {
                 Err(Error::Closed | Error::Io { .. }) if Instant::now() < end => {
@@ -257,11 +253,11 @@ impl Daemon {
     }
 
     /// Waits until it ends by itself; how, and after how long.
-    pub fn wait(&mut self, time: Duration) -> Option<(Option<i32>, Duration)> {
-        let began = Instant::now();
-        let status = wait_for(&mut self.child, time)?;
+    pub fn wait(&mut self) -> Option<(Option<i32>, Duration)> {
+        let watch = Stopwatch::start();
+        let status = wait_for(&mut self.child)?;
         self.done = true;
-        Some((status.code(), began.elapsed()))
+        Some((status.code(), watch.elapsed()))
     }
 
     /// Asserts that it lives, ends it by SIGTERM, and asserts that it ends well and in time.
@@ -273,7 +269,7 @@ impl Daemon {
             );
         }
         self.signal(Signal::TERM);
-        match self.wait(Duration::from_secs(5)) {
+        match self.wait() {
             Some((Some(0), took)) if took < Duration::from_secs(2) => {}
             other => panic!("SIGTERM led to {other:?}\n{}", self.log_tail()),
         }
@@ -304,15 +300,8 @@ impl Daemon {
     }
 
     /// Waits until its log holds a text.
-    pub fn log_has(&self, text: &str, time: Duration) -> bool {
-        let end = Instant::now() + time;
-        while !self.log().contains(text) {
-            if Instant::now() > end {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        true
+    pub fn log_has(&self, text: &str) -> bool {
+        comes(|| self.log().contains(text))
     }
 
     /// Open descriptors.
@@ -334,23 +323,25 @@ impl Daemon {
         last
     }
 
-    /// Waits until it has at most so many descriptors; fails where that takes more than three seconds.
+    /// Waits until it has at most so many descriptors; fails where it keeps more.
     pub fn fds_settle_at(&self, most: usize) -> Result<(), String> {
-        let end = Instant::now() + Duration::from_secs(3);
-        loop {
-            match self.fds() {
-                now if now <= most => return Ok(()),
-                now if Instant::now() > end => {
-                    return Err(format!("{now} descriptors, and not {most}"));
-                }
-                _ => std::thread::sleep(Duration::from_millis(5)),
-            }
+        match comes(|| self.fds() <= most) {
+            true => Ok(()),
+            false => Err(format!("{} descriptors, and not {most}", self.fds())),
         }
     }
 
     /// Threads.
     pub fn threads(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/task", self.pid())).map_or(0, |dir| dir.count())
+    }
+
+    /// Waits until it has at most so many threads; fails where it keeps more.
+    pub fn threads_settle_at(&self, most: usize) -> Result<(), String> {
+        match comes(|| self.threads() <= most) {
+            true => Ok(()),
+            false => Err(format!("{} threads, and not {most}", self.threads())),
+        }
     }
 
     /// Resident memory that is not shared with a guest, in KiB.
@@ -377,6 +368,16 @@ impl Daemon {
         Err(format!("{before} KiB became {now}"))
     }
 
+    /// As [`Daemon::stays_small`], of memory that sessions let go of as they end: waits for that.
+    pub fn settles_small(&self, before: u64, more: u64) -> Result<(), String> {
+        let mut verdict = Ok(());
+        comes(|| {
+            verdict = self.stays_small(before, more);
+            verdict.is_ok()
+        });
+        verdict
+    }
+
     /// CPU time of all its threads so far.
     pub fn cpu(&self) -> Duration {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
@@ -387,15 +388,19 @@ impl Daemon {
         Duration::from_nanos(times.sum())
     }
 
-    /// Fails where it spends more CPU time than `most` while `time` passes.
+    /// Fails where it spends more CPU time than `most` whenever `time` passes.
     pub fn stays_idle(&self, time: Duration, most: Duration) -> Result<(), String> {
-        let before = self.cpu();
-        std::thread::sleep(time);
-        let spent = self.cpu().saturating_sub(before);
-        match spent < most {
-            true => Ok(()),
-            false => Err(format!("{spent:?} of CPU in {time:?}")),
+        let mut spent = Vec::new();
+        for _ in 0..WINDOWS {
+            let before = self.cpu();
+            std::thread::sleep(time);
+            let now = self.cpu().saturating_sub(before);
+            if now < most {
+                return Ok(());
+            }
+            spent.push(now);
         }
+        Err(format!("{spent:?} of CPU, each in {time:?}"))
     }
 }
 

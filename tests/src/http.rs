@@ -52,6 +52,7 @@ pub fn converse(socket: &Path, bytes: &[u8], time: Duration) -> std::io::Result<
     let mut piece = [0; 4096];
     loop {
         match stream.read(&mut piece) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Ok(0) | Err(_) => break,
             Ok(n) => answer.extend_from_slice(&piece[..n]),
         }
@@ -65,7 +66,7 @@ pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> Answer {
         "{method} {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
-    let text = converse(socket, request.as_bytes(), Duration::from_secs(10)).unwrap();
+    let text = converse(socket, request.as_bytes(), crate::PATIENCE).unwrap();
     Answer::parse(&text).unwrap_or_else(|| panic!("no answer to {method} {path}: {text}"))
 }
 

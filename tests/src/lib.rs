@@ -8,6 +8,7 @@ mod daemon;
 pub mod http;
 mod model;
 mod mute;
+mod patience;
 mod scratch;
 mod stream;
 mod table;
@@ -15,11 +16,10 @@ mod table;
 pub use daemon::{Daemon, Ended, program_copy, program_path, run_to_end};
 pub use model::{Model, Random};
 pub use mute::Mute;
+pub use patience::{PATIENCE, Stopwatch, comes};
 pub use scratch::{LoopDevice, Mount, Scratch, is_root, run};
 pub use stream::{Cut, header, range, stream};
 pub use table::{Outcome, Row, ensure, row, run_rows, scale};
-
-use std::time::Duration;
 
 use cleave_client::{Client, Options};
 
@@ -29,7 +29,7 @@ pub fn small(queues: u16) -> Options {
         queues,
         queue_size: 64,
         data_bytes: 4 << 20,
-        patience: Duration::from_secs(10),
+        patience: PATIENCE,
         ..Options::default()
     }
 }

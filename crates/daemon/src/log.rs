@@ -140,7 +140,7 @@ mod tests {
             (&queue).write_all(&line).unwrap();
         }
         assert!(
-            start.elapsed() < Duration::from_secs(5),
+            start.elapsed() < Duration::from_secs(20),
             "{:?}",
             start.elapsed()
         );
@@ -148,7 +148,7 @@ mod tests {
         let start = Instant::now();
         drop(guard);
         assert!(
-            start.elapsed() < Duration::from_secs(1),
+            start.elapsed() < Duration::from_secs(20),
             "{:?}",
             start.elapsed()
         );
@@ -165,6 +165,8 @@ mod tests {
         let (out, mut reader) = UnixStream::pair().unwrap();
         let (queue, guard) = Queue::start(out).unwrap();
         queue.lost.store(3, Ordering::Relaxed);
+        // Until they are told of, however late the writer is.
+        let _lost = Arc::clone(&queue.lost);
         (&queue).write_all(b"one\n").unwrap();
         drop(guard);
         drop(queue);

@@ -320,7 +320,7 @@ mod tests {
         while knock(&path).is_ok() {}
         let (tell, told) = std::sync::mpsc::channel();
         thread::spawn(move || tell.send(refused(&path)));
-        let why = told.recv_timeout(Duration::from_secs(5));
+        let why = told.recv_timeout(Duration::from_secs(60));
         let why = why.expect("it waits for somebody to accept");
         assert!(why.contains("in use by a running program"), "{why}");
     }

@@ -428,6 +428,6 @@ mod tests {
         let (fault, _) = serve(&indirect(16 * 32768), &table);
         assert_eq!(fault, Some(ChainFault::Endless));
         // Generous, for a loaded machine: writing the table is in it too.
-        assert!(begun.elapsed() < Duration::from_secs(2));
+        assert!(begun.elapsed() < Duration::from_secs(10));
     }
 }

@@ -29,6 +29,8 @@ const USER: u64 = 0x7f00_0000_0000;
 const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
 const FEATURES: u64 = feature::VERSION_1 | feature::CONFIG_WCE | feature::VHOST_USER_PROTOCOL;
 const CAPACITY: u64 = 8 << 20;
+/// How long is waited for what has to come: longer than a machine stops, and than a session waits for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What came of a message.
 #[derive(Debug, PartialEq, Eq)]
@@ -94,9 +96,7 @@ impl Frontend {
             workers_max: 2,
         };
         let (stream, theirs) = UnixStream::pair().unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
-            .unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let (session, remote) = Session::new(theirs, device.clone(), config).unwrap();
         Frontend {
             stream,
@@ -239,6 +239,19 @@ impl Frontend {
         let mut payload = words(&[offset, bytes, 0]);
         payload.resize(12 + bytes.min(4096 - 12) as usize, 0);
         self.ask(Req::GET_CONFIG, &payload)
+    }
+
+    /// Asks and never reads, until the session waits for room for its answers.
+    fn ask_until_full(&mut self) {
+        self.stream.set_nonblocking(true).unwrap();
+        let asks = words(&[1, 1, 0]).repeat(100);
+        let (mut at, mut last) = (0, Instant::now());
+        while last.elapsed() < Duration::from_millis(200) {
+            match self.stream.write(&asks[at..]) {
+                Ok(count) => (at, last) = ((at + count) % asks.len(), Instant::now()),
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
     }
 
     fn end(self) -> Ending {

@@ -26,6 +26,11 @@ fn drive_of(spec: &str) -> Drive {
     spec.parse::<ModelSpec>().unwrap().drive()
 }
 
+/// Tries until the machine was in time for an attempt to say anything, which the attempt tells.
+fn unless_late(attempt: impl Fn() -> bool) {
+    assert!((0..10).any(|_| attempt()), "late ten times");
+}
+
 fn taken(model: &mut Model, op: Op<'_>) -> (Result<(), i32>, Duration) {
     let start = Instant::now();
     let result = run(model, op);
@@ -76,7 +81,7 @@ fn no_op_ends_before_its_time() {
             took >= Duration::from_micros(least_us),
             "{kind:?}: {took:?}"
         );
-        assert!(took < Duration::from_secs(5), "{kind:?}: {took:?}");
+        assert!(took < Duration::from_secs(60), "{kind:?}: {took:?}");
     }
     // The write that the buffer took drains for 2 ms, and a sync waits for it.
     let start = Instant::now();
@@ -87,42 +92,57 @@ fn no_op_ends_before_its_time() {
 
 #[test]
 fn what_is_written_moves_at_the_end_and_what_is_read_while_the_drive_works() {
-    let (disk, guest) =
-        rig("model:custom,size=1M,channels=1,window=16,read_us=100000,write_us=50000,jitter=0");
-    let mut model = model(&disk, &guest);
-    let (from, to) = ([segment(0, 4096)], [segment(8192, A_SECOND)]);
-    guest.put(&from, &[7; 4096]);
-    guest.put(&to, &[0xee; A_SECOND as usize]);
-    // Of one channel: the drive does one after the other, however long the machine takes between the two.
-    model.push(op(READ, 0, u64::from(A_SECOND), &to), 1);
-    model.push(op(WRITE, 0, 4096, &from), 2);
-    model.enter(Wait::No).unwrap();
-    assert_eq!(model.reap(), None);
-    assert_eq!(guest.get(&to, A_SECOND as usize), [0; A_SECOND as usize]);
-    // Copied once: what the guest does with its memory from then on stays.
-    guest.put(&to, &[0xee; 4096]);
-    // What the guest changes before the write's end is what is written.
-    guest.put(&from, &[8; 4096]);
-    assert_eq!(next_done(&mut model), (1, Ok(())));
-    assert_eq!(guest.get(&to, 4096), [0xee; 4096]);
-    assert_eq!(next_done(&mut model), (2, Ok(())));
-    model.drive().change(drive_of("custom,read_us=1"));
-    run(&mut model, op(READ, 0, 4096, &to)).unwrap();
-    assert_eq!(guest.get(&to, 4096), [8; 4096]);
+    unless_late(|| {
+        let (disk, guest) =
+            rig("model:custom,size=1M,channels=1,window=16,read_us=100000,write_us=50000,jitter=0");
+        let mut model = model(&disk, &guest);
+        let (from, to) = ([segment(0, 4096)], [segment(8192, A_SECOND)]);
+        guest.put(&from, &[7; 4096]);
+        guest.put(&to, &[0xee; A_SECOND as usize]);
+        // Of one channel: the drive does one after the other, however long the machine takes between the two.
+        let start = Instant::now();
+        model.push(op(READ, 0, u64::from(A_SECOND), &to), 1);
+        model.push(op(WRITE, 0, 4096, &from), 2);
+        model.enter(Wait::No).unwrap();
+        let first = model.reap();
+        if start.elapsed() > Duration::from_secs(1) {
+            return false;
+        }
+        assert_eq!(first, None);
+        assert_eq!(guest.get(&to, A_SECOND as usize), [0; A_SECOND as usize]);
+        // Copied once: what the guest does with its memory from then on stays.
+        guest.put(&to, &[0xee; 4096]);
+        // What the guest changes before the write's end is what is written: it ends when it is collected.
+        guest.put(&from, &[8; 4096]);
+        assert_eq!(next_done(&mut model), (1, Ok(())));
+        assert_eq!(guest.get(&to, 4096), [0xee; 4096]);
+        assert_eq!(next_done(&mut model), (2, Ok(())));
+        model.drive().change(drive_of("custom,read_us=1"));
+        run(&mut model, op(READ, 0, 4096, &to)).unwrap();
+        assert_eq!(guest.get(&to, 4096), [8; 4096]);
+        true
+    });
 }
 
 #[test]
 fn ops_end_in_the_order_of_the_drive() {
     let (disk, guest) = rig("model:custom,size=1M,read_us=100000,channels=4,window=1,jitter=0");
-    let mut model = model(&disk, &guest);
-    let segments = [segment(0, 16_384)];
-    model.push(op(READ, 0, 16_384, &segments), 1);
-    model.push(op(READ, 8192, 4096, &segments), 2);
-    model.push(op(OpKind::Discard, 65_536, 4096, &[]), 3);
-    assert_eq!((model.in_flight(), model.room()), (3, 61));
-    let order = [(); 3].map(|()| next_done(&mut model).0);
-    assert_eq!(order, [3, 2, 1]);
-    assert_eq!((model.in_flight(), model.room()), (0, 64));
+    unless_late(|| {
+        let mut model = model(&disk, &guest);
+        let segments = [segment(0, 16_384)];
+        let start = Instant::now();
+        model.push(op(READ, 0, 16_384, &segments), 1);
+        model.push(op(READ, 8192, 4096, &segments), 2);
+        model.push(op(OpKind::Discard, 65_536, 4096, &[]), 3);
+        if start.elapsed() > Duration::from_millis(90) {
+            return false;
+        }
+        assert_eq!((model.in_flight(), model.room()), (3, 61));
+        let order = [(); 3].map(|()| next_done(&mut model).0);
+        assert_eq!(order, [3, 2, 1]);
+        assert_eq!((model.in_flight(), model.room()), (0, 64));
+        true
+    });
 }
 
 #[test]
@@ -183,39 +203,49 @@ fn an_earlier_memory_is_held_until_its_ops_have_ended() {
 #[test]
 fn a_kick_ends_the_wait_for_a_slow_op() {
     let (disk, guest) = rig("model:custom,size=1M,channels=1,window=16,read_us=100000,jitter=0");
-    let mut model = model(&disk, &guest);
-    let fd = eventfd(true);
-    model.watch(3, fd.try_clone().unwrap());
-    model.push(op(READ, 0, u64::from(A_SECOND), &[segment(0, A_SECOND)]), 1);
-    let start = Instant::now();
-    signal(&fd);
-    loop {
-        model.enter(Wait::Until(None)).unwrap();
-        if let Some(event) = model.reap() {
-            assert_eq!(event, Event::Woken { slot: 3 });
-            break;
+    unless_late(|| {
+        let mut model = model(&disk, &guest);
+        let fd = eventfd(true);
+        model.watch(3, fd.try_clone().unwrap());
+        let start = Instant::now();
+        model.push(op(READ, 0, u64::from(A_SECOND), &[segment(0, A_SECOND)]), 1);
+        signal(&fd);
+        let first = loop {
+            model.enter(Wait::Until(None)).unwrap();
+            if let Some(event) = model.reap() {
+                break event;
+            }
+        };
+        if start.elapsed() > Duration::from_secs(1) {
+            return false;
         }
-    }
-    assert!(
-        start.elapsed() < Duration::from_secs(1),
-        "it did not wait for the op"
-    );
-    model.unwatch(3);
-    assert_eq!(next_done(&mut model), (1, Ok(())));
+        assert_eq!(first, Event::Woken { slot: 3 });
+        model.unwatch(3);
+        assert_eq!(next_done(&mut model), (1, Ok(())));
+        true
+    });
 }
 
 #[test]
 fn a_deadline_ends_the_wait_and_a_bell_is_rung_before_it() {
     let (disk, guest) = rig("model:custom,size=1M,channels=1,window=16,read_us=100000,jitter=0");
-    let mut model = model(&disk, &guest);
-    let bell = eventfd(true);
-    model.set_bell(2, Some(bell.try_clone().unwrap()));
-    model.push(op(READ, 0, u64::from(A_SECOND), &[segment(0, A_SECOND)]), 1);
-    model.ring(2);
-    let deadline = Instant::now() + Duration::from_millis(5);
-    model.enter(Wait::Until(Some(deadline))).unwrap();
-    assert!(Instant::now() >= deadline);
-    assert_eq!((model.reap(), count(&bell)), (None, 1));
+    unless_late(|| {
+        let mut model = model(&disk, &guest);
+        let bell = eventfd(true);
+        model.set_bell(2, Some(bell.try_clone().unwrap()));
+        let start = Instant::now();
+        model.push(op(READ, 0, u64::from(A_SECOND), &[segment(0, A_SECOND)]), 1);
+        model.ring(2);
+        let deadline = Instant::now() + Duration::from_millis(5);
+        model.enter(Wait::Until(Some(deadline))).unwrap();
+        assert!(Instant::now() >= deadline);
+        let seen = (model.reap(), count(&bell));
+        if start.elapsed() > Duration::from_secs(1) {
+            return false;
+        }
+        assert_eq!(seen, (None, 1));
+        true
+    });
 }
 
 #[test]

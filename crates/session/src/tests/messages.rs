@@ -166,11 +166,8 @@ fn half_a_message_is_not_waited_for() {
         assert_eq!(frontend.reply(), None);
         assert!(matches!(frontend.end(), Ending::Refused(_)));
     }
-    let took = started.elapsed();
-    assert!(
-        took >= intake::MESSAGE_WITHIN && took < 2 * intake::MESSAGE_WITHIN,
-        "{took:?}"
-    );
+    // Not before; and not never, which would have been no answer above.
+    assert!(started.elapsed() >= intake::MESSAGE_WITHIN);
 }
 
 /// A message in single bytes, and messages one behind the other, are messages all the same.
@@ -196,18 +193,14 @@ fn messages_are_cut_where_they_end() {
 #[test]
 fn a_frontend_that_never_reads_is_dropped() {
     let mut frontend = Frontend::connect();
-    frontend
-        .stream
-        .set_write_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    frontend.stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let asks = words(&[1, 1, 0]).repeat(100);
-    let started = Instant::now();
-    while frontend.stream.write_all(&asks).is_ok() {}
-    let took = started.elapsed();
-    assert!(
-        took < intake::ANSWER_WITHIN + Duration::from_secs(4),
-        "{took:?}"
-    );
+    let error = loop {
+        if let Err(error) = frontend.stream.write_all(&asks) {
+            break error;
+        }
+    };
+    assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "it is not dropped");
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::Refused(_)), "{ending:?}");
 }
@@ -218,19 +211,19 @@ fn a_remote_hangs_up() {
     frontend.remote.hang_up();
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::HungUp));
-    // Also a frontend that is not reading.
-    let mut frontend = Frontend::connect();
-    frontend
-        .stream
-        .set_write_timeout(Some(Duration::from_secs(1)))
-        .unwrap();
-    let asks = words(&[1, 1, 0]).repeat(100);
-    while frontend.stream.write_all(&asks).is_ok() {}
-    let started = Instant::now();
-    frontend.remote.hang_up();
-    let ending = frontend.thread.join().unwrap();
-    assert!(matches!(ending, Ending::HungUp), "{ending:?}");
-    assert!(started.elapsed() < Duration::from_secs(1));
+    // Also a frontend that is not reading, and before it is given up for that. Where the machine takes as long, it
+    // says nothing.
+    let is_soon = (0..10).any(|_| {
+        let mut frontend = Frontend::connect();
+        let started = Instant::now();
+        frontend.ask_until_full();
+        frontend.remote.hang_up();
+        let ending = frontend.thread.join().unwrap();
+        let is_soon = started.elapsed() < intake::ANSWER_WITHIN;
+        assert!(matches!(ending, Ending::HungUp) || !is_soon, "{ending:?}");
+        is_soon
+    });
+    assert!(is_soon, "never before its answers were given up");
 }
 
 /// A daemon that holds the frontend's end of the connection never sees it leave, and its only seat
@@ -260,7 +253,7 @@ fn a_frontend_cannot_keep_its_own_end_alive_through_the_backend_channel() {
         assert_eq!(answer, if queued { Ack } else { Closed });
         drop(own);
         drop(frontend.stream);
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + PATIENCE;
         while !frontend.thread.is_finished() {
             assert!(
                 Instant::now() < until,

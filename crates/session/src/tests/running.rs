@@ -7,7 +7,6 @@ use super::*;
 /// Bytes from one vring to the next: descriptors, used ring at 0x1000, available ring at 0x2000,
 /// headers and status bytes at 0x3000.
 const RING: u64 = 0x4000;
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The guest's driver of one vring, over the memory file. Every request reads one sector.
 struct Driver {
