@@ -16,7 +16,7 @@ use crate::report::{Bar, Recorded, Rounds, Section, Table};
 
 const SUITE: &str = "start";
 const SUBJECTS: [Subject; 2] = [Subject::QSD, Subject::ADAPTIVE];
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 /// GET_FEATURES, version 1, no payload; the answer is as long as this and eight bytes.
 const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 const ANSWER_BYTES: usize = GET_FEATURES.len() + 8;

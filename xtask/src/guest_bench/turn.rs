@@ -21,9 +21,9 @@ use crate::step::pinned;
 pub(super) const GUEST_CPU: &str = "0";
 pub(super) const SERVER_CPU: &str = "1";
 
-const BOOT_LIMIT: Duration = Duration::from_secs(60);
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Beside twice the jobs' own time: a controller that needs more has lost a request.
-const SLACK: Duration = Duration::from_secs(10);
+const SLACK: Duration = Duration::from_secs(60);
 
 /// A guest that waits for jobs.
 pub(super) struct Turn {

@@ -72,5 +72,5 @@ for module in $(cat /modules/order); do
 done
 . /settings
 # Settings: DISK, where the script needs one before it starts.
-[ -z "$DISK" ] || until_true 20 test -b "$DISK" || fail disk "no $DISK"
+[ -z "$DISK" ] || until_true 100 test -b "$DISK" || fail disk "no $DISK"
 . /script

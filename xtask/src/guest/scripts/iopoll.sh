@@ -5,7 +5,7 @@ serve() {
     rm -f /tmp/d.sock
     cleave serve --socket-path /tmp/d.sock --control /tmp/d.ctl --iopoll on "$@" >/tmp/daemon 2>&1 &
     daemon=$!
-    until_true 20 test -S /tmp/d.sock || fail serve "$(tail -n 2 /tmp/daemon | tr '\n' ' ')"
+    until_true 100 test -S /tmp/d.sock || fail serve "$(tail -n 2 /tmp/daemon | tr '\n' ' ')"
 }
 
 # stat_of KEY: what the daemon says of it first.
@@ -33,11 +33,11 @@ if [ "$(cat /sys/block/vda/queue/io_poll)" = 0 ]; then
     check refusal-names-disk-and-remedy 1 "$(grep -c '/dev/vda.*virtio_blk.poll_queues=N' /tmp/refusal)"
     rmmod virtio_blk
     insmod /modules/virtio_blk.ko poll_queues=1
-    until_true 20 test -b /dev/vda
+    until_true 100 test -b /dev/vda
 fi
 
 for device in nvme0n1 vda; do
-    until_true 20 test -b "/dev/$device" || fail "$device" "not there"
+    until_true 100 test -b "/dev/$device" || fail "$device" "not there"
     check "$device-io-poll" 1 "$(cat /sys/block/$device/queue/io_poll)"
     # Even where it is told to sleep.
     serve --disk "/dev/$device" --completion interrupt

@@ -86,7 +86,7 @@ discard() {
 
 grow() {
     mark resize
-    run resize-seen until_true 20 has_grown
+    run resize-seen until_true 100 has_grown
     # The new end can be used at once.
     last=$((GROWN_BYTES / 4096 - 1))
     run write-grown-end dd if=/dev/urandom of=/dev/vda bs=4096 seek=$last count=1 oflag=direct

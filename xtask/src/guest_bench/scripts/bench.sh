@@ -52,7 +52,7 @@ count_kicks() {
 }
 
 cd /tmp
-until_true 20 all_there
+until_true 100 all_there
 mark disks $(for name in $(disk_names); do echo "$name:$(cat "/sys/block/$name/size")"; done)
 port=$(ls /dev/vport*p1)
 while read -r word; do
