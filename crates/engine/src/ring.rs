@@ -40,6 +40,10 @@ pub(crate) mod tag {
 /// Pause where the kernel could take nothing although there is nothing to reap.
 const SHORT_PAUSE: Duration = Duration::from_micros(200);
 
+/// Pauses before a ring is given up for which the kernel has no memory. It wants blocks of many pages, which a machine
+/// full of cached files lacks for moments and then has again; and what rings that have ended held comes back later.
+const MEMORY_PAUSES_MS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+
 /// What a ring is made for.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
@@ -129,7 +133,8 @@ pub(crate) enum Level {
 impl Ring {
     /// Sets a ring up on the thread that will use it: restricted, enabled, and registered.
     pub(crate) fn new(plan: &Plan<'_>) -> Result<Ring, EngineError> {
-        let uring = build(plan).map_err(EngineError::setup)?;
+        let uring = while_short_of_memory(|| build(plan), std::thread::sleep);
+        let uring = uring.map_err(EngineError::setup)?;
         let can_idle = uring.params().is_feature_no_iowait();
         let uring = NonNull::from(Box::leak(Box::new(uring)));
         // SAFETY: the box is leaked and nothing else refers to it; `Drop` takes it back only after
@@ -312,6 +317,22 @@ enum Entered {
     Short,
 }
 
+/// Attempts it again, after a pause, where there was no memory for it: at first, and then not for ever.
+fn while_short_of_memory<T>(
+    mut attempt: impl FnMut() -> io::Result<T>,
+    mut pause: impl FnMut(Duration),
+) -> io::Result<T> {
+    for ms in MEMORY_PAUSES_MS {
+        match attempt() {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                pause(Duration::from_millis(ms));
+            }
+            outcome => return outcome,
+        }
+    }
+    attempt()
+}
+
 fn build(plan: &Plan<'_>) -> io::Result<IoUring> {
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
     for level in plan.levels {
@@ -358,4 +379,35 @@ pub(crate) fn probe() -> Result<(), EngineError> {
         ends: Ends::Told,
     };
     Ring::new(&plan).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_waited_for_a_little_and_nothing_else_is() {
+        let attempts = |errors: &[i32]| {
+            let (mut made, mut waited) = (0, Duration::ZERO);
+            let attempt = || {
+                made += 1;
+                match errors.get(made - 1) {
+                    Some(errno) => Err(io::Error::from_raw_os_error(*errno)),
+                    None => Ok(made),
+                }
+            };
+            let outcome = while_short_of_memory(attempt, |pause| waited += pause);
+            let outcome = outcome.map_err(|error| error.raw_os_error().unwrap());
+            (outcome, waited)
+        };
+        let ms = Duration::from_millis(1);
+        assert_eq!(attempts(&[]), (Ok(1), Duration::ZERO));
+        assert_eq!(attempts(&[libc::ENOMEM; 3]), (Ok(4), 7 * ms));
+        assert_eq!(attempts(&[libc::ENOMEM; 8]), (Ok(9), 255 * ms));
+        assert_eq!(attempts(&[libc::ENOMEM; 9]), (Err(libc::ENOMEM), 255 * ms));
+        assert_eq!(
+            attempts(&[libc::ENOMEM, libc::EINVAL]),
+            (Err(libc::EINVAL), ms)
+        );
+    }
 }
