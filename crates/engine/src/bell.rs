@@ -15,7 +15,7 @@ use io_uring::types::Fixed;
 use io_uring::{IoUring, opcode, squeue};
 use rustix::fs::OFlags;
 
-use crate::ring::{Ring, tag};
+use crate::ring::{Ring, tag, while_short_of_memory};
 
 /// What a bell writes.
 static ONE: u64 = 1;
@@ -46,7 +46,8 @@ impl std::fmt::Debug for Striker {
 
 impl Striker {
     fn new(fd: &OwnedFd) -> io::Result<Striker> {
-        let uring = IoUring::builder().dontfork().setup_r_disabled().build(1)?;
+        let build = || IoUring::builder().dontfork().setup_r_disabled().build(1);
+        let uring = while_short_of_memory(build, std::thread::sleep)?;
         let submitter = uring.submitter();
         submitter.register_eventfd(fd.as_raw_fd())?;
         submitter.register_restrictions(&mut [Restriction::sqe_op(opcode::Nop::CODE)])?;
@@ -162,13 +163,12 @@ impl Bells {
 
 fn choose(ring: &Ring, file: u32, fd: &OwnedFd) -> Bell {
     let flags = rustix::fs::fcntl_getfl(fd);
-    if flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
-        return match ring.set_file(file, Some(fd.as_raw_fd())) {
-            Ok(()) => Bell::Written {
-                rung: false,
-                queued: false,
-            },
-            Err(_) => Bell::None,
+    let is_prompt = flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+    // Short of memory the kernel may refuse the file; it is signalled then, or its guest would sleep for ever.
+    if is_prompt && ring.set_file(file, Some(fd.as_raw_fd())).is_ok() {
+        return Bell::Written {
+            rung: false,
+            queued: false,
         };
     }
     match Striker::new(fd) {
@@ -176,7 +176,16 @@ fn choose(ring: &Ring, file: u32, fd: &OwnedFd) -> Bell {
             striker: Box::new(striker),
             rung: false,
         },
-        Err(_) => Bell::None,
+        Err(error) => {
+            // What else is wrong with it is the frontend's own doing, and not worth a line.
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOMEM | libc::EMFILE | libc::ENFILE)
+            ) {
+                tracing::error!(%error, "a guest cannot be called, and may wait for ever");
+            }
+            Bell::None
+        }
     }
 }
 

@@ -318,7 +318,7 @@ enum Entered {
 }
 
 /// Attempts it again, after a pause, where there was no memory for it: at first, and then not for ever.
-fn while_short_of_memory<T>(
+pub(crate) fn while_short_of_memory<T>(
     mut attempt: impl FnMut() -> io::Result<T>,
     mut pause: impl FnMut(Duration),
 ) -> io::Result<T> {
