@@ -87,6 +87,7 @@ impl Files {
             facts: Facts {
                 buffer_bytes: pool.buffer_bytes(),
                 zeroes_bytes: pool.zeroes_bytes(),
+                cached: is_cached(disk, leg),
                 ..Facts::new(*kind, limits)
             },
             able: Able::at_first(*kind),
@@ -388,7 +389,13 @@ impl Files {
     fn step_done(&mut self, core: &mut Core, index: u16, result: i32) {
         let entry = self.table.get_mut(index);
         match entry.step {
-            Step::Direct => return self.finish(core, index, Ok(())),
+            Step::Direct => {
+                let (kind, leg) = (entry.kind, entry.leg);
+                return match self.leg(leg).facts.ends_with_sync(kind) {
+                    true => self.begin_sync(core, index),
+                    false => self.finish(core, index, Ok(())),
+                };
+            }
             Step::Sync | Step::Idle => return self.sync_ended(core, index),
             Step::Fill => {
                 let got = entry
@@ -458,8 +465,9 @@ impl Files {
             (Step::Sync | Step::Idle, _) => {
                 return self.sync_failed(core, index, errno);
             }
-            (Step::Direct | Step::Spill, OpKind::Write { durable: true })
-                if progress::taints_sync(errno) =>
+            (Step::Direct | Step::Spill, kind)
+                if self.leg(entry.leg).facts.writes_durably(kind)
+                    && progress::taints_sync(errno) =>
             {
                 core.taint_sync(errno);
             }
@@ -483,24 +491,9 @@ impl Files {
         self.proceed(core, index);
     }
 
-    /// Whether a durable write that went well is durable. Through the page cache it is as an fsync is:
-    /// the kernel tells of a failed write-back once per open file, so that of several durable writes at
-    /// the same time one is told and the others, whose pages may be those that were lost, are not.
-    fn vouch(core: &Core, leg: u16) -> Result<(), i32> {
-        match core.disk.legs().get(usize::from(leg)).map(Leg::store) {
-            Some(Store::File { direct: false, .. }) if core.disk.sync_failed() => Err(libc::EIO),
-            _ => Ok(()),
-        }
-    }
-
     /// The op is over: gives back everything and reports.
     #[inline]
-    fn finish(&mut self, core: &mut Core, index: u16, mut result: Result<(), i32>) {
-        let entry = self.table.get(index);
-        if entry.kind == (OpKind::Write { durable: true }) {
-            let leg = entry.leg;
-            result = result.and_then(|()| Files::vouch(core, leg));
-        }
+    fn finish(&mut self, core: &mut Core, index: u16, result: Result<(), i32>) {
         if self.table.get(index).held != Hold::None {
             self.release_hold(core, index);
         }
@@ -593,7 +586,7 @@ impl Files {
         self.flying = self.flying.saturating_sub(1);
         let verdict = self.judge(core, index, result);
         let entry = self.table.get(index);
-        let is_durable = entry.kind == OpKind::Write { durable: true };
+        let is_durable = self.leg(entry.leg).facts.writes_durably(entry.kind);
         match (entry.step, verdict) {
             (Step::Sync, Verdict::Failed(errno)) => core.taint_sync(errno),
             (Step::Direct | Step::Spill, Verdict::Failed(errno))
@@ -685,6 +678,11 @@ fn may_poll(disk: &Disk, entry: &Entry) -> bool {
 /// Locks of a leg. `admit` lets in only what names a leg that there is.
 fn locks(core: &Core, leg: u16) -> Option<&RangeLocks> {
     core.disk.legs().get(usize::from(leg)).map(Leg::locks)
+}
+
+fn is_cached(disk: &Disk, leg: u16) -> bool {
+    let store = disk.legs().get(usize::from(leg)).map(Leg::store);
+    matches!(store, Some(Store::File { direct: false, .. }))
 }
 
 fn is_refusal(errno: i32) -> bool {

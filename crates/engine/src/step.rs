@@ -18,6 +18,8 @@ pub(crate) struct Facts {
     /// What a discard is rounded to, inwards.
     pub(crate) discard_unit: u64,
     pub(crate) read_only: bool,
+    /// Behind the page cache: a failed write-back is told to one who asks for it, once.
+    pub(crate) cached: bool,
     /// Bytes of a bounce buffer and of the shared zeroes; multiples of `unit`.
     pub(crate) buffer_bytes: u64,
     pub(crate) zeroes_bytes: u64,
@@ -32,6 +34,7 @@ impl Facts {
             memory_align: u64::from(limits.memory_align_bytes.max(1)),
             discard_unit: u64::from(limits.discard_align_bytes.max(1)),
             read_only: limits.read_only,
+            cached: false,
             buffer_bytes: 0,
             zeroes_bytes: 0,
         }
@@ -44,6 +47,23 @@ impl Facts {
         (offset | memory.len_bits) & (self.unit - 1) != 0
             || memory.addr_bits & (self.memory_align - 1) != 0
             || memory.count > RANGES_AT_ONCE
+    }
+
+    /// Whether an op that is done is made durable by an fsync. A durable write past the page cache is that by itself,
+    /// and is told of its own failures. Through the cache, of several at the same time one would be told of a failed
+    /// write-back, and the others would pass for durable though their pages may be those that were lost: they
+    /// share an fsync, and its failure.
+    pub(crate) fn ends_with_sync(&self, kind: OpKind) -> bool {
+        match kind {
+            OpKind::Zero { durable, .. } => durable,
+            OpKind::Write { durable } => durable && self.cached,
+            OpKind::Read | OpKind::Discard | OpKind::Sync => false,
+        }
+    }
+
+    /// Whether a write has to be durable when the kernel is done with it.
+    pub(crate) fn writes_durably(&self, kind: OpKind) -> bool {
+        kind == (OpKind::Write { durable: true }) && !self.cached
     }
 
     /// Which hold of the range locks an op needs. Below 512 bytes no guest can go, so that is where
@@ -117,7 +137,7 @@ pub(crate) fn next(entry: &Entry, facts: &Facts, able: Able) -> Next {
     let (at, left) = entry.rest();
     match entry.kind {
         OpKind::Sync => Next::Sync,
-        OpKind::Zero { durable: true, .. } if left == 0 => Next::Sync,
+        kind if left == 0 && facts.ends_with_sync(kind) => Next::Sync,
         _ if left == 0 => Next::Done,
         OpKind::Read | OpKind::Write { .. } if !entry.bounced => Next::Direct(whole(at, left)),
         OpKind::Read => Next::Fill(piece::for_read(at, left, facts.unit, facts.buffer_bytes)),
@@ -178,6 +198,7 @@ mod tests {
             memory_align: 512,
             discard_unit: unit,
             read_only: false,
+            cached: false,
             buffer_bytes: 128 << 10,
             zeroes_bytes: 1 << 20,
         }
@@ -306,6 +327,25 @@ mod tests {
             durable: false,
         };
         assert_eq!(next(&zero, &facts(FileKind::Regular, 512), ALL), Next::Done);
+    }
+
+    #[test]
+    fn a_durable_write_ends_with_a_sync_behind_the_page_cache_only() {
+        let mut write = entry(OpKind::Write { durable: true }, 0, 4096);
+        write.pos = 4096;
+        for (cached, durable, then) in [
+            (true, true, Next::Sync),
+            (false, true, Next::Done),
+            (true, false, Next::Done),
+        ] {
+            write.kind = OpKind::Write { durable };
+            let facts = Facts {
+                cached,
+                ..facts(FileKind::Regular, 512)
+            };
+            assert_eq!(next(&write, &facts, ALL), then);
+            assert_eq!(facts.writes_durably(write.kind), durable && !cached);
+        }
     }
 
     #[test]

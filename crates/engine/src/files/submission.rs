@@ -25,9 +25,9 @@ impl Files {
         // Bounded by the constant, so it fits.
         let len = left.min(MOVED_AT_ONCE) as u32;
         let file = Fixed(FIRST_LEG_SLOT + u32::from(entry.leg));
-        let flags = match entry.kind {
-            OpKind::Write { durable: true } => libc::RWF_DSYNC,
-            _ => 0,
+        let flags = match self.leg(entry.leg).facts.writes_durably(entry.kind) {
+            true => libc::RWF_DSYNC,
+            false => 0,
         };
         match entry.step {
             Step::Direct => self.direct(file, index, at, len, flags),

@@ -87,19 +87,36 @@ fn one_failed_fsync_fails_its_followers_and_all_later_ones() {
 
 #[test]
 fn a_durable_write_that_fails_taints_later_syncs_unless_it_was_for_space() {
-    let mangles: [(i32, Mangle); 2] = [
-        (libc::ENOSPC, |_, _, _| -libc::ENOSPC),
-        (libc::EIO, |_, _, _| -libc::EIO),
-    ];
-    for (errno, mangle) in mangles {
-        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
-        let mut engine = engine(&disk, &guest);
-        files(&mut engine).mangle(mangle);
-        let segments = [segment(0, 4096)];
-        let result = run(&mut engine, op(DURABLE, 0, 4096, &segments));
-        assert_eq!(result, Err(errno));
-        assert_eq!(disk.sync_failed(), errno == libc::EIO);
+    for direct in [Direct::Off, Direct::Auto] {
+        for errno in [libc::ENOSPC, libc::EIO] {
+            let (_dir, _path, disk, guest) = file_rig(direct);
+            let mut engine = engine(&disk, &guest);
+            files(&mut engine).mangle(match errno {
+                libc::EIO => not_durable(&disk),
+                _ => |_, _, _| -libc::ENOSPC,
+            });
+            let segments = [segment(0, 4096)];
+            let result = run(&mut engine, op(DURABLE, 0, 4096, &segments));
+            assert_eq!(result, Err(errno), "{direct:?}");
+            assert_eq!(disk.sync_failed(), errno == libc::EIO, "{direct:?}");
+        }
     }
+}
+
+/// Fails that part of a durable write which makes it durable: past the page cache the write itself, through it the
+/// fsync after the write.
+fn not_durable(disk: &Disk) -> Mangle {
+    match is_direct(disk) {
+        true => |_, _, _| -libc::EIO,
+        false => |_, entry, result| match entry.step {
+            Step::Sync => -libc::EIO,
+            _ => result,
+        },
+    }
+}
+
+fn is_direct(disk: &Disk) -> bool {
+    matches!(disk.store(), Store::File { direct: true, .. })
 }
 
 #[test]
@@ -107,12 +124,12 @@ fn no_durable_write_succeeds_through_the_page_cache_once_a_sync_failed() {
     for direct in [Direct::Off, Direct::Auto] {
         let (_dir, _path, disk, guest) = file_rig(direct);
         // A write past the cache is told of its own failures, whoever else was told of what.
-        let wanted = match disk.store() {
-            Store::File { direct: true, .. } => Ok(()),
-            _ => Err(libc::EIO),
+        let wanted = match is_direct(&disk) {
+            true => Ok(()),
+            false => Err(libc::EIO),
         };
         let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
-        files(&mut engines[0]).mangle(|_, _, _| -libc::EIO);
+        files(&mut engines[0]).mangle(not_durable(&disk));
         let segments = [segment(0, 4096)];
         // The first is told of a failed write-back; the kernel then tells nobody else of it, not
         // those either whose pages were lost with it.
@@ -132,7 +149,13 @@ fn no_durable_write_succeeds_through_the_page_cache_once_a_sync_failed() {
 
 #[test]
 fn a_sync_waits_for_those_of_other_engines_and_shares_their_failure() {
-    for (result, wanted) in [(0, Ok(())), (-libc::EIO, Err(libc::EIO))] {
+    // Through the page cache a durable write is one too.
+    for (result, wanted, kind) in [
+        (0, Ok(()), OpKind::Sync),
+        (0, Ok(()), DURABLE),
+        (-libc::EIO, Err(libc::EIO), OpKind::Sync),
+        (-libc::EIO, Err(libc::EIO), DURABLE),
+    ] {
         let (_dir, _path, disk, guest) = file_rig(Direct::Off);
         let (mut here, mut there) = (engine(&disk, &guest), engine(&disk, &guest));
         let mangles: [Mangle; 2] = [|_, _, _| 0, |_, _, _| -libc::EIO];
@@ -140,7 +163,9 @@ fn a_sync_waits_for_those_of_other_engines_and_shares_their_failure() {
         // In the kernel, perhaps ended, and its owner does not look.
         there.push(op(OpKind::Sync, 0, 0, &[]), 1);
         there.enter(Wait::No).unwrap();
-        here.push(op(OpKind::Sync, 0, 0, &[]), 2);
+        let segments = [segment(0, 4096)];
+        let len = if kind == DURABLE { 4096 } else { 0 };
+        here.push(op(kind, 0, len, &segments), 2);
         for _ in 0..20 {
             here.enter(soon()).unwrap();
             assert_eq!(here.reap(), None);
