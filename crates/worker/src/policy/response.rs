@@ -34,7 +34,8 @@ impl Response {
         let gone_ns = now_ns.saturating_sub(self.at_ns);
         // What was in flight between is taken for the mean of the two ends.
         let both = u64::from(self.in_flight) + u64::from(in_flight);
-        self.sum_ns += gone_ns.saturating_mul(both) / 2;
+        let sum_ns = gone_ns.saturating_mul(both) / 2;
+        self.sum_ns = self.sum_ns.saturating_add(sum_ns);
         self.over_ns += gone_ns;
         self.ended += u64::from(ended);
         (self.at_ns, self.in_flight) = (now_ns, in_flight);
