@@ -381,7 +381,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
             match client.frontend().rem_mem_reg(one, None) {
                 Ok(()) => {
                     let retired = client.queue(0).err_signalled(PATIENCE);
-                    ensure(retired, || "its vring was not retired".into())?;
+                    ensure(retired, || "its vring did not say so".into())?;
                     quiet(&mut client)
                 }
                 other => refused(other),

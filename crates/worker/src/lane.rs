@@ -1,8 +1,9 @@
 //! One vring in the hands of a worker.
 
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use cleave_guest::Vring;
+use cleave_guest::{Memory, Vring, VringError};
 
 use crate::Completion;
 use crate::command::VringStart;
@@ -17,6 +18,9 @@ pub(crate) enum State {
     Running,
     /// Kept, not served; what is in flight still ends.
     Disabled,
+    /// Its memory was taken away. As it was, `Running` or `Disabled`, once a table has it again; until then it keeps
+    /// what it had, for what is in flight.
+    Unmapped { enabled: bool },
     /// Broken by the guest: never served again, kept until control stops it.
     Retired,
     /// Control waits for what is in flight, then for the position.
@@ -105,6 +109,36 @@ impl Lane {
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
         matches!(self.state, State::Running)
+    }
+
+    /// Control lets it be served, or not.
+    pub(crate) fn enable(&mut self, enable: bool) {
+        match &mut self.state {
+            // The next lap looks at the ring, kick or no kick.
+            State::Running | State::Disabled if enable => self.state = State::Running,
+            State::Running | State::Disabled => self.state = State::Disabled,
+            State::Unmapped { enabled } => *enabled = enable,
+            State::Retired | State::Stopping(_) => {}
+        }
+    }
+
+    /// Moves to a changed memory table. `Err`: it is not wholly in that, and was until now.
+    pub(crate) fn rebind(&mut self, memory: Arc<Memory>) -> Result<(), VringError> {
+        // A retired vring is not served again: it keeps what it has until control stops it.
+        if matches!(self.state, State::Retired) {
+            return Ok(());
+        }
+        match (self.vring.rebind(memory), &self.state) {
+            (Ok(()), State::Unmapped { enabled: true }) => self.state = State::Running,
+            (Ok(()), State::Unmapped { enabled: false }) => self.state = State::Disabled,
+            (Err(error), State::Running | State::Disabled) => {
+                let enabled = self.is_running();
+                self.state = State::Unmapped { enabled };
+                return Err(error);
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Control waits, and nothing is left to wait for.

@@ -85,9 +85,7 @@ impl<E: Engine> Worker<E> {
             Command::Exit => {
                 self.exiting = true;
                 for lane in self.lanes.iter_mut().flatten() {
-                    if lane.is_running() {
-                        lane.state = State::Disabled;
-                    }
+                    lane.enable(false);
                 }
             }
         }
@@ -168,12 +166,7 @@ impl<E: Engine> Worker<E> {
         else {
             return;
         };
-        match (&lane.state, enabled) {
-            // The next lap looks at the ring, kick or no kick.
-            (State::Disabled, true) => lane.state = State::Running,
-            (State::Running, false) => lane.state = State::Disabled,
-            _ => {}
-        }
+        lane.enable(enabled);
     }
 
     fn set_signal(&mut self, index: u16, signal: Signal) {
@@ -212,12 +205,13 @@ impl<E: Engine> Worker<E> {
             let Some(lane) = self.lanes[number].as_mut() else {
                 continue;
             };
-            // A retired vring is not served again: it keeps what it has until control stops it.
-            if matches!(lane.state, State::Retired) {
-                continue;
-            }
-            if let Err(error) = lane.vring.rebind(self.memory.clone()) {
-                self.retire(number, &error);
+            // Some frontends take the memory away for a moment, when they move its borders.
+            if let Err(error) = lane.rebind(self.memory.clone()) {
+                let index = lane.index;
+                self.engine.ring(err_bell(number as u16));
+                self.say(|name| {
+                    tracing::warn!("{name}: vring {index} rests until its memory is back: {error}");
+                });
             }
         }
         self.binds.push(done);

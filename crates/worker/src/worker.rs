@@ -448,7 +448,7 @@ impl<E: Engine> Worker<E> {
         let Some(Some(lane)) = self.lanes.get_mut(slot) else {
             return;
         };
-        if matches!(lane.state, State::Running | State::Disabled) {
+        if !matches!(lane.state, State::Stopping(_)) {
             lane.state = State::Retired;
         }
         let index = lane.index;
@@ -475,7 +475,7 @@ impl<E: Engine> Worker<E> {
     }
 
     /// Logs at most once in [`LOG_EVERY`]: whatever is said here, a guest or a disk can cause at will.
-    fn say(&mut self, line: impl FnOnce(&str)) {
+    pub(crate) fn say(&mut self, line: impl FnOnce(&str)) {
         let now = Instant::now();
         if self
             .said
