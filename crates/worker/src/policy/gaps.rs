@@ -75,7 +75,7 @@ impl Gaps {
             *count = count.saturating_add(1);
         }
         self.total += 1;
-        self.fresh += 1;
+        self.fresh = self.fresh.saturating_add(1);
         if self.total >= KEPT {
             self.fade();
         }
@@ -405,6 +405,14 @@ mod tests {
             let plan = gaps.plan(Waiting::Guest, takes_us * US, 3 * US);
             assert_eq!(plan.spin_ns > 0, spun, "{takes_us} us: {plan:?}");
         }
+    }
+
+    /// Where spinning is not considered, no plan is asked for, for as long as the daemon runs.
+    #[test]
+    fn any_number_of_gaps_is_noted_without_a_plan() {
+        let mut gaps = learnt([8 * US; 400]);
+        gaps.fresh = u32::MAX;
+        assert!(gaps.note(8 * US));
     }
 
     #[test]

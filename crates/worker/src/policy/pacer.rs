@@ -133,7 +133,7 @@ pub(crate) struct Pacer {
     outlook: Outlook,
     /// When the gap began.
     since_ns: u64,
-    /// Laps without work.
+    /// Laps without work, as many as 32 bits hold.
     laps: u32,
     /// Requests since the clock was read, and ops that ended.
     arrived: u32,
@@ -181,7 +181,7 @@ impl Pacer {
     pub(crate) fn turn(&mut self, did: Did, outlook: Outlook) -> Option<Pace> {
         if self.spins == Err(Reason::Crowded) && self.stage == Stage::Asleep {
             // Nothing is learnt on a shared core, and it sleeps in any case: as cheap as interrupts are.
-            self.laps += 1;
+            self.laps = self.laps.wrapping_add(1);
             let look_laps = match self.crowd.until_ns() {
                 Some(_) => CROWDED_LAPS,
                 None => STAYING_LAPS,
@@ -196,7 +196,7 @@ impl Pacer {
             }
         }
         if !did.any() {
-            self.laps += 1;
+            self.laps = self.laps.wrapping_add(1);
             let spins = match self.stage {
                 Stage::Busy => self.spins.is_ok() && self.laps < GRACE_LAPS,
                 Stage::Spin | Stage::Late { .. } => !self.laps.is_multiple_of(LOOK_LAPS),

@@ -557,3 +557,29 @@ fast, crowded; Large: Sleep; then 60 laps, Sleep
 ";
     assert_eq!(table, expected, "\n{table}");
 }
+
+/// A guest may kick for days and never ask for anything.
+#[test]
+fn any_number_of_wake_ups_without_work_is_slept_after() {
+    let (stats, budget, tuning) = (Stats::default(), Budget::default(), tuning());
+    let terms = Terms {
+        tuning: &tuning,
+        budget: &budget,
+        stats: &stats,
+    };
+    for crowded in [false, true] {
+        let mut pacer = Pacer::new(WAKE_NS);
+        for _ in 0..2 {
+            pacer.crowd.looked(0, crowded);
+        }
+        let turn = |pacer: &mut Pacer| {
+            let pace = pacer.turn(Did::default(), Outlook::Guest);
+            pace.unwrap_or_else(|| pacer.decide(Did::default(), Outlook::Guest, 1, terms))
+        };
+        assert_eq!(turn(&mut pacer), Pace::Sleep);
+        pacer.laps = u32::MAX - 2 * STAYING_LAPS;
+        for _ in 0..4 * STAYING_LAPS {
+            assert_eq!(turn(&mut pacer), Pace::Sleep);
+        }
+    }
+}
