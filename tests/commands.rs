@@ -49,15 +49,18 @@ fn a_demonstration_verifies_prints_and_cleans_up() {
 
 #[test]
 fn an_interrupted_demonstration_cleans_up() {
-    let scratch = Scratch::new();
-    let line = ["demo", "--size", "16M", "--dir", text(scratch.path())];
-    let mut demo = Daemon::without_socket(&line);
-    assert!(demo.log_has("filled with a pattern"));
-    demo.signal(Signal::INT);
-    let (code, _) = demo.wait().expect("it ends");
-    assert_eq!(code, Some(1));
-    assert!(demo.log().contains("interrupted"), "{}", demo.log());
-    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+    // The last is a terminal that closes.
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let scratch = Scratch::new();
+        let line = ["demo", "--size", "16M", "--dir", text(scratch.path())];
+        let mut demo = Daemon::without_socket(&line);
+        assert!(demo.log_has("filled with a pattern"));
+        demo.signal(signal);
+        let (code, _) = demo.wait().expect("it ends");
+        assert_eq!(code, Some(1), "{signal:?}");
+        assert!(demo.log().contains("interrupted"), "{}", demo.log());
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+    }
 }
 
 #[test]

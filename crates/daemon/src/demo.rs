@@ -162,10 +162,11 @@ async fn serve_on(serving: &mut Serving, stop: &mut Stop) -> Result<(), Failure>
     }
 }
 
-/// Ctrl-C, or a service manager's request.
+/// Ctrl-C, a service manager's request, or a terminal that closes.
 struct Stop {
     interrupt: Signal,
     terminate: Signal,
+    hang_up: Signal,
 }
 
 impl Stop {
@@ -176,6 +177,7 @@ impl Stop {
         Ok(Stop {
             interrupt: caught(SignalKind::interrupt())?,
             terminate: caught(SignalKind::terminate())?,
+            hang_up: caught(SignalKind::hangup())?,
         })
     }
 
@@ -183,6 +185,7 @@ impl Stop {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+            _ = self.hang_up.recv() => {}
         }
     }
 }
