@@ -46,6 +46,10 @@ impl Files {
         let entry = self.table.get_mut(index);
         entry.step = Step::Idle;
         let leg = entry.leg;
+        // Who waits for a buffer does not wait for syncs, of which some may be other engines'.
+        if let Some(buffer) = entry.buffer.take() {
+            self.pool.give(buffer);
+        }
         let syncs = &mut self.leg_mut(leg).syncs;
         if syncs.leader.is_some() {
             syncs.waiting.push_back(index);

@@ -209,3 +209,26 @@ fn an_engine_that_goes_while_its_sync_waits_for_others_keeps_no_hold() {
     drop(here);
     assert!(is_free());
 }
+
+#[test]
+fn writes_that_wait_for_their_sync_leave_the_buffers_to_others() {
+    let dir = folder();
+    let path = image(dir.path(), DISK_BYTES);
+    let disk = Arc::new(open(&path, Direct::Off).with_alignment(4096, 512));
+    let guest = Guest::new();
+    let mut there = engine(&disk, &guest);
+    let mut here = Uring::new(Arc::clone(&disk), Arc::clone(&guest.memory), 128, 0, 0).unwrap();
+    there.push(op(OpKind::Sync, 0, 0, &[]), 1);
+    there.enter(Wait::No).unwrap();
+    // As many as there are buffers, and none of them durable before the other engine looks.
+    let misaligned = [segment(256, 4096)];
+    for n in 0..64 {
+        here.push(op(DURABLE, n * 4096, 4096, &misaligned), n);
+    }
+    here.push(op(READ, 0, 4096, &misaligned), 64);
+    assert_eq!(next_done(&mut here), (64, Ok(())));
+    drop(there);
+    for _ in 0..64 {
+        assert_eq!(next_done(&mut here).1, Ok(()));
+    }
+}
