@@ -14,5 +14,5 @@ pub(crate) use caller::{Call, Caller};
 pub(crate) use crowd::Crowd;
 pub(crate) use gaps::{Gaps, HORIZON_NS, Plan, Waiting};
 pub(crate) use heat::Heat;
-pub(crate) use pacer::{Did, Outlook, Pace, Pacer, Terms, WAKE_MAX_NS, WAKE_MIN_NS};
+pub(crate) use pacer::{Did, Outlook, Pace, Pacer, Terms};
 pub(crate) use response::Response;

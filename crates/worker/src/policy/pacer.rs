@@ -169,7 +169,7 @@ impl Pacer {
 
     /// What a wake-up takes on this host, measured.
     pub(crate) fn set_wake(&mut self, wake_ns: u64) {
-        self.wake_ns = wake_ns;
+        self.wake_ns = wake_ns.clamp(WAKE_MIN_NS, WAKE_MAX_NS);
         for kind in KINDS {
             self.replan(kind);
         }
@@ -461,8 +461,8 @@ impl Pacer {
 
 /// What a wake-up takes on any host: less is a clock that was read in between, more is somebody else's
 /// doing.
-pub(crate) const WAKE_MIN_NS: u64 = 2_000;
-pub(crate) const WAKE_MAX_NS: u64 = 150_000;
+const WAKE_MIN_NS: u64 = 2_000;
+const WAKE_MAX_NS: u64 = 150_000;
 
 #[cfg(test)]
 mod tests;
