@@ -13,7 +13,7 @@ use crate::step::quietly;
 
 /// The engine's tests take it for zeroes, and read all of it.
 const DISK_BYTES: u64 = 4 << 20;
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
 
 pub(super) fn run(lab: &Lab, folder: &Path) -> Result<Vec<Check>, String> {
     if lab.kind != BackendKind::Cleave {
