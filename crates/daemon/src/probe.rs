@@ -60,8 +60,8 @@ pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
         // Shared with other readers, and safe: a probe that does not write cannot.
         read_only: !probe.writes,
         direct: probe.direct,
-        block_bytes: None,
         discard: false,
+        ..OpenOptions::default()
     };
     let disk = Arc::new(probe.disk.open(&options).map_err(Failure::input)?);
     check_writes(probe, &disk)?;

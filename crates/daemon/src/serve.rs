@@ -222,6 +222,12 @@ impl Daemon {
             },
             socket::name(&self.service.endpoint),
         );
+        if let Some(error) = self.disk.reopen_error() {
+            tracing::warn!(
+                "{}: cannot open it once for each worker ({error}): one worker serves all vrings, which is slower;                  give this user access to its path, and mount /proc",
+                self.disk.name()
+            );
+        }
         if let Some(stripe) = self.disk.stripe() {
             self.announce_legs(stripe);
         }

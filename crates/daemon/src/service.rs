@@ -107,6 +107,9 @@ impl Service {
         };
         let endpoint = endpoint(&args.endpoint)?;
         let disk = source(&args.disk, &args.stripe, options.block_size)?;
+        let workers = options
+            .workers
+            .unwrap_or_else(|| workers_default(cpus.len(), options.queues));
         Ok(Service {
             endpoint,
             open: OpenOptions {
@@ -114,6 +117,8 @@ impl Service {
                 direct: options.direct.into(),
                 block_bytes: options.block_size,
                 discard: options.discard == Switch::On,
+                // A vring has one worker.
+                workers: workers.min(options.queues),
             },
             iopoll: options.iopoll == Switch::On,
             serial: options.serial.0,
@@ -121,9 +126,7 @@ impl Service {
             session: SessionConfig {
                 vrings_max: options.queues,
                 vring_size_max: options.queue_size,
-                workers_max: options
-                    .workers
-                    .unwrap_or_else(|| workers_default(cpus.len(), options.queues)),
+                workers_max: workers,
             },
             worker: WorkerConfig {
                 cpus,

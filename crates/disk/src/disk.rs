@@ -26,6 +26,7 @@ pub struct Disk {
     stripe: Option<Stripe>,
     /// Never empty.
     legs: Box<[Leg]>,
+    reopen_error: Option<io::Error>,
 }
 
 /// What a look at the size of a disk showed.
@@ -43,37 +44,25 @@ impl Disk {
     /// Opens, locks (advisory: exclusive, or shared when read-only) and probes.
     pub fn open(spec: &DiskSpec, options: &OpenOptions) -> Result<Disk, OpenError> {
         let name = spec.to_string();
-        match spec {
+        let (serial, limits, store) = match spec {
             DiskSpec::Path(path) => {
                 let (file, kind) = open_path(path, options.read_only)?;
                 let (limits, direct) = probe_file(path, &file, kind, options)?;
-                let serial = path_serial(path);
-                Ok(Disk::assemble(
-                    name,
-                    serial,
+                (
+                    path_serial(path),
                     limits,
                     Store::File { file, kind, direct },
-                ))
+                )
             }
             DiskSpec::Ram(bytes) => {
                 let limits = probe_memory(&name, *bytes, options)?;
                 let region = map_ram(&name, *bytes)?;
-                Ok(Disk::assemble(
-                    name,
-                    ascii_serial("cleave-ram"),
-                    limits,
-                    Store::Ram(region),
-                ))
+                (ascii_serial("cleave-ram"), limits, Store::Ram(region))
             }
             DiskSpec::Null(bytes) | DiskSpec::Untouched(bytes) => {
                 let limits = probe_memory(&name, *bytes, options)?;
                 let zeroes = matches!(spec, DiskSpec::Null(_));
-                Ok(Disk::assemble(
-                    name,
-                    ascii_serial("cleave-null"),
-                    limits,
-                    Store::Null { zeroes },
-                ))
+                (ascii_serial("cleave-null"), limits, Store::Null { zeroes })
             }
             DiskSpec::Model(model) => {
                 let limits = probe_memory(&name, model.size_bytes(), options)?;
@@ -81,19 +70,19 @@ impl Disk {
                     ram: map_ram(&name, model.size_bytes())?,
                     drive: Arc::new(Mutex::new(Shared::new(model.drive()))),
                 };
-                Ok(Disk::assemble(
-                    name,
-                    ascii_serial(&format!("cleave-{}", model.preset())),
-                    limits,
-                    store,
-                ))
+                let serial = ascii_serial(&format!("cleave-{}", model.preset()));
+                (serial, limits, store)
             }
-        }
-    }
-
-    fn assemble(name: String, serial: [u8; ID_BYTES], limits: Limits, store: Store) -> Disk {
+        };
         let legs = vec![Leg::new(name.clone(), store)];
-        Disk::of_legs(name, serial, limits, None, legs)
+        Ok(Disk::of_legs(
+            name,
+            serial,
+            limits,
+            None,
+            legs,
+            options.workers,
+        ))
     }
 
     /// `stripe`, where there is more than the one leg that there must be.
@@ -102,9 +91,16 @@ impl Disk {
         serial: [u8; ID_BYTES],
         limits: Limits,
         stripe: Option<Stripe>,
-        legs: Vec<Leg>,
+        mut legs: Vec<Leg>,
+        workers: u16,
     ) -> Disk {
         debug_assert_eq!(legs.len(), stripe.map_or(1, |stripe| stripe.legs().into()));
+        // Now, not when a worker starts: the kernel does not tell a description that is opened later of a
+        // failed write-back that another one was already told of.
+        let opened = legs.iter_mut().try_for_each(|leg| leg.open_for(workers));
+        if opened.is_err() {
+            legs.iter_mut().for_each(Leg::close_more_files);
+        }
         Disk {
             name,
             serial,
@@ -113,6 +109,7 @@ impl Disk {
             sync_failed: AtomicBool::new(false),
             stripe,
             legs: legs.into_boxed_slice(),
+            reopen_error: opened.err(),
         }
     }
 
@@ -188,6 +185,18 @@ impl Disk {
         self.legs
             .first()
             .map_or(&Store::Null { zeroes: true }, Leg::store)
+    }
+
+    /// Most workers that may serve it at once: as many as its files were opened for, or one where they
+    /// could not be opened again (`reopen_error`), so that at most one fsync of a file is in flight.
+    pub fn workers_max(&self) -> u16 {
+        let least = self.legs.iter().map(Leg::workers_max).min();
+        least.map_or(1, |least| u16::try_from(least).unwrap_or(u16::MAX))
+    }
+
+    /// Why its files could not be opened once for each worker.
+    pub fn reopen_error(&self) -> Option<&io::Error> {
+        self.reopen_error.as_ref()
     }
 
     /// Bytes of the disk on each leg now, from the leg's beginning.
@@ -282,6 +291,7 @@ mod tests {
         direct: Direct::Auto,
         block_bytes: None,
         discard: true,
+        workers: 1,
     };
 
     fn image(folder: &Path, name: &str, bytes: u64) -> PathBuf {

@@ -1,6 +1,8 @@
 //! One member of a disk: what ops go to.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -8,6 +10,7 @@ use vm_memory::MmapRegion;
 
 use crate::RangeLocks;
 use crate::model::Shared;
+use crate::open::reopen;
 
 /// What is behind a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +26,7 @@ pub enum FileKind {
 pub enum Store {
     /// A file or block device, opened (with O_DIRECT where `direct`).
     File {
-        /// The descriptor that ops go to.
+        /// The first worker's open file description, which holds the locks.
         file: File,
         /// File or device.
         kind: FileKind,
@@ -52,6 +55,8 @@ pub enum Store {
 pub struct Leg {
     name: String,
     store: Store,
+    /// Open file descriptions of the second and further workers.
+    more_files: Box<[File]>,
     locks: RangeLocks,
     unused_bytes: u64,
     polling: Option<Polling>,
@@ -87,6 +92,7 @@ impl Leg {
         Leg {
             name,
             store,
+            more_files: Box::default(),
             locks: RangeLocks::default(),
             unused_bytes: 0,
             polling: None,
@@ -112,6 +118,40 @@ impl Leg {
     /// Where its bytes are.
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// Opens the file once more for each further worker. Nothing changes where that fails.
+    pub(crate) fn open_for(&mut self, workers: u16) -> io::Result<()> {
+        if let Store::File { file, .. } = &self.store {
+            self.more_files = (1..workers)
+                .map(|_| reopen(file))
+                .collect::<Result<_, _>>()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn workers_max(&self) -> usize {
+        match self.store {
+            Store::File { .. } => 1 + self.more_files.len(),
+            Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => usize::MAX,
+        }
+    }
+
+    pub(crate) fn close_more_files(&mut self) {
+        self.more_files = Box::default();
+    }
+
+    /// The open file description that this worker's ops go to, counted from 0. The kernel reports a failed
+    /// write-back once to each description, so workers that shared one would miss failures. `None` for a
+    /// store that is no file, and for a worker beyond [`workers_max`](crate::Disk::workers_max).
+    pub fn file_for(&self, worker: usize) -> Option<BorrowedFd<'_>> {
+        let Store::File { file, .. } = &self.store else {
+            return None;
+        };
+        match worker.checked_sub(1) {
+            None => Some(file.as_fd()),
+            Some(further) => self.more_files.get(further).map(|file| file.as_fd()),
+        }
     }
 
     /// Its reads and writes may be polled for: asked for, and not given up since.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -33,16 +34,19 @@ pub struct OpenOptions {
     pub block_bytes: Option<u32>,
     /// Offer discard and unmapping write-zeroes where the store can.
     pub discard: bool,
+    /// Most workers that will serve it at once.
+    pub workers: u16,
 }
 
 impl Default for OpenOptions {
-    /// As `cleave serve` opens a disk when nothing else is said.
+    /// As `cleave serve` opens a disk when nothing else is said, but for one worker.
     fn default() -> OpenOptions {
         OpenOptions {
             read_only: false,
             direct: Direct::Auto,
             block_bytes: None,
             discard: true,
+            workers: 1,
         }
     }
 }
@@ -225,6 +229,15 @@ pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileK
         });
     }
     Ok((file, kind))
+}
+
+/// Opens the same file once more: an open file description of its own, with the access and the O_DIRECT of
+/// `file`. The lock and a block device's claim stay with `file`.
+pub(crate) fn reopen(file: &File) -> io::Result<File> {
+    let flags = rustix::fs::fcntl_getfl(file)? & (OFlags::ACCMODE | OFlags::DIRECT);
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
 fn file_kind(path: &Path, mode: rustix::fs::RawMode) -> Result<FileKind, OpenError> {

@@ -87,7 +87,15 @@ impl Disk {
         let (limits, legs) = probe_all(members, data_bytes, stripe, options)?;
         let first = legs.first().map(Leg::name).unwrap_or_default();
         let name = format!("stripe of {} ({first} …)", stripe.legs());
-        Ok(Disk::of_legs(name, serial, limits, Some(stripe), legs))
+        let workers = options.workers;
+        Ok(Disk::of_legs(
+            name,
+            serial,
+            limits,
+            Some(stripe),
+            legs,
+            workers,
+        ))
     }
 }
 

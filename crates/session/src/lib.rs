@@ -54,7 +54,7 @@ pub struct SessionConfig {
     pub vrings_max: u16,
     /// Largest vring size accepted.
     pub vring_size_max: u16,
-    /// Most workers; vring `i` goes to worker `i % workers_max`.
+    /// Most workers, as far as the disk allows so many; vring `i` goes to worker `i` modulo their number.
     pub workers_max: u16,
 }
 

@@ -59,12 +59,13 @@ impl State {
         config: &SessionConfig,
         alarm: Arc<OwnedFd>,
     ) -> Result<State, MapError> {
+        let workers_max = config.workers_max.min(device.disk.workers_max());
         Ok(State {
             device,
             vring_size_max: config.vring_size_max,
             memory: Memory::new(Vec::new())?,
             vrings: Vrings::new(config.vrings_max),
-            workers: Workers::new(config.workers_max, alarm),
+            workers: Workers::new(workers_max, alarm),
             features: None,
             protocol: VhostUserProtocolFeatures::empty(),
             features_told: false,

@@ -40,7 +40,11 @@ fn defaults_are_those_documented() {
         cleave_worker::Tuning::new(cleave_worker::Split::Off)
     );
     assert!(got.worker.cpus.is_empty());
-    assert_eq!(got.open, cleave_disk::OpenOptions::default());
+    let open = cleave_disk::OpenOptions {
+        workers: got.session.workers_max,
+        ..cleave_disk::OpenOptions::default()
+    };
+    assert_eq!(got.open, open);
     assert!(got.writeback && !got.once);
     assert_eq!(got.serial, [0; 20]);
     assert_eq!(got.log, tracing::level_filters::LevelFilter::INFO);
@@ -61,6 +65,7 @@ fn every_option_reaches_the_service() {
     assert_eq!(with("--queues 7").session.vrings_max, 7);
     assert_eq!(with("--queue-size 32768").session.vring_size_max, 32768);
     assert_eq!(with("--workers 5").session.workers_max, 5);
+    assert_eq!(with("--workers 5 --queues 3").open.workers, 3);
     assert_eq!(with("--cpus 0").worker.cpus, [0]);
     assert_eq!(with("--cpus 0").session.workers_max, 1);
     assert_eq!(
