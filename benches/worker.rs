@@ -6,9 +6,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use cleave_benches::{Guest, Place, Signals, Turn, settings, uring};
-use cleave_engine::{Engine, Sim, SimConfig, SimStore};
-use cleave_guest::Memory;
+use cleave_benches::{Guest, Place, Signals, Turn, settings, store};
+use cleave_engine::{Sim, SimConfig, SimStore, Store};
 use criterion::measurement::WallTime;
 use criterion::{
     BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
@@ -17,7 +16,7 @@ use criterion::{
 const DEPTHS: [u16; 3] = [1, 32, 256];
 
 /// Without delay or failure; every read of the benchmark is of the first 4 KiB.
-fn sim(memory: Arc<Memory>) -> Sim {
+fn sim() -> Sim {
     let config = SimConfig {
         seed: 1,
         ops: 512,
@@ -30,7 +29,7 @@ fn sim(memory: Arc<Memory>) -> Sim {
         durable: vec![0; 4096],
         ..SimStore::default()
     };
-    Sim::new(config, Arc::new(Mutex::new(store)), memory)
+    Sim::new(config, Arc::new(Mutex::new(store)))
 }
 
 /// The rate printed is of requests.
@@ -40,9 +39,9 @@ fn turn(c: &mut Criterion) {
     for depth in DEPTHS {
         group.throughput(Throughput::Elements(depth.into()));
         let place = Place::Indirect;
-        let over_sim = Turn::new(&guest, place, depth, Signals::None, |_, memory| sim(memory));
+        let over_sim = Turn::new(&guest, place, depth, Signals::None, |_, _| sim());
         bench(&mut group, "sim", depth, over_sim);
-        let over_null = Turn::new(&guest, place, depth, Signals::None, uring);
+        let over_null = Turn::new(&guest, place, depth, Signals::None, store);
         bench(&mut group, "null disk", depth, over_null);
     }
     group.finish();
@@ -54,17 +53,17 @@ fn signalled(c: &mut Criterion) {
     let mut group = c.benchmark_group("worker turn, kicked and calling");
     for depth in DEPTHS {
         group.throughput(Throughput::Elements(depth.into()));
-        let turn = Turn::new(&guest, Place::Indirect, depth, Signals::KickAndCall, uring);
+        let turn = Turn::new(&guest, Place::Indirect, depth, Signals::KickAndCall, store);
         bench(&mut group, "null disk", depth, turn);
     }
     group.finish();
 }
 
-fn bench<E: Engine>(
+fn bench<S: Store>(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,
     depth: u16,
-    mut turn: Turn<'_, E>,
+    mut turn: Turn<'_, S>,
 ) {
     group.bench_function(BenchmarkId::new(name, format!("depth {depth}")), |b| {
         b.iter(|| {

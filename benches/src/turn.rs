@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use cleave_blk::spec::feature;
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
-use cleave_engine::{Engine, Uring};
-use cleave_guest::{Memory, Vring};
+use cleave_engine::{AnyStore, Reactor, Store};
 use cleave_worker::{
     Completion, Control, Device, Lap, Split, Stats, Tuning, VringStart, Worker, WorkerConfig,
+    reactor,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -53,31 +53,29 @@ fn null_device(completion: Completion) -> Arc<Device> {
     Arc::new(Device::new(Arc::new(disk), serial, true, config, tuning))
 }
 
-/// The engine of `cleave serve`. Watches and bells are as many as a worker asks for.
-pub fn uring(disk: Arc<Disk>, memory: Arc<Memory>) -> Uring {
-    const WATCHES: u16 = 257;
-    const BELLS: u16 = 512;
-    Uring::new(disk, memory, OPS, WATCHES, BELLS).unwrap()
+/// The store of `cleave serve`.
+pub fn store(reactor: &mut Reactor, disk: &Arc<Disk>) -> AnyStore {
+    AnyStore::open(reactor, disk, 0, OPS).unwrap()
 }
 
 /// One worker with one vring, and the driver of that vring.
-pub struct Turn<'a, E> {
-    worker: Worker<E>,
+pub struct Turn<'a, S: Store> {
+    worker: Worker<S>,
     driver: Driver<'a>,
     kick: Option<OwnedFd>,
     // Its queue stays open, or the worker would take that for the end.
     _control: Control,
 }
 
-impl<'a, E: Engine> Turn<'a, E> {
-    /// Reads of 4 KiB, `depth` (a power of two) at once. `engine` makes an engine bound to a memory.
+impl<'a, S: Store> Turn<'a, S> {
+    /// Reads of 4 KiB, `depth` (a power of two) at once. `store` makes the disk's store.
     pub fn new(
         guest: &'a Guest,
         place: Place,
         depth: u16,
         signals: Signals,
-        engine: impl FnOnce(Arc<Disk>, Arc<Memory>) -> E,
-    ) -> Turn<'a, E> {
+        store: impl FnOnce(&mut Reactor, &Arc<Disk>) -> S,
+    ) -> Turn<'a, S> {
         let completion = match signals {
             Signals::None => Completion::Poll,
             Signals::KickAndCall => Completion::Interrupt,
@@ -86,16 +84,17 @@ impl<'a, E: Engine> Turn<'a, E> {
         let driver = Driver::with_batch(guest, 3, place, depth);
         let memory = guest.memory.clone();
         let (control, commands) = Control::channel().unwrap();
-        let engine = engine(device.disk.clone(), memory.clone());
+        let mut reactor = reactor(&device.disk, OPS).unwrap();
+        let store = store(&mut reactor, &device.disk);
         let stats = Arc::new(Stats::default());
         let alarm = Arc::new(event());
-        let mut worker =
-            Worker::new(engine, device, memory.clone(), stats, commands, alarm).unwrap();
+        let worker = Worker::new(reactor, store, device, memory, stats, commands, alarm);
+        let mut worker = worker.unwrap();
         let kick = (signals == Signals::KickAndCall).then(event);
-        let vring = Vring::new(memory, driver.layout(), FEATURES, 0).unwrap();
         let started = control.start(VringStart {
             index: 0,
-            vring,
+            layout: driver.layout(),
+            base: 0,
             features: FEATURES,
             kick: kick.as_ref().map(|kick| kick.try_clone().unwrap()),
             call: kick.as_ref().map(|_| event()),
@@ -103,7 +102,7 @@ impl<'a, E: Engine> Turn<'a, E> {
             enabled: true,
         });
         assert_eq!(worker.lap().unwrap(), Lap::Again);
-        assert_eq!(started.wait_for(Duration::ZERO).unwrap(), Some(()));
+        assert_eq!(started.wait_for(Duration::ZERO).unwrap(), Some(Ok(())));
         Turn {
             worker,
             driver,
@@ -135,7 +134,7 @@ impl<'a, E: Engine> Turn<'a, E> {
     }
 
     /// As `serve`, where each lap is `lap`, which must do one.
-    pub fn serve_by(&mut self, mut lap: impl FnMut(&mut Turn<'a, E>)) {
+    pub fn serve_by(&mut self, mut lap: impl FnMut(&mut Turn<'a, S>)) {
         for _ in 0..LAPS_MAX {
             lap(self);
             if self.driver.is_done() {

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cleave_disk::{Direct, Disk, OpenOptions};
-use cleave_engine::Uring;
+use cleave_engine::Reactor;
 use cleave_probe::{
     Circumstances, Extent, Identity, Matrix, Pace, Progress, Report, RunError, Source, points,
 };
@@ -55,7 +55,7 @@ type Ended = Result<(Vec<Matrix>, bool), RunError>;
 /// Measures, prints and writes.
 pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
     let outputs = Outputs::new(probe)?;
-    Uring::probe().map_err(Failure::input)?;
+    Reactor::probe().map_err(Failure::input)?;
     let options = OpenOptions {
         // Shared with other readers, and safe: a probe that does not write cannot.
         read_only: !probe.writes,

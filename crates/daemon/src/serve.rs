@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::Stripe;
 use cleave_disk::{Disk, Leg, Resized, Store};
-use cleave_engine::Uring;
+use cleave_engine::Reactor;
 use cleave_session::{Ending, Remote, Session};
 use cleave_worker::Device;
 use tokio::net::UnixListener;
@@ -50,7 +50,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         process::end_with_parent()?;
     }
     process::raise_descriptor_limit()?;
-    Uring::probe().map_err(Failure::input)?;
+    Reactor::probe().map_err(Failure::input)?;
     let disk = open(&service)?;
     service.tuning.split = split_for(&service.split, &disk)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -67,7 +67,7 @@ fn open(service: &Service) -> Result<Arc<Disk>, Failure> {
         return Ok(Arc::new(disk));
     }
     let disk = Arc::new(disk.with_iopoll().map_err(Failure::input)?);
-    Uring::probe_iopoll(&disk).map_err(Failure::input)?;
+    cleave_engine::probe_iopoll(&disk).map_err(Failure::input)?;
     Ok(disk)
 }
 

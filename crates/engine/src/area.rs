@@ -63,6 +63,12 @@ impl Area {
         })
     }
 
+    /// Keeps it mapped for ever.
+    pub(crate) fn leak(&mut self) {
+        // Its drop unmaps nothing then.
+        self.map_bytes = 0;
+    }
+
     /// The byte at `offset`. Callers stay within the length that they asked for.
     #[inline]
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
@@ -74,8 +80,8 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping made in `new`; the owner (`Uring`) drops it only after the
-        // kernel reported every op that points into it.
+        // SAFETY: this is the mapping made in `new`, or no byte of it; the owner (`Files`) drops it only
+        // after the kernel reported every op that points into it, and leaks it otherwise.
         let _ = unsafe { rustix::mm::munmap(self.map.as_ptr().cast(), self.map_bytes) };
     }
 }

@@ -46,6 +46,12 @@ impl Pool {
         })
     }
 
+    /// Keeps the buffers mapped for ever: the kernel may still follow a pointer into them.
+    pub(crate) fn leak(&mut self) {
+        self.area.leak();
+        self.zeroes.leak();
+    }
+
     pub(crate) fn take(&mut self) -> Option<u16> {
         self.free.pop()
     }
@@ -57,6 +63,11 @@ impl Pool {
 
     pub(crate) fn has_free(&self) -> bool {
         !self.free.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_all(&self) -> bool {
+        self.free.len() == usize::from(BUFFERS)
     }
 
     /// Bytes of one buffer.

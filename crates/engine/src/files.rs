@@ -2,13 +2,13 @@
 //! the one result.
 //!
 //! Unsafe because entries handed to the ring point to guest memory, to bounce buffers and to blocks
-//! of host ranges. Who keeps them: guest memory, the generation that the op counts in until `finish`;
-//! the others, the areas of `table` and `pool`, which outlive the ring's last completion (`drain`).
+//! of host ranges. The epoch in the op's entry keeps guest memory mapped until `finish`; buffers and
+//! ranges are in the areas of `table` and `pool`, which live until the last completion was seen (`close`;
+//! `drop` leaks them where that did not happen).
 //!
-//! The order of acquisition is hold, then buffer: who waits for a buffer may have a hold, but who has
-//! a buffer waits for nothing but the kernel, so that all waiting ends.
+//! An op takes its hold first and its buffer second. An op that waits for a buffer may have a hold, but one
+//! that has a buffer waits only for the kernel, so all waiting ends.
 
-mod ledger;
 mod submission;
 mod sync;
 
@@ -18,38 +18,47 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind};
-use cleave_disk::{Disk, FileKind, Leg, RangeLocks, Store};
+use cleave_disk::{Disk, FileKind, Leg, RangeLocks, Store as Backing};
+use cleave_guest::Epoch;
 
 use self::sync::Syncs;
 use crate::buffer::Pool;
 use crate::legs::{LegStats, Tally};
 use crate::memory::walk;
 use crate::piece;
-use crate::polled::Verdict as Judged;
 use crate::progress::{self, Retry, Transfer, Verdict, Way};
-use crate::ring::tag;
+use crate::reactor::Seat;
 use crate::step::{self, Able, Facts, Next};
 use crate::table::{Entry, Hold, Method, Step, Table};
-use crate::uring::Core;
+use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 
-/// Longest sleep while an op waits for other engines: they give a hold back, or end an fsync, without
-/// a signal.
+/// Longest sleep while an op waits for a hold of another worker, which gives it back without a signal.
 const HOLD_PAUSE: Duration = Duration::from_micros(200);
 /// Attempts to get a hold per enter, so that a long queue costs each lap little.
 const HOLDS_PER_ENTER: usize = 32;
+/// EOPNOTSUPP in a row after which a leg is not polled any more. One alone may be about a single op.
+const REFUSALS_MAX: u32 = 8;
 /// Pause when the submission queue took nothing.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
 
-/// All ops of one engine on one file.
+/// Ops on the files or block devices of a disk.
 #[derive(Debug)]
-pub(crate) struct Files {
+pub struct Files {
+    disk: Arc<Disk>,
+    seat: Seat,
+    ops: usize,
+    /// Pushed and not yet reported.
+    in_flight: usize,
+    /// Ended and not yet reported.
+    ended: VecDeque<Done>,
     /// Never empty. Alignments are the disk's, hence the same on all of them.
     legs: Box<[LegState]>,
     unit: u64,
     table: Table,
     pool: Pool,
-    /// Entries that the ring has and has not completed.
+    /// Entries that the rings have and have not completed; of those, the polled ring's.
     flying: usize,
+    polled: usize,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
     /// Waiting for their time to try again.
@@ -57,6 +66,8 @@ pub(crate) struct Files {
     tally: Tally,
     #[cfg(test)]
     mangle: Option<(Mangle, u64)>,
+    #[cfg(test)]
+    polled_mangle: Option<(PolledMangle, u64)>,
 }
 
 /// What is known of one leg, and its syncs.
@@ -65,15 +76,41 @@ struct LegState {
     facts: Facts,
     able: Able,
     syncs: Syncs,
+    /// EOPNOTSUPP of the polled ring in a row.
+    refusals: u32,
 }
 
 /// Puts another result in place of the kernel's: given a running number and the op.
 #[cfg(test)]
 pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
+/// As `Mangle`, of the polled ring's results.
+#[cfg(test)]
+pub(crate) type PolledMangle = fn(u64, i32) -> i32;
 
 impl Files {
-    /// `kinds`: of the disk's legs, in order.
-    pub(crate) fn new(disk: &Arc<Disk>, kinds: &[FileKind], ops: u16) -> io::Result<Files> {
+    /// For a disk whose legs are files, on a reactor that was made for it; see [`crate::AnyStore::open`].
+    pub(crate) fn new(
+        reactor: &mut Reactor,
+        disk: Arc<Disk>,
+        worker: usize,
+        ops: u16,
+    ) -> Result<Files, EngineError> {
+        let mut kinds = Vec::with_capacity(disk.legs().len());
+        let mut files = Vec::with_capacity(disk.legs().len());
+        for leg in disk.legs() {
+            let (Backing::File { kind, .. }, Some(file)) = (leg.store(), leg.file_for(worker))
+            else {
+                return Err(EngineError::setup(io::ErrorKind::InvalidInput.into()));
+            };
+            kinds.push(*kind);
+            files.push(file);
+        }
+        let seat = reactor.attach(&files, disk.is_polled());
+        let seat = seat.map_err(EngineError::setup)?;
+        Files::on(disk, seat, &kinds, ops).map_err(EngineError::setup)
+    }
+
+    fn on(disk: Arc<Disk>, seat: Seat, kinds: &[FileKind], ops: u16) -> io::Result<Files> {
         let limits = disk.limits();
         let pool = Pool::new(
             limits.offset_align_bytes.max(1) as usize,
@@ -87,11 +124,12 @@ impl Files {
             facts: Facts {
                 buffer_bytes: pool.buffer_bytes(),
                 zeroes_bytes: pool.zeroes_bytes(),
-                cached: is_cached(disk, leg),
+                cached: is_cached(&disk, leg),
                 ..Facts::new(*kind, limits)
             },
             able: Able::at_first(*kind),
-            syncs: Syncs::new(disk, leg, room),
+            syncs: Syncs::new(room),
+            refusals: 0,
         };
         Ok(Files {
             legs: kinds.iter().zip(0..).map(leg).collect(),
@@ -99,12 +137,20 @@ impl Files {
             table: Table::new(ops)?,
             pool,
             flying: 0,
+            polled: 0,
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
             tally: Tally::new(kinds.len()),
+            disk,
+            seat,
+            ops: room,
+            in_flight: 0,
+            ended: VecDeque::with_capacity(room),
             #[cfg(test)]
             mangle: None,
+            #[cfg(test)]
+            polled_mangle: None,
         })
     }
 
@@ -119,42 +165,20 @@ impl Files {
         &mut self.legs[usize::from(leg)]
     }
 
-    /// Counters of the legs; this engine alone writes them.
-    pub(crate) fn leg_stats(&self) -> Arc<[LegStats]> {
-        self.tally.stats()
-    }
-
-    /// Looks at the clock, where ops are timed: once a lap.
-    #[inline]
-    pub(crate) fn tick(&mut self) {
-        self.tally.tick();
-    }
-
-    /// Takes an op.
-    #[inline]
-    pub(crate) fn push(&mut self, core: &mut Core, op: &Op<'_>, token: u64) {
-        match self.admit(core, op, token) {
-            Ok(index) => self.begin(core, index),
-            Err(result) => core.done(token, result),
-        }
-    }
-
     /// Checks, enters into the table, translates. `Err` is the result of an op that ends here.
-    fn admit(&mut self, core: &mut Core, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
+    fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
         let Some(LegState { facts, .. }) = self.legs.get(usize::from(op.leg)) else {
             return Err(Err(libc::EIO));
         };
         let facts = *facts;
-        let (offset, len) = range(core, &facts, op)?;
+        let (offset, len) = range(&self.disk, &facts, op)?;
         // The owner pushes only while there is room.
         let entry = Entry::new(token, op.kind, offset, len);
         let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
         let (mut bounced, mut plain) = (false, false);
         if matches!(op.kind, OpKind::Read | OpKind::Write { .. }) {
             let mut gather = self.table.gather(index);
-            let walked = walk(core.bindings.memory(), op, |start, len| {
-                gather.add(start, len)
-            });
+            let walked = walk(epoch, op, |start, len| gather.add(start, len));
             match walked.and_then(|()| self.table.gathered(index, gather)) {
                 Ok(memory) => {
                     bounced = facts.must_bounce(offset, memory);
@@ -173,27 +197,29 @@ impl Files {
         entry.bounced = bounced;
         entry.plain = plain;
         entry.needs = facts.needs_hold(op.kind, offset, len);
-        entry.generation = core.bindings.acquire();
+        entry.epoch = Some(epoch.clone());
         Ok(index)
     }
 
     #[inline]
-    fn begin(&mut self, core: &mut Core, index: u16) {
-        if self.try_hold(core, index) {
-            self.proceed(core, index);
+    fn begin(&mut self, reactor: &mut Reactor, index: u16) {
+        if self.try_hold(index) {
+            self.proceed(reactor, index);
         } else {
             self.hold_waiters.push_back(index);
         }
     }
 
     #[inline]
-    fn try_hold(&mut self, core: &Core, index: u16) -> bool {
+    fn try_hold(&mut self, index: u16) -> bool {
         let entry = self.table.get_mut(index);
         let (start, len) = piece::around(entry.offset, entry.len, self.unit);
         let got = match entry.needs {
             Hold::None => return true,
-            Hold::Shared => locks(core, entry.leg).is_some_and(|l| l.try_shared(start, len)),
-            Hold::Exclusive => locks(core, entry.leg).is_some_and(|l| l.try_exclusive(start, len)),
+            Hold::Shared => locks(&self.disk, entry.leg).is_some_and(|l| l.try_shared(start, len)),
+            Hold::Exclusive => {
+                locks(&self.disk, entry.leg).is_some_and(|l| l.try_exclusive(start, len))
+            }
         };
         if got {
             entry.held = entry.needs;
@@ -201,11 +227,11 @@ impl Files {
         got
     }
 
-    fn release_hold(&mut self, core: &Core, index: u16) {
+    fn release_hold(&mut self, index: u16) {
         let entry = self.table.get_mut(index);
         let (start, len) = piece::around(entry.offset, entry.len, self.unit);
         let held = std::mem::replace(&mut entry.held, Hold::None);
-        let Some(locks) = locks(core, entry.leg) else {
+        let Some(locks) = locks(&self.disk, entry.leg) else {
             return;
         };
         match held {
@@ -216,14 +242,14 @@ impl Files {
     }
 
     /// Starts the next step of an op that has its hold.
-    fn proceed(&mut self, core: &mut Core, index: u16) {
+    fn proceed(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get(index);
         let leg = self.leg(entry.leg);
         let next = step::next(entry, &leg.facts, leg.able);
         let (step, window) = match next {
-            Next::Done => return self.finish(core, index, Ok(())),
-            Next::Unsupported => return self.finish(core, index, Err(libc::EOPNOTSUPP)),
-            Next::Sync => return self.begin_sync(core, index),
+            Next::Done => return self.finish(index, Ok(())),
+            Next::Unsupported => return self.finish(index, Err(libc::EOPNOTSUPP)),
+            Next::Sync => return self.begin_sync(reactor, index),
             Next::Direct(piece) => (Step::Direct, piece),
             Next::Fill(piece) => (Step::Fill, piece),
             Next::Spill(piece) => (Step::Spill, piece),
@@ -241,16 +267,16 @@ impl Files {
         if step == Step::Spill {
             self.copy(index, Way::Out);
         }
-        self.issue_copied(core, index);
+        self.issue_copied(reactor, index);
     }
 
     /// Issues, unless what was copied out of guest memory may be zeroes in place of a lost page.
-    fn issue_copied(&mut self, core: &mut Core, index: u16) {
+    fn issue_copied(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get(index);
-        if entry.bounced && core.bindings.is_lost(entry.generation) {
-            self.finish(core, index, Err(libc::EFAULT));
+        if entry.bounced && entry.epoch.as_ref().is_some_and(|epoch| epoch.is_lost()) {
+            self.finish(index, Err(libc::EFAULT));
         } else {
-            self.issue(core, index);
+            self.issue(reactor, index);
         }
     }
 
@@ -283,58 +309,84 @@ impl Files {
     }
 
     /// Hands the current step, or what is left of it, to its ring.
-    fn issue(&mut self, core: &mut Core, index: u16) {
-        let entry = self.submission(index).user_data(tag::OP | u64::from(index));
-        // SAFETY: see the module's head: whatever `entry` points to lives until `completed` or, when
-        // the engine goes, `drain`.
-        let pushed = unsafe {
-            match &mut core.polled {
-                Some(polled) if may_poll(&core.disk, self.table.get(index)) => polled.push(&entry),
-                _ => core.ring.push(&entry),
-            }
-        };
+    fn issue(&mut self, reactor: &mut Reactor, index: u16) {
+        let entry = self.submission(index).user_data(self.seat.user_data(index));
+        let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.table.get(index));
+        // SAFETY: see the module's head: whatever `entry` points to lives until its completion was seen,
+        // by `completed` or by `close`.
+        let pushed = unsafe { reactor.submit(&entry, is_polled) };
         if pushed {
             self.flying += 1;
+            self.polled += usize::from(is_polled);
         } else {
             self.delayed.push_back((Instant::now() + FULL_PAUSE, index));
         }
     }
 
-    /// The ring has completed a step of op `index`.
+    /// The kernel has completed a step of op `index`.
     #[inline]
-    pub(crate) fn completed(&mut self, core: &mut Core, index: u16, result: i32) {
+    fn step_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         self.flying = self.flying.saturating_sub(1);
         #[cfg(test)]
         let result = self.mangled(index, result);
-        match self.judge(core, index, result) {
-            Verdict::Whole => self.step_done(core, index, result),
-            Verdict::Part(moved) => self.step_on(core, index, moved),
-            Verdict::Again => self.again(core, index),
-            Verdict::Failed(errno) => self.step_failed(core, index, errno),
+        match self.judge(index, result) {
+            Verdict::Whole => self.step_done(reactor, index, result),
+            Verdict::Part(moved) => self.step_on(reactor, index, moved),
+            Verdict::Again => self.again(reactor, index),
+            Verdict::Failed(errno) => self.step_failed(reactor, index, errno),
         }
-        self.serve_buffer_waiters(core);
+        self.serve_buffer_waiters(reactor);
     }
 
-    /// The polled ring has: what it refuses the plain one does.
-    #[inline]
-    pub(crate) fn completed_polled(&mut self, core: &mut Core, index: u16, result: i32) {
-        let Some(polled) = &mut core.polled else {
-            return;
-        };
+    /// The polled ring has completed a step, or refused it: then the plain ring does it.
+    #[inline(never)]
+    fn polled_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         #[cfg(test)]
-        let result = polled.mangled(result);
-        let entry = self.table.get_mut(index);
-        match polled.judge(&core.disk, entry.leg, result) {
-            Judged::Taken => self.completed(core, index, result),
-            Judged::Refused => {
-                entry.plain = true;
+        let result = match &mut self.polled_mangle {
+            None => result,
+            Some((mangle, number)) => {
+                *number += 1;
+                mangle(*number, result)
+            }
+        };
+        let leg = self.table.get(index).leg;
+        match result.checked_neg() {
+            Some(errno @ (libc::EOPNOTSUPP | libc::EAGAIN | libc::EINVAL)) => {
+                if errno == libc::EOPNOTSUPP {
+                    self.polling_refused(leg);
+                }
+                self.table.get_mut(index).plain = true;
                 self.flying = self.flying.saturating_sub(1);
-                self.issue(core, index);
+                self.issue(reactor, index);
+            }
+            errno => {
+                if errno.is_none_or(|errno| errno <= 0) {
+                    self.leg_mut(leg).refusals = 0;
+                    reactor.count_polled();
+                }
+                self.step_completed(reactor, index, result);
             }
         }
     }
 
-    fn judge(&self, core: &Core, index: u16, result: i32) -> Verdict {
+    /// A leg whose device refuses to be polled again and again is served by interrupts from here on.
+    fn polling_refused(&mut self, leg: u16) {
+        let state = self.leg_mut(leg);
+        state.refusals += 1;
+        if state.refusals < REFUSALS_MAX {
+            return;
+        }
+        if let Some(leg) = self.disk.legs().get(usize::from(leg))
+            && leg.leave_polling()
+        {
+            tracing::warn!(
+                disk = leg.name(),
+                "the device refuses polled I/O; this disk is served by interrupts from here on"
+            );
+        }
+    }
+
+    fn judge(&self, index: u16, result: i32) -> Verdict {
         let entry = self.table.get(index);
         let left = entry.window.len - entry.moved;
         let (way, enough) = match entry.step {
@@ -342,7 +394,7 @@ impl Files {
             Step::Direct | Step::Spill | Step::Zeroes => (Way::Out, left),
             Step::Fill => (
                 Way::In,
-                self.wanted(core, entry).saturating_sub(entry.moved).max(1),
+                self.wanted(entry).saturating_sub(entry.moved).max(1),
             ),
             Step::Range(_) => return progress::judge_range(result),
             Step::Sync | Step::Idle => return progress::judge_whole(result),
@@ -360,12 +412,12 @@ impl Files {
     /// How much of a window has to be there: for a read what the guest asked for; for a
     /// read-modify-write all of the disk, since the rest is written back. A disk may end inside its
     /// last block; the file behind it may end there too.
-    fn wanted(&self, core: &Core, entry: &Entry) -> u64 {
+    fn wanted(&self, entry: &Entry) -> u64 {
         let window = entry.window;
         let asked = window.skip + window.take;
         match entry.kind {
             OpKind::Read => asked,
-            _ => core
+            _ => self
                 .disk
                 .leg_bytes()
                 .saturating_sub(window.start)
@@ -374,7 +426,7 @@ impl Files {
     }
 
     /// A short transfer: goes on behind what was moved.
-    fn step_on(&mut self, core: &mut Core, index: u16, moved: u64) {
+    fn step_on(&mut self, reactor: &mut Reactor, index: u16, moved: u64) {
         let entry = self.table.get_mut(index);
         entry.moved += moved;
         entry.tries = 0;
@@ -383,40 +435,40 @@ impl Files {
         if entry.step == Step::Direct {
             self.table.consume(index, moved, |_, _| ());
         }
-        self.issue(core, index);
+        self.issue(reactor, index);
     }
 
-    fn step_done(&mut self, core: &mut Core, index: u16, result: i32) {
+    fn step_done(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         let entry = self.table.get_mut(index);
         match entry.step {
             Step::Direct => {
                 let (kind, leg) = (entry.kind, entry.leg);
                 return match self.leg(leg).facts.ends_with_sync(kind) {
-                    true => self.begin_sync(core, index),
-                    false => self.finish(core, index, Ok(())),
+                    true => self.begin_sync(reactor, index),
+                    false => self.finish(index, Ok(())),
                 };
             }
-            Step::Sync | Step::Idle => return self.sync_ended(core, index),
+            Step::Sync | Step::Idle => return self.sync_done(reactor, index, Ok(())),
             Step::Fill => {
                 let got = entry
                     .moved
                     .saturating_add(u64::try_from(result).unwrap_or(0));
-                return self.filled(core, index, got);
+                return self.filled(reactor, index, got);
             }
             Step::Spill | Step::Zeroes | Step::Range(_) => entry.pos += entry.window.take,
         }
-        self.proceed(core, index);
+        self.proceed(reactor, index);
     }
 
     /// The window is in the buffer, `got` bytes of it: hands a read its part, or puts the new bytes
     /// between the old ones and writes the window back.
-    fn filled(&mut self, core: &mut Core, index: u16, got: u64) {
+    fn filled(&mut self, reactor: &mut Reactor, index: u16, got: u64) {
         let entry = self.table.get_mut(index);
         let (kind, window) = (entry.kind, entry.window);
         if kind == OpKind::Read {
             entry.pos += window.take;
             self.copy(index, Way::In);
-            return self.proceed(core, index);
+            return self.proceed(reactor, index);
         }
         entry.step = Step::Spill;
         entry.moved = 0;
@@ -428,7 +480,7 @@ impl Files {
             OpKind::Write { .. } => self.copy(index, Way::Out),
             _ => self.fill_with_zeroes(buffer, window.skip, window.skip + window.take),
         }
-        self.issue_copied(core, index);
+        self.issue_copied(reactor, index);
     }
 
     fn fill_with_zeroes(&self, buffer: u16, from: u64, to: u64) {
@@ -439,119 +491,102 @@ impl Files {
     }
 
     /// Nothing moved: repeats the step, at once or later, but not for ever.
-    fn again(&mut self, core: &mut Core, index: u16) {
+    fn again(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get_mut(index);
         entry.tries = entry.tries.saturating_add(1);
         match progress::retry(entry.tries) {
-            Retry::Now => self.issue(core, index),
+            Retry::Now => self.issue(reactor, index),
             Retry::After(pause) => self.delayed.push_back((Instant::now() + pause, index)),
-            Retry::Never => self.step_failed(core, index, libc::EIO),
+            Retry::Never => self.step_failed(reactor, index, libc::EIO),
         }
     }
 
-    fn step_failed(&mut self, core: &mut Core, index: u16, errno: i32) {
+    fn step_failed(&mut self, reactor: &mut Reactor, index: u16, errno: i32) {
         let entry = self.table.get(index);
         match (entry.step, entry.kind) {
             (Step::Range(method), _) if is_refusal(errno) => {
-                return self.refused(core, index, method, errno);
+                return self.refused(reactor, index, method, errno);
             }
             // The store is pickier about memory or ranges than it said: from here on through a buffer.
             (Step::Direct, _) if errno == libc::EINVAL => {
                 let entry = self.table.get_mut(index);
                 entry.bounced = true;
                 entry.pos += entry.moved;
-                return self.proceed(core, index);
+                return self.proceed(reactor, index);
             }
             (Step::Sync | Step::Idle, _) => {
-                return self.sync_failed(core, index, errno);
+                return self.sync_failed(reactor, index, errno);
             }
             (Step::Direct | Step::Spill, kind)
                 if self.leg(entry.leg).facts.writes_durably(kind)
                     && progress::taints_sync(errno) =>
             {
-                core.taint_sync(errno);
+                self.taint_sync(errno);
             }
             _ => {}
         }
-        self.finish(core, index, Err(errno));
+        self.finish(index, Err(errno));
     }
 
     /// The store does not do this, or (EINVAL) not for this range: takes the next best way.
-    fn refused(&mut self, core: &mut Core, index: u16, method: Method, errno: i32) {
+    fn refused(&mut self, reactor: &mut Reactor, index: u16, method: Method, errno: i32) {
         let entry = self.table.get_mut(index);
         let leg = entry.leg;
         match (errno, entry.kind) {
             (libc::EINVAL, OpKind::Zero { .. }) => entry.written = true,
             // Advice not taken for this range.
             (libc::EINVAL, _) if method != Method::Command => {
-                return self.finish(core, index, Err(libc::EOPNOTSUPP));
+                return self.finish(index, Err(libc::EOPNOTSUPP));
             }
             _ => self.leg_mut(leg).able.forget(method),
         }
-        self.proceed(core, index);
+        self.proceed(reactor, index);
     }
 
     /// The op is over: gives back everything and reports.
     #[inline]
-    fn finish(&mut self, core: &mut Core, index: u16, result: Result<(), i32>) {
+    fn finish(&mut self, index: u16, result: Result<(), i32>) {
         if self.table.get(index).held != Hold::None {
-            self.release_hold(core, index);
+            self.release_hold(index);
         }
         let entry = self.table.get_mut(index);
         if let Some(buffer) = entry.buffer.take() {
             self.pool.give(buffer);
         }
-        let (token, generation) = (entry.token, entry.generation);
+        let token = entry.token;
         self.tally.ended(entry, result);
-        core.bindings.release(generation);
         self.table.free(index);
-        core.done(token, result);
+        self.ended.push_back(Done { token, result });
     }
 
     #[inline]
-    fn serve_buffer_waiters(&mut self, core: &mut Core) {
+    fn serve_buffer_waiters(&mut self, reactor: &mut Reactor) {
         while self.pool.has_free() {
             let Some(index) = self.buffer_waiters.pop_front() else {
                 return;
             };
             self.table.get_mut(index).buffer = self.pool.take();
-            self.proceed(core, index);
+            self.proceed(reactor, index);
         }
     }
 
-    /// Before an enter: tries again what waits for time or a hold. How long a sleep may be.
-    #[inline]
-    pub(crate) fn before_enter(&mut self, core: &mut Core) -> Option<Duration> {
-        let is_quiet = self.delayed.is_empty() && self.hold_waiters.is_empty();
-        if is_quiet && !self.is_unsettled() {
-            return None;
-        }
-        self.settle_syncs(core);
-        self.retry_holds(core);
-        let pause = self.retry_delayed(core);
-        self.serve_buffer_waiters(core);
-        let waits = !self.hold_waiters.is_empty() || self.is_unsettled();
-        let hold = waits.then_some(HOLD_PAUSE);
-        hold.into_iter().chain(pause).min()
-    }
-
-    fn retry_holds(&mut self, core: &mut Core) {
+    fn retry_holds(&mut self, reactor: &mut Reactor) {
         for _ in 0..self.hold_waiters.len().min(HOLDS_PER_ENTER) {
             let Some(index) = self.hold_waiters.pop_front() else {
                 return;
             };
-            self.begin(core, index);
+            self.begin(reactor, index);
         }
     }
 
     /// Issues what is due; how long until the next.
-    fn retry_delayed(&mut self, core: &mut Core) -> Option<Duration> {
+    fn retry_delayed(&mut self, reactor: &mut Reactor) -> Option<Duration> {
         let now = Instant::now();
         let mut pause: Option<Duration> = None;
         for _ in 0..self.delayed.len() {
             let (due, index) = self.delayed.pop_front()?;
             if due <= now {
-                self.issue(core, index);
+                self.issue(reactor, index);
             } else {
                 let left = due - now;
                 pause = Some(pause.map_or(left, |pause| pause.min(left)));
@@ -561,8 +596,8 @@ impl Files {
         pause
     }
 
-    /// The engine goes: nothing more is started. What waits lets go of its holds.
-    pub(crate) fn close(&mut self, core: &mut Core) {
+    /// Nothing more is started. What waits lets go of its holds.
+    fn drop_waiting(&mut self) {
         let delayed = std::mem::take(&mut self.delayed)
             .into_iter()
             .map(|(_, index)| index);
@@ -573,30 +608,44 @@ impl Files {
         for leg in &mut self.legs {
             waiting.extend(leg.syncs.waiting.drain(..));
             waiting.extend(leg.syncs.followers.drain(..));
-            waiting.extend(leg.syncs.take_unsettled());
         }
         for index in waiting {
-            self.release_hold(core, index);
+            self.release_hold(index);
         }
     }
 
-    /// After `close`: a completion ends its op, whatever it says. But a failure that nobody else will be
-    /// told of is noted.
-    pub(crate) fn completed_closed(&mut self, core: &mut Core, index: u16, result: i32) {
+    /// While the store closes: a completion ends its op, whatever it says. But a failure that nobody else
+    /// will be told of is noted.
+    fn completed_closing(&mut self, index: u16, result: i32) {
         self.flying = self.flying.saturating_sub(1);
-        let verdict = self.judge(core, index, result);
+        let verdict = self.judge(index, result);
         let entry = self.table.get(index);
         let is_durable = self.leg(entry.leg).facts.writes_durably(entry.kind);
         match (entry.step, verdict) {
-            (Step::Sync, Verdict::Failed(errno)) => core.taint_sync(errno),
+            (Step::Sync, Verdict::Failed(errno)) => self.taint_sync(errno),
             (Step::Direct | Step::Spill, Verdict::Failed(errno))
                 if is_durable && progress::taints_sync(errno) =>
             {
-                core.taint_sync(errno);
+                self.taint_sync(errno);
             }
             _ => {}
         }
-        self.release_hold(core, index);
+        self.release_hold(index);
+        self.table.get_mut(index).epoch = None;
+    }
+
+    /// No later fsync of this disk can vouch for what was written before.
+    #[cold]
+    fn taint_sync(&self, errno: i32) {
+        if !self.disk.sync_failed() {
+            let error = io::Error::from_raw_os_error(errno);
+            tracing::error!(
+                disk = self.disk.name(),
+                %error,
+                "a sync failed and data may be lost; every flush fails until the disk is reopened"
+            );
+        }
+        self.disk.mark_sync_failed();
     }
 
     /// As if the store had refused everything but reads and writes.
@@ -607,6 +656,16 @@ impl Files {
             punch: false,
             zero_range: false,
         };
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_syncing(&self) -> bool {
+        self.legs.iter().any(|leg| leg.syncs.leader.is_some())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_all_buffers(&self) -> bool {
+        self.pool.has_all()
     }
 
     #[cfg(test)]
@@ -629,15 +688,128 @@ impl Files {
         self.leg_mut(0).able.forget(Method::Command);
     }
 
-    /// Entries that the kernel may still work on.
-    pub(crate) fn flying(&self) -> usize {
-        self.flying
+    #[cfg(test)]
+    pub(crate) fn mangle_polled(&mut self, mangle: PolledMangle) {
+        self.polled_mangle = Some((mangle, 0));
+    }
+
+    /// Completions of the polled ring since then, refusals included.
+    #[cfg(test)]
+    pub(crate) fn polled_seen(&self) -> u64 {
+        self.polled_mangle.map_or(0, |(_, number)| number)
+    }
+}
+
+impl Store for Files {
+    #[inline]
+    fn room(&self) -> usize {
+        self.ops.saturating_sub(self.in_flight)
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    #[inline]
+    fn push(&mut self, reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
+        debug_assert!(self.room() > 0);
+        self.in_flight += 1;
+        match self.admit(epoch, &op, token) {
+            Ok(index) => self.begin(reactor, index),
+            Err(result) => self.ended.push_back(Done { token, result }),
+        }
+    }
+
+    #[inline]
+    fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
+        let Completion { index, result, .. } = completion;
+        match completion.is_polled {
+            false => self.step_completed(reactor, index, result),
+            true => {
+                self.polled -= 1;
+                self.polled_completed(reactor, index, result);
+            }
+        }
+    }
+
+    #[inline]
+    fn polls(&self) -> bool {
+        self.polled > 0
+    }
+
+    #[inline]
+    fn reap(&mut self) -> Option<Done> {
+        let done = self.ended.pop_front()?;
+        self.in_flight -= 1;
+        Some(done)
+    }
+
+    #[inline]
+    fn is_ready(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    #[inline]
+    fn before_enter(&mut self, reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
+        if self.delayed.is_empty() && self.hold_waiters.is_empty() {
+            return None;
+        }
+        self.retry_holds(reactor);
+        let pause = self.retry_delayed(reactor);
+        self.serve_buffer_waiters(reactor);
+        let hold = (!self.hold_waiters.is_empty()).then_some(HOLD_PAUSE);
+        hold.into_iter().chain(pause).min()
+    }
+
+    #[inline]
+    fn after_enter(&mut self) {
+        self.tally.tick();
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        self.drop_waiting();
+        let mut checks = 0;
+        while self.flying > 0 {
+            match reactor.next_of(self.seat, &mut checks) {
+                Ok(completion) => self.completed_closing(completion.index, completion.result),
+                Err(error) => {
+                    let disk = self.disk.name();
+                    tracing::error!(disk, %error, "the ring of a worker is broken");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn leg_stats(&self) -> Arc<[LegStats]> {
+        self.tally.stats()
+    }
+}
+
+impl Drop for Files {
+    /// Without its completions nobody can say when the kernel has stopped writing: everything that it
+    /// may write to stays mapped for ever, guest memory included.
+    fn drop(&mut self) {
+        if self.flying == 0 {
+            return;
+        }
+        if self.legs.iter().any(|leg| leg.syncs.leader.is_some()) {
+            self.disk.mark_sync_failed();
+        }
+        tracing::error!(
+            disk = self.disk.name(),
+            "{} I/Os were never seen to end; the memory that they may write to is kept",
+            self.flying
+        );
+        self.table.leak();
+        self.pool.leak();
     }
 }
 
 /// The range of the leg that the op is about. The request was checked against capacity and
 /// mode long before; this is the second guard.
-fn range(core: &Core, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
+fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
     if op.kind == OpKind::Sync {
         return Ok((0, 0));
     }
@@ -645,7 +817,7 @@ fn range(core: &Core, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(
         return Err(Err(libc::EROFS));
     }
     match op.offset_bytes.checked_add(op.len_bytes) {
-        Some(end) if end <= core.disk.leg_bytes() && i64::try_from(end).is_ok() => {}
+        Some(end) if end <= disk.leg_bytes() && i64::try_from(end).is_ok() => {}
         _ => return Err(Err(libc::EIO)),
     }
     match op.kind {
@@ -676,13 +848,13 @@ fn may_poll(disk: &Disk, entry: &Entry) -> bool {
 }
 
 /// Locks of a leg. `admit` lets in only what names a leg that there is.
-fn locks(core: &Core, leg: u16) -> Option<&RangeLocks> {
-    core.disk.legs().get(usize::from(leg)).map(Leg::locks)
+fn locks(disk: &Disk, leg: u16) -> Option<&RangeLocks> {
+    disk.legs().get(usize::from(leg)).map(Leg::locks)
 }
 
 fn is_cached(disk: &Disk, leg: u16) -> bool {
     let store = disk.legs().get(usize::from(leg)).map(Leg::store);
-    matches!(store, Some(Store::File { direct: false, .. }))
+    matches!(store, Some(Backing::File { direct: false, .. }))
 }
 
 fn is_refusal(errno: i32) -> bool {

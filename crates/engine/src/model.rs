@@ -12,19 +12,18 @@
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind, Segment};
 use cleave_disk::model::{Owner, Shared, Work};
-use cleave_disk::{Disk, Store};
-use cleave_guest::Memory;
+use cleave_disk::{Disk, Store as Backing};
+use cleave_guest::Epoch;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::memory::{Bindings, Generation};
-use crate::onspot::{self, Ram};
-use crate::{Engine, EngineError, Event, Uring, Wait};
+use crate::memory::check;
+use crate::ram::{self, Bytes};
+use crate::{Done, EngineError, Reactor, Store, Wait};
 
 /// What a timer may be late by: this long before an end the sleep is over.
 const SPIN_NS: u64 = 60_000;
@@ -42,7 +41,8 @@ struct Slot {
     len_bytes: u64,
     segments: Vec<Segment>,
     skip_bytes: u32,
-    generation: Generation,
+    /// `None`: the slot is free.
+    epoch: Option<Epoch>,
     /// What came of moving its data, where that is done.
     moved: Option<Result<(), i32>>,
     /// The drive's number of it; `None`: the slot is free.
@@ -58,19 +58,19 @@ impl Slot {
             len_bytes: 0,
             segments: Vec::new(),
             skip_bytes: 0,
-            generation: Generation::default(),
+            epoch: None,
             moved: None,
             number: None,
         }
     }
 
-    fn fill(&mut self, op: &Op<'_>, token: u64, generation: Generation) {
+    fn fill(&mut self, op: &Op<'_>, token: u64, epoch: &Epoch) {
         self.token = token;
         self.kind = op.kind;
         self.offset_bytes = op.offset_bytes;
         self.len_bytes = op.len_bytes;
         self.skip_bytes = op.skip_bytes;
-        self.generation = generation;
+        self.epoch = Some(epoch.clone());
         self.moved = None;
         self.segments.clear();
         // The segments may reach far beyond the op's end.
@@ -104,18 +104,15 @@ impl Slot {
 /// Ops on a modelled drive.
 #[derive(Debug)]
 pub struct Model {
-    /// For watches, bells and sleep; it is never given an op.
-    ring: Uring,
     disk: Arc<Disk>,
-    ram: Ram,
+    bytes: Bytes,
     drive: Arc<Mutex<Shared>>,
     owner: Owner,
-    bindings: Bindings,
     slots: Box<[Slot]>,
     free: Vec<u16>,
     /// Tokens of ops that the drive has finished, on their way to `ready`.
     ended: VecDeque<u32>,
-    ready: VecDeque<Event>,
+    ready: VecDeque<Done>,
     /// Pushed and not yet reported.
     in_flight: usize,
     /// Of those, reads whose data was not copied yet.
@@ -123,24 +120,18 @@ pub struct Model {
 }
 
 impl Model {
-    /// As [`Uring::new`], for a disk that is modelled. The thread's timers become as exact as they can be.
-    pub fn new(
-        disk: Arc<Disk>,
-        memory: Arc<Memory>,
-        ops: u16,
-        watches: u16,
-        bells: u16,
-    ) -> Result<Model, EngineError> {
+    /// For a disk that is modelled; `ops`: most ops in flight. The thread's timers become as exact as they
+    /// can be.
+    pub fn new(disk: Arc<Disk>, ops: u16) -> Result<Model, EngineError> {
         let refuse = |remedy, kind: io::ErrorKind| EngineError::Setup {
             remedy,
             source: kind.into(),
         };
-        let Store::Model { ram, drive } = disk.store() else {
+        let Backing::Model { ram, drive } = disk.store() else {
             let remedy = "this disk is no modelled drive";
             return Err(refuse(remedy, io::ErrorKind::InvalidInput));
         };
-        let (ram, drive) = (Ram::new(ram), Arc::clone(drive));
-        let ring = Uring::new(Arc::clone(&disk), Arc::clone(&memory), 1, watches, bells)?;
+        let (bytes, drive) = (Bytes::new(ram), Arc::clone(drive));
         let owner = lock(&drive).join().ok_or_else(|| {
             let remedy = "this modelled drive has as many workers as it can count";
             refuse(remedy, io::ErrorKind::OutOfMemory)
@@ -148,12 +139,10 @@ impl Model {
         // Only precision is lost without.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         Ok(Model {
-            ring,
             disk,
-            ram,
+            bytes,
             drive,
             owner,
-            bindings: Bindings::new(memory),
             slots: (0..ops).map(|_| Slot::free()).collect(),
             free: (0..ops).rev().collect(),
             ended: VecDeque::with_capacity(usize::from(ops)),
@@ -174,14 +163,14 @@ impl Model {
     }
 
     /// Takes a place in the table and gives the op to the drive. `Err`: it ends here.
-    fn admit(&mut self, op: &Op<'_>, token: u64) -> Result<(), i32> {
-        onspot::check(&self.disk, op)?;
+    fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<(), i32> {
+        check(&self.disk, op)?;
         // The owner pushes only while there is room.
         let index = self.free.pop().ok_or(libc::EBUSY)?;
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
             return Err(libc::EBUSY);
         };
-        slot.fill(op, token, self.bindings.acquire());
+        slot.fill(op, token, epoch);
         let name = (&self.owner, u32::from(index));
         let (work, offset, len) = (work(op.kind), op.offset_bytes, op.len_bytes);
         let mut drive = lock(&self.drive);
@@ -214,12 +203,10 @@ impl Model {
         self.early -= usize::from(is_early);
         let result = slot
             .moved
-            .unwrap_or_else(|| transfer(self.ram, &self.disk, &self.bindings, slot));
-        self.bindings.release(slot.generation);
-        self.ready.push_back(Event::Done {
-            token: slot.token,
-            result,
-        });
+            .unwrap_or_else(|| transfer(self.bytes, &self.disk, slot));
+        slot.epoch = None;
+        let token = slot.token;
+        self.ready.push_back(Done { token, result });
         self.free.push(index);
     }
 
@@ -248,28 +235,28 @@ impl Model {
             return;
         }
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.is_early()) {
-            slot.moved = Some(transfer(self.ram, &self.disk, &self.bindings, slot));
+            slot.moved = Some(transfer(self.bytes, &self.disk, slot));
             self.early -= 1;
         }
     }
 
-    /// Waits for an event or the deadline.
-    fn wait(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+    /// Waits for an event or the deadline; `None`: the reactor is to do that, nothing is in the drive.
+    fn wait(&mut self, reactor: &mut Reactor, deadline: Option<Instant>) -> io::Result<Option<()>> {
         let mut spin_until_ns = None;
         loop {
-            if !self.ready.is_empty() || self.ring.has_events() {
-                return Ok(());
+            if !self.ready.is_empty() || reactor.has_events() {
+                return Ok(Some(()));
             }
             if self.flying() == 0 {
-                return self.ring.enter(Wait::Until(deadline));
+                return Ok(None);
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
-                return Ok(());
+                return Ok(Some(()));
             }
             let now = now_ns();
             if spin_until_ns.is_some_and(|until| now < until) {
                 std::hint::spin_loop();
-                self.ring.enter(Wait::No)?;
+                reactor.nap(Duration::ZERO)?;
                 self.collect();
                 continue;
             }
@@ -290,15 +277,15 @@ impl Model {
                     continue;
                 }
             };
-            let wake = Instant::now() + Duration::from_nanos(nap_ns);
-            let wake = deadline.map_or(wake, |deadline| deadline.min(wake));
-            self.ring.enter(Wait::Until(Some(wake)))?;
+            let nap = Duration::from_nanos(nap_ns);
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            reactor.nap(left.map_or(nap, |left| left.min(nap)))?;
             self.collect();
         }
     }
 }
 
-impl Engine for Model {
+impl Store for Model {
     #[inline]
     fn room(&self) -> usize {
         self.slots.len().saturating_sub(self.in_flight)
@@ -309,78 +296,71 @@ impl Engine for Model {
         self.in_flight
     }
 
-    fn push(&mut self, op: Op<'_>, token: u64) {
+    fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
         debug_assert!(self.room() > 0);
         self.in_flight += 1;
-        if let Err(errno) = self.admit(&op, token) {
+        if let Err(errno) = self.admit(epoch, &op, token) {
             let result = Err(errno);
-            self.ready.push_back(Event::Done { token, result });
+            self.ready.push_back(Done { token, result });
         }
     }
 
-    fn reap(&mut self) -> Option<Event> {
-        if let Some(event) = self.ready.pop_front() {
-            self.in_flight -= 1;
-            return Some(event);
-        }
-        self.ring.reap()
+    fn reap(&mut self) -> Option<Done> {
+        let done = self.ready.pop_front()?;
+        self.in_flight -= 1;
+        Some(done)
     }
 
-    fn enter(&mut self, wait: Wait) -> io::Result<()> {
-        // Bells first: nobody who was called waits for our spinning.
-        self.ring.enter(Wait::No)?;
+    fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// The model waits by itself, more exactly than a timer: the reactor has nothing to sleep for
+    /// afterwards, unless the drive is empty.
+    fn before_enter(&mut self, reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
+        // Calls go out first: a guest is not to wait for this thread's spinning.
+        let _ = reactor.nap(Duration::ZERO);
         self.collect();
-        match wait {
+        let waited = match wait {
             Wait::No => {
                 self.copy_early();
-                Ok(())
+                return None;
             }
-            Wait::Until(deadline) => self.wait(deadline),
+            Wait::Until(deadline) => self.wait(reactor, deadline),
+        };
+        match waited {
+            Ok(None) => None,
+            // A broken ring shows again when the reactor enters it.
+            Ok(Some(())) | Err(_) => Some(Duration::ZERO),
         }
     }
 
-    fn watch(&mut self, slot: u16, fd: OwnedFd) {
-        self.ring.watch(slot, fd);
-    }
-
-    fn unwatch(&mut self, slot: u16) {
-        self.ring.unwatch(slot);
-    }
-
-    fn set_bell(&mut self, slot: u16, fd: Option<OwnedFd>) {
-        self.ring.set_bell(slot, fd);
-    }
-
-    #[inline]
-    fn ring(&mut self, slot: u16) {
-        self.ring.ring(slot);
-    }
-
-    fn bind(&mut self, memory: Arc<Memory>) {
-        self.bindings.bind(Arc::clone(&memory));
-        self.ring.bind(memory);
-    }
-
-    fn is_settled(&self) -> bool {
-        self.bindings.is_settled()
+    fn close(&mut self, _reactor: &mut Reactor) {
+        self.drain();
     }
 }
 
-impl Drop for Model {
-    fn drop(&mut self) {
+impl Model {
+    fn drain(&mut self) {
         while self.flying() > 0 {
             let floor_ns = self.collect_and_look();
             let left_ns = floor_ns.map_or(0, |floor_ns| floor_ns.saturating_sub(now_ns()));
             std::thread::sleep(Duration::from_nanos(left_ns).min(DROP_NAP));
         }
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        self.drain();
         lock(&self.drive).leave(&self.owner);
     }
 }
 
 /// Moves the data of an op between the drive's bytes and the memory that it was given for.
-fn transfer(ram: Ram, disk: &Disk, bindings: &Bindings, slot: &Slot) -> Result<(), i32> {
-    match bindings.memory_of(slot.generation) {
-        Some(memory) => onspot::ram(ram, disk, memory, &slot.op()),
+fn transfer(bytes: Bytes, disk: &Disk, slot: &Slot) -> Result<(), i32> {
+    match &slot.epoch {
+        Some(epoch) => ram::run(bytes, disk, epoch, &slot.op()),
         None => Err(libc::EFAULT),
     }
 }

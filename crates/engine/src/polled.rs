@@ -1,23 +1,23 @@
-//! The polled ring: reads and writes whose end the device is asked for instead of telling it by an
-//! interrupt (IORING_SETUP_IOPOLL). It stands beside the plain ring, which does all else.
+//! The polled ring: its reads and writes are polled for completion instead of ended by an interrupt
+//! (IORING_SETUP_IOPOLL). It stands beside the plain ring, which does everything else.
 //!
-//! The kernel takes nothing here but reads and writes past the page cache, and of those it may refuse
-//! any: the queue has no room that it could wait for, the device no polled queue, a layer between no
-//! polling. Such an op is done by the plain ring, and its owner never hears of it.
+//! The kernel takes nothing here but reads and writes past the page cache, and may refuse any of those:
+//! the queue has no room, the device no polled queue, a layer between no support for polling. The store
+//! then gives the op to the plain ring, and its owner never hears of it.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use cleave_blk::{Op, OpKind, Segment};
 use cleave_disk::Disk;
-use cleave_guest::{Memory, RegionSpec};
+use cleave_guest::{Epoch, Memory, RegionSpec};
 use io_uring::{cqueue, opcode, squeue};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::param::page_size;
 
-use crate::ring::{Ends, FIRST_LEG_SLOT, Level, Plan, Ring};
-use crate::uring::files;
-use crate::{Engine, EngineError, Event, Uring, Wait};
+use crate::ring::{Ends, Level, Plan, Ring};
+use crate::{AnyStore, EngineError, Event, Reactor, Store, Wait};
 
 /// What it takes.
 const OPCODES: [u8; 4] = [
@@ -26,9 +26,6 @@ const OPCODES: [u8; 4] = [
     opcode::Readv::CODE,
     opcode::Writev::CODE,
 ];
-/// EOPNOTSUPP in a row after which a leg is not polled any more. One may come of what an op looks like.
-const REFUSALS_MAX: u32 = 8;
-
 /// The ring, and what is in it.
 #[derive(Debug)]
 pub(crate) struct Polled {
@@ -37,50 +34,34 @@ pub(crate) struct Polled {
     flying: usize,
     /// Completions that went well.
     ended: u64,
-    /// EOPNOTSUPP of each leg since one of it did.
-    refusals: Box<[u32]>,
-    #[cfg(test)]
-    mangle: Option<Mangle>,
-    #[cfg(test)]
-    seen: u64,
 }
 
-/// Puts another result in place of the kernel's, given a running number.
-#[cfg(test)]
-pub(crate) type Mangle = fn(u64, i32) -> i32;
-
 impl Polled {
-    /// Makes the ring for the legs of a disk that are polled for; `None` where there is none.
+    /// Makes the ring, with so many slots for files.
     pub(crate) fn new(
-        disk: &Disk,
         submissions: u32,
+        files: u32,
         levels: &[Level],
-    ) -> Result<Option<Polled>, EngineError> {
-        if !disk.is_polled() {
-            return Ok(None);
-        }
-        let legs = files(disk);
+    ) -> Result<Polled, EngineError> {
         let submissions = submissions.next_power_of_two();
         let ring = Ring::new(&Plan {
             submissions,
             completions: 2 * submissions,
-            // A stripe has at most 64.
-            files: FIRST_LEG_SLOT + legs.len() as u32,
-            legs: &legs,
+            files,
             opcodes: &OPCODES,
             levels,
             ends: Ends::Asked,
         })?;
-        Ok(Some(Polled {
+        Ok(Polled {
             ring,
             flying: 0,
             ended: 0,
-            refusals: vec![0; disk.legs().len()].into_boxed_slice(),
-            #[cfg(test)]
-            mangle: None,
-            #[cfg(test)]
-            seen: 0,
-        }))
+        })
+    }
+
+    /// Puts a file into the table.
+    pub(crate) fn set_file(&self, slot: u32, file: &BorrowedFd<'_>) -> io::Result<()> {
+        self.ring.set_file(slot, Some(file.as_raw_fd()))
     }
 
     /// Queues an entry, as [`Ring::push`] does.
@@ -128,50 +109,10 @@ impl Polled {
         self.flying > 0 && self.ring.has_completions()
     }
 
-    /// What a completion's result means for those to come on its leg, and whether the plain ring has to
-    /// do this one.
+    /// One that it completed went well.
     #[inline]
-    pub(crate) fn judge(&mut self, disk: &Disk, leg: u16, result: i32) -> Verdict {
-        let refusals = self.refusals.get_mut(usize::from(leg));
-        match result.checked_neg() {
-            Some(libc::EOPNOTSUPP) => {
-                if let Some(refusals) = refusals {
-                    *refusals += 1;
-                    if *refusals >= REFUSALS_MAX {
-                        leave(disk, leg);
-                    }
-                }
-                Verdict::Refused
-            }
-            // No room in the queue that could be waited for; or not this range, or not so.
-            Some(libc::EAGAIN | libc::EINVAL) => Verdict::Refused,
-            Some(1..) => Verdict::Taken,
-            _ => {
-                if let Some(refusals) = refusals {
-                    *refusals = 0;
-                }
-                self.ended += 1;
-                Verdict::Taken
-            }
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn mangle(&mut self, mangle: Mangle) {
-        self.mangle = Some(mangle);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn mangled(&mut self, result: i32) -> i32 {
-        self.seen += 1;
-        self.mangle
-            .map_or(result, |mangle| mangle(self.seen, result))
-    }
-
-    /// Completions, refused ones too.
-    #[cfg(test)]
-    pub(crate) fn seen(&self) -> u64 {
-        self.seen
+    pub(crate) fn count_ended(&mut self) {
+        self.ended += 1;
     }
 
     /// Completions that went well.
@@ -185,71 +126,49 @@ impl Polled {
     }
 }
 
-/// Who answers for a completion of the polled ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// The device, well or not.
-    Taken,
-    /// Nobody: it was not done.
-    Refused,
+/// Checks that every leg of a disk can be polled, by a read of its first block: a layer above the device
+/// may not pass on what the device states.
+pub fn probe_iopoll(disk: &Arc<Disk>) -> Result<(), EngineError> {
+    let unit = u64::from(disk.limits().offset_align_bytes.max(512));
+    let epoch = Epoch::from(memory(unit).map_err(EngineError::setup)?);
+    let mut reactor = Reactor::new(&[disk], 1, 0, 0)?;
+    let mut store = [AnyStore::open(&mut reactor, disk, 0, 1)?];
+    let segments = [Segment {
+        addr: 0,
+        // At most 64 KiB.
+        len: unit as u32,
+    }];
+    let mut outcome = Ok(());
+    for (number, leg) in (0..).zip(disk.legs()) {
+        let op = Op {
+            kind: OpKind::Read,
+            leg: number,
+            offset_bytes: 0,
+            len_bytes: unit,
+            segments: &segments,
+            skip_bytes: 0,
+        };
+        store[0].push(&mut reactor, &epoch, op, 0);
+        let source = match only_result(&mut reactor, &mut store).map_err(EngineError::setup)? {
+            Err(errno) => io::Error::from_raw_os_error(errno),
+            Ok(()) if reactor.polled() > u64::from(number) => continue,
+            Ok(()) => io::Error::from_raw_os_error(libc::EOPNOTSUPP),
+        };
+        let name = leg.name().to_owned();
+        outcome = Err(EngineError::Iopoll { name, source });
+        break;
+    }
+    reactor.close(&mut store);
+    outcome
 }
 
-#[cold]
-fn leave(disk: &Disk, leg: u16) {
-    let Some(leg) = disk.legs().get(usize::from(leg)) else {
-        return;
-    };
-    if leg.leave_polling() {
-        tracing::warn!(
-            disk = leg.name(),
-            "its device refuses to be polled; served by interrupts from here on"
-        );
-    }
-}
-
-impl Uring {
-    /// Whether every leg of a disk can be polled for: reads a block of each. What a device states is not
-    /// all, since a layer above it may not pass that on.
-    pub fn probe_iopoll(disk: &Arc<Disk>) -> Result<(), EngineError> {
-        let unit = u64::from(disk.limits().offset_align_bytes.max(512));
-        let memory = memory(unit).map_err(EngineError::setup)?;
-        let mut engine = Uring::new(Arc::clone(disk), memory, 1, 0, 0)?;
-        let segments = [Segment {
-            addr: 0,
-            // At most 64 KiB.
-            len: unit as u32,
-        }];
-        for (number, leg) in (0..).zip(disk.legs()) {
-            engine.push(
-                Op {
-                    kind: OpKind::Read,
-                    leg: number,
-                    offset_bytes: 0,
-                    len_bytes: unit,
-                    segments: &segments,
-                    skip_bytes: 0,
-                },
-                0,
-            );
-            let source = match engine.only_result().map_err(EngineError::setup)? {
-                Err(errno) => io::Error::from_raw_os_error(errno),
-                Ok(()) if engine.polled() > u64::from(number) => continue,
-                Ok(()) => io::Error::from_raw_os_error(libc::EOPNOTSUPP),
-            };
-            let name = leg.name().to_owned();
-            return Err(EngineError::Iopoll { name, source });
-        }
-        Ok(())
-    }
-
-    /// The result of the one op in flight.
-    fn only_result(&mut self) -> io::Result<Result<(), i32>> {
-        loop {
-            match self.reap() {
-                Some(Event::Done { result, .. }) => return Ok(result),
-                Some(Event::Woken { .. }) => {}
-                None => self.enter(Wait::Until(None))?,
-            }
+/// The result of the one op in flight.
+fn only_result(reactor: &mut Reactor, store: &mut [AnyStore]) -> io::Result<Result<(), i32>> {
+    loop {
+        match reactor.reap(store) {
+            Some(Event::Done { done, .. }) => return Ok(done.result),
+            Some(Event::Woken { .. }) => {}
+            None => reactor.enter(store, Wait::Until(None))?,
         }
     }
 }

@@ -74,7 +74,8 @@ pub(crate) fn judge_range(result: i32) -> Verdict {
 
 fn fault(errno: i32) -> Verdict {
     match errno {
-        libc::EAGAIN | libc::EINTR | libc::ECANCELED => Verdict::Again,
+        // The kernel has no memory for this I/O now; it did not reach the device.
+        libc::EAGAIN | libc::EINTR | libc::ECANCELED | libc::ENOMEM => Verdict::Again,
         _ => Verdict::Failed(errno),
     }
 }
@@ -128,6 +129,7 @@ pub(crate) fn taints_sync(errno: i32) -> bool {
             | libc::EACCES
             | libc::EROFS
             | libc::EOPNOTSUPP
+            | libc::ENOMEM
     )
 }
 

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -19,9 +19,6 @@ use io_uring::{
 
 use crate::EngineError;
 
-/// Slot of the disk's first leg in the file table; the others follow.
-pub(crate) const FIRST_LEG_SLOT: u32 = 0;
-
 /// io_uring_register opcodes that stay allowed once the ring runs (linux/io_uring.h): changing slots
 /// of the file table, and letting go of the table and of the ring's own registration at the end.
 const UNREGISTER_FILES: u8 = 3;
@@ -29,7 +26,7 @@ const REGISTER_FILES_UPDATE: u8 = 6;
 const REGISTER_RING_FDS: u8 = 20;
 const UNREGISTER_RING_FDS: u8 = 21;
 
-/// User data: the top byte says whose completion it is; 0 is an op, by its index.
+/// User data: the top byte says what a completion is of; 0 is an op, by the numbers of its store and in it.
 pub(crate) mod tag {
     pub(crate) const MASK: u64 = 0xff << 56;
     pub(crate) const OP: u64 = 0;
@@ -53,8 +50,6 @@ pub(crate) struct Plan<'a> {
     pub(crate) completions: u32,
     /// Slots of the file table.
     pub(crate) files: u32,
-    /// The disk's legs, where they are files.
-    pub(crate) legs: &'a [BorrowedFd<'a>],
     /// The only operations that the ring will take, whoever gets to write its queue (seccomp does not
     /// see them).
     pub(crate) opcodes: &'a [u8],
@@ -157,9 +152,6 @@ impl Ring {
     /// File table, restrictions, then on. Restrictions can only be set while the ring is off.
     fn furnish(&mut self, plan: &Plan<'_>) -> io::Result<()> {
         self.submitter.register_files_sparse(plan.files)?;
-        for (slot, leg) in (FIRST_LEG_SLOT..).zip(plan.legs) {
-            self.set_file(slot, Some(leg.as_raw_fd()))?;
-        }
         let mut allowed: Vec<_> = plan
             .opcodes
             .iter()
@@ -373,7 +365,6 @@ pub(crate) fn probe() -> Result<(), EngineError> {
         submissions: 8,
         completions: 16,
         files: 4,
-        legs: &[],
         opcodes: &opcodes,
         levels: &LEVELS,
         ends: Ends::Told,

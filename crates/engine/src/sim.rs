@@ -1,6 +1,6 @@
-//! A simulated engine for tests: same promises as `Uring`, with a seeded order of completion and
+//! A simulated disk for tests: same promises as the real stores, with a seeded order of completion and
 //! seeded faults, no threads and no I/O. A run is replayed by its seed, as long as the descriptors
-//! that it watches are signalled between the same `enter`s; the clock only bounds a sleep.
+//! that its reactor watches are signalled between the same `enter`s; the clock only bounds a sleep.
 //!
 //! Time is counted in `enter`s. Each op draws two instants: when its data moves, and, then or later,
 //! when it is reported. So the disk may change, and guest memory be written, well before the owner is
@@ -8,19 +8,16 @@
 
 mod store;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io;
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cleave_blk::{Op, OpKind, Segment};
-use cleave_guest::Memory;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use cleave_guest::{Epoch, Memory};
 use rustix::io::Errno;
 
-use crate::{Engine, Event, Wait};
+use crate::{Done, Reactor, Store, Wait};
 
 pub use store::SimStore;
 
@@ -80,8 +77,7 @@ struct Flight {
     /// Bytes of the store that move: all, or a beginning where it fails.
     range: Range<usize>,
     segments: Vec<Segment>,
-    memory: Arc<Memory>,
-    generation: u64,
+    epoch: Epoch,
     result: Result<(), i32>,
     /// Of a sync: writes with smaller numbers had moved when it was pushed,
     covered: u64,
@@ -92,55 +88,32 @@ struct Flight {
     has_moved: bool,
 }
 
-#[derive(Debug)]
-struct Watch {
-    fd: OwnedFd,
-    /// Tells this watch from an earlier one of the slot.
-    key: u64,
-}
-
-/// The simulated engine.
+/// The simulated disk.
 #[derive(Debug)]
 pub struct Sim {
     config: SimConfig,
     store: Arc<Mutex<SimStore>>,
-    memory: Arc<Memory>,
-    /// Counts `bind`s.
-    generation: u64,
     random: Random,
     /// `enter`s so far; a sleep that something in flight ends counts for as many as it takes.
     tick: u64,
     /// Ops so far.
     pushed: u64,
     flights: Vec<Flight>,
-    /// What `reap` gives; of an op with the generation of its memory.
-    ready: VecDeque<(Event, Option<u64>)>,
-    /// Edge-triggered, so that a signal is seen once and its counter left alone.
-    epoll: Result<OwnedFd, Errno>,
-    watches: BTreeMap<u16, Watch>,
-    watched: u64,
-    bells: BTreeMap<u16, OwnedFd>,
-    rung: BTreeSet<u16>,
+    /// What `reap` gives.
+    ready: VecDeque<Done>,
 }
 
 impl Sim {
     /// Makes one over a store that several engines may share.
-    pub fn new(config: SimConfig, store: Arc<Mutex<SimStore>>, memory: Arc<Memory>) -> Sim {
+    pub fn new(config: SimConfig, store: Arc<Mutex<SimStore>>) -> Sim {
         Sim {
             random: Random(config.seed),
             config,
             store,
-            memory,
-            generation: 0,
             tick: 0,
             pushed: 0,
             flights: Vec::new(),
             ready: VecDeque::new(),
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC),
-            watches: BTreeMap::new(),
-            watched: 0,
-            bells: BTreeMap::new(),
-            rung: BTreeSet::new(),
         }
     }
 
@@ -164,7 +137,7 @@ impl Sim {
     }
 
     /// What the op asks for, where that can be done at all: its place on the store and its memory.
-    fn parse(&self, op: &Op<'_>) -> Result<(Range<usize>, Vec<Segment>), Errno> {
+    fn parse(&self, memory: &Memory, op: &Op<'_>) -> Result<(Range<usize>, Vec<Segment>), Errno> {
         if op.kind == OpKind::Sync {
             return Ok((0..0, Vec::new()));
         }
@@ -177,7 +150,7 @@ impl Sim {
             return Err(Errno::IO);
         }
         let segments = stream(op).ok_or(Errno::FAULT)?;
-        if !segments.iter().all(|segment| self.memory.covers(*segment)) {
+        if !segments.iter().all(|segment| memory.covers(*segment)) {
             return Err(Errno::FAULT);
         }
         Ok((start..end, segments))
@@ -235,67 +208,25 @@ impl Sim {
                 is_ours && (is_done && change.number < covered || is_lucky(change.number))
             });
         }
-        let event = Event::Done {
+        self.ready.push_back(Done {
             token: flight.token,
             result: flight.result,
-        };
-        self.ready.push_back((event, Some(flight.generation)));
-    }
-
-    /// Collects signals of watched descriptors, in order of slots.
-    fn look(&mut self, timeout: Duration) -> io::Result<()> {
-        let epoll = self.epoll.as_ref().map_err(|errno| *errno)?;
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        let mut seen: Vec<epoll::Event> = Vec::with_capacity(self.watches.len().max(1));
-        match epoll::wait(
-            epoll,
-            rustix::buffer::spare_capacity(&mut seen),
-            Some(&timeout),
-        ) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        let keys: BTreeSet<u64> = seen.iter().map(|event| { event.data }.u64()).collect();
-        for (&slot, watch) in &self.watches {
-            if keys.contains(&watch.key) {
-                self.ready.push_back((Event::Woken { slot }, None));
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes each eventfd that was rung, once; one that is full is left so instead of waited for.
-    fn ring_bells(&mut self) {
-        for slot in std::mem::take(&mut self.rung) {
-            let Some(fd) = self.bells.get(&slot) else {
-                continue;
-            };
-            let mut ready = [PollFd::new(fd, PollFlags::OUT)];
-            let polled = poll(&mut ready, Some(&Timespec::default()));
-            if polled.is_ok() && ready.iter().any(|fd| fd.revents().contains(PollFlags::OUT)) {
-                // A broken descriptor is the frontend's own loss.
-                let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
-            }
-        }
+        });
     }
 }
 
-impl Engine for Sim {
+impl Store for Sim {
     fn room(&self) -> usize {
         self.config.ops.saturating_sub(self.in_flight())
     }
 
     fn in_flight(&self) -> usize {
-        let unreported = self.ready.iter().filter(|(_, of_op)| of_op.is_some());
-        self.flights.len() + unreported.count()
+        self.flights.len() + self.ready.len()
     }
 
-    fn push(&mut self, op: Op<'_>, token: u64) {
+    fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
         assert!(self.room() > 0, "pushed without room");
-        let parsed = self.parse(&op);
+        let parsed = self.parse(epoch, &op);
         let fate = self.fate(op.kind);
         let (torn, delay) = (self.random.draw(), self.random.draw());
         let (leg, failing, slow) = {
@@ -320,8 +251,7 @@ impl Engine for Sim {
             kind: op.kind,
             range,
             segments,
-            memory: self.memory.clone(),
-            generation: self.generation,
+            epoch: epoch.clone(),
             result,
             covered: lock(&self.store).unsynced.next,
             leg,
@@ -331,77 +261,24 @@ impl Engine for Sim {
         });
     }
 
-    fn reap(&mut self) -> Option<Event> {
-        self.ready.pop_front().map(|(event, _)| event)
+    fn reap(&mut self) -> Option<Done> {
+        self.ready.pop_front()
     }
 
-    fn enter(&mut self, wait: Wait) -> io::Result<()> {
-        self.ring_bells();
+    fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    fn before_enter(&mut self, _reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
         self.step();
-        self.look(Duration::ZERO)?;
-        let Wait::Until(deadline) = wait else {
-            return Ok(());
-        };
+        if wait == Wait::No {
+            return None;
+        }
         // Asleep, time goes on until something ends: each op does within `delay_max` steps.
         while self.ready.is_empty() && !self.flights.is_empty() {
             self.step();
         }
-        if self.ready.is_empty() {
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            self.look(left.unwrap_or(SLEEP_MAX).min(SLEEP_MAX))?;
-        }
-        Ok(())
-    }
-
-    fn watch(&mut self, slot: u16, fd: OwnedFd) {
-        self.unwatch(slot);
-        let Ok(epoll) = &self.epoll else {
-            return; // `enter` says so.
-        };
-        self.watched += 1;
-        let data = epoll::EventData::new_u64(self.watched);
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        match epoll::add(epoll, &fd, data, flags) {
-            Ok(()) => {
-                let key = self.watched;
-                self.watches.insert(slot, Watch { fd, key });
-            }
-            // Not a thing that signals, such as a regular file: always readable, said once.
-            Err(_) => self.ready.push_back((Event::Woken { slot }, None)),
-        }
-    }
-
-    fn unwatch(&mut self, slot: u16) {
-        if let (Some(watch), Ok(epoll)) = (self.watches.remove(&slot), &self.epoll) {
-            // Closing alone would not end it: the frontend holds the same open file.
-            let _ = epoll::delete(epoll, &watch.fd);
-        }
-    }
-
-    fn set_bell(&mut self, slot: u16, fd: Option<OwnedFd>) {
-        match fd {
-            Some(fd) => self.bells.insert(slot, fd),
-            None => self.bells.remove(&slot),
-        };
-    }
-
-    fn ring(&mut self, slot: u16) {
-        if self.bells.contains_key(&slot) {
-            self.rung.insert(slot);
-        }
-    }
-
-    fn bind(&mut self, memory: Arc<Memory>) {
-        self.memory = memory;
-        self.generation += 1;
-    }
-
-    fn is_settled(&self) -> bool {
-        let flying = self.flights.iter().map(|flight| flight.generation);
-        let ended = self.ready.iter().filter_map(|(_, of_op)| *of_op);
-        flying
-            .chain(ended)
-            .all(|generation| generation == self.generation)
+        Some(SLEEP_MAX)
     }
 }
 
@@ -444,7 +321,7 @@ fn stream(op: &Op<'_>) -> Option<Vec<Segment>> {
 /// Moves the op's data between guest memory and store; a sync's moves at its end.
 fn move_data(flight: &Flight, store: &Mutex<SimStore>) -> Result<(), i32> {
     let fault = |_| Errno::FAULT.raw_os_error();
-    let (memory, segments) = (&flight.memory, &flight.segments);
+    let (memory, segments) = (&flight.epoch, &flight.segments);
     let mut store = lock(store);
     // Its owner may have cut it since the push: end of file inside the disk.
     let Some(window) = store.now.get(flight.range.clone()) else {

@@ -260,7 +260,7 @@ mod tests {
             next(&keep, &regular, NOTHING),
             Next::Zeroes(whole(0, 1 << 20))
         );
-        let mut refused = unmap;
+        let mut refused = unmap.clone();
         refused.written = true;
         assert_eq!(
             next(&refused, &regular, ALL),
@@ -286,13 +286,13 @@ mod tests {
         };
         let device = facts(FileKind::BlockDevice, 4096);
         assert_eq!(next(&zero, &device, ALL), Next::Fill(head));
-        let mut middle = zero;
+        let mut middle = zero.clone();
         middle.pos = 3584;
         assert_eq!(
             next(&middle, &device, ALL),
             Next::Range(Method::ZeroRange, whole(4096, 4096))
         );
-        let mut tail = zero;
+        let mut tail = zero.clone();
         tail.pos = 7680;
         let block = Piece {
             start: 8192,

@@ -1,17 +1,17 @@
 //! The ops in flight: a fixed array, the host ranges of each, and a free list that reuses the entry
 //! freed last, so that a shallow load keeps to few pages.
 //!
-//! Unsafe because host ranges are raw: they point into guest memory, which `Bindings` keeps mapped
+//! Unsafe because host ranges are raw: they point into guest memory, which the entry's epoch keeps mapped
 //! until the entry is freed, and into the block of ranges, which lives as long as the table.
 
 use std::io;
 
 use cleave_blk::OpKind;
 use cleave_blk::spec::SEGMENTS_MAX;
+use cleave_guest::Epoch;
 use libc::iovec;
 
 use crate::area::{Access, Area};
-use crate::memory::Generation;
 use crate::piece::Piece;
 
 /// Host ranges of one op: a request's segments, plus one more for each of the table's 509 regions
@@ -61,7 +61,7 @@ pub(crate) enum Hold {
 }
 
 /// One op in flight.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) token: u64,
     pub(crate) kind: OpKind,
@@ -88,7 +88,8 @@ pub(crate) struct Entry {
     pub(crate) needs: Hold,
     pub(crate) held: Hold,
     pub(crate) buffer: Option<u16>,
-    pub(crate) generation: Generation,
+    /// Keeps the guest memory that `ranges` point to mapped.
+    pub(crate) epoch: Option<Epoch>,
     /// When it was pushed, by the clock of `legs`.
     pub(crate) begun_ns: u64,
     ranges: Ranges,
@@ -129,7 +130,7 @@ impl Entry {
             needs: Hold::None,
             held: Hold::None,
             buffer: None,
-            generation: Generation::default(),
+            epoch: None,
             ranges: NO_RANGES,
         }
     }
@@ -187,8 +188,17 @@ impl Table {
 
     #[inline]
     pub(crate) fn free(&mut self, index: u16) {
+        self.get_mut(index).epoch = None;
         debug_assert!(self.free.len() < self.entries.len());
         self.free.push(index);
+    }
+
+    /// Keeps everything mapped for ever that the kernel may still follow.
+    pub(crate) fn leak(&mut self) {
+        self.blocks.leak();
+        for entry in &mut self.entries {
+            std::mem::forget(entry.epoch.take());
+        }
     }
 
     #[inline]
@@ -431,8 +441,8 @@ mod tests {
         let mut table = Table::new(2).unwrap();
         let entry = Entry::new(1, OpKind::Sync, 0, 0);
         assert_eq!(
-            (table.take(entry), table.take(entry), table.take(entry)),
-            (Some(0), Some(1), None)
+            [(); 3].map(|()| table.take(entry.clone())),
+            [Some(0), Some(1), None]
         );
         table.free(0);
         assert_eq!(table.take(entry), Some(0));

@@ -22,5 +22,5 @@ mod vring;
 mod walk;
 
 pub use chain::{Chain, ChainFault};
-pub use memory::{MapError, Memory, RegionSpec, Spot, Unmapped};
+pub use memory::{Departure, Epoch, MapError, Memory, RegionSpec, Spot, Unmapped};
 pub use vring::{Taken, Vring, VringError, VringFault, VringLayout};

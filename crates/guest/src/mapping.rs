@@ -4,9 +4,12 @@
 //! per region, of which a frontend can name 509), takes unaligned hugetlb offsets as they are, and
 //! does not look at the file's size.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::ptr::null_mut;
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -36,6 +39,8 @@ pub(crate) struct Mapping {
     /// The region's first byte lies so far into the mapping.
     delta_bytes: usize,
     pub(crate) origin: Origin,
+    /// Dropped with the mapping, behind the `munmap`: that is how those who wait for it hear of it.
+    end_watchers: Mutex<Vec<Sender<Infallible>>>,
 }
 
 // SAFETY: a mapping is plain memory with an address that any thread may use; what happens to its
@@ -77,6 +82,7 @@ impl Mapping {
             map_bytes,
             delta_bytes: delta_bytes as usize,
             origin,
+            end_watchers: Mutex::default(),
         };
         // Watched before anybody can touch it; refused, it is unmapped by its drop.
         let watch = Watch::new(base as usize, map_bytes, page_bytes as usize).map_err(refuse)?;
@@ -87,6 +93,12 @@ impl Mapping {
     /// Where the region's first byte is.
     pub(crate) fn start(&self) -> *mut u8 {
         self.base.wrapping_add(self.delta_bytes)
+    }
+
+    /// Drops `alive` when nothing is mapped here any more.
+    pub(crate) fn watch_end(&self, alive: Sender<Infallible>) {
+        let watchers = self.end_watchers.lock();
+        watchers.unwrap_or_else(PoisonError::into_inner).push(alive);
     }
 
     /// A page of it was replaced by zeroes.

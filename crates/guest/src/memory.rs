@@ -1,10 +1,15 @@
 //! The guest's memory as one immutable snapshot.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
+use std::ops::Deref;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
 
 use cleave_blk::Segment;
 use vm_memory::VolatileSlice;
@@ -99,6 +104,51 @@ impl Spot<'_> {
     }
 }
 
+/// A worker's hold of one memory table. Whatever refers to guest memory has a clone of it (a vring, a
+/// request in flight, an op): the table stays mapped until the last of them is dropped. Clones are
+/// counted without an atomic, so an epoch stays on its thread.
+#[derive(Debug, Clone)]
+pub struct Epoch(Rc<Arc<Memory>>);
+
+/// Equal are holds of one epoch.
+impl PartialEq for Epoch {
+    fn eq(&self, other: &Epoch) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Epoch {}
+
+impl From<Arc<Memory>> for Epoch {
+    fn from(memory: Arc<Memory>) -> Epoch {
+        Epoch(Rc::new(memory))
+    }
+}
+
+impl Deref for Epoch {
+    type Target = Memory;
+
+    #[inline]
+    fn deref(&self) -> &Memory {
+        &self.0
+    }
+}
+
+/// Waits for regions that have left a table to be unmapped. See [`Memory::departing`].
+#[derive(Debug)]
+pub struct Departure(Receiver<Infallible>);
+
+impl Departure {
+    /// Whether they are unmapped, after waiting for it at most so long.
+    pub fn is_over_within(&self, time: Duration) -> bool {
+        // Each mapping holds a sender that it never uses: the channel ends with the last mapping.
+        matches!(
+            self.0.recv_timeout(time),
+            Err(RecvTimeoutError::Disconnected)
+        )
+    }
+}
+
 /// One region, mapped.
 #[derive(Debug, Clone)]
 struct Region {
@@ -148,6 +198,16 @@ impl Region {
     fn host_at(&self, addr: u64) -> *mut u8 {
         self.host
             .wrapping_add(addr.wrapping_sub(self.guest_addr) as usize)
+    }
+
+    /// Which byte of which file stands behind `addr`, which must be inside.
+    fn origin_of(&self, addr: u64) -> Origin {
+        let origin = self.mapping.origin;
+        let offset_bytes = addr.wrapping_sub(self.guest_addr);
+        Origin {
+            file_offset: origin.file_offset.wrapping_add(offset_bytes),
+            ..origin
+        }
     }
 
     /// What stands behind the region's user address 0, were it to reach so far: equal for regions
@@ -237,6 +297,30 @@ impl Memory {
             regions: regions.into(),
             largest,
         }))
+    }
+
+    /// Tells when the regions of this table that `next` no longer shares are unmapped: when the last
+    /// epoch, vring, request and op that refers to them has let go.
+    pub fn departing(&self, next: &Memory) -> Departure {
+        let (alive, gone) = channel();
+        for region in &self.regions {
+            let stays = |other: &Region| Arc::ptr_eq(&region.mapping, &other.mapping);
+            if !next.regions.iter().any(stays) {
+                region.mapping.watch_end(alive.clone());
+            }
+        }
+        Departure(gone)
+    }
+
+    /// Whether both tables have the same bytes of the same files at this range: the memory is the same,
+    /// though it may be mapped twice. `false` where one of them does not cover it by one region.
+    pub(crate) fn has_same_bytes(&self, other: &Memory, addr: u64, len_bytes: u64) -> bool {
+        let origin = |memory: &Memory| {
+            let region = memory.region_at(addr)?;
+            (region.left_at(addr)? >= len_bytes).then(|| region.origin_of(addr))
+        };
+        let origin_here = origin(self);
+        origin_here.is_some() && origin_here == origin(other)
     }
 
     /// Guest-physical address of one of the frontend's virtual addresses.
@@ -660,6 +744,28 @@ mod tests {
         }
         let nothing = first.without(0x1000, user_addr, 0x1000).unwrap();
         assert!(!nothing.covers(segment(0x1000, 1)) && nothing.covers(segment(0, 0)));
+    }
+
+    #[test]
+    fn a_region_has_departed_when_its_last_holder_lets_go() {
+        let now = Duration::ZERO;
+        let spec = region(0x1000, 0x1000);
+        let user_addr = spec.user_addr;
+        let first = Memory::new(vec![spec]).unwrap();
+        let second = first.with(region(0x8000, 0x1000)).unwrap();
+        assert!(
+            first.departing(&second).is_over_within(now),
+            "nothing leaves"
+        );
+        let third = second.without(0x1000, user_addr, 0x1000).unwrap();
+        let departure = second.departing(&third);
+        let holder = Epoch::from(first);
+        let other = holder.clone();
+        drop((second, holder));
+        assert!(!departure.is_over_within(now), "an epoch holds it");
+        drop(other);
+        assert!(departure.is_over_within(now));
+        assert!(third.covers(segment(0x8000, 1)));
     }
 
     #[test]

@@ -49,9 +49,14 @@ impl Signals {
             armed_at: position,
             fresh: true,
         };
-        // Whoever served it before may have left NO_NOTIFY or a stale event index.
-        signals.want_kicks(words, position);
+        signals.restart(words, position);
         signals
+    }
+
+    /// Begins anew in memory that may hold NO_NOTIFY or a stale event index, as an earlier daemon left it.
+    pub(crate) fn restart(&mut self, words: &impl Words, position: u16) {
+        (self.disarmed, self.fresh) = (true, true);
+        self.want_kicks(words, position);
     }
 
     /// Shows the guest used entries, from index `old` up to `new`, of which there is one at least; whether it

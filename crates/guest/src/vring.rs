@@ -1,13 +1,12 @@
 //! The split virtqueue, device side (virtio 1.3 §2.7).
 
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use cleave_blk::spec::feature;
 
 use crate::signals::{Signals, Words};
 use crate::walk::{DESCRIPTOR_BYTES, Table, walk};
-use crate::{Chain, ChainFault, Memory, racy};
+use crate::{Chain, ChainFault, Epoch, Memory, racy};
 
 /// Where a vring lies, in guest-physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +19,24 @@ pub struct VringLayout {
     pub avail_addr: u64,
     /// Used ring, 4-byte aligned.
     pub used_addr: u64,
+}
+
+impl VringLayout {
+    /// Whether a vring can be served there in this memory.
+    pub fn check(self, memory: &Memory) -> Result<(), VringError> {
+        Parts::find(memory, self).map(drop)
+    }
+
+    /// Address and length of descriptor table, available ring and used ring. The event fields behind the
+    /// rings belong to them whether negotiated or not (virtio 1.3 §2.7).
+    fn parts(self) -> [(u64, u64); 3] {
+        let size = u64::from(self.size);
+        [
+            (self.desc_addr, DESCRIPTOR_BYTES * size),
+            (self.avail_addr, 6 + 2 * size),
+            (self.used_addr, 6 + USED_ENTRY_BYTES as u64 * size),
+        ]
+    }
 }
 
 /// Why a vring cannot be set up.
@@ -94,14 +111,13 @@ struct Parts {
 }
 
 impl Parts {
-    /// Finds the parts of a layout in memory. The event fields behind the rings belong to them
-    /// whether negotiated or not (virtio 1.3 §2.7).
+    /// Finds the parts of a layout in memory.
     fn find(memory: &Memory, layout: VringLayout) -> Result<Parts, VringError> {
-        let size = u64::from(layout.size);
         if !layout.size.is_power_of_two() || layout.size > SIZE_MAX {
             return Err(VringError::Size(layout.size));
         }
-        let part = |addr: u64, len_bytes: u64, align: u64| {
+        let [desc, avail, used] = layout.parts();
+        let part = |(addr, len_bytes): (u64, u64), align: u64| {
             if !addr.is_multiple_of(align) {
                 return Err(VringError::Align(addr));
             }
@@ -114,11 +130,49 @@ impl Parts {
             Ok(host)
         };
         Ok(Parts {
-            desc: part(layout.desc_addr, DESCRIPTOR_BYTES * size, 16)?,
-            avail: part(layout.avail_addr, 6 + 2 * size, 2)?,
-            used: part(layout.used_addr, 6 + USED_ENTRY_BYTES as u64 * size, 4)?,
+            desc: part(desc, 16)?,
+            avail: part(avail, 2)?,
+            used: part(used, 4)?,
             size: layout.size,
         })
+    }
+}
+
+impl Parts {
+    /// Prefetches the descriptor of an entry of the available ring (below the ring's size).
+    #[inline]
+    fn prefetch_at(&self, entry: u16) {
+        racy::prefetch(self.descriptor_at(entry));
+    }
+
+    /// Prefetches what the first descriptor of an entry names: the header, which the driver has just
+    /// written and beside which drivers keep the status byte, or a table of descriptors. A hint,
+    /// whatever the guest does to the descriptor meanwhile.
+    #[inline]
+    fn look_ahead(&self, memory: &Memory, entry: u16) {
+        // SAFETY: an entry of the table, which lies wholly in memory that the caller's place keeps mapped.
+        let first = unsafe { racy::descriptor(self.descriptor_at(entry)) };
+        if let Some(host) = memory.host_range(first.addr(), 16) {
+            racy::prefetch_to_write(host);
+        }
+    }
+
+    /// The descriptor that an entry of the available ring names. Masked, so that it lies in the table: a
+    /// head beyond it is found out when it is taken.
+    #[inline]
+    fn descriptor_at(&self, entry: u16) -> *mut u8 {
+        let head = self.head_at(entry) & (self.size - 1);
+        self.desc
+            .wrapping_add(usize::from(head) * DESCRIPTOR_BYTES as usize)
+    }
+
+    /// The head in an entry (below the ring's size) of the available ring.
+    #[inline]
+    fn head_at(&self, entry: u16) -> u16 {
+        let offset_bytes = ENTRIES_OFFSET + 2 * usize::from(entry);
+        // SAFETY: an entry of the ring, which lies wholly in memory that the caller's place keeps mapped.
+        // It was written before the available index that we loaded with Acquire.
+        unsafe { racy::read_u16(self.avail.add(offset_bytes)) }
     }
 }
 
@@ -144,8 +198,8 @@ impl Words for Parts {
 
     #[inline]
     fn set_used_index(&self, index: u16) {
-        // SAFETY: inside the used ring, which `find` vouches for while its memory lives; even. Release: who
-        // sees the index sees the entries, the status bytes and the data.
+        // SAFETY: inside the used ring, which `find` vouches for while its memory lives; even. Release: the
+        // guest must see the entries, status bytes and data before it sees the new index.
         unsafe { racy::store_index(self.used.add(INDEX_OFFSET), index) };
     }
 
@@ -168,15 +222,21 @@ impl Words for Parts {
     }
 }
 
+/// The parts of a vring and the hold of the table that they were found in.
+#[derive(Debug)]
+struct Place {
+    epoch: Epoch,
+    parts: Parts,
+}
+
 /// Device side of one split vring. Call in this order: `take` until `None`; `push_used` for what has
 /// ended; `publish` once for all of it; before sleeping `arm`, and if it answers `true`, go on instead.
 ///
 /// A vring starts armed. What was made available before it started comes without a kick: look once.
 #[derive(Debug)]
 pub struct Vring {
-    /// Keeps `parts` mapped.
-    memory: Arc<Memory>,
-    parts: Parts,
+    /// Where it is mapped, and the hold that keeps it so. `None`: detached.
+    place: Option<Place>,
     layout: VringLayout,
     /// `size - 1`: turns a free-running index into an entry.
     mask: u16,
@@ -194,10 +254,6 @@ pub struct Vring {
     outstanding: u16,
 }
 
-// SAFETY: the pointers are into `memory`, which is shared between threads by design; a vring has one
-// owner at a time.
-unsafe impl Send for Vring {}
-
 impl Vring {
     /// Binds a layout to memory, from available position `base`.
     /// `features`: EVENT_IDX is looked at; indirect descriptors are served whether taken or not
@@ -208,18 +264,18 @@ impl Vring {
     /// reset that zeroed the ring, as drivers do. A guest that leaves something else there gets
     /// its entries where it said.
     pub fn new(
-        memory: Arc<Memory>,
+        memory: impl Into<Epoch>,
         layout: VringLayout,
         features: u64,
         base: u16,
     ) -> Result<Vring, VringError> {
-        let parts = Parts::find(&memory, layout)?;
-        // SAFETY: `find` vouches for the whole used ring, while `memory` lives.
+        let epoch = memory.into();
+        let parts = Parts::find(&epoch, layout)?;
+        // SAFETY: `find` vouches for the whole used ring, while `epoch` lives.
         let used = unsafe { racy::load_index(parts.used.add(INDEX_OFFSET)) };
         let event_idx = features & feature::EVENT_IDX != 0;
         Ok(Vring {
-            memory,
-            parts,
+            place: Some(Place { epoch, parts }),
             layout,
             mask: layout.size - 1,
             signals: Signals::new(&parts, event_idx, base),
@@ -231,14 +287,49 @@ impl Vring {
         })
     }
 
-    /// The same vring in a changed memory table; positions stay. After an error the vring is bound as
-    /// before. Entries that were pushed and not yet published stand in the memory that the old table
-    /// had there: normally the same file, whatever else changed; a frontend that puts different
-    /// memory under a running vring loses them.
-    pub fn rebind(&mut self, memory: Arc<Memory>) -> Result<(), VringError> {
-        self.parts = Parts::find(&memory, self.layout)?;
-        self.memory = memory;
+    /// Whether a table has a place for this ring, the same or another.
+    pub fn fits(&self, epoch: &Epoch) -> Result<(), VringError> {
+        self.layout.check(epoch)
+    }
+
+    /// Moves the vring to another memory table; positions stay. After an error it is where it was, or
+    /// detached. A vring that was detached asks for kicks anew: what the memory says of them may be old.
+    pub fn attach(&mut self, epoch: &Epoch) -> Result<(), VringError> {
+        let parts = Parts::find(epoch, self.layout)?;
+        if self.place.is_none() {
+            self.signals.restart(&parts, self.next_avail);
+        }
+        let epoch = epoch.clone();
+        self.place = Some(Place { epoch, parts });
         Ok(())
+    }
+
+    /// Lets go of the memory: nothing is taken, added or shown until the vring is attached again. Entries
+    /// added and not yet published are lost.
+    pub fn detach(&mut self) {
+        self.place = None;
+        // What was seen there may be different when it comes back.
+        self.seen_avail = self.next_avail;
+        self.next_used = self.published;
+    }
+
+    /// Whether it refers to no memory.
+    pub fn is_detached(&self) -> bool {
+        self.place.is_none()
+    }
+
+    /// Whether another table has this very ring: the same bytes of the same files, mapped once more or
+    /// shared. If so it can move there at any time.
+    pub fn is_in(&self, epoch: &Epoch) -> bool {
+        let Some(Place { epoch: here, .. }) = &self.place else {
+            return false;
+        };
+        here == epoch
+            || self
+                .layout
+                .parts()
+                .into_iter()
+                .all(|(addr, len_bytes)| here.has_same_bytes(epoch, addr, len_bytes))
     }
 
     /// The available index as it was when the ring was last looked at (changed, there was something new),
@@ -264,24 +355,36 @@ impl Vring {
         if self.next_avail == self.seen_avail && !self.look()? {
             return Ok(None);
         }
-        let head = self.head_at(self.next_avail);
+        let Some(Place { epoch, parts }) = &self.place else {
+            return Ok(None);
+        };
+        let head = parts.head_at(self.next_avail & self.mask);
         let size = self.layout.size;
         if head >= size {
             return Err(VringFault::Head { head, size });
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         self.outstanding = self.outstanding.saturating_add(1);
-        self.look_ahead(self.next_avail.wrapping_add(HEADERS_AHEAD - 1));
-        self.prefetch_at(self.next_avail.wrapping_add(PREFETCH_ENTRIES - 1));
-        // SAFETY: the table lies wholly in memory that we hold.
-        let table = unsafe { Table::direct(&self.memory, self.parts.desc, size) };
+        let available = self.seen_avail.wrapping_sub(self.next_avail);
+        if HEADERS_AHEAD <= available {
+            let entry = self.next_avail.wrapping_add(HEADERS_AHEAD - 1) & self.mask;
+            parts.look_ahead(epoch, entry);
+        }
+        if PREFETCH_ENTRIES <= available {
+            parts.prefetch_at(self.next_avail.wrapping_add(PREFETCH_ENTRIES - 1) & self.mask);
+        }
+        // SAFETY: the table lies wholly in memory that the epoch keeps mapped.
+        let table = unsafe { Table::direct(epoch, parts.desc, size) };
         let fault = walk(table, head, chain).err();
         Ok(Some(Taken { head, fault }))
     }
 
     /// Reads the shared available index; whether there is something to take.
     fn look(&mut self) -> Result<bool, VringFault> {
-        let found = self.parts.avail_index();
+        let Some(Place { parts, .. }) = &self.place else {
+            return Ok(false);
+        };
+        let found = parts.avail_index();
         let fresh = found.wrapping_sub(self.next_avail);
         // Checked with what is outstanding, so that a guest that never waits is caught as well as one
         // whose index jumps; it also keeps a batch of used entries below `size`, which the
@@ -294,58 +397,24 @@ impl Vring {
             });
         }
         self.seen_avail = found;
-        for ahead in 0..PREFETCH_ENTRIES {
-            self.prefetch_at(self.next_avail.wrapping_add(ahead));
+        for ahead in 0..PREFETCH_ENTRIES.min(fresh) {
+            parts.prefetch_at(self.next_avail.wrapping_add(ahead) & self.mask);
         }
         Ok(fresh > 0)
-    }
-
-    /// Asks for the descriptor of an available entry; nothing where the entry is not available.
-    #[inline]
-    fn prefetch_at(&self, position: u16) {
-        let ahead = position.wrapping_sub(self.next_avail);
-        if ahead < self.seen_avail.wrapping_sub(self.next_avail) {
-            // Masked: a head that is no head is found out when it is taken.
-            let head = self.head_at(position) & self.mask;
-            let offset_bytes = usize::from(head) * DESCRIPTOR_BYTES as usize;
-            racy::prefetch(self.parts.desc.wrapping_add(offset_bytes));
-        }
-    }
-
-    /// Asks for what the first descriptor of an available entry names: the header, which the driver has
-    /// just written and beside which drivers keep the status byte, or a table of descriptors. A hint,
-    /// whatever the guest does to the descriptor meanwhile.
-    #[inline]
-    fn look_ahead(&self, position: u16) {
-        let ahead = position.wrapping_sub(self.next_avail);
-        if ahead < self.seen_avail.wrapping_sub(self.next_avail) {
-            let head = self.head_at(position) & self.mask;
-            let offset_bytes = usize::from(head) * DESCRIPTOR_BYTES as usize;
-            // SAFETY: masked to an entry of the table, which lies wholly in memory that we hold.
-            let first = unsafe { racy::descriptor(self.parts.desc.add(offset_bytes)) };
-            if let Some(host) = self.memory.host_range(first.addr(), 16) {
-                racy::prefetch_to_write(host);
-            }
-        }
-    }
-
-    #[inline]
-    fn head_at(&self, position: u16) -> u16 {
-        let offset_bytes = ENTRIES_OFFSET + 2 * usize::from(position & self.mask);
-        // SAFETY: masked to an entry of the ring, which lies wholly in memory that we hold. It was
-        // written before the available index that we loaded with Acquire.
-        unsafe { racy::read_u16(self.parts.avail.add(offset_bytes)) }
     }
 
     /// Adds a used entry; not visible before `publish`.
     #[inline]
     pub fn push_used(&mut self, head: u16, used_bytes: u32) {
+        let Some(Place { parts, .. }) = &self.place else {
+            return;
+        };
         let entry = usize::from(self.next_used & self.mask);
         let offset_bytes = ENTRIES_OFFSET + USED_ENTRY_BYTES * entry;
-        // SAFETY: masked to an entry of the ring, which lies wholly in memory that we hold; entries
-        // are as aligned as the ring.
+        // SAFETY: masked to an entry of the ring, which lies wholly in memory that the epoch keeps
+        // mapped; entries are as aligned as the ring.
         unsafe {
-            let at = self.parts.used.add(offset_bytes);
+            let at = parts.used.add(offset_bytes);
             racy::write_u32(at, u32::from(head));
             racy::write_u32(at.add(4), used_bytes);
         }
@@ -357,25 +426,30 @@ impl Vring {
     #[inline]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.next_used);
-        if old == new {
+        let Some(Place { parts, .. }) = self.place.as_ref().filter(|_| old != new) else {
             return false;
-        }
+        };
         self.published = new;
         self.outstanding = self.outstanding.saturating_sub(new.wrapping_sub(old));
-        self.signals.publish(&self.parts, old, new)
+        self.signals.publish(parts, old, new)
     }
 
     /// Asks the guest for kicks and looks once more; `true`: work arrived meanwhile, take it (and the
     /// vring may not be armed).
     #[inline]
     pub fn arm(&mut self) -> bool {
-        self.next_avail != self.seen_avail || self.signals.arm(&self.parts, self.next_avail)
+        let Some(Place { parts, .. }) = &self.place else {
+            return false;
+        };
+        self.next_avail != self.seen_avail || self.signals.arm(parts, self.next_avail)
     }
 
     /// Tells the guest that kicks are not needed (a hint).
     #[inline]
     pub fn disarm(&mut self) {
-        self.signals.disarm(&self.parts, self.next_avail);
+        if let Some(Place { parts, .. }) = &self.place {
+            self.signals.disarm(parts, self.next_avail);
+        }
     }
 
     /// Position of the next available entry: what GET_VRING_BASE answers.
@@ -389,6 +463,7 @@ mod tests {
     use std::sync::atomic::Ordering::SeqCst;
 
     use super::*;
+    use crate::RegionSpec;
     use crate::rig::{Desc, Driver, INDIRECT, NEXT, WRITE, memory, read, segment, write};
 
     const EVENT_IDX: u64 = feature::EVENT_IDX;
@@ -619,7 +694,72 @@ mod tests {
     }
 
     #[test]
-    fn rebinding_keeps_positions() {
+    fn a_detached_vring_does_nothing_and_goes_on_where_it_was() {
+        for features in [0, EVENT_IDX] {
+            let (mut driver, mut vring, mut chain) = pair(4, 7, features);
+            driver.offer(1);
+            driver.publish();
+            vring.take(&mut chain).unwrap().unwrap();
+            vring.push_used(1, 3);
+            assert!(vring.publish());
+            driver.offer(2);
+            driver.publish();
+            assert!(vring.arm(), "seen, not taken");
+            let epoch = Epoch::from(driver.memory.clone());
+            vring.detach();
+            assert!(vring.is_detached() && !vring.is_in(&epoch));
+            assert_eq!(vring.take(&mut chain), Ok(None));
+            vring.push_used(1, 3);
+            assert!(!vring.publish() && !vring.arm());
+            vring.disarm();
+            // Somebody else left these.
+            driver.used_flags().store(1, SeqCst);
+            driver.avail_event().store(4711, SeqCst);
+            vring.attach(&epoch).unwrap();
+            assert_eq!(driver.used_flags().load(SeqCst), 0);
+            assert_eq!(
+                driver.avail_event().load(SeqCst),
+                if features == 0 { 4711 } else { 8 }
+            );
+            assert_eq!(
+                vring.take(&mut chain).unwrap().map(|taken| taken.head),
+                Some(2)
+            );
+            vring.push_used(2, 4);
+            vring.publish();
+            assert_eq!(
+                (driver.reap(), driver.reap(), driver.reap()),
+                (Some((1, 3)), Some((2, 4)), None)
+            );
+        }
+    }
+
+    #[test]
+    fn a_vring_is_in_tables_that_have_the_same_bytes() {
+        let spec = crate::rig::region(0, 0x1_0000);
+        let again = |file_offset| RegionSpec {
+            file: spec.file.try_clone().unwrap(),
+            file_offset,
+            len_bytes: 0x1_0000 - file_offset,
+            ..crate::rig::region(0, 0x1000)
+        };
+        let (same, shifted) = (again(0), again(0x1000));
+        let memory = Memory::new(vec![spec]).unwrap();
+        let layout = Driver::new(&memory, 0, 8, 0).layout;
+        let vring = Vring::new(memory.clone(), layout, 0, 0).unwrap();
+        let is_in = |regions| vring.is_in(&Epoch::from(Memory::new(regions).unwrap()));
+        assert!(vring.is_in(&Epoch::from(memory)));
+        assert!(is_in(vec![same]), "mapped once more");
+        assert!(!is_in(vec![shifted]), "other bytes of the file");
+        assert!(
+            !is_in(vec![crate::rig::region(0, 0x1_0000)]),
+            "another file"
+        );
+        assert!(!is_in(vec![]));
+    }
+
+    #[test]
+    fn moving_to_another_table_keeps_positions() {
         let (mut driver, mut vring, mut chain) = pair(4, 0, 0);
         driver.offer(1);
         driver.publish();
@@ -628,13 +768,13 @@ mod tests {
             .memory
             .with(crate::rig::region(1 << 30, 4096))
             .unwrap();
-        vring.rebind(bigger).unwrap();
+        vring.attach(&bigger.into()).unwrap();
         vring.push_used(1, 3);
         assert!(vring.publish());
         assert_eq!(driver.reap(), Some((1, 3)));
         assert_eq!(vring.base(), 1);
         let nothing = Memory::new(vec![]).unwrap();
-        assert_eq!(vring.rebind(nothing), Err(VringError::Unmapped(0)));
+        assert_eq!(vring.attach(&nothing.into()), Err(VringError::Unmapped(0)));
         let _: [u8; 1] = read(&driver.memory, 0);
     }
 }

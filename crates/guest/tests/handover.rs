@@ -214,11 +214,12 @@ fn hand_over(plan: Plan) {
         file,
     };
     let memory = Memory::new(vec![spec]).unwrap();
-    let vring = Vring::new(memory, LAYOUT, plan.features, 0).unwrap();
     let (kick, call) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
     let (kicked, called) = (kick.clone(), call.clone());
-    let device =
-        std::thread::spawn(move || serve(vring, plan, Random { seed: !seed }, &kicked, &called));
+    let device = std::thread::spawn(move || {
+        let vring = Vring::new(memory, LAYOUT, plan.features, 0).unwrap();
+        serve(vring, plan, Random { seed: !seed }, &kicked, &called);
+    });
     driver.run(&kick, &call);
     device.join().unwrap();
 }

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Cut, Plan, Request, Segment, Verb};
-use cleave_disk::{Disk, Store};
-use cleave_engine::{Engine, EngineError, Event, Model, Uring, Wait};
-use cleave_guest::{MapError, Memory, RegionSpec};
+use cleave_disk::Disk;
+use cleave_engine::{AnyStore, Done, EngineError, Event, Reactor, Store, Wait};
+use cleave_guest::{Epoch, MapError, Memory, RegionSpec};
 use cleave_worker::Direction;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -125,30 +125,9 @@ pub enum RunError {
     TooSmall(String),
 }
 
-/// Measures `disk` with the engine that its store needs. Returns the matrices, and whether all their
-/// points were measured before `stop` was set or the time was over.
+/// Measures `disk`. Returns the matrices, and whether all their points were measured before `stop` was set
+/// or the time was over.
 pub fn run(
-    disk: &Arc<Disk>,
-    source: &Source,
-    stop: &AtomicBool,
-    report: &mut dyn FnMut(&Progress),
-) -> Result<(Vec<Matrix>, bool), RunError> {
-    let for_disk = Arc::clone(disk);
-    match disk.store() {
-        Store::Model { .. } => {
-            let make = |memory, ops| Model::new(for_disk, memory, ops, 0, 0);
-            run_with(make, disk, source, stop, report)
-        }
-        Store::File { .. } | Store::Ram(_) | Store::Null { .. } => {
-            let make = |memory, ops| Uring::new(for_disk, memory, ops, 0, 0);
-            run_with(make, disk, source, stop, report)
-        }
-    }
-}
-
-/// As [`run()`], on an engine that `make` makes for so many ops.
-fn run_with<E: Engine>(
-    make: impl FnOnce(Arc<Memory>, u16) -> Result<E, EngineError>,
     disk: &Arc<Disk>,
     source: &Source,
     stop: &AtomicBool,
@@ -168,10 +147,13 @@ fn run_with<E: Engine>(
     };
     let memory = anonymous(memory_bytes)?;
     fill(&memory, memory_bytes, source.seed);
-    let engine = make(Arc::clone(&memory), u16::try_from(ops).unwrap_or(u16::MAX))?;
+    let ops = u16::try_from(ops).unwrap_or(u16::MAX);
+    let mut reactor = Reactor::new(&[disk], ops, 0, 0)?;
+    let store = AnyStore::open(&mut reactor, disk, 0, ops)?;
     let mut bench = Bench {
-        engine,
-        memory,
+        reactor,
+        store: [store],
+        memory: memory.into(),
         disk: Arc::clone(disk),
         cut,
         stride,
@@ -274,9 +256,10 @@ struct Slot {
     ops_left: u32,
 }
 
-struct Bench<E> {
-    engine: E,
-    memory: Arc<Memory>,
+struct Bench {
+    reactor: Reactor,
+    store: [AnyStore; 1],
+    memory: Epoch,
     disk: Arc<Disk>,
     cut: Cut,
     stride: u64,
@@ -287,7 +270,13 @@ struct Bench<E> {
     ended: Vec<usize>,
 }
 
-impl<E: Engine> Bench<E> {
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.reactor.close(&mut self.store);
+    }
+}
+
+impl Bench {
     /// Measures a point; `false`: told to stop before its end, and nothing was added.
     fn measure(
         &mut self,
@@ -316,7 +305,7 @@ impl<E: Engine> Bench<E> {
     }
 
     fn drain(&mut self, way: Direction, point: Point) -> Result<(), RunError> {
-        while self.engine.in_flight() > 0 {
+        while self.store[0].in_flight() > 0 {
             self.lap(way, point)?;
         }
         self.ended.clear();
@@ -406,18 +395,23 @@ impl<E: Engine> Bench<E> {
         place.ops_left = 0;
         for op in Plan::new(&request, segment, &self.cut) {
             place.ops_left += 1;
-            self.engine.push(op, slot as u64);
+            let [store] = &mut self.store;
+            store.push(&mut self.reactor, &self.memory, op, slot as u64);
         }
     }
 
     /// Waits until something ended, and notes all that has in `ended`.
     fn lap(&mut self, way: Direction, point: Point) -> Result<(), RunError> {
         let until = Instant::now() + LAP_MAX;
-        self.engine
-            .enter(Wait::Until(Some(until)))
+        self.reactor
+            .enter(&mut self.store, Wait::Until(Some(until)))
             .map_err(RunError::Enter)?;
-        while let Some(event) = self.engine.reap() {
-            let Event::Done { token, result } = event else {
+        while let Some(event) = self.reactor.reap(&mut self.store) {
+            let Event::Done {
+                done: Done { token, result },
+                ..
+            } = event
+            else {
                 continue;
             };
             let number = token as usize;

@@ -3,7 +3,6 @@
 use std::os::fd::OwnedFd;
 
 use cleave_blk::spec::feature;
-use cleave_guest::Vring;
 use cleave_worker::VringStart;
 
 use crate::Refusal;
@@ -180,24 +179,22 @@ impl State {
         let starts_enabled = self.starts_enabled();
         let (_, entry) = self.vrings.get(u64::from(index))?;
         let settings = &mut entry.settings;
-        let bound = addrs.layout(size, &self.memory).and_then(|layout| {
-            Vring::new(self.memory.clone(), layout, features, settings.base)
-                .map(|vring| (layout, vring))
-                .map_err(|error| error.to_string())
+        let found = addrs.layout(size, &self.memory).and_then(|layout| {
+            let checked = layout.check(&self.memory);
+            checked.map(|()| layout).map_err(|error| error.to_string())
         });
-        let (layout, vring) = match bound {
-            Ok(bound) => bound,
-            Err(why) => {
-                settings.err.iter().for_each(ring);
-                return Err(Refusal::Vring(format!("vring {index} cannot start: {why}")));
-            }
-        };
+        let cannot = |why| Refusal::Vring(format!("vring {index} cannot start: {why}"));
+        let layout = found.map_err(|why| {
+            settings.err.iter().for_each(ring);
+            cannot(why)
+        })?;
         let call = copy_of(settings.call.as_ref())?;
         let err = copy_of(settings.err.as_ref())?;
         let worker = self.workers.start(index, &self.device, &self.memory)?;
         let answer = worker.start(VringStart {
             index,
-            vring,
+            layout,
+            base: settings.base,
             features,
             kick: std::mem::take(&mut settings.kick).into_fd(),
             call,
@@ -205,7 +202,8 @@ impl State {
             enabled: settings.enabled || starts_enabled,
         });
         entry.running = Some(layout);
-        answer.wait().ok_or_else(Refusal::worker_gone)
+        let started = answer.wait().ok_or_else(Refusal::worker_gone)?;
+        started.map_err(|error| cannot(error.to_string()))
     }
 
     fn settings(&mut self, index: u16, change: impl FnOnce(&mut crate::vrings::Settings)) {

@@ -5,6 +5,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use cleave_blk::Config;
 use cleave_blk::spec::feature;
@@ -20,6 +21,9 @@ use crate::{Refusal, SessionConfig};
 /// Data segments of one request that the guest is told of: 1 MiB in pages. More would cost the guest
 /// memory for every request that it may have in flight, and the daemon takes more in any case.
 const SEGMENTS_TOLD: u32 = 254;
+
+/// While memory is waited for: how often to look whether a worker has failed.
+const WORKER_CHECK: Duration = Duration::from_millis(100);
 
 /// Protocol features offered.
 pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
@@ -194,10 +198,21 @@ impl State {
         self.adopt(self.memory.without(guest_addr, user_addr, len_bytes))
     }
 
-    /// Live at once; returns when nothing refers to the old table, which is let go of with this.
+    /// Puts a table in force; returns when nothing refers any more to regions that it has not. Where none
+    /// has gone that is at once, whatever is in flight.
     fn adopt(&mut self, memory: Result<Arc<Memory>, MapError>) -> Result<(), Refusal> {
-        self.memory = memory.map_err(|error| Refusal::message(error.to_string()))?;
-        self.workers.bind(&self.memory)
+        let memory = memory.map_err(|error| Refusal::message(error.to_string()))?;
+        let before = std::mem::replace(&mut self.memory, memory);
+        let departure = before.departing(&self.memory);
+        drop(before);
+        self.workers.bind(&self.memory)?;
+        while !departure.is_over_within(WORKER_CHECK) {
+            // A worker that has failed keeps what the kernel may still write to.
+            if self.workers.have_failed() {
+                return Err(Refusal::worker_gone());
+            }
+        }
+        Ok(())
     }
 
     /// What each leg of a stripe had to do.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cleave_guest::Memory;
 use cleave_worker::{Device, Handle, LegTotals};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Refusal;
 
@@ -54,8 +55,7 @@ impl Workers {
             .checked_rem(cpus.len())
             .and_then(|at| cpus.get(at))
             .copied();
-        let name = format!("cleave-w{place}");
-        let handle = Handle::spawn(name, cpu, device.clone(), memory.clone(), alarm)
+        let handle = Handle::spawn(place, cpu, device.clone(), memory.clone(), alarm)
             .map_err(|error| Refusal::lost(format!("no worker for vring {vring}: {error}")))?;
         Ok(slot.insert(handle))
     }
@@ -73,8 +73,13 @@ impl Workers {
         sums
     }
 
-    /// Gives all workers a new memory table; returns when none of them refers to the old one. It is
-    /// live everywhere before the first is waited for, so that a slow one holds up no other.
+    /// Whether a worker cannot go on.
+    pub(crate) fn have_failed(&self) -> bool {
+        let mut alarm = [PollFd::new(&self.alarm, PollFlags::IN)];
+        poll(&mut alarm, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Gives all workers a new memory table; returns when they all take requests in it.
     pub(crate) fn bind(&self, memory: &Arc<Memory>) -> Result<(), Refusal> {
         let answers: Vec<_> = self
             .handles

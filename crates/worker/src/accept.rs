@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use cleave_blk::spec::{HEADER_BYTES, RANGE_BYTES};
 use cleave_blk::{Cut, Gate, Outcome, Plan, Request, Shape, Status, Verb};
-use cleave_engine::Engine;
-use cleave_guest::{Chain, Memory, Spot, Taken};
+use cleave_engine::{Reactor, Store};
+use cleave_guest::{Chain, Epoch, Memory, Spot, Taken};
 
 use crate::Device;
 use crate::flight::Flight;
 use crate::lane::Lane;
 use crate::record::{Laps, Recorder};
-use crate::slots::Timing;
+use crate::slots::{Slot, Timing};
 use crate::splitter::{Direction, Load, SPLIT_MIN_BYTES, Splitter};
 use crate::stats::{Stats, add, count};
 use crate::token::Token;
@@ -20,10 +20,12 @@ use crate::token::Token;
 /// change at any time (size, cache mode) is read anew for each chain: once the frontend has been told
 /// of a change, it holds for every chain that the guest makes available, and the batch at hand may
 /// take that one too.
-pub(crate) struct Acceptance<'a, E> {
-    pub(crate) engine: &'a mut E,
+pub(crate) struct Acceptance<'a, S> {
+    pub(crate) reactor: &'a mut Reactor,
+    pub(crate) store: &'a mut S,
     pub(crate) device: &'a Device,
-    pub(crate) memory: &'a Memory,
+    /// The memory that requests are taken in.
+    pub(crate) epoch: &'a Epoch,
     pub(crate) stats: &'a Stats,
     pub(crate) lane_number: u16,
     pub(crate) splitter: &'a mut Splitter,
@@ -65,7 +67,7 @@ impl Run {
     }
 }
 
-impl<E: Engine> Acceptance<'_, E> {
+impl<S: Store> Acceptance<'_, S> {
     /// Serves one chain as far as it goes without waiting. The head is free and there is room for a
     /// whole request.
     pub(crate) fn begin(&mut self, lane: &mut Lane, taken: Taken, chain: &mut Chain) {
@@ -74,7 +76,7 @@ impl<E: Engine> Acceptance<'_, E> {
         }
         let status = chain
             .status_addr()
-            .and_then(|addr| Some((addr, self.memory.spot(addr)?)));
+            .and_then(|addr| Some((addr, self.epoch.spot(addr)?)));
         let Some((status_addr, spot)) = status else {
             // Nowhere to say what is wrong; the chain still goes back.
             add(&self.stats.broken, 1);
@@ -84,23 +86,20 @@ impl<E: Engine> Acceptance<'_, E> {
         match self.parse(lane, taken, chain) {
             Ok(request) if request.verb == Verb::GetId => {
                 let outcome = self.identify(lane, &request, chain);
-                lane.push_used(taken.head, tell(self.memory, spot, outcome));
+                lane.push_used(taken.head, tell(self.epoch, spot, outcome));
             }
             Ok(request) => {
                 let pushed = self.push(lane, taken.head, &request, status_addr, chain);
                 if pushed == Pushed::Ended {
                     self.ended += 1;
                     let outcome = Outcome::ended(&request, Ok(()));
-                    lane.push_used(taken.head, tell(self.memory, spot, outcome));
+                    lane.push_used(taken.head, tell(self.epoch, spot, outcome));
                 }
             }
             Err(status) => {
                 add(&self.stats.refused, 1);
                 lane.record.refused(status);
-                lane.push_used(
-                    taken.head,
-                    tell(self.memory, spot, Outcome::refused(status)),
-                );
+                lane.push_used(taken.head, tell(self.epoch, spot, Outcome::refused(status)));
             }
         }
     }
@@ -112,7 +111,7 @@ impl<E: Engine> Acceptance<'_, E> {
         }
         let shape = chain.shape();
         let ranged = shape.readable_bytes == (HEADER_BYTES + RANGE_BYTES) as u64;
-        if !ranged && let Some(header) = self.memory.copy_16(chain.readable()) {
+        if !ranged && let Some(header) = self.epoch.copy_16(chain.readable()) {
             return self.judge(lane, &header, shape);
         }
         let mut head = [0; HEADER_BYTES + RANGE_BYTES];
@@ -120,7 +119,7 @@ impl<E: Engine> Acceptance<'_, E> {
         let head_bytes = if ranged { head.len() } else { HEADER_BYTES };
         let head = head.get_mut(..head_bytes).unwrap_or_default();
         let copied = self
-            .memory
+            .epoch
             .copy_in(chain.readable(), head)
             .map_err(|_| Status::IoErr)?;
         self.judge(lane, head.get(..copied).unwrap_or_default(), shape)
@@ -145,7 +144,7 @@ impl<E: Engine> Acceptance<'_, E> {
     fn identify(&mut self, lane: &mut Lane, request: &Request, chain: &mut Chain) -> Outcome {
         let len = request.len_bytes as usize;
         let answer = self.device.serial.get(..len).unwrap_or(&self.device.serial);
-        match self.memory.copy_out(chain.data_in(), answer) {
+        match self.epoch.copy_out(chain.data_in(), answer) {
             Ok(_) => {
                 add(&self.stats.others, 1);
                 lane.record.at_once(request.verb, request.len_bytes, 1);
@@ -196,10 +195,10 @@ impl<E: Engine> Acceptance<'_, E> {
         // What the splitter wants to hear of goes the long way.
         if timing.is_none()
             && let Some(op) = &whole
-            && self.engine.at_once(op)
+            && self.store.at_once(self.epoch, op)
         {
             if self.watched {
-                lane.record.watch(request, data, self.memory, self.laps);
+                lane.record.watch(request, data, self.epoch, self.laps);
             }
             self.ended(lane, request);
             return Pushed::Ended;
@@ -210,7 +209,8 @@ impl<E: Engine> Acceptance<'_, E> {
             op: 0,
         };
         let mut push = |op| {
-            self.engine.push(op, token.to_bits());
+            self.store
+                .push(self.reactor, self.epoch, op, token.to_bits());
             token.op += 1;
         };
         match whole {
@@ -226,8 +226,18 @@ impl<E: Engine> Acceptance<'_, E> {
         let changes = !matches!(request.verb, Verb::Read | Verb::Flush);
         let cached = changes && !cut.durable;
         self.flight.begun(request.verb, request.len_bytes);
-        lane.slots
-            .fill(head, *request, status_addr, token.op, cached, timing);
+        lane.slots.fill(
+            head,
+            Slot {
+                request: *request,
+                status_addr,
+                epoch: self.epoch.clone(),
+                ops_left: token.op,
+                cached,
+                timing,
+                failed: None,
+            },
+        );
         lane.record.began(head, request, data, self.laps);
         Pushed::UnderWay
     }
@@ -242,7 +252,7 @@ enum Pushed {
     Ended,
 }
 
-impl<E: Engine> Acceptance<'_, E> {
+impl<S: Store> Acceptance<'_, S> {
     /// How a read or write is split; small ones are not looked at twice, nor is a clock read for them.
     #[inline]
     fn split(&mut self, request: &Request) -> Option<Timing> {
@@ -261,7 +271,7 @@ impl<E: Engine> Acceptance<'_, E> {
     fn split_large(&mut self, direction: Direction, len_bytes: u64) -> Option<Timing> {
         let load = Load {
             requests: self.flight.requests(),
-            ops: u32::try_from(self.engine.in_flight()).unwrap_or(u32::MAX),
+            ops: u32::try_from(self.store.in_flight()).unwrap_or(u32::MAX),
         };
         let start_ns = nanoseconds(self.clock);
         let choice = self.splitter.choose(direction, len_bytes, load, start_ns);

@@ -2,27 +2,41 @@
 //! compiled once with it and once without.)
 
 use cleave_blk::Request;
+use cleave_guest::{Epoch, Memory};
 
 use crate::policy::{Budget, Did, Outlook, Pace, Pacer, Terms};
 use crate::record::Fine;
-use crate::slots::{Next, Slots};
+use crate::slots::{Next, Slot, Slots};
 use crate::{Split, Stats, Tuning};
 
 /// Requests in flight on one vring.
 #[derive(Debug)]
-pub struct InFlight(Slots);
+pub struct InFlight(Slots, Epoch);
 
 impl InFlight {
     /// None, of a vring of this size.
     pub fn new(vring_size: u16) -> InFlight {
-        InFlight(Slots::new(vring_size))
+        let memory = Memory::new(Vec::new());
+        InFlight(
+            Slots::new(vring_size),
+            memory.unwrap_or_else(|_| unreachable!()).into(),
+        )
     }
 
     /// A request begins, as the worker sees it: is the head free, then it is taken.
     #[inline]
     pub fn begin(&mut self, head: u16, request: Request, ops: u32) {
         if !self.0.is_taken(head) {
-            self.0.fill(head, request, 0, ops, false, None);
+            let slot = Slot {
+                request,
+                status_addr: 0,
+                epoch: self.1.clone(),
+                ops_left: ops,
+                cached: false,
+                timing: None,
+                failed: None,
+            };
+            self.0.fill(head, slot);
         }
     }
 

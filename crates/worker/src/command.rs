@@ -4,15 +4,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use cleave_guest::{Memory, Vring};
+use cleave_guest::{Memory, VringError, VringLayout};
 
 /// A vring handed to a worker.
 #[derive(Debug)]
 pub struct VringStart {
     /// Index in the device.
     pub index: u16,
-    /// The ring, bound to the memory that the worker has.
-    pub vring: Vring,
+    /// Where it lies, in the memory that the worker has.
+    pub layout: VringLayout,
+    /// Available position that it begins at.
+    pub base: u16,
     /// Feature bits that the guest acknowledged.
     pub features: u64,
     /// Kick; `None`: the guest never kicks, so its ring is polled.
@@ -36,7 +38,7 @@ pub(crate) enum Signal {
 /// A command and where its answer goes. Answers are sent when the command has been carried out.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Start(Box<VringStart>, SyncSender<()>),
+    Start(Box<VringStart>, SyncSender<Result<(), VringError>>),
     Stop(u16, SyncSender<Option<u16>>),
     Enable(u16, bool, SyncSender<()>),
     Signal(u16, Signal, SyncSender<()>),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-use cleave_guest::Memory;
+use cleave_guest::{Memory, VringError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::VringStart;
@@ -57,8 +57,8 @@ impl Control {
         ))
     }
 
-    /// Hands a vring over; answered when it is served.
-    pub fn start(&self, start: VringStart) -> Pending<()> {
+    /// Hands a vring over; answered when it is served, or cannot be.
+    pub fn start(&self, start: VringStart) -> Pending<Result<(), VringError>> {
         self.ask(|done| Command::Start(Box::new(start), done))
     }
 
@@ -89,8 +89,9 @@ impl Control {
         self.ask(|done| Command::Signal(index, Signal::Err(err), done))
     }
 
-    /// A new memory table: live at once, answered when no op refers to the old one. A vring that the
-    /// new table does not cover is retired.
+    /// A new memory table; answered when requests are taken in it. The old one is let go of when the last
+    /// request that was taken in it has been answered; [`Memory::departing`] tells. A vring that is not
+    /// in the new table rests until a later one has it.
     pub fn bind(&self, memory: Arc<Memory>) -> Pending<()> {
         self.ask(|done| Command::Bind(memory, done))
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
-use cleave_disk::{Disk, Store};
-use cleave_engine::{Engine, EngineError, LegStats, LegTotals, Model, Uring};
+use cleave_disk::Disk;
+use cleave_engine::{AnyStore, EngineError, LegStats, LegTotals, Reactor, Store};
 use cleave_guest::Memory;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -42,10 +42,10 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Starts a worker thread and makes its engine there. `alarm` (an eventfd) is written when the
-    /// worker cannot go on: guest memory was lost, or the worker itself failed.
+    /// Starts a worker thread, the `number`-th of its device, and makes its reactor and store there. `alarm`
+    /// (an eventfd) is written when the worker cannot go on: guest memory was lost, or the worker failed.
     pub fn spawn(
-        name: String,
+        number: usize,
         cpu: Option<usize>,
         device: Arc<Device>,
         memory: Arc<Memory>,
@@ -55,9 +55,11 @@ impl Handle {
         let (made, outcome) = sync_channel(1);
         let stats = Arc::new(Stats::default());
         let (shared, kept) = (stats.clone(), device.clone());
+        let name = format!("cleave-w{number}");
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             pin(cpu);
             let start = Start {
+                number,
                 device,
                 memory,
                 stats: shared,
@@ -68,12 +70,7 @@ impl Handle {
             let made = |answer| {
                 let _ = made.send(answer);
             };
-            match start.device.disk.store() {
-                Store::Model { .. } => start.run(Model::new, made),
-                Store::File { .. } | Store::Ram(_) | Store::Null { .. } => {
-                    start.run(Uring::new, made)
-                }
-            }
+            start.run(made);
         })?;
         let gone = || SpawnError::Thread(std::io::Error::other("the worker ended at once"));
         let legs = outcome.recv().map_err(|_| gone())??;
@@ -126,8 +123,14 @@ fn pin(cpu: Option<usize>) {
     }
 }
 
+/// A reactor that has room for all that a worker watches and signals, with so many ops in flight at most.
+pub fn reactor(disk: &Disk, ops: u16) -> Result<Reactor, EngineError> {
+    Reactor::new(&[disk], ops, WATCHES, BELLS)
+}
+
 /// What a worker's thread begins with.
 struct Start {
+    number: usize,
     device: Arc<Device>,
     memory: Arc<Memory>,
     stats: Arc<Stats>,
@@ -135,25 +138,23 @@ struct Start {
     alarm: Arc<OwnedFd>,
 }
 
-/// Makes an engine for so many ops, watches and bells.
-type Make<E> = fn(Arc<Disk>, Arc<Memory>, u16, u16, u16) -> Result<E, EngineError>;
-
 impl Start {
-    /// Makes engine and worker, says through `made` whether that went well (with the counters
-    /// of the legs), and turns until the end.
-    fn run<E: Engine>(self, make: Make<E>, made: impl FnOnce(Result<Arc<[LegStats]>, SpawnError>)) {
+    /// Makes the worker, says through `made` whether that went well (with the counters of the legs), and
+    /// turns until the end.
+    fn run(self, made: impl FnOnce(Result<Arc<[LegStats]>, SpawnError>)) {
         let alarm = self.alarm.clone();
-        match self.worker(make) {
+        match self.worker() {
             Ok(worker) => {
-                made(Ok(worker.engine.leg_stats()));
+                made(Ok(worker.store().leg_stats()));
                 turn(worker, &alarm);
             }
             Err(error) => made(Err(error)),
         }
     }
 
-    fn worker<E: Engine>(self, make: Make<E>) -> Result<Worker<E>, SpawnError> {
+    fn worker(self) -> Result<Worker<AnyStore>, SpawnError> {
         let Start {
+            number,
             device,
             memory,
             stats,
@@ -161,14 +162,17 @@ impl Start {
             alarm,
         } = self;
         let ops = device.config.ops.max(OPS_MIN);
-        let engine = make(device.disk.clone(), memory.clone(), ops, WATCHES, BELLS)?;
-        Ok(Worker::new(engine, device, memory, stats, commands, alarm)?)
+        let mut reactor = reactor(&device.disk, ops)?;
+        let store = AnyStore::open(&mut reactor, &device.disk, number, ops)?;
+        Ok(Worker::new(
+            reactor, store, device, memory, stats, commands, alarm,
+        )?)
     }
 }
 
 /// Turns until the end. A failure of our own (a broken ring, a panic) ends this device's session
-/// and no other: the alarm tells the session, and dropping the worker drains its engine.
-fn turn<E: Engine>(mut worker: Worker<E>, alarm: &OwnedFd) {
+/// and no other: the alarm tells the session, and dropping the worker drains its store.
+fn turn<S: Store>(mut worker: Worker<S>, alarm: &OwnedFd) {
     let ended = catch_unwind(AssertUnwindSafe(|| {
         worker.calibrate()?;
         loop {

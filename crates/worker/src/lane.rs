@@ -1,9 +1,8 @@
 //! One vring in the hands of a worker.
 
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use cleave_guest::{Memory, Vring, VringError};
+use cleave_guest::{Epoch, Vring, VringError};
 
 use crate::Completion;
 use crate::command::VringStart;
@@ -18,9 +17,9 @@ pub(crate) enum State {
     Running,
     /// Kept, not served; what is in flight still ends.
     Disabled,
-    /// Its memory was taken away. As it was, `Running` or `Disabled`, once a table has it again; until then it keeps
-    /// what it had, for what is in flight.
-    Unmapped { enabled: bool },
+    /// Its ring is not in the memory table, or other memory is there. What is in flight ends in the memory
+    /// that it had; then the vring goes on where the table in force has it, or waits for one that does.
+    Resting { enabled: bool },
     /// Broken by the guest: never served again, kept until control stops it.
     Retired,
     /// Control waits for what is in flight, then for the position.
@@ -83,12 +82,12 @@ impl Drowse {
 }
 
 impl Lane {
-    /// Takes a vring over; its descriptors go to the engine, and it then has what they are for.
-    pub(crate) fn new(start: VringStart, completion: Completion) -> Lane {
+    /// Takes a vring over; its descriptors go to the reactor.
+    pub(crate) fn new(start: VringStart, vring: Vring, completion: Completion) -> Lane {
         Lane {
             index: start.index,
-            slots: Slots::new(start.vring.size()),
-            vring: start.vring,
+            slots: Slots::new(vring.size()),
+            vring,
             features: start.features,
             has_kick: false,
             has_call: false,
@@ -117,33 +116,68 @@ impl Lane {
             // The next lap looks at the ring, kick or no kick.
             State::Running | State::Disabled if enable => self.state = State::Running,
             State::Running | State::Disabled => self.state = State::Disabled,
-            State::Unmapped { enabled } => *enabled = enable,
+            State::Resting { enabled } => *enabled = enable,
             State::Retired | State::Stopping(_) => {}
         }
     }
 
-    /// Moves to a changed memory table. `Err`: it is not wholly in that, and was until now.
-    pub(crate) fn rebind(&mut self, memory: Arc<Memory>) -> Result<(), VringError> {
-        // A retired vring is not served again: it keeps what it has until control stops it.
-        if matches!(self.state, State::Retired) {
+    /// Moves to a changed memory table. `Err`: the ring is not in it, and the vring was not resting yet.
+    pub(crate) fn follow(&mut self, epoch: &Epoch) -> Result<(), VringError> {
+        let waits = matches!(self.state, State::Resting { .. }) && self.vring.is_detached();
+        if (waits || self.vring.is_in(epoch)) && self.vring.attach(epoch).is_ok() {
+            self.wake();
             return Ok(());
         }
-        match (self.vring.rebind(memory), &self.state) {
-            (Ok(()), State::Unmapped { enabled: true }) => self.state = State::Running,
-            (Ok(()), State::Unmapped { enabled: false }) => self.state = State::Disabled,
-            (Err(error), State::Running | State::Disabled) => {
-                let enabled = self.is_running();
-                self.state = State::Unmapped { enabled };
-                return Err(error);
-            }
-            _ => {}
+        let enabled = match self.state {
+            State::Running => true,
+            State::Disabled => false,
+            // A retired vring is not served again, and one that stops only drains.
+            State::Resting { .. } | State::Retired | State::Stopping(_) => return Ok(()),
+        };
+        self.state = State::Resting { enabled };
+        self.vring.fits(epoch)
+    }
+
+    /// Lets go of memory that is needed no longer: a vring that rests goes on where the table has it.
+    pub(crate) fn settle(&mut self, epoch: &Epoch) {
+        if !self.can_settle() {
+            return;
         }
-        Ok(())
+        let goes_on = matches!(self.state, State::Resting { .. });
+        if goes_on && self.vring.attach(epoch).is_ok() {
+            self.wake();
+        } else {
+            self.vring.detach();
+        }
+    }
+
+    /// Is not served, and has memory all the same.
+    pub(crate) fn holds_on(&self) -> bool {
+        matches!(self.state, State::Resting { .. } | State::Retired) && !self.vring.is_detached()
+    }
+
+    /// Nothing is left that needs the memory.
+    pub(crate) fn can_settle(&self) -> bool {
+        self.holds_on() && self.has_answered()
+    }
+
+    fn has_answered(&self) -> bool {
+        self.slots.taken() == 0 && !self.dirty
+    }
+
+    /// Ends a rest.
+    fn wake(&mut self) {
+        if let State::Resting { enabled } = self.state {
+            self.state = match enabled {
+                true => State::Running,
+                false => State::Disabled,
+            };
+        }
     }
 
     /// Control waits, and nothing is left to wait for.
     pub(crate) fn is_drained(&self) -> bool {
-        matches!(self.state, State::Stopping(_)) && self.slots.taken() == 0 && !self.dirty
+        matches!(self.state, State::Stopping(_)) && self.has_answered()
     }
 
     /// Most requests to do on the spot before the next publish.

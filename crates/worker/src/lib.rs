@@ -32,7 +32,7 @@ pub use cleave_engine::LegTotals;
 pub use command::{Commands, VringStart};
 pub use control::{Control, Pending};
 pub use device::{Device, Learnt, Served, WorkerConfig};
-pub use handle::{Handle, SpawnError};
+pub use handle::{Handle, SpawnError, reactor};
 pub use splitter::{Choice, Direction, Load, Prior, Split, Splitter};
 pub use stats::{Mode, Stats, Totals};
 pub use tuning::{Coalesce, Completion, Tuning};

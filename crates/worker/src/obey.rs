@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TryRecvError};
 
-use cleave_engine::Engine;
-use cleave_guest::Memory;
+use cleave_engine::Store;
+use cleave_guest::{Memory, Vring, VringError};
 
 use crate::Splitter;
 use crate::command::{Command, Signal, VringStart};
@@ -13,28 +13,31 @@ use crate::record::Recorder;
 use crate::stats::add;
 use crate::worker::{LANES_MAX, Lap, Worker, call_bell, err_bell};
 
-/// Answers a command. Who no longer waits needs no answer.
+/// Answers a command. Where nobody waits any more, the answer is dropped.
 fn tell<T>(waiter: &SyncSender<T>, answer: T) {
     let _ = waiter.try_send(answer);
 }
 
-impl<E: Engine> Worker<E> {
+impl<S: Store> Worker<S> {
     /// Control waits for something that a later lap makes true.
     pub(crate) fn waits(&self) -> bool {
-        self.stopping > 0 || self.exiting || !self.binds.is_empty()
+        self.stopping > 0 || self.exiting || self.unsettled
     }
 
     /// Something that control waits for has become true.
     pub(crate) fn is_due(&self) -> bool {
         self.waits()
             && (self.is_ended()
-                || (!self.binds.is_empty() && self.engine.is_settled())
-                || self.lanes.iter().flatten().any(Lane::is_drained))
+                || self
+                    .lanes
+                    .iter()
+                    .flatten()
+                    .any(|lane| lane.is_drained() || lane.can_settle()))
     }
 
     fn is_ended(&self) -> bool {
         self.exiting
-            && self.engine.in_flight() == 0
+            && self.store().in_flight() == 0
             && self.lanes.iter().flatten().all(|lane| !lane.dirty)
     }
 
@@ -54,11 +57,9 @@ impl<E: Engine> Worker<E> {
                 }
             }
         }
-        self.let_go_of_drained();
+        self.settle();
+        self.release_drained_lanes();
         self.make_wish();
-        if !self.binds.is_empty() && self.engine.is_settled() {
-            self.binds.drain(..).for_each(|waiter| tell(&waiter, ()));
-        }
         if self.is_ended() {
             Lap::Ended
         } else {
@@ -69,8 +70,8 @@ impl<E: Engine> Worker<E> {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Start(start, done) => {
-                self.start(*start);
-                tell(&done, ());
+                let started = self.start(*start);
+                tell(&done, started);
             }
             Command::Stop(index, done) => self.stop(index, done),
             Command::Enable(index, enabled, done) => {
@@ -81,7 +82,10 @@ impl<E: Engine> Worker<E> {
                 self.set_signal(index, signal);
                 tell(&done, ());
             }
-            Command::Bind(memory, done) => self.bind(memory, done),
+            Command::Bind(memory, done) => {
+                self.bind(memory);
+                tell(&done, ());
+            }
             Command::Exit => {
                 self.exiting = true;
                 for lane in self.lanes.iter_mut().flatten() {
@@ -112,7 +116,9 @@ impl<E: Engine> Worker<E> {
         self.tuning = tuning;
     }
 
-    fn start(&mut self, mut start: VringStart) {
+    fn start(&mut self, mut start: VringStart) -> Result<(), VringError> {
+        let epoch = self.epoch.clone();
+        let vring = Vring::new(epoch, start.layout, start.features, start.base)?;
         let free = self.lanes.iter().position(Option::is_none);
         let number = free.unwrap_or(self.lanes.len());
         if number >= usize::from(LANES_MAX) {
@@ -121,11 +127,11 @@ impl<E: Engine> Worker<E> {
                 self.device.disk.name(),
                 start.index
             );
-            return;
+            return Ok(());
         }
         let (kick, call, err) = (start.kick.take(), start.call.take(), start.err.take());
         let completion = self.tuning.completion_of(start.index);
-        let mut lane = Lane::new(start, completion);
+        let mut lane = Lane::new(start, vring, completion);
         let record = self.device.records.of(lane.index);
         lane.record = Recorder::new(record, lane.vring.size());
         if free.is_none() {
@@ -137,6 +143,7 @@ impl<E: Engine> Worker<E> {
         self.apply(number as u16, Signal::Kick(kick));
         self.apply(number as u16, Signal::Err(err));
         self.apply(number as u16, Signal::Call(call));
+        Ok(())
     }
 
     fn number_of(&self, index: u16) -> Option<usize> {
@@ -182,52 +189,66 @@ impl<E: Engine> Worker<E> {
                     lane.has_kick = kick.is_some();
                 }
                 match kick {
-                    Some(fd) => self.engine.watch(number, fd),
-                    None => self.engine.unwatch(number),
+                    Some(fd) => self.reactor.watch(number, fd),
+                    None => self.reactor.unwatch(number),
                 }
             }
             Signal::Call(call) => {
                 if let Some(lane) = self.lanes[usize::from(number)].as_mut() {
                     lane.has_call = call.is_some();
                 }
-                self.engine.set_bell(call_bell(number), call);
+                self.reactor.set_bell(call_bell(number), call);
                 // The guest may have waited through a reconnect for a call that nobody sent.
-                self.engine.ring(call_bell(number));
+                self.reactor.ring(call_bell(number));
             }
-            Signal::Err(err) => self.engine.set_bell(err_bell(number), err),
+            Signal::Err(err) => self.reactor.set_bell(err_bell(number), err),
         }
     }
 
-    fn bind(&mut self, memory: Arc<Memory>, done: SyncSender<()>) {
-        self.engine.bind(memory.clone());
-        self.memory = memory;
+    /// Puts a memory table in force.
+    fn bind(&mut self, memory: Arc<Memory>) {
+        self.epoch = memory.into();
+        self.unsettled = true;
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].as_mut() else {
                 continue;
             };
             // Some frontends take the memory away for a moment, when they move its borders.
-            if let Err(error) = lane.rebind(self.memory.clone()) {
+            if let Err(error) = lane.follow(&self.epoch) {
                 let index = lane.index;
-                self.engine.ring(err_bell(number as u16));
+                self.reactor.ring(err_bell(number as u16));
                 self.say(|name| {
-                    tracing::warn!("{name}: vring {index} rests until its memory is back: {error}");
+                    tracing::warn!(
+                        "{name}: vring {index} is not served until its memory is back: {error}"
+                    );
                 });
             }
         }
-        self.binds.push(done);
+    }
+
+    /// Has vrings that are not served let go of memory that they need no longer.
+    fn settle(&mut self) {
+        if !self.unsettled {
+            return;
+        }
+        self.unsettled = false;
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.settle(&self.epoch);
+            self.unsettled |= lane.holds_on();
+        }
     }
 
     /// Gives back the vrings that control waits for. Their last call was sent by the `enter` before.
-    fn let_go_of_drained(&mut self) {
+    fn release_drained_lanes(&mut self) {
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].take_if(|lane| lane.is_drained()) else {
                 continue;
             };
             let slot = number as u16;
             self.stopping -= 1;
-            self.engine.unwatch(slot);
-            self.engine.set_bell(call_bell(slot), None);
-            self.engine.set_bell(err_bell(slot), None);
+            self.reactor.unwatch(slot);
+            self.reactor.set_bell(call_bell(slot), None);
+            self.reactor.set_bell(err_bell(slot), None);
             if let State::Stopping(done) = lane.state {
                 tell(&done, Some(lane.vring.base()));
             }

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use cleave_engine::{Engine, Wait};
+use cleave_engine::{Store, Wait};
 
 use crate::accept::nanoseconds;
 use crate::neighbours::yield_core;
@@ -39,7 +39,7 @@ pub(crate) enum Wish {
     PollAlways,
 }
 
-impl<E: Engine> Worker<E> {
+impl<S: Store> Worker<S> {
     /// Time on the clock that all workers of the device share.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
@@ -78,7 +78,7 @@ impl<E: Engine> Worker<E> {
                 self.disarm();
                 return Wait::No;
             }
-            _ if self.engine.polls() => match self.look_on(did) {
+            _ if self.store().polls() => match self.look_on(did) {
                 None => return Wait::No,
                 nap => nap,
             },
@@ -226,7 +226,7 @@ impl<E: Engine> Worker<E> {
                     add(&self.stats.calls, 1);
                     let held_ns = since_ns.map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
                     lane.record.called(held_ns);
-                    self.engine.ring(call_bell(slot));
+                    self.reactor.ring(call_bell(slot));
                 }
                 Call::None => {
                     add(&self.stats.calls_suppressed, 1);
@@ -260,7 +260,7 @@ impl<E: Engine> Worker<E> {
                     lane.record.called(now_ns.saturating_sub(since_ns));
                     lane.caller.settle();
                     add(&self.stats.calls, 1);
-                    self.engine.ring(call_bell(slot));
+                    self.reactor.ring(call_bell(slot));
                 }
                 due_ns => self.call_due_ns = self.call_due_ns.into_iter().chain(due_ns).min(),
             }
@@ -276,7 +276,8 @@ impl<E: Engine> Worker<E> {
         let mut late_ns = [0; TRIAL_SLEEPS];
         for late_ns in &mut late_ns {
             let until = Instant::now() + TRIAL_SLEEP;
-            self.engine.enter(Wait::Until(Some(until)))?;
+            self.reactor
+                .enter(&mut self.store, Wait::Until(Some(until)))?;
             // A command is there nearly always, and would end all the sleeps that follow if it was not seen.
             self.reap();
             // Woken earlier by one: none was measured.
@@ -325,8 +326,7 @@ mod tests {
         let device = Arc::new(Device::new(Arc::new(disk), [0; 20], true, config, tuning));
         let memory = Memory::new(Vec::new()).unwrap();
         let alarm = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-        let worker =
-            Handle::spawn("calibrated".to_owned(), None, device.clone(), memory, alarm).unwrap();
+        let worker = Handle::spawn(0, None, device.clone(), memory, alarm).unwrap();
         worker.enable(0, true).wait().unwrap();
         let wake_ns = device.wake_ns.load(Ordering::Relaxed);
         assert!(wake_ns > 1, "{wake_ns} ns");

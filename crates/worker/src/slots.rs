@@ -1,6 +1,7 @@
 //! Requests in flight, by the head of their chain.
 
 use cleave_blk::{Outcome, Request, Verb};
+use cleave_guest::Epoch;
 
 use crate::Choice;
 
@@ -12,26 +13,30 @@ pub(crate) struct Timing {
 }
 
 /// What is kept of a request until all its ops have ended.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Slot {
-    request: Request,
-    status_addr: u64,
-    ops_left: u32,
+    pub(crate) request: Request,
+    pub(crate) status_addr: u64,
+    /// The memory in which it was taken, and is answered.
+    pub(crate) epoch: Epoch,
+    /// At least one.
+    pub(crate) ops_left: u32,
     /// A write that was pushed while the cache was write-back.
-    cached: bool,
+    pub(crate) cached: bool,
     /// Of a large request: how it was split, and when it was planned.
-    timing: Option<Timing>,
+    pub(crate) timing: Option<Timing>,
     /// Lowest-numbered op that failed, and its errno: the first error by offset decides the status.
-    failed: Option<(u32, i32)>,
+    pub(crate) failed: Option<(u32, i32)>,
 }
 
 /// A request whose last op has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) verb: Verb,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
     pub(crate) status_addr: u64,
+    pub(crate) epoch: Epoch,
     pub(crate) outcome: Outcome,
     pub(crate) timing: Option<Timing>,
     /// Errno of the op that failed it.
@@ -48,7 +53,7 @@ impl Ended {
 }
 
 /// What follows the end of an op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Others of the request are under way.
     Wait,
@@ -94,27 +99,12 @@ impl Slots {
         }
     }
 
-    /// Keeps a request whose `ops` ops have been pushed. The head must be free.
+    /// Keeps a request whose ops have been pushed. The head must be free.
     #[inline]
-    pub(crate) fn fill(
-        &mut self,
-        head: u16,
-        request: Request,
-        status_addr: u64,
-        ops: u32,
-        cached: bool,
-        timing: Option<Timing>,
-    ) {
+    pub(crate) fn fill(&mut self, head: u16, request: Slot) {
         if let Some(slot) = self.table.get_mut(usize::from(head)) {
-            debug_assert!(slot.is_none() && ops > 0);
-            *slot = Some(Slot {
-                request,
-                status_addr,
-                ops_left: ops,
-                cached,
-                timing,
-                failed: None,
-            });
+            debug_assert!(slot.is_none() && request.ops_left > 0);
+            *slot = Some(request);
             self.taken += 1;
         }
     }
@@ -166,6 +156,7 @@ impl Slot {
             offset_bytes: self.request.offset_bytes,
             len_bytes: self.request.len_bytes,
             status_addr: self.status_addr,
+            epoch: self.epoch,
             outcome,
             timing: self.timing,
             errno,
@@ -176,14 +167,24 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use cleave_blk::Status;
+    use cleave_guest::Memory;
 
     use super::*;
 
-    fn read(len_bytes: u64) -> Request {
-        Request {
-            verb: Verb::Read,
-            offset_bytes: 0,
-            len_bytes,
+    /// A read of so many bytes in so many ops.
+    fn read(len_bytes: u64, ops_left: u32, status_addr: u64, cached: bool) -> Slot {
+        Slot {
+            request: Request {
+                verb: Verb::Read,
+                offset_bytes: 0,
+                len_bytes,
+            },
+            status_addr,
+            epoch: Memory::new(Vec::new()).unwrap().into(),
+            ops_left,
+            cached,
+            timing: None,
+            failed: None,
         }
     }
 
@@ -203,7 +204,7 @@ mod tests {
             (false, true, false, false),
             (true, true, true, false),
         ] {
-            slots.fill(0, read(512), 0, 1, cached, None);
+            slots.fill(0, read(512, 1, 0, cached));
             let result = if failed { Err(5) } else { Ok(()) };
             let next = slots.op_ended(0, 0, result, write_through);
             assert_eq!(
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn request_ends_with_its_last_op() {
         let mut slots = Slots::new(8);
-        slots.fill(3, read(4096), 77, 3, false, None);
+        slots.fill(3, read(4096, 3, 77, false));
         assert!(slots.is_taken(3) && !slots.is_taken(2));
         assert_eq!(slots.op_ended(3, 1, Ok(()), false), Next::Wait);
         assert_eq!(slots.op_ended(3, 0, Ok(()), false), Next::Wait);
@@ -243,7 +244,7 @@ mod tests {
     #[test]
     fn first_error_by_offset_decides_whatever_ends_first() {
         let mut slots = Slots::new(1);
-        slots.fill(0, read(4096), 0, 3, false, None);
+        slots.fill(0, read(4096, 3, 0, false));
         assert_eq!(slots.op_ended(0, 2, Err(5), false), Next::Wait);
         assert_eq!(slots.op_ended(0, 1, Err(28), false), Next::Wait);
         let ended = ended(slots.op_ended(0, 0, Ok(()), false));

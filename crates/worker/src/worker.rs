@@ -4,12 +4,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind};
-use cleave_engine::{Engine, Event, Wait};
-use cleave_guest::{Chain, Memory, VringFault};
+use cleave_engine::{Event, Reactor, Store, Wait};
+use cleave_guest::{Chain, Epoch, Memory, VringFault};
 
 use crate::accept::{Acceptance, Run, answer, nanoseconds};
 use crate::command::Commands;
@@ -52,7 +51,7 @@ const SYNC: Op<'static> = Op {
 };
 const SYNC_OP: u32 = u32::MAX;
 
-/// Watch slots that a worker needs of its engine.
+/// Watch slots that a worker needs of its reactor.
 pub(crate) const WATCHES: u16 = LANES_MAX + 1;
 /// Bell slots: lane `n` calls by `2n` and reports its end by `2n + 1`.
 pub(crate) const BELLS: u16 = LANES_MAX * 2;
@@ -104,11 +103,14 @@ pub enum Lap {
     Ended,
 }
 
-/// Serves some vrings of one device on one engine. `lap` until [`Lap::Ended`].
-pub struct Worker<E> {
-    pub(crate) engine: E,
+/// Serves some vrings of one device. `lap` until [`Lap::Ended`].
+pub struct Worker<S: Store> {
+    pub(crate) reactor: Reactor,
+    /// The disk's store on this thread.
+    pub(crate) store: [S; 1],
     pub(crate) device: Arc<Device>,
-    pub(crate) memory: Arc<Memory>,
+    /// The memory table in force.
+    pub(crate) epoch: Epoch,
     pub(crate) pacer: Pacer,
     pub(crate) wish: Wish,
     pub(crate) neighbours: Neighbours,
@@ -133,12 +135,12 @@ pub struct Worker<E> {
     /// would keep those behind it from ever being served.
     pub(crate) first: usize,
     pub(crate) chain: Chain,
-    /// Waiters for the old memory to be let go.
-    pub(crate) binds: Vec<SyncSender<()>>,
     /// Control has something under way: do not sleep before it is looked at.
     pub(crate) busy_control: bool,
     /// Vrings that control waits for.
     pub(crate) stopping: usize,
+    /// Some vring that is not served still has memory of an earlier table.
+    pub(crate) unsettled: bool,
     pub(crate) exiting: bool,
     pub(crate) lost: bool,
     pub(crate) said: Option<Instant>,
@@ -149,30 +151,32 @@ pub struct Worker<E> {
     pub(crate) laps: Laps,
 }
 
-impl<E: Engine> Worker<E> {
-    /// Puts a worker together; `engine` must be bound to `memory`.
+impl<S: Store> Worker<S> {
+    /// Puts a worker together, whose guest has this memory.
     pub fn new(
-        mut engine: E,
+        mut reactor: Reactor,
+        store: S,
         device: Arc<Device>,
         memory: Arc<Memory>,
         stats: Arc<Stats>,
         commands: Commands,
         alarm: Arc<OwnedFd>,
-    ) -> io::Result<Worker<E>> {
-        engine.watch(COMMAND_WATCH, commands.bell.try_clone()?);
+    ) -> io::Result<Worker<S>> {
+        reactor.watch(COMMAND_WATCH, commands.bell.try_clone()?);
         // Known to control first: a change that comes from here on rings the bell, and one that came
         // before is found.
         let bell = commands.bell.clone();
         device
             .registry
-            .enter(stats.clone(), bell, engine.leg_stats());
+            .enter(stats.clone(), bell, store.leg_stats());
         let turn = device.registry.turn();
         let tuning = device.tuning();
         let learnt = device.learnt.take(&tuning.split);
         let splitter = learnt.unwrap_or_else(|| Splitter::new(tuning.split.clone()));
         device.registry.show(&stats, splitter.board());
         Ok(Worker {
-            engine,
+            reactor,
+            store: [store],
             pacer: Pacer::new(wake_ns(&device)),
             laps: Laps::new(device.began, device.records.is_on()),
             wish: Wish::default(),
@@ -185,16 +189,16 @@ impl<E: Engine> Worker<E> {
             ops_max: device.ops_max(&tuning.split),
             tuning,
             device,
-            memory,
+            epoch: Epoch::from(memory),
             stats,
             commands,
             alarm,
             lanes: Vec::new(),
             first: 0,
             chain: Chain::new(),
-            binds: Vec::new(),
             busy_control: true,
             stopping: 0,
+            unsettled: false,
             exiting: false,
             lost: false,
             said: None,
@@ -216,7 +220,7 @@ impl<E: Engine> Worker<E> {
             add(&self.stats.laps, 1);
             self.stats
                 .polled
-                .store(self.engine.polled(), Ordering::Relaxed);
+                .store(self.reactor.polled(), Ordering::Relaxed);
             self.vain_looks = 0;
             self.record_lap();
         } else {
@@ -225,20 +229,20 @@ impl<E: Engine> Worker<E> {
         let did = Did {
             arrived: took.awaited as u32,
             ended: (reaped + at_once) as u32,
-            in_flight: self.engine.in_flight() as u32,
+            in_flight: self.store().in_flight() as u32,
             more: took.more,
         };
         if self.call_due_ns.is_some() {
             self.pay_calls();
         }
-        if self.memory.is_lost() {
+        if self.epoch.is_lost() {
             self.lose_memory();
         }
         let wait = self.pace(did);
         if wait == Wait::No && took.chains + reaped + at_once == 0 {
             std::hint::spin_loop();
         }
-        self.engine.enter(wait)?;
+        self.reactor.enter(&mut self.store, wait)?;
         if wait != Wait::No {
             add(&self.stats.wakeups, 1);
             self.laps.slept();
@@ -252,11 +256,11 @@ impl<E: Engine> Worker<E> {
     /// Collects what has ended; how many ops that were.
     pub(crate) fn reap(&mut self) -> usize {
         let mut ended = 0;
-        while let Some(event) = self.engine.reap() {
+        while let Some(event) = self.reactor.reap(&mut self.store) {
             match event {
-                Event::Done { token, result } => {
+                Event::Done { done, .. } => {
                     ended += 1;
-                    self.op_ended(Token::from_bits(token), result);
+                    self.op_ended(Token::from_bits(done.token), done.result);
                 }
                 Event::Woken {
                     slot: COMMAND_WATCH,
@@ -286,9 +290,7 @@ impl<E: Engine> Worker<E> {
             // At most 64 legs.
             let leg = synced_leg as u16 + 1;
             let op = token.op - 1;
-            return self
-                .engine
-                .push(Op { leg, ..SYNC }, Token { op, ..token }.to_bits());
+            return self.push_sync(leg, Token { op, ..token });
         }
         let write_through = self.device.is_write_through(lane.features);
         let ended = match lane
@@ -303,7 +305,7 @@ impl<E: Engine> Worker<E> {
                     op: SYNC_OP,
                     ..token
                 };
-                return self.engine.push(SYNC, token.to_bits());
+                return self.push_sync(0, token);
             }
         };
         self.flight.ended(ended.verb, ended.len_bytes);
@@ -321,14 +323,30 @@ impl<E: Engine> Worker<E> {
             Some(_) => add(&self.stats.failed, 1),
             None => count(&self.stats, ended.verb, ended.len_bytes, 1),
         }
-        let (memory, laps) = (&self.memory, &mut self.laps);
         lane.record
-            .ended(token.head, &ended, exact_ns, memory, laps);
-        let used = answer(&self.memory, ended.status_addr, ended.outcome);
+            .ended(token.head, &ended, exact_ns, &ended.epoch, &mut self.laps);
+        // Through the memory in which it was taken, whatever the table in force has there.
+        let used = answer(&ended.epoch, ended.status_addr, ended.outcome);
         lane.push_used(token.head, used);
         if ended.errno.is_some() {
             self.report(&ended);
         }
+    }
+
+    fn push_sync(&mut self, leg: u16, token: Token) {
+        let [store] = &mut self.store;
+        store.push(
+            &mut self.reactor,
+            &self.epoch,
+            Op { leg, ..SYNC },
+            token.to_bits(),
+        );
+    }
+
+    #[inline]
+    pub(crate) fn store(&self) -> &S {
+        let [store] = &self.store;
+        store
     }
 
     /// Takes what is available, as far as there is room for whole requests.
@@ -359,15 +377,16 @@ impl<E: Engine> Worker<E> {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.engine.room() >= self.ops_max
+        self.store().room() >= self.ops_max
     }
 
     fn accept_lane(&mut self, slot: usize) -> Took {
         let Worker {
             lanes,
-            engine,
+            reactor,
+            store: [store],
             device,
-            memory,
+            epoch,
             stats,
             chain,
             splitter,
@@ -384,9 +403,10 @@ impl<E: Engine> Worker<E> {
             return Took::default();
         }
         let mut acceptance = Acceptance {
-            engine,
+            reactor,
+            store,
             device,
-            memory,
+            epoch,
             stats,
             lane_number: slot as u16,
             splitter,
@@ -452,9 +472,10 @@ impl<E: Engine> Worker<E> {
             lane.state = State::Retired;
         }
         let index = lane.index;
+        self.unsettled = true;
         self.make_wish();
         add(&self.stats.retired, 1);
-        self.engine.ring(err_bell(slot as u16));
+        self.reactor.ring(err_bell(slot as u16));
         self.say(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));
     }
 
@@ -499,9 +520,10 @@ impl<E: Engine> Worker<E> {
     }
 }
 
-impl<E> Drop for Worker<E> {
-    /// What was learnt about splitting stays with the device, and what came of it is told.
+impl<S: Store> Drop for Worker<S> {
+    /// Waits for what is in flight. What was learnt about splitting stays with the device, and is logged.
     fn drop(&mut self) {
+        self.reactor.close(&mut self.store);
         self.device.registry.leave(&self.stats);
         let name = self.device.disk.name();
         for state in self.splitter.states() {
@@ -518,20 +540,20 @@ impl<E> Drop for Worker<E> {
 
 /// Takes chains while there is room for whole requests, and time; how many, and why no more.
 #[inline]
-fn take_batch<E: Engine>(
-    acceptance: &mut Acceptance<'_, E>,
+fn take_batch<S: Store>(
+    acceptance: &mut Acceptance<'_, S>,
     lane: &mut Lane,
     chain: &mut Chain,
     ops_max: usize,
 ) -> (usize, Stop) {
     let mut chains = 0;
     let at_once_max = lane.at_once_max();
-    let take_max = match acceptance.engine.in_flight() {
+    let take_max = match acceptance.store.in_flight() {
         0 => TAKE_MAX_IDLE,
         _ => TAKE_MAX,
     };
     let within = |chains, ended| chains < take_max && ended < at_once_max;
-    while within(chains, acceptance.ended) && acceptance.engine.room() >= ops_max {
+    while within(chains, acceptance.ended) && acceptance.store.room() >= ops_max {
         match lane.vring.take(chain) {
             Ok(None) => return (chains, Stop::Drained),
             Ok(Some(taken)) if lane.slots.is_taken(taken.head) => {

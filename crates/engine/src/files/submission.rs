@@ -8,7 +8,6 @@ use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
 use super::Files;
-use crate::ring::FIRST_LEG_SLOT;
 use crate::table::{Method, Step};
 
 /// Most that the kernel moves at once (MAX_RW_COUNT); the rest comes as a short transfer.
@@ -24,7 +23,7 @@ impl Files {
         let left = entry.window.len - entry.moved;
         // Bounded by the constant, so it fits.
         let len = left.min(MOVED_AT_ONCE) as u32;
-        let file = Fixed(FIRST_LEG_SLOT + u32::from(entry.leg));
+        let file = Fixed(self.seat.first_file + u32::from(entry.leg));
         let flags = match self.leg(entry.leg).facts.writes_durably(entry.kind) {
             true => libc::RWF_DSYNC,
             false => 0,

@@ -2,16 +2,15 @@
 //! it, and a busy vring leaves room for the others.
 
 use std::cell::RefCell;
-use std::io;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use cleave_blk::{Op, OpKind, Plan};
-use cleave_engine::{Engine, Event, Wait};
-use cleave_guest::{Memory, Vring};
-use cleave_worker::{Control, Device, Stats, VringStart, Worker};
+use cleave_engine::{Done, Reactor, Store, Wait};
+use cleave_guest::Epoch;
+use cleave_worker::{Control, Device, Stats, VringStart, Worker, reactor};
 
 use crate::driver::{Ask, Driver};
 use crate::{FEATURES, device, event};
@@ -26,35 +25,30 @@ struct Meddler {
     ended: Vec<u64>,
 }
 
-impl Engine for Meddler {
+impl Store for Meddler {
     fn room(&self) -> usize {
         self.ops - self.ended.len()
     }
     fn in_flight(&self) -> usize {
         self.ended.len()
     }
-    fn push(&mut self, op: Op<'_>, token: u64) {
+    fn push(&mut self, _: &mut Reactor, _: &Epoch, op: Op<'_>, token: u64) {
         self.pushed.borrow_mut().push((op.kind, token));
         self.ended.push(token);
         if let Some(meddle) = self.meddle.take() {
             meddle();
         }
     }
-    fn reap(&mut self) -> Option<Event> {
+    fn reap(&mut self) -> Option<Done> {
         let token = self.ended.pop()?;
         let result = Ok(());
-        Some(Event::Done { token, result })
+        Some(Done { token, result })
     }
-    fn enter(&mut self, _: Wait) -> io::Result<()> {
-        Ok(())
+    fn is_ready(&self) -> bool {
+        !self.ended.is_empty()
     }
-    fn watch(&mut self, _: u16, _: OwnedFd) {}
-    fn unwatch(&mut self, _: u16) {}
-    fn set_bell(&mut self, _: u16, _: Option<OwnedFd>) {}
-    fn ring(&mut self, _: u16) {}
-    fn bind(&mut self, _: Arc<Memory>) {}
-    fn is_settled(&self) -> bool {
-        true
+    fn before_enter(&mut self, _: &mut Reactor, _: Wait) -> Option<Duration> {
+        Some(Duration::ZERO)
     }
 }
 
@@ -66,7 +60,7 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
     let driver = Rc::new(RefCell::new(Driver::new()));
     let memory = driver.borrow().memory();
     let pushed = Rc::default();
-    let engine = Meddler {
+    let store = Meddler {
         ops: 64,
         pushed: Rc::clone(&pushed),
         meddle: Some(Box::new({
@@ -81,11 +75,13 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
     };
     let (control, commands) = Control::channel().unwrap();
     let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
-    let mut worker = Worker::new(engine, device, memory.clone(), stats, commands, alarm).unwrap();
-    let vring = Vring::new(memory, Driver::layout(), FEATURES, 0).unwrap();
+    let reactor = reactor(&device.disk, 64).unwrap();
+    let worker = Worker::new(reactor, store, device, memory, stats, commands, alarm);
+    let mut worker = worker.unwrap();
     let started = control.start(VringStart {
         index: 0,
-        vring,
+        layout: Driver::layout(),
+        base: 0,
         features: FEATURES,
         kick: Some(event()),
         call: None,
@@ -95,7 +91,7 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
     let ask = Ask::write(0, vec![1; 512], 512, false);
     driver.borrow_mut().submit(&ask).unwrap();
     worker.lap().unwrap();
-    started.wait().unwrap();
+    started.wait().unwrap().unwrap();
     worker.lap().unwrap();
     let expected = [false, true].map(|durable| OpKind::Write { durable });
     // Behind them comes the sync that makes up for the first.
@@ -110,7 +106,7 @@ fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
     let mut driver = Driver::new();
     let memory = driver.memory();
     let pushed = Rc::default();
-    let engine = Meddler {
+    let store = Meddler {
         ops: Plan::OPS_MAX,
         pushed: Rc::clone(&pushed),
         meddle: None,
@@ -118,13 +114,15 @@ fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
     };
     let (control, commands) = Control::channel().unwrap();
     let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
-    let mut worker = Worker::new(engine, device, memory.clone(), stats, commands, alarm).unwrap();
+    let reactor = reactor(&device.disk, 64).unwrap();
+    let worker = Worker::new(reactor, store, device, memory, stats, commands, alarm);
+    let mut worker = worker.unwrap();
     // Both look at the same ring, so that both have the same work.
     for index in 0..2 {
-        let vring = Vring::new(memory.clone(), Driver::layout(), FEATURES, 0).unwrap();
         let _started = control.start(VringStart {
             index,
-            vring,
+            layout: Driver::layout(),
+            base: 0,
             features: FEATURES,
             kick: Some(event()),
             call: None,

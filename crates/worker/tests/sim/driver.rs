@@ -44,6 +44,13 @@ pub(crate) struct Ask {
     pub(crate) indirect: bool,
 }
 
+/// A part of the guest's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Rings,
+    Requests,
+}
+
 pub(crate) struct Driver {
     file: File,
     avail: u16,
@@ -87,6 +94,37 @@ impl Driver {
             file,
         };
         Memory::new(vec![region]).unwrap()
+    }
+
+    /// Part of the memory: the rings, or all that requests name.
+    pub(crate) fn region(&self, part: Part) -> RegionSpec {
+        let (start, len_bytes) = match part {
+            Part::Rings => (0, AREAS),
+            Part::Requests => (AREAS, MEMORY_BYTES - AREAS),
+        };
+        RegionSpec {
+            guest_addr: BASE + start,
+            user_addr: 0x7000_0000_0000 + start,
+            len_bytes,
+            file_offset: start,
+            file: self.file.try_clone().unwrap(),
+        }
+    }
+
+    /// Goes on in a copy of the memory; gives back the file that it was in.
+    pub(crate) fn move_to_a_copy(&mut self) -> File {
+        let mut bytes = vec![0; MEMORY_BYTES as usize];
+        self.file.read_exact_at(&mut bytes, 0).unwrap();
+        let copy = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+        copy.write_all_at(&bytes, 0).unwrap();
+        std::mem::replace(&mut self.file, copy)
+    }
+
+    /// The used index in a file that the memory was in before.
+    pub(crate) fn used_index_in(file: &File) -> u16 {
+        let mut bytes = [0; 2];
+        file.read_exact_at(&mut bytes, USED + 2).unwrap();
+        u16::from_le_bytes(bytes)
     }
 
     pub(crate) fn layout() -> VringLayout {

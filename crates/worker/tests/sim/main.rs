@@ -7,6 +7,7 @@
 mod batch;
 mod control;
 mod driver;
+mod table;
 mod wake;
 
 use std::collections::HashMap;
@@ -19,11 +20,10 @@ use std::time::Duration;
 use cleave_blk::spec::{feature, request_type, status};
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_engine::{Random, Sim, SimConfig, SimStore};
-use cleave_guest::Vring;
 use cleave_worker::record::{ErrorKind, Kind, Stage, Way};
 use cleave_worker::{
-    Coalesce, Completion, Control, Device, Direction, Lap, Prior, Split, Stats, Totals, Tuning,
-    VringStart, Worker, WorkerConfig,
+    Coalesce, Completion, Control, Device, Direction, Lap, Pending as Commanded, Prior, Split,
+    Stats, Totals, Tuning, VringStart, Worker, WorkerConfig, reactor,
 };
 use driver::{Answer, Ask, DATA_MAX, Driver};
 use rustix::event::{EventfdFlags, eventfd};
@@ -134,21 +134,21 @@ impl Bench {
         let stats = Arc::new(Stats::default());
         let alarm = Arc::new(event());
         let (control, commands) = Control::channel().unwrap();
-        let engine = Sim::new(config, store.clone(), memory.clone());
         let mut worker = Worker::new(
-            engine,
+            reactor(&device.disk, 64).unwrap(),
+            Sim::new(config, store.clone()),
             device.clone(),
-            memory.clone(),
+            memory,
             stats.clone(),
             commands,
             alarm.clone(),
         )
         .unwrap();
         let err = event();
-        let vring = Vring::new(memory, Driver::layout(), features, 0).unwrap();
         let started = control.start(VringStart {
             index: 0,
-            vring,
+            layout: Driver::layout(),
+            base: 0,
             features,
             kick: Some(event()),
             call: Some(event()),
@@ -156,7 +156,7 @@ impl Bench {
             enabled: true,
         });
         worker.lap().unwrap();
-        started.wait_for(Duration::ZERO).unwrap().unwrap();
+        started.wait_for(Duration::ZERO).unwrap().unwrap().unwrap();
         Bench {
             worker,
             control,
@@ -175,6 +175,18 @@ impl Bench {
 
     fn totals(&self) -> Totals {
         self.stats.totals()
+    }
+
+    /// Turns until a command is carried out, which takes a few laps at most: one to hear of it.
+    fn carry_out<T>(&mut self, mut pending: Commanded<T>) -> T {
+        for _ in 0..4 {
+            self.lap();
+            match pending.wait_for(Duration::ZERO) {
+                Ok(answer) => return answer.unwrap(),
+                Err(again) => pending = again,
+            }
+        }
+        panic!("not carried out");
     }
 
     /// Submits and turns until it is answered.

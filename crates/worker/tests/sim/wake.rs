@@ -2,18 +2,16 @@
 //! then, it does not fall asleep on a request, and an idle one sleeps without a timer.
 
 use std::cell::RefCell;
-use std::io;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
 use cleave_blk::{Op, Plan};
-use cleave_engine::{Engine, Event, Wait};
-use cleave_guest::{Memory, Vring};
+use cleave_engine::{Done, Reactor, Store, Wait};
+use cleave_guest::Epoch;
 use cleave_worker::{
-    Coalesce, Completion, Control, Device, Stats, Totals, Tuning, VringStart, Worker,
+    Coalesce, Completion, Control, Device, Stats, Totals, Tuning, VringStart, Worker, reactor,
 };
 
 use crate::driver::{Ask, Driver, SIZE};
@@ -28,14 +26,13 @@ struct World {
     random: Random,
     event_idx: bool,
     moments: u64,
-    /// The kick eventfd.
+    /// The guest has kicked, and that has ended no sleep yet.
     kicked: bool,
     /// The guest says no more: what is under way ends, and then nothing happens.
     quiet: bool,
     /// Sleeps without an end.
     sleeps: u64,
     dozes: u64,
-    calls: u64,
     /// Sleeps on what never ends, and how long they were to be.
     naps: Vec<Duration>,
 }
@@ -61,11 +58,10 @@ impl World {
     }
 }
 
-/// An engine that lets the guest act whenever the worker asks it for anything.
+/// A disk that lets the guest act whenever the worker asks it for anything.
 struct Stage {
     world: Rc<RefCell<World>>,
     flying: Vec<u64>,
-    rung: bool,
     ends: Ends,
 }
 
@@ -85,7 +81,7 @@ impl Stage {
     }
 }
 
-impl Engine for Stage {
+impl Store for Stage {
     fn room(&self) -> usize {
         self.moment();
         4 * Plan::OPS_MAX
@@ -94,28 +90,29 @@ impl Engine for Stage {
         self.moment();
         self.flying.len()
     }
-    fn push(&mut self, _: Op<'_>, token: u64) {
+    fn push(&mut self, _: &mut Reactor, _: &Epoch, _: Op<'_>, token: u64) {
         self.moment();
         self.flying.push(token);
     }
-    fn reap(&mut self) -> Option<Event> {
+    fn reap(&mut self) -> Option<Done> {
         self.moment();
-        if std::mem::take(&mut self.world.borrow_mut().kicked) {
-            return Some(Event::Woken { slot: 0 });
-        }
         let due = self.ends != Ends::Never && self.world.borrow_mut().random.below(3) > 0;
         let token = self.flying.pop_if(|_| due)?;
-        Some(Event::Done {
+        Some(Done {
             token,
             result: Ok(()),
         })
     }
-    fn enter(&mut self, wait: Wait) -> io::Result<()> {
+    fn is_ready(&self) -> bool {
+        false
+    }
+    /// The sleep itself: the reactor's own is over at once.
+    fn before_enter(&mut self, _: &mut Reactor, wait: Wait) -> Option<Duration> {
         self.moment();
         let mut world = self.world.borrow_mut();
-        world.calls += u64::from(std::mem::take(&mut self.rung));
+        let over = Some(Duration::ZERO);
         let Wait::Until(until) = wait else {
-            return Ok(());
+            return over;
         };
         match self.ends {
             _ if self.flying.is_empty() => {}
@@ -129,15 +126,15 @@ impl Engine for Stage {
             }
         }
         // The disk or the guest ends the sleep.
-        if world.kicked || !self.flying.is_empty() {
-            return Ok(());
+        if std::mem::take(&mut world.kicked) || !self.flying.is_empty() {
+            return over;
         }
         if until.is_some() {
             world.dozes += 1;
             if let Some(until) = until {
                 std::thread::sleep(until.saturating_duration_since(Instant::now()));
             }
-            return Ok(());
+            return over;
         }
         world.sleeps += 1;
         world.driver.collect(|_| 0);
@@ -151,21 +148,11 @@ impl Engine for Stage {
             world.add();
             assert!(world.kicked, "a sleeping worker has to be kicked");
         }
-        Ok(())
+        over
     }
     fn polls(&self) -> bool {
         self.moment();
         self.ends != Ends::Told && !self.flying.is_empty()
-    }
-    fn watch(&mut self, _: u16, _: OwnedFd) {}
-    fn unwatch(&mut self, _: u16) {}
-    fn set_bell(&mut self, _: u16, _: Option<OwnedFd>) {}
-    fn ring(&mut self, _: u16) {
-        self.rung = true;
-    }
-    fn bind(&mut self, _: Arc<Memory>) {}
-    fn is_settled(&self) -> bool {
-        true
     }
 }
 
@@ -176,8 +163,8 @@ fn tuning(completion: Completion) -> Tuning {
     }
 }
 
-/// A worker whose guest acts, what it counts, and the guest.
-type Staged = (Worker<Stage>, Arc<Stats>, Rc<RefCell<World>>);
+/// A worker whose guest acts, what it counts, the guest, and who controls it.
+type Staged = (Worker<Stage>, Arc<Stats>, Rc<RefCell<World>>, Control);
 
 fn stage(seed: u64, event_idx: bool, tuning: Tuning, ends: Ends) -> Staged {
     let device: Arc<Device> = device(cleave_worker::Split::Off);
@@ -197,32 +184,31 @@ fn stage(seed: u64, event_idx: bool, tuning: Tuning, ends: Ends) -> Staged {
         quiet: false,
         sleeps: 0,
         dozes: 0,
-        calls: 0,
         naps: Vec::new(),
     }));
-    let engine = Stage {
+    let store = Stage {
         world: world.clone(),
         flying: Vec::new(),
-        rung: false,
         ends,
     };
     let (control, commands) = Control::channel().unwrap();
     let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
     let counters = stats.clone();
-    let vring = Vring::new(memory.clone(), Driver::layout(), features, 0).unwrap();
-    let mut worker = Worker::new(engine, device, memory, stats, commands, alarm).unwrap();
+    let reactor = reactor(&device.disk, 64).unwrap();
+    let worker = Worker::new(reactor, store, device, memory, stats, commands, alarm);
+    let mut worker = worker.unwrap();
     let _started = control.start(VringStart {
         index: 0,
-        vring,
+        layout: Driver::layout(),
+        base: 0,
         features,
         kick: Some(event()),
         call: Some(event()),
         err: None,
         enabled: true,
     });
-    // Before whoever controls it has gone.
     worker.lap().unwrap();
-    (worker, counters, world)
+    (worker, counters, world, control)
 }
 
 /// Runs for so many moments and then falls silent; what the worker counted, what the guest saw.
@@ -233,7 +219,7 @@ fn run(
     tuning: Tuning,
     ends: Ends,
 ) -> (Totals, Rc<RefCell<World>>) {
-    let (mut worker, counters, world) = stage(seed, event_idx, tuning, ends);
+    let (mut worker, counters, world, _control) = stage(seed, event_idx, tuning, ends);
     while world.borrow().moments < moments {
         worker.lap().unwrap();
     }
@@ -272,12 +258,12 @@ fn a_request_is_never_slept_on() {
         ("calls held back", held),
     ] {
         for event_idx in [true, false] {
-            let (totals, world) = run(seed, MOMENTS / 6, event_idx, tuning.clone(), Ends::Told);
+            let (totals, _) = run(seed, MOMENTS / 6, event_idx, tuning.clone(), Ends::Told);
             let slept = totals.sleeps + totals.dozes;
             assert!(slept > 50, "{name}: {totals:?}");
             let spun = totals.spin_hit_ns + totals.spin_wasted_ns > 0;
             assert_eq!(spun, name != "interrupt", "{name}: {totals:?}");
-            assert!(world.borrow().calls > 0, "{name}");
+            assert!(totals.calls > 0, "{name}");
         }
     }
 }
@@ -287,9 +273,9 @@ fn a_request_is_never_slept_on() {
 #[test]
 fn what_has_to_be_asked_for_is_never_slept_on() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
-        let (totals, world) = run(11, MOMENTS / 10, true, tuning(completion), Ends::Asked);
+        let (totals, _) = run(11, MOMENTS / 10, true, tuning(completion), Ends::Asked);
         assert!(totals.sleeps > 50, "{completion:?}: {totals:?}");
-        assert!(world.borrow().calls > 0, "{completion:?}");
+        assert!(totals.calls > 0, "{completion:?}");
     }
 }
 
@@ -298,7 +284,8 @@ fn what_has_to_be_asked_for_is_never_slept_on() {
 #[test]
 fn a_polled_device_that_hangs_is_asked_ever_less_often() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
-        let (mut worker, counters, world) = stage(3, true, tuning(completion), Ends::Never);
+        let (mut worker, counters, world, _control) =
+            stage(3, true, tuning(completion), Ends::Never);
         world.borrow_mut().quiet = true;
         let ask = || {
             let mut world = world.borrow_mut();

@@ -5,16 +5,17 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind, Segment};
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions};
-use cleave_guest::{Memory, RegionSpec};
+use cleave_guest::{Epoch, Memory, RegionSpec};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tempfile::TempDir;
 
-use crate::{Engine, Event, Wait};
+use crate::ring::Level;
+use crate::{AnyStore, EngineError, Model, Reactor, Sim, SimConfig, SimStore, Store, Wait};
 
 pub(crate) const READ: OpKind = OpKind::Read;
 pub(crate) const WRITE: OpKind = OpKind::Write { durable: false };
@@ -111,8 +112,154 @@ pub(crate) fn op(kind: OpKind, offset_bytes: u64, len_bytes: u64, segments: &[Se
     }
 }
 
+/// What a [`Solo`] tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    Done { token: u64, result: Result<(), i32> },
+    Woken { slot: u16 },
+}
+
+/// A reactor with one store, and the memory that its ops are for.
+#[derive(Debug)]
+pub(crate) struct Solo<S: Store> {
+    pub(crate) reactor: Reactor,
+    stores: [S; 1],
+    epoch: Epoch,
+}
+
+/// What serves most tests: a disk's own store.
+pub(crate) type Uring = Solo<AnyStore>;
+
+impl Uring {
+    pub(crate) fn new(
+        disk: Arc<Disk>,
+        memory: Arc<Memory>,
+        ops: u16,
+        watches: u16,
+        bells: u16,
+    ) -> Result<Uring, EngineError> {
+        let mut reactor = Reactor::new(&[&disk], ops, watches, bells)?;
+        let store = AnyStore::open(&mut reactor, &disk, 0, ops)?;
+        Ok(Solo::of(reactor, store, memory))
+    }
+
+    pub(crate) fn with_queue(
+        disk: Arc<Disk>,
+        memory: Arc<Memory>,
+        slots: [u16; 3],
+        submissions: u32,
+        levels: &[Level],
+    ) -> Result<Uring, EngineError> {
+        let mut reactor = Reactor::with_queue(&[&disk], slots, submissions, levels)?;
+        let store = AnyStore::open(&mut reactor, &disk, 0, slots[0])?;
+        Ok(Solo::of(reactor, store, memory))
+    }
+}
+
+impl Solo<Model> {
+    pub(crate) fn model(
+        disk: &Arc<Disk>,
+        memory: &Arc<Memory>,
+        ops: u16,
+    ) -> Result<Self, EngineError> {
+        let reactor = Reactor::new(&[disk], ops, 4, 4)?;
+        let store = Model::new(Arc::clone(disk), ops)?;
+        Ok(Solo::of(reactor, store, Arc::clone(memory)))
+    }
+}
+
+impl Solo<Sim> {
+    pub(crate) fn sim(config: SimConfig, store: Arc<Mutex<SimStore>>, memory: Arc<Memory>) -> Self {
+        let reactor = Reactor::new(&[], 1, 4, 4).unwrap();
+        Solo::of(reactor, Sim::new(config, store), memory)
+    }
+}
+
+impl<S: Store> Solo<S> {
+    pub(crate) fn of(reactor: Reactor, store: S, memory: Arc<Memory>) -> Solo<S> {
+        Solo {
+            reactor,
+            stores: [store],
+            epoch: Epoch::from(memory),
+        }
+    }
+
+    pub(crate) fn store(&mut self) -> &mut S {
+        &mut self.stores[0]
+    }
+
+    pub(crate) fn room(&self) -> usize {
+        self.stores[0].room()
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.stores[0].in_flight()
+    }
+
+    pub(crate) fn push(&mut self, op: Op<'_>, token: u64) {
+        self.stores[0].push(&mut self.reactor, &self.epoch, op, token);
+    }
+
+    pub(crate) fn at_once(&mut self, op: &Op<'_>) -> bool {
+        self.stores[0].at_once(&self.epoch, op)
+    }
+
+    pub(crate) fn reap(&mut self) -> Option<Event> {
+        Some(match self.reactor.reap(&mut self.stores)? {
+            crate::Event::Done { store: 0, done } => Event::Done {
+                token: done.token,
+                result: done.result,
+            },
+            crate::Event::Done { store, .. } => panic!("store {store}"),
+            crate::Event::Woken { slot } => Event::Woken { slot },
+        })
+    }
+
+    pub(crate) fn enter(&mut self, wait: Wait) -> std::io::Result<()> {
+        self.reactor.enter(&mut self.stores, wait)
+    }
+
+    pub(crate) fn bind(&mut self, memory: Arc<Memory>) {
+        self.epoch = Epoch::from(memory);
+    }
+
+    pub(crate) fn watch(&mut self, slot: u16, fd: OwnedFd) {
+        self.reactor.watch(slot, fd);
+    }
+
+    pub(crate) fn unwatch(&mut self, slot: u16) {
+        self.reactor.unwatch(slot);
+    }
+
+    pub(crate) fn set_bell(&mut self, slot: u16, fd: Option<OwnedFd>) {
+        self.reactor.set_bell(slot, fd);
+    }
+
+    pub(crate) fn ring(&mut self, slot: u16) {
+        self.reactor.ring(slot);
+    }
+
+    pub(crate) fn polls(&self) -> bool {
+        self.stores[0].polls()
+    }
+
+    pub(crate) fn polled(&self) -> u64 {
+        self.reactor.polled()
+    }
+
+    pub(crate) fn enters(&self) -> u64 {
+        self.reactor.enters()
+    }
+}
+
+impl<S: Store> Drop for Solo<S> {
+    fn drop(&mut self) {
+        self.reactor.close(&mut self.stores);
+    }
+}
+
 /// The next result, waiting for it.
-pub(crate) fn next_done<E: Engine>(engine: &mut E) -> (u64, Result<(), i32>) {
+pub(crate) fn next_done<S: Store>(engine: &mut Solo<S>) -> (u64, Result<(), i32>) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         while let Some(event) = engine.reap() {
@@ -126,7 +273,7 @@ pub(crate) fn next_done<E: Engine>(engine: &mut E) -> (u64, Result<(), i32>) {
 }
 
 /// One op from push to result.
-pub(crate) fn run<E: Engine>(engine: &mut E, op: Op<'_>) -> Result<(), i32> {
+pub(crate) fn run<S: Store>(engine: &mut Solo<S>, op: Op<'_>) -> Result<(), i32> {
     engine.push(op, 77);
     let (token, result) = next_done(engine);
     assert_eq!((token, engine.in_flight()), (77, 0));
@@ -202,8 +349,8 @@ struct Flying {
 /// Runs random ops, never two in flight on the same sectors (but on neighbours), and checks every
 /// read and at the end all of the disk against a model in memory. The disk is zeroes at first, and
 /// `discard_zeroes` says whether it reads zero after a discard.
-pub(crate) fn check_against_model<E: Engine>(
-    engines: &mut [E],
+pub(crate) fn check_against_model<S: Store>(
+    engines: &mut [Solo<S>],
     guest: &Guest,
     disk: &Disk,
     load: &Load,
@@ -335,8 +482,8 @@ fn draw(
     })
 }
 
-fn begin<E: Engine>(
-    engine: &mut E,
+fn begin<S: Store>(
+    engine: &mut Solo<S>,
     guest: &Guest,
     model: &mut [u8],
     one: &Flying,

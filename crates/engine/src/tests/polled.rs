@@ -5,7 +5,6 @@
 //! an interrupt, and the same has to come out.
 
 use super::*;
-use crate::polled::{Polled, Verdict};
 
 const POLLED_MANY: Load = Load { ops: 1500, ..MANY };
 
@@ -52,17 +51,13 @@ impl Rig {
     }
 }
 
-fn ring(engine: &mut Uring) -> &mut Polled {
-    engine.core.polled.as_mut().unwrap()
-}
-
 #[test]
 fn a_polled_disk_matches_the_model() {
     for unit in [1, 4096] {
         let rig = Rig::aligned(unit);
         let mut engines = [rig.engine(), rig.engine()];
         rig.check(&mut engines, &POLLED_MANY);
-        let polled: u64 = engines.iter().map(Engine::polled).sum();
+        let polled: u64 = engines.iter().map(Uring::polled).sum();
         println!("{polled} polled, still {}", rig.disk.is_polled());
         // Refused all along is left; and a device that polls is not.
         assert!(polled > 500 || !rig.is_real && !rig.disk.is_polled());
@@ -84,10 +79,13 @@ fn what_is_refused_now_and_then_is_done_all_the_same() {
     for (mangle, takes_none) in [(always, true), (at_times, false)] {
         let rig = Rig::new();
         let mut engine = rig.engine();
-        ring(&mut engine).mangle(mangle);
+        files(&mut engine).mangle_polled(mangle);
         let mut engines = [engine];
         rig.check(&mut engines, &POLLED_MANY);
-        assert!(ring(&mut engines[0]).seen() > 500, "the ring was asked");
+        assert!(
+            files(&mut engines[0]).polled_seen() > 500,
+            "the ring was asked"
+        );
         let polled = engines[0].polled();
         // A file's holes are read without its device.
         assert!(polled == 0 || !takes_none);
@@ -102,7 +100,7 @@ fn every_way_to_set_a_polled_ring_up_works() {
         let memory = Arc::clone(&rig.guest.memory);
         let engine = Uring::with_queue(Arc::clone(&rig.disk), memory, [32, 2, 2], 64, &[level]);
         let mut engine = engine.unwrap();
-        ring(&mut engine).mangle(|_, result| match result {
+        files(&mut engine).mangle_polled(|_, result| match result {
             // Asked to the end.
             result if result == -libc::EOPNOTSUPP => -libc::EAGAIN,
             result => result,
@@ -143,7 +141,7 @@ fn a_tiny_polled_queue_takes_everything() {
     let memory = Arc::clone(&rig.guest.memory);
     let tiny = Uring::with_queue(Arc::clone(&rig.disk), memory, [64, 1, 1], 2, &LEVELS);
     let mut tiny = tiny.unwrap();
-    ring(&mut tiny).mangle(|_, result| match result {
+    files(&mut tiny).mangle_polled(|_, result| match result {
         result if result == -libc::EOPNOTSUPP => -libc::EAGAIN,
         result => result,
     });
@@ -175,12 +173,12 @@ fn memory_is_kept_for_polled_ops_and_dropping_waits_for_them() {
         engine.bind(Arc::clone(&next.memory));
         let kept = old.files[0].try_clone().unwrap();
         drop(old);
-        assert!(!engine.is_settled() && memory.upgrade().is_some());
+        assert!(memory.upgrade().is_some());
         if round % 3 == 0 {
             for _ in 0..16 {
                 assert_eq!(next_done(&mut engine).1, Ok(()));
             }
-            assert!(engine.is_settled() && memory.upgrade().is_none());
+            assert!(memory.upgrade().is_none());
         }
         drop(engine);
         assert!(memory.upgrade().is_none(), "nothing keeps it");
@@ -211,7 +209,7 @@ fn only_steps_that_move_bytes_are_polled_for() {
         assert!(token == 5 && (result == Ok(()) || kind == OpKind::Discard));
     }
     let plain = Arc::new(open(&image(folder().path(), DISK_BYTES), Direct::Auto));
-    let mut engine = super::tests::engine(&plain, &rig.guest);
+    let mut engine = super::engine(&plain, &rig.guest);
     engine.push(op(READ, 0, 4096, &segments), 5);
     assert!(!engine.polls(), "nobody asked for it");
     assert_eq!(next_done(&mut engine), (5, Ok(())));
@@ -222,37 +220,27 @@ fn refusals_in_a_row_end_polling_for_that_leg_and_others_do_not() {
     let (dir, guest) = (folder(), Guest::new());
     let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), Direct::Auto).with_iopoll_unproven());
     let mut engine = engine(&disk, &guest);
-    let polled = engine.core.polled.as_mut().unwrap();
-    let mut judge = |result| polled.judge(&disk, 0, result);
-    for (result, verdict) in [
-        (4096, Verdict::Taken),
-        (0, Verdict::Taken),
-        (-libc::EIO, Verdict::Taken),
-        (-libc::ENOSPC, Verdict::Taken),
-        (-libc::EAGAIN, Verdict::Refused),
-        (-libc::EINVAL, Verdict::Refused),
-        (i32::MIN, Verdict::Taken),
-    ] {
-        assert_eq!(judge(result), verdict, "{result}");
+    // Seven refusals in a row, twice; other refusals between them, and other failures.
+    files(&mut engine).mangle_polled(|number, _| match number {
+        1..=7 | 10..=16 | 20.. => -libc::EOPNOTSUPP,
+        8 | 17 => 4096,
+        9 | 18 => -libc::EAGAIN,
+        _ => -libc::EINVAL,
+    });
+    let segments = [segment(0, 4096)];
+    let mut read = || run(&mut engine, op(READ, 0, 4096, &segments));
+    for number in 1..=26 {
+        assert_eq!(read(), Ok(()));
+        assert!(disk.is_polled(), "{number}");
     }
-    for _ in 0..3 {
-        for _ in 0..7 {
-            assert_eq!(judge(-libc::EOPNOTSUPP), Verdict::Refused);
-            assert_eq!(judge(-libc::EAGAIN), Verdict::Refused);
-        }
-        assert_eq!(judge(512), Verdict::Taken);
-    }
-    assert!(disk.is_polled());
-    for _ in 0..8 {
-        judge(-libc::EOPNOTSUPP);
-    }
+    assert_eq!(read(), Ok(()));
     assert!(!disk.is_polled());
 }
 
 #[test]
 fn a_device_that_takes_no_polled_read_is_refused_by_name() {
     let rig = Rig::new();
-    match (Uring::probe_iopoll(&rig.disk), rig.is_real) {
+    match (probe_iopoll(&rig.disk), rig.is_real) {
         (outcome, true) => outcome.unwrap(),
         // Before Linux 6.12 an interrupt ends it.
         (Ok(()), false) => println!("not tried: this kernel takes it without polled queues"),

@@ -30,7 +30,7 @@ fn ops_outside_the_disk_or_of_a_read_only_one_do_not_reach_it() {
         ..cleave_disk::OpenOptions::default()
     };
     let disk = Disk::open(&cleave_disk::DiskSpec::Path(path), &options).unwrap();
-    let mut engine = super::tests::engine(&Arc::new(disk), &guest);
+    let mut engine = super::engine(&Arc::new(disk), &guest);
     assert_eq!(
         run(&mut engine, op(WRITE, 0, 512, &segments)),
         Err(libc::EROFS)

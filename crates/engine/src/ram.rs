@@ -1,22 +1,91 @@
-//! RAM and null disks: done during `push`.
+//! RAM disks: done during `push`.
 //!
 //! Unsafe because both ends of a copy are raw memory: guest memory, which the `Memory` that resolved
 //! it keeps mapped for the call, and the store's region, which the disk keeps mapped. Guest and other
 //! workers may change either at the same time; every byte then has one of the values written, as on a
 //! real disk, and nothing here depends on what is copied.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+
 use cleave_blk::{Op, OpKind};
-use cleave_disk::Disk;
-use cleave_guest::Memory;
+use cleave_disk::{Disk, Store as Backing};
+use cleave_guest::{Epoch, Memory};
 use rustix::mm::Advice;
 use vm_memory::MmapRegion;
 
-use crate::memory::walk;
+use crate::memory::{check, walk};
+use crate::{Done, Reactor, Store};
 
-/// A RAM store's bytes.
+/// Ops on a RAM disk.
+#[derive(Debug)]
+pub struct Ram {
+    disk: Arc<Disk>,
+    bytes: Bytes,
+    ops: usize,
+    /// Ended and not yet reported.
+    ended: VecDeque<Done>,
+}
+
+impl Ram {
+    /// For a disk that is in memory. `ops`: most ops in flight.
+    pub(crate) fn new(disk: Arc<Disk>, ops: u16) -> Ram {
+        let bytes = match disk.store() {
+            Backing::Ram(region) | Backing::Model { ram: region, .. } => Bytes::new(region),
+            // Of no bytes: every op fails.
+            Backing::File { .. } | Backing::Null { .. } => Bytes {
+                start: std::ptr::null_mut(),
+                len: 0,
+                private: false,
+            },
+        };
+        Ram {
+            disk,
+            bytes,
+            ops: usize::from(ops),
+            ended: VecDeque::with_capacity(usize::from(ops)),
+        }
+    }
+}
+
+impl Store for Ram {
+    #[inline]
+    fn room(&self) -> usize {
+        self.ops.saturating_sub(self.ended.len())
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.ended.len()
+    }
+
+    #[inline]
+    fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
+        let result = run(self.bytes, &self.disk, epoch, &op);
+        self.ended.push_back(Done { token, result });
+    }
+
+    /// An op that fails is pushed and fails again there: what is done twice is done once.
+    #[inline]
+    fn at_once(&mut self, memory: &Memory, op: &Op<'_>) -> bool {
+        run(self.bytes, &self.disk, memory, op).is_ok()
+    }
+
+    #[inline]
+    fn reap(&mut self) -> Option<Done> {
+        self.ended.pop_front()
+    }
+
+    #[inline]
+    fn is_ready(&self) -> bool {
+        !self.ended.is_empty()
+    }
+}
+
+/// The bytes of a store in memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ram {
-    /// First byte; mapped while the engine holds the disk.
+pub(crate) struct Bytes {
+    /// First byte; mapped while the store holds the disk.
     pub(crate) start: *mut u8,
     /// Bytes mapped.
     pub(crate) len: u64,
@@ -24,10 +93,10 @@ pub(crate) struct Ram {
     pub(crate) private: bool,
 }
 
-impl Ram {
-    /// All bytes of a region that outlives the engine.
-    pub(crate) fn new(region: &MmapRegion) -> Ram {
-        Ram {
+impl Bytes {
+    /// All bytes of a region that outlives the store.
+    pub(crate) fn new(region: &MmapRegion) -> Bytes {
+        Bytes {
             start: region.as_ptr(),
             len: region.size() as u64,
             private: region.flags() & libc::MAP_PRIVATE != 0,
@@ -35,25 +104,8 @@ impl Ram {
     }
 }
 
-/// Runs an op on the null disk: reads are zeroes (or leave their memory as it is, which must be mapped all
-/// the same), everything else is accepted.
-#[inline]
-pub(crate) fn null(zeroes: bool, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result<(), i32> {
-    check(disk, op)?;
-    match op.kind {
-        OpKind::Read if zeroes => walk(memory, op, zero_fill),
-        OpKind::Read => walk(memory, op, |_, _| ()),
-        OpKind::Write { .. } | OpKind::Sync | OpKind::Discard | OpKind::Zero { .. } => Ok(()),
-    }
-}
-
-fn zero_fill(start: *mut u8, len: usize) {
-    // SAFETY: `walk` reports ranges that are mapped and writable while the caller holds the memory.
-    unsafe { start.write_bytes(0, len) };
-}
-
 /// Runs an op on a RAM disk.
-pub(crate) fn ram(ram: Ram, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result<(), i32> {
+pub(crate) fn run(ram: Bytes, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result<(), i32> {
     if op.kind == OpKind::Sync {
         return Ok(());
     }
@@ -88,19 +140,6 @@ pub(crate) fn ram(ram: Ram, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result
     }
 }
 
-/// The end of the op's range. The request was checked against capacity and mode long before; this is
-/// the second guard.
-#[inline]
-pub(crate) fn check(disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
-    if !matches!(op.kind, OpKind::Read | OpKind::Sync) && disk.limits().read_only {
-        return Err(libc::EROFS);
-    }
-    match op.offset_bytes.checked_add(op.len_bytes) {
-        Some(end) if end <= disk.capacity_bytes() => Ok(end),
-        _ => Err(libc::EIO),
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
     ToGuest,
@@ -124,7 +163,7 @@ fn copy(memory: &Memory, op: &Op<'_>, mut at: *mut u8, direction: Direction) -> 
 }
 
 /// Zeroes `len` bytes at `at`: whole pages are given back, the edges are written.
-fn clear(ram: Ram, at: *mut u8, len: usize) {
+fn clear(ram: Bytes, at: *mut u8, len: usize) {
     let page = rustix::param::page_size();
     let head = at.addr().wrapping_neg() % page;
     let pages = len.saturating_sub(head) / page * page;

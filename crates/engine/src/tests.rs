@@ -1,18 +1,25 @@
+//! Stores of files, block devices and memory on a real ring.
+
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use cleave_blk::OpKind;
-use cleave_disk::Direct;
+use cleave_disk::{Direct, Disk, Store as Backing};
+use cleave_guest::Epoch;
+use io_uring::opcode;
 use rustix::fs::ftruncate;
 
-use super::rig::*;
-use super::*;
-use crate::files::Mangle;
+use crate::files::{Files, Mangle};
+use crate::rig::*;
+use crate::ring::{LEVELS, Purpose, Sleep, tag};
 use crate::table::{Entry, Step};
-use crate::{Engine, Event, Wait};
+use crate::{AnyStore, EngineError, Reactor, Store, Wait, probe_iopoll};
 
 mod device;
 mod faults;
@@ -54,7 +61,7 @@ fn file_rig(direct: Direct) -> (tempfile::TempDir, PathBuf, Arc<Disk>, Guest) {
 
 #[test]
 fn a_ring_can_be_made_here() {
-    Uring::probe().unwrap();
+    Reactor::probe().unwrap();
 }
 
 #[test]
@@ -261,13 +268,13 @@ fn zeroing_by_writing_is_the_last_resort_and_right() {
         let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
         let guest = Guest::new();
         let mut engine = engine(&disk, &guest);
-        let Runner::Files(files) = &mut engine.runner else {
+        let AnyStore::Files(files) = engine.store() else {
             panic!("a file")
         };
         files.forget_methods();
         check_against_model(&mut [engine], &guest, &disk, &MANY, seed());
         let mut engine = super::tests::engine(&disk, &guest);
-        let Runner::Files(files) = &mut engine.runner else {
+        let AnyStore::Files(files) = engine.store() else {
             panic!("a file")
         };
         files.forget_methods();
@@ -295,7 +302,7 @@ fn the_ring_refuses_what_it_was_not_made_for() {
     let disk = Arc::new(disk_of("null:1M"));
     let guest = Guest::new();
     let mut engine = engine(&disk, &guest);
-    let ring = &mut engine.core.ring;
+    let ring = engine.reactor.plain_ring();
     let socket = opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build();
     let unfixed = opcode::PollAdd::new(io_uring::types::Fd(0), 1).build();
     for entry in [socket, unfixed] {
@@ -308,10 +315,81 @@ fn the_ring_refuses_what_it_was_not_made_for() {
 }
 
 fn files(engine: &mut Uring) -> &mut Files {
-    match &mut engine.runner {
-        Runner::Files(files) => files,
+    match engine.store() {
+        AnyStore::Files(files) => files,
         _ => panic!("a file"),
     }
+}
+
+#[test]
+fn several_disks_share_a_reactor_each_with_its_own_guest() {
+    let rigs = [file_rig(Direct::Auto), file_rig(Direct::Off)];
+    let ram = (Arc::new(disk_of("ram:4M")), Guest::new());
+    let disks = [&rigs[0].2, &rigs[1].2, &ram.0];
+    let guests = [&rigs[0].3, &rigs[1].3, &ram.1];
+    let mut reactor = Reactor::new(&disks.map(|disk| &**disk), 96, 1, 1).unwrap();
+    let mut stores: Vec<AnyStore> = disks
+        .iter()
+        .map(|disk| AnyStore::open(&mut reactor, disk, 0, 32).unwrap())
+        .collect();
+    let epochs = guests.map(|guest| Epoch::from(Arc::clone(&guest.memory)));
+    let memory = [segment(0, 64 << 10)];
+    let mut left = [0; 3];
+    for (number, store) in stores.iter_mut().enumerate() {
+        guests[number].put(&memory, &[number as u8 + 1; 64 << 10]);
+        for token in 0..32 {
+            let write = op(WRITE, token * (64 << 10), 64 << 10, &memory);
+            store.push(&mut reactor, &epochs[number], write, token);
+            left[number] += 1;
+        }
+    }
+    while left != [0; 3] {
+        match reactor.reap(&mut stores) {
+            Some(crate::Event::Done { store, done }) => {
+                assert_eq!(done.result, Ok(()));
+                left[store] -= 1;
+            }
+            other => {
+                assert_eq!(other, None);
+                reactor.enter(&mut stores, Wait::Until(None)).unwrap();
+            }
+        }
+    }
+    for (number, (_, path, ..)) in rigs.iter().enumerate() {
+        let bytes = std::fs::read(path).unwrap();
+        assert!(
+            bytes[..2 << 20]
+                .iter()
+                .all(|byte| *byte == number as u8 + 1)
+        );
+    }
+    // While one store closes, what has ended for the others is kept.
+    for store in [0, 1] {
+        for token in 0..32 {
+            let read = op(READ, token * 4096, 4096, &memory);
+            stores[store].push(&mut reactor, &epochs[store], read, token);
+        }
+    }
+    reactor.enter(&mut stores, Wait::No).unwrap();
+    stores[0].close(&mut reactor);
+    assert_eq!(
+        Arc::strong_count(&guests[0].memory),
+        2,
+        "its epoch and the guest's own"
+    );
+    let mut ended = 0;
+    while ended < 32 {
+        match reactor.reap(&mut stores) {
+            Some(crate::Event::Done { store: 1, done }) => {
+                ended += usize::from(done.result == Ok(()))
+            }
+            other => {
+                assert_eq!(other, None);
+                reactor.enter(&mut stores, Wait::Until(None)).unwrap();
+            }
+        }
+    }
+    reactor.close(&mut stores);
 }
 
 #[test]
@@ -348,7 +426,7 @@ fn an_op_of_more_than_the_kernel_moves_at_once_goes_whole() {
     let dir = folder();
     let bytes = 5_u64 << 30;
     let disk = Arc::new(open(&image(dir.path(), bytes), Direct::Auto));
-    if matches!(disk.legs()[0].store(), Store::File { direct: false, .. }) {
+    if matches!(disk.legs()[0].store(), Backing::File { direct: false, .. }) {
         println!("not tried: it would fill the page cache");
         return;
     }

@@ -81,7 +81,7 @@ fn discard_by_command_and_by_hole(block_bytes: Option<u32>) {
         let guest = Guest::new();
         for command in [true, false] {
             let mut engine = engine(&disk, &guest);
-            let Runner::Files(files) = &mut engine.runner else {
+            let AnyStore::Files(files) = engine.store() else {
                 panic!("a file")
             };
             if !command {

@@ -116,7 +116,7 @@ fn not_durable(disk: &Disk) -> Mangle {
 }
 
 fn is_direct(disk: &Disk) -> bool {
-    matches!(disk.store(), Store::File { direct: true, .. })
+    matches!(disk.store(), Backing::File { direct: true, .. })
 }
 
 #[test]
@@ -148,87 +148,19 @@ fn no_durable_write_succeeds_through_the_page_cache_once_a_sync_failed() {
 }
 
 #[test]
-fn a_sync_waits_for_those_of_other_engines_and_shares_their_failure() {
-    // Through the page cache a durable write is one too.
-    for (result, wanted, kind) in [
-        (0, Ok(()), OpKind::Sync),
-        (0, Ok(()), DURABLE),
-        (-libc::EIO, Err(libc::EIO), OpKind::Sync),
-        (-libc::EIO, Err(libc::EIO), DURABLE),
-    ] {
-        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
-        let (mut here, mut there) = (engine(&disk, &guest), engine(&disk, &guest));
-        let mangles: [Mangle; 2] = [|_, _, _| 0, |_, _, _| -libc::EIO];
-        files(&mut there).mangle(mangles[usize::from(result != 0)]);
-        // In the kernel, perhaps ended, and its owner does not look.
-        there.push(op(OpKind::Sync, 0, 0, &[]), 1);
-        there.enter(Wait::No).unwrap();
-        let segments = [segment(0, 4096)];
-        let len = if kind == DURABLE { 4096 } else { 0 };
-        here.push(op(kind, 0, len, &segments), 2);
-        for _ in 0..20 {
-            here.enter(soon()).unwrap();
-            assert_eq!(here.reap(), None);
-        }
-        assert_eq!(next_done(&mut there), (1, wanted));
-        assert_eq!(next_done(&mut here), (2, wanted));
-        // An engine that goes is not waited for.
-        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
-        let (mut here, mut there) = (engine(&disk, &guest), engine(&disk, &guest));
-        there.push(op(OpKind::Sync, 0, 0, &[]), 1);
-        there.enter(Wait::No).unwrap();
-        drop(there);
-        assert_eq!(run(&mut here, op(OpKind::Sync, 0, 0, &[])), Ok(()));
-    }
-}
-
-#[test]
-fn an_engine_that_goes_while_its_sync_waits_for_others_keeps_no_hold() {
-    let dir = folder();
-    let path = image(dir.path(), DISK_BYTES);
-    let disk = Arc::new(open(&path, Direct::Off).with_alignment(4096, 512));
-    let guest = Guest::new();
-    let (mut here, mut there) = (engine(&disk, &guest), engine(&disk, &guest));
-    there.push(op(OpKind::Sync, 0, 0, &[]), 1);
-    there.enter(Wait::No).unwrap();
-    // Part of a block, and synced at the end: by then it waits for the other engine.
-    let zero = OpKind::Zero {
-        unmap: false,
-        durable: true,
-    };
-    here.push(op(zero, 512, 512, &[]), 2);
-    let is_unsettled = |engine: &mut Uring| files(engine).is_unsettled();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !is_unsettled(&mut here) {
-        assert!(Instant::now() < deadline, "no sync came to an end");
-        here.enter(soon()).unwrap();
-        assert_eq!(here.reap(), None);
-    }
-    let is_free = || disk.legs()[0].locks().try_exclusive(0, 1);
-    assert!(!is_free());
-    drop(here);
-    assert!(is_free());
-}
-
-#[test]
 fn writes_that_wait_for_their_sync_leave_the_buffers_to_others() {
     let dir = folder();
     let path = image(dir.path(), DISK_BYTES);
     let disk = Arc::new(open(&path, Direct::Off).with_alignment(4096, 512));
     let guest = Guest::new();
-    let mut there = engine(&disk, &guest);
-    let mut here = Uring::new(Arc::clone(&disk), Arc::clone(&guest.memory), 128, 0, 0).unwrap();
-    there.push(op(OpKind::Sync, 0, 0, &[]), 1);
-    there.enter(Wait::No).unwrap();
-    // As many as there are buffers, and none of them durable before the other engine looks.
+    let mut engine = engine(&disk, &guest);
     let misaligned = [segment(256, 4096)];
-    for n in 0..64 {
-        here.push(op(DURABLE, n * 4096, 4096, &misaligned), n);
+    engine.push(op(DURABLE, 0, 4096, &misaligned), 1);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !files(&mut engine).is_syncing() {
+        assert!(Instant::now() < deadline && engine.reap().is_none());
+        engine.enter(soon()).unwrap();
     }
-    here.push(op(READ, 0, 4096, &misaligned), 64);
-    assert_eq!(next_done(&mut here), (64, Ok(())));
-    drop(there);
-    for _ in 0..64 {
-        assert_eq!(next_done(&mut here).1, Ok(()));
-    }
+    assert!(files(&mut engine).has_all_buffers());
+    assert_eq!(next_done(&mut engine), (1, Ok(())));
 }

@@ -1,0 +1,118 @@
+//! The store of a disk, whatever its kind: chosen once, then a match per op and no virtual call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cleave_blk::Op;
+use cleave_disk::{Disk, Store as Backing};
+use cleave_guest::{Epoch, Memory};
+
+use crate::files::Files;
+use crate::ram::Ram;
+use crate::{Completion, Done, EngineError, LegStats, Model, Null, Reactor, Store, Wait};
+
+/// A store of any kind that a disk can have.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "each variant is the kind that it names")]
+pub enum AnyStore {
+    Files(Box<Files>),
+    Ram(Ram),
+    Null(Null),
+    Model(Box<Model>),
+}
+
+impl AnyStore {
+    /// Opens a disk's store on a reactor that was made for it. `worker`: number of the disk's worker that
+    /// this is for, which has an open file of its own; `ops`: most ops in flight.
+    pub fn open(
+        reactor: &mut Reactor,
+        disk: &Arc<Disk>,
+        worker: usize,
+        ops: u16,
+    ) -> Result<AnyStore, EngineError> {
+        let disk = Arc::clone(disk);
+        Ok(match disk.store() {
+            Backing::File { .. } => {
+                AnyStore::Files(Box::new(Files::new(reactor, disk, worker, ops)?))
+            }
+            Backing::Ram(_) => AnyStore::Ram(Ram::new(disk, ops)),
+            Backing::Null { zeroes } => {
+                let zeroes = *zeroes;
+                AnyStore::Null(Null::new(disk, zeroes, ops))
+            }
+            Backing::Model { .. } => AnyStore::Model(Box::new(Model::new(disk, ops)?)),
+        })
+    }
+}
+
+/// Passes a call on to the store inside.
+macro_rules! inside {
+    ($any:expr, $store:ident => $call:expr) => {
+        match $any {
+            AnyStore::Files($store) => $call,
+            AnyStore::Ram($store) => $call,
+            AnyStore::Null($store) => $call,
+            AnyStore::Model($store) => $call,
+        }
+    };
+}
+
+impl Store for AnyStore {
+    #[inline]
+    fn room(&self) -> usize {
+        inside!(self, store => store.room())
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        inside!(self, store => store.in_flight())
+    }
+
+    #[inline]
+    fn push(&mut self, reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
+        inside!(self, store => store.push(reactor, epoch, op, token));
+    }
+
+    #[inline]
+    fn at_once(&mut self, memory: &Memory, op: &Op<'_>) -> bool {
+        inside!(self, store => store.at_once(memory, op))
+    }
+
+    #[inline]
+    fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
+        inside!(self, store => store.completed(reactor, completion));
+    }
+
+    #[inline]
+    fn polls(&self) -> bool {
+        inside!(self, store => store.polls())
+    }
+
+    #[inline]
+    fn reap(&mut self) -> Option<Done> {
+        inside!(self, store => store.reap())
+    }
+
+    #[inline]
+    fn is_ready(&self) -> bool {
+        inside!(self, store => store.is_ready())
+    }
+
+    #[inline]
+    fn before_enter(&mut self, reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
+        inside!(self, store => store.before_enter(reactor, wait))
+    }
+
+    #[inline]
+    fn after_enter(&mut self) {
+        inside!(self, store => store.after_enter());
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        inside!(self, store => store.close(reactor));
+    }
+
+    fn leg_stats(&self) -> Arc<[LegStats]> {
+        inside!(self, store => store.leg_stats())
+    }
+}

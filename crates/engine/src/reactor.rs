@@ -1,0 +1,475 @@
+//! A worker thread's io_uring: it carries the I/O of the stores, watches descriptors, calls guests, and is
+//! where the thread sleeps.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use cleave_disk::{Disk, FileKind, Store as Backing};
+use io_uring::{opcode, squeue};
+
+use crate::bell::Bells;
+use crate::polled::Polled;
+use crate::ring::{self, Ends, LEVELS, Level, Plan, Purpose, Ring, Sleep, tag};
+use crate::watch::{Signal, Watches};
+use crate::{Event, Store, Wait};
+
+/// Completions beyond one per op: removals that failed, a few polls that report twice.
+const COMPLETION_SLACK: u32 = 64;
+/// Submissions beyond one per op: watches armed, bells rung.
+const SUBMISSION_SLACK: u32 = 32;
+/// Pause while a watch or a bell waits for room in the queue.
+const ARM_PAUSE: Duration = Duration::from_millis(1);
+
+/// While a store closes: how often the polled ring is checked before the thread sleeps between checks, and
+/// for how long.
+const CLOSE_CHECKS: u32 = 1000;
+const CLOSE_NAP: Duration = Duration::from_micros(500);
+
+/// Why no engine could be made.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// Set-up failed; the message names the sysctl, limit or kernel that is in the way.
+    #[error("{remedy}: {source}")]
+    Setup {
+        /// What to do.
+        remedy: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A device that states polled queues and does not take a polled read.
+    #[error(
+        "disk {name} cannot be polled: a polled read of its first block came to nothing ({source}); \
+         leave --iopoll away"
+    )]
+    Iopoll {
+        /// The disk, or the leg of a stripe.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl EngineError {
+    /// Names what is in the way of a ring.
+    pub(crate) fn setup(source: io::Error) -> EngineError {
+        let remedy = match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                "io_uring is forbidden here; set the sysctl kernel.io_uring_disabled to 0 \
+                 (or add this user to kernel.io_uring_group), and let seccomp pass it"
+            }
+            Some(libc::ENOSYS) => {
+                "this kernel has no io_uring, or a seccomp filter hides it; Linux 5.19 or later is \
+                 needed, with the sysctl kernel.io_uring_disabled at 0"
+            }
+            Some(libc::ENOMEM) => {
+                "not enough memory for an io_uring; raise RLIMIT_MEMLOCK (ulimit -l) or the memory \
+                 limit of the cgroup"
+            }
+            Some(libc::EMFILE) => {
+                "too many open files for an io_uring; raise RLIMIT_NOFILE (ulimit -n)"
+            }
+            Some(libc::ENFILE) => {
+                "too many open files on this machine for an io_uring; raise the sysctl fs.file-max"
+            }
+            Some(libc::EINVAL) => {
+                "this kernel's io_uring lacks what is needed; Linux 5.19 or later is"
+            }
+            _ => "cannot set up an io_uring",
+        };
+        EngineError::Setup { remedy, source }
+    }
+}
+
+/// What a ring has received for a store: the number that the store submitted it with, and the result.
+#[derive(Debug, Clone, Copy)]
+pub struct Completion {
+    store: u16,
+    pub(crate) index: u16,
+    pub(crate) result: i32,
+    /// By the polled ring.
+    pub(crate) is_polled: bool,
+}
+
+/// Which completions are a store's, and where its files stand in the rings' tables.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seat {
+    pub(crate) store: u16,
+    pub(crate) first_file: u32,
+}
+
+impl Seat {
+    /// What marks an entry as the store's `index`-th.
+    #[inline]
+    pub(crate) fn user_data(self, index: u16) -> u64 {
+        tag::OP | u64::from(self.store) << 16 | u64::from(index)
+    }
+}
+
+/// One thread's io_uring and all that goes through it.
+#[derive(Debug)]
+pub struct Reactor {
+    ring: Ring,
+    /// Beside it, where a disk is polled.
+    polled: Option<Box<Polled>>,
+    watches: Watches,
+    bells: Bells,
+    /// Stores attached so far, and the first slot of the file table that none of them has.
+    stores: u16,
+    free_file: u32,
+    files: u32,
+    /// Received for other stores while one was closing.
+    set_aside: VecDeque<Completion>,
+    /// Signals received meanwhile.
+    woken: VecDeque<u16>,
+}
+
+impl Reactor {
+    /// Makes the rings for stores of these disks, on the thread that will use them. `ops`: most ops in
+    /// flight on all of them together; `watches`, `bells`: how many slots of each (a worker asks for 257
+    /// and 512, most never used).
+    pub fn new(
+        disks: &[&Disk],
+        ops: u16,
+        watches: u16,
+        bells: u16,
+    ) -> Result<Reactor, EngineError> {
+        let submissions = u32::from(ops) + SUBMISSION_SLACK;
+        Reactor::with_queue(disks, [ops, watches, bells], submissions, &LEVELS)
+    }
+
+    /// As `new` (`slots`: its three numbers), with a submission queue of the given size, set up in one
+    /// of the given ways.
+    pub(crate) fn with_queue(
+        disks: &[&Disk],
+        [ops, watches, bells]: [u16; 3],
+        submissions: u32,
+        levels: &[Level],
+    ) -> Result<Reactor, EngineError> {
+        // A stripe has at most 64 legs.
+        let files: u32 = disks.iter().map(|disk| disk.legs().len() as u32).sum();
+        let first_bell = files + u32::from(watches);
+        let ring = Ring::new(&Plan {
+            submissions: submissions.next_power_of_two(),
+            completions: (u32::from(ops) + 2 * u32::from(watches) + COMPLETION_SLACK)
+                .max(2 * submissions)
+                .next_power_of_two(),
+            files: first_bell + u32::from(bells),
+            opcodes: opcodes(disks),
+            levels,
+            ends: Ends::Told,
+        })?;
+        let polled = match disks.iter().any(|disk| disk.is_polled()) {
+            true => Some(Box::new(Polled::new(submissions, files, levels)?)),
+            false => None,
+        };
+        Ok(Reactor {
+            ring,
+            polled,
+            watches: Watches::new(files, watches),
+            bells: Bells::new(first_bell, bells),
+            stores: 0,
+            free_file: 0,
+            files,
+            set_aside: VecDeque::new(),
+            woken: VecDeque::with_capacity(usize::from(watches)),
+        })
+    }
+
+    /// Whether a ring can be made here at all, for a clear error at start.
+    pub fn probe() -> Result<(), EngineError> {
+        ring::probe()
+    }
+
+    /// System calls made so far to enter the rings.
+    pub fn enters(&self) -> u64 {
+        let polled = self.polled.as_ref().map_or(0, |polled| polled.enters());
+        self.ring.enters() + polled
+    }
+
+    /// The next event of the reactor or of one of its stores, without a system call. `None`: nothing
+    /// until the next `enter`.
+    #[inline]
+    pub fn reap<S: Store>(&mut self, stores: &mut [S]) -> Option<Event> {
+        loop {
+            for (store, one) in stores.iter_mut().enumerate() {
+                if let Some(done) = one.reap() {
+                    return Some(Event::Done { store, done });
+                }
+            }
+            if let Some(slot) = self.woken.pop_front() {
+                return Some(Event::Woken { slot });
+            }
+            let received = match self.set_aside.pop_front() {
+                Some(completion) => Some(completion),
+                None => self.next()?,
+            };
+            if let Some(completion) = received
+                && let Some(store) = stores.get_mut(usize::from(completion.store))
+            {
+                store.completed(self, completion);
+            }
+        }
+    }
+
+    /// Submits what was pushed, rings what was belled, and waits as told: at most one system call,
+    /// none where there is nothing to submit, nothing to collect from the kernel and no wait; one more
+    /// where ops are polled. Returns at once when events are ready, and while ops are polled unless the
+    /// wait has an end. `Err` is our own fault (a broken ring), not the disk's.
+    #[inline]
+    pub fn enter<S: Store>(&mut self, stores: &mut [S], wait: Wait) -> io::Result<()> {
+        let mut limit = None;
+        for store in &mut *stores {
+            let of_store = store.before_enter(self, wait);
+            limit = limit.into_iter().chain(of_store).min();
+        }
+        self.watches.arm_wanted(&mut self.ring);
+        self.bells.flush(&mut self.ring);
+        if let (Wait::Until(_), Some(polled)) = (wait, &mut self.polled) {
+            // What was pushed is not slept on, and what has ended not either.
+            polled.look()?;
+        }
+        let sleep = self.sleep(stores, wait, limit);
+        let purpose = match stores.iter().all(|store| store.in_flight() == 0) {
+            true => Purpose::Signal,
+            false => Purpose::Io,
+        };
+        // Before the polled ring, unless it is about to sleep: this one calls the guest.
+        let entered = self.ring.enter(sleep, purpose);
+        if let Some(polled) = &mut self.polled {
+            polled.look()?;
+        }
+        stores.iter_mut().for_each(Store::after_enter);
+        entered
+    }
+
+    /// Closes the stores one after the other. Calls that were promised go out before that.
+    pub fn close<S: Store>(&mut self, stores: &mut [S]) {
+        let _ = self.nap(Duration::ZERO);
+        stores.iter_mut().for_each(|store| store.close(self));
+    }
+
+    /// How long an enter sleeps at most.
+    #[inline]
+    fn sleep<S: Store>(&mut self, stores: &[S], wait: Wait, limit: Option<Duration>) -> Sleep {
+        let Wait::Until(deadline) = wait else {
+            return Sleep::No;
+        };
+        // What is polled ends no sleep.
+        let is_ready = stores.iter().any(Store::is_ready) || self.has_events();
+        if is_ready || (deadline.is_none() && stores.iter().any(Store::polls)) {
+            return Sleep::No;
+        }
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let waiting = self.watches.is_waiting() || self.bells.is_waiting();
+        let arm = waiting.then_some(ARM_PAUSE);
+        match left.into_iter().chain(limit).chain(arm).min() {
+            None => Sleep::Forever,
+            Some(Duration::ZERO) => Sleep::No,
+            Some(time) => Sleep::For(time),
+        }
+    }
+
+    /// Whether there is a polled ring.
+    #[inline]
+    pub(crate) fn has_polled_ring(&self) -> bool {
+        self.polled.is_some()
+    }
+
+    /// Reads and writes that were polled and went well, so far.
+    pub fn polled(&self) -> u64 {
+        self.polled.as_ref().map_or(0, |p| p.ended())
+    }
+
+    // Signals.
+
+    /// Watches an eventfd (kick or command); each signal wakes `enter` and is an `Event::Woken`.
+    /// What cannot be watched is woken once (a file of the wrong kind: a few times), then never.
+    /// Replaces what the slot watched. The descriptor's flags and counter are left as they are.
+    pub fn watch(&mut self, slot: u16, fd: OwnedFd) {
+        if self.watches.set(&mut self.ring, slot, &fd).is_err() {
+            // Nothing will ever come from it: say so once.
+            self.woken.push_back(slot);
+        }
+    }
+
+    /// Forgets a watch; an event already under way may still come.
+    pub fn unwatch(&mut self, slot: u16) {
+        self.watches.clear(&mut self.ring, slot);
+    }
+
+    /// Sets or removes the eventfd that `ring` writes.
+    pub fn set_bell(&mut self, slot: u16, fd: Option<OwnedFd>) {
+        self.bells.set(&mut self.ring, slot, fd);
+    }
+
+    /// Adds one to the slot's eventfd, at the latest with the next `enter`; several calls before that
+    /// count as one. Nothing where the slot has no eventfd. A full or broken descriptor is ignored.
+    /// One without O_NONBLOCK costs the next enter a system call of its own.
+    #[inline]
+    pub fn ring(&mut self, slot: u16) {
+        self.bells.ring(&mut self.ring, slot);
+    }
+
+    // For stores.
+
+    /// Makes room for a store and puts its files into the tables; `is_polled`: into the polled ring's too.
+    pub(crate) fn attach(&mut self, files: &[BorrowedFd<'_>], is_polled: bool) -> io::Result<Seat> {
+        let seat = Seat {
+            store: self.stores,
+            first_file: self.free_file,
+        };
+        // The reactor was made for these disks; more of them are our own fault.
+        let behind = seat.first_file + files.len() as u32;
+        if behind > self.files {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        for (slot, file) in (seat.first_file..).zip(files) {
+            self.ring.set_file(slot, Some(file.as_raw_fd()))?;
+            if let (true, Some(polled)) = (is_polled, &self.polled) {
+                polled.set_file(slot, file)?;
+            }
+        }
+        self.free_file = behind;
+        self.stores += 1;
+        Ok(seat)
+    }
+
+    /// Queues an entry in the plain or in the polled ring. `false`: the kernel takes none now.
+    ///
+    /// # Safety
+    ///
+    /// Everything that the entry points to stays valid until its completion was seen.
+    #[inline]
+    pub(crate) unsafe fn submit(&mut self, entry: &squeue::Entry, is_polled: bool) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &mut self.polled {
+                Some(polled) if is_polled => polled.push(entry),
+                _ => self.ring.push(entry),
+            }
+        }
+    }
+
+    /// A polled read or write went well.
+    #[inline]
+    pub(crate) fn count_polled(&mut self) {
+        if let Some(polled) = &mut self.polled {
+            polled.count_ended();
+        }
+    }
+
+    /// Takes one completion off the rings. `Some(None)`: it was no store's; a signal is in `woken` now.
+    #[inline]
+    fn next(&mut self) -> Option<Option<Completion>> {
+        let (entry, is_polled) = match self.ring.complete() {
+            Some(entry) => (entry, false),
+            None => (self.polled.as_deref_mut()?.complete()?, true),
+        };
+        match entry.user_data() & tag::MASK {
+            tag::OP => {
+                return Some(Some(Completion {
+                    store: (entry.user_data() >> 16) as u16,
+                    index: entry.user_data() as u16,
+                    result: entry.result(),
+                    is_polled,
+                }));
+            }
+            tag::WATCH => match self.watches.completed(&mut self.ring, &entry) {
+                Signal::Woken(slot) => self.woken.push_back(slot),
+                Signal::Stale => {}
+            },
+            _ => {}
+        }
+        Some(None)
+    }
+
+    /// While a store closes: its next completion, waiting for it. `checks` counts the waits, so that a
+    /// polled device that hangs is asked ever less often. `Err`: the ring is broken.
+    pub(crate) fn next_of(&mut self, seat: Seat, checks: &mut u32) -> io::Result<Completion> {
+        loop {
+            while let Some(received) = self.next() {
+                match received {
+                    Some(completion) if completion.store == seat.store => return Ok(completion),
+                    other => self.set_aside.extend(other),
+                }
+            }
+            *checks = checks.saturating_add(1);
+            let Some(polled) = self.polled.as_mut().filter(|polled| polled.is_flying()) else {
+                self.ring.enter(Sleep::Forever, Purpose::Io)?;
+                continue;
+            };
+            polled.look()?;
+            self.ring.enter(Sleep::No, Purpose::Io)?;
+            if *checks > CLOSE_CHECKS {
+                std::thread::sleep(CLOSE_NAP);
+            }
+        }
+    }
+
+    /// Whether `reap` may have something of the rings.
+    pub(crate) fn has_events(&mut self) -> bool {
+        !self.woken.is_empty()
+            || !self.set_aside.is_empty()
+            || self.ring.has_completions()
+            || self
+                .polled
+                .as_deref_mut()
+                .is_some_and(Polled::has_completions)
+    }
+
+    /// For a store that waits by itself: sends what is queued, and sleeps for so long at most.
+    pub(crate) fn nap(&mut self, time: Duration) -> io::Result<()> {
+        self.watches.arm_wanted(&mut self.ring);
+        self.bells.flush(&mut self.ring);
+        let sleep = match time {
+            Duration::ZERO => Sleep::No,
+            time => Sleep::For(time),
+        };
+        self.ring.enter(sleep, Purpose::Io)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn plain_ring(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        // Linux 6.1 waits for every poll on a registered file when the ring lets go of its files, and
+        // nothing would end a watch.
+        self.bells.flush(&mut self.ring);
+        self.watches.clear_all(&mut self.ring);
+        let _ = self.ring.enter(Sleep::No, Purpose::Io);
+    }
+}
+
+/// The operations that the disks need, watches and bells included.
+fn opcodes(disks: &[&Disk]) -> &'static [u8] {
+    const ALL: [u8; 9] = [
+        opcode::PollAdd::CODE,
+        opcode::PollRemove::CODE,
+        opcode::Write::CODE,
+        opcode::Read::CODE,
+        opcode::Readv::CODE,
+        opcode::Writev::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+        opcode::UringCmd16::CODE,
+    ];
+    let legs = disks.iter().flat_map(|disk| disk.legs());
+    let needed = legs.map(|leg| match leg.store() {
+        Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => 3,
+        Backing::File {
+            kind: FileKind::Regular,
+            ..
+        } => 8,
+        Backing::File {
+            kind: FileKind::BlockDevice,
+            ..
+        } => ALL.len(),
+    });
+    ALL.get(..needed.max().unwrap_or(3)).unwrap_or(&ALL)
+}
