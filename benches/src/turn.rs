@@ -8,8 +8,7 @@ use cleave_blk::spec::feature;
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
 use cleave_engine::{AnyStore, Reactor, Store};
 use cleave_worker::{
-    Completion, Control, Device, Lap, Split, Stats, Tuning, VringStart, Worker, WorkerConfig,
-    reactor,
+    Completion, Control, Device, Lap, Split, Tuning, VringStart, Worker, WorkerConfig, reactor,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -86,9 +85,8 @@ impl<'a, S: Store> Turn<'a, S> {
         let (control, commands) = Control::channel().unwrap();
         let mut reactor = reactor(&device.disk, OPS).unwrap();
         let store = store(&mut reactor, &device.disk);
-        let stats = Arc::new(Stats::default());
         let alarm = Arc::new(event());
-        let worker = Worker::new(reactor, store, device, memory, stats, commands, alarm);
+        let worker = Worker::new(reactor, store, device, memory, commands, alarm);
         let mut worker = worker.unwrap();
         let kick = (signals == Signals::KickAndCall).then(event);
         let started = control.start(VringStart {

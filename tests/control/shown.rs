@@ -224,6 +224,19 @@ fn recording_can_be_switched_off() {
     assert_eq!(sum(&families, "cleave_disk_requests_total", &[]) as u64, 10);
     assert_eq!(sum(&families, "cleave_requests_total", &[]) as u64, 0);
     drop(client);
+    assert!(
+        daemon.log_has("has left after 10 reads"),
+        "{}",
+        daemon.log()
+    );
+    // Totals go on where the log tells of a session alone.
+    let mut client = daemon.open(&small(1));
+    for _ in 0..3 {
+        client.queue(0).read(0, &mut [0; 4096]).unwrap();
+    }
+    assert_eq!(number(&report(&control)["totals"]["reads"]), 13);
+    drop(client);
+    assert!(daemon.log_has("has left after 3 reads"), "{}", daemon.log());
     daemon.finish();
 }
 

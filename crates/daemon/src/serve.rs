@@ -11,7 +11,7 @@ use cleave_blk::Stripe;
 use cleave_disk::{Disk, Leg, Resized, Store};
 use cleave_engine::Reactor;
 use cleave_session::{Ending, Remote, Session};
-use cleave_worker::Device;
+use cleave_worker::{Device, Totals};
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 
@@ -127,6 +127,7 @@ async fn control(
         visits: Quota::new(VISITS_MAX),
         crowding: Quota::new(1),
         faults: Quota::new(1),
+        told: Totals::default(),
         short: None,
     };
     daemon.announce();
@@ -176,6 +177,8 @@ struct Daemon {
     visits: Quota,
     crowding: Quota,
     faults: Quota,
+    /// What the disk had done when the last session ended.
+    told: Totals,
     /// The disk ends here, before what its guest was told.
     short: Option<u64>,
     /// End when a frontend has left.
@@ -382,7 +385,8 @@ impl Daemon {
         self.guest = None;
         self.exhibit.end();
         let name = self.disk.name();
-        let served = self.device.served.take();
+        let totals = self.device.totals();
+        let served = totals.since(std::mem::replace(&mut self.told, totals));
         match ending {
             Some(Ending::HungUp) => self
                 .visits

@@ -13,7 +13,6 @@ use crate::lane::Lane;
 use crate::record::{Laps, Recorder};
 use crate::slots::{Slot, Timing};
 use crate::splitter::{Direction, Load, SPLIT_MIN_BYTES, Splitter};
-use crate::stats::{Stats, add, count};
 use crate::token::Token;
 
 /// What accepting needs beside the vring: all of it borrowed from the worker for one batch. What may
@@ -26,7 +25,6 @@ pub(crate) struct Acceptance<'a, S> {
     pub(crate) device: &'a Device,
     /// The memory that requests are taken in.
     pub(crate) epoch: &'a Epoch,
-    pub(crate) stats: &'a Stats,
     pub(crate) lane_number: u16,
     pub(crate) splitter: &'a mut Splitter,
     pub(crate) clock: Instant,
@@ -55,12 +53,11 @@ impl Run {
         n: 0,
     };
 
-    /// Counts them. Before the guest is shown any of them: who has seen its requests end may ask
-    /// how many there were.
+    /// Counts them. Before the guest is shown any of them: it may ask how many there were
+    /// as soon as it has seen its requests end.
     #[inline]
-    pub(crate) fn count(&mut self, stats: &Stats, record: &mut Recorder) {
+    pub(crate) fn count(&mut self, record: &mut Recorder) {
         if self.n > 0 {
-            count(stats, self.verb, self.len_bytes, self.n);
             record.at_once(self.verb, self.len_bytes, self.n);
             self.n = 0;
         }
@@ -79,7 +76,6 @@ impl<S: Store> Acceptance<'_, S> {
             .and_then(|addr| Some((addr, self.epoch.spot(addr)?)));
         let Some((status_addr, spot)) = status else {
             // Nowhere to say what is wrong; the chain still goes back.
-            add(&self.stats.broken, 1);
             lane.record.broken();
             return lane.push_used(taken.head, 0);
         };
@@ -97,7 +93,6 @@ impl<S: Store> Acceptance<'_, S> {
                 }
             }
             Err(status) => {
-                add(&self.stats.refused, 1);
                 lane.record.refused(status);
                 lane.push_used(taken.head, tell(self.epoch, spot, Outcome::refused(status)));
             }
@@ -146,7 +141,6 @@ impl<S: Store> Acceptance<'_, S> {
         let answer = self.device.serial.get(..len).unwrap_or(&self.device.serial);
         match self.epoch.copy_out(chain.data_in(), answer) {
             Ok(_) => {
-                add(&self.stats.others, 1);
                 lane.record.at_once(request.verb, request.len_bytes, 1);
                 Outcome::ended(request, Ok(()))
             }
@@ -162,7 +156,7 @@ impl<S: Store> Acceptance<'_, S> {
     fn ended(&mut self, lane: &mut Lane, request: &Request) {
         let run = &mut self.run;
         if run.verb != request.verb || run.len_bytes != request.len_bytes {
-            run.count(self.stats, &mut lane.record);
+            run.count(&mut lane.record);
             (run.verb, run.len_bytes) = (request.verb, request.len_bytes);
         }
         run.n += 1;
@@ -219,7 +213,6 @@ impl<S: Store> Acceptance<'_, S> {
         }
         if token.op == 0 {
             // No bytes asked for: done without the store.
-            add(&self.stats.others, 1);
             lane.record.at_once(request.verb, 0, 1);
             return Pushed::Ended;
         }

@@ -7,7 +7,8 @@ use cleave_guest::{Epoch, Memory};
 use crate::policy::{Budget, Did, Outlook, Pace, Pacer, Terms};
 use crate::record::Fine;
 use crate::slots::{Next, Slot, Slots};
-use crate::{Split, Stats, Tuning};
+use crate::stats::Stats;
+use crate::{Split, Tuning};
 
 /// Requests in flight on one vring.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use crate::policy::Budget;
 use crate::record::{Recording, Records};
 use crate::registry::Registry;
 use crate::splitter::SplitState;
-use crate::{LegTotals, Split, Splitter, Stats, Totals, Tuning};
+use crate::{LegTotals, Mode, Split, Splitter, Totals, Tuning};
 
 /// How workers run, from their start to their end. What may change meanwhile is the [`Tuning`].
 #[derive(Debug, Clone)]
@@ -36,8 +36,6 @@ pub struct Device {
     pub writeback: AtomicBool,
     /// How workers run.
     pub config: WorkerConfig,
-    /// What workers that have ended had done; taken by whoever tells of it.
-    pub served: Served,
     /// What workers that have ended had learnt about splitting, for those that follow.
     pub learnt: Learnt,
     /// What its vrings did, and how long it took.
@@ -78,22 +76,6 @@ impl Learnt {
     }
 }
 
-/// Sums of the counters of workers that have ended. Locked at their end only.
-#[derive(Debug, Default)]
-pub struct Served(Mutex<Totals>);
-
-impl Served {
-    /// Adds a worker's counters.
-    pub(crate) fn add(&self, totals: Totals) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += totals;
-    }
-
-    /// All since it was last taken.
-    pub fn take(&self) -> Totals {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 impl Device {
     /// A disk that no worker serves yet. `writeback`: the cache mode that the guest finds.
     pub fn new(
@@ -108,7 +90,6 @@ impl Device {
             serial,
             writeback: AtomicBool::new(writeback),
             config,
-            served: Served::default(),
             learnt: Learnt::default(),
             records: Records::new(Recording::On),
             registry: Registry::new(tuning),
@@ -139,14 +120,16 @@ impl Device {
         self.registry.tune(tuning);
     }
 
-    /// Counters of the workers that run now.
-    pub fn workers(&self) -> Vec<Arc<Stats>> {
-        self.registry.live()
+    /// What each of the workers that run does now when it finds nothing to do.
+    pub fn modes(&self) -> Vec<Mode> {
+        self.registry.modes()
     }
 
-    /// Counters of all workers that ever ran, summed: never less than before.
+    /// Sums over all workers and vrings that ever ran: never less than before.
     pub fn totals(&self) -> Totals {
-        self.registry.totals()
+        let mut totals = self.registry.totals();
+        self.records.add_to(&mut totals);
+        totals
     }
 
     /// What each leg of a stripe did, over all workers that ever ran; empty where the disk has one leg.

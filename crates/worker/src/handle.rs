@@ -13,7 +13,6 @@ use cleave_guest::Memory;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::command::Commands;
-use crate::stats::Stats;
 use crate::worker::{BELLS, Lap, WATCHES, Worker, signal};
 use crate::{Control, Device};
 
@@ -35,8 +34,6 @@ pub enum SpawnError {
 #[derive(Debug)]
 pub struct Handle {
     control: Control,
-    stats: Arc<Stats>,
-    device: Arc<Device>,
     legs: Arc<[LegStats]>,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,8 +50,6 @@ impl Handle {
     ) -> Result<Handle, SpawnError> {
         let (control, inbox) = Control::channel()?;
         let (made, outcome) = sync_channel(1);
-        let stats = Arc::new(Stats::default());
-        let (shared, kept) = (stats.clone(), device.clone());
         let name = format!("cleave-w{number}");
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             pin(cpu);
@@ -62,7 +57,6 @@ impl Handle {
                 number,
                 device,
                 memory,
-                stats: shared,
                 commands: inbox,
                 alarm,
             };
@@ -76,16 +70,9 @@ impl Handle {
         let legs = outcome.recv().map_err(|_| gone())??;
         Ok(Handle {
             control,
-            stats,
-            device: kept,
             legs,
             thread: Some(thread),
         })
-    }
-
-    /// The worker's counters.
-    pub fn stats(&self) -> Arc<Stats> {
-        self.stats.clone()
     }
 
     /// What this worker had each leg of a stripe do; empty where the disk has one leg.
@@ -108,7 +95,6 @@ impl Drop for Handle {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        self.device.served.add(self.stats.totals());
     }
 }
 
@@ -133,7 +119,6 @@ struct Start {
     number: usize,
     device: Arc<Device>,
     memory: Arc<Memory>,
-    stats: Arc<Stats>,
     commands: Commands,
     alarm: Arc<OwnedFd>,
 }
@@ -157,7 +142,6 @@ impl Start {
             number,
             device,
             memory,
-            stats,
             commands,
             alarm,
         } = self;
@@ -165,7 +149,7 @@ impl Start {
         let mut reactor = reactor(&device.disk, ops)?;
         let store = AnyStore::open(&mut reactor, &device.disk, number, ops)?;
         Ok(Worker::new(
-            reactor, store, device, memory, stats, commands, alarm,
+            reactor, store, device, memory, commands, alarm,
         )?)
     }
 }

@@ -83,7 +83,12 @@ impl Drowse {
 
 impl Lane {
     /// Takes a vring over; its descriptors go to the reactor.
-    pub(crate) fn new(start: VringStart, vring: Vring, completion: Completion) -> Lane {
+    pub(crate) fn new(
+        start: VringStart,
+        vring: Vring,
+        completion: Completion,
+        record: Recorder,
+    ) -> Lane {
         Lane {
             index: start.index,
             slots: Slots::new(vring.size()),
@@ -98,7 +103,7 @@ impl Lane {
                 State::Disabled
             },
             dirty: false,
-            record: Recorder::default(),
+            record,
             drowse: Drowse::default(),
             pushed: 0,
             caller: Caller::default(),

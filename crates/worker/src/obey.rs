@@ -9,7 +9,6 @@ use cleave_guest::{Memory, Vring, VringError};
 use crate::Splitter;
 use crate::command::{Command, Signal, VringStart};
 use crate::lane::{Lane, State};
-use crate::record::Recorder;
 use crate::stats::add;
 use crate::worker::{LANES_MAX, Lap, Worker, call_bell, err_bell};
 
@@ -131,9 +130,8 @@ impl<S: Store> Worker<S> {
         }
         let (kick, call, err) = (start.kick.take(), start.call.take(), start.err.take());
         let completion = self.tuning.completion_of(start.index);
-        let mut lane = Lane::new(start, vring, completion);
-        let record = self.device.records.of(lane.index);
-        lane.record = Recorder::new(record, lane.vring.size());
+        let record = self.device.records.recorder(start.index, vring.size());
+        let lane = Lane::new(start, vring, completion, record);
         if free.is_none() {
             self.lanes.push(None);
         }

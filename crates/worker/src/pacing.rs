@@ -9,6 +9,7 @@ use cleave_engine::{Store, Wait};
 use crate::accept::nanoseconds;
 use crate::neighbours::yield_core;
 use crate::policy::{Call, Did, Pace, Terms};
+use crate::record::VringEvent;
 use crate::stats::{Mode, add};
 use crate::worker::{Worker, call_bell};
 use crate::{Completion, Device};
@@ -223,17 +224,13 @@ impl<S: Store> Worker<S> {
                 .published(wanted, requests, in_flight, coalesce, now_ns)
             {
                 Call::Now => {
-                    add(&self.stats.calls, 1);
                     let held_ns = since_ns.map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
                     lane.record.called(held_ns);
                     self.reactor.ring(call_bell(slot));
                 }
-                Call::None => {
-                    add(&self.stats.calls_suppressed, 1);
-                    lane.record.call_suppressed();
-                }
+                Call::None => lane.record.count(VringEvent::CallSuppressed),
                 Call::Later => {
-                    add(&self.stats.calls_coalesced, 1);
+                    lane.record.count(VringEvent::CallCoalesced);
                     let due_ns = lane.caller.due_ns(coalesce);
                     self.call_due_ns = self.call_due_ns.into_iter().chain(due_ns).min();
                 }
@@ -259,7 +256,6 @@ impl<S: Store> Worker<S> {
                     let since_ns = lane.caller.held_since_ns().unwrap_or(now_ns);
                     lane.record.called(now_ns.saturating_sub(since_ns));
                     lane.caller.settle();
-                    add(&self.stats.calls, 1);
                     self.reactor.ring(call_bell(slot));
                 }
                 due_ns => self.call_due_ns = self.call_due_ns.into_iter().chain(due_ns).min(),

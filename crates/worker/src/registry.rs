@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cleave_engine::{LegStats, LegTotals};
 
 use crate::splitter::Board;
+use crate::stats::Stats;
 use crate::worker::signal;
-use crate::{Stats, Totals, Tuning};
+use crate::{Mode, Totals, Tuning};
 
 /// A running worker as control sees it.
 #[derive(Debug)]
@@ -99,7 +100,7 @@ impl Registry {
             .position(|live| Arc::ptr_eq(&live.stats, stats));
         if let Some(place) = place {
             let live = members.live.remove(place);
-            members.past += stats.totals();
+            members.past.add(stats);
             add_legs(&mut members.past_legs, &live.legs);
         }
     }
@@ -120,18 +121,18 @@ impl Registry {
         members.live.iter().map(|live| live.board.clone()).collect()
     }
 
-    /// Counters of the workers that run.
-    pub(crate) fn live(&self) -> Vec<Arc<Stats>> {
+    /// What each of the workers that run does now when it finds nothing to do.
+    pub(crate) fn modes(&self) -> Vec<Mode> {
         let members = self.lock();
-        members.live.iter().map(|live| live.stats.clone()).collect()
+        members.live.iter().map(|live| live.stats.mode()).collect()
     }
 
-    /// Sum over all workers that ever ran.
+    /// Sum over all workers that ever ran; what vrings did is not in it.
     pub(crate) fn totals(&self) -> Totals {
         let members = self.lock();
         let mut sum = members.past;
         for live in &members.live {
-            sum += live.stats.totals();
+            sum.add(&live.stats);
         }
         sum
     }
@@ -169,12 +170,12 @@ mod tests {
         let stats: Vec<_> = (0..2).map(|_| Arc::new(Stats::default())).collect();
         for (stats, bell) in stats.iter().zip(&bells) {
             registry.enter(stats.clone(), bell.clone(), Arc::new([]));
-            add(&stats.reads, 5);
+            add(&stats.laps, 5);
         }
-        assert_eq!((registry.totals().reads, registry.live().len()), (10, 2));
+        assert_eq!((registry.totals().laps, registry.modes().len()), (10, 2));
         registry.leave(&stats[0]);
         registry.leave(&stats[0]);
-        assert_eq!((registry.totals().reads, registry.live().len()), (10, 1));
+        assert_eq!((registry.totals().laps, registry.modes().len()), (10, 1));
         let before = registry.turn();
         let changed = Tuning {
             spin_cpu_max: 7,

@@ -1,4 +1,4 @@
-//! Counters of one worker: written by it alone, read by anyone.
+//! Counters of a worker's loop, written by that worker alone and read by anyone; and the sums that readers make.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -24,32 +24,41 @@ impl std::fmt::Display for Mode {
     }
 }
 
-use cleave_blk::Verb;
-
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
-        /// Counters of one worker. Only the worker writes, with plain loads and stores.
+    ($($(#[$doc:meta])* $name:ident,)+; vrings: $($(#[$vring_doc:meta])* $vring_name:ident,)+) => {
+        /// Counters of one worker's loop. Only the worker writes, with plain loads and stores. Requests are counted
+        /// in the [`VringRecord`](crate::record::VringRecord) of their vring, and nowhere else.
         #[derive(Debug, Default)]
         #[repr(align(64))]
-        pub struct Stats {
+        pub(crate) struct Stats {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)+
             mode: AtomicU8,
         }
 
-        /// The values of [`Stats`] at one moment.
+        /// Sums over workers and vrings at one moment.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        pub struct Totals { $($(#[$doc])* pub $name: u64),+ }
+        pub struct Totals {
+            $($(#[$vring_doc])* pub $vring_name: u64,)+
+            $($(#[$doc])* pub $name: u64,)+
+        }
 
-        impl Stats {
-            /// Reads all counters.
-            pub fn totals(&self) -> Totals {
-                Totals { $($name: self.$name.load(Ordering::Relaxed)),+ }
+        impl Totals {
+            pub(crate) fn add(&mut self, stats: &Stats) {
+                $(self.$name += stats.$name.load(Ordering::Relaxed);)+
+            }
+
+            /// What was added since an earlier moment.
+            pub fn since(self, earlier: Totals) -> Totals {
+                Totals {
+                    $($vring_name: self.$vring_name.saturating_sub(earlier.$vring_name),)+
+                    $($name: self.$name.saturating_sub(earlier.$name),)+
+                }
             }
         }
 
         impl Stats {
             /// What the worker does now when it finds nothing to do.
-            pub fn mode(&self) -> Mode {
+            pub(crate) fn mode(&self) -> Mode {
                 match self.mode.load(Ordering::Relaxed) {
                     1 => Mode::Spins,
                     2 => Mode::Polls,
@@ -58,52 +67,17 @@ macro_rules! counters {
             }
 
             pub(crate) fn set_mode(&self, mode: Mode) {
-                let code = match mode {
-                    Mode::Sleeps => 0,
-                    Mode::Spins => 1,
-                    Mode::Polls => 2,
-                };
-                self.mode.store(code, Ordering::Relaxed);
-            }
-        }
-
-        impl std::ops::AddAssign for Totals {
-            fn add_assign(&mut self, other: Totals) {
-                $(self.$name += other.$name;)+
+                self.mode.store(mode as u8, Ordering::Relaxed);
             }
         }
     };
 }
 
 counters! {
-    /// Reads ended well.
-    reads,
-    /// Writes ended well.
-    writes,
-    /// Flushes, discards, write-zeroes and get-ids ended well.
-    others,
-    /// Bytes read.
-    read_bytes,
-    /// Bytes written.
-    write_bytes,
-    /// Requests that the store failed.
-    failed,
-    /// Requests refused without touching the store.
-    refused,
-    /// Chains too broken to carry a status.
-    broken,
     /// Of the disk's reads and writes, parts of requests too, those that were polled for and went well.
     polled,
     /// Turns of the loop that took or ended a request.
     laps,
-    /// Calls to the guest.
-    calls,
-    /// Published batches for which the guest wanted no call, or has no way to be called.
-    calls_suppressed,
-    /// Published batches whose call was held back and became one with a later one.
-    calls_coalesced,
-    /// Kicks from guests.
-    kicks,
     /// Times that a worker slept with no end in sight.
     sleeps,
     /// Times that it slept until shortly before something was expected.
@@ -124,6 +98,32 @@ counters! {
     switches_crowded,
     /// Times that control changed how it waits.
     switches_tuned,
+    ;
+    vrings:
+    /// Reads ended well.
+    reads,
+    /// Writes ended well.
+    writes,
+    /// Flushes, discards, write-zeroes and get-ids ended well.
+    others,
+    /// Bytes read.
+    read_bytes,
+    /// Bytes written.
+    write_bytes,
+    /// Requests that the store failed.
+    failed,
+    /// Requests refused without touching the store.
+    refused,
+    /// Chains too broken to carry a status.
+    broken,
+    /// Calls to the guest.
+    calls,
+    /// Published batches for which the guest wanted no call, or has no way to be called.
+    calls_suppressed,
+    /// Published batches whose call was held back and became one with a later one.
+    calls_coalesced,
+    /// Kicks from guests.
+    kicks,
     /// Vrings retired for a fault of the guest.
     retired,
 }
@@ -194,21 +194,4 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
         counter.load(Ordering::Relaxed).wrapping_add(n),
         Ordering::Relaxed,
     );
-}
-
-/// Counts so many requests alike that have ended well.
-#[inline]
-pub(crate) fn count(stats: &Stats, verb: Verb, len_bytes: u64, n: u32) {
-    let (bytes, n) = (len_bytes.wrapping_mul(u64::from(n)), u64::from(n));
-    match verb {
-        Verb::Read => {
-            add(&stats.reads, n);
-            add(&stats.read_bytes, bytes);
-        }
-        Verb::Write => {
-            add(&stats.writes, n);
-            add(&stats.write_bytes, bytes);
-        }
-        _ => add(&stats.others, n),
-    }
 }

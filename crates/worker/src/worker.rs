@@ -17,9 +17,9 @@ use crate::lane::{Lane, State};
 use crate::neighbours::Neighbours;
 use crate::pacing::{Wish, wake_ns};
 use crate::policy::{Did, Pacer};
-use crate::record::{Laps, Look, Looked};
+use crate::record::{Laps, Look, Looked, VringEvent};
 use crate::slots::{Ended, Next, Timing};
-use crate::stats::{Stats, add, count};
+use crate::stats::{Stats, add};
 use crate::token::Token;
 use crate::{Completion, Device, Split, Splitter, Tuning};
 
@@ -158,14 +158,13 @@ impl<S: Store> Worker<S> {
         store: S,
         device: Arc<Device>,
         memory: Arc<Memory>,
-        stats: Arc<Stats>,
         commands: Commands,
         alarm: Arc<OwnedFd>,
     ) -> io::Result<Worker<S>> {
         reactor.watch(COMMAND_WATCH, commands.bell.try_clone()?);
         // Known to control first: a change that comes from here on rings the bell, and one that came
         // before is found.
-        let bell = commands.bell.clone();
+        let (bell, stats) = (commands.bell.clone(), Arc::new(Stats::default()));
         device
             .registry
             .enter(stats.clone(), bell, store.leg_stats());
@@ -273,9 +272,8 @@ impl<S: Store> Worker<S> {
     }
 
     fn kicked(&mut self, slot: u16) {
-        add(&self.stats.kicks, 1);
         if let Some(Some(lane)) = self.lanes.get_mut(usize::from(slot)) {
-            lane.record.kicked();
+            lane.record.count(VringEvent::Kick);
         }
     }
 
@@ -318,10 +316,6 @@ impl<S: Store> Worker<S> {
             self.splitter
                 .ended(choice, ended.len_bytes, latency_ns, now_ns);
             exact_ns = Some(latency_ns);
-        }
-        match ended.errno {
-            Some(_) => add(&self.stats.failed, 1),
-            None => count(&self.stats, ended.verb, ended.len_bytes, 1),
         }
         lane.record
             .ended(token.head, &ended, exact_ns, &ended.epoch, &mut self.laps);
@@ -387,7 +381,6 @@ impl<S: Store> Worker<S> {
             store: [store],
             device,
             epoch,
-            stats,
             chain,
             splitter,
             clock,
@@ -407,7 +400,6 @@ impl<S: Store> Worker<S> {
             store,
             device,
             epoch,
-            stats,
             lane_number: slot as u16,
             splitter,
             clock: *clock,
@@ -418,7 +410,7 @@ impl<S: Store> Worker<S> {
             laps,
         };
         let (chains, stop) = take_batch(&mut acceptance, lane, chain, *ops_max);
-        acceptance.run.count(acceptance.stats, &mut lane.record);
+        acceptance.run.count(&mut lane.record);
         if let Stop::Breach(breach) = &stop {
             self.retire(slot, breach);
         }
@@ -471,10 +463,10 @@ impl<S: Store> Worker<S> {
         if !matches!(lane.state, State::Stopping(_)) {
             lane.state = State::Retired;
         }
+        lane.record.count(VringEvent::Retired);
         let index = lane.index;
         self.unsettled = true;
         self.make_wish();
-        add(&self.stats.retired, 1);
         self.reactor.ring(err_bell(slot as u16));
         self.say(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cleave_disk::{Disk, FileKind, Store as Kept, format_size};
 use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
 use cleave_worker::splitter::SplitState;
-use cleave_worker::{Device, Direction, LegTotals, Split};
+use cleave_worker::{Device, Direction, LegTotals, Mode, Split};
 
 use super::Exhibit;
 use super::report::{
@@ -202,12 +202,9 @@ fn pacing(device: &Device) -> Pacing {
         ("crowded", totals.switches_crowded),
         ("tuned", totals.switches_tuned),
     ];
-    let workers = device.workers();
+    let modes = device.modes();
     Pacing {
-        workers: workers
-            .iter()
-            .map(|stats| stats.mode().to_string())
-            .collect(),
+        workers: modes.iter().map(Mode::to_string).collect(),
         sleeps: totals.sleeps,
         dozes: totals.dozes,
         wakeups: totals.wakeups,
@@ -285,11 +282,13 @@ fn zero_reads(records: &Records) -> ZeroReads {
 fn vring(device: &Device, record: &VringRecord) -> Vring {
     let (sampled, zero) = record.zero_reads();
     let counts = ErrorKind::ALL.map(|kind| (kind.name().to_owned(), record.errors(kind)));
+    let mut totals = cleave_worker::Totals::default();
+    record.add_to(&mut totals);
     Vring {
         index: record.index(),
-        kicks: record.kicks(),
-        calls: record.calls(),
-        calls_suppressed: record.calls_suppressed(),
+        kicks: totals.kicks,
+        calls: totals.calls,
+        calls_suppressed: totals.calls_suppressed,
         call: times(&record.call_times()),
         in_flight: flight_of(device, record),
         zero_reads: ZeroReads { sampled, zero },
@@ -302,12 +301,12 @@ fn vring(device: &Device, record: &VringRecord) -> Vring {
 
 /// Requests of a kind on one vring, where there were any.
 fn requests_of(record: &VringRecord, kind: Kind) -> Option<Requests> {
-    let requests = record.requests(kind);
+    let [requests, bytes] = record.done(kind);
     (requests > 0).then(|| Requests {
         direction: kind.way().name().to_owned(),
         size: kind.size().to_owned(),
         requests,
-        bytes: record.bytes(kind),
+        bytes,
         stages: stages(
             kind,
             |stage| record.times(stage, kind),
@@ -319,7 +318,8 @@ fn requests_of(record: &VringRecord, kind: Kind) -> Option<Requests> {
 
 /// The same over all vrings.
 fn requests_of_all(records: &Records, kind: Kind) -> Option<Requests> {
-    let requests: u64 = records.iter().map(|record| record.requests(kind)).sum();
+    let done = || records.iter().map(|record| record.done(kind));
+    let requests: u64 = done().map(|[requests, _]| requests).sum();
     if requests == 0 {
         return None;
     }
@@ -332,7 +332,7 @@ fn requests_of_all(records: &Records, kind: Kind) -> Option<Requests> {
         direction: kind.way().name().to_owned(),
         size: kind.size().to_owned(),
         requests,
-        bytes: records.iter().map(|record| record.bytes(kind)).sum(),
+        bytes: done().map(|[_, bytes]| bytes).sum(),
         device_buckets: device.map_or_else(Vec::new, |device| device.buckets().collect()),
         stages: stages(
             kind,

@@ -523,7 +523,7 @@ fn a_tuning_reaches_a_worker_that_sleeps_and_one_that_works() {
     ] {
         device.tune(tuned(completion));
         // Nobody kicks: the change alone wakes it.
-        while device.workers()[0].mode() != mode {
+        while device.modes()[0] != mode {
             assert!(Instant::now() < until, "{completion} is not heard of");
             std::thread::sleep(Duration::from_millis(1));
         }

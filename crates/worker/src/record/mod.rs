@@ -13,14 +13,17 @@ mod vring;
 mod zeroes;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use histogram::Distribution;
 pub(crate) use histogram::{Coarse, Fine};
 pub use kind::{ErrorKind, Kind, Way};
 pub(crate) use laps::Laps;
 pub(crate) use recorder::{Look, Looked, Recorder};
+pub(crate) use vring::VringEvent;
 pub use vring::{Stage, VringRecord};
+
+use crate::Totals;
 
 /// The records of a device's vrings. A vring that once started keeps its record, so that totals survive
 /// sessions; the lock is taken when one starts, and by readers.
@@ -31,7 +34,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// None yet. `Recording::Off`: there never will be.
+    /// None yet.
     pub(crate) fn new(recording: Recording) -> Records {
         Records {
             on: recording == Recording::On,
@@ -39,27 +42,35 @@ impl Records {
         }
     }
 
-    /// Whether anything is recorded.
+    /// Whether more than counts is recorded, and [`Records::all`] shows it.
     pub fn is_on(&self) -> bool {
         self.on
     }
 
-    /// Of all vrings that ever started, by index.
+    /// Of all vrings that ever started, by index; none where only counts are kept.
     pub fn all(&self) -> Vec<Arc<VringRecord>> {
-        let vrings = self.vrings.lock().unwrap_or_else(PoisonError::into_inner);
-        vrings.values().cloned().collect()
+        let vrings = self.lock();
+        vrings.values().filter(|_| self.on).cloned().collect()
     }
 
-    /// The record of a vring that starts; `None`: nothing is recorded.
-    pub(crate) fn of(&self, index: u16) -> Option<Arc<VringRecord>> {
-        if !self.on {
-            return None;
-        }
-        let mut vrings = self.vrings.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Adds what all vrings did, whatever else is recorded.
+    pub(crate) fn add_to(&self, totals: &mut Totals) {
+        self.lock()
+            .values()
+            .for_each(|record| record.add_to(totals));
+    }
+
+    /// The writer for a vring of this size that starts.
+    pub(crate) fn recorder(&self, index: u16, vring_size: u16) -> Recorder {
+        let mut vrings = self.lock();
         let record = vrings
             .entry(index)
             .or_insert_with(|| Arc::new(VringRecord::new(index)));
-        Some(record.clone())
+        Recorder::new(record.clone(), self.on.then_some(vring_size))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u16, Arc<VringRecord>>> {
+        self.vrings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -69,6 +80,6 @@ pub enum Recording {
     /// They do.
     #[default]
     On,
-    /// They keep to the few counters of [`Stats`](crate::Stats).
+    /// They count, and measure no times.
     Off,
 }

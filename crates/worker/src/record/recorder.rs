@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cleave_blk::{Request, Segment, Status, Verb};
 use cleave_guest::Memory;
 
-use super::vring::add_at;
 use super::zeroes::{Sampler, is_zero};
-use super::{ErrorKind, Kind, Laps, VringRecord};
+use super::{ErrorKind, Kind, Laps, VringEvent, VringRecord};
 use crate::slots::Ended;
 use crate::stats::add;
 
@@ -32,9 +31,11 @@ pub(crate) struct Look {
     pub(crate) took: bool,
 }
 
-/// Writes the record of one lane's vring. Without one it does nothing.
-#[derive(Debug, Default)]
+/// Writes the record of one lane's vring.
+#[derive(Debug)]
 pub(crate) struct Recorder {
+    record: Arc<VringRecord>,
+    /// `None`: it only counts.
     open: Option<Box<Open>>,
     /// The last look left the ring empty at a time that is not known, and `Looks` was not told: nearly every
     /// look of a worker that polls a disk which answers on the spot, so this is one store beside the lane.
@@ -43,7 +44,6 @@ pub(crate) struct Recorder {
 
 #[derive(Debug)]
 struct Open {
-    record: Arc<VringRecord>,
     /// When the request of each head was taken; 0: none.
     begun: Arc<[AtomicU64]>,
     /// Requests taken in this lap, of each kind: all that were timed, and of these the ones that ended on
@@ -137,12 +137,11 @@ impl Batch {
 }
 
 impl Recorder {
-    /// For a vring of this size that starts.
-    pub(crate) fn new(record: Option<Arc<VringRecord>>, vring_size: u16) -> Recorder {
-        let open = record.map(|record| {
+    /// For a vring of this size that starts; `None`: only counts.
+    pub(super) fn new(record: Arc<VringRecord>, vring_size: Option<u16>) -> Recorder {
+        let open = vring_size.map(|vring_size| {
             Box::new(Open {
                 begun: record.begin(vring_size),
-                record,
                 taken: Batch::default(),
                 spot: Batch::default(),
                 looks: Looks::default(),
@@ -151,6 +150,7 @@ impl Recorder {
             })
         });
         Recorder {
+            record,
             open,
             drained: false,
         }
@@ -161,10 +161,11 @@ impl Recorder {
     /// A request is about to go to the engine: times its planning now and then. In a timed lap only.
     #[cold]
     pub(crate) fn planned(&mut self, request: &Request, laps: &mut Laps) {
-        let Some(open) = &mut self.open else { return };
-        if let Some(ns) = laps.plan_ns() {
+        if self.open.is_some()
+            && let Some(ns) = laps.plan_ns()
+        {
             let kind = Kind::of(request.verb, request.len_bytes);
-            if let Some(times) = open.record.plan.get(kind.index()) {
+            if let Some(times) = self.record.plan.get(kind.index()) {
                 times.add(ns, 1);
             }
         }
@@ -195,12 +196,11 @@ impl Recorder {
     /// So many like this went there and came back on the spot, well; or never needed to go.
     #[inline]
     pub(crate) fn at_once(&mut self, verb: Verb, len_bytes: u64, n: u32) {
-        let Some(open) = &mut self.open else { return };
-        let at = Kind::of(verb, len_bytes).index();
-        add_at(&open.record.requests, at, u64::from(n));
-        let bytes = len_bytes.wrapping_mul(u64::from(n));
-        add_at(&open.record.bytes, at, bytes);
-        if verb == Verb::Read {
+        let kind = Kind::of(verb, len_bytes);
+        self.record.ended(kind, len_bytes, u64::from(n));
+        if verb == Verb::Read
+            && let Some(open) = &mut self.open
+        {
             open.zeroes.pass(n);
         }
     }
@@ -234,7 +234,7 @@ impl Recorder {
             && open.zeroes.chooses()
             && let Some(is_zero) = is_zero(memory, data)
         {
-            open.found(is_zero);
+            self.record.found(is_zero);
         }
     }
 
@@ -248,6 +248,11 @@ impl Recorder {
         memory: &Memory,
         laps: &mut Laps,
     ) {
+        let kind = Kind::of(ended.verb, ended.len_bytes);
+        match ended.errno {
+            Some(errno) => count(&self.record.failed, ErrorKind::of_errno(errno)),
+            None => self.record.ended(kind, ended.len_bytes, 1),
+        }
         let Some(open) = &mut self.open else { return };
         let begun_ns = match open.begun.get(usize::from(head)) {
             Some(begun) => {
@@ -257,26 +262,23 @@ impl Recorder {
             }
             None => return,
         };
-        let kind = Kind::of(ended.verb, ended.len_bytes);
         let data = open.zeroes.take(head).map(|data| {
             let found = ended.errno.is_none().then(|| is_zero(memory, data));
             found.flatten()
         });
         if let Some(Some(is_zero)) = data {
-            open.found(is_zero);
+            self.record.found(is_zero);
         }
-        if let Some(errno) = ended.errno {
-            return add_at(&open.record.errors, ErrorKind::of_errno(errno) as usize, 1);
+        if ended.errno.is_some() {
+            return;
         }
-        add_at(&open.record.requests, kind.index(), 1);
-        add_at(&open.record.bytes, kind.index(), ended.len_bytes);
         let ns = laps.now_ns().saturating_sub(begun_ns);
         let ns = exact_ns.unwrap_or(ns);
         let split = kind.split_index().filter(|_| ended.is_split());
-        match split.and_then(|at| open.record.split.get(at)) {
+        match split.and_then(|at| self.record.split.get(at)) {
             Some(times) => times.add(ns, 1),
             None => {
-                if let Some(times) = open.record.device.get(kind.index()) {
+                if let Some(times) = self.record.device.get(kind.index()) {
                     times.add(ns, 1);
                 }
             }
@@ -289,29 +291,21 @@ impl Recorder {
     /// It never went to the engine.
     #[cold]
     pub(crate) fn refused(&mut self, status: Status) {
-        if let Some(open) = &self.open {
-            add_at(
-                &open.record.errors,
-                ErrorKind::of_status(status) as usize,
-                1,
-            );
-        }
+        count(&self.record.refused, ErrorKind::of_status(status));
     }
 
     /// It was no request at all.
     #[cold]
     pub(crate) fn broken(&mut self) {
-        if let Some(open) = &self.open {
-            add_at(&open.record.errors, ErrorKind::Broken as usize, 1);
-        }
+        count(&self.record.refused, ErrorKind::Broken);
     }
 
-    /// What has ended is shown to the guest, who was called, or did not want to be.
+    /// The guest was shown what has ended, and called if it wants that.
     #[cold]
     pub(crate) fn published(&mut self, laps: &Laps) {
         let Some(open) = &mut self.open else { return };
         if let Some((kind, ended_ns)) = open.publishing.take()
-            && let Some(times) = open.record.publish.get(kind.index())
+            && let Some(times) = self.record.publish.get(kind.index())
         {
             times.add(laps.read().saturating_sub(ended_ns), 1);
         }
@@ -322,26 +316,16 @@ impl Recorder {
     /// The guest was called, so long after what it is told of was published.
     #[inline]
     pub(crate) fn called(&mut self, held_ns: u64) {
-        if let Some(open) = &self.open {
-            add(&open.record.calls, 1);
-            open.record.call.add(held_ns, 1);
+        self.record.count(VringEvent::Call);
+        if self.open.is_some() {
+            self.record.call.add(held_ns, 1);
         }
     }
 
-    /// The guest wanted no call for what was published.
+    /// Counts whatever else is no request.
     #[inline]
-    pub(crate) fn call_suppressed(&mut self) {
-        if let Some(open) = &self.open {
-            add(&open.record.calls_suppressed, 1);
-        }
-    }
-
-    /// The guest kicked.
-    #[inline]
-    pub(crate) fn kicked(&mut self) {
-        if let Some(open) = &self.open {
-            add(&open.record.kicks, 1);
-        }
+    pub(crate) fn count(&mut self, event: VringEvent) {
+        self.record.count(event);
     }
 
     // Laps.
@@ -362,7 +346,7 @@ impl Recorder {
         }
         let waited_ns = open.looks.waited_ns(look, laps);
         if open.taken.kinds != 0 {
-            let ring = &open.record.ring;
+            let ring = &self.record.ring;
             open.taken.drain(|at, n| {
                 if let (Some(times), Some(ns)) = (ring.get(at), waited_ns) {
                     times.add(ns, n);
@@ -374,7 +358,7 @@ impl Recorder {
     /// A timed lap has ended that took so long: that is the time of all that ended in it on the spot.
     pub(crate) fn lap_ended(&mut self, ns: u64) {
         let Some(open) = &mut self.open else { return };
-        let device = &open.record.device;
+        let device = &self.record.device;
         open.spot.drain(|at, n| {
             if let Some(times) = device.get(at) {
                 times.add(ns, n);
@@ -383,16 +367,8 @@ impl Recorder {
     }
 }
 
-impl Open {
-    #[cold]
-    fn found(&mut self, is_zero: bool) {
-        add(&self.record.zero_looked, 1);
-        if is_zero {
-            // Behind the other, for readers that load them in the other order.
-            let found = self.record.zero_found.load(Ordering::Relaxed);
-            self.record.zero_found.store(found + 1, Ordering::Release);
-        }
-    }
+fn count(errors: &[AtomicU64; ErrorKind::ALL.len()], kind: ErrorKind) {
+    add(&errors[kind as usize], 1);
 }
 
 impl Drop for Open {
@@ -439,7 +415,7 @@ mod tests {
     /// A recorder, and the one number that tells what it was told.
     fn recorder() -> (Recorder, Arc<VringRecord>) {
         let record = Arc::new(VringRecord::new(0));
-        (Recorder::new(Some(record.clone()), 8), record)
+        (Recorder::new(record.clone(), Some(8)), record)
     }
 
     fn kind() -> Kind {

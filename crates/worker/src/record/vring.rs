@@ -4,7 +4,8 @@ use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Coarse, Distribution, ErrorKind, Fine, Kind};
+use super::{Coarse, Distribution, ErrorKind, Fine, Kind, Way};
+use crate::Totals;
 use crate::stats::add;
 
 /// A part of a request's way.
@@ -35,16 +36,29 @@ impl Stage {
     }
 }
 
-/// What one vring did since the daemon started, over all sessions.
+/// What happens to a vring beside its requests; each is counted in the field of [`Totals`] of its name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum VringEvent {
+    Kick,
+    Call,
+    CallSuppressed,
+    CallCoalesced,
+    Retired,
+}
+
+/// What one vring did since the daemon started, over all sessions. Aligned: records of two
+/// workers share no cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct VringRecord {
     index: u16,
-    pub(super) requests: [AtomicU64; Kind::COUNT],
-    pub(super) bytes: [AtomicU64; Kind::COUNT],
-    pub(super) errors: [AtomicU64; ErrorKind::ALL.len()],
-    pub(super) kicks: AtomicU64,
-    pub(super) calls: AtomicU64,
-    pub(super) calls_suppressed: AtomicU64,
+    /// Requests that ended well, and their bytes.
+    done: [[AtomicU64; 2]; Kind::COUNT],
+    /// Requests that the store failed.
+    pub(super) failed: [AtomicU64; ErrorKind::ALL.len()],
+    /// Requests that never went there.
+    pub(super) refused: [AtomicU64; ErrorKind::ALL.len()],
+    events: [AtomicU64; 5],
     pub(super) zero_looked: AtomicU64,
     pub(super) zero_found: AtomicU64,
     pub(super) device: [Fine; Kind::COUNT],
@@ -60,14 +74,12 @@ impl VringRecord {
     pub(super) fn new(index: u16) -> VringRecord {
         VringRecord {
             index,
-            requests: zeroes(),
-            bytes: zeroes(),
-            errors: zeroes(),
-            kicks: AtomicU64::new(0),
-            calls: AtomicU64::new(0),
-            calls_suppressed: AtomicU64::new(0),
-            zero_looked: AtomicU64::new(0),
-            zero_found: AtomicU64::new(0),
+            done: Default::default(),
+            failed: Default::default(),
+            refused: Default::default(),
+            events: Default::default(),
+            zero_looked: AtomicU64::default(),
+            zero_found: AtomicU64::default(),
             device: from_fn(|_| Fine::new()),
             split: from_fn(|_| Fine::new()),
             ring: from_fn(|_| Coarse::new()),
@@ -83,34 +95,58 @@ impl VringRecord {
         self.index
     }
 
-    /// Requests of a kind that ended well.
-    pub fn requests(&self, kind: Kind) -> u64 {
-        load(&self.requests, kind.index())
+    #[inline]
+    pub(super) fn count(&self, event: VringEvent) {
+        add(&self.events[event as usize], 1);
     }
 
-    /// Bytes that they moved.
-    pub fn bytes(&self, kind: Kind) -> u64 {
-        load(&self.bytes, kind.index())
+    /// So many requests like this ended well.
+    #[inline]
+    pub(super) fn ended(&self, kind: Kind, len_bytes: u64, n: u64) {
+        if let Some([requests, bytes]) = self.done.get(kind.index()) {
+            add(requests, n);
+            add(bytes, len_bytes.wrapping_mul(n));
+        }
+    }
+
+    /// Requests of a kind that ended well, and the bytes that they moved.
+    pub fn done(&self, kind: Kind) -> [u64; 2] {
+        let done = self.done.get(kind.index());
+        done.map_or([0; 2], |done| done.each_ref().map(load))
     }
 
     /// Requests that did not end well.
     pub fn errors(&self, kind: ErrorKind) -> u64 {
-        load(&self.errors, kind as usize)
+        let both = [&self.failed, &self.refused];
+        both.map(|errors| load(&errors[kind as usize])).iter().sum()
     }
 
-    /// Kicks that woke the worker or were found.
-    pub fn kicks(&self) -> u64 {
-        self.kicks.load(Ordering::Relaxed)
-    }
-
-    /// Calls to the guest.
-    pub fn calls(&self) -> u64 {
-        self.calls.load(Ordering::Relaxed)
-    }
-
-    /// Published batches for which the guest wanted no call, or has no way to be called.
-    pub fn calls_suppressed(&self) -> u64 {
-        self.calls_suppressed.load(Ordering::Relaxed)
+    /// Adds what it counted.
+    pub fn add_to(&self, totals: &mut Totals) {
+        for kind in Kind::all() {
+            let [requests, bytes] = self.done(kind);
+            let (requests_sum, bytes_sum) = match kind.way() {
+                Way::Read => (&mut totals.reads, &mut totals.read_bytes),
+                Way::Write => (&mut totals.writes, &mut totals.write_bytes),
+                Way::Flush | Way::Other => (&mut totals.others, &mut 0),
+            };
+            *requests_sum += requests;
+            *bytes_sum += bytes;
+        }
+        for kind in ErrorKind::ALL {
+            totals.failed += load(&self.failed[kind as usize]);
+            let refused = match kind {
+                ErrorKind::Broken => &mut totals.broken,
+                _ => &mut totals.refused,
+            };
+            *refused += load(&self.refused[kind as usize]);
+        }
+        let [kicks, calls, suppressed, coalesced, retired] = self.events.each_ref().map(load);
+        totals.kicks += kicks;
+        totals.calls += calls;
+        totals.calls_suppressed += suppressed;
+        totals.calls_coalesced += coalesced;
+        totals.retired += retired;
     }
 
     /// Reads whose data was looked at, and how many of those held nothing but zeroes.
@@ -118,6 +154,16 @@ impl VringRecord {
         // In this order: never more found than looked at.
         let found = self.zero_found.load(Ordering::Acquire);
         (self.zero_looked.load(Ordering::Relaxed), found)
+    }
+
+    #[cold]
+    pub(super) fn found(&self, is_zero: bool) {
+        add(&self.zero_looked, 1);
+        if is_zero {
+            // Behind the other, for readers that load them in the other order.
+            let found = self.zero_found.load(Ordering::Relaxed);
+            self.zero_found.store(found + 1, Ordering::Release);
+        }
     }
 
     /// How long requests of a kind took in a stage, split ones included.
@@ -174,22 +220,8 @@ impl VringRecord {
     }
 }
 
-fn zeroes<const N: usize>() -> [AtomicU64; N] {
-    from_fn(|_| AtomicU64::new(0))
-}
-
-fn load(counters: &[AtomicU64], at: usize) -> u64 {
-    counters
-        .get(at)
-        .map_or(0, |count| count.load(Ordering::Relaxed))
-}
-
-/// Adds to one of some counters.
-#[inline]
-pub(super) fn add_at(counters: &[AtomicU64], at: usize, n: u64) {
-    if let Some(counter) = counters.get(at) {
-        add(counter, n);
-    }
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use cleave_blk::{Op, OpKind, Plan};
 use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::Epoch;
-use cleave_worker::{Control, Device, Stats, VringStart, Worker, reactor};
+use cleave_worker::{Control, Device, VringStart, Worker, reactor};
 
 use crate::driver::{Ask, Driver};
 use crate::{FEATURES, device, event};
@@ -74,9 +74,9 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
         ended: Vec::new(),
     };
     let (control, commands) = Control::channel().unwrap();
-    let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
+    let alarm = Arc::new(event());
     let reactor = reactor(&device.disk, 64).unwrap();
-    let worker = Worker::new(reactor, store, device, memory, stats, commands, alarm);
+    let worker = Worker::new(reactor, store, device, memory, commands, alarm);
     let mut worker = worker.unwrap();
     let started = control.start(VringStart {
         index: 0,
@@ -113,9 +113,9 @@ fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
         ended: Vec::new(),
     };
     let (control, commands) = Control::channel().unwrap();
-    let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
+    let alarm = Arc::new(event());
     let reactor = reactor(&device.disk, 64).unwrap();
-    let worker = Worker::new(reactor, store, device, memory, stats, commands, alarm);
+    let worker = Worker::new(reactor, store, device, memory, commands, alarm);
     let mut worker = worker.unwrap();
     // Both look at the same ring, so that both have the same work.
     for index in 0..2 {

@@ -169,7 +169,7 @@ fn a_ring_in_other_memory_is_answered_in_the_old_and_goes_on_in_the_new() {
         // The driver knows nothing of the eight, but the ring goes on behind them.
         bench.driver.submit(&Ask::read(0, 512, 512, true)).unwrap();
         turn(&mut bench, 1000);
-        assert_eq!(bench.stats.totals().reads, 1);
+        assert_eq!(bench.device.totals().reads, 1);
         assert!(!is_rung(&bench.err));
     }
 }

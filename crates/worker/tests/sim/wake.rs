@@ -11,7 +11,7 @@ use cleave_blk::{Op, Plan};
 use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::Epoch;
 use cleave_worker::{
-    Coalesce, Completion, Control, Device, Stats, Totals, Tuning, VringStart, Worker, reactor,
+    Coalesce, Completion, Control, Device, Totals, Tuning, VringStart, Worker, reactor,
 };
 
 use crate::driver::{Ask, Driver, SIZE};
@@ -163,8 +163,8 @@ fn tuning(completion: Completion) -> Tuning {
     }
 }
 
-/// A worker whose guest acts, what it counts, the guest, and who controls it.
-type Staged = (Worker<Stage>, Arc<Stats>, Rc<RefCell<World>>, Control);
+/// A worker whose guest acts, its device, the guest, and who controls it.
+type Staged = (Worker<Stage>, Arc<Device>, Rc<RefCell<World>>, Control);
 
 fn stage(seed: u64, event_idx: bool, tuning: Tuning, ends: Ends) -> Staged {
     let device: Arc<Device> = device(cleave_worker::Split::Off);
@@ -192,10 +192,9 @@ fn stage(seed: u64, event_idx: bool, tuning: Tuning, ends: Ends) -> Staged {
         ends,
     };
     let (control, commands) = Control::channel().unwrap();
-    let (stats, alarm) = (Arc::new(Stats::default()), Arc::new(event()));
-    let counters = stats.clone();
+    let alarm = Arc::new(event());
     let reactor = reactor(&device.disk, 64).unwrap();
-    let worker = Worker::new(reactor, store, device, memory, stats, commands, alarm);
+    let worker = Worker::new(reactor, store, device.clone(), memory, commands, alarm);
     let mut worker = worker.unwrap();
     let _started = control.start(VringStart {
         index: 0,
@@ -208,7 +207,7 @@ fn stage(seed: u64, event_idx: bool, tuning: Tuning, ends: Ends) -> Staged {
         enabled: true,
     });
     worker.lap().unwrap();
-    (worker, counters, world, control)
+    (worker, device, world, control)
 }
 
 /// Runs for so many moments and then falls silent; what the worker counted, what the guest saw.
@@ -219,7 +218,7 @@ fn run(
     tuning: Tuning,
     ends: Ends,
 ) -> (Totals, Rc<RefCell<World>>) {
-    let (mut worker, counters, world, _control) = stage(seed, event_idx, tuning, ends);
+    let (mut worker, device, world, _control) = stage(seed, event_idx, tuning, ends);
     while world.borrow().moments < moments {
         worker.lap().unwrap();
     }
@@ -241,7 +240,7 @@ fn run(
         timers,
         "seed {seed}: no timer at rest"
     );
-    (counters.totals(), world)
+    (device.totals(), world)
 }
 
 #[test]
@@ -284,8 +283,7 @@ fn what_has_to_be_asked_for_is_never_slept_on() {
 #[test]
 fn a_polled_device_that_hangs_is_asked_ever_less_often() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
-        let (mut worker, counters, world, _control) =
-            stage(3, true, tuning(completion), Ends::Never);
+        let (mut worker, device, world, _control) = stage(3, true, tuning(completion), Ends::Never);
         world.borrow_mut().quiet = true;
         let ask = || {
             let mut world = world.borrow_mut();
@@ -312,7 +310,7 @@ fn a_polled_device_that_hangs_is_asked_ever_less_often() {
             first < ms && longest > 4 * ms && longest <= 5 * ms,
             "{first:?} {longest:?}"
         );
-        assert!(counters.totals().dozes > 200);
+        assert!(device.totals().dozes > 200);
         // It asked for kicks meanwhile.
         ask();
         assert!(world.borrow().kicked, "{completion:?}");

@@ -143,7 +143,7 @@ fn run(trace: &Trace<'_>, tuning: &Tuning) -> Outcome {
             (false, true) => Outlook::Large,
             (false, false) => Outlook::Small,
         };
-        let before = stats.totals();
+        let before = totals(&stats);
         let pace = pacer
             .turn(did, outlook)
             .unwrap_or_else(|| pacer.decide(did, outlook, now_ns, terms));
@@ -151,7 +151,7 @@ fn run(trace: &Trace<'_>, tuning: &Tuning) -> Outcome {
             Pace::Look => pacer.looked(now_ns, (trace.crowded)(now_ns), terms),
             pace => pace,
         };
-        if stats.totals() != before && switches(&stats.totals()) != switches(&before) {
+        if totals(&stats) != before && switches(&totals(&stats)) != switches(&before) {
             switched.push(now_ns);
         }
         let event = [
@@ -189,7 +189,7 @@ fn run(trace: &Trace<'_>, tuning: &Tuning) -> Outcome {
         within.count() as u64
     };
     Outcome {
-        totals: stats.totals(),
+        totals: totals(&stats),
         span_ns: now_ns.max(1),
         cpu_ns,
         requests: latencies.len() as u64,
@@ -198,6 +198,12 @@ fn run(trace: &Trace<'_>, tuning: &Tuning) -> Outcome {
         last_ns: now_ns,
         switches_max: switched.iter().map(most).max().unwrap_or(0),
     }
+}
+
+fn totals(stats: &Stats) -> Totals {
+    let mut totals = Totals::default();
+    totals.add(stats);
+    totals
 }
 
 fn switches(totals: &Totals) -> u64 {
