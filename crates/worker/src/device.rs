@@ -1,7 +1,7 @@
 //! What all workers of a device share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cleave_blk::Cut;
@@ -48,31 +48,37 @@ pub struct Device {
     pub(crate) began: Instant,
 }
 
-/// Splitters of workers that have ended. Locked at a worker's start and end only.
+/// Splitters of workers that have ended. Locked at a worker's start and end, and when splitting is tuned.
 #[derive(Debug, Default)]
-pub struct Learnt(Mutex<Vec<Splitter>>);
+pub struct Learnt {
+    kept: Mutex<Vec<Splitter>>,
+    /// Ops of large requests that all workers have in flight.
+    ops: Arc<AtomicU32>,
+}
 
 impl Learnt {
-    /// One that has learnt something from this start, where there is one. Those that started from
-    /// something else are of no use any more.
-    pub(crate) fn take(&self, split: &Split) -> Option<Splitter> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// A splitter that starts from this, and has learnt something already where one is kept. Those that started
+    /// from something else are of no use any more.
+    pub(crate) fn splitter(&self, split: &Split) -> Splitter {
+        let mut kept = self.lock();
         kept.retain(|splitter| splitter.split() == split);
-        kept.pop()
+        let new = || Splitter::new(split.clone()).sharing(&self.ops);
+        kept.pop().unwrap_or_else(new)
     }
 
     fn states(&self) -> Vec<Vec<SplitState>> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.lock();
         kept.iter().map(Splitter::states).collect()
     }
 
     /// Keeps one for a worker to come. There are never more than workers at one time.
     pub(crate) fn keep(&self, mut splitter: Splitter) {
         splitter.forget_flight();
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(splitter);
+        self.lock().push(splitter);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Splitter>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

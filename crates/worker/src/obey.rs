@@ -6,7 +6,6 @@ use std::sync::mpsc::{SyncSender, TryRecvError};
 use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
 
-use crate::Splitter;
 use crate::command::{Command, Signal, VringStart};
 use crate::lane::{Lane, State};
 use crate::stats::add;
@@ -107,7 +106,7 @@ impl<S: Store> Worker<S> {
             }
         }
         if tuning.split != self.tuning.split {
-            self.splitter = Splitter::new(tuning.split.clone());
+            self.splitter = self.device.learnt.splitter(&tuning.split);
             let board = self.splitter.board();
             self.device.registry.show(&self.stats, board);
             self.ops_max = self.device.ops_max(&tuning.split);

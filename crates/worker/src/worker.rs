@@ -170,8 +170,7 @@ impl<S: Store> Worker<S> {
             .enter(stats.clone(), bell, store.leg_stats());
         let turn = device.registry.turn();
         let tuning = device.tuning();
-        let learnt = device.learnt.take(&tuning.split);
-        let splitter = learnt.unwrap_or_else(|| Splitter::new(tuning.split.clone()));
+        let splitter = device.learnt.splitter(&tuning.split);
         device.registry.show(&stats, splitter.board());
         Ok(Worker {
             reactor,
@@ -313,8 +312,12 @@ impl<S: Store> Worker<S> {
         {
             let now_ns = nanoseconds(self.clock);
             let latency_ns = now_ns.saturating_sub(start_ns);
-            self.splitter
-                .ended(choice, ended.len_bytes, latency_ns, now_ns);
+            match ended.errno {
+                None => self
+                    .splitter
+                    .ended(choice, ended.len_bytes, latency_ns, now_ns),
+                Some(_) => self.splitter.failed(choice, ended.len_bytes, now_ns),
+            }
             exact_ns = Some(latency_ns);
         }
         lane.record

@@ -230,6 +230,11 @@ impl Cell {
         self.reconsider();
     }
 
+    /// The stretch at hand tells no cost.
+    pub(super) fn measure_anew(&mut self) {
+        self.ended = 0;
+    }
+
     pub(super) fn state(&self, direction: Direction, class_bytes: u64, load: usize) -> SplitState {
         let (whole, now) = (
             self.arms[usize::from(WHOLE)],

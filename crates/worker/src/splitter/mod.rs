@@ -15,6 +15,7 @@ mod tests;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cleave_blk::Limits;
 
@@ -99,7 +100,7 @@ pub enum Direction {
 pub struct Load {
     /// Requests in flight, without this one.
     pub requests: u32,
-    /// Ops in flight.
+    /// Ops in flight on this worker.
     pub ops: u32,
 }
 
@@ -130,6 +131,14 @@ impl Choice {
     pub fn is_timed(&self) -> bool {
         self.lesson.is_some()
     }
+
+    /// How many ops it makes of a request.
+    fn ops(&self, len_bytes: u64) -> u32 {
+        let chunk_bytes = self
+            .chunk_bytes
+            .map_or(len_bytes, |chunk| chunk.get().into());
+        len_bytes.div_ceil(chunk_bytes.max(1)) as u32
+    }
 }
 
 /// Decides and learns for one worker.
@@ -143,6 +152,9 @@ pub struct Splitter {
     in_flight: u32,
     account: Account,
     updated_ns: u64,
+    /// Ops of those requests: this worker's, and those of all workers of the disk.
+    ops: u32,
+    ops_of_disk: Arc<AtomicU32>,
     /// What it does now, for others to read.
     board: Arc<Board>,
 }
@@ -162,7 +174,15 @@ impl Splitter {
             in_flight: 0,
             account: Account::default(),
             updated_ns: 0,
+            ops: 0,
+            ops_of_disk: Arc::default(),
         }
+    }
+
+    /// Shares the drive's useful depth with the splitters that count their ops here too.
+    pub(crate) fn sharing(mut self, ops_of_disk: &Arc<AtomicU32>) -> Splitter {
+        self.ops_of_disk = ops_of_disk.clone();
+        self
     }
 
     /// Where it shows what it does now.
@@ -202,15 +222,17 @@ impl Splitter {
         if choice.is_timed() {
             self.pass_time(now_ns);
             self.in_flight += 1;
+            let ops = choice.ops(len_bytes);
+            self.ops += ops;
+            self.ops_of_disk.fetch_add(ops, Ordering::Relaxed);
         }
         choice
     }
 
-    /// A request has ended that took so long from its planning on; `choice` as it was given.
+    /// A request has ended well that took so long from its planning on; `choice` as it was given.
     pub fn ended(&mut self, choice: Choice, len_bytes: u64, latency_ns: u64, now_ns: u64) {
         let Some(lesson) = choice.lesson else { return };
-        self.pass_time(now_ns);
-        self.in_flight = self.in_flight.saturating_sub(1);
+        self.release(choice, len_bytes, now_ns);
         self.account.moved_kib += len_bytes as f64 / 1024.0;
         if let Some(cell) = self.cells.get_mut(usize::from(lesson.cell)) {
             cell.learn(usize::from(lesson.arm), len_bytes, latency_ns, self.account);
@@ -221,9 +243,31 @@ impl Splitter {
         }
     }
 
-    /// Whoever asked last is gone, and its clock with it.
+    /// A request has failed. How long that took says nothing about the drive, and the cost of the requests
+    /// beside it is measured anew.
+    pub fn failed(&mut self, choice: Choice, len_bytes: u64, now_ns: u64) {
+        if choice.is_timed() {
+            self.release(choice, len_bytes, now_ns);
+            self.cells.iter_mut().for_each(Cell::measure_anew);
+        }
+    }
+
+    /// A timed request is no longer in flight.
+    fn release(&mut self, choice: Choice, len_bytes: u64, now_ns: u64) {
+        self.pass_time(now_ns);
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.release_ops(choice.ops(len_bytes));
+    }
+
+    fn release_ops(&mut self, ops: u32) {
+        self.ops = self.ops.saturating_sub(ops);
+        self.ops_of_disk.fetch_sub(ops, Ordering::Relaxed);
+    }
+
+    /// The worker is gone, and with it its clock and what it had in flight.
     pub(crate) fn forget_flight(&mut self) {
         (self.in_flight, self.updated_ns) = (0, 0);
+        self.release_ops(self.ops);
     }
 
     fn pass_time(&mut self, now_ns: u64) {
@@ -257,9 +301,11 @@ impl Splitter {
             self.mixed -= 1;
             return Choice::WHOLE;
         }
+        let ops_of_disk = self.ops_of_disk.load(Ordering::Relaxed);
+        let ops_of_others = ops_of_disk.saturating_sub(self.ops);
         let headroom = prior
             .useful_depth
-            .saturating_sub(load.ops)
+            .saturating_sub(load.ops.saturating_add(ops_of_others))
             .min(SPLIT_OPS_MAX);
         let number = number_of(direction, len_bytes, load.requests);
         let Some(cell) = self.cells.get_mut(number) else {
@@ -284,6 +330,13 @@ impl Splitter {
                 arm,
             }),
         }
+    }
+}
+
+impl Drop for Splitter {
+    /// Another takes its place while its requests are in flight: they no longer count.
+    fn drop(&mut self) {
+        self.forget_flight();
     }
 }
 

@@ -247,6 +247,76 @@ fn does_nothing_beyond_the_useful_depth() {
     }
 }
 
+/// Pieces that fail at once look faster than any request that is served.
+#[test]
+fn a_failed_request_teaches_nothing() {
+    let mut splitter = Splitter::new(Split::Auto(prior()));
+    let load = Load {
+        requests: 0,
+        ops: 0,
+    };
+    let (len_bytes, mut now_ns) = (512 << 10, 0);
+    for _ in 0..20_000 {
+        let choice = splitter.choose(Direction::Read, len_bytes, load, now_ns);
+        match choice.chunk_bytes {
+            None => {
+                now_ns += 300_000;
+                splitter.ended(choice, len_bytes, 300_000, now_ns);
+            }
+            Some(_) => {
+                now_ns += 1_000;
+                splitter.failed(choice, len_bytes, now_ns);
+            }
+        }
+    }
+    let states = splitter.states();
+    let [state] = &states[..] else {
+        panic!("{states:?}");
+    };
+    assert_eq!((state.chunk_bytes, state.gain), (0, 1.0), "{state}");
+    assert!(state.explored > 0.0, "{state}");
+}
+
+/// Ops that some workers make of a request each, one after the other, all of them in flight.
+fn spread(splitters: &mut [Splitter]) -> (u32, Vec<Choice>) {
+    let whole = Load {
+        requests: 0,
+        ops: 0,
+    };
+    let choices = splitters.iter_mut().map(|splitter| {
+        let choice = splitter.choose(Direction::Read, 512 << 10, whole, 0);
+        (choice.ops(512 << 10), choice)
+    });
+    let (ops, choices): (Vec<_>, Vec<_>) = choices.unzip();
+    (ops.iter().sum(), choices)
+}
+
+#[test]
+fn workers_share_the_useful_depth() {
+    let measured = vec![(Direction::Read, 512 << 10, 8 << 10)];
+    let split = Split::Auto(Prior {
+        measured,
+        ..prior()
+    });
+    let learnt = crate::Learnt::default();
+    let mut splitters: Vec<_> = (0..8).map(|_| learnt.splitter(&split)).collect();
+    let (ops, choices) = spread(&mut splitters);
+    // Two take all there is, and six go whole.
+    assert_eq!(ops, 64 + 64 + 6);
+    // Ends and failures make room again, and so does a worker that goes.
+    splitters[0].ended(choices[0], 512 << 10, 1000, 1000);
+    assert_eq!(spread(&mut splitters[2..3]).0, 32);
+    splitters[1].failed(choices[1], 512 << 10, 1000);
+    learnt.keep(splitters.remove(3));
+    drop(splitters.drain(3..));
+    assert_eq!(spread(&mut splitters[..1]).0, 64);
+    splitters.clear();
+    assert_eq!(
+        spread(&mut [learnt.splitter(&split), learnt.splitter(&split)]).0,
+        128
+    );
+}
+
 #[test]
 fn chunk_grows_until_the_ops_fit_under_the_useful_depth() {
     let measured = vec![(Direction::Read, 512 << 10, 8 << 10)];

@@ -676,6 +676,27 @@ fn requests_are_counted_with_recording_off() {
 }
 
 #[test]
+fn the_splitter_learns_nothing_from_requests_that_fail() {
+    for (fail_per_mille, cells) in [(0, 1), (1000, 0)] {
+        let split = Split::Auto(Prior {
+            useful_depth: 64,
+            chunk_min_bytes: 4096,
+            never: false,
+            measured: Vec::new(),
+        });
+        let config = SimConfig {
+            fail_per_mille,
+            ..quiet(1)
+        };
+        let mut bench = Bench::with_split(config, FEATURES, split);
+        for _ in 0..5 {
+            bench.ask(&Ask::read(0, 64 << 10, 65536, true));
+        }
+        assert_eq!(bench.device.split_states().concat().len(), cells);
+    }
+}
+
+#[test]
 fn failing_ops_fail_their_request_and_no_other() {
     for seed in seeds(1000..1040) {
         println!("CLEAVE_SEED={seed}");
