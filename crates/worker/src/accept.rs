@@ -79,13 +79,14 @@ impl<S: Store> Acceptance<'_, S> {
             lane.record.broken();
             return lane.push_used(taken.head, 0);
         };
-        match self.parse(lane, taken, chain) {
+        let cut = self.device.cut(lane.features);
+        match self.parse(lane, taken, chain, &cut) {
             Ok(request) if request.verb == Verb::GetId => {
                 let outcome = self.identify(lane, &request, chain);
                 lane.push_used(taken.head, tell(self.epoch, spot, outcome));
             }
             Ok(request) => {
-                let pushed = self.push(lane, taken.head, &request, status_addr, chain);
+                let pushed = self.push(lane, taken.head, &request, status_addr, chain, cut);
                 if pushed == Pushed::Ended {
                     self.ended += 1;
                     let outcome = Outcome::ended(&request, Ok(()));
@@ -100,14 +101,20 @@ impl<S: Store> Acceptance<'_, S> {
     }
 
     /// Copies the header (and a range, if there is one) out once and judges the copy.
-    fn parse(&self, lane: &Lane, taken: Taken, chain: &Chain) -> Result<Request, Status> {
+    fn parse(
+        &self,
+        lane: &Lane,
+        taken: Taken,
+        chain: &Chain,
+        cut: &Cut,
+    ) -> Result<Request, Status> {
         if taken.fault.is_some() {
             return Err(Status::IoErr);
         }
         let shape = chain.shape();
         let ranged = shape.readable_bytes == (HEADER_BYTES + RANGE_BYTES) as u64;
         if !ranged && let Some(header) = self.epoch.copy_16(chain.readable()) {
-            return self.judge(lane, &header, shape);
+            return self.judge(lane, &header, shape, cut);
         }
         let mut head = [0; HEADER_BYTES + RANGE_BYTES];
         // A range follows the header only where nothing else does; the data of a write stays alone.
@@ -117,12 +124,12 @@ impl<S: Store> Acceptance<'_, S> {
             .epoch
             .copy_in(chain.readable(), head)
             .map_err(|_| Status::IoErr)?;
-        self.judge(lane, head.get(..copied).unwrap_or_default(), shape)
+        self.judge(lane, head.get(..copied).unwrap_or_default(), shape, cut)
     }
 
     // See `Request::parse`.
     #[inline(always)]
-    fn judge(&self, lane: &Lane, head: &[u8], shape: Shape) -> Result<Request, Status> {
+    fn judge(&self, lane: &Lane, head: &[u8], shape: Shape, cut: &Cut) -> Result<Request, Status> {
         let gate = Gate {
             limits: self.device.disk.limits(),
             capacity_bytes: self.device.disk.capacity_bytes(),
@@ -130,7 +137,7 @@ impl<S: Store> Acceptance<'_, S> {
         };
         let request = Request::parse(head, shape, gate)?;
         // Longer than the guest was told; its ops would not fit the engine.
-        match self.device.cut(lane.features).takes(&request) {
+        match cut.takes(&request) {
             true => Ok(request),
             false => Err(Status::IoErr),
         }
@@ -171,6 +178,7 @@ impl<S: Store> Acceptance<'_, S> {
         request: &Request,
         status_addr: u64,
         chain: &mut Chain,
+        cut: Cut,
     ) -> Pushed {
         let data = match request.verb {
             Verb::Read => chain.data_in(),
@@ -180,7 +188,7 @@ impl<S: Store> Acceptance<'_, S> {
         let timing = self.split(request);
         let cut = Cut {
             chunk_bytes: timing.and_then(|timing| timing.choice.chunk_bytes),
-            ..self.device.cut(lane.features)
+            ..cut
         };
         let whole = Plan::whole(request, data, &cut);
         if self.watched {

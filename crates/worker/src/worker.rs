@@ -25,8 +25,8 @@ use crate::{Completion, Device, Split, Splitter, Tuning};
 
 /// Most vrings that one worker serves: a device has at most this many.
 pub const LANES_MAX: u16 = 256;
-/// Chains taken from one vring before the others have their turn; bounds how long a completion waits
-/// behind acceptance.
+/// Chains taken from one vring for the drive before the others have their turn; bounds how long a completion
+/// waits behind acceptance.
 const TAKE_MAX: usize = 64;
 /// As `TAKE_MAX`, while nothing is in flight: an idle drive gets its first requests at once and works on
 /// them while the others of the batch are prepared. One system call more where a drive comes out of
@@ -547,7 +547,8 @@ fn take_batch<S: Store>(
         0 => TAKE_MAX_IDLE,
         _ => TAKE_MAX,
     };
-    let within = |chains, ended| chains < take_max && ended < at_once_max;
+    // No drive waits for what was done on the spot, so that has a bound of its own.
+    let within = |chains: usize, ended| chains - ended < take_max && ended < at_once_max;
     while within(chains, acceptance.ended) && acceptance.store.room() >= ops_max {
         match lane.vring.take(chain) {
             Ok(None) => return (chains, Stop::Drained),

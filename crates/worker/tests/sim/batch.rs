@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cleave_blk::{Op, OpKind, Plan};
 use cleave_engine::{Done, Reactor, Store, Wait};
-use cleave_guest::Epoch;
+use cleave_guest::{Epoch, Memory};
 use cleave_worker::{Control, Device, VringStart, Worker, reactor};
 
 use crate::driver::{Ask, Driver};
@@ -19,6 +19,8 @@ use crate::{FEATURES, device, event};
 struct Meddler {
     /// Ops that it takes at once.
     ops: usize,
+    /// It does each op here and now.
+    on_the_spot: bool,
     /// Kind and token of each op.
     pushed: Rc<RefCell<Vec<(OpKind, u64)>>>,
     meddle: Option<Box<dyn FnOnce()>>,
@@ -38,6 +40,9 @@ impl Store for Meddler {
         if let Some(meddle) = self.meddle.take() {
             meddle();
         }
+    }
+    fn at_once(&mut self, _: &Memory, _: &Op<'_>) -> bool {
+        self.on_the_spot
     }
     fn reap(&mut self) -> Option<Done> {
         let token = self.ended.pop()?;
@@ -62,6 +67,7 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
     let pushed = Rc::default();
     let store = Meddler {
         ops: 64,
+        on_the_spot: false,
         pushed: Rc::clone(&pushed),
         meddle: Some(Box::new({
             let (device, driver) = (device.clone(), driver.clone());
@@ -108,6 +114,7 @@ fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
     let pushed = Rc::default();
     let store = Meddler {
         ops: Plan::OPS_MAX,
+        on_the_spot: false,
         pushed: Rc::clone(&pushed),
         meddle: None,
         ended: Vec::new(),
@@ -145,4 +152,42 @@ fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
         .map(|(_, token)| token >> 48)
         .collect();
     assert!(lanes[..4].contains(&1), "{lanes:?}");
+}
+
+/// An idle drive is to get its first requests soon, so a batch for it is short. One that is done on the spot
+/// has no drive to wait for it, and is as long as a guest that is awake makes good use of.
+#[test]
+fn a_batch_on_the_spot_is_not_cut_short_for_an_idle_drive() {
+    for (on_the_spot, batch) in [(false, 8), (true, 16)] {
+        let mut driver = Driver::new();
+        let memory = driver.memory();
+        let store = Meddler {
+            ops: 4 * Plan::OPS_MAX,
+            on_the_spot,
+            pushed: Rc::default(),
+            meddle: None,
+            ended: Vec::new(),
+        };
+        let (control, commands) = Control::channel().unwrap();
+        let (device, alarm) = (device(cleave_worker::Split::Off), Arc::new(event()));
+        let reactor = reactor(&device.disk, 64).unwrap();
+        let worker = Worker::new(reactor, store, device, memory, commands, alarm);
+        let mut worker = worker.unwrap();
+        let _started = control.start(VringStart {
+            index: 0,
+            layout: Driver::layout(),
+            base: 0,
+            features: FEATURES,
+            kick: Some(event()),
+            call: None,
+            err: None,
+            enabled: true,
+        });
+        worker.lap().unwrap();
+        for sector in 0..20 {
+            driver.submit(&Ask::read(sector, 512, 512, true)).unwrap();
+        }
+        worker.lap().unwrap();
+        assert_eq!(driver.collect(|_| 512).len(), batch);
+    }
 }
