@@ -36,6 +36,7 @@ pub struct Chain {
     readable: usize,
     shape: Shape,
     status_addr: Option<u64>,
+    pub(crate) descriptors: u32,
 }
 
 impl Chain {
@@ -51,6 +52,7 @@ impl Chain {
                 writable_bytes: 0,
             },
             status_addr: None,
+            descriptors: 0,
         }
     }
 
@@ -58,6 +60,12 @@ impl Chain {
     /// does a fault that kept segments out.
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// Descriptors that were read to find it: what it cost, whatever came of it.
+    #[inline]
+    pub fn descriptors(&self) -> u32 {
+        self.descriptors
     }
 
     /// The device-readable segments, in order.

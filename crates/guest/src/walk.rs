@@ -143,7 +143,8 @@ impl<'a> Table<'a> {
 pub(crate) fn walk(table: Table<'_>, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
     chain.clear();
     let mut shape_fault = None;
-    let walked = follow(table, head, |descriptor| {
+    let mut read = 0;
+    let walked = follow(table, head, &mut read, |descriptor| {
         let added = if descriptor.flags & WRITE == 0 {
             chain.add_readable(descriptor.segment())
         } else {
@@ -154,16 +155,20 @@ pub(crate) fn walk(table: Table<'_>, head: u16, chain: &mut Chain) -> Result<(),
     });
     if let Err(fault) = walked {
         chain.clear();
+        chain.descriptors = read;
         return Err(fault);
     }
+    chain.descriptors = read;
     shape_fault.map_or(Ok(()), Err)
 }
 
-/// Calls `each` for every descriptor of a chain that is not a reference to a table.
+/// Calls `each` for every descriptor of a chain that is not a reference to a table, and counts the
+/// descriptors that it reads.
 #[inline]
 fn follow(
     direct: Table<'_>,
     head: u16,
+    read: &mut u32,
     mut each: impl FnMut(Descriptor),
 ) -> Result<(), ChainFault> {
     let mut table = direct;
@@ -171,11 +176,12 @@ fn follow(
     let mut left = direct.entries;
     let mut nested = false;
     loop {
-        // A table has no more than `entries` different descriptors: who reads more has read one twice.
+        // A table has no more than `entries` different descriptors: after more reads one was read twice.
         if index >= table.entries || left == 0 {
             return Err(ChainFault::Endless);
         }
         left -= 1;
+        *read += 1;
         let descriptor = table.read(index)?;
         if descriptor.flags & INDIRECT != 0 {
             // virtio 1.3 §2.7.5.3.1: never inside a table, never with NEXT. Direct descriptors in front

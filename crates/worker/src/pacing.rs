@@ -34,10 +34,23 @@ pub(crate) enum Wish {
     Sleep,
     /// Spin where it pays.
     Adapt,
+    /// A guest never kicks: look at its ring as often as the budget allows.
+    Look,
     /// Do not sleep while the core is ours.
     Poll,
-    /// Do not sleep at all: a guest never kicks.
+    /// Do not sleep at all: it was asked for, of a guest that never kicks.
     PollAlways,
+}
+
+/// How a worker looks at rings whose guests never kick: it spins as far as the budget of the disk allows, and
+/// naps between looks when that is spent, longer from nap to nap until there is work.
+#[derive(Debug, Default)]
+pub(crate) struct Unkicked {
+    /// Laps without work.
+    idle_laps: u32,
+    /// Spun in vain since then, and not charged to the budget yet.
+    since_ns: Option<u64>,
+    naps: u32,
 }
 
 impl<S: Store> Worker<S> {
@@ -51,7 +64,8 @@ impl<S: Store> Worker<S> {
     pub(crate) fn make_wish(&mut self) {
         let wish = |lane: &crate::lane::Lane| match lane.completion {
             _ if !lane.is_running() => Wish::Sleep,
-            _ if !lane.has_kick => Wish::PollAlways,
+            Completion::Poll if !lane.has_kick => Wish::PollAlways,
+            _ if !lane.has_kick => Wish::Look,
             Completion::Interrupt => Wish::Sleep,
             Completion::Adaptive => Wish::Adapt,
             Completion::Poll => Wish::Poll,
@@ -60,7 +74,7 @@ impl<S: Store> Worker<S> {
         self.wish = wishes.max_by_key(|wish| *wish as u8).unwrap_or_default();
         self.stats.set_mode(match self.wish {
             Wish::Sleep | Wish::Adapt => Mode::Sleeps,
-            Wish::Poll | Wish::PollAlways => Mode::Polls,
+            Wish::Look | Wish::Poll | Wish::PollAlways => Mode::Polls,
         });
     }
 
@@ -69,6 +83,7 @@ impl<S: Store> Worker<S> {
         let pace = match self.wish {
             Wish::Sleep => Pace::Sleep,
             Wish::Adapt => self.adapt(did),
+            Wish::Look => self.look_at_unkicked(did),
             wish @ (Wish::Poll | Wish::PollAlways) => self.poll(did, wish),
         };
         if did.more || self.busy_control || self.is_due() {
@@ -139,6 +154,33 @@ impl<S: Store> Worker<S> {
         }
     }
 
+    /// A lap of a worker with a guest that never kicks.
+    fn look_at_unkicked(&mut self, did: Did) -> Pace {
+        let unkicked = &mut self.unkicked;
+        if did.any() {
+            *unkicked = Unkicked::default();
+            return Pace::Spin;
+        }
+        unkicked.idle_laps = unkicked.idle_laps.wrapping_add(1);
+        if unkicked.naps == 0 && !unkicked.idle_laps.is_multiple_of(POLL_GRACE_LAPS) {
+            return Pace::Spin;
+        }
+        let now_ns = nanoseconds(self.device.began);
+        let budget = &self.device.budget;
+        if let Some(since_ns) = unkicked.since_ns.replace(now_ns)
+            && unkicked.naps == 0
+        {
+            let spun_ns = now_ns.saturating_sub(since_ns);
+            budget.spend(now_ns, spun_ns, spun_ns, &self.tuning);
+        }
+        if unkicked.naps == 0 && budget.left_ns(now_ns, &self.tuning) > 0 {
+            return Pace::Spin;
+        }
+        unkicked.naps = unkicked.naps.saturating_add(1);
+        let nap_ns = (u64::from(unkicked.naps) * NAP_STEP_NS).min(NAP_MAX_NS);
+        Pace::Doze(now_ns + nap_ns)
+    }
+
     /// Polling ends where others want the core: they would wait for whole slices of the scheduler, and a
     /// guest among them would be slower than with interrupts.
     #[inline]
@@ -196,7 +238,7 @@ impl<S: Store> Worker<S> {
     fn disarm(&mut self) {
         if self.armed {
             self.armed = false;
-            if matches!(self.wish, Wish::Poll | Wish::PollAlways) {
+            if matches!(self.wish, Wish::Look | Wish::Poll | Wish::PollAlways) {
                 // It may have slept, out of the way of others.
                 self.stats.set_mode(Mode::Polls);
             }

@@ -13,7 +13,7 @@ use cleave_guest::{Epoch, Memory};
 use cleave_worker::{Control, Device, VringStart, Worker, reactor};
 
 use crate::driver::{Ask, Driver};
-use crate::{FEATURES, device, event};
+use crate::{Bench, FEATURES, device, event, quiet};
 
 /// Ends every op at once, and does one thing to the world in the middle of the first.
 struct Meddler {
@@ -190,4 +190,18 @@ fn a_batch_on_the_spot_is_not_cut_short_for_an_idle_drive() {
         worker.lap().unwrap();
         assert_eq!(driver.collect(|_| 512).len(), batch);
     }
+}
+
+/// Chains as long as can be are many thousand descriptors each: a lap reads a bounded number of them, so that
+/// commands and completions do not wait.
+#[test]
+fn a_lap_reads_no_more_descriptors_than_it_may() {
+    let mut bench = Bench::new(quiet(1), FEATURES);
+    bench.driver.submit_longest(9);
+    let mut used = Vec::new();
+    for _ in 0..8 {
+        bench.lap();
+        used.push(bench.driver.used_index());
+    }
+    assert_eq!(used, [2, 4, 6, 8, 9, 9, 9, 9]);
 }

@@ -231,6 +231,31 @@ impl Driver {
         answers
     }
 
+    /// Makes head `n` available for each of `heads`, all with one indirect table as long as can be.
+    pub(crate) fn submit_longest(&mut self, heads: u16) {
+        const TABLE: u64 = 0xc0_0000;
+        const ENTRIES: u32 = 32768;
+        let entry = |n: u32| {
+            let next = if n + 1 < ENTRIES { NEXT } else { 0 };
+            let words = [
+                BASE + AREAS,
+                1 | u64::from(WRITE | next) << 32 | u64::from(n + 1) << 48,
+            ];
+            words.into_iter().flat_map(u64::to_le_bytes)
+        };
+        let table: Vec<u8> = (0..ENTRIES).flat_map(entry).collect();
+        self.write(TABLE, &table);
+        for head in 0..heads {
+            self.desc(DESC, head, TABLE, 16 * ENTRIES, INDIRECT, 0);
+            self.submit_raw(head);
+        }
+    }
+
+    /// The used index.
+    pub(crate) fn used_index(&self) -> u16 {
+        u16::from_le_bytes(self.read(USED + 2))
+    }
+
     /// Makes a raw head available, whatever it points at.
     pub(crate) fn submit_raw(&mut self, head: u16) {
         self.write(

@@ -2,6 +2,7 @@
 //! then, it does not fall asleep on a request, and an idle one sleeps without a timer.
 
 use std::cell::RefCell;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -167,6 +168,16 @@ fn tuning(completion: Completion) -> Tuning {
 type Staged = (Worker<Stage>, Arc<Device>, Rc<RefCell<World>>, Control);
 
 fn stage(seed: u64, event_idx: bool, tuning: Tuning, ends: Ends) -> Staged {
+    stage_with(seed, event_idx, tuning, ends, Some(event()))
+}
+
+fn stage_with(
+    seed: u64,
+    event_idx: bool,
+    tuning: Tuning,
+    ends: Ends,
+    kick: Option<OwnedFd>,
+) -> Staged {
     let device: Arc<Device> = device(cleave_worker::Split::Off);
     device.tune(tuning);
     let features = match event_idx {
@@ -201,7 +212,7 @@ fn stage(seed: u64, event_idx: bool, tuning: Tuning, ends: Ends) -> Staged {
         layout: Driver::layout(),
         base: 0,
         features,
-        kick: Some(event()),
+        kick,
         call: Some(event()),
         err: None,
         enabled: true,
@@ -317,4 +328,51 @@ fn a_polled_device_that_hangs_is_asked_ever_less_often() {
         let laps = laps_to_nap(&mut worker);
         assert!(laps.is_some_and(|laps| laps > 10_000), "{laps:?}");
     }
+}
+
+/// A ring without a kick has to be looked at. That may cost what the budget allows; then the worker naps
+/// between looks, longer and longer, and looks on as often as before once there is work.
+#[test]
+fn a_guest_that_never_kicks_is_looked_at_within_the_budget() {
+    for completion in [Completion::Interrupt, Completion::Adaptive] {
+        let (mut worker, device, world, _control) =
+            stage_with(5, true, tuning(completion), Ends::Told, None);
+        world.borrow_mut().quiet = true;
+        let dozes = || device.totals().dozes;
+        for _ in 0..2 {
+            let before = dozes();
+            let looks = (0..10_000_000_u32).find(|_| {
+                worker.lap().unwrap();
+                dozes() > before
+            });
+            assert!(looks.is_some_and(|looks| looks > 64), "{looks:?}");
+            let start = Instant::now();
+            for _ in 0..20 {
+                worker.lap().unwrap();
+            }
+            assert!(dozes() >= before + 20);
+            // 50, 100, 150 ... microseconds.
+            assert!(start.elapsed() > Duration::from_millis(10));
+            let done = device.totals().others;
+            world.borrow_mut().add();
+            for _ in 0..10 {
+                worker.lap().unwrap();
+            }
+            assert_eq!(device.totals().others, done + 1);
+            world.borrow_mut().driver.collect(|_| 0);
+            // What was spent of the budget comes back.
+            std::thread::sleep(Duration::from_millis(40));
+        }
+    }
+    let (mut worker, device, world, _control) =
+        stage_with(6, true, tuning(Completion::Poll), Ends::Told, None);
+    world.borrow_mut().quiet = true;
+    for _ in 0..20_000 {
+        worker.lap().unwrap();
+    }
+    assert_eq!(
+        device.totals().sleeps + device.totals().dozes,
+        0,
+        "it was asked to poll"
+    );
 }
