@@ -10,8 +10,8 @@
 
 use std::process::ExitCode;
 
-use cleave_benches::{Guest, Place, Signals, Turn, store};
-use cleave_engine::AnyStore;
+use cleave_benches::{Guest, Place, Signals, Turn, null};
+use cleave_engine::Null;
 
 /// I/Os that a case is counted over; more change nothing but the time that it takes.
 const IOS: u32 = 3200;
@@ -61,7 +61,7 @@ fn refuse(why: &str) -> ExitCode {
 /// How many I/Os were counted.
 fn run(&(_, place, depth, signals): &Case) -> u32 {
     let guest = Guest::new(1);
-    let mut turn = Turn::new(&guest, place, depth, signals, store);
+    let mut turn = Turn::new(&guest, place, depth, signals, null);
     // What happens once, at the first I/O, is not what an I/O costs.
     for _ in 0..8 {
         turn.offer();
@@ -77,6 +77,6 @@ fn run(&(_, place, depth, signals): &Case) -> u32 {
 
 /// What callgrind counts.
 #[inline(never)]
-fn counted(turn: &mut Turn<'_, AnyStore>) {
+fn counted(turn: &mut Turn<'_, Null>) {
     turn.lap();
 }

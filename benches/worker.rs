@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use cleave_benches::{Guest, Place, Signals, Turn, settings, store};
+use cleave_benches::{Guest, Place, Signals, Turn, null, settings};
 use cleave_engine::{Sim, SimConfig, SimStore, Store};
 use criterion::measurement::WallTime;
 use criterion::{
@@ -41,7 +41,7 @@ fn turn(c: &mut Criterion) {
         let place = Place::Indirect;
         let over_sim = Turn::new(&guest, place, depth, Signals::None, |_, _| sim());
         bench(&mut group, "sim", depth, over_sim);
-        let over_null = Turn::new(&guest, place, depth, Signals::None, store);
+        let over_null = Turn::new(&guest, place, depth, Signals::None, null);
         bench(&mut group, "null disk", depth, over_null);
     }
     group.finish();
@@ -53,7 +53,7 @@ fn signalled(c: &mut Criterion) {
     let mut group = c.benchmark_group("worker turn, kicked and calling");
     for depth in DEPTHS {
         group.throughput(Throughput::Elements(depth.into()));
-        let turn = Turn::new(&guest, Place::Indirect, depth, Signals::KickAndCall, store);
+        let turn = Turn::new(&guest, Place::Indirect, depth, Signals::KickAndCall, null);
         bench(&mut group, "null disk", depth, turn);
     }
     group.finish();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use criterion::Criterion;
 
 pub use guest::{BATCH, Driver, Guest, Place, REGION_BYTES, VRING_SIZE, region_addr};
-pub use turn::{Signals, Turn, store};
+pub use turn::{Signals, Turn, null};
 
 /// Settings of all groups: about a second per benchmark, so that the whole suite fits into a check
 /// of every change. For a comparison of two builds use criterion's `--save-baseline`, `--baseline`

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::feature;
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
-use cleave_engine::{AnyStore, Reactor, Store};
+use cleave_engine::{Null, Reactor, Store};
 use cleave_worker::{
     Completion, Control, Device, Lap, Split, Tuning, VringStart, Worker, WorkerConfig, reactor,
 };
@@ -52,9 +52,9 @@ fn null_device(completion: Completion) -> Arc<Device> {
     Arc::new(Device::new(Arc::new(disk), serial, true, config, tuning))
 }
 
-/// The store of `cleave serve`.
-pub fn store(reactor: &mut Reactor, disk: &Arc<Disk>) -> AnyStore {
-    AnyStore::open(reactor, disk, 0, OPS).unwrap()
+/// The store that `cleave serve` has for a null disk.
+pub fn null(_: &mut Reactor, disk: &Arc<Disk>) -> Null {
+    Null::new(disk.clone(), true, OPS)
 }
 
 /// One worker with one vring, and the driver of that vring.

@@ -1,4 +1,4 @@
-//! The store of a disk, whatever its kind: chosen once, then a match per op and no virtual call.
+//! The store of a disk, whatever its kind: chosen once, when the disk is opened on a reactor.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +42,27 @@ impl AnyStore {
             }
             Backing::Model { .. } => AnyStore::Model(Box::new(Model::new(disk, ops)?)),
         })
+    }
+}
+
+/// Something to do with a store of any kind, compiled for each.
+pub trait Visitor {
+    /// What comes of it.
+    type Output;
+
+    /// Does it.
+    fn visit<S: Store>(self, store: S) -> Self::Output;
+}
+
+impl AnyStore {
+    /// Takes the store out, so that its calls cost no match. A worker does that; it has no other store.
+    pub fn visit<V: Visitor>(self, visitor: V) -> V::Output {
+        match self {
+            AnyStore::Files(store) => visitor.visit(*store),
+            AnyStore::Ram(store) => visitor.visit(store),
+            AnyStore::Null(store) => visitor.visit(store),
+            AnyStore::Model(store) => visitor.visit(*store),
+        }
     }
 }
 

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use cleave_blk::Op;
 use cleave_guest::{Epoch, Memory};
 
-pub use any::AnyStore;
+pub use any::{AnyStore, Visitor};
 pub use legs::{LegStats, LegTotals};
 pub use model::Model;
 pub use null::Null;

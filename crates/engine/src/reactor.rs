@@ -92,6 +92,17 @@ pub struct Completion {
     pub(crate) is_polled: bool,
 }
 
+/// What a completion of the rings is.
+#[derive(Debug, Clone, Copy)]
+enum Received {
+    /// The end of something that a store submitted.
+    Op(Completion),
+    /// A watched descriptor was signalled.
+    Signal(u16),
+    /// Of no interest to anybody.
+    Nothing,
+}
+
 /// Which completions are a store's, and where its files stand in the rings' tables.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seat {
@@ -119,10 +130,8 @@ pub struct Reactor {
     stores: u16,
     free_file: u32,
     files: u32,
-    /// Received for other stores while one was closing.
-    set_aside: VecDeque<Completion>,
-    /// Signals received meanwhile.
-    woken: VecDeque<u16>,
+    /// Received and not yet told: what came while a store was closing, and watches that failed at once.
+    set_aside: VecDeque<Received>,
 }
 
 impl Reactor {
@@ -173,7 +182,6 @@ impl Reactor {
             free_file: 0,
             files,
             set_aside: VecDeque::new(),
-            woken: VecDeque::with_capacity(usize::from(watches)),
         })
     }
 
@@ -198,17 +206,18 @@ impl Reactor {
                     return Some(Event::Done { store, done });
                 }
             }
-            if let Some(slot) = self.woken.pop_front() {
-                return Some(Event::Woken { slot });
-            }
-            let received = match self.set_aside.pop_front() {
-                Some(completion) => Some(completion),
-                None => self.next()?,
+            let received = match self.set_aside.is_empty() {
+                true => self.next()?,
+                false => self.set_aside.pop_front()?,
             };
-            if let Some(completion) = received
-                && let Some(store) = stores.get_mut(usize::from(completion.store))
-            {
-                store.completed(self, completion);
+            match received {
+                Received::Op(completion) => {
+                    if let Some(store) = stores.get_mut(usize::from(completion.store)) {
+                        store.completed(self, completion);
+                    }
+                }
+                Received::Signal(slot) => return Some(Event::Woken { slot }),
+                Received::Nothing => {}
             }
         }
     }
@@ -221,27 +230,42 @@ impl Reactor {
     pub fn enter<S: Store>(&mut self, stores: &mut [S], wait: Wait) -> io::Result<()> {
         let mut limit = None;
         for store in &mut *stores {
-            let of_store = store.before_enter(self, wait);
-            limit = limit.into_iter().chain(of_store).min();
+            if let Some(of_store) = store.before_enter(self, wait) {
+                limit = Some(limit.map_or(of_store, |limit: Duration| limit.min(of_store)));
+            }
         }
         self.watches.arm_wanted(&mut self.ring);
         self.bells.flush(&mut self.ring);
-        if let (Wait::Until(_), Some(polled)) = (wait, &mut self.polled) {
+        // The plain ring before the polled one, unless it is about to sleep: it calls the guest.
+        let entered = match wait {
+            Wait::No => self.ring.enter(Sleep::No, Purpose::Io),
+            Wait::Until(deadline) => self.enter_to_wait(stores, deadline, limit),
+        };
+        if let Some(polled) = &mut self.polled {
+            polled.look()?;
+        }
+        for store in stores {
+            store.after_enter();
+        }
+        entered
+    }
+
+    fn enter_to_wait<S: Store>(
+        &mut self,
+        stores: &[S],
+        deadline: Option<Instant>,
+        limit: Option<Duration>,
+    ) -> io::Result<()> {
+        if let Some(polled) = &mut self.polled {
             // What was pushed is not slept on, and what has ended not either.
             polled.look()?;
         }
-        let sleep = self.sleep(stores, wait, limit);
+        let sleep = self.sleep(stores, deadline, limit);
         let purpose = match stores.iter().all(|store| store.in_flight() == 0) {
             true => Purpose::Signal,
             false => Purpose::Io,
         };
-        // Before the polled ring, unless it is about to sleep: this one calls the guest.
-        let entered = self.ring.enter(sleep, purpose);
-        if let Some(polled) = &mut self.polled {
-            polled.look()?;
-        }
-        stores.iter_mut().for_each(Store::after_enter);
-        entered
+        self.ring.enter(sleep, purpose)
     }
 
     /// Closes the stores one after the other. Calls that were promised go out before that.
@@ -252,10 +276,12 @@ impl Reactor {
 
     /// How long an enter sleeps at most.
     #[inline]
-    fn sleep<S: Store>(&mut self, stores: &[S], wait: Wait, limit: Option<Duration>) -> Sleep {
-        let Wait::Until(deadline) = wait else {
-            return Sleep::No;
-        };
+    fn sleep<S: Store>(
+        &mut self,
+        stores: &[S],
+        deadline: Option<Instant>,
+        limit: Option<Duration>,
+    ) -> Sleep {
         // What is polled ends no sleep.
         let is_ready = stores.iter().any(Store::is_ready) || self.has_events();
         if is_ready || (deadline.is_none() && stores.iter().any(Store::polls)) {
@@ -290,7 +316,7 @@ impl Reactor {
     pub fn watch(&mut self, slot: u16, fd: OwnedFd) {
         if self.watches.set(&mut self.ring, slot, &fd).is_err() {
             // Nothing will ever come from it: say so once.
-            self.woken.push_back(slot);
+            self.set_aside.push_back(Received::Signal(slot));
         }
     }
 
@@ -360,29 +386,26 @@ impl Reactor {
         }
     }
 
-    /// Takes one completion off the rings. `Some(None)`: it was no store's; a signal is in `woken` now.
+    /// Takes one completion off the rings.
     #[inline]
-    fn next(&mut self) -> Option<Option<Completion>> {
+    fn next(&mut self) -> Option<Received> {
         let (entry, is_polled) = match self.ring.complete() {
             Some(entry) => (entry, false),
             None => (self.polled.as_deref_mut()?.complete()?, true),
         };
-        match entry.user_data() & tag::MASK {
-            tag::OP => {
-                return Some(Some(Completion {
-                    store: (entry.user_data() >> 16) as u16,
-                    index: entry.user_data() as u16,
-                    result: entry.result(),
-                    is_polled,
-                }));
-            }
+        Some(match entry.user_data() & tag::MASK {
+            tag::OP => Received::Op(Completion {
+                store: (entry.user_data() >> 16) as u16,
+                index: entry.user_data() as u16,
+                result: entry.result(),
+                is_polled,
+            }),
             tag::WATCH => match self.watches.completed(&mut self.ring, &entry) {
-                Signal::Woken(slot) => self.woken.push_back(slot),
-                Signal::Stale => {}
+                Signal::Woken(slot) => Received::Signal(slot),
+                Signal::Stale => Received::Nothing,
             },
-            _ => {}
-        }
-        Some(None)
+            _ => Received::Nothing,
+        })
     }
 
     /// While a store closes: its next completion, waiting for it. `checks` counts the waits, so that a
@@ -391,8 +414,10 @@ impl Reactor {
         loop {
             while let Some(received) = self.next() {
                 match received {
-                    Some(completion) if completion.store == seat.store => return Ok(completion),
-                    other => self.set_aside.extend(other),
+                    Received::Op(completion) if completion.store == seat.store => {
+                        return Ok(completion);
+                    }
+                    other => self.set_aside.push_back(other),
                 }
             }
             *checks = checks.saturating_add(1);
@@ -410,8 +435,7 @@ impl Reactor {
 
     /// Whether `reap` may have something of the rings.
     pub(crate) fn has_events(&mut self) -> bool {
-        !self.woken.is_empty()
-            || !self.set_aside.is_empty()
+        !self.set_aside.is_empty()
             || self.ring.has_completions()
             || self
                 .polled

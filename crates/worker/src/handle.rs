@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 use cleave_disk::Disk;
-use cleave_engine::{AnyStore, EngineError, LegStats, LegTotals, Reactor, Store};
+use cleave_engine::{AnyStore, EngineError, LegStats, LegTotals, Reactor, Store, Visitor};
 use cleave_guest::Memory;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -124,33 +124,51 @@ struct Start {
 }
 
 impl Start {
-    /// Makes the worker, says through `made` whether that went well (with the counters of the legs), and
-    /// turns until the end.
+    /// Makes reactor and store, says through `made` whether that went well (with the counters of the legs),
+    /// and turns until the end.
     fn run(self, made: impl FnOnce(Result<Arc<[LegStats]>, SpawnError>)) {
-        let alarm = self.alarm.clone();
-        match self.worker() {
-            Ok(worker) => {
-                made(Ok(worker.store().leg_stats()));
-                turn(worker, &alarm);
-            }
-            Err(error) => made(Err(error)),
+        let ops = self.device.config.ops.max(OPS_MIN);
+        let opened = reactor(&self.device.disk, ops).and_then(|mut reactor| {
+            let store = AnyStore::open(&mut reactor, &self.device.disk, self.number, ops)?;
+            Ok((reactor, store))
+        });
+        match opened {
+            Ok((reactor, store)) => store.visit(Run {
+                start: self,
+                reactor,
+                made,
+            }),
+            Err(error) => made(Err(error.into())),
         }
     }
+}
 
-    fn worker(self) -> Result<Worker<AnyStore>, SpawnError> {
+/// What is left to do once there is a store.
+struct Run<F> {
+    start: Start,
+    reactor: Reactor,
+    made: F,
+}
+
+impl<F: FnOnce(Result<Arc<[LegStats]>, SpawnError>)> Visitor for Run<F> {
+    type Output = ();
+
+    fn visit<S: Store>(self, store: S) {
         let Start {
-            number,
             device,
             memory,
             commands,
             alarm,
-        } = self;
-        let ops = device.config.ops.max(OPS_MIN);
-        let mut reactor = reactor(&device.disk, ops)?;
-        let store = AnyStore::open(&mut reactor, &device.disk, number, ops)?;
-        Ok(Worker::new(
-            reactor, store, device, memory, commands, alarm,
-        )?)
+            ..
+        } = self.start;
+        let legs = store.leg_stats();
+        match Worker::new(self.reactor, store, device, memory, commands, alarm.clone()) {
+            Ok(worker) => {
+                (self.made)(Ok(legs));
+                turn(worker, &alarm);
+            }
+            Err(error) => (self.made)(Err(error.into())),
+        }
     }
 }
 

@@ -220,10 +220,19 @@ impl<S: Store> Worker<S> {
     /// system call, which sleeps if the pacer says so and nothing came in meanwhile.
     pub fn lap(&mut self) -> io::Result<Lap> {
         let reaped = self.reap();
-        self.publish();
+        if reaped > 0 {
+            self.publish();
+        }
         let took = self.accept();
-        let at_once = if took.chains > 0 { self.reap() } else { 0 };
-        self.publish();
+        // What was done in `push`; the kernel's completions are for the next lap.
+        let at_once = if self.store().is_ready() {
+            self.reap()
+        } else {
+            0
+        };
+        if took.chains + at_once > 0 {
+            self.publish();
+        }
         if took.chains + reaped + at_once > 0 {
             add(&self.stats.laps, 1);
             self.stats
@@ -362,10 +371,11 @@ impl<S: Store> Worker<S> {
         self.descriptors_left = DESCRIPTORS_MAX;
         let count = self.lanes.len();
         let first = if self.first < count { self.first } else { 0 };
+        let mut has_room = self.has_room();
         for slot in (first..count).chain(0..first) {
-            let had_room = self.has_room();
+            let had_room = has_room;
             let more = self.accept_lane(slot);
-            let has_room = self.has_room();
+            has_room = self.has_room();
             self.record_look(slot, more, has_room);
             took.chains += more.chains;
             if self.is_awaited(slot) {
