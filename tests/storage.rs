@@ -134,15 +134,74 @@ fn a_file_cut_under_us_is_an_error_beyond_its_end() {
         queue.read(32 << 20, &mut back[..4096]).unwrap();
         let said = "has shrunk to 33558528 bytes";
         assert!(daemon.log_has(said), "{direct}");
+        // A write would make the file grow again, with zeroes in the place of what is lost.
+        for range in [(60 << 20, 4096), (32 << 20, 8192), ((32 << 20) + 4096, 512)] {
+            let (at, len) = range;
+            assert!(
+                io_error(queue.write(at, &[1; 8192][..len])),
+                "{direct}: {range:?}"
+            );
+            let zeroes = queue.write_zeroes(at, len as u64, false);
+            assert!(io_error(zeroes), "{direct}: {range:?}");
+        }
+        assert_eq!(
+            file.metadata().unwrap().len(),
+            (32 << 20) + 4096,
+            "{direct}"
+        );
+        assert!(
+            io_error(queue.read(40 << 20, &mut back)),
+            "{direct}: lost, whatever was written behind it"
+        );
+        queue.write((32 << 20) + 3584, &[1; 512]).unwrap();
         for _ in 0..3 {
             daemon.signal(Signal::HUP);
             std::thread::sleep(Duration::from_millis(10));
         }
         assert_eq!(daemon.log().matches(said).count(), 1, "{direct}: once");
         file.set_len(DISK).unwrap();
-        queue.read(40 << 20, &mut back).unwrap();
+        assert!(
+            comes(|| queue.read(40 << 20, &mut back).is_ok()),
+            "{direct}: grown again"
+        );
         assert!(back == [0; 8192], "{direct}: grown again");
         exercise(&mut client).unwrap();
+        drop(client);
+        daemon.finish();
+    }
+}
+
+/// Its own writes change the file too, which must not hide that somebody else does.
+#[test]
+fn a_leg_cut_while_the_disk_is_busy_does_not_grow_again() {
+    for legs in [1, 2] {
+        let scratch = Scratch::new();
+        let names = ["a", "b"].map(|name| scratch.image(name, DISK));
+        let mut args: Vec<&str> = Vec::new();
+        for name in &names[..legs] {
+            args.extend(["--disk", name.to_str().unwrap()]);
+        }
+        if legs > 1 {
+            args.extend(["--stripe", "64K", "--stripe-raw"]);
+        }
+        let daemon = Daemon::serve(&args);
+        let mut client = daemon.open(&small(1));
+        let queue = client.queue(0);
+        let last = &names[legs - 1];
+        let end = DISK * legs as u64;
+        queue.write(0, &[7; 4096]).unwrap();
+        run("truncate", &["-s", "32M", last.to_str().unwrap()]).unwrap();
+        let noticed = comes(|| {
+            // Inside what is left, so that it is busy.
+            queue.write(0, &[7; 4096]).unwrap();
+            daemon.log().contains("has shrunk to 33554432 bytes")
+        });
+        assert!(noticed, "{}", daemon.log());
+        assert!(io_error(queue.write(end - 4096, &[7; 4096])), "{legs} legs");
+        assert_eq!(last.metadata().unwrap().len(), 32 << 20, "{legs} legs");
+        run("truncate", &["-s", "64M", last.to_str().unwrap()]).unwrap();
+        let grown = comes(|| queue.write(end - 4096, &[7; 4096]).is_ok());
+        assert!(grown, "{legs} legs: {}", daemon.log());
         drop(client);
         daemon.finish();
     }

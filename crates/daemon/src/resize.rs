@@ -1,4 +1,4 @@
-//! Notices that the disk has grown, without looking at the clock: an idle disk costs no wake-up.
+//! Notices that the disk has grown or shrunk, without looking at the clock: an idle disk costs no wake-up.
 //!
 //! A file is watched by inotify, a block device through the kernel's own announcements (uevents).
 //! Where neither is to be had, SIGHUP remains.
@@ -16,8 +16,8 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Our own writes change the file too, so a busy disk would wake us with each: after one event the
-/// file is not watched for this long.
+/// Our own writes change the file too, so a busy disk would wake us with each: after one event writes are ignored
+/// for this long.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The multicast group of the kernel's announcements (group 2 is udev's).
@@ -29,10 +29,10 @@ const ANNOUNCEMENT_BYTES: usize = 4096;
 /// Watches one disk.
 #[derive(Debug)]
 pub(crate) enum Watch {
-    /// A regular file: its path in /proc, which keeps meaning the file that was opened.
-    File {
+    /// Regular files: their paths in /proc, which keep meaning the files that were opened.
+    Files {
         inotify: AsyncFd<OwnedFd>,
-        path: String,
+        paths: Vec<String>,
     },
     /// A block device: major and minor as announced.
     Device {
@@ -53,26 +53,32 @@ pub(crate) struct Number {
 impl Watch {
     /// Starts watching, inside the runtime.
     pub(crate) fn new(disk: &Disk) -> Watch {
-        // A stripe does not grow.
-        let [leg] = disk.legs() else {
-            return Watch::Nothing;
-        };
-        let made = match leg.store() {
-            Store::File {
-                file,
-                kind: FileKind::Regular,
-                ..
-            } => watch_file(file.as_raw_fd()),
-            Store::File {
-                file,
-                kind: FileKind::BlockDevice,
-                ..
-            } => watch_device(file),
-            Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => Ok(Watch::Nothing),
+        let mut files = Vec::new();
+        let mut device = None;
+        for leg in disk.legs() {
+            match leg.store() {
+                Store::File {
+                    file,
+                    kind: FileKind::Regular,
+                    ..
+                } => files.push(format!("/proc/self/fd/{}", file.as_raw_fd())),
+                Store::File {
+                    file,
+                    kind: FileKind::BlockDevice,
+                    ..
+                } => device = Some(file),
+                Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => {}
+            }
+        }
+        let made = match device {
+            _ if !files.is_empty() => watch_files(files),
+            // A stripe does not grow, and behind the end of a device the kernel itself fails writes.
+            Some(file) if disk.stripe().is_none() => watch_device(file),
+            _ => Ok(Watch::Nothing),
         };
         made.unwrap_or_else(|error| {
             tracing::info!(
-                "growth of {} is not noticed by itself ({error}): send SIGHUP after growing it",
+                "a new size of {} is not noticed by itself ({error}): send SIGHUP after changing it",
                 disk.name()
             );
             Watch::Nothing
@@ -83,42 +89,53 @@ impl Watch {
     /// when the future is dropped.
     pub(crate) async fn changed(&self) {
         match self {
-            Watch::File { inotify, .. } => written(inotify).await,
+            Watch::Files { inotify, .. } => written(inotify).await,
             Watch::Device { socket, number } => announced(socket, number).await,
             Watch::Nothing => std::future::pending().await,
         }
     }
 
-    /// How long to wait after an event before watching again; `None`: it watches on by itself.
-    pub(crate) fn pause(&self) -> Option<Duration> {
-        matches!(self, Watch::File { .. }).then_some(PAUSE)
+    /// After an event: for how long writes are to be ignored; `None`: no write wakes this watch.
+    pub(crate) fn ignore_writes(&self) -> Option<Duration> {
+        let Watch::Files { inotify, paths } = self else {
+            return None;
+        };
+        tell_of(arm(inotify.get_ref(), paths, WatchFlags::CLOSE_WRITE));
+        Some(PAUSE)
     }
 
-    /// Watches again after an event and its pause. The disk is to be looked at once more after that,
-    /// for what happened meanwhile.
-    pub(crate) fn rearm(&self) {
-        let Watch::File { inotify, path } = self else {
-            return;
-        };
-        if let Err(error) = arm(inotify.get_ref(), path) {
-            tracing::info!("growth is no longer noticed by itself ({error}): send SIGHUP");
+    /// After that time. The disk is to be looked at once more then, for what happened meanwhile.
+    pub(crate) fn watch_writes(&self) {
+        if let Watch::Files { inotify, paths } = self {
+            tell_of(arm(inotify.get_ref(), paths, ALL));
         }
     }
 }
 
-fn watch_file(number: i32) -> io::Result<Watch> {
+fn tell_of(armed: io::Result<()>) {
+    if let Err(error) = armed {
+        tracing::info!("a new size is no longer noticed by itself ({error}): send SIGHUP");
+    }
+}
+
+/// Truncating and allocating count as modifying, as do our own writes. A program that opened the file for that closes
+/// it afterwards, which we never do: so that is noticed at once however busy the disk is.
+const ALL: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::CLOSE_WRITE);
+
+fn watch_files(paths: Vec<String>) -> io::Result<Watch> {
     let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    let path = format!("/proc/self/fd/{number}");
-    arm(&inotify, &path)?;
-    Ok(Watch::File {
+    arm(&inotify, &paths, ALL)?;
+    Ok(Watch::Files {
         inotify: readable(inotify)?,
-        path,
+        paths,
     })
 }
 
-/// One event, then silence until armed again. Truncating and allocating count as modifying.
-fn arm(inotify: &OwnedFd, path: &str) -> io::Result<()> {
-    add_watch(inotify, path, WatchFlags::MODIFY | WatchFlags::ONESHOT)?;
+/// From now on these events, in place of those before.
+fn arm(inotify: &OwnedFd, paths: &[String], events: WatchFlags) -> io::Result<()> {
+    for path in paths {
+        add_watch(inotify, path.as_str(), events)?;
+    }
     Ok(())
 }
 
@@ -215,21 +232,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn growth_of_a_file_is_noticed_once_per_pause() {
+    async fn a_file_that_changes_is_noticed_but_not_with_every_write() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         let file = File::create(&path).unwrap();
-        let watch = watch_file(file.as_raw_fd()).unwrap();
+        let other = folder.path().join("other");
+        let watched = [File::create(&other).unwrap(), file.try_clone().unwrap()];
+        let paths = watched.map(|file| (format!("/proc/self/fd/{}", file.as_raw_fd()), file));
+        let watch = watch_files(paths.iter().map(|(path, _)| path.clone()).collect()).unwrap();
         assert!(!soon(watch.changed()).await, "an idle file wakes nobody");
         file.set_len(4096).unwrap();
         assert!(comes(watch.changed()).await);
+        watch.ignore_writes().unwrap();
         // Renamed and replaced: the opened file is the one that counts.
-        std::fs::rename(&path, folder.path().join("other")).unwrap();
+        std::fs::rename(&path, folder.path().join("moved")).unwrap();
         file.set_len(8192).unwrap();
-        assert!(!soon(watch.changed()).await, "not watched during the pause");
-        watch.rearm();
+        assert!(!soon(watch.changed()).await, "writes are ignored");
+        let again = File::options()
+            .write(true)
+            .open(folder.path().join("moved"));
+        again.unwrap().set_len(4096).unwrap();
+        assert!(
+            comes(watch.changed()).await,
+            "another program that changes it is not"
+        );
+        watch.watch_writes();
         file.set_len(16384).unwrap();
         assert!(comes(watch.changed()).await);
+        std::fs::write(&other, "x").unwrap();
+        assert!(comes(watch.changed()).await, "every leg is watched");
     }
 
     #[tokio::test]

@@ -158,7 +158,7 @@ struct Daemon {
     disk: Arc<Disk>,
     device: Arc<Device>,
     watch: Watch,
-    /// The watch had an event and waits out its pause.
+    /// The watch ignores writes until then.
     rearm_at: Option<Instant>,
     /// The size is being looked at, and is to be once more after that. On another thread: where the server of a
     /// file is lost, not even that is told.
@@ -179,8 +179,8 @@ struct Daemon {
     faults: Quota,
     /// What the disk had done when the last session ended.
     told: Totals,
-    /// The disk ends here, before what its guest was told.
-    short: Option<u64>,
+    /// The leg that ends before what its guest was told, and where.
+    short: Option<(u16, u64)>,
     /// End when a frontend has left.
     once: bool,
 }
@@ -227,7 +227,8 @@ impl Daemon {
         );
         if let Some(error) = self.disk.reopen_error() {
             tracing::warn!(
-                "{}: cannot open it once for each worker ({error}): one worker serves all vrings, which is slower;                  give this user access to its path, and mount /proc",
+                "{}: cannot open it once for each worker ({error}): one worker serves all vrings, which \
+                 is slower; give this user access to the file, and mount /proc",
                 self.disk.name()
             );
         }
@@ -273,12 +274,17 @@ impl Daemon {
                 Event::AcceptAgain => self.accept_after = None,
                 Event::Spoke(stream) => self.begin(stream),
                 Event::Changed => {
-                    self.rearm_at = self.watch.pause().map(|pause| Instant::now() + pause);
+                    if self.rearm_at.is_none() {
+                        self.rearm_at = self
+                            .watch
+                            .ignore_writes()
+                            .map(|pause| Instant::now() + pause);
+                    }
                     self.look();
                 }
                 Event::Rearm => {
                     self.rearm_at = None;
-                    self.watch.rearm();
+                    self.watch.watch_writes();
                     self.look();
                 }
                 Event::Looked(resized) => self.looked(resized),
@@ -313,7 +319,7 @@ impl Daemon {
             accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
             () = until(pause), if pause.is_some() => Event::AcceptAgain,
             resized = looked(looking) => Event::Looked(resized),
-            () = watch.changed(), if rearm_at.is_none() => Event::Changed,
+            () = watch.changed() => Event::Changed,
             () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
         }
     }
@@ -428,7 +434,7 @@ impl Daemon {
         }
         let name = self.disk.name();
         let short = match resized {
-            Ok(Resized::Short(bytes)) => Some(bytes),
+            Ok(Resized::Short(leg, bytes)) => Some((leg, bytes)),
             _ => None,
         };
         let was = std::mem::replace(&mut self.short, short);
@@ -439,14 +445,19 @@ impl Daemon {
                     guest.remote.config_changed();
                 }
             }
-            Ok(Resized::Short(bytes)) if short != was => {
+            Ok(Resized::Short(leg, bytes)) if short != was => {
+                let leg = self
+                    .disk
+                    .legs()
+                    .get(usize::from(leg))
+                    .map_or(name, Leg::name);
                 let served = self.disk.capacity_bytes();
                 tracing::warn!(
-                    "{name}: has shrunk to {bytes} bytes; its guest still sees {served}, and what lies beyond the end \
-                     fails"
+                    "{leg}: has shrunk to {bytes} bytes; its guest still sees a disk of {served}, and reads and writes \
+                     beyond the end fail until it is as large as before"
                 );
             }
-            Ok(Resized::Short(_) | Resized::No) => {}
+            Ok(Resized::Short(..) | Resized::No) => {}
             Err(error) => self
                 .faults
                 .tell(|more| tracing::warn!("{name}: cannot look at its size: {error}{more}")),

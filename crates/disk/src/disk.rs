@@ -1,6 +1,5 @@
 //! An opened disk.
 
-use std::cmp;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,6 +21,7 @@ pub struct Disk {
     serial: [u8; ID_BYTES],
     limits: Limits,
     capacity_bytes: AtomicU64,
+    leg_bytes: AtomicU64,
     sync_failed: AtomicBool,
     stripe: Option<Stripe>,
     /// Never empty.
@@ -36,8 +36,8 @@ pub enum Resized {
     No,
     /// It has grown to so many bytes, and the guest can be told.
     Grown(u64),
-    /// It ends after so many bytes, before what the guest was told.
-    Short(u64),
+    /// This leg, counted from 0, ends after so many bytes, before what the guest was told.
+    Short(u16, u64),
 }
 
 impl Disk {
@@ -105,6 +105,7 @@ impl Disk {
             name,
             serial,
             capacity_bytes: AtomicU64::new(limits.capacity_bytes),
+            leg_bytes: AtomicU64::new(limits.capacity_bytes / legs.len().max(1) as u64),
             limits,
             sync_failed: AtomicBool::new(false),
             stripe,
@@ -130,36 +131,48 @@ impl Disk {
         &self.limits
     }
 
-    /// Size now: one relaxed load.
+    /// Size as the guest sees it now.
     #[inline]
     pub fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes.load(Ordering::Relaxed)
+        // Acquire: whoever sees a larger size must see that the legs are as large (`refresh`).
+        self.capacity_bytes.load(Ordering::Acquire)
     }
 
-    /// Looks at the size of the file or device again. Where it grew, `capacity_bytes` follows; a disk that shrank
-    /// keeps its advertised size, and I/O beyond fails. A stripe does not grow: its superblocks stand where
-    /// its legs ended when it was created.
+    /// Looks at the sizes of the files or devices again. Where a disk of one leg grew, `capacity_bytes` follows; a disk
+    /// that shrank keeps the size that the guest was told, and I/O beyond the end fails (`leg_bytes`). A stripe does
+    /// not grow: its superblocks stand where its legs ended when it was created.
     pub fn refresh(&self) -> io::Result<Resized> {
-        let [leg] = &*self.legs else {
+        let granule = granule(self.limits.block_bytes, self.limits.offset_align_bytes);
+        let mut least: Option<(u64, u16)> = None;
+        for (leg, number) in self.legs.iter().zip(0..) {
+            if let Store::File { file, kind, .. } = leg.store() {
+                let size = size_bytes(file, *kind)?.min(i64::MAX as u64);
+                least = Some(least.map_or((size, number), |least| least.min((size, number))));
+            }
+        }
+        let Some((size, number)) = least else {
             return Ok(Resized::No);
         };
-        let Store::File { file, kind, .. } = leg.store() else {
-            return Ok(Resized::No);
-        };
-        let granule = u64::from(granule(
-            self.limits.block_bytes,
-            self.limits.offset_align_bytes,
-        ));
-        let size = size_bytes(file, *kind)?.min(i64::MAX as u64);
-        let usable = size - size % granule;
-        // The larger size is published by whoever saw it first; a second caller gets `No`. No data
-        // goes with it: that the store is larger is the kernel's to say.
-        let before = self.capacity_bytes.fetch_max(usable, Ordering::Relaxed);
-        Ok(match usable.cmp(&before) {
-            cmp::Ordering::Greater => Resized::Grown(usable),
-            cmp::Ordering::Equal => Resized::No,
-            cmp::Ordering::Less => Resized::Short(size),
+        let usable = size - size % u64::from(granule);
+        let told = self.told_of_leg(self.capacity_bytes());
+        let grows = self.stripe.is_none() && usable > told;
+        let leg_bytes = if grows { usable } else { usable.min(told) };
+        self.leg_bytes.store(leg_bytes, Ordering::Relaxed);
+        if usable < told {
+            return Ok(Resized::Short(number, size));
+        }
+        // Published by the caller that saw the larger size first; a second one gets `No`. Release: see `capacity_bytes`.
+        let first = grows && self.capacity_bytes.fetch_max(usable, Ordering::Release) < usable;
+        Ok(if first {
+            Resized::Grown(usable)
+        } else {
+            Resized::No
         })
+    }
+
+    /// Bytes of each leg, of so many of the disk.
+    fn told_of_leg(&self, capacity_bytes: u64) -> u64 {
+        capacity_bytes / self.stripe.map_or(1, |stripe| stripe.legs().into())
     }
 
     /// How the disk is dealt out over its legs, where it has several.
@@ -199,13 +212,13 @@ impl Disk {
         self.reopen_error.as_ref()
     }
 
-    /// Bytes of the disk on each leg now, from the leg's beginning.
+    /// Bytes of each leg, from its beginning, that may be read and written: those that belong to the disk, less
+    /// what `refresh` found to be cut off any leg. A write behind the end of a file would make the file grow
+    /// again, and what was cut off before that write would then read as zeroes instead of failing.
     #[inline]
     pub fn leg_bytes(&self) -> u64 {
-        match self.stripe {
-            None => self.capacity_bytes(),
-            Some(stripe) => self.limits.capacity_bytes / u64::from(stripe.legs()),
-        }
+        // Relaxed: that a file was cut is the kernel's to say, and no data goes with it.
+        self.leg_bytes.load(Ordering::Relaxed)
     }
 
     /// An fsync failed: the kernel may have dropped dirty pages, so no later fsync can vouch for them.
@@ -236,6 +249,7 @@ impl Disk {
             .max(1);
         self.limits.capacity_bytes -= self.limits.capacity_bytes % u64::from(offset_align);
         self.capacity_bytes = AtomicU64::new(self.limits.capacity_bytes);
+        self.leg_bytes = AtomicU64::new(self.told_of_leg(self.limits.capacity_bytes));
         self
     }
 }
@@ -628,14 +642,16 @@ mod tests {
                 Resized::Grown((1 << 20) + 4096),
                 (1 << 20) + 4096,
             ),
-            (5000, Resized::Short(5000), (1 << 20) + 4096),
-            (0, Resized::Short(0), (1 << 20) + 4096),
+            (5000, Resized::Short(0, 5000), (1 << 20) + 4096),
+            (0, Resized::Short(0, 0), (1 << 20) + 4096),
             ((1 << 20) + 4096, Resized::No, (1 << 20) + 4096),
             (1 << 30, Resized::Grown(1 << 30), 1 << 30),
         ] {
             outside.set_len(size).unwrap();
             assert_eq!(disk.refresh().unwrap(), seen, "{size}");
             assert_eq!(disk.capacity_bytes(), capacity, "{size}");
+            let whole = size - size % 4096;
+            assert_eq!(disk.leg_bytes(), whole.min(capacity), "{size}");
             assert_eq!(disk.limits().capacity_bytes, 1 << 20);
         }
     }
