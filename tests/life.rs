@@ -3,11 +3,12 @@
 
 use std::io::Write as _;
 use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
 use cleave_tests::{
-    Daemon, PATIENCE, Scratch, Stopwatch, comes, exercise, run_to_end, scale, small,
+    Daemon, PATIENCE, Scratch, Stopwatch, comes, exercise, run, run_to_end, scale, small,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
@@ -254,6 +255,79 @@ fn an_image_in_use_is_not_shared() {
     let mut killed = Daemon::serve(&["--disk", disk]);
     killed.abandon();
     Daemon::serve(&["--disk", disk]).finish();
+}
+
+/// A QEMU with a disk of its own, paused before its guest does anything.
+struct Qemu(PathBuf);
+
+impl Qemu {
+    /// Starts it; `Err`: what it says.
+    fn start(folder: &Path, disk: &Path, read_only: bool) -> Result<Qemu, String> {
+        let pid_file = folder.join("qemu.pid");
+        let access = if read_only { "on" } else { "off" };
+        let drive = format!(
+            "driver=file,filename={},node-name=d,read-only={access}",
+            disk.display()
+        );
+        let pid = pid_file.to_str().unwrap();
+        let line = "-M q35,accel=tcg -nodefaults -display none -S -m 16M -daemonize -pidfile";
+        let mut args: Vec<&str> = line.split(' ').collect();
+        args.extend([
+            pid,
+            "-blockdev",
+            &drive,
+            "-device",
+            "virtio-blk-pci,drive=d",
+        ]);
+        run("qemu-system-x86_64", &args)?;
+        Ok(Qemu(pid_file))
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let text = std::fs::read_to_string(&self.0).unwrap_or_default();
+        let pid = text.trim().parse().ok().and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            let _ = rustix::process::kill_process(pid, Signal::TERM);
+            comes(|| rustix::process::test_kill_process(pid).is_err());
+        }
+    }
+}
+
+#[test]
+fn an_image_is_not_shared_with_qemu_but_for_reading() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 64 << 20);
+    let disk = image.to_str().unwrap();
+    let socket = scratch.join("socket");
+    let start = ["serve", "--socket-path", socket.to_str().unwrap()];
+    for (qemu_reads, cleave_reads) in [(false, false), (false, true), (true, false)] {
+        let access: &[&str] = if cleave_reads { &["--read-only"] } else { &[] };
+        let args = [&start[..], &["--disk", disk], access].concat();
+        let qemu = Qemu::start(scratch.path(), &image, qemu_reads).unwrap();
+        let ended = run_to_end(&args);
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(
+            ended.stderr.contains(disk) && ended.stderr.contains("in use by QEMU"),
+            "{}",
+            ended.stderr
+        );
+        drop(qemu);
+        let daemon = Daemon::serve(&[&["--disk", disk], access].concat());
+        let why = Qemu::start(scratch.path(), &image, qemu_reads).err();
+        let why =
+            why.unwrap_or_else(|| panic!("QEMU took {disk} too: {qemu_reads} {cleave_reads}"));
+        assert!(why.contains("lock"), "{why}");
+        exercise(&mut daemon.open(&small(1))).unwrap();
+        daemon.finish();
+    }
+    let qemu = Qemu::start(scratch.path(), &image, true).unwrap();
+    let daemon = Daemon::serve(&["--disk", disk, "--read-only"]);
+    exercise(&mut daemon.open(&small(1))).unwrap();
+    drop(qemu);
+    drop(Qemu::start(scratch.path(), &image, true).unwrap());
+    daemon.finish();
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod lock;
 pub mod model;
 mod open;
 mod probe;
+mod qemu_lock;
 mod spec;
 mod stripe;
 mod superblock;

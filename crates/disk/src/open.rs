@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::{FileKind, StripeError};
+use crate::{FileKind, StripeError, qemu_lock};
 
 /// Whether the page cache is bypassed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +155,16 @@ pub enum OpenError {
         /// What was opened.
         path: PathBuf,
     },
+    /// QEMU's locks are held.
+    #[error(
+        "disk {} is in use by QEMU or one of its tools; end that one, or let both only read \
+         (--read-only here, read-only=on there)",
+        .path.display()
+    )]
+    InUseByQemu {
+        /// What was opened.
+        path: PathBuf,
+    },
     /// The host has claimed the block device.
     #[error(
         "disk {} is in use by this host (mounted, swap, or part of another device); \
@@ -166,7 +176,7 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// The lock cannot even be tried.
-    #[error("cannot lock disk {}: {source}; keep it on a file system that knows flock", .path.display())]
+    #[error("cannot lock disk {}: {source}; keep it on a file system that has locks", .path.display())]
     Lock {
         /// What was opened.
         path: PathBuf,
@@ -288,15 +298,20 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    patiently(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation)).map_err(|errno| {
-        let path = path.to_owned();
-        match errno {
-            Errno::WOULDBLOCK => OpenError::InUse { path },
-            errno => OpenError::Lock {
-                path,
-                source: errno.into(),
-            },
-        }
+    let owned = || path.to_owned();
+    let failed = |errno: Errno| OpenError::Lock {
+        path: owned(),
+        source: errno.into(),
+    };
+    patiently(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation)).map_err(
+        |errno| match errno {
+            Errno::WOULDBLOCK => OpenError::InUse { path: owned() },
+            errno => failed(errno),
+        },
+    )?;
+    patiently(Errno::WOULDBLOCK, || qemu_lock::lock(file, read_only)).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => OpenError::InUseByQemu { path: owned() },
+        errno => failed(errno),
     })
 }
 

@@ -1,0 +1,135 @@
+//! QEMU's image locks, so that QEMU and this program do not write to one image.
+//!
+//! QEMU (`block/file-posix.c`) says what it does with an image by read locks on single bytes: 100 + *p* while it uses
+//! permission *p*, 200 + *p* while nobody else may. To use a permission is refused while the second kind is locked, to
+//! keep others from it while the first is. The locks belong to the open file description, as those of flock do.
+
+use std::fs::File;
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::io::Errno;
+
+const USED: i64 = 100;
+const UNSHARED: i64 = 200;
+
+/// QEMU's permissions, by number.
+const CONSISTENT_READ: i64 = 0;
+const WRITE: i64 = 1;
+const RESIZE: i64 = 3;
+
+/// Takes the locks of a guest's disk: it reads, writes unless it is read-only, and nobody else writes or resizes.
+/// `WOULDBLOCK`: QEMU has locks that exclude them. Where the file system has no such locks QEMU does without too.
+pub(crate) fn lock(file: &File, read_only: bool) -> Result<(), Errno> {
+    let used = match read_only {
+        true => &[CONSISTENT_READ][..],
+        false => &[CONSISTENT_READ, WRITE],
+    };
+    let unshared = &[WRITE, RESIZE];
+    match try_lock(file, used, unshared) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(()),
+        tried => tried,
+    }
+}
+
+/// First locks, then looks, as QEMU does: of two that start at the same time each sees the other.
+fn try_lock(file: &File, used: &[i64], unshared: &[i64]) -> Result<(), Errno> {
+    for byte in bytes(used, USED).chain(bytes(unshared, UNSHARED)) {
+        set(file, byte, libc::F_RDLCK)?;
+    }
+    for byte in bytes(used, UNSHARED).chain(bytes(unshared, USED)) {
+        if is_locked(file, byte)? {
+            // So that what is tried again, or QEMU meanwhile, does not fail because of this.
+            for byte in bytes(used, USED).chain(bytes(unshared, UNSHARED)) {
+                set(file, byte, libc::F_UNLCK)?;
+            }
+            return Err(Errno::WOULDBLOCK);
+        }
+    }
+    Ok(())
+}
+
+fn bytes(permissions: &[i64], kind: i64) -> impl Iterator<Item = i64> {
+    permissions.iter().map(move |permission| kind + permission)
+}
+
+fn set(file: &File, byte: i64, kind: i32) -> Result<(), Errno> {
+    control(file, FcntlArg::F_OFD_SETLK(&request(byte, kind)))
+}
+
+/// Whether any other open file description has a lock there.
+fn is_locked(file: &File, byte: i64) -> Result<bool, Errno> {
+    let mut found = request(byte, libc::F_WRLCK);
+    control(file, FcntlArg::F_OFD_GETLK(&mut found))?;
+    Ok(i32::from(found.l_type) != libc::F_UNLCK)
+}
+
+fn control(file: &File, what: FcntlArg<'_>) -> Result<(), Errno> {
+    let failed = |errno| Errno::from_raw_os_error(errno as i32);
+    fcntl(file, what).map(drop).map_err(failed)
+}
+
+fn request(byte: i64, kind: i32) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: byte,
+        l_len: 1,
+        // Must be 0 for locks of open file descriptions.
+        l_pid: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Locks of somebody who uses these permissions and shares all others but those.
+    fn other(path: &std::path::Path, used: &[i64], unshared: &[i64]) -> File {
+        let file = File::open(path).unwrap();
+        try_lock(&file, used, unshared).unwrap();
+        file
+    }
+
+    #[test]
+    fn permissions_that_exclude_each_other_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        let mut options = File::options();
+        let ours = options
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
+        let cases: [(&[i64], &[i64], bool, bool); 6] = [
+            // Used, not shared: what another program holds. Ours: writing, reading.
+            (&[], &[], true, true),
+            (&[CONSISTENT_READ], &[], true, true),
+            (&[CONSISTENT_READ], &[WRITE, RESIZE], false, true),
+            (&[CONSISTENT_READ, WRITE], &[], false, false),
+            (&[RESIZE], &[], false, false),
+            (&[], &[CONSISTENT_READ], false, false),
+        ];
+        for (used, unshared, writes, reads) in cases {
+            let held = other(&path, used, unshared);
+            for (read_only, wanted) in [(false, writes), (true, reads)] {
+                let tried = lock(&ours, read_only);
+                let wanted = if wanted {
+                    Ok(())
+                } else {
+                    Err(Errno::WOULDBLOCK)
+                };
+                assert_eq!(tried, wanted, "{used:?} {unshared:?} {read_only}");
+                // Nothing is left locked by a try that was refused.
+                let byte = |byte| is_locked(&held, byte).unwrap();
+                assert_eq!(byte(UNSHARED + WRITE), wanted.is_ok());
+                for byte in bytes(&[CONSISTENT_READ, WRITE, RESIZE], USED)
+                    .chain(bytes(&[WRITE, RESIZE], UNSHARED))
+                {
+                    set(&ours, byte, libc::F_UNLCK).unwrap();
+                }
+            }
+        }
+    }
+}
