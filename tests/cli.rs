@@ -38,6 +38,49 @@ fn refused(folder: &Path, name: &str, args: &[&str], says: &str) {
     println!("{name} ... ok: {}", ended.stderr.trim_end());
 }
 
+/// Images that are not raw, by the bytes that they begin with.
+const FORMATS: [(&str, usize, &[u8]); 8] = [
+    ("qcow2", 0, b"QFI\xfb"),
+    ("QED", 0, b"QED\0"),
+    ("VMDK", 0, b"KDMV"),
+    ("VMDK", 0, b"COWD"),
+    ("VMDK", 0, b"# Disk DescriptorFile"),
+    ("VHDX", 0, b"vhdxfile"),
+    ("VHD", 0, b"conectix"),
+    ("VDI", 64, b"\x7f\x10\xda\xbe"),
+];
+
+#[test]
+fn an_image_of_another_format_is_served_only_where_raw_is_asked_for() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    let raw = format!("raw:{}", image.display());
+    let socket = scratch.join("socket");
+    let start = ["--socket-path", socket.to_str().unwrap()];
+    let path = image.to_str().unwrap();
+    for (format, at, magic) in FORMATS {
+        let mut head = [0; 512];
+        head[at..at + magic.len()].copy_from_slice(magic);
+        std::fs::write(&image, [&head[..], &[0; (1 << 20) - 512]].concat()).unwrap();
+        for says in [format, raw.as_str()] {
+            let args = [&["serve", "--disk", path], &start[..]].concat();
+            refused(scratch.path(), format, &args, says);
+            let args = [&["--blk-file", path], &start[..]].concat();
+            refused(scratch.path(), format, &args, says);
+        }
+        let daemon = Daemon::serve(&["--disk", &raw]);
+        assert!(
+            daemon.log_has(&format!("serving {path}")),
+            "{}",
+            daemon.log()
+        );
+        let mut back = [1; 512];
+        open(daemon.socket()).queue(0).read(0, &mut back).unwrap();
+        assert_eq!(back, head);
+        daemon.finish();
+    }
+}
+
 #[test]
 fn bad_input_is_refused_in_one_line() {
     let scratch = Scratch::new();

@@ -193,9 +193,11 @@ pub(crate) struct AccessArgs {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) endpoint: EndpointArgs,
-    /// The disk: a file, a block device, ram:SIZE, null:SIZE or model:NAME
+    /// The disk: a file, a block device, raw:PATH, ram:SIZE, null:SIZE or model:NAME
     ///
-    /// A path is a regular file or a block device, told apart by itself. `ram:SIZE` is memory whose
+    /// A path is a regular file or a block device, told apart by itself, which the guest sees as it is. One that looks
+    /// like an image of another format (qcow2, QED, VMDK, VHDX, VHD, VDI) is refused; `raw:PATH` serves it all the
+    /// same. `ram:SIZE` is memory whose
     /// contents are lost at the end. `null:SIZE` accepts all writes, reads zeroes and keeps
     /// nothing; it shows the cost of everything but the disk, and `null:SIZE,read-zeroes=off`, which
     /// leaves the memory of reads as it is, that of everything but the data (to measure; no guest

@@ -1,5 +1,6 @@
 //! An opened disk.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,6 +10,7 @@ use cleave_blk::spec::ID_BYTES;
 use cleave_blk::{Limits, Stripe};
 use vm_memory::MmapRegion;
 
+use crate::format::image_format;
 use crate::model::Shared;
 use crate::open::open_path;
 use crate::probe::{granule, probe_file, probe_memory, size_bytes};
@@ -43,10 +45,16 @@ pub enum Resized {
 impl Disk {
     /// Opens, locks (advisory: exclusive, or shared when read-only) and probes.
     pub fn open(spec: &DiskSpec, options: &OpenOptions) -> Result<Disk, OpenError> {
-        let name = spec.to_string();
+        let name = match spec.path() {
+            Some(path) => path.display().to_string(),
+            None => spec.to_string(),
+        };
         let (serial, limits, store) = match spec {
-            DiskSpec::Path(path) => {
+            DiskSpec::Path(path) | DiskSpec::Raw(path) => {
                 let (file, kind) = open_path(path, options.read_only)?;
+                if matches!(spec, DiskSpec::Path(_)) {
+                    refuse_format(path, &file)?;
+                }
                 let (limits, direct) = probe_file(path, &file, kind, options)?;
                 (
                     path_serial(path),
@@ -254,6 +262,15 @@ impl Disk {
     }
 }
 
+fn refuse_format(path: &Path, file: &File) -> Result<(), OpenError> {
+    let path = path.to_owned();
+    match image_format(file) {
+        Ok(None) => Ok(()),
+        Ok(Some(format)) => Err(OpenError::Format { path, format }),
+        Err(source) => Err(OpenError::Io { path, source }),
+    }
+}
+
 fn map_ram(name: &str, bytes: u64) -> Result<MmapRegion, OpenError> {
     let failed = |source| OpenError::Ram {
         name: name.to_owned(),
@@ -287,7 +304,6 @@ pub(crate) fn hashed_serial(bytes: &[u8]) -> [u8; ID_BYTES] {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;

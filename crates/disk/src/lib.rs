@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod disk;
+mod format;
 mod iopoll;
 mod leg;
 mod lock;

@@ -165,6 +165,18 @@ pub enum OpenError {
         /// What was opened.
         path: PathBuf,
     },
+    /// An image that is not raw.
+    #[error(
+        "disk {0} is a {format} image, and the guest would see that file as it is; convert it \
+         (qemu-img convert -O raw), or give --disk raw:{0} if that is what the guest is to see",
+        .path.display()
+    )]
+    Format {
+        /// What was opened.
+        path: PathBuf,
+        /// The format.
+        format: &'static str,
+    },
     /// The host has claimed the block device.
     #[error(
         "disk {} is in use by this host (mounted, swap, or part of another device); \

@@ -1,7 +1,7 @@
 //! What an operator writes for a disk.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::model::ModelSpec;
@@ -9,8 +9,10 @@ use crate::model::ModelSpec;
 /// A disk as named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskSpec {
-    /// A regular file or a block device, told apart when opened.
+    /// A regular file or a block device, told apart when opened; refused where it is an image of another format.
     Path(PathBuf),
+    /// The same, whatever it holds.
+    Raw(PathBuf),
     /// Memory of this many bytes; contents are lost at the end.
     Ram(u64),
     /// Accepts all, reads zero.
@@ -31,13 +33,23 @@ const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 impl FromStr for DiskSpec {
     type Err = String;
 
-    /// `ram:`, `null:` and `model:` are kinds only at the very beginning, so that every file can still be
+    /// `raw:`, `ram:`, `null:` and `model:` are kinds only at the very beginning, so that every file can still be
     /// named: one that is called `ram:x` is written `./ram:x`.
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         if text.is_empty() {
             return Err(
-                "a disk is a path, ram:SIZE, null:SIZE or model:NAME; this one is empty".to_owned(),
+                "a disk is a path, raw:PATH, ram:SIZE, null:SIZE or model:NAME; this one is empty"
+                    .to_owned(),
             );
+        }
+        if let Some(path) = text.strip_prefix("raw:") {
+            return match path {
+                "" => Err(
+                    "raw: names no file; write raw:PATH, or ./raw: for a file of that name"
+                        .to_owned(),
+                ),
+                path => Ok(DiskSpec::Raw(PathBuf::from(path))),
+            };
         }
         if let Some(size) = text.strip_prefix("ram:") {
             return parse_kind("ram", size).map(DiskSpec::Ram);
@@ -55,10 +67,23 @@ impl FromStr for DiskSpec {
     }
 }
 
+impl DiskSpec {
+    /// The file or device that it names.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            DiskSpec::Path(path) | DiskSpec::Raw(path) => Some(path),
+            DiskSpec::Ram(_) | DiskSpec::Null(_) | DiskSpec::Untouched(_) | DiskSpec::Model(_) => {
+                None
+            }
+        }
+    }
+}
+
 impl fmt::Display for DiskSpec {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DiskSpec::Path(path) => write!(out, "{}", path.display()),
+            DiskSpec::Raw(path) => write!(out, "raw:{}", path.display()),
             DiskSpec::Ram(bytes) => write!(out, "ram:{}", format_size(*bytes)),
             DiskSpec::Null(bytes) => write!(out, "null:{}", format_size(*bytes)),
             DiskSpec::Untouched(bytes) => write!(out, "null:{}{UNTOUCHED}", format_size(*bytes)),
@@ -171,6 +196,9 @@ mod tests {
             ("./ram:1G", DiskSpec::Path("./ram:1G".into())),
             ("RAM:1G", DiskSpec::Path("RAM:1G".into())),
             ("disk.img", DiskSpec::Path("disk.img".into())),
+            ("raw:/a/disk.img", DiskSpec::Raw("/a/disk.img".into())),
+            ("raw:ram:1G", DiskSpec::Raw("ram:1G".into())),
+            ("./raw:x", DiskSpec::Path("./raw:x".into())),
             ("/dev/a:b", DiskSpec::Path("/dev/a:b".into())),
         ] {
             assert_eq!(text.parse(), Ok(spec), "{text}");
@@ -195,6 +223,7 @@ mod tests {
             assert!(!why.contains('\n'), "{why}");
         }
         assert!("".parse::<DiskSpec>().is_err());
+        assert!("raw:".parse::<DiskSpec>().unwrap_err().contains("raw:PATH"));
     }
 
     #[test]
@@ -207,6 +236,7 @@ mod tests {
             "ram:0",
             "null:1025K",
             "./ram:x",
+            "raw:/a b",
             "/a b",
             "model:p3700",
             "model:flat,size=1536M,seed=3",

@@ -150,7 +150,7 @@ fn open_all(
             let size_bytes = size_bytes(&file, kind).map_err(failed)?;
             let found = read_superblock(&file, size_bytes).map_err(failed)?;
             Ok(Opened {
-                name: spec.to_string(),
+                name: path.display().to_string(),
                 file,
                 kind,
                 size_bytes,
@@ -161,12 +161,9 @@ fn open_all(
 }
 
 fn path(spec: &DiskSpec) -> Result<&Path, StripeError> {
-    match spec {
-        DiskSpec::Path(path) => Ok(path),
-        other => Err(StripeError::Kind {
-            name: other.to_string(),
-        }),
-    }
+    spec.path().ok_or_else(|| StripeError::Kind {
+        name: spec.to_string(),
+    })
 }
 
 /// One file named twice would be refused by its own lock, and blame another program.

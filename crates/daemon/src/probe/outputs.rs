@@ -85,9 +85,9 @@ fn check(option: &str, path: &Path, disks: &[DiskSpec]) -> Result<(), Failure> {
             path.display()
         )))
     };
-    let is = |disk: &DiskSpec, found: &Path| match disk {
-        DiskSpec::Path(disk) => disk.canonicalize().is_ok_and(|disk| disk == found),
-        _ => false,
+    let is = |disk: &DiskSpec, found: &Path| {
+        let path = disk.path().and_then(|path| path.canonicalize().ok());
+        path.is_some_and(|path| path == found)
     };
     if path
         .canonicalize()

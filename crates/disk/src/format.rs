@@ -1,0 +1,27 @@
+//! Image formats that are not raw, known by their first bytes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+/// Name, where its magic begins, and the magic.
+const FORMATS: [(&str, usize, &[u8]); 8] = [
+    ("qcow2", 0, b"QFI\xfb"),
+    ("QED", 0, b"QED\0"),
+    ("VMDK", 0, b"KDMV"),
+    ("VMDK", 0, b"COWD"),
+    ("VMDK", 0, b"# Disk DescriptorFile"),
+    ("VHDX", 0, b"vhdxfile"),
+    ("VHD", 0, b"conectix"),
+    ("VDI", 64, b"\x7f\x10\xda\xbe"),
+];
+
+/// The format that a file is in by its looks, where it is not raw. Read through the page cache.
+pub(crate) fn image_format(file: &File) -> io::Result<Option<&'static str>> {
+    let mut head = [0; 128];
+    // A file that is shorter leaves zeroes, which are no magic.
+    file.read_at(&mut head, 0)?;
+    let is = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
+    let found = FORMATS.iter().find(|(_, at, magic)| is(*at, magic));
+    Ok(found.map(|(name, _, _)| *name))
+}
