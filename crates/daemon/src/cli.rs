@@ -86,6 +86,7 @@ Examples:
       cleave serve --socket-path /run/cleave/f.sock --disk model:p3700,size=4G
 
 Signals: TERM and INT finish what is in flight and exit 0, within two seconds;
+where the disk hangs, they exit 1 and say how many requests are lost.
 HUP looks at the size of the disk again and tells the guest when it grew.";
 
 /// Serves virtual disks to virtual machines over vhost-user

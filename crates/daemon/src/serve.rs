@@ -139,8 +139,7 @@ async fn control(
         );
     }
     // The door (and with it the socket file) goes when the loop ends, before the drain.
-    daemon.serve(signals, door).await;
-    Ok(())
+    daemon.serve(signals, door).await
 }
 
 fn accepting(listening: &socket::Listening) -> Result<UnixListener, Failure> {
@@ -258,7 +257,7 @@ impl Daemon {
     }
 
     /// The loop, and the end.
-    async fn serve(&mut self, mut signals: Signals, door: Door) {
+    async fn serve(&mut self, mut signals: Signals, door: Door) -> Result<(), Failure> {
         loop {
             match self.event(&mut signals).await {
                 Event::Wish(Wish::End) => break,
@@ -295,7 +294,7 @@ impl Daemon {
         drop(door);
         self.control = None;
         self.seats.clear();
-        self.drain().await;
+        self.drain().await
     }
 
     async fn event(&mut self, signals: &mut Signals) -> Event {
@@ -479,17 +478,37 @@ impl Daemon {
     }
 
     /// Ends the session, waiting no longer than an operator would.
-    async fn drain(&mut self) {
-        let Some(guest) = &self.guest else { return };
+    async fn drain(&mut self) -> Result<(), Failure> {
+        let Some(guest) = &self.guest else {
+            return Ok(());
+        };
         guest.remote.hang_up();
         match tokio::time::timeout(DRAIN_MAX, ended(&mut self.guest)).await {
-            Ok(ending) => self.goodbye(ending),
-            Err(_) => tracing::warn!(
-                "{}: requests are still in flight after {} ms: ending without them; their guest was not \
-                 told that they completed",
+            Ok(ending) => {
+                self.goodbye(ending);
+                Ok(())
+            }
+            Err(_) => Err(Failure::run(format!(
+                "{}: {} lost: still in flight after {} ms, so it is unknown whether the disk did what was asked, and \
+                 the guest waits for the answers; see why the disk hangs, then reset the guest",
                 self.disk.name(),
+                self.in_flight(),
                 DRAIN_MAX.as_millis()
-            ),
+            ))),
+        }
+    }
+
+    /// How many requests are in flight, as the subject of a sentence. Nothing counts them with `--stats off`.
+    fn in_flight(&self) -> String {
+        let records = self.device.records.all();
+        match records
+            .iter()
+            .map(|record| record.in_flight().0)
+            .sum::<u32>()
+        {
+            0 => "requests are".to_owned(),
+            1 => "1 request is".to_owned(),
+            several => format!("{several} requests are"),
         }
     }
 }
