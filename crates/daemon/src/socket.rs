@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, fstat, open};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with, sockopt,
 };
@@ -25,9 +25,9 @@ const PATH_BYTES_MAX: usize = 107;
 /// Connections to a private socket that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// How long another cleave may be at work in the same folder before we give up.
-const FOLDER_TRIES: u32 = 50;
-const FOLDER_PAUSE: Duration = Duration::from_millis(20);
+/// How long another cleave may be making the same socket before we give up.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Where frontends come from.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     }
     // Held until we listen: between looking, removing a stale file and listening on a new one,
     // another cleave would take our file for a stale one.
-    let _folder = lock_folder(path)?;
+    let _lock = StartLock::take(path)?;
     make_room(path)?;
     let listener = bind_with(path, mode).map_err(|error| {
         Failure::input(format!(
@@ -163,7 +163,7 @@ fn make_room(path: &Path) -> Result<(), Failure> {
 }
 
 /// Connects without waiting: where nobody accepts and the backlog is full, `connect` would sleep for as long
-/// as that lasts, with the folder locked and SIGTERM already caught.
+/// as that lasts, with the path locked and SIGTERM already caught.
 fn knock(path: &Path) -> io::Result<()> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -171,27 +171,54 @@ fn knock(path: &Path) -> io::Result<()> {
     Ok(connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
-/// An advisory lock on the folder; `None` where the folder cannot be opened (`bind` then says why).
-fn lock_folder(path: &Path) -> Result<Option<OwnedFd>, Failure> {
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(opened) = open(folder, flags, Mode::empty()) else {
-        return Ok(None);
-    };
-    for _ in 0..FOLDER_TRIES {
-        match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Some(opened)),
-            Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(FOLDER_PAUSE),
-            Err(_) => return Ok(None), // a file system without locks
+/// Keeps other daemons from making a socket at the same path meanwhile: a locked file of ours beside it, which goes away
+/// with this value. Nobody else can open it, and so nobody else can hold its lock.
+#[derive(Debug)]
+struct StartLock {
+    path: PathBuf,
+    _file: OwnedFd,
+}
+
+impl StartLock {
+    /// `None` where the file cannot be made or locked; `bind` then says why, or the file system has no locks.
+    fn take(socket: &Path) -> Result<Option<StartLock>, Failure> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".starting");
+        let path = PathBuf::from(path);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        for _ in 0..LOCK_TRIES {
+            let Ok(file) = open(&path, flags, Mode::RUSR | Mode::WUSR) else {
+                return Ok(None);
+            };
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Its holder may have removed it since it was opened; then a newer one counts.
+                Ok(()) if is_at(&file, &path) => return Ok(Some(StartLock { path, _file: file })),
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
+                Err(_) => return Ok(None), // a file system without locks
+            }
+        }
+        Err(Failure::input(format!(
+            "another cleave is making socket {}: choose another path",
+            socket.display()
+        )))
+    }
+}
+
+impl Drop for StartLock {
+    fn drop(&mut self) {
+        // Before the lock is let go of. What is not empty was not made for this.
+        if fs::metadata(&self.path).is_ok_and(|found| found.len() == 0) {
+            let _ = fs::remove_file(&self.path);
         }
     }
-    Err(Failure::input(format!(
-        "folder {} is locked by another program: try again, or choose another folder",
-        folder.display()
-    )))
+}
+
+fn is_at(file: &OwnedFd, path: &Path) -> bool {
+    let (Ok(opened), Ok(found)) = (fstat(file), fs::symlink_metadata(path)) else {
+        return false;
+    };
+    (opened.st_dev, opened.st_ino) == (found.dev(), found.ino())
 }
 
 /// A socket file that goes away with this value, unless something else took its place.
@@ -299,6 +326,51 @@ mod tests {
         drop(door);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_folder_that_another_program_has_locked_is_no_hindrance() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let locked = fs::File::open(folder.path()).unwrap();
+        flock(&locked, FlockOperation::LockExclusive).unwrap();
+        let _door = listen(&path, None).unwrap();
+        UnixStream::connect(&path).unwrap();
+    }
+
+    /// Of several that start at once at the same stale socket, one gets it and keeps it.
+    #[test]
+    fn one_of_many_gets_a_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        for _ in 0..20 {
+            drop(UnixListener::bind(&path).unwrap());
+            let doors: Vec<_> = thread::scope(|scope| {
+                let start = || scope.spawn(|| listen(&path, None));
+                let threads: Vec<_> = (0..6).map(|_| start()).collect();
+                threads.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            assert_eq!(doors.iter().filter(|door| door.is_ok()).count(), 1);
+            UnixStream::connect(&path).unwrap();
+            drop(doors);
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        }
+    }
+
+    /// While one that starts has it locked nobody else may, and what is not ours stays.
+    #[test]
+    fn the_lock_is_for_its_user_alone_and_goes_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let beside = folder.path().join("s.starting");
+        let lock = StartLock::take(&path).unwrap().unwrap();
+        assert_eq!(fs::metadata(&beside).unwrap().mode() & 0o777, 0o600);
+        assert!(refused(&path).contains("another cleave is making socket"));
+        drop(lock);
+        assert!(!beside.exists());
+        fs::write(&beside, "kept").unwrap();
+        drop(listen(&path, None).unwrap());
+        assert_eq!(fs::read_to_string(&beside).unwrap(), "kept");
     }
 
     #[test]
