@@ -482,6 +482,47 @@ fn too_few_descriptors_are_refused_at_start() {
     daemon.finish();
 }
 
+/// Exactly as many as are said to be needed are enough for every vring and worker.
+#[test]
+fn descriptors_are_counted_for_all_vrings_and_workers() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let args = [
+        "--disk",
+        image.to_str().unwrap(),
+        "--queues",
+        "256",
+        "--workers",
+        "64",
+    ];
+    let socket = scratch.join("socket");
+    let start = ["serve", "--socket-path", socket.to_str().unwrap()];
+    let output = std::process::Command::new("sh")
+        .args(["-c", "ulimit -n 1024; exec timeout 20 \"$@\"", "sh"])
+        .arg(cleave_tests::program_path())
+        .args(start.iter().chain(&args))
+        .output()
+        .unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    let needed = told
+        .split_once("and ")
+        .and_then(|(_, rest)| rest.split_once(" are needed"))
+        .unwrap_or_else(|| panic!("{told}"))
+        .0;
+    let daemon = Daemon::serve_after(&format!("ulimit -n {needed}"), &args);
+    let mut client = daemon.open(&cleave_client::Options {
+        data_bytes: 16 << 10,
+        ..small(256)
+    });
+    println!("{needed} said to be needed, {} open", daemon.fds());
+    for queue in client.queues() {
+        queue.read(0, &mut [0; 4096]).unwrap();
+    }
+    drop(client);
+    daemon.finish();
+}
+
 #[test]
 fn no_locked_memory_is_needed() {
     let daemon = Daemon::serve_after("ulimit -l 0", &["--disk", "ram:64M"]);

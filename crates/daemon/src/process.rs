@@ -11,9 +11,10 @@ use crate::failure::Failure;
 /// this limit.
 const DESCRIPTORS_MIN: u64 = 1024;
 
-/// Takes as many descriptors as the process may have: each vring brings three, and a memory table up
-/// to one per region. Too few are an error now rather than with the first guest.
-pub(crate) fn raise_descriptor_limit() -> Result<(), Failure> {
+/// Takes as many descriptors as the process may have. Fewer than `needed` are an error now rather than with the first
+/// guest that uses all its vrings.
+pub(crate) fn raise_descriptor_limit(needed: u64) -> Result<(), Failure> {
+    let needed = needed.max(DESCRIPTORS_MIN);
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -25,9 +26,9 @@ pub(crate) fn raise_descriptor_limit() -> Result<(), Failure> {
         Err(_) => limit.current,
     };
     match reached {
-        Some(most) if most < DESCRIPTORS_MIN => Err(Failure::input(format!(
-            "at most {most} files may be open here and {DESCRIPTORS_MIN} are needed: raise the limit \
-             (ulimit -n, LimitNOFILE=)"
+        Some(most) if most < needed => Err(Failure::input(format!(
+            "at most {most} files may be open here and {needed} are needed: raise the limit (ulimit -n, LimitNOFILE=), \
+             or lower --queues or --workers"
         ))),
         _ => Ok(()),
     }

@@ -49,7 +49,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     if service.exit_with_parent {
         process::end_with_parent()?;
     }
-    process::raise_descriptor_limit()?;
+    process::raise_descriptor_limit(service.descriptors())?;
     Reactor::probe().map_err(Failure::input)?;
     let disk = open(&service)?;
     service.tuning.split = split_for(&service.split, &disk)?;

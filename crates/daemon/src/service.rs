@@ -23,6 +23,14 @@ const OPS_MIN: u16 = 128;
 /// several of those.
 const STRIPE_OPS: u16 = 4096;
 
+/// What every daemon may have open: streams, sockets, 16 seats, 32 connections of the control socket, the descriptors
+/// of a message, the runtime and its watches.
+const DESCRIPTORS_OWN: u64 = 128;
+/// Kick, call and err.
+const VRING_DESCRIPTORS: u64 = 3;
+/// Its rings (plain, polled, one for blocking calls) and what wakes it; each leg's file comes on top.
+const WORKER_DESCRIPTORS: u64 = 4;
+
 /// Where frontends come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Endpoint {
@@ -145,6 +153,15 @@ impl Service {
             log: options.log.parse().unwrap_or(LevelFilter::INFO),
             exit_with_parent: options.exit_with_parent,
         })
+    }
+
+    /// Descriptors that it may come to need, with a frontend that uses all that is offered.
+    pub(crate) fn descriptors(&self) -> u64 {
+        let workers = u64::from(self.open.workers);
+        let legs = self.disk.specs().len() as u64;
+        DESCRIPTORS_OWN
+            + VRING_DESCRIPTORS * u64::from(self.session.vrings_max)
+            + (WORKER_DESCRIPTORS + legs) * workers
     }
 }
 
