@@ -154,7 +154,7 @@ fn outcome(c: &mut Criterion) {
 fn config(c: &mut Criterion) {
     let config = Config {
         capacity_bytes: DISK_BYTES,
-        segments_max: 254,
+        segments_max: 126,
         segment_bytes_max: None,
         vrings: 4,
         writeback: true,

@@ -18,9 +18,10 @@ use crate::vrings::Vrings;
 use crate::workers::Workers;
 use crate::{Refusal, SessionConfig};
 
-/// Data segments of one request that the guest is told of: 1 MiB in pages. More would cost the guest
-/// memory for every request that it may have in flight, and the daemon takes more in any case.
-const SEGMENTS_TOLD: u32 = 254;
+/// Data segments of one request that the guest is told of (`seg_max`, virtio 1.3 §5.2.4). With header and status they fit
+/// a vring of 128 entries, QEMU's default, also for a driver without indirect descriptors, which could never send a
+/// longer request; QEMU's own daemon tells the same. The daemon takes longer ones in any case.
+const SEGMENTS_TOLD: u32 = 126;
 
 /// While memory is waited for: how often to look whether a worker has failed.
 const WORKER_CHECK: Duration = Duration::from_millis(100);
