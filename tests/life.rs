@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
 use cleave_tests::{
-    Daemon, PATIENCE, Scratch, Stopwatch, comes, exercise, run, run_to_end, scale, small,
+    Daemon, PATIENCE, Scratch, Stopwatch, comes, exercise, is_root, run, run_to_end, scale, small,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
@@ -328,6 +328,30 @@ fn an_image_is_not_shared_with_qemu_but_for_reading() {
     drop(qemu);
     drop(Qemu::start(scratch.path(), &image, true).unwrap());
     daemon.finish();
+}
+
+#[test]
+fn a_demonstration_runs_as_the_first_process_of_a_container() {
+    if !is_root() {
+        println!("skipped: a process namespace needs root");
+        return;
+    }
+    let scratch = Scratch::new();
+    let folder = scratch.path().to_str().unwrap();
+    let program = cleave_tests::program_path().to_str().unwrap();
+    let line = "--pid --fork --mount-proc";
+    let demo = [
+        "demo",
+        "--exit",
+        "--seconds",
+        "1",
+        "--size",
+        "16M",
+        "--dir",
+        folder,
+    ];
+    let args: Vec<&str> = line.split(' ').chain([program]).chain(demo).collect();
+    run("unshare", &args).unwrap();
 }
 
 #[test]

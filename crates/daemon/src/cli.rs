@@ -313,9 +313,9 @@ pub(crate) struct ServeOptions {
     #[arg(long, value_name = "LEVEL", default_value = "info",
           value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]
     pub(crate) log: String,
-    /// Exit when the process that started this one ends.
-    #[arg(long, hide = true)]
-    pub(crate) exit_with_parent: bool,
+    /// Exit when this process, which started this one, ends.
+    #[arg(long, value_name = "PID", hide = true)]
+    pub(crate) exit_with_parent: Option<u32>,
 }
 
 /// `--cache`.

@@ -34,13 +34,15 @@ pub(crate) fn raise_descriptor_limit(needed: u64) -> Result<(), Failure> {
     }
 }
 
-/// Asks for SIGTERM when the process that started this one ends.
-pub(crate) fn end_with_parent() -> Result<(), Failure> {
+/// Asks for SIGTERM when process `parent`, which started this one, ends.
+pub(crate) fn end_with_parent(parent: u32) -> Result<(), Failure> {
     set_parent_process_death_signal(Some(Signal::TERM))
         .map_err(|error| Failure::run(format!("cannot follow the parent process: {error}")))?;
-    // It may have ended before the request: then nobody would ever send the signal.
-    match getppid() {
-        Some(parent) if !parent.is_init() => Ok(()),
-        _ => Err(Failure::run("the parent process has ended")),
+    // It may have ended before the request: then nobody would ever send the signal. Told by its number, since the
+    // first process of a container has the number of the one that orphans go to.
+    let now = getppid().map(|now| now.as_raw_nonzero().get().cast_unsigned());
+    match now == Some(parent) {
+        true => Ok(()),
+        false => Err(Failure::run("the parent process has ended")),
     }
 }

@@ -46,8 +46,8 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     };
     let _log = log::start(service.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
-    if service.exit_with_parent {
-        process::end_with_parent()?;
+    if let Some(parent) = service.exit_with_parent {
+        process::end_with_parent(parent)?;
     }
     process::raise_descriptor_limit(service.descriptors())?;
     Reactor::probe().map_err(Failure::input)?;

@@ -102,7 +102,7 @@ pub(crate) struct Service {
     pub(crate) recording: Recording,
     pub(crate) once: bool,
     pub(crate) log: LevelFilter,
-    pub(crate) exit_with_parent: bool,
+    pub(crate) exit_with_parent: Option<u32>,
 }
 
 impl Service {

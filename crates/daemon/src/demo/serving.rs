@@ -31,6 +31,7 @@ impl Serving {
             .args([
                 "serve",
                 "--exit-with-parent",
+                &std::process::id().to_string(),
                 "--log",
                 "warn",
                 "--serial",
