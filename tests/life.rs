@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
 
 use std::io::Write as _;
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -352,6 +353,72 @@ fn a_demonstration_runs_as_the_first_process_of_a_container() {
     ];
     let args: Vec<&str> = line.split(' ').chain([program]).chain(demo).collect();
     run("unshare", &args).unwrap();
+}
+
+/// What the unit file says of a key.
+fn of_unit(key: &str) -> String {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/cleave@.service");
+    let text = std::fs::read_to_string(unit).unwrap();
+    let value = |line: &str| Some(line.strip_prefix(key)?.strip_prefix('=')?.to_owned());
+    text.lines().find_map(value).unwrap_or_default()
+}
+
+/// As a process of this user and group; the thread that calls this keeps them.
+fn connects_as(user: u32, group: u32, socket: &Path) -> std::io::Result<UnixStream> {
+    use rustix::process::{Gid, Uid};
+    use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            set_thread_groups(&[])?;
+            set_thread_res_gid(group, group, group)?;
+            set_thread_res_uid(user, user, user)?;
+            UnixStream::connect(socket)
+        });
+        other.join().unwrap()
+    })
+}
+
+/// The folder, group and umask of the unit file let QEMU connect as libvirt runs it, and nobody else.
+#[test]
+fn the_service_can_be_reached_by_the_group_of_qemu() {
+    if !is_root() {
+        println!("skipped: other users need root");
+        return;
+    }
+    // Debian's libvirt-qemu has this as its first group; Fedora's qemu is a member.
+    assert_eq!(of_unit("Group"), "kvm");
+    let (qemu, kvm, other) = (64055, 64056, 64057);
+    let scratch = Scratch::new();
+    std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let folder = scratch.join("run");
+    std::fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::chown(&folder, Some(0), Some(kvm)).unwrap();
+    let mode = u32::from_str_radix(&of_unit("RuntimeDirectoryMode"), 8).unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(mode)).unwrap();
+    let socket = folder.join("disk.sock");
+    let line = format!(
+        "umask {}; exec setpriv --regid {kvm} --clear-groups --bounding-set -all --inh-caps -all --no-new-privs \"$@\"",
+        of_unit("UMask")
+    );
+    let mut child = std::process::Command::new("sh")
+        .args(["-c", &line, "sh"])
+        .arg(cleave_tests::program_path())
+        .args(["serve", "--disk", "ram:1M", "--socket-path"])
+        .arg(&socket)
+        .spawn()
+        .unwrap();
+    let reached = comes(|| connects_as(qemu, kvm, &socket).is_ok());
+    let kept_out = connects_as(other, other, &socket);
+    let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(reached, "QEMU cannot connect");
+    let kept_out = kept_out.map_err(|error| error.kind());
+    assert!(matches!(
+        kept_out,
+        Err(std::io::ErrorKind::PermissionDenied)
+    ));
 }
 
 #[test]
