@@ -474,7 +474,7 @@ impl Drop for Reactor {
 fn opcodes(disks: &[&Disk]) -> &'static [u8] {
     const ALL: [u8; 9] = [
         opcode::PollAdd::CODE,
-        opcode::PollRemove::CODE,
+        opcode::AsyncCancel::CODE,
         opcode::Write::CODE,
         opcode::Read::CODE,
         opcode::Readv::CODE,

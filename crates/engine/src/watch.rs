@@ -190,13 +190,15 @@ fn is_passing(result: i32) -> bool {
     }
 }
 
+/// Ends a poll. By a cancellation, since a removal fails (EALREADY) while the poll reports a signal, and would leave it
+/// armed.
 fn remove(ring: &mut Ring, target: u64) {
     // The flag means nothing to an operation without a file, but the ring takes no entry without it.
-    let entry = opcode::PollRemove::new(target)
+    let entry = opcode::AsyncCancel::new(target)
         .build()
         .flags(Flags::FIXED_FILE | Flags::SKIP_SUCCESS)
         .user_data(tag::IGNORED);
-    // SAFETY: a removal points to no memory. Where the queue takes nothing the poll lives on, and its
+    // SAFETY: a cancellation points to no memory. Where the queue takes nothing the poll lives on, and its
     // reports are stale.
     let _ = unsafe { ring.push(&entry) };
 }

@@ -38,6 +38,30 @@ fn a_signal_wakes_again_and_again_without_being_read() {
     }
 }
 
+/// The kernel does not remove a poll that is just reporting a signal (EALREADY). Such a poll stayed armed for good, and
+/// Linux 6.1 then waits for it when the ring lets go of its files, so that the engine's thread never ended.
+#[test]
+fn a_watch_that_is_signalled_as_it_is_removed_is_gone() {
+    let disk = Arc::new(disk_of("null:1M"));
+    let guest = Guest::new();
+    let mut engine = engine(&disk, &guest);
+    let fd = eventfd(true);
+    engine.watch(0, fd.try_clone().unwrap());
+    engine.enter(Wait::No).unwrap();
+    // The report waits until the engine enters.
+    signal(&fd);
+    engine.unwatch(0);
+    for _ in 0..3 {
+        engine.enter(Wait::No).unwrap();
+        assert_eq!(woken(&mut engine), None);
+    }
+    // A poll that is still there ends the sleep.
+    signal(&fd);
+    let until = Instant::now() + Duration::from_millis(100);
+    engine.enter(Wait::Until(Some(until))).unwrap();
+    assert!(Instant::now() >= until, "woken by a watch that was removed");
+}
+
 #[test]
 fn a_replaced_watch_is_the_new_one_only() {
     let disk = Arc::new(disk_of("null:1M"));
