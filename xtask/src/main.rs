@@ -27,7 +27,7 @@ cargo xtask COMMAND
   ci      formatting, clippy, tidy, documentation, dependency licences
   tidy    only the house rules: sizes, crate prohibitions, leftovers, links
   test    sets the machine up (as root), then runs all tests
-          [unit | integration | benches | guest]  only these
+          [unit | integration | benches | guest [CASE]]  only these
           [--keep]                             leave the guests' logs and images below target/guest
           [--against qemu-storage-daemon]      guest tests with QEMU's daemon instead of cleave
   sanitize

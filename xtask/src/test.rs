@@ -13,6 +13,8 @@ use crate::setup;
 #[derive(Debug, PartialEq)]
 pub(crate) struct Selection {
     part: Part,
+    /// The only guest case to run; `None`: all of them.
+    case: Option<String>,
     keep: Keep,
     against: BackendKind,
 }
@@ -31,6 +33,7 @@ impl Selection {
     pub(crate) fn parse(words: &[&str]) -> Result<Selection, String> {
         let mut selection = Selection {
             part: Part::All,
+            case: None,
             keep: Keep::No,
             against: BackendKind::Cleave,
         };
@@ -41,6 +44,9 @@ impl Selection {
                 "integration" => selection.part = Part::Integration,
                 "benches" => selection.part = Part::Benches,
                 "guest" => selection.part = Part::Guest,
+                name if selection.part == Part::Guest && guest::is_case(name) => {
+                    selection.case = Some(name.to_owned());
+                }
                 "--keep" => selection.keep = Keep::Yes,
                 "--against" if words.next() == Some(&"qemu-storage-daemon") => {
                     selection.against = BackendKind::QemuStorageDaemon;
@@ -87,8 +93,9 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
         passed.push("benchmarks once, instructions per I/O".to_owned());
     }
     if matches!(selection.part, Part::All | Part::Guest) {
-        passed.push(guest::run(root, selection.against, selection.keep)?);
-        if selection.against == BackendKind::Cleave {
+        let case = selection.case.as_deref();
+        passed.push(guest::run(root, selection.against, selection.keep, case)?);
+        if selection.against == BackendKind::Cleave && case.is_none() {
             guest_bench::run(root, &["--smoke"])?;
             passed.push("a comparison in guests, seconds of each".to_owned());
         }
@@ -129,12 +136,15 @@ mod tests {
             all,
             Selection {
                 part: Part::All,
+                case: None,
                 keep: Keep::No,
                 against: BackendKind::Cleave
             }
         );
         let guest =
             Selection::parse(&["--keep", "guest", "--against", "qemu-storage-daemon"]).unwrap();
+        let one = Selection::parse(&["guest", "iopoll"]).unwrap();
+        assert_eq!(one.case.as_deref(), Some("iopoll"));
         let benches = Selection::parse(&["benches"]).unwrap();
         assert_eq!((benches.part, benches.keep), (Part::Benches, Keep::No));
         assert_eq!((guest.part, guest.keep), (Part::Guest, Keep::Yes));
@@ -143,7 +153,13 @@ mod tests {
 
     #[test]
     fn unknown_words_are_refused() {
-        for words in [&["gust"][..], &["--against"], &["--against", "spdk"]] {
+        for words in [
+            &["gust"][..],
+            &["iopoll"],
+            &["guest", "iopol"],
+            &["--against"],
+            &["--against", "spdk"],
+        ] {
             assert!(Selection::parse(words).is_err(), "{words:?}");
         }
     }

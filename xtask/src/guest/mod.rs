@@ -38,8 +38,19 @@ pub(crate) struct Lab {
     root: PathBuf,
 }
 
-/// Runs all cases; says how many passed. Logs and images stay where `keep` says so, or a case failed.
-pub(crate) fn run(root: &Path, kind: BackendKind, keep: Keep) -> Result<String, String> {
+/// Whether there is a guest case of this name.
+pub(crate) fn is_case(name: &str) -> bool {
+    cases::ALL.iter().any(|case| case.name == name)
+}
+
+/// Runs all cases, or only the one named; returns how many passed. Logs and images are kept if `keep` says so, or a
+/// case failed.
+pub(crate) fn run(
+    root: &Path,
+    kind: BackendKind,
+    keep: Keep,
+    only: Option<&str>,
+) -> Result<String, String> {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the guest tests boot an x86-64 kernel and need an x86-64 machine".to_owned());
     }
@@ -64,8 +75,10 @@ pub(crate) fn run(root: &Path, kind: BackendKind, keep: Keep) -> Result<String, 
         folder,
         root: root.to_path_buf(),
     };
-    let mut checks = 0;
-    for case in cases::ALL {
+    let (mut count, mut checks) = (0, 0);
+    let chosen = |case: &&cases::Case| only.is_none_or(|name| name == case.name);
+    for case in cases::ALL.iter().filter(chosen) {
+        count += 1;
         let remedy = "read the logs below target/guest/run; `--against qemu-storage-daemon` tells the daemon's faults from the harness's";
         step(case.name, remedy, || {
             let found = cases::run(&lab, case)?;
@@ -77,8 +90,7 @@ pub(crate) fn run(root: &Path, kind: BackendKind, keep: Keep) -> Result<String, 
         fresh(&lab.folder)?;
     }
     Ok(format!(
-        "{} guest cases, {checks} checks, accelerator {}",
-        cases::ALL.len(),
+        "{count} guest cases, {checks} checks, accelerator {}",
         accelerator.name()
     ))
 }
