@@ -511,9 +511,10 @@ fn a_request_of_a_mebibyte_in_pages() {
                 assert_eq!(used.unwrap().len, wanted);
                 assert_eq!(memory.bytes(status, 1), [0]);
             }
+            let is_null = args[1].starts_with("null");
             for (page, bytes) in pages.iter().zip(data.chunks(4096)) {
-                let found = memory.bytes(*page, 4096);
-                assert!(found == bytes || args[1].starts_with("null") && found == [0; 4096]);
+                let wanted = if is_null { &[0; 4096] } else { bytes };
+                assert!(memory.bytes(*page, 4096) == wanted, "{args:?}");
             }
         }
         drop(client);
@@ -532,6 +533,63 @@ fn a_null_disk_reads_zeroes_and_takes_everything() {
     assert!(back.iter().all(|byte| *byte == 0));
     queue.flush().unwrap();
     queue.write_zeroes(0, 1 << 20, true).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+/// The checks that other tests rely on, against a disk that forgets what is written to it.
+#[test]
+fn the_checks_find_a_disk_that_reads_zeroes() {
+    let daemon = Daemon::serve(&["--disk", "null:64M"]);
+    let mut client = daemon.open(&small(1));
+    let found = exercise(&mut client).unwrap_err();
+    assert!(found.contains("read back something else"), "{found}");
+    let mut model = Model::zeroed(0, 64 << 10);
+    let mut random = Random::announced("forgotten writes");
+    let found = (0..100).find_map(|_| model.step(client.queue(0), &mut random, 4096).err());
+    assert!(matches!(found, Some(Error::Verify { .. })), "{found:?}");
+    let load = Workload {
+        stop: Stop::Requests(1),
+        verify: Verify::Pattern(3),
+        ..Workload::reads(4096, 1, 1 << 20, Duration::ZERO)
+    };
+    let found = client.queue(0).run(&load, |_| ());
+    assert!(matches!(found, Err(Error::Verify { .. })), "{found:?}");
+    drop(client);
+    daemon.finish();
+}
+
+/// As above, where a read is said to have ended well and its data went elsewhere: what the test itself has put into
+/// guest memory must not pass for it.
+#[test]
+fn the_checks_find_data_that_went_elsewhere() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    let regions = [0x8000_0000, 0x1_0000_0000].map(|at| RegionPlan::new(at, 16 << 20));
+    let memory = GuestMemory::new(&regions).unwrap();
+    let frontend = cleave_client::Frontend::connect(daemon.socket(), PATIENCE).unwrap();
+    let mut client = Client::start_in(frontend, memory.clone(), &small(1)).unwrap();
+    exercise(&mut client).unwrap();
+    let (area, _) = client.queue(0).data_area();
+    let (mut rings, mut data) = (memory.region(0), memory.region(0));
+    rings.len_bytes = area - rings.guest_addr;
+    data.guest_addr += rings.len_bytes;
+    data.user_addr += rings.len_bytes;
+    data.len_bytes -= rings.len_bytes;
+    let told = [memory.fd(0), memory.fd(1)];
+    let table = client.frontend().set_mem_table(&[rings, data], &told);
+    table.unwrap();
+    let found = exercise(&mut client).unwrap_err();
+    assert!(found.contains("read back something else"), "{found}");
+    // The slot's buffer still holds what was written.
+    let load = |read_percent| Workload {
+        read_percent,
+        stop: Stop::Requests(1),
+        verify: Verify::Pattern(3),
+        ..Workload::reads(4096, 1, 4096, Duration::ZERO)
+    };
+    client.queue(0).run(&load(0), |_| ()).unwrap();
+    let found = client.queue(0).run(&load(100), |_| ());
+    assert!(matches!(found, Err(Error::Verify { .. })), "{found:?}");
     drop(client);
     daemon.finish();
 }

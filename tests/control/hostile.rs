@@ -27,11 +27,7 @@ fn rows() -> Vec<Row> {
     let many: String = (0..200).map(|n| format!("X-{n}: y\r\n")).collect();
     let mut rows: Vec<Row> = vec![
         ("no path of ours", get("/"), &[404]),
-        (
-            "a path too long by half",
-            get("/v1/disks/null:1M/x"),
-            &[404],
-        ),
+        ("a path too long by half", get("/v1/disks/ram:1M/x"), &[404]),
         ("no such disk", get("/v1/disks/other"), &[404]),
         (
             "a path out of the tree",
@@ -136,12 +132,12 @@ fn rows() -> Vec<Row> {
     ] {
         rows.push((
             name,
-            request("PATCH /v1/disks/null:1M", header, body.as_bytes()),
+            request("PATCH /v1/disks/ram:1M", header, body.as_bytes()),
             expected,
         ));
     }
     for method in ["POST", "PUT", "DELETE"] {
-        let line = format!("{method} /v1/disks/null:1M");
+        let line = format!("{method} /v1/disks/ram:1M");
         rows.push((method, request(&line, "", b""), &[405]));
         rows.push((
             method,
@@ -154,7 +150,7 @@ fn rows() -> Vec<Row> {
 
 #[test]
 fn odd_requests_are_refused() {
-    let (daemon, control) = serve(&["--disk", "null:1M"]);
+    let (daemon, control) = serve(&["--disk", "ram:1M"]);
     let _ = get(&control, "/v1/disks");
     let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
     let mut wrong = Vec::new();
@@ -199,7 +195,7 @@ fn closes(stream: &mut UnixStream, time: Duration) -> bool {
 
 #[test]
 fn half_a_request_and_silence_is_not_waited_for() {
-    let (daemon, control) = serve(&["--disk", "null:1M"]);
+    let (daemon, control) = serve(&["--disk", "ram:1M"]);
     let mut half: Vec<UnixStream> = [&b""[..], b"G", b"GET /v1/disks HTTP/1.1\r\nHost:"]
         .into_iter()
         .map(|bytes| {
@@ -229,7 +225,7 @@ fn crowd(control: &Path, count: usize, said: &[u8]) -> Vec<UnixStream> {
 
 #[test]
 fn a_crowd_keeps_nobody_out_and_costs_little() {
-    let (daemon, control) = serve(&["--disk", "null:1M"]);
+    let (daemon, control) = serve(&["--disk", "ram:1M"]);
     let _ = get(&control, "/v1/disks");
     let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
     let unread = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(200);
@@ -252,7 +248,7 @@ fn a_crowd_keeps_nobody_out_and_costs_little() {
 /// With a crowd that never lets go, the end comes as soon as without.
 #[test]
 fn a_crowd_does_not_hold_up_the_end() {
-    let (daemon, control) = serve(&["--disk", "null:1M"]);
+    let (daemon, control) = serve(&["--disk", "ram:1M"]);
     let _held = crowd(&control, 100, b"GET /metrics HTTP/1.1\r\n");
     daemon.finish();
 }

@@ -43,7 +43,7 @@ pub fn assert_serves(daemon: &Daemon) -> Outcome {
     exercise(&mut client).map_err(|error| format!("new client: {error}"))
 }
 
-/// Writes (where the disk allows it) and reads back a block per vring.
+/// Writes and reads back a block per vring; of a read-only disk, only reads. Not for a null disk, which keeps nothing.
 pub fn exercise(client: &mut Client) -> Outcome {
     let count = client.queues().len();
     (0..count).try_for_each(|index| exercise_queue(client, index))
@@ -72,8 +72,7 @@ pub fn exercise_queue(client: &mut Client, index: usize) -> Outcome {
         queue.write(offset, &bytes).map_err(told)?;
     }
     queue.read(offset, &mut back).map_err(told)?;
-    ensure(
-        read_only || back == bytes || back.iter().all(|byte| *byte == 0),
-        || format!("vring {index} read back something else"),
-    )
+    ensure(read_only || back == bytes, || {
+        format!("vring {index} read back something else")
+    })
 }

@@ -278,8 +278,10 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
         if self.slots[usize::from(slot)].write != write {
             self.turn_data(slot, write);
         }
-        if let (true, Verify::Pattern(seed)) = (write, self.workload.verify) {
-            self.write_pattern(slot, offset_bytes, seed);
+        match self.workload.verify {
+            Verify::Pattern(seed) if write => self.write_pattern(slot, offset_bytes, seed),
+            Verify::Pattern(seed) => self.spoil(slot, offset_bytes, seed),
+            Verify::Off => {}
         }
         self.slots[usize::from(slot)] = Slot {
             offset_bytes,
@@ -383,6 +385,15 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
         for word in 0..self.workload.block_bytes as usize / 8 {
             let value = pattern_word(seed, offset_bytes / 8 + word as u64);
             self.data.store(from + 8 * word, value.to_le_bytes());
+        }
+    }
+
+    /// Spoils a word of every sector, so that what was there before does not pass for what is read.
+    fn spoil(&self, slot: u16, offset_bytes: u64, seed: u64) {
+        let from = usize::from(slot) * self.stride;
+        for at in (0..self.workload.block_bytes as usize).step_by(SECTOR_BYTES as usize) {
+            let value = !pattern_word(seed, (offset_bytes + at as u64) / 8);
+            self.data.store(from + at, value.to_le_bytes());
         }
     }
 

@@ -10,6 +10,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::socket::readable;
 use crate::{Buffer, DriverRing, Error, GuestMemory, Used};
 
+/// What guest memory holds before data is read into it.
+const UNREAD: u8 = 0xee;
+
 /// How completions are waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
@@ -130,11 +133,13 @@ impl Queue {
         self.patience = patience;
     }
 
-    /// Reads into `out`. Checks status and used length.
+    /// Reads into `out`. Checks status and used length. Guest memory holds `UNREAD` before, so that what was
+    /// written from it last does not pass for what was read.
     pub fn read(&mut self, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error> {
         let step = self.step_bytes();
         for (index, part) in out.chunks_mut(step).enumerate() {
             let sector = (offset_bytes + (index * step) as u64) / SECTOR_BYTES;
+            self.ring.memory().fill(self.arena.addr, part.len(), UNREAD);
             self.transfer(request_type::IN, sector, part.len(), true)?;
             self.ring.memory().read(self.arena.addr, part);
         }
@@ -169,7 +174,7 @@ impl Queue {
 
     /// The serial, without its padding.
     pub fn get_id(&mut self) -> Result<Vec<u8>, Error> {
-        self.ring.memory().fill(self.arena.addr, ID_BYTES, 0xee);
+        self.ring.memory().fill(self.arena.addr, ID_BYTES, UNREAD);
         self.transfer(request_type::GET_ID, 0, ID_BYTES, true)?;
         let mut id = self.ring.memory().bytes(self.arena.addr, ID_BYTES);
         id.truncate(id.iter().position(|byte| *byte == 0).unwrap_or(ID_BYTES));
