@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
 use cleave_tests::{
-    Daemon, PATIENCE, Scratch, Stopwatch, comes, exercise, is_root, run, run_to_end, scale, small,
+    Daemon, Lateness, PATIENCE, Scratch, Stopwatch, comes, ensure, exercise, is_root, run, run_to_end,
+    scale, small, unless_late,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
@@ -40,20 +41,21 @@ fn frontends_come_and_go() {
 #[test]
 fn the_next_frontend_is_served_at_once() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
-    let mut times: Vec<Duration> = (0..50)
-        .map(|_| {
+    for _ in 0..50 {
+        let served = unless_late("next-frontend", Duration::from_millis(20), |lateness| {
             let mut client = daemon.open(&small(1));
-            exercise(&mut client).unwrap();
-            let watch = Stopwatch::start();
+            exercise(&mut client)?;
+            *lateness = Lateness::start(&[daemon.pid()]);
+            let start = Instant::now();
             drop(client);
-            let mut next = daemon.open(&small(1));
-            exercise(&mut next).unwrap();
-            watch.elapsed()
-        })
-        .collect();
-    times.sort();
-    println!("median {:?}, slowest {:?}", times[25], times[49]);
-    assert!(times[45] < Duration::from_millis(100), "{times:?}");
+            exercise(&mut daemon.open(&small(1)))?;
+            let took = start.elapsed();
+            ensure(took < Duration::from_millis(100), || {
+                format!("after {took:?}")
+            })
+        });
+        served.unwrap();
+    }
     daemon.finish();
 }
 
@@ -137,15 +139,10 @@ fn an_idle_disk_costs_nothing() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     let mut client = daemon.open(&small(4));
     exercise(&mut client).unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    daemon
-        .stays_idle(Duration::from_millis(500), Duration::from_millis(2))
-        .unwrap();
+    daemon.stays_at_rest().unwrap();
     exercise(&mut client).unwrap();
     drop(client);
-    daemon
-        .stays_idle(Duration::from_millis(500), Duration::from_millis(20))
-        .unwrap();
+    daemon.stays_at_rest().unwrap();
     daemon.finish();
 }
 
@@ -158,11 +155,15 @@ fn polling_spins_only_while_there_is_a_vring() {
         ..small(1)
     });
     exercise(&mut client).unwrap();
+    let spins = unless_late("spins", Duration::from_millis(100), |lateness| {
+        *lateness = Lateness::start(&[daemon.pid()]);
+        ensure(daemon.does_not_spin().is_err(), || {
+            "it does not spin".into()
+        })
+    });
+    spins.unwrap();
     drop(client);
-    std::thread::sleep(Duration::from_millis(200));
-    daemon
-        .stays_idle(Duration::from_millis(300), Duration::from_millis(20))
-        .unwrap();
+    daemon.stays_at_rest().unwrap();
     daemon.finish();
 }
 
@@ -529,9 +530,7 @@ fn running_out_of_descriptors_is_waited_out_without_spinning() {
     // Not even one connection can be accepted.
     limit(Some(3));
     let waiting = Socket::connect(daemon.socket(), PATIENCE).unwrap();
-    daemon
-        .stays_idle(Duration::from_millis(500), Duration::from_millis(50))
-        .unwrap();
+    daemon.does_not_spin().unwrap();
     limit(all.maximum);
     // The one that waited says nothing, and keeps nobody out.
     exercise(&mut daemon.open(&small(1))).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
 use cleave_client::{Doorbell, Layout, Offered, Options, Order, Stop, Verify, Wait, Workload};
-use cleave_tests::{Daemon, Stopwatch, scale, small};
+use cleave_tests::{Daemon, Lateness, Stopwatch, ensure, scale, small, unless_late};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 const SPAN: u64 = 8 << 20;
@@ -84,50 +84,26 @@ fn every_way_of_waiting_serves_every_kind_of_guest() {
     }
 }
 
-/// Times that the daemon's threads were put on a core of their own will.
-fn switches(daemon: &Daemon) -> u64 {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
-    let counts = tasks.flatten().filter_map(|task| {
-        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
-        line.trim().parse::<u64>().ok()
-    });
-    counts.sum()
-}
-
 #[test]
 fn an_adaptive_disk_that_falls_silent_is_not_woken_again() {
     let daemon = Daemon::serve(&["--disk", "ram:16M", "--workers", "2"]);
     let mut client = daemon.open(&small(4));
     let busy = Workload::reads(4096, 16, SPAN, Duration::from_millis(200));
     client.run(&busy, |_| |_| ()).unwrap();
-    // What is still spun or dozed is far shorter, but for a machine that stops meanwhile: then it is at rest the
-    // next time.
-    let look = || (switches(&daemon), daemon.cpu());
-    let mut seen = Vec::new();
-    let rests = (0..5).any(|_| {
-        std::thread::sleep(Duration::from_millis(300));
-        let before = look();
-        std::thread::sleep(Duration::from_millis(700));
-        seen.push((before, look()));
-        seen.last().is_some_and(|(before, after)| before == after)
-    });
-    assert!(rests, "something woke it, or ran, each time: {seen:?}");
+    daemon.stays_at_rest().unwrap();
     client.run(&busy, |_| |_| ()).unwrap();
     drop(client);
     daemon.finish();
 }
 
-/// Whoever wanted the core of a worker that polls has gone: it polls again, though no request tells it to. Where
-/// somebody else stays on that core it sleeps for good, which says nothing, and another is tried.
+/// A worker that polls and had to share its core polls again when it is alone, though no request tells it to. Where
+/// somebody else stays on that core it rightly sleeps, and is seen to wait for the core.
 #[test]
 fn polling_goes_on_when_others_have_left_the_core() {
-    assert!((0..10).any(|_| polls_again()), "it sleeps, ten times");
+    unless_late("polls-again", Duration::from_millis(2), polls_again).unwrap();
 }
 
-fn polls_again() -> bool {
+fn polls_again(lateness: &mut Lateness) -> Result<(), String> {
     let core = sched_getcpu();
     let daemon = Daemon::serve(&[
         "--disk",
@@ -150,15 +126,18 @@ fn polls_again() -> bool {
             }
         });
     });
-    // On a machine whose cores are all wanted it looks at least, again and again.
-    let polled = || daemon.cpu() + 10 * Duration::from_millis(switches(&daemon));
+    *lateness = Lateness::start(&[daemon.pid()]);
+    // Where others want the core it at least looks from time to time, each time a wake-up.
+    let polled = || daemon.cpu() + 10 * Duration::from_millis(daemon.wakes());
     let (before, watch) = (polled(), Stopwatch::start());
     let goes_on = || polled() >= before + Duration::from_millis(50);
     while !goes_on() && watch.elapsed() < Duration::from_secs(3) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    let goes_on = goes_on();
+    let done = ensure(goes_on(), || {
+        format!("it sleeps: {before:?}, then {:?}", polled())
+    });
     drop(client);
     daemon.finish();
-    goes_on
+    done
 }

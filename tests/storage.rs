@@ -1,26 +1,41 @@
 //! What happens when the store fails, for as much of it as can be made to fail here for real. Errors at the n-th
 //! operation are made in the worker's simulation instead.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
 
 use std::fs::File;
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
 use cleave_client::{Client, Error, Queue};
 use cleave_tests::{
-    Daemon, LoopDevice, Mount, Mute, Random, Scratch, Stopwatch, assert_serves, comes, exercise,
-    is_root, run, run_to_end, small,
+    Daemon, LoopDevice, Mount, Mute, Needs, Random, Scratch, Stopwatch, assert_serves, comes,
+    exercise, run, run_cases, run_to_end, small,
 };
 use rustix::process::Signal;
 
 const DISK: u64 = 64 << 20;
 
-fn root(what: &str) -> bool {
-    if !is_root() {
-        println!("skipped: {what} needs root");
-    }
-    is_root()
+fn main() -> ExitCode {
+    run_cases(cleave_tests::cases![
+        no_space_is_an_error_until_there_is_space: Needs::Root,
+        no_space_on_ext4_is_an_error_until_there_is_space: Needs::LoopDevices,
+        a_file_size_limit_is_an_error_and_no_signal,
+        a_file_cut_under_us_is_an_error_beyond_its_end,
+        a_leg_cut_while_the_disk_is_busy_does_not_grow_again,
+        a_file_renamed_over_or_deleted_goes_on_being_served,
+        a_device_set_read_only_refuses_writes_until_it_is_not: Needs::LoopDevices,
+        a_loop_device_whose_file_is_cut_gives_errors: Needs::LoopDevices,
+        a_device_that_hangs_does_not_hold_the_program: Needs::LoopDevices,
+        a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_does: Needs::LoopDevices,
+        a_file_system_that_no_longer_answers_does_not_hold_the_program: Needs::Fuse,
+        a_disk_that_hung_and_came_back_completes_what_it_held: Needs::LoopDevices,
+        too_few_descriptors_are_refused_at_start,
+        descriptors_are_counted_for_all_vrings_and_workers,
+        no_locked_memory_is_needed,
+        what_was_flushed_survives_a_killed_program,
+    ])
 }
 
 fn io_error(result: Result<(), Error>) -> bool {
@@ -70,22 +85,18 @@ fn full_then_not(folder: &Path, direct: &str) {
     std::fs::remove_file(&image).unwrap();
 }
 
-#[test]
 fn no_space_is_an_error_until_there_is_space() {
-    if !root("a small file system") {
-        return;
-    }
     let scratch = Scratch::new();
     let mount = Mount::tmpfs(&scratch, 16 << 20).unwrap();
     full_then_not(mount.path(), "off");
-    drop(mount);
-    match Mount::ext4(&scratch, 32 << 20) {
-        Ok(mount) => full_then_not(mount.path(), "auto"),
-        Err(why) => println!("skipped: ext4 in a file: {why}"),
-    }
 }
 
-#[test]
+fn no_space_on_ext4_is_an_error_until_there_is_space() {
+    let scratch = Scratch::new();
+    let mount = Mount::ext4(&scratch, 32 << 20).unwrap();
+    full_then_not(mount.path(), "auto");
+}
+
 fn a_file_size_limit_is_an_error_and_no_signal() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
@@ -108,7 +119,6 @@ fn a_file_size_limit_is_an_error_and_no_signal() {
     }
 }
 
-#[test]
 fn a_file_cut_under_us_is_an_error_beyond_its_end() {
     let scratch = Scratch::new();
     for direct in ["auto", "off"] {
@@ -172,7 +182,6 @@ fn a_file_cut_under_us_is_an_error_beyond_its_end() {
 }
 
 /// Its own writes change the file too, which must not hide that somebody else does.
-#[test]
 fn a_leg_cut_while_the_disk_is_busy_does_not_grow_again() {
     for legs in [1, 2] {
         let scratch = Scratch::new();
@@ -207,7 +216,6 @@ fn a_leg_cut_while_the_disk_is_busy_does_not_grow_again() {
     }
 }
 
-#[test]
 fn a_file_renamed_over_or_deleted_goes_on_being_served() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
@@ -231,11 +239,7 @@ fn a_file_renamed_over_or_deleted_goes_on_being_served() {
     daemon.finish();
 }
 
-#[test]
 fn a_device_set_read_only_refuses_writes_until_it_is_not() {
-    if !root("a loop device") {
-        return;
-    }
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
     let device = LoopDevice::attach(&image).unwrap();
@@ -275,11 +279,7 @@ fn a_device_set_read_only_refuses_writes_until_it_is_not() {
     daemon.finish();
 }
 
-#[test]
 fn a_loop_device_whose_file_is_cut_gives_errors() {
-    if !root("a loop device") {
-        return;
-    }
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
     let device = LoopDevice::attach_with(&image, &["--direct-io=on"]).unwrap();
@@ -306,22 +306,12 @@ fn a_loop_device_whose_file_is_cut_gives_errors() {
     daemon.finish();
 }
 
-/// A file system of its own with an image on it, to be frozen; `None`, and said so, where that cannot be.
-fn freezable(scratch: &Scratch) -> Option<(Mount, std::path::PathBuf)> {
-    if !root("freezing a file system") {
-        return None;
-    }
-    match Mount::ext4(scratch, 128 << 20) {
-        Ok(mount) => {
-            let image = mount.path().join("disk");
-            File::create(&image).unwrap().set_len(DISK).unwrap();
-            Some((mount, image))
-        }
-        Err(why) => {
-            println!("skipped: ext4 in a file: {why}");
-            None
-        }
-    }
+/// A file system of its own with an image on it, to be frozen.
+fn freezable(scratch: &Scratch) -> (Mount, std::path::PathBuf) {
+    let mount = Mount::ext4(scratch, 128 << 20).unwrap();
+    let image = mount.path().join("disk");
+    File::create(&image).unwrap().set_len(DISK).unwrap();
+    (mount, image)
 }
 
 /// Starts a write that never ends, sees that all else goes on, and asks the daemon to end.
@@ -338,12 +328,9 @@ fn hang_and_end(daemon: &mut Daemon, at: &Path) -> (Freeze, Client, Stopwatch) {
     (freeze, client, Stopwatch::start())
 }
 
-#[test]
 fn a_device_that_hangs_does_not_hold_the_program() {
     let scratch = Scratch::new();
-    let Some((mount, image)) = freezable(&scratch) else {
-        return;
-    };
+    let (mount, image) = freezable(&scratch);
     // The file of a loop device on a frozen file system: the device never answers, as a lost path to a store.
     let device = LoopDevice::attach(&image).unwrap();
     let mut daemon = Daemon::serve(&["--disk", device.path.to_str().unwrap()]);
@@ -360,12 +347,9 @@ fn a_device_that_hangs_does_not_hold_the_program() {
     drop((client, device));
 }
 
-#[test]
 fn a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_does() {
     let scratch = Scratch::new();
-    let Some((mount, image)) = freezable(&scratch) else {
-        return;
-    };
+    let (mount, image) = freezable(&scratch);
     let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
     let (freeze, client, asked) = hang_and_end(&mut daemon, mount.path());
     // A thread that the kernel has put to uninterruptible sleep inside the file system cannot be ended by anybody.
@@ -383,16 +367,9 @@ fn a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_doe
 }
 
 /// A lost server does not even tell the size of a file, and that is asked for whenever the file may have grown.
-#[test]
 fn a_file_system_that_no_longer_answers_does_not_hold_the_program() {
-    if !root("mounting a file system") {
-        return;
-    }
     let scratch = Scratch::new();
-    let mute = match Mute::mount(&scratch, DISK) {
-        Ok(mute) => mute,
-        Err(why) => return println!("skipped: {why}"),
-    };
+    let mute = Mute::mount(&scratch, DISK).unwrap();
     let disk = mute.file();
     let mut daemon = Daemon::serve(&["--disk", disk.to_str().unwrap(), "--read-only"]);
     let mut client = daemon.open(&small(1));
@@ -434,12 +411,9 @@ impl Drop for Freeze {
     }
 }
 
-#[test]
 fn a_disk_that_hung_and_came_back_completes_what_it_held() {
     let scratch = Scratch::new();
-    let Some((mount, image)) = freezable(&scratch) else {
-        return;
-    };
+    let (mount, image) = freezable(&scratch);
     let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
     let mut client = daemon.open(&small(2));
     exercise(&mut client).unwrap();
@@ -458,7 +432,6 @@ fn a_disk_that_hung_and_came_back_completes_what_it_held() {
     daemon.finish();
 }
 
-#[test]
 fn too_few_descriptors_are_refused_at_start() {
     for limit in [8, 64, 500, 1023] {
         let scratch = Scratch::new();
@@ -483,7 +456,6 @@ fn too_few_descriptors_are_refused_at_start() {
 }
 
 /// Exactly as many as are said to be needed are enough for every vring and worker.
-#[test]
 fn descriptors_are_counted_for_all_vrings_and_workers() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
@@ -523,14 +495,12 @@ fn descriptors_are_counted_for_all_vrings_and_workers() {
     daemon.finish();
 }
 
-#[test]
 fn no_locked_memory_is_needed() {
     let daemon = Daemon::serve_after("ulimit -l 0", &["--disk", "ram:64M"]);
     exercise(&mut daemon.open(&small(4))).unwrap();
     daemon.finish();
 }
 
-#[test]
 fn what_was_flushed_survives_a_killed_program() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);

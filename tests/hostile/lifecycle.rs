@@ -1,12 +1,13 @@
 //! Stops, resets and ends in the middle of everything.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Buffer, Client, Error, Options, Stop, Workload};
 use cleave_tests::{
-    Daemon, Outcome, Row, Stopwatch, ensure, exercise, exercise_queue, row, scale, small,
+    Daemon, Lateness, Outcome, Row, ensure, exercise, exercise_queue, row, scale, small,
+    unless_late,
 };
 
 use crate::attack::{both_serve, flood, neighbour_serves, open, open_with, settle, told};
@@ -289,8 +290,7 @@ fn ends(rows: &mut Vec<Row>) {
         |daemon| {
             let mut client = open(daemon)?;
             exercise(&mut client)?;
-            std::thread::sleep(Duration::from_millis(50));
-            daemon.stays_idle(Duration::from_millis(200), Duration::from_millis(2))?;
+            daemon.stays_at_rest()?;
             exercise(&mut client)
         },
     ));
@@ -314,27 +314,19 @@ fn ends(rows: &mut Vec<Row>) {
 }
 
 fn violent_end(daemon: &Daemon) -> Outcome {
-    // A machine with other things to do is late now and then, a fault in each of three attempts.
-    let mut slow = slow_ends(daemon)?;
-    for _ in 1..3 {
-        if slow > 1 {
-            slow = slow_ends(daemon)?;
-        }
-    }
-    ensure(slow <= 1, || format!("{slow} of 10 took longer"))
-}
-
-/// Of ten violent ends, those after which the next frontend had to wait.
-fn slow_ends(daemon: &Daemon) -> Result<usize, String> {
-    let mut slow = 0;
     for _ in 0..10 {
-        let mut client = open(daemon)?;
-        flood(client.queue(0), 20, 4096);
-        let watch = Stopwatch::start();
-        drop(client);
-        let mut next = open(daemon)?;
-        exercise_queue(&mut next, 0)?;
-        slow += usize::from(watch.elapsed() > Duration::from_millis(100));
+        unless_late("violent-end", Duration::from_millis(20), |lateness| {
+            let mut client = open(daemon)?;
+            flood(client.queue(0), 20, 4096);
+            *lateness = Lateness::start(&[daemon.pid()]);
+            let start = Instant::now();
+            drop(client);
+            exercise_queue(&mut open(daemon)?, 0)?;
+            let took = start.elapsed();
+            ensure(took < Duration::from_millis(100), || {
+                format!("after {took:?}")
+            })
+        })?;
     }
-    Ok(slow)
+    Ok(())
 }

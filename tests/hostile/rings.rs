@@ -346,8 +346,7 @@ fn notifications(rows: &mut Vec<Row>) {
             client.queue(0).ring_kick();
         }
         neighbour_serves(&mut client)?;
-        std::thread::sleep(Duration::from_millis(50));
-        daemon.stays_idle(Duration::from_millis(200), Duration::from_millis(5))?;
+        daemon.stays_at_rest()?;
         both_serve(&mut client)
     }));
     for features in [!0, !feature::EVENT_IDX] {

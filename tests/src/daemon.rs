@@ -10,10 +10,15 @@ use std::time::{Duration, Instant};
 use cleave_client::{Client, Error, Options};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::lateness::stolen;
 use crate::{PATIENCE, Scratch, Stopwatch, comes};
 
-/// How often an idle daemon may be found at work: what was left to do when the machine stopped.
-const WINDOWS: usize = 5;
+/// A daemon that has done nothing for this long is at rest: longer than it waits before it watches a file again.
+const QUIET: Duration = Duration::from_millis(1500);
+/// How long a daemon at rest is watched.
+const WINDOW: Duration = Duration::from_secs(2);
+/// How long a daemon may be busy with what came before it must be seen not to spin.
+const SPIN_WINDOW: Duration = Duration::from_secs(1);
 
 /// How a program ended.
 #[derive(Debug)]
@@ -378,29 +383,88 @@ impl Daemon {
         verdict
     }
 
-    /// CPU time of all its threads so far.
-    pub fn cpu(&self) -> Duration {
+    /// What the files of this name say of each of its threads.
+    fn tasks<T>(&self, file: &str, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
-        let times = tasks.into_iter().flatten().flatten().filter_map(|task| {
-            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse::<u64>().ok()
-        });
-        Duration::from_nanos(times.sum())
+        let texts = tasks
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|task| std::fs::read_to_string(task.path().join(file)).ok());
+        texts.filter_map(|text| read(&text)).collect()
     }
 
-    /// Fails where it spends more CPU time than `most` whenever `time` passes.
-    pub fn stays_idle(&self, time: Duration, most: Duration) -> Result<(), String> {
-        let mut spent = Vec::new();
-        for _ in 0..WINDOWS {
-            let before = self.cpu();
-            std::thread::sleep(time);
-            let now = self.cpu().saturating_sub(before);
-            if now < most {
+    /// CPU time of all its threads so far.
+    pub fn cpu(&self) -> Duration {
+        let first = |text: &str| text.split_whitespace().next()?.parse::<u64>().ok();
+        Duration::from_nanos(self.tasks("schedstat", first).iter().sum())
+    }
+
+    /// How often its threads went to sleep so far, which is how often they were woken; `None`: one of them is awake.
+    fn wakes_asleep(&self) -> Option<u64> {
+        let all = self.tasks("status", |text| {
+            let value = |key| text.lines().find_map(|line| line.strip_prefix(key));
+            let is_asleep = value("State:")?.trim_start().starts_with('S');
+            let count: u64 = value("voluntary_ctxt_switches:")?.trim().parse().ok()?;
+            Some(is_asleep.then_some(count))
+        });
+        all.into_iter().sum()
+    }
+
+    /// How often its threads went to sleep so far.
+    pub fn wakes(&self) -> u64 {
+        let key = "voluntary_ctxt_switches:";
+        let count = |text: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            line.trim().parse::<u64>().ok()
+        };
+        self.tasks("status", count).iter().sum()
+    }
+
+    /// Waits until it has done what there was to do, then watches it for one long window: no thread of it is woken, and
+    /// it spends no CPU time but what the hypervisor may have taken meanwhile.
+    pub fn stays_at_rest(&self) -> Result<(), String> {
+        let look = || (self.wakes_asleep(), self.cpu());
+        let is_quiet = || {
+            let before = look();
+            before.0.is_some() && {
+                std::thread::sleep(QUIET);
+                look() == before
+            }
+        };
+        if !comes(is_quiet) {
+            return Err(format!("it is never at rest: {:?}", look()));
+        }
+        let (before, stolen_before) = (look(), stolen());
+        std::thread::sleep(WINDOW);
+        let after = look();
+        let spent = after.1.saturating_sub(before.1);
+        let stolen = stolen() - stolen_before;
+        if after.0 == before.0 && spent <= stolen {
+            return Ok(());
+        }
+        Err(format!(
+            "at rest, then {before:?} became {after:?} in {WINDOW:?}; {stolen:?} were stolen"
+        ))
+    }
+
+    /// Fails where it spends 10 % of a core or more, over one window that ends when it is seen to spend less.
+    pub fn does_not_spin(&self) -> Result<(), String> {
+        let (began, before, stolen_before) = (Instant::now(), self.cpu(), stolen());
+        loop {
+            std::thread::sleep(Duration::from_millis(30));
+            let window = began.elapsed();
+            let spent = self.cpu().saturating_sub(before);
+            let stolen = stolen() - stolen_before;
+            if spent.saturating_sub(stolen) < window / 10 {
                 return Ok(());
             }
-            spent.push(now);
+            if window > SPIN_WINDOW {
+                return Err(format!(
+                    "{spent:?} of CPU in {window:?}; {stolen:?} were stolen"
+                ));
+            }
         }
-        Err(format!("{spent:?} of CPU, each in {time:?}"))
     }
 }
 

@@ -4,8 +4,10 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that cannot go on must stop
 
+mod cases;
 mod daemon;
 pub mod http;
+mod lateness;
 mod model;
 mod mute;
 mod patience;
@@ -13,7 +15,9 @@ mod scratch;
 mod stream;
 mod table;
 
+pub use cases::{Case, Needs, case, ignored, run_cases};
 pub use daemon::{Daemon, Ended, program_copy, program_path, run_to_end};
+pub use lateness::{Lateness, unless_late};
 pub use model::{Model, Random};
 pub use mute::Mute;
 pub use patience::{PATIENCE, Stopwatch, comes};

@@ -26,9 +26,15 @@ fn drive_of(spec: &str) -> Drive {
     spec.parse::<ModelSpec>().unwrap().drive()
 }
 
-/// Tries until the machine was in time for an attempt to say anything, which the attempt tells.
-fn unless_late(attempt: impl Fn() -> bool) {
-    assert!((0..10).any(|_| attempt()), "late ten times");
+/// Fails an attempt that took longer than `limit`, since it says nothing then.
+fn in_time(start: Instant, limit: Duration) -> Result<(), String> {
+    let took = start.elapsed();
+    cleave_tests::ensure(took <= limit, || format!("made in {took:?}"))
+}
+
+/// Repeats an attempt that [`in_time`] failed because the machine was late.
+fn unless_late(name: &str, limit: Duration, attempt: impl Fn() -> Result<(), String>) {
+    cleave_tests::unless_late(name, limit * 9 / 10, |_| attempt()).unwrap();
 }
 
 fn taken(model: &mut Solo<Model>, op: Op<'_>) -> (Result<(), i32>, Duration) {
@@ -90,7 +96,8 @@ fn no_op_ends_before_its_time() {
 
 #[test]
 fn what_is_written_moves_at_the_end_and_what_is_read_while_the_drive_works() {
-    unless_late(|| {
+    let limit = Duration::from_secs(1);
+    unless_late("moves-at-end", limit, || {
         let (disk, guest) =
             rig("model:custom,size=1M,channels=1,window=16,read_us=100000,write_us=50000,jitter=0");
         let mut model = model(&disk, &guest);
@@ -103,9 +110,7 @@ fn what_is_written_moves_at_the_end_and_what_is_read_while_the_drive_works() {
         model.push(op(WRITE, 0, 4096, &from), 2);
         model.enter(Wait::No).unwrap();
         let first = model.reap();
-        if start.elapsed() > Duration::from_secs(1) {
-            return false;
-        }
+        in_time(start, limit)?;
         assert_eq!(first, None);
         assert_eq!(guest.get(&to, A_SECOND as usize), [0; A_SECOND as usize]);
         // Copied once: what the guest does with its memory from then on stays.
@@ -118,28 +123,27 @@ fn what_is_written_moves_at_the_end_and_what_is_read_while_the_drive_works() {
         model.store().drive().change(drive_of("custom,read_us=1"));
         run(&mut model, op(READ, 0, 4096, &to)).unwrap();
         assert_eq!(guest.get(&to, 4096), [8; 4096]);
-        true
+        Ok(())
     });
 }
 
 #[test]
 fn ops_end_in_the_order_of_the_drive() {
     let (disk, guest) = rig("model:custom,size=1M,read_us=100000,channels=4,window=1,jitter=0");
-    unless_late(|| {
+    let limit = Duration::from_millis(90);
+    unless_late("order-of-drive", limit, || {
         let mut model = model(&disk, &guest);
         let segments = [segment(0, 16_384)];
         let start = Instant::now();
         model.push(op(READ, 0, 16_384, &segments), 1);
         model.push(op(READ, 8192, 4096, &segments), 2);
         model.push(op(OpKind::Discard, 65_536, 4096, &[]), 3);
-        if start.elapsed() > Duration::from_millis(90) {
-            return false;
-        }
+        in_time(start, limit)?;
         assert_eq!((model.in_flight(), model.room()), (3, 61));
         let order = [(); 3].map(|()| next_done(&mut model).0);
         assert_eq!(order, [3, 2, 1]);
         assert_eq!((model.in_flight(), model.room()), (0, 64));
-        true
+        Ok(())
     });
 }
 
@@ -201,7 +205,8 @@ fn an_earlier_memory_is_held_until_its_ops_have_ended() {
 #[test]
 fn a_kick_ends_the_wait_for_a_slow_op() {
     let (disk, guest) = rig("model:custom,size=1M,channels=1,window=16,read_us=100000,jitter=0");
-    unless_late(|| {
+    let limit = Duration::from_secs(1);
+    unless_late("kick-ends-wait", limit, || {
         let mut model = model(&disk, &guest);
         let fd = eventfd(true);
         model.watch(3, fd.try_clone().unwrap());
@@ -214,20 +219,19 @@ fn a_kick_ends_the_wait_for_a_slow_op() {
                 break event;
             }
         };
-        if start.elapsed() > Duration::from_secs(1) {
-            return false;
-        }
+        in_time(start, limit)?;
         assert_eq!(first, Event::Woken { slot: 3 });
         model.unwatch(3);
         assert_eq!(next_done(&mut model), (1, Ok(())));
-        true
+        Ok(())
     });
 }
 
 #[test]
 fn a_deadline_ends_the_wait_and_a_bell_is_rung_before_it() {
     let (disk, guest) = rig("model:custom,size=1M,channels=1,window=16,read_us=100000,jitter=0");
-    unless_late(|| {
+    let limit = Duration::from_secs(1);
+    unless_late("deadline-ends-wait", limit, || {
         let mut model = model(&disk, &guest);
         let bell = eventfd(true);
         model.set_bell(2, Some(bell.try_clone().unwrap()));
@@ -238,11 +242,9 @@ fn a_deadline_ends_the_wait_and_a_bell_is_rung_before_it() {
         model.enter(Wait::Until(Some(deadline))).unwrap();
         assert!(Instant::now() >= deadline);
         let seen = (model.reap(), count(&bell));
-        if start.elapsed() > Duration::from_secs(1) {
-            return false;
-        }
+        in_time(start, limit)?;
         assert_eq!(seen, (None, 1));
-        true
+        Ok(())
     });
 }
 
