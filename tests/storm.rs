@@ -1,24 +1,35 @@
-//! Requests of every kind and shape are in flight on every vring while all that may change does: vrings stop and
-//! start, memory comes, goes and lies in pieces, the device is reset, the frontend leaves and comes again, and
-//! control retunes the workers. What each vring reads is compared with a model, and each waits for its
-//! calls asleep, so that one that is lost is found.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+//! Requests of every kind and shape are in flight on every vring while everything that may change does: vrings stop
+//! and start, memory is added, removed and cut elsewhere, the device is reset, the frontend disconnects and reconnects,
+//! and control retunes the workers. Some requests fail: their data is beyond the end of the disk or of its file, or
+//! their memory has been removed. Each vring compares what it reads with a model, and sleeps until it is called, so
+//! that a lost call is found.
+//!
+//! `CLEAVE_STORM_SECONDS=600 cargo test -p cleave-tests --test storm` runs it for ten minutes on each disk.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
 
+use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{feature, request_type as kind};
-use cleave_client::wire::VringAddr;
+use cleave_client::wire::{RegionBytes, VringAddr};
 use cleave_client::{
     Buffer, Client, Doorbell, Frontend, GuestMemory, Options, Queue, RegionPlan, RingLayout, Table,
 };
 use cleave_tests::{
-    Daemon, LoopDevice, PATIENCE, Random, Scratch, header, http, is_root, range, run_to_end, scale,
+    Daemon, LoopDevice, Needs, PATIENCE, Random, Scratch, case, comes, header, http, range,
+    run_cases, run_to_end, scale,
 };
 
 const DISK: u64 = 64 << 20;
+/// Where images are cut off while they are served, and from where on reads of them fail: a leg of a stripe holds more
+/// than its data.
+const FILE: u64 = 56 << 20;
+const LOST: u64 = 57 << 20;
 /// What a vring has of the disk; parts begin at odd sectors, so that neighbours share blocks.
 const PART: u64 = 4 << 20;
 const VRINGS: u16 = 4;
@@ -26,18 +37,33 @@ const VRINGS: u16 = 4;
 const DEPTH: u64 = 12;
 const SLOT: u64 = (3 << 20) + 8192;
 const LONGEST: u64 = 2 << 20;
-/// Where the guest's RAM begins, and what rings have of it; the rest is a region of data, and one that
-/// comes and goes.
+/// Where the guest's RAM begins, and how much of it the rings have; then comes a region of data, and one that is added
+/// and removed.
 const RAM: u64 = 0x1_0000_0000;
 const RINGS: u64 = 2 << 20;
 const DATA: u64 = SLOT * DEPTH * VRINGS as u64;
+const SPARE: u64 = RAM << 4;
+/// What a request has of the spare region.
+const SPARE_SLOT: u64 = 16 << 10;
+/// A SET_MEM_TABLE carries at most eight regions: the rings, the spare one, and this many of data.
+const PIECES_MAX: usize = 6;
 const WCE_AT: u32 = 32;
+
+/// How a request may end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Well,
+    Fails,
+    /// It reads into memory that may have been removed when it is taken.
+    Either,
+}
 
 /// A request under way.
 struct Flying {
     kind: u32,
-    /// Its range of the vring's part.
-    range: std::ops::Range<usize>,
+    fate: Fate,
+    /// Its range of the vring's part; empty if it lies elsewhere.
+    range: Range<usize>,
     pieces: Vec<(u64, usize)>,
     bytes: Vec<u8>,
     status_at: u64,
@@ -54,13 +80,22 @@ struct Driver<'a> {
     flying: Vec<Option<Flying>>,
     offset: u64,
     model: Vec<u8>,
-    /// Discarded: contents are the store's choice.
-    unknown: Vec<bool>,
+    /// Discarded: a byte is what it was, or zero.
+    discarded: Vec<bool>,
     indirect: bool,
+    /// Reads that end beyond this byte of the disk fail.
+    lost_from: u64,
+    served: usize,
+    failed: usize,
 }
 
+/// Whether a driver is to rest, and does.
+const RUN: u8 = 0;
+const REST: u8 = 1;
+const RESTS: u8 = 2;
+
 impl<'a> Driver<'a> {
-    fn new(queue: &'a mut Queue, seed: u64, indirect: bool) -> Driver<'a> {
+    fn new(queue: &'a mut Queue, seed: u64, indirect: bool, lost_from: u64) -> Driver<'a> {
         let number = u64::from(queue.index());
         let size = queue.ring().size();
         Driver {
@@ -71,14 +106,19 @@ impl<'a> Driver<'a> {
             flying: (0..size).map(|_| None).collect(),
             offset: number * PART + 3 * 512,
             model: vec![0; PART as usize],
-            unknown: vec![false; PART as usize],
+            discarded: vec![false; PART as usize],
             indirect,
+            lost_from,
+            served: 0,
+            failed: 0,
         }
     }
 
-    fn run(&mut self, stop: &AtomicBool) {
+    /// Drives its vring until `stop`; returns how many requests were served and how many failed as they had to.
+    fn run(&mut self, stop: &AtomicBool, rest: &AtomicU8) -> (usize, usize) {
         loop {
-            let going = !stop.load(Ordering::Relaxed);
+            let stopped = stop.load(Ordering::Relaxed);
+            let going = !stopped && rest.load(Ordering::Acquire) == RUN;
             let burst = if going {
                 self.random.below(DEPTH + 1)
             } else {
@@ -96,7 +136,13 @@ impl<'a> Driver<'a> {
                 any = true;
             }
             match self.free.len() as u64 == DEPTH {
-                true if !going => return,
+                true if stopped => return (self.served, self.failed),
+                true if !going => {
+                    rest.store(RESTS, Ordering::Release);
+                    while rest.load(Ordering::Acquire) != RUN && !stop.load(Ordering::Relaxed) {
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
+                }
                 true => std::thread::sleep(Duration::from_micros(self.random.below(200))),
                 false if !any && !self.queue.ring().arm() => {
                     assert!(self.queue.called(PATIENCE), "no call came");
@@ -111,7 +157,7 @@ impl<'a> Driver<'a> {
         let Some(&slot) = self.free.last() else {
             return;
         };
-        let range = self.draw();
+        let mut range = self.draw();
         let what = match self.random.below(32) {
             0..=12 => kind::OUT,
             13..=26 => kind::IN,
@@ -124,13 +170,28 @@ impl<'a> Driver<'a> {
         if !self.flying.iter().flatten().all(apart) {
             return;
         }
+        let len = range.len();
+        let mut place = self.offset + range.start as u64;
+        let mut fate = Fate::Well;
+        if what == kind::IN && self.random.below(6) == 0 {
+            fate = Fate::Fails;
+            let end = self.lost_from + 512 * (1 + self.random.below(8192));
+            place = end - len as u64;
+            range = 0..0;
+        }
         let mut at = self.area + slot * SLOT + 1024;
-        let (mut buffers, moved) = self.head(what, &range, &mut at);
+        let (mut buffers, moved) = self.head(what, place, len, &mut at);
         let bytes = match what {
             kind::OUT => self.random.bytes(moved),
             _ => vec![0xa5; moved],
         };
-        let pieces = self.data(&bytes, &mut at);
+        let number = u64::from(self.queue.index()) * DEPTH + slot;
+        let spare = SPARE + number * SPARE_SLOT;
+        let spare = (what == kind::IN && self.random.below(4) == 0).then_some(spare);
+        let pieces = self.data(&bytes, &mut at, spare);
+        if fate == Fate::Well && pieces.last().is_some_and(|&(addr, _)| addr >= SPARE) {
+            fate = Fate::Either;
+        }
         let writable = what != kind::OUT;
         buffers.extend(pieces.iter().map(|&(addr, len)| Buffer {
             addr,
@@ -150,6 +211,7 @@ impl<'a> Driver<'a> {
         self.free.pop();
         self.flying[usize::from(head)] = Some(Flying {
             kind: what,
+            fate,
             range,
             pieces,
             bytes,
@@ -160,7 +222,7 @@ impl<'a> Driver<'a> {
     }
 
     /// A range of the part, every third on blocks of 4 KiB, every other one behind something in flight.
-    fn draw(&mut self) -> std::ops::Range<usize> {
+    fn draw(&mut self) -> Range<usize> {
         let unit = if self.random.below(3) == 0 { 4096 } else { 512 };
         let longest = match self.random.below(8) {
             0 => LONGEST,
@@ -178,20 +240,15 @@ impl<'a> Driver<'a> {
     }
 
     /// Writes the header, in one piece or several; how many bytes of data follow.
-    fn head(
-        &mut self,
-        what: u32,
-        range_of: &std::ops::Range<usize>,
-        at: &mut u64,
-    ) -> (Vec<Buffer>, usize) {
-        let sector = (self.offset + range_of.start as u64) / 512;
+    fn head(&mut self, what: u32, place: u64, len: usize, at: &mut u64) -> (Vec<Buffer>, usize) {
+        let sector = place / 512;
         let (bytes, moved) = match what {
-            kind::OUT | kind::IN => (header(what, sector).to_vec(), range_of.len()),
+            kind::OUT | kind::IN => (header(what, sector).to_vec(), len),
             kind::GET_ID => (header(what, 0).to_vec(), 20),
             kind::FLUSH => (header(what, 0).to_vec(), 0),
             _ => {
                 let unmap = what == kind::WRITE_ZEROES && self.random.below(2) == 0;
-                let range = range(sector, (range_of.len() / 512) as u32, unmap.into());
+                let range = range(sector, (len / 512) as u32, unmap.into());
                 ([header(what, 0), range].concat(), 0)
             }
         };
@@ -205,8 +262,9 @@ impl<'a> Driver<'a> {
         (buffers, moved)
     }
 
-    /// Puts data into guest memory, in pieces that are aligned well, a little or not at all.
-    fn data(&mut self, bytes: &[u8], at: &mut u64) -> Vec<(u64, usize)> {
+    /// Puts data into guest memory, in pieces that are aligned well, a little or not at all; the last one into `spare`
+    /// if it fits.
+    fn data(&mut self, bytes: &[u8], at: &mut u64, spare: Option<u64>) -> Vec<(u64, usize)> {
         let unit = [4096, 512, 256, 1][self.random.below(4) as usize];
         let most = if self.indirect { 30 } else { 3 };
         let mut pieces = Vec::new();
@@ -220,8 +278,12 @@ impl<'a> Driver<'a> {
                 some.min(left)
             };
             *at = (*at + self.random.below(40)).next_multiple_of(unit as u64);
-            self.queue.memory().write(*at, &bytes[done..done + take]);
-            pieces.push((*at, take));
+            let addr = match spare {
+                Some(spare) if take == left && take as u64 <= SPARE_SLOT => spare,
+                _ => *at,
+            };
+            self.queue.memory().write(addr, &bytes[done..done + take]);
+            pieces.push((addr, take));
             *at += take as u64;
             done += take;
         }
@@ -232,31 +294,42 @@ impl<'a> Driver<'a> {
         let one = self.flying[head as usize].take();
         let one = one.unwrap_or_else(|| panic!("head {head} ended twice"));
         let memory = self.queue.memory();
-        let place = self.offset + one.range.start as u64;
+        let what = (one.kind, one.fate, one.range.clone(), one.bytes.len());
         let told = (memory.bytes(one.status_at, 1)[0], used_bytes);
-        let what = (one.kind, place, one.range.len());
-        assert_eq!(told, (0, one.used_bytes), "kind, place, length {what:?}");
+        let is_well = told == (0, one.used_bytes);
+        let is_failed = told == (1, 1);
+        let is_right = match one.fate {
+            Fate::Well => is_well,
+            Fate::Fails => is_failed,
+            Fate::Either => is_well || is_failed,
+        };
+        assert!(is_right, "status, used length {told:?} of {what:?}");
         self.free.push(one.slot);
-        let (model, unknown) = (
+        self.served += usize::from(is_well);
+        self.failed += usize::from(is_failed);
+        if is_failed {
+            return;
+        }
+        let (model, discarded) = (
             &mut self.model[one.range.clone()],
-            &mut self.unknown[one.range.clone()],
+            &mut self.discarded[one.range.clone()],
         );
         match one.kind {
             kind::OUT => {
                 model.copy_from_slice(&one.bytes);
-                unknown.fill(false);
+                discarded.fill(false);
             }
             kind::WRITE_ZEROES => {
                 model.fill(0);
-                unknown.fill(false);
+                discarded.fill(false);
             }
-            kind::DISCARD => unknown.fill(true),
+            kind::DISCARD => discarded.fill(true),
             kind::IN => {
                 let found = one.pieces.iter();
                 let found = found.flat_map(|&(addr, len)| memory.bytes(addr, len));
                 for (at, byte) in found.enumerate() {
-                    let right = unknown[at] || byte == model[at];
-                    assert!(right, "byte {at} of {what:?}: {byte}, not {}", model[at]);
+                    let is_right = byte == model[at] || discarded[at] && byte == 0;
+                    assert!(is_right, "byte {at} of {what:?}: {byte}, not {}", model[at]);
                 }
             }
             _ => {}
@@ -278,10 +351,13 @@ struct Storm<'a> {
     memory: &'a std::sync::Arc<GuestMemory>,
     options: Options,
     wires: Vec<Wires>,
-    /// Where the region of data is cut.
+    /// Where the region of data is cut: in many pieces at first.
     cuts: Vec<u64>,
+    first_cuts: Vec<u64>,
     client: Option<Client>,
     has_spare: bool,
+    /// What each driver does.
+    rests: &'a [AtomicU8],
     random: Random,
 }
 
@@ -341,8 +417,17 @@ impl Storm<'_> {
         frontend.set_vring_enable(vring, true).unwrap();
     }
 
-    /// A region that nobody uses comes or goes: all the same a new table for every op.
+    /// Every kind of change to the memory table.
     fn change_memory(&mut self) {
+        match self.random.below(4) {
+            0 | 1 => self.turn_spare(),
+            2 => self.tell_table(),
+            _ => self.move_border(),
+        }
+    }
+
+    /// Adds or removes the region that some requests read into.
+    fn turn_spare(&mut self) {
         let (memory, spare) = (self.memory, self.memory.region(2));
         match self.has_spare {
             true => self.frontend().rem_mem_reg(spare, None).unwrap(),
@@ -351,19 +436,80 @@ impl Storm<'_> {
         self.has_spare = !self.has_spare;
     }
 
+    /// A whole table in one message, under all that is in flight: the same memory, cut elsewhere.
+    fn tell_table(&mut self) {
+        let (memory, random) = (self.memory, &mut self.random);
+        if self.cuts.len() >= PIECES_MAX || random.below(4) > 0 {
+            let count = random.below(PIECES_MAX as u64) as usize;
+            self.cuts = draw_cuts(random, count);
+        }
+        self.has_spare = random.below(2) == 0;
+        let pieces = self.pieces().into_iter().map(|piece| (piece, memory.fd(1)));
+        let mut table = vec![(memory.region(0), memory.fd(0))];
+        table.extend(pieces);
+        if self.has_spare {
+            table.push((memory.region(2), memory.fd(2)));
+        }
+        let (regions, fds): (Vec<_>, Vec<_>) = table.into_iter().unzip();
+        self.frontend().set_mem_table(&regions, &fds).unwrap();
+    }
+
+    /// Two pieces of data are removed and added with their border elsewhere. As a guest that lets go of memory, the
+    /// drivers that use it rest meanwhile; the others go on.
+    fn move_border(&mut self) {
+        let memory = self.memory;
+        if self.cuts.is_empty() {
+            return;
+        }
+        let at = self.random.below(self.cuts.len() as u64) as usize;
+        let old = self.pieces();
+        let start = if at == 0 { 0 } else { self.cuts[at - 1] };
+        let end = self.cuts.get(at + 1).copied().unwrap_or(DATA);
+        if end - start < 2 {
+            return;
+        }
+        let area = SLOT * DEPTH;
+        let vrings = (start / area) as usize..=((end - 1) / area) as usize;
+        let rests = &self.rests[vrings];
+        for rest in rests {
+            rest.store(REST, Ordering::Release);
+        }
+        let is_at_rest = || rests.iter().all(|one| one.load(Ordering::Acquire) == RESTS);
+        assert!(comes(is_at_rest), "a driver does not come to rest");
+        self.cuts[at] = start + 1 + self.random.below(end - start - 1);
+        let new = self.pieces();
+        for piece in &old[at..at + 2] {
+            self.frontend().rem_mem_reg(*piece, None).unwrap();
+        }
+        for piece in &new[at..at + 2] {
+            self.frontend().add_mem_reg(*piece, memory.fd(1)).unwrap();
+        }
+        for rest in rests {
+            rest.store(RUN, Ordering::Release);
+        }
+    }
+
     /// The region of data in pieces that begin and end anywhere.
+    fn pieces(&self) -> Vec<RegionBytes> {
+        let region = self.memory.region(1);
+        let from = [0].into_iter().chain(self.cuts.iter().copied());
+        let to = self.cuts.iter().copied().chain([region.len_bytes]);
+        let piece = |(from, to): (u64, u64)| RegionBytes {
+            guest_addr: region.guest_addr + from,
+            user_addr: region.user_addr + from,
+            file_offset: region.file_offset + from,
+            len_bytes: to - from,
+        };
+        from.zip(to).map(piece).collect()
+    }
+
+    /// Replaces the region of data by its pieces.
     fn carve(&mut self) {
-        let (memory, region) = (self.memory, self.memory.region(1));
-        self.frontend().rem_mem_reg(region, None).unwrap();
-        let mut from = 0;
-        for to in self.cuts.clone().into_iter().chain([region.len_bytes]) {
-            let mut piece = region;
-            piece.guest_addr += from;
-            piece.user_addr += from;
-            piece.file_offset += from;
-            piece.len_bytes = to - from;
+        let memory = self.memory;
+        self.cuts = self.first_cuts.clone();
+        self.frontend().rem_mem_reg(memory.region(1), None).unwrap();
+        for piece in self.pieces() {
             self.frontend().add_mem_reg(piece, memory.fd(1)).unwrap();
-            from = to;
         }
     }
 
@@ -414,7 +560,17 @@ impl Storm<'_> {
     }
 }
 
-fn storm(name: &str, disk: &[String], random: &mut Random) {
+/// Sorted, distinct places to cut the region of data at.
+fn draw_cuts(random: &mut Random, count: usize) -> Vec<u64> {
+    let mut cuts: Vec<u64> = (0..count).map(|_| 1 + random.below(DATA - 1)).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts
+}
+
+/// Drives a disk. `images`: what is cut off while it is served.
+fn storm(name: &str, disk: &[String], images: &[&Path]) {
+    let random = &mut Random::announced(name);
     let scratch = Scratch::new();
     let (socket, control) = (scratch.join("socket"), scratch.join("control"));
     let (at, told) = (socket.to_str().unwrap(), control.to_str().unwrap());
@@ -435,7 +591,7 @@ fn storm(name: &str, disk: &[String], random: &mut Random) {
     let memory = GuestMemory::new(&[
         RegionPlan::new(RAM, RINGS),
         RegionPlan::new(RAM + RINGS, DATA),
-        RegionPlan::new(RAM << 4, 1 << 20),
+        RegionPlan::new(SPARE, 1 << 20),
     ]);
     let memory = memory.unwrap();
     let options = Options {
@@ -458,91 +614,138 @@ fn storm(name: &str, disk: &[String], random: &mut Random) {
         kick: queue.kick_descriptor().unwrap(),
         call: queue.call_descriptor().unwrap(),
     });
-    let mut cuts: Vec<u64> = (0..100).map(|_| 1 + random.below(DATA - 1)).collect();
-    cuts.sort();
-    cuts.dedup();
+    for image in images {
+        let file = File::options().write(true).open(image).unwrap();
+        file.set_len(FILE / images.len() as u64).unwrap();
+    }
+    let lost_from = if images.is_empty() { DISK } else { LOST };
+    let rests: Vec<_> = (0..VRINGS).map(|_| AtomicU8::new(RUN)).collect();
     let mut storm = Storm {
         socket,
         control,
         memory: &memory,
         options,
         wires: wires.collect(),
-        cuts,
+        cuts: Vec::new(),
+        first_cuts: draw_cuts(random, 100),
         client: Some(client),
         has_spare: true,
+        rests: &rests,
         random: Random::new(random.word()),
     };
     storm.carve();
-    let changes = drive(&mut storm, &mut queues, random);
-    println!("{name}: {changes} changes");
+    let (changes, served, failed) = drive(&mut storm, &mut queues, lost_from, random);
+    println!("{name}: {changes} changes, {served} requests served, {failed} failed as they had to");
+    assert!(
+        served > 0 && failed > 0,
+        "{name}: {served} served, {failed} failed"
+    );
     drop(storm);
     daemon.finish();
 }
 
-/// Changes things while all vrings are driven; how often.
-fn drive(storm: &mut Storm<'_>, queues: &mut [Queue], random: &mut Random) -> usize {
+/// Changes things while all vrings are driven. Returns how often, and how many requests were served and failed.
+fn drive(
+    storm: &mut Storm<'_>,
+    queues: &mut [Queue],
+    lost_from: u64,
+    random: &mut Random,
+) -> (usize, usize, usize) {
     let stop = AtomicBool::new(false);
+    let rests = storm.rests;
     std::thread::scope(|scope| {
         let drivers: Vec<_> = queues
             .iter_mut()
-            .map(|queue| {
+            .zip(rests)
+            .map(|(queue, rest)| {
                 let (seed, indirect) = (random.word(), random.below(3) > 0);
                 let stop = &stop;
-                scope.spawn(move || Driver::new(queue, seed, indirect).run(stop))
+                scope.spawn(move || Driver::new(queue, seed, indirect, lost_from).run(stop, rest))
             })
             .collect();
-        let end = Instant::now() + Duration::from_millis(scale(700) as u64);
+        let end = Instant::now() + duration();
         let mut changes = 0;
         while Instant::now() < end && drivers.iter().all(|driver| !driver.is_finished()) {
             storm.change();
             changes += 1;
         }
         stop.store(true, Ordering::Relaxed);
-        // A panic of any of them is passed on by the scope.
-        changes
+        let (mut served, mut failed) = (0, 0);
+        for driver in drivers {
+            let done = driver.join();
+            let done = done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            (served, failed) = (served + done.0, failed + done.1);
+        }
+        (changes, served, failed)
     })
+}
+
+/// How long each disk is driven.
+fn duration() -> Duration {
+    match std::env::var("CLEAVE_STORM_SECONDS") {
+        Ok(seconds) => Duration::from_secs(seconds.parse().unwrap()),
+        Err(_) => Duration::from_millis(scale(700) as u64),
+    }
 }
 
 fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-#[test]
-fn nothing_that_changes_harms_what_is_in_flight() {
-    let mut random = Random::announced("storm");
-    storm("ram", &words(&["--disk", "ram:64M"]), &mut random);
-    for direct in ["auto", "off"] {
-        let scratch = Scratch::new();
-        let image = scratch.image("disk", DISK);
-        let args = ["--disk", image.to_str().unwrap(), "--direct", direct];
-        storm(
-            &format!("file, direct {direct}"),
-            &words(&args),
-            &mut random,
-        );
-    }
+fn ram() {
+    storm("ram", &words(&["--disk", "ram:64M"]), &[]);
+}
+
+fn file(direct: &str) {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let args = ["--disk", image.to_str().unwrap(), "--direct", direct];
+    storm(&format!("file, direct {direct}"), &words(&args), &[&image]);
+}
+
+fn stripe() {
     let scratch = Scratch::new();
     let legs = ["one", "two"].map(|name| scratch.image(name, DISK / 2 + (64 << 10)));
-    let legs = legs.each_ref().map(|leg| leg.to_str().unwrap());
-    let made = run_to_end(&[&["stripe", "create", "--chunk", "4K"], &legs[..]].concat());
+    let paths = legs.each_ref().map(|leg| leg.to_str().unwrap());
+    let made = run_to_end(&[&["stripe", "create", "--chunk", "4K"], &paths[..]].concat());
     assert_eq!(made.code, Some(0), "{}", made.stderr);
-    let args = ["--stripe", "4K", "--disk", legs[0], "--disk", legs[1]];
-    storm("stripe", &words(&args), &mut random);
-    if !is_root() {
-        println!("skipped: loop devices need root");
-        return;
-    }
-    for direct in ["auto", "off"] {
-        let scratch = Scratch::new();
-        let image = scratch.image("disk", DISK);
-        let options = ["--sector-size", "4096", "--direct-io=on"];
-        match LoopDevice::attach_with(&image, &options) {
-            Ok(device) => {
-                let args = ["--disk", device.path.to_str().unwrap(), "--direct", direct];
-                let name = format!("blocks of 4096, direct {direct}");
-                storm(&name, &words(&args), &mut random);
-            }
-            Err(why) => println!("skipped: a loop device of 4096-byte sectors: {why}"),
-        }
-    }
+    let args = ["--stripe", "4K", "--disk", paths[0], "--disk", paths[1]];
+    storm(
+        "stripe",
+        &words(&args),
+        &legs.each_ref().map(|leg| leg.as_path()),
+    );
+}
+
+fn large_blocks(direct: &str) {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let options = ["--sector-size", "4096", "--direct-io=on"];
+    let device = LoopDevice::attach_with(&image, &options).unwrap();
+    let args = ["--disk", device.path.to_str().unwrap(), "--direct", direct];
+    storm(
+        &format!("blocks of 4096, direct {direct}"),
+        &words(&args),
+        &[],
+    );
+}
+
+fn main() -> ExitCode {
+    let (none, loops) = (Needs::Nothing, Needs::LoopDevices);
+    run_cases(vec![
+        case("nothing_that_changes_harms_ram", none, ram),
+        case("nothing_that_changes_harms_a_file", none, || file("auto")),
+        case("nothing_that_changes_harms_a_buffered_file", none, || {
+            file("off")
+        }),
+        case("nothing_that_changes_harms_a_stripe", none, stripe),
+        case("nothing_that_changes_harms_large_blocks", loops, || {
+            large_blocks("auto")
+        }),
+        case(
+            "nothing_that_changes_harms_buffered_large_blocks",
+            loops,
+            || large_blocks("off"),
+        ),
+    ])
 }
