@@ -45,21 +45,29 @@ fn a_watch_that_is_signalled_as_it_is_removed_is_gone() {
     let disk = Arc::new(disk_of("null:1M"));
     let guest = Guest::new();
     let mut engine = engine(&disk, &guest);
-    let fd = eventfd(true);
-    engine.watch(0, fd.try_clone().unwrap());
-    engine.enter(Wait::No).unwrap();
-    // The report waits until the engine enters.
-    signal(&fd);
-    engine.unwatch(0);
-    for _ in 0..3 {
+    for signalled_first in [true, false] {
+        let fd = eventfd(true);
+        engine.watch(0, fd.try_clone().unwrap());
         engine.enter(Wait::No).unwrap();
-        assert_eq!(woken(&mut engine), None);
+        // What the poll reports, and its end, wait until the engine enters.
+        if signalled_first {
+            signal(&fd);
+        }
+        engine.unwatch(0);
+        signal(&fd);
+        for _ in 0..3 {
+            engine.enter(Wait::No).unwrap();
+            assert_eq!(woken(&mut engine), None);
+        }
+        // A poll that is still there ends the sleep.
+        signal(&fd);
+        let until = Instant::now() + Duration::from_millis(100);
+        engine.enter(Wait::Until(Some(until))).unwrap();
+        assert!(
+            Instant::now() >= until,
+            "signalled first: {signalled_first}"
+        );
     }
-    // A poll that is still there ends the sleep.
-    signal(&fd);
-    let until = Instant::now() + Duration::from_millis(100);
-    engine.enter(Wait::Until(Some(until))).unwrap();
-    assert!(Instant::now() >= until, "woken by a watch that was removed");
 }
 
 #[test]
