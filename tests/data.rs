@@ -747,7 +747,7 @@ fn a_hang_up_signal_looks_at_the_size_at_once() {
         daemon.signal(rustix::process::Signal::HUP);
         assert!(is_told());
         ensure(!is_watching(&daemon), || {
-            "the signal was not what noticed".into()
+            format!("the signal was not what noticed\n{}", daemon.log_tail())
         })
     });
     noticed.unwrap();

@@ -51,7 +51,7 @@ fn the_next_frontend_is_served_at_once() {
             exercise(&mut daemon.open(&small(1)))?;
             let took = start.elapsed();
             ensure(took < Duration::from_millis(100), || {
-                format!("after {took:?}")
+                format!("after {took:?}\n{}", daemon.log_tail())
             })
         });
         served.unwrap();

@@ -135,7 +135,11 @@ fn polls_again(lateness: &mut Lateness) -> Result<(), String> {
         std::thread::sleep(Duration::from_millis(10));
     }
     let done = ensure(goes_on(), || {
-        format!("it sleeps: {before:?}, then {:?}", polled())
+        format!(
+            "it sleeps: {before:?}, then {:?}\n{}",
+            polled(),
+            daemon.log_tail()
+        )
     });
     drop(client);
     daemon.finish();

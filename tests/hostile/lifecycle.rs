@@ -324,7 +324,7 @@ fn violent_end(daemon: &Daemon) -> Outcome {
             exercise_queue(&mut open(daemon)?, 0)?;
             let took = start.elapsed();
             ensure(took < Duration::from_millis(100), || {
-                format!("after {took:?}")
+                format!("after {took:?}\n{}", daemon.log_tail())
             })
         })?;
     }
