@@ -335,8 +335,7 @@ fn an_image_is_not_shared_with_qemu_but_for_reading() {
 #[test]
 fn a_demonstration_runs_as_the_first_process_of_a_container() {
     if !is_root() {
-        println!("skipped: a process namespace needs root");
-        return;
+        return cleave_tests::ignored("not root");
     }
     let scratch = Scratch::new();
     let folder = scratch.path().to_str().unwrap();
@@ -384,8 +383,7 @@ fn connects_as(user: u32, group: u32, socket: &Path) -> std::io::Result<UnixStre
 #[test]
 fn the_service_can_be_reached_by_the_group_of_qemu() {
     if !is_root() {
-        println!("skipped: other users need root");
-        return;
+        return cleave_tests::ignored("not root");
     }
     // Debian's libvirt-qemu has this as its first group; Fedora's qemu is a member.
     assert_eq!(of_unit("Group"), "kvm");
