@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
 use cleave_tests::{
-    Daemon, Lateness, PATIENCE, Scratch, Stopwatch, comes, ensure, exercise, is_root, run, run_to_end,
-    scale, small, unless_late,
+    Daemon, Lateness, PATIENCE, Scratch, Stopwatch, comes, ensure, exercise, is_root, run,
+    run_to_end, scale, small, unless_late,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
 
 mod attack;
+mod blocking;
 mod chains;
 mod config;
 mod lifecycle;
@@ -70,6 +71,11 @@ fn messages() {
 #[test]
 fn descriptors() {
     run_rows("descriptors", on_ram, messages::descriptor_rows());
+}
+
+#[test]
+fn descriptors_that_block() {
+    run_rows("blocking", on_ram, blocking::rows());
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! be let go.
 //!
 //! A connection alone takes no session: a VMM may hold one long before it plugs the disk in, and a
-//! thousand silent ones must keep nobody out. The seats are few; the oldest silent guest leaves.
+//! thousand silent ones must keep nobody out. The seats are few; the oldest silent guest leaves. To close
+//! a connection is to close the descriptors that are queued in it, and those may block.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -10,6 +11,7 @@ use std::io;
 use std::os::unix::net::UnixStream as StdStream;
 use std::task::{Context, Poll};
 
+use cleave_session::offload;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
@@ -26,21 +28,21 @@ impl Seats {
     pub(crate) fn take(&mut self, stream: UnixStream) -> bool {
         let full = self.0.len() >= SEATS_MAX;
         if full {
-            self.0.pop_front();
+            self.free_one();
         }
         self.0.push_back(stream);
         full
     }
 
-    /// Closes the oldest, to have its descriptor for another; returns whether there was one.
-    pub(crate) fn free_one(&mut self) -> bool {
-        self.0.pop_front().is_some()
+    /// Closes the oldest, to have its descriptor for another.
+    pub(crate) fn free_one(&mut self) {
+        self.0.pop_front().into_iter().for_each(offload::close);
     }
 
     /// Closes all; returns how many there were.
     pub(crate) fn clear(&mut self) -> usize {
         let count = self.0.len();
-        self.0.clear();
+        self.0.drain(..).for_each(offload::close);
         count
     }
 
@@ -70,7 +72,7 @@ impl Seats {
                         return Poll::Ready(speaker);
                     }
                 }
-                Said::Left => drop(self.0.remove(at)),
+                Said::Left => self.0.remove(at).into_iter().for_each(offload::close),
             }
         }
         Poll::Pending

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cleave_blk::Stripe;
 use cleave_disk::{Disk, Leg, Resized, Store};
 use cleave_engine::Reactor;
-use cleave_session::{Ending, Remote, Session};
+use cleave_session::{Ending, Remote, Session, offload};
 use cleave_worker::{Device, Totals};
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
@@ -268,9 +268,12 @@ impl Daemon {
                         break;
                     }
                 }
-                Event::Accepted(Ok(stream)) => self.receive(stream),
+                Event::Accepted(Ok(stream)) => {
+                    self.receive(stream);
+                    self.pause_while_full();
+                }
                 Event::Accepted(Err(error)) => self.hold(&error),
-                Event::AcceptAgain => self.accept_after = None,
+                Event::AcceptAgain => self.pause_while_full(),
                 Event::Spoke(stream) => self.begin(stream),
                 Event::Changed => {
                     if self.rearm_at.is_none() {
@@ -290,8 +293,8 @@ impl Daemon {
             }
         }
         // Nobody connects to a daemon that is ending.
-        self.listener = None;
-        drop(door);
+        offload::close(self.listener.take());
+        door.close();
         self.control = None;
         self.seats.clear();
         self.drain().await
@@ -327,10 +330,14 @@ impl Daemon {
     fn receive(&mut self, stream: tokio::net::UnixStream) {
         let name = self.disk.name();
         match &self.guest {
-            // Dropped here, which closes it.
-            Some(guest) if !has_left(&guest.stream) => self.crowding.tell(|more| {
-                tracing::warn!("{name}: a second frontend was turned away: one is connected{more}");
-            }),
+            Some(guest) if !has_left(&guest.stream) => {
+                offload::close(stream);
+                self.crowding.tell(|more| {
+                    tracing::warn!(
+                        "{name}: a second frontend was turned away: one is connected{more}"
+                    );
+                });
+            }
             // The one before it has left and its session is about to end: this one waits its turn.
             _ => {
                 if self.seats.take(stream) {
@@ -366,10 +373,25 @@ impl Daemon {
     }
 
     fn spawn(&self, stream: UnixStream) -> io::Result<Guest> {
-        let ours = stream.try_clone()?;
+        let started = stream.try_clone().and_then(|theirs| self.start(theirs));
+        let (remote, ending) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                offload::close(stream);
+                return Err(error);
+            }
+        };
+        self.exhibit.begin(remote.clone());
+        Ok(Guest {
+            remote,
+            stream,
+            ending,
+        })
+    }
+
+    fn start(&self, stream: UnixStream) -> io::Result<(Remote, oneshot::Receiver<Ending>)> {
         let config = self.service.session.clone();
         let (session, remote) = Session::new(stream, Arc::clone(&self.device), config)?;
-        let shown = remote.clone();
         let (tell, ending) = oneshot::channel();
         thread::Builder::new()
             .name("session".to_owned())
@@ -377,17 +399,12 @@ impl Daemon {
                 // The loop has gone only when the process ends: nobody is left to be told.
                 let _ = tell.send(session.run());
             })?;
-        self.exhibit.begin(shown);
-        Ok(Guest {
-            remote,
-            stream: ours,
-            ending,
-        })
+        Ok((remote, ending))
     }
 
     /// A session has ended; `None`: its thread failed.
     fn goodbye(&mut self, ending: Option<Ending>) {
-        self.guest = None;
+        self.close_guest();
         self.exhibit.end();
         let name = self.disk.name();
         let totals = self.device.totals();
@@ -408,6 +425,10 @@ impl Daemon {
                 .faults
                 .tell(|more| tracing::error!("{name}: the session failed{more}")),
         }
+    }
+
+    fn close_guest(&mut self) {
+        offload::close(self.guest.take().map(|guest| guest.stream));
     }
 
     /// Looks at the size of the disk.
@@ -463,12 +484,25 @@ impl Daemon {
         }
     }
 
-    /// Accepting failed: most likely no descriptor is free. Where a silent connection holds one, it leaves
-    /// for whom it keeps out; else trying again at once would only spin.
-    fn hold(&mut self, error: &io::Error) {
-        if !self.seats.free_one() {
-            self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
+    /// A connection that is turned away has to be closed, for which there may be no thread left.
+    fn pause_while_full(&mut self) {
+        self.accept_after = offload::is_full().then(|| Instant::now() + ACCEPT_PAUSE);
+        if self.accept_after.is_some() {
+            let name = self.disk.name();
+            self.faults.tell(|more| {
+                tracing::warn!(
+                    "{name}: no frontend is accepted: earlier ones left descriptors that cannot be closed; end \
+                     the programs that hold the other ends of their sockets and pipes{more}"
+                );
+            });
         }
+    }
+
+    /// Accepting failed: most likely no descriptor is free. The oldest silent connection is closed in
+    /// favour of the new one. Trying again at once would only spin.
+    fn hold(&mut self, error: &io::Error) {
+        self.seats.free_one();
+        self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
         let name = self.disk.name();
         self.faults.tell(|more| {
             tracing::warn!(
@@ -488,13 +522,17 @@ impl Daemon {
                 self.goodbye(ending);
                 Ok(())
             }
-            Err(_) => Err(Failure::run(format!(
-                "{}: {} lost: still in flight after {} ms, so it is unknown whether the disk did what was asked, and \
+            Err(_) => {
+                let lost = self.in_flight();
+                self.close_guest();
+                Err(Failure::run(format!(
+                    "{}: {} lost: still in flight after {} ms, so it is unknown whether the disk did what was asked, and \
                  the guest waits for the answers; see why the disk hangs, then reset the guest",
-                self.disk.name(),
-                self.in_flight(),
-                DRAIN_MAX.as_millis()
-            ))),
+                    self.disk.name(),
+                    lost,
+                    DRAIN_MAX.as_millis()
+                )))
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use cleave_session::offload;
 use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, fstat, open};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with, sockopt,
@@ -43,7 +44,7 @@ pub(crate) enum Door {
 pub(crate) struct Listening {
     // Dropped before the listener: while the socket is open its inode cannot be given to another file,
     // so that comparing inodes tells ours from one that took its place.
-    _file: Option<SocketFile>,
+    file: Option<SocketFile>,
     listener: UnixListener,
 }
 
@@ -60,6 +61,19 @@ pub(crate) fn name(endpoint: &Endpoint) -> String {
     match endpoint {
         Endpoint::Path(path) => path.display().to_string(),
         Endpoint::Fd(number) => format!("fd {number}"),
+    }
+}
+
+impl Door {
+    /// Removes the file and closes the socket, in which descriptors of frontends may be queued.
+    pub(crate) fn close(self) {
+        match self {
+            Door::Listening(Listening { file, listener }) => {
+                drop(file);
+                offload::close(listener);
+            }
+            Door::Connected(stream) => offload::close(stream),
+        }
     }
 }
 
@@ -96,7 +110,7 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     })?;
     match SocketFile::of(path) {
         Ok(file) => Ok(Listening {
-            _file: Some(file),
+            file: Some(file),
             listener,
         }),
         Err(error) => Err(Failure::input(format!("socket {shown} went away: {error}"))),
@@ -264,7 +278,7 @@ fn inherit(number: u32) -> Result<Door, Failure> {
     }
     match sockopt::socket_acceptconn(&socket) {
         Ok(true) => Ok(Door::Listening(Listening {
-            _file: None,
+            file: None,
             listener: UnixListener::from(socket),
         })),
         Ok(false) => {

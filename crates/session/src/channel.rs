@@ -1,8 +1,6 @@
 //! The backend channel: the socket on which the daemon may speak first (vhost-user "Back-end
 //! communication").
 
-use std::os::fd::OwnedFd;
-
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
@@ -10,13 +8,14 @@ use rustix::net::{
 };
 use vhost::vhost_user::message::BackendReq;
 
-use crate::Refusal;
+use crate::foreign::Foreign;
 use crate::wire::notice;
+use crate::{Refusal, offload};
 
 #[derive(Debug)]
-pub(crate) struct Channel(OwnedFd);
+pub(crate) struct Channel(Foreign);
 
-/// What telling came to.
+/// Result of notifying the frontend.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Yes,
@@ -35,25 +34,34 @@ impl Channel {
     /// closed for reading, the connection cannot be written.
     ///
     /// [`Line::probe`]: crate::intake::Line::probe
-    pub(crate) fn new(fd: OwnedFd) -> Result<Channel, Refusal> {
-        let is_stream = socket_domain(&fd) == Ok(AddressFamily::UNIX)
-            && socket_type(&fd) == Ok(SocketType::STREAM);
-        if !is_stream || shutdown(&fd, Shutdown::Read).is_err() {
+    pub(crate) fn new(socket: Foreign) -> Result<Channel, Refusal> {
+        let copy = socket.fd().filter(|fd| {
+            socket_domain(fd) == Ok(AddressFamily::UNIX)
+                && socket_type(fd) == Ok(SocketType::STREAM)
+                && shutdown(fd, Shutdown::Read).is_ok()
+        });
+        let Some(copy) = copy.and_then(|fd| fd.try_clone().ok()) else {
             return Err(Refusal::message("the backend channel is no stream socket"));
-        }
-        // Ends: nothing is added. Without room for descriptors the kernel closes them.
-        let mut piece = [0u8; 512];
-        while matches!(
-            recv(&fd, &mut piece, RecvFlags::DONTWAIT),
-            Ok((1.., _)) | Err(Errno::INTR)
-        ) {}
-        Ok(Channel(fd))
+        };
+        // Without room for descriptors the kernel closes them, on the thread that reads. Ends: nothing is
+        // added.
+        offload::run(move || {
+            let mut piece = [0u8; 512];
+            while matches!(
+                recv(&copy, &mut piece, RecvFlags::DONTWAIT),
+                Ok((1.., _)) | Err(Errno::INTR)
+            ) {}
+        });
+        Ok(Channel(socket))
     }
 
     /// Says that the configuration space has changed. Never waits, neither for room nor an answer.
     pub(crate) fn config_changed(&self) -> Told {
         let notice = notice(BackendReq::CONFIG_CHANGE_MSG.into());
-        match send(&self.0, &notice, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        let Some(socket) = self.0.fd() else {
+            return Told::Never;
+        };
+        match send(socket, &notice, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(count) if count == notice.len() => Told::Yes,
             Err(Errno::AGAIN | Errno::INTR) => Told::Later,
             // Half a message would put every later one out of step.

@@ -6,12 +6,13 @@ use cleave_blk::spec::feature;
 use cleave_worker::VringStart;
 
 use crate::Refusal;
-use crate::eventfd::{checked, ring};
+use crate::foreign::{Foreign, signal};
+use crate::forward::Forwarder;
 use crate::state::State;
 use crate::vrings::{Kick, UserAddrs};
 
 /// A descriptor of a vring that may change while it runs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wire {
     Call,
     Err,
@@ -65,9 +66,10 @@ impl State {
     pub(crate) fn set_vring_kick(
         &mut self,
         index: u64,
-        fd: Option<OwnedFd>,
+        fd: Option<Foreign>,
     ) -> Result<(), Refusal> {
-        let fd = fd.map(checked).transpose()?;
+        let fd = fd.map(Foreign::into_eventfd).transpose();
+        let fd = fd.map_err(|_| Refusal::message("a descriptor for kicks is no eventfd"))?;
         let (index, entry) = self.vrings.get(index)?;
         if entry.running.is_some() {
             let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
@@ -85,9 +87,10 @@ impl State {
         &mut self,
         index: u64,
         wire: Wire,
-        fd: Option<OwnedFd>,
+        fd: Option<Foreign>,
     ) -> Result<(), Refusal> {
-        let fd = fd.map(checked).transpose()?;
+        let (number, _) = self.vrings.get(index)?;
+        let fd = self.bell((number, wire), fd)?;
         let copy = copy_of(fd.as_ref())?;
         let (index, entry) = self.vrings.get(index)?;
         match wire {
@@ -103,6 +106,27 @@ impl State {
             Wire::Err => worker.set_err(index, copy),
         };
         answer.wait().ok_or_else(Refusal::worker_gone)
+    }
+
+    /// The eventfd that signals go to: the frontend's, or one of ours for its pipe or socket.
+    fn bell(&mut self, key: (u16, Wire), fd: Option<Foreign>) -> Result<Option<OwnedFd>, Refusal> {
+        let stream = match fd.map(Foreign::into_eventfd).transpose() {
+            Ok(fd) => {
+                self.forwarder.iter().for_each(|known| known.remove(key));
+                return Ok(fd);
+            }
+            Err(other) if other.is_stream() => other,
+            Err(_) => {
+                return Err(Refusal::message(
+                    "a descriptor for call or err is no eventfd, pipe or socket",
+                ));
+            }
+        };
+        let forwarder = match &mut self.forwarder {
+            Some(started) => started,
+            none => none.insert(Forwarder::start()?),
+        };
+        forwarder.add(key, stream).map(Some)
     }
 
     /// Acknowledged only when the worker has seen it: the frontend kicks right after, and that kick
@@ -184,10 +208,13 @@ impl State {
             checked.map(|()| layout).map_err(|error| error.to_string())
         });
         let cannot = |why| Refusal::Vring(format!("vring {index} cannot start: {why}"));
-        let layout = found.map_err(|why| {
-            settings.err.iter().for_each(ring);
-            cannot(why)
-        })?;
+        let layout = match found {
+            Ok(layout) => layout,
+            Err(why) => {
+                copy_of(settings.err.as_ref())?.into_iter().for_each(signal);
+                return Err(cannot(why));
+            }
+        };
         let call = copy_of(settings.call.as_ref())?;
         let err = copy_of(settings.err.as_ref())?;
         let worker = self.workers.start(index, &self.device, &self.memory)?;

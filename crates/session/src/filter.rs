@@ -1,14 +1,12 @@
 //! Who serves which message: the `vhost` crate those that it can serve safely, this file those with
 //! descriptors, those that the crate does not know, and those that are refused.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
-
 use cleave_guest::RegionSpec;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
 use crate::Refusal;
 use crate::control::Wire;
+use crate::foreign::Foreign;
 use crate::relay::{Relay, Served};
 use crate::state::State;
 use crate::wire::{Message, long, reply, word};
@@ -38,7 +36,7 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
         ) => acknowledged(relay, message, with_fds),
         // A descriptor here is legal and means nothing (vhost-user "REM_MEM_REG").
         Some(FrontendReq::REM_MEM_REG) => relay.pass(&message),
-        Some(request) if !message.fds.is_empty() => refused(format!(
+        Some(request) if message.fds.len() > 0 => refused(format!(
             "{request:?} with {} descriptors, which it does not take",
             message.fds.len()
         )),
@@ -128,7 +126,7 @@ fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
 }
 
 /// The vring and the descriptor of SET_VRING_KICK, _CALL and _ERR.
-fn vring_fd(message: &mut Message) -> Result<(u64, Option<OwnedFd>), Refusal> {
+fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), Refusal> {
     let number = message.number()?;
     if number & !(INDEX | NO_FD) != 0 {
         return Err(Refusal::message(format!(
@@ -139,7 +137,7 @@ fn vring_fd(message: &mut Message) -> Result<(u64, Option<OwnedFd>), Refusal> {
     if number & NO_FD == 0 {
         return Ok((number, Some(message.only_fd()?)));
     }
-    if !message.fds.is_empty() {
+    if message.fds.len() > 0 {
         return Err(Refusal::connection(format!(
             "{} brings a descriptor and says that it does not",
             message.name()
@@ -166,19 +164,18 @@ fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
     }
     regions
         .chunks_exact(REGION_BYTES)
-        .zip(message.fds.drain(..))
-        .map(|(bytes, fd)| region(bytes, fd))
+        .map(|bytes| region(bytes, message.fds.pop_first().unwrap_or_default()))
         .collect()
 }
 
 /// One region. `Memory` checks sizes and overlaps; here only what it would have to add up.
-fn region(bytes: &[u8], fd: OwnedFd) -> Result<RegionSpec, Refusal> {
+fn region(bytes: &[u8], fd: Foreign) -> Result<RegionSpec, Refusal> {
     let spec = RegionSpec {
         guest_addr: long(bytes, 0),
         len_bytes: long(bytes, 8),
         user_addr: long(bytes, 16),
         file_offset: long(bytes, 24),
-        file: File::from(fd),
+        file: fd.into_memory()?,
     };
     let ends = [spec.guest_addr, spec.user_addr, spec.file_offset]
         .map(|start| start.checked_add(spec.len_bytes));

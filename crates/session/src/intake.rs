@@ -8,7 +8,7 @@
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -18,14 +18,17 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
 };
 
-use crate::Refusal;
+use crate::foreign::Foreign;
 use crate::wire::{FDS_MAX, HEADER_BYTES, Header, Message};
+use crate::{Refusal, offload};
 
 /// A message that has begun must be whole within this, or the connection ends. Frontends write a
 /// message in one or two calls, so only a broken or hostile one is anywhere near.
 pub(crate) const MESSAGE_WITHIN: Duration = Duration::from_secs(5);
 /// Room for an answer must come within this: a frontend that asks and never reads is dropped.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Descriptors of before must be closed within this, or no more are taken.
+const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 /// Most descriptors that Linux carries in one control message (SCM_MAX_FD).
 const SCM_FDS_MAX: usize = 253;
 
@@ -45,7 +48,7 @@ pub(crate) enum Intake {
 pub(crate) struct Line {
     socket: UnixStream,
     bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Foreign,
     header: Option<Header>,
     begun: Option<Instant>,
 }
@@ -55,7 +58,7 @@ impl Line {
         Line {
             socket,
             bytes: Vec::new(),
-            fds: Vec::new(),
+            fds: Foreign::default(),
             header: None,
             begun: None,
         }
@@ -137,6 +140,11 @@ impl Line {
                 "descriptors of a message were lost: raise the limit of open files (LimitNOFILE)",
             ));
         }
+        if self.fds.len() > 0 && offload::stays_full(CLOSE_WITHIN) {
+            return Err(Refusal::lost(
+                "descriptors of frontends that cannot be closed block all threads for that",
+            ));
+        }
         if self.fds.len() > FDS_MAX {
             return Err(Refusal::connection(format!(
                 "a message with more than {FDS_MAX} descriptors"
@@ -159,6 +167,11 @@ impl Line {
         }
     }
 
+    /// The connection, in which descriptors may be queued: to close it is to close those.
+    pub(crate) fn into_socket(self) -> UnixStream {
+        self.socket
+    }
+
     /// Ends the connection for both sides, whoever else has a descriptor of it.
     pub(crate) fn close(&self) {
         // It may have ended already.
@@ -170,7 +183,7 @@ impl Line {
     pub(crate) fn write(
         &self,
         mut bytes: &[u8],
-        wake: BorrowedFd<'_>,
+        wake: impl AsFd,
         is_over: impl Fn() -> bool,
     ) -> Result<(), Refusal> {
         let until = Instant::now() + ANSWER_WITHIN;
@@ -182,7 +195,7 @@ impl Line {
             ) {
                 Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.await_room(until, wake, &is_over)?,
+                Err(Errno::AGAIN) => self.await_room(until, wake.as_fd(), &is_over)?,
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(Refusal::Gone),
                 Err(error) => {
                     return Err(Refusal::lost(format!("cannot write the socket: {error}")));
@@ -242,13 +255,13 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result
 }
 
 /// Whether a descriptor can be read now.
-pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_readable(fd: impl AsFd) -> bool {
     is_ready(fd, PollFlags::IN)
 }
 
 /// Whether a descriptor is in one of the states `flags` now.
-pub(crate) fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
+pub(crate) fn is_ready(fd: impl AsFd, flags: PollFlags) -> bool {
+    let mut fds = [PollFd::new(&fd, flags)];
     let _ = wait(&mut fds, Some(Instant::now()));
     fds.iter().any(|fd| fd.revents().intersects(flags))
 }

@@ -9,11 +9,13 @@
 mod channel;
 mod complaints;
 mod control;
-mod eventfd;
 mod filter;
+mod foreign;
+mod forward;
 mod handler;
 mod intake;
 mod legs;
+pub mod offload;
 mod refusal;
 mod relay;
 mod state;
@@ -23,7 +25,7 @@ mod wire;
 mod workers;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -147,6 +149,7 @@ impl Session {
         // The frontend learns of the end only now: until here its memory might have been written. By a
         // shutdown, since whoever accepted the connection may hold a descriptor of it too.
         self.line.close();
+        offload::close(self.line.into_socket());
         ending
     }
 
@@ -170,7 +173,7 @@ impl Session {
         if self.shared.hang_up.load(Ordering::Acquire) {
             return Err(Refusal::Gone);
         }
-        if is_readable(self.alarm.as_fd()) {
+        if is_readable(&self.alarm) {
             return Err(self.loss());
         }
         // Kept while the device is suspended or the frontend behind, and looked at again after its
@@ -220,7 +223,7 @@ impl Session {
         }
         let is_told = !reply.is_empty();
         let shared = &self.shared;
-        self.line.write(&reply, shared.wake.as_fd(), || {
+        self.line.write(&reply, &shared.wake, || {
             shared.hang_up.load(Ordering::Acquire)
         })?;
         match outcome {

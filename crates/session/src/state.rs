@@ -14,6 +14,8 @@ use cleave_worker::{Device, LegTotals};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
 use crate::channel::{Channel, Told};
+use crate::foreign::Foreign;
+use crate::forward::Forwarder;
 use crate::vrings::Vrings;
 use crate::workers::Workers;
 use crate::{Refusal, SessionConfig};
@@ -54,6 +56,8 @@ pub(crate) struct State {
     /// Virtio status as the frontend last set it.
     status: u8,
     channel: Option<Channel>,
+    /// Where a vring's call or err is no eventfd.
+    pub(crate) forwarder: Option<Forwarder>,
     /// What the crate's half of a message came to (see `handler`).
     pub(crate) refusal: Option<Refusal>,
 }
@@ -76,6 +80,7 @@ impl State {
             features_told: false,
             status: 0,
             channel: None,
+            forwarder: None,
             refusal: None,
         })
     }
@@ -271,7 +276,7 @@ impl State {
 
     // Backend channel.
 
-    pub(crate) fn set_channel(&mut self, fd: OwnedFd) -> Result<(), Refusal> {
+    pub(crate) fn set_channel(&mut self, fd: Foreign) -> Result<(), Refusal> {
         self.channel = Some(Channel::new(fd)?);
         Ok(())
     }

@@ -303,6 +303,15 @@ fn fds_open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// What is closed by another thread is closed soon.
+fn fds_settle_at(count: usize) {
+    let until = Instant::now() + PATIENCE;
+    while fds_open() > count && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(fds_open() <= count);
+}
+
 /// Hostile cases 36, 40 and 46: what comes is closed again.
 #[test]
 fn descriptors_stay_as_many_as_before() {
@@ -350,7 +359,7 @@ fn descriptors_stay_as_many_as_before() {
     assert_eq!(fds_inherited(), inherited, "what comes is closed on exec");
     let before = fds_open();
     (0..1000).for_each(|_| round());
-    assert_eq!(fds_open(), before);
+    fds_settle_at(before);
     frontend.end();
     let before = fds_open();
     for _ in 0..100 {
@@ -364,5 +373,5 @@ fn descriptors_stay_as_many_as_before() {
         frontend.send_raw(5, 0x1, 40, &[0; 20], &[file.as_fd(); 8]);
         frontend.end();
     }
-    assert_eq!(fds_open(), before);
+    fds_settle_at(before);
 }

@@ -1,10 +1,9 @@
 //! Messages as they stand on the socket (vhost-user "Message format").
 
-use std::os::fd::OwnedFd;
-
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
 
 use crate::Refusal;
+use crate::foreign::Foreign;
 
 /// Request, flags and size: three 32-bit numbers in the byte order of the host.
 pub(crate) const HEADER_BYTES: usize = 12;
@@ -76,7 +75,7 @@ pub(crate) struct Message {
     /// `header.payload_bytes` bytes.
     pub(crate) payload: Vec<u8>,
     /// Descriptors attached to any byte of it, in order; closed on exec.
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: Foreign,
 }
 
 impl Message {
@@ -109,10 +108,10 @@ impl Message {
         }
     }
 
-    /// Closes the descriptors and gives the only one.
-    pub(crate) fn only_fd(&mut self) -> Result<OwnedFd, Refusal> {
-        match (self.fds.pop(), self.fds.is_empty()) {
-            (Some(fd), true) => Ok(fd),
+    /// The only descriptor.
+    pub(crate) fn only_fd(&mut self) -> Result<Foreign, Refusal> {
+        match self.fds.len() {
+            1 => Ok(std::mem::take(&mut self.fds)),
             _ => Err(Refusal::connection(format!(
                 "{} takes exactly one descriptor",
                 self.name()

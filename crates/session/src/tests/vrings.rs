@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Hostile case 36: what is no eventfd is refused, and the connection goes on.
+/// Hostile case 36: what cannot signal is refused, and the connection goes on. A socket is no kick.
 #[test]
-fn only_eventfds_become_kick_call_and_err() {
+fn only_what_can_signal_becomes_kick_call_and_err() {
     let mut frontend = Frontend::negotiated();
     let null = File::open("/dev/null").unwrap();
     let folder = File::open("/").unwrap();
@@ -12,13 +12,21 @@ fn only_eventfds_become_kick_call_and_err() {
     let memory = memory_file(4096);
     let good = bell();
     for request in [Req::SET_VRING_KICK, Req::SET_VRING_CALL, Req::SET_VRING_ERR] {
-        for fd in [null.as_fd(), folder.as_fd(), socket.as_fd(), memory.as_fd()] {
+        for fd in [null.as_fd(), folder.as_fd(), memory.as_fd()] {
             assert_eq!(
                 frontend.tell_fds(request, &longs(&[0]), &[fd]),
                 Nack,
                 "{request:?}"
             );
         }
+        let answer = match request {
+            Req::SET_VRING_KICK => Nack,
+            _ => Ack,
+        };
+        assert_eq!(
+            frontend.tell_fds(request, &longs(&[0]), &[socket.as_fd()]),
+            answer
+        );
         assert_eq!(
             frontend.tell_fds(request, &longs(&[0]), &[good.as_fd()]),
             Ack
@@ -29,6 +37,54 @@ fn only_eventfds_become_kick_call_and_err() {
             "no descriptor"
         );
     }
+    assert!(frontend.is_alive());
+}
+
+/// Our poll and our write are two steps, between which the frontend fills its blocking err eventfd.
+#[test]
+fn an_err_eventfd_that_fills_up_meanwhile_holds_nobody() {
+    let mut frontend = Frontend::with_memory();
+    let err = eventfd(0, EventfdFlags::empty()).unwrap();
+    let number = longs(&[0]);
+    assert_eq!(
+        frontend.tell_fds(Req::SET_VRING_ERR, &number, &[err.as_fd()]),
+        Ack
+    );
+    assert_eq!(frontend.tell(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
+    let kick = bell();
+    assert_eq!(
+        frontend.tell_fds(Req::SET_VRING_KICK, &number, &[kick.as_fd()]),
+        Ack
+    );
+    // One more fits, and then none.
+    let almost = (u64::MAX - 2).to_ne_bytes();
+    let (begin, begun) = std::sync::mpsc::channel::<u32>();
+    let (done, ended) = std::sync::mpsc::channel();
+    let filler = err.try_clone().unwrap();
+    let filler = std::thread::spawn(move || {
+        for spins in begun {
+            (0..spins).for_each(|_| std::hint::spin_loop());
+            rustix::io::write(&filler, &1u64.to_ne_bytes()).unwrap();
+            done.send(()).unwrap();
+        }
+    });
+    let nowhere = words(&[0, 0].repeat(5));
+    for round in 0..4000u32 {
+        rustix::io::write(&err, &almost).unwrap();
+        begin.send(round.wrapping_mul(7919) % 4096).unwrap();
+        assert_eq!(frontend.tell(Req::SET_VRING_ADDR, &nowhere), Nack);
+        // Emptied until the filler is through: our signal may have come first.
+        while ended.try_recv().is_err() {
+            if is_readable(&err) {
+                rustix::io::read(&err, &mut [0; 8]).unwrap();
+            }
+        }
+        while is_readable(&err) {
+            rustix::io::read(&err, &mut [0; 8]).unwrap();
+        }
+    }
+    drop(begin);
+    filler.join().unwrap();
     assert!(frontend.is_alive());
 }
 
@@ -131,6 +187,8 @@ fn a_vring_outside_memory_does_not_start() {
         assert_eq!(frontend.tell(Req::SET_VRING_ADDR, &addrs(0, shift)), Ack);
         let answer = frontend.tell_fds(Req::SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
         assert_eq!(answer, Nack, "{shift:#x}");
+        let mut fds = [PollFd::new(&err, PollFlags::IN)];
+        wait(&mut fds, Some(Instant::now() + PATIENCE)).unwrap();
         let mut count = [0; 8];
         rustix::io::read(&err, &mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), 1, "try {tries}");

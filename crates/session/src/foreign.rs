@@ -1,0 +1,222 @@
+//! Descriptors that a frontend sent. They can be anything, and nothing that might wait is done to one
+//! here: what is not known to be harmless is asked, written and closed by [`offload`].
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+use rustix::fs::{
+    AtFlags, CWD, FileType, OFlags, StatxFlags, fcntl_get_seals, fcntl_getfl, fstat, fstatfs,
+    readlinkat, statx,
+};
+
+use crate::intake::is_ready;
+use crate::{Refusal, offload};
+
+/// What `/proc/self/fd` says of an eventfd. The names of files begin with a slash.
+const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
+const STREAMS: [&[u8]; 2] = [b"pipe:[", b"socket:["];
+
+/// How long the server of a memory file may take to tell what file system that is.
+const FILE_WITHIN: Duration = Duration::from_secs(2);
+/// `statfs` types (linux/magic.h) of file systems whose pages come from this host: ext4, XFS, Btrfs,
+/// F2FS, bcachefs, ZFS. Overlayfs is none: below it can be any other.
+const LOCAL: [u64; 6] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0xf2f5_2010,
+    0xca45_1a4e,
+    0x2fc1_2fc1,
+];
+
+/// Descriptors of a message, in order. Those that are not taken out are closed by [`offload`].
+#[derive(Debug, Default)]
+pub(crate) struct Foreign(Vec<OwnedFd>);
+
+/// What a descriptor is, as far as the kernel can tell without a file's server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Eventfd,
+    /// A pipe or a socket.
+    Stream,
+    Other,
+}
+
+impl Foreign {
+    pub(crate) fn extend(&mut self, fds: impl Iterator<Item = OwnedFd>) {
+        self.0.extend(fds);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Splits the first one off.
+    pub(crate) fn pop_first(&mut self) -> Option<Foreign> {
+        (!self.0.is_empty()).then(|| Foreign(vec![self.0.remove(0)]))
+    }
+
+    pub(crate) fn fd(&self) -> Option<&OwnedFd> {
+        self.0.first()
+    }
+
+    /// The descriptor, where it is an eventfd. Its flags stay as they are: they belong to the open file,
+    /// which the frontend uses too.
+    pub(crate) fn into_eventfd(mut self) -> Result<OwnedFd, Foreign> {
+        match self.0.pop() {
+            Some(fd) if kind(&fd) == Kind::Eventfd => Ok(fd),
+            other => Err(Foreign(Vec::from_iter(other))),
+        }
+    }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        self.fd().is_some_and(|fd| kind(fd) == Kind::Stream)
+    }
+
+    /// The file, where no page of it can be missing for want of a server: a mapping of another could
+    /// block every thread that touches it.
+    pub(crate) fn into_memory(mut self) -> Result<File, Refusal> {
+        // Files on tmpfs and hugetlbfs, memfds among them, have seals, others do not.
+        if self.fd().is_some_and(|fd| fcntl_get_seals(fd).is_err()) {
+            let (tell, told) = sync_channel(1);
+            offload::run(move || {
+                if self.fd().is_some_and(is_local_file) {
+                    let _ = tell.send(self);
+                }
+            });
+            self = told.recv_timeout(FILE_WITHIN).unwrap_or_default();
+        }
+        self.0.pop().map(File::from).ok_or_else(|| {
+            Refusal::message(
+                "guest memory is no memfd and no file on tmpfs, hugetlbfs or a local disk",
+            )
+        })
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            offload::close(std::mem::take(&mut self.0));
+        }
+    }
+}
+
+fn kind(fd: &OwnedFd) -> Kind {
+    // An O_PATH descriptor has the name of its file and can neither be read nor written.
+    if fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::PATH)) {
+        return Kind::Other;
+    }
+    match readlinkat(CWD, format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()) {
+        Ok(name) if name.as_bytes() == EVENTFD => Kind::Eventfd,
+        Ok(name)
+            if STREAMS
+                .iter()
+                .any(|start| name.as_bytes().starts_with(start)) =>
+        {
+            Kind::Stream
+        }
+        Ok(_) => Kind::Other,
+        // No /proc in this sandbox. An anonymous inode has no file type. DONT_SYNC: without the server.
+        Err(_) => {
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            let stat = statx(fd, "", flags, StatxFlags::TYPE);
+            match stat.map(|stat| FileType::from_raw_mode(stat.stx_mode.into())) {
+                Ok(FileType::Unknown) => Kind::Eventfd,
+                Ok(FileType::Fifo | FileType::Socket) => Kind::Stream,
+                _ => Kind::Other,
+            }
+        }
+    }
+}
+
+/// May wait for a server for ever.
+fn is_local_file(fd: &OwnedFd) -> bool {
+    let is_local = |kind: u64| LOCAL.contains(&(kind & 0xffff_ffff));
+    fstatfs(fd).is_ok_and(|stat| is_local(stat.f_type as u64))
+        && fstat(fd)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+}
+
+/// Adds one to an eventfd. That may have to wait, whatever was seen before: the frontend may make it a
+/// blocking one and fill it at any moment. A full one is as good as written.
+pub(crate) fn signal(fd: OwnedFd) {
+    if offload::is_full() {
+        return;
+    }
+    offload::run(move || {
+        if is_ready(&fd, PollFlags::OUT) {
+            let _ = rustix::io::write(&fd, &1u64.to_ne_bytes());
+        }
+    });
+}
+
+#[cfg(test)]
+impl<T: Into<OwnedFd>> From<T> for Foreign {
+    fn from(fd: T) -> Foreign {
+        Foreign(vec![fd.into()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, epoll, eventfd};
+    use rustix::fs::{Mode, open};
+    use rustix::pipe::pipe;
+
+    #[test]
+    fn descriptors_are_told_apart() {
+        let new = |flags| eventfd(0, flags).unwrap();
+        let (reader, writer) = pipe().unwrap();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let path_of = |fd: &OwnedFd| {
+            let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            open(path, OFlags::PATH, Mode::empty()).unwrap()
+        };
+        let opened = |path| open(path, OFlags::RDONLY, Mode::empty()).unwrap();
+        let epoll = epoll::create(epoll::CreateFlags::empty()).unwrap();
+        let path = path_of(&new(EventfdFlags::empty()));
+        let rows: [(&str, OwnedFd, Kind); 9] = [
+            ("eventfd", new(EventfdFlags::empty()), Kind::Eventfd),
+            ("non-blocking", new(EventfdFlags::NONBLOCK), Kind::Eventfd),
+            ("pipe", reader, Kind::Stream),
+            ("pipe, writing", writer, Kind::Stream),
+            ("socket", socket.into(), Kind::Stream),
+            ("/dev/null", opened("/dev/null"), Kind::Other),
+            ("directory", opened("/"), Kind::Other),
+            ("epoll", epoll, Kind::Other),
+            ("path of an eventfd", path, Kind::Other),
+        ];
+        for (name, fd, expected) in rows {
+            assert_eq!(kind(&fd), expected, "{name}");
+            let taken = Foreign(vec![fd]).into_eventfd();
+            assert_eq!(taken.is_ok(), expected == Kind::Eventfd, "{name}");
+        }
+    }
+
+    /// The third row is on a disk, or on tmpfs where that is what tests are given.
+    #[test]
+    fn memory_is_what_no_server_is_asked_for() {
+        let memfd = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let opened = |path| open(path, OFlags::RDONLY, Mode::empty()).unwrap();
+        let program = File::open(std::env::current_exe().unwrap()).unwrap();
+        for (name, fd, taken) in [
+            ("memfd", memfd, true),
+            ("/dev/null", opened("/dev/null"), false),
+            ("a file of the kernel", opened("/proc/self/maps"), false),
+            ("folder", opened("/"), false),
+        ] {
+            assert_eq!(Foreign(vec![fd]).into_memory().is_ok(), taken, "{name}");
+        }
+        let kind = fstatfs(&program).unwrap().f_type as u64;
+        let expected = LOCAL.contains(&kind) || fcntl_get_seals(&program).is_ok();
+        assert_eq!(
+            Foreign(vec![program.into()]).into_memory().is_ok(),
+            expected
+        );
+    }
+}

@@ -1,0 +1,424 @@
+//! Descriptors that block whoever closes, asks or writes them: for the daemon no reason to stop.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use cleave_client::wire::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
+use cleave_client::{Client, Frontend, Socket};
+use cleave_tests::{
+    Daemon, Mute, Outcome, PATIENCE, Row, Scratch, assert_serves, comes, ensure, is_root, row,
+};
+use rustix::net::sockopt::set_socket_linger;
+use rustix::pipe::{SpliceFlags, pipe, splice};
+use rustix::process::Signal;
+
+use crate::attack::{both_serve, flood, neighbour_serves, open, open_with, polling, settle, told};
+use crate::config::{frontend, refused};
+
+const MIB: u64 = 1 << 20;
+const USER: u64 = 0x7f00_0000_0000;
+
+pub(crate) fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    lingering(&mut rows);
+    silent_files(&mut rows);
+    pipes_and_sockets(&mut rows);
+    held_pipes(&mut rows);
+    rows
+}
+
+/// A TCP socket whose last close waits ten minutes for data that nobody reads, while the other end is kept.
+struct Lingering {
+    // Dropped first: without it nobody waits.
+    unread: TcpStream,
+    socket: OwnedFd,
+}
+
+impl Lingering {
+    fn new() -> Result<Lingering, String> {
+        let listener = told(TcpListener::bind("127.0.0.1:0"), "listen")?;
+        let address = told(listener.local_addr(), "address")?;
+        let mut stream = told(TcpStream::connect(address), "connect")?;
+        let (unread, _) = told(listener.accept(), "accept")?;
+        told(
+            set_socket_linger(&stream, Some(Duration::from_secs(600))),
+            "linger",
+        )?;
+        told(stream.set_nonblocking(true), "non-blocking")?;
+        // Full for good: the kernel moves a little on to the other end meanwhile.
+        let mut full = 0;
+        while full < 5 {
+            full = match stream.write(&[0; 1 << 16]) {
+                Ok(_) => 0,
+                Err(_) => full + 1,
+            };
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(Lingering {
+            socket: stream.into(),
+            unread,
+        })
+    }
+
+    /// Closes ours; the copy that was sent is then the last one.
+    fn give_up(self) -> TcpStream {
+        self.unread
+    }
+}
+
+fn lingering(rows: &mut Vec<Row>) {
+    rows.push(row(
+        "a lingering socket of a frontend that is turned away",
+        |daemon| {
+            let mut client = open(daemon)?;
+            let _unread = while_stopped(daemon, || queue_lingering(daemon))?;
+            turned_away(daemon)?;
+            both_serve(&mut client)
+        },
+    ));
+    rows.push(row(
+        "forty lingering sockets of frontends that are turned away",
+        |daemon| {
+            let mut client = open(daemon)?;
+            let mut unread = Vec::new();
+            for _ in 0..40 {
+                unread.push(while_stopped(daemon, || queue_lingering(daemon))?);
+            }
+            turned_away(daemon)?;
+            both_serve(&mut client)
+        },
+    ));
+    rows.push(row(
+        "lingering sockets of silent frontends that make room",
+        |daemon| {
+            let mut unread = Vec::new();
+            let mut silent = Vec::new();
+            while_stopped(daemon, || {
+                (0..20).try_for_each(|_| {
+                    let connection = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+                    // A message of one byte is none yet, and holds a socket that holds the lingering one.
+                    let (inner, outer) = told(UnixStream::pair(), "pair")?;
+                    let lingering = Lingering::new()?;
+                    send(&outer, b"x", &[lingering.socket.as_fd()])?;
+                    told(connection.send_raw(b"x", &[inner.as_fd()]), "send")?;
+                    unread.push(lingering.give_up());
+                    silent.push(connection);
+                    Ok(())
+                })
+            })?;
+            drop(silent);
+            assert_serves(daemon)
+        },
+    ));
+    for (name, request, len) in [
+        ("beside GET_FEATURES", number::GET_FEATURES, 0),
+        ("as a region", number::ADD_MEM_REG, 40),
+        ("as kick", number::SET_VRING_KICK, 8),
+        ("as call", number::SET_VRING_CALL, 8),
+        ("as backend channel", number::SET_BACKEND_REQ_FD, 0),
+    ] {
+        rows.push(row(format!("a lingering socket {name}"), move |daemon| {
+            let mut client = open(daemon)?;
+            let lingering = Lingering::new()?;
+            let bytes = wire::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
+            let _unread = while_stopped(daemon, || {
+                let fds = [lingering.socket.as_fd()];
+                told(client.frontend().socket().send_raw(&bytes, &fds), "send")?;
+                Ok(lingering.give_up())
+            })?;
+            drop(client);
+            assert_serves(daemon)
+        }));
+    }
+    rows.push(row(
+        "a lingering socket inside the backend channel",
+        |daemon| {
+            let mut client = open(daemon)?;
+            let (ours, theirs) = told(UnixStream::pair(), "pair")?;
+            let lingering = Lingering::new()?;
+            send(&ours, b"x", &[lingering.socket.as_fd()])?;
+            let _unread = lingering.give_up();
+            let said = client
+                .frontend()
+                .tell(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+            told(said, "set")?;
+            both_serve(&mut client)
+        },
+    ));
+    rows.push(row(
+        "a lingering socket as call, replaced by another",
+        |daemon| {
+            let mut client = open_with(daemon, &polling())?;
+            let mut unread = Vec::new();
+            for _ in 0..3 {
+                let lingering = Lingering::new()?;
+                let fd = Some(lingering.socket.as_fd());
+                told(client.frontend().set_vring_call(0, fd), "call")?;
+                unread.push(lingering.give_up());
+            }
+            both_serve(&mut client)
+        },
+    ));
+}
+
+/// Acts while the daemon is stopped, which then finds all of it at once: a descriptor whose last copy it has.
+fn while_stopped<T>(daemon: &Daemon, act: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    daemon.signal(Signal::STOP);
+    let done = act();
+    daemon.signal(Signal::CONT);
+    done
+}
+
+fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
+    let socket = stream.try_clone().map_err(|error| error.to_string())?;
+    let socket = told(Socket::new(socket, PATIENCE), "socket")?;
+    told(socket.send_raw(bytes, fds), "send")
+}
+
+/// Connects and sends a message with a lingering socket, which waits for nobody to read it.
+fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
+    let connection = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+    let lingering = Lingering::new()?;
+    let bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
+    let sent = connection.send_raw(&bytes, &[lingering.socket.as_fd()]);
+    told(sent, "send")?;
+    Ok(lingering.give_up())
+}
+
+/// The control loop still answers a frontend that is one too many.
+fn turned_away(daemon: &Daemon) -> Outcome {
+    let closed = comes(|| {
+        let second = Socket::connect(daemon.socket(), PATIENCE);
+        second.is_ok_and(|second| second.closes_within(Duration::from_secs(5)))
+    });
+    ensure(closed, || "a second frontend is not turned away".into())
+}
+
+/// A file system whose server never answers, where one can be mounted.
+fn silent_file(scratch: &Scratch) -> Option<Mute> {
+    if !is_root() {
+        println!("skipped: mounting a file system takes root");
+        return None;
+    }
+    let mute = Mute::mount(scratch, MIB);
+    mute.inspect_err(|why| println!("skipped: {why}")).ok()
+}
+
+fn silent_files(rows: &mut Vec<Row>) {
+    for (name, request) in [
+        ("as the whole of memory", number::SET_MEM_TABLE),
+        ("as one more region", number::ADD_MEM_REG),
+    ] {
+        rows.push(row(
+            format!("a file whose server is silent {name}"),
+            move |daemon| {
+                let scratch = Scratch::new();
+                let Some(mute) = silent_file(&scratch) else {
+                    return Ok(());
+                };
+                let file = told(std::fs::File::open(mute.file()), "open")?;
+                mute.fall_silent();
+                let bare = greeted(daemon)?;
+                let region = RegionBytes {
+                    guest_addr: 0,
+                    len_bytes: MIB,
+                    user_addr: USER,
+                    file_offset: 0,
+                };
+                let said = match request {
+                    number::SET_MEM_TABLE => bare.set_mem_table(&[region], &[file.as_fd()]),
+                    _ => bare.add_mem_reg(region, file.as_fd()),
+                };
+                refused(said)?;
+                drop(bare);
+                let served = assert_serves(daemon);
+                // Closing it asks its server, so that goes first.
+                drop(mute);
+                served
+            },
+        ));
+    }
+    for part in ["kick", "call", "err"] {
+        rows.push(row(
+            format!("a file whose server is silent as {part}"),
+            move |daemon| {
+                let scratch = Scratch::new();
+                let Some(mute) = silent_file(&scratch) else {
+                    return Ok(());
+                };
+                let file = told(std::fs::File::open(mute.file()), "open")?;
+                mute.fall_silent();
+                let mut client = open(daemon)?;
+                refused(set(&mut client, part, file.as_fd()))?;
+                drop(client);
+                let served = assert_serves(daemon);
+                drop(mute);
+                served
+            },
+        ));
+    }
+}
+
+fn set(client: &mut Client, part: &str, fd: BorrowedFd<'_>) -> Result<(), cleave_client::Error> {
+    let frontend = client.frontend();
+    match part {
+        "kick" => frontend.set_vring_kick(0, Some(fd)),
+        "call" => frontend.set_vring_call(0, Some(fd)),
+        _ => frontend.set_vring_err(0, Some(fd)),
+    }
+}
+
+/// A frontend that has agreed on features and sent no memory yet.
+fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
+    let mut bare = told(frontend(daemon), "connect")?;
+    let offered = told(bare.features(), "features")?;
+    let protocol = told(bare.protocol_features(), "protocol features")?;
+    told(bare.set_protocol_features(protocol), "protocol features")?;
+    told(bare.set_features(offered & !(1 << 26)), "features")?;
+    Ok(bare)
+}
+
+/// Two ends that carry signals: what is written to the second is read from the first.
+type Ends = (OwnedFd, OwnedFd);
+
+fn pipe_of(blocking: bool) -> Result<Ends, String> {
+    let (reader, writer) = told(pipe(), "pipe")?;
+    told(rustix::io::ioctl_fionbio(&writer, !blocking), "flags")?;
+    Ok((reader, writer))
+}
+
+fn socket_of(blocking: bool) -> Result<Ends, String> {
+    let (reader, writer) = told(UnixStream::pair(), "pair")?;
+    told(writer.set_nonblocking(!blocking), "flags")?;
+    Ok((reader.into(), writer.into()))
+}
+
+/// One signal: eight bytes, as an eventfd is written.
+fn comes_through(reader: &OwnedFd) -> Outcome {
+    let mut bytes = [0; 8];
+    let mut stream = std::fs::File::from(told(reader.try_clone(), "copy")?);
+    let mut fds = [rustix::event::PollFd::new(
+        reader,
+        rustix::event::PollFlags::IN,
+    )];
+    let patience = rustix::time::Timespec {
+        tv_sec: 30,
+        tv_nsec: 0,
+    };
+    let ready = told(rustix::event::poll(&mut fds, Some(&patience)), "poll")?;
+    ensure(ready == 1, || "no signal came".into())?;
+    told(stream.read_exact(&mut bytes), "read")?;
+    ensure(bytes == 1u64.to_ne_bytes(), || format!("{bytes:?}"))
+}
+
+/// As user-mode Linux passes them.
+fn pipes_and_sockets(rows: &mut Vec<Row>) {
+    type Make = fn(bool) -> Result<Ends, String>;
+    for (name, make) in [("pipe", pipe_of as Make), ("socket", socket_of)] {
+        for (mode, blocking) in [("blocks", true), ("does not block", false)] {
+            rows.push(row(
+                format!("calls by a {name} that {mode}"),
+                move |daemon| {
+                    let before = daemon.fds_at_rest();
+                    let mut client = open(daemon)?;
+                    let (reader, writer) = make(blocking)?;
+                    let call = Some(writer.as_fd());
+                    told(client.frontend().set_vring_call(0, call), "call")?;
+                    drop(writer);
+                    // A new call descriptor is signalled at once.
+                    comes_through(&reader)?;
+                    for _ in 0..3 {
+                        client.queue(0).ring().arm();
+                        flood(client.queue(0), 1, 512);
+                        comes_through(&reader)?;
+                        let seen = settle(client.queue(0).ring(), 1);
+                        ensure(seen == 1, || "called, and nothing has ended".into())?;
+                    }
+                    neighbour_serves(&mut client)?;
+                    drop(client);
+                    daemon.fds_settle_at(before)
+                },
+            ));
+            rows.push(row(
+                format!("the end of a vring told by a {name} that {mode}"),
+                move |daemon| {
+                    let mut client = open(daemon)?;
+                    let (reader, writer) = make(blocking)?;
+                    let err = Some(writer.as_fd());
+                    told(client.frontend().set_vring_err(0, err), "err")?;
+                    client.queue(0).ring().push(9999);
+                    client.queue(0).ring().publish();
+                    client.queue(0).ring_kick();
+                    comes_through(&reader)?;
+                    neighbour_serves(&mut client)
+                },
+            ));
+            rows.push(row(
+                format!("calls by a {name} that {mode}, and that nobody reads"),
+                move |daemon| {
+                    let mut client = open_with(daemon, &polling())?;
+                    let (_reader, writer) = make(blocking)?;
+                    let filler = told(writer.try_clone(), "copy")?;
+                    told(rustix::io::ioctl_fionbio(&filler, true), "flags")?;
+                    while rustix::io::write(&filler, &[0; 4096]).is_ok() {}
+                    told(rustix::io::ioctl_fionbio(&filler, !blocking), "flags")?;
+                    let call = Some(writer.as_fd());
+                    told(client.frontend().set_vring_call(0, call), "call")?;
+                    for _ in 0..3 {
+                        client.queue(0).ring().arm();
+                        flood(client.queue(0), 1, 512);
+                        let seen = settle(client.queue(0).ring(), 1);
+                        ensure(seen == 1, || "a full pipe stops the vring".into())?;
+                    }
+                    told(client.frontend().vring_base(0), "stop")?;
+                    neighbour_serves(&mut client)
+                },
+            ));
+        }
+    }
+}
+
+/// A pipe that somebody splices into while there is nothing to splice: whoever writes or closes it waits in the
+/// kernel, where no signal ends that.
+fn held_pipes(rows: &mut Vec<Row>) {
+    for part in ["kick", "call", "err"] {
+        rows.push(row(
+            format!("a pipe that is held as {part}"),
+            move |daemon| {
+                let (reader, writer) = pipe_of(false)?;
+                let (source, feed) = told(UnixStream::pair(), "pair")?;
+                let into = told(writer.try_clone(), "copy")?;
+                let holder = std::thread::spawn(move || {
+                    let _ = splice(source, None, &into, None, 4096, SpliceFlags::empty());
+                });
+                std::thread::sleep(Duration::from_millis(20));
+                let mut client = open_with(daemon, &polling())?;
+                let said = set(&mut client, part, writer.as_fd());
+                drop(writer);
+                let mut outcome = Ok(());
+                if said.is_ok() {
+                    for _ in 0..3 {
+                        client.queue(0).ring().arm();
+                        flood(client.queue(0), 1, 512);
+                        let seen = settle(client.queue(0).ring(), 1);
+                        outcome = outcome.and(ensure(seen == 1, || "it stops the vring".into()));
+                    }
+                    let stopped = client.frontend().vring_base(0);
+                    outcome = outcome.and(told(stopped, "stop").map(drop));
+                    outcome = outcome.and(neighbour_serves(&mut client));
+                }
+                drop(client);
+                outcome = outcome.and(assert_serves(daemon));
+                // The holder ends when there is something to splice, and what waits for the pipe with it.
+                let _ = (&feed).write_all(b"x");
+                drop(feed);
+                told(holder.join().map_err(|_| "panicked"), "holder")?;
+                drop(reader);
+                outcome
+            },
+        ));
+    }
+}
