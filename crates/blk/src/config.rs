@@ -21,7 +21,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Length of the space; reads beyond it are refused.
+    /// Length of the space.
     pub const BYTES: usize = 96;
     /// Offset of the one byte that a guest may write (`writeback`).
     pub const WRITEBACK_OFFSET: usize = 32;

@@ -28,6 +28,9 @@ const SEGMENTS_TOLD: u32 = 126;
 /// While memory is waited for: how often to look whether a worker has failed.
 const WORKER_CHECK: Duration = Duration::from_millis(100);
 
+/// Largest configuration space of any device (VHOST_USER_MAX_CONFIG_SIZE).
+const CONFIG_BYTES_MAX: usize = 256;
+
 /// Protocol features offered.
 pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
@@ -244,14 +247,15 @@ impl State {
         }
     }
 
-    /// Exactly `len` bytes, or none: what lies beyond the space is not made up.
+    /// Exactly `len` bytes, or none. Frontends ask for the largest space there is, whatever the device;
+    /// beyond the fields of this one it is zero.
     pub(crate) fn read_config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
         let start = usize::try_from(offset).ok()?;
         let end = start.checked_add(usize::try_from(len).ok()?)?;
-        if len == 0 {
-            return None;
-        }
-        self.config().bytes().get(start..end).map(<[u8]>::to_vec)
+        let mut space = [0; CONFIG_BYTES_MAX];
+        space[..Config::BYTES].copy_from_slice(&self.config().bytes());
+        let asked = space.get(start..end).filter(|asked| !asked.is_empty());
+        asked.map(<[u8]>::to_vec)
     }
 
     /// The one byte that a driver may write (virtio 1.3 §5.2.5). It may come before SET_FEATURES,

@@ -74,10 +74,20 @@ fn protocol_features_that_were_not_offered_end_the_connection() {
 #[test]
 fn the_configuration_space_is_read_within_its_bounds() {
     let mut frontend = Frontend::negotiated();
-    let whole = frontend.config(0, 96).unwrap();
-    assert_eq!(whole.len(), 12 + 96);
+    let whole = frontend.config(0, 256).unwrap();
+    assert_eq!(whole.len(), 12 + 256);
     assert_eq!(wire::long(&whole, 12), CAPACITY / 512);
-    for (offset, bytes) in [(0, 8), (34, 2), (95, 1), (0, 60)] {
+    assert!(whole[12 + 96..].iter().all(|byte| *byte == 0));
+    let within = [
+        (0, 8),
+        (34, 2),
+        (95, 1),
+        (0, 60),
+        (0, 97),
+        (95, 2),
+        (255, 1),
+    ];
+    for (offset, bytes) in within {
         let part = frontend.config(offset, bytes).unwrap();
         assert_eq!(wire::word(&part, 0), offset);
         assert_eq!(wire::word(&part, 4), bytes);
@@ -86,9 +96,10 @@ fn the_configuration_space_is_read_within_its_bounds() {
     }
     let beyond = [
         (0, 0),
-        (0, 97),
-        (95, 2),
-        (96, 1),
+        (0, 257),
+        (255, 2),
+        (256, 1),
+        (256, 0),
         (96, 0),
         (4095, 1),
         (4096, 1),
