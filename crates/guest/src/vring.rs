@@ -245,6 +245,8 @@ pub struct Vring {
     next_avail: u16,
     /// Available index when last looked at.
     seen_avail: u16,
+    /// Chains were available since the start, and the used positions are those of the ring.
+    has_begun: bool,
     /// Used index with the entries that were added.
     next_used: u16,
     /// Used index that the guest sees.
@@ -259,10 +261,11 @@ impl Vring {
     /// `features`: EVENT_IDX is looked at; indirect descriptors are served whether taken or not
     /// (Windows uses them without).
     ///
-    /// The used position is read from the used ring, which is where the guest expects the next
-    /// entry, whoever served the vring before: equal to `base` after an orderly stop, 0 after a
-    /// reset that zeroed the ring, as drivers do. A guest that leaves something else there gets
-    /// its entries where it said.
+    /// The used position is read from the used ring when the first chain is there, because a driver may
+    /// initialise the ring later than the frontend starts it. That is where the guest expects the next
+    /// entry, whichever device served the vring before: equal to `base` after an orderly stop, 0 after
+    /// a reset that zeroed the ring, as drivers do. A guest that leaves something else there gets its
+    /// entries where it said.
     pub fn new(
         memory: impl Into<Epoch>,
         layout: VringLayout,
@@ -271,8 +274,6 @@ impl Vring {
     ) -> Result<Vring, VringError> {
         let epoch = memory.into();
         let parts = Parts::find(&epoch, layout)?;
-        // SAFETY: `find` vouches for the whole used ring, while `epoch` lives.
-        let used = unsafe { racy::load_index(parts.used.add(INDEX_OFFSET)) };
         let event_idx = features & feature::EVENT_IDX != 0;
         Ok(Vring {
             place: Some(Place { epoch, parts }),
@@ -281,8 +282,9 @@ impl Vring {
             signals: Signals::new(&parts, event_idx, base),
             next_avail: base,
             seen_avail: base,
-            next_used: used,
-            published: used,
+            has_begun: false,
+            next_used: 0,
+            published: 0,
             outstanding: 0,
         })
     }
@@ -397,6 +399,12 @@ impl Vring {
             });
         }
         self.seen_avail = found;
+        if fresh > 0 && !self.has_begun {
+            self.has_begun = true;
+            // SAFETY: `find` vouches for the whole used ring, while the epoch lives.
+            self.next_used = unsafe { racy::load_index(parts.used.add(INDEX_OFFSET)) };
+            self.published = self.next_used;
+        }
         for ahead in 0..PREFETCH_ENTRIES.min(fresh) {
             parts.prefetch_at(self.next_avail.wrapping_add(ahead) & self.mask);
         }
@@ -644,6 +652,9 @@ mod tests {
         let mut vring = Vring::new(memory, driver.layout, EVENT_IDX, 9).unwrap();
         assert_eq!(driver.used_flags().load(SeqCst), 0);
         assert_eq!(driver.avail_event().load(SeqCst), 9);
+        driver.offer(2);
+        driver.publish();
+        vring.take(&mut Chain::new()).unwrap().unwrap();
         vring.push_used(2, 5);
         assert!(vring.publish());
         assert_eq!(
@@ -651,6 +662,26 @@ mod tests {
             Some((2, 5)),
             "the entry is where the guest looks"
         );
+    }
+
+    /// The kick descriptor comes first, the driver zeroes the ring later.
+    #[test]
+    fn a_ring_that_is_initialised_after_its_start_is_answered_where_it_says() {
+        let memory = memory(1 << 20);
+        let mut driver = Driver::new(&memory, 0, 4, 77);
+        let mut vring = Vring::new(memory.clone(), driver.layout, 0, 0).unwrap();
+        let mut chain = Chain::new();
+        // The index of whatever was there says nothing yet.
+        write(&memory, driver.layout.avail_addr + 2, &0u16.to_le_bytes());
+        assert_eq!(vring.take(&mut chain), Ok(None));
+        driver = Driver::new(&memory, 0, 4, 0);
+        driver.set(0, Desc(0x8_0000, 16, 0, 0));
+        driver.offer(0);
+        driver.publish();
+        assert!(vring.take(&mut chain).unwrap().is_some());
+        vring.push_used(0, 5);
+        assert!(vring.publish());
+        assert_eq!(driver.reap(), Some((0, 5)));
     }
 
     #[test]
