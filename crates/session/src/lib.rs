@@ -31,11 +31,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cleave_worker::Device;
+use cleave_worker::{ALARM_RETIRED, Device};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use complaints::Complaints;
-use intake::{Intake, Line, is_readable, wait};
+use intake::{Intake, Line, wait};
 use refusal::Refusal;
 use relay::{Relay, Served};
 use state::State;
@@ -76,7 +76,7 @@ pub struct Session {
     line: Line,
     relay: Relay,
     shared: Arc<Shared>,
-    /// Written by workers that cannot go on.
+    /// Written by workers that cannot go on, or have retired a vring.
     alarm: Arc<OwnedFd>,
     complaints: Complaints,
     /// When a frontend that has said nothing must have spoken; `None` once it has.
@@ -173,8 +173,13 @@ impl Session {
         if self.shared.hang_up.load(Ordering::Acquire) {
             return Err(Refusal::Gone);
         }
-        if is_readable(&self.alarm) {
-            return Err(self.loss());
+        let mut alarms = [0; 8];
+        if rustix::io::read(&self.alarm, &mut alarms).is_ok() {
+            // The device's status, which changed with a vring that was retired, counts as its configuration.
+            self.shared.config_changed.store(true, Ordering::Release);
+            if u64::from_ne_bytes(alarms) % ALARM_RETIRED != 0 {
+                return Err(self.loss());
+            }
         }
         // Kept while the device is suspended or the frontend behind, and looked at again after its
         // next message.

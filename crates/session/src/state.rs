@@ -28,6 +28,9 @@ const SEGMENTS_TOLD: u32 = 126;
 /// While memory is waited for: how often to look whether a worker has failed.
 const WORKER_CHECK: Duration = Duration::from_millis(100);
 
+/// A vring is not served any more until the device is reset (virtio 1.3 §2.1.2).
+const DEVICE_NEEDS_RESET: u8 = 0x40;
+
 /// Largest configuration space of any device (VHOST_USER_MAX_CONFIG_SIZE).
 const CONFIG_BYTES_MAX: usize = 256;
 
@@ -58,6 +61,8 @@ pub(crate) struct State {
     features_told: bool,
     /// Virtio status as the frontend last set it.
     status: u8,
+    /// Vrings retired before the last reset.
+    retired_before: u64,
     channel: Option<Channel>,
     /// Where a vring's call or err is no eventfd.
     pub(crate) forwarder: Option<Forwarder>,
@@ -72,6 +77,7 @@ impl State {
         alarm: Arc<OwnedFd>,
     ) -> Result<State, MapError> {
         let workers_max = config.workers_max.min(device.disk.workers_max());
+        let retired_before = device.totals().retired;
         Ok(State {
             device,
             vring_size_max: config.vring_size_max,
@@ -82,6 +88,7 @@ impl State {
             protocol: VhostUserProtocolFeatures::empty(),
             features_told: false,
             status: 0,
+            retired_before,
             channel: None,
             forwarder: None,
             refusal: None,
@@ -161,7 +168,10 @@ impl State {
     }
 
     pub(crate) fn status(&self) -> u8 {
-        self.status
+        if self.device.totals().retired == self.retired_before {
+            return self.status;
+        }
+        self.status | DEVICE_NEEDS_RESET
     }
 
     /// Status 0 is a reset (virtio 1.3 §2.1.2); the rest is kept for GET_STATUS.
@@ -185,6 +195,7 @@ impl State {
             .for_each(|(_, entry)| entry.settings.reset());
         self.features = None;
         self.status = 0;
+        self.retired_before = self.device.totals().retired;
         Ok(())
     }
 
@@ -242,9 +253,17 @@ impl State {
                 .stripe()
                 .map(|stripe| stripe.segment_max_bytes(SEGMENTS_TOLD)),
             vrings: self.vrings.count(),
-            writeback: self.device.writeback.load(Ordering::Relaxed),
+            writeback: self.device.writeback.load(Ordering::Relaxed) && !self.is_without_flush(),
             limits: self.device.disk.limits().clone(),
         }
+    }
+
+    /// A driver that can choose the cache mode but cannot flush finds write-through (virtio 1.3 §5.2.5.2),
+    /// which is how it is served.
+    fn is_without_flush(&self) -> bool {
+        let both = feature::CONFIG_WCE | feature::FLUSH;
+        let taken = self.features.unwrap_or(both);
+        taken & both == feature::CONFIG_WCE
     }
 
     /// Exactly `len` bytes, or none. Frontends ask for the largest space there is, whatever the device;

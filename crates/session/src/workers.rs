@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use cleave_guest::Memory;
 use cleave_worker::{Device, Handle, LegTotals};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Refusal;
 
@@ -13,7 +12,7 @@ use crate::Refusal;
 pub(crate) struct Workers {
     /// Vring `i` belongs to place `i % handles.len()`.
     handles: Vec<Option<Handle>>,
-    /// Written by a worker that cannot go on.
+    /// Written by a worker that cannot go on, or has retired a vring.
     alarm: Arc<OwnedFd>,
 }
 
@@ -73,10 +72,9 @@ impl Workers {
         sums
     }
 
-    /// Whether a worker cannot go on.
+    /// Whether a worker has failed.
     pub(crate) fn have_failed(&self) -> bool {
-        let mut alarm = [PollFd::new(&self.alarm, PollFlags::IN)];
-        poll(&mut alarm, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        self.handles.iter().flatten().any(Handle::has_ended)
     }
 
     /// Gives all workers a new memory table; returns when they all take requests in it.

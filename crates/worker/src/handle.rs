@@ -40,7 +40,8 @@ pub struct Handle {
 
 impl Handle {
     /// Starts a worker thread, the `number`-th of its device, and makes its reactor and store there. `alarm`
-    /// (an eventfd) is written when the worker cannot go on: guest memory was lost, or the worker failed.
+    /// (an eventfd) is written when the worker cannot go on (guest memory was lost, or the worker failed),
+    /// and `ALARM_RETIRED` is added when a vring is retired.
     pub fn spawn(
         number: usize,
         cpu: Option<usize>,
@@ -73,6 +74,11 @@ impl Handle {
             legs,
             thread: Some(thread),
         })
+    }
+
+    /// Whether its thread is over: it has drained, or failed and holds for ever what may still be written to.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// What this worker had each leg of a stripe do; empty where the disk has one leg.

@@ -36,4 +36,4 @@ pub use handle::{Handle, SpawnError, reactor};
 pub use splitter::{Choice, Direction, Load, Prior, Split, Splitter};
 pub use stats::{Mode, Totals};
 pub use tuning::{Coalesce, Completion, Tuning};
-pub use worker::{LANES_MAX, Lap, Worker};
+pub use worker::{ALARM_RETIRED, LANES_MAX, Lap, Worker};

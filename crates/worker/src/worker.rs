@@ -23,6 +23,9 @@ use crate::stats::{Stats, add};
 use crate::token::Token;
 use crate::{Completion, Device, Split, Splitter, Tuning};
 
+/// Added to the alarm's counter when a vring is retired; a worker that cannot go on adds 1.
+pub const ALARM_RETIRED: u64 = 1 << 32;
+
 /// Most vrings that one worker serves: a device has at most this many.
 pub const LANES_MAX: u16 = 256;
 /// Chains taken from one vring for the drive before the others have their turn; bounds how long a completion
@@ -497,6 +500,7 @@ impl<S: Store> Worker<S> {
         self.unsettled = true;
         self.make_wish();
         self.reactor.ring(err_bell(slot as u16));
+        add_to(&self.alarm, ALARM_RETIRED);
         self.say(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));
     }
 
@@ -599,5 +603,9 @@ fn take_batch<S: Store>(
 
 /// Writes one of our own eventfds; full is as good as written.
 pub(crate) fn signal(fd: &OwnedFd) {
-    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+    add_to(fd, 1);
+}
+
+fn add_to(fd: &OwnedFd, count: u64) {
+    let _ = rustix::io::write(fd, &count.to_ne_bytes());
 }

@@ -117,6 +117,8 @@ fn the_configuration_space_is_read_within_its_bounds() {
 #[test]
 fn only_the_cache_mode_is_written() {
     let mut frontend = Frontend::negotiated();
+    let all = longs(&[FEATURES | feature::FLUSH]);
+    assert_eq!(frontend.tell(Req::SET_FEATURES, &all), Ack);
     let device = frontend.device.clone();
     let writeback = || device.writeback.load(Ordering::Relaxed);
     let message = |offset, flags, bytes: &[u8]| {
@@ -152,6 +154,25 @@ fn only_the_cache_mode_is_written() {
     assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[features])), Ack);
     assert_eq!(frontend.tell(Req::SET_CONFIG, &message(32, 0, &[0])), Nack);
     assert!(writeback());
+}
+
+/// virtio 1.3 §5.2.5.2.
+#[test]
+fn the_cache_mode_of_a_driver_that_cannot_flush_is_write_through() {
+    let mut frontend = Frontend::negotiated();
+    let bit_30 = feature::VHOST_USER_PROTOCOL;
+    let wce = feature::VERSION_1 | feature::CONFIG_WCE | bit_30;
+    // Before a driver has chosen, and the rows of what it may choose.
+    for (features, mode) in [
+        (bit_30, 1),
+        (wce, 0),
+        (wce | feature::FLUSH, 1),
+        (feature::VERSION_1 | bit_30, 1),
+    ] {
+        let taken = longs(&[features]);
+        assert_eq!(frontend.tell(Req::SET_FEATURES, &taken), Ack);
+        assert_eq!(frontend.config(32, 1).unwrap()[12], mode, "{features:#x}");
+    }
 }
 
 #[test]

@@ -452,6 +452,33 @@ fn the_guest_hears_of_a_change_only_while_it_is_served() {
     assert!(!heard(&mut frontend), "stopped");
 }
 
+/// virtio 1.3 §2.1.2: the status says it, and a notification where there is a way for one.
+#[test]
+fn a_retired_vring_needs_a_reset() {
+    let mut frontend = Frontend::with_memory();
+    let (channel, mut ours) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(
+        frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]),
+        Ack
+    );
+    let mut other = frontend.drive(1);
+    let driver = frontend.drive(0);
+    assert_eq!(frontend.tell(Req::SET_STATUS, &longs(&[15])), Ack);
+    // A head beyond the table.
+    driver.put(0x2004, &9999u16.to_le_bytes());
+    driver.put(0x2002, &1u16.to_le_bytes());
+    driver.kick();
+    assert_eq!(Driver::signalled(&driver.err), 1);
+    assert_eq!(frontend.ask_number(Req::GET_STATUS), 15 | 0x40);
+    let mut notice = [0; 12];
+    ours.read_exact(&mut notice).unwrap();
+    assert_eq!(wire::word(&notice, 0), 2, "the configuration changed");
+    other.request();
+    assert_eq!(frontend.tell(Req::SET_STATUS, &longs(&[0])), Ack);
+    assert_eq!(frontend.ask_number(Req::GET_STATUS), 0);
+}
+
 /// Hostile case 40: the memory file is cut while a vring runs on it.
 #[test]
 fn cut_memory_costs_the_connection_only() {

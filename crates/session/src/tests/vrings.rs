@@ -1,6 +1,7 @@
 //! Vrings: their descriptors, numbers, sizes, addresses.
 
 use super::*;
+use crate::intake::is_readable;
 
 /// Hostile case 36: what cannot signal is refused, and the connection goes on. A socket is no kick.
 #[test]
