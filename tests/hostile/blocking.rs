@@ -149,15 +149,17 @@ fn lingering(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row(
-        "a lingering socket as call, replaced by another",
+        "a lingering socket in a socket for calls, replaced by another",
         |daemon| {
             let mut client = open_with(daemon, &polling())?;
             let mut unread = Vec::new();
             for _ in 0..3 {
+                let (ours, theirs) = told(UnixStream::pair(), "pair")?;
                 let lingering = Lingering::new()?;
-                let fd = Some(lingering.socket.as_fd());
-                told(client.frontend().set_vring_call(0, fd), "call")?;
+                send(&ours, b"x", &[lingering.socket.as_fd()])?;
+                let fd = Some(theirs.as_fd());
                 unread.push(lingering.give_up());
+                told(client.frontend().set_vring_call(0, fd), "call")?;
             }
             both_serve(&mut client)
         },

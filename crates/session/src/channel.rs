@@ -2,15 +2,12 @@
 //! communication").
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketType, recv, send, shutdown,
-};
+use rustix::net::{SendFlags, send};
 use vhost::vhost_user::message::BackendReq;
 
+use crate::Refusal;
 use crate::foreign::Foreign;
 use crate::wire::notice;
-use crate::{Refusal, offload};
 
 #[derive(Debug)]
 pub(crate) struct Channel(Foreign);
@@ -27,32 +24,11 @@ pub(crate) enum Told {
 
 impl Channel {
     /// Takes a stream socket of the local kind and nothing else.
-    ///
-    /// Nothing is ever read here (no answer is asked for), so what lies in it is thrown away and no
-    /// more can come: it could hold the frontend's end of the connection, which would then never end,
-    /// and with it the only seat. The same end as the channel itself is found by [`Line::probe`]:
-    /// closed for reading, the connection cannot be written.
-    ///
-    /// [`Line::probe`]: crate::intake::Line::probe
     pub(crate) fn new(socket: Foreign) -> Result<Channel, Refusal> {
-        let copy = socket.fd().filter(|fd| {
-            socket_domain(fd) == Ok(AddressFamily::UNIX)
-                && socket_type(fd) == Ok(SocketType::STREAM)
-                && shutdown(fd, Shutdown::Read).is_ok()
-        });
-        let Some(copy) = copy.and_then(|fd| fd.try_clone().ok()) else {
-            return Err(Refusal::message("the backend channel is no stream socket"));
-        };
-        // Without room for descriptors the kernel closes them, on the thread that reads. Ends: nothing is
-        // added.
-        offload::run(move || {
-            let mut piece = [0u8; 512];
-            while matches!(
-                recv(&copy, &mut piece, RecvFlags::DONTWAIT),
-                Ok((1.., _)) | Err(Errno::INTR)
-            ) {}
-        });
-        Ok(Channel(socket))
+        match socket.close_for_reading() {
+            true => Ok(Channel(socket)),
+            false => Err(Refusal::message("the backend channel is no stream socket")),
+        }
     }
 
     /// Says that the configuration space has changed. Never waits, neither for room nor an answer.

@@ -118,7 +118,7 @@ impl State {
             Err(other) if other.is_stream() => other,
             Err(_) => {
                 return Err(Refusal::message(
-                    "a descriptor for call or err is no eventfd, pipe or socket",
+                    "a descriptor for call or err is no eventfd, pipe or local stream socket",
                 ));
             }
         };

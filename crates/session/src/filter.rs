@@ -152,7 +152,8 @@ fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
     let regions = message.payload.get(REGION_OFFSET..).unwrap_or_default();
     let is_whole = message.payload.len() >= REGION_OFFSET
         && regions.len() % REGION_BYTES == 0
-        && regions.len() / REGION_BYTES == count;
+        // User-mode Linux sends its whole array, of which it uses one entry.
+        && regions.len() / REGION_BYTES >= count;
     if !is_whole {
         return Err(message.misshapen());
     }
@@ -164,6 +165,7 @@ fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
     }
     regions
         .chunks_exact(REGION_BYTES)
+        .take(count)
         .map(|bytes| region(bytes, message.fds.pop_first().unwrap_or_default()))
         .collect()
 }

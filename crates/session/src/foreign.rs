@@ -12,6 +12,10 @@ use rustix::fs::{
     readlinkat, statx,
 };
 
+use rustix::io::Errno;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, recv, shutdown};
+
 use crate::intake::is_ready;
 use crate::{Refusal, offload};
 
@@ -72,8 +76,42 @@ impl Foreign {
         }
     }
 
+    /// Whether it is a pipe, or a socket that can be closed for reading.
     pub(crate) fn is_stream(&self) -> bool {
         self.fd().is_some_and(|fd| kind(fd) == Kind::Stream)
+            && (self
+                .fd()
+                .is_some_and(|fd| socket_type(fd) == Err(Errno::NOTSOCK))
+                || self.close_for_reading())
+    }
+
+    /// Closes a stream socket of the local kind for reading; `false`: it is none.
+    ///
+    /// Nothing is ever read from it, so what lies in it is thrown away and no more can come: it could hold
+    /// the frontend's end of the connection, which would then never end, and with it the only seat. The
+    /// same end as the socket itself is found by [`Line::probe`]: closed for reading, the connection cannot
+    /// be written.
+    ///
+    /// [`Line::probe`]: crate::intake::Line::probe
+    pub(crate) fn close_for_reading(&self) -> bool {
+        let copy = self.fd().filter(|fd| {
+            socket_domain(fd) == Ok(AddressFamily::UNIX)
+                && socket_type(fd) == Ok(SocketType::STREAM)
+                && shutdown(fd, Shutdown::Read).is_ok()
+        });
+        let Some(copy) = copy.and_then(|fd| fd.try_clone().ok()) else {
+            return false;
+        };
+        // Without room for descriptors the kernel closes them, on the thread that reads. Ends: nothing is
+        // added.
+        offload::run(move || {
+            let mut piece = [0u8; 512];
+            while matches!(
+                recv(&copy, &mut piece, RecvFlags::DONTWAIT),
+                Ok((1.., _)) | Err(Errno::INTR)
+            ) {}
+        });
+        true
     }
 
     /// The file, where no page of it can be missing for want of a server: a mapping of another could

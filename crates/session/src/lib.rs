@@ -218,12 +218,19 @@ impl Session {
     }
 
     fn serve(&mut self, message: Message) -> Result<(), Refusal> {
-        let brings_channel = message.request() == Some(FrontendReq::SET_BACKEND_REQ_FD);
+        let may_bring_our_end = matches!(
+            message.request(),
+            Some(
+                FrontendReq::SET_BACKEND_REQ_FD
+                    | FrontendReq::SET_VRING_CALL
+                    | FrontendReq::SET_VRING_ERR
+            )
+        );
         let Served { reply, outcome } = filter::serve(&mut self.relay, message);
         // Before the answer: who has it sees what it says.
         let view = self.relay.state().view();
         *self.shared.lock_view() = view;
-        if brings_channel {
+        if may_bring_our_end {
             self.line.probe()?;
         }
         let is_told = !reply.is_empty();
