@@ -3,16 +3,19 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod built;
 mod ci;
 mod daemon;
 mod guest;
 mod guest_bench;
 mod licence;
 mod metadata;
+mod pool;
 mod report;
 mod sanitize;
 mod setup;
 mod step;
+mod suite;
 mod test;
 mod tidy;
 
@@ -28,6 +31,7 @@ cargo xtask COMMAND
   tidy    only the house rules: sizes, crate prohibitions, leftovers, links
   test    sets the machine up (as root), then runs all tests
           [unit | integration | benches | guest [CASE]]  only these
+          [--quick]                            all but guests and measurements: two minutes after the build
           [--keep]                             leave the guests' logs and images below target/guest
           [--against qemu-storage-daemon]      guest tests with QEMU's daemon instead of cleave
   sanitize

@@ -1,13 +1,13 @@
 //! `cargo xtask test`: sets the machine up, then runs everything, or the part that is asked for.
 
 use std::path::Path;
-use std::process::Command;
+use std::thread;
 use std::time::Instant;
 
 use crate::bench::{self, instructions};
+use crate::built::{self, Artifact, Kind};
 use crate::guest::{self, BackendKind, Keep};
-use crate::guest_bench;
-use crate::setup;
+use crate::{guest_bench, setup, suite};
 
 /// Which tests, and how.
 #[derive(Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub(crate) struct Selection {
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Part {
     All,
+    /// All that runs in two minutes: no guests, no measurements.
+    Quick,
     Unit,
     Integration,
     Benches,
@@ -40,13 +42,14 @@ impl Selection {
         let mut words = words.iter();
         while let Some(word) = words.next() {
             match *word {
-                "unit" => selection.part = Part::Unit,
-                "integration" => selection.part = Part::Integration,
-                "benches" => selection.part = Part::Benches,
-                "guest" => selection.part = Part::Guest,
+                "unit" => selection.choose(Part::Unit)?,
+                "integration" => selection.choose(Part::Integration)?,
+                "benches" => selection.choose(Part::Benches)?,
+                "guest" => selection.choose(Part::Guest)?,
                 name if selection.part == Part::Guest && guest::is_case(name) => {
                     selection.case = Some(name.to_owned());
                 }
+                "--quick" => selection.choose(Part::Quick)?,
                 "--keep" => selection.keep = Keep::Yes,
                 "--against" if words.next() == Some(&"qemu-storage-daemon") => {
                     selection.against = BackendKind::QemuStorageDaemon;
@@ -54,47 +57,63 @@ impl Selection {
                 "--against" => return Err("--against takes `qemu-storage-daemon`".to_owned()),
                 other => {
                     return Err(format!(
-                        "`{other}` is no part of the tests: unit, integration, benches or guest"
+                        "`{other}` is no part of the tests: unit, integration, benches, guest or --quick"
                     ));
                 }
             }
         }
         Ok(selection)
     }
+
+    fn choose(&mut self, part: Part) -> Result<(), String> {
+        if self.part != Part::All {
+            return Err("one part of the tests at a time".to_owned());
+        }
+        self.part = part;
+        Ok(())
+    }
 }
 
 /// Runs what was selected; ends at the first part that fails.
 pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
     let start = Instant::now();
+    // The network is waited for while the compiler works.
+    let (provided, artifacts) = thread::scope(|scope| {
+        let provided = scope.spawn(|| provide(root, selection.part));
+        let artifacts = built::everything(root);
+        (provided.join(), artifacts)
+    });
+    provided.map_err(|_| "setting the machine up panicked")??;
+    let artifacts = artifacts?;
+    println!("built in {} s", start.elapsed().as_secs());
+    let cleave = built::program(&artifacts, "cleave")?;
     let mut passed = Vec::new();
-    setup::provide(root)?;
-    // The integration and guest tests run the program itself, which `cargo test` alone does not build.
-    if selection.against == BackendKind::Cleave {
-        cargo(root, &["build", "--package", "cleave-daemon"])?;
-    }
-    match selection.part {
-        Part::All => cargo(root, &["test", "--workspace"])?,
-        Part::Unit => cargo(root, &["test", "--workspace", "--exclude", "cleave-tests"])?,
-        Part::Integration => cargo(root, &["test", "--package", "cleave-tests"])?,
-        Part::Benches | Part::Guest => {}
-    }
-    match selection.part {
-        Part::All => passed.push("unit, property, simulation and integration tests".to_owned()),
-        Part::Unit => passed.push("unit, property and simulation tests".to_owned()),
-        Part::Integration => passed.push("integration tests".to_owned()),
-        Part::Benches | Part::Guest => {}
+    let tests = selection.part.binaries(root, &artifacts);
+    if !tests.is_empty() {
+        let start = Instant::now();
+        let program = cleave.to_string_lossy();
+        suite::run(root, &tests, &[("CLEAVE_BIN", &program)])?;
+        passed.push(format!(
+            "{} test binaries in {} s",
+            tests.len(),
+            start.elapsed().as_secs()
+        ));
     }
     if matches!(selection.part, Part::All | Part::Benches) {
-        // Each benchmark once, untimed and so not built for release; then what can be judged on any machine.
-        cargo(root, &["test", "--package", "cleave-benches", "--benches"])?;
         instructions::run(root, &instructions::Request::default())?;
-        // The suites against peers too, so that they cannot rot; what they measure in so short a time is not judged.
+        // The suites against peers too, so that they cannot rot. A run as short as this measures nothing.
         bench::run(root, &["all", "--smoke"])?;
-        passed.push("benchmarks once, instructions per I/O".to_owned());
+        passed.push("instructions per I/O, the benchmarks' suites for seconds".to_owned());
     }
     if matches!(selection.part, Part::All | Part::Guest) {
         let case = selection.case.as_deref();
-        passed.push(guest::run(root, selection.against, selection.keep, case)?);
+        passed.push(guest::run(
+            root,
+            &artifacts,
+            selection.against,
+            selection.keep,
+            case,
+        )?);
         if selection.against == BackendKind::Cleave && case.is_none() {
             guest_bench::run(root, &["--smoke"])?;
             passed.push("a comparison in guests, seconds of each".to_owned());
@@ -108,20 +127,33 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
     Ok(())
 }
 
-fn cargo(root: &Path, words: &[&str]) -> Result<(), String> {
-    let line = format!("cargo --locked {}", words.join(" "));
-    println!("running {line}");
-    let status = Command::new("cargo")
-        .arg("--locked")
-        .args(words)
-        // Where the guest tests look for the program; one built elsewhere would leave an old one here.
-        .env("CARGO_TARGET_DIR", root.join("target"))
-        .current_dir(root)
-        .status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("`{line}` ended with {status}")),
-        Err(error) => Err(format!("cannot run cargo: {error}")),
+/// The integration tests.
+pub(crate) fn integration<'a>(root: &Path, artifacts: &'a [Artifact]) -> Vec<&'a Artifact> {
+    Part::Integration.binaries(root, artifacts)
+}
+
+/// Sets the machine up: programs, and kernels where guests are to run.
+fn provide(root: &Path, part: Part) -> Result<(), String> {
+    setup::provide(root)?;
+    if matches!(part, Part::All | Part::Guest) {
+        guest::fetch_kernel(root)?;
+        guest_bench::fetch_kernel(root)?;
+    }
+    Ok(())
+}
+
+impl Part {
+    /// The test binaries that belong to it.
+    fn binaries<'a>(self, root: &Path, artifacts: &'a [Artifact]) -> Vec<&'a Artifact> {
+        let is_integration = |found: &Artifact| found.package == root.join("tests");
+        let belongs = |found: &&Artifact| match (self, found.kind) {
+            (_, Kind::Program) | (Part::Guest, _) => false,
+            (Part::All | Part::Quick, _) => true,
+            (Part::Benches, kind) => kind == Kind::Benchmark,
+            (Part::Unit, kind) => kind == Kind::Test && !is_integration(found),
+            (Part::Integration, _) => is_integration(found),
+        };
+        artifacts.iter().filter(belongs).collect()
     }
 }
 
@@ -146,6 +178,8 @@ mod tests {
         let one = Selection::parse(&["guest", "iopoll"]).unwrap();
         assert_eq!(one.case.as_deref(), Some("iopoll"));
         let benches = Selection::parse(&["benches"]).unwrap();
+        let quick = Selection::parse(&["--quick"]).unwrap();
+        assert_eq!((quick.part, quick.keep), (Part::Quick, Keep::No));
         assert_eq!((benches.part, benches.keep), (Part::Benches, Keep::No));
         assert_eq!((guest.part, guest.keep), (Part::Guest, Keep::Yes));
         assert_eq!(guest.against, BackendKind::QemuStorageDaemon);
@@ -159,6 +193,7 @@ mod tests {
             &["guest", "iopol"],
             &["--against"],
             &["--against", "spdk"],
+            &["guest", "--quick"],
         ] {
             assert!(Selection::parse(words).is_err(), "{words:?}");
         }

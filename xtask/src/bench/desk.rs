@@ -10,6 +10,7 @@ use super::image;
 use super::load::Load;
 use super::plan::{Effort, Pace, Plan};
 use super::subject::{Store, Subject};
+use crate::built;
 use crate::daemon::Daemon;
 use crate::report::{Run, environment};
 use crate::setup;
@@ -43,11 +44,11 @@ impl Desk {
         setup::provide_programs(root, &["fio", "qemu-storage-daemon"])?;
         let cpus = Cpus::choose()?;
         let release = plan.effort.pace != Pace::Smoke;
-        build(root, release)?;
-        let built = root
-            .join("target")
-            .join(if release { "release" } else { "debug" });
-        let cleave = built.join("cleave");
+        println!("building");
+        let [cleave, drive] = match release {
+            true => built_for_release(root)?,
+            false => built::programs(root)?,
+        };
         let facts = json!({
             "driver_cpu": cpus.driver, "daemon_cpu": cpus.daemon, "caveat": cpus.caveat,
             "built_for": if release { "release" } else { "tests: its figures say nothing" },
@@ -74,7 +75,7 @@ impl Desk {
         }
         Ok(Desk {
             root: root.to_owned(),
-            drive: built.join("examples/drive"),
+            drive,
             cleave,
             cpus,
             effort,
@@ -207,17 +208,15 @@ pub(super) fn pinned(cpus: &str, words: &[String]) -> Command {
     command
 }
 
-fn build(root: &Path, release: bool) -> Result<(), String> {
-    println!("building");
-    let target = root.join("target").to_string_lossy().into_owned();
+/// The daemon with the features that it ships with, and the driver.
+fn built_for_release(root: &Path) -> Result<[PathBuf; 2], String> {
+    let target = root.join("target");
     for what in ["-p cleave-daemon", "-p cleave-client --example drive"] {
-        let build = ["cargo", "build", "--locked"];
-        let mut words: Vec<&str> = build.into_iter().chain(what.split(' ')).collect();
-        if release {
-            words.push("--release");
-        }
-        // An own target folder of the caller's would leave an old program here.
-        quietly(root, &words, &[("CARGO_TARGET_DIR", &target)])?;
+        let build = ["cargo", "build", "--locked", "--release"];
+        let words: Vec<&str> = build.into_iter().chain(what.split(' ')).collect();
+        // A target folder of the caller's would leave an old program here.
+        let to = target.to_string_lossy();
+        quietly(root, &words, &[("CARGO_TARGET_DIR", &to)])?;
     }
-    Ok(())
+    Ok(["cleave", "examples/drive"].map(|name| target.join("release").join(name)))
 }

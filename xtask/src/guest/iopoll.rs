@@ -2,22 +2,19 @@
 //! The driver runs there too, and so do the engine's own tests of the polled ring, on a device that polls.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::machine::{Boot, Check, Machine, MachineSpec, pollable_disks};
-use super::{BackendKind, Lab};
-use crate::step::quietly;
+use super::machine::{Boot, Machine, MachineSpec, pollable_disks};
+use super::{BackendKind, Lab, Outcome};
 
 /// The engine's tests take it for zeroes, and read all of it.
 const DISK_BYTES: u64 = 4 << 20;
 const LIMIT: Duration = Duration::from_secs(900);
 
-pub(super) fn run(lab: &Lab, folder: &Path) -> Result<Vec<Check>, String> {
+pub(super) fn run(lab: &Lab, folder: &Path) -> Result<Outcome, String> {
     if lab.kind != BackendKind::Cleave {
-        return Ok(vec![("left-out-nobody-else-polls".to_owned(), Ok(()))]);
+        return Ok(Outcome::Ignored("no other daemon polls".to_owned()));
     }
     let image = |name: &str| {
         let path = folder.join(name);
@@ -26,7 +23,6 @@ pub(super) fn run(lab: &Lab, folder: &Path) -> Result<Vec<Check>, String> {
     };
     let mut devices = pollable_disks(&image("nvme.img")?, &image("virtio.img")?);
     devices.extend(late_disk(&image("late.img")?));
-    let (drive, tests) = built(&lab.root)?;
     let initramfs = folder.join("iopoll.initramfs");
     lab.initramfs.write_with(
         &initramfs,
@@ -34,8 +30,8 @@ pub(super) fn run(lab: &Lab, folder: &Path) -> Result<Vec<Check>, String> {
         "DISK=/dev/vda\n",
         &[
             ("cleave", &lab.program),
-            ("drive", &drive),
-            ("engine-tests", &tests),
+            ("drive", &lab.drive),
+            ("engine-tests", &lab.engine_tests),
         ],
     )?;
     let machine = Machine::start(&MachineSpec {
@@ -52,7 +48,7 @@ pub(super) fn run(lab: &Lab, folder: &Path) -> Result<Vec<Check>, String> {
         log: folder.join("iopoll.log"),
         limit: LIMIT,
     })?;
-    machine.finish()
+    machine.finish().map(Outcome::Checked)
 }
 
 /// QEMU's words for an NVMe drive that is known by its serial, takes two seconds for each write of 4 KiB, and fails
@@ -65,42 +61,4 @@ fn late_disk(image: &Path) -> [String; 4] {
     );
     let device = "nvme,drive=third,serial=late".to_owned();
     ["-drive".to_owned(), drive, "-device".to_owned(), device]
-}
-
-/// The driver, and the engine's tests.
-fn built(root: &Path) -> Result<(PathBuf, PathBuf), String> {
-    let target = root.join("target");
-    let target = [("CARGO_TARGET_DIR", &*target.to_string_lossy())];
-    let drive = "build -p cleave-client --example drive";
-    let tests = "test -p cleave-engine --lib --no-run";
-    let [drive, tests] = [drive, tests].map(|what| {
-        let line = format!("cargo --locked {what} --message-format json");
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let printed = quietly(root, &words, &target)?;
-        executable(&printed).ok_or(format!("`{line}` names no program"))
-    });
-    Ok((drive?, tests?))
-}
-
-/// The program that cargo's JSON lines name.
-fn executable(printed: &str) -> Option<PathBuf> {
-    let named = |line: &str| {
-        let line: Value = serde_json::from_str(line).ok()?;
-        Some(PathBuf::from(line["executable"].as_str()?))
-    };
-    printed.lines().rev().find_map(named)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cargo_names_the_program_that_it_has_built() {
-        let printed = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
-                       {\"reason\":\"compiler-artifact\",\"executable\":\"/t/drive\"}\n\
-                       {\"reason\":\"build-finished\",\"success\":true}\n";
-        assert_eq!(executable(printed), Some("/t/drive".into()));
-        assert_eq!(executable("{\"executable\":null}\nnoise"), None);
-    }
 }

@@ -11,13 +11,14 @@ pub(crate) mod kernel;
 pub(crate) mod machine;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use initramfs::Initramfs;
 use kernel::Kernel;
-use machine::{Accelerator, Boot, Machine, MachineSpec};
+use machine::{Accelerator, Boot, Check, Machine, MachineSpec};
 
-use crate::step::step;
+use crate::built::{self, Artifact, Kind};
+use crate::pool;
 
 /// The daemon that serves the disks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,8 +35,9 @@ pub(crate) struct Lab {
     accelerator: Accelerator,
     kind: BackendKind,
     program: PathBuf,
+    drive: PathBuf,
+    engine_tests: PathBuf,
     folder: PathBuf,
-    root: PathBuf,
 }
 
 /// Whether there is a guest case of this name.
@@ -43,10 +45,20 @@ pub(crate) fn is_case(name: &str) -> bool {
     cases::ALL.iter().any(|case| case.name == name)
 }
 
-/// Runs all cases, or only the one named; returns how many passed. Logs and images are kept if `keep` says so, or a
-/// case failed.
+/// Result of a case.
+pub(crate) enum Outcome {
+    Checked(Vec<Check>),
+    /// Why it cannot run on this machine.
+    Ignored(String),
+}
+
+/// Cases that run at a time. Without KVM each takes about one CPU while it boots, and waits in between.
+const WIDTH: usize = 3;
+
+/// Runs all cases, or only the one named; says how many passed. Logs and images stay where `keep` says so, or a case failed.
 pub(crate) fn run(
     root: &Path,
+    artifacts: &[Artifact],
     kind: BackendKind,
     keep: Keep,
     only: Option<&str>,
@@ -57,7 +69,7 @@ pub(crate) fn run(
     let target = root.join("target/guest");
     let folder = target.join("run");
     fresh(&folder)?;
-    let kernel = Kernel::fetch(&target.join("kernel"), &kernel::SMALL)?;
+    let kernel = fetch_kernel(root)?;
     let initramfs = Initramfs::build(&kernel)?;
     let accelerator = probe(&kernel, &initramfs, &folder)?;
     println!(
@@ -65,34 +77,106 @@ pub(crate) fn run(
         kernel.release,
         accelerator.name()
     );
-    let program = root.join("target/debug/cleave");
     let lab = Lab {
         kernel,
         initramfs,
         accelerator,
         kind,
-        program,
+        program: built::program(artifacts, "cleave")?.to_owned(),
+        drive: built::program(artifacts, "drive")?.to_owned(),
+        engine_tests: engine_tests(root, artifacts)?,
         folder,
-        root: root.to_path_buf(),
     };
-    let (mut count, mut checks) = (0, 0);
+    let start = Instant::now();
+    let mut tally = Tally::default();
     let chosen = |case: &&cases::Case| only.is_none_or(|name| name == case.name);
-    for case in cases::ALL.iter().filter(chosen) {
-        count += 1;
-        let remedy = "read the logs below target/guest/run; `--against qemu-storage-daemon` tells the daemon's faults from the harness's";
-        step(case.name, remedy, || {
-            let found = cases::run(&lab, case)?;
-            checks += found;
-            Ok(format!("{found} checks"))
-        })?;
+    let chosen: Vec<&cases::Case> = cases::ALL.iter().filter(chosen).collect();
+    pool::run(
+        &chosen,
+        WIDTH,
+        |case| {
+            let start = Instant::now();
+            (cases::run(&lab, case), start.elapsed())
+        },
+        |case, (outcome, took)| tally.add(case.name, &outcome, took),
+    );
+    println!("{}", tally.closing_line(start.elapsed()));
+    if tally.failed > 0 {
+        return Err(
+            "guest cases failed; their logs are below target/guest/run, and `--against \
+             qemu-storage-daemon` tells a fault of the daemon from one of the test"
+                .to_owned(),
+        );
     }
     if keep == Keep::No {
         fresh(&lab.folder)?;
     }
     Ok(format!(
-        "{count} guest cases, {checks} checks, accelerator {}",
+        "{} guest cases, {} checks, accelerator {}",
+        tally.passed,
+        tally.checks,
         accelerator.name()
     ))
+}
+
+/// How the cases ended so far.
+#[derive(Default)]
+struct Tally {
+    passed: usize,
+    failed: usize,
+    ignored: usize,
+    checks: usize,
+}
+
+impl Tally {
+    /// Counts a case, and prints its line.
+    fn add(&mut self, name: &str, outcome: &Result<Outcome, String>, took: Duration) {
+        let seconds = took.as_secs_f64();
+        match outcome {
+            Ok(Outcome::Ignored(why)) => {
+                self.ignored += 1;
+                println!("ignored: guest case {name}: {why}");
+            }
+            Ok(Outcome::Checked(checks)) => {
+                self.passed += 1;
+                self.checks += checks.len();
+                println!("{name:<16} ok   {seconds:6.1} s  {} checks", checks.len());
+            }
+            Err(why) => {
+                self.failed += 1;
+                println!("{name:<16} FAIL {seconds:6.1} s  {why}");
+            }
+        }
+    }
+
+    /// As libtest closes, so that a reader of the log can sum both.
+    fn closing_line(&self, took: Duration) -> String {
+        format!(
+            "test result: {}. {} passed; {} failed; {} ignored; 0 measured; 0 filtered out; finished in {:.2}s",
+            if self.failed == 0 { "ok" } else { "FAILED" },
+            self.passed,
+            self.failed,
+            self.ignored,
+            took.as_secs_f64()
+        )
+    }
+}
+
+/// The engine's own tests, which run on a polled drive in a guest too.
+fn engine_tests(root: &Path, artifacts: &[Artifact]) -> Result<PathBuf, String> {
+    let package = root.join("crates/engine");
+    let is_it = |found: &&Artifact| {
+        found.kind == Kind::Test && found.target == "lib" && found.package == package
+    };
+    let found = artifacts.iter().find(is_it);
+    found
+        .map(|found| found.file.clone())
+        .ok_or_else(|| format!("cargo built no tests in {}", package.display()))
+}
+
+/// The kernel of the guests, downloaded where it is not there.
+pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel, String> {
+    Kernel::fetch(&root.join("target/guest/kernel"), &kernel::SMALL)
 }
 
 /// Whether what a run leaves behind stays.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::options::{Effort, Options, Wanted};
 use super::subject::{Server, Subject};
 use crate::bench::image::random_file;
+use crate::built;
 use crate::guest;
 use crate::guest::initramfs::Initramfs;
 use crate::guest::kernel::{Kernel, Wish};
@@ -65,25 +66,22 @@ impl Lab {
         }
         setup::provide(root)?;
         let target = root.join("target");
-        // A check that the harness works takes what the tests have built already.
-        let (build, program) = match options.effort {
-            Effort::Smoke => ("cargo build --locked -p cleave-daemon", "debug/cleave"),
+        let cleave = match options.effort {
+            // A check that the harness works takes what the tests have built already.
+            Effort::Smoke => {
+                let [cleave, _] = built::programs(root)?;
+                cleave
+            }
             Effort::Quick | Effort::Whole => {
                 println!("building for release");
-                (
-                    "cargo build --release --locked -p cleave-daemon",
-                    "release/cleave",
-                )
+                let build = "cargo build --release --locked -p cleave-daemon";
+                let words: Vec<&str> = build.split(' ').collect();
+                // A target folder of the caller's would leave an old program here.
+                let to = target.to_string_lossy();
+                quietly(root, &words, &[("CARGO_TARGET_DIR", &to)])?;
+                target.join("release/cleave")
             }
         };
-        let words: Vec<&str> = build.split(' ').collect();
-        // An own target folder of the caller's would leave an old program here.
-        quietly(
-            root,
-            &words,
-            &[("CARGO_TARGET_DIR", &target.to_string_lossy())],
-        )?;
-        let cleave = target.join(program);
         let folder = target.join("guest/bench");
         std::fs::create_dir_all(&folder)
             .map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -91,7 +89,7 @@ impl Lab {
         clean(&folder);
         let kernel = match &options.kernel {
             Some((image, modules)) => Kernel::take(image, modules, &FULL)?,
-            None => Kernel::fetch(&target.join("guest/kernel-full"), &FULL)?,
+            None => fetch_kernel(root)?,
         };
         let initramfs = Initramfs::build(&kernel)?;
         let accelerator = accelerator(options.accelerator, &kernel, &initramfs, &folder)?;
@@ -152,6 +150,11 @@ impl Lab {
             .map_err(told)?;
         Ok(path)
     }
+}
+
+/// The kernel of the guests, downloaded where it is not there.
+pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel, String> {
+    Kernel::fetch(&root.join("target/guest/kernel-full"), &FULL)
 }
 
 impl Drop for Lab {

@@ -21,6 +21,7 @@ use crate::guest::machine::QEMU;
 use crate::report::{self, Run};
 use crate::step::quietly;
 use lab::Lab;
+pub(crate) use lab::fetch_kernel;
 use options::{Effort, Options};
 use rounds::{Rounds, SUITE};
 use turn::{GUEST_CPU, SERVER_CPU};

@@ -1,0 +1,214 @@
+//! Runs test binaries side by side. Most of their time they wait, so a few more run than there are CPUs; those
+//! that judge time run by themselves afterwards.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::built::{Artifact, Kind};
+use crate::pool;
+
+/// Tests that judge CPU time or latency: binary, and the filter that selects them in it (empty: all of it). They run
+/// one at a time when all others have ended.
+const ALONE: &[(&str, &str)] = &[("tests/pacing", "")];
+
+/// Of one binary. Far more than any takes: what hangs must end with its output.
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// A run of a binary.
+struct Job<'a> {
+    artifact: &'a Artifact,
+    name: String,
+    words: Vec<&'static str>,
+}
+
+/// What a run came to.
+struct Ended {
+    log: PathBuf,
+    took: Duration,
+    failure: Option<String>,
+}
+
+/// Runs the artifacts with an environment. Prints a line and libtest's closing lines for each, and the whole
+/// output of each that failed.
+pub(crate) fn run(
+    root: &Path,
+    artifacts: &[&Artifact],
+    environment: &[(&str, &str)],
+) -> Result<(), String> {
+    let logs = root.join("target/ci/tests");
+    std::fs::create_dir_all(&logs).map_err(|error| format!("{}: {error}", logs.display()))?;
+    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let [crowd, alone] = jobs(root, artifacts);
+    let mut failed = Vec::new();
+    for (jobs, width) in [(crowd, cpus + 1), (alone, 1)] {
+        pool::run(
+            &jobs,
+            width,
+            |job| execute(job, &logs, environment),
+            |job, ended| {
+                if let Err(why) = ended.and_then(|ended| report(job, &ended)) {
+                    println!("{why}");
+                    failed.push(job.name.clone());
+                }
+            },
+        );
+    }
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "failed: {}; their output stands above and in {}",
+            failed.join(", "),
+            logs.display()
+        )),
+    }
+}
+
+/// What runs side by side, and what runs alone.
+fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
+    let (mut crowd, mut alone) = (Vec::new(), Vec::new());
+    for artifact in artifacts {
+        let name = name(root, artifact);
+        let filters = ALONE.iter().filter(|(binary, _)| *binary == name);
+        let filters: Vec<&str> = filters.map(|(_, filter)| *filter).collect();
+        let job = |words| Job {
+            artifact,
+            name: name.clone(),
+            words,
+        };
+        alone.extend(filters.iter().map(|filter| job(vec![*filter])));
+        if !filters.contains(&"") {
+            let skips = filters.iter().flat_map(|filter| ["--skip", *filter]);
+            crowd.push(job(skips.collect()));
+        }
+    }
+    // The integration tests take longest; what starts late should be short.
+    crowd.sort_by_key(|job| !job.name.starts_with("tests/"));
+    [crowd, alone]
+}
+
+/// Its package's folder and its target.
+fn name(root: &Path, artifact: &Artifact) -> String {
+    let package = artifact.package.strip_prefix(root);
+    let package = package.unwrap_or(&artifact.package).display();
+    format!("{package}/{}", artifact.target)
+}
+
+fn execute(job: &Job<'_>, logs: &Path, environment: &[(&str, &str)]) -> Result<Ended, String> {
+    let named = [&job.name.replace('/', "-"), &*job.words.join("-")].concat();
+    let log = logs.join(format!("{named}.log"));
+    let told = |error: std::io::Error| format!("{}: {error}", job.name);
+    let stdout = File::create(&log).map_err(told)?;
+    let stderr = stdout.try_clone().map_err(told)?;
+    let start = Instant::now();
+    // As cargo runs it: in the package's folder.
+    let mut command = Command::new(&job.artifact.file);
+    if job.artifact.kind == Kind::Test {
+        command.args(job.words.iter().filter(|word| !word.is_empty()));
+    }
+    let mut child = command
+        .envs(environment.iter().copied())
+        .current_dir(&job.artifact.package)
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(stderr)
+        .spawn()
+        .map_err(told)?;
+    let failure = loop {
+        match child.try_wait().map_err(told)? {
+            Some(status) if status.success() => break None,
+            Some(status) => break Some(format!("ended with {status}")),
+            None if start.elapsed() > LIMIT => {
+                // Dead already, or about to be: there is nothing else to do about it.
+                let _ = child.kill();
+                let _ = child.wait();
+                break Some(format!("did not end within {} s", LIMIT.as_secs()));
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    Ok(Ended {
+        log,
+        took: start.elapsed(),
+        failure,
+    })
+}
+
+fn report(job: &Job<'_>, ended: &Ended) -> Result<(), String> {
+    let output =
+        std::fs::read(&ended.log).map_err(|error| format!("{}: {error}", ended.log.display()))?;
+    let output = String::from_utf8_lossy(&output);
+    let seconds = ended.took.as_secs_f64();
+    if let Some(failure) = &ended.failure {
+        return Err(format!(
+            "{:<30} FAIL {seconds:6.1} s: {failure}; its output:\n{output}",
+            job.name
+        ));
+    }
+    println!("{:<30} ok   {seconds:6.1} s", job.name);
+    for line in output.lines() {
+        // What could not run here, and why: tests say so themselves, or in their harness's words.
+        if line.starts_with("ignored: ") || line.starts_with("test ") && line.contains(" ... ignored") {
+            println!("{line}");
+        }
+    }
+    // A test that runs its own binary again has more such lines above; a benchmark has none.
+    let mut lines = output.lines().rev();
+    if let Some(line) = lines.find(|line| line.starts_with("test result:")) {
+        println!("{line}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn artifact(package: &str, kind: Kind, file: &str) -> Artifact {
+        Artifact {
+            package: package.into(),
+            target: "thing".to_owned(),
+            kind,
+            file: file.into(),
+        }
+    }
+
+    #[test]
+    fn integration_tests_start_first_and_the_listed_ones_run_alone() {
+        let root = Path::new("/w");
+        let pacing = Artifact {
+            target: "pacing".to_owned(),
+            ..artifact("/w/tests", Kind::Test, "/t/pacing")
+        };
+        let all = [
+            artifact("/w/crates/blk", Kind::Test, "/t/blk"),
+            pacing,
+            artifact("/w/tests", Kind::Test, "/t/life"),
+        ];
+        let [crowd, alone] = jobs(root, &all.iter().collect::<Vec<_>>());
+        let names = |jobs: &[Job<'_>]| {
+            let names = jobs.iter().map(|job| job.name.clone());
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(names(&crowd), ["tests/thing", "crates/blk/thing"]);
+        assert_eq!(names(&alone), ["tests/pacing"]);
+    }
+
+    #[test]
+    fn a_binary_that_fails_or_cannot_start_is_named() {
+        let root = std::env::temp_dir().join(format!("cleave-suite-{}", std::process::id()));
+        let package = std::env::temp_dir();
+        let package = package.to_string_lossy();
+        let verdict = |file: &str| {
+            let found = artifact(&package, Kind::Benchmark, file);
+            run(&root, &[&found], &[])
+        };
+        assert_eq!(verdict("/bin/true"), Ok(()));
+        for file in ["/bin/false", "/nonexistent"] {
+            let why = verdict(file).unwrap_err();
+            assert!(why.contains("thing"), "{why}");
+        }
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}
