@@ -24,15 +24,20 @@ pub(crate) enum Mode {
     Plain,
     Poll,
     ReadOnly,
+    /// In a group, which may use its socket.
+    Group(u32),
 }
 
 /// Starts the daemon and waits for its socket.
 pub(crate) fn start(spec: &BackendSpec<'_>) -> Result<Daemon, String> {
     let socket = spec.folder.join("disk.sock");
-    let command = match spec.kind {
+    let mut command = match spec.kind {
         BackendKind::Cleave => cleave(spec, &socket),
         BackendKind::QemuStorageDaemon => qemu_storage_daemon(spec, &socket),
     };
+    if let Mode::Group(id) = spec.mode {
+        command = in_group(id, &command);
+    }
     Daemon::start(command, socket, spec.folder.join("daemon.log"))
 }
 
@@ -51,6 +56,15 @@ pub(crate) fn can_grow(kind: BackendKind) -> bool {
 }
 
 const SERIAL: &str = "guest-test-7";
+
+/// The command with this group, which gets all rights to what it makes.
+fn in_group(id: u32, command: &Command) -> Command {
+    let line = format!("umask 0007; exec setpriv --regid {id} --clear-groups -- \"$@\"");
+    let mut changed = Command::new("sh");
+    changed.args(["-c", &line, "sh"]).arg(command.get_program());
+    changed.args(command.get_args());
+    changed
+}
 
 fn cleave(spec: &BackendSpec<'_>, socket: &Path) -> Command {
     let mut command = Command::new(spec.program);
@@ -72,7 +86,7 @@ fn cleave(spec: &BackendSpec<'_>, socket: &Path) -> Command {
     ]);
     command.args(["--block-size", &block_bytes]);
     match spec.mode {
-        Mode::Plain => {}
+        Mode::Plain | Mode::Group(_) => {}
         Mode::Poll => drop(command.args(["--completion", "poll"])),
         Mode::ReadOnly => drop(command.arg("--read-only")),
     }

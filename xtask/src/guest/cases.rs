@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::backend::{self, BackendSpec, Mode};
 use super::machine::{Boot, Check, Machine, MachineSpec, vhost_user_disk};
-use super::{BackendKind, Lab, Outcome, boot_sector, iopoll};
+use super::{BackendKind, Lab, Outcome, boot_sector, iopoll, libvirt};
 use crate::daemon::Daemon;
 
 const MIB: u64 = 1 << 20;
@@ -29,6 +29,10 @@ const ONE: Shape = Shape {
     cpus: 1,
     block_bytes: 512,
     chardev: "",
+};
+const RECONNECTING: Shape = Shape {
+    chardev: ",reconnect=1",
+    ..ONE
 };
 pub(super) const FOUR: Shape = Shape {
     cpus: 4,
@@ -68,6 +72,14 @@ pub(crate) const ALL: &[Case] = &[
     Case {
         name: "fio-verify-poll",
         run: |bench| verify(bench, ONE, Mode::Poll).map(Outcome::Checked),
+    },
+    Case {
+        name: "libvirt",
+        run: libvirt::run,
+    },
+    Case {
+        name: "reconnect",
+        run: |bench| reconnect(bench, RECONNECTING).map(Outcome::Checked),
     },
     Case {
         name: "firmware-boot",
@@ -181,6 +193,30 @@ fn live(
     machine.expect("rebooting")?;
     machine.expect("second-boot")?;
     checks.extend(machine.finish()?);
+    Ok(checks)
+}
+
+/// The daemon ends in order and a new one takes its place, twice: while the guest is idle, and in the middle of
+/// its writes. QEMU connects again by itself, and the guest notices a pause.
+fn reconnect(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
+    let image = bench.empty_image()?;
+    let mut daemon = bench.serve(&image, shape, Mode::Plain)?;
+    let mut machine = bench.linux(
+        &daemon,
+        "reconnect",
+        shape,
+        include_str!("scripts/reconnect.sh"),
+    )?;
+    for mark in ["idle", "busy"] {
+        machine.expect(mark)?;
+        daemon.stop()?;
+        // The guest goes on with no daemon there: what it asks for waits in its vrings.
+        machine.answer()?;
+        machine.expect("waiting")?;
+        daemon = bench.serve(&image, shape, Mode::Plain)?;
+    }
+    let checks = machine.finish()?;
+    daemon.stop()?;
     Ok(checks)
 }
 

@@ -121,14 +121,24 @@ impl Machine {
             None => Command::new(QEMU),
             Some(cpu) => pinned(cpu, QEMU),
         };
-        command
-            .args(arguments(spec))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let stderr = spec.log.with_extension("qemu");
-        let complaints = File::create(&stderr).map_err(|e| format!("{}: {e}", stderr.display()))?;
-        let log = File::create(&spec.log).map_err(|e| format!("{}: {e}", spec.log.display()))?;
+        command.args(arguments(spec));
+        Machine::run(command, &spec.log, spec.limit)
+    }
+
+    /// A command whose standard input and output are the guest's console.
+    pub(crate) fn run(
+        mut command: Command,
+        log: &Path,
+        limit: Duration,
+    ) -> Result<Machine, String> {
+        let create = |path: &Path| {
+            File::create(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        let complaints = create(&log.with_extension("qemu"))?;
+        let console = create(log)?;
         let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .stderr(complaints)
             .spawn()
             .map_err(|error| format!("QEMU: {error}"))?;
@@ -137,13 +147,13 @@ impl Machine {
             _ => return Err("QEMU has no serial line".to_owned()),
         };
         let (to, lines) = channel();
-        std::thread::spawn(move || copy_lines(BufReader::new(output), log, &to));
+        std::thread::spawn(move || copy_lines(BufReader::new(output), console, &to));
         Ok(Machine {
             child,
             input,
             lines,
-            log: spec.log.clone(),
-            deadline: Instant::now() + spec.limit,
+            log: log.to_owned(),
+            deadline: Instant::now() + limit,
             checks: Vec::new(),
         })
     }

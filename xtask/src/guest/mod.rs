@@ -8,6 +8,7 @@ mod cases;
 pub(crate) mod initramfs;
 mod iopoll;
 pub(crate) mod kernel;
+mod libvirt;
 pub(crate) mod machine;
 
 use std::path::{Path, PathBuf};

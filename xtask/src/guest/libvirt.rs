@@ -1,0 +1,155 @@
+//! A guest that libvirt starts, with the disk as docs/qemu.md describes it and QEMU as a user of its own.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use super::Outcome;
+use super::backend::Mode;
+use super::cases::{BOOT_LIMIT, Bench, FOUR};
+use super::machine::Machine;
+use crate::step::quietly;
+
+/// User and group of QEMU: Debian's numbers. Only files in the namespace name them.
+const QEMU_ID: u32 = 64055;
+
+/// Namespaces in which libvirtd finds its folders, and which end with all that runs in them.
+const UNSHARE: &[&str] = &[
+    "unshare",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+];
+
+const QEMU_CONF: &str = r#"user = "libvirt-qemu"
+group = "libvirt-qemu"
+security_driver = "none"
+cgroup_controllers = []
+namespaces = []
+remember_owner = 0
+stdio_handler = "file"
+"#;
+
+const LIBVIRTD_CONF: &str = r#"auth_unix_rw = "none"
+auth_unix_ro = "none"
+unix_sock_dir = "/run/libvirt"
+"#;
+
+pub(super) fn run(bench: &Bench<'_>) -> Result<Outcome, String> {
+    let folder = &bench.folder;
+    if let Err(why) = quietly(folder, &[UNSHARE, &["true"]].concat(), &[]) {
+        return Ok(Outcome::Ignored(format!(
+            "libvirt's QEMU driver needs root and namespaces of its own: {}",
+            why.trim()
+        )));
+    }
+    let home = folder.join("var/lib/libvirt");
+    write_files(folder, &home)?;
+    bench.write_initramfs(
+        &home.join("initramfs"),
+        FOUR,
+        include_str!("scripts/libvirt.sh"),
+    )?;
+    fs::copy(&bench.lab.kernel.image, home.join("kernel")).map_err(|error| error.to_string())?;
+
+    let image = bench.empty_image()?;
+    let daemon = bench.serve_in(&home, &image, FOUR, Mode::Group(QEMU_ID))?;
+    let mut command = Command::new(UNSHARE[0]);
+    command
+        .args(&UNSHARE[1..])
+        .args(["sh", "-c", include_str!("scripts/libvirt-host.sh"), "sh"])
+        .arg(folder);
+    let machine = Machine::run(command, &folder.join("console.log"), BOOT_LIMIT)?;
+    let checks = machine.finish()?;
+    daemon.stop()?;
+    Ok(Outcome::Checked(checks))
+}
+
+/// What the namespace shows in place of the machine's own files.
+fn write_files(folder: &Path, home: &Path) -> Result<(), String> {
+    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let settings = folder.join("etc/libvirt");
+    fs::create_dir_all(&settings).map_err(told)?;
+    fs::create_dir_all(home).map_err(told)?;
+    let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
+    let user = format!("libvirt-qemu:x:{QEMU_ID}:{QEMU_ID}::/var/lib/libvirt:/usr/sbin/nologin\n");
+    // The group by which libvirt is built to run QEMU on Ubuntu must be there, whatever its settings say.
+    let groups = format!("libvirt-qemu:x:{QEMU_ID}:\nkvm:x:{}:\n", QEMU_ID + 1);
+    let files = [
+        ("etc/libvirt/qemu.conf", QEMU_CONF.to_owned()),
+        ("etc/libvirt/libvirtd.conf", LIBVIRTD_CONF.to_owned()),
+        // The first line of a name counts.
+        ("etc/passwd", user + &read("/etc/passwd")?),
+        ("etc/group", groups + &read("/etc/group")?),
+        ("no-kvm", String::new()),
+        (
+            "var/lib/libvirt/domain.xml",
+            domain(include_str!("../../../docs/qemu.md"))?,
+        ),
+    ];
+    for (name, text) in files {
+        fs::write(folder.join(name), text).map_err(told)?;
+    }
+    fs::set_permissions(folder.join("no-kvm"), Permissions::from_mode(0o000)).map_err(told)
+}
+
+/// The domain that the document shows, with what it leaves to the reader: a name, a kernel, a console.
+fn domain(document: &str) -> Result<String, String> {
+    let lacking = |what: &str| format!("docs/qemu.md has no {what} any more");
+    let block = document
+        .split_once("```xml\n")
+        .and_then(|(_, rest)| rest.split_once("```"));
+    let (mut xml, _) = block
+        .map(|(block, _)| (block.to_owned(), ()))
+        .ok_or(lacking("domain"))?;
+    let machine = format!(
+        "<domain type='qemu'>\n  <name>cleave-test</name>\n  <memory unit='MiB'>512</memory>\n  \
+         <vcpu>{}</vcpu>\n  <features><acpi/></features>\n  <os>\n    \
+         <type arch='x86_64' machine='q35'>hvm</type>\n    <kernel>/var/lib/libvirt/kernel</kernel>\n    \
+         <initrd>/var/lib/libvirt/initramfs</initrd>\n    \
+         <cmdline>console=ttyS0 quiet loglevel=1 panic=-1 nokaslr</cmdline>\n  </os>",
+        FOUR.cpus
+    );
+    let console =
+        "<devices>\n    <serial type='file'><source path='/var/lib/libvirt/console'/></serial>";
+    for (shown, ours) in [
+        ("<domain type='kvm'>", machine.as_str()),
+        ("<devices>", console),
+        ("/run/cleave/a.sock", "/var/lib/libvirt/disk.sock"),
+    ] {
+        if !xml.contains(shown) {
+            return Err(lacking(shown));
+        }
+        xml = xml.replace(shown, ours);
+    }
+    Ok(xml)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documents_domain_is_completed_and_its_disk_left_as_it_is() {
+        let xml = domain(include_str!("../../../docs/qemu.md")).unwrap();
+        for part in [
+            "<domain type='qemu'>",
+            "path='/var/lib/libvirt/disk.sock'",
+            "<disk type='vhostuser'",
+            "<reconnect enabled='yes'",
+            "<access mode='shared'/>",
+            "</domain>",
+        ] {
+            assert!(xml.contains(part), "{part} is not in {xml}");
+        }
+    }
+
+    #[test]
+    fn a_document_without_the_domain_is_an_error() {
+        assert!(domain("# With QEMU").is_err());
+        assert!(domain("```xml\n<domain type='kvm'></domain>\n```").is_err());
+    }
+}
