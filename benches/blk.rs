@@ -1,10 +1,11 @@
 //! The pure part of a request: header parse, plan, outcome; and the configuration space.
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 
+mod settings;
+
 use std::hint::black_box;
 use std::num::NonZeroU32;
 
-use cleave_benches::settings;
 use cleave_blk::spec::{feature, request_type};
 use cleave_blk::{Config, Cut, Gate, Limits, Outcome, Plan, Request, Segment, Shape, Stripe, Verb};
 use criterion::measurement::WallTime;
@@ -168,7 +169,7 @@ fn config(c: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = settings();
+    config = settings::settings();
     targets = parse, plan, outcome, config
 }
 criterion_main!(benches);

@@ -3,9 +3,11 @@
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 #![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
 
+mod settings;
+
 use std::hint::black_box;
 
-use cleave_benches::{BATCH, Driver, Guest, Place, REGION_BYTES, region_addr, settings};
+use cleave_benches::{BATCH, Driver, Guest, Place, REGION_BYTES, region_addr};
 use cleave_blk::Segment;
 use cleave_blk::spec::feature;
 use cleave_guest::{Chain, Vring};
@@ -141,7 +143,7 @@ fn translate_in(
 
 criterion_group! {
     name = benches;
-    config = settings();
+    config = settings::settings();
     targets = vring, translate
 }
 criterion_main!(benches);

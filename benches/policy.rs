@@ -2,9 +2,10 @@
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 #![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
 
+mod settings;
+
 use std::hint::black_box;
 
-use cleave_benches::settings;
 use cleave_blk::{Request, Verb};
 use cleave_worker::bench::{InFlight, Pacing, Times};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -102,7 +103,7 @@ fn histogram(c: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = settings();
+    config = settings::settings();
     targets = slots, pacer, histogram
 }
 criterion_main!(benches);

@@ -3,9 +3,10 @@
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 #![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
 
+mod settings;
+
 use std::time::Duration;
 
-use cleave_benches::settings;
 use cleave_client::{Client, Doorbell, Options, Stop, Wait, Workload};
 use cleave_tests::Daemon;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -64,7 +65,7 @@ fn run(client: &mut Client, depth: u16, requests: u64) -> Duration {
 
 criterion_group! {
     name = benches;
-    config = settings();
+    config = settings::settings();
     targets = reads
 }
 criterion_main!(benches);

@@ -1,12 +1,13 @@
 //! The splitter's decisions, and planning by them: what they cost, and that they never allocate.
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 
+mod settings;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cleave_benches::settings;
 use cleave_blk::{Cut, Plan, Request, Segment, Verb};
 use cleave_worker::{Choice, Direction, Load, Prior, Split, Splitter};
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -125,7 +126,7 @@ fn decisions(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = settings();
+    config = settings::settings();
     targets = allocates_nothing, decisions
 }
 criterion_main!(benches);

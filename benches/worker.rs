@@ -4,9 +4,11 @@
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 #![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
 
+mod settings;
+
 use std::sync::{Arc, Mutex};
 
-use cleave_benches::{Guest, Place, Signals, Turn, null, settings};
+use cleave_benches::{Guest, Place, Signals, Turn, null};
 use cleave_engine::{Sim, SimConfig, SimStore, Store};
 use criterion::measurement::WallTime;
 use criterion::{
@@ -75,7 +77,7 @@ fn bench<S: Store>(
 
 criterion_group! {
     name = benches;
-    config = settings();
+    config = settings::settings();
     targets = turn, signalled
 }
 criterion_main!(benches);

@@ -6,20 +6,5 @@
 mod guest;
 mod turn;
 
-use std::time::Duration;
-
-use criterion::Criterion;
-
 pub use guest::{BATCH, Driver, Guest, Place, REGION_BYTES, VRING_SIZE, region_addr};
 pub use turn::{Signals, Turn, null};
-
-/// Settings of all groups: about a second per benchmark, so that the whole suite fits into a check
-/// of every change. For a comparison of two builds use criterion's `--save-baseline`, `--baseline`
-/// and a longer `--measurement-time`.
-pub fn settings() -> Criterion {
-    Criterion::default()
-        .warm_up_time(Duration::from_millis(200))
-        .measurement_time(Duration::from_millis(700))
-        .sample_size(50)
-        .without_plots()
-}

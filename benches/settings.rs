@@ -1,0 +1,16 @@
+//! How criterion measures.
+
+use std::time::Duration;
+
+use criterion::Criterion;
+
+/// Settings of all groups: about a second per benchmark, so that the whole suite fits into a check
+/// of every change. For a comparison of two builds use criterion's `--save-baseline`, `--baseline`
+/// and a longer `--measurement-time`.
+pub(crate) fn settings() -> Criterion {
+    Criterion::default()
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(700))
+        .sample_size(50)
+        .without_plots()
+}
