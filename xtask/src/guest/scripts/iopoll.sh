@@ -8,9 +8,13 @@ serve() {
     until_true 100 test -S /tmp/d.sock || fail serve "$(tail -n 2 /tmp/daemon | tr '\n' ' ')"
 }
 
-# stat_of KEY: what the daemon says of it first.
+stats() { cleave stats --control /tmp/d.ctl --json >/tmp/stats 2>/tmp/no-stats; }
+
+# stat_of KEY: what the daemon says of it first. Its answer may come later than the command waits where the machine
+# is late.
 stat_of() {
-    cleave stats --control /tmp/d.ctl --json | tr -d ' "' | tr ',' '\n' | sed -n "s/^$1://p" | head -n 1
+    until_true 100 stats || fail stats "$(cat /tmp/no-stats)" >/dev/console
+    tr -d ' "' </tmp/stats | tr ',' '\n' | sed -n "s/^$1://p" | head -n 1
 }
 
 # drive_on WORDS...: what comes last of an option counts.
