@@ -11,7 +11,11 @@ use crate::pool;
 
 /// Tests that judge CPU time or latency: binary, and the filter that selects them in it (empty: all of it). They run
 /// one at a time when all others have ended.
-const ALONE: &[(&str, &str)] = &[("tests/pacing", "")];
+const ALONE: &[(&str, &str)] = &[
+    ("tests/pacing", ""),
+    // A worker that is to poll sleeps while others want its core.
+    ("tests/control", "a_change_reaches_a_worker_at_rest"),
+];
 
 /// Of one binary. Far more than any takes: what hangs must end with its output.
 const LIMIT: Duration = Duration::from_secs(400);
