@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{
-    Client, Doorbell, Error, GuestMemory, Layout, Options, Order, RegionPlan, Request, Stop, Table,
-    Verify, Wait, Workload,
+    Buffer, Client, Doorbell, Error, GuestMemory, Layout, Options, Order, RegionPlan, Request,
+    Stop, Table, Verify, Wait, Workload,
 };
 use cleave_tests::{
-    Cut, Daemon, Lateness, LoopDevice, Model, Needs, PATIENCE, Random, Scratch, case, ensure,
-    exercise, header, range, run_cases, scale, small, stream, unless_late,
+    Cut, Daemon, Lateness, LoopDevice, Model, Needs, PATIENCE, Random, Scratch, case, comes,
+    ensure, exercise, exercise_queue, header, range, run_cases, scale, small, stream, unless_late,
 };
 
 const DISK: u64 = 64 << 20;
@@ -127,6 +127,7 @@ fn main() -> ExitCode {
         a_grown_image_is_told_to_the_guest,
         a_hang_up_signal_looks_at_the_size_at_once,
         every_way_of_setting_up,
+        a_call_pipe_that_nobody_reads_holds_no_other_vring_up,
         the_largest_ring,
         one_partial_start_as_firmware_does_it,
     ]);
@@ -818,6 +819,13 @@ fn every_way_of_setting_up() {
             },
         ),
         (
+            "calls through a pipe",
+            Options {
+                call: Doorbell::Pipe,
+                ..base.clone()
+            },
+        ),
+        (
             "no call descriptor",
             Options {
                 call: Doorbell::Absent,
@@ -920,6 +928,44 @@ fn one_partial_start_as_firmware_does_it() {
             .unwrap();
     }
     exercise(&mut client).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+/// User-mode Linux passes a pipe for calls. One that is full must not stop the thread that writes it, which serves
+/// other vrings too.
+fn a_call_pipe_that_nobody_reads_holds_no_other_vring_up() {
+    let daemon = Daemon::serve(&["--disk", "ram:16M", "--workers", "1"]);
+    let mut client = daemon.open(&Options {
+        features: !feature::EVENT_IDX,
+        call: Doorbell::Pipe,
+        ..small(2)
+    });
+    let queue = client.queue(0);
+    let call = queue.call_descriptor().unwrap();
+    let room_bytes = rustix::pipe::fcntl_setpipe_size(&call, 4096).unwrap();
+    assert_eq!(
+        rustix::io::write(&call, &vec![0; room_bytes]),
+        Ok(room_bytes)
+    );
+    let (header_at, _) = queue.data_area();
+    queue.memory().write(header_at, &header(kind::FLUSH, 0));
+    let request = [
+        Buffer::readable(header_at, 16),
+        Buffer::writable(header_at + 16, 1),
+    ];
+    for _ in 0..20 {
+        // The ring asks for a call, and there is no room for it.
+        client.queue(0).ring().arm();
+        client.queue(0).ring().add(&request).unwrap();
+        client.queue(0).ring().publish();
+        client.queue(0).ring_kick();
+        assert!(
+            comes(|| client.queue(0).ring().reap().is_some()),
+            "no answer"
+        );
+        exercise_queue(&mut client, 1).unwrap();
+    }
     drop(client);
     daemon.finish();
 }

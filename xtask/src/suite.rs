@@ -153,7 +153,9 @@ fn report(job: &Job<'_>, ended: &Ended) -> Result<(), String> {
     println!("{:<30} ok   {seconds:6.1} s", job.name);
     for line in output.lines() {
         // What could not run here, and why: tests say so themselves, or in their harness's words.
-        if line.starts_with("ignored: ") || line.starts_with("test ") && line.contains(" ... ignored") {
+        if line.starts_with("ignored: ")
+            || line.starts_with("test ") && line.contains(" ... ignored")
+        {
             println!("{line}");
         }
     }

@@ -37,9 +37,9 @@ pub struct Options {
     pub protocol_features: u64,
     /// How completions are waited for.
     pub wait: Wait,
-    /// Kick eventfds.
+    /// Kick descriptors.
     pub kick: Doorbell,
-    /// Call eventfds.
+    /// Call descriptors.
     pub call: Doorbell,
     /// How memory is told.
     pub table: Table,
@@ -317,9 +317,9 @@ impl Client {
         self.frontend
             .set_vring_err(index, Some(queue.err.as_fd()))?;
         self.frontend
-            .set_vring_call(index, queue.call.as_ref().map(AsFd::as_fd))?;
+            .set_vring_call(index, queue.call.as_ref().map(|call| call.writer().as_fd()))?;
         self.frontend
-            .set_vring_kick(index, queue.kick.as_ref().map(AsFd::as_fd))?;
+            .set_vring_kick(index, queue.kick.as_ref().map(|kick| kick.reader.as_fd()))?;
         if self.features & feature::VHOST_USER_PROTOCOL != 0 {
             self.frontend.set_vring_enable(index, true)?;
         }
@@ -329,5 +329,6 @@ impl Client {
 
 fn err_descriptor() -> Result<OwnedFd, Error> {
     let made = Doorbell::NonBlocking.make()?;
-    made.ok_or_else(|| Error::Protocol("no err descriptor".into()))
+    made.map(|ends| ends.reader)
+        .ok_or_else(|| Error::Protocol("no err descriptor".into()))
 }

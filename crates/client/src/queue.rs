@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{HEADER_BYTES, ID_BYTES, SECTOR_BYTES, request_type, status};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::socket::readable;
 use crate::{Buffer, DriverRing, Error, GuestMemory, Used};
@@ -16,32 +17,58 @@ const UNREAD: u8 = 0xee;
 /// How completions are waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Asleep on the call eventfd.
+    /// Asleep on the call descriptor.
     Sleep,
     /// Looking at the used ring without end.
     Poll,
 }
 
-/// How a kick or call eventfd is made.
+/// How a kick or call descriptor is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doorbell {
     /// As QEMU makes them. The flag belongs to the open file, hence to the daemon as well.
     NonBlocking,
     /// As others make them.
     Blocking,
+    /// A pipe. User-mode Linux takes one for its calls, because eventfds raise no SIGIO.
+    Pipe,
     /// None: the other side polls.
     Absent,
 }
 
+/// A descriptor that one side writes and the other reads.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    pub(crate) reader: OwnedFd,
+    /// None where both ends are one descriptor.
+    writer: Option<OwnedFd>,
+}
+
+impl Ends {
+    pub(crate) fn writer(&self) -> &OwnedFd {
+        self.writer.as_ref().unwrap_or(&self.reader)
+    }
+}
+
 impl Doorbell {
-    pub(crate) fn make(self) -> Result<Option<OwnedFd>, Error> {
-        let flags = match self {
-            Doorbell::NonBlocking => EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
-            Doorbell::Blocking => EventfdFlags::CLOEXEC,
+    pub(crate) fn make(self) -> Result<Option<Ends>, Error> {
+        let event = |flags| {
+            eventfd(0, flags | EventfdFlags::CLOEXEC).map(|reader| Ends {
+                reader,
+                writer: None,
+            })
+        };
+        let made = match self {
+            Doorbell::NonBlocking => event(EventfdFlags::NONBLOCK),
+            Doorbell::Blocking => event(EventfdFlags::empty()),
+            Doorbell::Pipe => pipe_with(PipeFlags::CLOEXEC).map(|(reader, writer)| Ends {
+                reader,
+                writer: Some(writer),
+            }),
             Doorbell::Absent => return Ok(None),
         };
-        let made = eventfd(0, flags).map_err(|error| error.into());
-        made.map(Some).map_err(Error::io("make an eventfd"))
+        made.map(Some)
+            .map_err(|error| Error::io("make an eventfd or a pipe")(error.into()))
     }
 }
 
@@ -83,13 +110,13 @@ pub(crate) const STATUS_AT: u64 = 16;
 /// Where the indirect table lies in a control block.
 pub(crate) const TABLE_AT: u64 = 64;
 
-/// One vring and its eventfds. Requests run one at a time here; `run` drives it at depth.
+/// One vring, its kick and its call. Requests run one at a time here; `run` drives it at depth.
 #[derive(Debug)]
 pub struct Queue {
     pub(crate) index: u16,
     pub(crate) ring: DriverRing,
-    pub(crate) kick: Option<OwnedFd>,
-    pub(crate) call: Option<OwnedFd>,
+    pub(crate) kick: Option<Ends>,
+    pub(crate) call: Option<Ends>,
     pub(crate) err: OwnedFd,
     pub(crate) wait: Wait,
     pub(crate) patience: Duration,
@@ -118,14 +145,14 @@ impl Queue {
         (self.arena.addr, self.arena.len)
     }
 
-    /// Another descriptor for its kick eventfd.
+    /// Another descriptor for the daemon's end of its kick.
     pub fn kick_descriptor(&self) -> Option<OwnedFd> {
-        self.kick.as_ref()?.try_clone().ok()
+        self.kick.as_ref()?.reader.try_clone().ok()
     }
 
-    /// Another descriptor for its call eventfd.
+    /// Another descriptor for the daemon's end of its call.
     pub fn call_descriptor(&self) -> Option<OwnedFd> {
-        self.call.as_ref()?.try_clone().ok()
+        self.call.as_ref()?.writer().try_clone().ok()
     }
 
     /// How long a completion may take.
@@ -280,15 +307,15 @@ impl Queue {
         Ok(())
     }
 
-    /// Sleeps on the call eventfd; without one, a little.
+    /// Sleeps on the call descriptor; without one, a little.
     pub(crate) fn sleep(&self, time: Duration) -> bool {
         let Some(call) = &self.call else {
             std::thread::sleep(time.min(Duration::from_micros(50)));
             return false;
         };
-        let woken = readable(call.as_fd(), time);
+        let woken = readable(call.reader.as_fd(), time);
         if woken {
-            drain(call);
+            drain(&call.reader);
         }
         woken
     }
@@ -305,8 +332,8 @@ impl Queue {
     /// Whether the daemon has called (and takes the call).
     pub fn called(&self, time: Duration) -> bool {
         match &self.call {
-            Some(call) if readable(call.as_fd(), time) => {
-                drain(call);
+            Some(call) if readable(call.reader.as_fd(), time) => {
+                drain(&call.reader);
                 true
             }
             _ => false,
@@ -317,7 +344,7 @@ impl Queue {
     pub fn ring_kick(&self) {
         if let Some(kick) = &self.kick {
             // A full counter of a non-blocking eventfd is a kick that is pending already.
-            let _ = rustix::io::write(kick, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(kick.writer(), &1u64.to_ne_bytes());
         }
     }
 
@@ -380,8 +407,9 @@ fn check(kind: u32, sector: u64, done: Completion, wanted: u32) -> Result<(), Er
     Ok(())
 }
 
-/// Takes what an eventfd has counted; it was readable, but its flags belong to the daemon as well.
+/// Takes the count of an eventfd, or what a pipe holds. It was readable, so this does not wait, although its flags
+/// belong to the daemon as well.
 fn drain(fd: &OwnedFd) {
-    let mut count = [0; 8];
-    let _ = rustix::io::read(fd, &mut count);
+    let mut taken = [0; 4096];
+    let _ = rustix::io::read(fd, &mut taken);
 }
