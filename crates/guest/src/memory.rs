@@ -108,6 +108,10 @@ impl Spot<'_> {
 /// request in flight, an op): the table stays mapped until the last of them is dropped. Clones are
 /// counted without an atomic, so an epoch stays on its thread.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::redundant_allocation,
+    reason = "the outer count is this thread's own and needs no atomics; the inner one is shared"
+)]
 pub struct Epoch(Rc<Arc<Memory>>);
 
 /// Equal are holds of one epoch.

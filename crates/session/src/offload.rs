@@ -5,8 +5,8 @@
 //! not answer. No thread that serves anybody does that, unless it knows that the kind is harmless. A
 //! unix socket holds whatever is queued in it, so it is never harmless.
 //!
-//! At most [`THREADS_MAX`] threads are lost at a time. While all of them are blocked, further jobs wait;
-//! with [`WAITING_MAX`] of those, [`is_full`] holds: no frontend is accepted and no descriptor is taken
+//! At most `THREADS_MAX` threads are lost at a time. While all of them are blocked, further jobs wait;
+//! with `WAITING_MAX` of those, [`is_full`] holds: no frontend is accepted and no descriptor is taken
 //! from a frontend until a thread comes back.
 
 use std::collections::VecDeque;

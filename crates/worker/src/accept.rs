@@ -8,12 +8,12 @@ use cleave_engine::{Reactor, Store};
 use cleave_guest::{Chain, Epoch, Memory, Spot, Taken};
 
 use crate::Device;
-use crate::flight::Flight;
 use crate::lane::Lane;
 use crate::record::{Laps, Recorder};
 use crate::slots::{Slot, Timing};
-use crate::splitter::{Direction, Load, SPLIT_MIN_BYTES, Splitter};
+use crate::splitter::{Direction, Load, SPLIT_MIN_BYTES};
 use crate::token::Token;
+use crate::worker::Splitting;
 
 /// What accepting needs beside the vring: all of it borrowed from the worker for one batch. What may
 /// change at any time (size, cache mode) is read anew for each chain: once the frontend has been told
@@ -26,10 +26,7 @@ pub(crate) struct Acceptance<'a, S> {
     /// The memory that requests are taken in.
     pub(crate) epoch: &'a Epoch,
     pub(crate) lane_number: u16,
-    pub(crate) splitter: &'a mut Splitter,
-    pub(crate) clock: Instant,
-    /// Of all the worker's vrings.
-    pub(crate) flight: &'a mut Flight,
+    pub(crate) splitting: &'a mut Splitting,
     /// Requests of this batch that were done on the spot.
     pub(crate) ended: usize,
     pub(crate) laps: &'a mut Laps,
@@ -226,7 +223,7 @@ impl<S: Store> Acceptance<'_, S> {
         }
         let changes = !matches!(request.verb, Verb::Read | Verb::Flush);
         let cached = changes && !cut.durable;
-        self.flight.begun(request.verb, request.len_bytes);
+        self.splitting.flight.begun(request.verb, request.len_bytes);
         lane.slots.fill(
             head,
             Slot {
@@ -263,7 +260,7 @@ impl<S: Store> Acceptance<'_, S> {
             _ => return None,
         };
         if request.len_bytes < SPLIT_MIN_BYTES {
-            self.splitter.note_small(direction);
+            self.splitting.splitter.note_small(direction);
             return None;
         }
         self.split_large(direction, request.len_bytes)
@@ -271,11 +268,14 @@ impl<S: Store> Acceptance<'_, S> {
 
     fn split_large(&mut self, direction: Direction, len_bytes: u64) -> Option<Timing> {
         let load = Load {
-            requests: self.flight.requests(),
+            requests: self.splitting.flight.requests(),
             ops: u32::try_from(self.store.in_flight()).unwrap_or(u32::MAX),
         };
-        let start_ns = nanoseconds(self.clock);
-        let choice = self.splitter.choose(direction, len_bytes, load, start_ns);
+        let start_ns = nanoseconds(self.splitting.clock);
+        let choice = self
+            .splitting
+            .splitter
+            .choose(direction, len_bytes, load, start_ns);
         Some(Timing { choice, start_ns })
     }
 }

@@ -10,13 +10,13 @@ mod accept;
 #[doc(hidden)]
 pub mod bench;
 mod command;
+mod commands;
+mod contention;
 mod control;
 mod device;
 mod flight;
 mod handle;
 mod lane;
-mod neighbours;
-mod obey;
 mod pacing;
 mod policy;
 pub mod record;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use cleave_engine::{Store, Wait};
 
 use crate::accept::nanoseconds;
-use crate::neighbours::yield_core;
-use crate::policy::{Call, Did, Pace, Terms};
+use crate::contention::{CoreContention, yield_core};
+use crate::policy::{Call, Did, Pace, Pacer, Terms};
 use crate::record::VringEvent;
 use crate::stats::{Mode, add};
 use crate::worker::{Worker, call_bell};
@@ -53,6 +53,39 @@ pub(crate) struct Unkicked {
     naps: u32,
 }
 
+/// How a worker waits.
+pub(crate) struct Waiting {
+    pub(crate) pacer: Pacer,
+    pub(crate) wish: Wish,
+    pub(crate) contention: CoreContention,
+    /// Laps without work, of a worker that polls.
+    pub(crate) idle_laps: u32,
+    /// How it looks at vrings without a kick.
+    pub(crate) unkicked: Unkicked,
+    /// Looks at a polled device since something came in or ended.
+    pub(crate) vain_looks: u32,
+    /// Guests were asked for kicks since they were last told that none are needed.
+    pub(crate) armed: bool,
+    /// When the first call that is held back has to go out.
+    pub(crate) call_due_ns: Option<u64>,
+}
+
+impl Waiting {
+    /// Of a worker on this thread.
+    pub(crate) fn new(device: &Device) -> Waiting {
+        Waiting {
+            pacer: Pacer::new(wake_ns(device)),
+            wish: Wish::default(),
+            contention: CoreContention::of_this_thread(),
+            idle_laps: 0,
+            unkicked: Unkicked::default(),
+            vain_looks: 0,
+            armed: true,
+            call_due_ns: None,
+        }
+    }
+}
+
 impl<S: Store> Worker<S> {
     /// Time on the clock that all workers of the device share.
     #[inline]
@@ -61,7 +94,7 @@ impl<S: Store> Worker<S> {
     }
 
     /// Adds up what the vrings wish for: the one that wants to be waited for most wakefully decides.
-    pub(crate) fn make_wish(&mut self) {
+    pub(crate) fn update_wish(&mut self) {
         let wish = |lane: &crate::lane::Lane| match lane.completion {
             _ if !lane.is_running() => Wish::Sleep,
             Completion::Poll if !lane.has_kick => Wish::PollAlways,
@@ -71,8 +104,8 @@ impl<S: Store> Worker<S> {
             Completion::Poll => Wish::Poll,
         };
         let wishes = self.lanes.iter().flatten().map(wish);
-        self.wish = wishes.max_by_key(|wish| *wish as u8).unwrap_or_default();
-        self.stats.set_mode(match self.wish {
+        self.waiting.wish = wishes.max_by_key(|wish| *wish as u8).unwrap_or_default();
+        self.meters.stats.set_mode(match self.waiting.wish {
             Wish::Sleep | Wish::Adapt => Mode::Sleeps,
             Wish::Look | Wish::Poll | Wish::PollAlways => Mode::Polls,
         });
@@ -80,13 +113,13 @@ impl<S: Store> Worker<S> {
 
     /// How the coming `enter` may wait.
     pub(crate) fn pace(&mut self, did: Did) -> Wait {
-        let pace = match self.wish {
+        let pace = match self.waiting.wish {
             Wish::Sleep => Pace::Sleep,
             Wish::Adapt => self.adapt(did),
             Wish::Look => self.look_at_unkicked(did),
             wish @ (Wish::Poll | Wish::PollAlways) => self.poll(did, wish),
         };
-        if did.more || self.busy_control || self.is_due() {
+        if did.more || self.inbox.is_pending || self.is_due() {
             return Wait::No;
         }
         let until_ns = match pace {
@@ -104,15 +137,15 @@ impl<S: Store> Worker<S> {
         if self.arm() {
             return Wait::No;
         }
-        self.stats.set_mode(Mode::Sleeps);
+        self.meters.stats.set_mode(Mode::Sleeps);
         add(
             match until_ns {
-                Some(_) => &self.stats.dozes,
-                None => &self.stats.sleeps,
+                Some(_) => &self.meters.stats.dozes,
+                None => &self.meters.stats.sleeps,
             },
             1,
         );
-        let until_ns = until_ns.into_iter().chain(self.call_due_ns).min();
+        let until_ns = until_ns.into_iter().chain(self.waiting.call_due_ns).min();
         Wait::Until(until_ns.map(|ns| self.device.began + Duration::from_nanos(ns)))
     }
 
@@ -122,33 +155,33 @@ impl<S: Store> Worker<S> {
     #[inline(never)]
     fn look_on(&mut self, did: Did) -> Option<u64> {
         self.poll(did, Wish::PollAlways);
-        self.vain_looks = self.vain_looks.saturating_add(1);
-        if let Some(naps @ 1..) = self.vain_looks.checked_sub(LATE_LOOKS) {
+        self.waiting.vain_looks = self.waiting.vain_looks.saturating_add(1);
+        if let Some(naps @ 1..) = self.waiting.vain_looks.checked_sub(LATE_LOOKS) {
             let nap_ns = (u64::from(naps) * NAP_STEP_NS).min(NAP_MAX_NS);
             return Some(self.now_ns() + nap_ns);
         }
-        self.stats.set_mode(Mode::Polls);
+        self.meters.stats.set_mode(Mode::Polls);
         self.disarm();
         None
     }
 
     fn adapt(&mut self, did: Did) -> Pace {
-        let outlook = self.flight.outlook();
-        if let Some(pace) = self.pacer.turn(did, outlook) {
+        let outlook = self.splitting.flight.outlook();
+        if let Some(pace) = self.waiting.pacer.turn(did, outlook) {
             return pace;
         }
         let now_ns = self.now_ns();
         let terms = Terms {
-            tuning: &self.tuning,
+            tuning: &self.tuned.tuning,
             budget: &self.device.budget,
-            stats: &self.stats,
+            stats: &self.meters.stats,
         };
-        match self.pacer.decide(did, outlook, now_ns, terms) {
+        match self.waiting.pacer.decide(did, outlook, now_ns, terms) {
             Pace::Look => {
-                let others = self.neighbours.give_way();
+                let others = self.waiting.contention.yield_once();
                 // Somebody may have had the core for long.
                 let now_ns = nanoseconds(self.device.began);
-                self.pacer.looked(now_ns, others, terms)
+                self.waiting.pacer.looked(now_ns, others, terms)
             }
             pace => pace,
         }
@@ -156,7 +189,7 @@ impl<S: Store> Worker<S> {
 
     /// A lap of a worker with a guest that never kicks.
     fn look_at_unkicked(&mut self, did: Did) -> Pace {
-        let unkicked = &mut self.unkicked;
+        let unkicked = &mut self.waiting.unkicked;
         if did.any() {
             *unkicked = Unkicked::default();
             return Pace::Spin;
@@ -171,9 +204,9 @@ impl<S: Store> Worker<S> {
             && unkicked.naps == 0
         {
             let spun_ns = now_ns.saturating_sub(since_ns);
-            budget.spend(now_ns, spun_ns, spun_ns, &self.tuning);
+            budget.spend(now_ns, spun_ns, spun_ns, &self.tuned.tuning);
         }
-        if unkicked.naps == 0 && budget.left_ns(now_ns, &self.tuning) > 0 {
+        if unkicked.naps == 0 && budget.left_ns(now_ns, &self.tuned.tuning) > 0 {
             return Pace::Spin;
         }
         unkicked.naps = unkicked.naps.saturating_add(1);
@@ -185,12 +218,12 @@ impl<S: Store> Worker<S> {
     /// guest among them would be slower than with interrupts.
     #[inline]
     fn poll(&mut self, did: Did, wish: Wish) -> Pace {
-        self.idle_laps = match did.any() {
+        self.waiting.idle_laps = match did.any() {
             true => 0,
-            false => self.idle_laps.wrapping_add(1),
+            false => self.waiting.idle_laps.wrapping_add(1),
         };
-        let crowd = &mut self.pacer.crowd;
-        let looks = self.idle_laps % POLL_LOOK_LAPS == POLL_GRACE_LAPS;
+        let crowd = &mut self.waiting.pacer.crowd;
+        let looks = self.waiting.idle_laps % POLL_LOOK_LAPS == POLL_GRACE_LAPS;
         if !looks && !crowd.rests() {
             return Pace::Spin;
         }
@@ -199,13 +232,13 @@ impl<S: Store> Worker<S> {
             if !looks || !crowd.wants_look(now_ns) {
                 return Pace::Spin;
             }
-            let others = self.neighbours.give_way();
+            let others = self.waiting.contention.yield_once();
             let now_ns = nanoseconds(self.device.began);
             crowd.looked(now_ns, others);
             if !crowd.is_crowded(now_ns) {
                 return Pace::Spin;
             }
-            add(&self.stats.switches_crowded, 1);
+            add(&self.meters.stats.switches_crowded, 1);
         }
         match wish {
             // Nobody would wake it.
@@ -221,7 +254,7 @@ impl<S: Store> Worker<S> {
 
     /// Asks all guests for kicks; `true` when one had added work before it could see that.
     fn arm(&mut self) -> bool {
-        self.armed = true;
+        self.waiting.armed = true;
         let mut work = false;
         // With the engine full, completions come first and every lap looks at the rings again.
         let has_room = self.has_room();
@@ -236,11 +269,14 @@ impl<S: Store> Worker<S> {
     /// Tells all guests that kicks are not needed, if they do not know.
     #[inline]
     fn disarm(&mut self) {
-        if self.armed {
-            self.armed = false;
-            if matches!(self.wish, Wish::Look | Wish::Poll | Wish::PollAlways) {
+        if self.waiting.armed {
+            self.waiting.armed = false;
+            if matches!(
+                self.waiting.wish,
+                Wish::Look | Wish::Poll | Wish::PollAlways
+            ) {
                 // It may have slept, out of the way of others.
-                self.stats.set_mode(Mode::Polls);
+                self.meters.stats.set_mode(Mode::Polls);
             }
             for lane in self.lanes.iter_mut().flatten() {
                 lane.vring.disarm();
@@ -250,7 +286,7 @@ impl<S: Store> Worker<S> {
 
     /// Shows the guests all that was pushed: one index store and at most one call a vring.
     pub(crate) fn publish(&mut self) {
-        let coalesce = self.tuning.coalesce;
+        let coalesce = self.tuned.tuning.coalesce;
         for (slot, lane) in (0..).zip(&mut self.lanes) {
             let Some(lane) = lane else { continue };
             if !lane.dirty {
@@ -274,23 +310,35 @@ impl<S: Store> Worker<S> {
                 Call::Later => {
                     lane.record.count(VringEvent::CallCoalesced);
                     let due_ns = lane.caller.due_ns(coalesce);
-                    self.call_due_ns = self.call_due_ns.into_iter().chain(due_ns).min();
+                    self.waiting.call_due_ns =
+                        self.waiting.call_due_ns.into_iter().chain(due_ns).min();
                 }
             }
-            if self.laps.is_timed() {
-                lane.record.published(&self.laps);
+            if self.meters.laps.is_timed() {
+                lane.record.published(&self.meters.laps);
             }
         }
     }
 
     /// Sends the calls that were held back for long enough.
-    pub(crate) fn pay_calls(&mut self) {
+    #[inline]
+    pub(crate) fn send_held_calls(&mut self) {
+        if self.waiting.call_due_ns.is_some() {
+            self.send_due_calls();
+        }
+    }
+
+    fn send_due_calls(&mut self) {
         let now_ns = self.now_ns();
-        if self.call_due_ns.is_none_or(|due_ns| now_ns < due_ns) {
+        if self
+            .waiting
+            .call_due_ns
+            .is_none_or(|due_ns| now_ns < due_ns)
+        {
             return;
         }
-        let coalesce = self.tuning.coalesce;
-        self.call_due_ns = None;
+        let coalesce = self.tuned.tuning.coalesce;
+        self.waiting.call_due_ns = None;
         for (slot, lane) in (0..).zip(&mut self.lanes) {
             let Some(lane) = lane else { continue };
             match lane.caller.due_ns(coalesce) {
@@ -300,7 +348,10 @@ impl<S: Store> Worker<S> {
                     lane.caller.settle();
                     self.reactor.ring(call_bell(slot));
                 }
-                due_ns => self.call_due_ns = self.call_due_ns.into_iter().chain(due_ns).min(),
+                due_ns => {
+                    self.waiting.call_due_ns =
+                        self.waiting.call_due_ns.into_iter().chain(due_ns).min()
+                }
             }
         }
     }
@@ -325,7 +376,7 @@ impl<S: Store> Worker<S> {
         // 0 says that none was measured.
         let middle_ns = late_ns[TRIAL_SLEEPS / 2].max(1);
         self.device.wake_ns.store(middle_ns, Ordering::Relaxed);
-        self.pacer.set_wake(middle_ns);
+        self.waiting.pacer.set_wake(middle_ns);
         Ok(())
     }
 }

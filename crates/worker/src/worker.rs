@@ -12,11 +12,11 @@ use cleave_guest::{Chain, Epoch, Memory, VringFault};
 
 use crate::accept::{Acceptance, Run, answer, nanoseconds};
 use crate::command::Commands;
+use crate::commands::Inbox;
 use crate::flight::Flight;
 use crate::lane::{Lane, State};
-use crate::neighbours::Neighbours;
-use crate::pacing::{Unkicked, Wish, wake_ns};
-use crate::policy::{Did, Pacer};
+use crate::pacing::Waiting;
+use crate::policy::Did;
 use crate::record::{Laps, Look, Looked, VringEvent};
 use crate::slots::{Ended, Next, Timing};
 use crate::stats::{Stats, add};
@@ -118,48 +118,100 @@ pub struct Worker<S: Store> {
     pub(crate) device: Arc<Device>,
     /// The memory table in force.
     pub(crate) epoch: Epoch,
-    pub(crate) pacer: Pacer,
-    pub(crate) wish: Wish,
-    pub(crate) neighbours: Neighbours,
-    /// Laps without work, of a worker that polls.
-    pub(crate) idle_laps: u32,
-    /// How it looks at vrings without a kick.
-    pub(crate) unkicked: Unkicked,
-    /// Looks at a polled device since something came in or ended.
-    pub(crate) vain_looks: u32,
-    /// Guests were asked for kicks since they were last told that none are needed.
-    pub(crate) armed: bool,
-    /// When the first call that is held back has to go out.
-    pub(crate) call_due_ns: Option<u64>,
-    /// The tuning in force, and its number.
-    pub(crate) tuning: Arc<Tuning>,
-    pub(crate) turn: u64,
-    /// Most ops of a request under that tuning.
-    pub(crate) ops_max: usize,
-    pub(crate) stats: Arc<Stats>,
-    pub(crate) commands: Commands,
-    pub(crate) alarm: Arc<OwnedFd>,
     pub(crate) lanes: Vec<Option<Lane>>,
-    /// Of `DESCRIPTORS_MAX`, in this lap.
-    pub(crate) descriptors_left: u32,
-    /// Lane that accepts first: the one behind that which took the engine's last room, or a busy vring
+    pub(crate) taking: Taking,
+    pub(crate) splitting: Splitting,
+    pub(crate) waiting: Waiting,
+    pub(crate) inbox: Inbox,
+    pub(crate) tuned: Tuned,
+    pub(crate) meters: Meters,
+    /// Tells the session of what ends it, and of vrings that were retired.
+    pub(crate) alarm: Arc<OwnedFd>,
+    /// Guest memory was cut off under us.
+    pub(crate) lost: bool,
+    /// When a line that a guest or a disk can cause was logged last.
+    pub(crate) logged: Option<Instant>,
+}
+
+/// How chains are taken from the vrings.
+pub(crate) struct Taking {
+    pub(crate) chain: Chain,
+    /// Lane that accepts first: the one behind that which took the store's last room, or a busy vring
     /// would keep those behind it from ever being served.
     pub(crate) first: usize,
-    pub(crate) chain: Chain,
-    /// Control has something under way: do not sleep before it is looked at.
-    pub(crate) busy_control: bool,
-    /// Vrings that control waits for.
-    pub(crate) stopping: usize,
-    /// Some vring that is not served still has memory of an earlier table.
-    pub(crate) unsettled: bool,
-    pub(crate) exiting: bool,
-    pub(crate) lost: bool,
-    pub(crate) said: Option<Instant>,
+    /// Of `DESCRIPTORS_MAX`, in this lap.
+    pub(crate) descriptors_left: u32,
+}
+
+/// How large requests are split, and what they are split beside.
+pub(crate) struct Splitting {
     pub(crate) splitter: Splitter,
     /// The splitter's time runs from here.
     pub(crate) clock: Instant,
+    /// Requests in flight on all vrings.
     pub(crate) flight: Flight,
+}
+
+/// The tuning in force.
+pub(crate) struct Tuned {
+    pub(crate) tuning: Arc<Tuning>,
+    /// Its number in the registry.
+    pub(crate) number: u64,
+    /// Most ops of a request under it.
+    pub(crate) ops_max: usize,
+}
+
+/// Watches the loop: counts what it did and times some of its laps. Nothing here decides anything.
+pub(crate) struct Meters {
+    pub(crate) stats: Arc<Stats>,
     pub(crate) laps: Laps,
+}
+
+impl Meters {
+    /// A lap is over but for its system call; `worked`: it took or ended something.
+    #[inline]
+    fn lap_ended(&mut self, worked: bool, polled: u64, lanes: &mut [Option<Lane>]) {
+        if !worked {
+            return self.laps.idled();
+        }
+        add(&self.stats.laps, 1);
+        self.stats.polled.store(polled, Ordering::Relaxed);
+        if let Some(ns) = self.laps.length_ns() {
+            for lane in lanes.iter_mut().flatten() {
+                lane.record.lap_ended(ns);
+            }
+        }
+        self.laps.worked();
+    }
+
+    /// Tells the record of a vring whether anything was left in it. Most looks have nothing to tell: those at a
+    /// ring that is empty now, in laps without a clock reading.
+    #[inline]
+    fn looked(&self, lane: &mut Lane, took: Took, has_room: bool) {
+        let (seen, left) = lane.vring.seen();
+        let looked = match took.more || !has_room {
+            true => Looked::Left,
+            // A ring that is not served may hold what was left in it before.
+            false if left == 0 && self.laps.known_ns().is_none() => return lane.record.drained(),
+            false => Looked::Drained,
+        };
+        let look = Look {
+            seen,
+            left,
+            looked,
+            took: took.chains > 0,
+        };
+        lane.record.looked(look, &self.laps);
+    }
+
+    /// The thread is back from the kernel.
+    #[inline]
+    fn entered(&mut self, wait: Wait) {
+        if wait != Wait::No {
+            add(&self.stats.wakeups, 1);
+            self.laps.slept();
+        }
+    }
 }
 
 impl<S: Store> Worker<S> {
@@ -179,43 +231,40 @@ impl<S: Store> Worker<S> {
         device
             .registry
             .enter(stats.clone(), bell, store.leg_stats());
-        let turn = device.registry.turn();
+        let number = device.registry.turn();
         let tuning = device.tuning();
         let splitter = device.learnt.splitter(&tuning.split);
         device.registry.show(&stats, splitter.board());
         Ok(Worker {
             reactor,
             store: [store],
-            pacer: Pacer::new(wake_ns(&device)),
-            laps: Laps::new(device.began, device.records.is_on()),
-            wish: Wish::default(),
-            neighbours: Neighbours::of_this_thread(),
-            idle_laps: 0,
-            unkicked: Unkicked::default(),
-            vain_looks: 0,
-            armed: true,
-            call_due_ns: None,
-            turn,
-            ops_max: device.ops_max(&tuning.split),
-            tuning,
-            device,
             epoch: Epoch::from(memory),
-            stats,
-            commands,
-            alarm,
             lanes: Vec::new(),
-            first: 0,
-            descriptors_left: 0,
-            chain: Chain::new(),
-            busy_control: true,
-            stopping: 0,
-            unsettled: false,
-            exiting: false,
+            taking: Taking {
+                chain: Chain::new(),
+                first: 0,
+                descriptors_left: 0,
+            },
+            splitting: Splitting {
+                splitter,
+                clock: Instant::now(),
+                flight: Flight::default(),
+            },
+            waiting: Waiting::new(&device),
+            inbox: Inbox::new(commands),
+            tuned: Tuned {
+                number,
+                ops_max: device.ops_max(&tuning.split),
+                tuning,
+            },
+            meters: Meters {
+                stats,
+                laps: Laps::new(device.began, device.records.is_on()),
+            },
+            device,
+            alarm,
             lost: false,
-            said: None,
-            splitter,
-            clock: Instant::now(),
-            flight: Flight::default(),
+            logged: None,
         })
     }
 
@@ -228,49 +277,38 @@ impl<S: Store> Worker<S> {
         }
         let took = self.accept();
         // What was done in `push`; the kernel's completions are for the next lap.
-        let at_once = if self.store().is_ready() {
-            self.reap()
-        } else {
-            0
+        let at_once = match self.store().is_ready() {
+            true => self.reap(),
+            false => 0,
         };
         if took.chains + at_once > 0 {
             self.publish();
         }
-        if took.chains + reaped + at_once > 0 {
-            add(&self.stats.laps, 1);
-            self.stats
-                .polled
-                .store(self.reactor.polled(), Ordering::Relaxed);
-            self.vain_looks = 0;
-            self.record_lap();
-        } else {
-            self.laps.idled();
+        let worked = took.chains + reaped + at_once > 0;
+        let polled = self.reactor.polled();
+        self.meters.lap_ended(worked, polled, &mut self.lanes);
+        self.send_held_calls();
+        if self.epoch.is_lost() {
+            self.lose_memory();
         }
-        let did = Did {
+        if worked {
+            self.waiting.vain_looks = 0;
+        }
+        let wait = self.pace(Did {
             arrived: took.awaited as u32,
             ended: (reaped + at_once) as u32,
             in_flight: self.store().in_flight() as u32,
             more: took.more,
-        };
-        if self.call_due_ns.is_some() {
-            self.pay_calls();
-        }
-        if self.epoch.is_lost() {
-            self.lose_memory();
-        }
-        let wait = self.pace(did);
-        if wait == Wait::No && took.chains + reaped + at_once == 0 {
+        });
+        if wait == Wait::No && !worked {
             std::hint::spin_loop();
         }
         self.reactor.enter(&mut self.store, wait)?;
-        if wait != Wait::No {
-            add(&self.stats.wakeups, 1);
-            self.laps.slept();
+        self.meters.entered(wait);
+        match self.inbox.is_pending || self.waits() {
+            true => Ok(self.handle_commands()),
+            false => Ok(Lap::Again),
         }
-        if self.busy_control || self.waits() {
-            return Ok(self.control());
-        }
-        Ok(Lap::Again)
     }
 
     /// Collects what has ended; how many ops that were.
@@ -284,7 +322,7 @@ impl<S: Store> Worker<S> {
                 }
                 Event::Woken {
                     slot: COMMAND_WATCH,
-                } => self.busy_control = true,
+                } => self.inbox.is_pending = true,
                 // A kick only ends the sleep: every lap looks at every ring.
                 Event::Woken { slot } => self.kicked(slot),
             }
@@ -327,23 +365,32 @@ impl<S: Store> Worker<S> {
                 return self.push_sync(0, token);
             }
         };
-        self.flight.ended(ended.verb, ended.len_bytes);
+        self.splitting.flight.ended(ended.verb, ended.len_bytes);
         let mut exact_ns = None;
         if let Some(Timing { choice, start_ns }) = ended.timing
             && choice.is_timed()
         {
-            let now_ns = nanoseconds(self.clock);
+            let now_ns = nanoseconds(self.splitting.clock);
             let latency_ns = now_ns.saturating_sub(start_ns);
             match ended.errno {
                 None => self
+                    .splitting
                     .splitter
                     .ended(choice, ended.len_bytes, latency_ns, now_ns),
-                Some(_) => self.splitter.failed(choice, ended.len_bytes, now_ns),
+                Some(_) => self
+                    .splitting
+                    .splitter
+                    .failed(choice, ended.len_bytes, now_ns),
             }
             exact_ns = Some(latency_ns);
         }
-        lane.record
-            .ended(token.head, &ended, exact_ns, &ended.epoch, &mut self.laps);
+        lane.record.ended(
+            token.head,
+            &ended,
+            exact_ns,
+            &ended.epoch,
+            &mut self.meters.laps,
+        );
         // Through the memory in which it was taken, whatever the table in force has there.
         let used = answer(&ended.epoch, ended.status_addr, ended.outcome);
         lane.push_used(token.head, used);
@@ -371,25 +418,31 @@ impl<S: Store> Worker<S> {
     /// Takes what is available, as far as there is room for whole requests.
     fn accept(&mut self) -> Took {
         let mut took = Took::default();
-        self.descriptors_left = DESCRIPTORS_MAX;
+        self.taking.descriptors_left = DESCRIPTORS_MAX;
         let count = self.lanes.len();
-        let first = if self.first < count { self.first } else { 0 };
+        let first = if self.taking.first < count {
+            self.taking.first
+        } else {
+            0
+        };
         let mut has_room = self.has_room();
         for slot in (first..count).chain(0..first) {
             let had_room = has_room;
             let more = self.accept_lane(slot);
             has_room = self.has_room();
-            self.record_look(slot, more, has_room);
+            if let Some(Some(lane)) = self.lanes.get_mut(slot) {
+                self.meters.looked(lane, more, has_room);
+            }
             took.chains += more.chains;
             if self.is_awaited(slot) {
                 took.awaited += more.chains;
             }
             took.more |= more.more;
             if had_room && !has_room {
-                self.first = slot + 1;
+                self.taking.first = slot + 1;
             }
-            if self.descriptors_left == 0 {
-                (self.first, took.more) = (slot + 1, true);
+            if self.taking.descriptors_left == 0 {
+                (self.taking.first, took.more) = (slot + 1, true);
                 break;
             }
         }
@@ -402,7 +455,7 @@ impl<S: Store> Worker<S> {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.store().room() >= self.ops_max
+        self.store().room() >= self.tuned.ops_max
     }
 
     fn accept_lane(&mut self, slot: usize) -> Took {
@@ -412,13 +465,10 @@ impl<S: Store> Worker<S> {
             store: [store],
             device,
             epoch,
-            chain,
-            splitter,
-            clock,
-            flight,
-            ops_max,
-            laps,
-            descriptors_left,
+            taking,
+            splitting,
+            tuned,
+            meters: Meters { laps, .. },
             ..
         } = self;
         let Some(Some(lane)) = lanes.get_mut(slot) else {
@@ -433,15 +483,13 @@ impl<S: Store> Worker<S> {
             device,
             epoch,
             lane_number: slot as u16,
-            splitter,
-            clock: *clock,
-            flight,
+            splitting,
             ended: 0,
             watched: laps.is_timed() || lane.record.watches(),
             run: Run::NONE,
             laps,
         };
-        let (chains, stop) = take_batch(&mut acceptance, lane, chain, *ops_max, descriptors_left);
+        let (chains, stop) = take_batch(&mut acceptance, lane, taking, tuned.ops_max);
         acceptance.run.count(&mut lane.record);
         if let Stop::Breach(breach) = &stop {
             self.retire(slot, breach);
@@ -451,40 +499,6 @@ impl<S: Store> Worker<S> {
             awaited: 0,
             more: matches!(stop, Stop::Budget),
         }
-    }
-
-    /// Tells the record of a vring whether anything was left in it. Most looks have nothing to tell: those at a
-    /// ring that is empty now, in laps without a clock reading.
-    #[inline]
-    fn record_look(&mut self, slot: usize, took: Took, has_room: bool) {
-        let Some(Some(lane)) = self.lanes.get_mut(slot) else {
-            return;
-        };
-        let (seen, left) = lane.vring.seen();
-        let looked = match took.more || !has_room {
-            true => Looked::Left,
-            // A ring that is not served may hold what was left in it before.
-            false if left == 0 && self.laps.known_ns().is_none() => return lane.record.drained(),
-            false => Looked::Drained,
-        };
-        let look = Look {
-            seen,
-            left,
-            looked,
-            took: took.chains > 0,
-        };
-        lane.record.looked(look, &self.laps);
-    }
-
-    /// A lap has done something.
-    #[inline]
-    fn record_lap(&mut self) {
-        if let Some(ns) = self.laps.length_ns() {
-            for lane in self.lanes.iter_mut().flatten() {
-                lane.record.lap_ended(ns);
-            }
-        }
-        self.laps.worked();
     }
 
     /// Stops serving a vring whose guest broke it. What is in flight still ends.
@@ -497,11 +511,11 @@ impl<S: Store> Worker<S> {
         }
         lane.record.count(VringEvent::Retired);
         let index = lane.index;
-        self.unsettled = true;
-        self.make_wish();
+        self.inbox.unsettled = true;
+        self.update_wish();
         self.reactor.ring(err_bell(slot as u16));
         add_to(&self.alarm, ALARM_RETIRED);
-        self.say(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));
+        self.log_rarely(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));
     }
 
     fn report(&mut self, ended: &Ended) {
@@ -513,7 +527,7 @@ impl<S: Store> Worker<S> {
             ..
         } = *ended;
         let error = io::Error::from_raw_os_error(errno.unwrap_or(0));
-        self.say(|name| {
+        self.log_rarely(|name| {
             tracing::warn!(
                 "{name}: {verb:?} of {len_bytes} bytes at {offset_bytes} failed: {error}"
             )
@@ -521,13 +535,13 @@ impl<S: Store> Worker<S> {
     }
 
     /// Logs at most once in [`LOG_EVERY`]: whatever is said here, a guest or a disk can cause at will.
-    pub(crate) fn say(&mut self, line: impl FnOnce(&str)) {
+    pub(crate) fn log_rarely(&mut self, line: impl FnOnce(&str)) {
         let now = Instant::now();
         if self
-            .said
+            .logged
             .is_none_or(|then| now.duration_since(then) >= LOG_EVERY)
         {
-            self.said = Some(now);
+            self.logged = Some(now);
             line(self.device.disk.name());
         }
     }
@@ -549,9 +563,9 @@ impl<S: Store> Drop for Worker<S> {
     /// Waits for what is in flight. What was learnt about splitting stays with the device, and is logged.
     fn drop(&mut self) {
         self.reactor.close(&mut self.store);
-        self.device.registry.leave(&self.stats);
+        self.device.registry.leave(&self.meters.stats);
         let name = self.device.disk.name();
-        for state in self.splitter.states() {
+        for state in self.splitting.splitter.states() {
             if state.seen >= SEEN_WORTH_TELLING {
                 tracing::info!("{name}: {state}");
             }
@@ -559,7 +573,7 @@ impl<S: Store> Drop for Worker<S> {
         let blank = Splitter::new(Split::Off);
         self.device
             .learnt
-            .keep(std::mem::replace(&mut self.splitter, blank));
+            .keep(std::mem::replace(&mut self.splitting.splitter, blank));
     }
 }
 
@@ -568,10 +582,14 @@ impl<S: Store> Drop for Worker<S> {
 fn take_batch<S: Store>(
     acceptance: &mut Acceptance<'_, S>,
     lane: &mut Lane,
-    chain: &mut Chain,
+    taking: &mut Taking,
     ops_max: usize,
-    descriptors_left: &mut u32,
 ) -> (usize, Stop) {
+    let Taking {
+        chain,
+        descriptors_left,
+        ..
+    } = taking;
     let mut chains = 0;
     let at_once_max = lane.at_once_max();
     let take_max = match acceptance.store.in_flight() {

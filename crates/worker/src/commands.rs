@@ -6,20 +6,45 @@ use std::sync::mpsc::{SyncSender, TryRecvError};
 use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
 
-use crate::command::{Command, Signal, VringStart};
+use crate::command::{Command, Commands, Signal, VringStart};
 use crate::lane::{Lane, State};
 use crate::stats::add;
 use crate::worker::{LANES_MAX, Lap, Worker, call_bell, err_bell};
 
 /// Answers a command. Where nobody waits any more, the answer is dropped.
-fn tell<T>(waiter: &SyncSender<T>, answer: T) {
+fn reply<T>(waiter: &SyncSender<T>, answer: T) {
     let _ = waiter.try_send(answer);
+}
+
+/// What control wants of a worker.
+pub(crate) struct Inbox {
+    pub(crate) commands: Commands,
+    /// There may be a command: do not sleep before it is handled.
+    pub(crate) is_pending: bool,
+    /// Vrings that control waits for.
+    pub(crate) stopping: usize,
+    /// Some vring that is not served still has memory of an earlier table.
+    pub(crate) unsettled: bool,
+    /// The worker is to end.
+    pub(crate) exiting: bool,
+}
+
+impl Inbox {
+    pub(crate) fn new(commands: Commands) -> Inbox {
+        Inbox {
+            commands,
+            is_pending: true,
+            stopping: 0,
+            unsettled: false,
+            exiting: false,
+        }
+    }
 }
 
 impl<S: Store> Worker<S> {
     /// Control waits for something that a later lap makes true.
     pub(crate) fn waits(&self) -> bool {
-        self.stopping > 0 || self.exiting || self.unsettled
+        self.inbox.stopping > 0 || self.inbox.exiting || self.inbox.unsettled
     }
 
     /// Something that control waits for has become true.
@@ -34,30 +59,30 @@ impl<S: Store> Worker<S> {
     }
 
     fn is_ended(&self) -> bool {
-        self.exiting
+        self.inbox.exiting
             && self.store().in_flight() == 0
             && self.lanes.iter().flatten().all(|lane| !lane.dirty)
     }
 
     /// Carries out commands and answers those that have become true.
-    pub(crate) fn control(&mut self) -> Lap {
-        self.busy_control = false;
-        if self.turn != self.device.registry.turn() {
+    pub(crate) fn handle_commands(&mut self) -> Lap {
+        self.inbox.is_pending = false;
+        if self.tuned.number != self.device.registry.turn() {
             self.retune();
         }
         loop {
-            match self.commands.queue.try_recv() {
-                Ok(command) => self.obey(command),
+            match self.inbox.commands.queue.try_recv() {
+                Ok(command) => self.handle_command(command),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
-                    self.exiting = true;
+                    self.inbox.exiting = true;
                     break;
                 }
             }
         }
         self.settle();
         self.release_drained_lanes();
-        self.make_wish();
+        self.update_wish();
         if self.is_ended() {
             Lap::Ended
         } else {
@@ -65,27 +90,27 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
             Command::Start(start, done) => {
                 let started = self.start(*start);
-                tell(&done, started);
+                reply(&done, started);
             }
             Command::Stop(index, done) => self.stop(index, done),
             Command::Enable(index, enabled, done) => {
                 self.enable(index, enabled);
-                tell(&done, ());
+                reply(&done, ());
             }
             Command::Signal(index, signal, done) => {
                 self.set_signal(index, signal);
-                tell(&done, ());
+                reply(&done, ());
             }
             Command::Bind(memory, done) => {
                 self.bind(memory);
-                tell(&done, ());
+                reply(&done, ());
             }
             Command::Exit => {
-                self.exiting = true;
+                self.inbox.exiting = true;
                 for lane in self.lanes.iter_mut().flatten() {
                     lane.enable(false);
                 }
@@ -95,23 +120,23 @@ impl<S: Store> Worker<S> {
 
     /// Takes the tuning over that control has put in force.
     fn retune(&mut self) {
-        add(&self.stats.switches_tuned, 1);
+        add(&self.meters.stats.switches_tuned, 1);
         // The number first: should it change meanwhile, there is another look.
-        self.turn = self.device.registry.turn();
+        self.tuned.number = self.device.registry.turn();
         let tuning = self.device.tuning();
         for lane in self.lanes.iter_mut().flatten() {
             lane.completion = tuning.completion_of(lane.index);
-            if tuning.split != self.tuning.split {
+            if tuning.split != self.tuned.tuning.split {
                 lane.slots.forget_choices();
             }
         }
-        if tuning.split != self.tuning.split {
-            self.splitter = self.device.learnt.splitter(&tuning.split);
-            let board = self.splitter.board();
-            self.device.registry.show(&self.stats, board);
-            self.ops_max = self.device.ops_max(&tuning.split);
+        if tuning.split != self.tuned.tuning.split {
+            self.splitting.splitter = self.device.learnt.splitter(&tuning.split);
+            let board = self.splitting.splitter.board();
+            self.device.registry.show(&self.meters.stats, board);
+            self.tuned.ops_max = self.device.ops_max(&tuning.split);
         }
-        self.tuning = tuning;
+        self.tuned.tuning = tuning;
     }
 
     fn start(&mut self, mut start: VringStart) -> Result<(), VringError> {
@@ -128,7 +153,7 @@ impl<S: Store> Worker<S> {
             return Ok(());
         }
         let (kick, call, err) = (start.kick.take(), start.call.take(), start.err.take());
-        let completion = self.tuning.completion_of(start.index);
+        let completion = self.tuned.tuning.completion_of(start.index);
         let record = self.device.records.recorder(start.index, vring.size());
         let lane = Lane::new(start, vring, completion, record);
         if free.is_none() {
@@ -136,7 +161,7 @@ impl<S: Store> Worker<S> {
         }
         self.lanes[number] = Some(lane);
         // A vring starts armed.
-        self.armed = true;
+        self.waiting.armed = true;
         self.apply(number as u16, Signal::Kick(kick));
         self.apply(number as u16, Signal::Err(err));
         self.apply(number as u16, Signal::Call(call));
@@ -156,10 +181,10 @@ impl<S: Store> Worker<S> {
         {
             Some(lane) => {
                 // A second stop of the same vring takes the place of the first.
-                self.stopping += usize::from(!matches!(lane.state, State::Stopping(_)));
+                self.inbox.stopping += usize::from(!matches!(lane.state, State::Stopping(_)));
                 lane.state = State::Stopping(done);
             }
-            None => tell(&done, None),
+            None => reply(&done, None),
         }
     }
 
@@ -205,7 +230,7 @@ impl<S: Store> Worker<S> {
     /// Puts a memory table in force.
     fn bind(&mut self, memory: Arc<Memory>) {
         self.epoch = memory.into();
-        self.unsettled = true;
+        self.inbox.unsettled = true;
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].as_mut() else {
                 continue;
@@ -214,7 +239,7 @@ impl<S: Store> Worker<S> {
             if let Err(error) = lane.follow(&self.epoch) {
                 let index = lane.index;
                 self.reactor.ring(err_bell(number as u16));
-                self.say(|name| {
+                self.log_rarely(|name| {
                     tracing::warn!(
                         "{name}: vring {index} is not served until its memory is back: {error}"
                     );
@@ -225,13 +250,13 @@ impl<S: Store> Worker<S> {
 
     /// Has vrings that are not served let go of memory that they need no longer.
     fn settle(&mut self) {
-        if !self.unsettled {
+        if !self.inbox.unsettled {
             return;
         }
-        self.unsettled = false;
+        self.inbox.unsettled = false;
         for lane in self.lanes.iter_mut().flatten() {
             lane.settle(&self.epoch);
-            self.unsettled |= lane.holds_on();
+            self.inbox.unsettled |= lane.holds_on();
         }
     }
 
@@ -242,12 +267,12 @@ impl<S: Store> Worker<S> {
                 continue;
             };
             let slot = number as u16;
-            self.stopping -= 1;
+            self.inbox.stopping -= 1;
             self.reactor.unwatch(slot);
             self.reactor.set_bell(call_bell(slot), None);
             self.reactor.set_bell(err_bell(slot), None);
             if let State::Stopping(done) = lane.state {
-                tell(&done, Some(lane.vring.base()));
+                reply(&done, Some(lane.vring.base()));
             }
         }
     }

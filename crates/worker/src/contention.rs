@@ -9,21 +9,21 @@ const ALONE: Duration = Duration::from_micros(10);
 
 /// The scheduler's counts of one thread.
 #[derive(Debug)]
-pub(crate) struct Neighbours {
+pub(crate) struct CoreContention {
     /// `None`: this kernel does not tell.
     schedstat: Option<File>,
 }
 
-impl Neighbours {
+impl CoreContention {
     /// Of the calling thread, which is the one that has to ask.
-    pub(crate) fn of_this_thread() -> Neighbours {
-        Neighbours {
+    pub(crate) fn of_this_thread() -> CoreContention {
+        CoreContention {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
         }
     }
 
     /// Gives way once; whether somebody took it. Three system calls, or two clock reads and one.
-    pub(crate) fn give_way(&self) -> bool {
+    pub(crate) fn yield_once(&self) -> bool {
         let before = self.turns();
         let began = Instant::now();
         yield_core();
@@ -53,9 +53,9 @@ mod tests {
 
     #[test]
     fn this_kernel_counts_turns_and_a_sleep_is_one() {
-        let neighbours = Neighbours::of_this_thread();
-        let before = neighbours.turns().unwrap();
+        let contention = CoreContention::of_this_thread();
+        let before = contention.turns().unwrap();
         std::thread::sleep(Duration::from_millis(1));
-        assert!(neighbours.turns().unwrap() > before);
+        assert!(contention.turns().unwrap() > before);
     }
 }
