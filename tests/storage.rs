@@ -3,16 +3,19 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
+use cleave_client::wire::RegionBytes;
 use cleave_client::{Client, Error, Queue};
 use cleave_tests::{
     Daemon, LoopDevice, Mount, Mute, Needs, Random, Scratch, Stopwatch, assert_serves, comes,
     exercise, run, run_cases, run_to_end, small,
 };
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
 
 const DISK: u64 = 64 << 20;
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_does: Needs::LoopDevices,
         a_file_system_that_no_longer_answers_does_not_hold_the_program: Needs::Fuse,
         a_disk_that_hung_and_came_back_completes_what_it_held: Needs::LoopDevices,
+        memory_is_plugged_and_unplugged_while_the_disk_hangs: Needs::LoopDevices,
         too_few_descriptors_are_refused_at_start,
         descriptors_are_counted_for_all_vrings_and_workers,
         no_locked_memory_is_needed,
@@ -428,6 +432,35 @@ fn a_disk_that_hung_and_came_back_completes_what_it_held() {
     let mut back = [0; 8192];
     client.queue(1).read(0, &mut back).unwrap();
     assert!(back == [9; 8192]);
+    drop(client);
+    daemon.finish();
+}
+
+/// A write that hangs holds the memory that it was taken in, and no other.
+fn memory_is_plugged_and_unplugged_while_the_disk_hangs() {
+    let scratch = Scratch::new();
+    let (mount, image) = freezable(&scratch);
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    let mut client = daemon.open(&small(2));
+    exercise(&mut client).unwrap();
+    let freeze = Freeze::new(mount.path());
+    client.queue(0).set_patience(Duration::from_millis(500));
+    let stuck = client.queue(0).write(1 << 20, &[1; 4096]);
+    assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    let plugged: File = memfd_create("plugged", MemfdFlags::CLOEXEC).unwrap().into();
+    plugged.set_len(1 << 20).unwrap();
+    let region = RegionBytes {
+        guest_addr: 1 << 40,
+        len_bytes: 1 << 20,
+        user_addr: 1 << 44,
+        file_offset: 0,
+    };
+    let frontend = client.frontend();
+    for _ in 0..3 {
+        frontend.add_mem_reg(region, plugged.as_fd()).unwrap();
+        frontend.rem_mem_reg(region, None).unwrap();
+    }
+    drop(freeze);
     drop(client);
     daemon.finish();
 }

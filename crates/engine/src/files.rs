@@ -397,7 +397,7 @@ impl Files {
                 self.wanted(entry).saturating_sub(entry.moved).max(1),
             ),
             Step::Range(_) => return progress::judge_range(result),
-            Step::Sync | Step::Idle => return progress::judge_whole(result),
+            Step::Sync | Step::Idle => return progress::judge_sync(result),
         };
         progress::judge(
             Transfer {

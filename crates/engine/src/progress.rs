@@ -62,6 +62,15 @@ pub(crate) fn judge_whole(result: i32) -> Verdict {
     }
 }
 
+/// Judges the result of an fsync. ENOMEM may be what became of an earlier write-back here (a device can fail
+/// one with it), and a second fsync would not be told of that again.
+pub(crate) fn judge_sync(result: i32) -> Verdict {
+    match result.checked_neg() {
+        Some(libc::ENOMEM) => Verdict::Failed(libc::ENOMEM),
+        _ => judge_whole(result),
+    }
+}
+
 /// Judges the result of a fallocate or a command on a range. On a device behind the page cache the kernel
 /// drops the range's pages first and says EBUSY where one of them was written meanwhile: a page may be
 /// larger than a block, so that it need not even be the range that was written.

@@ -197,6 +197,43 @@ fn a_range_that_is_busy_is_tried_again_and_a_busy_sync_is_not() {
 }
 
 #[test]
+fn an_io_that_the_kernel_has_no_memory_for_is_tried_again_and_a_sync_is_not() {
+    for direct in [Direct::Auto, Direct::Off] {
+        let (_dir, _path, disk, guest) = file_rig(direct);
+        let short: Mangle = |number, entry, result| match (number, entry.step) {
+            (1..=5, _) | (_, Step::Sync) => -libc::ENOMEM,
+            _ => result,
+        };
+        for kind in [READ, WRITE, ZERO, UNMAP] {
+            let mut engine = engine(&disk, &guest);
+            files(&mut engine).mangle(short);
+            let segments = [segment(0, 8192)];
+            assert_eq!(
+                run(&mut engine, op(kind, 0, 8192, &segments)),
+                Ok(()),
+                "{kind:?}"
+            );
+        }
+        let mut engine = engine(&disk, &guest);
+        files(&mut engine).mangle(|number, entry, result| match (number, entry.step) {
+            (1..=5, Step::Direct) => -libc::ENOMEM,
+            _ => result,
+        });
+        let segments = [segment(0, 8192)];
+        assert_eq!(run(&mut engine, op(DURABLE, 0, 8192, &segments)), Ok(()));
+        assert_eq!(
+            run(&mut engine, op(OpKind::Sync, 0, 0, &[])),
+            Ok(()),
+            "untainted"
+        );
+        files(&mut engine).mangle(short);
+        let sync = run(&mut engine, op(OpKind::Sync, 0, 0, &[]));
+        assert_eq!(sync, Err(libc::ENOMEM));
+        assert!(disk.sync_failed());
+    }
+}
+
+#[test]
 fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
     let mut engine = engine(&disk, &guest);
