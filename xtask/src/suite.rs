@@ -15,6 +15,9 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/pacing", ""),
     // A worker that is to poll sleeps while others want its core.
     ("tests/control", "a_change_reaches_a_worker_at_rest"),
+    ("tests/life", "polling_spins_only_while_there_is_a_vring"),
+    // A frontend that dies has to be followed by the next one within 100 ms.
+    ("tests/hostile", "lifecycle"),
 ];
 
 /// Of one binary. Far more than any takes: what hangs must end with its output.
