@@ -17,7 +17,7 @@ use rustix::fs::OFlags;
 
 use crate::ring::{Ring, tag, while_short_of_memory};
 
-/// What a bell writes.
+/// The value that a bell writes.
 static ONE: u64 = 1;
 
 /// One bell. `rung`: since the last enter.
@@ -84,7 +84,7 @@ impl Bells {
         }
     }
 
-    /// Sets or removes the eventfd of `slot`. What was rung before goes to the old one.
+    /// Sets or removes the eventfd of `slot`. Rings from before go to the old one.
     pub(crate) fn set(&mut self, ring: &mut Ring, slot: u16, fd: Option<OwnedFd>) {
         let file = self.first + u32::from(slot);
         let Some(bell) = self.slots.get_mut(usize::from(slot)) else {
@@ -177,7 +177,7 @@ fn choose(ring: &Ring, file: u32, fd: &OwnedFd) -> Bell {
             rung: false,
         },
         Err(error) => {
-            // What else is wrong with it is the frontend's own doing, and not worth a line.
+            // Any other error is the frontend's own doing and not worth a line.
             if matches!(
                 error.raw_os_error(),
                 Some(libc::ENOMEM | libc::EMFILE | libc::ENFILE)

@@ -70,7 +70,7 @@ pub struct Files {
     polled_mangle: Option<(PolledMangle, u64)>,
 }
 
-/// What is known of one leg, and its syncs.
+/// The facts known about one leg, and its syncs.
 #[derive(Debug)]
 struct LegState {
     facts: Facts,
@@ -430,7 +430,7 @@ impl Files {
         let entry = self.table.get_mut(index);
         entry.moved += moved;
         entry.tries = 0;
-        // What is left may have gaps.
+        // The rest may have gaps.
         entry.plain = true;
         if entry.step == Step::Direct {
             self.table.consume(index, moved, |_, _| ());
@@ -596,7 +596,7 @@ impl Files {
         pause
     }
 
-    /// Nothing more is started. What waits lets go of its holds.
+    /// Nothing more is started. Ops that wait release their holds.
     fn drop_waiting(&mut self) {
         let delayed = std::mem::take(&mut self.delayed)
             .into_iter()

@@ -128,7 +128,7 @@ pub trait Store {
     #[inline]
     fn after_enter(&mut self) {}
 
-    /// Waits until nothing of this store is in flight any more. What has not started is dropped, and
+    /// Waits until nothing of this store is in flight any more. Ops that have not started are dropped, and
     /// nothing is reported.
     fn close(&mut self, _reactor: &mut Reactor) {}
 

@@ -1,7 +1,7 @@
 //! A modelled drive on the real clock: bytes in memory, ends when the drive's arithmetic says so.
 //!
-//! What an op writes is written when it ends, never earlier, so that nothing of it can be seen before; what it
-//! reads is copied while it waits for the drive, as a drive's own transfer would be, so that the time which
+//! The data of a write is written when the op ends, never earlier, so nothing of it can be seen before. The data
+//! of a read is copied while the op waits for the drive, as a drive's own transfer would be, so the time that
 //! copying takes is not added to the drive's. Ops end in the order in which the drive finishes them. The drive is one for all engines of the disk, behind
 //! a lock that is held for moments: a model is no data path, and its lock and its segment lists (which
 //! grow to the longest op seen, then no more) are its own exceptions from what an engine promises.
@@ -25,7 +25,7 @@ use crate::memory::check;
 use crate::ram::{self, Bytes};
 use crate::{Done, EngineError, Reactor, Store, Wait};
 
-/// What a timer may be late by: this long before an end the sleep is over.
+/// How late a timer may be: the sleep ends this long before a completion.
 const SPIN_NS: u64 = 60_000;
 /// Sleep between two rounds of spinning where the end is later than could be known.
 const NAP_NS: u64 = 50_000;
@@ -43,7 +43,7 @@ struct Slot {
     skip_bytes: u32,
     /// `None`: the slot is free.
     epoch: Option<Epoch>,
-    /// What came of moving its data, where that is done.
+    /// Result of moving its data, once that is done.
     moved: Option<Result<(), i32>>,
     /// The drive's number of it; `None`: the slot is free.
     number: Option<u32>,
@@ -365,7 +365,7 @@ fn transfer(bytes: Bytes, disk: &Disk, slot: &Slot) -> Result<(), i32> {
     }
 }
 
-/// What an op is to the drive. Zeroes are a map update, whether the pages may go or not.
+/// The drive's kind of work for an op. Zeroes are a map update, whether the pages may go or not.
 fn work(kind: OpKind) -> Work {
     match kind {
         OpKind::Read => Work::Read,

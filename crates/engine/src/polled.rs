@@ -19,7 +19,7 @@ use rustix::param::page_size;
 use crate::ring::{Ends, Level, Plan, Ring};
 use crate::{AnyStore, EngineError, Event, Reactor, Store, Wait};
 
-/// What it takes.
+/// The operations that it takes.
 const OPCODES: [u8; 4] = [
     opcode::Read::CODE,
     opcode::Write::CODE,

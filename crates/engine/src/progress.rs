@@ -1,4 +1,4 @@
-//! What a result of the kernel means for an op: arithmetic without a ring, so that every result can
+//! The meaning of the kernel's result for an op: arithmetic without a ring, so that every result can
 //! be fed to it in a test.
 
 use std::time::Duration;
@@ -19,11 +19,11 @@ pub(crate) struct Transfer {
     pub(crate) way: Way,
     /// Bytes that end it: at most what was asked for; less where the rest is padding to a block.
     pub(crate) enough: u64,
-    /// What the store takes as offset and length; a transfer goes on only from a multiple of this.
+    /// Unit of offsets and lengths that the store takes; a transfer goes on only from a multiple of this.
     pub(crate) unit: u64,
 }
 
-/// What follows from a result.
+/// What to do after a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// All is moved.
@@ -89,7 +89,7 @@ fn fault(errno: i32) -> Verdict {
     }
 }
 
-/// What an op does that was told to try again.
+/// How an op is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// At once.

@@ -33,9 +33,9 @@ pub enum EngineError {
     /// Set-up failed; the message names the sysctl, limit or kernel that is in the way.
     #[error("{remedy}: {source}")]
     Setup {
-        /// What to do.
+        /// The remedy, for an operator.
         remedy: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A device that states polled queues and does not take a polled read.
@@ -46,7 +46,7 @@ pub enum EngineError {
     Iopoll {
         /// The disk, or the leg of a stripe.
         name: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -82,7 +82,7 @@ impl EngineError {
     }
 }
 
-/// What a ring has received for a store: the number that the store submitted it with, and the result.
+/// A completion for a store: the number that the store submitted it with, and the result.
 #[derive(Debug, Clone, Copy)]
 pub struct Completion {
     store: u16,
@@ -92,7 +92,7 @@ pub struct Completion {
     pub(crate) is_polled: bool,
 }
 
-/// What a completion of the rings is.
+/// A completion of the rings, sorted by its receiver.
 #[derive(Debug, Clone, Copy)]
 enum Received {
     /// The end of something that a store submitted.
@@ -111,7 +111,7 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// What marks an entry as the store's `index`-th.
+    /// User data that marks an entry as the store's `index`-th.
     #[inline]
     pub(crate) fn user_data(self, index: u16) -> u64 {
         tag::OP | u64::from(self.store) << 16 | u64::from(index)
@@ -257,7 +257,7 @@ impl Reactor {
         limit: Option<Duration>,
     ) -> io::Result<()> {
         if let Some(polled) = &mut self.polled {
-            // What was pushed is not slept on, and what has ended not either.
+            // Polled ops must be submitted before a sleep, and those that have ended must prevent it.
             polled.look()?;
         }
         let sleep = self.sleep(stores, deadline, limit);
@@ -282,7 +282,7 @@ impl Reactor {
         deadline: Option<Instant>,
         limit: Option<Duration>,
     ) -> Sleep {
-        // What is polled ends no sleep.
+        // The completion of a polled op ends no sleep.
         let is_ready = stores.iter().any(Store::is_ready) || self.has_events();
         if is_ready || (deadline.is_none() && stores.iter().any(Store::polls)) {
             return Sleep::No;
@@ -311,7 +311,7 @@ impl Reactor {
     // Signals.
 
     /// Watches an eventfd (kick or command); each signal wakes `enter` and is an `Event::Woken`.
-    /// What cannot be watched is woken once (a file of the wrong kind: a few times), then never.
+    /// A descriptor that cannot be watched wakes once (a file of the wrong kind: a few times), then never.
     /// Replaces what the slot watched. The descriptor's flags and counter are left as they are.
     pub fn watch(&mut self, slot: u16, fd: OwnedFd) {
         if self.watches.set(&mut self.ring, slot, &fd).is_err() {

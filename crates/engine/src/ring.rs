@@ -41,7 +41,7 @@ const SHORT_PAUSE: Duration = Duration::from_micros(200);
 /// full of cached files lacks for moments and then has again; and what rings that have ended held comes back later.
 const MEMORY_PAUSES_MS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
-/// What a ring is made for.
+/// How a ring is set up.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     /// Submission entries; more than that in one lap cost another system call, never an error.
@@ -77,7 +77,7 @@ pub(crate) enum Sleep {
     Forever,
 }
 
-/// What a sleep waits for.
+/// The purpose of a sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// An op.
@@ -173,7 +173,7 @@ impl Ring {
         self.submitter.register_enable_rings()
     }
 
-    /// Puts a file into the table, or empties the slot. What is in flight on the old one stays there.
+    /// Puts a file into the table, or empties the slot. I/O in flight on the old file continues on it.
     pub(crate) fn set_file(&self, slot: u32, fd: Option<RawFd>) -> io::Result<()> {
         self.submitter
             .register_files_update(slot, &[fd.unwrap_or(-1)])
@@ -289,7 +289,7 @@ impl Drop for Ring {
     }
 }
 
-/// What is not an error of an enter: a time-out, a signal, and a kernel that cannot take more before
+/// Filters out results of an enter that are no errors: a time-out, a signal, and a kernel that cannot take more before
 /// completions are read or memory is there; what was not taken stays queued.
 fn tolerate(result: io::Result<usize>) -> io::Result<Entered> {
     match result {

@@ -1,4 +1,4 @@
-//! What an op does next: decided from the op, the store and what the store was found unable to do.
+//! The next step of an op: decided from the op, the store and the methods that the store has refused.
 //! No ring, no buffers; a table test walks through it.
 
 use cleave_blk::{Limits, OpKind};
@@ -7,7 +7,7 @@ use cleave_disk::FileKind;
 use crate::piece::{self, Piece};
 use crate::table::{Entry, Gathered, Hold, Method, RANGES_AT_ONCE};
 
-/// What matters of a file or block device.
+/// The properties of a file or block device that matter here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     pub(crate) kind: FileKind,
@@ -15,7 +15,7 @@ pub(crate) struct Facts {
     pub(crate) unit: u64,
     /// Memory addresses that it takes.
     pub(crate) memory_align: u64,
-    /// What a discard is rounded to, inwards.
+    /// Unit that a discard is rounded to, inwards.
     pub(crate) discard_unit: u64,
     pub(crate) read_only: bool,
     /// Behind the page cache: a failed write-back is told to one who asks for it, once.
@@ -85,7 +85,7 @@ impl Facts {
     }
 }
 
-/// What the store has not yet refused. Learnt from its answers; a refusal is for good.
+/// The methods that the store has not yet refused. Learnt from its answers; a refusal is for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Able {
     pub(crate) command: bool,
@@ -111,7 +111,7 @@ impl Able {
     }
 }
 
-/// What to start now.
+/// The step to start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Nothing is left.
@@ -132,7 +132,7 @@ pub(crate) enum Next {
     Sync,
 }
 
-/// What comes next for `entry`, whose bytes up to `pos` are done.
+/// The next step of `entry`, whose bytes up to `pos` are done.
 pub(crate) fn next(entry: &Entry, facts: &Facts, able: Able) -> Next {
     let (at, left) = entry.rest();
     match entry.kind {

@@ -22,7 +22,7 @@ pub(crate) const RANGES_MAX: usize = SEGMENTS_MAX + 512;
 pub(crate) const RANGES_AT_ONCE: usize = 1024;
 const BLOCK_BYTES: usize = RANGES_MAX * size_of::<iovec>();
 
-/// What the kernel is doing for an op.
+/// The step of an op that the kernel is working on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Nothing yet, or nothing now: waits for a hold, a buffer or its time.
@@ -72,7 +72,7 @@ pub(crate) struct Entry {
     pub(crate) len: u64,
     /// Bytes of the range that are done with.
     pub(crate) pos: u64,
-    /// What the kernel is doing now, and on which part of the store.
+    /// The current step, and the part of the store that it is about.
     pub(crate) step: Step,
     pub(crate) window: Piece,
     /// Bytes of the window that are moved.
@@ -149,7 +149,7 @@ pub(crate) struct Table {
     blocks: Area,
 }
 
-/// What is known of an op's host ranges once they are all there.
+/// Properties of an op's host ranges once they are all collected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gathered {
     /// All addresses, or-ed together.

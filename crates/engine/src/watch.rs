@@ -37,7 +37,7 @@ enum State {
     Armed,
 }
 
-/// What a completion of a poll means for its owner.
+/// The meaning of a poll's completion for its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signal {
     Woken(u16),

@@ -361,7 +361,7 @@ impl Memory {
                 done += len;
             })?;
         }
-        // What follows judges the copy: it must not be read from guest memory a second time.
+        // The caller judges the copy: it must not be read from guest memory a second time.
         compiler_fence(Ordering::SeqCst);
         if self.is_lost() {
             return Err(Unmapped);

@@ -1,21 +1,21 @@
 //! Kicks and calls of a split vring: how each side says whether it wants to be signalled, and why neither misses
 //! the other (virtio 1.3 §2.7.7, §2.7.10).
 //!
-//! Both directions are the same dance. Who adds entries stores the index, then looks whether the other wants a
-//! signal; who is about to sleep says that it wants one, then looks at the index. Each has a full fence between
-//! the two, so that whatever the order of things, one sees what the other wrote.
+//! Both directions work alike. The side that adds entries stores the index, then checks whether the other wants a
+//! signal. The side that is about to sleep announces that it wants one, then checks the index. Each has a full
+//! fence between the two, so at least one of them sees what the other wrote.
 
 /// The words of a vring that this takes: single accesses, of which the indices order what stands around them.
 pub(crate) trait Words {
     /// The guest's index; all that it wrote before is seen after.
     fn avail_index(&self) -> u16;
-    /// What the guest says of calls, without EVENT_IDX.
+    /// The guest's wish for calls, without EVENT_IDX.
     fn avail_flags(&self) -> u16;
     /// And with it: the used entry that it wants to be called for.
     fn used_event(&self) -> u16;
     /// Our index; who sees it sees all that was written before.
     fn set_used_index(&self, index: u16);
-    /// What we say of kicks, without EVENT_IDX.
+    /// Our wish for kicks, without EVENT_IDX.
     fn set_used_flags(&self, flags: u16);
     /// And with it: the available entry that we want to be kicked for.
     fn set_avail_event(&self, position: u16);
@@ -28,7 +28,7 @@ const AVAIL_NO_INTERRUPT: u16 = 1;
 /// Used ring flag: we want no kicks.
 const USED_NO_NOTIFY: u16 = 1;
 
-/// What this side has said of kicks, and knows of calls.
+/// This side's announcements about kicks and knowledge about calls.
 #[derive(Debug)]
 pub(crate) struct Signals {
     event_idx: bool,

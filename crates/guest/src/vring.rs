@@ -232,7 +232,7 @@ struct Place {
 /// Device side of one split vring. Call in this order: `take` until `None`; `push_used` for what has
 /// ended; `publish` once for all of it; before sleeping `arm`, and if it answers `true`, go on instead.
 ///
-/// A vring starts armed. What was made available before it started comes without a kick: look once.
+/// A vring starts armed. Entries made available before its start come without a kick: look once.
 #[derive(Debug)]
 pub struct Vring {
     /// Where it is mapped, and the hold that keeps it so. `None`: detached.
@@ -310,7 +310,7 @@ impl Vring {
     /// added and not yet published are lost.
     pub fn detach(&mut self) {
         self.place = None;
-        // What was seen there may be different when it comes back.
+        // The ring may be different when it comes back.
         self.seen_avail = self.next_avail;
         self.next_used = self.published;
     }

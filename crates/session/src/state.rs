@@ -1,4 +1,4 @@
-//! What one frontend has agreed with the device, and what its messages do.
+//! The state that one frontend has agreed with the device, and the effect of its messages.
 //!
 //! A message that is refused has changed nothing. Messages about vrings are in `control`.
 
@@ -154,7 +154,7 @@ impl State {
         Ok(())
     }
 
-    /// What a frontend takes that was not offered leaves both sides in doubt of every later message.
+    /// A feature that was taken and not offered leaves both sides in doubt about every later message.
     pub(crate) fn set_protocol_features(&mut self, bits: u64) -> Result<(), Refusal> {
         match VhostUserProtocolFeatures::from_bits(bits) {
             Some(features) if protocol_features().contains(features) => {

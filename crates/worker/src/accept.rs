@@ -15,8 +15,8 @@ use crate::splitter::{Direction, Load, SPLIT_MIN_BYTES};
 use crate::token::Token;
 use crate::worker::Splitting;
 
-/// What accepting needs beside the vring: all of it borrowed from the worker for one batch. What may
-/// change at any time (size, cache mode) is read anew for each chain: once the frontend has been told
+/// Everything that accepting needs beside the vring, borrowed from the worker for one batch. Settings that may
+/// change at any time (size, cache mode) are read anew for each chain: once the frontend has been told
 /// of a change, it holds for every chain that the guest makes available, and the batch at hand may
 /// take that one too.
 pub(crate) struct Acceptance<'a, S> {
@@ -191,7 +191,7 @@ impl<S: Store> Acceptance<'_, S> {
         if self.watched {
             lane.record.planned(request, self.laps);
         }
-        // What the splitter wants to hear of goes the long way.
+        // Requests that the splitter times take the long way.
         if timing.is_none()
             && let Some(op) = &whole
             && self.store.at_once(self.epoch, op)
@@ -241,7 +241,7 @@ impl<S: Store> Acceptance<'_, S> {
     }
 }
 
-/// What became of a request on its way to the engine.
+/// How far a request got on its way to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pushed {
     /// Its slot waits for its ops.

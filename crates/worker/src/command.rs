@@ -1,4 +1,4 @@
-//! What control asks of a worker.
+//! Commands that control sends to a worker.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -16,7 +16,7 @@ fn reply<T>(waiter: &SyncSender<T>, answer: T) {
     let _ = waiter.try_send(answer);
 }
 
-/// What control wants of a worker.
+/// Commands from control that are under way.
 pub(crate) struct Inbox {
     pub(crate) commands: Commands,
     /// There may be a command: do not sleep before it is handled.

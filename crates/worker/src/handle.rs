@@ -61,7 +61,7 @@ impl Handle {
                 commands: inbox,
                 alarm,
             };
-            // Whoever spawns waits for this one answer.
+            // The spawning thread waits for this one answer.
             let made = |answer| {
                 let _ = made.send(answer);
             };
@@ -81,7 +81,7 @@ impl Handle {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// What this worker had each leg of a stripe do; empty where the disk has one leg.
+    /// I/O of this worker on each leg of a stripe; empty where the disk has one leg.
     pub fn leg_totals(&self) -> Vec<LegTotals> {
         self.legs.iter().map(LegStats::totals).collect()
     }
@@ -120,7 +120,7 @@ pub fn reactor(disk: &Disk, ops: u16) -> Result<Reactor, EngineError> {
     Reactor::new(&[disk], ops, WATCHES, BELLS)
 }
 
-/// What a worker's thread begins with.
+/// Everything that a worker's thread needs at its start.
 struct Start {
     number: usize,
     device: Arc<Device>,
@@ -149,7 +149,7 @@ impl Start {
     }
 }
 
-/// What is left to do once there is a store.
+/// The rest of a start, once there is a store.
 struct Run<F> {
     start: Start,
     reactor: Reactor,

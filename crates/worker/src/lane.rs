@@ -17,8 +17,8 @@ pub(crate) enum State {
     Running,
     /// Kept, not served; what is in flight still ends.
     Disabled,
-    /// Its ring is not in the memory table, or other memory is there. What is in flight ends in the memory
-    /// that it had; then the vring goes on where the table in force has it, or waits for one that does.
+    /// Its ring is not in the memory table, or other memory is there. Requests in flight end in the memory
+    /// that they were taken in; then the vring goes on where the table in force has it, or waits for one that does.
     Resting { enabled: bool },
     /// Broken by the guest: never served again, kept until control stops it.
     Retired,

@@ -1,5 +1,5 @@
-//! How a worker waits: what its vrings wish for together, what the pacer makes of it, and the calls that it
-//! holds back meanwhile. The clock is read here, and the core given way.
+//! How a worker waits: the combined wish of its vrings, the pacer's decision, and the calls that are held back
+//! meanwhile. The clock is read here, and the core is yielded here.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ const NAP_MAX_NS: u64 = 5_000_000;
 const TRIAL_SLEEPS: usize = 9;
 const TRIAL_SLEEP: Duration = Duration::from_micros(100);
 
-/// What the vrings of a worker wish for together.
+/// The combined wish of a worker's vrings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Wish {
     /// Sleep whenever there is nothing to do.
@@ -149,9 +149,9 @@ impl<S: Store> Worker<S> {
         Wait::Until(until_ns.map(|ns| self.device.began + Duration::from_nanos(ns)))
     }
 
-    /// What is in flight has to be looked for, whatever the vrings wish and the pacer makes of it: nothing
-    /// would end a sleep. Whoever else wants the core gets it between two looks. Gives until when to nap: a
-    /// device that hangs would cost a core for as long as it does.
+    /// Polled I/O in flight has to be checked for, whatever the vrings wish and the pacer decides, because no
+    /// interrupt would end a sleep. Other threads get the core between two checks. Returns until when to nap: a
+    /// device that hangs would otherwise cost a core for as long as it does.
     #[inline(never)]
     fn look_on(&mut self, did: Did) -> Option<u64> {
         self.poll(did, Wish::PollAlways);
@@ -381,7 +381,7 @@ impl<S: Store> Worker<S> {
     }
 }
 
-/// What a wake-up takes on this host, as far as it is known.
+/// Duration of a wake-up on this host, as far as it is known.
 pub(crate) fn wake_ns(device: &Device) -> u64 {
     match device.wake_ns.load(Ordering::Relaxed) {
         0 => WAKE_UNKNOWN_NS,
@@ -389,7 +389,7 @@ pub(crate) fn wake_ns(device: &Device) -> u64 {
     }
 }
 
-/// What a wake-up takes where nobody has measured it.
+/// Duration of a wake-up where it has not been measured.
 const WAKE_UNKNOWN_NS: u64 = 20_000;
 
 #[cfg(test)]

@@ -5,14 +5,14 @@ use cleave_guest::Epoch;
 
 use crate::Choice;
 
-/// What the splitter wants to hear of a request that has ended.
+/// Facts about a completed request for the splitter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timing {
     pub(crate) choice: Choice,
     pub(crate) start_ns: u64,
 }
 
-/// What is kept of a request until all its ops have ended.
+/// A request in flight, kept until all its ops have ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Slot {
     pub(crate) request: Request,
@@ -52,7 +52,7 @@ impl Ended {
     }
 }
 
-/// What follows the end of an op.
+/// The next step after the end of an op.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Others of the request are under way.

@@ -1,4 +1,4 @@
-//! What an engine gives back to say which op of which request has ended.
+//! The token by which a store names an op that has ended.
 
 /// Lane, head and number of an op within its request, packed into an engine token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

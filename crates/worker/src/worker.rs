@@ -73,7 +73,7 @@ pub(crate) fn err_bell(lane: u16) -> u16 {
     lane * 2 + 1
 }
 
-/// What one round of acceptance did.
+/// Result of one round of acceptance.
 #[derive(Debug, Clone, Copy, Default)]
 struct Took {
     chains: usize,
@@ -101,7 +101,7 @@ enum Breach {
     Vring(VringFault),
 }
 
-/// What became of a turn of the loop.
+/// Result of a lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lap {
     /// Turn again.
@@ -276,7 +276,7 @@ impl<S: Store> Worker<S> {
             self.publish();
         }
         let took = self.accept();
-        // What was done in `push`; the kernel's completions are for the next lap.
+        // Ops that ended in `push`; the kernel's completions are for the next lap.
         let at_once = match self.store().is_ready() {
             true => self.reap(),
             false => 0,
@@ -501,7 +501,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Stops serving a vring whose guest broke it. What is in flight still ends.
+    /// Stops serving a vring whose guest broke it. Requests in flight still end.
     pub(crate) fn retire(&mut self, slot: usize, why: &dyn std::fmt::Display) {
         let Some(Some(lane)) = self.lanes.get_mut(slot) else {
             return;
@@ -560,7 +560,7 @@ impl<S: Store> Worker<S> {
 }
 
 impl<S: Store> Drop for Worker<S> {
-    /// Waits for what is in flight. What was learnt about splitting stays with the device, and is logged.
+    /// Waits for the I/O in flight. The splitter's knowledge stays with the device, and is logged.
     fn drop(&mut self) {
         self.reactor.close(&mut self.store);
         self.device.registry.leave(&self.meters.stats);
