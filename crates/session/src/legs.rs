@@ -1,12 +1,12 @@
-//! What the legs of a stripe did in a session, for the log.
+//! The work of a stripe's legs since the daemon started, for the log at a session's end.
 
 use cleave_worker::LegTotals;
 
 use crate::state::State;
 
-/// Tells it: one line, and with `--log debug` one for each leg.
+/// Logs it: one line, and with `--log debug` one for each leg.
 pub(crate) fn tell(state: &State) {
-    let totals = state.leg_totals();
+    let totals = state.device.leg_totals();
     let disk = &state.device.disk;
     if totals.iter().all(|leg| *leg == LegTotals::default()) {
         return;

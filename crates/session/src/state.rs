@@ -10,7 +10,7 @@ use std::time::Duration;
 use cleave_blk::Config;
 use cleave_blk::spec::feature;
 use cleave_guest::{MapError, Memory, RegionSpec};
-use cleave_worker::{Device, LegTotals};
+use cleave_worker::Device;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
 use crate::channel::{Channel, Told};
@@ -233,11 +233,6 @@ impl State {
             }
         }
         Ok(())
-    }
-
-    /// What each leg of a stripe had to do.
-    pub(crate) fn leg_totals(&self) -> Vec<LegTotals> {
-        self.workers.leg_totals()
     }
 
     // Configuration space.

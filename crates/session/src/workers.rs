@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use cleave_guest::Memory;
-use cleave_worker::{Device, Handle, LegTotals};
+use cleave_worker::{Device, Handle};
 
 use crate::Refusal;
 
@@ -57,19 +57,6 @@ impl Workers {
         let handle = Handle::spawn(place, cpu, device.clone(), memory.clone(), alarm)
             .map_err(|error| Refusal::lost(format!("no worker for vring {vring}: {error}")))?;
         Ok(slot.insert(handle))
-    }
-
-    /// What each leg of a stripe had to do, over all workers; empty where the disk has one leg.
-    pub(crate) fn leg_totals(&self) -> Vec<LegTotals> {
-        let mut sums: Vec<LegTotals> = Vec::new();
-        for handle in self.handles.iter().flatten() {
-            let totals = handle.leg_totals();
-            sums.resize(sums.len().max(totals.len()), LegTotals::default());
-            for (sum, leg) in sums.iter_mut().zip(totals) {
-                *sum += leg;
-            }
-        }
-        sums
     }
 
     /// Whether a worker has failed.

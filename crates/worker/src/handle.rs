@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 use cleave_disk::Disk;
-use cleave_engine::{AnyStore, EngineError, LegStats, LegTotals, Reactor, Store, Visitor};
+use cleave_engine::{AnyStore, EngineError, Reactor, Store, Visitor};
 use cleave_guest::Memory;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -34,7 +34,6 @@ pub enum SpawnError {
 #[derive(Debug)]
 pub struct Handle {
     control: Control,
-    legs: Arc<[LegStats]>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -68,10 +67,9 @@ impl Handle {
             start.run(made);
         })?;
         let gone = || SpawnError::Thread(std::io::Error::other("the worker ended at once"));
-        let legs = outcome.recv().map_err(|_| gone())??;
+        outcome.recv().map_err(|_| gone())??;
         Ok(Handle {
             control,
-            legs,
             thread: Some(thread),
         })
     }
@@ -79,11 +77,6 @@ impl Handle {
     /// Whether its thread is over: it has drained, or failed and holds for ever what may still be written to.
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    /// I/O of this worker on each leg of a stripe; empty where the disk has one leg.
-    pub fn leg_totals(&self) -> Vec<LegTotals> {
-        self.legs.iter().map(LegStats::totals).collect()
     }
 }
 
@@ -130,9 +123,8 @@ struct Start {
 }
 
 impl Start {
-    /// Makes reactor and store, says through `made` whether that went well (with the counters of the legs),
-    /// and turns until the end.
-    fn run(self, made: impl FnOnce(Result<Arc<[LegStats]>, SpawnError>)) {
+    /// Makes reactor and store, says through `made` whether that went well, and turns until the end.
+    fn run(self, made: impl FnOnce(Result<(), SpawnError>)) {
         let ops = self.device.config.ops.max(OPS_MIN);
         let opened = reactor(&self.device.disk, ops).and_then(|mut reactor| {
             let store = AnyStore::open(&mut reactor, &self.device.disk, self.number, ops)?;
@@ -156,7 +148,7 @@ struct Run<F> {
     made: F,
 }
 
-impl<F: FnOnce(Result<Arc<[LegStats]>, SpawnError>)> Visitor for Run<F> {
+impl<F: FnOnce(Result<(), SpawnError>)> Visitor for Run<F> {
     type Output = ();
 
     fn visit<S: Store>(self, store: S) {
@@ -167,10 +159,9 @@ impl<F: FnOnce(Result<Arc<[LegStats]>, SpawnError>)> Visitor for Run<F> {
             alarm,
             ..
         } = self.start;
-        let legs = store.leg_stats();
         match Worker::new(self.reactor, store, device, memory, commands, alarm.clone()) {
             Ok(worker) => {
-                (self.made)(Ok(legs));
+                (self.made)(Ok(()));
                 turn(worker, &alarm);
             }
             Err(error) => (self.made)(Err(error.into())),
