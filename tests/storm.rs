@@ -139,7 +139,8 @@ impl<'a> Driver<'a> {
                 true if stopped => return (self.served, self.failed),
                 true if !going => {
                     rest.store(RESTS, Ordering::Release);
-                    while rest.load(Ordering::Acquire) != RUN && !stop.load(Ordering::Relaxed) {
+                    // Only while nobody has changed it: it may be asked to rest again before it has seen RUN.
+                    while rest.load(Ordering::Acquire) == RESTS && !stop.load(Ordering::Relaxed) {
                         std::thread::sleep(Duration::from_micros(50));
                     }
                 }
