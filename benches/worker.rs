@@ -9,7 +9,8 @@ mod settings;
 use std::sync::{Arc, Mutex};
 
 use cleave_benches::{Guest, Place, Signals, Turn, null};
-use cleave_engine::{Sim, SimConfig, SimStore, Store};
+use cleave_engine::Store;
+use cleave_sim::{Sim, SimConfig, SimStore};
 use criterion::measurement::WallTime;
 use criterion::{
     BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,

@@ -21,7 +21,6 @@ mod progress;
 mod ram;
 mod reactor;
 mod ring;
-mod sim;
 mod step;
 mod table;
 mod watch;
@@ -38,7 +37,6 @@ pub use model::Model;
 pub use null::Null;
 pub use polled::probe_iopoll;
 pub use reactor::{Completion, EngineError, Reactor};
-pub use sim::{Random, Sim, SimConfig, SimStore};
 
 /// The end of an op: its memory and its range of the disk are no longer touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind, Segment};
@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tempfile::TempDir;
 
 use crate::ring::Level;
-use crate::{AnyStore, EngineError, Model, Reactor, Sim, SimConfig, SimStore, Store, Wait};
+use crate::{AnyStore, EngineError, Model, Reactor, Store, Wait};
 
 pub(crate) const READ: OpKind = OpKind::Read;
 pub(crate) const WRITE: OpKind = OpKind::Write { durable: false };
@@ -165,13 +165,6 @@ impl Solo<Model> {
         let reactor = Reactor::new(&[disk], ops, 4, 4)?;
         let store = Model::new(Arc::clone(disk), ops)?;
         Ok(Solo::of(reactor, store, Arc::clone(memory)))
-    }
-}
-
-impl Solo<Sim> {
-    pub(crate) fn sim(config: SimConfig, store: Arc<Mutex<SimStore>>, memory: Arc<Memory>) -> Self {
-        let reactor = Reactor::new(&[], 1, 4, 4).unwrap();
-        Solo::of(reactor, Sim::new(config, store), memory)
     }
 }
 

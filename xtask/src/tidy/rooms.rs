@@ -49,6 +49,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("cleave-tests", &["cleave-blk", "cleave-client"]),
     (
+        "cleave-sim",
+        &["cleave-blk", "cleave-engine", "cleave-guest"],
+    ),
+    (
         // The tests for how the program is built and started, where it is timed over its socket.
         "cleave-benches",
         &[
@@ -57,6 +61,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cleave-disk",
             "cleave-engine",
             "cleave-guest",
+            "cleave-sim",
             "cleave-tests",
             "cleave-worker",
         ],

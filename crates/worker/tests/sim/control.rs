@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cleave_engine::SimConfig;
+use cleave_sim::SimConfig;
 use cleave_worker::Lap;
 
 use crate::driver::Ask;

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type, status};
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
-use cleave_engine::{Random, Sim, SimConfig, SimStore};
+use cleave_sim::{Random, Sim, SimConfig, SimStore};
 use cleave_worker::record::{ErrorKind, Kind, Recording, Stage, Way};
 use cleave_worker::{
     Coalesce, Completion, Control, Device, Direction, Lap, Pending as Commanded, Prior, Split,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_blk::spec::status;
-use cleave_engine::SimConfig;
 use cleave_guest::{Departure, Memory};
+use cleave_sim::SimConfig;
 
 use crate::driver::{Answer, Ask, Driver, Part};
 use crate::{Bench, FEATURES, is_rung, quiet};

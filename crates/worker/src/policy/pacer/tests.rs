@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use cleave_engine::Random;
+use cleave_sim::Random;
 
 use super::*;
 use crate::{Completion, Split, Totals};

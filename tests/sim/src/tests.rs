@@ -9,7 +9,55 @@ use rustix::fs::MemfdFlags;
 
 use super::store::UNSYNCED_MAX;
 use super::*;
-use crate::rig::{Event, Solo};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Done { token: u64, result: Result<(), i32> },
+    Woken { slot: u16 },
+}
+
+/// A reactor with one simulated disk, and the memory that its ops are for.
+struct Solo {
+    reactor: Reactor,
+    stores: [Sim; 1],
+    epoch: Epoch,
+}
+
+impl Solo {
+    fn new(config: SimConfig, store: Arc<Mutex<SimStore>>, memory: Arc<Memory>) -> Solo {
+        Solo {
+            reactor: Reactor::new(&[], 1, 4, 4).unwrap(),
+            stores: [Sim::new(config, store)],
+            epoch: Epoch::from(memory),
+        }
+    }
+
+    fn room(&self) -> usize {
+        self.stores[0].room()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.stores[0].in_flight()
+    }
+
+    fn push(&mut self, op: Op<'_>, token: u64) {
+        self.stores[0].push(&mut self.reactor, &self.epoch, op, token);
+    }
+
+    fn enter(&mut self, wait: Wait) -> std::io::Result<()> {
+        self.reactor.enter(&mut self.stores, wait)
+    }
+
+    fn reap(&mut self) -> Option<Event> {
+        Some(match self.reactor.reap(&mut self.stores)? {
+            cleave_engine::Event::Done { done, .. } => Event::Done {
+                token: done.token,
+                result: done.result,
+            },
+            cleave_engine::Event::Woken { slot } => Event::Woken { slot },
+        })
+    }
+}
 
 const MEMORY: u64 = 1 << 16;
 const STORE: usize = 1 << 16;
@@ -47,10 +95,10 @@ fn config(seed: u64) -> SimConfig {
     }
 }
 
-fn sim(config: SimConfig) -> (Solo<Sim>, Arc<Mutex<SimStore>>, Arc<Memory>) {
+fn sim(config: SimConfig) -> (Solo, Arc<Mutex<SimStore>>, Arc<Memory>) {
     let (store, memory) = (store(), memory());
     (
-        Solo::sim(config, store.clone(), memory.clone()),
+        Solo::new(config, store.clone(), memory.clone()),
         store,
         memory,
     )
@@ -92,7 +140,7 @@ const EFAULT: Result<(), i32> = Err(14);
 const ENOSPC: Result<(), i32> = Err(28);
 
 /// Runs one op to its end.
-fn run(sim: &mut Solo<Sim>, op: Op<'_>) -> Result<(), i32> {
+fn run(sim: &mut Solo, op: Op<'_>) -> Result<(), i32> {
     sim.push(op, 77);
     loop {
         sim.enter(Wait::No).unwrap();
@@ -348,7 +396,7 @@ fn a_sync_covers_what_ended_before_it_and_nothing_durable_goes_back() {
         let (store, memory) = (store(), memory());
         // Two engines share the store: a sync of one covers writes of the other.
         let mut sims =
-            [seed, seed + 1000].map(|seed| Solo::sim(config(seed), store.clone(), memory.clone()));
+            [seed, seed + 1000].map(|seed| Solo::new(config(seed), store.clone(), memory.clone()));
         let mut random = Random(seed);
         let mut before = vec![0; STORE];
         for number in 1..250_u8 {
@@ -437,7 +485,7 @@ fn a_sleep_ends_with_the_first_event() {
     assert!(matches!(sim.reap(), Some(Event::Done { token: 8, .. })));
 
     let kick = event();
-    sim.watch(0, kick.try_clone().unwrap());
+    sim.reactor.watch(0, kick.try_clone().unwrap());
     std::thread::scope(|scope| {
         scope.spawn(|| signal(&kick));
         let start = Instant::now();
@@ -462,7 +510,7 @@ fn an_op_keeps_its_memory_until_it_is_reported() {
     let new = memory();
     new.copy_out(&[at(0, 512)], &[2; 512]).unwrap();
     sim.push(op(WRITE, 0, &[at(0, 512)]), 1);
-    sim.bind(new);
+    sim.epoch = Epoch::from(new);
     sim.push(op(WRITE, 512, &[at(0, 512)]), 2);
     let mut left = 2;
     let mut is_old_done = false;

@@ -1,10 +1,11 @@
-//! A simulated disk for tests: same promises as the real stores, with a seeded order of completion and
-//! seeded faults, no threads and no I/O. A run is replayed by its seed, as long as the descriptors
+//! A simulated disk for tests: it keeps the promises of the real stores, with a seeded order of completion
+//! and seeded faults. It forbids threads and I/O. A run is replayed by its seed, as long as the descriptors
 //! that its reactor watches are signalled between the same `enter`s; the clock only bounds a sleep.
 //!
 //! Time is counted in `enter`s. Each op draws two instants: when its data moves, and, then or later,
 //! when it is reported. So the disk may change, and guest memory be written, well before the owner is
 //! told, as with a real device.
+#![forbid(unsafe_code)]
 
 mod store;
 
@@ -14,10 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cleave_blk::{Op, OpKind, Segment};
+use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::{Epoch, Memory};
 use rustix::io::Errno;
-
-use crate::{Done, Reactor, Store, Wait};
 
 pub use store::SimStore;
 
@@ -39,7 +39,7 @@ pub struct SimConfig {
     pub delay_max: u32,
 }
 
-/// What a seed makes of chance, here and in the tests that drive a [`Sim`]: SplitMix64 (Steele, Lea, Flood
+/// Random numbers, also for the tests that drive a [`Sim`]: SplitMix64 (Steele, Lea, Flood
 /// 2014), the same numbers for the same seed.
 #[derive(Debug)]
 pub struct Random(u64);
@@ -104,7 +104,7 @@ pub struct Sim {
 }
 
 impl Sim {
-    /// Makes one over a store that several engines may share.
+    /// Makes one over bytes that several of them may share.
     pub fn new(config: SimConfig, store: Arc<Mutex<SimStore>>) -> Sim {
         Sim {
             random: Random(config.seed),
