@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use cleave_client::Client;
-use cleave_tests::{Daemon, Scratch, comes, exercise, is_root, run, run_to_end, small};
+use cleave_client::{Client, Frontend};
+use cleave_tests::{Daemon, PATIENCE, Scratch, comes, exercise, is_root, run, run_to_end, small};
 
 fn files(folder: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).unwrap();
@@ -504,7 +504,8 @@ fn an_inherited_connected_socket_ends_with_its_frontend() {
     ] {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut daemon = Daemon::with_stdin(OwnedFd::from(theirs), &args);
-        let mut client = Client::over(ours, &small(2)).unwrap();
+        let frontend = Frontend::new(ours, PATIENCE).unwrap();
+        let mut client = Client::start(frontend, &small(2)).unwrap();
         exercise(&mut client).unwrap();
         daemon.alive().unwrap();
         drop(client);

@@ -10,8 +10,9 @@ use cleave_client::{
     Stop, Table, Verify, Wait, Workload,
 };
 use cleave_tests::{
-    Cut, Daemon, Lateness, LoopDevice, Model, Needs, PATIENCE, Random, Scratch, case, comes,
-    ensure, exercise, exercise_queue, header, range, run_cases, scale, small, stream, unless_late,
+    Cut, Daemon, Lateness, LoopDevice, Messages as _, Model, Needs, PATIENCE, Random, Scratch,
+    case, comes, ensure, exercise, exercise_queue, header, range, run_cases, scale, small, stream,
+    unless_late,
 };
 
 const DISK: u64 = 64 << 20;
@@ -693,7 +694,7 @@ fn a_grown_image_is_told_to_the_guest() {
     let image = scratch.image("disk", DISK);
     let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
     let mut client = daemon.open(&small(1));
-    let channel = client.open_backend_channel().unwrap();
+    let channel = client.frontend().open_backend_channel().unwrap();
     for bytes in [2 * DISK, 3 * DISK] {
         std::fs::File::options()
             .write(true)
@@ -729,8 +730,8 @@ fn a_hang_up_signal_looks_at_the_size_at_once() {
     let scratch = Scratch::new();
     let path = scratch.image("disk", DISK);
     let daemon = Daemon::serve(&["--disk", path.to_str().unwrap()]);
-    let client = daemon.open(&small(1));
-    let channel = client.open_backend_channel().unwrap();
+    let mut client = daemon.open(&small(1));
+    let channel = client.frontend().open_backend_channel().unwrap();
     let image = std::fs::File::options().write(true).open(&path).unwrap();
     let mut bytes = DISK;
     let mut grow = || {

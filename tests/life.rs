@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
 use cleave_tests::{
-    Daemon, Lateness, PATIENCE, Scratch, Stopwatch, comes, ensure, exercise, is_root, run,
-    run_to_end, scale, small, unless_late,
+    Daemon, Lateness, PATIENCE, Scratch, Stopwatch, closes_within, comes, ensure, exercise,
+    is_root, run, run_to_end, scale, small, unless_late,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
@@ -66,7 +66,7 @@ fn a_second_frontend_is_turned_away() {
     for _ in 0..3 {
         let second = Socket::connect(daemon.socket(), PATIENCE).unwrap();
         assert!(
-            second.closes_within(PATIENCE),
+            closes_within(&second, PATIENCE),
             "the second was not turned away"
         );
         exercise(&mut first).unwrap();

@@ -21,8 +21,8 @@ use cleave_client::{
     Buffer, Client, Doorbell, Frontend, GuestMemory, Options, Queue, RegionPlan, RingLayout, Table,
 };
 use cleave_tests::{
-    Daemon, LoopDevice, Needs, PATIENCE, Random, Scratch, case, comes, header, http, range,
-    run_cases, run_to_end, scale,
+    Daemon, LoopDevice, Messages as _, Needs, PATIENCE, Random, Scratch, case, comes, header, http,
+    range, run_cases, run_to_end, scale,
 };
 
 const DISK: u64 = 64 << 20;

@@ -9,7 +9,8 @@ use std::time::Duration;
 use cleave_client::wire::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
 use cleave_client::{Client, Frontend, Socket};
 use cleave_tests::{
-    Daemon, Mute, Outcome, PATIENCE, Row, Scratch, assert_serves, comes, ensure, is_root, row,
+    Daemon, Messages as _, Mute, Outcome, PATIENCE, Row, Scratch, assert_serves, closes_within,
+    comes, ensure, is_root, row,
 };
 use rustix::net::sockopt::set_socket_linger;
 use rustix::pipe::{SpliceFlags, pipe, splice};
@@ -194,7 +195,7 @@ fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
 fn turned_away(daemon: &Daemon) -> Outcome {
     let closed = comes(|| {
         let second = Socket::connect(daemon.socket(), PATIENCE);
-        second.is_ok_and(|second| second.closes_within(Duration::from_secs(5)))
+        second.is_ok_and(|second| closes_within(&second, Duration::from_secs(5)))
     });
     ensure(closed, || "a second frontend is not turned away".into())
 }

@@ -2,7 +2,7 @@
 
 use cleave_blk::spec::feature;
 use cleave_client::{Error, Frontend, Options, wire};
-use cleave_tests::{Outcome, PATIENCE, Row, ensure, row, small};
+use cleave_tests::{Messages as _, Outcome, PATIENCE, Row, ensure, row, small};
 
 use crate::attack::{both_serve, mark_disk, open, told};
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Buffer, Client, Error, Options, Stop, Workload};
 use cleave_tests::{
-    Daemon, Lateness, Outcome, Row, ensure, exercise, exercise_queue, row, scale, small,
-    unless_late,
+    Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, row, scale,
+    small, unless_late,
 };
 
 use crate::attack::{both_serve, flood, neighbour_serves, open, open_with, settle, told};

@@ -8,7 +8,8 @@ use std::time::Duration;
 use cleave_client::wire::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
 use cleave_client::{Client, Error, Socket};
 use cleave_tests::{
-    Daemon, Outcome, PATIENCE, Row, Stopwatch, ensure, exercise, row, scale, small,
+    Daemon, Messages as _, Outcome, PATIENCE, Row, Stopwatch, closes_within, ensure, exercise, row,
+    scale, small,
 };
 
 use crate::attack::{both_serve, flood, neighbour_serves, open, told};
@@ -42,7 +43,7 @@ fn send(daemon: &Daemon, bytes: &[u8]) -> Outcome {
 /// Sooner than a message would be given up that does not come.
 fn closes_soon(socket: &Socket) -> Outcome {
     let watch = Stopwatch::start();
-    let closed = socket.closes_within(PATIENCE);
+    let closed = closes_within(socket, PATIENCE);
     let took = watch.elapsed();
     ensure(closed && took < Duration::from_secs(2), || {
         format!("still open after {took:?}")
@@ -517,7 +518,7 @@ fn slowness(rows: &mut Vec<Row>) {
             let slow = told(frontend(daemon), "connect")?;
             let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
             told(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
-            let closed = slow.socket().closes_within(PATIENCE);
+            let closed = closes_within(slow.socket(), PATIENCE);
             ensure(closed, || "half a message holds the seat".into())
         },
     ));
@@ -578,7 +579,7 @@ fn repetition(rows: &mut Vec<Row>) {
             client.frontend().set_vring_kick(0, Some(kick.as_fd()))
         }),
         ("SET_BACKEND_REQ_FD", 500, |client| {
-            client.open_backend_channel().map(drop)
+            client.frontend().open_backend_channel().map(drop)
         }),
         ("GET_CONFIG", 2000, |client| {
             client.frontend().config(0, 60).map(drop)

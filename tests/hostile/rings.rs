@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type as kind};
-use cleave_client::{Buffer, Client, Descriptor, Options, RingLayout, Wait, wire};
+use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, RingLayout, Wait, wire};
 use cleave_tests::{
-    Outcome, PATIENCE, Random, Row, comes, ensure, exercise_queue, header, row, scale, small,
+    Messages as _, Outcome, PATIENCE, Random, Row, comes, ensure, exercise_queue, header, row,
+    scale, small,
 };
 
 use crate::attack::{
@@ -104,6 +105,20 @@ fn tiny() -> Options {
     }
 }
 
+/// Stores any number into a word of the rings, behind the driver's back.
+fn store(ring: &DriverRing, addr: u64, word: u16) {
+    ring.memory().write(addr, &word.to_le_bytes());
+}
+
+fn set_avail_index(ring: &DriverRing, index: u16) {
+    store(ring, ring.layout().avail + 2, index);
+}
+
+fn set_used_event(ring: &DriverRing, event: u16) {
+    let behind_avail = ring.layout().avail + 4 + 2 * u64::from(ring.size());
+    store(ring, behind_avail, event);
+}
+
 fn publish(client: &mut Client) {
     client.queue(0).ring().publish();
     client.queue(0).ring_kick();
@@ -115,7 +130,7 @@ fn indices(rows: &mut Vec<Row>) {
             format!("available index {ahead} ahead in a ring of 64"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                client.queue(0).ring().raw_set_avail_index(ahead);
+                set_avail_index(client.queue(0).ring(), ahead);
                 client.queue(0).ring_kick();
                 expect_retired(&mut client)
             },
@@ -130,7 +145,7 @@ fn indices(rows: &mut Vec<Row>) {
                     told(client.queue(0).read(0, &mut [0; 512]), "read")?;
                 }
                 let position = client.queue(0).ring().position();
-                client.queue(0).ring().raw_set_avail_index(position - back);
+                set_avail_index(client.queue(0).ring(), position - back);
                 client.queue(0).ring_kick();
                 expect_retired(&mut client)
             },
@@ -283,10 +298,11 @@ fn notifications(rows: &mut Vec<Row>) {
                 let mut client = open_with(daemon, &polling())?;
                 for _ in 0..20 {
                     let ring = client.queue(0).ring();
-                    ring.raw_set_used_event(event);
-                    ring.raw_set_avail_event(event);
+                    set_used_event(ring, event);
+                    let behind_used = ring.layout().used + 4 + 8 * u64::from(ring.size());
+                    store(ring, behind_used, event);
                     flood(client.queue(0), 2, 512);
-                    client.queue(0).ring().raw_set_used_event(event);
+                    set_used_event(client.queue(0).ring(), event);
                     let seen = settle(client.queue(0).ring(), 2);
                     ensure(seen == 2, || format!("{seen} of 2 came back"))?;
                 }
@@ -307,7 +323,8 @@ fn notifications(rows: &mut Vec<Row>) {
                     },
                 )?;
                 for _ in 0..20 {
-                    client.queue(0).ring().raw_set_avail_flags(flags);
+                    let ring = client.queue(0).ring();
+                    store(ring, ring.layout().avail, flags);
                     flood(client.queue(0), 2, 512);
                     let seen = settle(client.queue(0).ring(), 2);
                     ensure(seen == 2, || format!("{seen} of 2 came back"))?;
@@ -322,7 +339,8 @@ fn notifications(rows: &mut Vec<Row>) {
             move |daemon| {
                 let mut client = open_with(daemon, &polling())?;
                 told(client.queue(0).read(0, &mut [0; 512]), "read")?;
-                client.queue(0).ring().raw_set_used_index(index);
+                let ring = client.queue(0).ring();
+                store(ring, ring.layout().used + 2, index);
                 flood(client.queue(0), 1, 512);
                 // The daemon counts by itself: two requests, index 2.
                 let counts = comes(|| client.queue(0).ring().used_index() == 2);

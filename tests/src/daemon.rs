@@ -182,7 +182,7 @@ impl Daemon {
         let mut ended = Ok(());
         let is_there = comes(|| {
             ended = daemon.alive();
-            ended.is_err() || cleave_client::is_listened_on(&daemon.socket)
+            ended.is_err() || crate::is_listened_on(&daemon.socket)
         });
         if let Err(how) = ended {
             panic!(

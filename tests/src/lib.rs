@@ -6,6 +6,7 @@
 
 mod cases;
 mod daemon;
+mod frontend;
 pub mod http;
 mod lateness;
 mod model;
@@ -17,6 +18,7 @@ mod table;
 
 pub use cases::{Case, Needs, case, ignored, run_cases};
 pub use daemon::{Daemon, Ended, program_copy, program_path, run_to_end};
+pub use frontend::{BackendChannel, Messages, closes_within, is_listened_on};
 pub use lateness::{Lateness, unless_late};
 pub use model::{Model, Random};
 pub use mute::Mute;

@@ -1,7 +1,6 @@
 //! A whole device: handshake, memory, vrings.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +10,7 @@ use cleave_blk::spec::feature;
 use crate::queue::{Arena, CONTROL_BYTES};
 use crate::wire::{VringAddr, protocol};
 use crate::{
-    BackendChannel, Config, Doorbell, DriverRing, Error, Frontend, GuestMemory, Queue, RegionPlan,
-    RingLayout, Wait,
+    Config, Doorbell, DriverRing, Error, Frontend, GuestMemory, Queue, RegionPlan, RingLayout, Wait,
 };
 
 /// By which messages memory is told.
@@ -117,11 +115,6 @@ impl Client {
         Client::start(Frontend::connect(path, options.patience)?, options)
     }
 
-    /// Sets a device up over a connected stream.
-    pub fn over(stream: UnixStream, options: &Options) -> Result<Client, Error> {
-        Client::start(Frontend::new(stream, options.patience)?, options)
-    }
-
     /// Sets a device up with memory made for it.
     pub fn start(frontend: Frontend, options: &Options) -> Result<Client, Error> {
         let entries = u64::from(options.queue_size);
@@ -209,11 +202,6 @@ impl Client {
         self.features
     }
 
-    /// Protocol features that were taken.
-    pub fn protocol_features(&self) -> u64 {
-        self.protocol_features
-    }
-
     /// The connection, for single messages.
     pub fn frontend(&mut self) -> &mut Frontend {
         &mut self.frontend
@@ -240,11 +228,6 @@ impl Client {
     /// Connection and vrings apart, for messages while vrings are driven.
     pub fn parts(&mut self) -> (&mut Frontend, &mut [Queue]) {
         (&mut self.frontend, &mut self.queues)
-    }
-
-    /// Opens the backend channel.
-    pub fn open_backend_channel(&self) -> Result<BackendChannel, Error> {
-        self.frontend.open_backend_channel()
     }
 
     /// Tells the memory table.
@@ -297,7 +280,7 @@ impl Client {
     }
 
     /// Tells the daemon of a vring, in the order that QEMU uses, and enables it.
-    pub fn announce(&self, queue: &Queue, base: u16) -> Result<(), Error> {
+    fn announce(&self, queue: &Queue, base: u16) -> Result<(), Error> {
         let index = u32::from(queue.index);
         let layout = queue.ring.layout();
         let user = |addr| {

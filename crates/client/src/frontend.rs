@@ -1,6 +1,7 @@
-//! One method per vhost-user message, with its answer checked.
+//! One method for each vhost-user message that sets a device up, with its answer checked; any other message
+//! goes through `tell` and `ask`.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use crate::wire::{
     self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, VRING_NO_FD, VringAddr, protocol,
     request,
 };
-use crate::{BackendChannel, Error, Message, Socket};
+use crate::{Error, Message, Socket};
 
 /// A connection to a daemon. Setters ask for an acknowledgement once REPLY_ACK has been negotiated, so
 /// an `Ok` means "accepted" then, and "sent" before.
@@ -17,18 +18,13 @@ use crate::{BackendChannel, Error, Message, Socket};
 pub struct Frontend {
     socket: Socket,
     reply_ack: bool,
-    patience: Duration,
 }
 
 impl Frontend {
     /// Connects to a listening daemon. `patience` bounds every receive and send.
     pub fn connect(path: &Path, patience: Duration) -> Result<Frontend, Error> {
-        let socket = Socket::connect(path, patience)?;
-        Ok(Frontend {
-            socket,
-            reply_ack: false,
-            patience,
-        })
+        let stream = UnixStream::connect(path).map_err(Error::io("connect"))?;
+        Frontend::new(stream, patience)
     }
 
     /// Takes a connected stream.
@@ -37,7 +33,6 @@ impl Frontend {
         Ok(Frontend {
             socket,
             reply_ack: false,
-            patience,
         })
     }
 
@@ -99,7 +94,8 @@ impl Frontend {
         Ok(got)
     }
 
-    fn ask_word(&self, number: u32) -> Result<u64, Error> {
+    /// As `ask`, where the answer is a number.
+    pub fn ask_word(&self, number: u32) -> Result<u64, Error> {
         word(&self.ask(number, &[], &[])?)
     }
 }
@@ -133,29 +129,9 @@ impl Frontend {
         self.tell(request::SET_OWNER, &[], &[])
     }
 
-    /// RESET_OWNER.
-    pub fn reset_owner(&self) -> Result<(), Error> {
-        self.tell(request::RESET_OWNER, &[], &[])
-    }
-
-    /// RESET_DEVICE.
-    pub fn reset_device(&self) -> Result<(), Error> {
-        self.tell(request::RESET_DEVICE, &[], &[])
-    }
-
     /// SET_STATUS.
     pub fn set_status(&self, status: u8) -> Result<(), Error> {
         self.tell(request::SET_STATUS, &u64::from(status).to_le_bytes(), &[])
-    }
-
-    /// GET_STATUS.
-    pub fn status(&self) -> Result<u64, Error> {
-        self.ask_word(request::GET_STATUS)
-    }
-
-    /// GET_QUEUE_NUM.
-    pub fn queue_num(&self) -> Result<u64, Error> {
-        self.ask_word(request::GET_QUEUE_NUM)
     }
 
     /// GET_CONFIG of `size` bytes from `offset`. An answer of length 0 is the refusal that the
@@ -178,19 +154,6 @@ impl Frontend {
             got.payload.len()
         )))
     }
-
-    /// SET_CONFIG.
-    pub fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), Error> {
-        let payload = wire::config_space(offset, bytes.len() as u32, 0, bytes);
-        self.tell(request::SET_CONFIG, &payload, &[])
-    }
-
-    /// SET_BACKEND_REQ_FD with a new socket pair.
-    pub fn open_backend_channel(&self) -> Result<BackendChannel, Error> {
-        let (ours, theirs) = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
-        self.tell(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
-        Ok(BackendChannel::new(Socket::new(ours, self.patience)?))
-    }
 }
 
 /// Memory.
@@ -208,39 +171,6 @@ impl Frontend {
     /// ADD_MEM_REG.
     pub fn add_mem_reg(&self, region: RegionBytes, fd: BorrowedFd<'_>) -> Result<(), Error> {
         self.tell(request::ADD_MEM_REG, &wire::mem_reg(region), &[fd])
-    }
-
-    /// REM_MEM_REG, with or without a descriptor (both are legal).
-    pub fn rem_mem_reg(
-        &self,
-        region: RegionBytes,
-        fd: Option<BorrowedFd<'_>>,
-    ) -> Result<(), Error> {
-        self.tell(request::REM_MEM_REG, &wire::mem_reg(region), fd.as_slice())
-    }
-
-    /// GET_MAX_MEM_SLOTS.
-    pub fn max_mem_slots(&self) -> Result<u64, Error> {
-        self.ask_word(request::GET_MAX_MEM_SLOTS)
-    }
-
-    /// SET_LOG_BASE, which has an answer of its own with LOG_SHMFD.
-    pub fn set_log_base(&self, size: u64, offset: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
-        let mut payload = size.to_le_bytes().to_vec();
-        payload.extend_from_slice(&offset.to_le_bytes());
-        self.ask(request::SET_LOG_BASE, &payload, &[fd]).map(drop)
-    }
-
-    /// GET_INFLIGHT_FD: the answer's payload and its descriptor.
-    pub fn inflight_fd(&self, vrings: u16, size: u16) -> Result<(Vec<u8>, Option<OwnedFd>), Error> {
-        let asked = wire::inflight(0, 0, vrings, size);
-        let mut got = self.ask(request::GET_INFLIGHT_FD, &asked, &[])?;
-        Ok((got.payload, got.fds.pop()))
-    }
-
-    /// SET_INFLIGHT_FD.
-    pub fn set_inflight_fd(&self, payload: &[u8], fd: BorrowedFd<'_>) -> Result<(), Error> {
-        self.tell(request::SET_INFLIGHT_FD, payload, &[fd])
     }
 }
 
@@ -263,15 +193,6 @@ impl Frontend {
             &wire::vring_state(index, base),
             &[],
         )
-    }
-
-    /// GET_VRING_BASE: stops the vring.
-    pub fn vring_base(&self, index: u32) -> Result<u32, Error> {
-        let got = self.ask(request::GET_VRING_BASE, &wire::vring_state(index, 0), &[])?;
-        match (wire::u32_at(&got.payload, 0), wire::u32_at(&got.payload, 4)) {
-            (Some(found), Some(base)) if found == index => Ok(base),
-            _ => Err(Error::Protocol("vring base of another vring".into())),
-        }
     }
 
     /// SET_VRING_KICK; `None`: the daemon is to poll.

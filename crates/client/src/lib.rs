@@ -12,7 +12,6 @@
 //! another process writes too, and `ring` keeps pointers into it. Everything else is safe code.
 #![allow(unsafe_code)]
 
-mod channel;
 mod config;
 mod device;
 mod error;
@@ -25,7 +24,6 @@ mod socket;
 pub mod wire;
 mod workload;
 
-pub use channel::BackendChannel;
 pub use config::Config;
 pub use device::{Client, Options, Table};
 pub use error::Error;
@@ -33,7 +31,7 @@ pub use frontend::Frontend;
 pub use memory::{GuestMemory, RegionPlan};
 pub use queue::{Completion, Doorbell, Queue, Request, Wait};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};
-pub use socket::{Message, Socket, is_listened_on};
+pub use socket::{Message, Socket};
 pub use workload::{
     Layout, Offered, Order, Pulse, Sample, Stop, Tally, Verify, Workload, pattern_word,
 };

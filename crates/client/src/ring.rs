@@ -1,8 +1,8 @@
 //! The driver side of one split virtqueue (virtio 1.3 §2.7), written from the specification.
 //!
 //! Two ways to use it. Orderly: [`DriverRing::add`] builds a chain from free descriptors, `publish`, `reap`.
-//! By hand: `write_descriptor`, `push` and the `raw_*` methods put anything anywhere, for hostile tests and for
-//! loops that keep their chains from one request to the next.
+//! By hand: `write_descriptor` and `push` put anything anywhere, for hostile tests and for loops that keep their
+//! chains from one request to the next.
 //!
 //! Unsafe: pointers into [`GuestMemory`], kept alive by the `Arc` beside them. All words shared with the
 //! daemon are accessed by atomics or volatile stores; no reference to them is made.
@@ -372,25 +372,14 @@ impl DriverRing {
     /// Asks for a call at the next completion and looks once more; `true`: something is there already.
     #[inline]
     pub fn arm(&mut self) -> bool {
-        self.arm_after(1)
-    }
-
-    /// As `arm`, for the call only after `count` completions (with EVENT_IDX).
-    #[inline]
-    pub fn arm_after(&mut self, count: u16) -> bool {
-        let event = self.next_used.wrapping_add(count.wrapping_sub(1));
         if self.event_idx {
-            self.used_event().store(event, Ordering::Relaxed);
+            self.used_event().store(self.next_used, Ordering::Relaxed);
         } else {
             self.avail_flags().store(0, Ordering::Relaxed);
         }
         // What was asked for must be visible before we look: see `publish`.
         fence(Ordering::SeqCst);
-        let there = self
-            .used_index_word()
-            .load(Ordering::Acquire)
-            .wrapping_sub(self.next_used);
-        there >= count.max(1)
+        self.has_used()
     }
 
     /// Says that no call is needed (a hint).
@@ -410,34 +399,6 @@ impl DriverRing {
     pub fn write_avail(&self, position: u16, head: u16) {
         let at = usize::from(position & (self.layout.size - 1));
         self.avail_word(2 + at).store(head, Ordering::Relaxed);
-    }
-
-    /// Stores any available index; the ring's own idea of it follows.
-    pub fn raw_set_avail_index(&mut self, index: u16) {
-        self.next_avail = index;
-        self.published = index;
-        self.avail_index().store(index, Ordering::SeqCst);
-    }
-
-    /// Stores any flags of the available ring.
-    pub fn raw_set_avail_flags(&self, flags: u16) {
-        self.avail_flags().store(flags, Ordering::SeqCst);
-    }
-
-    /// Stores any used event.
-    pub fn raw_set_used_event(&self, event: u16) {
-        self.used_event().store(event, Ordering::SeqCst);
-    }
-
-    /// Stores an available event, which belongs to the daemon.
-    pub fn raw_set_avail_event(&self, event: u16) {
-        self.used_u16(4 + 8 * usize::from(self.layout.size))
-            .store(event, Ordering::SeqCst);
-    }
-
-    /// Stores a used index, which belongs to the daemon.
-    pub fn raw_set_used_index(&self, index: u16) {
-        self.used_index_word().store(index, Ordering::SeqCst);
     }
 
     /// The used index as it is now.
@@ -543,7 +504,8 @@ mod tests {
         let mut entry = [head[0], head[1], 0, 0, 0, 0, 0, 0];
         entry[4..].copy_from_slice(&len.to_le_bytes());
         ring.memory().write(layout.used + 4 + 8 * slot, &entry);
-        ring.raw_set_used_index(position.wrapping_add(1));
+        let index = position.wrapping_add(1).to_le_bytes();
+        ring.memory().write(layout.used + 2, &index);
     }
 
     #[test]
@@ -627,16 +589,12 @@ mod tests {
     }
 
     #[test]
-    fn arming_tells_what_came_meanwhile_and_after_how_many() {
+    fn arming_tells_what_came_meanwhile() {
         let mut ring = ring(4, true, 0);
         ring.push(0);
-        ring.push(1);
         ring.publish();
         assert!(!ring.arm());
         complete(&ring, 0, 1);
         assert!(ring.arm());
-        assert!(!ring.arm_after(2));
-        complete(&ring, 1, 1);
-        assert!(ring.arm_after(2));
     }
 }

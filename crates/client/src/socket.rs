@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -38,19 +38,6 @@ pub struct Message {
 pub struct Socket {
     stream: UnixStream,
     patience: Duration,
-}
-
-/// Whether somebody listens on a socket of this name, without connecting: a frontend that comes and goes would
-/// be one. A socket's file is there a moment before that.
-pub fn is_listened_on(path: &Path) -> bool {
-    // Num RefCount Protocol Flags Type State Inode Path; the flag is __SO_ACCEPTCON.
-    const ACCEPTS: &str = "00010000";
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let path = path.to_string_lossy();
-    sockets.lines().any(|line| {
-        let mut fields = line.split_whitespace();
-        fields.nth(3) == Some(ACCEPTS) && fields.nth(3) == Some(&path)
-    })
 }
 
 impl Socket {
@@ -110,23 +97,6 @@ impl Socket {
             filled += count;
         }
         Ok(())
-    }
-
-    /// Whether the peer closes the connection within the time given, reading whatever it still says.
-    pub fn closes_within(&self, time: Duration) -> bool {
-        let deadline = std::time::Instant::now() + time;
-        let mut rest = [0; 4096];
-        loop {
-            let left = deadline.saturating_duration_since(std::time::Instant::now());
-            if left.is_zero() || !readable(self.stream.as_fd(), left) {
-                return false;
-            }
-            match self.recv_some(&mut rest, &mut Vec::new()) {
-                Ok(0) | Err(Error::Closed) => return true,
-                Ok(_) => {}
-                Err(_) => return false,
-            }
-        }
     }
 
     /// Receives one message.
@@ -200,24 +170,5 @@ pub(crate) fn readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => return false,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixListener;
-
-    use super::*;
-
-    #[test]
-    fn a_file_is_not_yet_somebody_who_listens() {
-        let name = format!("cleave-listens-{}.sock", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        assert!(!is_listened_on(&path));
-        let listener = UnixListener::bind(&path).unwrap();
-        assert!(is_listened_on(&path));
-        drop(listener);
-        assert!(path.exists() && !is_listened_on(&path));
-        std::fs::remove_file(path).unwrap();
     }
 }

@@ -3,15 +3,13 @@
 
 #![allow(missing_docs)]
 
-/// Front-end message types.
+/// Front-end message types, as far as a block device has them.
 pub mod request {
     pub const GET_FEATURES: u32 = 1;
     pub const SET_FEATURES: u32 = 2;
     pub const SET_OWNER: u32 = 3;
     pub const RESET_OWNER: u32 = 4;
     pub const SET_MEM_TABLE: u32 = 5;
-    pub const SET_LOG_BASE: u32 = 6;
-    pub const SET_LOG_FD: u32 = 7;
     pub const SET_VRING_NUM: u32 = 8;
     pub const SET_VRING_ADDR: u32 = 9;
     pub const SET_VRING_BASE: u32 = 10;
@@ -23,55 +21,26 @@ pub mod request {
     pub const SET_PROTOCOL_FEATURES: u32 = 16;
     pub const GET_QUEUE_NUM: u32 = 17;
     pub const SET_VRING_ENABLE: u32 = 18;
-    pub const SEND_RARP: u32 = 19;
-    pub const NET_SET_MTU: u32 = 20;
     pub const SET_BACKEND_REQ_FD: u32 = 21;
-    pub const IOTLB_MSG: u32 = 22;
-    pub const SET_VRING_ENDIAN: u32 = 23;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
-    pub const CREATE_CRYPTO_SESSION: u32 = 26;
-    pub const CLOSE_CRYPTO_SESSION: u32 = 27;
-    pub const POSTCOPY_ADVISE: u32 = 28;
-    pub const POSTCOPY_LISTEN: u32 = 29;
-    pub const POSTCOPY_END: u32 = 30;
     pub const GET_INFLIGHT_FD: u32 = 31;
     pub const SET_INFLIGHT_FD: u32 = 32;
-    pub const GPU_SET_SOCKET: u32 = 33;
     pub const RESET_DEVICE: u32 = 34;
-    pub const VRING_KICK: u32 = 35;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
     pub const REM_MEM_REG: u32 = 38;
     pub const SET_STATUS: u32 = 39;
     pub const GET_STATUS: u32 = 40;
-    pub const GET_SHARED_OBJECT: u32 = 41;
-    pub const SET_DEVICE_STATE_FD: u32 = 42;
-    pub const CHECK_DEVICE_STATE: u32 = 43;
 }
 
-/// Back-end message types (the backend channel).
-pub mod backend_request {
-    pub const CONFIG_CHANGE_MSG: u32 = 2;
-}
-
-/// Protocol feature bits as masks.
+/// Protocol feature bits as masks, as far as a block device has them.
 pub mod protocol {
     pub const MQ: u64 = 1 << 0;
-    pub const LOG_SHMFD: u64 = 1 << 1;
-    pub const RARP: u64 = 1 << 2;
     pub const REPLY_ACK: u64 = 1 << 3;
-    pub const MTU: u64 = 1 << 4;
     pub const BACKEND_REQ: u64 = 1 << 5;
-    pub const CROSS_ENDIAN: u64 = 1 << 6;
-    pub const CRYPTO_SESSION: u64 = 1 << 7;
-    pub const PAGEFAULT: u64 = 1 << 8;
     pub const CONFIG: u64 = 1 << 9;
-    pub const BACKEND_SEND_FD: u64 = 1 << 10;
-    pub const HOST_NOTIFIER: u64 = 1 << 11;
-    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     pub const RESET_DEVICE: u64 = 1 << 13;
-    pub const INBAND_NOTIFICATIONS: u64 = 1 << 14;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     pub const STATUS: u64 = 1 << 16;
 }
@@ -183,16 +152,6 @@ pub fn config_space(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8>
     }
     payload.extend_from_slice(bytes);
     payload
-}
-
-/// Payload of the inflight messages: mmap size, mmap offset, vrings, vring size.
-pub fn inflight(mmap_size: u64, mmap_offset: u64, vrings: u16, vring_size: u16) -> [u8; 24] {
-    let mut bytes = [0; 24];
-    bytes[0..8].copy_from_slice(&mmap_size.to_le_bytes());
-    bytes[8..16].copy_from_slice(&mmap_offset.to_le_bytes());
-    bytes[16..18].copy_from_slice(&vrings.to_le_bytes());
-    bytes[18..20].copy_from_slice(&vring_size.to_le_bytes());
-    bytes
 }
 
 /// Little-endian words out of a payload.

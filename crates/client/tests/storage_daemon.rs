@@ -11,7 +11,7 @@ use cleave_blk::spec::feature;
 use cleave_client::{
     Client, Doorbell, Error, Layout, Offered, Options, Order, Stop, Table, Verify, Wait, Workload,
 };
-use cleave_tests::{Lateness, Needs, ensure, run_cases, unless_late};
+use cleave_tests::{Lateness, Messages as _, Needs, ensure, run_cases, unless_late};
 
 /// How long is waited for what has to come.
 const PATIENCE: Duration = Duration::from_secs(60);

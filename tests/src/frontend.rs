@@ -1,0 +1,189 @@
+//! Parts of a frontend that tests alone need: messages that no start of a device sends, the backend channel, and
+//! what is seen of a connection and of a listening socket from outside.
+
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cleave_client::wire::{
+    self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, message, request,
+};
+use cleave_client::{Error, Frontend, Socket};
+
+use crate::PATIENCE;
+
+/// A message of the backend channel (vhost-user "Back-end message types").
+const CONFIG_CHANGE: u32 = 2;
+
+/// Messages that only tests send, by a [`Frontend`].
+pub trait Messages {
+    /// RESET_OWNER.
+    fn reset_owner(&self) -> Result<(), Error>;
+    /// RESET_DEVICE.
+    fn reset_device(&self) -> Result<(), Error>;
+    /// GET_STATUS.
+    fn status(&self) -> Result<u64, Error>;
+    /// GET_QUEUE_NUM.
+    fn queue_num(&self) -> Result<u64, Error>;
+    /// SET_CONFIG.
+    fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), Error>;
+    /// SET_BACKEND_REQ_FD with a new socket pair.
+    fn open_backend_channel(&self) -> Result<BackendChannel, Error>;
+    /// REM_MEM_REG, with or without a descriptor (both are legal).
+    fn rem_mem_reg(&self, region: RegionBytes, fd: Option<BorrowedFd<'_>>) -> Result<(), Error>;
+    /// GET_MAX_MEM_SLOTS.
+    fn max_mem_slots(&self) -> Result<u64, Error>;
+    /// GET_INFLIGHT_FD: the answer's payload and its descriptor.
+    fn inflight_fd(&self, vrings: u16, size: u16) -> Result<(Vec<u8>, Option<OwnedFd>), Error>;
+    /// GET_VRING_BASE: stops the vring.
+    fn vring_base(&self, index: u32) -> Result<u32, Error>;
+}
+
+impl Messages for Frontend {
+    fn reset_owner(&self) -> Result<(), Error> {
+        self.tell(request::RESET_OWNER, &[], &[])
+    }
+
+    fn reset_device(&self) -> Result<(), Error> {
+        self.tell(request::RESET_DEVICE, &[], &[])
+    }
+
+    fn status(&self) -> Result<u64, Error> {
+        self.ask_word(request::GET_STATUS)
+    }
+
+    fn queue_num(&self) -> Result<u64, Error> {
+        self.ask_word(request::GET_QUEUE_NUM)
+    }
+
+    fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), Error> {
+        let payload = wire::config_space(offset, bytes.len() as u32, 0, bytes);
+        self.tell(request::SET_CONFIG, &payload, &[])
+    }
+
+    fn open_backend_channel(&self) -> Result<BackendChannel, Error> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        self.tell(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+        Ok(BackendChannel {
+            socket: Socket::new(ours, PATIENCE)?,
+        })
+    }
+
+    fn rem_mem_reg(&self, region: RegionBytes, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+        self.tell(request::REM_MEM_REG, &wire::mem_reg(region), fd.as_slice())
+    }
+
+    fn max_mem_slots(&self) -> Result<u64, Error> {
+        self.ask_word(request::GET_MAX_MEM_SLOTS)
+    }
+
+    fn inflight_fd(&self, vrings: u16, size: u16) -> Result<(Vec<u8>, Option<OwnedFd>), Error> {
+        // mmap size, mmap offset, vrings, vring size, padding
+        let mut asked = [0; 24];
+        asked[16..18].copy_from_slice(&vrings.to_le_bytes());
+        asked[18..20].copy_from_slice(&size.to_le_bytes());
+        let mut got = self.ask(request::GET_INFLIGHT_FD, &asked, &[])?;
+        Ok((got.payload, got.fds.pop()))
+    }
+
+    fn vring_base(&self, index: u32) -> Result<u32, Error> {
+        let got = self.ask(request::GET_VRING_BASE, &wire::vring_state(index, 0), &[])?;
+        match (wire::u32_at(&got.payload, 0), wire::u32_at(&got.payload, 4)) {
+            (Some(found), Some(base)) if found == index => Ok(base),
+            _ => Err(Error::Protocol("vring base of another vring".into())),
+        }
+    }
+}
+
+/// The frontend's end of the backend channel.
+#[derive(Debug)]
+pub struct BackendChannel {
+    socket: Socket,
+}
+
+impl BackendChannel {
+    /// Waits for a CONFIG_CHANGE and acknowledges it where that is asked for; `false`: none came in time.
+    pub fn config_change(&self, time: Duration) -> Result<bool, Error> {
+        self.socket.stream().set_read_timeout(Some(time)).unwrap();
+        let got = match self.socket.recv() {
+            Err(Error::TimedOut { .. }) => return Ok(false),
+            got => got?,
+        };
+        if got.flags & FLAG_NEED_REPLY != 0 {
+            let ack = message(got.request, VERSION | FLAG_REPLY, &0u64.to_le_bytes());
+            self.socket.send_raw(&ack, &[])?;
+        }
+        match got.request {
+            CONFIG_CHANGE => Ok(true),
+            other => Err(Error::Protocol(format!("backend message {other}"))),
+        }
+    }
+}
+
+/// Whether the peer closes the connection within the time given. Reads whatever it still says.
+pub fn closes_within(socket: &Socket, time: Duration) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted};
+    let deadline = Instant::now() + time;
+    let mut stream = socket.stream();
+    let patience = stream.read_timeout().unwrap();
+    let closes = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // A time-out of zero is refused.
+        if stream.set_read_timeout(Some(left)).is_err() {
+            break false;
+        }
+        match stream.read(&mut [0; 4096]) {
+            Ok(0) => break true,
+            Ok(_) => {}
+            Err(error) if error.kind() == Interrupted => {}
+            Err(error) => break matches!(error.kind(), BrokenPipe | ConnectionReset),
+        }
+    };
+    stream.set_read_timeout(patience).unwrap();
+    closes
+}
+
+/// Whether somebody listens on a socket of this name, without connecting: a frontend that comes and goes would
+/// be one. A socket's file is there a moment before that.
+pub fn is_listened_on(path: &Path) -> bool {
+    // Num RefCount Protocol Flags Type State Inode Path; the flag is __SO_ACCEPTCON.
+    const ACCEPTS: &str = "00010000";
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let path = path.to_string_lossy();
+    sockets.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.nth(3) == Some(ACCEPTS) && fields.nth(3) == Some(&path)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_not_yet_somebody_who_listens() {
+        let name = format!("cleave-listens-{}.sock", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        assert!(!is_listened_on(&path));
+        let listener = UnixListener::bind(&path).unwrap();
+        assert!(is_listened_on(&path));
+        drop(listener);
+        assert!(path.exists() && !is_listened_on(&path));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_close_is_seen_and_silence_is_none() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let socket = Socket::new(ours, PATIENCE).unwrap();
+        assert!(!closes_within(&socket, Duration::from_millis(20)));
+        assert_eq!(socket.stream().read_timeout().unwrap(), Some(PATIENCE));
+        std::io::Write::write_all(&mut &theirs, b"farewell").unwrap();
+        drop(theirs);
+        assert!(closes_within(&socket, PATIENCE));
+    }
+}
