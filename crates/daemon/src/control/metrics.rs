@@ -6,7 +6,52 @@ use cleave_worker::record::{Distribution, Kind, Stage};
 
 use super::Exhibit;
 use super::gather::merged;
-use super::report::{Report, Vring};
+use super::report::{Report, Requests, Vring};
+
+/// All families: name, type and help.
+const FAMILIES: &str = "\
+cleave_info gauge The program and what it serves; always 1.
+cleave_uptime_seconds gauge Time since the daemon started.
+cleave_process_cpu_seconds_total counter CPU time of the daemon, user and system.
+cleave_process_resident_bytes gauge Memory of the daemon, without what it shares with guests.
+cleave_connected gauge 1 while a frontend is connected.
+cleave_sessions_total counter Frontends served so far.
+cleave_disk_size_bytes gauge Size of the disk.
+cleave_disk_sync_failed gauge 1 after a sync failed: every flush fails until the disk is opened again.
+cleave_disk_requests_total counter Requests that ended well, over all vrings; told also with --stats off.
+cleave_disk_bytes_total counter Bytes that they moved; told also with --stats off.
+cleave_disk_failures_total counter Requests that did not end well: failed by the store, refused as invalid, or too broken to answer.
+cleave_retired_vrings_total counter Vrings that are served no more because their guest broke them.
+cleave_polled_total counter Reads and writes of the disk that were polled for (--iopoll on).
+cleave_laps_total counter Turns of the workers' loops that did something.
+cleave_completion_mode gauge 1 for the mode that workers are told.
+cleave_workers gauge Workers that run, by what they do when there is nothing to do.
+cleave_spin_seconds_total counter Time spun: hit ended with something to do, wasted did not.
+cleave_sleeps_total counter Times that a worker slept with no end in sight.
+cleave_dozes_total counter Times that a worker slept until shortly before something was expected.
+cleave_wakeups_total counter Times that a worker came back from either.
+cleave_mode_switches_total counter Times that a worker changed between spinning and sleeping, by reason.
+cleave_spin_budget_seconds gauge How long workers may spin in vain from now on.
+cleave_spin_budget_max_seconds gauge The most that this can be.
+cleave_requests_total counter Requests that ended well, by direction and size class.
+cleave_request_bytes_total counter Bytes that they moved.
+cleave_request_errors_total counter Requests that did not end well, by kind of error.
+cleave_kicks_total counter Kicks from the guest that the worker saw.
+cleave_calls_total counter Calls to the guest.
+cleave_calls_suppressed_total counter Published batches for which the guest wanted no call, or has no way to be called.
+cleave_reads_sampled_total counter Reads whose data was looked at.
+cleave_reads_zero_total counter Of these, reads that found nothing but zeroes.
+cleave_calls_coalesced_total counter Published batches whose call was held back and became one with a later one.
+cleave_in_flight_requests gauge Requests with the engine.
+cleave_oldest_request_seconds gauge Age of the oldest request in flight; 0 where there is none.
+cleave_request_stage_seconds histogram Time that requests spent in a stage; split is the part of device that was cut into several ops.
+cleave_call_held_seconds histogram Time that calls to the guest were held back to become fewer.
+cleave_split_chunk_bytes gauge Pieces that large requests are split into now, by size and load; 0: left whole.
+cleave_leg_ops_total counter Ops that a leg of the stripe ended well.
+cleave_leg_bytes_total counter Bytes read from it and written to it.
+cleave_leg_errors_total counter Ops that it failed.
+cleave_leg_busy_seconds_total counter Sum of the times that its reads and writes took.
+";
 
 /// Bounds of histograms are powers of two of nanoseconds, from the first by a factor to the last: those
 /// at which buckets of ours begin, so that nothing is interpolated.
@@ -29,54 +74,77 @@ const SHORT: Bounds = Bounds {
     last: 32,
 };
 
+/// Labels of a sample beside `disk`, which every sample has.
+type Labels<'a> = &'a [(&'a str, &'a dyn Display)];
+
 /// A text that grows family by family.
-struct Text {
+struct Text<'a> {
     out: String,
+    disk: &'a str,
     family: &'static str,
 }
 
-impl Text {
-    fn family(&mut self, name: &'static str, kind: &str, help: &str) {
+impl Text<'_> {
+    fn new(disk: &str) -> Text<'_> {
+        Text {
+            out: String::with_capacity(16 << 10),
+            disk,
+            family: "",
+        }
+    }
+
+    /// Begins one of [`FAMILIES`].
+    fn family(&mut self, name: &'static str) {
         self.family = name;
+        let row = |line: &'static str| line.strip_prefix(name)?.strip_prefix(' ')?.split_once(' ');
+        let (kind, help) = FAMILIES.lines().find_map(row).unwrap_or_default();
+        debug_assert!(!kind.is_empty(), "{name} is not in the table");
         // Writing to a string does not fail.
         let _ = writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    fn counter(&mut self, name: &'static str, help: &str) {
-        self.family(name, "counter", help);
+    /// A family of one sample.
+    fn one(&mut self, name: &'static str, value: impl Display) {
+        self.family(name);
+        self.sample(&[], value);
     }
 
-    fn gauge(&mut self, name: &'static str, help: &str) {
-        self.family(name, "gauge", help);
+    /// A family whose samples differ in one label.
+    fn by<L: Display, V: Display>(
+        &mut self,
+        name: &'static str,
+        label: &str,
+        samples: impl IntoIterator<Item = (L, V)>,
+    ) {
+        self.family(name);
+        for (of, value) in samples {
+            self.sample(&[(label, &of)], value);
+        }
     }
 
-    fn sample(&mut self, labels: &[(&str, &dyn Display)], value: impl Display) {
+    fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
         self.line("", labels, value);
     }
 
-    fn line(&mut self, suffix: &str, labels: &[(&str, &dyn Display)], value: impl Display) {
-        let _ = write!(self.out, "{}{suffix}", self.family);
-        for (at, (name, value)) in labels.iter().enumerate() {
-            let open = if at == 0 { '{' } else { ',' };
-            let _ = write!(self.out, "{open}{name}=\"{}\"", escaped(&value.to_string()));
+    fn line(&mut self, suffix: &str, labels: Labels<'_>, value: impl Display) {
+        let (family, disk) = (self.family, escaped(self.disk));
+        let _ = write!(self.out, "{family}{suffix}{{disk=\"{disk}\"");
+        for (name, value) in labels {
+            let _ = write!(self.out, ",{name}=\"{}\"", escaped(&value.to_string()));
         }
-        let close = if labels.is_empty() { "" } else { "}" };
-        let _ = writeln!(self.out, "{close} {value}");
+        let _ = writeln!(self.out, "}} {value}");
     }
 
-    fn histogram(&mut self, labels: &[(&str, &dyn Display)], all: &Distribution, bounds: &Bounds) {
-        let count = all.count();
+    fn histogram(&mut self, labels: Labels<'_>, all: &Distribution, bounds: &Bounds) {
+        let mut bucket = |bound: &dyn Display, count| {
+            self.line("_bucket", &[labels, &[("le", bound)]].concat(), count);
+        };
         for power in (bounds.first..=bounds.last).step_by(bounds.step) {
-            let bound = (1u64 << power) as f64 / 1e9;
-            let mut with = labels.to_vec();
-            with.push(("le", &bound));
-            self.line("_bucket", &with, all.below_ns(power));
+            bucket(&((1u64 << power) as f64 / 1e9), all.below_ns(power));
         }
-        let mut with = labels.to_vec();
-        with.push(("le", &"+Inf"));
-        self.line("_bucket", &with, count);
+        bucket(&"+Inf", all.count());
         self.line("_sum", labels, all.sum_ns() as f64 / 1e9);
-        self.line("_count", labels, count);
+        self.line("_count", labels, all.count());
     }
 }
 
@@ -91,27 +159,20 @@ impl Exhibit {
     /// All metrics of the disk.
     pub(super) fn metrics(&self) -> String {
         let report = self.report();
-        let mut text = Text {
-            out: String::with_capacity(16 << 10),
-            family: "",
-        };
+        let mut text = Text::new(&report.id);
         daemon(&mut text, &report);
         disk(&mut text, &report);
         pacing(&mut text, &report);
         vrings(&mut text, &report);
-        self.stages(&mut text, &report.id);
-        self.calls(&mut text, &report.id);
+        self.stages(&mut text);
+        self.calls(&mut text);
         splitters(&mut text, &report);
         legs(&mut text, &report);
         text.out
     }
 
-    fn stages(&self, text: &mut Text, id: &str) {
-        text.family(
-            "cleave_request_stage_seconds",
-            "histogram",
-            "Time that requests spent in a stage; split is the part of device that was cut into several ops.",
-        );
+    fn stages(&self, text: &mut Text<'_>) {
+        text.family("cleave_request_stage_seconds");
         let records = self.device.records.all();
         for kind in Kind::all() {
             for stage in Stage::ALL {
@@ -120,21 +181,17 @@ impl Exhibit {
                     Stage::Device => &DEVICE,
                     Stage::Ring | Stage::Plan | Stage::Publish => &SHORT,
                 };
-                stage_of(text, id, kind, stage.name(), all, bounds);
+                stage_of(text, kind, stage.name(), all, bounds);
             }
             let split = records.iter().filter_map(|record| record.split_times(kind));
-            stage_of(text, id, kind, "split", merged(split), &DEVICE);
+            stage_of(text, kind, "split", merged(split), &DEVICE);
         }
     }
 
-    fn calls(&self, text: &mut Text, id: &str) {
-        text.family(
-            "cleave_call_held_seconds",
-            "histogram",
-            "Time that calls to the guest were held back to become fewer.",
-        );
+    fn calls(&self, text: &mut Text<'_>) {
+        text.family("cleave_call_held_seconds");
         for record in self.device.records.all() {
-            let labels: &[(&str, &dyn Display)] = &[("disk", &id), ("vring", &record.index())];
+            let labels: Labels<'_> = &[("vring", &record.index())];
             text.histogram(labels, &record.call_times(), &SHORT);
         }
     }
@@ -142,8 +199,7 @@ impl Exhibit {
 
 /// What has never been seen is not told: most kinds of request never come.
 fn stage_of(
-    text: &mut Text,
-    id: &str,
+    text: &mut Text<'_>,
     kind: Kind,
     stage: &str,
     all: Option<Distribution>,
@@ -152,8 +208,7 @@ fn stage_of(
     let Some(all) = all.filter(|all| all.count() > 0) else {
         return;
     };
-    let labels: &[(&str, &dyn Display)] = &[
-        ("disk", &id),
+    let labels: Labels<'_> = &[
         ("direction", &kind.way().name()),
         ("size", &kind.size()),
         ("stage", &stage),
@@ -161,268 +216,123 @@ fn stage_of(
     text.histogram(labels, &all, bounds);
 }
 
-fn daemon(text: &mut Text, report: &Report) {
-    let id = &report.id;
-    text.gauge("cleave_info", "The program and what it serves; always 1.");
-    text.sample(
-        &[
-            ("disk", id),
-            ("name", &report.name),
-            ("store", &report.store.kind),
-            ("version", &report.process.version),
-        ],
-        1,
-    );
-    text.gauge("cleave_uptime_seconds", "Time since the daemon started.");
-    text.sample(&[("disk", id)], report.process.uptime_seconds);
-    text.counter(
-        "cleave_process_cpu_seconds_total",
-        "CPU time of the daemon, user and system.",
-    );
-    text.sample(&[("disk", id)], report.process.cpu_seconds);
-    text.gauge(
-        "cleave_process_resident_bytes",
-        "Memory of the daemon, without what it shares with guests.",
-    );
-    text.sample(&[("disk", id)], report.process.resident_bytes);
-    text.gauge("cleave_connected", "1 while a frontend is connected.");
-    text.sample(&[("disk", id)], u8::from(report.session.connected));
-    text.counter("cleave_sessions_total", "Frontends served so far.");
-    text.sample(&[("disk", id)], report.session.count);
+fn daemon(text: &mut Text<'_>, report: &Report) {
+    let process = &report.process;
+    text.family("cleave_info");
+    let labels: Labels<'_> = &[
+        ("name", &report.name),
+        ("store", &report.store.kind),
+        ("version", &process.version),
+    ];
+    text.sample(labels, 1);
+    text.one("cleave_uptime_seconds", process.uptime_seconds);
+    text.one("cleave_process_cpu_seconds_total", process.cpu_seconds);
+    text.one("cleave_process_resident_bytes", process.resident_bytes);
+    text.one("cleave_connected", u8::from(report.session.connected));
+    text.one("cleave_sessions_total", report.session.count);
 }
 
-fn disk(text: &mut Text, report: &Report) {
-    let id = &report.id;
-    let totals = &report.totals;
-    text.gauge("cleave_disk_size_bytes", "Size of the disk.");
-    text.sample(&[("disk", id)], report.store.size_bytes);
-    text.gauge(
-        "cleave_disk_sync_failed",
-        "1 after a sync failed: every flush fails until the disk is opened again.",
-    );
-    text.sample(&[("disk", id)], u8::from(report.store.sync_failed));
-    text.counter(
-        "cleave_disk_requests_total",
-        "Requests that ended well, over all vrings; told also with --stats off.",
-    );
+fn disk(text: &mut Text<'_>, report: &Report) {
+    let (store, totals) = (&report.store, &report.totals);
+    text.one("cleave_disk_size_bytes", store.size_bytes);
+    text.one("cleave_disk_sync_failed", u8::from(store.sync_failed));
     let requests = [
         ("read", totals.reads),
         ("write", totals.writes),
         ("other", totals.others),
     ];
-    for (direction, count) in requests {
-        text.sample(&[("disk", id), ("direction", &direction)], count);
-    }
-    text.counter(
-        "cleave_disk_bytes_total",
-        "Bytes that they moved; told also with --stats off.",
-    );
-    for (direction, count) in [("read", totals.read_bytes), ("write", totals.write_bytes)] {
-        text.sample(&[("disk", id), ("direction", &direction)], count);
-    }
-    text.counter(
-        "cleave_disk_failures_total",
-        "Requests that did not end well: failed by the store, refused as invalid, or too broken to answer.",
-    );
+    text.by("cleave_disk_requests_total", "direction", requests);
+    let bytes = [("read", totals.read_bytes), ("write", totals.write_bytes)];
+    text.by("cleave_disk_bytes_total", "direction", bytes);
     let failures = [
         ("failed", totals.failed),
         ("refused", totals.refused),
         ("broken", totals.broken),
     ];
-    for (outcome, count) in failures {
-        text.sample(&[("disk", id), ("outcome", &outcome)], count);
-    }
-    text.counter(
-        "cleave_retired_vrings_total",
-        "Vrings that are served no more because their guest broke them.",
-    );
-    text.sample(&[("disk", id)], totals.retired_vrings);
-    text.counter(
-        "cleave_polled_total",
-        "Reads and writes of the disk that were polled for (--iopoll on).",
-    );
-    text.sample(&[("disk", id)], totals.polled);
-    text.counter(
-        "cleave_laps_total",
-        "Turns of the workers' loops that did something.",
-    );
-    text.sample(&[("disk", id)], totals.laps);
+    text.by("cleave_disk_failures_total", "outcome", failures);
+    text.one("cleave_retired_vrings_total", totals.retired_vrings);
+    text.one("cleave_polled_total", totals.polled);
+    text.one("cleave_laps_total", totals.laps);
 }
 
-fn pacing(text: &mut Text, report: &Report) {
-    let id = &report.id;
+fn pacing(text: &mut Text<'_>, report: &Report) {
     let pacing = &report.pacing;
-    text.gauge(
-        "cleave_completion_mode",
-        "1 for the mode that workers are told.",
-    );
-    for mode in ["interrupt", "poll", "adaptive"] {
-        let is_it = u8::from(report.tuning.completion == mode);
-        text.sample(&[("disk", id), ("mode", &mode)], is_it);
-    }
-    text.gauge(
-        "cleave_workers",
-        "Workers that run, by what they do when there is nothing to do.",
-    );
-    for mode in ["sleeps", "spins", "polls"] {
-        let count = pacing.workers.iter().filter(|worker| **worker == mode);
-        text.sample(&[("disk", id), ("mode", &mode)], count.count());
-    }
-    text.counter(
-        "cleave_spin_seconds_total",
-        "Time spun: hit ended with something to do, wasted did not.",
-    );
+    let told = |mode| (mode, u8::from(report.tuning.completion == mode));
+    let told = ["interrupt", "poll", "adaptive"].map(told);
+    text.by("cleave_completion_mode", "mode", told);
+    let count = |mode| pacing.workers.iter().filter(move |worker| **worker == mode);
+    let workers = ["sleeps", "spins", "polls"].map(|mode| (mode, count(mode).count()));
+    text.by("cleave_workers", "mode", workers);
     let spun = [
         ("hit", pacing.spin_hit_seconds),
         ("wasted", pacing.spin_wasted_seconds),
     ];
-    for (outcome, seconds) in spun {
-        text.sample(&[("disk", id), ("outcome", &outcome)], seconds);
-    }
-    let waits = [
-        (
-            "cleave_sleeps_total",
-            "Times that a worker slept with no end in sight.",
-            pacing.sleeps,
-        ),
-        (
-            "cleave_dozes_total",
-            "Times that a worker slept until shortly before something was expected.",
-            pacing.dozes,
-        ),
-        (
-            "cleave_wakeups_total",
-            "Times that a worker came back from either.",
-            pacing.wakeups,
-        ),
-    ];
-    for (name, help, count) in waits {
-        text.counter(name, help);
-        text.sample(&[("disk", id)], count);
-    }
-    text.counter(
-        "cleave_mode_switches_total",
-        "Times that a worker changed between spinning and sleeping, by reason.",
-    );
-    for (reason, count) in &pacing.switches {
-        text.sample(&[("disk", id), ("reason", reason)], count);
-    }
-    text.gauge(
-        "cleave_spin_budget_seconds",
-        "How long workers may spin in vain from now on.",
-    );
-    text.sample(&[("disk", id)], pacing.spin_left_seconds);
-    text.gauge(
-        "cleave_spin_budget_max_seconds",
-        "The most that this can be.",
-    );
-    text.sample(&[("disk", id)], pacing.spin_left_max_seconds);
+    text.by("cleave_spin_seconds_total", "outcome", spun);
+    text.one("cleave_sleeps_total", pacing.sleeps);
+    text.one("cleave_dozes_total", pacing.dozes);
+    text.one("cleave_wakeups_total", pacing.wakeups);
+    text.by("cleave_mode_switches_total", "reason", &pacing.switches);
+    text.one("cleave_spin_budget_seconds", pacing.spin_left_seconds);
+    let most = pacing.spin_left_max_seconds;
+    text.one("cleave_spin_budget_max_seconds", most);
 }
 
-fn vrings(text: &mut Text, report: &Report) {
-    let id = &report.id;
-    text.counter(
-        "cleave_requests_total",
-        "Requests that ended well, by direction and size class.",
-    );
-    each_kind(text, report, |requests| requests.requests);
-    text.counter("cleave_request_bytes_total", "Bytes that they moved.");
-    each_kind(text, report, |requests| requests.bytes);
-    text.counter(
-        "cleave_request_errors_total",
-        "Requests that did not end well, by kind of error.",
-    );
+fn vrings(text: &mut Text<'_>, report: &Report) {
+    each_kind(text, report, "cleave_requests_total", |row| row.requests);
+    each_kind(text, report, "cleave_request_bytes_total", |row| row.bytes);
+    text.family("cleave_request_errors_total");
     for vring in &report.vrings {
         for (kind, count) in &vring.errors {
-            let labels: &[(&str, &dyn Display)] =
-                &[("disk", id), ("vring", &vring.index), ("kind", kind)];
-            text.sample(labels, count);
+            text.sample(&[("vring", &vring.index), ("kind", kind)], count);
         }
     }
-    type Family = (&'static str, &'static str, fn(&Vring) -> u64);
-    let counters: [Family; 5] = [
-        (
-            "cleave_kicks_total",
-            "Kicks from the guest that the worker saw.",
-            |vring| vring.kicks,
-        ),
-        ("cleave_calls_total", "Calls to the guest.", |vring| {
-            vring.calls
-        }),
-        (
-            "cleave_calls_suppressed_total",
-            "Published batches for which the guest wanted no call, or has no way to be called.",
-            |vring| vring.calls_suppressed,
-        ),
-        (
-            "cleave_reads_sampled_total",
-            "Reads whose data was looked at.",
-            |vring| vring.zero_reads.sampled,
-        ),
-        (
-            "cleave_reads_zero_total",
-            "Of these, reads that found nothing but zeroes.",
-            |vring| vring.zero_reads.zero,
-        ),
-    ];
-    for (name, help, of) in counters {
-        text.counter(name, help);
-        for vring in &report.vrings {
-            text.sample(&[("disk", id), ("vring", &vring.index)], of(vring));
-        }
-    }
-    text.counter(
-        "cleave_calls_coalesced_total",
-        "Published batches whose call was held back and became one with a later one.",
-    );
-    text.sample(&[("disk", id)], report.totals.calls_coalesced);
-    text.gauge("cleave_in_flight_requests", "Requests with the engine.");
-    for vring in &report.vrings {
-        let labels: &[(&str, &dyn Display)] = &[("disk", id), ("vring", &vring.index)];
-        text.sample(labels, vring.in_flight.requests);
-    }
-    text.gauge(
-        "cleave_oldest_request_seconds",
-        "Age of the oldest request in flight; 0 where there is none.",
-    );
+    by_vring(text, report, "cleave_kicks_total", |vring| vring.kicks);
+    by_vring(text, report, "cleave_calls_total", |vring| vring.calls);
+    let suppressed = |vring: &Vring| vring.calls_suppressed;
+    by_vring(text, report, "cleave_calls_suppressed_total", suppressed);
+    let sampled = |vring: &Vring| vring.zero_reads.sampled;
+    by_vring(text, report, "cleave_reads_sampled_total", sampled);
+    let zero = |vring: &Vring| vring.zero_reads.zero;
+    by_vring(text, report, "cleave_reads_zero_total", zero);
+    let coalesced = report.totals.calls_coalesced;
+    text.one("cleave_calls_coalesced_total", coalesced);
+    let in_flight = |vring: &Vring| vring.in_flight.requests.into();
+    by_vring(text, report, "cleave_in_flight_requests", in_flight);
     let oldest = report.in_flight.oldest_seconds.unwrap_or(0.0);
-    text.sample(&[("disk", id)], oldest);
+    text.one("cleave_oldest_request_seconds", oldest);
 }
 
-fn each_kind(text: &mut Text, report: &Report, of: fn(&super::report::Requests) -> u64) {
+fn by_vring(text: &mut Text<'_>, report: &Report, name: &'static str, of: fn(&Vring) -> u64) {
+    let samples = report.vrings.iter().map(|vring| (vring.index, of(vring)));
+    text.by(name, "vring", samples);
+}
+
+fn each_kind(text: &mut Text<'_>, report: &Report, name: &'static str, of: fn(&Requests) -> u64) {
+    text.family(name);
     for vring in &report.vrings {
-        for requests in &vring.requests {
-            text.sample(
-                &[
-                    ("disk", &report.id),
-                    ("vring", &vring.index),
-                    ("direction", &requests.direction),
-                    ("size", &requests.size),
-                ],
-                of(requests),
-            );
+        for row in &vring.requests {
+            let labels: Labels<'_> = &[
+                ("vring", &vring.index),
+                ("direction", &row.direction),
+                ("size", &row.size),
+            ];
+            text.sample(labels, of(row));
         }
     }
 }
 
-fn splitters(text: &mut Text, report: &Report) {
-    text.gauge(
-        "cleave_split_chunk_bytes",
-        "Pieces that large requests are split into now, by size and load; 0: left whole.",
-    );
+fn splitters(text: &mut Text<'_>, report: &Report) {
+    text.family("cleave_split_chunk_bytes");
     for (worker, cells) in report.splitters.iter().enumerate() {
         for cell in cells {
-            text.sample(
-                &[
-                    ("disk", &report.id),
-                    ("worker", &worker),
-                    ("direction", &cell.direction),
-                    ("from_bytes", &cell.from_bytes),
-                    ("in_flight_min", &cell.in_flight_min),
-                    ("reason", &cell.reason),
-                ],
-                cell.chunk_bytes,
-            );
+            let labels: Labels<'_> = &[
+                ("worker", &worker),
+                ("direction", &cell.direction),
+                ("from_bytes", &cell.from_bytes),
+                ("in_flight_min", &cell.in_flight_min),
+                ("reason", &cell.reason),
+            ];
+            text.sample(labels, cell.chunk_bytes);
         }
     }
 }
@@ -430,53 +340,30 @@ fn splitters(text: &mut Text, report: &Report) {
 /// The part about legs, by itself.
 #[cfg(test)]
 pub(super) fn legs_of(report: &Report) -> String {
-    let mut text = Text {
-        out: String::new(),
-        family: "",
-    };
+    let mut text = Text::new(&report.id);
     legs(&mut text, report);
     text.out
 }
 
-fn legs(text: &mut Text, report: &Report) {
+fn legs(text: &mut Text<'_>, report: &Report) {
+    let legs = || report.legs.iter();
     if report.legs.is_empty() {
         return;
     }
-    text.counter(
-        "cleave_leg_ops_total",
-        "Ops that a leg of the stripe ended well.",
-    );
-    for leg in &report.legs {
+    text.family("cleave_leg_ops_total");
+    for leg in legs() {
         for (direction, count) in [
             ("read", leg.reads),
             ("write", leg.writes),
             ("other", leg.others),
         ] {
-            let labels: &[(&str, &dyn Display)] = &[
-                ("disk", &report.id),
-                ("leg", &leg.name),
-                ("direction", &direction),
-            ];
-            text.sample(labels, count);
+            text.sample(&[("leg", &leg.name), ("direction", &direction)], count);
         }
     }
-    text.counter(
-        "cleave_leg_bytes_total",
-        "Bytes read from it and written to it.",
-    );
-    for leg in &report.legs {
-        text.sample(&[("disk", &report.id), ("leg", &leg.name)], leg.bytes);
-    }
-    text.counter("cleave_leg_errors_total", "Ops that it failed.");
-    for leg in &report.legs {
-        text.sample(&[("disk", &report.id), ("leg", &leg.name)], leg.failed);
-    }
-    text.counter(
-        "cleave_leg_busy_seconds_total",
-        "Sum of the times that its reads and writes took.",
-    );
-    for leg in &report.legs {
-        let labels: &[(&str, &dyn Display)] = &[("disk", &report.id), ("leg", &leg.name)];
-        text.sample(labels, leg.busy_seconds);
-    }
+    let bytes = legs().map(|leg| (&leg.name, leg.bytes));
+    text.by("cleave_leg_bytes_total", "leg", bytes);
+    let failed = legs().map(|leg| (&leg.name, leg.failed));
+    text.by("cleave_leg_errors_total", "leg", failed);
+    let busy = legs().map(|leg| (&leg.name, leg.busy_seconds));
+    text.by("cleave_leg_busy_seconds_total", "leg", busy);
 }
