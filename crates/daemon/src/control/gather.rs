@@ -1,6 +1,7 @@
 //! Reads what workers, sessions and the disk show, and makes a [`Report`] of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -69,9 +70,7 @@ impl Exhibit {
             in_flight: in_flight(device, &records),
             zero_reads: zero_reads(&records),
             recording: device.records.is_on(),
-            requests: Kind::all()
-                .filter_map(|kind| requests_of_all(&records, kind))
-                .collect(),
+            requests: requests(&records),
             vrings: records.iter().map(|record| vring(device, record)).collect(),
             splitters: device
                 .split_states()
@@ -240,7 +239,7 @@ fn totals(device: &Device) -> Totals {
     }
 }
 
-type Records = [std::sync::Arc<VringRecord>];
+type Records = [Arc<VringRecord>];
 
 fn errors(records: &Records) -> BTreeMap<String, u64> {
     let sum = |kind| records.iter().map(|record| record.errors(kind)).sum();
@@ -249,20 +248,13 @@ fn errors(records: &Records) -> BTreeMap<String, u64> {
 }
 
 fn in_flight(device: &Device, records: &Records) -> InFlight {
-    let each = records.iter().map(|record| flight_of(device, record));
-    each.fold(InFlight::default(), |sum, one| InFlight {
-        requests: sum.requests.saturating_add(one.requests),
-        oldest_seconds: match (sum.oldest_seconds, one.oldest_seconds) {
-            (Some(sum), Some(one)) => Some(sum.max(one)),
-            (sum, one) => sum.or(one),
-        },
-    })
-}
-
-fn flight_of(device: &Device, record: &VringRecord) -> InFlight {
-    let (requests, oldest_ns) = record.in_flight();
-    let now_ns = device.now_ns();
-    let age = |ns| Duration::from_nanos(now_ns.saturating_sub(ns)).as_secs_f64();
+    let (mut requests, mut oldest_ns) = (0_u32, None);
+    for record in records {
+        let (count, since_ns) = record.in_flight();
+        requests = requests.saturating_add(count);
+        oldest_ns = oldest_ns.into_iter().chain(since_ns).min();
+    }
+    let age = |ns| Duration::from_nanos(device.now_ns().saturating_sub(ns)).as_secs_f64();
     InFlight {
         requests,
         oldest_seconds: oldest_ns.map(age),
@@ -279,68 +271,53 @@ fn zero_reads(records: &Records) -> ZeroReads {
     sum
 }
 
-fn vring(device: &Device, record: &VringRecord) -> Vring {
-    let (sampled, zero) = record.zero_reads();
-    let counts = ErrorKind::ALL.map(|kind| (kind.name().to_owned(), record.errors(kind)));
+fn vring(device: &Device, record: &Arc<VringRecord>) -> Vring {
+    let alone = std::slice::from_ref(record);
     let mut totals = cleave_worker::Totals::default();
     record.add_to(&mut totals);
+    let mut requests = requests(alone);
+    for row in &mut requests {
+        row.device_buckets = Vec::new();
+    }
     Vring {
         index: record.index(),
         kicks: totals.kicks,
         calls: totals.calls,
         calls_suppressed: totals.calls_suppressed,
         call: times(&record.call_times()),
-        in_flight: flight_of(device, record),
-        zero_reads: ZeroReads { sampled, zero },
-        errors: BTreeMap::from(counts),
-        requests: Kind::all()
-            .filter_map(|kind| requests_of(record, kind))
-            .collect(),
+        in_flight: in_flight(device, alone),
+        zero_reads: zero_reads(alone),
+        errors: errors(alone),
+        requests,
     }
 }
 
-/// Requests of a kind on one vring, where there were any.
-fn requests_of(record: &VringRecord, kind: Kind) -> Option<Requests> {
-    let [requests, bytes] = record.done(kind);
-    (requests > 0).then(|| Requests {
-        direction: kind.way().name().to_owned(),
-        size: kind.size().to_owned(),
-        requests,
-        bytes,
-        stages: stages(
-            kind,
-            |stage| record.times(stage, kind),
-            || record.split_times(kind),
-        ),
-        device_buckets: Vec::new(),
-    })
+/// Requests by kind, of kinds that there were any of.
+fn requests(records: &Records) -> Vec<Requests> {
+    let of_kind = |kind| requests_of(records, kind);
+    Kind::all().filter_map(of_kind).collect()
 }
 
-/// The same over all vrings.
-fn requests_of_all(records: &Records, kind: Kind) -> Option<Requests> {
+fn requests_of(records: &Records, kind: Kind) -> Option<Requests> {
     let done = || records.iter().map(|record| record.done(kind));
     let requests: u64 = done().map(|[requests, _]| requests).sum();
     if requests == 0 {
         return None;
     }
-    let device = merged(
-        records
-            .iter()
-            .map(|record| record.times(Stage::Device, kind)),
-    );
+    let of_stage = |stage| merged(records.iter().map(|record| record.times(stage, kind)));
+    let split = merged(records.iter().filter_map(|record| record.split_times(kind)));
+    let stages = Stage::ALL.map(|stage| (stage.name(), of_stage(stage)));
+    let stages = stages.into_iter().chain([("split", split)]);
+    let device = of_stage(Stage::Device).unwrap_or_default();
     Some(Requests {
         direction: kind.way().name().to_owned(),
         size: kind.size().to_owned(),
         requests,
         bytes: done().map(|[_, bytes]| bytes).sum(),
-        device_buckets: device.map_or_else(Vec::new, |device| device.buckets().collect()),
-        stages: stages(
-            kind,
-            |stage| {
-                merged(records.iter().map(|record| record.times(stage, kind))).unwrap_or_default()
-            },
-            || merged(records.iter().filter_map(|record| record.split_times(kind))),
-        ),
+        device_buckets: device.buckets().collect(),
+        stages: stages
+            .filter_map(|(name, all)| Some((name.to_owned(), times(&all?)?)))
+            .collect(),
     })
 }
 
@@ -349,21 +326,6 @@ pub(super) fn merged(mut each: impl Iterator<Item = Distribution>) -> Option<Dis
     let mut sum = each.next()?;
     each.for_each(|one| sum.merge(&one));
     Some(sum)
-}
-
-fn stages(
-    kind: Kind,
-    of: impl Fn(Stage) -> Distribution,
-    split: impl Fn() -> Option<Distribution>,
-) -> BTreeMap<String, Times> {
-    let each = Stage::ALL
-        .into_iter()
-        .filter_map(|stage| Some((stage.name().to_owned(), times(&of(stage))?)));
-    let split = kind
-        .can_be_split()
-        .then(|| Some(("split".to_owned(), times(&split()?)?)))
-        .flatten();
-    each.chain(split).collect()
 }
 
 fn times(all: &Distribution) -> Option<Times> {
