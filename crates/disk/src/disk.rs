@@ -263,19 +263,15 @@ impl Disk {
 }
 
 fn refuse_format(path: &Path, file: &File) -> Result<(), OpenError> {
-    let path = path.to_owned();
     match image_format(file) {
         Ok(None) => Ok(()),
-        Ok(Some(format)) => Err(OpenError::Format { path, format }),
-        Err(source) => Err(OpenError::Io { path, source }),
+        Ok(Some(format)) => Err(OpenError::Format(path.display().to_string(), format)),
+        Err(error) => Err(OpenError::io(path, error)),
     }
 }
 
 fn map_ram(name: &str, bytes: u64) -> Result<MmapRegion, OpenError> {
-    let failed = |source| OpenError::Ram {
-        name: name.to_owned(),
-        source,
-    };
+    let failed = |source| OpenError::Ram(name.to_owned(), source);
     let size = usize::try_from(bytes).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
     MmapRegion::new(size).map_err(|error| failed(io::Error::other(error.to_string())))
 }

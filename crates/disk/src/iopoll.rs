@@ -13,57 +13,10 @@ const BYTES_MAX: u64 = 128 << 10;
 const PAGE_BYTES: u64 = 4096;
 const SECTOR_BYTES: u64 = 512;
 
-/// Why a disk's I/O cannot be polled for. Each line names the disk (of a stripe the leg) and the remedy.
+/// Why a disk's I/O cannot be polled for: a line that names the disk (of a stripe the leg) and the remedy.
 #[derive(Debug, thiserror::Error)]
-pub enum IopollError {
-    /// No file.
-    #[error(
-        "disk {name} is memory and has no queue to poll; leave --iopoll away, it is for files and devices"
-    )]
-    Memory {
-        /// The disk.
-        name: String,
-    },
-    /// Not O_DIRECT.
-    #[error(
-        "disk {name} is served through the page cache, which cannot be polled; add --direct on, which \
-         says what is in the way of it, or leave --iopoll away"
-    )]
-    Buffered {
-        /// The disk.
-        name: String,
-    },
-    /// An overlay, a network or several devices.
-    #[error(
-        "disk {name} is on a file system whose device is not known, so that nothing can be polled; \
-         name a file on another, or the device itself, or leave --iopoll away"
-    )]
-    NoDevice {
-        /// The disk.
-        name: String,
-    },
-    /// As most are by default.
-    #[error(
-        "disk {name} cannot be polled: {device} has no polled queues; give its driver some by the kernel \
-         parameter {parameter}, or leave --iopoll away"
-    )]
-    NoQueues {
-        /// The disk.
-        name: String,
-        /// The device's name in the kernel.
-        device: String,
-        /// What its driver takes.
-        parameter: &'static str,
-    },
-    /// The device cannot be asked.
-    #[error("cannot find the device of disk {name}: {source}")]
-    Io {
-        /// The disk.
-        name: String,
-        /// Why not.
-        source: io::Error,
-    },
-}
+#[error("{0}")]
+pub struct IopollError(String);
 
 impl Disk {
     /// The same disk, its reads and writes polled for; every leg has to be able.
@@ -95,34 +48,40 @@ impl Disk {
 }
 
 fn judge(leg: &Leg) -> Result<Polling, IopollError> {
-    let name = leg.name().to_owned();
-    let (file, kind) = match leg.store() {
-        Store::File {
-            file,
-            kind,
-            direct: true,
-        } => (file, *kind),
-        Store::File { direct: false, .. } => return Err(IopollError::Buffered { name }),
-        Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => {
-            return Err(IopollError::Memory { name });
-        }
+    let name = leg.name();
+    let refused = |why: String| Err(IopollError(why));
+    let Store::File { file, kind, direct } = leg.store() else {
+        return refused(format!(
+            "disk {name} is memory and has no queue to poll; leave --iopoll away, it is for files and devices"
+        ));
     };
-    let device = match device(file, kind) {
+    if !direct {
+        return refused(format!(
+            "disk {name} is served through the page cache, which cannot be polled; add --direct on, which \
+             says what is in the way of it, or leave --iopoll away"
+        ));
+    }
+    let device = match device(file, *kind) {
         Ok(device) => device,
-        Err(source) => return Err(IopollError::Io { name, source }),
+        Err(error) => {
+            return refused(format!("cannot find the device of disk {name}: {error}"));
+        }
     };
     match queue_number(device, "io_poll") {
-        Some(1) => Ok(polling(device, kind)),
+        Some(1) => Ok(polling(device, *kind)),
         Some(_) => {
             let device = device_name(device);
-            let parameter = parameter(&device);
-            Err(IopollError::NoQueues {
-                name,
-                device,
-                parameter,
-            })
+            refused(format!(
+                "disk {name} cannot be polled: {device} has no polled queues; give its driver some by the kernel \
+                 parameter {}, or leave --iopoll away",
+                parameter(&device)
+            ))
         }
-        None => Err(IopollError::NoDevice { name }),
+        // An overlay, a network or several devices.
+        None => refused(format!(
+            "disk {name} is on a file system whose device is not known, so that nothing can be polled; \
+             name a file on another, or the device itself, or leave --iopoll away"
+        )),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -51,64 +51,35 @@ impl Default for OpenOptions {
     }
 }
 
-/// Why a disk cannot be opened. Each line names the thing and the remedy.
+/// Why a disk cannot be opened. Each line names the disk, by its path or spec, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The system refused.
-    #[error("cannot open disk {}: {source}", .path.display())]
-    Io {
-        /// What was opened.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    #[error("cannot open disk {0}: {1}")]
+    Io(String, #[source] io::Error),
     /// No such file.
-    #[error("disk {0} does not exist; check the path, or create it: truncate -s 10G {0}", .path.display())]
-    Missing {
-        /// What was looked for.
-        path: PathBuf,
-    },
-    /// The mode of the file or of a folder above it.
+    #[error("disk {0} does not exist; check the path, or create it: truncate -s 10G {0}")]
+    Missing(String),
+    /// The mode of the file or of a folder above it does not allow reading.
+    #[error("no permission to open disk {0} for reading; give this user access")]
+    NoRead(String),
+    /// It does not allow reading and writing.
     #[error(
-        "no permission to open disk {} for {wanted}; give this user access{remedy}",
-        .path.display()
+        "no permission to open disk {0} for reading and writing; give this user access, or serve it with --read-only"
     )]
-    Permission {
-        /// What was opened.
-        path: PathBuf,
-        /// "reading" or "reading and writing".
-        wanted: &'static str,
-        /// What else would help.
-        remedy: &'static str,
-    },
+    NoWrite(String),
     /// A write-protected block device.
-    #[error("disk {} is a write-protected device; serve it with --read-only", .path.display())]
-    WriteProtected {
-        /// What was opened.
-        path: PathBuf,
-    },
+    #[error("disk {0} is a write-protected device; serve it with --read-only")]
+    WriteProtected(String),
     /// EROFS.
-    #[error("disk {} is on a read-only file system; serve it with --read-only", .path.display())]
-    ReadOnlyFileSystem {
-        /// What was opened.
-        path: PathBuf,
-    },
-    /// Neither file nor block device.
-    #[error("disk {} is {kind}; name a regular file or a block device", .path.display())]
-    WrongKind {
-        /// What was opened.
-        path: PathBuf,
-        /// With its article.
-        kind: &'static str,
-    },
-    /// A size of zero.
-    #[error("disk {name} has no bytes; give it a size{remedy}")]
-    Empty {
-        /// The disk.
-        name: String,
-        /// How.
-        remedy: String,
-    },
+    #[error("disk {0} is on a read-only file system; serve it with --read-only")]
+    ReadOnlyFileSystem(String),
+    /// Neither file nor block device, but this, with its article.
+    #[error("disk {0} is {1}; name a regular file or a block device")]
+    WrongKind(String, &'static str),
+    /// A size of zero, and how to give it another.
+    #[error("disk {0} has no bytes; give it a size: {1}")]
+    Empty(String, String),
     /// A size that is no multiple of the block, or beyond what offsets reach.
     #[error("disk {name} has {size_bytes} bytes, which is not {wanted}; {remedy}")]
     Size {
@@ -122,90 +93,53 @@ pub enum OpenError {
         remedy: String,
     },
     /// An impossible logical block.
-    #[error("block size {asked} is not possible; use a power of two from 512 to 65536")]
-    BlockSize {
-        /// Asked for.
-        asked: u32,
-    },
-    /// O_DIRECT was demanded and does not work.
-    #[error(
-        "disk {} cannot be read past the page cache ({why}); use --direct auto or --direct off",
-        .path.display()
-    )]
-    NoDirect {
-        /// What was opened.
-        path: PathBuf,
-        /// What does not work.
-        why: String,
-    },
+    #[error("block size {0} is not possible; use a power of two from 512 to 65536")]
+    BlockSize(u32),
+    /// O_DIRECT was demanded and does not work, for this reason.
+    #[error("disk {0} cannot be read past the page cache ({1}); use --direct auto or --direct off")]
+    NoDirect(String, String),
     /// O_DIRECT was demanded of what is no file.
     #[error(
-        "disk {name} has no page cache to bypass; leave --direct away, it is for files and devices"
+        "disk {0} has no page cache to bypass; leave --direct away, it is for files and devices"
     )]
-    NoCache {
-        /// The disk.
-        name: String,
-    },
+    NoCache(String),
     /// The advisory lock is held.
-    #[error(
-        "disk {} is in use by another cleave; stop that one, or serve both with --read-only",
-        .path.display()
-    )]
-    InUse {
-        /// What was opened.
-        path: PathBuf,
-    },
+    #[error("disk {0} is in use by another cleave; stop that one, or serve both with --read-only")]
+    InUse(String),
     /// QEMU's locks are held.
     #[error(
-        "disk {} is in use by QEMU or one of its tools; end that one, or let both only read \
-         (--read-only here, read-only=on there)",
-        .path.display()
+        "disk {0} is in use by QEMU or one of its tools; end that one, or let both only read \
+         (--read-only here, read-only=on there)"
     )]
-    InUseByQemu {
-        /// What was opened.
-        path: PathBuf,
-    },
-    /// An image that is not raw.
+    InUseByQemu(String),
+    /// An image of this format, and not raw.
     #[error(
-        "disk {0} is a {format} image, and the guest would see that file as it is; convert it \
-         (qemu-img convert -O raw), or give --disk raw:{0} if that is what the guest is to see",
-        .path.display()
+        "disk {0} is a {1} image, and the guest would see that file as it is; convert it \
+         (qemu-img convert -O raw), or give --disk raw:{0} if that is what the guest is to see"
     )]
-    Format {
-        /// What was opened.
-        path: PathBuf,
-        /// The format.
-        format: &'static str,
-    },
+    Format(String, &'static str),
     /// The host has claimed the block device.
     #[error(
-        "disk {} is in use by this host (mounted, swap, or part of another device); \
-         release it there, or serve it with --read-only",
-        .path.display()
+        "disk {0} is in use by this host (mounted, swap, or part of another device); \
+         release it there, or serve it with --read-only"
     )]
-    Claimed {
-        /// What was opened.
-        path: PathBuf,
-    },
+    Claimed(String),
     /// The lock cannot even be tried.
-    #[error("cannot lock disk {}: {source}; keep it on a file system that has locks", .path.display())]
-    Lock {
-        /// What was opened.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    #[error("cannot lock disk {0}: {1}; keep it on a file system that has locks")]
+    Lock(String, #[source] io::Error),
     /// The legs are no stripe.
     #[error(transparent)]
     Stripe(#[from] StripeError),
     /// No memory for a RAM disk.
-    #[error("cannot make disk {name}: {source}; use a smaller size")]
-    Ram {
-        /// The disk.
-        name: String,
-        /// Why not.
-        source: io::Error,
-    },
+    #[error("cannot make disk {0}: {1}; use a smaller size")]
+    Ram(String, #[source] io::Error),
+}
+
+impl OpenError {
+    /// The system refused.
+    pub(crate) fn io(path: &Path, source: impl Into<io::Error>) -> OpenError {
+        OpenError::Io(path.display().to_string(), source.into())
+    }
 }
 
 /// Tries to get the claim or the lock, and the pause between. udev's helpers hold a block device's for
@@ -245,10 +179,8 @@ pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileK
     // Another thing may stand there since the look; O_NONBLOCK kept even a fifo from hanging us.
     let opened = rustix::fs::fstat(&file).map_err(|errno| open_error(path, read_only, errno))?;
     if file_kind(path, opened.st_mode)? != kind {
-        return Err(OpenError::Io {
-            path: path.to_owned(),
-            source: io::Error::other("it was replaced at this very moment; try again"),
-        });
+        let replaced = io::Error::other("it was replaced at this very moment; try again");
+        return Err(OpenError::io(path, replaced));
     }
     Ok((file, kind))
 }
@@ -272,35 +204,18 @@ fn file_kind(path: &Path, mode: rustix::fs::RawMode) -> Result<FileKind, OpenErr
         FileType::Fifo => "a fifo",
         FileType::Symlink | FileType::Unknown => "no file",
     };
-    Err(OpenError::WrongKind {
-        path: path.to_owned(),
-        kind,
-    })
+    Err(OpenError::WrongKind(path.display().to_string(), kind))
 }
 
 fn open_error(path: &Path, read_only: bool, errno: Errno) -> OpenError {
-    let path = path.to_owned();
+    let name = path.display().to_string();
     match errno {
-        Errno::NOENT | Errno::NOTDIR => OpenError::Missing { path },
-        Errno::ACCESS | Errno::PERM => OpenError::Permission {
-            path,
-            wanted: if read_only {
-                "reading"
-            } else {
-                "reading and writing"
-            },
-            remedy: if read_only {
-                ""
-            } else {
-                ", or serve it with --read-only"
-            },
-        },
-        Errno::ROFS => OpenError::ReadOnlyFileSystem { path },
-        Errno::BUSY => OpenError::Claimed { path },
-        errno => OpenError::Io {
-            path,
-            source: errno.into(),
-        },
+        Errno::NOENT | Errno::NOTDIR => OpenError::Missing(name),
+        Errno::ACCESS | Errno::PERM if read_only => OpenError::NoRead(name),
+        Errno::ACCESS | Errno::PERM => OpenError::NoWrite(name),
+        Errno::ROFS => OpenError::ReadOnlyFileSystem(name),
+        Errno::BUSY => OpenError::Claimed(name),
+        errno => OpenError::Io(name, errno.into()),
     }
 }
 
@@ -310,21 +225,17 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    let owned = || path.to_owned();
-    let failed = |errno: Errno| OpenError::Lock {
-        path: owned(),
-        source: errno.into(),
+    let refused = |in_use: fn(String) -> OpenError| {
+        let name = path.display().to_string();
+        move |errno| match errno {
+            Errno::WOULDBLOCK => in_use(name),
+            errno => OpenError::Lock(name, errno.into()),
+        }
     };
-    patiently(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation)).map_err(
-        |errno| match errno {
-            Errno::WOULDBLOCK => OpenError::InUse { path: owned() },
-            errno => failed(errno),
-        },
-    )?;
-    patiently(Errno::WOULDBLOCK, || qemu_lock::lock(file, read_only)).map_err(|errno| match errno {
-        Errno::WOULDBLOCK => OpenError::InUseByQemu { path: owned() },
-        errno => failed(errno),
-    })
+    patiently(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation))
+        .map_err(refused(OpenError::InUse))?;
+    patiently(Errno::WOULDBLOCK, || qemu_lock::lock(file, read_only))
+        .map_err(refused(OpenError::InUseByQemu))
 }
 
 /// Tries again while what is tried is `taken`, for the moments in which that passes.

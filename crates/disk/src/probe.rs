@@ -34,6 +34,23 @@ struct Geometry {
     write_protected: bool,
 }
 
+impl Geometry {
+    /// Of a file or memory that is kept in blocks of this size.
+    fn plain(size_bytes: u64, block_bytes: u32) -> Geometry {
+        Geometry {
+            size_bytes,
+            logical_bytes: BLOCK_BYTES_MIN,
+            physical_bytes: block_bytes,
+            optimal_io_bytes: 0,
+            align: Align::NONE,
+            can_discard: true,
+            discard_granularity_bytes: block_bytes,
+            rotational: false,
+            write_protected: false,
+        }
+    }
+}
+
 /// Alignment that I/O needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Align {
@@ -65,21 +82,9 @@ pub(crate) fn probe_memory(
     options: &OpenOptions,
 ) -> Result<Limits, OpenError> {
     if options.direct == Direct::On {
-        return Err(OpenError::NoCache {
-            name: name.to_owned(),
-        });
+        return Err(OpenError::NoCache(name.to_owned()));
     }
-    let geometry = Geometry {
-        size_bytes,
-        logical_bytes: BLOCK_BYTES_MIN,
-        physical_bytes: FILE_BLOCK_BYTES,
-        optimal_io_bytes: 0,
-        align: Align::NONE,
-        can_discard: true,
-        discard_granularity_bytes: FILE_BLOCK_BYTES,
-        rotational: false,
-        write_protected: false,
-    };
+    let geometry = Geometry::plain(size_bytes, FILE_BLOCK_BYTES);
     let remedy = |_: u64| "write another size".to_owned();
     limits(name, &geometry, options, remedy)
 }
@@ -92,19 +97,13 @@ pub(crate) fn probe_file(
     options: &OpenOptions,
 ) -> Result<(Limits, bool), OpenError> {
     let name = path.display().to_string();
-    let failed = |source: io::Error| OpenError::Io {
-        path: path.to_owned(),
-        source,
-    };
     let remedy = |multiple: u64| match kind {
         FileKind::Regular => format!("round it up: truncate -s %{multiple} {name}"),
         FileKind::BlockDevice => "use a smaller --block-size".to_owned(),
     };
-    let mut geometry = geometry(file, kind).map_err(failed)?;
+    let mut geometry = geometry(file, kind).map_err(|error| OpenError::io(path, error))?;
     if geometry.write_protected && !options.read_only {
-        return Err(OpenError::WriteProtected {
-            path: path.to_owned(),
-        });
+        return Err(OpenError::WriteProtected(name));
     }
     // Refused before it is probed: a size of zero or of half a sector would look like a broken O_DIRECT.
     limits(&name, &geometry, options, remedy)?;
@@ -124,16 +123,14 @@ fn limits(
     let block_bytes = options.block_bytes.unwrap_or(natural);
     if !block_bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes)
     {
-        return Err(OpenError::BlockSize { asked: block_bytes });
+        return Err(OpenError::BlockSize(block_bytes));
     }
     if size_bytes == 0 {
-        return Err(OpenError::Empty {
-            name: name.to_owned(),
-            remedy: match name.split_once(':') {
-                Some((kind @ ("ram" | "null"), _)) => format!(": {kind}:1G"),
-                _ => format!(": truncate -s 10G {name}"),
-            },
-        });
+        let remedy = match name.split_once(':') {
+            Some((kind @ ("ram" | "null"), _)) => format!("{kind}:1G"),
+            _ => format!("truncate -s 10G {name}"),
+        };
+        return Err(OpenError::Empty(name.to_owned(), remedy));
     }
     let multiple = u64::from(granule(block_bytes, geometry.align.offset_bytes));
     let wanted = match (size_bytes % multiple, size_bytes <= CAPACITY_MAX) {
@@ -174,54 +171,34 @@ pub(crate) fn granule(block_bytes: u32, offset_align_bytes: u32) -> u32 {
 fn geometry(file: &File, kind: FileKind) -> io::Result<Geometry> {
     let stat = rustix::fs::fstat(file)?;
     let size_bytes = size_bytes(file, kind)?;
-    match kind {
-        FileKind::Regular => {
-            let block = u32::try_from(stat.st_blksize)
-                .ok()
-                .filter(|size| plausible_block(*size))
-                .unwrap_or(FILE_BLOCK_BYTES);
-            Ok(Geometry {
-                size_bytes,
-                logical_bytes: BLOCK_BYTES_MIN,
-                physical_bytes: block,
-                optimal_io_bytes: 0,
-                align: Align::NONE,
-                // Whether holes can be punched shows only when one is; the engine answers for that.
-                can_discard: true,
-                discard_granularity_bytes: block,
-                rotational: queue_number(stat.st_dev, "rotational") == Some(1),
-                write_protected: false,
-            })
-        }
-        FileKind::BlockDevice => {
-            let logical = rustix::fs::ioctl_blksszget(file)?;
-            let physical = rustix::fs::ioctl_blkpbszget(file).unwrap_or(logical);
-            let number = |name| queue_number(stat.st_rdev, name);
-            let small = |name| number(name).and_then(|value| u32::try_from(value).ok());
-            Ok(Geometry {
-                size_bytes,
-                logical_bytes: if plausible_block(logical) {
-                    logical
-                } else {
-                    BLOCK_BYTES_MIN
-                },
-                physical_bytes: if plausible_block(physical) {
-                    physical
-                } else {
-                    logical
-                },
-                optimal_io_bytes: small("optimal_io_size").unwrap_or(0),
-                align: Align::NONE,
-                can_discard: number("discard_max_bytes").is_some_and(|bytes| bytes > 0),
-                discard_granularity_bytes: small("discard_granularity")
-                    .filter(|bytes| bytes % BLOCK_BYTES_MIN == 0)
-                    .unwrap_or(0)
-                    .max(logical),
-                rotational: number("rotational") == Some(1),
-                write_protected: sysfs_number(stat.st_rdev, "ro") == Some(1),
-            })
-        }
+    if kind == FileKind::Regular {
+        let block = u32::try_from(stat.st_blksize).ok();
+        let block = block.filter(|size| plausible_block(*size));
+        return Ok(Geometry {
+            rotational: queue_number(stat.st_dev, "rotational") == Some(1),
+            // Whether holes can be punched shows only when one is; the engine answers for that.
+            ..Geometry::plain(size_bytes, block.unwrap_or(FILE_BLOCK_BYTES))
+        });
     }
+    let logical = rustix::fs::ioctl_blksszget(file)?;
+    let physical = rustix::fs::ioctl_blkpbszget(file).unwrap_or(logical);
+    let number = |name| queue_number(stat.st_rdev, name);
+    let small = |name| number(name).and_then(|value| u32::try_from(value).ok());
+    let or = |block, other| if plausible_block(block) { block } else { other };
+    Ok(Geometry {
+        size_bytes,
+        logical_bytes: or(logical, BLOCK_BYTES_MIN),
+        physical_bytes: or(physical, logical),
+        optimal_io_bytes: small("optimal_io_size").unwrap_or(0),
+        align: Align::NONE,
+        can_discard: number("discard_max_bytes").is_some_and(|bytes| bytes > 0),
+        discard_granularity_bytes: small("discard_granularity")
+            .filter(|bytes| bytes % BLOCK_BYTES_MIN == 0)
+            .unwrap_or(0)
+            .max(logical),
+        rotational: number("rotational") == Some(1),
+        write_protected: sysfs_number(stat.st_rdev, "ro") == Some(1),
+    })
 }
 
 fn plausible_block(bytes: u32) -> bool {
@@ -249,15 +226,12 @@ fn choose_direct(
     geometry: &mut Geometry,
     options: &OpenOptions,
 ) -> Result<bool, OpenError> {
-    let failed = |errno: Errno| OpenError::Io {
-        path: path.to_owned(),
-        source: errno.into(),
-    };
+    let failed = |errno: Errno| OpenError::io(path, errno);
     let buffered = |why: &str| match options.direct {
-        Direct::On => Err(OpenError::NoDirect {
-            path: path.to_owned(),
-            why: why.to_owned(),
-        }),
+        Direct::On => {
+            let name = path.display().to_string();
+            Err(OpenError::NoDirect(name, why.to_owned()))
+        }
         Direct::Off | Direct::Auto => set_direct(file, false).map(|()| false).map_err(failed),
     };
     if options.direct == Direct::Off {

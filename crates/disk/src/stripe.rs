@@ -16,8 +16,8 @@ use crate::{Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, Store
 
 mod judge;
 
-use judge::Member;
 pub use judge::StripeError;
+use judge::{Member, wrong_count};
 
 /// Bytes at the beginning of a leg that must be zero for `create_stripe` to take it unasked: further
 /// than every partition table, volume label and file system that is usual begins.
@@ -108,6 +108,15 @@ struct Opened {
     found: Found,
 }
 
+impl Opened {
+    fn too_small(&self) -> StripeError {
+        StripeError(format!(
+            "leg {} has {} bytes, too few for a chunk and a superblock; make it larger",
+            self.name, self.size_bytes
+        ))
+    }
+}
+
 fn judged(members: &[Opened]) -> Vec<Member<'_>> {
     members
         .iter()
@@ -127,9 +136,13 @@ fn rounded(bytes: u64, stripe: Stripe) -> u64 {
 fn layout(legs: usize, chunk_bytes: u32) -> Result<Stripe, StripeError> {
     let legs = u16::try_from(legs).unwrap_or(u16::MAX);
     if !(Stripe::LEGS_MIN..=Stripe::LEGS_MAX).contains(&legs) {
-        return Err(StripeError::Legs { legs });
+        return Err(wrong_count(legs));
     }
-    Stripe::new(legs, chunk_bytes).ok_or(StripeError::Chunk { chunk_bytes })
+    Stripe::new(legs, chunk_bytes).ok_or_else(|| {
+        StripeError(format!(
+            "a stripe's chunk is a power of two from 4K to 4M, and not {chunk_bytes} bytes"
+        ))
+    })
 }
 
 /// Opens all legs, and reads what may be their superblocks while nothing bypasses the page cache yet.
@@ -143,10 +156,7 @@ fn open_all(
         .map(|spec| {
             let path = path(spec)?;
             let (file, kind) = open(path)?;
-            let failed = |source| OpenError::Io {
-                path: path.to_owned(),
-                source,
-            };
+            let failed = |error| OpenError::io(path, error);
             let size_bytes = size_bytes(&file, kind).map_err(failed)?;
             let found = read_superblock(&file, size_bytes).map_err(failed)?;
             Ok(Opened {
@@ -161,8 +171,10 @@ fn open_all(
 }
 
 fn path(spec: &DiskSpec) -> Result<&Path, StripeError> {
-    spec.path().ok_or_else(|| StripeError::Kind {
-        name: spec.to_string(),
+    spec.path().ok_or_else(|| {
+        StripeError(format!(
+            "{spec} cannot be a leg of a stripe; name files or block devices"
+        ))
     })
 }
 
@@ -179,11 +191,8 @@ fn refuse_twins(specs: &[DiskSpec]) -> Result<(), OpenError> {
             device => (u64::MAX, device),
         };
         if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == id) {
-            return Err(StripeError::Twice {
-                name: spec.to_string(),
-                other: twin.to_string(),
-            }
-            .into());
+            let why = format!("leg {spec} is the same as leg {twin}; name each leg once");
+            return Err(StripeError(why).into());
         }
         seen.push((id, spec));
     }
@@ -213,11 +222,7 @@ fn probe_all(
         let (limits, direct) = probe_file(path, &member.file, member.kind, options)?;
         refuse_large_block(&member.name, &limits, stripe)?;
         if data_bytes == 0 {
-            return Err(StripeError::Small {
-                name: member.name,
-                size_bytes: member.size_bytes,
-            }
-            .into());
+            return Err(member.too_small().into());
         }
         all = Some(match all {
             None => limits,
@@ -231,21 +236,22 @@ fn probe_all(
         let unused_bytes = member.size_bytes.saturating_sub(data_bytes);
         legs.push(Leg::new(member.name, store).with_unused(unused_bytes));
     }
-    let limits = all.ok_or(StripeError::Legs { legs: 0 })?;
+    let limits = all.ok_or_else(|| wrong_count(0))?;
     Ok((over_all(limits, data_bytes, stripe)?, legs))
 }
 
 /// A chunk is whole blocks of each leg.
 fn refuse_large_block(name: &str, limits: &Limits, stripe: Stripe) -> Result<(), StripeError> {
     let least = limits.block_bytes.max(limits.offset_align_bytes);
-    match stripe.chunk_bytes() < least {
-        true => Err(StripeError::Block {
-            name: name.to_owned(),
-            chunk: format_size(stripe.chunk_bytes().into()),
-            block: format_size(least.into()),
-        }),
-        false => Ok(()),
+    if stripe.chunk_bytes() >= least {
+        return Ok(());
     }
+    let (chunk, block) = (stripe.chunk_bytes().into(), format_size(least.into()));
+    Err(StripeError(format!(
+        "a chunk of {} is smaller than the block of leg {name}, {block}; \
+         create the stripe with --chunk {block} or more",
+        format_size(chunk)
+    )))
 }
 
 /// What two legs both keep to.
@@ -272,7 +278,11 @@ fn over_all(leg: Limits, data_bytes: u64, stripe: Stripe) -> Result<Limits, Stri
     let capacity_bytes = data_bytes
         .checked_mul(legs.into())
         .filter(|bytes| *bytes <= i64::MAX as u64)
-        .ok_or(StripeError::Huge)?;
+        .ok_or_else(|| {
+            StripeError(
+                "the legs together have 2^63 bytes or more; use smaller or fewer ones".to_owned(),
+            )
+        })?;
     let unit = leg.discard_granularity_bytes;
     Ok(Limits {
         capacity_bytes,
@@ -302,21 +312,14 @@ pub fn create_stripe(
         let most = superblock::offset(member.size_bytes).unwrap_or(0);
         data_bytes = data_bytes.min(rounded(most, stripe));
         if data_bytes == 0 {
-            return Err(StripeError::Small {
-                name: member.name.clone(),
-                size_bytes: member.size_bytes,
-            }
-            .into());
+            return Err(member.too_small().into());
         }
         refuse_unservable(member, stripe)?;
     }
     let mut set = [0; 16];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut set))
-        .map_err(|source| OpenError::Io {
-            path: "/dev/urandom".into(),
-            source,
-        })?;
+        .map_err(|error| OpenError::io(Path::new("/dev/urandom"), error))?;
     for (member, leg) in members.iter().zip(0..) {
         let superblock = Superblock {
             set,
@@ -325,10 +328,8 @@ pub fn create_stripe(
             data_bytes,
             leg_bytes: member.size_bytes,
         };
-        write_superblock(member, superblock).map_err(|source| OpenError::Io {
-            path: member.name.clone().into(),
-            source,
-        })?;
+        write_superblock(member, superblock)
+            .map_err(|error| OpenError::Io(member.name.clone(), error))?;
     }
     let largest = members.iter().map(|member| member.size_bytes).max();
     Ok(Created {
@@ -352,22 +353,23 @@ fn refuse_unservable(member: &Opened, stripe: Stripe) -> Result<(), OpenError> {
 
 /// Refuses a leg that holds something, as far as that is seen.
 fn refuse_in_use(member: &Opened) -> Result<(), OpenError> {
-    let name = || member.name.clone();
+    let name = &member.name;
     if member.found != Found::Nothing {
-        return Err(StripeError::Member { name: name() }.into());
+        return Err(StripeError(format!(
+            "{name} is a leg of a stripe already; with --force a new stripe is made of it, and all is lost \
+             that the old one holds"
+        ))
+        .into());
     }
-    let len = member.size_bytes.min(LOOKED_AT_BYTES) as usize;
-    let mut head = vec![0; len];
-    member
-        .file
-        .read_exact_at(&mut head, 0)
-        .map_err(|source| OpenError::Io {
-            path: name().into(),
-            source,
-        })?;
+    let mut head = vec![0; member.size_bytes.min(LOOKED_AT_BYTES) as usize];
+    let read = member.file.read_exact_at(&mut head, 0);
+    read.map_err(|error| OpenError::Io(name.clone(), error))?;
     match head.iter().all(|byte| *byte == 0) {
         true => Ok(()),
-        false => Err(StripeError::Data { name: name() }.into()),
+        false => Err(StripeError(format!(
+            "{name} holds data at its beginning; with --force it becomes a leg, and all is lost that it holds"
+        ))
+        .into()),
     }
 }
 

@@ -5,186 +5,16 @@ use cleave_blk::Stripe;
 use crate::spec::format_size;
 use crate::superblock::{Found, SUPERBLOCK_BYTES, Superblock};
 
-/// Why legs are no stripe. Each line names the leg and the remedy; legs are counted from 1.
+/// Why legs are no stripe: a line that names the leg and the remedy. Legs are counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StripeError {
-    /// Too few or too many.
-    #[error("a stripe has 2 to 64 legs, and this one would have {legs}; name each of its legs")]
-    Legs {
-        /// How many.
-        legs: u16,
-    },
-    /// An impossible chunk.
-    #[error("a stripe's chunk is a power of two from 4K to 4M, and not {chunk_bytes} bytes")]
-    Chunk {
-        /// Asked for.
-        chunk_bytes: u32,
-    },
-    /// A leg that is neither file nor device.
-    #[error("{name} cannot be a leg of a stripe; name files or block devices")]
-    Kind {
-        /// The leg.
-        name: String,
-    },
-    /// The same file or device under two names, or one name given twice.
-    #[error("leg {name} is the same as leg {other}; name each leg once")]
-    Twice {
-        /// The leg.
-        name: String,
-        /// Its first name.
-        other: String,
-    },
-    /// A chunk smaller than a leg's block.
-    #[error(
-        "a chunk of {chunk} is smaller than the block of leg {name}, {block}; \
-         create the stripe with --chunk {block} or more"
-    )]
-    Block {
-        /// The leg.
-        name: String,
-        /// The stripe's chunk.
-        chunk: String,
-        /// The leg's block.
-        block: String,
-    },
-    /// No room for a chunk.
-    #[error(
-        "leg {name} has {size_bytes} bytes, too few for a chunk and a superblock; make it larger"
-    )]
-    Small {
-        /// The leg.
-        name: String,
-        /// Its size.
-        size_bytes: u64,
-    },
-    /// More than offsets reach.
-    #[error("the legs together have 2^63 bytes or more; use smaller or fewer ones")]
-    Huge,
-    /// None of the legs has a superblock.
-    #[error(
-        "leg {name} has no superblock, nor has any other; make the stripe (all is lost that the legs \
-         hold) by `cleave stripe create`, or serve them as they are with --stripe-raw"
-    )]
-    Plain {
-        /// The first leg.
-        name: String,
-    },
-    /// Shorter than the set's data.
-    #[error(
-        "leg {name} was cut short: it has {size_bytes} bytes, and its stripe needs {wanted_bytes} of \
-         it; restore it from a copy"
-    )]
-    Truncated {
-        /// The leg.
-        name: String,
-        /// Its size.
-        size_bytes: u64,
-        /// What the others say.
-        wanted_bytes: u64,
-    },
-    /// Others have one.
-    #[error(
-        "leg {name} has no superblock at its end: it is not of this stripe, or its size was changed \
-         since; name the right one, or give it the size that it had"
-    )]
-    NoSuperblock {
-        /// The leg.
-        name: String,
-    },
-    /// One that does not add up.
-    #[error("the superblock of leg {name} is damaged; restore its last 4 KiB from a copy")]
-    Damaged {
-        /// The leg.
-        name: String,
-    },
-    /// Of a later program.
-    #[error("the superblock of leg {name} has version {version}; serve it with a newer cleave")]
-    Version {
-        /// The leg.
-        name: String,
-        /// Its version.
-        version: u32,
-    },
-    /// Of another set.
-    #[error("leg {name} is of another stripe than {other}; name the legs of one stripe")]
-    Foreign {
-        /// The leg.
-        name: String,
-        /// One of the set that most legs are of.
-        other: String,
-    },
-    /// A copy beside its original.
-    #[error(
-        "legs {name} and {other} are both leg {leg} of this stripe, one a copy; name one of them"
-    )]
-    Copy {
-        /// The leg.
-        name: String,
-        /// The one named before.
-        other: String,
-        /// Which leg both are.
-        leg: u32,
-    },
-    /// Not all there.
-    #[error("leg {missing} of this stripe's {legs} is missing; it has to be named with {present}")]
-    Missing {
-        /// Which, as a list.
-        missing: String,
-        /// How many there are.
-        legs: u16,
-        /// The first that was named.
-        present: String,
-    },
-    /// Another chunk than it was created with.
-    #[error(
-        "this stripe ({name}) has chunks of {created}, and not {asked}; serve it with --stripe {created}"
-    )]
-    Changed {
-        /// The first leg.
-        name: String,
-        /// The superblock's.
-        created: String,
-        /// Asked for.
-        asked: String,
-    },
-    /// In another order.
-    #[error("leg {name} was named at place {place} and is leg {leg}; the right order: {order}")]
-    Order {
-        /// The first that is out of place.
-        name: String,
-        /// Where it was named.
-        place: usize,
-        /// Which it is.
-        leg: u32,
-        /// The right order.
-        order: String,
-    },
-    /// `create` on a leg of a stripe.
-    #[error(
-        "{name} is a leg of a stripe already; with --force a new stripe is made of it, and all is lost \
-         that the old one holds"
-    )]
-    Member {
-        /// The leg.
-        name: String,
-    },
-    /// `create` on something that is not empty.
-    #[error(
-        "{name} holds data at its beginning; with --force it becomes a leg, and all is lost that it holds"
-    )]
-    Data {
-        /// The leg.
-        name: String,
-    },
-    /// Served raw although it has a superblock.
-    #[error(
-        "leg {name} has a stripe's superblock, which --stripe-raw would let the guest overwrite; serve \
-         the stripe without --stripe-raw"
-    )]
-    NotRaw {
-        /// The leg.
-        name: String,
-    },
+#[error("{0}")]
+pub struct StripeError(pub(super) String);
+
+/// Too few legs, or too many.
+pub(super) fn wrong_count(legs: u16) -> StripeError {
+    StripeError(format!(
+        "a stripe has 2 to 64 legs, and this one would have {legs}; name each of its legs"
+    ))
 }
 
 /// What was read from a leg.
@@ -206,9 +36,10 @@ pub(super) struct Whole {
 pub(super) fn raw(members: &[Member<'_>]) -> Result<(), StripeError> {
     match members.iter().find(|member| member.found != Found::Nothing) {
         None => Ok(()),
-        Some(member) => Err(StripeError::NotRaw {
-            name: member.name.to_owned(),
-        }),
+        Some(Member { name, .. }) => Err(StripeError(format!(
+            "leg {name} has a stripe's superblock, which --stripe-raw would let the guest overwrite; serve \
+             the stripe without --stripe-raw"
+        ))),
     }
 }
 
@@ -227,11 +58,11 @@ pub(super) fn whole(
     refuse_gaps(&legs, stripe)?;
     let created = stripe.chunk_bytes();
     if let Some(asked) = chunk_bytes.filter(|asked| *asked != created) {
-        return Err(StripeError::Changed {
-            name: model.name.to_owned(),
-            created: format_size(created.into()),
-            asked: format_size(asked.into()),
-        });
+        let (name, created) = (model.name, format_size(created.into()));
+        return Err(StripeError(format!(
+            "this stripe ({name}) has chunks of {created}, and not {}; serve it with --stripe {created}",
+            format_size(asked.into())
+        )));
     }
     refuse_disorder(&legs)?;
     Ok(Whole {
@@ -274,58 +105,65 @@ fn model<'a>(members: &[Member<'a>]) -> Result<Model<'a>, StripeError> {
     // None is whole: the first that is something at all says more than one that is nothing.
     let something = members.iter().find(|member| member.found != Found::Nothing);
     Err(match something.or(members.first()) {
-        Some(member) => refusal(member, 0).unwrap_or(StripeError::Plain {
-            name: member.name.to_owned(),
+        Some(member) => refusal(member, 0).unwrap_or_else(|| {
+            StripeError(format!(
+                "leg {} has no superblock, nor has any other; make the stripe (all is lost that the legs \
+                 hold) by `cleave stripe create`, or serve them as they are with --stripe-raw",
+                member.name
+            ))
         }),
-        None => StripeError::Legs { legs: 0 },
+        None => wrong_count(0),
     })
 }
 
-/// Why a leg has no usable superblock; `None` where it is merely plain.
+/// Why a leg is not usable, whatever set it is of; `None` where it is merely plain, or whole.
 fn refusal(member: &Member<'_>, wanted_bytes: u64) -> Option<StripeError> {
-    let name = member.name.to_owned();
-    match member.found {
-        Found::Damaged => Some(StripeError::Damaged { name }),
-        Found::Version(version) => Some(StripeError::Version { name, version }),
-        _ if member.size_bytes < wanted_bytes => Some(StripeError::Truncated {
-            name,
-            size_bytes: member.size_bytes,
-            wanted_bytes,
-        }),
-        _ => None,
-    }
+    let (name, size_bytes) = (member.name, member.size_bytes);
+    let why = match member.found {
+        Found::Damaged => {
+            format!("the superblock of leg {name} is damaged; restore its last 4 KiB from a copy")
+        }
+        Found::Version(version) => format!(
+            "the superblock of leg {name} has version {version}; serve it with a newer cleave"
+        ),
+        _ if size_bytes < wanted_bytes => format!(
+            "leg {name} was cut short: it has {size_bytes} bytes, and its stripe needs {wanted_bytes} of \
+             it; restore it from a copy"
+        ),
+        _ => return None,
+    };
+    Some(StripeError(why))
 }
 
 fn of_set(member: &Member<'_>, model: &Model<'_>) -> Result<Superblock, StripeError> {
-    let name = || member.name.to_owned();
-    let wanted_bytes = model.superblock.data_bytes + SUPERBLOCK_BYTES;
-    match member.found {
-        Found::Whole(found) if same_set(&found, &model.superblock) => {
-            // The superblock came along (a copy of its last block), the data between did not.
-            match member.size_bytes < wanted_bytes {
-                true => Err(refusal(member, wanted_bytes)
-                    .unwrap_or(StripeError::NoSuperblock { name: name() })),
-                false => Ok(found),
-            }
+    let (name, other) = (member.name, model.name);
+    let why = match member.found {
+        Found::Whole(found) if !same_set(&found, &model.superblock) => {
+            format!("leg {name} is of another stripe than {other}; name the legs of one stripe")
         }
-        Found::Whole(_) => Err(StripeError::Foreign {
-            name: name(),
-            other: model.name.to_owned(),
-        }),
-        _ => {
-            Err(refusal(member, wanted_bytes).unwrap_or(StripeError::NoSuperblock { name: name() }))
-        }
-    }
+        found => match (
+            refusal(member, model.superblock.data_bytes + SUPERBLOCK_BYTES),
+            found,
+        ) {
+            // Also one whose superblock came along (a copy of its last block) without the data.
+            (Some(refused), _) => return Err(refused),
+            (None, Found::Whole(found)) => return Ok(found),
+            (None, _) => format!(
+                "leg {name} has no superblock at its end: it is not of this stripe, or its size was changed \
+                 since; name the right one, or give it the size that it had"
+            ),
+        },
+    };
+    Err(StripeError(why))
 }
 
 fn refuse_copies(legs: &[(&str, u32)]) -> Result<(), StripeError> {
     for (at, (name, leg)) in legs.iter().enumerate() {
         if let Some((other, _)) = legs.iter().take(at).find(|(_, before)| before == leg) {
-            return Err(StripeError::Copy {
-                name: (*name).to_owned(),
-                other: (*other).to_owned(),
-                leg: leg + 1,
-            });
+            return Err(StripeError(format!(
+                "legs {name} and {other} are both leg {} of this stripe, one a copy; name one of them",
+                leg + 1
+            )));
         }
     }
     Ok(())
@@ -338,11 +176,12 @@ fn refuse_gaps(legs: &[(&str, u32)], stripe: Stripe) -> Result<(), StripeError> 
         .collect();
     match missing.is_empty() {
         true => Ok(()),
-        false => Err(StripeError::Missing {
-            missing: missing.join(", "),
-            legs: stripe.legs(),
-            present: legs.first().map_or("", |(name, _)| name).to_owned(),
-        }),
+        false => Err(StripeError(format!(
+            "leg {} of this stripe's {} is missing; it has to be named with {}",
+            missing.join(", "),
+            stripe.legs(),
+            legs.first().map_or("", |(name, _)| name)
+        ))),
     }
 }
 
@@ -357,12 +196,12 @@ fn refuse_disorder(legs: &[(&str, u32)]) -> Result<(), StripeError> {
         .iter()
         .map(|(name, _)| format!("--disk {name}"))
         .collect();
-    Err(StripeError::Order {
-        name: (*name).to_owned(),
-        place: at as usize + 1,
-        leg: leg + 1,
-        order: words.join(" "),
-    })
+    Err(StripeError(format!(
+        "leg {name} was named at place {} and is leg {}; the right order: {}",
+        at + 1,
+        leg + 1,
+        words.join(" ")
+    )))
 }
 
 #[cfg(test)]
