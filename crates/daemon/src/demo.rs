@@ -12,9 +12,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cleave_client::{Client, Options};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
+use crate::signals::Ends;
 use folder::Folder;
 use measure::{Row, Step};
 use serving::Serving;
@@ -34,12 +35,8 @@ pub(crate) struct Demo {
 
 /// Runs it. Whatever happens, the folder is removed and the daemon ended before this returns.
 pub(crate) fn run(demo: &Demo) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::run(format!("cannot start: {error}")))?;
-    runtime.block_on(async {
-        let mut stop = Stop::catch()?;
+    crate::process::runtime()?.block_on(async {
+        let mut stop = Ends::catch()?;
         let folder = Folder::new(&demo.parent, demo.size_bytes)?;
         let mut serving = serve_image(demo, &folder)?;
         let rows = measure_all(demo, &mut serving, &mut stop).await?;
@@ -57,7 +54,7 @@ fn serve_image(demo: &Demo, folder: &Folder) -> Result<Serving, Failure> {
     File::create_new(&image)
         .and_then(|file| file.set_len(demo.size_bytes))
         .map_err(|error| Failure::run(format!("cannot make {}: {error}", image.display())))?;
-    progress::note(&format!(
+    crate::progress::note(&format!(
         "a {} MiB image, served over a socket beside it in {}",
         demo.size_bytes >> 20,
         folder.path().display(),
@@ -69,7 +66,7 @@ fn serve_image(demo: &Demo, folder: &Folder) -> Result<Serving, Failure> {
 async fn measure_all(
     demo: &Demo,
     serving: &mut Serving,
-    stop: &mut Stop,
+    stop: &mut Ends,
 ) -> Result<Vec<Row>, Failure> {
     let mut client = connect(serving).await?;
     let mut rows = Vec::new();
@@ -87,20 +84,20 @@ async fn take(
     step: &Step,
     client: Client,
     serving: &mut Serving,
-    stop: &mut Stop,
+    stop: &mut Ends,
 ) -> Result<(Client, Row), Failure> {
     let mut running = measure::Running::start(step, client, serving.id())?;
     let mut shown = tokio::time::interval(progress::PAUSE);
     loop {
         tokio::select! {
             biased;
-            () = stop.asked() => {
+            () = stop.come() => {
                 running.abort();
-                progress::clear();
+                crate::progress::clear();
                 return Err(Failure::run("interrupted; the image is removed"));
             }
             ended = running.ended() => {
-                progress::clear();
+                crate::progress::clear();
                 return ended.map_err(|why| serving.blame(step.name, &why));
             }
             _ = shown.tick() => progress::show(step, &running.so_far()),
@@ -147,7 +144,7 @@ fn invitation(serving: &Serving) -> String {
     )
 }
 
-async fn serve_on(serving: &mut Serving, stop: &mut Stop) -> Result<(), Failure> {
+async fn serve_on(serving: &mut Serving, stop: &mut Ends) -> Result<(), Failure> {
     let mut child_ended = signal(SignalKind::child())
         .map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
     loop {
@@ -156,36 +153,8 @@ async fn serve_on(serving: &mut Serving, stop: &mut Stop) -> Result<(), Failure>
             return Err(serving.blame("serving", "it ended by itself"));
         }
         tokio::select! {
-            () = stop.asked() => return Ok(()),
+            () = stop.come() => return Ok(()),
             _ = child_ended.recv() => {}
-        }
-    }
-}
-
-/// Ctrl-C, a service manager's request, or a terminal that closes.
-struct Stop {
-    interrupt: Signal,
-    terminate: Signal,
-    hang_up: Signal,
-}
-
-impl Stop {
-    fn catch() -> Result<Stop, Failure> {
-        let caught = |kind| {
-            signal(kind).map_err(|error| Failure::run(format!("cannot catch signals: {error}")))
-        };
-        Ok(Stop {
-            interrupt: caught(SignalKind::interrupt())?,
-            terminate: caught(SignalKind::terminate())?,
-            hang_up: caught(SignalKind::hangup())?,
-        })
-    }
-
-    async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hang_up.recv() => {}
         }
     }
 }

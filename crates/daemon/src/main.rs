@@ -12,6 +12,7 @@ mod options_doc;
 mod pacing;
 mod probe;
 mod process;
+mod progress;
 mod quota;
 mod resize;
 mod seats;
@@ -51,14 +52,8 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Probe(probe) => probe::run(&probe),
         Action::Demo(demo) => demo::run(&demo),
         Action::Top(top) => view::top(&top),
-        Action::Stats(stats) => {
-            let (text, ended) = view::stats(&stats);
-            print(&text).and(ended)
-        }
-        Action::Stripe(stripe) => {
-            let (text, ended) = stripe::run(&stripe);
-            print(&text).and(ended)
-        }
+        Action::Stats(stats) => view::stats(&stats),
+        Action::Stripe(stripe) => stripe::run(&stripe),
     }
 }
 

@@ -19,6 +19,8 @@ use cleave_worker::Direction;
 use tokio::sync::{oneshot, watch};
 
 use crate::failure::Failure;
+use crate::process;
+use crate::progress::{clear, note};
 use crate::service::Source as Served;
 use crate::signals::Signals;
 use outputs::Outputs;
@@ -74,11 +76,8 @@ pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
         seed: source.seed,
         partial: false,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::run(format!("cannot start: {error}")))?;
-    let (ended, interrupted) = runtime.block_on(measure(Arc::clone(&disk), source))?;
+    let measured = process::runtime()?.block_on(measure(Arc::clone(&disk), source));
+    let (ended, interrupted) = measured?;
     let (matrices, is_whole) = ended.map_err(Failure::run)?;
     if matrices.is_empty() {
         let why = if interrupted {
@@ -157,20 +156,12 @@ async fn measure(disk: Arc<Disk>, source: Source) -> Result<(Ended, bool), Failu
     let stop = Arc::new(AtomicBool::new(false));
     let (tell, mut told) = watch::channel::<Option<Progress>>(None);
     let (end, mut ended) = oneshot::channel();
-    outputs::note(&format!(
-        "measuring {}, {}",
-        disk.name(),
-        match source.directions.len() {
-            1 => format!(
-                "at most {}; nothing is written to it",
-                clock(source.pace.total)
-            ),
-            _ => format!(
-                "at most {}; it is being overwritten",
-                clock(source.pace.total)
-            ),
-        }
-    ));
+    let harm = match source.directions.len() {
+        1 => "nothing is written to it",
+        _ => "it is being overwritten",
+    };
+    let (name, time) = (disk.name(), clock(source.pace.total));
+    note(&format!("measuring {name}, at most {time}; {harm}"));
     let thread_stop = Arc::clone(&stop);
     thread::Builder::new()
         .name("probe".to_owned())
@@ -183,12 +174,12 @@ async fn measure(disk: Arc<Disk>, source: Source) -> Result<(Ended, bool), Failu
             let _ = end.send(result);
         })
         .map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
-    let mut shown = Shown::new();
+    let mut shown = Shown::default();
     loop {
         tokio::select! {
             biased;
             result = &mut ended => {
-                shown.clear();
+                clear();
                 let result = result.map_err(|_| Failure::run("the measuring thread died"))?;
                 return Ok((result, stop.load(Ordering::Relaxed)));
             }
@@ -196,7 +187,7 @@ async fn measure(disk: Arc<Disk>, source: Source) -> Result<(Ended, bool), Failu
                 // A terminal that closes (SIGHUP) ends it like Ctrl-C does.
                 let _ = wish;
                 if stop.swap(true, Ordering::Relaxed) {
-                    shown.clear();
+                    clear();
                     return Err(Failure::run("interrupted twice; nothing is written"));
                 }
             }

@@ -4,6 +4,8 @@ use rustix::process::{
     Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
 };
 
+use tokio::runtime::{Builder, Runtime};
+
 use crate::failure::Failure;
 
 /// Fewest open files that a disk can be served with. A worker's io_uring has a table for the eventfds
@@ -45,4 +47,10 @@ pub(crate) fn end_with_parent(parent: u32) -> Result<(), Failure> {
         true => Ok(()),
         false => Err(Failure::run("the parent process has ended")),
     }
+}
+
+/// What waits for sockets, signals and time, on the thread that asks for it.
+pub(crate) fn runtime() -> Result<Runtime, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::run(format!("cannot start: {error}")))
 }

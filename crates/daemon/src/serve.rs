@@ -53,11 +53,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     Reactor::probe().map_err(Failure::input)?;
     let disk = open(&service)?;
     service.tuning.split = split_for(&service.split, &disk)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::run(format!("cannot start the control loop: {error}")))?;
-    runtime.block_on(control(service, disk, inherited))
+    process::runtime()?.block_on(control(service, disk, inherited))
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked.
@@ -88,9 +84,12 @@ async fn control(
         None => socket::open_door(&service.endpoint)?,
     };
     let listener = match &door {
-        Door::Listening(listening) => Some(accepting(listening)?),
+        Door::Listening(listening) => Some(listening.listener()),
         Door::Connected(_) => None,
     };
+    let listener = listener
+        .transpose()
+        .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
     let device = Device::new(
         Arc::clone(&disk),
         service.serial,
@@ -140,15 +139,6 @@ async fn control(
     }
     // The door (and with it the socket file) goes when the loop ends, before the drain.
     daemon.serve(signals, door).await
-}
-
-fn accepting(listening: &socket::Listening) -> Result<UnixListener, Failure> {
-    let listener = || {
-        let listener = listening.listener()?;
-        listener.set_nonblocking(true)?;
-        UnixListener::from_std(listener)
-    };
-    listener().map_err(|error| Failure::run(format!("cannot listen: {error}")))
 }
 
 /// The control loop's state.

@@ -1,9 +1,13 @@
 //! Signals as events of the control loop.
 
+use std::future::poll_fn;
 use std::io;
+use std::task::Poll;
 
 use rustix::process::Signal as Number;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::failure::Failure;
 
 /// The signals that mean something to us.
 #[derive(Debug)]
@@ -44,5 +48,36 @@ impl Signals {
             _ = self.interrupt.recv() => Wish::End,
             _ = self.hang_up.recv() => Wish::LookAgain,
         }
+    }
+}
+
+/// Signals that end a program of the foreground in order: Ctrl-C, a service manager's request, a terminal that
+/// closes, Ctrl-\\.
+#[derive(Debug)]
+pub(crate) struct Ends([Signal; 4]);
+
+impl Ends {
+    pub(crate) fn catch() -> Result<Ends, Failure> {
+        let caught = |kind| {
+            signal(kind).map_err(|error| Failure::run(format!("cannot catch signals: {error}")))
+        };
+        Ok(Ends([
+            caught(SignalKind::interrupt())?,
+            caught(SignalKind::terminate())?,
+            caught(SignalKind::hangup())?,
+            caught(SignalKind::quit())?,
+        ]))
+    }
+
+    /// Waits for one.
+    pub(crate) async fn come(&mut self) {
+        poll_fn(|context| {
+            let mut each = self.0.iter_mut();
+            match each.any(|signal| signal.poll_recv(context).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
     }
 }

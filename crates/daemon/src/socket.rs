@@ -78,9 +78,11 @@ impl Door {
 }
 
 impl Listening {
-    /// The socket; the file stays ours.
-    pub(crate) fn listener(&self) -> io::Result<UnixListener> {
-        self.listener.try_clone()
+    /// It once more, to accept from on the runtime at hand.
+    pub(crate) fn listener(&self) -> io::Result<tokio::net::UnixListener> {
+        let listener = self.listener.try_clone()?;
+        listener.set_nonblocking(true)?;
+        tokio::net::UnixListener::from_std(listener)
     }
 }
 

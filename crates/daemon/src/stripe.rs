@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use cleave_disk::{Created, DiskSpec, Overwrite, create_stripe, format_size, show_stripe};
 
 use crate::failure::Failure;
+use crate::print;
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,27 +21,21 @@ pub(crate) enum Stripe {
 }
 
 /// Does it; what to print, and how the program then ends.
-pub(crate) fn run(stripe: &Stripe) -> (String, Result<(), Failure>) {
+pub(crate) fn run(stripe: &Stripe) -> Result<(), Failure> {
     match stripe {
         Stripe::Create {
             legs,
             chunk_bytes,
             overwrite,
-        } => match create_stripe(legs, *chunk_bytes, *overwrite) {
-            Ok(created) => (told(&created, legs), Ok(())),
-            Err(error) => (String::new(), Err(Failure::input(error))),
-        },
-        Stripe::Show { legs } => match show_stripe(legs) {
-            Ok(shown) => {
-                let mut text = shown.lines.join("\n");
-                text.push('\n');
-                match shown.whole {
-                    Ok(whole) => (text + &told(&whole, legs), Ok(())),
-                    Err(why) => (text, Err(Failure::run(why))),
-                }
-            }
-            Err(error) => (String::new(), Err(Failure::input(error))),
-        },
+        } => {
+            let created = create_stripe(legs, *chunk_bytes, *overwrite).map_err(Failure::input)?;
+            print(&told(&created, legs))
+        }
+        Stripe::Show { legs } => {
+            let shown = show_stripe(legs).map_err(Failure::input)?;
+            print(&(shown.lines.join("\n") + "\n"))?;
+            print(&told(&shown.whole.map_err(Failure::run)?, legs))
+        }
     }
 }
 

@@ -23,16 +23,6 @@ pub struct Identity {
     pub direct: bool,
 }
 
-/// How a profile's disk differs from the one at hand.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Difference(String);
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 impl Identity {
     /// That of an opened disk.
     pub fn of(disk: &Disk) -> Identity {
@@ -58,9 +48,9 @@ impl Identity {
 
     /// The first thing in which `now` is another disk, or is reached in another way. A disk that grew
     /// is still the same: it may grow while it is served, and must be served again after that.
-    pub(crate) fn difference(&self, now: &Identity) -> Option<Difference> {
+    pub(crate) fn difference(&self, now: &Identity) -> Option<String> {
         let said = |what: &str, then: &dyn fmt::Display, now: &dyn fmt::Display| {
-            Some(Difference(format!("{what} was {then} and is {now}")))
+            Some(format!("{what} was {then} and is {now}"))
         };
         if self.kind != now.kind {
             return said("its kind", &self.kind, &now.kind);

@@ -1,7 +1,6 @@
 //! What a matrix says: arithmetic, and nothing else.
 
 use cleave_blk::SPLIT_OPS_MAX;
-use cleave_worker::Direction;
 use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES, SPLIT_MIN_BYTES};
 use serde::Serialize;
 
@@ -43,11 +42,6 @@ impl Judgement {
     pub fn best(&self) -> Option<&Recommendation> {
         let split = self.chunks.iter().filter(|r| r.chunk_bytes > 0);
         split.max_by(|a, b| a.gain.total_cmp(&b.gain))
-    }
-
-    /// Each finding as a sentence.
-    pub fn sentences(&self, direction: Direction) -> Vec<String> {
-        crate::report::sentences(self, direction)
     }
 }
 
@@ -128,6 +122,8 @@ fn useful_depth(matrix: &Matrix) -> Option<u32> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use cleave_worker::Direction;
+
     use super::*;
     use crate::matrix::{Point, points};
 

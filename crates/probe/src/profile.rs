@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cleave_blk::Limits;
 use cleave_disk::Disk;
@@ -24,50 +24,10 @@ const USEFUL_DEPTH_MIN: u32 = 16;
 /// Most ops in flight that a worker has.
 const USEFUL_DEPTH_MAX: u32 = 1 << 16;
 
-/// Why a profile is refused. Each line names the file and the remedy.
+/// Why a profile is refused: a line that names the file and the remedy.
 #[derive(Debug, thiserror::Error)]
-pub enum ProfileError {
-    /// Not readable.
-    #[error("cannot read profile {}: {source}", .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// Not a profile.
-    #[error("{} is no profile ({why}); write one: cleave probe --profile {}", .path.display(), .path.display())]
-    Garbage {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// Of another version.
-    #[error(
-        "profile {} has version {found}, this cleave knows {VERSION}; measure again: cleave probe",
-        .path.display()
-    )]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        found: i64,
-    },
-    /// Of another disk.
-    #[error(
-        "profile {} is not of disk {disk}: {difference}; measure again: cleave probe, and open the disk the same way",
-        .path.display()
-    )]
-    OtherDisk {
-        /// The file.
-        path: PathBuf,
-        /// The disk at hand.
-        disk: String,
-        /// In what they differ.
-        difference: String,
-    },
-}
+#[error("{0}")]
+pub struct ProfileError(String);
 
 /// A profile, read and checked.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -111,25 +71,26 @@ struct Head {
 impl Profile {
     /// Reads the profile of `disk`.
     pub fn load(path: &Path, disk: &Disk) -> Result<Profile, ProfileError> {
-        let text = read(path).map_err(|source| ProfileError::Io {
-            path: path.to_owned(),
-            source,
-        })?;
+        let shown = path.display();
+        let text = read(path)
+            .map_err(|error| ProfileError(format!("cannot read profile {shown}: {error}")))?;
         let profile = Profile::parse(path, &text)?;
         match profile.device.difference(&Identity::of(disk)) {
             None => Ok(profile),
-            Some(difference) => Err(ProfileError::OtherDisk {
-                path: path.to_owned(),
-                disk: disk.name().to_owned(),
-                difference: difference.to_string(),
-            }),
+            Some(difference) => Err(ProfileError(format!(
+                "profile {shown} is not of disk {}: {difference}; measure again: cleave probe, and open the \
+                 disk the same way",
+                disk.name()
+            ))),
         }
     }
 
     fn parse(path: &Path, text: &str) -> Result<Profile, ProfileError> {
-        let garbage = |why: String| ProfileError::Garbage {
-            path: path.to_owned(),
-            why,
+        let shown = path.display();
+        let garbage = |why: String| {
+            ProfileError(format!(
+                "{shown} is no profile ({why}); write one: cleave probe --profile {shown}"
+            ))
         };
         let wrong = |error: toml::de::Error| {
             // The first line says where, the rest draws it.
@@ -150,10 +111,10 @@ impl Profile {
         };
         let head: Head = toml::from_str(text).map_err(wrong)?;
         if head.version != VERSION {
-            return Err(ProfileError::Version {
-                path: path.to_owned(),
-                found: head.version,
-            });
+            return Err(ProfileError(format!(
+                "profile {shown} has version {}, this cleave knows {VERSION}; measure again: cleave probe",
+                head.version
+            )));
         }
         let profile: Profile = toml::from_str(text).map_err(wrong)?;
         match profile.fault() {
@@ -192,26 +153,21 @@ impl Profile {
     /// What a splitter starts from.
     pub fn prior(&self, limits: &Limits) -> Prior {
         let mut prior = Prior::from_limits(limits);
-        let sides = [
+        prior.never = self.never;
+        let mut useful_depth = None;
+        for (way, side) in [
             (Direction::Read, &self.read),
             (Direction::Write, &self.write),
-        ];
-        let sides = || {
-            sides
-                .iter()
-                .filter_map(|(way, side)| Some((*way, side.as_ref()?)))
-        };
-        if let Some(depth) = sides().filter_map(|(_, side)| side.useful_depth).max() {
+        ] {
+            let Some(side) = side else { continue };
+            useful_depth = useful_depth.max(side.useful_depth);
+            let rows = side.chunk.iter();
+            let rows = rows.map(|chunk| (way, chunk.request_bytes, chunk.chunk_bytes));
+            prior.measured.extend(rows);
+        }
+        if let Some(depth) = useful_depth {
             prior.useful_depth = depth.max(USEFUL_DEPTH_MIN);
         }
-        prior.never = self.never;
-        prior.measured = sides()
-            .flat_map(|(way, side)| {
-                side.chunk
-                    .iter()
-                    .map(move |c| (way, c.request_bytes, c.chunk_bytes))
-            })
-            .collect();
         prior
     }
 }

@@ -276,7 +276,7 @@ pub(crate) mod tests {
     fn findings_are_sentences() {
         let told = |rate: &dyn Fn(crate::Point) -> f64| {
             let report = report(vec![recorded(Direction::Read, rate)]);
-            report.sides[0].judgement.sentences(Direction::Read)
+            sentences(&report.sides[0].judgement, Direction::Read)
         };
         let split = told(&p3700);
         assert!(split[0].starts_with("Splitting reads pays: "), "{split:?}");

@@ -86,6 +86,10 @@ impl Axes {
         LEFT + share / (self.log_max - self.log_min) * (WIDTH - LEFT - RIGHT)
     }
 
+    fn place(&self, m: &Measured) -> (f64, f64) {
+        (self.x(m.point.block_bytes()), self.y(megabytes(m)))
+    }
+
     fn y(&self, megabytes: f64) -> f64 {
         let height = PANEL_HEIGHT - TOP - BOTTOM;
         TOP + height * (1.0 - megabytes / self.top)
@@ -208,27 +212,15 @@ fn grid(text: &mut String, axes: &Axes) {
 
 fn line(text: &mut String, axes: &Axes, matrix: &Matrix, size: u64) {
     let (colour, width, radius) = style(size);
-    let mut path = String::new();
+    let (mut path, mut points) = (String::new(), String::new());
     for m in matrix.row(size) {
         let verb = if path.is_empty() { 'M' } else { 'L' };
-        let _ = write!(
-            path,
-            "{verb}{:.1} {:.1}",
-            axes.x(m.point.block_bytes()),
-            axes.y(megabytes(m))
-        );
-    }
-    let _ = writeln!(
-        text,
-        "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-linejoin=\"round\"/>"
-    );
-    for m in matrix.row(size) {
+        let (x, y) = axes.place(m);
+        let _ = write!(path, "{verb}{x:.1} {y:.1}");
         let _ = writeln!(
-            text,
-            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius}\" fill=\"{colour}\"><title>{} outstanding as {} × {}: \
+            points,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{colour}\"><title>{} outstanding as {} × {}: \
              {:.1} MB/s, {:.0} IOPS, ±{:.1} %</title></circle>",
-            axes.x(m.point.block_bytes()),
-            axes.y(megabytes(m)),
             long(size),
             m.point.depth,
             long(m.point.block_bytes()),
@@ -237,6 +229,11 @@ fn line(text: &mut String, axes: &Axes, matrix: &Matrix, size: u64) {
             m.error * 100.0,
         );
     }
+    let _ = write!(
+        text,
+        "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-linejoin=\"round\"/>\n\
+         {points}"
+    );
 }
 
 /// What the red line shows, in words at its two ends that matter.
@@ -252,7 +249,7 @@ fn notes(text: &mut String, axes: &Axes, matrix: &Matrix) {
     let both = best.point.depth >= 8;
     for (m, is_below) in [(Some(whole), true), (both.then_some(best), false)] {
         let Some(m) = m else { continue };
-        let (x, y) = (axes.x(m.point.block_bytes()), axes.y(megabytes(m)));
+        let (x, y) = axes.place(m);
         // A line that falls to the left leaves room above its right end.
         let is_below = is_below && both && y < PANEL_HEIGHT - BOTTOM - 40.0;
         let y = if is_below {
@@ -332,18 +329,14 @@ fn shortened(name: &str, chars_max: usize) -> String {
 
 /// Text within XML; what XML cannot hold at all becomes a question mark.
 fn escaped(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('?'),
-            c => out.push(c),
-        }
-    }
-    out
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+        .replace(
+            |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'),
+            "?",
+        )
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::matrix::{Matrix, ROW_OF_INTEREST, word};
-use crate::report::Report;
+use crate::report::{Report, sentences};
 use crate::size::{long, short};
 
 /// Columns that a terminal is taken to have.
@@ -33,7 +33,7 @@ pub fn table(report: &Report) -> String {
         matrix(&mut text, &side.matrix);
         row(&mut text, &side.matrix);
         text.push('\n');
-        for sentence in side.judgement.sentences(side.matrix.direction) {
+        for sentence in sentences(&side.judgement, side.matrix.direction) {
             let _ = writeln!(text, "{sentence}");
         }
     }

@@ -1,7 +1,6 @@
 //! The connections: few, short, and none of them trusted to be either.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +36,8 @@ pub(crate) struct Server {
 impl Server {
     /// Serves an opened socket on the runtime at hand.
     pub(crate) fn start(socket: Listening, exhibit: Arc<Exhibit>) -> Result<Server, Failure> {
-        let listener = listener_of(&socket)
+        let listener = socket
+            .listener()
             .map_err(|error| Failure::run(format!("cannot listen for control: {error}")))?;
         let task = tokio::spawn(accept(listener, exhibit)).abort_handle();
         Ok(Server {
@@ -51,12 +51,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-fn listener_of(socket: &Listening) -> io::Result<UnixListener> {
-    let listener = socket.listener()?;
-    listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
 }
 
 async fn accept(listener: UnixListener, exhibit: Arc<Exhibit>) {

@@ -69,7 +69,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            super::progress::note(&format!("cannot remove {}: {error}", self.0.display()));
+            crate::progress::note(&format!("cannot remove {}: {error}", self.0.display()));
         }
     }
 }

@@ -1,37 +1,19 @@
 //! What is shown while the demonstration runs: a line that moves where stderr is a terminal, and in any
 //! case a line for each step that is done.
 
-use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use super::measure::{Row, SoFar, Step};
+use crate::progress::{bar, draw, note};
 
 /// Time between two pictures of the moving line.
 pub(super) const PAUSE: Duration = Duration::from_millis(200);
 
 const BAR_CELLS: usize = 24;
 
-/// Writes a line. Nothing is said where stderr is closed.
-pub(super) fn note(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
 /// Draws the moving line.
 pub(super) fn show(step: &Step, so_far: &SoFar) {
-    let mut stderr = std::io::stderr();
-    if stderr.is_terminal() {
-        let _ = write!(stderr, "\r\x1b[K{}", line(step, so_far));
-        let _ = stderr.flush();
-    }
-}
-
-/// Removes the moving line.
-pub(super) fn clear() {
-    let mut stderr = std::io::stderr();
-    if stderr.is_terminal() {
-        let _ = write!(stderr, "\r\x1b[K");
-        let _ = stderr.flush();
-    }
+    draw(&line(step, so_far));
 }
 
 /// Says that a step is done.
@@ -53,12 +35,7 @@ fn line(step: &Step, so_far: &SoFar) -> String {
     let full = (share * BAR_CELLS as f64) as usize;
     let seconds = so_far.elapsed.as_secs_f64().max(1e-3);
     let iops = so_far.requests as f64 / seconds;
-    format!(
-        "{:<42} {}{} {iops:>8.0}/s",
-        title(step),
-        "#".repeat(full),
-        ".".repeat(BAR_CELLS.saturating_sub(full)),
-    )
+    format!("{:<42} {} {iops:>8.0}/s", title(step), bar(full, BAR_CELLS),)
 }
 
 #[cfg(test)]

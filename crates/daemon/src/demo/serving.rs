@@ -88,7 +88,7 @@ impl Serving {
         let start = Instant::now();
         while !self.has_ended() {
             if start.elapsed() > END_MAX {
-                super::progress::note("the daemon does not end: killing it");
+                crate::progress::note("the daemon does not end: killing it");
                 let _ = self.child.kill();
                 return;
             }

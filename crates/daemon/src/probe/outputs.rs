@@ -2,7 +2,6 @@
 //! written so that a file is either the old one or a whole new one.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use cleave_disk::DiskSpec;
@@ -10,6 +9,7 @@ use cleave_probe::Report;
 
 use super::Probe;
 use crate::failure::Failure;
+use crate::progress::note;
 
 /// Stands for stdout.
 const STDOUT: &str = "-";
@@ -71,11 +71,6 @@ impl Outputs {
             false => cleave_probe::table(report),
         })
     }
-}
-
-/// Writes a line to stderr. Nothing is said where that is closed.
-pub(super) fn note(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn check(option: &str, path: &Path, disks: &[DiskSpec]) -> Result<(), Failure> {

@@ -1,57 +1,33 @@
 //! What is shown while a disk is measured: a line that moves where stderr is a terminal, and else a
 //! line for every tenth of the way.
 
-use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use cleave_probe::Progress;
+
+use crate::progress::{bar, draw, note};
 
 const BAR_CELLS: usize = 30;
 const TENTHS: usize = 10;
 
 /// Shows how far it is.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Shown {
-    is_terminal: bool,
-    /// Tenths told of.
+    /// Tenths told of, where stderr is no terminal.
     told: usize,
 }
 
 impl Shown {
-    pub(super) fn new() -> Shown {
-        Shown {
-            is_terminal: std::io::stderr().is_terminal(),
-            told: 0,
-        }
-    }
-
-    /// Draws the moving line, or says that another tenth is done. A closed stderr is no failure.
+    /// Draws the moving line, or tells of another tenth.
     pub(super) fn show(&mut self, progress: &Progress) {
-        let mut stderr = std::io::stderr();
-        if self.is_terminal {
-            let _ = write!(stderr, "\r\x1b[K{}", line(progress));
-            let _ = stderr.flush();
+        if draw(&line(progress)) {
             return;
         }
         let tenth = progress.done * TENTHS / progress.total.max(1);
         if tenth > self.told {
             self.told = tenth;
-            let _ = writeln!(
-                stderr,
-                "{} of {} points, {} left",
-                progress.done,
-                progress.total,
-                clock(progress.left)
-            );
-        }
-    }
-
-    /// Removes the moving line.
-    pub(super) fn clear(&self) {
-        if self.is_terminal {
-            let mut stderr = std::io::stderr();
-            let _ = write!(stderr, "\r\x1b[K");
-            let _ = stderr.flush();
+            let (done, total, left) = (progress.done, progress.total, clock(progress.left));
+            note(&format!("{done} of {total} points, {left} left"));
         }
     }
 }
@@ -60,9 +36,8 @@ fn line(progress: &Progress) -> String {
     let full = progress.done * BAR_CELLS / progress.total.max(1);
     let (direction, point) = progress.now;
     format!(
-        "{}{} {}/{}  {:>5} left  {:?} {} x {}",
-        "#".repeat(full),
-        ".".repeat(BAR_CELLS.saturating_sub(full)),
+        "{} {}/{}  {:>5} left  {:?} {} x {}",
+        bar(full, BAR_CELLS),
         progress.done,
         progress.total,
         clock(progress.left),

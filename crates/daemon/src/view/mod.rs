@@ -11,11 +11,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::control::report::Report;
 use crate::failure::Failure;
+use crate::process::runtime;
+use crate::signals::Ends;
 use rates::Rates;
 use screen::Row;
 use terminal::Terminal;
@@ -37,31 +38,19 @@ pub(crate) struct Stats {
 /// What was heard from a socket.
 type Heard = Result<Vec<Report>, String>;
 
-fn runtime() -> Result<Runtime, Failure> {
-    let runtime = Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| Failure::run(format!("cannot start: {error}")))
-}
-
-/// What is printed once. A socket that nothing is heard from is an error, after what others say.
-pub(crate) fn stats(stats: &Stats) -> (String, Result<(), Failure>) {
-    match runtime().and_then(|runtime| runtime.block_on(gather(stats))) {
-        Ok((reports, missing)) => {
-            let text = match stats.json {
-                true => serde_json::to_string_pretty(&reports).map(|text| text + "\n"),
-                false => Ok(reports.iter().map(screen::sheet).collect()),
-            };
-            match (text, missing) {
-                (Ok(text), None) => (text, Ok(())),
-                (Ok(text), Some(why)) => (text, Err(Failure::run(why))),
-                (Err(error), _) => (String::new(), Err(Failure::run(error))),
-            }
-        }
-        Err(failure) => (String::new(), Err(failure)),
-    }
+/// Prints all once. A socket that nothing is heard from is an error, after what others say.
+pub(crate) fn stats(stats: &Stats) -> Result<(), Failure> {
+    let (reports, missing) = runtime()?.block_on(gather(stats));
+    let text = match stats.json {
+        true => serde_json::to_string_pretty(&reports).map_err(Failure::run)? + "\n",
+        false => reports.iter().map(screen::sheet).collect(),
+    };
+    crate::print(&text)?;
+    missing.map_or(Ok(()), |why| Err(Failure::run(why)))
 }
 
 /// All reports, and what the first socket without any has said.
-async fn gather(stats: &Stats) -> Result<(Vec<Report>, Option<String>), Failure> {
+async fn gather(stats: &Stats) -> (Vec<Report>, Option<String>) {
     let (mut reports, mut missing) = (Vec::new(), None);
     for socket in &stats.sockets {
         match ask::reports(socket).await {
@@ -74,22 +63,23 @@ async fn gather(stats: &Stats) -> Result<(Vec<Report>, Option<String>), Failure>
             }
         }
     }
-    Ok((reports, missing))
+    (reports, missing)
 }
 
 /// Shows the disks until somebody has seen enough.
 pub(crate) fn top(top: &Top) -> Result<(), Failure> {
     let cannot = |error: io::Error| Failure::run(format!("cannot show: {error}"));
-    match runtime()?.block_on(look(top)) {
+    // Caught before anything is drawn, so that the terminal is given back.
+    let runtime = runtime()?;
+    let ends = runtime.block_on(async { Ends::catch() })?;
+    match runtime.block_on(look(top, ends)) {
         // `cleave top | head` closes early.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         ended => ended.map_err(cannot),
     }
 }
 
-async fn look(top: &Top) -> io::Result<()> {
-    // Caught before anything is drawn, so that the terminal is given back.
-    let mut ends = Ends::catch()?;
+async fn look(top: &Top, mut ends: Ends) -> io::Result<()> {
     let mut resized = signal(SignalKind::window_change())?;
     let mut terminal = Terminal::take()?;
     let mut past = HashMap::new();
@@ -131,30 +121,6 @@ async fn answered<F: Future<Output = Vec<Heard>> + Unpin>(asked: &mut Option<F>)
     match asked {
         Some(asked) => asked.await,
         None => std::future::pending().await,
-    }
-}
-
-/// Signals that end it in order.
-struct Ends([Signal; 4]);
-
-impl Ends {
-    fn catch() -> io::Result<Ends> {
-        Ok(Ends([
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::hangup())?,
-            signal(SignalKind::quit())?,
-        ]))
-    }
-
-    async fn come(&mut self) {
-        let Ends([interrupt, terminate, hang_up, quit]) = self;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hang_up.recv() => {}
-            _ = quit.recv() => {}
-        }
     }
 }
 
