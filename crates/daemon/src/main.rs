@@ -13,7 +13,6 @@ mod pacing;
 mod probe;
 mod process;
 mod progress;
-mod quota;
 mod resize;
 mod seats;
 mod serve;

@@ -10,6 +10,7 @@ use crate::foreign::{Foreign, signal};
 use crate::forward::Forwarder;
 use crate::state::State;
 use crate::vrings::{Kick, UserAddrs};
+use crate::workers::answer;
 
 /// A descriptor of a vring that may change while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,11 +73,7 @@ impl State {
         let fd = fd.map_err(|_| Refusal::message("a descriptor for kicks is no eventfd"))?;
         let (index, entry) = self.vrings.get(index)?;
         if entry.running.is_some() {
-            let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
-            return worker
-                .set_kick(index, fd)
-                .wait()
-                .ok_or_else(Refusal::worker_gone);
+            return answer(self.workers.get(index)?.set_kick(index, fd));
         }
         entry.settings.kick = Kick::new(fd);
         self.start_if_complete(index)
@@ -100,12 +97,11 @@ impl State {
         if entry.running.is_none() {
             return Ok(());
         }
-        let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
-        let answer = match wire {
+        let worker = self.workers.get(index)?;
+        answer(match wire {
             Wire::Call => worker.set_call(index, copy),
             Wire::Err => worker.set_err(index, copy),
-        };
-        answer.wait().ok_or_else(Refusal::worker_gone)
+        })
     }
 
     /// The eventfd that signals go to: the frontend's, or one of ours for its pipe or socket.
@@ -137,11 +133,7 @@ impl State {
         if entry.running.is_none() {
             return Ok(());
         }
-        let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
-        worker
-            .enable(index, enabled)
-            .wait()
-            .ok_or_else(Refusal::worker_gone)
+        answer(self.workers.get(index)?.enable(index, enabled))
     }
 
     /// Drains and stops a vring; its position, also of one that never ran (vhost-user
@@ -150,8 +142,7 @@ impl State {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.kick = Kick::Unset;
         if entry.running.take().is_some() {
-            let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
-            let position = worker.stop(index).wait().ok_or_else(Refusal::worker_gone)?;
+            let position = answer(self.workers.get(index)?.stop(index))?;
             entry
                 .settings
                 .set_base(position.unwrap_or(entry.settings.base));
@@ -165,12 +156,11 @@ impl State {
         for (index, entry) in self.vrings.iter_mut() {
             entry.settings.kick = Kick::Unset;
             if entry.running.take().is_some() {
-                let worker = self.workers.get(index).ok_or_else(Refusal::worker_gone)?;
-                answers.push((index, worker.stop(index)));
+                answers.push((index, self.workers.get(index)?.stop(index)));
             }
         }
-        for (index, answer) in answers {
-            let position = answer.wait().ok_or_else(Refusal::worker_gone)?;
+        for (index, pending) in answers {
+            let position = answer(pending)?;
             self.settings(index, |settings| {
                 settings.set_base(position.unwrap_or(settings.base));
             });
@@ -218,7 +208,7 @@ impl State {
         let call = copy_of(settings.call.as_ref())?;
         let err = copy_of(settings.err.as_ref())?;
         let worker = self.workers.start(index, &self.device, &self.memory)?;
-        let answer = worker.start(VringStart {
+        let started = worker.start(VringStart {
             index,
             layout,
             base: settings.base,
@@ -229,8 +219,7 @@ impl State {
             enabled: settings.enabled || starts_enabled,
         });
         entry.running = Some(layout);
-        let started = answer.wait().ok_or_else(Refusal::worker_gone)?;
-        started.map_err(|error| cannot(error.to_string()))
+        answer(started)?.map_err(|error| cannot(error.to_string()))
     }
 
     fn settings(&mut self, index: u16, change: impl FnOnce(&mut crate::vrings::Settings)) {

@@ -210,24 +210,16 @@ fn set_status(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
 
 fn get_status(relay: &Relay, message: &Message) -> Served {
     let state = relay.state();
-    let allowed = state.require(VhostUserProtocolFeatures::STATUS);
-    match allowed {
-        Ok(()) if message.payload.is_empty() => Served {
-            reply: reply(
-                message.header.request,
-                &u64::from(state.status()).to_ne_bytes(),
-            ),
-            outcome: Ok(()),
-        },
-        Ok(()) => Served {
-            reply: Vec::new(),
-            outcome: Err(message.misshapen()),
-        },
-        Err(refusal) => Served {
-            reply: Vec::new(),
-            outcome: Err(refusal),
-        },
-    }
+    let outcome = match message.payload.is_empty() {
+        true => state.require(VhostUserProtocolFeatures::STATUS),
+        false => Err(message.misshapen()),
+    };
+    let status = u64::from(state.status()).to_ne_bytes();
+    let reply = match &outcome {
+        Ok(()) => reply(message.header.request, &status),
+        Err(_) => Vec::new(),
+    };
+    Served { reply, outcome }
 }
 
 /// The crate ends the connection over a size that no space has; the specification has an answer for

@@ -78,11 +78,9 @@ impl Foreign {
 
     /// Whether it is a pipe, or a socket that can be closed for reading.
     pub(crate) fn is_stream(&self) -> bool {
-        self.fd().is_some_and(|fd| kind(fd) == Kind::Stream)
-            && (self
-                .fd()
-                .is_some_and(|fd| socket_type(fd) == Err(Errno::NOTSOCK))
-                || self.close_for_reading())
+        let is_pipe = |fd| socket_type(fd) == Err(Errno::NOTSOCK);
+        self.fd()
+            .is_some_and(|fd| kind(fd) == Kind::Stream && (is_pipe(fd) || self.close_for_reading()))
     }
 
     /// Closes a stream socket of the local kind for reading; `false`: it is none.

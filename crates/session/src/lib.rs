@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 mod channel;
-mod complaints;
 mod control;
 mod filter;
 mod foreign;
@@ -16,6 +15,7 @@ mod handler;
 mod intake;
 mod legs;
 pub mod offload;
+mod quota;
 mod refusal;
 mod relay;
 mod state;
@@ -34,8 +34,8 @@ use std::time::{Duration, Instant};
 use cleave_worker::{ALARM_RETIRED, Device};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-use complaints::Complaints;
 use intake::{Intake, Line, wait};
+pub use quota::Quota;
 use refusal::Refusal;
 use relay::{Relay, Served};
 use state::State;
@@ -78,7 +78,7 @@ pub struct Session {
     shared: Arc<Shared>,
     /// Written by workers that cannot go on, or have retired a vring.
     alarm: Arc<OwnedFd>,
-    complaints: Complaints,
+    complaints: Quota,
     /// When a frontend that has said nothing must have spoken; `None` once it has.
     silent_until: Option<Instant>,
 }
@@ -129,7 +129,7 @@ impl Session {
             relay: Relay::new(state)?,
             shared: shared.clone(),
             alarm,
-            complaints: Complaints::default(),
+            complaints: Quota::new(1),
             silent_until: Some(Instant::now() + FIRST_MESSAGE_WITHIN),
         };
         Ok((session, Remote { shared }))
@@ -238,12 +238,13 @@ impl Session {
         self.line.write(&reply, &shared.wake, || {
             shared.hang_up.load(Ordering::Acquire)
         })?;
-        match outcome {
-            Err(Refusal::Message(why)) if is_told => self.complaints.say(&why),
-            Err(Refusal::Vring(why)) => self.complaints.say(&why),
-            Err(refusal) => return Err(refusal),
-            Ok(()) => {}
-        }
+        let why = match outcome {
+            Err(Refusal::Message(why)) if is_told => why,
+            Err(Refusal::Vring(why)) => why,
+            outcome => return outcome,
+        };
+        self.complaints
+            .tell(|more| tracing::warn!("refused: {why}{more}"));
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use cleave_guest::Memory;
-use cleave_worker::{Device, Handle};
+use cleave_worker::{Device, Handle, Pending};
 
 use crate::Refusal;
 
@@ -28,9 +28,11 @@ impl Workers {
         usize::from(vring) % self.handles.len().max(1)
     }
 
-    /// The worker of a vring, where it runs.
-    pub(crate) fn get(&self, vring: u16) -> Option<&Handle> {
-        self.handles.get(self.place(vring))?.as_ref()
+    /// The worker of a vring that runs.
+    pub(crate) fn get(&self, vring: u16) -> Result<&Handle, Refusal> {
+        let handle = self.handles.get(self.place(vring));
+        let handle = handle.and_then(Option::as_ref);
+        handle.ok_or_else(Refusal::worker_gone)
     }
 
     /// The worker of a vring, started on `memory` where it does not run yet.
@@ -72,8 +74,11 @@ impl Workers {
             .flatten()
             .map(|worker| worker.bind(memory.clone()))
             .collect();
-        answers
-            .into_iter()
-            .try_for_each(|answer| answer.wait().ok_or_else(Refusal::worker_gone))
+        answers.into_iter().try_for_each(answer)
     }
+}
+
+/// Waits for a worker's answer.
+pub(crate) fn answer<T>(pending: Pending<T>) -> Result<T, Refusal> {
+    pending.wait().ok_or_else(Refusal::worker_gone)
 }

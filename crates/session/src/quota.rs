@@ -7,7 +7,7 @@ const REFILL: Duration = Duration::from_secs(1);
 
 /// How many messages of one kind may be told.
 #[derive(Debug)]
-pub(crate) struct Quota {
+pub struct Quota {
     burst: u32,
     left: u32,
     refilled: Option<Instant>,
@@ -16,7 +16,7 @@ pub(crate) struct Quota {
 
 impl Quota {
     /// `burst` at once, then one a second.
-    pub(crate) fn new(burst: u32) -> Quota {
+    pub fn new(burst: u32) -> Quota {
         Quota {
             burst,
             left: burst,
@@ -27,7 +27,7 @@ impl Quota {
 
     /// Tells a message or keeps it back. `line` is handed what to put at its end: how many were kept
     /// back since the last one told, if any.
-    pub(crate) fn tell(&mut self, line: impl FnOnce(&str)) {
+    pub fn tell(&mut self, line: impl FnOnce(&str)) {
         match self.admit(Instant::now()) {
             Some(0) => line(""),
             Some(kept_back) => line(&format!(" ({kept_back} messages kept back before)")),
