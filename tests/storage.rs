@@ -12,8 +12,8 @@ use cleave_blk::spec::feature;
 use cleave_client::wire::RegionBytes;
 use cleave_client::{Client, Error, Queue};
 use cleave_tests::{
-    Daemon, LoopDevice, Mount, Mute, Needs, Random, Scratch, Stopwatch, assert_serves, comes,
-    exercise, run, run_cases, run_to_end, small,
+    Daemon, LoopDevice, Messages as _, Mount, Mute, Needs, Random, Scratch, Stopwatch,
+    assert_serves, comes, exercise, run, run_cases, run_to_end, small,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
