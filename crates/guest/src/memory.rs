@@ -413,25 +413,29 @@ impl Memory {
 
     /// Whether all `len` bytes at `addr` are mapped. A segment without bytes is, wherever it lies.
     pub fn covers(&self, segment: Segment) -> bool {
+        self.each_range(segment, |_, _| ())
+    }
+
+    /// Calls `piece` for each host range of a guest range, up to the first byte that is not mapped.
+    /// `false`: there is one, or the memory is lost.
+    fn each_range(&self, segment: Segment, mut piece: impl FnMut(*mut u8, usize)) -> bool {
         let mut left_bytes = u64::from(segment.len);
-        let mut addr = segment.addr;
-        loop {
-            if left_bytes == 0 {
-                return !self.is_lost();
-            }
-            let Some(here) = self.region_at(addr).and_then(|region| region.left_at(addr)) else {
+        let mut next = Some(segment.addr);
+        while left_bytes > 0 {
+            let found = next.and_then(|addr| {
+                let region = self.region_at(addr)?;
+                Some((addr, region.host_at(addr), region.left_at(addr)?))
+            });
+            let Some((addr, host, left_here)) = found else {
                 return false;
             };
-            if here >= left_bytes {
-                return !self.is_lost();
-            }
+            let here = left_here.min(left_bytes);
+            piece(host, here as usize);
             left_bytes -= here;
             // A region may end at 2^64: nothing follows there.
-            let Some(next) = addr.checked_add(here) else {
-                return false;
-            };
-            addr = next;
+            next = addr.checked_add(here);
         }
+        !self.is_lost()
     }
 
     /// Host ranges of a guest range, in order: one, or several where it crosses regions that are
@@ -464,16 +468,8 @@ impl Memory {
         if !self.covers(segment) {
             return Err(Unmapped);
         }
-        let mut left_bytes = u64::from(segment.len);
-        let mut addr = segment.addr;
-        while left_bytes > 0 {
-            let region = self.region_at(addr).ok_or(Unmapped)?;
-            let here = region.left_at(addr).ok_or(Unmapped)?.min(left_bytes);
-            piece(region.host_at(addr), here as usize);
-            left_bytes -= here;
-            // Wraps only behind the last byte, where it is not looked at any more.
-            addr = addr.wrapping_add(here);
-        }
+        // Regions never change. Memory that is lost from here on is as if it were lost after this call.
+        self.each_range(segment, piece);
         Ok(())
     }
 
