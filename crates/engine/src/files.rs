@@ -9,6 +9,8 @@
 //! An op takes its hold first and its buffer second. An op that waits for a buffer may have a hold, but one
 //! that has a buffer waits only for the kernel, so all waiting ends.
 
+#[cfg(test)]
+pub(crate) mod rig;
 mod submission;
 mod sync;
 
@@ -65,9 +67,7 @@ pub struct Files {
     delayed: VecDeque<(Instant, u16)>,
     tally: Tally,
     #[cfg(test)]
-    mangle: Option<(Mangle, u64)>,
-    #[cfg(test)]
-    polled_mangle: Option<(PolledMangle, u64)>,
+    rig: rig::Rig,
 }
 
 /// The facts known about one leg, and its syncs.
@@ -79,13 +79,6 @@ struct LegState {
     /// EOPNOTSUPP of the polled ring in a row.
     refusals: u32,
 }
-
-/// Puts another result in place of the kernel's: given a running number and the op.
-#[cfg(test)]
-pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
-/// As `Mangle`, of the polled ring's results.
-#[cfg(test)]
-pub(crate) type PolledMangle = fn(u64, i32) -> i32;
 
 impl Files {
     /// For a disk whose legs are files, on a reactor that was made for it; see [`crate::AnyStore::open`].
@@ -148,9 +141,7 @@ impl Files {
             in_flight: 0,
             ended: VecDeque::with_capacity(room),
             #[cfg(test)]
-            mangle: None,
-            #[cfg(test)]
-            polled_mangle: None,
+            rig: rig::Rig::default(),
         })
     }
 
@@ -342,13 +333,7 @@ impl Files {
     #[inline(never)]
     fn polled_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         #[cfg(test)]
-        let result = match &mut self.polled_mangle {
-            None => result,
-            Some((mangle, number)) => {
-                *number += 1;
-                mangle(*number, result)
-            }
-        };
+        let result = self.polled_mangled(result);
         let leg = self.table.get(index).leg;
         match result.checked_neg() {
             Some(errno @ (libc::EOPNOTSUPP | libc::EAGAIN | libc::EINVAL)) => {
@@ -646,57 +631,6 @@ impl Files {
             );
         }
         self.disk.mark_sync_failed();
-    }
-
-    /// As if the store had refused everything but reads and writes.
-    #[cfg(test)]
-    pub(crate) fn forget_methods(&mut self) {
-        self.leg_mut(0).able = Able {
-            command: false,
-            punch: false,
-            zero_range: false,
-        };
-    }
-
-    #[cfg(test)]
-    pub(crate) fn is_syncing(&self) -> bool {
-        self.legs.iter().any(|leg| leg.syncs.leader.is_some())
-    }
-
-    #[cfg(test)]
-    pub(crate) fn has_all_buffers(&self) -> bool {
-        self.pool.has_all()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn mangle(&mut self, mangle: Mangle) {
-        self.mangle = Some((mangle, 0));
-    }
-
-    #[cfg(test)]
-    fn mangled(&mut self, index: u16, result: i32) -> i32 {
-        let Some((mangle, number)) = &mut self.mangle else {
-            return result;
-        };
-        *number += 1;
-        mangle(*number, self.table.get(index), result)
-    }
-
-    /// As on a kernel without the discard command.
-    #[cfg(test)]
-    pub(crate) fn forget_command(&mut self) {
-        self.leg_mut(0).able.forget(Method::Command);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn mangle_polled(&mut self, mangle: PolledMangle) {
-        self.polled_mangle = Some((mangle, 0));
-    }
-
-    /// Completions of the polled ring since then, refusals included.
-    #[cfg(test)]
-    pub(crate) fn polled_seen(&self) -> u64 {
-        self.polled_mangle.map_or(0, |(_, number)| number)
     }
 }
 

@@ -15,7 +15,7 @@ use cleave_guest::Epoch;
 use io_uring::opcode;
 use rustix::fs::ftruncate;
 
-use crate::files::{Files, Mangle};
+use crate::files::{Files, rig::Mangle};
 use crate::rig::*;
 use crate::ring::{LEVELS, Purpose, Sleep, tag};
 use crate::table::{Entry, Step};

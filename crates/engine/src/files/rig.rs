@@ -1,0 +1,70 @@
+//! What tests do to a store of files: take its methods away, and put other results in place of the kernel's.
+
+use super::Files;
+use crate::step::Able;
+use crate::table::{Entry, Method};
+
+/// Puts another result in place of the kernel's: given a running number and the op.
+pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
+/// As `Mangle`, of the polled ring's results.
+pub(crate) type PolledMangle = fn(u64, i32) -> i32;
+
+/// What was asked for, and how many results it was given.
+#[derive(Debug, Default)]
+pub(super) struct Rig {
+    mangle: Option<(Mangle, u64)>,
+    polled_mangle: Option<(PolledMangle, u64)>,
+}
+
+impl Files {
+    /// As if the store had refused everything but reads and writes.
+    pub(crate) fn forget_methods(&mut self) {
+        self.leg_mut(0).able = Able {
+            command: false,
+            punch: false,
+            zero_range: false,
+        };
+    }
+
+    /// As on a kernel without the discard command.
+    pub(crate) fn forget_command(&mut self) {
+        self.leg_mut(0).able.forget(Method::Command);
+    }
+
+    pub(crate) fn is_syncing(&self) -> bool {
+        self.legs.iter().any(|leg| leg.syncs.leader.is_some())
+    }
+
+    pub(crate) fn has_all_buffers(&self) -> bool {
+        self.pool.has_all()
+    }
+
+    pub(crate) fn mangle(&mut self, mangle: Mangle) {
+        self.rig.mangle = Some((mangle, 0));
+    }
+
+    pub(super) fn mangled(&mut self, index: u16, result: i32) -> i32 {
+        let Some((mangle, number)) = &mut self.rig.mangle else {
+            return result;
+        };
+        *number += 1;
+        mangle(*number, self.table.get(index), result)
+    }
+
+    pub(crate) fn mangle_polled(&mut self, mangle: PolledMangle) {
+        self.rig.polled_mangle = Some((mangle, 0));
+    }
+
+    pub(super) fn polled_mangled(&mut self, result: i32) -> i32 {
+        let Some((mangle, number)) = &mut self.rig.polled_mangle else {
+            return result;
+        };
+        *number += 1;
+        mangle(*number, result)
+    }
+
+    /// Completions of the polled ring since then, refusals included.
+    pub(crate) fn polled_seen(&self) -> u64 {
+        self.rig.polled_mangle.map_or(0, |(_, number)| number)
+    }
+}
