@@ -713,14 +713,26 @@ fn a_grown_image_is_told_to_the_guest() {
     daemon.finish();
 }
 
-/// Whether the daemon's inotify watches anything now.
+/// Whether a line of an inotify descriptor's fdinfo is of a watch that tells of writes (IN_MODIFY), not only of
+/// files that other programs close.
+fn tells_writes(line: &str) -> bool {
+    let mask = line
+        .split_once(" mask:")
+        .map(|(_, rest)| rest.split(' ').next());
+    let mask = mask
+        .flatten()
+        .and_then(|mask| u32::from_str_radix(mask, 16).ok());
+    line.starts_with("inotify wd:") && mask.is_some_and(|mask| mask & 2 != 0)
+}
+
+/// Whether the daemon's inotify tells of writes now.
 fn is_watching(daemon: &Daemon) -> bool {
     let process = std::path::PathBuf::from(format!("/proc/{}", daemon.pid()));
     let watching = |entry: std::fs::DirEntry| {
         let is_inotify = std::fs::read_link(entry.path())
             .is_ok_and(|to| to == std::path::Path::new("anon_inode:inotify"));
         let info = process.join("fdinfo").join(entry.file_name());
-        is_inotify && std::fs::read_to_string(info).is_ok_and(|info| info.contains("inotify wd:"))
+        is_inotify && std::fs::read_to_string(info).is_ok_and(|info| info.lines().any(tells_writes))
     };
     let mut descriptors = std::fs::read_dir(process.join("fd")).unwrap().flatten();
     descriptors.any(watching)

@@ -87,11 +87,6 @@ impl Kind {
         usize::from(self.0)
     }
 
-    /// Whether requests of this kind may be cut into several ops by choice.
-    pub fn can_be_split(self) -> bool {
-        self.split_index().is_some()
-    }
-
     /// Its place among the kinds that a request may be split in.
     #[inline]
     pub(crate) fn split_index(self) -> Option<usize> {
