@@ -17,9 +17,10 @@ use crate::{Completion, Device};
 /// Laps without work before a polling worker looks at the clock for the first time, and then again.
 const POLL_GRACE_LAPS: u32 = 64;
 const POLL_LOOK_LAPS: u32 = 1024;
-/// Looks in vain after which a polled device is taken for one that hangs: some ten milliseconds, which no
-/// healthy one takes. Each look from then on is further from the one before, up to the last of these.
-const LATE_LOOKS: u32 = 16 * 1024;
+/// Checks in vain after which a polled device is taken for one that hangs: a few milliseconds, or a quarter of a second
+/// where a system call takes as long as in an emulated guest. Each check from then on is further from the one before,
+/// up to the last of these.
+const LATE_LOOKS: u32 = 4 * 1024;
 const NAP_STEP_NS: u64 = 50_000;
 const NAP_MAX_NS: u64 = 5_000_000;
 /// Sleeps that measure what a wake-up takes, and how long each is meant to be.
