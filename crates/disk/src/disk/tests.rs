@@ -1,0 +1,606 @@
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::{fs, thread};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use tempfile::TempDir;
+
+use super::*;
+use crate::{Direct, FileKind};
+
+const OPTIONS: OpenOptions = OpenOptions {
+    read_only: false,
+    direct: Direct::Auto,
+    block_bytes: None,
+    discard: true,
+    workers: 1,
+};
+
+fn image(folder: &Path, name: &str, bytes: u64) -> PathBuf {
+    let path = folder.join(name);
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    path
+}
+
+fn open(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
+    Disk::open(&DiskSpec::Path(path.to_owned()), options)
+}
+
+fn refusal(path: &Path, options: &OpenOptions) -> String {
+    let why = open(path, options).unwrap_err().to_string();
+    assert!(!why.contains('\n'), "one line: {why}");
+    why
+}
+
+fn is_direct(disk: &Disk) -> bool {
+    matches!(disk.legs()[0].store(), Store::File { direct: true, .. })
+}
+
+fn flags(disk: &Disk) -> OFlags {
+    let Store::File { file, .. } = disk.legs()[0].store() else {
+        panic!("no file")
+    };
+    rustix::fs::fcntl_getfl(file).unwrap()
+}
+
+#[test]
+fn memory_has_no_page_cache_to_bypass() {
+    for spec in ["ram:1M", "null:1M", "model:p3700"] {
+        let parsed: DiskSpec = spec.parse().unwrap();
+        let with = |direct| Disk::open(&parsed, &OpenOptions { direct, ..OPTIONS });
+        for direct in [Direct::Auto, Direct::Off] {
+            assert!(with(direct).is_ok(), "{spec} {direct:?}");
+        }
+        let why = with(Direct::On).unwrap_err().to_string();
+        assert!(!why.contains('\n'), "one line: {why}");
+        assert!(why.contains(spec) && why.contains("--direct"), "{why}");
+    }
+}
+
+#[test]
+fn what_is_no_disk_is_refused_by_name() {
+    let dir = TempDir::new().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    image(dir.path(), "empty", 0);
+    image(dir.path(), "odd", 1000);
+    image(dir.path(), "half", 256);
+    rustix::fs::mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let _socket = UnixListener::bind(at("socket")).unwrap();
+    symlink(at("nowhere"), at("dangling")).unwrap();
+    for (path, wanted) in [
+        (at("missing"), "does not exist"),
+        (at("missing/below"), "does not exist"),
+        (at("empty/below"), "does not exist"),
+        (at("dangling"), "does not exist"),
+        (dir.path().to_owned(), "is a directory"),
+        ("/dev/null".into(), "is a character device"),
+        (at("socket"), "is a socket"),
+        (at("fifo"), "is a fifo"),
+        (at("empty"), "has no bytes; give it a size: truncate -s"),
+        (
+            at("odd"),
+            "1000 bytes, which is not a multiple of 512; round it up: truncate -s %512",
+        ),
+        (at("half"), "256 bytes, which is not a multiple of 512"),
+    ] {
+        for (read_only, direct) in [
+            (false, Direct::Auto),
+            (true, Direct::Auto),
+            (false, Direct::Off),
+            (false, Direct::On),
+        ] {
+            let why = refusal(
+                &path,
+                &OpenOptions {
+                    read_only,
+                    direct,
+                    ..OPTIONS
+                },
+            );
+            assert!(why.contains(wanted), "{why}");
+            assert!(why.contains(&path.display().to_string()), "{why}");
+        }
+    }
+    assert!(!at("missing").exists(), "nothing is created");
+}
+
+#[test]
+fn no_permission_names_the_remedy() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 4096);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
+    // Of this thread alone. Root without them is refused what anybody is refused.
+    let mut sets = capabilities(None).unwrap();
+    sets.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+    set_capabilities(None, sets).unwrap();
+    let why = refusal(&path, &OPTIONS);
+    assert!(
+        why.contains("reading and writing") && why.contains("--read-only"),
+        "{why}"
+    );
+    let read_only = OpenOptions {
+        read_only: true,
+        ..OPTIONS
+    };
+    open(&path, &read_only).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+    let why = refusal(&path, &read_only);
+    assert!(
+        why.contains("for reading;") && !why.contains("--read-only"),
+        "{why}"
+    );
+}
+
+#[test]
+fn an_image_in_use_is_refused_and_readers_share() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 4096);
+    let read_only = OpenOptions {
+        read_only: true,
+        ..OPTIONS
+    };
+    let writer = open(&path, &OPTIONS).unwrap();
+    for options in [&OPTIONS, &read_only] {
+        assert!(matches!(open(&path, options), Err(OpenError::InUse { .. })));
+    }
+    drop(writer);
+    let readers = [
+        open(&path, &read_only).unwrap(),
+        open(&path, &read_only).unwrap(),
+    ];
+    let why = refusal(&path, &OPTIONS);
+    assert!(why.contains("in use by another cleave"), "{why}");
+    drop(readers);
+    open(&path, &OPTIONS).unwrap();
+}
+
+#[test]
+fn a_file_is_described_truly() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    let disk = open(
+        &path,
+        &OpenOptions {
+            direct: Direct::Off,
+            ..OPTIONS
+        },
+    )
+    .unwrap();
+    let limits = disk.limits();
+    assert!(!is_direct(&disk));
+    assert_eq!(
+        (limits.capacity_bytes, disk.capacity_bytes()),
+        (1 << 20, 1 << 20)
+    );
+    assert_eq!(
+        (limits.offset_align_bytes, limits.memory_align_bytes),
+        (1, 1)
+    );
+    assert_eq!(limits.block_bytes, 512);
+    assert!(limits.physical_block_bytes >= 512 && limits.discard && !limits.read_only);
+    assert_eq!(disk.name(), path.display().to_string());
+    let flags = flags(&disk);
+    assert!(
+        !flags.intersects(OFlags::NONBLOCK | OFlags::DIRECT),
+        "{flags:?}"
+    );
+    let Store::File { file, .. } = disk.legs()[0].store() else {
+        panic!("no file")
+    };
+    let descriptor = rustix::io::fcntl_getfd(file).unwrap();
+    assert!(descriptor.contains(rustix::io::FdFlags::CLOEXEC));
+}
+
+#[test]
+fn read_only_cannot_write() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 4096);
+    let disk = open(
+        &path,
+        &OpenOptions {
+            read_only: true,
+            ..OPTIONS
+        },
+    )
+    .unwrap();
+    assert!(disk.limits().read_only && !disk.limits().discard);
+    let Store::File { file, .. } = disk.legs()[0].store() else {
+        panic!("no file")
+    };
+    assert!(file.write_at(&[0; 512], 0).is_err());
+}
+
+#[test]
+fn discard_is_the_operators_choice() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 4096);
+    let disk = open(
+        &path,
+        &OpenOptions {
+            discard: false,
+            ..OPTIONS
+        },
+    )
+    .unwrap();
+    assert!(!disk.limits().discard);
+}
+
+/// On whatever file system the temporary folder and /dev/shm are.
+#[test]
+fn direct_works_as_stated_or_is_left() {
+    for folder in [std::env::temp_dir(), PathBuf::from("/dev/shm")] {
+        let dir = TempDir::new_in(&folder).unwrap();
+        let path = image(dir.path(), "image", 1 << 20);
+        let disk = open(&path, &OPTIONS).unwrap();
+        println!(
+            "{}: direct {}, {:?}",
+            folder.display(),
+            is_direct(&disk),
+            disk.limits()
+        );
+        assert_eq!(flags(&disk).contains(OFlags::DIRECT), is_direct(&disk));
+        assert!(!flags(&disk).contains(OFlags::NONBLOCK));
+        let limits = disk.limits().clone();
+        assert!(limits.block_bytes >= limits.offset_align_bytes);
+        assert!(limits.physical_block_bytes >= limits.block_bytes);
+        if is_direct(&disk) {
+            let align = limits.memory_align_bytes as usize;
+            let len = limits.offset_align_bytes as usize;
+            let mut buffer = vec![7_u8; len + 2 * align];
+            let start = buffer.as_ptr().align_offset(align);
+            let Store::File { file, .. } = disk.legs()[0].store() else {
+                panic!("no file")
+            };
+            let at = limits.offset_align_bytes.into();
+            assert_eq!(file.write_at(&buffer[start..start + len], at).unwrap(), len);
+            buffer.fill(0);
+            assert_eq!(
+                file.read_at(&mut buffer[start..start + len], at).unwrap(),
+                len
+            );
+            assert!(buffer[start..start + len].iter().all(|byte| *byte == 7));
+        }
+        let auto_direct = is_direct(&disk);
+        drop(disk);
+        let on = open(
+            &path,
+            &OpenOptions {
+                direct: Direct::On,
+                ..OPTIONS
+            },
+        );
+        match (auto_direct, on) {
+            (true, Ok(disk)) => assert!(is_direct(&disk)),
+            (false, Err(OpenError::NoDirect { .. })) => {}
+            (auto, on) => panic!("auto {auto}, on {on:?}"),
+        }
+    }
+}
+
+/// Files of sysfs have a size and refuse O_DIRECT on every kernel.
+#[test]
+fn a_file_system_without_direct_is_read_through_the_page_cache_or_refused() {
+    let path = Path::new("/sys/kernel/uevent_seqnum");
+    let with = |direct| OpenOptions {
+        direct,
+        read_only: true,
+        ..OPTIONS
+    };
+    let disk = open(path, &with(Direct::Auto)).unwrap();
+    assert!(!is_direct(&disk) && !flags(&disk).contains(OFlags::DIRECT));
+    let why = refusal(path, &with(Direct::On));
+    assert!(why.contains("use --direct auto or --direct off"), "{why}");
+}
+
+#[test]
+fn a_block_size_is_checked_and_obeyed() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 3 * 4096 + 512);
+    let with = |block_bytes| OpenOptions {
+        block_bytes: Some(block_bytes),
+        ..OPTIONS
+    };
+    for asked in [0, 1, 256, 511, 513, 768, 131_072, u32::MAX] {
+        let why = refusal(&path, &with(asked));
+        assert!(why.contains("power of two from 512 to 65536"), "{why}");
+    }
+    let why = refusal(&path, &with(4096));
+    assert!(
+        why.contains("multiple of 4096; round it up: truncate -s %4096"),
+        "{why}"
+    );
+    assert_eq!(open(&path, &with(512)).unwrap().limits().block_bytes, 512);
+    let path = image(dir.path(), "whole", 1 << 20);
+    for asked in [512, 1024, 4096, 65536] {
+        let disk = open(&path, &with(asked)).unwrap();
+        assert_eq!(disk.limits().block_bytes, asked);
+        assert!(disk.limits().physical_block_bytes >= asked);
+    }
+    let ram = Disk::open(&DiskSpec::Ram(4096 + 512), &with(4096))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        ram.contains("ram:4608 has 4608 bytes") && ram.contains("write another size"),
+        "{ram}"
+    );
+}
+
+#[test]
+fn a_disk_that_grows_is_seen_and_one_that_shrinks_keeps_its_size() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    let options = OpenOptions {
+        block_bytes: Some(4096),
+        ..OPTIONS
+    };
+    let disk = open(&path, &options).unwrap();
+    let outside = File::options().write(true).open(&path).unwrap();
+    for (size, seen, capacity) in [
+        (1 << 20, Resized::No, 1 << 20),
+        ((1 << 20) + 4095, Resized::No, 1 << 20),
+        (
+            (1 << 20) + 8191,
+            Resized::Grown((1 << 20) + 4096),
+            (1 << 20) + 4096,
+        ),
+        (5000, Resized::Short(0, 5000), (1 << 20) + 4096),
+        (0, Resized::Short(0, 0), (1 << 20) + 4096),
+        ((1 << 20) + 4096, Resized::No, (1 << 20) + 4096),
+        (1 << 30, Resized::Grown(1 << 30), 1 << 30),
+    ] {
+        outside.set_len(size).unwrap();
+        assert_eq!(disk.refresh().unwrap(), seen, "{size}");
+        assert_eq!(disk.capacity_bytes(), capacity, "{size}");
+        let whole = size - size % 4096;
+        assert_eq!(disk.leg_bytes(), whole.min(capacity), "{size}");
+        assert_eq!(disk.limits().capacity_bytes, 1 << 20);
+    }
+}
+
+#[test]
+fn growth_is_told_to_one_of_many_callers() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 4096);
+    let disk = open(&path, &OPTIONS).unwrap();
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(1 << 20)
+        .unwrap();
+    let told = thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| disk.refresh().unwrap()))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .filter(|resized| *resized == Resized::Grown(1 << 20))
+            .count()
+    });
+    assert_eq!(told, 1);
+}
+
+#[test]
+fn a_file_renamed_over_goes_on_being_served() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 4096);
+    let disk = open(
+        &path,
+        &OpenOptions {
+            direct: Direct::Off,
+            ..OPTIONS
+        },
+    )
+    .unwrap();
+    let other = image(dir.path(), "other", 1 << 20);
+    fs::rename(&other, &path).unwrap();
+    assert_eq!(disk.refresh().unwrap(), Resized::No);
+    fs::remove_file(&path).unwrap();
+    let Store::File { file, .. } = disk.legs()[0].store() else {
+        panic!("no file")
+    };
+    assert_eq!(file.write_at(&[1; 512], 0).unwrap(), 512);
+}
+
+#[test]
+fn memory_and_null_are_described_truly() {
+    for (spec, serial) in [
+        (DiskSpec::Ram(1 << 20), "cleave-ram"),
+        (DiskSpec::Null(1 << 50), "cleave-null"),
+    ] {
+        let disk = Disk::open(&spec, &OPTIONS).unwrap();
+        let limits = disk.limits();
+        assert_eq!(
+            (limits.offset_align_bytes, limits.memory_align_bytes),
+            (1, 1)
+        );
+        assert!(limits.discard && !limits.rotational);
+        assert_eq!(disk.name(), spec.to_string());
+        assert_eq!(disk.refresh().unwrap(), Resized::No);
+        assert!(disk.serial().starts_with(serial.as_bytes()));
+        let read_only = OpenOptions {
+            read_only: true,
+            ..OPTIONS
+        };
+        let disk = Disk::open(&spec, &read_only).unwrap();
+        assert!(disk.limits().read_only && !disk.limits().discard);
+    }
+    let disk = Disk::open(&DiskSpec::Ram(1536), &OPTIONS).unwrap();
+    let Store::Ram(region) = disk.legs()[0].store() else {
+        panic!("no memory")
+    };
+    assert_eq!(region.size(), 1536);
+}
+
+#[test]
+fn impossible_sizes_of_memory_are_refused() {
+    for (spec, wanted) in [
+        (DiskSpec::Ram(0), "has no bytes; give it a size: ram:1G"),
+        (DiskSpec::Null(0), "has no bytes; give it a size: null:1G"),
+        (DiskSpec::Ram(1000), "not a multiple of 512"),
+        (DiskSpec::Null(1 << 63), "not below 2^63"),
+        (DiskSpec::Ram(1 << 62), "use a smaller size"),
+    ] {
+        let why = Disk::open(&spec, &OPTIONS).unwrap_err().to_string();
+        assert!(why.contains(wanted) && !why.contains('\n'), "{why}");
+    }
+}
+
+#[test]
+fn a_failed_sync_sticks() {
+    let disk = Disk::open(&DiskSpec::Null(4096), &OPTIONS).unwrap();
+    assert!(!disk.sync_failed());
+    disk.mark_sync_failed();
+    assert!(disk.sync_failed() && disk.sync_failed());
+}
+
+#[test]
+fn a_serial_belongs_to_the_file_not_to_its_spelling() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 4096);
+    symlink(&path, dir.path().join("link")).unwrap();
+    let serial = open(&path, &OPTIONS).unwrap().serial();
+    for spelling in [dir.path().join("link"), dir.path().join("./image")] {
+        assert_eq!(open(&spelling, &OPTIONS).unwrap().serial(), serial);
+    }
+    assert!(
+        serial[..18].iter().all(u8::is_ascii_alphanumeric),
+        "{serial:?}"
+    );
+    assert_eq!(serial[18..], [0, 0]);
+    let other = image(dir.path(), "other", 4096);
+    assert_ne!(open(&other, &OPTIONS).unwrap().serial(), serial);
+    // Fixed for ever: guests find their disks by it.
+    assert_eq!(
+        &path_serial(Path::new("/nowhere/at all"))[..18],
+        b"cl4c205694d3de53d3"
+    );
+}
+
+#[test]
+fn alignment_can_only_be_made_stricter() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 5 * 4096 + 512);
+    let disk = open(&path, &OPTIONS).unwrap().with_alignment(4096, 64);
+    assert_eq!(disk.limits().offset_align_bytes, 4096);
+    assert!(disk.limits().memory_align_bytes >= 64);
+    assert_eq!(disk.limits().block_bytes, 512);
+    assert_eq!(
+        (disk.limits().capacity_bytes, disk.capacity_bytes()),
+        (5 * 4096, 5 * 4096)
+    );
+    assert_eq!(disk.with_alignment(1, 1).limits().offset_align_bytes, 4096);
+}
+
+/// A loop device of its own; detached at the end.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn attach(image: &Path, arguments: &[&str]) -> Option<Loop> {
+        let run = Command::new("losetup")
+            .args(["--find", "--show"])
+            .args(arguments)
+            .arg(image)
+            .output();
+        match run {
+            Ok(done) if done.status.success() => {
+                Some(Loop(String::from_utf8(done.stdout).unwrap().trim().into()))
+            }
+            Ok(done) => {
+                cleave_tests::ignored(String::from_utf8_lossy(&done.stderr).trim());
+                None
+            }
+            Err(error) => {
+                cleave_tests::ignored(&format!("losetup: {error}"));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+    }
+}
+
+#[test]
+fn a_block_device_is_described_truly() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    let Some(device) = Loop::attach(&path, &["--sector-size", "4096"]) else {
+        return;
+    };
+    for direct in [Direct::Auto, Direct::Off] {
+        let disk = open(&device.0, &OpenOptions { direct, ..OPTIONS }).unwrap();
+        println!("{direct:?}: {:?}", disk.limits());
+        let kind = FileKind::BlockDevice;
+        assert!(
+            matches!(disk.legs()[0].store(), Store::File { kind: found, .. } if *found == kind)
+        );
+        assert_eq!(disk.limits().capacity_bytes, 1 << 20);
+        assert_eq!(disk.limits().block_bytes, 4096);
+        assert!(disk.limits().discard);
+        let align = if is_direct(&disk) { 4096 } else { 1 };
+        assert_eq!(disk.limits().offset_align_bytes, align);
+        let second = refusal(&device.0, &OPTIONS);
+        assert!(second.contains("in use by"), "{second}");
+    }
+    let small = open(
+        &device.0,
+        &OpenOptions {
+            block_bytes: Some(512),
+            ..OPTIONS
+        },
+    )
+    .unwrap();
+    assert_eq!(small.limits().block_bytes, 512);
+    drop(small);
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(2 << 20)
+        .unwrap();
+    let disk = open(&device.0, &OPTIONS).unwrap();
+    assert!(
+        Command::new("losetup")
+            .arg("-c")
+            .arg(&device.0)
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(disk.refresh().unwrap(), Resized::Grown(2 << 20));
+}
+
+#[test]
+fn a_write_protected_block_device_asks_for_read_only() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    let Some(device) = Loop::attach(&path, &["--read-only"]) else {
+        return;
+    };
+    let why = refusal(&device.0, &OPTIONS);
+    assert!(why.contains("--read-only"), "{why}");
+    let read_only = OpenOptions {
+        read_only: true,
+        ..OPTIONS
+    };
+    let disks = [
+        open(&device.0, &read_only).unwrap(),
+        open(&device.0, &read_only).unwrap(),
+    ];
+    assert!(
+        disks
+            .iter()
+            .all(|disk| disk.limits().read_only && !disk.limits().discard)
+    );
+}
