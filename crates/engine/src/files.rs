@@ -305,7 +305,7 @@ impl Files {
         let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.table.get(index));
         // SAFETY: see the module's head: whatever `entry` points to lives until its completion was seen,
         // by `completed` or by `close`.
-        let pushed = unsafe { reactor.submit(&entry, is_polled) };
+        let pushed = unsafe { reactor.submit(self.seat, &entry, is_polled) };
         if pushed {
             self.flying += 1;
             self.polled += usize::from(is_polled);
@@ -657,6 +657,11 @@ impl Store for Files {
 
     #[inline]
     fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
+        // Another store's would end an op of ours that the kernel still works on.
+        assert_eq!(
+            completion.store, self.seat.store,
+            "a completion of another store"
+        );
         let Completion { index, result, .. } = completion;
         match completion.is_polled {
             false => self.step_completed(reactor, index, result),

@@ -75,11 +75,20 @@ pub enum Wait {
 
 /// Runs ops on one disk (all its legs), on one thread, beside other stores on the same [`Reactor`].
 ///
-/// The owner promises to call `push` only while `room() > 0`, to give every call the same reactor, and to
-/// `close` the store before it drops it. The store promises: each op pushed yields exactly one [`Done`] and
-/// holds its epoch for as long as anything may touch the op's memory; short transfers are continued, EAGAIN, EINTR and ENOMEM retried,
-/// EOF inside the disk is EIO; reads and writes that the disk cannot take as they are go through bounce
-/// buffers, sub-block writes through a serialised read-modify-write; no heap allocation and no lock per op.
+/// The owner promises:
+/// - to call `push` only while `room() > 0`;
+/// - to give every call the same reactor, and that reactor always the same stores: those that submit to it, in
+///   the order in which they were made, then the others. A store that breaks this is told by a panic, before a
+///   completion could end the op of another;
+/// - to `close` the store before it drops it.
+///
+/// The store promises:
+/// - each op pushed yields exactly one [`Done`] and holds its epoch for as long as anything may touch the op's
+///   memory;
+/// - short transfers are continued, EAGAIN, EINTR and ENOMEM retried, EOF inside the disk is EIO;
+/// - reads and writes that the disk cannot take as they are go through bounce buffers, sub-block writes through a
+///   serialised read-modify-write;
+/// - no heap allocation and no lock per op.
 pub trait Store {
     /// How many more ops `push` takes now.
     fn room(&self) -> usize;

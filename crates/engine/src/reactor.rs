@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_disk::{Disk, FileKind, Store as Backing};
@@ -85,7 +86,7 @@ impl EngineError {
 /// A completion for a store: the number that the store submitted it with, and the result.
 #[derive(Debug, Clone, Copy)]
 pub struct Completion {
-    store: u16,
+    pub(crate) store: u16,
     pub(crate) index: u16,
     pub(crate) result: i32,
     /// By the polled ring.
@@ -103,9 +104,11 @@ enum Received {
     Nothing,
 }
 
-/// Which completions are a store's, and where its files stand in the rings' tables.
+/// A store's place on a reactor: which completions are the store's, and where its files stand in the rings' tables.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seat {
+    /// Number of the reactor in this process.
+    reactor: u64,
     pub(crate) store: u16,
     pub(crate) first_file: u32,
 }
@@ -118,9 +121,13 @@ impl Seat {
     }
 }
 
+/// Numbers the reactors of this process.
+static REACTORS: AtomicU64 = AtomicU64::new(0);
+
 /// One thread's io_uring and all that goes through it.
 #[derive(Debug)]
 pub struct Reactor {
+    number: u64,
     ring: Ring,
     /// Beside it, where a disk is polled.
     polled: Option<Box<Polled>>,
@@ -174,6 +181,7 @@ impl Reactor {
             false => None,
         };
         Ok(Reactor {
+            number: REACTORS.fetch_add(1, Ordering::Relaxed),
             ring,
             polled,
             watches: Watches::new(files, watches),
@@ -212,9 +220,7 @@ impl Reactor {
             };
             match received {
                 Received::Op(completion) => {
-                    if let Some(store) = stores.get_mut(usize::from(completion.store)) {
-                        store.completed(self, completion);
-                    }
+                    stores[usize::from(completion.store)].completed(self, completion);
                 }
                 Received::Signal(slot) => return Some(Event::Woken { slot }),
                 Received::Nothing => {}
@@ -343,6 +349,7 @@ impl Reactor {
     /// Makes room for a store and puts its files into the tables; `is_polled`: into the polled ring's too.
     pub(crate) fn attach(&mut self, files: &[BorrowedFd<'_>], is_polled: bool) -> io::Result<Seat> {
         let seat = Seat {
+            reactor: self.number,
             store: self.stores,
             first_file: self.free_file,
         };
@@ -362,13 +369,21 @@ impl Reactor {
         Ok(seat)
     }
 
-    /// Queues an entry in the plain or in the polled ring. `false`: the kernel takes none now.
+    /// Queues an entry of a store in the plain or in the polled ring. `false`: the kernel takes none now. A
+    /// store of another reactor is our own fault: its files stand elsewhere here, and nobody would hand it the
+    /// completion.
     ///
     /// # Safety
     ///
     /// Everything that the entry points to stays valid until its completion was seen.
     #[inline]
-    pub(crate) unsafe fn submit(&mut self, entry: &squeue::Entry, is_polled: bool) -> bool {
+    pub(crate) unsafe fn submit(
+        &mut self,
+        seat: Seat,
+        entry: &squeue::Entry,
+        is_polled: bool,
+    ) -> bool {
+        assert_eq!(seat.reactor, self.number, "a store on another reactor");
         // SAFETY: the caller's promise.
         unsafe {
             match &mut self.polled {

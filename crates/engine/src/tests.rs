@@ -392,6 +392,49 @@ fn several_disks_share_a_reactor_each_with_its_own_guest() {
     reactor.close(&mut stores);
 }
 
+/// Two files on one reactor each, or both on the first.
+fn two_files(is_shared: bool) -> ([Reactor; 2], [AnyStore; 2]) {
+    let dir = folder();
+    let disks = ["a", "b"].map(|name| {
+        let folder = dir.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        Arc::new(open(&image(&folder, DISK_BYTES), Direct::Off))
+    });
+    let both = [&*disks[0], &*disks[1]];
+    let mut reactors = [(); 2].map(|()| Reactor::new(&both, 8, 0, 0).unwrap());
+    let first = AnyStore::open(&mut reactors[0], &disks[0], 0, 4).unwrap();
+    let own = usize::from(!is_shared);
+    let second = AnyStore::open(&mut reactors[own], &disks[1], 0, 4).unwrap();
+    (reactors, [first, second])
+}
+
+#[test]
+#[should_panic(expected = "a store on another reactor")]
+fn a_store_is_not_taken_by_another_reactor() {
+    let guest = Guest::new();
+    let ([_, mut other], [mut store, _]) = two_files(false);
+    let memory = [segment(0, 4096)];
+    let read = op(READ, 0, 4096, &memory);
+    let epoch = Epoch::from(Arc::clone(&guest.memory));
+    store.push(&mut other, &epoch, read, 0);
+}
+
+#[test]
+#[should_panic(expected = "a completion of another store")]
+fn a_completion_is_not_taken_by_another_store() {
+    let guest = Guest::new();
+    let ([mut reactor, _], mut stores) = two_files(true);
+    let memory = [segment(0, 4096)];
+    let epoch = Epoch::from(Arc::clone(&guest.memory));
+    for store in &mut stores {
+        store.push(&mut reactor, &epoch, op(READ, 0, 4096, &memory), 0);
+    }
+    stores.swap(0, 1);
+    while reactor.reap(&mut stores).is_none() {
+        reactor.enter(&mut stores, Wait::Until(None)).unwrap();
+    }
+}
+
 #[test]
 fn every_way_to_set_a_ring_up_works() {
     for level in LEVELS {
