@@ -355,7 +355,7 @@ fn a_demonstration_runs_as_the_first_process_of_a_container() {
     run("unshare", &args).unwrap();
 }
 
-/// What the unit file says of a key.
+/// Value of a key in the unit file.
 fn of_unit(key: &str) -> String {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/cleave@.service");
     let text = std::fs::read_to_string(unit).unwrap();

@@ -43,7 +43,7 @@ const RAM: u64 = 0x1_0000_0000;
 const RINGS: u64 = 2 << 20;
 const DATA: u64 = SLOT * DEPTH * VRINGS as u64;
 const SPARE: u64 = RAM << 4;
-/// What a request has of the spare region.
+/// Share of the spare region that a request has.
 const SPARE_SLOT: u64 = 16 << 10;
 /// A SET_MEM_TABLE carries at most eight regions: the rings, the spare one, and this many of data.
 const PIECES_MAX: usize = 6;
@@ -357,7 +357,7 @@ struct Storm<'a> {
     first_cuts: Vec<u64>,
     client: Option<Client>,
     has_spare: bool,
-    /// What each driver does.
+    /// State of each driver.
     rests: &'a [AtomicU8],
     random: Random,
 }

@@ -12,7 +12,7 @@ use crate::{LoopDevice, Scratch, is_root};
 /// A test by its name.
 pub type Case = Trial;
 
-/// What a case needs of the machine.
+/// Requirement of a case on the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// Nothing that a machine may lack.
@@ -28,7 +28,7 @@ pub enum Needs {
 }
 
 impl Needs {
-    /// What of it is not there.
+    /// Reason why the machine does not meet it, if so.
     fn missing(self) -> Option<String> {
         match self {
             Needs::Nothing => None,

@@ -383,7 +383,7 @@ impl Daemon {
         verdict
     }
 
-    /// What the files of this name say of each of its threads.
+    /// Contents of the files of this name for each of its threads.
     fn tasks<T>(&self, file: &str, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
         let texts = tasks

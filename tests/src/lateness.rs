@@ -61,7 +61,7 @@ fn waited(pids: &[u32]) -> Duration {
 /// the third failure is one of the test.
 ///
 /// # Errors
-/// What the attempts found, and how late the machine was.
+/// Findings of the attempts, and how late the machine was.
 pub fn unless_late(
     name: &str,
     least: Duration,

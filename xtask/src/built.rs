@@ -1,4 +1,4 @@
-//! What the tests run, built once: every test, benchmark and program of the workspace in one profile. A part of the
+//! Builds everything that the tests run, once: every test, benchmark and program of the workspace in one profile. A part of the
 //! workspace would get its dependencies with other features, and cargo would build those again; so it is always
 //! asked for the whole. Only xtask stands apart, since `cargo xtask` has built it by itself already.
 

@@ -30,7 +30,7 @@ struct Job<'a> {
     words: Vec<&'static str>,
 }
 
-/// What a run came to.
+/// Result of a run.
 struct Ended {
     log: PathBuf,
     took: Duration,
@@ -72,7 +72,7 @@ pub(crate) fn run(
     }
 }
 
-/// What runs side by side, and what runs alone.
+/// Sorts the jobs into those that run side by side and those that run alone.
 fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
     let (mut crowd, mut alone) = (Vec::new(), Vec::new());
     for artifact in artifacts {
@@ -155,7 +155,7 @@ fn report(job: &Job<'_>, ended: &Ended) -> Result<(), String> {
     }
     println!("{:<30} ok   {seconds:6.1} s", job.name);
     for line in output.lines() {
-        // What could not run here, and why: tests say so themselves, or in their harness's words.
+        // Tests that could not run here, and why, in their own or their harness's words.
         if line.starts_with("ignored: ")
             || line.starts_with("test ") && line.contains(" ... ignored")
         {

@@ -11,7 +11,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::socket::readable;
 use crate::{Buffer, DriverRing, Error, GuestMemory, Used};
 
-/// What guest memory holds before data is read into it.
+/// Fills guest memory before data is read into it, so that bytes which a read leaves alone show.
 const UNREAD: u8 = 0xee;
 
 /// How completions are waited for.

@@ -49,7 +49,7 @@ pub(crate) fn end_with_parent(parent: u32) -> Result<(), Failure> {
     }
 }
 
-/// What waits for sockets, signals and time, on the thread that asks for it.
+/// Builds the runtime that waits for sockets, signals and timers on the calling thread.
 pub(crate) fn runtime() -> Result<Runtime, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::run(format!("cannot start: {error}")))

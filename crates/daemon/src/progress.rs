@@ -1,4 +1,4 @@
-//! What is shown on stderr while something runs: lines, and where it is a terminal one that moves.
+//! Progress on stderr while a command runs: plain lines, or one line that is redrawn where stderr is a terminal.
 //! Nothing is said where stderr is closed.
 
 use std::io::{IsTerminal as _, Write as _, stderr};

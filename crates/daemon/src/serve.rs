@@ -165,7 +165,7 @@ struct Daemon {
     visits: Quota,
     crowding: Quota,
     faults: Quota,
-    /// What the disk had done when the last session ended.
+    /// Totals of the disk when the last session ended; the next session's line tells the difference.
     told: Totals,
     /// The leg that ends before what its guest was told, and where.
     short: Option<(u16, u64)>,

@@ -23,8 +23,8 @@ const OPS_MIN: u16 = 128;
 /// several of those.
 const STRIPE_OPS: u16 = 4096;
 
-/// What every daemon may have open: streams, sockets, 16 seats, 32 connections of the control socket, the descriptors
-/// of a message, the runtime and its watches.
+/// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
+/// seats, 32 connections of the control socket, the descriptors of a message, and the runtime with its watches.
 const DESCRIPTORS_OWN: u64 = 128;
 /// Kick, call and err.
 const VRING_DESCRIPTORS: u64 = 3;

@@ -74,7 +74,7 @@ pub enum OpenError {
     /// EROFS.
     #[error("disk {0} is on a read-only file system; serve it with --read-only")]
     ReadOnlyFileSystem(String),
-    /// Neither file nor block device, but this, with its article.
+    /// The path is something else, named here with its article.
     #[error("disk {0} is {1}; name a regular file or a block device")]
     WrongKind(String, &'static str),
     /// A size of zero, and how to give it another.

@@ -94,7 +94,7 @@ fn every_worker_is_told_of_a_failed_write_back() {
     assert_eq!(rustix::io::pwrite(files[1], &[7; 4096], 0), Ok(4096));
     let told = files.map(rustix::fs::fsync);
     assert_eq!(told, [Err(Errno::IO); 3]);
-    // What one description was told, a later one is not: hence all are opened with the disk.
+    // A description that is opened later is not told of an earlier failure, so all are opened with the disk.
     let late = File::open(&device.path).unwrap();
     assert_eq!(rustix::fs::fsync(late), Ok(()));
 }

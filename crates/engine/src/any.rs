@@ -47,7 +47,7 @@ impl AnyStore {
 
 /// Something to do with a store of any kind, compiled for each.
 pub trait Visitor {
-    /// What comes of it.
+    /// Result of a visit.
     type Output;
 
     /// Does it.

@@ -23,7 +23,7 @@ pub(crate) struct Transfer {
     pub(crate) unit: u64,
 }
 
-/// What to do after a result.
+/// Next action after a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// All is moved.

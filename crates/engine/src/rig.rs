@@ -112,7 +112,7 @@ pub(crate) fn op(kind: OpKind, offset_bytes: u64, len_bytes: u64, segments: &[Se
     }
 }
 
-/// What a [`Solo`] tells.
+/// An event of a [`Solo`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     Done { token: u64, result: Result<(), i32> },
@@ -127,7 +127,7 @@ pub(crate) struct Solo<S: Store> {
     epoch: Epoch,
 }
 
-/// What serves most tests: a disk's own store.
+/// A disk's own store on a ring, as most tests use it.
 pub(crate) type Uring = Solo<AnyStore>;
 
 impl Uring {

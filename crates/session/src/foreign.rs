@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, recv, shutdown
 use crate::intake::is_ready;
 use crate::{Refusal, offload};
 
-/// What `/proc/self/fd` says of an eventfd. The names of files begin with a slash.
+/// Name of an eventfd in `/proc/self/fd`. The names of files begin with a slash.
 const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
 const STREAMS: [&[u8]; 2] = [b"pipe:[", b"socket:["];
 
@@ -40,7 +40,7 @@ const LOCAL: [u64; 6] = [
 #[derive(Debug, Default)]
 pub(crate) struct Foreign(Vec<OwnedFd>);
 
-/// What a descriptor is, as far as the kernel can tell without a file's server.
+/// Kind of a descriptor, as far as the kernel can tell without asking a file's server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Eventfd,

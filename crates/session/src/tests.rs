@@ -303,7 +303,7 @@ fn fds_open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// What is closed by another thread is closed soon.
+/// Waits for descriptors that another thread closes.
 fn fds_settle_at(count: usize) {
     let until = Instant::now() + PATIENCE;
     while fds_open() > count && Instant::now() < until {

@@ -126,7 +126,7 @@ impl Device {
         self.registry.tune(tuning);
     }
 
-    /// What each of the workers that run does now when it finds nothing to do.
+    /// Mode of each running worker: how it waits when it finds nothing to do.
     pub fn modes(&self) -> Vec<Mode> {
         self.registry.modes()
     }

@@ -121,7 +121,7 @@ impl Registry {
         members.live.iter().map(|live| live.board.clone()).collect()
     }
 
-    /// What each of the workers that run does now when it finds nothing to do.
+    /// Mode of each running worker: how it waits when it finds nothing to do.
     pub(crate) fn modes(&self) -> Vec<Mode> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.mode()).collect()

@@ -47,7 +47,7 @@ macro_rules! counters {
                 $(self.$name += stats.$name.load(Ordering::Relaxed);)+
             }
 
-            /// What was added since an earlier moment.
+            /// The increase since an earlier moment.
             pub fn since(self, earlier: Totals) -> Totals {
                 Totals {
                     $($vring_name: self.$vring_name.saturating_sub(earlier.$vring_name),)+

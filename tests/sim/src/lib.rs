@@ -99,7 +99,7 @@ pub struct Sim {
     /// Ops so far.
     pushed: u64,
     flights: Vec<Flight>,
-    /// What `reap` gives.
+    /// Ended, for `reap`.
     ready: VecDeque<Done>,
 }
 

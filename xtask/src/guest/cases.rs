@@ -330,7 +330,7 @@ impl Bench<'_> {
         self.machine(daemon, name, shape, boot)
     }
 
-    /// What a guest boots into, to run a script.
+    /// Root file system that a guest boots into, to run a script.
     pub(super) fn write_initramfs(
         &self,
         to: &Path,

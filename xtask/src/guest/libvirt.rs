@@ -68,7 +68,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Outcome, String> {
     Ok(Outcome::Checked(checks))
 }
 
-/// What the namespace shows in place of the machine's own files.
+/// Files that the namespace shows in place of the machine's own.
 fn write_files(folder: &Path, home: &Path) -> Result<(), String> {
     let told = |error: std::io::Error| format!("{}: {error}", folder.display());
     let settings = folder.join("etc/libvirt");

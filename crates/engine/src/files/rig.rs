@@ -1,4 +1,4 @@
-//! What tests do to a store of files: take its methods away, and put other results in place of the kernel's.
+//! Test hooks of a store of files: take its methods away, and replace results of the kernel.
 
 use super::Files;
 use crate::step::Able;
@@ -9,7 +9,7 @@ pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
 /// As `Mangle`, of the polled ring's results.
 pub(crate) type PolledMangle = fn(u64, i32) -> i32;
 
-/// What was asked for, and how many results it was given.
+/// The replacements asked for, and how many results they have seen.
 #[derive(Debug, Default)]
 pub(super) struct Rig {
     mangle: Option<(Mangle, u64)>,

@@ -49,7 +49,7 @@ fn a_watch_that_is_signalled_as_it_is_removed_is_gone() {
         let fd = eventfd(true);
         engine.watch(0, fd.try_clone().unwrap());
         engine.enter(Wait::No).unwrap();
-        // What the poll reports, and its end, wait until the engine enters.
+        // The poll's reports and its end wait until the reactor enters.
         if signalled_first {
             signal(&fd);
         }

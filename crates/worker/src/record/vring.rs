@@ -36,7 +36,7 @@ impl Stage {
     }
 }
 
-/// What happens to a vring beside its requests; each is counted in the field of [`Totals`] of its name.
+/// Events of a vring beside its requests; each is counted in the field of [`Totals`] of the same name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum VringEvent {
     Kick,
@@ -46,7 +46,7 @@ pub(crate) enum VringEvent {
     Retired,
 }
 
-/// What one vring did since the daemon started, over all sessions. Aligned: records of two
+/// Counters and times of one vring since the daemon started, over all sessions. Aligned: records of two
 /// workers share no cache line.
 #[derive(Debug)]
 #[repr(align(64))]

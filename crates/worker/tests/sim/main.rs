@@ -324,7 +324,7 @@ fn retune(device: &Device, random: &mut Random) {
     });
 }
 
-/// What is shown of the vring is what the guest saw of it.
+/// The counters shown for the vring match the requests that the guest saw.
 fn assert_recorded(bench: &Bench, seen: &Totals) {
     let totals = bench.totals();
     let counted = |totals: &Totals| {

@@ -360,7 +360,7 @@ fn a_guest_that_never_kicks_is_looked_at_within_the_budget() {
             }
             assert_eq!(device.totals().others, done + 1);
             world.borrow_mut().driver.collect(|_| 0);
-            // What was spent of the budget comes back.
+            // The budget recovers.
             std::thread::sleep(Duration::from_millis(40));
         }
     }
