@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
-use cleave_disk::{Disk, FileKind, Store};
+use cleave_disk::{Backing, Disk, FileKind};
 use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 use rustix::fs::{major, minor};
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
@@ -56,18 +56,18 @@ impl Watch {
         let mut files = Vec::new();
         let mut device = None;
         for leg in disk.legs() {
-            match leg.store() {
-                Store::File {
+            match leg.backing() {
+                Backing::File {
                     file,
                     kind: FileKind::Regular,
                     ..
                 } => files.push(format!("/proc/self/fd/{}", file.as_raw_fd())),
-                Store::File {
+                Backing::File {
                     file,
                     kind: FileKind::BlockDevice,
                     ..
                 } => device = Some(file),
-                Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => {}
+                Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => {}
             }
         }
         let made = match device {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_blk::Stripe;
-use cleave_disk::{Disk, Leg, Resized, Store};
+use cleave_disk::{Backing, Disk, Leg, Resized};
 use cleave_engine::Reactor;
 use cleave_session::{Ending, Quota, Remote, Session, offload};
 use cleave_worker::{Device, Totals};
@@ -201,9 +201,9 @@ impl Daemon {
             self.disk.name(),
             self.disk.capacity_bytes(),
             // Nobody takes its figures for a drive's, or its memory for stable storage.
-            match self.disk.store() {
-                Store::Model { .. } => ", modelled in memory",
-                Store::File { .. } | Store::Ram(_) | Store::Null { .. } => "",
+            match self.disk.backing() {
+                Backing::Model { .. } => ", modelled in memory",
+                Backing::File { .. } | Backing::Ram(_) | Backing::Null { .. } => "",
             },
             if limits.read_only { ", read-only" } else { "" },
             if self.disk.is_polled() {

@@ -14,7 +14,7 @@ use crate::format::image_format;
 use crate::model::Shared;
 use crate::open::open_path;
 use crate::probe::{granule, probe_file, probe_memory, size_bytes};
-use crate::{DiskSpec, Leg, OpenError, OpenOptions, Store};
+use crate::{Backing, DiskSpec, Leg, OpenError, OpenOptions};
 
 /// An opened, locked and probed disk; shared by the engines of all its workers.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Disk {
             Some(path) => path.display().to_string(),
             None => spec.to_string(),
         };
-        let (serial, limits, store) = match spec {
+        let (serial, limits, backing) = match spec {
             DiskSpec::Path(path) | DiskSpec::Raw(path) => {
                 let (file, kind) = open_path(path, options.read_only)?;
                 if matches!(spec, DiskSpec::Path(_)) {
@@ -59,30 +59,34 @@ impl Disk {
                 (
                     path_serial(path),
                     limits,
-                    Store::File { file, kind, direct },
+                    Backing::File { file, kind, direct },
                 )
             }
             DiskSpec::Ram(bytes) => {
                 let limits = probe_memory(&name, *bytes, options)?;
                 let region = map_ram(&name, *bytes)?;
-                (ascii_serial("cleave-ram"), limits, Store::Ram(region))
+                (ascii_serial("cleave-ram"), limits, Backing::Ram(region))
             }
             DiskSpec::Null(bytes) | DiskSpec::Untouched(bytes) => {
                 let limits = probe_memory(&name, *bytes, options)?;
                 let zeroes = matches!(spec, DiskSpec::Null(_));
-                (ascii_serial("cleave-null"), limits, Store::Null { zeroes })
+                (
+                    ascii_serial("cleave-null"),
+                    limits,
+                    Backing::Null { zeroes },
+                )
             }
             DiskSpec::Model(model) => {
                 let limits = probe_memory(&name, model.size_bytes(), options)?;
-                let store = Store::Model {
+                let backing = Backing::Model {
                     ram: map_ram(&name, model.size_bytes())?,
                     drive: Arc::new(Mutex::new(Shared::new(model.drive()))),
                 };
                 let serial = ascii_serial(&format!("cleave-{}", model.preset()));
-                (serial, limits, store)
+                (serial, limits, backing)
             }
         };
-        let legs = vec![Leg::new(name.clone(), store)];
+        let legs = vec![Leg::new(name.clone(), backing)];
         Ok(Disk::of_legs(
             name,
             serial,
@@ -153,7 +157,7 @@ impl Disk {
         let granule = granule(self.limits.block_bytes, self.limits.offset_align_bytes);
         let mut least: Option<(u64, u16)> = None;
         for (leg, number) in self.legs.iter().zip(0..) {
-            if let Store::File { file, kind, .. } = leg.store() {
+            if let Backing::File { file, kind, .. } = leg.backing() {
                 let size = size_bytes(file, *kind)?.min(i64::MAX as u64);
                 least = Some(least.map_or((size, number), |least| least.min((size, number))));
             }
@@ -199,13 +203,13 @@ impl Disk {
         &mut self.legs
     }
 
-    /// The first leg's store: all of a disk of one leg, and the kind of any.
+    /// The first leg's backing: all of a disk of one leg, and the kind of any.
     #[inline]
-    pub fn store(&self) -> &Store {
+    pub fn backing(&self) -> &Backing {
         // There is a leg (`of_legs`).
         self.legs
             .first()
-            .map_or(&Store::Null { zeroes: true }, Leg::store)
+            .map_or(&Backing::Null { zeroes: true }, Leg::backing)
     }
 
     /// Most workers that may serve it at once: as many as its files were opened for, or one where they
@@ -242,7 +246,7 @@ impl Disk {
         self.sync_failed.load(Ordering::Acquire)
     }
 
-    /// For tests of engines: this disk as if its store took only this alignment (powers of two). A
+    /// For tests of engines: this disk as if its backing took only this alignment (powers of two). A
     /// stricter claim than the truth is always safe; bytes beyond the last whole unit are cut off.
     #[doc(hidden)]
     #[must_use]

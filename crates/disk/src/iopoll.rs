@@ -6,7 +6,7 @@ use std::io;
 
 use crate::leg::Polling;
 use crate::probe::{queue_number, sysfs_number};
-use crate::{Disk, FileKind, Leg, Store};
+use crate::{Backing, Disk, FileKind, Leg};
 
 /// Longest read or write that is polled for: beyond it an interrupt is nothing beside the transfer.
 const BYTES_MAX: u64 = 128 << 10;
@@ -50,7 +50,7 @@ impl Disk {
 fn judge(leg: &Leg) -> Result<Polling, IopollError> {
     let name = leg.name();
     let refused = |why: String| Err(IopollError(why));
-    let Store::File { file, kind, direct } = leg.store() else {
+    let Backing::File { file, kind, direct } = leg.backing() else {
         return refused(format!(
             "disk {name} is memory and has no queue to poll; leave --iopoll away, it is for files and devices"
         ));
@@ -185,8 +185,8 @@ mod tests {
             .collect();
         let disk =
             Disk::open_stripe(&legs, 65536, StripeKind::Raw, &OpenOptions::default()).unwrap();
-        let is_direct = |leg: &Leg| matches!(leg.store(), Store::File { direct: true, .. });
-        let Store::File { file, kind, .. } = disk.store() else {
+        let is_direct = |leg: &Leg| matches!(leg.backing(), Backing::File { direct: true, .. });
+        let Backing::File { file, kind, .. } = disk.backing() else {
             panic!("a file")
         };
         let queues = queue_number(device(file, *kind).unwrap(), "io_poll");

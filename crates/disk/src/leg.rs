@@ -23,7 +23,7 @@ pub enum FileKind {
 
 /// Where the bytes are.
 #[derive(Debug)]
-pub enum Store {
+pub enum Backing {
     /// A file or block device, opened (with O_DIRECT where `direct`).
     File {
         /// The first worker's open file description, which holds the locks.
@@ -54,7 +54,7 @@ pub enum Store {
 #[derive(Debug)]
 pub struct Leg {
     name: String,
-    store: Store,
+    backing: Backing,
     /// Open file descriptions of the second and further workers.
     more_files: Box<[File]>,
     locks: RangeLocks,
@@ -88,10 +88,10 @@ impl Polling {
 }
 
 impl Leg {
-    pub(crate) fn new(name: String, store: Store) -> Leg {
+    pub(crate) fn new(name: String, backing: Backing) -> Leg {
         Leg {
             name,
-            store,
+            backing,
             more_files: Box::default(),
             locks: RangeLocks::default(),
             unused_bytes: 0,
@@ -116,13 +116,13 @@ impl Leg {
     }
 
     /// Where its bytes are.
-    pub fn store(&self) -> &Store {
-        &self.store
+    pub fn backing(&self) -> &Backing {
+        &self.backing
     }
 
     /// Opens the file once more for each further worker. Nothing changes where that fails.
     pub(crate) fn open_for(&mut self, workers: u16) -> io::Result<()> {
-        if let Store::File { file, .. } = &self.store {
+        if let Backing::File { file, .. } = &self.backing {
             self.more_files = (1..workers)
                 .map(|_| reopen(file))
                 .collect::<Result<_, _>>()?;
@@ -131,9 +131,9 @@ impl Leg {
     }
 
     pub(crate) fn workers_max(&self) -> usize {
-        match self.store {
-            Store::File { .. } => 1 + self.more_files.len(),
-            Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => usize::MAX,
+        match self.backing {
+            Backing::File { .. } => 1 + self.more_files.len(),
+            Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => usize::MAX,
         }
     }
 
@@ -143,9 +143,9 @@ impl Leg {
 
     /// The open file description that this worker's ops go to, counted from 0. The kernel reports a failed
     /// write-back once to each description, so workers that shared one would miss failures. `None` for a
-    /// store that is no file, and for a worker beyond [`workers_max`](crate::Disk::workers_max).
+    /// backing that is no file, and for a worker beyond [`workers_max`](crate::Disk::workers_max).
     pub fn file_for(&self, worker: usize) -> Option<BorrowedFd<'_>> {
-        let Store::File { file, .. } = &self.store else {
+        let Backing::File { file, .. } = &self.backing else {
             return None;
         };
         match worker.checked_sub(1) {

@@ -18,7 +18,7 @@ mod superblock;
 
 pub use disk::{Disk, Resized};
 pub use iopoll::IopollError;
-pub use leg::{FileKind, Leg, Store};
+pub use leg::{Backing, FileKind, Leg};
 pub use lock::RangeLocks;
 pub use open::{Direct, OpenError, OpenOptions};
 pub use spec::{DiskSpec, format_size, parse_size};

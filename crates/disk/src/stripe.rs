@@ -12,7 +12,7 @@ use crate::open::{open_path, open_unlocked};
 use crate::probe::{probe_file, size_bytes};
 use crate::spec::format_size;
 use crate::superblock::{self, Found, SUPERBLOCK_BYTES, Superblock};
-use crate::{Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, Store};
+use crate::{Backing, Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions};
 
 mod judge;
 
@@ -228,13 +228,13 @@ fn probe_all(
             None => limits,
             Some(all) => combined(all, &limits),
         });
-        let store = Store::File {
+        let backing = Backing::File {
             file: member.file,
             kind: member.kind,
             direct,
         };
         let unused_bytes = member.size_bytes.saturating_sub(data_bytes);
-        legs.push(Leg::new(member.name, store).with_unused(unused_bytes));
+        legs.push(Leg::new(member.name, backing).with_unused(unused_bytes));
     }
     let limits = all.ok_or_else(|| wrong_count(0))?;
     Ok((over_all(limits, data_bytes, stripe)?, legs))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_blk::Op;
-use cleave_disk::{Disk, Store as Backing};
+use cleave_disk::{Backing, Disk};
 use cleave_guest::{Epoch, Memory};
 
 use crate::files::Files;
@@ -31,7 +31,7 @@ impl AnyStore {
         ops: u16,
     ) -> Result<AnyStore, EngineError> {
         let disk = Arc::clone(disk);
-        Ok(match disk.store() {
+        Ok(match disk.backing() {
             Backing::File { .. } => {
                 AnyStore::Files(Box::new(Files::new(reactor, disk, worker, ops)?))
             }

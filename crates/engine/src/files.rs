@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind};
-use cleave_disk::{Disk, FileKind, Leg, RangeLocks, Store as Backing};
+use cleave_disk::{Backing, Disk, FileKind, Leg, RangeLocks};
 use cleave_guest::Epoch;
 
 use self::sync::Syncs;
@@ -91,7 +91,7 @@ impl Files {
         let mut kinds = Vec::with_capacity(disk.legs().len());
         let mut files = Vec::with_capacity(disk.legs().len());
         for leg in disk.legs() {
-            let (Backing::File { kind, .. }, Some(file)) = (leg.store(), leg.file_for(worker))
+            let (Backing::File { kind, .. }, Some(file)) = (leg.backing(), leg.file_for(worker))
             else {
                 return Err(EngineError::setup(io::ErrorKind::InvalidInput.into()));
             };
@@ -792,7 +792,7 @@ fn locks(disk: &Disk, leg: u16) -> Option<&RangeLocks> {
 }
 
 fn is_cached(disk: &Disk, leg: u16) -> bool {
-    let store = disk.legs().get(usize::from(leg)).map(Leg::store);
+    let store = disk.legs().get(usize::from(leg)).map(Leg::backing);
     matches!(store, Some(Backing::File { direct: false, .. }))
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind, Segment};
 use cleave_disk::model::{Owner, Shared, Work};
-use cleave_disk::{Disk, Store as Backing};
+use cleave_disk::{Backing, Disk};
 use cleave_guest::Epoch;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -127,7 +127,7 @@ impl Model {
             remedy,
             source: kind.into(),
         };
-        let Backing::Model { ram, drive } = disk.store() else {
+        let Backing::Model { ram, drive } = disk.backing() else {
             let remedy = "this disk is no modelled drive";
             return Err(refuse(remedy, io::ErrorKind::InvalidInput));
         };

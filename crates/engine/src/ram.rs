@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cleave_blk::{Op, OpKind};
-use cleave_disk::{Disk, Store as Backing};
+use cleave_disk::{Backing, Disk};
 use cleave_guest::{Epoch, Memory};
 use rustix::mm::Advice;
 use vm_memory::MmapRegion;
@@ -30,7 +30,7 @@ pub struct Ram {
 impl Ram {
     /// For a disk that is in memory. `ops`: most ops in flight.
     pub(crate) fn new(disk: Arc<Disk>, ops: u16) -> Ram {
-        let bytes = match disk.store() {
+        let bytes = match disk.backing() {
             Backing::Ram(region) | Backing::Model { ram: region, .. } => Bytes::new(region),
             // Of no bytes: every op fails.
             Backing::File { .. } | Backing::Null { .. } => Bytes {

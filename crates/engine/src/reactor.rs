@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use cleave_disk::{Disk, FileKind, Store as Backing};
+use cleave_disk::{Backing, Disk, FileKind};
 use io_uring::{opcode, squeue};
 
 use crate::bell::Bells;
@@ -499,7 +499,7 @@ fn opcodes(disks: &[&Disk]) -> &'static [u8] {
         opcode::UringCmd16::CODE,
     ];
     let legs = disks.iter().flat_map(|disk| disk.legs());
-    let needed = legs.map(|leg| match leg.store() {
+    let needed = legs.map(|leg| match leg.backing() {
         Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => 3,
         Backing::File {
             kind: FileKind::Regular,

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_blk::OpKind;
-use cleave_disk::{Direct, Disk, Store as Backing};
+use cleave_disk::{Backing, Direct, Disk};
 use cleave_guest::Epoch;
 use io_uring::opcode;
 use rustix::fs::ftruncate;
@@ -469,7 +469,10 @@ fn an_op_of_more_than_the_kernel_moves_at_once_goes_whole() {
     let dir = folder();
     let bytes = 5_u64 << 30;
     let disk = Arc::new(open(&image(dir.path(), bytes), Direct::Auto));
-    if matches!(disk.legs()[0].store(), Backing::File { direct: false, .. }) {
+    if matches!(
+        disk.legs()[0].backing(),
+        Backing::File { direct: false, .. }
+    ) {
         return cleave_tests::ignored(
             "no O_DIRECT in the temporary folder: it would fill the page cache",
         );

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cleave_disk::{Disk, FileKind, Leg, Store};
+use cleave_disk::{Backing, Disk, FileKind, Leg};
 use serde::{Deserialize, Serialize};
 
 /// What tells a disk from another.
@@ -27,13 +27,13 @@ impl Identity {
     /// That of an opened disk.
     pub fn of(disk: &Disk) -> Identity {
         let kind = match disk.legs().len() {
-            1 => kind(disk.store()),
+            1 => kind(disk.backing()),
             _ => "stripe",
         };
         let serial = disk.serial();
-        let serial = match disk.store() {
+        let serial = match disk.backing() {
             // A model is all that its name says, its parameters included.
-            Store::Model { .. } => disk.name().as_bytes(),
+            Backing::Model { .. } => disk.name().as_bytes(),
             _ => serial.split(|byte| *byte == 0).next().unwrap_or_default(),
         };
         Identity {
@@ -81,18 +81,18 @@ pub(crate) fn smallest_op(disk: &Disk) -> u32 {
     disk.limits().offset_align_bytes.max(512)
 }
 
-fn kind(store: &Store) -> &'static str {
+fn kind(store: &Backing) -> &'static str {
     match store {
-        Store::File { kind, .. } => match kind {
+        Backing::File { kind, .. } => match kind {
             FileKind::Regular => "file",
             FileKind::BlockDevice => "device",
         },
-        Store::Ram(_) => "ram",
-        Store::Null { .. } => "null",
-        Store::Model { .. } => "model",
+        Backing::Ram(_) => "ram",
+        Backing::Null { .. } => "null",
+        Backing::Model { .. } => "model",
     }
 }
 
 fn is_direct(leg: &Leg) -> bool {
-    !matches!(leg.store(), Store::File { direct: false, .. })
+    !matches!(leg.backing(), Backing::File { direct: false, .. })
 }

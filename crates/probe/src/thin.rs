@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use cleave_disk::{Disk, FileKind, Store};
+use cleave_disk::{Backing, Disk, FileKind};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -23,14 +23,14 @@ pub enum Extent {
 pub fn stored(disk: &Disk) -> Extent {
     let legs = disk.legs();
     let leg_bytes = disk.capacity_bytes() / legs.len().max(1) as u64;
-    let extents = legs.iter().map(|leg| match leg.store() {
-        Store::File {
+    let extents = legs.iter().map(|leg| match leg.backing() {
+        Backing::File {
             file,
             kind: FileKind::Regular,
             ..
         } => map(file, leg_bytes),
-        Store::File { .. } => Extent::Unknown,
-        Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => Extent::Share(1.0),
+        Backing::File { .. } => Extent::Unknown,
+        Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => Extent::Share(1.0),
     });
     extents.fold(Extent::Share(1.0), |all, one| match (all, one) {
         (Extent::Share(a), Extent::Share(b)) => Extent::Share(a.min(b)),
@@ -41,14 +41,14 @@ pub fn stored(disk: &Disk) -> Extent {
 /// Whether writing to it at random could destroy something. A file that is one hole holds nothing; of
 /// a block device nobody can tell.
 pub fn holds_data(disk: &Disk) -> bool {
-    disk.legs().iter().any(|leg| match leg.store() {
-        Store::File {
+    disk.legs().iter().any(|leg| match leg.backing() {
+        Backing::File {
             file,
             kind: FileKind::Regular,
             ..
         } => !matches!(rustix::fs::seek(file, SeekFrom::Data(0)), Err(Errno::NXIO)),
-        Store::File { .. } => true,
-        Store::Ram(_) | Store::Null { .. } | Store::Model { .. } => false,
+        Backing::File { .. } => true,
+        Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => false,
     })
 }
 

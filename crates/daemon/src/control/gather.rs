@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cleave_disk::{Disk, FileKind, Store as Kept, format_size};
+use cleave_disk::{Backing, Disk, FileKind, format_size};
 use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
 use cleave_worker::splitter::SplitState;
 use cleave_worker::{Device, Direction, LegTotals, Mode, Split};
@@ -154,18 +154,18 @@ fn kind_of(disk: &Disk) -> &'static str {
     if disk.stripe().is_some() {
         return "stripe";
     }
-    match disk.store() {
-        Kept::File {
+    match disk.backing() {
+        Backing::File {
             kind: FileKind::Regular,
             ..
         } => "file",
-        Kept::File {
+        Backing::File {
             kind: FileKind::BlockDevice,
             ..
         } => "block_device",
-        Kept::Ram(_) => "ram",
-        Kept::Null { .. } => "null",
-        Kept::Model { .. } => "model",
+        Backing::Ram(_) => "ram",
+        Backing::Null { .. } => "null",
+        Backing::Model { .. } => "model",
     }
 }
 

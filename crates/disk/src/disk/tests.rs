@@ -36,11 +36,11 @@ fn refusal(path: &Path, options: &OpenOptions) -> String {
 }
 
 fn is_direct(disk: &Disk) -> bool {
-    matches!(disk.legs()[0].store(), Store::File { direct: true, .. })
+    matches!(disk.legs()[0].backing(), Backing::File { direct: true, .. })
 }
 
 fn flags(disk: &Disk) -> OFlags {
-    let Store::File { file, .. } = disk.legs()[0].store() else {
+    let Backing::File { file, .. } = disk.legs()[0].backing() else {
         panic!("no file")
     };
     rustix::fs::fcntl_getfl(file).unwrap()
@@ -187,7 +187,7 @@ fn a_file_is_described_truly() {
         !flags.intersects(OFlags::NONBLOCK | OFlags::DIRECT),
         "{flags:?}"
     );
-    let Store::File { file, .. } = disk.legs()[0].store() else {
+    let Backing::File { file, .. } = disk.legs()[0].backing() else {
         panic!("no file")
     };
     let descriptor = rustix::io::fcntl_getfd(file).unwrap();
@@ -207,7 +207,7 @@ fn read_only_cannot_write() {
     )
     .unwrap();
     assert!(disk.limits().read_only && !disk.limits().discard);
-    let Store::File { file, .. } = disk.legs()[0].store() else {
+    let Backing::File { file, .. } = disk.legs()[0].backing() else {
         panic!("no file")
     };
     assert!(file.write_at(&[0; 512], 0).is_err());
@@ -251,7 +251,7 @@ fn direct_works_as_stated_or_is_left() {
             let len = limits.offset_align_bytes as usize;
             let mut buffer = vec![7_u8; len + 2 * align];
             let start = buffer.as_ptr().align_offset(align);
-            let Store::File { file, .. } = disk.legs()[0].store() else {
+            let Backing::File { file, .. } = disk.legs()[0].backing() else {
                 panic!("no file")
             };
             let at = limits.offset_align_bytes.into();
@@ -400,7 +400,7 @@ fn a_file_renamed_over_goes_on_being_served() {
     fs::rename(&other, &path).unwrap();
     assert_eq!(disk.refresh().unwrap(), Resized::No);
     fs::remove_file(&path).unwrap();
-    let Store::File { file, .. } = disk.legs()[0].store() else {
+    let Backing::File { file, .. } = disk.legs()[0].backing() else {
         panic!("no file")
     };
     assert_eq!(file.write_at(&[1; 512], 0).unwrap(), 512);
@@ -430,7 +430,7 @@ fn memory_and_null_are_described_truly() {
         assert!(disk.limits().read_only && !disk.limits().discard);
     }
     let disk = Disk::open(&DiskSpec::Ram(1536), &OPTIONS).unwrap();
-    let Store::Ram(region) = disk.legs()[0].store() else {
+    let Backing::Ram(region) = disk.legs()[0].backing() else {
         panic!("no memory")
     };
     assert_eq!(region.size(), 1536);
@@ -543,7 +543,7 @@ fn a_block_device_is_described_truly() {
         println!("{direct:?}: {:?}", disk.limits());
         let kind = FileKind::BlockDevice;
         assert!(
-            matches!(disk.legs()[0].store(), Store::File { kind: found, .. } if *found == kind)
+            matches!(disk.legs()[0].backing(), Backing::File { kind: found, .. } if *found == kind)
         );
         assert_eq!(disk.limits().capacity_bytes, 1 << 20);
         assert_eq!(disk.limits().block_bytes, 4096);

@@ -116,7 +116,7 @@ fn not_durable(disk: &Disk) -> Mangle {
 }
 
 fn is_direct(disk: &Disk) -> bool {
-    matches!(disk.store(), Backing::File { direct: true, .. })
+    matches!(disk.backing(), Backing::File { direct: true, .. })
 }
 
 #[test]

@@ -57,6 +57,33 @@ impl Store for Meddler {
     }
 }
 
+/// A worker that serves a store, and what commands it.
+fn worker_with(
+    store: Meddler,
+    device: Arc<Device>,
+    memory: Arc<Memory>,
+) -> (Worker<Meddler>, Control) {
+    let (control, commands) = Control::channel().unwrap();
+    let alarm = Arc::new(event());
+    let reactor = reactor(&device.disk, 64).unwrap();
+    let worker = Worker::new(reactor, store, device, memory, commands, alarm);
+    (worker.unwrap(), control)
+}
+
+/// A vring on the driver's ring, from its beginning.
+fn vring(index: u16) -> VringStart {
+    VringStart {
+        index,
+        layout: Driver::layout(),
+        base: 0,
+        features: FEATURES,
+        kick: Some(event()),
+        call: None,
+        err: None,
+        enabled: true,
+    }
+}
+
 /// The frontend switches the cache off and is answered; the write that the guest makes available
 /// after that is durable by itself, though the worker was in the midst of a batch.
 #[test]
@@ -79,21 +106,8 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
         })),
         ended: Vec::new(),
     };
-    let (control, commands) = Control::channel().unwrap();
-    let alarm = Arc::new(event());
-    let reactor = reactor(&device.disk, 64).unwrap();
-    let worker = Worker::new(reactor, store, device, memory, commands, alarm);
-    let mut worker = worker.unwrap();
-    let started = control.start(VringStart {
-        index: 0,
-        layout: Driver::layout(),
-        base: 0,
-        features: FEATURES,
-        kick: Some(event()),
-        call: None,
-        err: None,
-        enabled: true,
-    });
+    let (mut worker, control) = worker_with(store, device, memory);
+    let started = control.start(vring(0));
     let ask = Ask::write(0, vec![1; 512], 512, false);
     driver.borrow_mut().submit(&ask).unwrap();
     worker.lap().unwrap();
@@ -119,23 +133,10 @@ fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
         meddle: None,
         ended: Vec::new(),
     };
-    let (control, commands) = Control::channel().unwrap();
-    let alarm = Arc::new(event());
-    let reactor = reactor(&device.disk, 64).unwrap();
-    let worker = Worker::new(reactor, store, device, memory, commands, alarm);
-    let mut worker = worker.unwrap();
+    let (mut worker, control) = worker_with(store, device, memory);
     // Both look at the same ring, so that both have the same work.
     for index in 0..2 {
-        let _started = control.start(VringStart {
-            index,
-            layout: Driver::layout(),
-            base: 0,
-            features: FEATURES,
-            kick: Some(event()),
-            call: None,
-            err: None,
-            enabled: true,
-        });
+        let _started = control.start(vring(index));
     }
     worker.lap().unwrap();
     for sector in 0..8 {
@@ -168,21 +169,9 @@ fn a_batch_on_the_spot_is_not_cut_short_for_an_idle_drive() {
             meddle: None,
             ended: Vec::new(),
         };
-        let (control, commands) = Control::channel().unwrap();
-        let (device, alarm) = (device(cleave_worker::Split::Off), Arc::new(event()));
-        let reactor = reactor(&device.disk, 64).unwrap();
-        let worker = Worker::new(reactor, store, device, memory, commands, alarm);
-        let mut worker = worker.unwrap();
-        let _started = control.start(VringStart {
-            index: 0,
-            layout: Driver::layout(),
-            base: 0,
-            features: FEATURES,
-            kick: Some(event()),
-            call: None,
-            err: None,
-            enabled: true,
-        });
+        let device = device(cleave_worker::Split::Off);
+        let (mut worker, control) = worker_with(store, device, memory);
+        let _started = control.start(vring(0));
         worker.lap().unwrap();
         for sector in 0..20 {
             driver.submit(&Ask::read(sector, 512, 512, true)).unwrap();
