@@ -22,12 +22,14 @@ mod tidy;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use ci::Clippy;
 use test::Selection;
 
 const USAGE: &str = "\
 cargo xtask COMMAND
 
   ci      formatting, clippy, tidy, documentation, dependency licences
+          [--no-clippy]                        for builds by clippy's compiler, as in .ci/run
   tidy    only the house rules: sizes, crate prohibitions, leftovers, links
   test    sets the machine up (as root), then runs all tests
           [unit | integration | benches | guest [CASE]]  only these
@@ -67,7 +69,8 @@ fn main() -> ExitCode {
         asked if asked.iter().any(|word| matches!(*word, "--help" | "-h")) => {
             say(&usage_of(asked.first().copied().unwrap_or_default()))
         }
-        ["ci"] => ci::run(&root()),
+        ["ci"] => ci::run(&root(), Clippy::Run),
+        ["ci", "--no-clippy"] => ci::run(&root(), Clippy::InTheBuild),
         ["tidy"] => ci::run_tidy(&root()),
         ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
         ["sanitize"] => sanitize::run(&root()),

@@ -53,8 +53,9 @@ pub(crate) enum Outcome {
     Ignored(String),
 }
 
-/// Cases that run at a time. Without KVM each takes about one CPU while it boots, and waits in between.
-const WIDTH: usize = 3;
+/// Cases that run at a time, beside the measurements. Without KVM each takes about one CPU while it boots, and waits
+/// in between.
+const WIDTH: usize = 2;
 
 /// Runs all cases, or only the one named; says how many passed. Logs and images stay where `keep` says so, or a case failed.
 pub(crate) fn run(

@@ -40,14 +40,14 @@ fill() {
         number=$((number + 1))
     done
     dd if=/dev/urandom of=/mnt/ballast bs=1M count=16 2>/dev/null
-    (cd /mnt && find files ballast -type f -exec sha256sum {} +) >/tmp/sums
+    (cd /mnt && find files ballast -type f -exec md5sum {} +) >/tmp/sums
     cp /tmp/sums /mnt/sums
     run drop-caches drop_caches
-    run checksums sh -c 'cd /mnt && sha256sum -c /tmp/sums'
+    run checksums sh -c 'cd /mnt && md5sum -c /tmp/sums'
     run umount umount /mnt
     run remount mount /dev/vda /mnt
     drop_caches
-    run checksums-after-remount sh -c 'cd /mnt && sha256sum -c /mnt/sums'
+    run checksums-after-remount sh -c 'cd /mnt && md5sum -c /mnt/sums'
 }
 
 trim() {
@@ -58,7 +58,7 @@ trim() {
     run fstrim /bin/fstrim -v /mnt
     drop_caches
     ask after-trim
-    run checksums-after-trim sh -c 'cd /mnt && sha256sum -c /mnt/sums'
+    run checksums-after-trim sh -c 'cd /mnt && md5sum -c /mnt/sums'
 }
 
 # is_zero OFFSET LENGTH, in MiB
@@ -95,7 +95,7 @@ grow() {
 if mount /dev/vda /mnt 2>/dev/null && [ -e /mnt/rebooted ]; then
     mark second-boot
     look "$GROWN_BYTES"
-    run checksums-after-reboot sh -c 'cd /mnt && sha256sum -c /mnt/sums'
+    run checksums-after-reboot sh -c 'cd /mnt && md5sum -c /mnt/sums'
     umount /mnt
     run fsck-after-reboot e2fsck -fn /dev/vda
     end "^$"
