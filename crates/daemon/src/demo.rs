@@ -8,10 +8,11 @@ mod serving;
 mod table;
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cleave_client::{Client, Options};
+use cleave_client::{Client, Error, Options};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
@@ -121,6 +122,10 @@ async fn connect(serving: &mut Serving) -> Result<Client, Failure> {
                 return Err(serving.blame("connecting", &error.to_string()));
             }
             Err(_) if !serving.socket().exists() => tries -= 1,
+            // Between making its socket and listening there.
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::ConnectionRefused => {
+                tries -= 1
+            }
             Err(error) => return Err(serving.blame("connecting", &error.to_string())),
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
