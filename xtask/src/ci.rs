@@ -8,29 +8,10 @@ use crate::{licence, tidy};
 
 const RUSTDOC_STRICT: (&str, &str) = ("RUSTDOCFLAGS", "-D warnings");
 
-/// Whether clippy has a pass of its own.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Clippy {
-    Run,
-    /// The tests are built by clippy's compiler: `.ci/run` compiles the workspace once.
-    InTheBuild,
-}
-
 /// All checks; ends at the first that fails.
-pub(crate) fn run(root: &Path, clippy: Clippy) -> Result<(), String> {
-    step("formatting", "cargo fmt --all", || {
-        quietly(root, &["cargo", "fmt", "--all", "--check"], &[])?;
-        Ok(String::new())
-    })?;
-    step(
-        "licences",
-        "drop the dependency, or add its licence in xtask/src/licence.rs",
-        || licence::check(&Metadata::load(root)?),
-    )?;
+pub(crate) fn run(root: &Path) -> Result<(), String> {
     run_tidy(root)?;
-    if clippy == Clippy::Run {
-        lint(root)?;
-    }
+    lint(root)?;
     step(
         "documentation",
         "fix the links and comments that it names",
@@ -49,6 +30,24 @@ pub(crate) fn run(root: &Path, clippy: Clippy) -> Result<(), String> {
     )
 }
 
+/// The checks that need no compiler.
+pub(crate) fn run_tidy(root: &Path) -> Result<(), String> {
+    step("formatting", "cargo fmt --all", || {
+        quietly(root, &["cargo", "fmt", "--all", "--check"], &[])?;
+        Ok(String::new())
+    })?;
+    step(
+        "licences",
+        "drop the dependency, or add its licence in xtask/src/licence.rs",
+        || licence::check(&Metadata::load(root)?),
+    )?;
+    step(
+        "house rules",
+        "see CONTRIBUTING.md for the rules and their reasons",
+        || tidy::check(root, &Metadata::load(root)?),
+    )
+}
+
 fn lint(root: &Path) -> Result<(), String> {
     step(
         "clippy",
@@ -59,14 +58,5 @@ fn lint(root: &Path) -> Result<(), String> {
             quietly(root, &words, &[])?;
             Ok(String::new())
         },
-    )
-}
-
-/// The house rules alone.
-pub(crate) fn run_tidy(root: &Path) -> Result<(), String> {
-    step(
-        "tidy",
-        "see CONTRIBUTING.md for the rules and their reasons",
-        || tidy::check(root, &Metadata::load(root)?),
     )
 }

@@ -22,15 +22,13 @@ mod tidy;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ci::Clippy;
 use test::Selection;
 
 const USAGE: &str = "\
 cargo xtask COMMAND
 
-  ci      formatting, clippy, tidy, documentation, dependency licences
-          [--no-clippy]                        for builds by clippy's compiler, as in .ci/run
-  tidy    only the house rules: sizes, crate prohibitions, leftovers, links
+  ci      what every commit has to pass: tidy, clippy, documentation
+  tidy    what of it needs no compiler: formatting, licences, house rules (sizes, crate prohibitions, links)
   test    sets the machine up (as root), then runs all tests
           [unit | integration | benches | guest [CASE]]  only these
           [--quick]                            all but guests and measurements: two minutes after the build
@@ -69,8 +67,7 @@ fn main() -> ExitCode {
         asked if asked.iter().any(|word| matches!(*word, "--help" | "-h")) => {
             say(&usage_of(asked.first().copied().unwrap_or_default()))
         }
-        ["ci"] => ci::run(&root(), Clippy::Run),
-        ["ci", "--no-clippy"] => ci::run(&root(), Clippy::InTheBuild),
+        ["ci"] => ci::run(&root()),
         ["tidy"] => ci::run_tidy(&root()),
         ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
         ["sanitize"] => sanitize::run(&root()),

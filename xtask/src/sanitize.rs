@@ -6,7 +6,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::step::quietly;
-use crate::{built, setup, suite, test};
+use crate::suite::Suite;
+use crate::{built, setup, test};
 
 /// How the daemon is built: a sanitizer is an unstable option, which the pinned compiler takes all the same.
 const BUILD: [(&str, &str); 2] = [
@@ -41,15 +42,15 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
     );
     println!("ASAN_OPTIONS={options}");
     let artifacts = built::everything(root)?;
-    let tests = suite::run(
-        root,
-        &test::integration(root, &artifacts),
-        &[
-            ("CLEAVE_BIN", &program.to_string_lossy()),
-            ("CLEAVE_TEST_KEPT_KIB", KEPT_KIB),
-            ("ASAN_OPTIONS", &options),
-        ],
-    );
+    let tests = test::integration(root, &artifacts);
+    let program = program.to_string_lossy();
+    let environment = [
+        ("CLEAVE_BIN", &*program),
+        ("CLEAVE_TEST_KEPT_KIB", KEPT_KIB),
+        ("ASAN_OPTIONS", &options),
+    ];
+    let suite = Suite::new(root, &tests, &environment)?;
+    let tests = suite.run_crowd().and(suite.run_alone());
     let count = show(&reports)?;
     if count > 0 {
         return Err(format!(

@@ -1,5 +1,5 @@
-//! Runs test binaries side by side. Most of their time they wait, so a few more run than there are CPUs; those
-//! that judge time run by themselves afterwards.
+//! Runs test binaries side by side. Most of their time they wait, so a few more run than there are CPUs, and twice as
+//! many tests in each; those that judge time run by themselves afterwards.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -37,23 +37,49 @@ struct Ended {
     failure: Option<String>,
 }
 
-/// Runs the artifacts with an environment. Prints a line and libtest's closing lines for each, and the whole
-/// output of each that failed.
-pub(crate) fn run(
-    root: &Path,
-    artifacts: &[&Artifact],
-    environment: &[(&str, &str)],
-) -> Result<(), String> {
-    let logs = root.join("target/ci/tests");
-    std::fs::create_dir_all(&logs).map_err(|error| format!("{}: {error}", logs.display()))?;
-    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
-    let [crowd, alone] = jobs(root, artifacts);
-    let mut failed = Vec::new();
-    for (jobs, width) in [(crowd, cpus + 1), (alone, 1)] {
+/// Test binaries, sorted by how they run.
+pub(crate) struct Suite<'a> {
+    crowd: Vec<Job<'a>>,
+    alone: Vec<Job<'a>>,
+    logs: PathBuf,
+    environment: &'a [(&'a str, &'a str)],
+}
+
+impl<'a> Suite<'a> {
+    pub(crate) fn new(
+        root: &Path,
+        artifacts: &[&'a Artifact],
+        environment: &'a [(&'a str, &'a str)],
+    ) -> Result<Suite<'a>, String> {
+        let logs = root.join("target/ci/tests");
+        std::fs::create_dir_all(&logs).map_err(|error| format!("{}: {error}", logs.display()))?;
+        let [crowd, alone] = jobs(root, artifacts);
+        Ok(Suite {
+            crowd,
+            alone,
+            logs,
+            environment,
+        })
+    }
+
+    /// Runs all that the machine may be busy beside.
+    pub(crate) fn run_crowd(&self) -> Result<(), String> {
+        let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
+        self.run(&self.crowd, cpus + 1, 2 * cpus)
+    }
+
+    /// Runs those that judge time. The caller sees to it that nothing else runs.
+    pub(crate) fn run_alone(&self) -> Result<(), String> {
+        self.run(&self.alone, 1, 1)
+    }
+
+    /// Prints a line and libtest's closing lines for each, and the whole output of each that failed.
+    fn run(&self, jobs: &[Job<'a>], width: usize, threads: usize) -> Result<(), String> {
+        let mut failed = Vec::new();
         pool::run(
-            &jobs,
+            jobs,
             width,
-            |job| execute(job, &logs, environment),
+            |job| self.execute(job, threads),
             |job, ended| {
                 if let Err(why) = ended.and_then(|ended| report(job, &ended)) {
                     println!("{why}");
@@ -61,14 +87,55 @@ pub(crate) fn run(
                 }
             },
         );
+        match failed.is_empty() {
+            true => Ok(()),
+            false => Err(format!(
+                "failed: {}; their output stands above and in {}",
+                failed.join(", "),
+                self.logs.display()
+            )),
+        }
     }
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(format!(
-            "failed: {}; their output stands above and in {}",
-            failed.join(", "),
-            logs.display()
-        )),
+
+    fn execute(&self, job: &Job<'_>, threads: usize) -> Result<Ended, String> {
+        let named = [&job.name.replace('/', "-"), &*job.words.join("-")].concat();
+        let log = self.logs.join(format!("{named}.log"));
+        let told = |error: std::io::Error| format!("{}: {error}", job.name);
+        let stdout = File::create(&log).map_err(told)?;
+        let stderr = stdout.try_clone().map_err(told)?;
+        let start = Instant::now();
+        // As cargo runs it: in the package's folder.
+        let mut command = Command::new(&job.artifact.file);
+        if job.artifact.kind == Kind::Test {
+            command.args(job.words.iter().filter(|word| !word.is_empty()));
+        }
+        let mut child = command
+            .envs(self.environment.iter().copied())
+            .env("RUST_TEST_THREADS", threads.to_string())
+            .current_dir(&job.artifact.package)
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()
+            .map_err(told)?;
+        let failure = loop {
+            match child.try_wait().map_err(told)? {
+                Some(status) if status.success() => break None,
+                Some(status) => break Some(format!("ended with {status}")),
+                None if start.elapsed() > LIMIT => {
+                    // Dead already, or about to be: there is nothing else to do about it.
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    break Some(format!("did not end within {} s", LIMIT.as_secs()));
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        Ok(Ended {
+            log,
+            took: start.elapsed(),
+            failure,
+        })
     }
 }
 
@@ -100,46 +167,6 @@ fn name(root: &Path, artifact: &Artifact) -> String {
     let package = artifact.package.strip_prefix(root);
     let package = package.unwrap_or(&artifact.package).display();
     format!("{package}/{}", artifact.target)
-}
-
-fn execute(job: &Job<'_>, logs: &Path, environment: &[(&str, &str)]) -> Result<Ended, String> {
-    let named = [&job.name.replace('/', "-"), &*job.words.join("-")].concat();
-    let log = logs.join(format!("{named}.log"));
-    let told = |error: std::io::Error| format!("{}: {error}", job.name);
-    let stdout = File::create(&log).map_err(told)?;
-    let stderr = stdout.try_clone().map_err(told)?;
-    let start = Instant::now();
-    // As cargo runs it: in the package's folder.
-    let mut command = Command::new(&job.artifact.file);
-    if job.artifact.kind == Kind::Test {
-        command.args(job.words.iter().filter(|word| !word.is_empty()));
-    }
-    let mut child = command
-        .envs(environment.iter().copied())
-        .current_dir(&job.artifact.package)
-        .stdin(Stdio::null())
-        .stdout(stdout)
-        .stderr(stderr)
-        .spawn()
-        .map_err(told)?;
-    let failure = loop {
-        match child.try_wait().map_err(told)? {
-            Some(status) if status.success() => break None,
-            Some(status) => break Some(format!("ended with {status}")),
-            None if start.elapsed() > LIMIT => {
-                // Dead already, or about to be: there is nothing else to do about it.
-                let _ = child.kill();
-                let _ = child.wait();
-                break Some(format!("did not end within {} s", LIMIT.as_secs()));
-            }
-            None => std::thread::sleep(Duration::from_millis(10)),
-        }
-    };
-    Ok(Ended {
-        log,
-        took: start.elapsed(),
-        failure,
-    })
 }
 
 fn report(job: &Job<'_>, ended: &Ended) -> Result<(), String> {
@@ -211,7 +238,7 @@ mod tests {
         let package = package.to_string_lossy();
         let verdict = |file: &str| {
             let found = artifact(&package, Kind::Benchmark, file);
-            run(&root, &[&found], &[])
+            Suite::new(&root, &[&found], &[])?.run_crowd()
         };
         assert_eq!(verdict("/bin/true"), Ok(()));
         for file in ["/bin/false", "/nonexistent"] {

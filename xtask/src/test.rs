@@ -7,7 +7,8 @@ use std::time::Instant;
 use crate::bench::{self, instructions};
 use crate::built::{self, Artifact, Kind};
 use crate::guest::{self, BackendKind, Keep};
-use crate::{guest_bench, setup, suite};
+use crate::suite::Suite;
+use crate::{guest_bench, setup};
 
 /// Which tests, and how.
 #[derive(Debug, PartialEq)]
@@ -92,7 +93,19 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
     if !tests.is_empty() {
         let start = Instant::now();
         let program = cleave.to_string_lossy();
-        suite::run(root, &tests, &[("CLEAVE_BIN", &program)])?;
+        let environment = [("CLEAVE_BIN", &*program)];
+        let suite = Suite::new(root, &tests, &environment)?;
+        // The compiler works while tests wait.
+        let (counted, tested) = thread::scope(|scope| {
+            let counted = scope.spawn(|| match selection.part {
+                Part::All => instructions::build(root).map(drop),
+                _ => Ok(()),
+            });
+            let tested = suite.run_crowd();
+            (counted.join(), tested)
+        });
+        tested.and(suite.run_alone())?;
+        counted.map_err(|_| "a build panicked")??;
         passed.push(format!(
             "{} test binaries in {} s",
             tests.len(),
