@@ -93,6 +93,23 @@ fn lingering(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row(
+        "forty lingering sockets of former frontends, more than there are threads to lose",
+        |daemon| {
+            let bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
+            let mut unread = Vec::new();
+            for _ in 0..40 {
+                let former = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+                let lingering = Lingering::new()?;
+                told(former.send_raw(&bytes, &[lingering.socket.as_fd()]), "send")?;
+                unread.push(lingering.give_up());
+                ensure(closes_within(&former, PATIENCE), || "is not let go".into())?;
+            }
+            let first = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+            told(first.send_raw(&bytes, &[]), "send")?;
+            turned_away(daemon)
+        },
+    ));
+    rows.push(row(
         "lingering sockets of silent frontends that make room",
         |daemon| {
             let mut unread = Vec::new();

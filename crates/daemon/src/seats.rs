@@ -36,13 +36,13 @@ impl Seats {
 
     /// Closes the oldest, to have its descriptor for another.
     pub(crate) fn free_one(&mut self) {
-        self.0.pop_front().into_iter().for_each(offload::close);
+        self.0.pop_front().into_iter().for_each(offload::hang_up);
     }
 
     /// Closes all; returns how many there were.
     pub(crate) fn clear(&mut self) -> usize {
         let count = self.0.len();
-        self.0.drain(..).for_each(offload::close);
+        self.0.drain(..).for_each(offload::hang_up);
         count
     }
 
@@ -72,7 +72,7 @@ impl Seats {
                         return Poll::Ready(speaker);
                     }
                 }
-                Said::Left => self.0.remove(at).into_iter().for_each(offload::close),
+                Said::Left => self.0.remove(at).into_iter().for_each(offload::hang_up),
             }
         }
         Poll::Pending

@@ -320,7 +320,7 @@ impl Daemon {
         let name = self.disk.name();
         match &self.guest {
             Some(guest) if !has_left(&guest.stream) => {
-                offload::close(stream);
+                offload::hang_up(stream);
                 self.crowding.tell(|more| {
                     tracing::warn!(
                         "{name}: a second frontend was turned away: one is connected{more}"
@@ -366,7 +366,7 @@ impl Daemon {
         let (remote, ending) = match started {
             Ok(started) => started,
             Err(error) => {
-                offload::close(stream);
+                offload::hang_up(stream);
                 return Err(error);
             }
         };

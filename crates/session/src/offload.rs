@@ -10,9 +10,12 @@
 //! from a frontend until a thread comes back.
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
+
+use rustix::net::{Shutdown, shutdown};
 
 const THREADS_MAX: usize = 32;
 const WAITING_MAX: usize = 64;
@@ -42,6 +45,13 @@ static TAKEN: Condvar = Condvar::new();
 /// Drops something that is, or holds, a descriptor of a frontend.
 pub fn close<T: Send + 'static>(held: T) {
     run(move || drop(held));
+}
+
+/// Ends a connection with a frontend. That learns of it at once, even where no thread is left to close it.
+pub fn hang_up<T: AsFd + Send + 'static>(stream: T) {
+    // Fails where the frontend has left already.
+    let _ = shutdown(&stream, Shutdown::Both);
+    close(stream);
 }
 
 /// Nothing more that may have to be closed should be taken now.
