@@ -70,7 +70,7 @@ impl<'a> Suite<'a> {
 
     /// Runs those that judge time. The caller sees to it that nothing else runs.
     pub(crate) fn run_alone(&self) -> Result<(), String> {
-        self.run(&self.alone, 1, 1)
+        self.run(&self.alone, 1, 2)
     }
 
     /// Prints a line and libtest's closing lines for each, and the whole output of each that failed.
