@@ -1,5 +1,5 @@
-//! Runs test binaries side by side. Most of their time they wait, so a few more run than there are CPUs, and twice as
-//! many tests in each; those that judge time run by themselves afterwards.
+//! Runs test binaries side by side. Most of their time they wait, so a few more run than there are CPUs; those
+//! that judge time run by themselves afterwards.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -65,21 +65,21 @@ impl<'a> Suite<'a> {
     /// Runs all that the machine may be busy beside.
     pub(crate) fn run_crowd(&self) -> Result<(), String> {
         let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
-        self.run(&self.crowd, cpus + 1, 2 * cpus)
+        self.run(&self.crowd, cpus + 1)
     }
 
     /// Runs those that judge time. The caller sees to it that nothing else runs.
     pub(crate) fn run_alone(&self) -> Result<(), String> {
-        self.run(&self.alone, 1, 2)
+        self.run(&self.alone, 1)
     }
 
     /// Prints a line and libtest's closing lines for each, and the whole output of each that failed.
-    fn run(&self, jobs: &[Job<'a>], width: usize, threads: usize) -> Result<(), String> {
+    fn run(&self, jobs: &[Job<'a>], width: usize) -> Result<(), String> {
         let mut failed = Vec::new();
         pool::run(
             jobs,
             width,
-            |job| self.execute(job, threads),
+            |job| self.execute(job),
             |job, ended| {
                 if let Err(why) = ended.and_then(|ended| report(job, &ended)) {
                     println!("{why}");
@@ -97,7 +97,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    fn execute(&self, job: &Job<'_>, threads: usize) -> Result<Ended, String> {
+    fn execute(&self, job: &Job<'_>) -> Result<Ended, String> {
         let named = [&job.name.replace('/', "-"), &*job.words.join("-")].concat();
         let log = self.logs.join(format!("{named}.log"));
         let told = |error: std::io::Error| format!("{}: {error}", job.name);
@@ -111,7 +111,6 @@ impl<'a> Suite<'a> {
         }
         let mut child = command
             .envs(self.environment.iter().copied())
-            .env("RUST_TEST_THREADS", threads.to_string())
             .current_dir(&job.artifact.package)
             .stdin(Stdio::null())
             .stdout(stdout)

@@ -789,6 +789,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_cut_reads_as_lost_and_kills_nobody() {
+        let _alone = crate::rig::alone();
         for left_bytes in [0, 0x1800] {
             let spec = region(0, 0x10_0000);
             let file = spec.file.try_clone().unwrap();
@@ -815,6 +816,7 @@ mod tests {
 
     #[test]
     fn a_vring_whose_memory_is_cut_goes_on_in_zeroes() {
+        let _alone = crate::rig::alone();
         let spec = region(0, 0x10_0000);
         let file = spec.file.try_clone().unwrap();
         let memory = Memory::new(vec![spec]).unwrap();

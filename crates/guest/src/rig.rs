@@ -2,13 +2,21 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cleave_blk::Segment;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::{Memory, RegionSpec, VringLayout};
+
+/// Whoever cuts memory off, or runs loom, holds it. Loom's coroutines have a handler of SIGBUS of their own, before ours, which
+/// waits for the lock of backtraces; a model that panics holds that, and is not run on while the handler waits.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // A model that is to panic poisons it.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A memory file.
 pub(crate) fn file(len_bytes: u64) -> File {

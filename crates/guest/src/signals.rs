@@ -217,6 +217,7 @@ mod tests {
 
     /// The worker has been awake, and falls asleep while the guest adds an entry.
     fn sleeps_beside_an_add(event_idx: bool, is_careless: bool) {
+        let _alone = crate::rig::alone();
         loom::model(move || {
             let shared = Arc::new(Shared::new(is_careless));
             let mut signals = Signals::new(&*shared, event_idx, 0);
@@ -234,6 +235,7 @@ mod tests {
 
     /// The worker ends a request while the guest falls asleep on it.
     fn publishes_beside_a_sleep(event_idx: bool, is_careless: bool) {
+        let _alone = crate::rig::alone();
         loom::model(move || {
             let shared = Arc::new(Shared::new(is_careless));
             // So far the guest did not want to be called: it is at the second entry.
@@ -258,6 +260,7 @@ mod tests {
     /// Two entries, two sleeps: what the worker said before it slept the first time does not stand in the way of the
     /// second.
     fn sleeps_twice(event_idx: bool) {
+        let _alone = crate::rig::alone();
         loom::model(move || {
             let shared = Arc::new(Shared::new(false));
             let mut signals = Signals::new(&*shared, event_idx, 0);
