@@ -98,10 +98,13 @@ fn lingering(rows: &mut Vec<Row>) {
             let bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
             let mut unread = Vec::new();
             for _ in 0..40 {
-                let former = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
-                let lingering = Lingering::new()?;
-                told(former.send_raw(&bytes, &[lingering.socket.as_fd()]), "send")?;
-                unread.push(lingering.give_up());
+                let former = while_stopped(daemon, || {
+                    let former = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+                    let lingering = Lingering::new()?;
+                    told(former.send_raw(&bytes, &[lingering.socket.as_fd()]), "send")?;
+                    unread.push(lingering.give_up());
+                    Ok(former)
+                })?;
                 ensure(closes_within(&former, PATIENCE), || "is not let go".into())?;
             }
             let first = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
