@@ -72,7 +72,7 @@ impl Door {
                 drop(file);
                 offload::close(listener);
             }
-            Door::Connected(stream) => offload::hang_up(stream),
+            Door::Connected(stream) => offload::close(stream),
         }
     }
 }
