@@ -6,7 +6,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use cleave_client::{Client, Frontend};
-use cleave_tests::{Daemon, PATIENCE, Scratch, comes, exercise, is_root, run, run_to_end, small};
+use cleave_tests::{
+    Daemon, PATIENCE, Scratch, closes_within, comes, exercise, flood, is_root, run, run_to_end,
+    small,
+};
+use rustix::process::Signal;
 
 fn files(folder: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).unwrap();
@@ -512,6 +516,28 @@ fn an_inherited_connected_socket_ends_with_its_frontend() {
         let (code, _) = daemon.wait().expect("it goes with its frontend");
         assert_eq!(code, Some(0), "{}", daemon.log());
     }
+}
+
+#[test]
+fn an_inherited_connection_stays_open_until_everything_is_answered() {
+    const READS: u16 = 20;
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let slow = "model:custom,size=64M,channels=1,window=1,page=64K,read_us=20000,jitter=0";
+    let args = ["serve", "--fd", "0", "--disk", slow];
+    let mut daemon = Daemon::with_stdin(OwnedFd::from(theirs), &args);
+    let frontend = Frontend::new(ours, PATIENCE).unwrap();
+    let mut client = Client::start(frontend, &small(1)).unwrap();
+    exercise(&mut client).unwrap();
+    let queue = client.queue(0);
+    let before = queue.ring().used_index();
+    flood(queue, u64::from(READS), 64 << 10);
+    comes(|| client.queue(0).ring().used_index() != before);
+    daemon.signal(Signal::TERM);
+    assert!(closes_within(client.frontend().socket(), PATIENCE));
+    let answered = client.queue(0).ring().used_index().wrapping_sub(before);
+    assert_eq!(answered, READS, "{}", daemon.log());
+    let (code, _) = daemon.wait().expect("it ends");
+    assert_eq!(code, Some(0), "{}", daemon.log());
 }
 
 fn open(path: &Path) -> Client {

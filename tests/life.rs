@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
 use cleave_tests::{
-    Daemon, Lateness, PATIENCE, Scratch, Stopwatch, closes_within, comes, ensure, exercise,
+    Daemon, Lateness, PATIENCE, Scratch, Stopwatch, closes_within, comes, ensure, exercise, flood,
     is_root, run, run_to_end, scale, small, unless_late,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
@@ -430,7 +430,7 @@ fn frontends_killed_in_the_middle_of_their_requests() {
     for round in 0..scale(100) {
         let mut client = daemon.open(&small(2));
         for index in 0..2 {
-            flood(&mut client, index, 20);
+            flood(client.queue(index), 20, 64 << 10);
         }
         // Memory, sockets and eventfds go at once, as they do when a VMM is killed.
         drop(client);
@@ -442,25 +442,6 @@ fn frontends_killed_in_the_middle_of_their_requests() {
     daemon.fds_settle_at(fds).unwrap();
     daemon.settles_small(rss, 1024).unwrap();
     daemon.finish();
-}
-
-/// Starts reads of 64 KiB and does not wait for them.
-fn flood(client: &mut Client, index: usize, count: u64) {
-    let queue = client.queue(index);
-    let (area, _) = queue.data_area();
-    let (head, status) = queue.control();
-    queue.write_header(0, 0);
-    for turn in 0..count {
-        let data = cleave_client::Buffer::writable(area + turn * (64 << 10), 64 << 10);
-        let chain = [
-            cleave_client::Buffer::readable(head, 16),
-            data,
-            cleave_client::Buffer::writable(status, 1),
-        ];
-        queue.ring().add(&chain).unwrap();
-    }
-    queue.ring().publish();
-    queue.ring_kick();
 }
 
 #[test]

@@ -3,8 +3,7 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use cleave_blk::spec::request_type as kind;
-use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, Queue, Used, Wait};
+use cleave_client::{Client, Descriptor, DriverRing, Options, Queue, Used, Wait};
 use cleave_tests::{Daemon, Outcome, PATIENCE, ensure, exercise_queue, header, small};
 
 pub(crate) const NEXT: u16 = 1;
@@ -244,26 +243,6 @@ pub(crate) fn check_disk(client: &mut Client) -> Outcome {
     ensure(changed.is_none(), || {
         format!("the disk was changed at byte {changed:?}")
     })
-}
-
-/// Puts reads into flight without waiting.
-pub(crate) fn flood(queue: &mut Queue, count: u64, bytes: u32) {
-    let (area, room) = queue.data_area();
-    let (head, status) = queue.control();
-    queue.write_header(kind::IN, 0);
-    for turn in 0..count {
-        let addr = area + turn * u64::from(bytes) % (room - u64::from(bytes));
-        let chain = [
-            Buffer::readable(head, 16),
-            Buffer::writable(addr, bytes),
-            Buffer::writable(status, 1),
-        ];
-        if queue.ring().add(&chain).is_none() {
-            break;
-        }
-    }
-    queue.ring().publish();
-    queue.ring_kick();
 }
 
 /// Waits for so many completions; how many came.

@@ -10,13 +10,13 @@ use cleave_client::wire::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request a
 use cleave_client::{Client, Frontend, Socket};
 use cleave_tests::{
     Daemon, Messages as _, Mute, Outcome, PATIENCE, Row, Scratch, assert_serves, closes_within,
-    comes, ensure, is_root, row,
+    comes, ensure, flood, is_root, row,
 };
 use rustix::net::sockopt::set_socket_linger;
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use rustix::process::Signal;
 
-use crate::attack::{both_serve, flood, neighbour_serves, open, open_with, polling, settle, told};
+use crate::attack::{both_serve, neighbour_serves, open, open_with, polling, settle, told};
 use crate::config::{frontend, refused};
 
 const MIB: u64 = 1 << 20;

@@ -2,7 +2,7 @@
 
 use cleave_blk::spec::feature;
 use cleave_client::{Error, Frontend, Options, wire};
-use cleave_tests::{Messages as _, Outcome, PATIENCE, Row, ensure, row, small};
+use cleave_tests::{Messages as _, Outcome, PATIENCE, Row, ensure, flood, row, small};
 
 use crate::attack::{both_serve, mark_disk, open, told};
 
@@ -139,7 +139,7 @@ fn writing(rows: &mut Vec<Row>) {
     rows.push(row("the cache mode switched under load", |daemon| {
         let mut client = open(daemon)?;
         for round in 0..50u8 {
-            crate::attack::flood(client.queue(0), 8, 4096);
+            flood(client.queue(0), 8, 4096);
             told(client.frontend().set_config(32, &[round & 1]), "switch")?;
             let seen = crate::attack::settle(client.queue(0).ring(), 8);
             ensure(seen == 8, || format!("{seen} of 8"))?;
@@ -213,7 +213,7 @@ fn features(rows: &mut Vec<Row>) {
             let mut client = open(daemon)?;
             let features = client.features();
             for _ in 0..50 {
-                crate::attack::flood(client.queue(0), 4, 4096);
+                flood(client.queue(0), 4, 4096);
                 let _ = client.frontend().set_features(features);
                 let seen = crate::attack::settle(client.queue(0).ring(), 4);
                 ensure(seen == 4, || format!("{seen} of 4"))?;

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Buffer, Client, Error, Options, Stop, Workload};
 use cleave_tests::{
-    Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, row, scale,
-    small, unless_late,
+    Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, flood, row,
+    scale, small, unless_late,
 };
 
-use crate::attack::{both_serve, flood, neighbour_serves, open, open_with, settle, told};
+use crate::attack::{both_serve, neighbour_serves, open, open_with, settle, told};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();

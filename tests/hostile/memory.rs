@@ -7,9 +7,9 @@ use std::time::Duration;
 use cleave_blk::spec::request_type as kind;
 use cleave_client::wire::{self, RegionBytes, request as number};
 use cleave_client::{Client, Error, Frontend, GuestMemory, Options, RegionPlan, Request, Table};
-use cleave_tests::{Daemon, Messages as _, Outcome, PATIENCE, Row, ensure, row, small};
+use cleave_tests::{Daemon, Messages as _, Outcome, PATIENCE, Row, ensure, flood, row, small};
 
-use crate::attack::{both_serve, flood, neighbour_serves_or_all_is_gone, open, settle, told};
+use crate::attack::{both_serve, neighbour_serves_or_all_is_gone, open, settle, told};
 use crate::config::{frontend, refused};
 
 pub(crate) fn rows() -> Vec<Row> {

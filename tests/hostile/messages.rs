@@ -8,11 +8,11 @@ use std::time::Duration;
 use cleave_client::wire::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
 use cleave_client::{Client, Error, Socket};
 use cleave_tests::{
-    Daemon, Messages as _, Outcome, PATIENCE, Row, Stopwatch, closes_within, ensure, exercise, row,
-    scale, small,
+    Daemon, Messages as _, Outcome, PATIENCE, Row, Stopwatch, closes_within, ensure, exercise,
+    flood, row, scale, small,
 };
 
-use crate::attack::{both_serve, flood, neighbour_serves, open, told};
+use crate::attack::{both_serve, neighbour_serves, open, told};
 use crate::config::{frontend, refused};
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -478,7 +478,7 @@ fn order(rows: &mut Vec<Row>) {
         |daemon| {
             let mut client = open(daemon)?;
             told(client.frontend().set_vring_enable(0, false), "disable")?;
-            crate::attack::flood(client.queue(0), 1, 512);
+            flood(client.queue(0), 1, 512);
             std::thread::sleep(Duration::from_millis(30));
             ensure(client.queue(0).ring().used_index() == 0, || {
                 "served while disabled".into()

@@ -7,12 +7,12 @@ use std::time::Duration;
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, RingLayout, Wait, wire};
 use cleave_tests::{
-    Messages as _, Outcome, PATIENCE, Random, Row, comes, ensure, exercise_queue, header, row,
-    scale, small,
+    Messages as _, Outcome, PATIENCE, Random, Row, comes, ensure, exercise_queue, flood, header,
+    row, scale, small,
 };
 
 use crate::attack::{
-    INDIRECT, NEXT, Parts, WRITE, both_serve, expect_retired, flood, neighbour_serves,
+    INDIRECT, NEXT, Parts, WRITE, both_serve, expect_retired, neighbour_serves,
     neighbour_serves_or_all_is_gone, open, open_with, polling, serves_or_retired, settle,
     settle_within, told,
 };

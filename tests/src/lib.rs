@@ -27,7 +27,8 @@ pub use scratch::{LoopDevice, Mount, Scratch, is_root, run};
 pub use stream::{Cut, header, range, stream};
 pub use table::{Outcome, Row, ensure, row, run_rows, scale};
 
-use cleave_client::{Client, Options};
+use cleave_blk::spec::request_type;
+use cleave_client::{Buffer, Client, Options, Queue};
 
 /// Small rings and data areas: what most tests want.
 pub fn small(queues: u16) -> Options {
@@ -47,6 +48,26 @@ pub fn assert_serves(daemon: &Daemon) -> Outcome {
         .try_open(&small(2))
         .map_err(|error| format!("no new client: {error}"))?;
     exercise(&mut client).map_err(|error| format!("new client: {error}"))
+}
+
+/// Puts reads from the start of the disk into flight without waiting, as many as the vring holds.
+pub fn flood(queue: &mut Queue, count: u64, bytes: u32) {
+    let (area, room) = queue.data_area();
+    let (head, status) = queue.control();
+    queue.write_header(request_type::IN, 0);
+    for turn in 0..count {
+        let addr = area + turn * u64::from(bytes) % (room - u64::from(bytes));
+        let chain = [
+            Buffer::readable(head, 16),
+            Buffer::writable(addr, bytes),
+            Buffer::writable(status, 1),
+        ];
+        if queue.ring().add(&chain).is_none() {
+            break;
+        }
+    }
+    queue.ring().publish();
+    queue.ring_kick();
 }
 
 /// Writes and reads back a block per vring; of a read-only disk, only reads. Not for a null disk, which keeps nothing.
