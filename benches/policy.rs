@@ -58,7 +58,7 @@ fn pacer(c: &mut Criterion) {
     let mut group = c.benchmark_group("pacer");
     group.throughput(Throughput::Elements(1));
     for (name, every, lap_ns, is_spun) in PACES {
-        let mut pacing = Pacing::new(10_000);
+        let mut pacing = Pacing::new();
         let mut lap = 0_u64;
         let mut turn = || {
             lap += 1;

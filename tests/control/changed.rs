@@ -35,6 +35,7 @@ fn a_change_is_answered_with_the_new_state() {
             Value::Null,
         ),
         (json!({"spin_rate_min": 300}), "spin_rate_min", json!(300)),
+        (json!({"spin_worth": 3}), "spin_worth", json!(3)),
         (
             json!({"coalesce_us": 20, "coalesce_max": 4}),
             "coalesce_us",
@@ -60,8 +61,8 @@ fn a_change_is_answered_with_the_new_state() {
         assert_eq!(answer.json()["tuning"][field], expected, "{body}");
         assert_eq!(get(&control, "/v1/disks/disk")["tuning"][field], expected);
     }
-    let back = json!({"completion": "adaptive", "spin_cpu_max": 25, "spin_rate_min": 1100, "coalesce_us": 0,
-        "coalesce_max": 0, "split": "auto", "vrings": {"0": null}});
+    let back = json!({"completion": "adaptive", "spin_cpu_max": 25, "spin_rate_min": 1100,
+        "spin_worth": start["spin_worth"], "coalesce_us": 0, "coalesce_max": 0, "split": "auto", "vrings": {"0": null}});
     assert_eq!(patch(&control, &back.to_string()).json()["tuning"], start);
     assert!(daemon.log().contains("is served differently"));
     daemon.finish();

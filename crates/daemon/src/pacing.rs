@@ -12,8 +12,8 @@ pub(crate) struct PacingArgs {
     ///
     /// interrupt: it sleeps whenever there is nothing to do. poll: it never sleeps while the guest uses
     /// its vrings, which costs a CPU and saves the wake-up; where others want that CPU it sleeps all the
-    /// same. adaptive: it spins where the next event comes soon enough to be worth it, and sleeps else;
-    /// an idle disk costs nothing.
+    /// same. adaptive: it tries both on the load as it is, spins where that makes responses sooner by
+    /// enough to be worth the CPU time (--spin-worth), and sleeps else; an idle disk costs nothing.
     #[arg(long, value_name = "HOW", value_enum, default_value_t = Wait::Adaptive)]
     pub(crate) completion: Wait,
     /// Most CPU time that adaptive may spin in vain, in per cent of one core
@@ -32,11 +32,19 @@ pub(crate) struct PacingArgs {
     /// Requests a second below which adaptive does not spin
     ///
     /// Below, it costs the CPU time of interrupts, and each request a wake-up. 0: it spins at any rate, where that pays
-    /// and within the budget. Requests that come at an even rate, of some fifty a second or more, then find it awake,
-    /// for a tenth to a quarter of a core. Refused as --spin-cpu-max is.
+    /// and within the budget; a gap of more than a millisecond is slept through all the same. Refused as
+    /// --spin-cpu-max is.
     #[arg(long, value_name = "N", default_value_t = Tuning::SPIN_RATE_MIN,
           value_parser = clap::value_parser!(u32).range(0..=SPIN_RATE_MAX))]
     pub(crate) spin_rate_min: u32,
+    /// Per cent of a core that adaptive may pay for each per cent that spinning makes the disk faster
+    ///
+    /// With 5 it spends a whole core where that makes the disk a fifth faster, and spins for no gain below 5 %. Both are
+    /// measured on the load. 0: only where spinning costs no more CPU time than sleeping. Refused as
+    /// --spin-cpu-max is.
+    #[arg(long, value_name = "N", default_value_t = Tuning::SPIN_WORTH,
+          value_parser = clap::value_parser!(u32).range(0..=SPIN_WORTH_MAX))]
+    pub(crate) spin_worth: u32,
     /// Longest that a call to the guest is held back to become one with the next, in microseconds
     ///
     /// Only while other requests of the vring are in flight: a lone request is never held up. 0: never.
@@ -53,6 +61,8 @@ pub(crate) struct PacingArgs {
 pub(crate) const SPIN_MAX: i64 = 25_600;
 /// More than any vring gets: it never spins.
 pub(crate) const SPIN_RATE_MAX: i64 = 1_000_000_000;
+/// A hundredth of a second for a microsecond: it spins wherever that gains anything.
+pub(crate) const SPIN_WORTH_MAX: i64 = 10_000;
 /// Longer than any guest would thank us for, and far below what it takes for a lost request.
 pub(crate) const COALESCE_US_MAX: i64 = 10_000;
 /// As many as a vring can have.
@@ -91,6 +101,7 @@ impl PacingArgs {
             ("spin_cpu_max", "--spin-cpu-max"),
             ("spin_cpu_total", "--spin-cpu-total"),
             ("spin_rate_min", "--spin-rate-min"),
+            ("spin_worth", "--spin-worth"),
         ];
         match idle.iter().find(|(name, _)| given(name)) {
             None => Ok(()),
@@ -107,6 +118,7 @@ impl PacingArgs {
             spin_cpu_max: self.spin_cpu_max,
             spin_cpu_total: self.spin_cpu_total,
             spin_rate_min: self.spin_rate_min,
+            spin_worth: self.spin_worth,
             coalesce: Coalesce {
                 us: self.coalesce_us,
                 max: self.coalesce_max,

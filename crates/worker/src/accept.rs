@@ -223,7 +223,7 @@ impl<S: Store> Acceptance<'_, S> {
         }
         let changes = !matches!(request.verb, Verb::Read | Verb::Flush);
         let cached = changes && !cut.durable;
-        self.splitting.flight.begun(request.verb, request.len_bytes);
+        self.splitting.requests += 1;
         lane.slots.fill(
             head,
             Slot {
@@ -268,7 +268,7 @@ impl<S: Store> Acceptance<'_, S> {
 
     fn split_large(&mut self, direction: Direction, len_bytes: u64) -> Option<Timing> {
         let load = Load {
-            requests: self.splitting.flight.requests(),
+            requests: self.splitting.requests,
             ops: u32::try_from(self.store.in_flight()).unwrap_or(u32::MAX),
         };
         let start_ns = nanoseconds(self.splitting.clock);

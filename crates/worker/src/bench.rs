@@ -4,7 +4,7 @@
 use cleave_blk::Request;
 use cleave_guest::{Epoch, Memory};
 
-use crate::policy::{Budget, Did, Outlook, Pace, Pacer, Terms};
+use crate::policy::{Budget, Did, Pace, Pacer, Terms};
 use crate::record::Fine;
 use crate::slots::{Next, Slot, Slots};
 use crate::stats::Stats;
@@ -59,10 +59,11 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// As at a worker's start, with the usual tuning, on a host where a wake-up takes so long.
-    pub fn new(wake_ns: u64) -> Pacing {
+    /// As at a worker's start, with the usual tuning.
+    #[expect(clippy::new_without_default, reason = "as the pacer itself")]
+    pub fn new() -> Pacing {
         Pacing {
-            pacer: Pacer::new(wake_ns),
+            pacer: Pacer::new(),
             tuning: Tuning::new(Split::Off),
             budget: Budget::default(),
             stats: Stats::default(),
@@ -87,16 +88,11 @@ impl Pacing {
             budget: &self.budget,
             stats: &self.stats,
         };
-        let outlook = Outlook::Guest;
-        let pace = match pacer.turn(did, outlook) {
+        let pace = match pacer.turn(did) {
             Some(pace) => pace,
-            None => pacer.decide(did, outlook, *now_ns, terms),
+            None => pacer.decide(did, *now_ns, terms, || 0),
         };
-        match pace {
-            Pace::Look => pacer.looked(*now_ns, false, terms) == Pace::Spin,
-            Pace::Spin => true,
-            Pace::Doze(_) | Pace::Sleep => false,
-        }
+        pace == Pace::Spin
     }
 }
 

@@ -1,6 +1,6 @@
 //! What all workers of a device share.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::policy::Budget;
 use crate::record::{Recording, Records};
 use crate::registry::Registry;
 use crate::splitter::SplitState;
-use crate::{LegTotals, Mode, Split, Splitter, Totals, Tuning};
+use crate::{LegTotals, Mode, Split, Splitter, Totals, Tried, Tuning};
 
 /// How workers run, from their start to their end. What may change meanwhile is the [`Tuning`].
 #[derive(Debug, Clone)]
@@ -42,8 +42,6 @@ pub struct Device {
     pub records: Records,
     pub(crate) registry: Registry,
     pub(crate) budget: Budget,
-    /// What a wake-up takes on this host; 0: not measured yet.
-    pub(crate) wake_ns: AtomicU64,
     /// The clock that its workers share begins here.
     pub(crate) began: Instant,
 }
@@ -100,7 +98,6 @@ impl Device {
             records: Records::new(Recording::On),
             registry: Registry::new(tuning),
             budget: Budget::default(),
-            wake_ns: AtomicU64::new(0),
             began: Instant::now(),
         }
     }
@@ -129,6 +126,15 @@ impl Device {
     /// Mode of each running worker: how it waits when it finds nothing to do.
     pub fn modes(&self) -> Vec<Mode> {
         self.registry.modes()
+    }
+
+    /// What each running worker last found out about spinning, in the order of [`modes`](Device::modes), and how
+    /// long ago.
+    pub fn tried(&self) -> Vec<Option<(Tried, Duration)>> {
+        let now = self.began.elapsed();
+        let ago = |tried: Tried| (tried, now.saturating_sub(tried.at));
+        let all = self.registry.tried().into_iter();
+        all.map(|tried| tried.map(ago)).collect()
     }
 
     /// Sums over all workers and vrings that ever ran: never less than before.

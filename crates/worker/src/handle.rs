@@ -173,7 +173,6 @@ impl<F: FnOnce(Result<(), SpawnError>)> Visitor for Run<F> {
 /// and no other: the alarm tells the session, and dropping the worker drains its store.
 fn turn<S: Store>(mut worker: Worker<S>, alarm: &OwnedFd) {
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        worker.calibrate()?;
         loop {
             match worker.lap() {
                 Ok(Lap::Again) => {}

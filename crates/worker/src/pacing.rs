@@ -1,18 +1,17 @@
 //! How a worker waits: the combined wish of its vrings, the pacer's decision, and the calls that are held back
 //! meanwhile. The clock is read here, and the core is yielded here.
 
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cleave_engine::{Store, Wait};
 
+use crate::Completion;
 use crate::accept::nanoseconds;
 use crate::contention::{CoreContention, yield_core};
-use crate::policy::{Call, Did, Pace, Pacer, Terms};
+use crate::policy::{Call, Crowd, Did, Pace, Pacer, Terms};
 use crate::record::VringEvent;
 use crate::stats::{Mode, add};
 use crate::worker::{Worker, call_bell};
-use crate::{Completion, Device};
 
 /// Laps without work before a polling worker looks at the clock for the first time, and then again.
 const POLL_GRACE_LAPS: u32 = 64;
@@ -23,9 +22,6 @@ const POLL_LOOK_LAPS: u32 = 1024;
 const LATE_LOOKS: u32 = 4 * 1024;
 const NAP_STEP_NS: u64 = 50_000;
 const NAP_MAX_NS: u64 = 5_000_000;
-/// Sleeps that measure what a wake-up takes, and how long each is meant to be.
-const TRIAL_SLEEPS: usize = 9;
-const TRIAL_SLEEP: Duration = Duration::from_micros(100);
 
 /// The combined wish of a worker's vrings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,6 +53,8 @@ pub(crate) struct Unkicked {
 /// How a worker waits.
 pub(crate) struct Waiting {
     pub(crate) pacer: Pacer,
+    /// Who else wants the core, of a worker that polls.
+    pub(crate) crowd: Crowd,
     pub(crate) wish: Wish,
     pub(crate) contention: CoreContention,
     /// Laps without work, of a worker that polls.
@@ -73,9 +71,10 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     /// Of a worker on this thread.
-    pub(crate) fn new(device: &Device) -> Waiting {
+    pub(crate) fn new() -> Waiting {
         Waiting {
-            pacer: Pacer::new(wake_ns(device)),
+            pacer: Pacer::new(),
+            crowd: Crowd::default(),
             wish: Wish::default(),
             contention: CoreContention::of_this_thread(),
             idle_laps: 0,
@@ -124,7 +123,7 @@ impl<S: Store> Worker<S> {
             return Wait::No;
         }
         let until_ns = match pace {
-            Pace::Spin | Pace::Look => {
+            Pace::Spin => {
                 self.disarm();
                 return Wait::No;
             }
@@ -167,8 +166,7 @@ impl<S: Store> Worker<S> {
     }
 
     fn adapt(&mut self, did: Did) -> Pace {
-        let outlook = self.splitting.flight.outlook();
-        if let Some(pace) = self.waiting.pacer.turn(did, outlook) {
+        if let Some(pace) = self.waiting.pacer.turn(did) {
             return pace;
         }
         let now_ns = self.now_ns();
@@ -177,15 +175,8 @@ impl<S: Store> Worker<S> {
             budget: &self.device.budget,
             stats: &self.meters.stats,
         };
-        match self.waiting.pacer.decide(did, outlook, now_ns, terms) {
-            Pace::Look => {
-                let others = self.waiting.contention.yield_once();
-                // Somebody may have had the core for long.
-                let now_ns = nanoseconds(self.device.began);
-                self.waiting.pacer.looked(now_ns, others, terms)
-            }
-            pace => pace,
-        }
+        let pacer = &mut self.waiting.pacer;
+        pacer.decide(did, now_ns, terms, thread_cpu_ns)
     }
 
     /// A lap of a worker with a guest that never kicks.
@@ -223,7 +214,7 @@ impl<S: Store> Worker<S> {
             true => 0,
             false => self.waiting.idle_laps.wrapping_add(1),
         };
-        let crowd = &mut self.waiting.pacer.crowd;
+        let crowd = &mut self.waiting.crowd;
         let looks = self.waiting.idle_laps % POLL_LOOK_LAPS == POLL_GRACE_LAPS;
         if !looks && !crowd.rests() {
             return Pace::Spin;
@@ -356,69 +347,10 @@ impl<S: Store> Worker<S> {
             }
         }
     }
-
-    /// Measures what a wake-up takes here, unless another worker of the device did: some short sleeps, of
-    /// which the middle one counts. A millisecond, before the first vring.
-    pub(crate) fn calibrate(&mut self) -> std::io::Result<()> {
-        if self.device.wake_ns.load(Ordering::Relaxed) > 0 {
-            return Ok(());
-        }
-        let mut late_ns = [0; TRIAL_SLEEPS];
-        for late_ns in &mut late_ns {
-            let until = Instant::now() + TRIAL_SLEEP;
-            self.reactor
-                .enter(&mut self.store, Wait::Until(Some(until)))?;
-            // A command is there nearly always, and would end all the sleeps that follow if it was not seen.
-            self.reap();
-            // Woken earlier by one: none was measured.
-            *late_ns = until.elapsed().as_nanos() as u64;
-        }
-        late_ns.sort_unstable();
-        // 0 says that none was measured.
-        let middle_ns = late_ns[TRIAL_SLEEPS / 2].max(1);
-        self.device.wake_ns.store(middle_ns, Ordering::Relaxed);
-        self.waiting.pacer.set_wake(middle_ns);
-        Ok(())
-    }
 }
 
-/// Duration of a wake-up on this host, as far as it is known.
-pub(crate) fn wake_ns(device: &Device) -> u64 {
-    match device.wake_ns.load(Ordering::Relaxed) {
-        0 => WAKE_UNKNOWN_NS,
-        wake_ns => wake_ns,
-    }
-}
-
-/// Duration of a wake-up where it has not been measured.
-const WAKE_UNKNOWN_NS: u64 = 20_000;
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use cleave_disk::{Disk, DiskSpec, OpenOptions};
-    use cleave_guest::Memory;
-    use rustix::event::{EventfdFlags, eventfd};
-
-    use super::*;
-    use crate::{Handle, Split, Tuning, WorkerConfig};
-
-    /// A session has a command for each worker that it starts, and does not wait with it.
-    #[test]
-    fn a_command_that_comes_at_once_does_not_pass_for_a_quick_wake_up() {
-        let disk = Disk::open(&DiskSpec::Null(1 << 20), &OpenOptions::default()).unwrap();
-        let config = WorkerConfig {
-            cpus: Vec::new(),
-            ops: 256,
-        };
-        let tuning = Tuning::new(Split::Off);
-        let device = Arc::new(Device::new(Arc::new(disk), [0; 20], true, config, tuning));
-        let memory = Memory::new(Vec::new()).unwrap();
-        let alarm = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-        let worker = Handle::spawn(0, None, device.clone(), memory, alarm).unwrap();
-        worker.enable(0, true).wait().unwrap();
-        let wake_ns = device.wake_ns.load(Ordering::Relaxed);
-        assert!(wake_ns > 1, "{wake_ns} ns");
-    }
+/// CPU time of the calling thread.
+fn thread_cpu_ns() -> u64 {
+    let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    spent.tv_sec as u64 * 1_000_000_000 + spent.tv_nsec as u64
 }

@@ -10,7 +10,7 @@ use cleave_engine::{LegStats, LegTotals};
 use crate::splitter::Board;
 use crate::stats::Stats;
 use crate::worker::signal;
-use crate::{Mode, Totals, Tuning};
+use crate::{Mode, Totals, Tried, Tuning};
 
 /// A running worker as control sees it.
 #[derive(Debug)]
@@ -125,6 +125,12 @@ impl Registry {
     pub(crate) fn modes(&self) -> Vec<Mode> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.mode()).collect()
+    }
+
+    /// What each running worker last found out about spinning.
+    pub(crate) fn tried(&self) -> Vec<Option<Tried>> {
+        let members = self.lock();
+        members.live.iter().map(|live| live.stats.tried()).collect()
     }
 
     /// Sum over all workers that ever ran; what vrings did is not in it.

@@ -1,6 +1,7 @@
 //! Counters of a worker's loop, written by that worker alone and read by anyone; and the sums that readers make.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// What a worker does now when it finds nothing to do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,6 +25,28 @@ impl std::fmt::Display for Mode {
     }
 }
 
+/// What an experiment of a worker found: spinning against sleeping, on the load at that time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tried {
+    /// The worker spins since then; else it sleeps.
+    pub spins: bool,
+    /// Share of the response time that spinning saves: median, and quartiles, of its rounds. Negative: it
+    /// takes longer.
+    pub gain: [f32; 3],
+    /// Cores that spinning kept busy more.
+    pub cores: f32,
+    /// When it ended, on the clock of the device.
+    pub at: Duration,
+}
+
+fn whole([high, low]: [f32; 2]) -> u64 {
+    u64::from(high.to_bits()) << 32 | u64::from(low.to_bits())
+}
+
+fn halves(word: u64) -> [f32; 2] {
+    [(word >> 32) as u32, word as u32].map(f32::from_bits)
+}
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+; vrings: $($(#[$vring_doc:meta])* $vring_name:ident,)+) => {
         /// Counters of one worker's loop. Only the worker writes, with plain loads and stores. Requests are counted
@@ -33,6 +56,8 @@ macro_rules! counters {
         pub(crate) struct Stats {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)+
             mode: AtomicU8,
+            /// Of [`Tried`]: when, and whether it spins; gain; its quartiles; price. All 0: nothing was tried.
+            tried: [AtomicU64; 4],
         }
 
         /// Sums over workers and vrings at one moment.
@@ -69,6 +94,28 @@ macro_rules! counters {
             pub(crate) fn set_mode(&self, mode: Mode) {
                 self.mode.store(mode as u8, Ordering::Relaxed);
             }
+
+            /// What the worker last found out about spinning.
+            pub(crate) fn tried(&self) -> Option<Tried> {
+                // Read amid a change, parts of two experiments are mixed: they are shown, and nothing follows.
+                let [at, gain, spread, price] = self.tried.each_ref().map(|word| word.load(Ordering::Relaxed));
+                let [low, high] = halves(spread);
+                (at > 0).then(|| Tried {
+                    spins: at & 1 == 1,
+                    gain: [halves(gain)[0], low, high],
+                    cores: halves(price)[0],
+                    at: Duration::from_nanos(at),
+                })
+            }
+
+            pub(crate) fn set_tried(&self, tried: Tried) {
+                let at = tried.at.as_nanos() as u64 & !1 | u64::from(tried.spins);
+                let [gain, low, high] = tried.gain;
+                let words = [at, whole([gain, 0.0]), whole([low, high]), whole([tried.cores, 0.0])];
+                for (kept, word) in self.tried.iter().zip(words) {
+                    kept.store(word, Ordering::Relaxed);
+                }
+            }
         }
     };
 }
@@ -80,7 +127,7 @@ counters! {
     laps,
     /// Times that a worker slept with no end in sight.
     sleeps,
-    /// Times that it slept until shortly before something was expected.
+    /// Times that it slept for a given time: to look at what does not wake it, to give way, or to measure a wake-up.
     dozes,
     /// Times that it came back from either.
     wakeups,
@@ -94,7 +141,11 @@ counters! {
     switches_slow,
     /// Times that it left spinning because the budget was spent.
     switches_budget,
-    /// Times that it left spinning because somebody else wanted its core.
+    /// Times that it left spinning because an experiment showed that it does not pay.
+    switches_vain,
+    /// Experiments with spinning that came to a verdict.
+    experiments,
+    /// Times that polling gave way because somebody else wanted its core.
     switches_crowded,
     /// Times that control changed how it waits.
     switches_tuned,
@@ -172,8 +223,9 @@ impl Totals {
             kicks,
             switches_fast,
             switches_slow,
+            switches_vain,
             switches_budget,
-            switches_crowded,
+            experiments,
             ..
         } = self;
         let spun_ms = (self.spin_hit_ns + self.spin_wasted_ns) / 1_000_000;
@@ -181,8 +233,8 @@ impl Totals {
         write!(
             f,
             "{kicks} kicks, slept {sleeps} times and dozed {dozes}, spun {spun_ms} ms, {wasted_ms} of \
-             them in vain; took to spinning {switches_fast} times, and left it {switches_slow} times for \
-             lack of requests, {switches_budget} of budget, {switches_crowded} of a core of its own"
+             them in vain; tried both {experiments} times, took to spinning {switches_fast} times, and left it \
+             {switches_slow} times for lack of requests, {switches_vain} of gain, {switches_budget} of budget"
         )
     }
 }

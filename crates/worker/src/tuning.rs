@@ -49,6 +49,8 @@ pub struct Tuning {
     pub spin_cpu_total: Option<u32>,
     /// Requests a second below which `adaptive` does not spin.
     pub spin_rate_min: u32,
+    /// Per cent of a core that `adaptive` may pay for each per cent that it gains.
+    pub spin_worth: u32,
     /// How calls are held back.
     pub coalesce: Coalesce,
     /// How large requests are split.
@@ -62,6 +64,9 @@ impl Tuning {
     /// small as it can be. Above, latency counts too.
     pub const SPIN_RATE_MIN: u32 = 1100;
 
+    /// Per cent of a core that a per cent of speed may cost where nobody says otherwise: a core for a fifth.
+    pub const SPIN_WORTH: u32 = 5;
+
     /// Adaptive, as much spinning as is usual, no call held back.
     pub fn new(split: Split) -> Tuning {
         Tuning {
@@ -70,6 +75,7 @@ impl Tuning {
             spin_cpu_max: Tuning::SPIN_CPU_MAX,
             spin_cpu_total: None,
             spin_rate_min: Tuning::SPIN_RATE_MIN,
+            spin_worth: Tuning::SPIN_WORTH,
             coalesce: Coalesce::default(),
             split,
         }

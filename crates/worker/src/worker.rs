@@ -13,7 +13,6 @@ use cleave_guest::{Chain, Epoch, Memory, VringFault};
 use crate::accept::{Acceptance, Run, answer, nanoseconds};
 use crate::command::Commands;
 use crate::commands::Inbox;
-use crate::flight::Flight;
 use crate::lane::{Lane, State};
 use crate::pacing::Waiting;
 use crate::policy::Did;
@@ -149,7 +148,7 @@ pub(crate) struct Splitting {
     /// The splitter's time runs from here.
     pub(crate) clock: Instant,
     /// Requests in flight on all vrings.
-    pub(crate) flight: Flight,
+    pub(crate) requests: u32,
 }
 
 /// The tuning in force.
@@ -248,9 +247,9 @@ impl<S: Store> Worker<S> {
             splitting: Splitting {
                 splitter,
                 clock: Instant::now(),
-                flight: Flight::default(),
+                requests: 0,
             },
-            waiting: Waiting::new(&device),
+            waiting: Waiting::new(),
             inbox: Inbox::new(commands),
             tuned: Tuned {
                 number,
@@ -365,7 +364,7 @@ impl<S: Store> Worker<S> {
                 return self.push_sync(0, token);
             }
         };
-        self.splitting.flight.ended(ended.verb, ended.len_bytes);
+        self.splitting.requests = self.splitting.requests.saturating_sub(1);
         let mut exact_ns = None;
         if let Some(Timing { choice, start_ns }) = ended.timing
             && choice.is_timed()

@@ -234,7 +234,8 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
             "4 KiB random reads at a given rate, on one vring, by a driver that sleeps between (in bursts it polls); \
              latency counts from when a request was due. Driver and daemon have a CPU each, but for the last part, in which \
              they share one. At up to 1,000 requests a second adaptive is bound to the CPU time of interrupt, and so \
-             cannot have the latency of poll; with --spin-rate-min 0 it is not (\"any rate\")."
+             cannot have the latency of poll. With --spin-rate-min 0 (\"any rate\") it may spin there too, for the disk and in \
+             gaps of less than a millisecond."
                 .to_owned(),
         ],
         verdicts,

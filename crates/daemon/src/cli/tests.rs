@@ -75,6 +75,7 @@ fn every_option_reaches_the_service() {
     assert_eq!(with("--spin-cpu-max 0").tuning.spin_cpu_max, 0);
     assert_eq!(with("--spin-cpu-total 80").tuning.spin_cpu_total, Some(80));
     assert_eq!(with("--spin-rate-min 0").tuning.spin_rate_min, 0);
+    assert_eq!(with("--spin-worth 10000").tuning.spin_worth, 10_000);
     let coalesce = with("--coalesce-us 30 --coalesce-max 8").tuning.coalesce;
     assert_eq!((coalesce.us, coalesce.max), (30, 8));
     assert!(with("--once").once);
@@ -184,6 +185,7 @@ fn what_only_adaptive_heeds_is_refused_where_nothing_will_be_adaptive() {
         "--spin-cpu-max 25",
         "--spin-cpu-total 10",
         "--spin-rate-min 1100",
+        "--spin-worth 64",
     ];
     for (option, mode) in heeded
         .into_iter()

@@ -8,12 +8,12 @@ use std::time::Duration;
 use cleave_disk::{Backing, Disk, FileKind, format_size};
 use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
 use cleave_worker::splitter::SplitState;
-use cleave_worker::{Device, Direction, LegTotals, Mode, Split};
+use cleave_worker::{Device, Direction, LegTotals, Mode, Split, Tried};
 
 use super::Exhibit;
 use super::report::{
-    Entry, InFlight, Leg, Pacing, Process, Report, Requests, RunningVring, Session, SplitCell,
-    Store, Times, Totals, Tuning, Vring, ZeroReads,
+    self, Entry, InFlight, Leg, Pacing, Process, Report, Requests, RunningVring, Session,
+    SplitCell, Store, Times, Totals, Tuning, Vring, ZeroReads,
 };
 
 impl Exhibit {
@@ -180,6 +180,7 @@ fn tuning(device: &Device) -> Tuning {
         spin_cpu_max: tuning.spin_cpu_max,
         spin_cpu_total: tuning.spin_cpu_total,
         spin_rate_min: tuning.spin_rate_min,
+        spin_worth: tuning.spin_worth,
         coalesce_us: tuning.coalesce.us,
         coalesce_max: tuning.coalesce.max,
         split: match &tuning.split {
@@ -197,11 +198,13 @@ fn pacing(device: &Device) -> Pacing {
     let switches = [
         ("fast", totals.switches_fast),
         ("slow", totals.switches_slow),
+        ("vain", totals.switches_vain),
         ("budget", totals.switches_budget),
         ("crowded", totals.switches_crowded),
         ("tuned", totals.switches_tuned),
     ];
     let modes = device.modes();
+    let each = device.tried().into_iter();
     Pacing {
         workers: modes.iter().map(Mode::to_string).collect(),
         sleeps: totals.sleeps,
@@ -215,6 +218,20 @@ fn pacing(device: &Device) -> Pacing {
             .into_iter()
             .map(|(reason, count)| (reason.to_owned(), count))
             .collect(),
+        experiments: totals.experiments,
+        tried: each.map(|found| Some(tried(found?))).collect(),
+    }
+}
+
+/// Rounded to what is worth saying, a tenth of a per cent. The bounds are for a share of nothing, since
+/// JSON has no infinity.
+pub(super) fn tried((tried, ago): (Tried, Duration)) -> report::Tried {
+    let percent = |share: f32| (f64::from(share) * 1e3).round().clamp(-1e6, 1e3) / 10.0;
+    report::Tried {
+        spins: tried.spins,
+        gain_percent: tried.gain.map(percent),
+        price_percent: percent(tried.cores),
+        seconds_ago: ago.as_secs_f64(),
     }
 }
 

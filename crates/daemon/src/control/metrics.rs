@@ -6,7 +6,7 @@ use cleave_worker::record::{Distribution, Kind, Stage};
 
 use super::Exhibit;
 use super::gather::merged;
-use super::report::{Report, Requests, Vring};
+use super::report::{Report, Requests, Tried, Vring};
 
 /// All families: name, type and help.
 const FAMILIES: &str = "\
@@ -27,10 +27,13 @@ cleave_laps_total counter Turns of the workers' loops that did something.
 cleave_completion_mode gauge 1 for the mode that workers are told.
 cleave_workers gauge Workers that run, by what they do when there is nothing to do.
 cleave_spin_seconds_total counter Time spun: hit ended with something to do, wasted did not.
-cleave_sleeps_total counter Times that a worker slept with no end in sight.
-cleave_dozes_total counter Times that a worker slept until shortly before something was expected.
+cleave_sleeps_total counter Times that a worker slept until an event.
+cleave_dozes_total counter Times that a worker slept with a timer, to look again by itself.
 cleave_wakeups_total counter Times that a worker came back from either.
 cleave_mode_switches_total counter Times that a worker changed between spinning and sleeping, by reason.
+cleave_pacing_experiments_total counter Experiments of adaptive workers with spinning and sleeping that came to a verdict.
+cleave_spin_gain_ratio gauge Share of the response time that spinning saved in the last experiment of a worker; negative: it took longer.
+cleave_spin_price_cores gauge Cores that spinning kept busy more in that experiment; negative: less.
 cleave_spin_budget_seconds gauge How long workers may spin in vain from now on.
 cleave_spin_budget_max_seconds gauge The most that this can be.
 cleave_requests_total counter Requests that ended well, by direction and size class.
@@ -272,6 +275,17 @@ fn pacing(text: &mut Text<'_>, report: &Report) {
     text.one("cleave_dozes_total", pacing.dozes);
     text.one("cleave_wakeups_total", pacing.wakeups);
     text.by("cleave_mode_switches_total", "reason", &pacing.switches);
+    text.one("cleave_pacing_experiments_total", pacing.experiments);
+    let tried = |of: fn(&Tried) -> f64| {
+        let each = pacing.tried.iter().enumerate();
+        each.filter_map(move |(worker, tried)| Some((worker, of(tried.as_ref()?))))
+    };
+    let [gain, price] = [
+        |tried: &Tried| tried.gain_percent[0] / 100.0,
+        |tried: &Tried| tried.price_percent / 100.0,
+    ];
+    text.by("cleave_spin_gain_ratio", "worker", tried(gain));
+    text.by("cleave_spin_price_cores", "worker", tried(price));
     text.one("cleave_spin_budget_seconds", pacing.spin_left_seconds);
     let most = pacing.spin_left_max_seconds;
     text.one("cleave_spin_budget_max_seconds", most);
@@ -335,6 +349,14 @@ fn splitters(text: &mut Text<'_>, report: &Report) {
             text.sample(labels, cell.chunk_bytes);
         }
     }
+}
+
+/// The part about waiting, by itself.
+#[cfg(test)]
+pub(super) fn pacing_of(report: &Report) -> String {
+    let mut text = Text::new(&report.id);
+    pacing(&mut text, report);
+    text.out
 }
 
 /// The part about legs, by itself.

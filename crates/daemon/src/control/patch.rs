@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 
-use crate::pacing::{COALESCE_MAX_MAX, COALESCE_US_MAX, SPIN_MAX, SPIN_RATE_MAX};
+use crate::pacing::{COALESCE_MAX_MAX, COALESCE_US_MAX, SPIN_MAX, SPIN_RATE_MAX, SPIN_WORTH_MAX};
 use crate::split::{Wish, check_chunk};
 
 /// What may be said. Values are judged one by one, so that the answer can name the one that is wrong.
@@ -27,6 +27,8 @@ struct Change {
     spin_cpu_total: Option<Value>,
     #[serde(default, deserialize_with = "even_null")]
     spin_rate_min: Option<Value>,
+    #[serde(default, deserialize_with = "even_null")]
+    spin_worth: Option<Value>,
     #[serde(default, deserialize_with = "even_null")]
     coalesce_us: Option<Value>,
     #[serde(default, deserialize_with = "even_null")]
@@ -109,6 +111,9 @@ pub(super) fn apply(body: &[u8], now: &Tuning, ground: &Ground<'_>) -> Result<Tu
     }
     if let Some(value) = &change.spin_rate_min {
         tuning.spin_rate_min = number("spin_rate_min", value, 0, SPIN_RATE_MAX)?;
+    }
+    if let Some(value) = &change.spin_worth {
+        tuning.spin_worth = number("spin_worth", value, 0, SPIN_WORTH_MAX)?;
     }
     tuning.coalesce = coalesce(&change, tuning.coalesce)?;
     if let Some(value) = &change.split {
@@ -234,9 +239,9 @@ mod tests {
         expected.split = Split::Fixed(chunk);
         let now = changed(body, &start).unwrap();
         assert_eq!(now, expected);
-        let body = r#"{"spin_cpu_max": 0, "spin_cpu_total": 150, "spin_rate_min": 0, "coalesce_us": 50, "coalesce_max": 8}"#;
+        let body = r#"{"spin_cpu_max": 0, "spin_cpu_total": 150, "spin_rate_min": 0, "spin_worth": 8, "coalesce_us": 50, "coalesce_max": 8}"#;
         (expected.spin_cpu_max, expected.spin_cpu_total) = (0, Some(150));
-        expected.spin_rate_min = 0;
+        (expected.spin_rate_min, expected.spin_worth) = (0, 8);
         expected.coalesce = Coalesce { us: 50, max: 8 };
         let now = changed(body, &now).unwrap();
         assert_eq!(now, expected);
@@ -282,6 +287,9 @@ mod tests {
             (r#"{"spin_cpu_total": 0}"#, "spin_cpu_total"),
             (r#"{"spin_rate_min": null}"#, "spin_rate_min"),
             (r#"{"spin_rate_min": 1000000001}"#, "spin_rate_min"),
+            (r#"{"spin_worth": null}"#, "spin_worth: null"),
+            (r#"{"spin_worth": 10001}"#, "spin_worth"),
+            (r#"{"spin_worth": 0.5}"#, "spin_worth"),
             (r#"{"coalesce_us": 10001}"#, "coalesce_us"),
             (r#"{"coalesce_max": 18446744073709551616}"#, "coalesce_max"),
             (r#"{"split": "3K"}"#, "split"),

@@ -103,6 +103,8 @@ pub(crate) struct Tuning {
     pub(crate) spin_cpu_max: u32,
     pub(crate) spin_cpu_total: Option<u32>,
     pub(crate) spin_rate_min: u32,
+    #[serde(default)]
+    pub(crate) spin_worth: u32,
     pub(crate) coalesce_us: u32,
     pub(crate) coalesce_max: u32,
     /// `off`, `auto` or a size.
@@ -114,6 +116,7 @@ pub(crate) struct Tuning {
 pub(crate) struct Pacing {
     /// What each worker that runs does now when it finds nothing to do: `sleeps`, `spins` or `polls`.
     pub(crate) workers: Vec<String>,
+    /// Sleeps until an event, and sleeps with a timer.
     pub(crate) sleeps: u64,
     pub(crate) dozes: u64,
     pub(crate) wakeups: u64,
@@ -124,6 +127,24 @@ pub(crate) struct Pacing {
     pub(crate) spin_left_max_seconds: f64,
     /// Changes of mode, by reason.
     pub(crate) switches: BTreeMap<String, u64>,
+    /// Experiments with spinning that came to a verdict, over all workers that ever ran.
+    #[serde(default)]
+    pub(crate) experiments: u64,
+    /// What the last of them found, for each of `workers`; null of one that has not made any.
+    #[serde(default)]
+    pub(crate) tried: Vec<Option<Tried>>,
+}
+
+/// Spinning compared with sleeping, on the load at that time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Tried {
+    /// The verdict: the worker has spun since, else slept.
+    pub(crate) spins: bool,
+    /// Share of the response time that spinning saves: median and quartiles. Negative: it takes longer.
+    pub(crate) gain_percent: [f64; 3],
+    /// How much of a core spinning keeps busy more. Negative: less.
+    pub(crate) price_percent: f64,
+    pub(crate) seconds_ago: f64,
 }
 
 /// Counters over all vrings and sessions, recording or not.

@@ -1,11 +1,12 @@
 //! What is shown of a disk that nobody has used yet, and of one that is a stripe.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_worker::record::Recording;
-use cleave_worker::{Device, LegTotals, Split, Tuning, WorkerConfig};
-use serde_json::Value;
+use cleave_worker::{Device, LegTotals, Split, Tried, Tuning, WorkerConfig};
+use serde_json::{Value, json};
 
 use super::Exhibit;
 
@@ -54,9 +55,9 @@ fn the_shape_of_the_json_is_a_promise() {
     let expected = "\
         endpoint errors.broken errors.invalid errors.memory errors.space errors.store \
         errors.unsupported id in_flight.oldest_seconds in_flight.requests name pacing.dozes \
-        pacing.sleeps pacing.spin_hit_seconds pacing.spin_left_max_seconds \
+        pacing.experiments pacing.sleeps pacing.spin_hit_seconds pacing.spin_left_max_seconds \
         pacing.spin_left_seconds pacing.spin_wasted_seconds pacing.switches.budget \
-        pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned \
+        pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned pacing.switches.vain \
         pacing.wakeups process.cpu_seconds process.pid process.resident_bytes \
         process.uptime_seconds process.version recording serial session.connected session.count \
         session.features session.protocol_features store.block_bytes store.cache store.iopoll \
@@ -64,7 +65,7 @@ fn the_shape_of_the_json_is_a_promise() {
         totals.calls_coalesced totals.calls_suppressed totals.failed totals.kicks totals.laps \
         totals.others totals.polled totals.read_bytes totals.reads totals.refused totals.retired_vrings \
         totals.write_bytes totals.writes tuning.coalesce_max tuning.coalesce_us tuning.completion \
-        tuning.spin_cpu_max tuning.spin_cpu_total tuning.spin_rate_min tuning.split zero_reads.sampled zero_reads.zero";
+        tuning.spin_cpu_max tuning.spin_cpu_total tuning.spin_rate_min tuning.spin_worth tuning.split zero_reads.sampled zero_reads.zero";
     let mut expected: Vec<&str> = expected.split_whitespace().collect();
     expected.sort_unstable();
     found.sort_unstable();
@@ -72,6 +73,34 @@ fn the_shape_of_the_json_is_a_promise() {
     for list in ["requests", "vrings", "splitters", "legs"] {
         assert_eq!(report[list], Value::Array(Vec::new()), "{list}");
     }
+    for list in ["workers", "tried"] {
+        assert_eq!(report["pacing"][list], Value::Array(Vec::new()), "{list}");
+    }
+}
+
+#[test]
+fn what_an_experiment_found_is_told_of_the_worker_that_made_it() {
+    let found = Tried {
+        spins: true,
+        gain: [0.22, -0.041, f32::NEG_INFINITY],
+        cores: 0.4004,
+        at: Duration::from_secs(5),
+    };
+    let mut report = ram("a").report();
+    let tried = super::gather::tried((found, Duration::from_millis(2500)));
+    report.pacing.tried = vec![None, Some(tried)];
+    let json = serde_json::to_value(&report).unwrap();
+    let expected = json!({"spins": true, "gain_percent": [22.0, -4.1, -100_000.0], "price_percent": 40.0,
+        "seconds_ago": 2.5});
+    assert_eq!(json["pacing"]["tried"], json!([null, expected]));
+    let metrics = super::metrics::pacing_of(&report);
+    for sample in [
+        "cleave_spin_gain_ratio{disk=\"a\",worker=\"1\"} 0.22\n",
+        "cleave_spin_price_cores{disk=\"a\",worker=\"1\"} 0.4\n",
+    ] {
+        assert!(metrics.contains(sample), "{metrics}");
+    }
+    assert!(!metrics.contains("worker=\"0\""), "{metrics}");
 }
 
 #[test]
@@ -181,6 +210,9 @@ fn metrics_have_stable_names() {
         "dozes_total counter",
         "wakeups_total counter",
         "mode_switches_total counter",
+        "pacing_experiments_total counter",
+        "spin_gain_ratio gauge",
+        "spin_price_cores gauge",
         "spin_budget_seconds gauge",
         "spin_budget_max_seconds gauge",
         "requests_total counter",

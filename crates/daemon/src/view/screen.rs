@@ -1,7 +1,7 @@
 //! What is shown, as lines of at most eighty columns.
 
 use super::rates::Rates;
-use crate::control::report::{Report, Times};
+use crate::control::report::{Report, Times, Tried};
 
 /// Heads of the columns, as wide as `line` makes them.
 const HEAD: &str =
@@ -16,16 +16,19 @@ pub(super) enum Row<'a> {
     Gone(String, &'a str),
 }
 
-/// A whole picture; with details where there is room for them.
+/// A whole picture; with details where there is room for them, and then with what adaptive found out.
 pub(super) fn picture(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
     let mut lines = vec![HEAD.to_owned()];
-    let details = 1 + 2 * rows.len() < lines_max;
+    let has_room = |each| 1 + each * rows.len() < lines_max;
     for row in rows {
         match row {
             Row::Disk(report, rates) => {
                 lines.push(line(report, rates.unwrap_or_default()));
-                if details {
+                if has_room(2) {
                     lines.push(detail(report));
+                }
+                if let Some(found) = verdict(report, "").filter(|_| has_room(3)) {
+                    lines.push(cut(&format!("  {found}"), 80));
                 }
             }
             Row::Gone(socket, why) => lines.push(cut(&format!("{socket}: {why}"), 80)),
@@ -100,6 +103,54 @@ fn detail(report: &Report) -> String {
     cut(&format!("  {}", parts.join(", ")), 80)
 }
 
+/// What adaptive found out about spinning on this load; `of`: what the saved share is one of. `None`: it is not in
+/// force, or no worker has tried yet.
+fn verdict(report: &Report, of: &str) -> Option<String> {
+    let tuning = &report.tuning;
+    let mut ways = tuning.vrings.values().chain([&tuning.completion]);
+    if !ways.any(|way| way == "adaptive") {
+        return None;
+    }
+    let tried: Vec<&Tried> = report.pacing.tried.iter().flatten().collect();
+    let each_ago = tried.iter().map(|tried| tried.seconds_ago);
+    let last_ago = each_ago.min_by(f64::total_cmp)?;
+    let found = match tried.as_slice() {
+        [alone] => found(alone, of),
+        _ => {
+            let spin = tried.iter().filter(|tried| tried.spins).count();
+            format!("spinning pays for {spin} of {} workers", tried.len())
+        }
+    };
+    Some(format!("{found}, tried {} ago", age(last_ago)))
+}
+
+fn found(tried: &Tried, of: &str) -> String {
+    let [gain, ..] = tried.gain_percent;
+    let price = tried.price_percent.abs();
+    let link = if tried.price_percent < 0.0 {
+        "and"
+    } else {
+        "for"
+    };
+    let saves = match gain >= 0.5 {
+        true => format!("saves {gain:.0} %{of} {link} {price:.0} % of a core"),
+        false => "saves nothing".to_owned(),
+    };
+    match tried.spins {
+        true => format!("spinning {saves}"),
+        false => format!("sleeping: spinning {saves}"),
+    }
+}
+
+/// A time in one unit.
+fn age(seconds: f64) -> String {
+    match seconds {
+        seconds if seconds < 100.0 => format!("{seconds:.0} s"),
+        seconds if seconds < 6000.0 => format!("{:.0} min", seconds / 60.0),
+        seconds => format!("{:.0} h", seconds / 3600.0),
+    }
+}
+
 /// All of a disk, once.
 pub(super) fn sheet(report: &Report) -> String {
     let store = &report.store;
@@ -113,6 +164,10 @@ pub(super) fn sheet(report: &Report) -> String {
         ),
         format!("  frontend  {}", frontend(report)),
         format!("  waiting   {}", waiting(report)),
+    ];
+    let verdict = verdict(report, " of the response time");
+    lines.extend(verdict.map(|verdict| format!("  verdict   {verdict}")));
+    lines.extend([
         format!(
             "  process   {} for {:.0} s, {:.2} s of CPU, {:.1} MiB",
             report.process.version,
@@ -121,7 +176,7 @@ pub(super) fn sheet(report: &Report) -> String {
             report.process.resident_bytes as f64 / f64::from(1 << 20),
         ),
         format!("  now       {}", detail(report).trim_start()),
-    ];
+    ]);
     if report.requests.is_empty() {
         let totals = &report.totals;
         lines.push(format!(
@@ -247,6 +302,8 @@ mod tests {
         long.totals.failed = u64::MAX / 2;
         long.store.sync_failed = true;
         long.in_flight.oldest_seconds = Some(3.04);
+        long.pacing.tried = vec![tried(false, [99.4, 60.0, 100.0], 9999.0, 99.4)];
+        long.tuning.vrings.insert(1, "adaptive".to_owned());
         assert!(detail(&long).contains("3 in flight, oldest 3.0 s, "));
         let short = report("a.img", 5.0, 5, &[]);
         let rows = [
@@ -254,7 +311,9 @@ mod tests {
             Row::Disk(&short, None),
             Row::Gone("/run/cleave/".repeat(20), "nobody listens"),
         ];
-        for lines_max in [1, 2, 5, 6, 7, 100] {
+        let line = "  sleeping: spinning saves 99 % for 9999 % of a core, tried 99 s ago";
+        assert_eq!(picture(&rows, 100)[3], line, "whole");
+        for lines_max in [1, 2, 5, 6, 7, 10, 11, 100] {
             let lines = picture(&rows, lines_max);
             assert!(lines.len() <= lines_max);
             for line in lines {
@@ -280,10 +339,69 @@ mod tests {
 disk             read/s  write/s    MB/s  p50 us  p99 us  mode       spin%  CPU%
 a.img              2000        0     8.2    69.6    73.6  adaptive    10.0  25.0
   1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
+  spinning saves 22 % for 40 % of a core, tried 3 s ago
 new                   0        0     0.0       -       -  adaptive     0.0   0.0
   1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
+  spinning saves 22 % for 40 % of a core, tried 3 s ago
 /run/b: nobody listens";
         assert_eq!(picture(&rows, 24).join("\n"), expected);
+        let mut expected: Vec<&str> = expected.lines().collect();
+        expected.retain(|line| !line.contains("spinning"));
+        assert_eq!(picture(&rows, 10), expected, "where there is less room");
+    }
+
+    fn tried(spins: bool, gain_percent: [f64; 3], price_percent: f64, ago: f64) -> Option<Tried> {
+        Some(Tried {
+            spins,
+            gain_percent,
+            price_percent,
+            seconds_ago: ago,
+        })
+    }
+
+    #[test]
+    fn what_adaptive_found_out_is_said_in_a_sentence() {
+        let mut report = report("a.img", 5.0, 5, &[]);
+        let rows = [
+            (
+                vec![tried(true, [22.4, 20.0, 25.0], 17.2, 3.4)],
+                "spinning saves 22 % for 17 % of a core, tried 3 s ago",
+            ),
+            (
+                vec![tried(true, [8.0, 7.0, 9.0], -25.0, 130.0)],
+                "spinning saves 8 % and 25 % of a core, tried 2 min ago",
+            ),
+            (
+                vec![tried(false, [40.0, 38.0, 42.0], 310.0, 12.0)],
+                "sleeping: spinning saves 40 % for 310 % of a core, tried 12 s ago",
+            ),
+            (
+                vec![tried(false, [-3.0, -9.0, 0.0], 250.0, 7200.0)],
+                "sleeping: spinning saves nothing, tried 2 h ago",
+            ),
+            (
+                vec![
+                    tried(true, [9.0; 3], 9.0, 14.0),
+                    None,
+                    tried(false, [0.0; 3], 9.0, 8.0),
+                ],
+                "spinning pays for 1 of 2 workers, tried 8 s ago",
+            ),
+        ];
+        for (each, expected) in rows {
+            report.pacing.tried = each;
+            assert_eq!(verdict(&report, "").as_deref(), Some(expected));
+        }
+        report.tuning.completion = "poll".to_owned();
+        assert_eq!(
+            verdict(&report, ""),
+            None,
+            "an old finding is in force no more"
+        );
+        report.tuning.vrings.insert(0, "adaptive".to_owned());
+        assert!(verdict(&report, "").is_some());
+        report.pacing.tried = vec![None];
+        assert_eq!(verdict(&report, ""), None, "nothing was tried yet");
     }
 
     #[test]
@@ -322,6 +440,7 @@ a.img: /images/a.img
   disk      file, 1G, blocks of 512, writeback
   frontend  connected, 1 so far, features 0x1
   waiting   adaptive, split auto; 1 sleeps, 2 dozes; spun 1.20 s well and 0.00 s in vain
+  verdict   spinning saves 22 % of the response time for 40 % of a core, tried 3 s ago
   process   0 for 12 s, 3.00 s of CPU, 3.0 MiB
   now       1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   requests            count        MiB  mean us      p50      p99    p99.9

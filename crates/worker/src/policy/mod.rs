@@ -4,15 +4,13 @@
 mod budget;
 mod caller;
 mod crowd;
-mod gaps;
+mod experiment;
 mod heat;
 mod pacer;
-mod response;
 
 pub(crate) use budget::Budget;
 pub(crate) use caller::{Call, Caller};
 pub(crate) use crowd::Crowd;
-pub(crate) use gaps::{Gaps, HORIZON_NS, Plan, Waiting};
+pub(crate) use experiment::{Arm, Experiment, Finding, Gain, Spent};
 pub(crate) use heat::Heat;
-pub(crate) use pacer::{Did, Outlook, Pace, Pacer, Terms};
-pub(crate) use response::Response;
+pub(crate) use pacer::{Did, Pace, Pacer, Terms};

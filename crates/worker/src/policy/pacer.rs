@@ -1,29 +1,37 @@
-//! Whether a worker that finds nothing to do spins, dozes or sleeps.
+//! Whether a worker that finds nothing to do spins or sleeps.
 //!
-//! It is told what each lap did, and now and then the time; it remembers how long the gaps were in which
-//! there was nothing to do. While requests come fast enough (`Heat`) and nobody else wants the core
-//! (`Crowd`), it spins for as long as pays by what the gaps were lately (`Gaps`), as far as the budget
-//! goes. Otherwise it sleeps at once.
-//!
-//! ```text
-//!              did something                       nothing for a few laps
-//!   Busy <────────────────────── any ;   Busy ──────────────────────────────> Spin
-//!   Spin ──── as long as pays ──> Doze, where the end of the gap can be foreseen, else Asleep
-//!   Doze ──── shortly before it ──> Late (spins) ──── after it ──> Asleep
-//! ```
+//! While requests come fast enough (`Heat`) an experiment finds out, again and again, whether spinning makes anything
+//! better on this load, and for what CPU time. Where it does the worker spins in each gap for as long as gaps of
+//! this kind lately took (`Window`), as far as the budget goes. Else it sleeps at once.
 
-use super::{Budget, Crowd, Gaps, HORIZON_NS, Heat, Plan, Response, Waiting};
+use std::time::Duration;
+
+use super::{Arm, Budget, Experiment, Finding, Gain, Heat, Spent};
 use crate::Tuning;
-use crate::stats::{Mode, Stats, add};
+use crate::stats::{Mode, Stats, Tried, add};
 
 /// Laps without work before it counts as a gap: some microseconds, not worth reading a clock for.
 const GRACE_LAPS: u32 = 64;
 /// Laps of a spin between two looks at the clock.
 const LOOK_LAPS: u32 = 32;
-
-/// Laps that others have the core between two looks at the clock, and where they seem to be there to stay.
-const CROWDED_LAPS: u32 = 16;
-const STAYING_LAPS: u32 = 128;
+/// Laps between two looks at the clock where it sleeps because spinning does not pay.
+const SLEEPY_LAPS: u32 = 16;
+/// Longest that is spun in a gap, and the first step towards it.
+const WINDOW_MAX_NS: u64 = 1_000_000;
+const WINDOW_MIN_NS: u64 = 20_000;
+/// Spinning that gains less than this share sleeps.
+const GAIN_MIN: f32 = 0.05;
+/// Rounds of which three quarters have to gain enough.
+const ROUNDS_SURE: usize = 4;
+/// A request that comes so long after an answer was prompted by it.
+const PROMPT_NS: u64 = 40_000;
+/// Length of the sleeps that measure what a wake-up takes, wake-ups of which one has such a sleep before it, and what
+/// it takes until one was measured.
+const NAP_NS: u64 = 100_000;
+const NAP_WAKES: u64 = 16;
+/// What is in flight when the arm changes was begun with the other one: so long nothing is counted.
+const SETTLE_NS: u64 = 1_000_000;
+const WAKE_NS: u64 = 20_000;
 
 /// What one lap did, as far as pacing cares.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -46,41 +54,33 @@ impl Did {
     }
 }
 
-/// What is in flight while nothing is to be done: whose turn it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outlook {
-    /// Nothing: the guest's.
-    Guest,
-    /// Something small, of one page or a few.
-    Small,
-    /// Nothing smaller than this: above 16 KiB.
-    Medium,
-    /// A flush or a discard, and nothing of the above.
-    Sync,
-    /// Only large reads and writes: not worth a spin, they are long in themselves.
-    Large,
-}
-
-/// Those that spinning is considered for, in the order of their numbers.
-const KINDS: [Outlook; OUTLOOKS] = [
-    Outlook::Guest,
-    Outlook::Small,
-    Outlook::Medium,
-    Outlook::Sync,
-];
-const OUTLOOKS: usize = 4;
-
 /// What to do until the next lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pace {
     /// Look again at once.
     Spin,
-    /// As `Spin`, but see first whether others want the core, and tell.
-    Look,
     /// Ask for kicks, look once more, sleep until then.
     Doze(u64),
     /// Ask for kicks, look once more, sleep.
     Sleep,
+}
+
+/// How long to spin in gaps of one kind.
+#[derive(Debug, Clone, Copy, Default)]
+struct Window {
+    ns: u64,
+}
+
+impl Window {
+    /// A gap took so long, and ended in a sleep unless it was `hit`. The window doubles where the event came soon enough
+    /// to be spun for, and goes to nothing where it did not.
+    fn note(&mut self, gap_ns: u64, hit: bool) {
+        self.ns = match gap_ns {
+            _ if hit => self.ns,
+            gap_ns if gap_ns > WINDOW_MAX_NS => 0,
+            _ => (2 * self.ns).clamp(WINDOW_MIN_NS, WINDOW_MAX_NS),
+        };
+    }
 }
 
 /// Where in a gap it is.
@@ -89,25 +89,17 @@ enum Stage {
     /// Not in one: the last laps did something.
     Busy,
     Spin,
-    /// Asleep until `from_ns`; then it would spin until `to_ns`.
-    Doze {
-        from_ns: u64,
-        to_ns: u64,
-    },
-    /// Spins from one to the other.
-    Late {
-        from_ns: u64,
-        to_ns: u64,
-    },
     Asleep,
 }
 
 /// Why it does not spin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reason {
+    /// Requests come too slowly.
     Slow,
+    /// It does not pay.
+    Vain,
     Budget,
-    Crowded,
 }
 
 /// What decisions are made with and counted in.
@@ -121,23 +113,35 @@ pub(crate) struct Terms<'a> {
 /// Decides the pace of one worker's adaptive vrings.
 #[derive(Debug)]
 pub(crate) struct Pacer {
-    /// What a wake-up takes on this host.
-    wake_ns: u64,
     heat: Heat,
-    response: Response,
-    pub(crate) crowd: Crowd,
-    gaps: [Gaps; OUTLOOKS],
-    plans: [Plan; OUTLOOKS],
+    /// Plain: sleep. Other: spin.
+    experiment: Experiment,
+    /// Since the experiment was last told.
+    spent: Spent,
+    /// CPU time of the thread then; 0: it was told nothing of this load yet.
+    cpu_ns: u64,
+    /// What a wake-up takes, as measured in experiments; and when the nap ends that measures it.
+    wake_ns: u64,
+    nap_ns: Option<u64>,
+    /// When the load has settled with the arm in force.
+    settled_ns: u64,
+    /// Gaps in which the guest is waited for, and those in which the disk is.
+    windows: [Window; 2],
     stage: Stage,
-    /// Whose turn it was when the gap began.
-    outlook: Outlook,
-    /// When the gap began.
+    /// When the gap began, and whether something was in flight.
     since_ns: u64,
+    waits_for_disk: bool,
     /// Laps without work, as many as 32 bits hold.
     laps: u32,
     /// Requests since the clock was read, and ops that ended.
     arrived: u32,
     ended: u32,
+    /// Answers that no request was prompted by yet, and when the last one was given.
+    answers: u32,
+    answered_ns: u64,
+    /// When that was, and ops in flight since.
+    at_ns: u64,
+    in_flight: u32,
     /// Spinning is considered at all; why not, otherwise.
     spins: Result<(), Reason>,
     /// The budget was found empty: not before it is nearly full again.
@@ -145,96 +149,82 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// `wake_ns`: what a wake-up takes on this host.
-    pub(crate) fn new(wake_ns: u64) -> Pacer {
-        let mut pacer = Pacer {
-            wake_ns,
+    pub(crate) fn new() -> Pacer {
+        Pacer {
             heat: Heat::default(),
-            response: Response::default(),
-            crowd: Crowd::default(),
-            gaps: std::array::from_fn(|_| Gaps::new()),
-            plans: [Plan::default(); OUTLOOKS],
+            experiment: Experiment::new(),
+            spent: Spent::default(),
+            cpu_ns: 0,
+            wake_ns: WAKE_NS,
+            nap_ns: None,
+            settled_ns: 0,
+            windows: [Window::default(); 2],
             stage: Stage::Asleep,
-            outlook: Outlook::Guest,
             since_ns: 0,
+            waits_for_disk: false,
             laps: 0,
             arrived: 0,
             ended: 0,
+            answers: 0,
+            answered_ns: 0,
+            at_ns: 0,
+            in_flight: 0,
             spins: Err(Reason::Slow),
             broke: false,
-        };
-        pacer.set_wake(wake_ns);
-        pacer
-    }
-
-    /// What a wake-up takes on this host, measured.
-    pub(crate) fn set_wake(&mut self, wake_ns: u64) {
-        self.wake_ns = wake_ns.clamp(WAKE_MIN_NS, WAKE_MAX_NS);
-        for kind in KINDS {
-            self.replan(kind);
         }
     }
 
     /// A lap is over. `None`: [`Pacer::decide`] wants to know the time. Most laps of a busy worker, and
     /// most of a spin, need none.
     #[inline]
-    pub(crate) fn turn(&mut self, did: Did, outlook: Outlook) -> Option<Pace> {
-        if self.spins == Err(Reason::Crowded) && self.stage == Stage::Asleep {
-            // Nothing is learnt on a shared core, and it sleeps in any case: as cheap as interrupts are.
+    pub(crate) fn turn(&mut self, did: Did) -> Option<Pace> {
+        let tries = self.experiment.is_under_way();
+        if did.any() {
+            self.arrived = self.arrived.saturating_add(did.arrived);
+            self.ended = self.ended.saturating_add(did.ended);
+        }
+        if self.spins == Err(Reason::Vain) && !tries && self.stage == Stage::Asleep {
+            // As cheap as interrupts are.
             self.laps = self.laps.wrapping_add(1);
-            let look_laps = match self.crowd.until_ns() {
-                Some(_) => CROWDED_LAPS,
-                None => STAYING_LAPS,
-            };
-            if !self.laps.is_multiple_of(look_laps) {
-                self.arrived = self.arrived.saturating_add(did.arrived);
-                self.ended = self.ended.saturating_add(did.ended);
-                return Some(match did.more {
-                    true => Pace::Spin,
-                    false => Pace::Sleep,
-                });
-            }
+            let looks = self.laps.is_multiple_of(SLEEPY_LAPS);
+            return (!looks).then_some(match did.more {
+                true => Pace::Spin,
+                false => Pace::Sleep,
+            });
         }
         if !did.any() {
             self.laps = self.laps.wrapping_add(1);
             let spins = match self.stage {
                 Stage::Busy => self.spins.is_ok() && self.laps < GRACE_LAPS,
-                Stage::Spin | Stage::Late { .. } => !self.laps.is_multiple_of(LOOK_LAPS),
-                Stage::Doze { .. } | Stage::Asleep => false,
+                Stage::Spin => !self.laps.is_multiple_of(LOOK_LAPS),
+                Stage::Asleep => false,
             };
             return spins.then_some(Pace::Spin);
         }
-        self.arrived = self.arrived.saturating_add(did.arrived);
-        self.ended = self.ended.saturating_add(did.ended);
-        let goes_on = did.more || (self.spins.is_ok() && self.plan(outlook).spin_ns > 0);
-        if self.stage != Stage::Busy || !goes_on {
+        if tries || self.stage != Stage::Busy || self.spins.is_err() {
             return None;
         }
-        if self.laps > 0 {
-            self.note(0);
-        }
-        (self.laps, self.outlook) = (0, outlook);
+        (self.laps, self.waits_for_disk) = (0, did.in_flight > 0);
         Some(Pace::Spin)
     }
 
-    /// What to do now, after a lap of which `turn` could not tell.
+    /// What to do now, after a lap of which `turn` could not tell. `cpu_ns`: CPU time of this thread.
     pub(crate) fn decide(
         &mut self,
         did: Did,
-        outlook: Outlook,
         now_ns: u64,
         terms: Terms<'_>,
+        cpu_ns: impl FnOnce() -> u64,
     ) -> Pace {
-        let rate_min = terms.tuning.spin_rate_min;
-        let (arrived, ended) = (
-            std::mem::take(&mut self.arrived),
-            std::mem::take(&mut self.ended),
-        );
-        self.heat.pass(now_ns, arrived, rate_min);
-        self.response.pass(now_ns, did.in_flight, arrived, ended);
+        let arrived = std::mem::take(&mut self.arrived);
+        let ended = std::mem::take(&mut self.ended);
+        self.heat.pass(now_ns, arrived, terms.tuning.spin_rate_min);
+        self.count(now_ns, did.in_flight, [arrived, ended]);
+        self.account(now_ns, terms, cpu_ns);
         if did.any() {
             self.end_gap(now_ns, terms);
-            (self.stage, self.outlook, self.laps) = (Stage::Busy, outlook, 0);
+            (self.stage, self.laps) = (Stage::Busy, 0);
+            self.waits_for_disk = did.in_flight > 0;
         }
         self.judge(now_ns, terms);
         if did.more {
@@ -242,28 +232,24 @@ impl Pacer {
         }
         if self.spins.is_err() {
             self.give_up(now_ns, terms);
-            return self.sleep(now_ns, terms);
+            let naps = self.spins == Err(Reason::Vain)
+                && self.experiment.is_under_way()
+                && did.any()
+                && did.in_flight == 0
+                && self.spent.woke.is_multiple_of(NAP_WAKES);
+            let pace = self.sleep(now_ns, terms);
+            if naps {
+                self.nap_ns = Some(now_ns + NAP_NS);
+                return Pace::Doze(now_ns + NAP_NS);
+            }
+            return pace;
         }
+        let window_ns = self.window().ns;
         match self.stage {
-            Stage::Busy if did.any() && self.plan(outlook).spin_ns > 0 => Pace::Spin,
+            Stage::Busy if did.any() => Pace::Spin,
             Stage::Busy => self.begin(now_ns, terms),
-            // A look would take some of the time of the request that is waited for. It had one when it began.
-            Stage::Spin if self.spun_ns(now_ns) < self.plan(self.outlook).spin_ns => Pace::Spin,
+            Stage::Spin if self.gap_ns(now_ns) < window_ns => Pace::Spin,
             Stage::Spin => {
-                self.give_up(now_ns, terms);
-                self.doze(now_ns, terms)
-            }
-            // Something else than what it waits for may wake it.
-            Stage::Doze { from_ns, .. } if now_ns < from_ns => Pace::Doze(from_ns),
-            Stage::Doze { from_ns, to_ns } => {
-                self.learn_wake(now_ns - from_ns);
-                let from_ns = now_ns;
-                self.stage = Stage::Late { from_ns, to_ns };
-                terms.stats.set_mode(Mode::Spins);
-                self.go_on(now_ns)
-            }
-            Stage::Late { to_ns, .. } if now_ns < to_ns => self.go_on(now_ns),
-            Stage::Late { .. } => {
                 self.give_up(now_ns, terms);
                 self.sleep(now_ns, terms)
             }
@@ -271,51 +257,16 @@ impl Pacer {
         }
     }
 
-    /// Others were or were not found waiting for the core.
-    pub(crate) fn looked(&mut self, now_ns: u64, others: bool, terms: Terms<'_>) -> Pace {
-        self.crowd.looked(now_ns, others);
-        if !self.crowd.is_crowded(now_ns) {
-            return Pace::Spin;
-        }
-        self.judge(now_ns, terms);
-        self.give_up(now_ns, terms);
-        self.sleep(now_ns, terms)
-    }
-
-    /// A gap begins: nothing was done for some laps, or its plan has no spin.
+    /// A gap begins: nothing was done for some laps.
     fn begin(&mut self, now_ns: u64, terms: Terms<'_>) -> Pace {
         self.since_ns = now_ns;
-        let spin_ns = self.plan(self.outlook).spin_ns;
-        if spin_ns == 0 {
-            return self.doze(now_ns, terms);
-        }
-        if !self.affords(spin_ns, now_ns, terms) {
+        let window_ns = self.window().ns;
+        if window_ns == 0 || !self.affords(window_ns, now_ns, terms) {
             return self.sleep(now_ns, terms);
         }
         self.stage = Stage::Spin;
         terms.stats.set_mode(Mode::Spins);
-        self.go_on(now_ns)
-    }
-
-    fn go_on(&self, now_ns: u64) -> Pace {
-        match self.crowd.wants_look(now_ns) {
-            true => Pace::Look,
-            false => Pace::Spin,
-        }
-    }
-
-    /// Sleeps until shortly before the gap's end where that can be foreseen.
-    fn doze(&mut self, now_ns: u64, terms: Terms<'_>) -> Pace {
-        let Some((from_ns, to_ns)) = self.plan(self.outlook).doze else {
-            return self.sleep(now_ns, terms);
-        };
-        let (from_ns, to_ns) = (self.since_ns + from_ns, self.since_ns + to_ns);
-        if from_ns <= now_ns || !self.affords(to_ns - from_ns, now_ns, terms) {
-            return self.sleep(now_ns, terms);
-        }
-        self.stage = Stage::Doze { from_ns, to_ns };
-        terms.stats.set_mode(Mode::Sleeps);
-        Pace::Doze(from_ns)
+        Pace::Spin
     }
 
     fn sleep(&mut self, now_ns: u64, terms: Terms<'_>) -> Pace {
@@ -343,50 +294,122 @@ impl Pacer {
         if self.broke {
             // Not with the first little that is earned, or it would be spent and gone in no time.
             let size_ns = Budget::size_ns(terms.tuning);
-            let enough_ns = (size_ns / 4 * 3).max(size_ns.min(2 * HORIZON_NS));
+            let enough_ns = (size_ns / 4 * 3).max(size_ns.min(2 * WINDOW_MAX_NS));
             self.broke = terms.budget.left_ns(now_ns, terms.tuning) < enough_ns;
         }
-        let spins = if self.crowd.is_crowded(now_ns) {
-            Err(Reason::Crowded)
-        } else if !self.heat.is_hot() {
+        let spins = if !self.heat.is_hot() {
             Err(Reason::Slow)
+        } else if self.experiment.arm() == Arm::Plain {
+            Err(Reason::Vain)
         } else if self.broke || Budget::size_ns(terms.tuning) == 0 {
             Err(Reason::Budget)
         } else {
             Ok(())
         };
         let was = std::mem::replace(&mut self.spins, spins);
+        if self.experiment.is_under_way() {
+            return;
+        }
         let stats = terms.stats;
         match (was, spins) {
             (Ok(()), Err(Reason::Slow)) => add(&stats.switches_slow, 1),
             (Ok(()), Err(Reason::Budget)) => add(&stats.switches_budget, 1),
-            (Ok(()), Err(Reason::Crowded)) => add(&stats.switches_crowded, 1),
-            (Err(_), Ok(())) => {
-                add(&stats.switches_fast, 1);
-                // Nobody asked for plans meanwhile.
-                KINDS.into_iter().for_each(|kind| self.replan(kind));
-            }
+            (Err(Reason::Slow | Reason::Budget), Ok(())) => add(&stats.switches_fast, 1),
             _ => {}
         }
     }
 
-    fn spun_ns(&self, now_ns: u64) -> u64 {
-        now_ns.saturating_sub(self.since_ns)
+    /// Counts what was spent since the clock was read last.
+    fn count(&mut self, now_ns: u64, in_flight: u32, [arrived, ended]: [u32; 2]) {
+        let gone_ns = now_ns.saturating_sub(self.at_ns);
+        if let Some(nap_ns) = self.nap_ns.take()
+            && now_ns > nap_ns
+            && arrived == 0
+        {
+            // Towards the middle one, not the mean: of a hundred wake-ups a few take a whole slice of the scheduler.
+            let step_ns = self.wake_ns / 32 + 1;
+            self.wake_ns = match now_ns - nap_ns > self.wake_ns {
+                true => self.wake_ns + step_ns,
+                false => self.wake_ns - step_ns,
+            };
+        }
+        if arrived > 0 {
+            if now_ns.saturating_sub(self.answered_ns) > PROMPT_NS {
+                self.answers = 0;
+            }
+            let prompted = arrived.min(self.answers);
+            self.answers -= prompted;
+            self.spent.prompted += u64::from(prompted);
+        }
+        if ended > 0 {
+            (self.answers, self.answered_ns) = (self.answers.saturating_add(ended), now_ns);
+        }
+        if self.in_flight == 0 {
+            self.spent.idle_ns += gone_ns;
+            if self.stage == Stage::Asleep {
+                self.spent.woke += u64::from(arrived);
+            }
+        }
+        self.spent.wall_ns += gone_ns;
+        self.spent.held_ns += gone_ns * u64::from(self.in_flight);
+        self.spent.requests += u64::from(ended);
+        (self.at_ns, self.in_flight) = (now_ns, in_flight);
     }
 
-    /// What a spin that is under way has cost so far; 0: there is none.
-    fn cost_ns(&self, now_ns: u64) -> u64 {
-        match self.stage {
-            Stage::Spin => self.spun_ns(now_ns),
-            Stage::Late { from_ns, .. } => now_ns.saturating_sub(from_ns),
-            Stage::Busy | Stage::Doze { .. } | Stage::Asleep => 0,
+    /// Tells the experiment what was spent, where that is enough.
+    fn account(&mut self, now_ns: u64, terms: Terms<'_>, cpu_ns: impl FnOnce() -> u64) {
+        if !self.heat.is_hot() || Budget::size_ns(terms.tuning) == 0 {
+            (self.spent, self.cpu_ns) = (Spent::default(), 0);
+            return;
         }
+        if self.cpu_ns == 0 {
+            // A load begins or comes back, or an arm is new to it.
+            self.spent = Spent::default();
+            if now_ns >= self.settled_ns {
+                self.cpu_ns = cpu_ns();
+            }
+            return;
+        }
+        if !self.experiment.wants(&self.spent) {
+            return;
+        }
+        let cpu_ns = cpu_ns();
+        self.spent.cpu_ns = cpu_ns.saturating_sub(std::mem::replace(&mut self.cpu_ns, cpu_ns));
+        let spent = std::mem::take(&mut self.spent);
+        let was = self.experiment.arm();
+        let standing = self.experiment.verdict();
+        if let Some(found) = self.experiment.pass(now_ns, spent, self.wake_ns)
+            && let Some((verdict, gain)) = verdict(&found, standing, terms.tuning.spin_worth)
+        {
+            self.experiment.decide(now_ns, verdict);
+            match (standing, verdict) {
+                (Arm::Other, Arm::Plain) => add(&terms.stats.switches_vain, 1),
+                (Arm::Plain, Arm::Other) => add(&terms.stats.switches_fast, 1),
+                _ => {}
+            }
+            publish(&found, verdict, gain, now_ns, terms.stats);
+        }
+        if self.experiment.arm() != was {
+            (self.cpu_ns, self.settled_ns) = (0, now_ns + SETTLE_NS);
+        }
+    }
+
+    fn window(&mut self) -> &mut Window {
+        let [guest, disk] = &mut self.windows;
+        match self.waits_for_disk {
+            true => disk,
+            false => guest,
+        }
+    }
+
+    fn gap_ns(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.since_ns)
     }
 
     /// A spin ends and nothing came of it.
     fn give_up(&mut self, now_ns: u64, terms: Terms<'_>) {
-        let spun_ns = self.cost_ns(now_ns);
-        if spun_ns > 0 {
+        if self.stage == Stage::Spin {
+            let spun_ns = self.gap_ns(now_ns);
             add(&terms.stats.spin_wasted_ns, spun_ns);
             terms.budget.spend(now_ns, spun_ns, spun_ns, terms.tuning);
         }
@@ -394,75 +417,54 @@ impl Pacer {
 
     /// There is something to do again: what the gap was like.
     fn end_gap(&mut self, now_ns: u64, terms: Terms<'_>) {
-        let spun_ns = self.cost_ns(now_ns);
-        if spun_ns > 0 {
-            add(&terms.stats.spin_hit_ns, spun_ns);
-            terms.budget.spend(now_ns, spun_ns, 0, terms.tuning);
-        }
-        let gap_ns = self.spun_ns(now_ns);
+        let gap_ns = self.gap_ns(now_ns);
         match self.stage {
-            Stage::Busy if self.laps == 0 => {}
-            Stage::Busy => self.note(0),
-            Stage::Spin | Stage::Late { .. } => self.note(gap_ns),
-            // Its end was seen only after the wake-up.
-            Stage::Doze { .. } | Stage::Asleep => self.note(gap_ns.saturating_sub(self.wake_ns)),
+            Stage::Busy => {}
+            Stage::Spin => {
+                add(&terms.stats.spin_hit_ns, gap_ns);
+                terms.budget.spend(now_ns, gap_ns, 0, terms.tuning);
+                self.window().note(gap_ns, true);
+            }
+            Stage::Asleep => self.window().note(gap_ns, false),
         }
-    }
-
-    #[inline]
-    fn note(&mut self, gap_ns: u64) {
-        // On a shared core it is the neighbours' time that would be learnt.
-        if self.spins == Err(Reason::Crowded) {
-            return;
-        }
-        let outlook = self.outlook;
-        if let Some(gaps) = self.gaps.get_mut(outlook as usize)
-            && gaps.note(gap_ns)
-            && self.spins.is_ok()
-        {
-            self.replan(outlook);
-        }
-    }
-
-    #[cold]
-    fn replan(&mut self, outlook: Outlook) {
-        let at = outlook as usize;
-        let (waiting, takes_ns) = match outlook {
-            Outlook::Guest => (Waiting::Guest, self.response.mean_ns()),
-            _ => (Waiting::Device, self.response.mean_per_wake_ns()),
-        };
-        if let (Some(gaps), Some(plan)) = (self.gaps.get_mut(at), self.plans.get_mut(at)) {
-            *plan = gaps.plan(waiting, takes_ns, self.wake_ns);
-        }
-    }
-
-    #[inline]
-    fn plan(&self, outlook: Outlook) -> Plan {
-        // `Large` has none.
-        self.plans
-            .get(outlook as usize)
-            .copied()
-            .unwrap_or_default()
-    }
-
-    /// A doze ended so much later than it should have: that is what a wake-up takes. One figure for sleeps of any
-    /// length: a wake-up takes several times as long after a long one, but on a host that sleeps long, after a short one
-    /// too (with the lengths told apart, few requests a second were slept for while the disk worked, and it did not pay).
-    fn learn_wake(&mut self, late_ns: u64) {
-        // Towards the middle one, not the mean: of a hundred wake-ups a few take a whole slice of the
-        // scheduler.
-        let step_ns = (self.wake_ns / 32).max(1);
-        self.wake_ns = match late_ns > self.wake_ns {
-            true => (self.wake_ns + step_ns).min(WAKE_MAX_NS),
-            false => (self.wake_ns - step_ns).max(WAKE_MIN_NS),
-        };
     }
 }
 
-/// What a wake-up takes on any host: less is a clock that was read in between, more is somebody else's
-/// doing.
-const WAKE_MIN_NS: u64 = 2_000;
-const WAKE_MAX_NS: u64 = 150_000;
+/// Whether to spin, as soon as that is plain. A guest that asks as soon as it is answered asks more often, or less, where
+/// spinning helps it, or takes its core. Of one that asks by its own clock, the time to the answer tells.
+fn verdict(found: &Finding, standing: Arm, spin_worth: u32) -> Option<(Arm, Gain)> {
+    let plain = &found.plain;
+    let is_clocked =
+        4 * plain.prompted < 3 * plain.requests || 4 * plain.idle_ns > 3 * plain.wall_ns;
+    let (low, high) = found.wall.spread;
+    let asks_otherwise = found.wall.share.abs() > GAIN_MIN / 2.0 && (low > 0.0 || high < 0.0);
+    let gain = match is_clocked && !asks_otherwise {
+        true => found.response,
+        false => found.wall,
+    };
+    let cores = found.other.cores() - plain.cores();
+    let needed = (cores / spin_worth as f32).max(GAIN_MIN);
+    let (low, high) = gain.spread;
+    // What stands needs no proof.
+    let holds = standing == Arm::Other && gain.share >= needed;
+    match () {
+        () if high < needed => Some((Arm::Plain, gain)),
+        () if low >= needed && found.rounds >= ROUNDS_SURE => Some((Arm::Other, gain)),
+        () if found.is_last && holds => Some((Arm::Other, gain)),
+        () => found.is_last.then_some((Arm::Plain, gain)),
+    }
+}
+
+fn publish(found: &Finding, verdict: Arm, gain: Gain, now_ns: u64, stats: &Stats) {
+    add(&stats.experiments, 1);
+    let (low, high) = gain.spread;
+    stats.set_tried(Tried {
+        spins: verdict == Arm::Other,
+        gain: [gain.share, low, high],
+        cores: found.other.cores() - found.plain.cores(),
+        at: Duration::from_nanos(now_ns),
+    });
+}
 
 #[cfg(test)]
 mod tests;

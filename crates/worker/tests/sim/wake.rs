@@ -27,6 +27,8 @@ struct World {
     random: Random,
     event_idx: bool,
     moments: u64,
+    /// Until then the guest asks for nothing by itself: long enough for a worker to notice.
+    lull: u64,
     /// The guest has kicked, and that has ended no sleep yet.
     kicked: bool,
     /// The guest says no more: what is under way ends, and then nothing happens.
@@ -42,8 +44,11 @@ impl World {
     /// Something may happen now.
     fn moment(&mut self) {
         self.moments += 1;
-        if self.quiet || self.random.below(8) > 0 {
+        if self.quiet || self.moments < self.lull || self.random.below(8) > 0 {
             return;
+        }
+        if self.random.below(64) == 0 {
+            self.lull = self.moments + 2000;
         }
         self.driver.collect(|_| 0);
         self.add();
@@ -191,6 +196,7 @@ fn stage_with(
         random: Random::new(seed),
         event_idx,
         moments: 0,
+        lull: 0,
         kicked: false,
         quiet: false,
         sleeps: 0,

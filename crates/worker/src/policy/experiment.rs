@@ -1,0 +1,391 @@
+//! Which of two ways to do the same is better, found out on the load as it is.
+//!
+//! Both are tried in turn for some milliseconds, in rounds of four stretches (plain, other, other, plain), so that a
+//! drift of the load or of the disk falls on both alike. Each round is compared by itself, and the quartiles of the rounds
+//! are what is judged, after each round: what is plain soon ends soon. Then it rests, longer each time that the answer is
+//! the same. A load that changes its kind ends the rest.
+
+/// Requests of a stretch, where they come fast; and how long it lasts.
+const REQUESTS: u64 = 64;
+const STRETCH_MIN_NS: u64 = 8_000_000;
+const STRETCH_MAX_NS: u64 = 20_000_000;
+/// Rounds of an experiment, at least and at most.
+const ROUNDS_MIN: usize = 2;
+const ROUNDS: usize = 8;
+/// Rest between two experiments, as a multiple of what one takes: at first, and at most.
+const REST_MIN: u64 = 4;
+const REST_MAX: u64 = 100;
+/// The rate of requests is looked at in windows of at least this.
+const WINDOW_NS: u64 = 50_000_000;
+
+/// One of the two ways.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Arm {
+    /// The one that costs nothing where it changes nothing.
+    #[default]
+    Plain,
+    /// The one that has to earn its price.
+    Other,
+}
+
+/// What a stretch of time brought and cost.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Spent {
+    pub(crate) requests: u64,
+    pub(crate) wall_ns: u64,
+    /// Each request's time in flight.
+    pub(crate) held_ns: u64,
+    pub(crate) cpu_ns: u64,
+    /// Time with nothing in flight.
+    pub(crate) idle_ns: u64,
+    /// Requests that came soon after an answer, each after another one.
+    pub(crate) prompted: u64,
+    /// Requests that found the worker asleep, and nothing in flight.
+    pub(crate) woke: u64,
+}
+
+impl Spent {
+    /// Cores that were kept busy.
+    pub(crate) fn cores(&self) -> f32 {
+        self.cpu_ns as f32 / self.wall_ns.max(1) as f32
+    }
+
+    fn add(&mut self, more: Spent) {
+        self.requests += more.requests;
+        self.wall_ns += more.wall_ns;
+        self.held_ns += more.held_ns;
+        self.cpu_ns += more.cpu_ns;
+        self.idle_ns += more.idle_ns;
+        self.prompted += more.prompted;
+        self.woke += more.woke;
+    }
+}
+
+/// What the other arm took less (or, negative, more) of something than the plain one, as a share of that.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Gain {
+    /// Median of the rounds.
+    pub(crate) share: f32,
+    /// Its quartiles.
+    pub(crate) spread: (f32, f32),
+}
+
+/// What an experiment found so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Finding {
+    pub(crate) rounds: usize,
+    /// There will be no further round.
+    pub(crate) is_last: bool,
+    /// Of the time between two requests.
+    pub(crate) wall: Gain,
+    /// Of the time in flight, and that before it that a wake-up took.
+    pub(crate) response: Gain,
+    /// All of each arm.
+    pub(crate) plain: Spent,
+    pub(crate) other: Spent,
+}
+
+/// An experiment that is made again and again.
+#[derive(Debug)]
+pub(crate) struct Experiment {
+    /// In force between experiments.
+    verdict: Arm,
+    /// Stretch of the round; `None`: it rests.
+    stretch: Option<usize>,
+    round: [Spent; 2],
+    rounds: [[Spent; 2]; ROUNDS],
+    done: usize,
+    /// When the next one begins, or the one under way began.
+    next_ns: u64,
+    /// The rest, as a multiple of what the experiment took; and the end of the shortest.
+    rest: u64,
+    rested_ns: u64,
+    /// Requests a second in the first window after the verdict; 0: not known yet.
+    rate: u64,
+    /// Windows in a row in which the rate was another.
+    strange: u32,
+}
+
+/// The arms of a round's stretches.
+const ROUND: [Arm; 4] = [Arm::Plain, Arm::Other, Arm::Other, Arm::Plain];
+
+impl Experiment {
+    /// The plain arm is in force until the first verdict, and tried at once.
+    pub(crate) fn new() -> Experiment {
+        Experiment {
+            verdict: Arm::Plain,
+            stretch: None,
+            round: [Spent::default(); 2],
+            rounds: [[Spent::default(); 2]; ROUNDS],
+            done: 0,
+            next_ns: 0,
+            rest: REST_MIN / 2,
+            rested_ns: 0,
+            rate: 0,
+            strange: 0,
+        }
+    }
+
+    /// The arm to use now.
+    #[inline]
+    pub(crate) fn arm(&self) -> Arm {
+        match self.stretch {
+            Some(stretch) => ROUND.get(stretch).copied().unwrap_or_default(),
+            None => self.verdict,
+        }
+    }
+
+    /// The last verdict.
+    pub(crate) fn verdict(&self) -> Arm {
+        self.verdict
+    }
+
+    #[inline]
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.stretch.is_some()
+    }
+
+    /// Whether what was spent since the last [`pass`](Experiment::pass) is to be passed now.
+    #[inline]
+    pub(crate) fn wants(&self, spent: &Spent) -> bool {
+        match self.stretch {
+            Some(_) if spent.requests >= REQUESTS => spent.wall_ns >= STRETCH_MIN_NS,
+            Some(_) => spent.wall_ns >= STRETCH_MAX_NS,
+            None => spent.wall_ns >= WINDOW_NS,
+        }
+    }
+
+    /// A stretch or a window is over. What was found so far, with the last stretch of a round: goes on with another one
+    /// unless somebody [decides](Experiment::decide).
+    pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent, wake_ns: u64) -> Option<Finding> {
+        let Some(stretch) = self.stretch else {
+            self.rest(now_ns, spent);
+            return None;
+        };
+        if spent.requests < REQUESTS / 8 || spent.wall_ns > 4 * STRETCH_MAX_NS {
+            // The load went away meanwhile: that stretch is made again when it is back.
+            return None;
+        }
+        let [plain, other] = &mut self.round;
+        match ROUND.get(stretch) {
+            Some(Arm::Other) => other.add(spent),
+            _ => plain.add(spent),
+        }
+        self.stretch = Some((stretch + 1) % ROUND.len());
+        if self.stretch != Some(0) {
+            return None;
+        }
+        if let Some(round) = self.rounds.get_mut(self.done) {
+            *round = std::mem::take(&mut self.round);
+        }
+        self.done += 1;
+        (self.done >= ROUNDS_MIN).then(|| self.finding(wake_ns))
+    }
+
+    /// The verdict on what was found.
+    pub(crate) fn decide(&mut self, now_ns: u64, verdict: Arm) {
+        self.rest = match verdict == self.verdict {
+            true => (2 * self.rest).min(REST_MAX),
+            false => REST_MIN,
+        };
+        self.verdict = verdict;
+        let took_ns = now_ns.saturating_sub(self.next_ns);
+        self.rested_ns = now_ns + REST_MIN * took_ns;
+        (self.stretch, self.next_ns) = (None, now_ns + self.rest * took_ns);
+        (self.rate, self.strange) = (0, 0);
+    }
+
+    /// A window between two experiments.
+    fn rest(&mut self, now_ns: u64, spent: Spent) {
+        let rate = spent.requests * 1_000_000_000 / spent.wall_ns.max(1);
+        if self.rate == 0 {
+            self.rate = rate;
+        }
+        self.strange = match 2 * rate > 3 * self.rate || 3 * rate < 2 * self.rate {
+            true => self.strange + 1,
+            false => 0,
+        };
+        if self.strange >= 2 {
+            self.rest = REST_MIN / 2;
+            self.next_ns = self.next_ns.min(self.rested_ns);
+            (self.rate, self.strange) = (rate, 0);
+        }
+        if now_ns >= self.next_ns {
+            (self.stretch, self.done, self.next_ns) = (Some(0), 0, now_ns);
+            self.round = [Spent::default(); 2];
+        }
+    }
+
+    fn finding(&self, wake_ns: u64) -> Finding {
+        let rounds = self.rounds.get(..self.done).unwrap_or_default();
+        let mut found = Finding {
+            rounds: self.done,
+            is_last: self.done >= ROUNDS,
+            wall: gain(rounds, |spent| spent.wall_ns),
+            response: gain(rounds, |spent| spent.held_ns + wake_ns * spent.woke),
+            ..Finding::default()
+        };
+        for [plain, other] in rounds {
+            found.plain.add(*plain);
+            found.other.add(*other);
+        }
+        found
+    }
+}
+
+/// What the other arm saves of a cost.
+fn gain(rounds: &[[Spent; 2]], cost: impl Fn(&Spent) -> u64) -> Gain {
+    let per_request = |spent: &Spent| cost(spent) as f32 / spent.requests.max(1) as f32;
+    let mut all = [0.0; ROUNDS];
+    let count = rounds.len().min(ROUNDS);
+    for (share, [plain, other]) in all.iter_mut().zip(rounds) {
+        let (plain, other) = (per_request(plain), per_request(other));
+        *share = (plain - other) / plain.max(f32::MIN_POSITIVE);
+    }
+    let shares = all.get_mut(..count).unwrap_or_default();
+    shares.sort_unstable_by(f32::total_cmp);
+    let at = |quarter: usize| shares.get(count * quarter / 4).copied().unwrap_or_default();
+    Gain {
+        share: at(2),
+        spread: (at(1), at(3)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Stretches until the verdict, of a load in which a request takes so many nanoseconds in each arm, by stretch.
+    fn find(
+        experiment: &mut Experiment,
+        now_ns: &mut u64,
+        takes: impl Fn(Arm, u64) -> u64,
+    ) -> (Finding, u64) {
+        for stretch in 0.. {
+            let wall_ns = REQUESTS * takes(experiment.arm(), stretch);
+            *now_ns += wall_ns;
+            let spent = Spent {
+                requests: REQUESTS,
+                wall_ns,
+                ..Spent::default()
+            };
+            assert!(experiment.wants(&spent), "a stretch of {wall_ns} ns");
+            if let Some(finding) = experiment.pass(*now_ns, spent, 0) {
+                return (finding, stretch);
+            }
+        }
+        unreachable!("the loop has no other end")
+    }
+
+    fn rest(experiment: &mut Experiment, now_ns: &mut u64, per_second: u64) -> u64 {
+        let begun_ns = *now_ns;
+        while !experiment.is_under_way() {
+            *now_ns += WINDOW_NS;
+            let spent = Spent {
+                requests: per_second * WINDOW_NS / 1_000_000_000,
+                wall_ns: WINDOW_NS,
+                ..Spent::default()
+            };
+            assert!(experiment.pass(*now_ns, spent, 0).is_none());
+        }
+        *now_ns - begun_ns
+    }
+
+    #[test]
+    fn a_drift_of_the_load_is_no_gain() {
+        let mut now_ns = 0_u64;
+        let mut experiment = Experiment::new();
+        rest(&mut experiment, &mut now_ns, 10_000);
+        let (found, _) = find(&mut experiment, &mut now_ns, |_, stretch| {
+            200_000 + 2000 * stretch
+        });
+        assert!(found.wall.share.abs() < 0.001, "{found:?}");
+        let (found, _) = {
+            experiment.decide(now_ns, Arm::Plain);
+            rest(&mut experiment, &mut now_ns, 10_000);
+            find(&mut experiment, &mut now_ns, |arm, stretch| match arm {
+                Arm::Plain => 200_000 + 2000 * stretch,
+                Arm::Other => 180_000 + 2000 * stretch,
+            })
+        };
+        assert!(
+            found.wall.spread.0 > 0.07 && found.wall.spread.1 < 0.11,
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn it_tells_after_each_round_and_goes_on_until_somebody_decides() {
+        let mut now_ns = 0_u64;
+        let mut experiment = Experiment::new();
+        rest(&mut experiment, &mut now_ns, 10_000);
+        let noise = |_, stretch: u64| 200_000 + stretch * 7919 % 13 * 2000;
+        let (found, stretch) = find(&mut experiment, &mut now_ns, noise);
+        assert_eq!((found.rounds, found.is_last, stretch), (2, false, 7));
+        for rounds in 3..=8 {
+            let (found, stretch) = find(&mut experiment, &mut now_ns, noise);
+            assert_eq!((found.rounds, stretch), (rounds, 3));
+            assert_eq!(found.is_last, rounds == 8);
+            let (low, high) = found.wall.spread;
+            assert!(low < 0.02 && high > -0.02, "{found:?}");
+        }
+        experiment.decide(now_ns, Arm::Other);
+        rest(&mut experiment, &mut now_ns, 10_000);
+        assert_eq!(experiment.verdict(), Arm::Other);
+    }
+
+    #[test]
+    fn rests_grow_with_each_confirmation_and_end_with_another_load() {
+        let mut now_ns = 0_u64;
+        let mut experiment = Experiment::new();
+        rest(&mut experiment, &mut now_ns, 10_000);
+        let mut rests = Vec::new();
+        for _ in 0..7 {
+            find(&mut experiment, &mut now_ns, |_, _| 200_000);
+            experiment.decide(now_ns, Arm::Plain);
+            rests.push(rest(&mut experiment, &mut now_ns, 10_000) / MS);
+        }
+        for (rest, times) in rests.iter().zip([4, 8, 16, 32, 64, 100, 100]) {
+            assert!(rest.abs_diff(times * 103) <= 50, "{rests:?}");
+        }
+        find(&mut experiment, &mut now_ns, |_, _| 200_000);
+        experiment.decide(now_ns, Arm::Plain);
+        // The first window tells what is usual.
+        let window = |per_second: u64| Spent {
+            requests: per_second / 20,
+            wall_ns: WINDOW_NS,
+            ..Spent::default()
+        };
+        for per_second in [10_000, 14_000, 7000, 10_000] {
+            now_ns += WINDOW_NS;
+            experiment.pass(now_ns, window(per_second), 0);
+        }
+        // The shortest rest is over, and then two windows tell.
+        while now_ns < experiment.rested_ns {
+            now_ns += WINDOW_NS;
+            experiment.pass(now_ns, window(10_000), 0);
+        }
+        let until = rest(&mut experiment, &mut now_ns, 5000) / MS;
+        assert_eq!(until, 100);
+    }
+
+    #[test]
+    fn a_stretch_in_which_the_load_goes_away_is_made_again() {
+        let mut now_ns = 0_u64;
+        let mut experiment = Experiment::new();
+        rest(&mut experiment, &mut now_ns, 10_000);
+        for (requests, wall_ns) in [(1, STRETCH_MAX_NS), (REQUESTS, 5 * STRETCH_MAX_NS)] {
+            let spent = Spent {
+                requests,
+                wall_ns,
+                ..Spent::default()
+            };
+            assert!(experiment.wants(&spent) && experiment.pass(now_ns, spent, 0).is_none());
+            assert_eq!(experiment.stretch, Some(0));
+        }
+        let (_, stretches) = find(&mut experiment, &mut now_ns, |_, _| 200_000);
+        assert_eq!(stretches, 7);
+    }
+}
