@@ -56,7 +56,11 @@ pub struct Pacing {
     budget: Budget,
     stats: Stats,
     now_ns: u64,
+    sleeps: bool,
 }
+
+/// What a wake-up takes.
+const WAKE_NS: u64 = 20_000;
 
 impl Pacing {
     /// As at a worker's start, with the usual tuning.
@@ -68,14 +72,15 @@ impl Pacing {
             budget: Budget::default(),
             stats: Stats::default(),
             now_ns: 0,
+            sleeps: false,
         }
     }
 
-    /// A lap that took so long and in which so many requests came and ended; nothing else is in flight
-    /// and nobody else wants the core. Whether the next follows without a sleep.
+    /// A lap that took so long, after a sleep some time more, and in which so many requests came and ended; nothing else is
+    /// in flight. Whether the next follows without a sleep.
     #[inline]
     pub fn lap(&mut self, requests: u32, lap_ns: u64) -> bool {
-        self.now_ns += lap_ns;
+        self.now_ns += lap_ns + u64::from(self.sleeps) * WAKE_NS;
         let did = Did {
             arrived: requests,
             ended: requests,
@@ -92,7 +97,8 @@ impl Pacing {
             Some(pace) => pace,
             None => pacer.decide(did, *now_ns, terms, || 0),
         };
-        pace == Pace::Spin
+        self.sleeps = pace != Pace::Spin;
+        !self.sleeps
     }
 }
 

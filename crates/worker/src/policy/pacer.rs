@@ -21,7 +21,7 @@ const WINDOW_MAX_NS: u64 = 1_000_000;
 const WINDOW_MIN_NS: u64 = 20_000;
 /// Spinning that gains less than this share sleeps.
 const GAIN_MIN: f32 = 0.05;
-/// Rounds of which three quarters have to gain enough.
+/// Rounds of which three quarters have to gain enough; half as many where they gain twice as much.
 const ROUNDS_SURE: usize = 4;
 /// A request that comes so long after an answer was prompted by it.
 const PROMPT_NS: u64 = 40_000;
@@ -450,6 +450,7 @@ fn verdict(found: &Finding, standing: Arm, spin_worth: u32) -> Option<(Arm, Gain
     match () {
         () if high < needed => Some((Arm::Plain, gain)),
         () if low >= needed && found.rounds >= ROUNDS_SURE => Some((Arm::Other, gain)),
+        () if low >= 2.0 * needed => Some((Arm::Other, gain)),
         () if found.is_last && holds => Some((Arm::Other, gain)),
         () => found.is_last.then_some((Arm::Plain, gain)),
     }
