@@ -64,7 +64,7 @@ fn pacer(c: &mut Criterion) {
             lap += 1;
             pacing.lap(black_box(u32::from(lap.is_multiple_of(every))), lap_ns)
         };
-        for _ in 0..100_000 {
+        for _ in 0..2_000_000 {
             turn();
         }
         let spun = (0..1000).filter(|_| turn()).count();

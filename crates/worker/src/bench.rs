@@ -76,11 +76,12 @@ impl Pacing {
         }
     }
 
-    /// A lap that took so long, after a sleep some time more, and in which so many requests came and ended; nothing else is
+    /// A lap that took so long, more where a request ended a sleep, and in which so many requests came and ended; nothing else is
     /// in flight. Whether the next follows without a sleep.
     #[inline]
     pub fn lap(&mut self, requests: u32, lap_ns: u64) -> bool {
-        self.now_ns += lap_ns + u64::from(self.sleeps) * WAKE_NS;
+        let wakes = self.sleeps && requests > 0;
+        self.now_ns += lap_ns + u64::from(wakes) * WAKE_NS;
         let did = Did {
             arrived: requests,
             ended: requests,
@@ -95,7 +96,7 @@ impl Pacing {
         };
         let pace = match pacer.turn(did) {
             Some(pace) => pace,
-            None => pacer.decide(did, *now_ns, terms, || 0),
+            None => pacer.decide(did, *now_ns, terms, || *now_ns),
         };
         self.sleeps = pace != Pace::Spin;
         !self.sleeps
