@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cleave_blk::{Cut, Plan, Request, Segment, Verb};
-use cleave_worker::{Choice, Direction, Load, Prior, Split, Splitter};
+use cleave_worker::{Direction, Prior, Split, Splitter};
 use criterion::{Criterion, criterion_group, criterion_main};
 
 /// Counts what is allocated.
@@ -46,15 +46,11 @@ fn splitter() -> Splitter {
 }
 
 /// A request that the splitter hears of from beginning to end; its virtual clock goes on.
-fn large(splitter: &mut Splitter, now_ns: &mut u64) -> Choice {
-    let load = Load {
-        requests: 0,
-        ops: 0,
-    };
-    let choice = splitter.choose(Direction::Read, LARGE_BYTES, load, *now_ns);
+fn large(splitter: &Splitter, now_ns: &mut u64) -> Option<NonZeroU32> {
+    let chunk_bytes = splitter.choose(Direction::Read, LARGE_BYTES, 0, *now_ns);
     *now_ns += 300_000;
-    splitter.ended(choice, LARGE_BYTES, 300_000, *now_ns);
-    choice
+    splitter.ended(Direction::Read, LARGE_BYTES, *now_ns, || *now_ns);
+    chunk_bytes
 }
 
 /// How many ops a plan has.
@@ -83,13 +79,13 @@ fn data() -> Vec<Segment> {
 
 /// Ends the program when deciding and planning allocate.
 fn allocates_nothing(_: &mut Criterion) {
-    let (mut splitter, mut now_ns, data) = (splitter(), 0, data());
+    let (splitter, mut now_ns, data) = (splitter(), 0, data());
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     let mut ops = 0;
     for _ in 0..100_000 {
         splitter.note_small(Direction::Read);
-        let choice = large(&mut splitter, &mut now_ns);
-        ops += plan(LARGE_BYTES, &data, choice.chunk_bytes);
+        let chunk_bytes = large(&splitter, &mut now_ns);
+        ops += plan(LARGE_BYTES, &data, chunk_bytes);
         ops += plan(4096, &data, None);
     }
     let allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
@@ -101,12 +97,12 @@ fn allocates_nothing(_: &mut Criterion) {
 
 fn decisions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("splitter");
-    let (mut splitter, mut now_ns) = (splitter(), 0);
+    let (splitter, mut now_ns) = (splitter(), 0);
     group.bench_function("small request", |bench| {
         bench.iter(|| splitter.note_small(black_box(Direction::Read)));
     });
     group.bench_function("large request, chosen and ended", |bench| {
-        bench.iter(|| large(&mut splitter, &mut now_ns));
+        bench.iter(|| large(&splitter, &mut now_ns));
     });
     let data = data();
     group.bench_function("4 KiB: noted and planned whole", |bench| {
@@ -117,8 +113,8 @@ fn decisions(criterion: &mut Criterion) {
     });
     group.bench_function("512 KiB: chosen and planned in 8 KiB", |bench| {
         bench.iter(|| {
-            let choice = large(&mut splitter, &mut now_ns);
-            plan(LARGE_BYTES, &data, choice.chunk_bytes)
+            let chunk_bytes = large(&splitter, &mut now_ns);
+            plan(LARGE_BYTES, &data, chunk_bytes)
         });
     });
     group.finish();

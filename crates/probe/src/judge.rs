@@ -47,7 +47,7 @@ impl Judgement {
 
 /// Judges a matrix. For a request of size S the row of S outstanding tells what its pieces would do:
 /// the point of depth D is the same request as D pieces of S/D. That its pieces lie beside each other
-/// and those of the matrix do not is the difference that the splitter's own estimates then correct.
+/// and those of the matrix do not is the difference that the splitter's own experiments then correct.
 ///
 /// Worked example, the row of 512 KiB of a drive with inner parallelism: 0.96 GB/s at depth 1, 1.30 at
 /// 2, 1.70 at 8, 1.95 at 32 (16 KiB each), 1.97 at 64 (8 KiB). The best is 1.97; 16 KiB is within 3 %

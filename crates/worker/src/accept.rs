@@ -11,7 +11,7 @@ use crate::Device;
 use crate::lane::Lane;
 use crate::record::{Laps, Recorder};
 use crate::slots::{Slot, Timing};
-use crate::splitter::{Direction, Load, SPLIT_MIN_BYTES};
+use crate::splitter::{Direction, SPLIT_MIN_BYTES};
 use crate::token::Token;
 use crate::worker::Splitting;
 
@@ -184,7 +184,7 @@ impl<S: Store> Acceptance<'_, S> {
         };
         let timing = self.split(request);
         let cut = Cut {
-            chunk_bytes: timing.and_then(|timing| timing.choice.chunk_bytes),
+            chunk_bytes: timing.and_then(|timing| timing.chunk_bytes),
             ..cut
         };
         let whole = Plan::whole(request, data, &cut);
@@ -254,11 +254,7 @@ impl<S: Store> Acceptance<'_, S> {
     /// How a read or write is split; small ones are not looked at twice, nor is a clock read for them.
     #[inline]
     fn split(&mut self, request: &Request) -> Option<Timing> {
-        let direction = match request.verb {
-            Verb::Read => Direction::Read,
-            Verb::Write => Direction::Write,
-            _ => return None,
-        };
+        let direction = Direction::of(request.verb)?;
         if request.len_bytes < SPLIT_MIN_BYTES {
             self.splitting.splitter.note_small(direction);
             return None;
@@ -267,16 +263,18 @@ impl<S: Store> Acceptance<'_, S> {
     }
 
     fn split_large(&mut self, direction: Direction, len_bytes: u64) -> Option<Timing> {
-        let load = Load {
-            requests: self.splitting.requests,
-            ops: u32::try_from(self.store.in_flight()).unwrap_or(u32::MAX),
-        };
-        let start_ns = nanoseconds(self.splitting.clock);
-        let choice = self
-            .splitting
+        let splitting = &mut *self.splitting;
+        let learns = splitting.splitter.learns();
+        let start_ns = self.device.now_ns();
+        let beside = splitting.requests.saturating_sub(splitting.large);
+        let chunk_bytes = splitting
             .splitter
-            .choose(direction, len_bytes, load, start_ns);
-        Some(Timing { choice, start_ns })
+            .choose(direction, len_bytes, beside, start_ns);
+        splitting.large += u32::from(learns);
+        (learns || chunk_bytes.is_some()).then_some(Timing {
+            chunk_bytes,
+            start_ns,
+        })
     }
 }
 

@@ -131,9 +131,9 @@ impl<S: Store> Worker<S> {
             }
         }
         if tuning.split != self.tuned.tuning.split {
-            self.splitting.splitter = self.device.learnt.splitter(&tuning.split);
-            let board = self.splitting.splitter.board();
-            self.device.registry.show(&self.meters.stats, board);
+            self.splitting.splitter.forget(self.splitting.large);
+            (self.splitting.splitter, self.splitting.large) =
+                (self.device.splitter(&tuning.split), 0);
             self.tuned.ops_max = self.device.ops_max(&tuning.split);
         }
         self.tuned.tuning = tuning;

@@ -1,6 +1,6 @@
 //! What all workers of a device share.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,48 +36,14 @@ pub struct Device {
     pub writeback: AtomicBool,
     /// How workers run.
     pub config: WorkerConfig,
-    /// What workers that have ended had learnt about splitting, for those that follow.
-    pub learnt: Learnt,
+    /// What its workers learn about splitting outlives them.
+    splitter: Mutex<Arc<Splitter>>,
     /// What its vrings did, and how long it took.
     pub records: Records,
     pub(crate) registry: Registry,
     pub(crate) budget: Budget,
     /// The clock that its workers share begins here.
     pub(crate) began: Instant,
-}
-
-/// Splitters of workers that have ended. Locked at a worker's start and end, and when splitting is tuned.
-#[derive(Debug, Default)]
-pub struct Learnt {
-    kept: Mutex<Vec<Splitter>>,
-    /// Ops of large requests that all workers have in flight.
-    ops: Arc<AtomicU32>,
-}
-
-impl Learnt {
-    /// A splitter that starts from this, and has learnt something already where one is kept. Those that started
-    /// from something else are of no use any more.
-    pub(crate) fn splitter(&self, split: &Split) -> Splitter {
-        let mut kept = self.lock();
-        kept.retain(|splitter| splitter.split() == split);
-        let new = || Splitter::new(split.clone()).sharing(&self.ops);
-        kept.pop().unwrap_or_else(new)
-    }
-
-    fn states(&self) -> Vec<Vec<SplitState>> {
-        let kept = self.lock();
-        kept.iter().map(Splitter::states).collect()
-    }
-
-    /// Keeps one for a worker to come. There are never more than workers at one time.
-    pub(crate) fn keep(&self, mut splitter: Splitter) {
-        splitter.forget_flight();
-        self.lock().push(splitter);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Splitter>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Device {
@@ -94,7 +60,7 @@ impl Device {
             serial,
             writeback: AtomicBool::new(writeback),
             config,
-            learnt: Learnt::default(),
+            splitter: Mutex::new(Arc::new(Splitter::new(tuning.split.clone()))),
             records: Records::new(Recording::On),
             registry: Registry::new(tuning),
             budget: Budget::default(),
@@ -149,13 +115,23 @@ impl Device {
         self.registry.leg_totals()
     }
 
-    /// What the splitter of each worker does now; with none running, what the last ones left.
-    pub fn split_states(&self) -> Vec<Vec<SplitState>> {
-        let boards = self.registry.boards();
-        if boards.is_empty() {
-            return self.learnt.states();
+    /// The splitter of all workers that start from this. Of what another had learnt, nothing is of use any more.
+    pub(crate) fn splitter(&self, split: &Split) -> Arc<Splitter> {
+        let mut splitter = self.lock_splitter();
+        if splitter.split() != split {
+            *splitter = Arc::new(Splitter::new(split.clone()));
         }
-        boards.iter().map(|board| board.read()).collect()
+        splitter.clone()
+    }
+
+    /// What its splitter does now.
+    pub fn split_states(&self) -> Vec<SplitState> {
+        let splitter = self.lock_splitter().clone();
+        splitter.states()
+    }
+
+    fn lock_splitter(&self) -> MutexGuard<'_, Arc<Splitter>> {
+        self.splitter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How long its workers may spin now, should it all be in vain, and how long at most.

@@ -1,6 +1,7 @@
-//! One thread's loop over its vrings. This crate forbids locks and allocation after start, and
+//! One thread's loop over its vrings. This crate forbids waiting for locks and allocation after start, and
 //! unsafe code: a worker owns its vrings, engine and slots outright, and control hands ownership
-//! over by command instead of sharing it.
+//! over by command instead of sharing it. What workers of a disk learn about splitting they share; one that finds
+//! another at it goes on without.
 //!
 //! [`Handle`] is control's side: it starts the thread and sends commands. [`Worker`] is the loop
 //! itself, generic over its engine, so that a simulation turns it by hand.
@@ -30,9 +31,9 @@ mod worker;
 pub use cleave_engine::LegTotals;
 pub use command::{Commands, VringStart};
 pub use control::{Control, Pending};
-pub use device::{Device, Learnt, WorkerConfig};
+pub use device::{Device, WorkerConfig};
 pub use handle::{Handle, SpawnError, reactor};
-pub use splitter::{Choice, Direction, Load, Prior, Split, Splitter};
+pub use splitter::{Direction, Prior, Split, Splitter};
 pub use stats::{Mode, Totals, Tried};
 pub use tuning::{Coalesce, Completion, Tuning};
 pub use worker::{ALARM_RETIRED, LANES_MAX, Lap, Worker};

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use cleave_engine::{Store, Wait};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::Completion;
 use crate::accept::nanoseconds;
@@ -176,7 +177,7 @@ impl<S: Store> Worker<S> {
             stats: &self.meters.stats,
         };
         let pacer = &mut self.waiting.pacer;
-        pacer.decide(did, now_ns, terms, thread_cpu_ns)
+        pacer.decide(did, now_ns, terms, || cpu_ns(ClockId::ThreadCPUTime))
     }
 
     /// A lap of a worker with a guest that never kicks.
@@ -349,8 +350,8 @@ impl<S: Store> Worker<S> {
     }
 }
 
-/// CPU time of the calling thread.
-fn thread_cpu_ns() -> u64 {
-    let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+/// CPU time of the calling thread, or of the whole process.
+pub(crate) fn cpu_ns(clock: ClockId) -> u64 {
+    let spent = clock_gettime(clock);
     spent.tv_sec as u64 * 1_000_000_000 + spent.tv_nsec as u64
 }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cleave_engine::{LegStats, LegTotals};
 
-use crate::splitter::Board;
 use crate::stats::Stats;
 use crate::worker::signal;
 use crate::{Mode, Totals, Tried, Tuning};
@@ -19,7 +18,6 @@ struct Live {
     /// Wakes it; it then looks whether the tuning has changed.
     bell: Arc<OwnedFd>,
     legs: Arc<[LegStats]>,
-    board: Arc<Board>,
 }
 
 /// The workers of a device, the tuning in force, and what workers before them did.
@@ -73,21 +71,7 @@ impl Registry {
     }
 
     pub(crate) fn enter(&self, stats: Arc<Stats>, bell: Arc<OwnedFd>, legs: Arc<[LegStats]>) {
-        self.lock().live.push(Live {
-            stats,
-            bell,
-            legs,
-            board: Arc::default(),
-        });
-    }
-
-    /// Where the splitter of a worker shows what it does.
-    pub(crate) fn show(&self, stats: &Arc<Stats>, board: Arc<Board>) {
-        let mut members = self.lock();
-        let mut live = members.live.iter_mut();
-        if let Some(live) = live.find(|live| Arc::ptr_eq(&live.stats, stats)) {
-            live.board = board;
-        }
+        self.lock().live.push(Live { stats, bell, legs });
     }
 
     /// The counters pass over to the sum in the same moment, so that no reader sees them twice or not
@@ -115,10 +99,9 @@ impl Registry {
         sums
     }
 
-    /// What the splitters of the workers that run show.
-    pub(crate) fn boards(&self) -> Vec<Arc<Board>> {
-        let members = self.lock();
-        members.live.iter().map(|live| live.board.clone()).collect()
+    /// No worker runs.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().live.is_empty()
     }
 
     /// Mode of each running worker: how it waits when it finds nothing to do.

@@ -1,14 +1,15 @@
 //! Requests in flight, by the head of their chain.
 
+use std::num::NonZeroU32;
+
 use cleave_blk::{Outcome, Request, Verb};
 use cleave_guest::Epoch;
 
-use crate::Choice;
-
-/// Facts about a completed request for the splitter.
+/// How a large request is split, and when it was planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timing {
-    pub(crate) choice: Choice,
+    /// `None`: whole.
+    pub(crate) chunk_bytes: Option<NonZeroU32>,
     pub(crate) start_ns: u64,
 }
 
@@ -23,7 +24,7 @@ pub(crate) struct Slot {
     pub(crate) ops_left: u32,
     /// A write that was pushed while the cache was write-back.
     pub(crate) cached: bool,
-    /// Of a large request: how it was split, and when it was planned.
+    /// Of a large request that is split, or that the splitter wants to hear of.
     pub(crate) timing: Option<Timing>,
     /// Lowest-numbered op that failed, and its errno: the first error by offset decides the status.
     pub(crate) failed: Option<(u32, i32)>,
@@ -47,7 +48,7 @@ impl Ended {
     /// Whether it was cut into several ops by choice.
     #[inline]
     pub(crate) fn is_split(&self) -> bool {
-        let chunk = self.timing.and_then(|timing| timing.choice.chunk_bytes);
+        let chunk = self.timing.and_then(|timing| timing.chunk_bytes);
         chunk.is_some_and(|chunk| u64::from(chunk.get()) < self.len_bytes)
     }
 }

@@ -9,18 +9,19 @@ use std::time::{Duration, Instant};
 use cleave_blk::{Op, OpKind};
 use cleave_engine::{Event, Reactor, Store, Wait};
 use cleave_guest::{Chain, Epoch, Memory, VringFault};
+use rustix::time::ClockId;
 
-use crate::accept::{Acceptance, Run, answer, nanoseconds};
+use crate::accept::{Acceptance, Run, answer};
 use crate::command::Commands;
 use crate::commands::Inbox;
 use crate::lane::{Lane, State};
-use crate::pacing::Waiting;
+use crate::pacing::{Waiting, cpu_ns};
 use crate::policy::Did;
 use crate::record::{Laps, Look, Looked, VringEvent};
-use crate::slots::{Ended, Next, Timing};
+use crate::slots::{Ended, Next};
 use crate::stats::{Stats, add};
 use crate::token::Token;
-use crate::{Completion, Device, Split, Splitter, Tuning};
+use crate::{Completion, Device, Direction, Splitter, Tuning};
 
 /// Added to the alarm's counter when a vring is retired; a worker that cannot go on adds 1.
 pub const ALARM_RETIRED: u64 = 1 << 32;
@@ -144,11 +145,11 @@ pub(crate) struct Taking {
 
 /// How large requests are split, and what they are split beside.
 pub(crate) struct Splitting {
-    pub(crate) splitter: Splitter,
-    /// The splitter's time runs from here.
-    pub(crate) clock: Instant,
-    /// Requests in flight on all vrings.
+    /// All workers of the disk share it.
+    pub(crate) splitter: Arc<Splitter>,
+    /// Requests in flight on all vrings; and those of them that the splitter hears of.
     pub(crate) requests: u32,
+    pub(crate) large: u32,
 }
 
 /// The tuning in force.
@@ -232,8 +233,7 @@ impl<S: Store> Worker<S> {
             .enter(stats.clone(), bell, store.leg_stats());
         let number = device.registry.turn();
         let tuning = device.tuning();
-        let splitter = device.learnt.splitter(&tuning.split);
-        device.registry.show(&stats, splitter.board());
+        let splitter = device.splitter(&tuning.split);
         Ok(Worker {
             reactor,
             store: [store],
@@ -246,8 +246,8 @@ impl<S: Store> Worker<S> {
             },
             splitting: Splitting {
                 splitter,
-                clock: Instant::now(),
                 requests: 0,
+                large: 0,
             },
             waiting: Waiting::new(),
             inbox: Inbox::new(commands),
@@ -366,22 +366,23 @@ impl<S: Store> Worker<S> {
         };
         self.splitting.requests = self.splitting.requests.saturating_sub(1);
         let mut exact_ns = None;
-        if let Some(Timing { choice, start_ns }) = ended.timing
-            && choice.is_timed()
+        let splitting = &mut self.splitting;
+        if let Some(timing) = ended.timing
+            && splitting.splitter.learns()
         {
-            let now_ns = nanoseconds(self.splitting.clock);
-            let latency_ns = now_ns.saturating_sub(start_ns);
-            match ended.errno {
-                None => self
-                    .splitting
-                    .splitter
-                    .ended(choice, ended.len_bytes, latency_ns, now_ns),
-                Some(_) => self
-                    .splitting
-                    .splitter
-                    .failed(choice, ended.len_bytes, now_ns),
+            splitting.large -= 1;
+            let now_ns = self.device.now_ns();
+            match (Direction::of(ended.verb), ended.errno) {
+                (Some(direction), None) => {
+                    splitting
+                        .splitter
+                        .ended(direction, ended.len_bytes, now_ns, || {
+                            cpu_ns(ClockId::ProcessCPUTime)
+                        });
+                }
+                _ => splitting.splitter.failed(now_ns),
             }
-            exact_ns = Some(latency_ns);
+            exact_ns = Some(now_ns.saturating_sub(timing.start_ns));
         }
         lane.record.ended(
             token.head,
@@ -559,20 +560,18 @@ impl<S: Store> Worker<S> {
 }
 
 impl<S: Store> Drop for Worker<S> {
-    /// Waits for the I/O in flight. The splitter's knowledge stays with the device, and is logged.
+    /// Waits for the I/O in flight. What the splitter knows is logged with the last worker.
     fn drop(&mut self) {
         self.reactor.close(&mut self.store);
         self.device.registry.leave(&self.meters.stats);
         let name = self.device.disk.name();
-        for state in self.splitting.splitter.states() {
-            if state.seen >= SEEN_WORTH_TELLING {
+        self.splitting.splitter.forget(self.splitting.large);
+        if self.device.registry.is_empty() {
+            let states = self.splitting.splitter.states().into_iter();
+            for state in states.filter(|state| state.requests >= SEEN_WORTH_TELLING) {
                 tracing::info!("{name}: {state}");
             }
         }
-        let blank = Splitter::new(Split::Off);
-        self.device
-            .learnt
-            .keep(std::mem::replace(&mut self.splitting.splitter, blank));
     }
 }
 

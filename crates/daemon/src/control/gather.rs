@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cleave_disk::{Backing, Disk, FileKind, format_size};
 use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
-use cleave_worker::splitter::SplitState;
+use cleave_worker::splitter::{SplitState, SplitTried};
 use cleave_worker::{Device, Direction, LegTotals, Mode, Split, Tried};
 
 use super::Exhibit;
@@ -72,11 +72,7 @@ impl Exhibit {
             recording: device.records.is_on(),
             requests: requests(&records),
             vrings: records.iter().map(|record| vring(device, record)).collect(),
-            splitters: device
-                .split_states()
-                .into_iter()
-                .map(|states| states.iter().map(split_cell).collect())
-                .collect(),
+            splitting: splitting(device),
             legs: legs(&device.disk, &device.leg_totals()),
         }
     }
@@ -225,8 +221,11 @@ fn pacing(device: &Device) -> Pacing {
 
 /// Rounded to what is worth saying, a tenth of a per cent. The bounds are for a share of nothing, since
 /// JSON has no infinity.
+fn percent(share: f32) -> f64 {
+    (f64::from(share) * 1e3).round().clamp(-1e6, 1e3) / 10.0
+}
+
 pub(super) fn tried((tried, ago): (Tried, Duration)) -> report::Tried {
-    let percent = |share: f32| (f64::from(share) * 1e3).round().clamp(-1e6, 1e3) / 10.0;
     report::Tried {
         spins: tried.spins,
         gain_percent: tried.gain.map(percent),
@@ -357,7 +356,23 @@ fn times(all: &Distribution) -> Option<Times> {
     })
 }
 
-fn split_cell(state: &SplitState) -> SplitCell {
+fn splitting(device: &Device) -> Vec<SplitCell> {
+    let now = Duration::from_nanos(device.now_ns());
+    let states = device.split_states().into_iter();
+    states.map(|state| split_cell(&state, now)).collect()
+}
+
+pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitCell {
+    let tried = |tried: SplitTried| {
+        let [against_bytes, chunk_bytes] = tried.chunks_bytes;
+        report::SplitTried {
+            chunk_bytes,
+            against_bytes,
+            gain_percent: tried.gain.map(percent),
+            price_percent: percent(tried.cores),
+            seconds_ago: now.saturating_sub(tried.at).as_secs_f64(),
+        }
+    };
     SplitCell {
         direction: match state.direction {
             Direction::Read => "read",
@@ -365,12 +380,9 @@ fn split_cell(state: &SplitState) -> SplitCell {
         }
         .to_owned(),
         from_bytes: state.class_bytes,
-        in_flight_min: state.requests_min,
         chunk_bytes: state.chunk_bytes,
-        reason: state.reason.name().to_owned(),
-        gain: state.gain,
-        explored: state.explored,
-        requests: state.seen,
+        requests: state.requests,
+        tried: state.tried.map(tried),
     }
 }
 

@@ -6,7 +6,7 @@ use cleave_worker::record::{Distribution, Kind, Stage};
 
 use super::Exhibit;
 use super::gather::merged;
-use super::report::{Report, Requests, Tried, Vring};
+use super::report::{Report, Requests, SplitCell, Tried, Vring};
 
 /// All families: name, type and help.
 const FAMILIES: &str = "\
@@ -49,7 +49,9 @@ cleave_in_flight_requests gauge Requests with the engine.
 cleave_oldest_request_seconds gauge Age of the oldest request in flight; 0 where there is none.
 cleave_request_stage_seconds histogram Time that requests spent in a stage; split is the part of device that was cut into several ops.
 cleave_call_held_seconds histogram Time that calls to the guest were held back to become fewer.
-cleave_split_chunk_bytes gauge Pieces that large requests are split into now, by size and load; 0: left whole.
+cleave_split_chunk_bytes gauge Pieces that large requests are split into now, by size; 0: left whole.
+cleave_split_gain_ratio gauge Share of the response time that smaller pieces saved in the last experiment; negative: it took longer.
+cleave_split_price_cores gauge Cores that smaller pieces kept busy more in that experiment; negative: less.
 cleave_leg_ops_total counter Ops that a leg of the stripe ended well.
 cleave_leg_bytes_total counter Bytes read from it and written to it.
 cleave_leg_errors_total counter Ops that it failed.
@@ -169,7 +171,7 @@ impl Exhibit {
         vrings(&mut text, &report);
         self.stages(&mut text);
         self.calls(&mut text);
-        splitters(&mut text, &report);
+        splitting(&mut text, &report);
         legs(&mut text, &report);
         text.out
     }
@@ -335,20 +337,36 @@ fn each_kind(text: &mut Text<'_>, report: &Report, name: &'static str, of: fn(&R
     }
 }
 
-fn splitters(text: &mut Text<'_>, report: &Report) {
-    text.family("cleave_split_chunk_bytes");
-    for (worker, cells) in report.splitters.iter().enumerate() {
-        for cell in cells {
+fn splitting(text: &mut Text<'_>, report: &Report) {
+    let mut each = |name, of: &dyn Fn(&SplitCell) -> Option<f64>| {
+        text.family(name);
+        for cell in &report.splitting {
             let labels: Labels<'_> = &[
-                ("worker", &worker),
                 ("direction", &cell.direction),
                 ("from_bytes", &cell.from_bytes),
-                ("in_flight_min", &cell.in_flight_min),
-                ("reason", &cell.reason),
             ];
-            text.sample(labels, cell.chunk_bytes);
+            if let Some(value) = of(cell) {
+                text.sample(labels, value);
+            }
         }
-    }
+    };
+    each("cleave_split_chunk_bytes", &|cell| {
+        Some(cell.chunk_bytes.into())
+    });
+    each("cleave_split_gain_ratio", &|cell| {
+        cell.tried.map(|tried| tried.gain_percent[0] / 100.0)
+    });
+    each("cleave_split_price_cores", &|cell| {
+        cell.tried.map(|tried| tried.price_percent / 100.0)
+    });
+}
+
+/// The part about splitting, by itself.
+#[cfg(test)]
+pub(super) fn splitting_of(report: &Report) -> String {
+    let mut text = Text::new(&report.id);
+    splitting(&mut text, report);
+    text.out
 }
 
 /// The part about waiting, by itself.

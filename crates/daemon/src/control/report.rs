@@ -39,8 +39,8 @@ pub(crate) struct Report {
     /// Over all vrings, kinds that have seen requests.
     pub(crate) requests: Vec<Requests>,
     pub(crate) vrings: Vec<Vring>,
-    /// What splitters do now: one list for each worker.
-    pub(crate) splitters: Vec<Vec<SplitCell>>,
+    /// What is done with large requests, by direction and size.
+    pub(crate) splitting: Vec<SplitCell>,
     /// The legs of a stripe; empty where the disk is none.
     pub(crate) legs: Vec<Leg>,
 }
@@ -227,22 +227,30 @@ pub(crate) struct Vring {
     pub(crate) requests: Vec<Requests>,
 }
 
-/// What a splitter does with large requests of one direction, size and load.
+/// What is done with large requests of one direction and size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SplitCell {
     pub(crate) direction: String,
-    /// Requests of this size up to twice as much …
+    /// Requests of this size up to four times as much.
     pub(crate) from_bytes: u64,
-    /// … with at least so many in flight.
-    pub(crate) in_flight_min: u32,
     /// Size of the pieces; 0: whole.
     pub(crate) chunk_bytes: u32,
-    pub(crate) reason: String,
-    /// Latency of whole requests over that of split ones; 1 while unknown.
-    pub(crate) gain: f64,
-    /// Share of requests spent on exploring.
-    pub(crate) explored: f64,
     pub(crate) requests: u64,
+    /// The last experiment; null: none yet.
+    pub(crate) tried: Option<SplitTried>,
+}
+
+/// Smaller pieces compared with larger ones, on the load at that time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SplitTried {
+    pub(crate) chunk_bytes: u32,
+    /// The larger ones; 0: whole requests.
+    pub(crate) against_bytes: u32,
+    /// Share of the response time that the smaller ones save: median and quartiles. Negative: it takes longer.
+    pub(crate) gain_percent: [f64; 3],
+    /// How much of a core they keep busy more. Negative: less.
+    pub(crate) price_percent: f64,
+    pub(crate) seconds_ago: f64,
 }
 
 /// A leg of a stripe.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_worker::record::Recording;
-use cleave_worker::{Device, LegTotals, Split, Tried, Tuning, WorkerConfig};
+use cleave_worker::splitter::{SplitState, SplitTried};
+use cleave_worker::{Device, Direction, LegTotals, Split, Tried, Tuning, WorkerConfig};
 use serde_json::{Value, json};
 
 use super::Exhibit;
@@ -70,7 +71,7 @@ fn the_shape_of_the_json_is_a_promise() {
     expected.sort_unstable();
     found.sort_unstable();
     assert_eq!(found, expected);
-    for list in ["requests", "vrings", "splitters", "legs"] {
+    for list in ["requests", "vrings", "splitting", "legs"] {
         assert_eq!(report[list], Value::Array(Vec::new()), "{list}");
     }
     for list in ["workers", "tried"] {
@@ -101,6 +102,48 @@ fn what_an_experiment_found_is_told_of_the_worker_that_made_it() {
         assert!(metrics.contains(sample), "{metrics}");
     }
     assert!(!metrics.contains("worker=\"0\""), "{metrics}");
+}
+
+#[test]
+fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
+    let mut state = SplitState {
+        direction: Direction::Write,
+        class_bytes: 512 << 10,
+        chunk_bytes: 16 << 10,
+        requests: 77,
+        tried: None,
+    };
+    let now = Duration::from_secs(9);
+    let mut report = ram("a").report();
+    report.splitting = vec![super::gather::split_cell(&state, now)];
+    let expected = json!([{"direction": "write", "from_bytes": 524_288, "chunk_bytes": 16384, "requests": 77,
+        "tried": null}]);
+    assert_eq!(serde_json::to_value(&report.splitting).unwrap(), expected);
+    let metrics = super::metrics::splitting_of(&report);
+    let labels = "{disk=\"a\",direction=\"write\",from_bytes=\"524288\"}";
+    assert!(
+        metrics.contains(&format!("cleave_split_chunk_bytes{labels} 16384\n")),
+        "{metrics}"
+    );
+    assert!(!metrics.contains("gain_ratio{"), "{metrics}");
+    state.tried = Some(SplitTried {
+        chunks_bytes: [0, 16 << 10],
+        gain: [0.48, 0.4601, 0.5],
+        cores: 0.05,
+        at: Duration::from_secs(2),
+    });
+    report.splitting = vec![super::gather::split_cell(&state, now)];
+    let expected = json!({"chunk_bytes": 16384, "against_bytes": 0, "gain_percent": [48.0, 46.0, 50.0],
+        "price_percent": 5.0, "seconds_ago": 7.0});
+    let found = serde_json::to_value(&report.splitting).unwrap();
+    assert_eq!(found[0]["tried"], expected);
+    let metrics = super::metrics::splitting_of(&report);
+    for sample in ["cleave_split_gain_ratio", "cleave_split_price_cores"] {
+        assert!(
+            metrics.contains(&format!("{sample}{labels} 0.")),
+            "{metrics}"
+        );
+    }
 }
 
 #[test]
@@ -229,6 +272,8 @@ fn metrics_have_stable_names() {
         "request_stage_seconds histogram",
         "call_held_seconds histogram",
         "split_chunk_bytes gauge",
+        "split_gain_ratio gauge",
+        "split_price_cores gauge",
     ];
     assert_eq!(families, expected);
     assert_eq!(text.matches("# HELP ").count(), families.len());

@@ -132,7 +132,10 @@ pub(super) mod tests {
                 "stages": {"device": {"count": 1, "mean_us": 80.0, "p50_us": 79.5, "p90_us": 90.0,
                     "p99_us": 120.25, "p999_us": 1500.0}},
                 "device_buckets": buckets}],
-            "vrings": [], "splitters": [], "legs": []
+            "vrings": [], "splitting": [{"direction": "read", "from_bytes": 524_288, "chunk_bytes": 16384,
+                "requests": 900, "tried": {"chunk_bytes": 16384, "against_bytes": 0,
+                    "gain_percent": [48.0, 46.0, 50.0], "price_percent": 5.0, "seconds_ago": 9.0}}],
+            "legs": []
         });
         serde_json::from_value(value).unwrap()
     }

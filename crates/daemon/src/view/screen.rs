@@ -1,7 +1,7 @@
 //! What is shown, as lines of at most eighty columns.
 
 use super::rates::Rates;
-use crate::control::report::{Report, Times, Tried};
+use crate::control::report::{Report, SplitCell, Times, Tried};
 
 /// Heads of the columns, as wide as `line` makes them.
 const HEAD: &str =
@@ -27,7 +27,8 @@ pub(super) fn picture(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
                 if has_room(2) {
                     lines.push(detail(report));
                 }
-                if let Some(found) = verdict(report, "").filter(|_| has_room(3)) {
+                let found = [verdict(report, ""), split_verdict(report)];
+                for found in found.into_iter().flatten().filter(|_| has_room(4)) {
                     lines.push(cut(&format!("  {found}"), 80));
                 }
             }
@@ -142,6 +143,45 @@ fn found(tried: &Tried, of: &str) -> String {
     }
 }
 
+/// What was found out about splitting the large requests that are the most. `None`: it is not in force, or nothing
+/// was tried yet.
+fn split_verdict(report: &Report) -> Option<String> {
+    let tried = split_verdicts(report);
+    tried
+        .max_by_key(|(requests, _)| *requests)
+        .map(|(_, found)| found)
+}
+
+/// The same of all that were tried, each with how many there were.
+fn split_verdicts(report: &Report) -> impl Iterator<Item = (u64, String)> {
+    let cells = report.splitting.iter();
+    let cells = cells.filter(|_| report.tuning.split == "auto");
+    cells.filter_map(|cell| Some((cell.requests, split_found(cell)?)))
+}
+
+fn split_found(cell: &SplitCell) -> Option<String> {
+    let tried = cell.tried?;
+    let size = |bytes: u32| cleave_disk::format_size(bytes.into());
+    let whole_or = |bytes: u32, prefix: &str| match bytes {
+        0 => "whole".to_owned(),
+        bytes => [prefix, &size(bytes)].concat(),
+    };
+    let [gain, ..] = tried.gain_percent;
+    let saves = match gain >= 0.5 {
+        true => format!("saves {gain:.0} %"),
+        false => "saves nothing".to_owned(),
+    };
+    Some(format!(
+        "{}s from {} {}: {} {saves} on {}, tried {} ago",
+        cell.direction,
+        cleave_disk::format_size(cell.from_bytes),
+        whole_or(cell.chunk_bytes, "in pieces of "),
+        size(tried.chunk_bytes),
+        whole_or(tried.against_bytes, ""),
+        age(tried.seconds_ago),
+    ))
+}
+
 /// A time in one unit.
 fn age(seconds: f64) -> String {
     match seconds {
@@ -167,6 +207,7 @@ pub(super) fn sheet(report: &Report) -> String {
     ];
     let verdict = verdict(report, " of the response time");
     lines.extend(verdict.map(|verdict| format!("  verdict   {verdict}")));
+    lines.extend(split_verdicts(report).map(|(_, found)| format!("  pieces    {found}")));
     lines.extend([
         format!(
             "  process   {} for {:.0} s, {:.2} s of CPU, {:.1} MiB",
@@ -282,6 +323,8 @@ pub(super) fn cut(text: &str, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::control::report::SplitTried;
+
     use super::super::rates::tests::report;
     use super::*;
 
@@ -340,13 +383,15 @@ disk             read/s  write/s    MB/s  p50 us  p99 us  mode       spin%  CPU%
 a.img              2000        0     8.2    69.6    73.6  adaptive    10.0  25.0
   1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   spinning saves 22 % for 40 % of a core, tried 3 s ago
+  reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
 new                   0        0     0.0       -       -  adaptive     0.0   0.0
   1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   spinning saves 22 % for 40 % of a core, tried 3 s ago
+  reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
 /run/b: nobody listens";
         assert_eq!(picture(&rows, 24).join("\n"), expected);
         let mut expected: Vec<&str> = expected.lines().collect();
-        expected.retain(|line| !line.contains("spinning"));
+        expected.retain(|line| !line.contains("saves"));
         assert_eq!(picture(&rows, 10), expected, "where there is less room");
     }
 
@@ -405,6 +450,37 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
     }
 
     #[test]
+    fn what_was_found_out_about_pieces_is_said_in_a_sentence() {
+        let mut report = report("a.img", 5.0, 5, &[]);
+        for (chunk_bytes, against_bytes, gain, expected) in [
+            (0, 0, -3.0, "whole: 8K saves nothing on whole"),
+            (8192, 0, 47.6, "in pieces of 8K: 8K saves 48 % on whole"),
+            (
+                16384,
+                16384,
+                0.2,
+                "in pieces of 16K: 8K saves nothing on 16K",
+            ),
+        ] {
+            let cell = &mut report.splitting[0];
+            cell.chunk_bytes = chunk_bytes;
+            cell.tried = cell.tried.map(|tried| SplitTried {
+                chunk_bytes: 8192,
+                against_bytes,
+                gain_percent: [gain; 3],
+                ..tried
+            });
+            let expected = format!("reads from 512K {expected}, tried 9 s ago");
+            assert_eq!(split_verdict(&report), Some(expected));
+        }
+        report.tuning.split = "off".to_owned();
+        assert_eq!(split_verdict(&report), None, "it is in force no more");
+        report.tuning.split = "auto".to_owned();
+        report.splitting[0].tried = None;
+        assert_eq!(split_verdict(&report), None, "nothing was tried yet");
+    }
+
+    #[test]
     fn disks_without_room_are_counted() {
         let report = report("a.img", 5.0, 5, &[]);
         let rows: Vec<_> = (0..40).map(|_| Row::Disk(&report, None)).collect();
@@ -441,6 +517,7 @@ a.img: /images/a.img
   frontend  connected, 1 so far, features 0x1
   waiting   adaptive, split auto; 1 sleeps, 2 dozes; spun 1.20 s well and 0.00 s in vain
   verdict   spinning saves 22 % of the response time for 40 % of a core, tried 3 s ago
+  pieces    reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
   process   0 for 12 s, 3.00 s of CPU, 3.0 MiB
   now       1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   requests            count        MiB  mean us      p50      p99    p99.9

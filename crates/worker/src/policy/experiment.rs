@@ -5,18 +5,26 @@
 //! are what is judged, after each round: what is plain soon ends soon. Then it rests, longer each time that the answer is
 //! the same. A load that changes its kind ends the rest.
 
-/// Requests of a stretch, where they come fast; and how long it lasts.
-const REQUESTS: u64 = 64;
-const STRETCH_MIN_NS: u64 = 8_000_000;
-const STRETCH_MAX_NS: u64 = 20_000_000;
-/// Rounds of an experiment, at least and at most.
+/// Rounds of an experiment, at least and at most; and for a verdict that the other arm just deserves.
 const ROUNDS_MIN: usize = 2;
+const ROUNDS_SURE: usize = 4;
 const ROUNDS: usize = 8;
 /// Rest between two experiments, as a multiple of what one takes: at first, and at most.
 const REST_MIN: u64 = 4;
 const REST_MAX: u64 = 100;
-/// The rate of requests is looked at in windows of at least this.
+/// The rate of requests is looked at in windows of at least this, and of at least so many stretches' requests.
 const WINDOW_NS: u64 = 50_000_000;
+const WINDOW_STRETCHES: u64 = 2;
+
+/// How long an arm is tried at a time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stretch {
+    /// Requests, where they come fast; and the fewest that count.
+    pub(crate) requests: u64,
+    pub(crate) requests_min: u64,
+    pub(crate) min_ns: u64,
+    pub(crate) max_ns: u64,
+}
 
 /// One of the two ways.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -85,9 +93,26 @@ pub(crate) struct Finding {
     pub(crate) other: Spent,
 }
 
+impl Finding {
+    /// The verdict, as soon as it is plain: whether the other arm gains as much as is needed. `standing`: what stands
+    /// needs no proof.
+    pub(crate) fn judge(&self, gain: &Gain, needed: f32, standing: Arm) -> Option<Arm> {
+        let (low, high) = gain.spread;
+        let holds = standing == Arm::Other && gain.share >= needed;
+        match () {
+            () if high < needed => Some(Arm::Plain),
+            () if low >= needed && self.rounds >= ROUNDS_SURE => Some(Arm::Other),
+            () if low >= 2.0 * needed => Some(Arm::Other),
+            () if self.is_last && holds => Some(Arm::Other),
+            () => self.is_last.then_some(Arm::Plain),
+        }
+    }
+}
+
 /// An experiment that is made again and again.
 #[derive(Debug)]
 pub(crate) struct Experiment {
+    lasts: Stretch,
     /// In force between experiments.
     verdict: Arm,
     /// Stretch of the round; `None`: it rests.
@@ -111,8 +136,9 @@ const ROUND: [Arm; 4] = [Arm::Plain, Arm::Other, Arm::Other, Arm::Plain];
 
 impl Experiment {
     /// The plain arm is in force until the first verdict, and tried at once.
-    pub(crate) fn new() -> Experiment {
+    pub(crate) fn new(lasts: Stretch) -> Experiment {
         Experiment {
+            lasts,
             verdict: Arm::Plain,
             stretch: None,
             round: [Spent::default(); 2],
@@ -149,9 +175,12 @@ impl Experiment {
     #[inline]
     pub(crate) fn wants(&self, spent: &Spent) -> bool {
         match self.stretch {
-            Some(_) if spent.requests >= REQUESTS => spent.wall_ns >= STRETCH_MIN_NS,
-            Some(_) => spent.wall_ns >= STRETCH_MAX_NS,
-            None => spent.wall_ns >= WINDOW_NS,
+            Some(_) if spent.requests >= self.lasts.requests => spent.wall_ns >= self.lasts.min_ns,
+            Some(_) => spent.wall_ns >= self.lasts.max_ns,
+            None => {
+                spent.wall_ns >= WINDOW_NS
+                    && spent.requests >= WINDOW_STRETCHES * self.lasts.requests
+            }
         }
     }
 
@@ -162,7 +191,7 @@ impl Experiment {
             self.rest(now_ns, spent);
             return None;
         };
-        if spent.requests < REQUESTS / 8 || spent.wall_ns > 4 * STRETCH_MAX_NS {
+        if spent.requests < self.lasts.requests_min || spent.wall_ns > 4 * self.lasts.max_ns {
             // The load went away meanwhile: that stretch is made again when it is back.
             return None;
         }
@@ -211,9 +240,19 @@ impl Experiment {
             (self.rate, self.strange) = (rate, 0);
         }
         if now_ns >= self.next_ns {
-            (self.stretch, self.done, self.next_ns) = (Some(0), 0, now_ns);
-            self.round = [Spent::default(); 2];
+            self.begin(now_ns);
         }
+    }
+
+    /// The next one begins now.
+    pub(crate) fn begin(&mut self, now_ns: u64) {
+        (self.stretch, self.done, self.next_ns) = (Some(0), 0, now_ns);
+        self.round = [Spent::default(); 2];
+    }
+
+    /// The arms stand for something else from now on, and this one for what is in force.
+    pub(crate) fn stand(&mut self, arm: Arm) {
+        self.verdict = arm;
     }
 
     fn finding(&self, wake_ns: u64) -> Finding {
@@ -256,6 +295,12 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
+    const LASTS: Stretch = Stretch {
+        requests: 64,
+        requests_min: 8,
+        min_ns: 8 * MS,
+        max_ns: 20 * MS,
+    };
 
     /// Stretches until the verdict, of a load in which a request takes so many nanoseconds in each arm, by stretch.
     fn find(
@@ -264,10 +309,10 @@ mod tests {
         takes: impl Fn(Arm, u64) -> u64,
     ) -> (Finding, u64) {
         for stretch in 0.. {
-            let wall_ns = REQUESTS * takes(experiment.arm(), stretch);
+            let wall_ns = LASTS.requests * takes(experiment.arm(), stretch);
             *now_ns += wall_ns;
             let spent = Spent {
-                requests: REQUESTS,
+                requests: LASTS.requests,
                 wall_ns,
                 ..Spent::default()
             };
@@ -296,7 +341,7 @@ mod tests {
     #[test]
     fn a_drift_of_the_load_is_no_gain() {
         let mut now_ns = 0_u64;
-        let mut experiment = Experiment::new();
+        let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
         let (found, _) = find(&mut experiment, &mut now_ns, |_, stretch| {
             200_000 + 2000 * stretch
@@ -319,7 +364,7 @@ mod tests {
     #[test]
     fn it_tells_after_each_round_and_goes_on_until_somebody_decides() {
         let mut now_ns = 0_u64;
-        let mut experiment = Experiment::new();
+        let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
         let noise = |_, stretch: u64| 200_000 + stretch * 7919 % 13 * 2000;
         let (found, stretch) = find(&mut experiment, &mut now_ns, noise);
@@ -339,7 +384,7 @@ mod tests {
     #[test]
     fn rests_grow_with_each_confirmation_and_end_with_another_load() {
         let mut now_ns = 0_u64;
-        let mut experiment = Experiment::new();
+        let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
         let mut rests = Vec::new();
         for _ in 0..7 {
@@ -374,9 +419,9 @@ mod tests {
     #[test]
     fn a_stretch_in_which_the_load_goes_away_is_made_again() {
         let mut now_ns = 0_u64;
-        let mut experiment = Experiment::new();
+        let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
-        for (requests, wall_ns) in [(1, STRETCH_MAX_NS), (REQUESTS, 5 * STRETCH_MAX_NS)] {
+        for (requests, wall_ns) in [(1, LASTS.max_ns), (LASTS.requests, 5 * LASTS.max_ns)] {
             let spent = Spent {
                 requests,
                 wall_ns,

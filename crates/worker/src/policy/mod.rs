@@ -11,6 +11,6 @@ mod pacer;
 pub(crate) use budget::Budget;
 pub(crate) use caller::{Call, Caller};
 pub(crate) use crowd::Crowd;
-pub(crate) use experiment::{Arm, Experiment, Finding, Gain, Spent};
+pub(crate) use experiment::{Arm, Experiment, Finding, Gain, Spent, Stretch};
 pub(crate) use heat::Heat;
 pub(crate) use pacer::{Did, Pace, Pacer, Terms};

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{Arm, Budget, Experiment, Finding, Gain, Heat, Spent};
+use super::{Arm, Budget, Experiment, Finding, Gain, Heat, Spent, Stretch};
 use crate::Tuning;
 use crate::stats::{Mode, Stats, Tried, add};
 
@@ -21,8 +21,13 @@ const WINDOW_MAX_NS: u64 = 1_000_000;
 const WINDOW_MIN_NS: u64 = 20_000;
 /// Spinning that gains less than this share sleeps.
 const GAIN_MIN: f32 = 0.05;
-/// Rounds of which three quarters have to gain enough; half as many where they gain twice as much.
-const ROUNDS_SURE: usize = 4;
+/// A stretch of an experiment.
+const STRETCH: Stretch = Stretch {
+    requests: 64,
+    requests_min: 8,
+    min_ns: 8_000_000,
+    max_ns: 20_000_000,
+};
 /// A request that comes so long after an answer was prompted by it.
 const PROMPT_NS: u64 = 40_000;
 /// Length of the sleeps that measure what a wake-up takes, wake-ups of which one has such a sleep before it, and what
@@ -152,7 +157,7 @@ impl Pacer {
     pub(crate) fn new() -> Pacer {
         Pacer {
             heat: Heat::default(),
-            experiment: Experiment::new(),
+            experiment: Experiment::new(STRETCH),
             spent: Spent::default(),
             cpu_ns: 0,
             wake_ns: WAKE_NS,
@@ -444,16 +449,7 @@ fn verdict(found: &Finding, standing: Arm, spin_worth: u32) -> Option<(Arm, Gain
     };
     let cores = found.other.cores() - plain.cores();
     let needed = (cores / spin_worth as f32).max(GAIN_MIN);
-    let (low, high) = gain.spread;
-    // What stands needs no proof.
-    let holds = standing == Arm::Other && gain.share >= needed;
-    match () {
-        () if high < needed => Some((Arm::Plain, gain)),
-        () if low >= needed && found.rounds >= ROUNDS_SURE => Some((Arm::Other, gain)),
-        () if low >= 2.0 * needed => Some((Arm::Other, gain)),
-        () if found.is_last && holds => Some((Arm::Other, gain)),
-        () => found.is_last.then_some((Arm::Plain, gain)),
-    }
+    Some((found.judge(&gain, needed, standing)?, gain))
 }
 
 fn publish(found: &Finding, verdict: Arm, gain: Gain, now_ns: u64, stats: &Stats) {

@@ -1,27 +1,24 @@
-//! Which chunk size a large request is split into, now: arithmetic on what the worker observed.
+//! Which chunk size a large request is split into, now: arithmetic on what the workers of a disk observed.
 //!
-//! A request falls into a *cell*: its direction, its size class (powers of two) and how many requests
-//! are in flight beside it. Each cell keeps a running estimate of request latency per byte for not
-//! splitting and for every chunk size that makes sense, serves nearly all requests with the one in
-//! force, and spends at most one request in fifty on another. Another takes over when it is clearly
-//! better over enough samples; not splitting takes over when it is hardly worse. Nothing here reads
-//! a clock or draws from a global source: the same observations give the same decisions.
+//! Requests of one direction and size class are a *cell*. All of them are served in the way that is in force, whole or
+//! in chunks of one size, but for experiments on the live load: a few requests in another way, a few in this, in turn
+//! (`cell`). What all large requests cost is compared, not what the split ones do: one that is quicker only
+//! because its ops push aside those beside it has gained nothing. Nothing here reads a clock or draws from a global
+//! source: the same observations give the same decisions.
 
-mod board;
 mod cell;
 mod state;
 #[cfg(test)]
 mod tests;
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use cleave_blk::Limits;
+use cleave_blk::{Limits, Verb};
 
-pub(crate) use board::Board;
-use cell::{Account, Cell, PASSED, Pick};
-pub use state::{Reason, SplitState};
+use cell::{Account, Cell};
+pub use state::{SplitState, SplitTried};
 
 /// Requests below this are never split: their ops would cost more than they could save.
 pub const SPLIT_MIN_BYTES: u64 = 32 << 10;
@@ -35,10 +32,9 @@ const SPLIT_OPS_MAX: u32 = cleave_blk::SPLIT_OPS_MAX as u32;
 /// vendors name 128 to 256 outstanding commands as the peak.
 pub const USEFUL_DEPTH_DEFAULT: u32 = 128;
 
-/// Size classes: 32 KiB, 64 KiB … 4 MiB and above.
-const CLASSES: usize = 8;
-/// Load classes: alone, 2–3 in flight, 4–7, 8–15, 16 and more.
-const LOADS: usize = 5;
+/// Size classes: from 32 KiB, 128 KiB, 512 KiB, and from 2 MiB on.
+const CLASSES: usize = 4;
+const CELLS: usize = 2 * CLASSES;
 /// After a small read, this many large writes are left whole.
 const MIXED_WRITES: u32 = 64;
 
@@ -62,7 +58,7 @@ pub struct Prior {
     pub chunk_min_bytes: u32,
     /// Never split, nor try to: it says that it spins, and a probe found no gain.
     pub never: bool,
-    /// Chunks measured by a probe, by direction and size class; 0: whole requests were best.
+    /// Chunks measured by a probe, by direction and size; 0: whole requests were best.
     pub measured: Vec<(Direction, u64, u32)>,
 }
 
@@ -72,7 +68,7 @@ impl Prior {
     /// That it spins is not among it: virtio disks of virtual machines, loop devices and many emulated
     /// SCSI disks say so of themselves whatever is below them. A disk that does spin starts whole like
     /// every other and stays so, since no chunk proves faster; finding that out costs the few requests
-    /// that explore. Only a probe that measured it may rule splitting out for good (`never`).
+    /// that are tried. Only a probe that measured it may rule splitting out for good (`never`).
     pub fn from_limits(limits: &Limits) -> Prior {
         Prior {
             useful_depth: USEFUL_DEPTH_DEFAULT,
@@ -83,6 +79,15 @@ impl Prior {
             never: false,
             measured: Vec::new(),
         }
+    }
+
+    /// The chunk that a probe found best for requests of a cell.
+    fn chunk_of(&self, direction: Direction, class: usize) -> Option<u32> {
+        let mut measured = self.measured.iter();
+        let found = measured.find(|(way, bytes, _)| {
+            *way == direction && *bytes >= SPLIT_MIN_BYTES && class_of(*bytes) == class
+        });
+        found.map(|(_, _, chunk_bytes)| *chunk_bytes)
     }
 }
 
@@ -95,99 +100,68 @@ pub enum Direction {
     Write,
 }
 
-/// What is under way when a request is planned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Load {
-    /// Requests in flight, without this one.
-    pub requests: u32,
-    /// Ops in flight on this worker.
-    pub ops: u32,
-}
+impl Direction {
+    const ALL: [Direction; 2] = [Direction::Read, Direction::Write];
 
-/// A decision, kept with the request until it has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choice {
-    /// Size to split into; `None`: whole.
-    pub chunk_bytes: Option<NonZeroU32>,
-    /// Where the observation goes; `None`: nothing is learnt from this request.
-    pub(crate) lesson: Option<Lesson>,
-}
-
-/// Which estimate a request adds to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Lesson {
-    cell: u8,
-    arm: u8,
-}
-
-impl Choice {
-    /// Left whole, and nothing to learn.
-    pub const WHOLE: Choice = Choice {
-        chunk_bytes: None,
-        lesson: None,
-    };
-
-    /// Whether the splitter wants to hear how long the request took.
-    pub fn is_timed(&self) -> bool {
-        self.lesson.is_some()
-    }
-
-    /// How many ops it makes of a request.
-    fn ops(&self, len_bytes: u64) -> u32 {
-        let chunk_bytes = self
-            .chunk_bytes
-            .map_or(len_bytes, |chunk| chunk.get().into());
-        len_bytes.div_ceil(chunk_bytes.max(1)) as u32
+    /// `None`: no data goes.
+    #[inline]
+    pub(crate) fn of(verb: Verb) -> Option<Direction> {
+        match verb {
+            Verb::Read => Some(Direction::Read),
+            Verb::Write => Some(Direction::Write),
+            _ => None,
+        }
     }
 }
 
-/// Decides and learns for one worker.
+/// Decides and learns for all workers of a disk. None ever waits for another: what one cannot add to what was learnt
+/// because another is just doing so is left out.
 #[derive(Debug)]
 pub struct Splitter {
     split: Split,
-    cells: Vec<Cell>,
+    /// Chunk in force of each cell; 0: whole requests.
+    chunks: [AtomicU32; CELLS],
+    /// Large requests in flight.
+    in_flight: AtomicU32,
     /// Large writes still to be left whole because small reads run beside them.
-    mixed: u32,
-    /// Timed requests in flight, what they have cost, and when that was last brought up to date.
-    in_flight: u32,
+    mixed: AtomicU32,
+    learner: Mutex<Learner>,
+}
+
+/// What was observed.
+#[derive(Debug, Default)]
+struct Learner {
+    cells: Vec<Cell>,
     account: Account,
     updated_ns: u64,
-    /// Ops of those requests: this worker's, and those of all workers of the disk.
-    ops: u32,
-    ops_of_disk: Arc<AtomicU32>,
-    /// What it does now, for others to read.
-    board: Arc<Board>,
 }
 
 impl Splitter {
     /// Allocates all it will ever need.
     pub fn new(split: Split) -> Splitter {
-        let cells = match &split {
-            Split::Auto(prior) if !prior.never => make_cells(prior),
-            _ => Vec::new(),
-        };
+        let mut cells = Vec::new();
+        if let Split::Auto(prior) = &split
+            && !prior.never
+        {
+            for direction in Direction::ALL {
+                let classes = 0..CLASSES;
+                cells.extend(classes.map(|class| {
+                    let measured = prior.chunk_of(direction, class);
+                    Cell::new(prior.chunk_min_bytes, class_bytes(class), measured)
+                }));
+            }
+        }
+        let chunk = |number: usize| cells.get(number).map_or(0, Cell::chunk_bytes);
         Splitter {
             split,
-            board: Arc::new(Board::new(cells.len())),
-            cells,
-            mixed: 0,
-            in_flight: 0,
-            account: Account::default(),
-            updated_ns: 0,
-            ops: 0,
-            ops_of_disk: Arc::default(),
+            chunks: std::array::from_fn(|number| chunk(number).into()),
+            in_flight: AtomicU32::new(0),
+            mixed: AtomicU32::new(0),
+            learner: Mutex::new(Learner {
+                cells,
+                ..Learner::default()
+            }),
         }
-    }
-
-    /// Shares the drive's useful depth with the splitters that count their ops here too.
-    pub(crate) fn sharing(mut self, ops_of_disk: &Arc<AtomicU32>) -> Splitter {
-        self.ops_of_disk = ops_of_disk.clone();
-        self
-    }
-
-    /// Where it shows what it does now.
-    pub(crate) fn board(&self) -> Arc<Board> {
-        self.board.clone()
     }
 
     /// What it started from.
@@ -195,185 +169,155 @@ impl Splitter {
         &self.split
     }
 
+    /// Whether it wants to hear of the end of each large request.
+    #[inline]
+    pub fn learns(&self) -> bool {
+        matches!(&self.split, Split::Auto(prior) if !prior.never)
+    }
+
     /// Takes note of a request too small to be split.
     #[inline]
-    pub fn note_small(&mut self, direction: Direction) {
-        if direction == Direction::Read {
-            self.mixed = MIXED_WRITES;
+    pub fn note_small(&self, direction: Direction) {
+        if direction == Direction::Read && self.mixed.load(Ordering::Relaxed) != MIXED_WRITES {
+            self.mixed.store(MIXED_WRITES, Ordering::Relaxed);
         }
     }
 
-    /// How to split a request of at least [`SPLIT_MIN_BYTES`] that is about to be planned.
+    /// Chunk to split a request of at least [`SPLIT_MIN_BYTES`] into that begins now; `None`: it stays whole. `beside`:
+    /// requests in flight on this worker that are not large.
     pub fn choose(
-        &mut self,
+        &self,
         direction: Direction,
         len_bytes: u64,
-        load: Load,
+        beside: u32,
         now_ns: u64,
-    ) -> Choice {
-        let choice = match &self.split {
-            Split::Off => Choice::WHOLE,
-            Split::Fixed(chunk) => Choice {
-                chunk_bytes: Some(*chunk),
-                lesson: None,
-            },
-            Split::Auto(_) => self.choose_large(direction, len_bytes, load),
+    ) -> Option<NonZeroU32> {
+        let prior = match &self.split {
+            Split::Off => return None,
+            Split::Fixed(chunk_bytes) => return Some(*chunk_bytes),
+            Split::Auto(prior) if prior.never => return None,
+            Split::Auto(prior) => prior,
         };
-        if choice.is_timed() {
-            self.pass_time(now_ns);
-            self.in_flight += 1;
-            let ops = choice.ops(len_bytes);
-            self.ops += ops;
-            self.ops_of_disk.fetch_add(ops, Ordering::Relaxed);
+        let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        if let Some(mut learner) = self.try_learner() {
+            learner.pass_time(now_ns, others);
         }
-        choice
+        if direction == Direction::Write && self.mixed.load(Ordering::Relaxed) > 0 {
+            // A flood of writes spread over all channels would make the reads beside it wait.
+            self.mixed.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let ops_max = prior.ops_max(beside, others + 1);
+        let chunk = self.chunks.get(number_of(direction, len_bytes))?;
+        let chunk_bytes = u64::from(chunk.load(Ordering::Relaxed));
+        if chunk_bytes == 0 || ops_max < 2 {
+            return None;
+        }
+        // As large as it has to be for so few ops.
+        let least_bytes = len_bytes.div_ceil(ops_max.into()).next_power_of_two();
+        let chunk_bytes = chunk_bytes.max(least_bytes);
+        if chunk_bytes >= len_bytes {
+            return None;
+        }
+        u32::try_from(chunk_bytes).ok().and_then(NonZeroU32::new)
     }
 
-    /// A request has ended well that took so long from its planning on; `choice` as it was given.
-    pub fn ended(&mut self, choice: Choice, len_bytes: u64, latency_ns: u64, now_ns: u64) {
-        let Some(lesson) = choice.lesson else { return };
-        self.release(choice, len_bytes, now_ns);
-        self.account.moved_kib += len_bytes as f64 / 1024.0;
-        if let Some(cell) = self.cells.get_mut(usize::from(lesson.cell)) {
-            cell.learn(usize::from(lesson.arm), len_bytes, latency_ns, self.account);
-            let number = usize::from(lesson.cell);
-            let (direction, class, load) = cell_of(number);
-            let state = cell.state(direction, SPLIT_MIN_BYTES << class, load);
-            self.board.write(number, &state);
+    /// A request has ended well. `cpu_ns`: CPU time of this process, asked for at the ends of stretches.
+    pub fn ended(
+        &self,
+        direction: Direction,
+        len_bytes: u64,
+        now_ns: u64,
+        cpu_ns: impl FnOnce() -> u64,
+    ) {
+        let in_flight = self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let Some(mut learner) = self.try_learner() else {
+            return;
+        };
+        learner.pass_time(now_ns, in_flight);
+        learner.account.move_bytes(len_bytes);
+        let Split::Auto(prior) = &self.split else {
+            return;
+        };
+        if prior.ops_max(0, in_flight) < 2 {
+            // Whole in either way.
+            return;
+        }
+        let number = number_of(direction, len_bytes);
+        let account = learner.account;
+        if let Some(cell) = learner.cells.get_mut(number)
+            && let Some(chunk) = self.chunks.get(number)
+        {
+            cell.ended(account, now_ns, in_flight, cpu_ns);
+            chunk.store(cell.chunk_bytes(), Ordering::Relaxed);
         }
     }
 
     /// A request has failed. How long that took says nothing about the drive, and the cost of the requests
     /// beside it is measured anew.
-    pub fn failed(&mut self, choice: Choice, len_bytes: u64, now_ns: u64) {
-        if choice.is_timed() {
-            self.release(choice, len_bytes, now_ns);
-            self.cells.iter_mut().for_each(Cell::measure_anew);
+    pub fn failed(&self, now_ns: u64) {
+        let in_flight = self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if let Some(mut learner) = self.try_learner() {
+            learner.pass_time(now_ns, in_flight);
+            let cells = learner.cells.iter_mut();
+            cells.for_each(|cell| cell.measure_anew(in_flight));
         }
     }
 
-    /// A timed request is no longer in flight.
-    fn release(&mut self, choice: Choice, len_bytes: u64, now_ns: u64) {
-        self.pass_time(now_ns);
-        self.in_flight = self.in_flight.saturating_sub(1);
-        self.release_ops(choice.ops(len_bytes));
-    }
-
-    fn release_ops(&mut self, ops: u32) {
-        self.ops = self.ops.saturating_sub(ops);
-        self.ops_of_disk.fetch_sub(ops, Ordering::Relaxed);
-    }
-
-    /// The worker is gone, and with it its clock and what it had in flight.
-    pub(crate) fn forget_flight(&mut self) {
-        (self.in_flight, self.updated_ns) = (0, 0);
-        self.release_ops(self.ops);
-    }
-
-    fn pass_time(&mut self, now_ns: u64) {
-        // Nothing is in flight when time begins, wherever it begins.
-        let passed_ns = now_ns.saturating_sub(self.updated_ns);
-        self.account.spent_ns += passed_ns as f64 * f64::from(self.in_flight);
-        self.updated_ns = self.updated_ns.max(now_ns);
+    /// So many large requests of a worker will end unseen.
+    pub(crate) fn forget(&self, requests: u32) {
+        self.in_flight.fetch_sub(requests, Ordering::Relaxed);
     }
 
     /// What it does now and why, one entry for every cell that has seen requests.
     pub fn states(&self) -> Vec<SplitState> {
-        let cells = self
-            .cells
-            .iter()
-            .enumerate()
-            .filter(|(_, cell)| cell.seen() > 0);
-        cells
-            .map(|(number, cell)| {
-                let (direction, class, load) = cell_of(number);
-                cell.state(direction, SPLIT_MIN_BYTES << class, load)
+        let learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
+        let numbered = learner.cells.iter().enumerate();
+        numbered
+            .filter(|(_, cell)| cell.requests() > 0)
+            .filter_map(|(number, cell)| {
+                let direction = *Direction::ALL.get(number / CLASSES)?;
+                Some(cell.state(direction, class_bytes(number % CLASSES)))
             })
             .collect()
     }
 
-    fn choose_large(&mut self, direction: Direction, len_bytes: u64, load: Load) -> Choice {
-        let Split::Auto(prior) = &self.split else {
-            return Choice::WHOLE;
-        };
-        if direction == Direction::Write && self.mixed > 0 {
-            // A flood of writes spread over all channels would make the reads beside it wait.
-            self.mixed -= 1;
-            return Choice::WHOLE;
-        }
-        let ops_of_disk = self.ops_of_disk.load(Ordering::Relaxed);
-        let ops_of_others = ops_of_disk.saturating_sub(self.ops);
-        let headroom = prior
-            .useful_depth
-            .saturating_sub(load.ops.saturating_add(ops_of_others))
-            .min(SPLIT_OPS_MAX);
-        let number = number_of(direction, len_bytes, load.requests);
-        let Some(cell) = self.cells.get_mut(number) else {
-            return Choice::WHOLE;
-        };
-        if headroom < 2 {
-            cell.pass();
-            let lesson = Lesson {
-                cell: number as u8,
-                arm: PASSED,
-            };
-            return Choice {
-                chunk_bytes: None,
-                lesson: Some(lesson),
-            };
-        }
-        let Pick { chunk_bytes, arm } = cell.pick(len_bytes, headroom);
-        Choice {
-            chunk_bytes,
-            lesson: Some(Lesson {
-                cell: number as u8,
-                arm,
-            }),
+    fn try_learner(&self) -> Option<MutexGuard<'_, Learner>> {
+        match self.learner.try_lock() {
+            Ok(learner) => Some(learner),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 }
 
-impl Drop for Splitter {
-    /// Another takes its place while its requests are in flight: they no longer count.
-    fn drop(&mut self) {
-        self.forget_flight();
+impl Prior {
+    /// Most ops of each of so many large requests: the useful depth, evenly dealt out.
+    fn ops_max(&self, beside: u32, large: u32) -> u32 {
+        (self.useful_depth.saturating_sub(beside) / large.max(1)).min(SPLIT_OPS_MAX)
     }
 }
 
-fn make_cells(prior: &Prior) -> Vec<Cell> {
-    (0..2 * CLASSES * LOADS)
-        .map(|number| {
-            let (direction, class, load) = cell_of(number);
-            let class_bytes = SPLIT_MIN_BYTES << class;
-            let measured = prior.measured.iter().find(|(way, bytes, _)| {
-                *way == direction && class_of(*bytes) == class && *bytes >= SPLIT_MIN_BYTES
-            });
-            Cell::new(
-                prior.chunk_min_bytes,
-                class_bytes,
-                load,
-                measured.map(|(_, _, chunk)| *chunk),
-            )
-        })
-        .collect()
+impl Learner {
+    /// So many requests were in flight until now.
+    fn pass_time(&mut self, now_ns: u64, in_flight: u32) {
+        let passed_ns = now_ns.saturating_sub(self.updated_ns);
+        self.account.spend(passed_ns, in_flight);
+        self.updated_ns = self.updated_ns.max(now_ns);
+    }
 }
 
 fn class_of(len_bytes: u64) -> usize {
     let log = (len_bytes / SPLIT_MIN_BYTES).max(1).ilog2() as usize;
-    log.min(CLASSES - 1)
+    (log / 2).min(CLASSES - 1)
 }
 
-fn number_of(direction: Direction, len_bytes: u64, requests: u32) -> usize {
-    let load = ((requests + 1).ilog2() as usize).min(LOADS - 1);
+/// Smallest request of a class.
+fn class_bytes(class: usize) -> u64 {
+    SPLIT_MIN_BYTES << (2 * class)
+}
+
+fn number_of(direction: Direction, len_bytes: u64) -> usize {
     let way = usize::from(direction == Direction::Write);
-    (way * CLASSES + class_of(len_bytes)) * LOADS + load
-}
-
-fn cell_of(number: usize) -> (Direction, usize, usize) {
-    let way = if number / LOADS / CLASSES == 0 {
-        Direction::Read
-    } else {
-        Direction::Write
-    };
-    (way, number / LOADS % CLASSES, number % LOADS)
+    way * CLASSES + class_of(len_bytes)
 }

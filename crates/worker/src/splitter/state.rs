@@ -1,95 +1,63 @@
 //! What a splitter shows of itself.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::Direction;
 
-/// Why a cell's chunk is in force.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// Nothing was learnt yet: whole requests.
-    Start,
-    /// A probe's profile named it.
-    Profile,
-    /// It looked faster when explored, and is being tried on all requests.
-    Trial,
-    /// It proved faster than what was in force before.
-    Faster,
-    /// Splitting gained too little to be worth its ops.
-    NoGain,
-}
-
-impl Reason {
-    /// All of them, in order.
-    pub(super) const ALL: [Reason; 5] = [
-        Reason::Start,
-        Reason::Profile,
-        Reason::Trial,
-        Reason::Faster,
-        Reason::NoGain,
-    ];
-
-    /// One word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Reason::Start => "start",
-            Reason::Profile => "profile",
-            Reason::Trial => "trial",
-            Reason::Faster => "faster",
-            Reason::NoGain => "no_gain",
-        }
-    }
-}
-
 /// One cell of a splitter.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SplitState {
     /// Which way the data goes.
     pub direction: Direction,
-    /// Requests of this size up to twice as much.
+    /// Requests of this size up to four times as much.
     pub class_bytes: u64,
-    /// Fewest requests in flight in this cell, the new one included.
-    pub requests_min: u32,
     /// Chunk in force; 0: whole.
     pub chunk_bytes: u32,
-    /// Why.
-    pub reason: Reason,
-    /// Estimated latency of a whole request over that of a split one; 1 while unknown.
-    pub gain: f64,
-    /// Share of requests spent on exploring.
-    pub explored: f64,
     /// Requests seen.
-    pub seen: u64,
+    pub requests: u64,
+    /// What was found out last.
+    pub tried: Option<SplitTried>,
+}
+
+/// What an experiment found: fewer ops against more.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SplitTried {
+    /// Chunks of those with fewer ops (0: whole) and of those with more.
+    pub chunks_bytes: [u32; 2],
+    /// Share of the response time that more ops save: median, and quartiles, of its rounds. Negative: it takes
+    /// longer.
+    pub gain: [f32; 3],
+    /// Cores that more ops kept busy more.
+    pub cores: f32,
+    /// When it ended, on the clock of the device.
+    pub at: Duration,
 }
 
 impl fmt::Display for SplitState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let way = match self.direction {
-            Direction::Read => "read",
-            Direction::Write => "write",
+            Direction::Read => "reads",
+            Direction::Write => "writes",
         };
-        write!(
-            f,
-            "{way} ≥{}K with ≥{} in flight: ",
-            self.class_bytes >> 10,
-            self.requests_min
-        )?;
+        write!(f, "{way} from {}K on: ", self.class_bytes >> 10)?;
         match self.chunk_bytes {
             0 => write!(f, "whole")?,
-            chunk => write!(f, "{}K chunks", chunk >> 10)?,
+            chunk_bytes => write!(f, "in pieces of {}K", chunk_bytes >> 10)?,
         }
-        let why = match self.reason {
-            Reason::Start => "nothing learnt yet",
-            Reason::Profile => "from the profile",
-            Reason::Trial => "on trial",
-            Reason::Faster => "proved faster",
-            Reason::NoGain => "splitting gained nothing",
-        };
-        let percent = self.explored * 100.0;
-        write!(
-            f,
-            " ({why}; gain {:.2}; {percent:.1} % of {} explored)",
-            self.gain, self.seen
-        )
+        if let Some(tried) = &self.tried {
+            let [gain, low, high] = tried.gain.map(|share| share * 100.0);
+            let [fewer, more] = tried.chunks_bytes;
+            write!(
+                f,
+                "; pieces of {}K saved {gain:.0} % ({low:.0} to {high:.0}) of ",
+                more >> 10
+            )?;
+            match fewer {
+                0 => write!(f, "whole requests' time")?,
+                fewer => write!(f, "the time of {}K", fewer >> 10)?,
+            }
+        }
+        write!(f, "; {} requests", self.requests)
     }
 }

@@ -37,16 +37,22 @@ fn flat(seed: u64) -> Drive {
     }
 }
 
+/// A request in flight.
+struct Request {
+    direction: Direction,
+    len: u64,
+    ops_left: u32,
+    start: u64,
+}
+
 /// A closed loop of requests on a drive in virtual time.
 struct Loop {
     timing: Timing,
     splitter: Splitter,
     random: u64,
     now: u64,
-    /// Ops left, start, length and choice of each request in flight.
-    requests: HashMap<u32, (u32, u64, u64, Choice)>,
+    requests: HashMap<u32, Request>,
     next: u32,
-    ops: u32,
 }
 
 impl Loop {
@@ -59,7 +65,6 @@ impl Loop {
             now: 0,
             requests: HashMap::new(),
             next: 0,
-            ops: 0,
         }
     }
 
@@ -72,20 +77,16 @@ impl Loop {
     }
 
     fn begin(&mut self, direction: Direction, len: u64) {
-        let load = Load {
-            requests: self.requests.len() as u32,
-            ops: self.ops,
-        };
-        let choice = if len < SPLIT_MIN_BYTES {
+        let chunk = if len < SPLIT_MIN_BYTES {
             self.splitter.note_small(direction);
-            Choice::WHOLE
+            None
         } else {
-            self.splitter.choose(direction, len, load, self.now)
+            let small = |request: &&Request| request.len < SPLIT_MIN_BYTES;
+            let beside = self.requests.values().filter(small).count() as u32;
+            self.splitter.choose(direction, len, beside, self.now)
         };
         let offset = self.random() % (DISK_BYTES / len) * len;
-        let chunk = choice
-            .chunk_bytes
-            .map_or(len, |chunk| u64::from(chunk.get()));
+        let chunk = chunk.map_or(len, |chunk| u64::from(chunk.get()));
         let work = match direction {
             Direction::Read => Work::Read,
             Direction::Write => Work::Write { buffered: false },
@@ -96,9 +97,13 @@ impl Loop {
             self.timing
                 .submit(self.now, self.next, work, offset + at, chunk.min(len - at));
         }
-        self.ops += ops as u32;
-        self.requests
-            .insert(self.next, (ops as u32, self.now, len, choice));
+        let request = Request {
+            direction,
+            len,
+            ops_left: ops as u32,
+            start: self.now,
+        };
+        self.requests.insert(self.next, request);
         self.next += 1;
     }
 
@@ -106,13 +111,15 @@ impl Loop {
     fn end(&mut self) -> (u64, u64) {
         loop {
             while let Some(token) = self.timing.finished() {
-                self.ops -= 1;
-                let entry = self.requests.get_mut(&token).unwrap();
-                entry.0 -= 1;
-                if entry.0 == 0 {
-                    let (_, start, len, choice) = self.requests.remove(&token).unwrap();
-                    self.splitter.ended(choice, len, self.now - start, self.now);
-                    return (len, self.now - start);
+                let request = self.requests.get_mut(&token).unwrap();
+                request.ops_left -= 1;
+                if request.ops_left == 0 {
+                    let request = self.requests.remove(&token).unwrap();
+                    if self.splitter.learns() && request.len >= SPLIT_MIN_BYTES {
+                        let Request { direction, len, .. } = request;
+                        self.splitter.ended(direction, len, self.now, || 0);
+                    }
+                    return (request.len, self.now - request.start);
                 }
             }
             self.now = self.timing.next_ns().expect("something is in flight");
@@ -131,6 +138,13 @@ impl Loop {
             self.begin(direction, len);
         }
         requests as f64 * len as f64 / ((self.now - start) as f64 / 1e9)
+    }
+
+    /// Chunk in force for reads of this length.
+    fn chunk(&self, len: u64) -> u32 {
+        let states = self.splitter.states().into_iter();
+        let mut of_class = states.filter(|state| state.class_bytes == class_bytes(class_of(len)));
+        of_class.next().map_or(0, |state| state.chunk_bytes)
     }
 }
 
@@ -158,8 +172,8 @@ fn best_fixed(drive: &Drive, direction: Direction, len: u64, depth: usize) -> (f
 }
 
 #[test]
-fn finds_95_percent_of_the_best_chunk_within_2000_requests() {
-    for seed in 0..3 {
+fn the_best_chunk_is_found_within_200_requests() {
+    for seed in 0..5 {
         for (len, depth) in [
             (128 << 10, 1),
             (512 << 10, 1),
@@ -169,8 +183,8 @@ fn finds_95_percent_of_the_best_chunk_within_2000_requests() {
         ] {
             let (best, whole) = best_fixed(&p3700(seed), Direction::Read, len, depth);
             let mut run = Loop::new(p3700(seed), Split::Auto(prior()));
-            run.run(Direction::Read, len, depth, 2000);
-            let after = run.run(Direction::Read, len, depth, 2000);
+            run.run(Direction::Read, len, depth, 200);
+            let after = run.run(Direction::Read, len, depth, 1000);
             println!(
                 "seed {seed} {}K depth {depth}: whole {:.0} best {:.0} auto {:.0} MB/s, {}",
                 len >> 10,
@@ -180,8 +194,9 @@ fn finds_95_percent_of_the_best_chunk_within_2000_requests() {
                 run.splitter.states().last().unwrap()
             );
             assert!(
-                after >= 0.95 * best,
-                "seed {seed} {len} at {depth}: {after} of {best}"
+                after >= 0.97 * best,
+                "seed {seed} {len} at {depth}: {:.3}",
+                after / best
             );
         }
     }
@@ -207,65 +222,89 @@ fn costs_nothing_where_there_is_no_parallelism() {
                 learning / whole,
                 after / whole
             );
-            assert!(
-                learning / whole >= 0.98 && after / whole >= 0.98,
-                "depth {depth}"
-            );
-            for state in run.splitter.states() {
-                let rests = state.chunk_bytes == 0 || state.reason == Reason::Trial;
-                assert!(rests, "seed {seed} depth {depth}: {state}");
-            }
+            assert!(learning / whole >= 0.97 && after / whole >= 0.99, "{depth}");
+            assert_eq!(run.chunk(512 << 10), 0, "seed {seed} depth {depth}");
+        }
+    }
+}
+
+/// Each command costs as much as eight pages.
+fn harmed(seed: u64) -> Drive {
+    Drive {
+        window: 1_000,
+        read_ns: 8_000,
+        command_ns: 60_000,
+        ..p3700(seed)
+    }
+}
+
+#[test]
+fn a_drive_that_pieces_make_slower_is_let_alone_soon() {
+    for seed in 0..5 {
+        for depth in [1, 8] {
+            let mut off = Loop::new(harmed(seed), Split::Off);
+            let whole = off.run(Direction::Read, 512 << 10, depth, 4000);
+            let mut run = Loop::new(harmed(seed), Split::Auto(prior()));
+            run.run(Direction::Read, 512 << 10, depth, 400);
+            let after = run.run(Direction::Read, 512 << 10, depth, 4000);
+            println!("seed {seed} depth {depth}: {:.4}", after / whole);
+            assert!(after / whole >= 0.98, "{seed} {depth} {:.4}", after / whole);
         }
     }
 }
 
 #[test]
-fn explores_at_most_one_request_in_fifty() {
-    let mut run = Loop::new(p3700(3), Split::Auto(prior()));
-    for requests in [10, 40, 100, 1000, 5000] {
-        run.run(Direction::Read, 512 << 10, 1, requests);
-        for state in run.splitter.states() {
-            assert!(state.explored <= 0.02, "{state}");
-        }
+fn does_nothing_where_more_than_half_the_useful_depth_is_in_flight() {
+    let splitter = Splitter::new(known(8 << 10));
+    for (beside, chunk) in [(0, 8 << 10), (64, 8 << 10), (126, 256 << 10), (127, 0)] {
+        let found = splitter.choose(Direction::Read, 512 << 10, beside, 0);
+        assert_eq!(found.map_or(0, NonZeroU32::get), chunk, "beside {beside}");
+        splitter.failed(0);
+    }
+    for large in 0..200 {
+        let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
+        assert_eq!(found.is_some(), large < 64, "{large}");
     }
 }
 
+/// Splits requests of 512 KiB into this from the start.
+fn known(chunk_bytes: u32) -> Split {
+    let measured = vec![(Direction::Read, 512 << 10, chunk_bytes)];
+    Split::Auto(Prior {
+        measured,
+        ..prior()
+    })
+}
+
 #[test]
-fn does_nothing_beyond_the_useful_depth() {
-    let mut splitter = Splitter::new(Split::Auto(prior()));
-    for n in 0..10_000 {
-        let load = Load {
-            requests: 130,
-            ops: 127 + n % 3,
-        };
-        assert_eq!(
-            splitter
-                .choose(Direction::Read, 512 << 10, load, n.into())
-                .chunk_bytes,
-            None
-        );
+fn useful_depth_is_dealt_out_evenly_to_all_workers() {
+    let splitter = Splitter::new(known(8 << 10));
+    for chunk in [8, 8, 16, 16, 32, 32, 32, 32, 64] {
+        let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
+        assert_eq!(found.map(NonZeroU32::get), Some(chunk << 10));
     }
+    // Those of a worker that goes make room again.
+    splitter.forget(9);
+    let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
+    assert_eq!(found.map(NonZeroU32::get), Some(8 << 10));
 }
 
 /// Pieces that fail at once look faster than any request that is served.
 #[test]
 fn a_failed_request_teaches_nothing() {
-    let mut splitter = Splitter::new(Split::Auto(prior()));
-    let load = Load {
-        requests: 0,
-        ops: 0,
-    };
+    let splitter = Splitter::new(Split::Auto(prior()));
     let (len_bytes, mut now_ns) = (512 << 10, 0);
+    let mut split = 0;
     for _ in 0..20_000 {
-        let choice = splitter.choose(Direction::Read, len_bytes, load, now_ns);
-        match choice.chunk_bytes {
+        match splitter.choose(Direction::Read, len_bytes, 0, now_ns) {
             None => {
                 now_ns += 300_000;
-                splitter.ended(choice, len_bytes, 300_000, now_ns);
+                splitter.ended(Direction::Read, len_bytes, now_ns, || 0);
             }
             Some(_) => {
+                split += 1;
                 now_ns += 1_000;
-                splitter.failed(choice, len_bytes, now_ns);
+                splitter.failed(now_ns);
             }
         }
     }
@@ -273,125 +312,31 @@ fn a_failed_request_teaches_nothing() {
     let [state] = &states[..] else {
         panic!("{states:?}");
     };
-    assert_eq!((state.chunk_bytes, state.gain), (0, 1.0), "{state}");
-    assert!(state.explored > 0.0, "{state}");
-}
-
-/// Ops that some workers make of a request each, one after the other, all of them in flight.
-fn spread(splitters: &mut [Splitter]) -> (u32, Vec<Choice>) {
-    let whole = Load {
-        requests: 0,
-        ops: 0,
-    };
-    let choices = splitters.iter_mut().map(|splitter| {
-        let choice = splitter.choose(Direction::Read, 512 << 10, whole, 0);
-        (choice.ops(512 << 10), choice)
-    });
-    let (ops, choices): (Vec<_>, Vec<_>) = choices.unzip();
-    (ops.iter().sum(), choices)
+    assert!(state.chunk_bytes == 0 && state.tried.is_none(), "{state}");
+    assert!(split > 0);
 }
 
 #[test]
-fn workers_share_the_useful_depth() {
-    let measured = vec![(Direction::Read, 512 << 10, 8 << 10)];
-    let split = Split::Auto(Prior {
-        measured,
-        ..prior()
-    });
-    let learnt = crate::Learnt::default();
-    let mut splitters: Vec<_> = (0..8).map(|_| learnt.splitter(&split)).collect();
-    let (ops, choices) = spread(&mut splitters);
-    // Two take all there is, and six go whole.
-    assert_eq!(ops, 64 + 64 + 6);
-    // Ends and failures make room again, and so does a worker that goes.
-    splitters[0].ended(choices[0], 512 << 10, 1000, 1000);
-    assert_eq!(spread(&mut splitters[2..3]).0, 32);
-    splitters[1].failed(choices[1], 512 << 10, 1000);
-    learnt.keep(splitters.remove(3));
-    drop(splitters.drain(3..));
-    assert_eq!(spread(&mut splitters[..1]).0, 64);
-    splitters.clear();
-    assert_eq!(
-        spread(&mut [learnt.splitter(&split), learnt.splitter(&split)]).0,
-        128
-    );
-}
-
-#[test]
-fn chunk_grows_until_the_ops_fit_under_the_useful_depth() {
-    let measured = vec![(Direction::Read, 512 << 10, 8 << 10)];
-    let mut splitter = Splitter::new(Split::Auto(Prior {
-        measured,
-        ..prior()
-    }));
-    for (ops, chunk) in [
-        (0, 8),
-        (64, 8),
-        (65, 16),
-        (96, 16),
-        (97, 32),
-        (120, 64),
-        (124, 128),
-        (126, 256),
-    ] {
-        let choice = splitter.choose(Direction::Read, 512 << 10, Load { requests: 0, ops }, 0);
-        assert_eq!(
-            choice.chunk_bytes.map(NonZeroU32::get),
-            Some(chunk << 10),
-            "{ops} in flight"
-        );
-    }
-}
-
-#[test]
-fn notices_within_5000_requests_that_the_device_has_changed() {
+fn a_device_that_changes_is_noticed_within_2000_requests() {
     for seed in 0..5 {
-        let mut run = Loop::new(flat(seed), Split::Auto(prior()));
-        run.timing = Timing::new(p3700(seed));
+        let mut run = Loop::new(p3700(seed), Split::Auto(prior()));
         run.run(Direction::Read, 512 << 10, 1, 3000);
-        assert!(
-            run.splitter
-                .states()
-                .iter()
-                .any(|state| state.chunk_bytes > 0)
-        );
+        assert!(run.chunk(512 << 10) > 0);
         // The drive loses its parallelism: every command now goes page by page, in a deep window.
-        let slow = Drive {
-            window: 1_000,
-            read_ns: 8_000,
-            command_ns: 60_000,
-            ..p3700(seed)
-        };
-        run.timing.change(slow.clone());
-        run.run(Direction::Read, 512 << 10, 1, 5000);
+        run.timing.change(harmed(seed));
+        run.run(Direction::Read, 512 << 10, 1, 2000);
         let after = run.run(Direction::Read, 512 << 10, 1, 1000);
         let mut reference = Loop::new(p3700(seed), Split::Off);
-        reference.timing.change(slow);
+        reference.timing.change(harmed(seed));
         let whole = reference.run(Direction::Read, 512 << 10, 1, 1000);
-        println!(
-            "seed {seed}: {:.3}, {}",
-            after / whole,
-            run.splitter.states().last().unwrap()
-        );
-        assert!(after / whole >= 0.95);
-    }
-}
-
-#[test]
-fn notices_a_gain_that_appears_later() {
-    for seed in 0..5 {
-        let even = Drive {
-            window: 1_000,
-            ..p3700(seed)
-        };
-        let mut run = Loop::new(even, Split::Auto(prior()));
-        run.run(Direction::Read, 512 << 10, 1, 3000);
+        println!("seed {seed}: {:.3}", after / whole);
+        assert!(after / whole >= 0.97, "seed {seed}: {:.3}", after / whole);
         run.timing.change(p3700(seed));
-        run.run(Direction::Read, 512 << 10, 1, 5000);
+        run.run(Direction::Read, 512 << 10, 1, 2000);
         let after = run.run(Direction::Read, 512 << 10, 1, 1000);
         let (best, _) = best_fixed(&p3700(seed), Direction::Read, 512 << 10, 1);
-        println!("seed {seed}: {:.3}", after / best);
-        assert!(after >= 0.95 * best);
+        println!("seed {seed}: back {:.3}", after / best);
+        assert!(after >= 0.97 * best, "seed {seed}: {:.3}", after / best);
     }
 }
 
@@ -426,10 +371,6 @@ fn write_flood_beside_small_reads_is_left_whole() {
 
 #[test]
 fn off_fixed_and_never_do_as_they_say() {
-    let load = Load {
-        requests: 0,
-        ops: 0,
-    };
     let never = Prior {
         never: true,
         ..prior()
@@ -439,12 +380,12 @@ fn off_fixed_and_never_do_as_they_say() {
         (fixed(15), Some(32 << 10)),
         (Split::Auto(never), None),
     ] {
-        let mut splitter = Splitter::new(split);
+        let splitter = Splitter::new(split);
         for _ in 0..1000 {
-            let choice = splitter.choose(Direction::Read, 1 << 20, load, 0);
-            assert_eq!(choice.chunk_bytes.map(NonZeroU32::get), chunk);
-            assert!(!choice.is_timed());
+            let found = splitter.choose(Direction::Read, 1 << 20, 0, 0);
+            assert_eq!(found.map(NonZeroU32::get), chunk);
         }
+        assert!(!splitter.learns());
         assert!(splitter.states().is_empty());
     }
 }
