@@ -323,3 +323,34 @@ fn two_daemons_are_told_apart() {
     assert_eq!(report(&control_two)["id"], "two");
     two.finish();
 }
+
+/// On disks that answer on the spot, and on others.
+#[test]
+fn what_is_tried_on_the_live_load_is_shown() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 64 << 20);
+    for disk in ["ram:64M", image.to_str().unwrap()] {
+        let (daemon, control) = serve(&["--disk", disk, "--serial", "disk"]);
+        let mut client = daemon.open(&small(1));
+        let mut reads = |bytes| {
+            let time = Duration::from_millis(300);
+            let load = Workload::reads(bytes, 2, 32 << 20, time);
+            assert_eq!(client.queue(0).run(&load, |_| {}).unwrap().failed, 0);
+        };
+        let tried = comes(|| {
+            reads(4096);
+            report(&control)["pacing"]["experiments"].as_u64() > Some(0)
+        });
+        let pacing = &report(&control)["pacing"];
+        assert!(tried && pacing["tried"][0].is_object(), "{disk}: {pacing}");
+        let tried = comes(|| {
+            reads(128 << 10);
+            report(&control)["splitting"][0]["tried"].is_object()
+        });
+        let splitting = &report(&control)["splitting"];
+        assert!(tried, "{disk}: {splitting}");
+        assert_eq!(splitting[0]["from_bytes"], 128 << 10);
+        drop(client);
+        daemon.finish();
+    }
+}

@@ -79,6 +79,8 @@ struct Took {
     chains: usize,
     /// Of those, on vrings that spinning may be for.
     awaited: usize,
+    /// Those that ended on the spot.
+    ended: usize,
     /// The budget ended before the ring did.
     more: bool,
 }
@@ -295,7 +297,7 @@ impl<S: Store> Worker<S> {
         }
         let wait = self.pace(Did {
             arrived: took.awaited as u32,
-            ended: (reaped + at_once) as u32,
+            ended: (reaped + at_once + took.ended) as u32,
             in_flight: self.store().in_flight() as u32,
             more: took.more,
         });
@@ -434,6 +436,7 @@ impl<S: Store> Worker<S> {
                 self.meters.looked(lane, more, has_room);
             }
             took.chains += more.chains;
+            took.ended += more.ended;
             if self.is_awaited(slot) {
                 took.awaited += more.chains;
             }
@@ -490,6 +493,7 @@ impl<S: Store> Worker<S> {
             laps,
         };
         let (chains, stop) = take_batch(&mut acceptance, lane, taking, tuned.ops_max);
+        let ended = acceptance.ended;
         acceptance.run.count(&mut lane.record);
         if let Stop::Breach(breach) = &stop {
             self.retire(slot, breach);
@@ -497,6 +501,7 @@ impl<S: Store> Worker<S> {
         Took {
             chains,
             awaited: 0,
+            ended,
             more: matches!(stop, Stop::Budget),
         }
     }
