@@ -39,7 +39,7 @@ pub(super) enum Disk {
 const REQUEST_BYTES: u32 = 512 << 10;
 const POINTS: &[Point] = &[
     point(Disk::Model("model:p3700"), 1, 1.9, true),
-    point(Disk::Model("model:p320h"), 1, 1.9, true),
+    point(Disk::Model("model:p320h"), 1, 1.7, true),
     point(Disk::Model("model:p3700"), 64, 0.98, false),
     point(Disk::Model("model:flat"), 1, 0.98, false),
     point(Disk::Model("model:flat"), 64, 0.98, false),
@@ -57,8 +57,8 @@ const fn point(disk: Disk, depth: u32, least: f64, has_fixed: bool) -> Point {
 }
 
 const LEARN_SECONDS_MAX: f64 = 4.0;
-/// Of the best of them `auto` must reach 95 %.
-const OF_BEST: f64 = 0.95;
+/// Of the best of them `auto` must reach 97 %.
+const OF_BEST: f64 = 0.97;
 
 impl Disk {
     /// As the command line takes it.
