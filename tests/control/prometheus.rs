@@ -53,6 +53,9 @@ pub(crate) fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
                 "gauge" => suffix.is_empty() && !current.ends_with("_total"),
                 _ => false,
             };
+            if value < 0.0 && family.kind != "gauge" {
+                return Err(format!("{line}: a {} below 0", family.kind));
+            }
             if !fits {
                 return Err(format!("{name} in a {} called {current}", family.kind));
             }
@@ -88,7 +91,7 @@ fn sample(line: &str) -> Result<(&str, Labels, f64), String> {
     }
     let value = rest.strip_prefix(' ').ok_or_else(bad)?;
     let value: f64 = value.parse().map_err(|_| bad())?;
-    if !value.is_finite() || value < 0.0 {
+    if !value.is_finite() {
         return Err(bad());
     }
     Ok((name, labels, value))

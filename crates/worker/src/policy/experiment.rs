@@ -5,23 +5,19 @@
 //! are what is judged, after each round: what is plain soon ends soon. Then it rests, longer each time that the answer is
 //! the same. A load that changes its kind ends the rest.
 
-/// Rounds of an experiment, at least and at most; and for a verdict that the other arm just deserves.
-const ROUNDS_MIN: usize = 2;
-const ROUNDS_SURE: usize = 4;
+/// Rounds of an experiment, at most. A quarter of them tells what is plain, half of them what is just so.
 const ROUNDS: usize = 8;
 /// Rest between two experiments, as a multiple of what one takes: at first, and at most.
 const REST_MIN: u64 = 4;
 const REST_MAX: u64 = 100;
-/// The rate of requests is looked at in windows of at least this, and of at least so many stretches' requests.
+/// The rate of requests is looked at in windows of at least this, and of the requests of two stretches.
 const WINDOW_NS: u64 = 50_000_000;
-const WINDOW_STRETCHES: u64 = 2;
 
 /// How long an arm is tried at a time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stretch {
-    /// Requests, where they come fast; and the fewest that count.
+    /// Requests, where they come fast. Less than a quarter of them tell nothing.
     pub(crate) requests: u64,
-    pub(crate) requests_min: u64,
     pub(crate) min_ns: u64,
     pub(crate) max_ns: u64,
 }
@@ -101,7 +97,7 @@ impl Finding {
         let holds = standing == Arm::Other && gain.share >= needed;
         match () {
             () if high < needed => Some(Arm::Plain),
-            () if low >= needed && self.rounds >= ROUNDS_SURE => Some(Arm::Other),
+            () if low >= needed && self.rounds >= ROUNDS / 2 => Some(Arm::Other),
             () if low >= 2.0 * needed => Some(Arm::Other),
             () if self.is_last && holds => Some(Arm::Other),
             () => self.is_last.then_some(Arm::Plain),
@@ -177,10 +173,7 @@ impl Experiment {
         match self.stretch {
             Some(_) if spent.requests >= self.lasts.requests => spent.wall_ns >= self.lasts.min_ns,
             Some(_) => spent.wall_ns >= self.lasts.max_ns,
-            None => {
-                spent.wall_ns >= WINDOW_NS
-                    && spent.requests >= WINDOW_STRETCHES * self.lasts.requests
-            }
+            None => spent.wall_ns >= WINDOW_NS && spent.requests >= 2 * self.lasts.requests,
         }
     }
 
@@ -191,7 +184,7 @@ impl Experiment {
             self.rest(now_ns, spent);
             return None;
         };
-        if spent.requests < self.lasts.requests_min || spent.wall_ns > 4 * self.lasts.max_ns {
+        if 4 * spent.requests < self.lasts.requests || spent.wall_ns > 4 * self.lasts.max_ns {
             // The load went away meanwhile: that stretch is made again when it is back.
             return None;
         }
@@ -208,7 +201,7 @@ impl Experiment {
             *round = std::mem::take(&mut self.round);
         }
         self.done += 1;
-        (self.done >= ROUNDS_MIN).then(|| self.finding(wake_ns))
+        (self.done >= ROUNDS / 4).then(|| self.finding(wake_ns))
     }
 
     /// The verdict on what was found.
@@ -297,7 +290,6 @@ mod tests {
     const MS: u64 = 1_000_000;
     const LASTS: Stretch = Stretch {
         requests: 64,
-        requests_min: 8,
         min_ns: 8 * MS,
         max_ns: 20 * MS,
     };

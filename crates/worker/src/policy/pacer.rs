@@ -10,33 +10,26 @@ use super::{Arm, Budget, Experiment, Finding, Gain, Heat, Spent, Stretch};
 use crate::Tuning;
 use crate::stats::{Mode, Stats, Tried, add};
 
-/// Laps without work before it counts as a gap: some microseconds, not worth reading a clock for.
-const GRACE_LAPS: u32 = 64;
-/// Laps of a spin between two looks at the clock.
+/// Laps between two looks at the clock: without work before it counts as a gap, of a spin, and where it sleeps because
+/// spinning does not pay.
 const LOOK_LAPS: u32 = 32;
-/// Laps between two looks at the clock where it sleeps because spinning does not pay.
-const SLEEPY_LAPS: u32 = 16;
-/// Longest that is spun in a gap, and the first step towards it.
+/// Longest that is spun in a gap.
 const WINDOW_MAX_NS: u64 = 1_000_000;
-const WINDOW_MIN_NS: u64 = 20_000;
 /// Spinning that gains less than this share sleeps.
 const GAIN_MIN: f32 = 0.05;
 /// A stretch of an experiment.
 const STRETCH: Stretch = Stretch {
     requests: 64,
-    requests_min: 8,
     min_ns: 8_000_000,
     max_ns: 20_000_000,
 };
-/// A request that comes so long after an answer was prompted by it.
-const PROMPT_NS: u64 = 40_000;
-/// Length of the sleeps that measure what a wake-up takes, wake-ups of which one has such a sleep before it, and what
-/// it takes until one was measured.
+/// What a wake-up takes until one was measured. A request that comes within two of an answer was prompted by it.
+const WAKE_NS: u64 = 20_000;
+/// Length of the sleeps that measure what a wake-up takes, and wake-ups of which one has such a sleep before it.
 const NAP_NS: u64 = 100_000;
 const NAP_WAKES: u64 = 16;
 /// What is in flight when the arm changes was begun with the other one: so long nothing is counted.
 const SETTLE_NS: u64 = 1_000_000;
-const WAKE_NS: u64 = 20_000;
 
 /// What one lap did, as far as pacing cares.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -83,7 +76,7 @@ impl Window {
         self.ns = match gap_ns {
             _ if hit => self.ns,
             gap_ns if gap_ns > WINDOW_MAX_NS => 0,
-            _ => (2 * self.ns).clamp(WINDOW_MIN_NS, WINDOW_MAX_NS),
+            _ => (2 * self.ns).clamp(WAKE_NS, WINDOW_MAX_NS),
         };
     }
 }
@@ -191,7 +184,7 @@ impl Pacer {
         if self.spins == Err(Reason::Vain) && !tries && self.stage == Stage::Asleep {
             // As cheap as interrupts are.
             self.laps = self.laps.wrapping_add(1);
-            let looks = self.laps.is_multiple_of(SLEEPY_LAPS);
+            let looks = self.laps.is_multiple_of(LOOK_LAPS);
             return (!looks).then_some(match did.more {
                 true => Pace::Spin,
                 false => Pace::Sleep,
@@ -200,7 +193,7 @@ impl Pacer {
         if !did.any() {
             self.laps = self.laps.wrapping_add(1);
             let spins = match self.stage {
-                Stage::Busy => self.spins.is_ok() && self.laps < GRACE_LAPS,
+                Stage::Busy => self.spins.is_ok() && self.laps < LOOK_LAPS,
                 Stage::Spin => !self.laps.is_multiple_of(LOOK_LAPS),
                 Stage::Asleep => false,
             };
@@ -339,7 +332,7 @@ impl Pacer {
             };
         }
         if arrived > 0 {
-            if now_ns.saturating_sub(self.answered_ns) > PROMPT_NS {
+            if now_ns.saturating_sub(self.answered_ns) > 2 * WAKE_NS {
                 self.answers = 0;
             }
             let prompted = arrived.min(self.answers);

@@ -10,7 +10,6 @@ const GAIN_OF_DOUBLING: f32 = 0.02;
 /// A stretch of an experiment.
 const STRETCH: Stretch = Stretch {
     requests: 8,
-    requests_min: 4,
     min_ns: 1_000_000,
     max_ns: 1_000_000_000,
 };

@@ -12,7 +12,7 @@ const US: u64 = 1000;
 const MS: u64 = 1000 * US;
 const SECOND: u64 = 1000 * MS;
 /// What things take in virtual time.
-const WAKE_NS: u64 = 30 * US;
+const SLOW_WAKE_NS: u64 = 30 * US;
 const WAKE_CPU_NS: u64 = 10 * US;
 const BUSY_LAP_NS: u64 = 400;
 const IDLE_LAP_NS: u64 = 300;
@@ -164,7 +164,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
             && now_ns < trace.span_ns
         {
             let waits_ns = match trace.shares && pace == Pace::Spin {
-                true => WAKE_NS,
+                true => SLOW_WAKE_NS,
                 false => 0,
             };
             let next_ns = now_ns + think_ns + waits_ns;
@@ -188,10 +188,10 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
             Some(wake_ns) if wake_ns <= now_ns => {}
             Some(wake_ns) => {
                 if pacer.experiment.is_under_way() {
-                    second.trying_ns += wake_ns + WAKE_NS - now_ns;
+                    second.trying_ns += wake_ns + SLOW_WAKE_NS - now_ns;
                 }
                 second.cpu_ns += WAKE_CPU_NS;
-                (now_ns, cpu_ns, slice_ns) = (wake_ns + WAKE_NS, cpu_ns + WAKE_CPU_NS, 0);
+                (now_ns, cpu_ns, slice_ns) = (wake_ns + SLOW_WAKE_NS, cpu_ns + WAKE_CPU_NS, 0);
             }
             None => break,
         }
@@ -427,8 +427,8 @@ fn any_number_of_wake_ups_without_work_is_slept_after() {
         pace.unwrap_or_else(|| pacer.decide(Did::default(), 1, terms, || 0))
     };
     assert_eq!(turn(&mut pacer), Pace::Sleep);
-    pacer.laps = u32::MAX - 2 * SLEEPY_LAPS;
-    for _ in 0..4 * SLEEPY_LAPS {
+    pacer.laps = u32::MAX - 2 * LOOK_LAPS;
+    for _ in 0..4 * LOOK_LAPS {
         assert_eq!(turn(&mut pacer), Pace::Sleep);
     }
 }
