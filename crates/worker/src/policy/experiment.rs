@@ -90,11 +90,11 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    /// The verdict, as soon as it is plain: whether the other arm gains as much as is needed. `standing`: what stands
-    /// needs no proof.
+    /// The verdict, as soon as it is plain: whether the other arm gains as much as is needed. Where it never is, the
+    /// median tells; `standing`: what does not stand yet has to gain in three quarters of the rounds besides.
     pub(crate) fn judge(&self, gain: &Gain, needed: f32, standing: Arm) -> Option<Arm> {
         let (low, high) = gain.spread;
-        let holds = standing == Arm::Other && gain.share >= needed;
+        let holds = gain.share >= needed && (standing == Arm::Other || low > 0.0);
         match () {
             () if high < needed => Some(Arm::Plain),
             () if low >= needed && self.rounds >= ROUNDS / 2 => Some(Arm::Other),
@@ -371,6 +371,31 @@ mod tests {
         experiment.decide(now_ns, Arm::Other);
         rest(&mut experiment, &mut now_ns, 10_000);
         assert_eq!(experiment.verdict(), Arm::Other);
+    }
+
+    #[test]
+    fn a_verdict_falls_as_soon_as_it_is_plain() {
+        use Arm::{Other, Plain};
+        for (rounds, low, share, high, standing, expected) in [
+            (2, -0.1, 0.0, 0.04, Plain, Some(Plain)),
+            (2, 0.06, 0.3, 0.3, Plain, None),
+            (2, 0.1, 0.3, 0.3, Plain, Some(Other)),
+            (4, 0.06, 0.3, 0.3, Plain, Some(Other)),
+            (7, 0.04, 0.06, 0.3, Other, None),
+            (8, 0.01, 0.06, 0.3, Plain, Some(Other)),
+            (8, -0.01, 0.06, 0.3, Plain, Some(Plain)),
+            (8, -0.01, 0.06, 0.3, Other, Some(Other)),
+            (8, 0.01, 0.04, 0.3, Other, Some(Plain)),
+        ] {
+            let found = Finding {
+                rounds,
+                is_last: rounds == ROUNDS,
+                ..Finding::default()
+            };
+            let spread = (low, high);
+            let verdict = found.judge(&Gain { share, spread }, 0.05, standing);
+            assert_eq!(verdict, expected, "{rounds} {low} {share} {high}");
+        }
     }
 
     #[test]
