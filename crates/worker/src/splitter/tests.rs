@@ -53,6 +53,8 @@ struct Loop {
     now: u64,
     requests: HashMap<u32, Request>,
     next: u32,
+    /// What the worker takes to submit an op.
+    op_ns: u64,
 }
 
 impl Loop {
@@ -65,6 +67,7 @@ impl Loop {
             now: 0,
             requests: HashMap::new(),
             next: 0,
+            op_ns: 0,
         }
     }
 
@@ -92,8 +95,10 @@ impl Loop {
             Direction::Write => Work::Write { buffered: false },
         };
         let ops = len.div_ceil(chunk);
+        let start = self.now;
         for op in 0..ops {
             let at = op * chunk;
+            self.now += self.op_ns;
             self.timing
                 .submit(self.now, self.next, work, offset + at, chunk.min(len - at));
         }
@@ -101,7 +106,7 @@ impl Loop {
             direction,
             len,
             ops_left: ops as u32,
-            start: self.now,
+            start,
         };
         self.requests.insert(self.next, request);
         self.next += 1;
@@ -228,27 +233,26 @@ fn costs_nothing_where_there_is_no_parallelism() {
     }
 }
 
-/// Each command costs as much as eight pages.
-fn harmed(seed: u64) -> Drive {
-    Drive {
-        window: 1_000,
-        read_ns: 8_000,
-        command_ns: 60_000,
-        ..p3700(seed)
-    }
-}
-
 #[test]
-fn a_drive_that_pieces_make_slower_is_let_alone_soon() {
+fn a_disk_that_pieces_make_slower_is_let_alone_soon() {
     for seed in 0..5 {
         for depth in [1, 8] {
-            let mut off = Loop::new(harmed(seed), Split::Off);
-            let whole = off.run(Direction::Read, 512 << 10, depth, 4000);
-            let mut run = Loop::new(harmed(seed), Split::Auto(prior()));
-            run.run(Direction::Read, 512 << 10, depth, 400);
-            let after = run.run(Direction::Read, 512 << 10, depth, 4000);
-            println!("seed {seed} depth {depth}: {:.4}", after / whole);
-            assert!(after / whole >= 0.98, "{seed} {depth} {:.4}", after / whole);
+            let rates = [Split::Off, fixed(13), Split::Auto(prior())].map(|split| {
+                let mut run = Loop::new(flat(seed), split);
+                run.op_ns = 10_000;
+                let first = run.run(Direction::Read, 512 << 10, depth, 400);
+                (first, run.run(Direction::Read, 512 << 10, depth, 4000))
+            });
+            let [(_, whole), (_, pieces), (learning, after)] = rates.map(|(first, after)| {
+                let share = |rate| rate / rates[0].1;
+                (share(first), share(after))
+            });
+            println!("seed {seed} depth {depth}: {pieces:.3} {learning:.3} {after:.4}");
+            assert!(whole == 1.0 && pieces < 0.7, "{seed} {depth}: {pieces:.4}");
+            assert!(
+                learning >= 0.85 && after >= 0.98,
+                "{seed} {depth}: {learning:.4} {after:.4}"
+            );
         }
     }
 }
@@ -323,11 +327,17 @@ fn a_device_that_changes_is_noticed_within_2000_requests() {
         run.run(Direction::Read, 512 << 10, 1, 3000);
         assert!(run.chunk(512 << 10) > 0);
         // The drive loses its parallelism: every command now goes page by page, in a deep window.
-        run.timing.change(harmed(seed));
+        let slow = Drive {
+            window: 1_000,
+            read_ns: 8_000,
+            command_ns: 60_000,
+            ..p3700(seed)
+        };
+        run.timing.change(slow.clone());
         run.run(Direction::Read, 512 << 10, 1, 2000);
         let after = run.run(Direction::Read, 512 << 10, 1, 1000);
         let mut reference = Loop::new(p3700(seed), Split::Off);
-        reference.timing.change(harmed(seed));
+        reference.timing.change(slow);
         let whole = reference.run(Direction::Read, 512 << 10, 1, 1000);
         println!("seed {seed}: {:.3}", after / whole);
         assert!(after / whole >= 0.97, "seed {seed}: {:.3}", after / whole);
