@@ -127,7 +127,7 @@ counters! {
     laps,
     /// Times that a worker slept with no end in sight.
     sleeps,
-    /// Times that it slept for a given time: to look at what does not wake it, to give way, or to measure a wake-up.
+    /// Times that it slept for a given time: to look at what does not wake it, or to give way.
     dozes,
     /// Times that it came back from either.
     wakeups,

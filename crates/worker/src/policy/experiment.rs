@@ -37,15 +37,13 @@ pub(crate) enum Arm {
 pub(crate) struct Spent {
     pub(crate) requests: u64,
     pub(crate) wall_ns: u64,
-    /// Each request's time in flight.
+    /// Each request's time in flight, and what is added to it for a wake-up before.
     pub(crate) held_ns: u64,
     pub(crate) cpu_ns: u64,
     /// Time with nothing in flight.
     pub(crate) idle_ns: u64,
     /// Requests that came soon after an answer, each after another one.
     pub(crate) prompted: u64,
-    /// Requests that found the worker asleep, and nothing in flight.
-    pub(crate) woke: u64,
 }
 
 impl Spent {
@@ -61,7 +59,6 @@ impl Spent {
         self.cpu_ns += more.cpu_ns;
         self.idle_ns += more.idle_ns;
         self.prompted += more.prompted;
-        self.woke += more.woke;
     }
 }
 
@@ -82,7 +79,7 @@ pub(crate) struct Finding {
     pub(crate) is_last: bool,
     /// Of the time between two requests.
     pub(crate) wall: Gain,
-    /// Of the time in flight, and that before it that a wake-up took.
+    /// Of the time that requests were held.
     pub(crate) response: Gain,
     /// All of each arm.
     pub(crate) plain: Spent,
@@ -179,7 +176,7 @@ impl Experiment {
 
     /// A stretch or a window is over. What was found so far, with the last stretch of a round: goes on with another one
     /// unless somebody [decides](Experiment::decide).
-    pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent, wake_ns: u64) -> Option<Finding> {
+    pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<Finding> {
         let Some(stretch) = self.stretch else {
             self.rest(now_ns, spent);
             return None;
@@ -201,7 +198,7 @@ impl Experiment {
             *round = std::mem::take(&mut self.round);
         }
         self.done += 1;
-        (self.done >= ROUNDS / 4).then(|| self.finding(wake_ns))
+        (self.done >= ROUNDS / 4).then(|| self.finding())
     }
 
     /// The verdict on what was found.
@@ -248,13 +245,13 @@ impl Experiment {
         self.verdict = arm;
     }
 
-    fn finding(&self, wake_ns: u64) -> Finding {
+    fn finding(&self) -> Finding {
         let rounds = self.rounds.get(..self.done).unwrap_or_default();
         let mut found = Finding {
             rounds: self.done,
             is_last: self.done >= ROUNDS,
             wall: gain(rounds, |spent| spent.wall_ns),
-            response: gain(rounds, |spent| spent.held_ns + wake_ns * spent.woke),
+            response: gain(rounds, |spent| spent.held_ns),
             ..Finding::default()
         };
         for [plain, other] in rounds {
@@ -309,7 +306,7 @@ mod tests {
                 ..Spent::default()
             };
             assert!(experiment.wants(&spent), "a stretch of {wall_ns} ns");
-            if let Some(finding) = experiment.pass(*now_ns, spent, 0) {
+            if let Some(finding) = experiment.pass(*now_ns, spent) {
                 return (finding, stretch);
             }
         }
@@ -325,7 +322,7 @@ mod tests {
                 wall_ns: WINDOW_NS,
                 ..Spent::default()
             };
-            assert!(experiment.pass(*now_ns, spent, 0).is_none());
+            assert!(experiment.pass(*now_ns, spent).is_none());
         }
         *now_ns - begun_ns
     }
@@ -422,12 +419,12 @@ mod tests {
         };
         for per_second in [10_000, 14_000, 7000, 10_000] {
             now_ns += WINDOW_NS;
-            experiment.pass(now_ns, window(per_second), 0);
+            experiment.pass(now_ns, window(per_second));
         }
         // The shortest rest is over, and then two windows tell.
         while now_ns < experiment.rested_ns {
             now_ns += WINDOW_NS;
-            experiment.pass(now_ns, window(10_000), 0);
+            experiment.pass(now_ns, window(10_000));
         }
         let until = rest(&mut experiment, &mut now_ns, 5000) / MS;
         assert_eq!(until, 100);
@@ -444,7 +441,7 @@ mod tests {
                 wall_ns,
                 ..Spent::default()
             };
-            assert!(experiment.wants(&spent) && experiment.pass(now_ns, spent, 0).is_none());
+            assert!(experiment.wants(&spent) && experiment.pass(now_ns, spent).is_none());
             assert_eq!(experiment.stretch, Some(0));
         }
         let (_, stretches) = find(&mut experiment, &mut now_ns, |_, _| 200_000);

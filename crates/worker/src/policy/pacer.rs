@@ -23,11 +23,9 @@ const STRETCH: Stretch = Stretch {
     min_ns: 8_000_000,
     max_ns: 20_000_000,
 };
-/// What a wake-up takes until one was measured. A request that comes within two of an answer was prompted by it.
+/// What a wake-up is taken for that nobody saw: the one before a request is taken. A request that comes within two of
+/// them after an answer was prompted by it.
 const WAKE_NS: u64 = 20_000;
-/// Length of the sleeps that measure what a wake-up takes, and wake-ups of which one has such a sleep before it.
-const NAP_NS: u64 = 100_000;
-const NAP_WAKES: u64 = 16;
 /// What is in flight when the arm changes was begun with the other one: so long nothing is counted.
 const SETTLE_NS: u64 = 1_000_000;
 
@@ -118,9 +116,6 @@ pub(crate) struct Pacer {
     spent: Spent,
     /// CPU time of the thread then; 0: it was told nothing of this load yet.
     cpu_ns: u64,
-    /// What a wake-up takes, as measured in experiments; and when the nap ends that measures it.
-    wake_ns: u64,
-    nap_ns: Option<u64>,
     /// When the load has settled with the arm in force.
     settled_ns: u64,
     /// Gaps in which the guest is waited for, and those in which the disk is.
@@ -153,8 +148,6 @@ impl Pacer {
             experiment: Experiment::new(STRETCH),
             spent: Spent::default(),
             cpu_ns: 0,
-            wake_ns: WAKE_NS,
-            nap_ns: None,
             settled_ns: 0,
             windows: [Window::default(); 2],
             stage: Stage::Asleep,
@@ -230,17 +223,7 @@ impl Pacer {
         }
         if self.spins.is_err() {
             self.give_up(now_ns, terms);
-            let naps = self.spins == Err(Reason::Vain)
-                && self.experiment.is_under_way()
-                && did.any()
-                && did.in_flight == 0
-                && self.spent.woke.is_multiple_of(NAP_WAKES);
-            let pace = self.sleep(now_ns, terms);
-            if naps {
-                self.nap_ns = Some(now_ns + NAP_NS);
-                return Pace::Doze(now_ns + NAP_NS);
-            }
-            return pace;
+            return self.sleep(now_ns, terms);
         }
         let window_ns = self.window().ns;
         match self.stage {
@@ -320,17 +303,6 @@ impl Pacer {
     /// Counts what was spent since the clock was read last.
     fn count(&mut self, now_ns: u64, in_flight: u32, [arrived, ended]: [u32; 2]) {
         let gone_ns = now_ns.saturating_sub(self.at_ns);
-        if let Some(nap_ns) = self.nap_ns.take()
-            && now_ns > nap_ns
-            && arrived == 0
-        {
-            // Towards the middle one, not the mean: of a hundred wake-ups a few take a whole slice of the scheduler.
-            let step_ns = self.wake_ns / 32 + 1;
-            self.wake_ns = match now_ns - nap_ns > self.wake_ns {
-                true => self.wake_ns + step_ns,
-                false => self.wake_ns - step_ns,
-            };
-        }
         if arrived > 0 {
             if now_ns.saturating_sub(self.answered_ns) > 2 * WAKE_NS {
                 self.answers = 0;
@@ -345,7 +317,7 @@ impl Pacer {
         if self.in_flight == 0 {
             self.spent.idle_ns += gone_ns;
             if self.stage == Stage::Asleep {
-                self.spent.woke += u64::from(arrived);
+                self.spent.held_ns += WAKE_NS * u64::from(arrived);
             }
         }
         self.spent.wall_ns += gone_ns;
@@ -376,7 +348,7 @@ impl Pacer {
         let spent = std::mem::take(&mut self.spent);
         let was = self.experiment.arm();
         let standing = self.experiment.verdict();
-        if let Some(found) = self.experiment.pass(now_ns, spent, self.wake_ns)
+        if let Some(found) = self.experiment.pass(now_ns, spent)
             && let Some((verdict, gain)) = verdict(&found, standing, terms.tuning.spin_worth)
         {
             self.experiment.decide(now_ns, verdict);

@@ -13,8 +13,6 @@ const STRETCH: Stretch = Stretch {
     min_ns: 1_000_000,
     max_ns: 1_000_000_000,
 };
-/// From whole requests this smallest chunk of a class is tried first, and then those so much larger.
-const STEP: u64 = 4;
 
 /// Running totals over all large requests of a disk: time spent by all of them together, and what was moved. They wrap.
 ///
@@ -154,7 +152,7 @@ impl Cell {
         }
         self.start = None;
         let was = self.chunk_bytes();
-        if let Some(found) = self.experiment.pass(now_ns, spent, 0) {
+        if let Some(found) = self.experiment.pass(now_ns, spent) {
             self.judge(&found, now_ns, in_flight);
         }
         if self.chunk_bytes() != was {
@@ -234,10 +232,10 @@ impl Cell {
         self.experiment.stand(stands);
     }
 
-    /// What is tried from whole requests.
+    /// What is tried from whole requests: the smallest first, since what gains by pieces mostly gains most by many.
     fn first_chunks(&self) -> impl Iterator<Item = u64> {
         let largest_bytes = self.class_bytes / 2;
-        std::iter::successors(Some(self.chunk_min_bytes), |bytes| Some(bytes * STEP))
+        std::iter::successors(Some(self.chunk_min_bytes), |bytes| Some(bytes * 2))
             .take_while(move |bytes| *bytes <= largest_bytes)
     }
 
