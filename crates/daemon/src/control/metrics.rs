@@ -283,8 +283,8 @@ fn pacing(text: &mut Text<'_>, report: &Report) {
         each.filter_map(move |(worker, tried)| Some((worker, of(tried.as_ref()?))))
     };
     let [gain, price] = [
-        |tried: &Tried| tried.gain_percent[0] / 100.0,
-        |tried: &Tried| tried.price_percent / 100.0,
+        |tried: &Tried| share(tried.gain_percent[0]),
+        |tried: &Tried| share(tried.price_percent),
     ];
     text.by("cleave_spin_gain_ratio", "worker", tried(gain));
     text.by("cleave_spin_price_cores", "worker", tried(price));
@@ -337,6 +337,11 @@ fn each_kind(text: &mut Text<'_>, report: &Report, name: &'static str, of: fn(&R
     }
 }
 
+/// Of tenths of a per cent: as short as it can be written.
+fn share(percent: f64) -> f64 {
+    (percent * 10.0).round() / 1000.0
+}
+
 fn splitting(text: &mut Text<'_>, report: &Report) {
     let mut each = |name, of: &dyn Fn(&SplitCell) -> Option<f64>| {
         text.family(name);
@@ -354,10 +359,10 @@ fn splitting(text: &mut Text<'_>, report: &Report) {
         Some(cell.chunk_bytes.into())
     });
     each("cleave_split_gain_ratio", &|cell| {
-        cell.tried.map(|tried| tried.gain_percent[0] / 100.0)
+        cell.tried.map(|tried| share(tried.gain_percent[0]))
     });
     each("cleave_split_price_cores", &|cell| {
-        cell.tried.map(|tried| tried.price_percent / 100.0)
+        cell.tried.map(|tried| share(tried.price_percent))
     });
 }
 

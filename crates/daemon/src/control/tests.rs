@@ -128,21 +128,19 @@ fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
     assert!(!metrics.contains("gain_ratio{"), "{metrics}");
     state.tried = Some(SplitTried {
         chunks_bytes: [0, 16 << 10],
-        gain: [0.48, 0.4601, 0.5],
-        cores: 0.05,
+        gain: [0.351, 0.3, 0.4601],
+        cores: 0.173,
         at: Duration::from_secs(2),
     });
     report.splitting = vec![super::gather::split_cell(&state, now)];
-    let expected = json!({"chunk_bytes": 16384, "against_bytes": 0, "gain_percent": [48.0, 46.0, 50.0],
-        "price_percent": 5.0, "seconds_ago": 7.0});
+    let expected = json!({"chunk_bytes": 16384, "against_bytes": 0, "gain_percent": [35.1, 30.0, 46.0],
+        "price_percent": 17.3, "seconds_ago": 7.0});
     let found = serde_json::to_value(&report.splitting).unwrap();
     assert_eq!(found[0]["tried"], expected);
     let metrics = super::metrics::splitting_of(&report);
-    for sample in ["cleave_split_gain_ratio", "cleave_split_price_cores"] {
-        assert!(
-            metrics.contains(&format!("{sample}{labels} 0.")),
-            "{metrics}"
-        );
+    for (sample, value) in [("gain_ratio", "0.351"), ("price_cores", "0.173")] {
+        let line = format!("cleave_split_{sample}{labels} {value}\n");
+        assert!(metrics.contains(&line), "{metrics}");
     }
 }
 
