@@ -113,8 +113,10 @@ pub(crate) struct Experiment {
     round: [Spent; 2],
     rounds: [[Spent; 2]; ROUNDS],
     done: usize,
-    /// When the next one begins, or the one under way began.
+    /// When the next one begins.
     next_ns: u64,
+    /// Time of the stretches of this one: without a pause of the load, however long.
+    took_ns: u64,
     /// The rest, as a multiple of what the experiment took; and the end of the shortest.
     rest: u64,
     rested_ns: u64,
@@ -138,6 +140,7 @@ impl Experiment {
             rounds: [[Spent::default(); 2]; ROUNDS],
             done: 0,
             next_ns: 0,
+            took_ns: 0,
             rest: REST_MIN / 2,
             rested_ns: 0,
             rate: 0,
@@ -185,6 +188,7 @@ impl Experiment {
             // The load went away meanwhile: that stretch is made again when it is back.
             return None;
         }
+        self.took_ns += spent.wall_ns;
         let [plain, other] = &mut self.round;
         match ROUND.get(stretch) {
             Some(Arm::Other) => other.add(spent),
@@ -208,9 +212,8 @@ impl Experiment {
             false => REST_MIN,
         };
         self.verdict = verdict;
-        let took_ns = now_ns.saturating_sub(self.next_ns);
-        self.rested_ns = now_ns + REST_MIN * took_ns;
-        (self.stretch, self.next_ns) = (None, now_ns + self.rest * took_ns);
+        self.rested_ns = now_ns + REST_MIN * self.took_ns;
+        (self.stretch, self.next_ns) = (None, now_ns + self.rest * self.took_ns);
         (self.rate, self.strange) = (0, 0);
     }
 
@@ -230,13 +233,13 @@ impl Experiment {
             (self.rate, self.strange) = (rate, 0);
         }
         if now_ns >= self.next_ns {
-            self.begin(now_ns);
+            self.begin();
         }
     }
 
     /// The next one begins now.
-    pub(crate) fn begin(&mut self, now_ns: u64) {
-        (self.stretch, self.done, self.next_ns) = (Some(0), 0, now_ns);
+    pub(crate) fn begin(&mut self) {
+        (self.stretch, self.done, self.took_ns) = (Some(0), 0, 0);
         self.round = [Spent::default(); 2];
     }
 
@@ -444,7 +447,11 @@ mod tests {
             assert!(experiment.wants(&spent) && experiment.pass(now_ns, spent).is_none());
             assert_eq!(experiment.stretch, Some(0));
         }
+        now_ns += 3_600_000 * MS;
         let (_, stretches) = find(&mut experiment, &mut now_ns, |_, _| 200_000);
         assert_eq!(stretches, 7);
+        experiment.decide(now_ns, Arm::Plain);
+        let rested = rest(&mut experiment, &mut now_ns, 10_000) / MS;
+        assert!(rested < 500, "an hour's pause is no part of it: {rested}");
     }
 }

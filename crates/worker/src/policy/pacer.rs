@@ -321,7 +321,8 @@ impl Pacer {
             }
         }
         self.spent.wall_ns += gone_ns;
-        self.spent.held_ns += gone_ns * u64::from(self.in_flight);
+        let held_ns = gone_ns.saturating_mul(self.in_flight.into());
+        self.spent.held_ns = self.spent.held_ns.saturating_add(held_ns);
         self.spent.requests += u64::from(ended);
         (self.at_ns, self.in_flight) = (now_ns, in_flight);
     }

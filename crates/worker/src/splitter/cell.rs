@@ -117,7 +117,7 @@ impl Cell {
     ) {
         self.requests += 1;
         if self.requests == 1 && self.at_once > 0 {
-            self.begin(now_ns, in_flight);
+            self.begin(in_flight);
         }
         if self.settle > 0 {
             self.settle -= 1;
@@ -202,12 +202,12 @@ impl Cell {
         };
         self.set_up(now);
         if self.at_once > 0 {
-            self.begin(now_ns, in_flight);
+            self.begin(in_flight);
         }
     }
 
-    fn begin(&mut self, now_ns: u64, in_flight: u32) {
-        self.experiment.begin(now_ns);
+    fn begin(&mut self, in_flight: u32) {
+        self.experiment.begin();
         self.measure_anew(in_flight);
     }
 

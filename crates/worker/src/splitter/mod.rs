@@ -202,9 +202,11 @@ impl Splitter {
         if let Some(mut learner) = self.try_learner() {
             learner.pass_time(now_ns, others);
         }
-        if direction == Direction::Write && self.mixed.load(Ordering::Relaxed) > 0 {
-            // A flood of writes spread over all channels would make the reads beside it wait.
-            self.mixed.fetch_sub(1, Ordering::Relaxed);
+        let mixed = self.mixed.load(Ordering::Relaxed);
+        if direction == Direction::Write && mixed > 0 {
+            // A flood of writes spread over all channels would make the reads beside it wait. Another worker may count
+            // down at the same time: a step that is lost does no harm, one below 0 would.
+            self.mixed.store(mixed - 1, Ordering::Relaxed);
             return None;
         }
         let ops_max = prior.ops_max(beside, others + 1);
