@@ -61,7 +61,7 @@ pub(crate) struct PacingArgs {
 pub(crate) const SPIN_MAX: i64 = 25_600;
 /// More than any vring gets: it never spins.
 pub(crate) const SPIN_RATE_MAX: i64 = 1_000_000_000;
-/// A hundredth of a second for a microsecond: it spins wherever that gains anything.
+/// Far beyond any core count: it spins wherever that gains 5 %.
 pub(crate) const SPIN_WORTH_MAX: i64 = 10_000;
 /// Longer than any guest would thank us for, and far below what it takes for a lost request.
 pub(crate) const COALESCE_US_MAX: i64 = 10_000;

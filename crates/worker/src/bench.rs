@@ -59,7 +59,7 @@ pub struct Pacing {
     sleeps: bool,
 }
 
-/// What a wake-up takes.
+/// Virtual time of a wake-up.
 const WAKE_NS: u64 = 20_000;
 
 impl Pacing {

@@ -39,7 +39,7 @@ pub(crate) struct Report {
     /// Over all vrings, kinds that have seen requests.
     pub(crate) requests: Vec<Requests>,
     pub(crate) vrings: Vec<Vring>,
-    /// What is done with large requests, by direction and size.
+    /// How large requests are split, by direction and size.
     pub(crate) splitting: Vec<SplitCell>,
     /// The legs of a stripe; empty where the disk is none.
     pub(crate) legs: Vec<Leg>,
@@ -130,7 +130,7 @@ pub(crate) struct Pacing {
     /// Experiments with spinning that came to a verdict, over all workers that ever ran.
     #[serde(default)]
     pub(crate) experiments: u64,
-    /// What the last of them found, for each of `workers`; null of one that has not made any.
+    /// Result of the last experiment of each of `workers`; null before the first.
     #[serde(default)]
     pub(crate) tried: Vec<Option<Tried>>,
 }
@@ -227,7 +227,7 @@ pub(crate) struct Vring {
     pub(crate) requests: Vec<Requests>,
 }
 
-/// What is done with large requests of one direction and size.
+/// How large requests of one direction and size are split.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SplitCell {
     pub(crate) direction: String,

@@ -104,8 +104,8 @@ fn detail(report: &Report) -> String {
     cut(&format!("  {}", parts.join(", ")), 80)
 }
 
-/// What adaptive found out about spinning on this load; `of`: what the saved share is one of. `None`: it is not in
-/// force, or no worker has tried yet.
+/// Result of the last experiment with spinning, as a sentence. `of` follows the percentage (" of the response time").
+/// `None`: no vring is adaptive, or no experiment has ended yet.
 fn verdict(report: &Report, of: &str) -> Option<String> {
     let tuning = &report.tuning;
     let mut ways = tuning.vrings.values().chain([&tuning.completion]);
@@ -143,8 +143,8 @@ fn found(tried: &Tried, of: &str) -> String {
     }
 }
 
-/// What was found out about splitting the large requests that are the most. `None`: it is not in force, or nothing
-/// was tried yet.
+/// Result of the last experiment with splitting, as a sentence, for the most frequent kind of large request. `None`:
+/// splitting is not automatic, or no experiment has ended yet.
 fn split_verdict(report: &Report) -> Option<String> {
     let tried = split_verdicts(report);
     tried
@@ -152,7 +152,7 @@ fn split_verdict(report: &Report) -> Option<String> {
         .map(|(_, found)| found)
 }
 
-/// The same of all that were tried, each with how many there were.
+/// The same for every kind of large request, each with its number of requests.
 fn split_verdicts(report: &Report) -> impl Iterator<Item = (u64, String)> {
     let cells = report.splitting.iter();
     let cells = cells.filter(|_| report.tuning.split == "auto");

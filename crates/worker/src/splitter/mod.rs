@@ -202,11 +202,8 @@ impl Splitter {
         if let Some(mut learner) = self.try_learner() {
             learner.pass_time(now_ns, others);
         }
-        let mixed = self.mixed.load(Ordering::Relaxed);
-        if direction == Direction::Write && mixed > 0 {
-            // A flood of writes spread over all channels would make the reads beside it wait. Another worker may count
-            // down at the same time: a step that is lost does no harm, one below 0 would.
-            self.mixed.store(mixed - 1, Ordering::Relaxed);
+        if direction == Direction::Write && self.takes_turn() {
+            // A flood of writes spread over all channels would make the reads beside it wait.
             return None;
         }
         let ops_max = prior.ops_max(beside, others + 1);
@@ -282,6 +279,14 @@ impl Splitter {
                 Some(cell.state(direction, class_bytes(number % CLASSES)))
             })
             .collect()
+    }
+
+    /// Counts one of the large writes that are left whole; `false`: there are none left.
+    fn takes_turn(&self) -> bool {
+        let one_less = |left: u32| left.checked_sub(1);
+        self.mixed
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+            .is_ok()
     }
 
     fn try_learner(&self) -> Option<MutexGuard<'_, Learner>> {

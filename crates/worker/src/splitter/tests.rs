@@ -380,6 +380,29 @@ fn write_flood_beside_small_reads_is_left_whole() {
 }
 
 #[test]
+fn writes_are_split_again_after_several_workers_left_them_whole() {
+    let splitter = Splitter::new(Split::Auto(Prior {
+        measured: vec![(Direction::Write, 512 << 10, 8 << 10)],
+        ..prior()
+    }));
+    let write = || {
+        let chunk = splitter.choose(Direction::Write, 512 << 10, 0, 0);
+        splitter.failed(0);
+        chunk
+    };
+    for round in 0..2000 {
+        splitter.note_small(Direction::Read);
+        assert_eq!(write(), None);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..MIXED_WRITES).for_each(|_| _ = write()));
+            }
+        });
+        assert!(write().is_some(), "round {round}");
+    }
+}
+
+#[test]
 fn off_fixed_and_never_do_as_they_say() {
     let never = Prior {
         never: true,
