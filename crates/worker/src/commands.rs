@@ -126,17 +126,18 @@ impl<S: Store> Worker<S> {
         let tuning = self.device.tuning();
         for lane in self.lanes.iter_mut().flatten() {
             lane.completion = tuning.completion_of(lane.index);
-            if tuning.split != self.tuned.tuning.split {
-                lane.slots.forget_choices();
-            }
-        }
-        if tuning.split != self.tuned.tuning.split {
-            self.splitting.splitter.forget(self.splitting.large);
-            (self.splitting.splitter, self.splitting.large) =
-                (self.device.splitter(&tuning.split), 0);
-            self.tuned.ops_max = self.device.ops_max(&tuning.split);
         }
         self.tuned.tuning = tuning;
+        let splitter = self.device.splitter();
+        if Arc::ptr_eq(&splitter, &self.splitting.splitter) {
+            return;
+        }
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.slots.forget_choices();
+        }
+        self.tuned.ops_max = self.device.ops_max(splitter.split());
+        let before = std::mem::replace(&mut self.splitting.splitter, splitter);
+        before.forget(std::mem::take(&mut self.splitting.large));
     }
 
     fn start(&mut self, mut start: VringStart) -> Result<(), VringError> {

@@ -86,6 +86,12 @@ impl Device {
 
     /// Changes the tuning, of the workers that run (which wake for it) and of those to come.
     pub fn tune(&self, tuning: Tuning) {
+        let mut splitter = self.lock_splitter();
+        if *splitter.split() != tuning.split {
+            // Of what the other had learnt, nothing is of use any more.
+            *splitter = Arc::new(Splitter::new(tuning.split.clone()));
+        }
+        drop(splitter);
         self.registry.tune(tuning);
     }
 
@@ -115,19 +121,14 @@ impl Device {
         self.registry.leg_totals()
     }
 
-    /// The splitter of all workers that start from this. Of what another had learnt, nothing is of use any more.
-    pub(crate) fn splitter(&self, split: &Split) -> Arc<Splitter> {
-        let mut splitter = self.lock_splitter();
-        if splitter.split() != split {
-            *splitter = Arc::new(Splitter::new(split.clone()));
-        }
-        splitter.clone()
+    /// The splitter of all workers.
+    pub(crate) fn splitter(&self) -> Arc<Splitter> {
+        self.lock_splitter().clone()
     }
 
     /// What its splitter does now.
     pub fn split_states(&self) -> Vec<SplitState> {
-        let splitter = self.lock_splitter().clone();
-        splitter.states()
+        self.splitter().states()
     }
 
     fn lock_splitter(&self) -> MutexGuard<'_, Arc<Splitter>> {

@@ -235,7 +235,8 @@ impl<S: Store> Worker<S> {
             .enter(stats.clone(), bell, store.leg_stats());
         let number = device.registry.turn();
         let tuning = device.tuning();
-        let splitter = device.splitter(&tuning.split);
+        let splitter = device.splitter();
+        let ops_max = device.ops_max(splitter.split());
         Ok(Worker {
             reactor,
             store: [store],
@@ -255,7 +256,7 @@ impl<S: Store> Worker<S> {
             inbox: Inbox::new(commands),
             tuned: Tuned {
                 number,
-                ops_max: device.ops_max(&tuning.split),
+                ops_max,
                 tuning,
             },
             meters: Meters {

@@ -228,7 +228,6 @@ impl Experiment {
             false => 0,
         };
         if self.strange >= 2 {
-            self.rest = REST_MIN / 2;
             self.next_ns = self.next_ns.min(self.rested_ns);
             (self.rate, self.strange) = (rate, 0);
         }

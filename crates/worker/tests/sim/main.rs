@@ -696,6 +696,32 @@ fn the_splitter_learns_nothing_from_requests_that_fail() {
     }
 }
 
+/// What another splitter had learnt is forgotten, also where both changes come before the worker looks.
+#[test]
+fn splitting_changed_and_changed_back_is_learnt_anew_and_told() {
+    let auto = Split::Auto(Prior {
+        useful_depth: 64,
+        chunk_min_bytes: 4096,
+        never: false,
+        measured: Vec::new(),
+    });
+    let mut bench = Bench::with_split(quiet(1), FEATURES, auto);
+    let large = Ask::read(0, 64 << 10, 65536, true);
+    for _ in 0..5 {
+        bench.ask(&large);
+    }
+    let tuning = Tuning::clone(&bench.device.tuning());
+    bench.device.tune(Tuning {
+        split: Split::Off,
+        ..tuning.clone()
+    });
+    bench.device.tune(tuning);
+    for asked in 1..4 {
+        bench.ask(&large);
+        assert_eq!(bench.device.split_states()[0].requests, asked);
+    }
+}
+
 #[test]
 fn failing_ops_fail_their_request_and_no_other() {
     for seed in seeds(1000..1020) {
