@@ -11,6 +11,7 @@
 const _: () = assert!(usize::BITS == 64, "only 64-bit hosts");
 
 mod chain;
+mod inflight;
 mod mapping;
 mod memory;
 mod racy;
@@ -22,5 +23,6 @@ mod vring;
 mod walk;
 
 pub use chain::{Chain, ChainFault};
+pub use inflight::{Inflight, InflightError, InflightLayout, Journal, JournalFault};
 pub use memory::{Departure, Epoch, MapError, Memory, RegionSpec, Spot, Unmapped};
 pub use vring::{Taken, Vring, VringError, VringFault, VringLayout};

@@ -39,6 +39,48 @@ pub(crate) unsafe fn bytes_16(at: *const u8) -> [u8; 16] {
     bytes
 }
 
+/// Reads a byte.
+///
+/// # Safety
+/// `at` must be mapped.
+#[inline]
+pub(crate) unsafe fn read_u8(at: *const u8) -> u8 {
+    // SAFETY: the caller's promise.
+    unsafe { at.read_volatile() }
+}
+
+/// Writes a byte.
+///
+/// # Safety
+/// `at` must be mapped.
+#[inline]
+pub(crate) unsafe fn write_u8(at: *mut u8, value: u8) {
+    // SAFETY: the caller's promise.
+    unsafe { at.write_volatile(value) };
+    written();
+}
+
+/// Reads a `u64`.
+///
+/// # Safety
+/// `at` must be mapped and a multiple of eight.
+#[inline]
+pub(crate) unsafe fn read_u64(at: *const u8) -> u64 {
+    // SAFETY: the caller's promise.
+    u64::from_le(unsafe { at.cast::<u64>().read_volatile() })
+}
+
+/// Writes a `u64`.
+///
+/// # Safety
+/// `at` must be mapped and a multiple of eight.
+#[inline]
+pub(crate) unsafe fn write_u64(at: *mut u8, value: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { at.cast::<u64>().write_volatile(value.to_le()) };
+    written();
+}
+
 /// Reads a `u16`.
 ///
 /// # Safety
@@ -56,7 +98,8 @@ pub(crate) unsafe fn read_u16(at: *const u8) -> u16 {
 #[inline]
 pub(crate) unsafe fn write_u16(at: *mut u8, value: u16) {
     // SAFETY: the caller's promise.
-    unsafe { at.cast::<u16>().write_volatile(value.to_le()) }
+    unsafe { at.cast::<u16>().write_volatile(value.to_le()) };
+    written();
 }
 
 /// Writes a `u32`.
@@ -66,7 +109,8 @@ pub(crate) unsafe fn write_u16(at: *mut u8, value: u16) {
 #[inline]
 pub(crate) unsafe fn write_u32(at: *mut u8, value: u32) {
     // SAFETY: the caller's promise.
-    unsafe { at.cast::<u32>().write_volatile(value.to_le()) }
+    unsafe { at.cast::<u32>().write_volatile(value.to_le()) };
+    written();
 }
 
 /// Loads an index; what the guest wrote before it is seen after it.
@@ -87,6 +131,14 @@ pub(crate) unsafe fn load_index(at: *mut u8) -> u16 {
 pub(crate) unsafe fn store_index(at: *mut u8, index: u16) {
     // SAFETY: the caller's promise, as above.
     unsafe { AtomicU16::from_ptr(at.cast()) }.store(index.to_le(), Ordering::Release);
+    written();
+}
+
+/// Something was stored that outlives this process: the moment in which tests stop it.
+#[inline(always)]
+fn written() {
+    #[cfg(test)]
+    crate::rig::stop_after_stores();
 }
 
 /// Asks for the cache line at `at`; any address is allowed.

@@ -1,7 +1,9 @@
 //! What the tests of this crate share: memory from memfds, and a driver that could be a guest.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -170,5 +172,38 @@ impl Driver {
             u32::from_le_bytes(head.try_into().unwrap()),
             u32::from_le_bytes(len.try_into().unwrap()),
         ))
+    }
+}
+
+thread_local! {
+    /// Stores until this thread is stopped.
+    static STORES_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// Runs it until so many stores to shared memory were made, as if the process died then; `false`: it came to its end before.
+pub(crate) fn die_after(stores: u32, run: impl FnOnce()) -> bool {
+    STORES_LEFT.set(Some(stores));
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        stop_after_stores();
+        run();
+    }));
+    STORES_LEFT.set(None);
+    match ended {
+        Ok(()) => false,
+        Err(thrown) if thrown.is::<Died>() => true,
+        Err(thrown) => resume_unwind(thrown),
+    }
+}
+
+struct Died;
+
+pub(crate) fn stop_after_stores() {
+    match STORES_LEFT.get() {
+        None => {}
+        Some(0) => {
+            STORES_LEFT.set(None);
+            resume_unwind(Box::new(Died));
+        }
+        Some(left) => STORES_LEFT.set(Some(left - 1)),
     }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use cleave_blk::spec::feature;
 
+use crate::inflight::{Journal, JournalFault};
 use crate::signals::{Signals, Words};
 use crate::walk::{DESCRIPTOR_BYTES, Table, walk};
 use crate::{Chain, ChainFault, Epoch, Memory, racy};
@@ -74,6 +75,9 @@ pub enum VringFault {
         /// Entries.
         size: u16,
     },
+    /// The journal of its requests in flight cannot be true: which of them to do again is not known.
+    #[error("its part of the in-flight region: {0}")]
+    Journal(JournalFault),
 }
 
 /// A chain's head and whether its descriptors were sound.
@@ -166,6 +170,12 @@ impl Parts {
             .wrapping_add(usize::from(head) * DESCRIPTOR_BYTES as usize)
     }
 
+    /// The used index, as the guest sees it.
+    fn used_index(&self) -> u16 {
+        // SAFETY: inside the used ring, which lies wholly in memory that the caller's place keeps mapped; even.
+        unsafe { racy::load_index(self.used.add(INDEX_OFFSET)) }
+    }
+
     /// The head in an entry (below the ring's size) of the available ring.
     #[inline]
     fn head_at(&self, entry: u16) -> u16 {
@@ -254,6 +264,12 @@ pub struct Vring {
     /// Chains taken since the start and not yet published as used: at most `size`, since a guest has
     /// no more entries to make chains of.
     outstanding: u16,
+    /// Where the requests in flight are written down.
+    journal: Option<Journal>,
+    /// Requests of a daemon that died, to be taken before any other; the first of them last.
+    again: Vec<u16>,
+    /// It cannot be served.
+    fault: Option<VringFault>,
 }
 
 impl Vring {
@@ -286,7 +302,40 @@ impl Vring {
             next_used: 0,
             published: 0,
             outstanding: 0,
+            journal: None,
+            again: Vec::new(),
+            fault: None,
         })
+    }
+
+    /// Writes the requests in flight down from here on, and goes on where the journal says: requests that a daemon had taken
+    /// when it died are taken once more, in their order. Before the first chain is taken. A fault that the journal has is
+    /// found by the first `take`.
+    pub fn keep(&mut self, mut journal: Journal) {
+        let Some(Place { parts, .. }) = &self.place else {
+            return;
+        };
+        let used = parts.used_index();
+        match journal.resume(self.layout.size, used, self.next_avail) {
+            Ok(resumed) => {
+                if let Some(used) = resumed.used {
+                    (self.has_begun, self.next_used, self.published) = (true, used, used);
+                }
+                self.next_avail = resumed.next_avail;
+                self.seen_avail = resumed.next_avail;
+                self.signals.restart(parts, resumed.next_avail);
+                // No more than the ring's entries, which are a u16.
+                self.outstanding = resumed.again.len() as u16;
+                self.again = resumed.again;
+                self.journal = Some(journal);
+            }
+            Err(fault) => self.fault = Some(VringFault::Journal(fault)),
+        }
+    }
+
+    /// Requests of a daemon that died that were not taken again yet.
+    pub fn again(&self) -> usize {
+        self.again.len()
     }
 
     /// Whether a table has a place for this ring, the same or another.
@@ -313,6 +362,7 @@ impl Vring {
         // The ring may be different when it comes back.
         self.seen_avail = self.next_avail;
         self.next_used = self.published;
+        self.journal.iter_mut().for_each(Journal::forget_ended);
     }
 
     /// Whether it refers to no memory.
@@ -339,7 +389,7 @@ impl Vring {
     #[inline]
     pub fn seen(&self) -> (u16, u16) {
         let left = self.seen_avail.wrapping_sub(self.next_avail);
-        (self.seen_avail, left)
+        (self.seen_avail, left + self.again.len() as u16)
     }
 
     /// Entries.
@@ -354,8 +404,13 @@ impl Vring {
     /// are as before, and the next call finds the same.
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
-        if self.next_avail == self.seen_avail && !self.look()? {
-            return Ok(None);
+        if self.next_avail == self.seen_avail {
+            if let Some(head) = self.again.pop() {
+                return Ok(self.retake(head, chain));
+            }
+            if !self.look()? {
+                return Ok(None);
+            }
         }
         let Some(Place { epoch, parts }) = &self.place else {
             return Ok(None);
@@ -367,6 +422,9 @@ impl Vring {
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         self.outstanding = self.outstanding.saturating_add(1);
+        if let Some(journal) = &mut self.journal {
+            journal.take(head);
+        }
         let available = self.seen_avail.wrapping_sub(self.next_avail);
         if HEADERS_AHEAD <= available {
             let entry = self.next_avail.wrapping_add(HEADERS_AHEAD - 1) & self.mask;
@@ -381,8 +439,21 @@ impl Vring {
         Ok(Some(Taken { head, fault }))
     }
 
+    /// Copies the chain of a head that was taken before, as it is now; positions stay. `None`: nothing is mapped.
+    #[cold]
+    pub fn retake(&self, head: u16, chain: &mut Chain) -> Option<Taken> {
+        let Place { epoch, parts } = self.place.as_ref()?;
+        // SAFETY: the table lies wholly in memory that the epoch keeps mapped.
+        let table = unsafe { Table::direct(epoch, parts.desc, self.layout.size) };
+        let fault = walk(table, head, chain).err();
+        Some(Taken { head, fault })
+    }
+
     /// Reads the shared available index; whether there is something to take.
     fn look(&mut self) -> Result<bool, VringFault> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
         let Some(Place { parts, .. }) = &self.place else {
             return Ok(false);
         };
@@ -401,8 +472,7 @@ impl Vring {
         self.seen_avail = found;
         if fresh > 0 && !self.has_begun {
             self.has_begun = true;
-            // SAFETY: `find` vouches for the whole used ring, while the epoch lives.
-            self.next_used = unsafe { racy::load_index(parts.used.add(INDEX_OFFSET)) };
+            self.next_used = parts.used_index();
             self.published = self.next_used;
         }
         for ahead in 0..PREFETCH_ENTRIES.min(fresh) {
@@ -417,6 +487,9 @@ impl Vring {
         let Some(Place { parts, .. }) = &self.place else {
             return;
         };
+        if let Some(journal) = &mut self.journal {
+            journal.end(head);
+        }
         let entry = usize::from(self.next_used & self.mask);
         let offset_bytes = ENTRIES_OFFSET + USED_ENTRY_BYTES * entry;
         // SAFETY: masked to an entry of the ring, which lies wholly in memory that the epoch keeps
@@ -439,7 +512,11 @@ impl Vring {
         };
         self.published = new;
         self.outstanding = self.outstanding.saturating_sub(new.wrapping_sub(old));
-        self.signals.publish(parts, old, new)
+        let call = self.signals.publish(parts, old, new);
+        if let Some(journal) = &mut self.journal {
+            journal.shown(new);
+        }
+        call
     }
 
     /// Asks the guest for kicks and looks once more; `true`: work arrived meanwhile, take it (and the
@@ -449,7 +526,9 @@ impl Vring {
         let Some(Place { parts, .. }) = &self.place else {
             return false;
         };
-        self.next_avail != self.seen_avail || self.signals.arm(parts, self.next_avail)
+        self.next_avail != self.seen_avail
+            || !self.again.is_empty()
+            || self.signals.arm(parts, self.next_avail)
     }
 
     /// Tells the guest that kicks are not needed (a hint).

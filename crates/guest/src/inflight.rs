@@ -1,0 +1,394 @@
+//! Requests in flight, written down where they outlive this process (vhost-user "Inflight I/O tracking").
+//!
+//! The region is a memory file that the frontend keeps. It has a part for each vring; the [`Journal`] of a vring notes
+//! there each head that is taken and not yet shown as used. A daemon that takes the place of one that died finds in it
+//! the requests to do again.
+//!
+//! Only this process writes to the region while it lives, and the region outlives nothing but the process. So the order of the
+//! stores counts as the program has it, and no fence of the processor is needed between them. But any frontend could have
+//! written what is found there: every index is checked, and every walk is bounded.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use crate::mapping::Mapping;
+use crate::{MapError, RegionSpec, racy};
+
+/// Bytes before the entries of a vring's part.
+const HEAD_BYTES: u64 = 16;
+/// Bytes of an entry.
+const ENTRY_BYTES: u64 = 16;
+/// Parts begin at multiples of this, as those of libvhost-user, DPDK and SPDK do. The specification leaves it open.
+const PART_ALIGN: u64 = 64;
+/// The only version there is. 0: nobody has used this part yet.
+const VERSION: u16 = 1;
+
+// Offsets in a part. Before them stands a word for features, always 0.
+const VERSION_AT: usize = 8;
+const ENTRIES_AT: usize = 10;
+const LAST_AT: usize = 12;
+const USED_AT: usize = 14;
+// Offsets in an entry: whether the request is in flight, the one before it in its batch, and its place in the order in which
+// requests were taken.
+const IN_FLIGHT_AT: usize = 0;
+const BEFORE_AT: usize = 6;
+const COUNTER_AT: usize = 8;
+
+/// Where a region lies in its file, and for how many vrings of how many entries it is: what both messages about it say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InflightLayout {
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// Where it begins in the file.
+    pub file_offset: u64,
+    /// Vrings.
+    pub vrings: u16,
+    /// Entries of each.
+    pub vring_size: u16,
+}
+
+impl InflightLayout {
+    /// A region of its own file.
+    pub fn new(vrings: u16, vring_size: u16) -> InflightLayout {
+        InflightLayout {
+            len_bytes: u64::from(vrings) * part_bytes(vring_size),
+            file_offset: 0,
+            vrings,
+            vring_size,
+        }
+    }
+}
+
+/// Why a region is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum InflightError {
+    /// It has no room for its vrings.
+    #[error("an in-flight region of {found} bytes for {needed}")]
+    Short {
+        /// Bytes that its vrings need.
+        needed: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// Its words would not be aligned.
+    #[error("an in-flight region at offset {0} of its file")]
+    Align(u64),
+    /// It cannot be mapped.
+    #[error("an in-flight region: {0}")]
+    Map(#[from] MapError),
+}
+
+/// The region of one device, mapped.
+#[derive(Debug, Clone)]
+pub struct Inflight {
+    mapping: Arc<Mapping>,
+    layout: InflightLayout,
+}
+
+impl Inflight {
+    /// A file for a region that nobody has used yet. The frontend keeps it; sealed, so that nobody can cut it.
+    pub fn create(layout: InflightLayout) -> io::Result<File> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = memfd_create("cleave-inflight", flags)?;
+        ftruncate(&fd, layout.file_offset + layout.len_bytes)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(File::from(fd))
+    }
+
+    /// Maps the region that a frontend brings.
+    pub fn map(file: File, layout: InflightLayout) -> Result<Inflight, InflightError> {
+        let needed = InflightLayout::new(layout.vrings, layout.vring_size).len_bytes;
+        if layout.len_bytes < needed || needed == 0 {
+            let found = layout.len_bytes;
+            return Err(InflightError::Short { needed, found });
+        }
+        if !layout.file_offset.is_multiple_of(PART_ALIGN) {
+            return Err(InflightError::Align(layout.file_offset));
+        }
+        let mapping = Mapping::new(&RegionSpec {
+            guest_addr: 0,
+            user_addr: 0,
+            len_bytes: needed,
+            file_offset: layout.file_offset,
+            file,
+        })?;
+        Ok(Inflight {
+            mapping: Arc::new(mapping),
+            layout,
+        })
+    }
+
+    /// The part of a vring; `None`: it has none.
+    pub fn journal(&self, vring: u16) -> Option<Journal> {
+        let size = self.layout.vring_size;
+        (vring < self.layout.vrings).then(|| Journal {
+            part: self
+                .mapping
+                .start()
+                .wrapping_add((u64::from(vring) * part_bytes(size)) as usize),
+            size,
+            taken: 0,
+            last: 0,
+            batch: Vec::with_capacity(size.into()),
+            mapping: self.mapping.clone(),
+        })
+    }
+}
+
+fn part_bytes(vring_size: u16) -> u64 {
+    (HEAD_BYTES + ENTRY_BYTES * u64::from(vring_size)).next_multiple_of(PART_ALIGN)
+}
+
+/// What is in a part that cannot be true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum JournalFault {
+    /// Another version.
+    #[error("version {0}")]
+    Version(u16),
+    /// For a vring of another size.
+    #[error("{found} entries instead of {expected}")]
+    Entries {
+        /// Entries that it says it has.
+        found: u16,
+        /// Entries that the frontend says it has.
+        expected: u16,
+    },
+    /// Too small for the vring.
+    #[error("{entries} entries for a vring of {size}")]
+    Small {
+        /// Entries that it has.
+        entries: u16,
+        /// The vring's.
+        size: u16,
+    },
+    /// Names an entry that the vring does not have.
+    #[error("head {head} of a vring of {size}")]
+    Head {
+        /// Head found.
+        head: u16,
+        /// The vring's entries.
+        size: u16,
+    },
+    /// Nothing can come after this request.
+    #[error("a counter at its end")]
+    Counter,
+    /// Its file was cut.
+    #[error("its file was cut")]
+    Lost,
+}
+
+/// Where a vring goes on.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Resumed {
+    /// The used index that counts; `None`: nobody served the vring before, and the ring itself says.
+    pub(crate) used: Option<u16>,
+    /// Position of the next chain.
+    pub(crate) next_avail: u16,
+    /// Requests to do again, the first that was taken last.
+    pub(crate) again: Vec<u16>,
+}
+
+/// The part of one vring.
+#[derive(Debug)]
+pub struct Journal {
+    part: *mut u8,
+    /// Entries.
+    size: u16,
+    /// Requests taken, as the entries count them.
+    taken: u64,
+    /// Head of the last request that ended.
+    last: u16,
+    /// Requests that ended and are not shown as used yet.
+    batch: Vec<u16>,
+    /// Keeps `part` mapped.
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: `part` points into `mapping`, which is Send and Sync and lives as long as the journal.
+unsafe impl Send for Journal {}
+
+impl Journal {
+    /// Finds out where a vring of `ring_size` entries goes on. `used`: the index that its guest has seen. `base`: where
+    /// the frontend says it begins, which is believed only where nobody served it before: after a crash QEMU names the used
+    /// index, Cloud Hypervisor the available one.
+    pub(crate) fn resume(
+        &mut self,
+        ring_size: u16,
+        used: u16,
+        base: u16,
+    ) -> Result<Resumed, JournalFault> {
+        if self.size < ring_size {
+            return Err(JournalFault::Small {
+                entries: self.size,
+                size: ring_size,
+            });
+        }
+        let resumed = match self.word(VERSION_AT) {
+            0 => self.begin(base),
+            VERSION => self.recover(ring_size, used, base)?,
+            version => return Err(JournalFault::Version(version)),
+        };
+        match self.mapping.is_lost() {
+            true => Err(JournalFault::Lost),
+            false => Ok(resumed),
+        }
+    }
+
+    /// Nobody has used this part, or it is of another ring.
+    fn begin(&mut self, base: u16) -> Resumed {
+        self.set_word(VERSION_AT, 0);
+        for head in 0..self.size {
+            self.set_in_flight(head, false);
+            self.set_counter(head, 0);
+        }
+        self.set_word(ENTRIES_AT, self.size);
+        self.set_word(LAST_AT, 0);
+        self.set_word(USED_AT, base);
+        // Last: only then is the rest true.
+        self.set_word(VERSION_AT, VERSION);
+        (self.taken, self.last) = (0, 0);
+        Resumed {
+            used: None,
+            next_avail: base,
+            again: Vec::new(),
+        }
+    }
+
+    fn recover(&mut self, ring_size: u16, used: u16, base: u16) -> Result<Resumed, JournalFault> {
+        let found = self.word(ENTRIES_AT);
+        if found != self.size {
+            let expected = self.size;
+            return Err(JournalFault::Entries { found, expected });
+        }
+        let check = |head: u16| match head < ring_size {
+            true => Ok(head),
+            false => Err(JournalFault::Head {
+                head,
+                size: ring_size,
+            }),
+        };
+        // The guest has seen these as used. Their daemon died before it could note that.
+        let shown = used.wrapping_sub(self.word(USED_AT));
+        if shown > self.size {
+            return Ok(self.begin(base));
+        }
+        let mut head = self.word(LAST_AT);
+        for _ in 0..shown {
+            self.set_in_flight(check(head)?, false);
+            head = self.before(head);
+        }
+        self.set_word(USED_AT, used);
+        let mut again = Vec::new();
+        let mut taken = 0;
+        for head in 0..self.size {
+            let counter = self.counter(head);
+            if self.is_in_flight(head) {
+                again.push((counter, check(head)?));
+            }
+            taken = taken.max(counter);
+        }
+        again.sort_unstable_by(|a, b| b.cmp(a));
+        self.taken = taken.checked_add(1).ok_or(JournalFault::Counter)?;
+        self.last = self.word(LAST_AT).min(self.size - 1);
+        Ok(Resumed {
+            used: Some(used),
+            // No more than the ring's entries, which are a u16.
+            next_avail: used.wrapping_add(again.len() as u16),
+            again: again.into_iter().map(|(_, head)| head).collect(),
+        })
+    }
+
+    /// A chain is taken. The counter first: whoever finds it in flight must find its own.
+    #[inline]
+    pub(crate) fn take(&mut self, head: u16) {
+        self.set_counter(head, self.taken);
+        self.taken = self.taken.wrapping_add(1);
+        compiler_fence(Ordering::SeqCst);
+        self.set_in_flight(head, true);
+    }
+
+    /// A request has ended; the guest is not shown that yet.
+    #[inline]
+    pub(crate) fn end(&mut self, head: u16) {
+        let at = self.entry(head).wrapping_add(BEFORE_AT);
+        // SAFETY: a word of an entry, even, in the mapping that is held.
+        unsafe { racy::write_u16(at, self.last) };
+        compiler_fence(Ordering::SeqCst);
+        self.set_word(LAST_AT, head);
+        self.last = head;
+        self.batch.push(head);
+    }
+
+    /// The guest was shown all that have ended; `used` is the index that it sees.
+    #[inline]
+    pub(crate) fn shown(&mut self, used: u16) {
+        compiler_fence(Ordering::SeqCst);
+        for index in 0..self.batch.len() {
+            if let Some(head) = self.batch.get(index) {
+                self.set_in_flight(*head, false);
+            }
+        }
+        self.batch.clear();
+        compiler_fence(Ordering::SeqCst);
+        self.set_word(USED_AT, used);
+    }
+
+    /// The requests that have ended are not shown to the guest.
+    pub(crate) fn forget_ended(&mut self) {
+        self.batch.clear();
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> u16 {
+        // SAFETY: a word of the part's head, even, in the mapping that is held.
+        unsafe { racy::read_u16(self.part.wrapping_add(at)) }
+    }
+
+    #[inline]
+    fn set_word(&self, at: usize, value: u16) {
+        // SAFETY: a word of the part's head, even, in the mapping that is held.
+        unsafe { racy::write_u16(self.part.wrapping_add(at), value) };
+    }
+
+    /// The entry of a head, which is below `size`; the last one otherwise.
+    #[inline]
+    fn entry(&self, head: u16) -> *mut u8 {
+        let head = head.min(self.size - 1);
+        let offset_bytes = HEAD_BYTES + ENTRY_BYTES * u64::from(head);
+        self.part.wrapping_add(offset_bytes as usize)
+    }
+
+    fn is_in_flight(&self, head: u16) -> bool {
+        // SAFETY: a byte of an entry, in the mapping that is held.
+        unsafe { racy::read_u8(self.entry(head).wrapping_add(IN_FLIGHT_AT)) != 0 }
+    }
+
+    #[inline]
+    fn set_in_flight(&self, head: u16, is: bool) {
+        // SAFETY: a byte of an entry, in the mapping that is held.
+        unsafe { racy::write_u8(self.entry(head).wrapping_add(IN_FLIGHT_AT), u8::from(is)) };
+    }
+
+    fn before(&self, head: u16) -> u16 {
+        // SAFETY: a word of an entry, even, in the mapping that is held.
+        unsafe { racy::read_u16(self.entry(head).wrapping_add(BEFORE_AT)) }
+    }
+
+    fn counter(&self, head: u16) -> u64 {
+        // SAFETY: a word of an entry, a multiple of eight, in the mapping that is held.
+        unsafe { racy::read_u64(self.entry(head).wrapping_add(COUNTER_AT)) }
+    }
+
+    #[inline]
+    fn set_counter(&self, head: u16, value: u64) {
+        // SAFETY: a word of an entry, a multiple of eight, in the mapping that is held.
+        unsafe { racy::write_u64(self.entry(head).wrapping_add(COUNTER_AT), value) };
+    }
+}
+
+#[cfg(test)]
+mod tests;

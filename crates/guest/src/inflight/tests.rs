@@ -1,0 +1,381 @@
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use cleave_blk::spec::feature;
+
+use super::*;
+use crate::rig::{Desc, Driver, die_after, memory};
+use crate::{Chain, Memory, Vring, VringFault};
+
+const SIZE: u16 = 8;
+/// Just before the indices wrap.
+const BASE: u16 = 65_530;
+
+/// A region for one vring, and the file that outlives whoever maps it.
+fn region() -> (Inflight, File) {
+    let layout = InflightLayout::new(1, SIZE);
+    let file = Inflight::create(layout).unwrap();
+    let copy = file.try_clone().unwrap();
+    (Inflight::map(file, layout).unwrap(), copy)
+}
+
+/// A guest with its requests, and the region that its frontend keeps.
+struct Guest {
+    driver: Driver,
+    region: Inflight,
+    /// Heads that are free.
+    free: VecDeque<u16>,
+    /// Made available and not seen as used, in order.
+    waiting: Vec<u16>,
+}
+
+/// Which index the frontend of a restarted daemon says.
+#[derive(Debug, Clone, Copy)]
+enum Base {
+    Used,
+    Avail,
+    Junk,
+}
+
+impl Guest {
+    fn new() -> Guest {
+        let memory: Arc<Memory> = memory(1 << 20);
+        let driver = Driver::new(&memory, 0, SIZE, BASE);
+        for head in 0..SIZE {
+            driver.set(head, Desc(0x8_0000 + 16 * u64::from(head), 16, 0, 0));
+        }
+        Guest {
+            driver,
+            region: region().0,
+            free: (0..SIZE).collect(),
+            waiting: Vec::new(),
+        }
+    }
+
+    fn offer(&mut self, count: usize) {
+        for head in self.free.drain(..count.min(self.free.len())) {
+            self.driver.offer(head);
+            self.waiting.push(head);
+        }
+        self.driver.publish();
+    }
+
+    /// Takes the answers; none comes for a request that does not wait for one.
+    fn collect(&mut self) {
+        while let Some((head, _)) = self.driver.reap() {
+            let head = head as u16;
+            let at = self.waiting.iter().position(|waiting| *waiting == head);
+            let at = at.unwrap_or_else(|| panic!("{head} is answered twice"));
+            self.waiting.remove(at);
+            self.free.push_back(head);
+        }
+    }
+
+    /// A daemon that begins.
+    fn serve(&self, base: u16) -> Vring {
+        let memory = self.driver.memory.clone();
+        let layout = self.driver.layout;
+        let mut vring = Vring::new(memory, layout, feature::EVENT_IDX, base).unwrap();
+        vring.keep(self.region.journal(0).unwrap());
+        vring
+    }
+
+    fn serve_again(&self, base: Base) -> Vring {
+        self.serve(match base {
+            Base::Used => self.driver.used_index(),
+            Base::Avail => self.driver.avail,
+            Base::Junk => 4711,
+        })
+    }
+}
+
+/// Takes whatever there is.
+fn take_all(vring: &mut Vring) -> Vec<u16> {
+    let mut chain = Chain::new();
+    let mut heads = Vec::new();
+    while let Some(taken) = vring.take(&mut chain).unwrap() {
+        heads.push(taken.head);
+    }
+    heads
+}
+
+/// A daemon's work on what `guest` has made available, in batches of different sizes and out of order.
+fn work(vring: &mut Vring, turn: usize) {
+    let mut taken: VecDeque<u16> = take_all(vring).into();
+    for batch in [1, 3, 2].into_iter().cycle().skip(turn) {
+        if taken.len() <= 1 {
+            break;
+        }
+        taken.rotate_left(1);
+        for head in taken.drain(..batch.min(taken.len())) {
+            vring.push_used(head, 1);
+        }
+        vring.publish();
+    }
+    // The last one stays out.
+}
+
+/// Every store that a daemon makes is its last, and then every store of the daemon that comes after it, whatever the frontend
+/// says of the position: each request is answered once.
+#[test]
+fn a_daemon_that_dies_between_any_two_stores_loses_nothing_and_repeats_nothing() {
+    let mut states = 0;
+    for base in [Base::Used, Base::Avail, Base::Junk] {
+        let mut first = 0;
+        loop {
+            let mut second = 0;
+            let ran_through = loop {
+                let mut guest = Guest::new();
+                guest.offer(5);
+                let mut vring = guest.serve(BASE);
+                let died = die_after(first, || {
+                    for turn in 0..2 {
+                        work(&mut vring, turn);
+                    }
+                });
+                drop(vring);
+                // The guest goes on meanwhile, with heads that have just become free.
+                guest.collect();
+                guest.offer(2);
+                let mut vring = None;
+                let died_again = die_after(second, || {
+                    let again = vring.insert(guest.serve_again(base));
+                    work(again, 1);
+                });
+                drop(vring);
+                guest.collect();
+                guest.offer(3);
+                let expected = guest.waiting.clone();
+                let mut vring = guest.serve_again(base);
+                let taken = take_all(&mut vring);
+                let at = format!("{base:?}, {first} and {second} stores");
+                assert_eq!(taken, expected, "{at}: in the guest's order");
+                for head in taken {
+                    vring.push_used(head, 1);
+                }
+                vring.publish();
+                guest.collect();
+                assert!(guest.waiting.is_empty(), "{at}");
+                states += 1;
+                if !died_again {
+                    break !died;
+                }
+                second += 1;
+            };
+            if ran_through {
+                break;
+            }
+            first += 1;
+        }
+    }
+    assert!(states > 3000, "{states}");
+}
+
+#[test]
+fn requests_come_again_in_the_order_in_which_they_were_taken() {
+    let mut guest = Guest::new();
+    guest.free = [5, 1, 7, 0, 3, 2].into();
+    guest.offer(6);
+    let mut vring = guest.serve(BASE);
+    let taken = take_all(&mut vring);
+    assert_eq!(taken, [5, 1, 7, 0, 3, 2]);
+    vring.push_used(7, 1);
+    vring.push_used(5, 1);
+    vring.publish();
+    vring.push_used(0, 1);
+    drop(vring);
+    let mut vring = guest.serve_again(Base::Junk);
+    assert_eq!(vring.again(), 4);
+    assert!(vring.arm(), "there is work without a kick");
+    assert_eq!(vring.seen().1, 4);
+    assert_eq!(take_all(&mut vring), [1, 0, 3, 2]);
+    assert_eq!(vring.base(), guest.driver.avail);
+    // A guest with that much outstanding may add two more, not three.
+    let index = guest.driver.index(guest.driver.layout.avail_addr + 2);
+    index.store(guest.driver.avail.wrapping_add(5), SeqCst);
+    let refused = vring.take(&mut Chain::new());
+    assert!(matches!(refused, Err(VringFault::AvailIndex { .. })));
+}
+
+#[test]
+fn a_ring_that_nobody_served_begins_where_the_frontend_says() {
+    let mut guest = Guest::new();
+    let vring = guest.serve(BASE);
+    assert_eq!(vring.base(), BASE);
+    drop(vring);
+    // From now on the ring says: a frontend that names the available index would skip these.
+    guest.offer(2);
+    let mut vring = guest.serve_again(Base::Avail);
+    assert_eq!(take_all(&mut vring).len(), 2);
+}
+
+#[test]
+fn the_region_of_another_ring_counts_as_new() {
+    let mut guest = Guest::new();
+    guest.offer(3);
+    let mut vring = guest.serve(BASE);
+    take_all(&mut vring);
+    drop(vring);
+    // Another driver set the ring up anew, and the frontend kept the region.
+    guest.driver = Driver::new(&guest.driver.memory, 0, SIZE, 100);
+    guest.waiting.clear();
+    guest.free = (0..SIZE).collect();
+    guest.offer(2);
+    let mut vring = guest.serve(100);
+    assert_eq!(vring.again(), 0);
+    assert_eq!(take_all(&mut vring), [0, 1]);
+}
+
+/// Writes a word of the part, as a hostile frontend would.
+fn poke(journal: &Journal, at: usize, value: u16) {
+    journal.set_word(at, value);
+}
+
+#[test]
+fn what_cannot_be_true_is_a_fault_of_the_vring() {
+    type Spoil = fn(&Journal);
+    let head = JournalFault::Head { head: 8, size: 8 };
+    let rows: [(Spoil, JournalFault); 6] = [
+        (|part| poke(part, VERSION_AT, 2), JournalFault::Version(2)),
+        (
+            |part| poke(part, ENTRIES_AT, 0),
+            JournalFault::Entries {
+                found: 0,
+                expected: 8,
+            },
+        ),
+        (
+            |part| poke(part, ENTRIES_AT, u16::MAX),
+            JournalFault::Entries {
+                found: u16::MAX,
+                expected: 8,
+            },
+        ),
+        (
+            |part| {
+                poke(part, USED_AT, BASE);
+                poke(part, LAST_AT, 8);
+            },
+            head,
+        ),
+        (
+            |part| {
+                poke(part, USED_AT, BASE - 1);
+                poke(part, HEAD_BYTES as usize + 6 * 16 + BEFORE_AT, 8);
+                poke(part, LAST_AT, 6);
+            },
+            head,
+        ),
+        (|part| part.set_counter(1, u64::MAX), JournalFault::Counter),
+    ];
+    for (row, (spoil, expected)) in rows.into_iter().enumerate() {
+        let mut guest = Guest::new();
+        guest.offer(4);
+        let mut vring = guest.serve(BASE);
+        let taken = take_all(&mut vring);
+        vring.push_used(taken[0], 1);
+        vring.publish();
+        drop(vring);
+        spoil(&guest.region.journal(0).unwrap());
+        let mut vring = guest.serve_again(Base::Used);
+        let found = vring.take(&mut Chain::new());
+        assert_eq!(found, Err(VringFault::Journal(expected)), "row {row}");
+        let found = vring.take(&mut Chain::new());
+        assert_eq!(found, Err(VringFault::Journal(expected)), "and stays one");
+    }
+}
+
+/// Whatever stands in the region: it ends, and no head comes twice.
+#[test]
+fn any_bytes_are_survived() {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut resumed = 0;
+    for round in 0..3000 {
+        let mut guest = Guest::new();
+        guest.offer(4);
+        let part = guest.region.journal(0).unwrap();
+        part.set_word(VERSION_AT, 1);
+        part.set_word(ENTRIES_AT, SIZE);
+        part.set_word(LAST_AT, (random() % 10) as u16);
+        part.set_word(USED_AT, BASE.wrapping_sub((random() % 10) as u16));
+        for head in 0..SIZE {
+            part.set_in_flight(head, random() % 2 == 0);
+            part.set_counter(head, random() % 3);
+            let at = HEAD_BYTES as usize + usize::from(head) * 16 + BEFORE_AT;
+            part.set_word(at, (random() % 9) as u16);
+        }
+        let mut vring = guest.serve_again(Base::Used);
+        let mut heads = BTreeSet::new();
+        let mut chain = Chain::new();
+        while let Ok(Some(taken)) = vring.take(&mut chain) {
+            if vring.again() > 0 {
+                assert!(heads.insert(taken.head), "round {round}");
+            }
+        }
+        resumed += usize::from(!heads.is_empty());
+    }
+    assert!(resumed > 100, "{resumed}");
+}
+
+#[test]
+fn a_region_must_hold_its_vrings() {
+    let layout = InflightLayout::new(4, 128);
+    assert_eq!(layout.len_bytes, 4 * 2112, "parts begin at multiples of 64");
+    let map = |layout| {
+        let file = Inflight::create(InflightLayout::new(4, 128)).unwrap();
+        Inflight::map(file, layout)
+    };
+    let whole = map(layout).unwrap();
+    assert!(whole.journal(3).is_some() && whole.journal(4).is_none());
+    let short = InflightLayout {
+        len_bytes: 4 * 2112 - 1,
+        ..layout
+    };
+    assert!(matches!(map(short), Err(InflightError::Short { .. })));
+    let long = InflightLayout {
+        vrings: 5,
+        len_bytes: 5 * 2112,
+        ..layout
+    };
+    assert!(
+        matches!(map(long), Err(InflightError::Map(_))),
+        "beyond its file"
+    );
+    let nothing = InflightLayout::new(0, 128);
+    assert!(matches!(map(nothing), Err(InflightError::Short { .. })));
+    let odd = InflightLayout {
+        file_offset: 4,
+        ..InflightLayout::new(1, 128)
+    };
+    assert!(matches!(map(odd), Err(InflightError::Align(4))));
+    let mut small = map(InflightLayout::new(4, 4)).unwrap().journal(0).unwrap();
+    let fault = JournalFault::Small {
+        entries: 4,
+        size: 8,
+    };
+    assert_eq!(small.resume(8, 0, 0), Err(fault));
+}
+
+#[test]
+fn a_region_that_is_cut_costs_its_vring() {
+    let _alone = crate::rig::alone();
+    let guest = Guest::new();
+    let layout = InflightLayout::new(1, SIZE);
+    let file = crate::rig::file(layout.len_bytes);
+    let region = Inflight::map(file.try_clone().unwrap(), layout).unwrap();
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    let mut vring = guest.serve(BASE);
+    vring.keep(region.journal(0).unwrap());
+    let found = vring.take(&mut Chain::new());
+    assert_eq!(found, Err(VringFault::Journal(JournalFault::Lost)));
+    // One that is made here cannot be.
+    let ours = Inflight::create(layout).unwrap();
+    assert!(rustix::fs::ftruncate(&ours, 0).is_err());
+}
