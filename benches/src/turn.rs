@@ -93,6 +93,7 @@ impl<'a, S: Store> Turn<'a, S> {
             index: 0,
             layout: driver.layout(),
             base: 0,
+            journal: None,
             features: FEATURES,
             kick: kick.as_ref().map(|kick| kick.try_clone().unwrap()),
             call: kick.as_ref().map(|_| event()),

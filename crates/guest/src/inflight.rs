@@ -184,8 +184,6 @@ pub enum JournalFault {
 /// Where a vring goes on.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Resumed {
-    /// The used index that counts; `None`: nobody served the vring before, and the ring itself says.
-    pub(crate) used: Option<u16>,
     /// Position of the next chain.
     pub(crate) next_avail: u16,
     /// Requests to do again, the first that was taken last.
@@ -212,15 +210,10 @@ pub struct Journal {
 unsafe impl Send for Journal {}
 
 impl Journal {
-    /// Finds out where a vring of `ring_size` entries goes on. `used`: the index that its guest has seen. `base`: where
-    /// the frontend says it begins, which is believed only where nobody served it before: after a crash QEMU names the used
-    /// index, Cloud Hypervisor the available one.
-    pub(crate) fn resume(
-        &mut self,
-        ring_size: u16,
-        used: u16,
-        base: u16,
-    ) -> Result<Resumed, JournalFault> {
+    /// Finds out where a vring of `ring_size` entries goes on. `used`: the index that its guest has seen. That one counts,
+    /// and not the position that the frontend names: after a crash QEMU names the used index, Cloud Hypervisor the
+    /// available one.
+    pub(crate) fn resume(&mut self, ring_size: u16, used: u16) -> Result<Resumed, JournalFault> {
         if self.size < ring_size {
             return Err(JournalFault::Small {
                 entries: self.size,
@@ -228,8 +221,8 @@ impl Journal {
             });
         }
         let resumed = match self.word(VERSION_AT) {
-            0 => self.begin(base),
-            VERSION => self.recover(ring_size, used, base)?,
+            0 => self.begin(used),
+            VERSION => self.recover(ring_size, used)?,
             version => return Err(JournalFault::Version(version)),
         };
         match self.mapping.is_lost() {
@@ -239,7 +232,7 @@ impl Journal {
     }
 
     /// Nobody has used this part, or it is of another ring.
-    fn begin(&mut self, base: u16) -> Resumed {
+    fn begin(&mut self, used: u16) -> Resumed {
         self.set_word(VERSION_AT, 0);
         for head in 0..self.size {
             self.set_in_flight(head, false);
@@ -247,18 +240,17 @@ impl Journal {
         }
         self.set_word(ENTRIES_AT, self.size);
         self.set_word(LAST_AT, 0);
-        self.set_word(USED_AT, base);
+        self.set_word(USED_AT, used);
         // Last: only then is the rest true.
         self.set_word(VERSION_AT, VERSION);
         (self.taken, self.last) = (0, 0);
         Resumed {
-            used: None,
-            next_avail: base,
+            next_avail: used,
             again: Vec::new(),
         }
     }
 
-    fn recover(&mut self, ring_size: u16, used: u16, base: u16) -> Result<Resumed, JournalFault> {
+    fn recover(&mut self, ring_size: u16, used: u16) -> Result<Resumed, JournalFault> {
         let found = self.word(ENTRIES_AT);
         if found != self.size {
             let expected = self.size;
@@ -274,7 +266,7 @@ impl Journal {
         // The guest has seen these as used. Their daemon died before it could note that.
         let shown = used.wrapping_sub(self.word(USED_AT));
         if shown > self.size {
-            return Ok(self.begin(base));
+            return Ok(self.begin(used));
         }
         let mut head = self.word(LAST_AT);
         for _ in 0..shown {
@@ -295,7 +287,6 @@ impl Journal {
         self.taken = taken.checked_add(1).ok_or(JournalFault::Counter)?;
         self.last = self.word(LAST_AT).min(self.size - 1);
         Ok(Resumed {
-            used: Some(used),
             // No more than the ring's entries, which are a u16.
             next_avail: used.wrapping_add(again.len() as u16),
             again: again.into_iter().map(|(_, head)| head).collect(),

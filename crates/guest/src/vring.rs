@@ -308,19 +308,17 @@ impl Vring {
         })
     }
 
-    /// Writes the requests in flight down from here on, and goes on where the journal says: requests that a daemon had taken
-    /// when it died are taken once more, in their order. Before the first chain is taken. A fault that the journal has is
-    /// found by the first `take`.
+    /// Writes the requests in flight down from here on, and goes on where the journal and the used ring say, whatever `base`
+    /// was: requests that a daemon had taken when it died are taken once more, in their order. Before the first chain is
+    /// taken. A fault that the journal has is found by the first `take`.
     pub fn keep(&mut self, mut journal: Journal) {
         let Some(Place { parts, .. }) = &self.place else {
             return;
         };
         let used = parts.used_index();
-        match journal.resume(self.layout.size, used, self.next_avail) {
+        match journal.resume(self.layout.size, used) {
             Ok(resumed) => {
-                if let Some(used) = resumed.used {
-                    (self.has_begun, self.next_used, self.published) = (true, used, used);
-                }
+                (self.has_begun, self.next_used, self.published) = (true, used, used);
                 self.next_avail = resumed.next_avail;
                 self.seen_avail = resumed.next_avail;
                 self.signals.restart(parts, resumed.next_avail);

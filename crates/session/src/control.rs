@@ -205,6 +205,14 @@ impl State {
                 return Err(cannot(why));
             }
         };
+        let journal = match &self.inflight {
+            None => None,
+            Some(region) => Some(
+                region
+                    .journal(index)
+                    .ok_or_else(|| cannot("the in-flight region has no part for it".to_owned()))?,
+            ),
+        };
         let call = copy_of(settings.call.as_ref())?;
         let err = copy_of(settings.err.as_ref())?;
         let worker = self.workers.start(index, &self.device, &self.memory)?;
@@ -212,6 +220,7 @@ impl State {
             index,
             layout,
             base: settings.base,
+            journal,
             features,
             kick: std::mem::take(&mut settings.kick).into_fd(),
             call,

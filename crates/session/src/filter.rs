@@ -1,7 +1,9 @@
 //! Who serves which message: the `vhost` crate those that it can serve safely, this file those with
 //! descriptors, those that the crate does not know, and those that are refused.
 
-use cleave_guest::RegionSpec;
+use std::os::fd::OwnedFd;
+
+use cleave_guest::{InflightLayout, RegionSpec};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
 use crate::Refusal;
@@ -9,7 +11,7 @@ use crate::control::Wire;
 use crate::foreign::Foreign;
 use crate::relay::{Relay, Served};
 use crate::state::State;
-use crate::wire::{Message, long, reply, word};
+use crate::wire::{Message, half, long, reply, word};
 
 /// Set where a message about a vring's descriptor brings none (vhost-user "SET_VRING_KICK").
 const NO_FD: u64 = 0x100;
@@ -23,6 +25,9 @@ const REGION_OFFSET: usize = 8;
 /// Bytes of GET_CONFIG before the space itself: offset, size, flags.
 const CONFIG_BYTES: usize = 12;
 
+/// Bytes that the two messages about requests in flight have, with their padding or without.
+const INFLIGHT_BYTES: [usize; 2] = [20, 24];
+
 /// Serves one message.
 pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
     match message.request() {
@@ -32,7 +37,8 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
             | FrontendReq::SET_VRING_KICK
             | FrontendReq::SET_VRING_CALL
             | FrontendReq::SET_VRING_ERR
-            | FrontendReq::SET_BACKEND_REQ_FD,
+            | FrontendReq::SET_BACKEND_REQ_FD
+            | FrontendReq::SET_INFLIGHT_FD,
         ) => acknowledged(relay, message, with_fds),
         // A descriptor here is legal and means nothing (vhost-user "REM_MEM_REG").
         Some(FrontendReq::REM_MEM_REG) => relay.pass(&message),
@@ -40,6 +46,7 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
             "{request:?} with {} descriptors, which it does not take",
             message.fds.len()
         )),
+        Some(FrontendReq::GET_INFLIGHT_FD) => get_inflight(relay, &message),
         Some(FrontendReq::SET_STATUS) => acknowledged(relay, message, set_status),
         Some(FrontendReq::GET_STATUS) => get_status(relay, &message),
         Some(FrontendReq::SET_FEATURES) => set_features(relay, message),
@@ -70,10 +77,7 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
 }
 
 fn refused(why: String) -> Served {
-    Served {
-        reply: Vec::new(),
-        outcome: Err(Refusal::connection(why)),
-    }
+    Served::with(Vec::new(), Err(Refusal::connection(why)))
 }
 
 /// Serves a message that is answered by an acknowledgement alone, as the crate does for its own.
@@ -92,7 +96,7 @@ fn acknowledged(
         }
         _ => Vec::new(),
     };
-    Served { reply, outcome }
+    Served::with(reply, outcome)
 }
 
 fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
@@ -109,6 +113,12 @@ fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
         Some(FrontendReq::SET_BACKEND_REQ_FD) => {
             state.require(VhostUserProtocolFeatures::BACKEND_REQ)?;
             state.set_channel(message.only_fd()?)
+        }
+        Some(FrontendReq::SET_INFLIGHT_FD) => {
+            state.require(VhostUserProtocolFeatures::INFLIGHT_SHMFD)?;
+            let layout = inflight_layout(message)?;
+            let file = message.only_fd()?.into_memory()?;
+            state.set_inflight(file, layout)
         }
         Some(FrontendReq::SET_VRING_KICK) => {
             let (index, fd) = vring_fd(message)?;
@@ -219,7 +229,7 @@ fn get_status(relay: &Relay, message: &Message) -> Served {
         Ok(()) => reply(message.header.request, &status),
         Err(_) => Vec::new(),
     };
-    Served { reply, outcome }
+    Served::with(reply, outcome)
 }
 
 /// The crate ends the connection over a size that no space has; the specification has an answer for
@@ -237,8 +247,59 @@ fn get_config(relay: &mut Relay, message: &Message) -> Served {
     let mut payload = [0; CONFIG_BYTES];
     payload[..4].copy_from_slice(&offset.to_ne_bytes());
     payload[8..].copy_from_slice(&word(&message.payload, 8).to_ne_bytes());
+    Served::with(reply(message.header.request, &payload), Ok(()))
+}
+
+/// A region for requests in flight, made for the frontend. Where there can be none it is told a size of 0, and does without.
+fn get_inflight(relay: &Relay, message: &Message) -> Served {
+    let state = relay.state();
+    let asked = state
+        .require(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+        .and_then(|()| inflight_layout(message));
+    let asked = match asked {
+        Ok(asked) => asked,
+        Err(refusal) => return Served::with(Vec::new(), Err(refusal)),
+    };
+    let layout = InflightLayout::new(asked.vrings, asked.vring_size);
+    let (fd, outcome) = match state.make_inflight(layout) {
+        Ok(made) => (made.map(OwnedFd::from), Ok(())),
+        Err(error) => {
+            let why = format!("no in-flight region can be made: {error}");
+            (None, Err(Refusal::Message(why)))
+        }
+    };
+    let len_bytes = fd.as_ref().map_or(0, |_| layout.len_bytes);
+    // As long as it was asked: QEMU sends and expects the structure with its padding.
+    let mut payload = message.payload.clone();
+    for (place, byte) in payload
+        .iter_mut()
+        .zip([len_bytes, 0].into_iter().flat_map(u64::to_ne_bytes))
+    {
+        *place = byte;
+    }
     Served {
         reply: reply(message.header.request, &payload),
-        outcome: Ok(()),
+        fd,
+        outcome,
+    }
+}
+
+/// What GET_INFLIGHT_FD and SET_INFLIGHT_FD say: length, offset, vrings, their size; with padding or without.
+fn inflight_layout(message: &Message) -> Result<InflightLayout, Refusal> {
+    let payload = &message.payload;
+    if !INFLIGHT_BYTES.contains(&payload.len()) {
+        return Err(message.misshapen());
+    }
+    let layout = InflightLayout {
+        len_bytes: long(payload, 0),
+        file_offset: long(payload, 8),
+        vrings: half(payload, 16),
+        vring_size: half(payload, 18),
+    };
+    match layout.file_offset.checked_add(layout.len_bytes) {
+        Some(_) => Ok(layout),
+        None => Err(Refusal::message(
+            "an in-flight region that ends beyond 2^64",
+        )),
     }
 }

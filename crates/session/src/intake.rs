@@ -5,17 +5,18 @@
 //! for, and where nobody reads its answers; and descriptors arrive open across `exec`. So this is the
 //! only reader of the connection, and the crate is given complete messages (see `relay`).
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
 };
 
 use crate::foreign::Foreign;
@@ -179,21 +180,21 @@ impl Line {
     }
 
     /// Writes an answer. Waits for room at most [`ANSWER_WITHIN`], and not once `wake` is readable
-    /// and `is_over` says that it was for that.
+    /// and `is_over` says that it was for that. `fd` goes with the first byte.
     pub(crate) fn write(
         &self,
         mut bytes: &[u8],
+        mut fd: Option<OwnedFd>,
         wake: impl AsFd,
         is_over: impl Fn() -> bool,
     ) -> Result<(), Refusal> {
         let until = Instant::now() + ANSWER_WITHIN;
         while !bytes.is_empty() {
-            match send(
-                &self.socket,
-                bytes,
-                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-            ) {
-                Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            match self.send(bytes, fd.as_ref()) {
+                Ok(count) => {
+                    bytes = bytes.get(count..).unwrap_or_default();
+                    fd = None;
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.await_room(until, wake.as_fd(), &is_over)?,
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(Refusal::Gone),
@@ -203,6 +204,17 @@ impl Line {
             }
         }
         Ok(())
+    }
+
+    fn send(&self, bytes: &[u8], fd: Option<&OwnedFd>) -> Result<usize, Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = fd.map(OwnedFd::as_fd);
+        if let Some(fd) = &fds {
+            control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags)
     }
 
     fn await_room(

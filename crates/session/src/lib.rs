@@ -226,7 +226,7 @@ impl Session {
                     | FrontendReq::SET_VRING_ERR
             )
         );
-        let Served { reply, outcome } = filter::serve(&mut self.relay, message);
+        let Served { reply, fd, outcome } = filter::serve(&mut self.relay, message);
         // Before the answer: who has it sees what it says.
         let view = self.relay.state().view();
         *self.shared.lock_view() = view;
@@ -235,7 +235,7 @@ impl Session {
         }
         let is_told = !reply.is_empty();
         let shared = &self.shared;
-        self.line.write(&reply, &shared.wake, || {
+        self.line.write(&reply, fd, &shared.wake, || {
             shared.hang_up.load(Ordering::Acquire)
         })?;
         let why = match outcome {

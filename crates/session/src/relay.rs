@@ -5,6 +5,7 @@
 //! its writes can wait; and no message with a descriptor comes this way, since for those it can hang
 //! (it tries again for ever where descriptors do not fit) and leaves them open across `exec`.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,7 +22,20 @@ use crate::wire::Message;
 pub(crate) struct Served {
     /// Nothing where the message is not answered.
     pub(crate) reply: Vec<u8>,
+    /// Goes with the answer.
+    pub(crate) fd: Option<OwnedFd>,
     pub(crate) outcome: Result<(), Refusal>,
+}
+
+impl Served {
+    /// An answer without a descriptor.
+    pub(crate) fn with(reply: Vec<u8>, outcome: Result<(), Refusal>) -> Served {
+        Served {
+            reply,
+            fd: None,
+            outcome,
+        }
+    }
 }
 
 pub(crate) struct Relay {
@@ -58,10 +72,7 @@ impl Relay {
                 (Err(error), None) => Err(refusal_of(message, &error)),
             }
         });
-        Served {
-            reply: self.answer(),
-            outcome,
-        }
+        Served::with(self.answer(), outcome)
     }
 
     fn hand_over(&self, message: &Message) -> Result<(), Refusal> {

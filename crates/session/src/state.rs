@@ -2,6 +2,8 @@
 //!
 //! A message that is refused has changed nothing. Messages about vrings are in `control`.
 
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +11,7 @@ use std::time::Duration;
 
 use cleave_blk::Config;
 use cleave_blk::spec::feature;
-use cleave_guest::{MapError, Memory, RegionSpec};
+use cleave_guest::{Inflight, InflightLayout, MapError, Memory, RegionSpec};
 use cleave_worker::Device;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
@@ -43,6 +45,7 @@ pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::RESET_DEVICE
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
         | VhostUserProtocolFeatures::STATUS
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
 }
 
 #[derive(Debug)]
@@ -50,6 +53,8 @@ pub(crate) struct State {
     pub(crate) device: Arc<Device>,
     pub(crate) vring_size_max: u16,
     pub(crate) memory: Arc<Memory>,
+    /// Where the frontend wants the requests in flight written down.
+    pub(crate) inflight: Option<Inflight>,
     pub(crate) vrings: Vrings,
     pub(crate) workers: Workers,
     /// Features that the guest took; `None` until it said so.
@@ -82,6 +87,7 @@ impl State {
             device,
             vring_size_max: config.vring_size_max,
             memory: Memory::new(Vec::new())?,
+            inflight: None,
             vrings: Vrings::new(config.vrings_max),
             workers: Workers::new(workers_max, alarm),
             features: None,
@@ -194,6 +200,8 @@ impl State {
             .iter_mut()
             .for_each(|(_, entry)| entry.settings.reset());
         self.features = None;
+        // Another driver is another story. The frontend says anew what region is to be used, if it wants one.
+        self.inflight = None;
         self.status = 0;
         self.retired_before = self.device.totals().retired;
         Ok(())
@@ -232,6 +240,35 @@ impl State {
                 return Err(Refusal::worker_gone());
             }
         }
+        Ok(())
+    }
+
+    // Requests in flight.
+
+    /// A file for a region of so many vrings; `None`: the device has not as many, or not of that size.
+    pub(crate) fn make_inflight(&self, layout: InflightLayout) -> io::Result<Option<File>> {
+        let fits = (1..=self.vrings.count()).contains(&layout.vrings)
+            && (1..=self.vring_size_max).contains(&layout.vring_size);
+        fits.then(|| Inflight::create(layout)).transpose()
+    }
+
+    /// The region that vrings use which start from here on.
+    pub(crate) fn set_inflight(
+        &mut self,
+        file: File,
+        layout: InflightLayout,
+    ) -> Result<(), Refusal> {
+        if self.vrings.any_running() {
+            return Err(Refusal::message("an in-flight region while a vring runs"));
+        }
+        if layout.vring_size > self.vring_size_max {
+            return Err(Refusal::message(format!(
+                "an in-flight region for vrings of {}, more than {}",
+                layout.vring_size, self.vring_size_max
+            )));
+        }
+        let mapped = Inflight::map(file, layout);
+        self.inflight = Some(mapped.map_err(|error| Refusal::message(error.to_string()))?);
         Ok(())
     }
 

@@ -135,6 +135,11 @@ pub(crate) fn notice(request: u32) -> [u8; HEADER_BYTES] {
     header_bytes(request, VERSION, 0)
 }
 
+/// The 16-bit number at `offset`, 0 where the bytes end before it does.
+pub(crate) fn half(bytes: &[u8], offset: usize) -> u16 {
+    field::<2>(bytes, offset).map_or(0, u16::from_ne_bytes)
+}
+
 /// The 32-bit number at `offset`, 0 where the bytes end before it does.
 pub(crate) fn word(bytes: &[u8], offset: usize) -> u32 {
     field::<4>(bytes, offset).map_or(0, u32::from_ne_bytes)

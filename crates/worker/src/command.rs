@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use cleave_guest::{Memory, VringError, VringLayout};
+use cleave_guest::{Journal, Memory, VringError, VringLayout};
 
 /// A vring handed to a worker.
 #[derive(Debug)]
@@ -15,6 +15,9 @@ pub struct VringStart {
     pub layout: VringLayout,
     /// Available position that it begins at.
     pub base: u16,
+    /// Where its requests in flight are written down. Those of a daemon that died are done first, and `base` does not
+    /// count then.
+    pub journal: Option<Journal>,
     /// Feature bits that the guest acknowledged.
     pub features: u64,
     /// Kick; `None`: the guest never kicks, so its ring is polled.

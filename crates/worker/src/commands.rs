@@ -142,7 +142,17 @@ impl<S: Store> Worker<S> {
 
     fn start(&mut self, mut start: VringStart) -> Result<(), VringError> {
         let epoch = self.epoch.clone();
-        let vring = Vring::new(epoch, start.layout, start.features, start.base)?;
+        let mut vring = Vring::new(epoch, start.layout, start.features, start.base)?;
+        if let Some(journal) = start.journal.take() {
+            vring.keep(journal);
+            let (count, index) = (vring.again(), start.index);
+            if count > 0 {
+                let name = self.device.disk.name();
+                tracing::info!(
+                    "{name}: vring {index}: {count} requests of a daemon that ended are done again"
+                );
+            }
+        }
         let free = self.lanes.iter().position(Option::is_none);
         let number = free.unwrap_or(self.lanes.len());
         if number >= usize::from(LANES_MAX) {

@@ -115,6 +115,16 @@ impl Lane {
         matches!(self.state, State::Running)
     }
 
+    /// Whether chains are taken: of a vring that stops those that a daemon before had taken, which count as in flight.
+    #[inline]
+    pub(crate) fn takes(&self) -> bool {
+        match self.state {
+            State::Running => true,
+            State::Stopping(_) => self.vring.again() > 0,
+            _ => false,
+        }
+    }
+
     /// Control lets it be served, or not.
     pub(crate) fn enable(&mut self, enable: bool) {
         match &mut self.state {
@@ -182,7 +192,7 @@ impl Lane {
 
     /// Control waits, and nothing is left to wait for.
     pub(crate) fn is_drained(&self) -> bool {
-        matches!(self.state, State::Stopping(_)) && self.has_answered()
+        matches!(self.state, State::Stopping(_)) && self.has_answered() && self.vring.again() == 0
     }
 
     /// Most requests to do on the spot before the next publish.

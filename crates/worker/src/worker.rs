@@ -478,7 +478,7 @@ impl<S: Store> Worker<S> {
         let Some(Some(lane)) = lanes.get_mut(slot) else {
             return Took::default();
         };
-        if !lane.is_running() {
+        if !lane.takes() {
             return Took::default();
         }
         let mut acceptance = Acceptance {
@@ -603,6 +603,9 @@ fn take_batch<S: Store>(
     // No drive waits for what was done on the spot, so that has a bound of its own.
     let within = |chains: usize, ended| chains - ended < take_max && ended < at_once_max;
     while within(chains, acceptance.ended) && acceptance.store.room() >= ops_max {
+        if !lane.takes() {
+            return (chains, Stop::Drained);
+        }
         match lane.vring.take(chain) {
             Ok(None) => return (chains, Stop::Drained),
             Ok(Some(taken)) if lane.slots.is_taken(taken.head) => {

@@ -76,6 +76,7 @@ fn vring(index: u16) -> VringStart {
         index,
         layout: Driver::layout(),
         base: 0,
+        journal: None,
         features: FEATURES,
         kick: Some(event()),
         call: None,

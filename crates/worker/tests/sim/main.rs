@@ -146,6 +146,7 @@ impl Bench {
             index: 0,
             layout: Driver::layout(),
             base: 0,
+            journal: None,
             features,
             kick: Some(event()),
             call: Some(event()),

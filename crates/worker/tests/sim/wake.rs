@@ -217,6 +217,7 @@ fn stage_with(
         index: 0,
         layout: Driver::layout(),
         base: 0,
+        journal: None,
         features,
         kick,
         call: Some(event()),
