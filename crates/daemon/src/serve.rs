@@ -21,9 +21,9 @@ use crate::log;
 use crate::process;
 use crate::resize::Watch;
 use crate::seats::{Seats, has_left};
-use crate::service::Service;
+use crate::service::{Endpoint, Service};
 use crate::signals::{Signals, Wish};
-use crate::socket::{self, Door};
+use crate::socket::{self, Door, PathLock};
 use crate::split::split_for;
 
 /// How long the end waits for what is in flight. With the log's last lines the whole end stays below
@@ -40,8 +40,8 @@ const VISITS_MAX: u32 = 10;
 pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     // Before anything opens a descriptor whose number could be the one that --fd names.
     let inherited = match &service.endpoint {
-        crate::service::Endpoint::Fd(_) => Some(socket::open_door(&service.endpoint)?),
-        crate::service::Endpoint::Path(_) => None,
+        Endpoint::Fd(_) => Some(socket::open_door(&service.endpoint)?),
+        Endpoint::Path(_) => None,
     };
     let _log = log::start(service.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
@@ -50,14 +50,28 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     }
     process::raise_descriptor_limit(service.descriptors())?;
     Reactor::probe().map_err(Failure::input)?;
-    let disk = open(&service)?;
+    // Before the disk, and to the end of the process: nothing is served while I/O of a daemon that died is in flight.
+    let lock = match &service.endpoint {
+        Endpoint::Path(path) => PathLock::take(path)?,
+        Endpoint::Fd(_) => None,
+    };
+    let disk = open(&service, lock.as_ref())?;
     service.tuning.split = split_for(&service.split, &disk)?;
-    process::runtime()?.block_on(control(service, disk, inherited))
+    let served = process::runtime()?.block_on(control(service, disk, inherited));
+    if served.is_err() {
+        lock.map(PathLock::leave);
+    }
+    served
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked.
-fn open(service: &Service) -> Result<Arc<Disk>, Failure> {
-    let disk = service.disk.open(&service.open).map_err(Failure::input)?;
+fn open(service: &Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
+    let mut disk = service.disk.open(&service.open).map_err(Failure::input)?;
+    if let Some(lock) = lock {
+        let file = lock.file();
+        let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
+        disk.add_barrier(file);
+    }
     if !service.iopoll {
         return Ok(Arc::new(disk));
     }

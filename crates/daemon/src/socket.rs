@@ -26,9 +26,9 @@ const PATH_BYTES_MAX: usize = 107;
 /// Connections to a private socket that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// How long another cleave may be making the same socket before we give up.
-const LOCK_TRIES: u32 = 50;
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Pause between two tries to lock a path, and how many of them before it is said what is waited for.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+const LOCK_TRIES_QUIET: u32 = 200;
 
 /// Where frontends come from.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(crate) struct Listening {
     listener: UnixListener,
 }
 
-/// Opens what the operator named.
+/// Opens what the operator named. Whoever has its path locked calls this.
 pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
     match endpoint {
         Endpoint::Path(path) => listen(path, None).map(Door::Listening),
@@ -88,10 +88,13 @@ impl Listening {
 
 /// A socket for whoever runs this program, and nobody else.
 pub(crate) fn open_private(path: &Path) -> Result<Listening, Failure> {
+    // Held until we listen: between looking, removing a stale file and listening on a new one, another cleave would take
+    // our file for a stale one.
+    let _lock = PathLock::take(path)?;
     listen(path, Some(Mode::RUSR | Mode::WUSR))
 }
 
-/// Makes a socket file and listens on it. `mode`: its permissions, else as the umask has it.
+/// Makes a socket file and listens on it. `mode`: its permissions, else as the umask has it. The path is locked.
 fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     let shown = path.display();
     let length = path.as_os_str().as_bytes().len();
@@ -100,9 +103,6 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
             "socket path {shown} has {length} bytes and a socket takes {PATH_BYTES_MAX}: choose a shorter one"
         )));
     }
-    // Held until we listen: between looking, removing a stale file and listening on a new one,
-    // another cleave would take our file for a stale one.
-    let _lock = StartLock::take(path)?;
     make_room(path)?;
     let listener = bind_with(path, mode).map_err(|error| {
         Failure::input(format!(
@@ -171,7 +171,16 @@ fn make_room(path: &Path) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Failure::input(
             format!("{shown} is a socket of another user: choose another path"),
         )),
-        // Connected, or its backlog is full: somebody listens.
+        knocked => refuse_live(path, knocked),
+    }
+}
+
+/// Refuses a path at which somebody listens: it connected, or its backlog is full.
+fn refuse_live(path: &Path, knocked: io::Result<()>) -> Result<(), Failure> {
+    let shown = path.display();
+    match knocked {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         _ => Err(Failure::input(format!(
             "socket {shown} is in use by a running program: end that one or choose another path"
         ))),
@@ -187,41 +196,71 @@ fn knock(path: &Path) -> io::Result<()> {
     Ok(connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
-/// Keeps other daemons from making a socket at the same path meanwhile: a locked file of ours beside it, which goes away
-/// with this value. Nobody else can open it, and so nobody else can hold its lock.
+/// A locked file beside a socket, which goes away with this value. Nobody else can open it, and so nobody else can hold its
+/// lock.
+///
+/// It keeps other daemons from the path. The daemon's rings hold it too, and so it stays locked after a `kill -9` until the
+/// I/O that was in flight has ended: only then may another daemon serve the same frontend.
 #[derive(Debug)]
-struct StartLock {
+pub(crate) struct PathLock {
     path: PathBuf,
-    _file: OwnedFd,
+    file: fs::File,
 }
 
-impl StartLock {
-    /// `None` where the file cannot be made or locked; `bind` then says why, or the file system has no locks.
-    fn take(socket: &Path) -> Result<Option<StartLock>, Failure> {
+impl PathLock {
+    /// Waits while a daemon that has ended has I/O in flight, however long. `None` where the file cannot be made or locked;
+    /// `bind` then says why, or the file system has no locks.
+    pub(crate) fn take(socket: &Path) -> Result<Option<PathLock>, Failure> {
         let mut path = socket.as_os_str().to_owned();
-        path.push(".starting");
+        path.push(".lock");
         let path = PathBuf::from(path);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        for _ in 0..LOCK_TRIES {
+        for tries in 1.. {
             let Ok(file) = open(&path, flags, Mode::RUSR | Mode::WUSR) else {
-                return Ok(None);
+                break;
             };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // Its holder may have removed it since it was opened; then a newer one counts.
-                Ok(()) if is_at(&file, &path) => return Ok(Some(StartLock { path, _file: file })),
-                Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
-                Err(_) => return Ok(None), // a file system without locks
+                Ok(()) if is_at(&file, &path) => {
+                    let file = fs::File::from(file);
+                    return Ok(Some(PathLock { path, file }));
+                }
+                Ok(()) | Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => wait_for(socket, tries)?,
+                Err(_) => break, // a file system without locks
             }
         }
-        Err(Failure::input(format!(
-            "another cleave is making socket {}: choose another path",
-            socket.display()
-        )))
+        Ok(None)
+    }
+
+    /// Leaves the file where it is: something may be in flight still.
+    pub(crate) fn leave(self) {
+        std::mem::forget(self);
+    }
+
+    /// For the rings to hold.
+    pub(crate) fn file(&self) -> io::Result<fs::File> {
+        self.file.try_clone()
     }
 }
 
-impl Drop for StartLock {
+/// Somebody else has the path locked: a daemon that runs, or one that has ended and has I/O in flight.
+fn wait_for(socket: &Path, tries: u32) -> Result<(), Failure> {
+    let is_socket = |found: fs::Metadata| found.file_type().is_socket();
+    if fs::symlink_metadata(socket).is_ok_and(is_socket) {
+        refuse_live(socket, knock(socket))?;
+    }
+    if tries == LOCK_TRIES_QUIET {
+        tracing::warn!(
+            "waiting for the daemon that served {} before: it ends, or has ended and its disk has not answered yet",
+            socket.display()
+        );
+    }
+    thread::sleep(LOCK_PAUSE);
+    Ok(())
+}
+
+impl Drop for PathLock {
     fn drop(&mut self) {
         // Before the lock is let go of. What is not empty was not made for this.
         if fs::metadata(&self.path).is_ok_and(|found| found.len() == 0) {
@@ -362,7 +401,7 @@ mod tests {
         for _ in 0..20 {
             drop(UnixListener::bind(&path).unwrap());
             let doors: Vec<_> = thread::scope(|scope| {
-                let start = || scope.spawn(|| listen(&path, None));
+                let start = || scope.spawn(|| open_private(&path));
                 let threads: Vec<_> = (0..6).map(|_| start()).collect();
                 threads.into_iter().map(|one| one.join().unwrap()).collect()
             });
@@ -373,20 +412,35 @@ mod tests {
         }
     }
 
-    /// While one that starts has it locked nobody else may, and what is not ours stays.
+    /// While one that starts has it locked others wait, and what is not ours stays.
     #[test]
     fn the_lock_is_for_its_user_alone_and_goes_away() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let beside = folder.path().join("s.starting");
-        let lock = StartLock::take(&path).unwrap().unwrap();
+        let beside = folder.path().join("s.lock");
+        let lock = PathLock::take(&path).unwrap().unwrap();
         assert_eq!(fs::metadata(&beside).unwrap().mode() & 0o777, 0o600);
-        assert!(refused(&path).contains("another cleave is making socket"));
-        drop(lock);
+        thread::scope(|scope| {
+            let second = scope.spawn(|| PathLock::take(&path).map(drop));
+            thread::sleep(20 * LOCK_PAUSE);
+            assert!(!second.is_finished());
+            drop(lock);
+            second.join().unwrap().unwrap();
+        });
         assert!(!beside.exists());
         fs::write(&beside, "kept").unwrap();
-        drop(listen(&path, None).unwrap());
+        drop(PathLock::take(&path).unwrap());
         assert_eq!(fs::read_to_string(&beside).unwrap(), "kept");
+    }
+
+    #[test]
+    fn a_path_that_is_locked_and_served_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _lock = PathLock::take(&path).unwrap().unwrap();
+        let _door = listen(&path, None).unwrap();
+        let refused = PathLock::take(&path).unwrap_err().to_string();
+        assert!(refused.contains("in use by a running program"), "{refused}");
     }
 
     #[test]

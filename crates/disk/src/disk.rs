@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,6 +29,8 @@ pub struct Disk {
     stripe: Option<Stripe>,
     /// Never empty.
     legs: Box<[Leg]>,
+    /// Locked for as long as anything is in flight.
+    barriers: Vec<File>,
     reopen_error: Option<io::Error>,
 }
 
@@ -122,6 +125,7 @@ impl Disk {
             sync_failed: AtomicBool::new(false),
             stripe,
             legs: legs.into_boxed_slice(),
+            barriers: Vec::new(),
             reopen_error: opened.err(),
         }
     }
@@ -210,6 +214,21 @@ impl Disk {
         self.legs
             .first()
             .map_or(&Backing::Null { zeroes: true }, Leg::backing)
+    }
+
+    /// Has every io_uring of the disk hold this locked file too. The I/O of a process goes on after its death; its locks
+    /// on files that its rings hold are free only when that I/O has ended. Whoever has got the lock may begin.
+    pub fn add_barrier(&mut self, locked: File) {
+        self.barriers.push(locked);
+    }
+
+    /// The locked files that every io_uring of the disk holds: those of the legs, and what was added.
+    pub fn barriers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let locked = self.legs.iter().filter_map(|leg| match leg.backing() {
+            Backing::File { file, .. } => Some(file),
+            _ => None,
+        });
+        locked.chain(&self.barriers).map(File::as_fd)
     }
 
     /// Most workers that may serve it at once: as many as its files were opened for, or one where they

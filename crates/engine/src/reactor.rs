@@ -166,18 +166,34 @@ impl Reactor {
         // A stripe has at most 64 legs.
         let files: u32 = disks.iter().map(|disk| disk.legs().len() as u32).sum();
         let first_bell = files + u32::from(watches);
+        let barriers = || disks.iter().flat_map(|disk| disk.barriers());
+        let first_barrier = first_bell + u32::from(bells);
         let ring = Ring::new(&Plan {
             submissions: submissions.next_power_of_two(),
             completions: (u32::from(ops) + 2 * u32::from(watches) + COMPLETION_SLACK)
                 .max(2 * submissions)
                 .next_power_of_two(),
-            files: first_bell + u32::from(bells),
+            files: first_barrier + barriers().count() as u32,
             opcodes: opcodes(disks),
             levels,
             ends: Ends::Told,
         })?;
+        let hold = |slot, file: BorrowedFd<'_>| {
+            let held = ring.set_file(slot, Some(file.as_raw_fd()));
+            held.map_err(EngineError::setup)
+        };
+        for (file, slot) in barriers().zip(first_barrier..) {
+            hold(slot, file)?;
+        }
         let polled = match disks.iter().any(|disk| disk.is_polled()) {
-            true => Some(Box::new(Polled::new(submissions, files, levels)?)),
+            true => {
+                let slots = files + barriers().count() as u32;
+                let polled = Polled::new(submissions, slots, levels)?;
+                for (file, slot) in barriers().zip(files..) {
+                    polled.set_file(slot, &file).map_err(EngineError::setup)?;
+                }
+                Some(Box::new(polled))
+            }
             false => None,
         };
         Ok(Reactor {
