@@ -309,6 +309,12 @@ pub(crate) struct ServeOptions {
     /// Exit when the first frontend leaves
     #[arg(long)]
     pub(crate) once: bool,
+    /// How long an end waits for requests in flight
+    ///
+    /// A disk that has not answered by then has its requests left to the next daemon, if the frontend keeps them (in-flight
+    /// tracking, as QEMU and Cloud Hypervisor have it), or lost; cleave says so and exits 1.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    pub(crate) stop_deadline: u32,
     /// Least severe messages that are written to stderr
     #[arg(long, value_name = "LEVEL", default_value = "info",
           value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]

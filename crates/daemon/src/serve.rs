@@ -26,10 +26,6 @@ use crate::signals::{Signals, Wish};
 use crate::socket::{self, Door, PathLock};
 use crate::split::split_for;
 
-/// How long the end waits for what is in flight. With the log's last lines the whole end stays below
-/// two seconds, after which service managers and tests call a daemon hung.
-const DRAIN_MAX: Duration = Duration::from_millis(1700);
-
 /// How long no connection is accepted after accepting failed (no descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -520,21 +516,28 @@ impl Daemon {
             return Ok(());
         };
         guest.remote.hang_up();
-        match tokio::time::timeout(DRAIN_MAX, ended(&mut self.guest)).await {
+        let keeps = guest.remote.view().keeps_inflight;
+        let deadline = self.service.stop_deadline;
+        match tokio::time::timeout(deadline, ended(&mut self.guest)).await {
             Ok(ending) => {
                 self.goodbye(ending);
                 Ok(())
             }
             Err(_) => {
-                let lost = self.in_flight();
+                let name = self.disk.name().to_owned();
+                let out = self.in_flight();
+                let seconds = deadline.as_secs();
                 self.close_guest();
-                Err(Failure::run(format!(
-                    "{}: {} lost: still in flight after {} ms, so it is unknown whether the disk did what was asked, and \
-                 the guest waits for the answers; see why the disk hangs, then reset the guest",
-                    self.disk.name(),
-                    lost,
-                    DRAIN_MAX.as_millis()
-                )))
+                Err(Failure::run(match keeps {
+                    true => format!(
+                        "{name}: {out} left to the next daemon: still in flight after {seconds} s; the guest waits, and \
+                         the next cleave at this socket does what is left once more; see why the disk hangs"
+                    ),
+                    false => format!(
+                        "{name}: {out} lost: still in flight after {seconds} s, so it is unknown whether the disk did \
+                         what was asked, and the guest waits for the answers; see why the disk hangs, then reset the guest"
+                    ),
+                }))
             }
         }
     }

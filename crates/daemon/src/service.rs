@@ -1,6 +1,7 @@
 //! What is served and how: the complete, checked value that the command line becomes.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cleave_blk::Stripe;
 use cleave_blk::spec::ID_BYTES;
@@ -101,6 +102,8 @@ pub(crate) struct Service {
     pub(crate) control: Option<PathBuf>,
     pub(crate) recording: Recording,
     pub(crate) once: bool,
+    /// How long the end waits for what is in flight.
+    pub(crate) stop_deadline: Duration,
     pub(crate) log: LevelFilter,
     pub(crate) exit_with_parent: Option<u32>,
 }
@@ -150,6 +153,7 @@ impl Service {
                 Switch::Off => Recording::Off,
             },
             once: options.once,
+            stop_deadline: Duration::from_secs(options.stop_deadline.into()),
             log: options.log.parse().unwrap_or(LevelFilter::INFO),
             exit_with_parent: options.exit_with_parent,
         })

@@ -9,6 +9,8 @@ pub struct View {
     pub features: Option<u64>,
     /// Protocol features that the frontend took.
     pub protocol_features: u64,
+    /// The frontend keeps the requests in flight, so that another daemon can do them again.
+    pub keeps_inflight: bool,
     /// Vrings that run, by index.
     pub vrings: Vec<VringView>,
 }
@@ -39,6 +41,7 @@ impl State {
         View {
             features: self.features,
             protocol_features: self.protocol_bits(),
+            keeps_inflight: self.inflight.is_some(),
             vrings: self.vrings.iter_mut().filter_map(running).collect(),
         }
     }
