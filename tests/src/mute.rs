@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,7 +25,7 @@ const TICK: Timespec = Timespec {
 /// Longest request that is taken; the kernel wants room for this much at least.
 const REQUEST_BYTES: usize = 256 << 10;
 
-/// The server and its mount (FUSE, protocol 7.31). Nothing on it can be written.
+/// The server and its mount (FUSE, protocol 7.31).
 pub struct Mute {
     at: PathBuf,
     flags: Arc<Flags>,
@@ -35,6 +35,10 @@ pub struct Mute {
 #[derive(Default)]
 struct Flags {
     silent: AtomicBool,
+    /// Reads and writes are taken, and not done yet.
+    holds: AtomicBool,
+    lets_go: AtomicBool,
+    held: AtomicUsize,
     over: AtomicBool,
 }
 
@@ -82,6 +86,21 @@ impl Mute {
         // A request that was on its way is answered still.
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
+
+    /// Whether the reads and writes that come from now on are kept.
+    pub fn hold(&self, holds: bool) {
+        self.flags.holds.store(holds, Ordering::SeqCst);
+    }
+
+    /// Those that were kept are done now.
+    pub fn let_go(&self) {
+        self.flags.lets_go.store(true, Ordering::SeqCst);
+    }
+
+    /// Reads and writes that it keeps.
+    pub fn held(&self) -> usize {
+        self.flags.held.load(Ordering::SeqCst)
+    }
 }
 
 impl Drop for Mute {
@@ -98,7 +117,18 @@ impl Drop for Mute {
 
 fn serve(mut device: File, bytes: u64, flags: &Flags) {
     let mut request = vec![0; REQUEST_BYTES];
+    let mut content = vec![0; bytes as usize];
+    let mut held: Vec<Vec<u8>> = Vec::new();
     while !flags.over.load(Ordering::SeqCst) {
+        let holds = flags.holds.load(Ordering::SeqCst);
+        if flags.lets_go.swap(false, Ordering::SeqCst) {
+            for request in held.drain(..) {
+                if let Some(answer) = answer(&request, &mut content) {
+                    let _ = device.write_all(&answer);
+                }
+            }
+            flags.held.store(0, Ordering::SeqCst);
+        }
         let mut fds = [PollFd::new(&device, PollFlags::IN)];
         let ready = poll(&mut fds, Some(&TICK)).is_ok_and(|ready| ready > 0);
         if !ready {
@@ -113,14 +143,21 @@ fn serve(mut device: File, bytes: u64, flags: &Flags) {
             return;
         };
         let request = request.get(..count).unwrap_or_default();
-        if let Some(answer) = answer(request, bytes) {
+        let opcode = request.get(4..8).and_then(|bytes| bytes.try_into().ok());
+        if holds && matches!(opcode.map(u32::from_ne_bytes), Some(READ | WRITE)) {
+            held.push(request.to_vec());
+            flags.held.store(held.len(), Ordering::SeqCst);
+            continue;
+        }
+        if let Some(answer) = answer(request, &mut content) {
             let _ = device.write_all(&answer);
         }
     }
 }
 
 /// The answer to a request; `None`: there is none.
-fn answer(request: &[u8], bytes: u64) -> Option<Vec<u8>> {
+fn answer(request: &[u8], content: &mut [u8]) -> Option<Vec<u8>> {
+    let bytes = content.len() as u64;
     let word = |at: usize| Some(u32::from_ne_bytes(*request.get(at..)?.first_chunk()?));
     let long = |at: usize| Some(u64::from_ne_bytes(*request.get(at..)?.first_chunk()?));
     let (opcode, unique, node) = (word(4)?, long(8)?, long(16)?);
@@ -139,12 +176,24 @@ fn answer(request: &[u8], bytes: u64) -> Option<Vec<u8>> {
         FORGET | BATCH_FORGET | INTERRUPT => return None,
         GETATTR => Ok([&longs(&[0, 0])[..], &attributes(node, bytes)].concat()),
         OPEN | OPENDIR => Ok(longs(&[0, 0])),
-        READ => Ok(vec![0; word(40 + 16)? as usize]),
+        READ | WRITE => {
+            let (offset, len) = (long(40 + 8)? as usize, word(40 + 16)? as usize);
+            let range = offset..offset.saturating_add(len).min(content.len());
+            let there = content.get_mut(range)?;
+            if opcode == READ {
+                Ok(there.to_vec())
+            } else {
+                there.copy_from_slice(request.get(80..)?.get(..there.len())?);
+                Ok(words(&[len as u32, 0]))
+            }
+        }
+        FSYNC => Ok(Vec::new()),
         INIT => Ok(words(&[
             7,
             31,
             0,
-            0,
+            // Direct I/O does not wait in the kernel for its answer.
+            ASYNC_DIO,
             0,
             128 << 10,
             1,
@@ -175,12 +224,17 @@ const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
+const WRITE: u32 = 16;
 const RELEASE: u32 = 18;
+const FSYNC: u32 = 20;
 const INIT: u32 = 26;
 const OPENDIR: u32 = 27;
 const RELEASEDIR: u32 = 29;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
+
+/// A flag of FUSE_INIT.
+const ASYNC_DIO: u32 = 1 << 15;
 
 /// struct fuse_attr.
 fn attributes(node: u64, bytes: u64) -> Vec<u8> {

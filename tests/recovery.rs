@@ -1,0 +1,118 @@
+//! A daemon that is killed, and the one that comes after it.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cleave_client::Error;
+use cleave_tests::{
+    Daemon, Mute, Needs, Scratch, comes, is_listened_on, run_cases, run_to_end, small,
+};
+
+const DISK: u64 = 1 << 20;
+const BLOCK: usize = 4096;
+
+fn main() -> ExitCode {
+    run_cases(cleave_tests::cases![
+        nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended: Needs::Fuse,
+        nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended: Needs::Fuse,
+    ])
+}
+
+/// A disk whose server keeps what it is asked to do, with a daemon that was killed meanwhile.
+struct Killed {
+    mute: Mute,
+    daemon: Daemon,
+    args: Vec<String>,
+}
+
+impl Killed {
+    /// Kills a daemon that has one request in flight.
+    fn with(options: &[&str], is_write: bool) -> Killed {
+        let scratch = Scratch::new();
+        let mute = Mute::mount(&scratch, DISK).unwrap();
+        let disk = mute.file().display().to_string();
+        let mut args = vec!["--direct", "on", "--disk", disk.as_str()];
+        args.extend(options);
+        let mut daemon = Daemon::serve(&args);
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let mut client = daemon.open(&small(1));
+        mute.hold(true);
+        client.queue(0).set_patience(Duration::from_millis(300));
+        let stuck = match is_write {
+            true => client.queue(0).write(0, &[b'A'; BLOCK]),
+            false => client.queue(0).read(0, &mut [0; BLOCK]),
+        };
+        assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+        assert!(comes(|| mute.held() == 1));
+        daemon.abandon();
+        Killed { mute, daemon, args }
+    }
+
+    /// The next daemon is started, and waits.
+    fn next(&self) -> Daemon {
+        let socket = self.daemon.socket().display().to_string();
+        let mut all = vec!["serve", "--socket-path", &socket];
+        all.extend(self.args.iter().map(String::as_str));
+        let next = Daemon::without_socket(&all);
+        let says = "waiting for the daemon that served";
+        assert!(next.log_has(says), "{}", next.log());
+        assert!(!is_listened_on(self.daemon.socket()));
+        next
+    }
+
+    /// What is kept is done, and then the next one serves.
+    fn let_go(&self, next: &Daemon) {
+        self.mute.hold(false);
+        self.mute.let_go();
+        let served = comes(|| is_listened_on(self.daemon.socket()));
+        assert!(served, "{}", next.log());
+    }
+}
+
+fn nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended() {
+    let killed = Killed::with(&[], true);
+    let path = killed.mute.file();
+    // Without the lock: a write that comes after the daemon's end is overtaken by one from before.
+    killed.mute.hold(false);
+    let careless = File::options().write(true).open(&path).unwrap();
+    careless.write_all_at(&[b'B'; BLOCK], 0).unwrap();
+    drop(careless);
+    let next = killed.next();
+    // At another socket it is still another daemon's disk.
+    let scratch = Scratch::new();
+    let other = scratch.join("other").display().to_string();
+    let mut args = vec!["serve", "--socket-path", &other];
+    args.extend(killed.args.iter().map(String::as_str));
+    let refused = run_to_end(&args);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("in use by another cleave"),
+        "{}",
+        refused.stderr
+    );
+    killed.let_go(&next);
+    let mut client = cleave_client::Client::open(killed.daemon.socket(), &small(1)).unwrap();
+    let mut back = [0; BLOCK];
+    client.queue(0).read(0, &mut back).unwrap();
+    assert!(back == [b'A'; BLOCK], "the write from before came last");
+    // With it: what is written through the next daemon stays.
+    client.queue(0).write(0, &[b'C'; BLOCK]).unwrap();
+    client.queue(0).read(0, &mut back).unwrap();
+    assert!(back == [b'C'; BLOCK]);
+    drop(client);
+    next.finish();
+}
+
+/// The memory that they go to may be in use for something else by then. Several may read a disk, so its own lock says nothing.
+fn nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended() {
+    let killed = Killed::with(&["--read-only"], false);
+    let next = killed.next();
+    killed.let_go(&next);
+    let mut client = cleave_client::Client::open(killed.daemon.socket(), &small(1)).unwrap();
+    client.queue(0).read(0, &mut [0; BLOCK]).unwrap();
+    drop(client);
+    next.finish();
+}
