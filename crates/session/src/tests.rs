@@ -17,6 +17,7 @@ use super::*;
 use cleave_blk::spec::feature;
 
 mod features;
+mod inflight;
 mod memory;
 mod messages;
 mod running;
@@ -26,7 +27,7 @@ mod vrings;
 const MEM_BYTES: u64 = 1 << 20;
 /// Where the frontend claims to have the memory; guest addresses begin at 0.
 const USER: u64 = 0x7f00_0000_0000;
-const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
+const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16;
 const FEATURES: u64 = feature::VERSION_1 | feature::CONFIG_WCE | feature::VHOST_USER_PROTOCOL;
 const CAPACITY: u64 = 8 << 20;
 /// How long is waited for what has to come: longer than a machine stops, and than a session waits for anything.

@@ -9,7 +9,7 @@ use super::*;
 const RING: u64 = 0x4000;
 
 /// The guest's driver of one vring, over the memory file. Every request reads one sector.
-struct Driver {
+pub(super) struct Driver {
     memory: File,
     index: u32,
     made: u16,
@@ -19,7 +19,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn new(frontend: &Frontend, index: u32) -> Driver {
+    pub(super) fn new(frontend: &Frontend, index: u32) -> Driver {
         Driver {
             memory: frontend.memory.try_clone().unwrap(),
             index,
@@ -36,7 +36,7 @@ impl Driver {
     }
 
     /// Makes a request available, without a kick.
-    fn make(&mut self) {
+    pub(super) fn make(&mut self) {
         let at = u64::from(self.index) * RING;
         let descriptor = |addr: u64, len: u32, flags: u16, next: u16| {
             let mut bytes = addr.to_le_bytes().to_vec();
@@ -59,7 +59,7 @@ impl Driver {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
-    fn used(&self) -> u16 {
+    pub(super) fn used(&self) -> u16 {
         let mut bytes = [0; 2];
         let at = u64::from(self.index) * RING + 0x1002;
         self.memory.read_exact_at(&mut bytes, at).unwrap();
@@ -67,7 +67,7 @@ impl Driver {
     }
 
     /// Waits until all requests have ended well.
-    fn finish(&self) {
+    pub(super) fn finish(&self) {
         let until = Instant::now() + PATIENCE;
         while self.used() != self.made {
             assert!(
@@ -112,7 +112,7 @@ impl Frontend {
         self.wire_at(driver, 0);
     }
 
-    fn wire_at(&mut self, driver: &Driver, base: u32) {
+    pub(super) fn wire_at(&mut self, driver: &Driver, base: u32) {
         let number = longs(&[driver.index.into()]);
         self.configure(driver.index);
         assert_eq!(

@@ -1,0 +1,191 @@
+//! Requests in flight that the frontend keeps.
+
+use std::io::IoSliceMut;
+use std::os::unix::fs::FileExt;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use super::running::Driver;
+use super::*;
+
+/// VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD.
+const INFLIGHT: u64 = 1 << 12;
+/// A region for 4 vrings of 256: 16 bytes, 16 for each entry, up to a multiple of 64.
+const REGION_BYTES: u64 = 4 * 4160;
+
+fn layout(len_bytes: u64, offset: u64, vrings: u16, size: u16) -> Vec<u8> {
+    let mut payload = longs(&[len_bytes, offset]);
+    payload.extend(vrings.to_ne_bytes());
+    payload.extend(size.to_ne_bytes());
+    payload.resize(24, 0);
+    payload
+}
+
+impl Frontend {
+    /// What GET_INFLIGHT_FD is answered: length, offset and the file.
+    fn region(&mut self, asked: &[u8]) -> (u64, u64, Option<File>) {
+        self.send(Req::GET_INFLIGHT_FD, asked, &[]);
+        let mut bytes = [0; 64];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            &self.stream,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::empty(),
+        );
+        let count = got.unwrap().bytes;
+        assert_eq!(count, 12 + asked.len(), "as long as it was asked");
+        assert_eq!(wire::word(&bytes, 0), u32::from(Req::GET_INFLIGHT_FD));
+        assert_eq!(wire::word(&bytes, 8) as usize, asked.len());
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        assert!(fds.len() <= 1);
+        let file = fds.pop().map(File::from);
+        (wire::long(&bytes, 12), wire::long(&bytes, 20), file)
+    }
+
+    fn give(&mut self, payload: &[u8], file: &File) -> Answer {
+        self.tell_fds(Req::SET_INFLIGHT_FD, payload, &[file.as_fd()])
+    }
+}
+
+#[test]
+fn a_region_is_made_in_the_size_that_was_asked_for() {
+    let mut frontend = Frontend::with_memory();
+    for padding in [20, 24] {
+        let asked = layout(0, 0, 4, 256);
+        let (bytes, offset, file) = frontend.region(&asked[..padding]);
+        let file = file.unwrap();
+        assert_eq!((bytes, offset), (REGION_BYTES, 0));
+        assert_eq!(file.metadata().unwrap().len(), REGION_BYTES);
+        assert!(file.set_len(0).is_err(), "nobody can cut it");
+        assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
+    }
+    // More than the device has. The frontend does without.
+    for (vrings, size) in [(5, 256), (4, 257), (0, 256), (4, 0), (u16::MAX, u16::MAX)] {
+        let (bytes, _, file) = frontend.region(&layout(0, 0, vrings, size));
+        assert_eq!((bytes, file.is_some()), (0, false), "{vrings} {size}");
+    }
+    assert!(frontend.is_alive());
+    frontend.end();
+}
+
+#[test]
+fn what_is_no_region_is_refused() {
+    let file = memory_file(REGION_BYTES);
+    let good = layout(REGION_BYTES, 0, 4, 256);
+    let mut frontend = Frontend::with_memory();
+    for (payload, what) in [
+        (
+            layout(REGION_BYTES - 64, 0, 4, 256),
+            "too short for its vrings",
+        ),
+        (
+            layout(REGION_BYTES, 64, 4, 256),
+            "beyond the end of its file",
+        ),
+        (layout(REGION_BYTES, 4, 4, 256), "not aligned"),
+        (layout(REGION_BYTES, u64::MAX - 63, 4, 256), "beyond 2^64"),
+        (layout(u64::MAX, 1 << 12, 4, 256), "beyond 2^64"),
+        (layout(REGION_BYTES, 0, 0, 256), "for no vring"),
+        (layout(REGION_BYTES, 0, 2, 512), "for longer vrings"),
+    ] {
+        assert_eq!(frontend.give(&payload, &file), Nack, "{what}");
+    }
+    let kick = bell();
+    let refused = frontend.tell_fds(Req::SET_INFLIGHT_FD, &good, &[kick.as_fd()]);
+    assert_eq!(refused, Nack, "no memory");
+    assert_eq!(frontend.give(&good, &file), Ack);
+    assert_eq!(frontend.start(0), Ack);
+    assert_eq!(frontend.give(&good, &file), Nack, "a vring runs");
+    assert_eq!(frontend.tell(Req::SET_INFLIGHT_FD, &good), Closed);
+    frontend.end();
+    for payload in [&good[..19], &good[..21], &[]] {
+        let mut frontend = Frontend::with_memory();
+        assert_eq!(frontend.give(payload, &file), Closed);
+        frontend.end();
+        let mut frontend = Frontend::with_memory();
+        assert_eq!(frontend.tell(Req::GET_INFLIGHT_FD, payload), Closed);
+        frontend.end();
+    }
+    let mut frontend = Frontend::with_memory();
+    frontend.send(
+        Req::SET_PROTOCOL_FEATURES,
+        &longs(&[PROTOCOL & !INFLIGHT]),
+        &[],
+    );
+    assert_eq!(frontend.give(&good, &file), Closed, "not negotiated");
+    frontend.end();
+}
+
+/// Writes into a region what a daemon left that had taken request 0 of this vring.
+fn leave(file: &File, vring: u64) {
+    let at = vring * 4160;
+    file.write_all_at(&1u16.to_ne_bytes(), at + 8).unwrap();
+    file.write_all_at(&256u16.to_ne_bytes(), at + 10).unwrap();
+    file.write_all_at(&[1], at + 16).unwrap();
+}
+
+#[test]
+fn what_a_daemon_left_is_done_again_whatever_base_says() {
+    for base in [0, 1, 4711] {
+        let file = memory_file(REGION_BYTES);
+        let mut frontend = Frontend::with_memory();
+        assert_eq!(frontend.give(&layout(REGION_BYTES, 0, 4, 256), &file), Ack);
+        let mut driver = Driver::new(&frontend, 2);
+        driver.make();
+        leave(&file, 2);
+        frontend.wire_at(&driver, base);
+        assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[2, 1])), Ack);
+        driver.finish();
+        // And the position that it stops at is the ring's.
+        assert_eq!(frontend.base(2), Some((2, 1)));
+        frontend.end();
+        let mut in_flight = [7];
+        file.read_exact_at(&mut in_flight, 2 * 4160 + 16).unwrap();
+        assert_eq!(in_flight, [0]);
+    }
+}
+
+#[test]
+fn a_vring_without_a_part_cannot_start_and_a_reset_forgets_the_region() {
+    let file = memory_file(REGION_BYTES);
+    let mut frontend = Frontend::with_memory();
+    assert_eq!(frontend.give(&layout(4160, 0, 1, 256), &file), Ack);
+    assert_eq!(frontend.start(1), Nack);
+    assert_eq!(frontend.tell(Req::RESET_DEVICE, &[]), Ack);
+    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+    assert_eq!(frontend.start(1), Ack);
+    assert_eq!(frontend.start(0), Ack);
+    frontend.end();
+    let mut version = [7; 2];
+    file.read_exact_at(&mut version, 8).unwrap();
+    assert_eq!(version, [0; 2], "it is another driver's");
+}
+
+/// Bytes of any kind: at worst that vring is retired.
+#[test]
+fn a_region_of_nonsense_costs_its_vring() {
+    let file = memory_file(REGION_BYTES);
+    file.write_all_at(&[0xa5; REGION_BYTES as usize], 0)
+        .unwrap();
+    let mut frontend = Frontend::with_memory();
+    assert_eq!(frontend.give(&layout(REGION_BYTES, 0, 4, 256), &file), Ack);
+    let mut driver = Driver::new(&frontend, 0);
+    driver.make();
+    frontend.wire_at(&driver, 0);
+    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    let until = Instant::now() + PATIENCE;
+    while frontend.device.totals().retired == 0 {
+        assert!(Instant::now() < until, "not retired");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(frontend.is_alive());
+    assert_eq!(driver.used(), 0);
+    frontend.end();
+}
