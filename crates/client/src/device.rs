@@ -10,7 +10,8 @@ use cleave_blk::spec::feature;
 use crate::queue::{Arena, CONTROL_BYTES};
 use crate::wire::{VringAddr, protocol};
 use crate::{
-    Config, Doorbell, DriverRing, Error, Frontend, GuestMemory, Queue, RegionPlan, RingLayout, Wait,
+    Config, Doorbell, DriverRing, Error, Frontend, GuestMemory, Inflight, Queue, RegionPlan,
+    RingLayout, Wait,
 };
 
 /// By which messages memory is told.
@@ -107,6 +108,19 @@ pub struct Client {
     features: u64,
     protocol_features: u64,
     table: Table,
+    /// Kept for the next daemon.
+    inflight: Option<Inflight>,
+}
+
+/// The position that the frontend names for a vring whose daemon died.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Base {
+    /// The used index, as QEMU does.
+    Used,
+    /// The available index, as Cloud Hypervisor does.
+    Avail,
+    /// Anything.
+    At(u16),
 }
 
 impl Client {
@@ -133,6 +147,13 @@ impl Client {
         options: &Options,
     ) -> Result<Client, Error> {
         let mut client = Client::handshake(frontend, memory, options)?;
+        if client.protocol_features & protocol::INFLIGHT_SHMFD != 0 {
+            let queues = options.queues.max(1);
+            client.inflight = client.frontend.inflight(queues, options.queue_size)?;
+            if let Some(region) = &client.inflight {
+                client.frontend.set_inflight(region)?;
+            }
+        }
         client.send_memory()?;
         for index in 0..options.queues {
             let queue = client.start_queue(index, options)?;
@@ -174,11 +195,41 @@ impl Client {
             features,
             protocol_features,
             table: options.table,
+            inflight: None,
         };
         if protocol_features & protocol::CONFIG != 0 {
             client.refresh_config()?;
         }
         Ok(client)
+    }
+
+    /// Connects to the daemon that came after one that died, with the same guest memory, vrings and requests in flight.
+    pub fn reconnect(&mut self, path: &Path, options: &Options, base: Base) -> Result<(), Error> {
+        let frontend = Frontend::connect(path, options.patience)?;
+        let before = std::mem::replace(
+            self,
+            Client::handshake(frontend, Arc::clone(&self.memory), options)?,
+        );
+        self.queues = before.queues;
+        self.inflight = before.inflight;
+        if let Some(region) = &self.inflight {
+            self.frontend.set_inflight(region)?;
+        }
+        self.send_memory()?;
+        for queue in &self.queues {
+            let base = match base {
+                Base::Used => queue.ring.used_index(),
+                Base::Avail => queue.ring.position(),
+                Base::At(position) => position,
+            };
+            self.announce(queue, base)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the daemon writes the requests in flight down.
+    pub fn keeps_inflight(&self) -> bool {
+        self.inflight.is_some()
     }
 
     /// The disk as it was told last.
@@ -218,6 +269,11 @@ impl Client {
     /// When it was not started.
     pub fn queue(&mut self, index: usize) -> &mut Queue {
         &mut self.queues[index]
+    }
+
+    /// How many vrings there are.
+    pub fn queue_count(&self) -> usize {
+        self.queues.len()
     }
 
     /// All vrings, to be driven from several threads.

@@ -1,7 +1,7 @@
 //! One method for each vhost-user message that sets a device up, with its answer checked; any other message
 //! goes through `tell` and `ask`.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -171,6 +171,39 @@ impl Frontend {
     /// ADD_MEM_REG.
     pub fn add_mem_reg(&self, region: RegionBytes, fd: BorrowedFd<'_>) -> Result<(), Error> {
         self.tell(request::ADD_MEM_REG, &wire::mem_reg(region), &[fd])
+    }
+}
+
+/// A region in which the daemon writes the requests in flight down, kept by the frontend while daemons come and go.
+#[derive(Debug)]
+pub struct Inflight {
+    /// What both messages say of it: length, offset, vrings, their size, padding.
+    pub payload: Vec<u8>,
+    /// Its file.
+    pub fd: OwnedFd,
+}
+
+/// Requests in flight.
+impl Frontend {
+    /// GET_INFLIGHT_FD: a region for so many vrings. `None`: the daemon has none to give.
+    pub fn inflight(&self, vrings: u16, vring_size: u16) -> Result<Option<Inflight>, Error> {
+        let payload = wire::inflight(vrings, vring_size);
+        let got = self.ask(request::GET_INFLIGHT_FD, &payload, &[])?;
+        if got.payload.len() != payload.len() {
+            let what = format!("an in-flight region told in {} bytes", got.payload.len());
+            return Err(Error::Protocol(what));
+        }
+        let fd = got.fds.into_iter().next();
+        Ok(fd.map(|fd| Inflight {
+            payload: got.payload,
+            fd,
+        }))
+    }
+
+    /// SET_INFLIGHT_FD.
+    pub fn set_inflight(&self, region: &Inflight) -> Result<(), Error> {
+        let fd = region.fd.as_fd();
+        self.tell(request::SET_INFLIGHT_FD, &region.payload, &[fd])
     }
 }
 

@@ -25,9 +25,9 @@ pub mod wire;
 mod workload;
 
 pub use config::Config;
-pub use device::{Client, Options, Table};
+pub use device::{Base, Client, Options, Table};
 pub use error::Error;
-pub use frontend::Frontend;
+pub use frontend::{Frontend, Inflight};
 pub use memory::{GuestMemory, RegionPlan};
 pub use queue::{Completion, Doorbell, Queue, Request, Wait};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};

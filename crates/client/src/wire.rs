@@ -40,6 +40,7 @@ pub mod protocol {
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const BACKEND_REQ: u64 = 1 << 5;
     pub const CONFIG: u64 = 1 << 9;
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     pub const STATUS: u64 = 1 << 16;
@@ -67,6 +68,14 @@ pub fn header(request: u32, flags: u32, size: u32) -> [u8; HEADER_BYTES] {
 pub fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = header(request, flags, payload.len() as u32).to_vec();
     bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// Payload of GET_INFLIGHT_FD: length and offset, which are the answer's, vrings, their size, and the padding that QEMU sends.
+pub fn inflight(vrings: u16, vring_size: u16) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    bytes[16..18].copy_from_slice(&vrings.to_le_bytes());
+    bytes[18..20].copy_from_slice(&vring_size.to_le_bytes());
     bytes
 }
 

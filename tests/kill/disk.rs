@@ -1,0 +1,129 @@
+//! What each sector of the disk may hold.
+
+/// Size of the disk.
+pub(crate) const DISK_BYTES: u64 = 32 << 20;
+/// Bytes of a sector.
+pub(crate) const SECTOR: usize = 512;
+const SECTORS: usize = DISK_BYTES as usize / SECTOR;
+
+/// Contents of a sector: which write it is of; 0: zeroes.
+type Stamp = u32;
+
+/// A sector, as far as it is known.
+#[derive(Debug, Clone, Copy)]
+struct Sector {
+    stamp: Stamp,
+    /// It was discarded: zeroes as well.
+    or_zeroes: bool,
+    /// A request that changes or reads it is in flight.
+    busy: bool,
+}
+
+/// The disk as the guest knows it.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    sectors: Vec<Sector>,
+    stamps: Stamp,
+}
+
+/// A change of some sectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Write(Stamp),
+    Zero,
+    Discard,
+    /// It is read.
+    Nothing,
+}
+
+/// Sectors from one up to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+}
+
+impl Disk {
+    pub(crate) fn new() -> Disk {
+        let sector = Sector {
+            stamp: 0,
+            or_zeroes: false,
+            busy: false,
+        };
+        Disk {
+            sectors: vec![sector; SECTORS],
+            stamps: 0,
+        }
+    }
+
+    /// Takes sectors for a request, near a place; `None`: they are in use.
+    pub(crate) fn take(&mut self, near: usize, count: usize) -> Option<Range> {
+        let first = near.min(SECTORS - count);
+        let range = Range { first, count };
+        let sectors = self.of(range);
+        if sectors.iter().any(|sector| sector.busy) {
+            return None;
+        }
+        sectors.iter_mut().for_each(|sector| sector.busy = true);
+        Some(range)
+    }
+
+    /// The next write.
+    pub(crate) fn stamp(&mut self) -> Change {
+        self.stamps += 1;
+        Change::Write(self.stamps)
+    }
+
+    /// A request was answered.
+    pub(crate) fn ended(&mut self, range: Range, change: Change) {
+        for sector in self.of(range) {
+            sector.busy = false;
+            match change {
+                Change::Write(stamp) => (sector.stamp, sector.or_zeroes) = (stamp, false),
+                Change::Zero => (sector.stamp, sector.or_zeroes) = (0, false),
+                Change::Discard => sector.or_zeroes = true,
+                Change::Nothing => {}
+            }
+        }
+    }
+
+    /// Whether these bytes may be there; else which sector is wrong, and how.
+    pub(crate) fn check(&self, range: Range, bytes: &[u8]) -> Result<(), String> {
+        for (at, found) in (range.first..).zip(bytes.chunks_exact(SECTOR)) {
+            let known = self.sectors[at];
+            let is = |stamp| found == content(stamp, at);
+            if is(known.stamp) || known.or_zeroes && is(0) {
+                continue;
+            }
+            let found = u64::from_le_bytes(*found.first_chunk().unwrap());
+            return Err(format!("sector {at}: {known:?} and found {found:#x}"));
+        }
+        Ok(())
+    }
+
+    fn of(&mut self, range: Range) -> &mut [Sector] {
+        &mut self.sectors[range.first..range.first + range.count]
+    }
+}
+
+/// The bytes of a sector: in each word which write, which sector, and which word.
+fn content(stamp: Stamp, sector: usize) -> [u8; SECTOR] {
+    let mut bytes = [0; SECTOR];
+    if stamp > 0 {
+        for (word, place) in bytes.chunks_exact_mut(8).enumerate() {
+            let value = u64::from(stamp) << 32 | (sector as u64) << 8 | word as u64;
+            place.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// What a write of these sectors writes.
+pub(crate) fn contents(change: Change, range: Range) -> Vec<u8> {
+    let Change::Write(stamp) = change else {
+        return Vec::new();
+    };
+    (range.first..range.first + range.count)
+        .flat_map(|sector| content(stamp, sector))
+        .collect()
+}

@@ -1,0 +1,183 @@
+//! The daemon is killed at random moments, and nothing may be lost: each request is answered once, and each byte is the
+//! last that was written.
+//!
+//! The client keeps its memory, its vrings and the in-flight region, as a VMM does, and goes on with the next daemon. What
+//! a sector holds is known exactly, since no two requests in flight touch the same one.
+//!
+//! `CLEAVE_KILLS` sets how often (200 otherwise), `CLEAVE_TEST_SEED` the seed.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+
+mod disk;
+mod guest;
+
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use cleave_client::wire::protocol;
+use cleave_client::{Base, Client, Options};
+use cleave_tests::{PATIENCE, Random, Scratch, program_path, run_cases};
+
+use disk::{DISK_BYTES, Disk};
+use guest::Guest;
+
+fn main() -> ExitCode {
+    run_cases(cleave_tests::cases![
+        nothing_is_lost_and_nothing_is_done_twice,
+    ])
+}
+
+/// Latest moment of a kill, after the first request.
+const LIFE_MAX_US: u64 = 6000;
+/// Kills after which the whole disk is read.
+const WHOLE_EVERY: u64 = 100;
+/// Kills on one disk. Then the number of vrings is another.
+const ROUND: u64 = 50;
+
+/// Durations from a kill to the first answer.
+#[derive(Default)]
+struct Recovered(Vec<Duration>);
+
+impl Recovered {
+    fn at(&mut self, share: f64) -> f64 {
+        self.0.sort_unstable();
+        let last = self.0.len().saturating_sub(1);
+        let found = self.0.get((share * last as f64) as usize);
+        found.map_or(0.0, |time| time.as_secs_f64() * 1e3)
+    }
+}
+
+/// What all rounds came to.
+#[derive(Default)]
+struct Sums {
+    kills: u64,
+    requests: u64,
+    again: u64,
+    read_bytes: u64,
+}
+
+fn nothing_is_lost_and_nothing_is_done_twice() {
+    let kills = std::env::var("CLEAVE_KILLS").ok();
+    let kills = kills.map_or(200, |text| text.parse().unwrap());
+    let mut random = Random::announced("kill");
+    let (mut sums, mut recovered) = (Sums::default(), Recovered::default());
+    let begun = Instant::now();
+    while sums.kills < kills {
+        let vrings = [1, 4][(sums.kills / ROUND % 2) as usize];
+        let left = (kills - sums.kills).min(ROUND);
+        round(vrings, left, &mut random, &mut sums, &mut recovered);
+        if kills > 1000 {
+            println!("{} kills in {} s", sums.kills, begun.elapsed().as_secs());
+        }
+    }
+    println!(
+        "{} kills in {} s: {} requests, {} of them out at a kill and answered after it, 0 lost, 0 twice, {} MiB read back, \
+         0 wrong; from a kill to the first answer {:.1} ms (median), {:.1} (99 of 100), {:.1} (worst)",
+        sums.kills,
+        begun.elapsed().as_secs(),
+        sums.requests,
+        sums.again,
+        sums.read_bytes >> 20,
+        recovered.at(0.5),
+        recovered.at(0.99),
+        recovered.at(1.0),
+    );
+}
+
+/// Some kills on one disk.
+fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovered: &mut Recovered) {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK_BYTES);
+    let socket = scratch.join("socket");
+    // Some of the requests are split, and some pass the page cache by.
+    let start = |random: &mut Random| {
+        let direct = ["on", "off"][random.below(2) as usize];
+        let split = ["off", "8K"][random.below(2) as usize];
+        let mut command = Command::new(program_path());
+        command
+            .arg("serve")
+            .arg("--socket-path")
+            .arg(&socket)
+            .arg("--disk")
+            .arg(&image)
+            .args(["--log", "warn", "--direct", direct, "--split", split])
+            .args(["--queues", "4"])
+            .stdin(Stdio::null());
+        command.spawn().unwrap()
+    };
+    let options = Options {
+        queues: vrings,
+        queue_size: 256,
+        data_bytes: 16 << 20,
+        protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
+        ..Options::default()
+    };
+    let mut daemon = Killed(start(random));
+    let mut client = connect(|| Client::open(&socket, &options));
+    assert!(
+        client.keeps_inflight(),
+        "the daemon has no in-flight region"
+    );
+    let mut guest = Guest::new(&mut client, Disk::new());
+    for kill in 0..kills {
+        let life = Duration::from_micros(random.below(LIFE_MAX_US));
+        guest.work(&mut client, random, life);
+        daemon.kill();
+        let killed = Instant::now();
+        let out = guest.out();
+        if random.below(3) == 0 {
+            // The guest does not know.
+            guest.submit(&mut client, random);
+        }
+        daemon = Killed(start(random));
+        let base = [Base::Used, Base::Avail, Base::At(random.word() as u16)][(kill % 3) as usize];
+        connect(|| client.reconnect(&socket, &options, base));
+        if guest.out() > 0 {
+            guest.await_one(&mut client);
+            recovered.0.push(killed.elapsed());
+        }
+        // Asleep on the call, or looking.
+        guest.await_all(&mut client, kill % 2 == 0);
+        guest.verify(&mut client, (kill + 1) % WHOLE_EVERY == 0);
+        sums.kills += 1;
+        sums.again += out;
+    }
+    guest.verify(&mut client, true);
+    sums.requests += guest.answered;
+    sums.read_bytes += guest.read_bytes;
+    drop(client);
+    daemon.kill();
+}
+
+/// Tries until the daemon listens.
+fn connect<T>(mut attempt: impl FnMut() -> Result<T, cleave_client::Error>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match attempt() {
+            Ok(connected) => return connected,
+            Err(cleave_client::Error::Io { .. }) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A daemon that ends by SIGKILL only.
+struct Killed(Child);
+
+impl Killed {
+    fn kill(&mut self) {
+        if let Some(status) = self.0.try_wait().unwrap() {
+            panic!("the daemon ended by itself: {status}");
+        }
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
