@@ -24,6 +24,12 @@ const CASES: &[Case] = &[
     ("poll-1-indirect", Place::Indirect, 1, Signals::None),
     ("poll-32-direct", Place::Direct, 32, Signals::None),
     ("poll-32-indirect", Place::Indirect, 32, Signals::None),
+    (
+        "poll-32-indirect-kept",
+        Place::Indirect,
+        32,
+        Signals::NoneAndKept,
+    ),
     ("sleep-1-indirect", Place::Indirect, 1, Signals::KickAndCall),
     (
         "sleep-32-indirect",

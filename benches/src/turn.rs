@@ -7,12 +7,13 @@ use std::time::Duration;
 use cleave_blk::spec::feature;
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
 use cleave_engine::{Null, Reactor, Store};
+use cleave_guest::{Inflight, InflightLayout, Journal};
 use cleave_worker::{
     Completion, Control, Device, Lap, Split, Tuning, VringStart, Worker, WorkerConfig, reactor,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::{Driver, Guest, Place};
+use crate::{Driver, Guest, Place, VRING_SIZE};
 
 /// What `cleave serve` offers and a Linux guest takes, as far as the data path cares.
 const FEATURES: u64 = feature::VERSION_1
@@ -34,6 +35,8 @@ pub enum Signals {
     /// The guest kicks for every batch and is called for every batch, and the worker sleeps in between.
     /// (It is kicked before its turn, or one thread would wait for itself.)
     KickAndCall,
+    /// As `None`, and the frontend keeps the requests in flight.
+    NoneAndKept,
 }
 
 /// A device without a disk that could be slow, as `cleave serve --disk null:1G` makes it.
@@ -76,7 +79,7 @@ impl<'a, S: Store> Turn<'a, S> {
         store: impl FnOnce(&mut Reactor, &Arc<Disk>) -> S,
     ) -> Turn<'a, S> {
         let completion = match signals {
-            Signals::None => Completion::Poll,
+            Signals::None | Signals::NoneAndKept => Completion::Poll,
             Signals::KickAndCall => Completion::Interrupt,
         };
         let device = null_device(completion);
@@ -93,7 +96,7 @@ impl<'a, S: Store> Turn<'a, S> {
             index: 0,
             layout: driver.layout(),
             base: 0,
-            journal: None,
+            journal: (signals == Signals::NoneAndKept).then(journal),
             features: FEATURES,
             kick: kick.as_ref().map(|kick| kick.try_clone().unwrap()),
             call: kick.as_ref().map(|_| event()),
@@ -142,6 +145,13 @@ impl<'a, S: Store> Turn<'a, S> {
         }
         panic!("{LAPS_MAX} laps and the batch is not used");
     }
+}
+
+fn journal() -> Journal {
+    let layout = InflightLayout::new(1, VRING_SIZE);
+    let region = Inflight::create(layout).unwrap();
+    let region = Inflight::map(region, layout).unwrap();
+    region.journal(0).unwrap()
 }
 
 fn event() -> OwnedFd {

@@ -74,6 +74,9 @@ pub enum InflightError {
         /// Bytes that it has.
         found: u64,
     },
+    /// No vring has as many entries.
+    #[error("an in-flight region for vrings of {0}: not a power of two")]
+    Size(u16),
     /// Its words would not be aligned.
     #[error("an in-flight region at offset {0} of its file")]
     Align(u64),
@@ -102,6 +105,9 @@ impl Inflight {
     /// Maps the region that a frontend brings.
     pub fn map(file: File, layout: InflightLayout) -> Result<Inflight, InflightError> {
         let needed = InflightLayout::new(layout.vrings, layout.vring_size).len_bytes;
+        if !layout.vring_size.is_power_of_two() {
+            return Err(InflightError::Size(layout.vring_size));
+        }
         if layout.len_bytes < needed || needed == 0 {
             let found = layout.len_bytes;
             return Err(InflightError::Short { needed, found });
@@ -133,7 +139,8 @@ impl Inflight {
             size,
             taken: 0,
             last: 0,
-            batch: Vec::with_capacity(size.into()),
+            batch: vec![0; usize::from(size) + 1].into(),
+            ended: 0,
             mapping: self.mapping.clone(),
         })
     }
@@ -194,14 +201,15 @@ pub(crate) struct Resumed {
 #[derive(Debug)]
 pub struct Journal {
     part: *mut u8,
-    /// Entries.
+    /// Entries: a power of two.
     size: u16,
     /// Requests taken, as the entries count them.
     taken: u64,
     /// Head of the last request that ended.
     last: u16,
-    /// Requests that ended and are not shown as used yet.
-    batch: Vec<u16>,
+    /// Requests that ended and are not shown as used yet: so many of these.
+    batch: Box<[u16]>,
+    ended: usize,
     /// Keeps `part` mapped.
     mapping: Arc<Mapping>,
 }
@@ -285,7 +293,7 @@ impl Journal {
         }
         again.sort_unstable_by(|a, b| b.cmp(a));
         self.taken = taken.checked_add(1).ok_or(JournalFault::Counter)?;
-        self.last = self.word(LAST_AT).min(self.size - 1);
+        self.last = self.word(LAST_AT);
         Ok(Resumed {
             // No more than the ring's entries, which are a u16.
             next_avail: used.wrapping_add(again.len() as u16),
@@ -311,26 +319,28 @@ impl Journal {
         compiler_fence(Ordering::SeqCst);
         self.set_word(LAST_AT, head);
         self.last = head;
-        self.batch.push(head);
+        // No more end at a time than the vring has entries.
+        if let Some(place) = self.batch.get_mut(self.ended) {
+            *place = head;
+            self.ended += 1;
+        }
     }
 
     /// The guest was shown all that have ended; `used` is the index that it sees.
     #[inline]
     pub(crate) fn shown(&mut self, used: u16) {
         compiler_fence(Ordering::SeqCst);
-        for index in 0..self.batch.len() {
-            if let Some(head) = self.batch.get(index) {
-                self.set_in_flight(*head, false);
-            }
+        for head in self.batch.get(..self.ended).unwrap_or_default() {
+            self.set_in_flight(*head, false);
         }
-        self.batch.clear();
+        self.ended = 0;
         compiler_fence(Ordering::SeqCst);
         self.set_word(USED_AT, used);
     }
 
     /// The requests that have ended are not shown to the guest.
     pub(crate) fn forget_ended(&mut self) {
-        self.batch.clear();
+        self.ended = 0;
     }
 
     #[inline]
@@ -345,11 +355,10 @@ impl Journal {
         unsafe { racy::write_u16(self.part.wrapping_add(at), value) };
     }
 
-    /// The entry of a head, which is below `size`; the last one otherwise.
+    /// The entry of a head. One beyond the table, which no caller has, is taken for one of it.
     #[inline]
     fn entry(&self, head: u16) -> *mut u8 {
-        let head = head.min(self.size - 1);
-        let offset_bytes = HEAD_BYTES + ENTRY_BYTES * u64::from(head);
+        let offset_bytes = HEAD_BYTES + ENTRY_BYTES * u64::from(head & (self.size - 1));
         self.part.wrapping_add(offset_bytes as usize)
     }
 

@@ -268,6 +268,8 @@ pub struct Vring {
     journal: Option<Journal>,
     /// Requests of a daemon that died, to be taken before any other; the first of them last.
     again: Vec<u16>,
+    /// Nothing else is taken any more.
+    drains: bool,
     /// It cannot be served.
     fault: Option<VringFault>,
 }
@@ -304,6 +306,7 @@ impl Vring {
             outstanding: 0,
             journal: None,
             again: Vec::new(),
+            drains: false,
             fault: None,
         })
     }
@@ -329,6 +332,12 @@ impl Vring {
             }
             Err(fault) => self.fault = Some(VringFault::Journal(fault)),
         }
+    }
+
+    /// From here on only those that a daemon took which died are taken: they count as in flight.
+    pub fn take_no_more(&mut self) {
+        self.seen_avail = self.next_avail;
+        self.drains = true;
     }
 
     /// Requests of a daemon that died that were not taken again yet.
@@ -406,7 +415,7 @@ impl Vring {
             if let Some(head) = self.again.pop() {
                 return Ok(self.retake(head, chain));
             }
-            if !self.look()? {
+            if self.drains || !self.look()? {
                 return Ok(None);
             }
         }

@@ -248,7 +248,8 @@ impl State {
     /// A file for a region of so many vrings; `None`: the device has not as many, or not of that size.
     pub(crate) fn make_inflight(&self, layout: InflightLayout) -> io::Result<Option<File>> {
         let fits = (1..=self.vrings.count()).contains(&layout.vrings)
-            && (1..=self.vring_size_max).contains(&layout.vring_size);
+            && (1..=self.vring_size_max).contains(&layout.vring_size)
+            && layout.vring_size.is_power_of_two();
         fits.then(|| Inflight::create(layout)).transpose()
     }
 

@@ -193,6 +193,7 @@ impl<S: Store> Worker<S> {
             Some(lane) => {
                 // A second stop of the same vring takes the place of the first.
                 self.inbox.stopping += usize::from(!matches!(lane.state, State::Stopping(_)));
+                lane.vring.take_no_more();
                 lane.state = State::Stopping(done);
             }
             None => reply(&done, None),

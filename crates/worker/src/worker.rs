@@ -603,9 +603,6 @@ fn take_batch<S: Store>(
     // No drive waits for what was done on the spot, so that has a bound of its own.
     let within = |chains: usize, ended| chains - ended < take_max && ended < at_once_max;
     while within(chains, acceptance.ended) && acceptance.store.room() >= ops_max {
-        if !lane.takes() {
-            return (chains, Stop::Drained);
-        }
         match lane.vring.take(chain) {
             Ok(None) => return (chains, Stop::Drained),
             Ok(Some(taken)) if lane.slots.is_taken(taken.head) => {

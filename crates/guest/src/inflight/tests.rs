@@ -357,6 +357,10 @@ fn a_region_must_hold_its_vrings() {
     );
     let nothing = InflightLayout::new(0, 128);
     assert!(matches!(map(nothing), Err(InflightError::Short { .. })));
+    assert!(matches!(
+        map(InflightLayout::new(1, 96)),
+        Err(InflightError::Size(96))
+    ));
     let odd = InflightLayout {
         file_offset: 4,
         ..InflightLayout::new(1, 128)
