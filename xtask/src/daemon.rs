@@ -49,6 +49,11 @@ impl Daemon {
             .collect())
     }
 
+    /// Everything that it has said.
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
     /// Its process.
     pub(crate) fn process(&self) -> u32 {
         self.child.id()

@@ -39,6 +39,12 @@ pub(super) const FOUR: Shape = Shape {
     block_bytes: 4096,
     chardev: "",
 };
+const KILLED: Shape = Shape {
+    chardev: ",reconnect=1",
+    ..FOUR
+};
+/// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
+const KILLS: u64 = 8;
 /// Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
 const FIRMWARE: Shape = Shape {
     block_bytes: 512,
@@ -64,6 +70,10 @@ pub(crate) const ALL: &[Case] = &[
     Case {
         name: "one-cpu",
         run: |bench| life(bench, ONE).map(Outcome::Checked),
+    },
+    Case {
+        name: "killed",
+        run: |bench| killed(bench, KILLED).map(Outcome::Checked),
     },
     Case {
         name: "fio-verify",
@@ -225,6 +235,37 @@ fn reconnect(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
         daemon = bench.serve(&image, shape, Mode::Plain)?;
     }
     let checks = machine.finish()?;
+    daemon.stop()?;
+    Ok(checks)
+}
+
+/// The daemon is killed and started again, and fio sees nothing but pauses.
+fn killed(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
+    let kills = std::env::var("CLEAVE_GUEST_KILLS").ok();
+    let kills = kills.map_or(Ok(KILLS), |text| text.parse());
+    let kills = kills.map_err(|error| format!("CLEAVE_GUEST_KILLS: {error}"))?;
+    let image = bench.empty_image()?;
+    let mut daemon = bench.serve(&image, shape, Mode::Plain)?;
+    let script = include_str!("scripts/killed.sh");
+    let mut machine = bench.linux(&daemon, "killed", shape, script)?;
+    machine.expect("busy")?;
+    let mut recovered = 0;
+    for kill in 0..kills {
+        // QEMU comes back after a second; then there are requests in flight at any moment.
+        std::thread::sleep(Duration::from_millis(1300 + kill * 377 % 900));
+        recovered += u64::from(daemon.said().contains("done again"));
+        // Dropped is killed.
+        drop(daemon);
+        daemon = bench.serve(&image, shape, Mode::Plain)?;
+    }
+    machine.answer()?;
+    let mut checks = machine.finish()?;
+    let found = match recovered {
+        0 => Err(format!("not after one of {kills} kills")),
+        _ => Ok(()),
+    };
+    checks.push(("requests-done-again".to_owned(), found));
+    println!("killed: requests were done again after {recovered} of {kills} kills");
     daemon.stop()?;
     Ok(checks)
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
+use cleave_client::wire::protocol;
 use cleave_client::{Layout, Offered, Options, Order, Pulse, Stop, Verify, Wait, Workload};
 
 pub(crate) struct Args {
@@ -72,6 +73,7 @@ impl Args {
             "--write" => self.read_percent = 0,
             "--sequential" => self.sequential = true,
             "--indirect" => self.indirect = true,
+            "--inflight" => self.options.protocol_features |= protocol::INFLIGHT_SHMFD,
             "--no-event-idx" => self.options.features &= !feature::EVENT_IDX,
             "--verify" => self.verify = true,
             "--json" => self.json = true,

@@ -1,7 +1,7 @@
 //! Drives vhost-user-blk daemons and prints what they did: rate, latency, CPU per request and wake-ups on both sides.
 //!
 //! `drive --socket PATH... [--seconds S] [--warm-up S] [--depth D] [--bs BYTES] [--queues N] [--queue-size N]
-//! [--poll | --sleep] [--write | --mix READ_PERCENT] [--sequential] [--indirect] [--no-event-idx]
+//! [--poll | --sleep] [--write | --mix READ_PERCENT] [--sequential] [--indirect] [--no-event-idx] [--inflight]
 //! [--rate PER_SECOND [--burst N] [--pulse ON_MS:OFF_MS]] [--seed N] [--span BYTES] [--verify] [--idle S] [--pid DAEMON] [--json]`
 //!
 //! Each socket is a disk with vrings and threads of its own. A rate is that of one vring; latencies then count
