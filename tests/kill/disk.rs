@@ -127,3 +127,39 @@ pub(crate) fn contents(change: Change, range: Range) -> Vec<u8> {
         .flat_map(|sector| content(stamp, sector))
         .collect()
 }
+
+/// What the oracle must object to, or these tests would prove nothing.
+pub(crate) fn an_old_byte_a_torn_sector_and_a_stranger_are_seen() {
+    let mut disk = Disk::new();
+    let range = disk.take(8, 8).unwrap();
+    assert!(disk.take(15, 8).is_none(), "no two requests on one sector");
+    let old = disk.stamp();
+    disk.ended(range, old);
+    let range = disk.take(8, 8).unwrap();
+    let new = disk.stamp();
+    let (before, after) = (contents(old, range), contents(new, range));
+    assert!(disk.check(range, &before).is_ok(), "not answered yet");
+    disk.ended(range, new);
+    assert!(disk.check(range, &after).is_ok());
+    assert!(disk.check(range, &before).is_err(), "a lost write");
+    for wrong in [0, 3 * SECTOR, after.len() - 8] {
+        let mut torn = after.clone();
+        torn[wrong..wrong + 8].copy_from_slice(&before[wrong..wrong + 8]);
+        assert!(disk.check(range, &torn).is_err(), "old bytes at {wrong}");
+    }
+    let zeroes = vec![0; after.len()];
+    assert!(disk.check(range, &zeroes).is_err());
+    disk.ended(range, Change::Discard);
+    assert!(disk.check(range, &zeroes).is_ok() && disk.check(range, &after).is_ok());
+    disk.ended(range, Change::Zero);
+    assert!(disk.check(range, &after).is_err(), "it was zeroed");
+    let elsewhere = contents(
+        new,
+        Range {
+            first: 16,
+            count: 8,
+        },
+    );
+    disk.ended(range, new);
+    assert!(disk.check(range, &elsewhere).is_err(), "of another sector");
+}

@@ -17,11 +17,12 @@ use cleave_client::wire::protocol;
 use cleave_client::{Base, Client, Options};
 use cleave_tests::{PATIENCE, Random, Scratch, program_path, run_cases};
 
-use disk::{DISK_BYTES, Disk};
+use disk::{DISK_BYTES, Disk, an_old_byte_a_torn_sector_and_a_stranger_are_seen};
 use guest::Guest;
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
+        an_old_byte_a_torn_sector_and_a_stranger_are_seen,
         nothing_is_lost_and_nothing_is_done_twice,
     ])
 }
