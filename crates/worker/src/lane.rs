@@ -9,6 +9,7 @@ use crate::command::VringStart;
 use crate::policy::Caller;
 use crate::record::Recorder;
 use crate::slots::Slots;
+use crate::stall::Stalls;
 
 /// Where a vring is in its life with a worker.
 #[derive(Debug)]
@@ -38,6 +39,10 @@ pub(crate) struct Lane {
     /// How it is waited for.
     pub(crate) completion: Completion,
     pub(crate) state: State,
+    /// Requests that the disk failed and that are to be done again.
+    pub(crate) stalls: Stalls,
+    /// Takes nothing new, because a request is held.
+    pub(crate) is_closed: bool,
     /// Entries were pushed since the last publish.
     pub(crate) dirty: bool,
     /// How many.
@@ -102,6 +107,8 @@ impl Lane {
             } else {
                 State::Disabled
             },
+            stalls: Stalls::default(),
+            is_closed: false,
             dirty: false,
             record,
             drowse: Drowse::default(),
@@ -112,7 +119,12 @@ impl Lane {
 
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
-        matches!(self.state, State::Running)
+        matches!(self.state, State::Running) && !self.is_closed
+    }
+
+    /// Has requests that stalled, and a ring to read them from again.
+    pub(crate) fn can_redo(&self) -> bool {
+        matches!(self.state, State::Running | State::Disabled) && !self.stalls.is_empty()
     }
 
     /// Control lets it be served, or not.
