@@ -7,6 +7,7 @@
 mod batch;
 mod control;
 mod driver;
+mod stall;
 mod table;
 mod wake;
 
