@@ -399,6 +399,7 @@ impl<S: Store> Worker<S> {
             *descriptors_left = descriptors_left.saturating_sub(taking.chain.descriptors());
         }
         acceptance.run.count(&mut lane.record);
+        lane.record.forget_taken();
         self.tidy_stalls(number);
         if let Some(fault) = fault {
             self.retire(number, &fault);

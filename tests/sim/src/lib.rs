@@ -229,10 +229,12 @@ impl Store for Sim {
         let parsed = self.parse(epoch, &op);
         let fate = self.fate(op.kind);
         let (torn, delay) = (self.random.draw(), self.random.draw());
-        let (leg, failing, slow, bad) = {
+        let (leg, failing, slow, bad, unit) = {
             let store = lock(&self.store);
             let bad = store.failing.clone();
-            (store.leg(op.leg), store.failing_leg, store.slow_leg, bad)
+            let unit = if store.whole_sectors { 512 } else { 1 };
+            let leg = store.leg(op.leg);
+            (leg, store.failing_leg, store.slow_leg, bad, unit)
         };
         if let Some(pushed) = &mut lock(&self.store).pushed {
             pushed.push(op.offset_bytes);
@@ -254,7 +256,7 @@ impl Store for Sim {
         let (mut range, segments) = parsed.unwrap_or_default();
         if result.is_err() {
             let len = torn % (range.len() as u64 + 1);
-            range.end = range.start + len as usize;
+            range.end = range.start + len as usize / unit * unit;
         }
         self.flights.push(Flight {
             token,

@@ -299,6 +299,14 @@ impl Recorder {
         open.zeroes.take(head);
     }
 
+    /// What began since the last look at the ring did not come from there.
+    #[cold]
+    pub(crate) fn forget_taken(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.taken.drain(|_, _| ());
+        }
+    }
+
     /// Shows what waits because the disk failed it.
     #[cold]
     pub(crate) fn show_stalled(&mut self, stalled: Option<Stalled>) {
