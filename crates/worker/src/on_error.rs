@@ -44,6 +44,12 @@ pub struct OnError {
 }
 
 impl OnError {
+    /// Whether requests may come to wait for the operator.
+    pub fn may_hold(&self) -> bool {
+        let holds = |action| matches!(action, Action::Hold | Action::Retry { hold: true, .. });
+        [self.read, self.write, self.enospc].into_iter().any(holds)
+    }
+
     /// The policy for a request that failed with this errno. A failed flush is always reported: the kernel may
     /// have dropped what it could not write, so a later flush that succeeds proves nothing.
     pub(crate) fn action(&self, verb: Verb, errno: i32) -> Action {
