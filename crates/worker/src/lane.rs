@@ -124,7 +124,7 @@ impl Lane {
 
     /// Has requests that stalled, and a ring to read them from again.
     pub(crate) fn can_redo(&self) -> bool {
-        matches!(self.state, State::Running | State::Disabled) && !self.stalls.is_empty()
+        matches!(self.state, State::Running | State::Disabled) && self.stalls.waiting() > 0
     }
 
     /// Control lets it be served, or not.

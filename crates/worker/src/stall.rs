@@ -190,9 +190,9 @@ impl Stalls {
         due.min()
     }
 
-    /// Nothing waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.held + self.retrying == 0
+    /// How many wait.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.held + self.retrying
     }
 
     /// What is shown of them: how many there are, and the oldest, of those that are held if any is.
@@ -301,23 +301,23 @@ impl<S: Store> Worker<S> {
     /// and whenever one stalls later. Nobody could do them again, and control must not wait for them: they end as
     /// I/O errors.
     pub(crate) fn abandon(&mut self, number: usize) {
-        let ended = self.end_stalled(number, |_| true);
-        if ended > 0
-            && let Some(Some(lane)) = self.lanes.get(number)
-        {
-            let index = lane.index;
+        let Some(Some(lane)) = self.lanes.get(number) else {
+            return;
+        };
+        let (index, waiting) = (lane.index, lane.stalls.waiting());
+        if waiting > 0 {
             self.log_rarely(|name| {
                 tracing::warn!(
-                    "{name}: vring {index} was stopped while the disk failed: its guest got an I/O error for {ended} \
-                     requests that were to be done again"
+                    "{name}: vring {index} was stopped while the disk failed: its guest gets I/O errors for the requests that \
+                     waited to be done again ({waiting} of them)"
                 );
             });
+            self.end_stalled(number, |_| true);
         }
     }
 
-    /// Ends those that wait for such a thing as I/O errors; how many. The next lap shows them to the guest.
-    fn end_stalled(&mut self, number: usize, which: impl Fn(Phase) -> bool) -> u32 {
-        let mut ended = 0;
+    /// Ends those that wait for such a thing as I/O errors. The next lap shows them to the guest.
+    fn end_stalled(&mut self, number: usize, which: impl Fn(Phase) -> bool) {
         let mut at = 0;
         while let Some(Some(lane)) = self.lanes.get_mut(number)
             && at < lane.stalls.list.len()
@@ -325,15 +325,11 @@ impl<S: Store> Worker<S> {
             if let Some(stall) = lane.stalls.start(at, &which) {
                 lane.slots.unstall(stall.head);
                 self.end_failed(number, stall.head, &stall.ended(&self.epoch));
-                ended += 1;
             }
             at += 1;
         }
-        if ended > 0 {
-            self.tidy_stalls(number);
-            self.waiting.due_ns = Some(0);
-        }
-        ended
+        self.tidy_stalls(number);
+        self.waiting.due_ns = Some(0);
     }
 
     /// Does those again whose time has come.

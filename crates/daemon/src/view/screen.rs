@@ -531,7 +531,7 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
         assert!(lines[2].contains("12 HELD"), "{}", lines[2]);
         assert_eq!(
             lines[3],
-            "  vring 3: 2 retried for 2 min, write at sector 2048: Input/output error (os erro…"
+            "  vring 3: 2 retried for 2 min, write at sector 2048: Input/output error (os er…"
         );
         assert_eq!(lines.len(), 6);
         let sheet = sheet(&report);
