@@ -64,6 +64,8 @@ fn resize(image: &Path, bytes: u64, daemon: &Daemon) {
     let lines = |daemon: &Daemon| daemon.log().matches("has shrunk").count();
     let before = lines(daemon);
     file.set_len(bytes).unwrap();
+    // It may not have begun to watch the file yet.
+    daemon.signal(Signal::HUP);
     if bytes < DISK {
         assert!(comes(|| lines(daemon) > before), "{}", daemon.log());
     }
