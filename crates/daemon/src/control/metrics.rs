@@ -47,8 +47,8 @@ cleave_reads_zero_total counter Of these, reads that found nothing but zeroes.
 cleave_calls_coalesced_total counter Published batches whose call was held back and became one with a later one.
 cleave_in_flight_requests gauge Requests with the engine.
 cleave_oldest_request_seconds gauge Age of the oldest request in flight; 0 where there is none.
-cleave_held_requests gauge Requests that the disk failed and that wait for the operator; none: the vring is open.
-cleave_retrying_requests gauge Requests that the disk failed and that wait for a pause to end.
+cleave_held_requests gauge Requests that the disk failed and that wait for the operator; no sample where nothing waits.
+cleave_retrying_requests gauge The same, of those that wait for a pause to end.
 cleave_requests_held_total counter Times that a request which the disk failed was held.
 cleave_requests_redone_total counter Times that a request which the disk failed was done again.
 cleave_request_stage_seconds histogram Time that requests spent in a stage; split is the part of device that was cut into several ops.
