@@ -17,6 +17,7 @@ use clap::{
     ValueEnum,
 };
 use cleave_disk::{Direct, DiskSpec, parse_size};
+use cleave_worker::OnError;
 
 use crate::cpus::CpuList;
 use crate::demo::Demo;
@@ -27,7 +28,7 @@ use crate::probe::Probe;
 use crate::service::Service;
 use crate::split::SplitArgs;
 use crate::stripe::Stripe;
-use crate::view::{Stats, Top};
+use crate::view::{Held, Order, Stats, Top};
 
 /// What the program was asked to do.
 #[derive(Debug)]
@@ -46,6 +47,8 @@ pub(crate) enum Action {
     Top(Top),
     /// Show it once.
     Stats(Stats),
+    /// Do held requests again, or end them.
+    Held(Held),
 }
 
 /// Answer to `--print-capabilities` (vhost-user "Backend program conventions").
@@ -131,6 +134,15 @@ enum Command {
     /// Show what disks have done, once
     #[command(after_long_help = view::STATS_EXAMPLES)]
     Stats(view::StatsArgs),
+    /// Do again what is held because the disk failed it
+    ///
+    /// For disks that are served with --on-error hold. The requests are done again in the order in which they came; one
+    /// that fails once more is held once more.
+    #[command(after_long_help = view::HELD_EXAMPLES)]
+    Resume(view::HeldArgs),
+    /// End what is held because the disk failed it: the guest gets I/O errors
+    #[command(after_long_help = view::HELD_EXAMPLES)]
+    Fail(view::HeldArgs),
     /// See it work on this machine; nothing else is needed
     ///
     /// Makes an image in a temporary folder, serves it on a socket, fills and verifies it through the
@@ -290,6 +302,17 @@ pub(crate) struct ServeOptions {
     /// CPUs that workers are pinned to, in turn: 0,2-3 [default: not pinned]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<CpuList>,
+    /// What becomes of a request that the disk fails: report, retry[:SECONDS][:hold], or hold
+    ///
+    /// report: the guest gets an I/O error. retry: the request is done again after 10 ms, 20 ms and so on up to every second,
+    /// for so long since it first failed (1 to 86400 seconds, 30 if none are given); then it is reported, or with `:hold`
+    /// held. hold: it waits until `cleave resume` has it done again, or `cleave fail` ends it; its vring takes no new
+    /// requests meanwhile, other vrings go on. Needs --control. For each kind of error on its own: read=..., write=...,
+    /// enospc=..., with commas between them. write is about discards and write-zeroes too; enospc is about a full disk or
+    /// quota, and the same as write where it is not given; a kind that is left out is reported. A failed flush is
+    /// always reported, and so is every failed write after it.
+    #[arg(long, value_name = "POLICY", default_value_t = OnError::default())]
+    pub(crate) on_error: OnError,
     #[command(flatten)]
     pub(crate) pacing: PacingArgs,
     #[command(flatten)]
@@ -436,6 +459,8 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
         Some(Command::Top(args)) => Ok(Action::Top(args.into())),
         Some(Command::Stats(args)) => Ok(Action::Stats(args.into())),
+        Some(Command::Resume(args)) => Ok(Action::Held(args.order(Order::Resume))),
+        Some(Command::Fail(args)) => Ok(Action::Held(args.order(Order::Fail))),
         Some(Command::Stripe(command)) => Ok(Action::Stripe(command.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),
         None if cli.program.blk_file.is_none() => {

@@ -52,6 +52,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Demo(demo) => demo::run(&demo),
         Action::Top(top) => view::top(&top),
         Action::Stats(stats) => view::stats(&stats),
+        Action::Held(held) => view::order_held(&held),
         Action::Stripe(stripe) => stripe::run(&stripe),
     }
 }

@@ -116,6 +116,12 @@ impl Service {
             Some(list) => usable(&list.0)?,
             None => Vec::new(),
         };
+        if options.on_error.may_hold() && options.control.is_none() {
+            return Err(Failure::input(format!(
+                "--on-error {}: held requests wait for `cleave resume`, which needs a control socket: give --control PATH",
+                options.on_error
+            )));
+        }
         let endpoint = endpoint(&args.endpoint)?;
         let disk = source(&args.disk, &args.stripe, options.block_size)?;
         let workers = options
@@ -144,7 +150,10 @@ impl Service {
                 ops: disk.ops(options.queue_size),
             },
             // How requests are split is known when the disk is open.
-            tuning: options.pacing.tuning(Split::Off),
+            tuning: Tuning {
+                on_error: options.on_error,
+                ..options.pacing.tuning(Split::Off)
+            },
             disk,
             split: options.split.clone(),
             control: options.control.clone(),

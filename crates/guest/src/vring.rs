@@ -334,6 +334,11 @@ impl Vring {
         }
     }
 
+    /// Whether the requests in flight are written down.
+    pub fn is_kept(&self) -> bool {
+        self.journal.is_some()
+    }
+
     /// From here on only those that a daemon took which died are taken: they count as in flight.
     pub fn take_no_more(&mut self) {
         self.seen_avail = self.next_avail;
@@ -412,8 +417,10 @@ impl Vring {
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
         if self.next_avail == self.seen_avail {
-            if let Some(head) = self.again.pop() {
-                return Ok(self.retake(head, chain));
+            if self.place.is_some()
+                && let Some(head) = self.again.pop()
+            {
+                return self.retake(head, chain).map(Some);
             }
             if self.drains || !self.look()? {
                 return Ok(None);
@@ -446,14 +453,18 @@ impl Vring {
         Ok(Some(Taken { head, fault }))
     }
 
-    /// Copies the chain of a head that was taken before, as it is now; positions stay. `None`: nothing is mapped.
+    /// Copies the chain of a head that was taken and not yet given back into `chain` once more, as the guest has it
+    /// now: it may have changed and is judged anew. Positions stay. The vring must be attached.
     #[cold]
-    pub fn retake(&self, head: u16, chain: &mut Chain) -> Option<Taken> {
-        let Place { epoch, parts } = self.place.as_ref()?;
+    pub fn retake(&mut self, head: u16, chain: &mut Chain) -> Result<Taken, VringFault> {
+        let size = self.layout.size;
+        let Some(Place { epoch, parts }) = self.place.as_ref().filter(|_| head < size) else {
+            return Err(VringFault::Head { head, size });
+        };
         // SAFETY: the table lies wholly in memory that the epoch keeps mapped.
-        let table = unsafe { Table::direct(epoch, parts.desc, self.layout.size) };
+        let table = unsafe { Table::direct(epoch, parts.desc, size) };
         let fault = walk(table, head, chain).err();
-        Some(Taken { head, fault })
+        Ok(Taken { head, fault })
     }
 
     /// Reads the shared available index; whether there is something to take.
@@ -598,6 +609,35 @@ mod tests {
             }
             assert_eq!(vring.base(), driver.avail);
         }
+    }
+
+    #[test]
+    fn a_chain_is_taken_again_as_it_is_now_and_positions_stay() {
+        let (mut driver, mut vring, mut chain) = pair(8, 65535, 0);
+        driver.offer(3);
+        driver.publish();
+        let taken = vring.take(&mut chain).unwrap().unwrap();
+        let before = (vring.base(), vring.seen());
+        driver.set(3, Desc(0x9_0000, 32, 0, 0));
+        chain.clear();
+        assert_eq!(vring.retake(3, &mut chain), Ok(taken));
+        assert_eq!(chain.readable(), [segment(0x9_0000, 32)]);
+        assert_eq!((vring.base(), vring.seen()), before);
+        driver.set(3, Desc(0x9_0000, 32, NEXT, 3));
+        let fault = Some(crate::ChainFault::Endless);
+        let endless = Taken { head: 3, fault };
+        assert_eq!(vring.retake(3, &mut chain), Ok(endless));
+        let beyond = VringFault::Head { head: 8, size: 8 };
+        assert_eq!(vring.retake(8, &mut chain), Err(beyond));
+        // It goes back once, and room for as many chains as before is left.
+        vring.push_used(3, 1);
+        vring.publish();
+        assert_eq!(driver.reap(), Some((3, 1)));
+        (0..8).for_each(|head| driver.offer(head));
+        driver.publish();
+        (0..8).for_each(|head| assert_eq!(vring.take(&mut chain).unwrap().unwrap().head, head));
+        vring.detach();
+        assert!(vring.retake(3, &mut chain).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use cleave_blk::spec::feature;
-use cleave_worker::VringStart;
+use cleave_worker::{Stopped, VringStart};
 
 use crate::Refusal;
 use crate::foreign::{Foreign, signal};
@@ -142,10 +142,16 @@ impl State {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.kick = Kick::Unset;
         if entry.running.take().is_some() {
-            let position = answer(self.workers.get(index)?.stop(index))?;
-            entry
-                .settings
-                .set_base(position.unwrap_or(entry.settings.base));
+            match answer(self.workers.get(index)?.stop(index))? {
+                Stopped::At(position) => entry.settings.set_base(position),
+                // An answer would say that nothing is in flight.
+                Stopped::Left => {
+                    return Err(Refusal::connection(format!(
+                        "vring {index} stops while requests are held: they are left to the next connection"
+                    )));
+                }
+                Stopped::Unknown => {}
+            }
         }
         Ok((index, entry.settings.position))
     }
@@ -160,10 +166,9 @@ impl State {
             }
         }
         for (index, pending) in answers {
-            let position = answer(pending)?;
-            self.settings(index, |settings| {
-                settings.set_base(position.unwrap_or(settings.base));
-            });
+            if let Stopped::At(position) = answer(pending)? {
+                self.settings(index, |settings| settings.set_base(position));
+            }
         }
         Ok(())
     }

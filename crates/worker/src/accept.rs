@@ -224,6 +224,7 @@ impl<S: Store> Acceptance<'_, S> {
         let changes = !matches!(request.verb, Verb::Read | Verb::Flush);
         let cached = changes && !cut.durable;
         self.splitting.requests += 1;
+        let order = lane.slots.next_order();
         lane.slots.fill(
             head,
             Slot {
@@ -234,6 +235,7 @@ impl<S: Store> Acceptance<'_, S> {
                 cached,
                 timing,
                 failed: None,
+                order,
             },
         );
         lane.record.began(head, request, data, self.laps);

@@ -36,6 +36,7 @@ impl InFlight {
                 cached: false,
                 timing: None,
                 failed: None,
+                order: self.0.next_order(),
             };
             self.0.fill(head, slot);
         }

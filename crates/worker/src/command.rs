@@ -30,6 +30,17 @@ pub struct VringStart {
     pub enabled: bool,
 }
 
+/// How a vring stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// All that was taken is answered; this is the position of the next.
+    At(u16),
+    /// Requests that the disk failed are left in the in-flight region, for whoever serves the vring next.
+    Left,
+    /// The worker has no such vring.
+    Unknown,
+}
+
 /// One descriptor of a vring that control may change while it runs.
 #[derive(Debug)]
 pub(crate) enum Signal {
@@ -42,7 +53,7 @@ pub(crate) enum Signal {
 #[derive(Debug)]
 pub(crate) enum Command {
     Start(Box<VringStart>, SyncSender<Result<(), VringError>>),
-    Stop(u16, SyncSender<Option<u16>>),
+    Stop(u16, SyncSender<Stopped>),
     Enable(u16, bool, SyncSender<()>),
     Signal(u16, Signal, SyncSender<()>),
     Bind(Arc<Memory>, SyncSender<()>),

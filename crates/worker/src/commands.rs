@@ -6,8 +6,9 @@ use std::sync::mpsc::{SyncSender, TryRecvError};
 use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
 
-use crate::command::{Command, Commands, Signal, VringStart};
+use crate::command::{Command, Commands, Signal, Stopped, VringStart};
 use crate::lane::{Lane, State};
+use crate::registry::Orders;
 use crate::stats::add;
 use crate::worker::{LANES_MAX, Lap, Worker, call_bell, err_bell};
 
@@ -27,16 +28,19 @@ pub(crate) struct Inbox {
     pub(crate) unsettled: bool,
     /// The worker is to end.
     pub(crate) exiting: bool,
+    /// Orders about held requests that were carried out.
+    pub(crate) orders: Orders,
 }
 
 impl Inbox {
-    pub(crate) fn new(commands: Commands) -> Inbox {
+    pub(crate) fn new(commands: Commands, orders: Orders) -> Inbox {
         Inbox {
             commands,
             is_pending: true,
             stopping: 0,
             unsettled: false,
             exiting: false,
+            orders,
         }
     }
 }
@@ -80,7 +84,10 @@ impl<S: Store> Worker<S> {
                 }
             }
         }
+        self.heed_orders();
         self.settle();
+        // A vring that rested may go on.
+        self.schedule_stalls();
         self.release_drained_lanes();
         self.update_wish();
         if self.is_ended() {
@@ -114,7 +121,22 @@ impl<S: Store> Worker<S> {
                 for lane in self.lanes.iter_mut().flatten() {
                     lane.enable(false);
                 }
+                for number in 0..self.lanes.len() {
+                    self.abandon(number);
+                }
             }
+        }
+    }
+
+    /// Carries out what the operator wants of the held requests.
+    fn heed_orders(&mut self) {
+        let orders = self.device.registry.orders();
+        let before = std::mem::replace(&mut self.inbox.orders, orders);
+        if orders.fails != before.fails {
+            self.fail_held();
+        }
+        if orders.resumes != before.resumes {
+            self.resume_held();
         }
     }
 
@@ -185,19 +207,17 @@ impl<S: Store> Worker<S> {
             .position(|lane| lane.as_ref().is_some_and(|lane| lane.index == index))
     }
 
-    fn stop(&mut self, index: u16, done: SyncSender<Option<u16>>) {
-        match self
-            .number_of(index)
-            .and_then(|number| self.lanes[number].as_mut())
-        {
-            Some(lane) => {
-                // A second stop of the same vring takes the place of the first.
-                self.inbox.stopping += usize::from(!matches!(lane.state, State::Stopping(_)));
-                lane.vring.take_no_more();
-                lane.state = State::Stopping(done);
-            }
-            None => reply(&done, None),
+    fn stop(&mut self, index: u16, done: SyncSender<Stopped>) {
+        let Some(number) = self.number_of(index) else {
+            return reply(&done, Stopped::Unknown);
+        };
+        if let Some(lane) = self.lanes[number].as_mut() {
+            // A second stop of the same vring takes the place of the first.
+            self.inbox.stopping += usize::from(!matches!(lane.state, State::Stopping(_)));
+            lane.vring.take_no_more();
+            lane.state = State::Stopping(done);
         }
+        self.abandon(number);
     }
 
     fn enable(&mut self, index: u16, enabled: bool) {
@@ -284,7 +304,13 @@ impl<S: Store> Worker<S> {
             self.reactor.set_bell(call_bell(slot), None);
             self.reactor.set_bell(err_bell(slot), None);
             if let State::Stopping(done) = lane.state {
-                reply(&done, Some(lane.vring.base()));
+                reply(
+                    &done,
+                    match lane.left {
+                        true => Stopped::Left,
+                        false => Stopped::At(lane.vring.base()),
+                    },
+                );
             }
         }
     }

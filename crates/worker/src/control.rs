@@ -9,9 +9,9 @@ use std::time::Duration;
 use cleave_guest::{Memory, VringError};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::VringStart;
 use crate::command::{Command, Commands, Signal};
 use crate::worker::signal;
+use crate::{Stopped, VringStart};
 
 /// Commands that may wait in the queue: control waits for most answers, so few ever do.
 const COMMANDS_MAX: usize = 64;
@@ -62,9 +62,8 @@ impl Control {
         self.ask(|done| Command::Start(Box::new(start), done))
     }
 
-    /// Drains a vring and takes it back; answers its position when nothing of it is in flight
-    /// (`None`: no such vring).
-    pub fn stop(&self, index: u16) -> Pending<Option<u16>> {
+    /// Drains a vring and takes it back; answered when nothing of it is in flight.
+    pub fn stop(&self, index: u16) -> Pending<Stopped> {
         self.ask(|done| Command::Stop(index, done))
     }
 

@@ -95,6 +95,20 @@ impl Device {
         self.registry.tune(tuning);
     }
 
+    /// Has held requests done again; how many there were.
+    pub fn resume(&self) -> u64 {
+        let held = self.records.held();
+        self.registry.resume();
+        held
+    }
+
+    /// Ends held requests as I/O errors; how many there were.
+    pub fn fail(&self) -> u64 {
+        let held = self.records.held();
+        self.registry.fail();
+        held
+    }
+
     /// Mode of each running worker: how it waits when it finds nothing to do.
     pub fn modes(&self) -> Vec<Mode> {
         self.registry.modes()

@@ -5,10 +5,11 @@ use std::sync::mpsc::SyncSender;
 use cleave_guest::{Epoch, Vring, VringError};
 
 use crate::Completion;
-use crate::command::VringStart;
+use crate::command::{Stopped, VringStart};
 use crate::policy::Caller;
 use crate::record::Recorder;
 use crate::slots::Slots;
+use crate::stall::Stalls;
 
 /// Where a vring is in its life with a worker.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(crate) enum State {
     /// Broken by the guest: never served again, kept until control stops it.
     Retired,
     /// Control waits for what is in flight, then for the position.
-    Stopping(SyncSender<Option<u16>>),
+    Stopping(SyncSender<Stopped>),
 }
 
 /// A vring, its requests in flight and its life.
@@ -38,6 +39,12 @@ pub(crate) struct Lane {
     /// How it is waited for.
     pub(crate) completion: Completion,
     pub(crate) state: State,
+    /// Requests that the disk failed and that are to be done again.
+    pub(crate) stalls: Stalls,
+    /// Stalled requests were left in the in-flight region.
+    pub(crate) left: bool,
+    /// Takes nothing new, because a request is held.
+    pub(crate) is_closed: bool,
     /// Entries were pushed since the last publish.
     pub(crate) dirty: bool,
     /// How many.
@@ -102,6 +109,9 @@ impl Lane {
             } else {
                 State::Disabled
             },
+            stalls: Stalls::default(),
+            left: false,
+            is_closed: false,
             dirty: false,
             record,
             drowse: Drowse::default(),
@@ -112,14 +122,19 @@ impl Lane {
 
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
-        matches!(self.state, State::Running)
+        matches!(self.state, State::Running) && !self.is_closed
+    }
+
+    /// Has requests that stalled, and a ring to read them from again.
+    pub(crate) fn can_redo(&self) -> bool {
+        matches!(self.state, State::Running | State::Disabled) && self.stalls.waiting() > 0
     }
 
     /// Whether chains are taken: of a vring that stops those that a daemon before had taken, which count as in flight.
     #[inline]
     pub(crate) fn takes(&self) -> bool {
         match self.state {
-            State::Running => true,
+            State::Running => !self.is_closed,
             State::Stopping(_) => self.vring.again() > 0,
             _ => false,
         }

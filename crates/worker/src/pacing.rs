@@ -66,8 +66,8 @@ pub(crate) struct Waiting {
     pub(crate) vain_looks: u32,
     /// Guests were asked for kicks since they were last told that none are needed.
     pub(crate) armed: bool,
-    /// When the first call that is held back has to go out.
-    pub(crate) call_due_ns: Option<u64>,
+    /// When the first call that is held back has to go out, or the first stalled request is to be done again.
+    pub(crate) due_ns: Option<u64>,
 }
 
 impl Waiting {
@@ -82,7 +82,7 @@ impl Waiting {
             unkicked: Unkicked::default(),
             vain_looks: 0,
             armed: true,
-            call_due_ns: None,
+            due_ns: None,
         }
     }
 }
@@ -146,7 +146,7 @@ impl<S: Store> Worker<S> {
             },
             1,
         );
-        let until_ns = until_ns.into_iter().chain(self.waiting.call_due_ns).min();
+        let until_ns = until_ns.into_iter().chain(self.waiting.due_ns).min();
         Wait::Until(until_ns.map(|ns| self.device.began + Duration::from_nanos(ns)))
     }
 
@@ -303,8 +303,7 @@ impl<S: Store> Worker<S> {
                 Call::Later => {
                     lane.record.count(VringEvent::CallCoalesced);
                     let due_ns = lane.caller.due_ns(coalesce);
-                    self.waiting.call_due_ns =
-                        self.waiting.call_due_ns.into_iter().chain(due_ns).min();
+                    self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min();
                 }
             }
             if self.meters.laps.is_timed() {
@@ -313,25 +312,28 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Sends the calls that were held back for long enough.
+    /// Does what was put off until now: calls that were held back, and requests to be done again.
     #[inline]
-    pub(crate) fn send_held_calls(&mut self) {
-        if self.waiting.call_due_ns.is_some() {
-            self.send_due_calls();
+    pub(crate) fn attend_due(&mut self) {
+        if self.waiting.due_ns.is_some() {
+            self.attend_if_due();
         }
     }
 
-    fn send_due_calls(&mut self) {
+    fn attend_if_due(&mut self) {
         let now_ns = self.now_ns();
-        if self
-            .waiting
-            .call_due_ns
-            .is_none_or(|due_ns| now_ns < due_ns)
-        {
+        if self.waiting.due_ns.is_none_or(|due_ns| now_ns < due_ns) {
             return;
         }
+        self.waiting.due_ns = None;
+        self.send_due_calls(now_ns);
+        self.redo_due(now_ns);
+        // Those that ended at once.
+        self.publish();
+    }
+
+    fn send_due_calls(&mut self, now_ns: u64) {
         let coalesce = self.tuned.tuning.coalesce;
-        self.waiting.call_due_ns = None;
         for (slot, lane) in (0..).zip(&mut self.lanes) {
             let Some(lane) = lane else { continue };
             match lane.caller.due_ns(coalesce) {
@@ -341,10 +343,7 @@ impl<S: Store> Worker<S> {
                     lane.caller.settle();
                     self.reactor.ring(call_bell(slot));
                 }
-                due_ns => {
-                    self.waiting.call_due_ns =
-                        self.waiting.call_due_ns.into_iter().chain(due_ns).min()
-                }
+                due_ns => self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min(),
             }
         }
     }

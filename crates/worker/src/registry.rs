@@ -26,6 +26,16 @@ pub(crate) struct Registry {
     members: Mutex<Members>,
     /// Counts the changes of the tuning: a worker that has seen another number looks.
     turn: AtomicU64,
+    resumes: AtomicU64,
+    fails: AtomicU64,
+}
+
+/// How often the operator has had held requests done again, and given up. A worker that has seen other numbers carries
+/// that out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Orders {
+    pub(crate) resumes: u64,
+    pub(crate) fails: u64,
 }
 
 #[derive(Debug)]
@@ -46,6 +56,34 @@ impl Registry {
                 past_legs: Vec::new(),
             }),
             turn: AtomicU64::new(0),
+            resumes: AtomicU64::new(0),
+            fails: AtomicU64::new(0),
+        }
+    }
+
+    /// Has all workers do their held requests again.
+    pub(crate) fn resume(&self) {
+        self.order(&self.resumes);
+    }
+
+    /// Has all workers end their held requests as I/O errors.
+    pub(crate) fn fail(&self) {
+        self.order(&self.fails);
+    }
+
+    fn order(&self, counter: &AtomicU64) {
+        let members = self.lock();
+        // Before the bells, as in `tune`.
+        counter.fetch_add(1, Ordering::Release);
+        for worker in &members.live {
+            signal(&worker.bell);
+        }
+    }
+
+    pub(crate) fn orders(&self) -> Orders {
+        Orders {
+            resumes: self.resumes.load(Ordering::Acquire),
+            fails: self.fails.load(Ordering::Acquire),
         }
     }
 

@@ -28,6 +28,17 @@ pub(crate) struct Slot {
     pub(crate) timing: Option<Timing>,
     /// Lowest-numbered op that failed, and its errno: the first error by offset decides the status.
     pub(crate) failed: Option<(u32, i32)>,
+    /// Grows from request to request, in the order in which they were taken.
+    pub(crate) order: u64,
+}
+
+/// What is known of a head.
+#[derive(Debug, Clone)]
+enum Entry {
+    Free,
+    Busy(Slot),
+    /// Its request failed and is to be done again: see `stall`. It holds no memory.
+    Stalled,
 }
 
 /// A request whose last op has ended.
@@ -42,6 +53,7 @@ pub(crate) struct Ended {
     pub(crate) timing: Option<Timing>,
     /// Errno of the op that failed it.
     pub(crate) errno: Option<i32>,
+    pub(crate) order: u64,
 }
 
 impl Ended {
@@ -67,47 +79,90 @@ pub(crate) enum Next {
 /// Fixed table, one slot a head: no allocator, O(1), and a head reused in flight is caught.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    table: Box<[Option<Slot>]>,
-    taken: u32,
+    table: Box<[Entry]>,
+    /// Requests that went into the table, and that left it. Of the vring's life: neither comes to its end.
+    filled: u64,
+    ended: u64,
 }
 
 impl Slots {
     pub(crate) fn new(vring_size: u16) -> Slots {
         Slots {
-            table: vec![None; usize::from(vring_size)].into_boxed_slice(),
-            taken: 0,
+            table: vec![Entry::Free; usize::from(vring_size)].into_boxed_slice(),
+            filled: 0,
+            ended: 0,
         }
     }
 
-    /// Requests in flight.
+    /// Requests in flight. Stalled ones are not.
     #[inline]
     pub(crate) fn taken(&self) -> u32 {
-        self.taken
+        // Never more than the table has entries.
+        self.filled.wrapping_sub(self.ended) as u32
     }
 
-    /// Whether a request with this head is in flight already.
+    /// Whether a request with this head is in flight or stalled.
     #[inline]
     pub(crate) fn is_taken(&self, head: u16) -> bool {
         self.table
             .get(usize::from(head))
-            .is_none_or(Option::is_some)
+            .is_none_or(|entry| !matches!(entry, Entry::Free))
+    }
+
+    /// The order that the next request gets.
+    #[inline]
+    pub(crate) fn next_order(&self) -> u64 {
+        self.filled
     }
 
     /// Nothing more is learnt from the requests in flight: who chose for them is gone.
     pub(crate) fn forget_choices(&mut self) {
-        for slot in self.table.iter_mut().flatten() {
-            slot.timing = None;
+        for entry in &mut self.table {
+            if let Entry::Busy(slot) = entry {
+                slot.timing = None;
+            }
         }
     }
 
     /// Keeps a request whose ops have been pushed. The head must be free.
     #[inline]
     pub(crate) fn fill(&mut self, head: u16, request: Slot) {
-        if let Some(slot) = self.table.get_mut(usize::from(head)) {
-            debug_assert!(slot.is_none() && request.ops_left > 0);
-            *slot = Some(request);
-            self.taken += 1;
+        if let Some(entry) = self.table.get_mut(usize::from(head)) {
+            debug_assert!(matches!(entry, Entry::Free) && request.ops_left > 0);
+            *entry = Entry::Busy(request);
+            self.filled += 1;
         }
+    }
+
+    /// A request that has just ended is to be done again: no other may have its head until then.
+    pub(crate) fn stall(&mut self, head: u16) {
+        if let Some(entry @ Entry::Free) = self.table.get_mut(usize::from(head)) {
+            *entry = Entry::Stalled;
+        }
+    }
+
+    /// Frees the head of a stalled request.
+    pub(crate) fn unstall(&mut self, head: u16) {
+        if let Some(entry @ Entry::Stalled) = self.table.get_mut(usize::from(head)) {
+            *entry = Entry::Free;
+        }
+    }
+
+    /// A request that is done again keeps its place in the order. `false`: it has ended already.
+    pub(crate) fn keep_order(&mut self, head: u16, order: u64) -> bool {
+        match self.table.get_mut(usize::from(head)) {
+            Some(Entry::Busy(slot)) => {
+                slot.order = order;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the request of this order is in flight.
+    pub(crate) fn has(&self, head: u16, order: u64) -> bool {
+        let entry = self.table.get(usize::from(head));
+        matches!(entry, Some(Entry::Busy(slot)) if slot.order == order)
     }
 
     /// One op of a request has ended; what that means for the request. `write_through`: the cache mode
@@ -123,7 +178,7 @@ impl Slots {
         let Some(entry) = self.table.get_mut(usize::from(head)) else {
             return Next::Wait;
         };
-        let Some(slot) = entry.as_mut() else {
+        let Entry::Busy(slot) = entry else {
             return Next::Wait;
         };
         if let Err(errno) = result
@@ -140,10 +195,10 @@ impl Slots {
             (slot.cached, slot.ops_left) = (false, 1);
             return Next::Sync;
         }
-        let Some(slot) = entry.take() else {
+        let Entry::Busy(slot) = std::mem::replace(entry, Entry::Free) else {
             return Next::Wait;
         };
-        self.taken -= 1;
+        self.ended += 1;
         Next::End(slot.end())
     }
 }
@@ -161,6 +216,7 @@ impl Slot {
             outcome,
             timing: self.timing,
             errno,
+            order: self.order,
         }
     }
 }
@@ -186,6 +242,7 @@ mod tests {
             cached,
             timing: None,
             failed: None,
+            order: 0,
         }
     }
 
@@ -253,6 +310,29 @@ mod tests {
             (ended.errno, ended.outcome.status, ended.outcome.used_bytes),
             (Some(28), Status::IoErr, 1)
         );
+    }
+
+    #[test]
+    fn stalled_request_keeps_its_head_and_its_order_and_is_not_in_flight() {
+        let mut slots = Slots::new(4);
+        slots.fill(2, read(512, 1, 0, false));
+        let first = ended(slots.op_ended(2, 0, Err(5), false));
+        slots.stall(2);
+        assert!(slots.is_taken(2));
+        assert_eq!((slots.taken(), slots.next_order()), (0, 1));
+        assert_eq!(slots.op_ended(2, 0, Ok(()), false), Next::Wait);
+        assert!(!slots.keep_order(2, first.order));
+        slots.unstall(2);
+        assert!(!slots.is_taken(2));
+        let again = Slot {
+            order: slots.next_order(),
+            ..read(512, 1, 0, false)
+        };
+        slots.fill(2, again);
+        assert!(slots.has(2, 1) && slots.keep_order(2, first.order));
+        assert!(slots.has(2, first.order) && !slots.has(2, 1));
+        let ended = ended(slots.op_ended(2, 0, Ok(()), false));
+        assert_eq!((ended.order, slots.taken()), (first.order, 0));
     }
 
     #[test]

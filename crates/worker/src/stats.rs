@@ -177,6 +177,10 @@ counters! {
     kicks,
     /// Vrings retired for a fault of the guest.
     retired,
+    /// Times that a request which the disk failed was held.
+    held,
+    /// Times that a request which the disk failed was done again.
+    redone,
 }
 
 impl std::fmt::Display for Totals {
@@ -208,6 +212,9 @@ impl std::fmt::Display for Totals {
                 ", {} reads and writes of the disk polled for",
                 self.polled
             )?;
+        }
+        if self.held + self.redone > 0 {
+            write!(f, ", {} held, {} done again", self.held, self.redone)?;
         }
         write!(f, ", {retired} vrings retired; ")?;
         self.write_pacing(f)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::Split;
+use crate::{OnError, Split};
 
 /// How a worker learns of completions and kicks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,6 +55,8 @@ pub struct Tuning {
     pub coalesce: Coalesce,
     /// How large requests are split.
     pub split: Split,
+    /// What becomes of requests that the disk fails.
+    pub on_error: OnError,
 }
 
 impl Tuning {
@@ -67,7 +69,7 @@ impl Tuning {
     /// Per cent of a core that a per cent of speed may cost where nobody says otherwise: a core for a fifth.
     pub const SPIN_WORTH: u32 = 5;
 
-    /// Adaptive, as much spinning as is usual, no call held back.
+    /// Adaptive, as much spinning as is usual, no call held back, errors reported.
     pub fn new(split: Split) -> Tuning {
         Tuning {
             completion: Completion::default(),
@@ -78,6 +80,7 @@ impl Tuning {
             spin_worth: Tuning::SPIN_WORTH,
             coalesce: Coalesce::default(),
             split,
+            on_error: OnError::default(),
         }
     }
 

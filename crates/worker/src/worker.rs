@@ -38,7 +38,7 @@ const TAKE_MAX_IDLE: usize = 8;
 /// Descriptors that are read in one lap, all vrings together, before commands and completions have their turn:
 /// a fifth of a millisecond. (One chain may have half as many, and 64 of them on each of 256 vrings would
 /// keep a stop waiting for seconds.)
-const DESCRIPTORS_MAX: u32 = 1 << 16;
+pub(crate) const DESCRIPTORS_MAX: u32 = 1 << 16;
 /// Watch slot of the command eventfd; lane `n` watches its kick in slot `n`.
 const COMMAND_WATCH: u16 = LANES_MAX;
 /// Large requests of one kind that make what was learnt of them worth a line.
@@ -253,7 +253,7 @@ impl<S: Store> Worker<S> {
                 large: 0,
             },
             waiting: Waiting::new(),
-            inbox: Inbox::new(commands),
+            inbox: Inbox::new(commands, device.registry.orders()),
             tuned: Tuned {
                 number,
                 ops_max,
@@ -277,6 +277,7 @@ impl<S: Store> Worker<S> {
         if reaped > 0 {
             self.publish();
         }
+        self.attend_due();
         let took = self.accept();
         // Ops that ended in `push`; the kernel's completions are for the next lap.
         let at_once = match self.store().is_ready() {
@@ -289,7 +290,6 @@ impl<S: Store> Worker<S> {
         let worked = took.chains + reaped + at_once > 0;
         let polled = self.reactor.polled();
         self.meters.lap_ended(worked, polled, &mut self.lanes);
-        self.send_held_calls();
         if self.epoch.is_lost() {
             self.lose_memory();
         }
@@ -387,6 +387,9 @@ impl<S: Store> Worker<S> {
             }
             exact_ns = Some(now_ns.saturating_sub(timing.start_ns));
         }
+        if let Some(errno) = ended.errno {
+            return self.request_failed(token, &ended, errno);
+        }
         lane.record.ended(
             token.head,
             &ended,
@@ -397,9 +400,6 @@ impl<S: Store> Worker<S> {
         // Through the memory in which it was taken, whatever the table in force has there.
         let used = answer(&ended.epoch, ended.status_addr, ended.outcome);
         lane.push_used(token.head, used);
-        if ended.errno.is_some() {
-            self.report(&ended);
-        }
     }
 
     fn push_sync(&mut self, leg: u16, token: Token) {
@@ -522,9 +522,10 @@ impl<S: Store> Worker<S> {
         self.reactor.ring(err_bell(slot as u16));
         add_to(&self.alarm, ALARM_RETIRED);
         self.log_rarely(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));
+        self.abandon(slot);
     }
 
-    fn report(&mut self, ended: &Ended) {
+    pub(crate) fn report(&mut self, ended: &Ended) {
         let Ended {
             verb,
             offset_bytes,

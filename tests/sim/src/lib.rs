@@ -229,22 +229,34 @@ impl Store for Sim {
         let parsed = self.parse(epoch, &op);
         let fate = self.fate(op.kind);
         let (torn, delay) = (self.random.draw(), self.random.draw());
-        let (leg, failing, slow) = {
+        let (leg, failing, slow, bad, unit) = {
             let store = lock(&self.store);
-            (store.leg(op.leg), store.failing_leg, store.slow_leg)
+            let bad = store.failing.clone();
+            let unit = if store.whole_sectors { 512 } else { 1 };
+            let leg = store.leg(op.leg);
+            (leg, store.failing_leg, store.slow_leg, bad, unit)
+        };
+        if let Some(pushed) = &mut lock(&self.store).pushed {
+            pushed.push(op.offset_bytes);
+        }
+        let touches = |bad: &Range<usize>, range: &Range<usize>| {
+            range.start < bad.end && bad.start < range.end
         };
         let slowness = slow.map_or(1, |(leg, times)| if leg == op.leg { times } else { 1 });
         let delay = (1 + delay % u64::from(self.config.delay_max.max(1))) * u64::from(slowness);
         let moves_after = 1 + self.random.up_to(delay - 1);
         let result = match &parsed {
             Ok(_) if failing == Some(op.leg) => Err(Errno::IO.raw_os_error()),
-            Ok(_) => fate,
+            Ok((range, _)) => match bad {
+                Some((bad, errno)) if touches(&bad, range) => Err(errno),
+                _ => fate,
+            },
             Err(errno) => Err(errno.raw_os_error()),
         };
         let (mut range, segments) = parsed.unwrap_or_default();
         if result.is_err() {
             let len = torn % (range.len() as u64 + 1);
-            range.end = range.start + len as usize;
+            range.end = range.start + len as usize / unit * unit;
         }
         self.flights.push(Flight {
             token,
@@ -271,8 +283,9 @@ impl Store for Sim {
 
     fn before_enter(&mut self, _reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
         self.step();
-        if wait == Wait::No {
-            return None;
+        match wait {
+            Wait::No => return None,
+            Wait::Until(end) => lock(&self.store).waits[usize::from(end.is_none())] += 1,
         }
         // Asleep, time goes on until something ends: each op does within `delay_max` steps.
         while self.ready.is_empty() && !self.flights.is_empty() {

@@ -20,6 +20,14 @@ pub struct SimStore {
     pub leg_bytes: usize,
     /// Every op on this leg fails with EIO.
     pub failing_leg: Option<u16>,
+    /// Reads and writes that touch these bytes fail with this errno, and so do discards and write-zeroes.
+    pub failing: Option<(Range<usize>, i32)>,
+    /// What a failed op moves are whole sectors, as with a disk that keeps its power.
+    pub whole_sectors: bool,
+    /// Offsets of ops in the order in which they were pushed, for whoever empties it.
+    pub pushed: Option<Vec<u64>>,
+    /// Waits of the owner: those with an end, and those without.
+    pub waits: [u64; 2],
     /// Ops on this leg take this many times as long.
     pub slow_leg: Option<(u16, u32)>,
 }

@@ -78,6 +78,13 @@ fn every_option_reaches_the_service() {
     assert_eq!(with("--spin-worth 10000").tuning.spin_worth, 10_000);
     let coalesce = with("--coalesce-us 30 --coalesce-max 8").tuning.coalesce;
     assert_eq!((coalesce.us, coalesce.max), (30, 8));
+    let on_error = with("--on-error read=retry:5,enospc=hold --control /c").tuning;
+    assert_eq!(
+        on_error.on_error.to_string(),
+        "read=retry:5,write=report,enospc=hold"
+    );
+    let retry = with("--on-error retry").tuning;
+    assert_eq!(retry.on_error.to_string(), "retry:30");
     assert!(with("--once").once);
     assert_eq!(
         with("--log trace").log,
@@ -320,6 +327,28 @@ fn bad_input_is_one_line_that_names_the_thing() {
             "power of two",
         ),
         ("cleave serve --fd 3 --disk null:1G --split 8M", "4K to 4M"),
+        (
+            "cleave serve --fd 3 --disk null:1G --on-error stop",
+            "\"stop\" is none of report, hold and retry",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --on-error retry:0",
+            "1 to 86400 seconds",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --on-error read=hold,read=report",
+            "read= is there twice",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --on-error hold",
+            "give --control PATH",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1G --on-error enospc=retry:9:hold",
+            "give --control PATH",
+        ),
+        ("cleave resume", "--control"),
+        ("cleave fail /run/a.ctl", "/run/a.ctl"),
         ("cleave probe", "SPEC"),
         ("cleave probe ram:1M ram:1M", "--stripe"),
         ("cleave probe ram:much", "ram:much"),
@@ -407,6 +436,22 @@ fn every_option_reaches_the_probe() {
     assert_eq!(files.profile, Some("p".into()));
     assert_eq!(files.json, Some("-".into()));
     assert_eq!(files.svg, Some("s".into()));
+}
+
+#[test]
+fn held_requests_are_ordered_about_by_control_socket() {
+    for (word, order) in [("resume", Order::Resume), ("fail", Order::Fail)] {
+        match parsed(&format!("cleave {word} --control /a --control /b")) {
+            Ok(Action::Held(held)) => assert_eq!(
+                held,
+                Held {
+                    order,
+                    sockets: vec!["/a".into(), "/b".into()]
+                }
+            ),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]

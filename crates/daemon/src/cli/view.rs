@@ -1,11 +1,11 @@
-//! `cleave top` and `cleave stats` on the command line.
+//! `cleave top`, `cleave stats`, `cleave resume` and `cleave fail` on the command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
-use crate::view::{Stats, Top};
+use crate::view::{Held, Order, Stats, Top};
 
 pub(super) const TOP_EXAMPLES: &str = "\
 Examples:
@@ -23,6 +23,13 @@ Examples:
   How many 4 KiB reads there were:
       cleave stats --control /run/cleave/a.ctl --json |
           jq '.[0].requests[] | select(.direction == \"read\" and .size == \"4K\").requests'";
+
+pub(super) const HELD_EXAMPLES: &str = "\
+Examples:
+  The disk was full, and its guest waits; there is room again:
+      cleave resume --control /run/cleave/a.ctl
+  There will be none; the guest gets an I/O error:
+      cleave fail --control /run/cleave/a.ctl";
 
 /// Which daemons to ask.
 #[derive(Debug, Clone, Args)]
@@ -50,6 +57,22 @@ pub(super) struct StatsArgs {
     /// Print all there is as JSON: a list of disks, each as GET /v1/disks/{id} has it
     #[arg(long)]
     json: bool,
+}
+
+/// `cleave resume` and `cleave fail`.
+#[derive(Debug, Clone, Args)]
+pub(super) struct HeldArgs {
+    #[command(flatten)]
+    sockets: Sockets,
+}
+
+impl HeldArgs {
+    pub(super) fn order(self, order: Order) -> Held {
+        Held {
+            order,
+            sockets: self.sockets.control,
+        }
+    }
 }
 
 fn interval(text: &str) -> Result<f64, String> {

@@ -68,6 +68,7 @@ impl Exhibit {
             totals: totals(device),
             errors: errors(&records),
             in_flight: in_flight(device, &records),
+            stalled: stalled(device),
             zero_reads: zero_reads(&records),
             recording: device.records.is_on(),
             requests: requests(&records),
@@ -184,6 +185,7 @@ fn tuning(device: &Device) -> Tuning {
             Split::Fixed(chunk) => format_size(u64::from(chunk.get())),
             Split::Auto(_) => "auto".to_owned(),
         },
+        on_error: tuning.on_error.to_string(),
     }
 }
 
@@ -246,6 +248,8 @@ fn totals(device: &Device) -> Totals {
         refused: totals.refused,
         broken: totals.broken,
         retired_vrings: totals.retired,
+        held: totals.held,
+        redone: totals.redone,
         polled: totals.polled,
         laps: totals.laps,
         kicks: totals.kicks,
@@ -275,6 +279,22 @@ fn in_flight(device: &Device, records: &Records) -> InFlight {
         requests,
         oldest_seconds: oldest_ns.map(age),
     }
+}
+
+fn stalled(device: &Device) -> Vec<report::Stalled> {
+    let age = |ns| Duration::from_nanos(device.now_ns().saturating_sub(ns)).as_secs_f64();
+    let each = device.records.stalled().into_iter();
+    each.map(|(vring, stalled)| report::Stalled {
+        vring,
+        held: stalled.held,
+        retrying: stalled.retrying,
+        verb: stalled.verb.to_owned(),
+        sector: stalled.sector,
+        errno: stalled.errno,
+        error: std::io::Error::from_raw_os_error(stalled.errno).to_string(),
+        seconds: age(stalled.since_ns),
+    })
+    .collect()
 }
 
 fn zero_reads(records: &Records) -> ZeroReads {

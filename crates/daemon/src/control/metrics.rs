@@ -47,6 +47,10 @@ cleave_reads_zero_total counter Of these, reads that found nothing but zeroes.
 cleave_calls_coalesced_total counter Published batches whose call was held back and became one with a later one.
 cleave_in_flight_requests gauge Requests with the engine.
 cleave_oldest_request_seconds gauge Age of the oldest request in flight; 0 where there is none.
+cleave_held_requests gauge Requests that the disk failed and that wait for the operator; no sample where nothing waits.
+cleave_retrying_requests gauge The same, of those that wait for a pause to end.
+cleave_requests_held_total counter Times that a request which the disk failed was held.
+cleave_requests_redone_total counter Times that a request which the disk failed was done again.
 cleave_request_stage_seconds histogram Time that requests spent in a stage; split is the part of device that was cut into several ops.
 cleave_call_held_seconds histogram Time that calls to the guest were held back to become fewer.
 cleave_split_chunk_bytes gauge Pieces that large requests are split into now, by size; 0: left whole.
@@ -169,6 +173,7 @@ impl Exhibit {
         disk(&mut text, &report);
         pacing(&mut text, &report);
         vrings(&mut text, &report);
+        stalls(&mut text, &report);
         self.stages(&mut text);
         self.calls(&mut text);
         splitting(&mut text, &report);
@@ -316,6 +321,16 @@ fn vrings(text: &mut Text<'_>, report: &Report) {
     by_vring(text, report, "cleave_in_flight_requests", in_flight);
     let oldest = report.in_flight.oldest_seconds.unwrap_or(0.0);
     text.one("cleave_oldest_request_seconds", oldest);
+}
+
+fn stalls(text: &mut Text<'_>, report: &Report) {
+    let stalled = || report.stalled.iter();
+    let held = stalled().map(|stalled| (stalled.vring, stalled.held));
+    text.by("cleave_held_requests", "vring", held);
+    let retrying = stalled().map(|stalled| (stalled.vring, stalled.retrying));
+    text.by("cleave_retrying_requests", "vring", retrying);
+    text.one("cleave_requests_held_total", report.totals.held);
+    text.one("cleave_requests_redone_total", report.totals.redone);
 }
 
 fn by_vring(text: &mut Text<'_>, report: &Report, name: &'static str, of: fn(&Vring) -> u64) {

@@ -1,5 +1,5 @@
 //! `--control PATH`: an HTTP interface on a unix socket that shows what the disk does, and changes how
-//! workers wait, call and split while it runs.
+//! workers wait, call, split and treat errors while it runs.
 //!
 //! It lives on the control loop's thread and only reads what workers write for it, so that nobody who
 //! talks to it slows down a disk. Its clients are few and watched: see [`serve`].

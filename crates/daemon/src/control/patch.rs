@@ -35,6 +35,8 @@ struct Change {
     coalesce_max: Option<Value>,
     #[serde(default, deserialize_with = "even_null")]
     split: Option<Value>,
+    #[serde(default, deserialize_with = "even_null")]
+    on_error: Option<Value>,
 }
 
 /// Null is a value and not an absence: of most fields a wrong one.
@@ -119,6 +121,10 @@ pub(super) fn apply(body: &[u8], now: &Tuning, ground: &Ground<'_>) -> Result<Tu
     if let Some(value) = &change.split {
         tuning.split = split(value, ground)?;
     }
+    if let Some(value) = &change.on_error {
+        let text = text("on_error", value)?;
+        tuning.on_error = text.parse().map_err(|why| format!("on_error: {why}"))?;
+    }
     Ok(tuning)
 }
 
@@ -169,12 +175,14 @@ fn number(name: &str, value: &Value, least: i64, most: i64) -> Result<u32, Strin
         })
 }
 
+fn text<'a>(name: &str, value: &'a Value) -> Result<&'a str, String> {
+    let text = value.as_str();
+    text.ok_or_else(|| format!("{name}: {} is no text", shown(value)))
+}
+
 fn split(value: &Value, ground: &Ground<'_>) -> Result<Split, String> {
-    let text = value
-        .as_str()
-        .ok_or_else(|| format!("split: {} is no text", shown(value)))?;
     let told = |why| format!("split: {why}");
-    match text.parse().map_err(told)? {
+    match text("split", value)?.parse().map_err(told)? {
         Wish::Off => Ok(Split::Off),
         Wish::Auto => Ok(ground.auto.clone()),
         Wish::Fixed(chunk) => fixed(chunk, ground.disk).map_err(told),
@@ -245,6 +253,10 @@ mod tests {
         expected.coalesce = Coalesce { us: 50, max: 8 };
         let now = changed(body, &now).unwrap();
         assert_eq!(now, expected);
+        let body = r#"{"on_error": "write=hold,read=retry:5"}"#;
+        expected.on_error = "read=retry:5,write=hold,enospc=hold".parse().unwrap();
+        let now = changed(body, &now).unwrap();
+        assert_eq!(now, expected);
         let body = r#"{"spin_cpu_total": null, "vrings": {"3": null, "2": null}, "split": "auto"}"#;
         let now = changed(body, &now).unwrap();
         assert_eq!((now.spin_cpu_total, now.vrings.len()), (None, 0));
@@ -296,6 +308,13 @@ mod tests {
             (r#"{"split": "4K"}"#, "split"),
             (r#"{"split": 65536}"#, "split"),
             (r#"{"split": {"a": [1]}}"#, "split"),
+            (r#"{"on_error": null}"#, "on_error: null"),
+            (r#"{"on_error": {"read": "hold"}}"#, "on_error"),
+            (r#"{"on_error": "stop"}"#, "on_error: \"stop\" is none of"),
+            (
+                r#"{"on_error": "retry:0"}"#,
+                "on_error: retry takes 1 to 86400",
+            ),
         ];
         let start = Tuning::new(Split::Off);
         for (body, named) in rows {

@@ -33,6 +33,9 @@ pub(crate) struct Report {
     /// Of requests that did not end well, by kind.
     pub(crate) errors: BTreeMap<String, u64>,
     pub(crate) in_flight: InFlight,
+    /// Vrings with requests that the disk failed and that wait to be done again, recording or not.
+    #[serde(default)]
+    pub(crate) stalled: Vec<Stalled>,
     pub(crate) zero_reads: ZeroReads,
     /// Whether there is anything in the fields that follow, and in the three above: `--stats on`.
     pub(crate) recording: bool,
@@ -109,6 +112,9 @@ pub(crate) struct Tuning {
     pub(crate) coalesce_max: u32,
     /// `off`, `auto` or a size.
     pub(crate) split: String,
+    /// As `--on-error` takes it.
+    #[serde(default)]
+    pub(crate) on_error: String,
 }
 
 /// How workers waited.
@@ -159,6 +165,11 @@ pub(crate) struct Totals {
     pub(crate) refused: u64,
     pub(crate) broken: u64,
     pub(crate) retired_vrings: u64,
+    /// Times that a request which the disk failed was held, and done again.
+    #[serde(default)]
+    pub(crate) held: u64,
+    #[serde(default)]
+    pub(crate) redone: u64,
     /// Reads and writes of the disk that were polled for.
     #[serde(default)]
     pub(crate) polled: u64,
@@ -174,6 +185,25 @@ pub(crate) struct InFlight {
     pub(crate) requests: u32,
     /// Since the oldest of them was taken from its ring.
     pub(crate) oldest_seconds: Option<f64>,
+}
+
+/// Requests of a vring that the disk failed and that wait to be done again. The fields from `verb` on are about the
+/// oldest of them, of those that are held if any is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Stalled {
+    pub(crate) vring: u16,
+    /// Until `resume` or `fail`.
+    pub(crate) held: u32,
+    /// Until a pause is over.
+    pub(crate) retrying: u32,
+    /// `read`, `write`, `discard` or `write-zeroes`.
+    pub(crate) verb: String,
+    pub(crate) sector: u64,
+    /// How it failed last, as a number and in words.
+    pub(crate) errno: i32,
+    pub(crate) error: String,
+    /// Since it failed for the first time.
+    pub(crate) seconds: f64,
 }
 
 /// Reads that were looked at, and how many of those found nothing but zeroes.

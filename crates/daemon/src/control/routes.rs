@@ -8,7 +8,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde::Serialize;
 
 use super::Exhibit;
@@ -28,6 +28,8 @@ pub(super) fn router(exhibit: Arc<Exhibit>) -> Router {
     Router::new()
         .route("/v1/disks", get(disks))
         .route("/v1/disks/{id}", get(disk).patch(change))
+        .route("/v1/disks/{id}/resume", post(resume))
+        .route("/v1/disks/{id}/fail", post(fail))
         .route("/metrics", get(metrics))
         .fallback(nothing)
         .method_not_allowed_fallback(not_so)
@@ -67,6 +69,26 @@ async fn change(
     Ok(json(StatusCode::OK, &exhibit.report()))
 }
 
+/// Has held requests done again.
+async fn resume(
+    State(exhibit): State<Arc<Exhibit>>,
+    path: Path<String>,
+) -> Result<Response, Refusal> {
+    exhibit.find(&path)?;
+    let requests = exhibit.device.resume();
+    Ok(exhibit.ordered(requests, "are done again"))
+}
+
+/// Ends held requests as I/O errors.
+async fn fail(
+    State(exhibit): State<Arc<Exhibit>>,
+    path: Path<String>,
+) -> Result<Response, Refusal> {
+    exhibit.find(&path)?;
+    let requests = exhibit.device.fail();
+    Ok(exhibit.ordered(requests, "end as I/O errors"))
+}
+
 async fn metrics(State(exhibit): State<Arc<Exhibit>>) -> Response {
     ([(header::CONTENT_TYPE, PROMETHEUS)], exhibit.metrics()).into_response()
 }
@@ -74,7 +96,8 @@ async fn metrics(State(exhibit): State<Arc<Exhibit>>) -> Response {
 async fn nothing() -> Refusal {
     Refusal(
         StatusCode::NOT_FOUND,
-        "no such path; there are /v1/disks, /v1/disks/{id} and /metrics".to_owned(),
+        "no such path; there are /v1/disks, /v1/disks/{id}, its /resume and /fail, and /metrics"
+            .to_owned(),
     )
 }
 
@@ -103,6 +126,19 @@ impl Exhibit {
             tracing::info!("{name}: is served differently from now on: {}", self.told());
         }
         Ok(())
+    }
+
+    /// The answer to an order about so many held requests.
+    fn ordered(&self, requests: u64, told: &str) -> Response {
+        #[derive(Serialize)]
+        struct Ordered {
+            requests: u64,
+        }
+        if requests > 0 {
+            let name = self.device.disk.name();
+            tracing::info!("{name}: {requests} held requests {told}, as ordered");
+        }
+        json(StatusCode::OK, &Ordered { requests })
     }
 
     /// How it is served now, in a line.

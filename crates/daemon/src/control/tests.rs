@@ -63,15 +63,15 @@ fn the_shape_of_the_json_is_a_promise() {
         process.uptime_seconds process.version recording serial session.connected session.count \
         session.features session.protocol_features store.block_bytes store.cache store.iopoll \
         store.kind store.read_only store.size_bytes store.sync_failed totals.broken totals.calls \
-        totals.calls_coalesced totals.calls_suppressed totals.failed totals.kicks totals.laps \
-        totals.others totals.polled totals.read_bytes totals.reads totals.refused totals.retired_vrings \
-        totals.write_bytes totals.writes tuning.coalesce_max tuning.coalesce_us tuning.completion \
+        totals.calls_coalesced totals.calls_suppressed totals.failed totals.held totals.kicks totals.laps \
+        totals.others totals.polled totals.read_bytes totals.reads totals.redone totals.refused totals.retired_vrings \
+        totals.write_bytes totals.writes tuning.coalesce_max tuning.coalesce_us tuning.completion tuning.on_error \
         tuning.spin_cpu_max tuning.spin_cpu_total tuning.spin_rate_min tuning.spin_worth tuning.split zero_reads.sampled zero_reads.zero";
     let mut expected: Vec<&str> = expected.split_whitespace().collect();
     expected.sort_unstable();
     found.sort_unstable();
     assert_eq!(found, expected);
-    for list in ["requests", "vrings", "splitting", "legs"] {
+    for list in ["requests", "vrings", "splitting", "legs", "stalled"] {
         assert_eq!(report[list], Value::Array(Vec::new()), "{list}");
     }
     for list in ["workers", "tried"] {
@@ -267,6 +267,10 @@ fn metrics_have_stable_names() {
         "calls_coalesced_total counter",
         "in_flight_requests gauge",
         "oldest_request_seconds gauge",
+        "held_requests gauge",
+        "retrying_requests gauge",
+        "requests_held_total counter",
+        "requests_redone_total counter",
         "request_stage_seconds histogram",
         "call_held_seconds histogram",
         "split_chunk_bytes gauge",

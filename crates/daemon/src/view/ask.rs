@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::control::report::{Entry, Report};
@@ -16,22 +17,37 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// All disks behind a socket; else why there are none, in a few words.
 pub(super) async fn reports(socket: &Path) -> Result<Vec<Report>, String> {
-    tokio::time::timeout(PATIENCE, all(socket))
+    let each = each(socket, "GET", "").await?;
+    Ok(each.into_iter().map(|(_, report)| report).collect())
+}
+
+/// Asks something of each disk behind a socket: its answer, with the disk's id. `what` is the last part of the path.
+pub(super) async fn each<T: DeserializeOwned>(
+    socket: &Path,
+    method: &str,
+    what: &str,
+) -> Result<Vec<(String, T)>, String> {
+    tokio::time::timeout(PATIENCE, all(socket, method, what))
         .await
         .unwrap_or_else(|_| Err("no answer".to_owned()))
 }
 
-async fn all(socket: &Path) -> Result<Vec<Report>, String> {
-    let mut reports = Vec::new();
-    for entry in get::<Vec<Entry>>(socket, "/v1/disks").await? {
-        let path = format!("/v1/disks/{}", encoded(&entry.id));
-        reports.push(get(socket, &path).await?);
+async fn all<T: DeserializeOwned>(
+    socket: &Path,
+    method: &str,
+    what: &str,
+) -> Result<Vec<(String, T)>, String> {
+    let mut answers = Vec::new();
+    for entry in ask::<Vec<Entry>>(socket, "GET", "/v1/disks").await? {
+        let path = ["/v1/disks", &encoded(&entry.id), what].join("/");
+        let answer = ask(socket, method, path.trim_end_matches('/')).await?;
+        answers.push((entry.id, answer));
     }
-    Ok(reports)
+    Ok(answers)
 }
 
-async fn get<T: serde::de::DeserializeOwned>(socket: &Path, path: &str) -> Result<T, String> {
-    let answer = exchange(socket, path)
+async fn ask<T: DeserializeOwned>(socket: &Path, method: &str, path: &str) -> Result<T, String> {
+    let answer = exchange(socket, method, path)
         .await
         .map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => "no such socket".to_owned(),
@@ -59,9 +75,9 @@ fn body_of(answer: &[u8]) -> Result<&[u8], String> {
 }
 
 /// One request, and all that comes back until the other side closes.
-async fn exchange(socket: &Path, path: &str) -> io::Result<Vec<u8>> {
+async fn exchange(socket: &Path, method: &str, path: &str) -> io::Result<Vec<u8>> {
     let stream = UnixStream::connect(socket).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\n\r\n");
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\n\r\n");
     let mut rest = request.as_bytes();
     while !rest.is_empty() {
         stream.writable().await?;

@@ -1,6 +1,8 @@
-//! `cleave top` and `cleave stats`: what disks do, read from their control sockets.
+//! `cleave top` and `cleave stats`: what disks do, read from their control sockets; and `cleave resume` and
+//! `cleave fail`, which tell them something.
 
 mod ask;
+mod held;
 mod painter;
 mod rates;
 mod screen;
@@ -8,7 +10,7 @@ mod terminal;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,6 +19,7 @@ use crate::control::report::Report;
 use crate::failure::Failure;
 use crate::process::runtime;
 use crate::signals::Ends;
+pub(crate) use held::{Held, Order, run as order_held};
 use rates::Rates;
 use screen::Row;
 use terminal::Terminal;
@@ -56,14 +59,17 @@ async fn gather(stats: &Stats) -> (Vec<Report>, Option<String>) {
         match ask::reports(socket).await {
             Ok(some) => reports.extend(some),
             Err(why) => {
-                let socket = socket.display();
-                missing.get_or_insert(format!(
-                    "control socket {socket}: {why}: is a `cleave serve --control {socket}` running?"
-                ));
+                missing.get_or_insert(unheard(socket, &why));
             }
         }
     }
     (reports, missing)
+}
+
+/// Why nothing was heard from a socket.
+fn unheard(socket: &Path, why: &str) -> String {
+    let socket = socket.display();
+    format!("control socket {socket}: {why}: is a `cleave serve --control {socket}` running?")
 }
 
 /// Shows the disks until somebody has seen enough.

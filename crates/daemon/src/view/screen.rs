@@ -27,8 +27,10 @@ pub(super) fn picture(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
                 if has_room(2) {
                     lines.push(detail(report));
                 }
-                let found = [verdict(report, ""), split_verdict(report)];
-                for found in found.into_iter().flatten().filter(|_| has_room(4)) {
+                let stalled = stalled(report).next();
+                let each = 4 + usize::from(stalled.is_some());
+                let found = [stalled, verdict(report, ""), split_verdict(report)];
+                for found in found.into_iter().flatten().filter(|_| has_room(each)) {
                     lines.push(cut(&format!("  {found}"), 80));
                 }
             }
@@ -65,6 +67,15 @@ fn line(report: &Report, rates: Rates) -> String {
 /// What is worth a second line.
 fn detail(report: &Report) -> String {
     let mut parts = Vec::new();
+    // First: the line may be cut.
+    let held: u64 = report
+        .stalled
+        .iter()
+        .map(|stalled| u64::from(stalled.held))
+        .sum();
+    if held > 0 {
+        parts.push(format!("{held} HELD"));
+    }
     match report.session.connected {
         true => parts.push(format!("{} vrings", report.session.vrings.len())),
         false => parts.push("no frontend".to_owned()),
@@ -102,6 +113,24 @@ fn detail(report: &Report) -> String {
         parts.push("A SYNC FAILED".to_owned());
     }
     cut(&format!("  {}", parts.join(", ")), 80)
+}
+
+/// What waits because the disk failed it, a sentence for each vring.
+fn stalled(report: &Report) -> impl Iterator<Item = String> {
+    report.stalled.iter().map(|stalled| {
+        let (count, does) = match stalled.held {
+            0 => (stalled.retrying, "retried"),
+            held => (held, "held"),
+        };
+        format!(
+            "vring {}: {count} {does} for {}, {} at sector {}: {}",
+            stalled.vring,
+            age(stalled.seconds),
+            stalled.verb,
+            stalled.sector,
+            stalled.error,
+        )
+    })
 }
 
 /// Result of the last experiment with spinning, as a sentence. `of` follows the percentage (" of the response time").
@@ -205,6 +234,7 @@ pub(super) fn sheet(report: &Report) -> String {
         format!("  frontend  {}", frontend(report)),
         format!("  waiting   {}", waiting(report)),
     ];
+    lines.extend(stalled(report).map(|stalled| format!("  stalled   {stalled}")));
     let verdict = verdict(report, " of the response time");
     lines.extend(verdict.map(|verdict| format!("  verdict   {verdict}")));
     lines.extend(split_verdicts(report).map(|(_, found)| format!("  pieces    {found}")));
@@ -323,7 +353,7 @@ pub(super) fn cut(text: &str, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::control::report::SplitTried;
+    use crate::control::report::{SplitTried, Stalled};
 
     use super::super::rates::tests::report;
     use super::*;
@@ -478,6 +508,39 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
         report.tuning.split = "auto".to_owned();
         report.splitting[0].tried = None;
         assert_eq!(split_verdict(&report), None, "nothing was tried yet");
+    }
+
+    #[test]
+    fn what_waits_for_the_disk_is_said_of_each_vring() {
+        let mut report = report("a.img", 5.0, 5, &[]);
+        let stalled = |vring, held, retrying, error: &str| Stalled {
+            vring,
+            held,
+            retrying,
+            verb: "write".to_owned(),
+            sector: 2048,
+            errno: 28,
+            error: error.to_owned(),
+            seconds: 130.0,
+        };
+        report.stalled = vec![
+            stalled(3, 0, 2, "Input/output error (os error 5)"),
+            stalled(7, 12, 1, "No space left on device (os error 28)"),
+        ];
+        let lines = picture(&[Row::Disk(&report, None)], 24);
+        assert!(lines[2].contains("12 HELD"), "{}", lines[2]);
+        assert_eq!(
+            lines[3],
+            "  vring 3: 2 retried for 2 min, write at sector 2048: Input/output error (os er…"
+        );
+        assert_eq!(lines.len(), 6);
+        let sheet = sheet(&report);
+        for line in [
+            "  stalled   vring 3: 2 retried for 2 min, write at sector 2048: Input/output error (os error 5)",
+            "  stalled   vring 7: 12 held for 2 min, write at sector 2048: No space left on device (os error 28)",
+        ] {
+            assert!(sheet.lines().any(|told| told == line), "{sheet}");
+        }
     }
 
     #[test]

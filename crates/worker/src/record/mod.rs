@@ -21,7 +21,7 @@ pub use kind::{ErrorKind, Kind, Way};
 pub(crate) use laps::Laps;
 pub(crate) use recorder::{Look, Looked, Recorder};
 pub(crate) use vring::VringEvent;
-pub use vring::{Stage, VringRecord};
+pub use vring::{Stage, Stalled, VringRecord};
 
 use crate::Totals;
 
@@ -58,6 +58,23 @@ impl Records {
         self.lock()
             .values()
             .for_each(|record| record.add_to(totals));
+    }
+
+    /// What waits because the disk failed it, of each vring where something does, whatever else is recorded.
+    pub fn stalled(&self) -> Vec<(u16, Stalled)> {
+        let vrings = self.lock();
+        let each = vrings.iter();
+        each.filter_map(|(index, record)| Some((*index, record.stalled()?)))
+            .collect()
+    }
+
+    /// How many requests are held.
+    pub(crate) fn held(&self) -> u64 {
+        let stalled = self.stalled();
+        stalled
+            .iter()
+            .map(|(_, stalled)| u64::from(stalled.held))
+            .sum()
     }
 
     /// The writer for a vring of this size that starts.

@@ -7,7 +7,7 @@ use cleave_blk::{Request, Segment, Status, Verb};
 use cleave_guest::Memory;
 
 use super::zeroes::{Sampler, is_zero};
-use super::{ErrorKind, Kind, Laps, VringEvent, VringRecord};
+use super::{ErrorKind, Kind, Laps, Stalled, VringEvent, VringRecord};
 use crate::slots::Ended;
 use crate::stats::add;
 
@@ -288,6 +288,31 @@ impl Recorder {
         }
     }
 
+    /// It failed and is about to be done again: what follows is as of a new request.
+    #[cold]
+    pub(crate) fn redone(&mut self, head: u16) {
+        self.record.count(VringEvent::Redone);
+        let Some(open) = &mut self.open else { return };
+        if let Some(begun) = open.begun.get(usize::from(head)) {
+            begun.store(0, Ordering::Relaxed);
+        }
+        open.zeroes.take(head);
+    }
+
+    /// What began since the last look at the ring did not come from there.
+    #[cold]
+    pub(crate) fn forget_taken(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.taken.drain(|_, _| ());
+        }
+    }
+
+    /// Shows what waits because the disk failed it.
+    #[cold]
+    pub(crate) fn show_stalled(&mut self, stalled: Option<Stalled>) {
+        self.record.show_stalled(stalled);
+    }
+
     /// It never went to the engine.
     #[cold]
     pub(crate) fn refused(&mut self, status: Status) {
@@ -369,6 +394,13 @@ impl Recorder {
 
 fn count(errors: &[AtomicU64; ErrorKind::ALL.len()], kind: ErrorKind) {
     add(&errors[kind as usize], 1);
+}
+
+impl Drop for Recorder {
+    /// As below.
+    fn drop(&mut self) {
+        self.record.show_stalled(None);
+    }
 }
 
 impl Drop for Open {

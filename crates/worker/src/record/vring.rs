@@ -44,7 +44,29 @@ pub(crate) enum VringEvent {
     CallSuppressed,
     CallCoalesced,
     Retired,
+    Held,
+    Redone,
 }
+
+/// Requests of a vring that the disk failed and that wait to be done again: how many, and one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stalled {
+    /// Until the operator has them done again or ended.
+    pub held: u32,
+    /// Until a pause is over.
+    pub retrying: u32,
+    /// The oldest, of those that are held if any is: `read`, `write`, `discard` or `write-zeroes`.
+    pub verb: &'static str,
+    /// Where, in 512 bytes.
+    pub sector: u64,
+    /// How it failed last.
+    pub errno: i32,
+    /// When it failed for the first time, on the clock of the device.
+    pub since_ns: u64,
+}
+
+/// As they are kept in a record.
+const STALL_VERBS: [&str; 5] = ["read", "write", "discard", "write-zeroes", "other"];
 
 /// Counters and times of one vring since the daemon started, over all sessions. Aligned: records of two
 /// workers share no cache line.
@@ -58,7 +80,9 @@ pub struct VringRecord {
     pub(super) failed: [AtomicU64; ErrorKind::ALL.len()],
     /// Requests that never went there.
     pub(super) refused: [AtomicU64; ErrorKind::ALL.len()],
-    events: [AtomicU64; 5],
+    events: [AtomicU64; 7],
+    /// Of [`Stalled`]: both counts, sector, verb and errno, since when.
+    stalled: [AtomicU64; 4],
     pub(super) zero_looked: AtomicU64,
     pub(super) zero_found: AtomicU64,
     pub(super) device: [Fine; Kind::COUNT],
@@ -78,6 +102,7 @@ impl VringRecord {
             failed: Default::default(),
             refused: Default::default(),
             events: Default::default(),
+            stalled: Default::default(),
             zero_looked: AtomicU64::default(),
             zero_found: AtomicU64::default(),
             device: from_fn(|_| Fine::new()),
@@ -141,12 +166,48 @@ impl VringRecord {
             };
             *refused += load(&self.refused[kind as usize]);
         }
-        let [kicks, calls, suppressed, coalesced, retired] = self.events.each_ref().map(load);
+        let [kicks, calls, suppressed, coalesced, retired, held, redone] =
+            self.events.each_ref().map(load);
         totals.kicks += kicks;
         totals.calls += calls;
         totals.calls_suppressed += suppressed;
         totals.calls_coalesced += coalesced;
         totals.retired += retired;
+        totals.held += held;
+        totals.redone += redone;
+    }
+
+    #[cold]
+    pub(super) fn show_stalled(&self, stalled: Option<Stalled>) {
+        let words = stalled.map_or([0; 4], |stalled| {
+            let verb = STALL_VERBS.iter().position(|verb| *verb == stalled.verb);
+            [
+                u64::from(stalled.held) << 32 | u64::from(stalled.retrying),
+                stalled.sector,
+                (verb.unwrap_or_default() as u64) << 32 | u64::from(stalled.errno as u32),
+                stalled.since_ns,
+            ]
+        });
+        for (kept, word) in self.stalled.iter().zip(words) {
+            kept.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// What waits because the disk failed it; `None`: nothing. Read amid a change, parts of two are mixed: they are
+    /// shown, and nothing follows.
+    pub fn stalled(&self) -> Option<Stalled> {
+        let [counts, sector, fault, since_ns] = self.stalled.each_ref().map(load);
+        (counts > 0).then(|| Stalled {
+            held: (counts >> 32) as u32,
+            retrying: counts as u32,
+            verb: STALL_VERBS
+                .get((fault >> 32) as usize)
+                .copied()
+                .unwrap_or("other"),
+            sector,
+            errno: fault as u32 as i32,
+            since_ns,
+        })
     }
 
     /// Reads whose data was looked at, and how many of those held nothing but zeroes.

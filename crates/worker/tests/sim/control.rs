@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cleave_sim::SimConfig;
-use cleave_worker::Lap;
+use cleave_worker::{Lap, Stopped};
 
 use crate::driver::Ask;
 use crate::{Bench, FEATURES, quiet};
@@ -36,7 +36,8 @@ fn stop_answers_the_position_only_when_all_has_ended() {
             laps += 1;
             assert!(laps < 1000, "seed {seed}: never stopped");
             match stopped.wait_for(Duration::ZERO) {
-                Ok(base) => break base.unwrap().unwrap(),
+                Ok(Some(Stopped::At(base))) => break base,
+                Ok(other) => panic!("{other:?}"),
                 Err(again) => stopped = again,
             }
         };

@@ -53,6 +53,8 @@ pub(crate) enum Part {
 
 pub(crate) struct Driver {
     file: File,
+    /// Guest-physical address of its memory.
+    base: u64,
     avail: u16,
     seen: u16,
     free: Vec<u16>,
@@ -72,10 +74,16 @@ pub(crate) struct Answer {
 
 impl Driver {
     pub(crate) fn new() -> Driver {
+        Driver::at(BASE)
+    }
+
+    /// One whose memory is elsewhere.
+    pub(crate) fn at(base: u64) -> Driver {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(MEMORY_BYTES).unwrap();
         Driver {
             file,
+            base,
             avail: 0,
             seen: 0,
             free: (0..SIZE).rev().collect(),
@@ -87,8 +95,8 @@ impl Driver {
     pub(crate) fn memory(&self) -> Arc<Memory> {
         let file = self.file.try_clone().unwrap();
         let region = RegionSpec {
-            guest_addr: BASE,
-            user_addr: 0x7000_0000_0000,
+            guest_addr: self.base,
+            user_addr: 0x7000_0000_0000 + self.base,
             len_bytes: MEMORY_BYTES,
             file_offset: 0,
             file,
@@ -103,8 +111,8 @@ impl Driver {
             Part::Requests => (AREAS, MEMORY_BYTES - AREAS),
         };
         RegionSpec {
-            guest_addr: BASE + start,
-            user_addr: 0x7000_0000_0000 + start,
+            guest_addr: self.base + start,
+            user_addr: 0x7000_0000_0000 + self.base + start,
             len_bytes,
             file_offset: start,
             file: self.file.try_clone().unwrap(),
@@ -128,12 +136,21 @@ impl Driver {
     }
 
     pub(crate) fn layout() -> VringLayout {
+        Driver::layout_at(BASE)
+    }
+
+    pub(crate) fn layout_at(base: u64) -> VringLayout {
         VringLayout {
             size: SIZE,
-            desc_addr: BASE + DESC,
-            avail_addr: BASE + AVAIL,
-            used_addr: BASE + USED,
+            desc_addr: base + DESC,
+            avail_addr: base + AVAIL,
+            used_addr: base + USED,
         }
+    }
+
+    /// Makes a chain in flight one that never ends.
+    pub(crate) fn break_chain(&self, head: u16) {
+        self.desc(DESC, head, AREAS, 16, NEXT, head);
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -238,7 +255,7 @@ impl Driver {
         let entry = |n: u32| {
             let next = if n + 1 < ENTRIES { NEXT } else { 0 };
             let words = [
-                BASE + AREAS,
+                self.base + AREAS,
                 1 | u64::from(WRITE | next) << 32 | u64::from(n + 1) << 48,
             ];
             words.into_iter().flat_map(u64::to_le_bytes)
@@ -284,7 +301,7 @@ impl Driver {
 
     fn desc(&self, table: u64, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
         let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&(BASE + addr).to_le_bytes());
+        bytes[..8].copy_from_slice(&(self.base + addr).to_le_bytes());
         bytes[8..12].copy_from_slice(&len.to_le_bytes());
         bytes[12..14].copy_from_slice(&flags.to_le_bytes());
         bytes[14..].copy_from_slice(&next.to_le_bytes());

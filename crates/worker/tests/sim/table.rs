@@ -7,6 +7,7 @@ use std::time::Duration;
 use cleave_blk::spec::status;
 use cleave_guest::{Departure, Memory};
 use cleave_sim::SimConfig;
+use cleave_worker::Stopped;
 
 use crate::driver::{Answer, Ask, Driver, Part};
 use crate::{Bench, FEATURES, is_rung, quiet};
@@ -200,7 +201,7 @@ fn a_vring_that_is_retired_or_disabled_lets_go_too() {
                     Err(again) => stopped = again,
                 }
             };
-            assert_eq!(base, Some(4));
+            assert_eq!(base, Stopped::At(4));
         }
     }
 }

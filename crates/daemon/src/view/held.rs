@@ -1,0 +1,96 @@
+//! `cleave resume` and `cleave fail`: what becomes of requests that are held because the disk failed them.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::{ask, unheard};
+use crate::failure::Failure;
+use crate::process::runtime;
+
+/// What to do with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Do them again.
+    Resume,
+    /// End them as I/O errors.
+    Fail,
+}
+
+/// `cleave resume` or `cleave fail`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) order: Order,
+    pub(crate) sockets: Vec<PathBuf>,
+}
+
+/// The answer to an order.
+#[derive(Debug, Deserialize)]
+struct Ordered {
+    requests: u64,
+}
+
+impl Order {
+    /// The last part of its path.
+    fn path(self) -> &'static str {
+        match self {
+            Order::Resume => "resume",
+            Order::Fail => "fail",
+        }
+    }
+
+    fn told(self, id: &str, requests: u64) -> String {
+        let id = super::screen::cut(id, usize::MAX);
+        let verb = match (self, requests) {
+            (_, 0) => return format!("{id}: nothing is held\n"),
+            (Order::Resume, 1) => "is done again",
+            (Order::Resume, _) => "are done again",
+            (Order::Fail, 1) => "ends as an I/O error",
+            (Order::Fail, _) => "end as I/O errors",
+        };
+        let noun = if requests == 1 { "request" } else { "requests" };
+        format!("{id}: {requests} {noun} {verb}\n")
+    }
+}
+
+/// Gives the order to all, and says of each disk what that was about. A socket without an answer is an error, after what
+/// others say.
+pub(crate) fn run(held: &Held) -> Result<(), Failure> {
+    let runtime = runtime()?;
+    let (mut text, mut missing) = (String::new(), None);
+    for socket in &held.sockets {
+        let ordered = ask::each::<Ordered>(socket, "POST", held.order.path());
+        match runtime.block_on(ordered) {
+            Ok(each) => {
+                for (id, ordered) in each {
+                    text += &held.order.told(&id, ordered.requests);
+                }
+            }
+            Err(why) => {
+                missing.get_or_insert(unheard(socket, &why));
+            }
+        }
+    }
+    crate::print(&text)?;
+    missing.map_or(Ok(()), |why| Err(Failure::run(why)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_done_is_said() {
+        let rows = [
+            (Order::Resume, 0, "a: nothing is held\n"),
+            (Order::Fail, 0, "a: nothing is held\n"),
+            (Order::Resume, 1, "a: 1 request is done again\n"),
+            (Order::Resume, 7, "a: 7 requests are done again\n"),
+            (Order::Fail, 1, "a: 1 request ends as an I/O error\n"),
+            (Order::Fail, 2, "a: 2 requests end as I/O errors\n"),
+        ];
+        for (order, requests, expected) in rows {
+            assert_eq!(order.told("a", requests), expected);
+        }
+    }
+}

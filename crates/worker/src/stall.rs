@@ -1,0 +1,481 @@
+//! Requests that the disk failed and that are not reported (`--on-error`): they stall, that is, they wait until they
+//! are done again, after a pause or when the operator says so. A stalled request keeps its head and no memory: its
+//! chain is read again from what the guest's memory holds then, so a stall delays no change of the memory table.
+
+use std::io;
+
+use cleave_blk::{Outcome, Request, Verb};
+use cleave_engine::Store;
+use cleave_guest::Epoch;
+
+use crate::Action;
+use crate::accept::{Acceptance, Run, answer};
+use crate::lane::{Lane, State};
+use crate::record::{Stalled, VringEvent};
+use crate::slots::{Ended, Slots};
+use crate::token::Token;
+use crate::worker::{DESCRIPTORS_MAX, Worker};
+
+/// Pause before a request is done again for the first time; it doubles each time, up to the other.
+const PAUSE_FIRST_NS: u64 = 10_000_000;
+const PAUSE_MAX_NS: u64 = 1_000_000_000;
+/// Pause where the store has no room for a request that is due.
+const PAUSE_FULL_NS: u64 = 1_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// What a stalled request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The operator.
+    Held,
+    /// That time. `closes`: it was held, and its vring takes nothing new before it is under way.
+    Due { at_ns: u64, closes: bool },
+    /// Nothing: it is being done again, or has ended since.
+    UnderWay,
+}
+
+/// A request that failed and was not reported.
+#[derive(Debug, Clone, Copy)]
+struct Stall {
+    head: u16,
+    order: u64,
+    request: Request,
+    status_addr: u64,
+    errno: i32,
+    /// When it failed for the first time.
+    first_ns: u64,
+    /// How often it was done again.
+    tries: u32,
+    phase: Phase,
+}
+
+impl Stall {
+    fn is_waiting(&self) -> bool {
+        self.phase != Phase::UnderWay
+    }
+
+    /// As a request that fails now.
+    fn ended(&self, epoch: &Epoch) -> Ended {
+        let Request {
+            verb,
+            offset_bytes,
+            len_bytes,
+        } = self.request;
+        Ended {
+            verb,
+            offset_bytes,
+            len_bytes,
+            status_addr: self.status_addr,
+            epoch: epoch.clone(),
+            outcome: Outcome::ended(&self.request, Err(self.errno)),
+            timing: None,
+            errno: Some(self.errno),
+            order: self.order,
+        }
+    }
+}
+
+/// The stalled requests of a vring, in the order in which they were taken; among them some that were stalled.
+#[derive(Debug, Default)]
+pub(crate) struct Stalls {
+    list: Vec<Stall>,
+    /// Those that are held; those that wait for a time; and those before which the vring takes nothing new.
+    held: u32,
+    retrying: u32,
+    closing: u32,
+}
+
+impl Stalls {
+    /// A request has failed: what it waits for from now on. `None`: for nothing, it ends.
+    fn failed(
+        &mut self,
+        head: u16,
+        ended: &Ended,
+        errno: i32,
+        action: Action,
+        now_ns: u64,
+    ) -> Option<Phase> {
+        let place = self
+            .list
+            .binary_search_by_key(&ended.order, |stall| stall.order);
+        let before = place.ok().and_then(|at| self.list.get(at));
+        let (first_ns, tries) = before.map_or((now_ns, 0), |stall| (stall.first_ns, stall.tries));
+        // If it ends, what the list has of it stays under way, which is as good as gone.
+        let phase = next_phase(action, first_ns, tries, now_ns)?;
+        let stall = Stall {
+            head,
+            order: ended.order,
+            request: Request {
+                verb: ended.verb,
+                offset_bytes: ended.offset_bytes,
+                len_bytes: ended.len_bytes,
+            },
+            status_addr: ended.status_addr,
+            errno,
+            first_ns,
+            tries,
+            phase,
+        };
+        self.count(phase);
+        match place {
+            Ok(at) => self.list[at] = stall,
+            Err(at) => self.list.insert(at, stall),
+        }
+        Some(phase)
+    }
+
+    fn count(&mut self, phase: Phase) {
+        let closes = match phase {
+            Phase::UnderWay => return,
+            Phase::Held => true,
+            Phase::Due { closes, .. } => closes,
+        };
+        self.closing += u32::from(closes);
+        match phase {
+            Phase::Held => self.held += 1,
+            _ => self.retrying += 1,
+        }
+    }
+
+    /// Forgets those that have ended, and counts the others.
+    fn tidy(&mut self, slots: &Slots) {
+        self.list
+            .retain(|stall| stall.is_waiting() || slots.has(stall.head, stall.order));
+        (self.held, self.retrying, self.closing) = (0, 0, 0);
+        for at in 0..self.list.len() {
+            self.count(self.list[at].phase);
+        }
+    }
+
+    /// The one at a place of the list goes under way, if it waits for what has come.
+    fn start(&mut self, at: usize, has_come: impl Fn(Phase) -> bool) -> Option<Stall> {
+        let stall = self.list.get_mut(at)?;
+        if !stall.is_waiting() || !has_come(stall.phase) {
+            return None;
+        }
+        stall.phase = Phase::UnderWay;
+        stall.tries = stall.tries.saturating_add(1);
+        Some(*stall)
+    }
+
+    /// It cannot yet: it waits a little longer.
+    fn put_off(&mut self, at: usize, now_ns: u64) {
+        if let Some(Stall {
+            phase: Phase::Due { at_ns, .. },
+            ..
+        }) = self.list.get_mut(at)
+        {
+            *at_ns = (*at_ns).max(now_ns + PAUSE_FULL_NS);
+        }
+    }
+
+    /// Has those that are held done again.
+    fn resume(&mut self, now_ns: u64) {
+        for stall in &mut self.list {
+            if stall.phase == Phase::Held {
+                stall.phase = Phase::Due {
+                    at_ns: now_ns,
+                    closes: true,
+                };
+            }
+        }
+    }
+
+    /// When the first is due.
+    fn due_ns(&self) -> Option<u64> {
+        let due = self.list.iter().filter_map(|stall| match stall.phase {
+            Phase::Due { at_ns, .. } => Some(at_ns),
+            Phase::Held | Phase::UnderWay => None,
+        });
+        due.min()
+    }
+
+    /// How many wait.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.held + self.retrying
+    }
+
+    /// Forgets those that wait.
+    fn leave(&mut self) {
+        self.list.retain(|stall| !stall.is_waiting());
+        (self.held, self.retrying, self.closing) = (0, 0, 0);
+    }
+
+    /// What is shown of them: how many there are, and the oldest, of those that are held if any is.
+    fn shown(&self) -> Option<Stalled> {
+        let mut waiting = self.list.iter().filter(|stall| stall.is_waiting());
+        let shown = match self.held {
+            0 => waiting.next(),
+            _ => waiting.find(|stall| stall.phase == Phase::Held),
+        }?;
+        Some(Stalled {
+            held: self.held,
+            retrying: self.retrying,
+            verb: verb_of(shown.request.verb),
+            sector: shown.request.offset_bytes / 512,
+            errno: shown.errno,
+            since_ns: shown.first_ns,
+        })
+    }
+}
+
+/// What becomes of a request that failed now, for the first time then, and was done again so often. `None`: it ends.
+fn next_phase(action: Action, first_ns: u64, tries: u32, now_ns: u64) -> Option<Phase> {
+    let (seconds, hold) = match action {
+        Action::Report => return None,
+        Action::Hold => return Some(Phase::Held),
+        Action::Retry { seconds, hold } => (seconds, hold),
+    };
+    let end_ns = first_ns.saturating_add(u64::from(seconds) * SECOND_NS);
+    if now_ns >= end_ns {
+        return hold.then_some(Phase::Held);
+    }
+    let pause_ns = (PAUSE_FIRST_NS << tries.min(10)).min(PAUSE_MAX_NS);
+    Some(Phase::Due {
+        // The last time is at the end, not before.
+        at_ns: now_ns.saturating_add(pause_ns).min(end_ns),
+        closes: false,
+    })
+}
+
+fn verb_of(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Read => "read",
+        Verb::Write => "write",
+        Verb::Discard => "discard",
+        Verb::WriteZeroes { .. } => "write-zeroes",
+        Verb::Flush | Verb::GetId => "other",
+    }
+}
+
+impl<S: Store> Worker<S> {
+    /// The last op of a request has ended, and the disk failed it.
+    #[cold]
+    pub(crate) fn request_failed(&mut self, token: Token, ended: &Ended, errno: i32) {
+        let now_ns = self.now_ns();
+        let action = self.action(ended.verb, errno);
+        let number = usize::from(token.lane);
+        let Some(Some(lane)) = self.lanes.get_mut(number) else {
+            return;
+        };
+        let phase = lane.stalls.failed(token.head, ended, errno, action, now_ns);
+        let Some(phase) = phase else {
+            return self.end_failed(number, token.head, ended);
+        };
+        if phase == Phase::Held {
+            lane.record.count(VringEvent::Held);
+        }
+        lane.slots.stall(token.head);
+        self.show_stalls(number);
+        self.schedule_stalls();
+        if self.is_ending(number) {
+            self.abandon(number);
+        }
+    }
+
+    /// After a failed sync nothing that changes the disk is done again. Behind the page cache a durable write could
+    /// not succeed any more, and every flush fails: the disk has to be opened again in any case.
+    fn action(&self, verb: Verb, errno: i32) -> Action {
+        match verb {
+            Verb::Read => {}
+            _ if self.device.disk.sync_failed() => return Action::Report,
+            _ => {}
+        }
+        self.tuned.tuning.on_error.action(verb, errno)
+    }
+
+    /// Answers a request with an error.
+    fn end_failed(&mut self, number: usize, head: u16, ended: &Ended) {
+        let Some(Some(lane)) = self.lanes.get_mut(number) else {
+            return;
+        };
+        let laps = &mut self.meters.laps;
+        lane.record.ended(head, ended, None, &ended.epoch, laps);
+        let used_bytes = answer(&ended.epoch, ended.status_addr, ended.outcome);
+        lane.push_used(head, used_bytes);
+        self.report(ended);
+    }
+
+    /// Control or the guest has ended this vring.
+    fn is_ending(&self, number: usize) -> bool {
+        let lane = self.lanes.get(number).and_then(Option::as_ref);
+        let is_ending = |lane: &Lane| matches!(lane.state, State::Stopping(_) | State::Retired);
+        self.inbox.exiting || lane.is_some_and(is_ending)
+    }
+
+    /// Decides what becomes of the stalled requests of a vring that ends (stopped, retired, or its worker exits), at once
+    /// and whenever one stalls later. Control must not wait for them. Where the frontend keeps the requests in flight they
+    /// are left there unanswered, for whoever serves the vring next. Else nobody could do them again, and they end as I/O
+    /// errors; so do those of a vring that its guest broke.
+    pub(crate) fn abandon(&mut self, number: usize) {
+        let Some(Some(lane)) = self.lanes.get_mut(number) else {
+            return;
+        };
+        let (index, waiting) = (lane.index, lane.stalls.waiting());
+        if waiting > 0 && lane.vring.is_kept() && !matches!(lane.state, State::Retired) {
+            lane.left = true;
+            lane.stalls.leave();
+            lane.record.show_stalled(None);
+            self.log_rarely(|name| {
+                tracing::warn!(
+                    "{name}: vring {index} was stopped while the disk failed: {waiting} requests that waited to be done again \
+                     are left to the next daemon or connection"
+                );
+            });
+        } else if waiting > 0 {
+            self.log_rarely(|name| {
+                tracing::warn!(
+                    "{name}: vring {index} was stopped while the disk failed: its guest gets I/O errors for the requests that \
+                     waited to be done again ({waiting} of them)"
+                );
+            });
+            self.end_stalled(number, |_| true);
+        }
+    }
+
+    /// Ends those that wait for such a thing as I/O errors. The next lap shows them to the guest.
+    fn end_stalled(&mut self, number: usize, which: impl Fn(Phase) -> bool) {
+        let mut at = 0;
+        while let Some(Some(lane)) = self.lanes.get_mut(number)
+            && at < lane.stalls.list.len()
+        {
+            if let Some(stall) = lane.stalls.start(at, &which) {
+                lane.slots.unstall(stall.head);
+                self.end_failed(number, stall.head, &stall.ended(&self.epoch));
+            }
+            at += 1;
+        }
+        self.tidy_stalls(number);
+        self.waiting.due_ns = Some(0);
+    }
+
+    /// Does those again whose time has come.
+    pub(crate) fn redo_due(&mut self, now_ns: u64) {
+        let mut descriptors_left = DESCRIPTORS_MAX;
+        for number in 0..self.lanes.len() {
+            self.redo_lane(number, now_ns, &mut descriptors_left);
+        }
+        self.schedule_stalls();
+    }
+
+    fn redo_lane(&mut self, number: usize, now_ns: u64, descriptors_left: &mut u32) {
+        let Worker {
+            lanes,
+            reactor,
+            store: [store],
+            device,
+            epoch,
+            taking,
+            splitting,
+            tuned,
+            meters,
+            ..
+        } = self;
+        let Some(Some(lane)) = lanes.get_mut(number) else {
+            return;
+        };
+        if !lane.can_redo() {
+            return;
+        }
+        let mut acceptance = Acceptance {
+            reactor,
+            store,
+            device,
+            epoch,
+            lane_number: number as u16,
+            splitting,
+            ended: 0,
+            laps: &mut meters.laps,
+            watched: false,
+            run: Run::NONE,
+        };
+        let is_due = |phase| matches!(phase, Phase::Due { at_ns, .. } if at_ns <= now_ns);
+        let mut fault = None;
+        for at in 0..lane.stalls.list.len() {
+            if acceptance.store.room() < tuned.ops_max || *descriptors_left == 0 {
+                lane.stalls.put_off(at, now_ns);
+                continue;
+            }
+            let Some(stall) = lane.stalls.start(at, is_due) else {
+                continue;
+            };
+            lane.slots.unstall(stall.head);
+            lane.record.redone(stall.head);
+            match lane.vring.retake(stall.head, &mut taking.chain) {
+                Ok(taken) => acceptance.begin(lane, taken, &mut taking.chain),
+                Err(error) => {
+                    fault = Some(error);
+                    break;
+                }
+            }
+            lane.slots.keep_order(stall.head, stall.order);
+            *descriptors_left = descriptors_left.saturating_sub(taking.chain.descriptors());
+        }
+        acceptance.run.count(&mut lane.record);
+        lane.record.forget_taken();
+        self.tidy_stalls(number);
+        if let Some(fault) = fault {
+            self.retire(number, &fault);
+        }
+    }
+
+    /// The operator has the held requests done again.
+    pub(crate) fn resume_held(&mut self) {
+        let now_ns = self.now_ns();
+        for number in 0..self.lanes.len() {
+            if let Some(Some(lane)) = self.lanes.get_mut(number) {
+                lane.stalls.resume(now_ns);
+            }
+            self.tidy_stalls(number);
+        }
+    }
+
+    /// The operator gives the held requests up.
+    pub(crate) fn fail_held(&mut self) {
+        for number in 0..self.lanes.len() {
+            self.end_stalled(number, |phase| phase == Phase::Held);
+        }
+    }
+
+    fn tidy_stalls(&mut self, number: usize) {
+        if let Some(Some(lane)) = self.lanes.get_mut(number) {
+            lane.stalls.tidy(&lane.slots);
+            self.show_stalls(number);
+        }
+    }
+
+    /// After a change: shows what waits, and closes the vring or opens it.
+    fn show_stalls(&mut self, number: usize) {
+        let is_first = self.lanes.iter().flatten().all(|lane| !lane.is_closed);
+        let Some(Some(lane)) = self.lanes.get_mut(number) else {
+            return;
+        };
+        let shown = lane.stalls.shown();
+        lane.record.show_stalled(shown);
+        let is_closed = lane.stalls.closing > 0;
+        if std::mem::replace(&mut lane.is_closed, is_closed) == is_closed {
+            return;
+        }
+        let index = lane.index;
+        self.update_wish();
+        // Whatever closes it next waits for the operator first, so this is no line that a guest can cause at will.
+        if let Some(shown) = shown.filter(|_| is_closed && is_first) {
+            let error = io::Error::from_raw_os_error(shown.errno);
+            tracing::warn!(
+                "{}: vring {index} is held: a {} at sector {} failed: {error}. The guest waits. When the disk works again, \
+                 run `cleave resume`; to pass the error on to the guest, `cleave fail`",
+                self.device.disk.name(),
+                shown.verb,
+                shown.sector,
+            );
+        }
+    }
+
+    /// Sees to it that the worker wakes up for the first that is due. A vring that rests has none: it comes here again
+    /// with the command that ends the rest.
+    pub(crate) fn schedule_stalls(&mut self) {
+        let lanes = self.lanes.iter().flatten().filter(|lane| lane.can_redo());
+        let due_ns = lanes.filter_map(|lane| lane.stalls.due_ns()).min();
+        self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min();
+    }
+}

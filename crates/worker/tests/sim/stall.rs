@@ -1,0 +1,647 @@
+//! Requests that the disk fails and that are not reported: held until control says, or done again after a pause.
+
+use std::time::{Duration, Instant};
+
+use cleave_blk::spec::status;
+use cleave_guest::{Inflight, InflightLayout, Memory};
+use cleave_worker::record::Stalled;
+use cleave_worker::{Completion, Lap, Stopped, Tuning, VringStart};
+
+use crate::driver::{Answer, Ask, Driver, Part, SIZE};
+use crate::{Bench, DISK_BYTES, FEATURES, event, quiet};
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const ALL: std::ops::Range<usize> = 0..DISK_BYTES;
+
+/// A disk that takes some laps for everything, with this policy.
+fn bench(seed: u64, on_error: &str) -> Bench {
+    let mut bench = Bench::new(quiet(seed), FEATURES);
+    set_policy(&mut bench, on_error);
+    bench
+}
+
+fn set_policy(bench: &mut Bench, on_error: &str) {
+    bench.device.tune(Tuning {
+        on_error: on_error.parse().unwrap(),
+        ..Tuning::clone(&bench.device.tuning())
+    });
+    heard(bench);
+}
+
+/// Turns until the worker has heard of all that it was told.
+fn heard(bench: &mut Bench) {
+    let enabled = bench.control.enable(0, true);
+    bench.carry_out(enabled);
+}
+
+fn break_disk(bench: &Bench, range: std::ops::Range<usize>, errno: i32) {
+    bench.store.lock().unwrap().failing = Some((range, errno));
+}
+
+fn mend_disk(bench: &Bench) {
+    bench.store.lock().unwrap().failing = None;
+}
+
+/// As many laps as anything takes.
+fn settle(bench: &mut Bench) {
+    settle_for(bench, 60);
+}
+
+fn settle_for(bench: &mut Bench, laps: u32) {
+    for _ in 0..laps {
+        bench.lap();
+    }
+}
+
+fn stalled(bench: &Bench) -> Option<Stalled> {
+    let all = bench.device.records.stalled();
+    assert!(all.len() <= 1);
+    all.first().map(|(index, stalled)| {
+        assert_eq!(*index, 0);
+        *stalled
+    })
+}
+
+fn held(bench: &Bench) -> u32 {
+    stalled(bench).map_or(0, |stalled| stalled.held)
+}
+
+fn write(sector: u64, byte: u8) -> Ask {
+    Ask::write(sector, vec![byte; 512], 512, true)
+}
+
+/// Turns until so many answers have come.
+fn collect(bench: &mut Bench, n: usize) -> Vec<Answer> {
+    let (mut answers, began) = (Vec::new(), Instant::now());
+    while answers.len() < n {
+        assert!(began.elapsed() < Duration::from_secs(20), "{answers:?}");
+        bench.lap();
+        answers.extend(bench.driver.collect(|_| 0));
+    }
+    answers
+}
+
+fn statuses(answers: &[Answer]) -> Vec<u8> {
+    answers.iter().map(|answer| answer.status).collect()
+}
+
+/// Holds writes of the bytes 1 to n, to as many sectors: more than are in flight at a time, since each is retried until
+/// all have failed.
+fn hold_writes(bench: &mut Bench, n: u8) {
+    break_disk(bench, ALL, ENOSPC);
+    set_policy(bench, "retry:60");
+    for byte in 1..=n {
+        bench.driver.submit(&write(byte.into(), byte)).unwrap();
+    }
+    until(bench, |shown| {
+        shown.is_some_and(|shown| shown.retrying == u32::from(n))
+    });
+    set_policy(bench, "hold");
+    until(bench, |shown| {
+        shown.is_some_and(|shown| shown.held == u32::from(n))
+    });
+    assert!(bench.driver.collect(|_| 0).is_empty());
+}
+
+/// Turns until that is shown.
+fn until(bench: &mut Bench, is_so: impl Fn(Option<Stalled>) -> bool) {
+    let began = Instant::now();
+    while !is_so(stalled(bench)) {
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            stalled(bench)
+        );
+        bench.lap();
+    }
+}
+
+fn watch_pushes(bench: &Bench) {
+    bench.store.lock().unwrap().pushed = Some(Vec::new());
+}
+
+/// Sectors of the ops since then.
+fn pushed(bench: &Bench) -> Vec<u64> {
+    let pushed = bench.store.lock().unwrap().pushed.take().unwrap();
+    pushed.into_iter().map(|offset| offset / 512).collect()
+}
+
+#[test]
+fn a_held_request_is_shown_and_closes_its_vring_until_it_is_done_again() {
+    for seed in 0..20 {
+        let mut bench = bench(seed, "hold");
+        break_disk(&bench, 512..1024, ENOSPC);
+        bench.driver.submit(&write(9, 9)).unwrap();
+        let bad = bench.driver.submit(&write(1, 1)).unwrap();
+        // In flight at the same time: ends as ever.
+        let [other] = &collect(&mut bench, 1)[..] else {
+            panic!("one answer")
+        };
+        assert!(other.head != bad && other.status == status::OK);
+        settle(&mut bench);
+        let shown = stalled(&bench).unwrap();
+        let now_ns = bench.device.now_ns();
+        let Stalled {
+            held,
+            retrying,
+            verb,
+            sector,
+            errno,
+            since_ns,
+        } = shown;
+        assert_eq!(
+            (held, retrying, verb, sector, errno),
+            (1, 0, "write", 1, ENOSPC)
+        );
+        assert!(0 < since_ns && since_ns < now_ns);
+        // Nothing new is taken, however healthy its part of the disk is.
+        bench.driver.submit(&write(10, 10)).unwrap();
+        settle(&mut bench);
+        assert!(bench.driver.collect(|_| 0).is_empty());
+        assert_eq!(bench.store.lock().unwrap().now[10 * 512], 0);
+        // Done again while the disk still fails: held again. The other may be taken before it fails.
+        assert_eq!(bench.device.resume(), 1);
+        settle(&mut bench);
+        assert_eq!(stalled(&bench), Some(shown), "since it first failed");
+        let early = bench.driver.collect(|_| 0);
+        assert!(early.iter().all(|answer| answer.head != bad));
+        mend_disk(&bench);
+        assert_eq!(bench.device.resume(), 1);
+        let answers = collect(&mut bench, 2 - early.len());
+        assert!(
+            early
+                .iter()
+                .chain(&answers)
+                .all(|answer| answer.status == status::OK)
+        );
+        assert_eq!((stalled(&bench), bench.device.resume()), (None, 0));
+        {
+            let store = bench.store.lock().unwrap();
+            assert_eq!([store.now[512], store.now[5120]], [1, 10]);
+        }
+        let totals = bench.totals();
+        assert_eq!((totals.failed, totals.held, totals.redone), (0, 2, 2));
+        assert_eq!(totals.writes, 3);
+        settle(&mut bench);
+        let [record] = &bench.device.records.all()[..] else {
+            panic!("one record")
+        };
+        assert_eq!(record.in_flight().0, 0);
+        assert_eq!(bench.ask(&Ask::read(1, 512, 512, true)).data, [1; 512]);
+    }
+}
+
+#[test]
+fn held_requests_end_as_errors_when_the_operator_gives_them_up() {
+    let mut bench = bench(1, "hold");
+    hold_writes(&mut bench, 5);
+    assert_eq!(bench.device.fail(), 5);
+    let answers = collect(&mut bench, 5);
+    for answer in &answers {
+        assert_eq!((answer.status, answer.used_bytes), (status::IOERR, 1));
+    }
+    let totals = bench.totals();
+    assert_eq!((totals.failed, totals.writes, held(&bench)), (5, 0, 0));
+    mend_disk(&bench);
+    // The vring goes on.
+    assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
+}
+
+/// In whatever order they failed; and before anything that came later, also where there is room for few at a time.
+#[test]
+fn held_requests_are_done_again_in_the_order_in_which_they_were_taken() {
+    for (seed, ops) in (0..10).zip([64, 8].into_iter().cycle()) {
+        let config = cleave_sim::SimConfig {
+            delay_max: 20,
+            ops,
+            ..quiet(seed)
+        };
+        let mut bench = Bench::new(config, FEATURES);
+        hold_writes(&mut bench, 12);
+        // Comes meanwhile.
+        bench.driver.submit(&write(100, 100)).unwrap();
+        settle(&mut bench);
+        // Some fail again.
+        break_disk(&bench, 5 * 512..8 * 512, EIO);
+        watch_pushes(&bench);
+        assert_eq!(bench.device.resume(), 12);
+        let answers = collect(&mut bench, 9);
+        settle(&mut bench);
+        // The last, which came later, if it was taken before the first failed again.
+        let late = bench.driver.collect(|_| 0);
+        let all = answers.iter().chain(&late);
+        assert!(all.clone().all(|answer| answer.status == status::OK));
+        let taken = pushed(&bench);
+        assert_eq!(taken[..12], (1..=12).collect::<Vec<_>>(), "seed {seed}");
+        assert!(matches!(taken[12..], [] | [100]), "seed {seed}");
+        assert_eq!(all.count(), taken.len() - 3);
+        let shown = stalled(&bench).unwrap();
+        assert_eq!((shown.held, shown.sector, shown.errno), (3, 5, EIO));
+        mend_disk(&bench);
+        watch_pushes(&bench);
+        assert_eq!(bench.device.resume(), 3);
+        let left = 3 + 13 - taken.len();
+        assert_eq!(collect(&mut bench, left).len(), left);
+        assert_eq!(pushed(&bench), [5, 6, 7, 100][..left], "seed {seed}");
+    }
+}
+
+#[test]
+fn other_vrings_go_on() {
+    let mut bench = bench(4, "hold");
+    hold_writes(&mut bench, 1);
+    let elsewhere = 0x8000_0000;
+    let mut other = Driver::at(elsewhere);
+    let regions = [&bench.driver, &other].map(|driver| {
+        let parts = [Part::Rings, Part::Requests];
+        parts.map(|part| driver.region(part))
+    });
+    let memory = Memory::new(regions.into_iter().flatten().collect()).unwrap();
+    let bound = bench.control.bind(memory);
+    bench.carry_out(bound);
+    let started = bench.control.start(VringStart {
+        index: 1,
+        layout: Driver::layout_at(elsewhere),
+        base: 0,
+        journal: None,
+        features: FEATURES,
+        kick: Some(event()),
+        call: Some(event()),
+        err: None,
+        enabled: true,
+    });
+    bench.carry_out(started).unwrap();
+    other.submit(&Ask::flush()).unwrap();
+    settle(&mut bench);
+    let answers = other.collect(|_| 0);
+    assert_eq!(statuses(&answers), [status::OK]);
+    assert_eq!(held(&bench), 1);
+    mend_disk(&bench);
+    bench.device.resume();
+    assert_eq!(statuses(&collect(&mut bench, 1)), [status::OK]);
+}
+
+#[test]
+fn a_retry_succeeds_after_pauses_and_the_guest_sees_no_error() {
+    let mut bench = bench(5, "retry:20");
+    break_disk(&bench, 512..1024, EIO);
+    bench.driver.submit(&write(1, 1)).unwrap();
+    let began = Instant::now();
+    while bench.totals().redone < 4 {
+        bench.lap();
+        assert!(began.elapsed() < Duration::from_secs(10));
+    }
+    // 10, 20, 40 and 80 ms.
+    assert!(began.elapsed() >= Duration::from_millis(150));
+    settle(&mut bench);
+    let shown = stalled(&bench).unwrap();
+    assert_eq!((shown.held, shown.retrying, shown.errno), (0, 1, EIO));
+    assert!(shown.since_ns > 0);
+    // The vring is not closed meanwhile.
+    assert_eq!(bench.ask(&write(9, 9)).status, status::OK);
+    mend_disk(&bench);
+    assert_eq!(statuses(&collect(&mut bench, 1)), [status::OK]);
+    settle(&mut bench);
+    assert_eq!((stalled(&bench), bench.totals().failed), (None, 0));
+    assert_eq!(bench.store.lock().unwrap().now[512], 1);
+}
+
+#[test]
+fn a_retry_that_runs_out_is_reported_or_held() {
+    for (policy, is_held) in [("retry:1", false), ("retry:1:hold", true)] {
+        let mut bench = bench(6, policy);
+        break_disk(&bench, ALL, EIO);
+        let began = Instant::now();
+        bench.driver.submit(&write(1, 1)).unwrap();
+        let mut answers = Vec::new();
+        while answers.is_empty() && held(&bench) == 0 {
+            bench.lap();
+            answers = bench.driver.collect(|_| 0);
+            assert!(began.elapsed() < Duration::from_secs(10));
+        }
+        let took = began.elapsed();
+        assert!(took >= Duration::from_secs(1), "{took:?}");
+        assert!(took < Duration::from_secs(3), "{took:?}");
+        // 10, 20, … 640 ms, and once more at the end.
+        assert_eq!(bench.totals().redone, 7);
+        assert_eq!(held(&bench), u32::from(is_held));
+        if !is_held {
+            assert_eq!(statuses(&answers), [status::IOERR]);
+            assert_eq!((stalled(&bench), bench.totals().failed), (None, 1));
+            continue;
+        }
+        // Its time is over: it is held again without another second of attempts.
+        let redone = bench.totals().redone;
+        bench.device.resume();
+        settle(&mut bench);
+        assert_eq!((held(&bench), bench.totals().redone), (1, redone + 1));
+        mend_disk(&bench);
+        bench.device.resume();
+        assert_eq!(statuses(&collect(&mut bench, 1)), [status::OK]);
+    }
+}
+
+#[test]
+fn each_error_has_the_policy_of_its_kind_and_a_flush_is_reported() {
+    let rows: [(&str, Ask, i32, bool); 9] = [
+        ("read=hold", Ask::read(1, 512, 512, true), EIO, true),
+        ("read=hold", write(1, 1), EIO, false),
+        ("write=hold", write(1, 1), EIO, true),
+        ("write=hold", Ask::zero(1, 1, false), EIO, true),
+        ("write=hold", Ask::zero(1, 1, true), EIO, true),
+        ("write=hold,enospc=report", write(1, 1), ENOSPC, false),
+        ("enospc=hold", write(1, 1), ENOSPC, true),
+        // EINVAL, EFAULT.
+        ("hold", write(1, 1), 22, false),
+        ("hold", write(1, 1), 14, false),
+    ];
+    for (policy, ask, errno, is_held) in rows {
+        let mut bench = bench(7, policy);
+        break_disk(&bench, ALL, errno);
+        bench.driver.submit(&ask).unwrap();
+        settle(&mut bench);
+        let answers = bench.driver.collect(|_| 0);
+        assert_eq!(held(&bench), u32::from(is_held), "{policy} {errno}");
+        let expected: &[u8] = if is_held { &[] } else { &[status::IOERR] };
+        assert_eq!(statuses(&answers), expected, "{policy} {errno}");
+    }
+    let config = cleave_sim::SimConfig {
+        fail_per_mille: 1000,
+        ..quiet(7)
+    };
+    let mut bench = Bench::new(config, FEATURES);
+    set_policy(&mut bench, "hold");
+    assert_eq!(bench.ask(&Ask::flush()).status, status::IOERR);
+}
+
+/// It cannot succeed any more, or would prove nothing: the disk has to be opened again.
+#[test]
+fn after_a_failed_sync_writes_are_reported_and_reads_are_not() {
+    for policy in ["hold", "retry:60"] {
+        let mut bench = bench(8, policy);
+        bench.device.disk.mark_sync_failed();
+        break_disk(&bench, ALL, EIO);
+        for ask in [write(1, 1), Ask::zero(1, 1, false), Ask::zero(1, 1, true)] {
+            assert_eq!(bench.ask(&ask).status, status::IOERR, "{policy}");
+        }
+        bench.driver.submit(&Ask::read(1, 512, 512, true)).unwrap();
+        settle(&mut bench);
+        assert!(stalled(&bench).is_some(), "{policy}");
+    }
+}
+
+/// The policy in force when a request fails decides; what is held stays held.
+#[test]
+fn a_changed_policy_holds_for_what_fails_from_then_on() {
+    let mut bench = bench(9, "hold");
+    hold_writes(&mut bench, 3);
+    set_policy(&mut bench, "report");
+    settle(&mut bench);
+    assert_eq!(held(&bench), 3);
+    bench.device.resume();
+    assert_eq!(statuses(&collect(&mut bench, 3)), [status::IOERR; 3]);
+    assert_eq!(bench.ask(&write(9, 9)).status, status::IOERR);
+    set_policy(&mut bench, "retry:60");
+    settle(&mut bench);
+    bench.driver.submit(&write(1, 1)).unwrap();
+    settle(&mut bench);
+    assert_eq!(stalled(&bench).unwrap().retrying, 1);
+    set_policy(&mut bench, "report");
+    assert_eq!(statuses(&collect(&mut bench, 1)), [status::IOERR]);
+}
+
+#[test]
+fn a_vring_that_is_stopped_ends_what_is_held_or_retried_as_errors() {
+    for policy in ["hold", "retry:60", "retry:60:hold"] {
+        let mut bench = bench(10, policy);
+        break_disk(&bench, ALL, EIO);
+        for byte in 1..=4 {
+            bench.driver.submit(&write(byte.into(), byte)).unwrap();
+        }
+        settle(&mut bench);
+        assert!(stalled(&bench).is_some());
+        let began = Instant::now();
+        let mut stopped = bench.control.stop(0);
+        let base = loop {
+            bench.lap();
+            match stopped.wait_for(Duration::ZERO) {
+                Ok(Some(Stopped::At(base))) => break base,
+                Ok(other) => panic!("{policy}: {other:?}"),
+                Err(again) => stopped = again,
+            }
+            assert!(began.elapsed() < Duration::from_secs(5), "{policy}");
+        };
+        assert_eq!(base, 4);
+        let answers = bench.driver.collect(|_| 0);
+        assert_eq!(statuses(&answers), [status::IOERR; 4], "{policy}");
+        assert_eq!((stalled(&bench), bench.driver.in_flight()), (None, 0));
+    }
+}
+
+/// Where the frontend keeps the requests in flight, they wait for the next who serves the vring.
+#[test]
+fn a_kept_vring_that_is_stopped_leaves_what_is_held_or_retried_to_the_next() {
+    let layout = InflightLayout::new(1, SIZE);
+    for policy in ["hold", "retry:60"] {
+        let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
+        let start = || VringStart {
+            index: 0,
+            layout: Driver::layout(),
+            // Whatever the frontend says.
+            base: 4711,
+            journal: region.journal(0),
+            features: FEATURES,
+            kick: Some(event()),
+            call: Some(event()),
+            err: None,
+            enabled: true,
+        };
+        let mut bench = bench(10, policy);
+        let stopped = bench.control.stop(0);
+        assert_eq!(bench.carry_out(stopped), Stopped::At(0));
+        let started = bench.control.start(start());
+        bench.carry_out(started).unwrap();
+        break_disk(&bench, ALL, EIO);
+        for byte in 1..=4 {
+            bench.driver.submit(&write(byte.into(), byte)).unwrap();
+        }
+        settle(&mut bench);
+        assert!(stalled(&bench).is_some());
+        let stopped = bench.control.stop(0);
+        assert_eq!(bench.carry_out(stopped), Stopped::Left, "{policy}");
+        assert_eq!((stalled(&bench), bench.driver.in_flight()), (None, 4));
+        mend_disk(&bench);
+        let started = bench.control.start(start());
+        bench.carry_out(started).unwrap();
+        assert_eq!(statuses(&collect(&mut bench, 4)), [status::OK; 4]);
+        // And nothing is left in the end.
+        let stopped = bench.control.stop(0);
+        assert_eq!(bench.carry_out(stopped), Stopped::At(4));
+    }
+}
+
+/// What fails after the stop was asked for does not keep it waiting either.
+#[test]
+fn a_request_that_fails_while_its_vring_stops_ends() {
+    for seed in 0..20 {
+        let config = cleave_sim::SimConfig {
+            delay_max: 30,
+            ..quiet(seed)
+        };
+        let mut bench = Bench::new(config, FEATURES);
+        set_policy(&mut bench, "hold");
+        break_disk(&bench, ALL, EIO);
+        for byte in 1..=4 {
+            bench.driver.submit(&write(byte.into(), byte)).unwrap();
+        }
+        bench.lap();
+        let mut stopped = bench.control.stop(0);
+        let mut laps = 0;
+        loop {
+            bench.lap();
+            laps += 1;
+            assert!(laps < 1000, "seed {seed}");
+            match stopped.wait_for(Duration::ZERO) {
+                Ok(base) => break assert_eq!(base, Some(Stopped::At(4))),
+                Err(again) => stopped = again,
+            }
+        }
+        let answers = bench.driver.collect(|_| 0);
+        assert_eq!(statuses(&answers), [status::IOERR; 4], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_worker_that_exits_ends_what_is_held_and_a_retired_vring_too() {
+    let mut bench = bench(11, "hold");
+    hold_writes(&mut bench, 3);
+    bench.control.exit();
+    let mut laps = 0;
+    while bench.lap() == Lap::Again {
+        laps += 1;
+        assert!(laps < 1000);
+    }
+    let answers = bench.driver.collect(|_| 0);
+    assert_eq!(statuses(&answers), [status::IOERR; 3]);
+
+    let mut bench = self::bench(12, "retry:60");
+    break_disk(&bench, ALL, EIO);
+    bench.driver.submit(&write(1, 1)).unwrap();
+    settle(&mut bench);
+    bench.driver.submit_raw(crate::driver::SIZE);
+    settle(&mut bench);
+    let answers = bench.driver.collect(|_| 0);
+    assert_eq!(statuses(&answers), [status::IOERR]);
+    assert_eq!(stalled(&bench), None);
+}
+
+#[test]
+fn a_held_request_keeps_no_memory_from_leaving_and_is_done_again_in_what_is_there_then() {
+    for rings_stay in [false, true] {
+        let mut bench = bench(13, "hold");
+        let table = |bench: &Bench, parts: &[Part]| {
+            Memory::new(
+                parts
+                    .iter()
+                    .map(|part| bench.driver.region(*part))
+                    .collect(),
+            )
+            .unwrap()
+        };
+        let memory = table(&bench, &[Part::Rings, Part::Requests]);
+        let bound = bench.control.bind(memory.clone());
+        bench.carry_out(bound);
+        hold_writes(&mut bench, 3);
+        let rest: &[Part] = if rings_stay { &[Part::Rings] } else { &[] };
+        let next = table(&bench, rest);
+        let departure = memory.departing(&next);
+        drop(memory);
+        let bound = bench.control.bind(next);
+        bench.carry_out(bound);
+        settle(&mut bench);
+        assert!(departure.is_over_within(Duration::ZERO), "{rings_stay}");
+        assert_eq!(held(&bench), 3);
+        if !rings_stay {
+            // Nowhere to read the chains from: they wait, and cost nothing.
+            mend_disk(&bench);
+            let redone = bench.totals().redone;
+            bench.device.resume();
+            settle(&mut bench);
+            assert_eq!(bench.totals().redone, redone);
+        }
+        let back = table(&bench, &[Part::Rings, Part::Requests]);
+        let bound = bench.control.bind(back);
+        bench.carry_out(bound);
+        mend_disk(&bench);
+        bench.device.resume();
+        let answers = collect(&mut bench, 3);
+        assert_eq!(statuses(&answers), [status::OK; 3], "{rings_stay}");
+        let store = bench.store.lock().unwrap();
+        assert!((1..=3).all(|n| store.now[n * 512] == n as u8));
+    }
+}
+
+/// What the guest made of a chain meanwhile is judged as a new chain is.
+#[test]
+fn a_chain_that_was_changed_while_it_was_held_is_a_new_chain() {
+    let mut bench = bench(14, "hold");
+    break_disk(&bench, ALL, ENOSPC);
+    let head = bench.driver.submit(&write(1, 1)).unwrap();
+    settle(&mut bench);
+    assert_eq!(held(&bench), 1);
+    bench.driver.break_chain(head);
+    bench.device.resume();
+    let [answer] = &collect(&mut bench, 1)[..] else {
+        panic!("one answer")
+    };
+    assert_eq!((answer.head, answer.used_bytes), (head, 0));
+    assert_eq!(stalled(&bench), None);
+    let [record] = &bench.device.records.all()[..] else {
+        panic!("one record")
+    };
+    assert_eq!(record.in_flight().0, 0);
+    mend_disk(&bench);
+    assert_eq!(bench.ask(&write(1, 2)).status, status::OK);
+}
+
+/// A held request costs nothing, and one that is retried a timer.
+#[test]
+fn a_worker_sleeps_without_a_timer_while_requests_are_held() {
+    for completion in [
+        Completion::Poll,
+        Completion::Adaptive,
+        Completion::Interrupt,
+    ] {
+        let mut bench = bench(15, "hold");
+        hold_writes(&mut bench, 2);
+        bench.device.tune(Tuning {
+            completion,
+            ..Tuning::clone(&bench.device.tuning())
+        });
+        settle(&mut bench);
+        let waits = |bench: &mut Bench| {
+            bench.store.lock().unwrap().waits = [0; 2];
+            settle_for(bench, 5);
+            bench.store.lock().unwrap().waits
+        };
+        assert_eq!(waits(&mut bench), [0, 5], "{completion}");
+        if completion != Completion::Interrupt {
+            continue;
+        }
+        set_policy(&mut bench, "retry:60");
+        bench.device.resume();
+        until(&mut bench, |shown| {
+            shown.is_some_and(|shown| shown.held == 0)
+        });
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            bench.lap();
+        }
+        // A second from one attempt to the next by now.
+        let redone = bench.totals().redone;
+        let [timed, endless] = waits(&mut bench);
+        assert!(timed > 0 && endless == 0, "{timed} {endless}");
+        assert!(bench.totals().redone <= redone + 2);
+    }
+}

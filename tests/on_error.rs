@@ -1,0 +1,364 @@
+//! `--on-error` from outside: a disk that fails and works again later is no error for its guest.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use cleave_client::{Client, Error, Order, Stop, Verify, Workload};
+use cleave_tests::http::{ask, get};
+use cleave_tests::{
+    Daemon, Ended, Messages as _, Mount, Needs, Scratch, Stopwatch, assert_serves, comes,
+    run_cases, run_to_end, small,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const DISK: u64 = 64 << 20;
+
+fn main() -> ExitCode {
+    run_cases(cleave_tests::cases![
+        a_full_disk_holds_its_guest_until_there_is_room: Needs::Root,
+        a_full_disk_is_retried_until_there_is_room: Needs::Root,
+        held_requests_are_ended_when_the_operator_gives_up,
+        a_held_vring_costs_nothing_and_the_others_go_on,
+        a_held_request_keeps_neither_the_frontend_nor_the_end_waiting,
+        the_policy_is_changed_while_the_disk_is_served,
+        orders_are_refused_where_there_is_nothing_to_order,
+    ])
+}
+
+/// A daemon with this policy and a control socket, and where that is.
+fn serve(on_error: &str, disk: &Path, more: &[&str]) -> (Daemon, PathBuf) {
+    let scratch = Scratch::new();
+    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
+    let [socket_text, control_text, disk] =
+        [&socket, &control, disk].map(|path| path.to_str().unwrap());
+    let mut args = vec!["serve", "--socket-path", socket_text, "--disk", disk];
+    args.extend(["--control", control_text, "--on-error", on_error]);
+    args.extend(["--serial", "disk"]);
+    args.extend(more);
+    (Daemon::with_args(scratch, socket.clone(), &args), control)
+}
+
+fn stalled(control: &Path) -> Value {
+    get(control, "/v1/disks/disk")["stalled"].clone()
+}
+
+fn holds(control: &Path) -> bool {
+    stalled(control)[0]["held"].as_u64() > Some(0)
+}
+
+fn order(word: &str, control: &Path) -> Ended {
+    run_to_end(&[word, "--control", control.to_str().unwrap()])
+}
+
+fn io_error(result: &Result<(), Error>) -> bool {
+    matches!(result, Err(Error::Status { status: 1, .. }))
+}
+
+/// Cuts the disk's file, or makes it as long as before, and waits until the daemon has noticed.
+fn resize(image: &Path, bytes: u64, daemon: &Daemon) {
+    let file = File::options().write(true).open(image).unwrap();
+    let lines = |daemon: &Daemon| daemon.log().matches("has shrunk").count();
+    let before = lines(daemon);
+    file.set_len(bytes).unwrap();
+    // It may not have begun to watch the file yet.
+    daemon.signal(Signal::HUP);
+    if bytes < DISK {
+        assert!(comes(|| lines(daemon) > before), "{}", daemon.log());
+    }
+}
+
+/// Where the file is cut to, and a place beyond.
+const CUT: u64 = 32 << 20;
+const BEYOND: u64 = 40 << 20;
+
+/// A daemon on a disk whose file was cut, so that everything beyond fails with EIO.
+fn cut_disk(scratch: &Scratch, on_error: &str) -> (Daemon, PathBuf, PathBuf) {
+    let image = scratch.image("disk", DISK);
+    let (daemon, control) = serve(on_error, &image, &[]);
+    resize(&image, CUT, &daemon);
+    (daemon, control, image)
+}
+
+/// A file system of 16 MiB, a disk of more there, and what fills it.
+fn full_disk(scratch: &Scratch) -> (Mount, PathBuf, PathBuf) {
+    let mount = Mount::tmpfs(scratch, 16 << 20).unwrap();
+    let [image, filler] = ["disk", "filler"].map(|name| mount.path().join(name));
+    File::create(&image).unwrap().set_len(DISK).unwrap();
+    std::fs::write(&filler, vec![1; 12 << 20]).unwrap();
+    (mount, image, filler)
+}
+
+/// Writes a pattern to the first 12 MiB, several at a time on two vrings, while `meanwhile` happens; then finds it there.
+fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
+    let mut client = daemon.open(&small(2));
+    for queue in client.queues() {
+        queue.set_patience(Duration::from_secs(60));
+    }
+    let fill = Workload {
+        read_percent: 0,
+        order: Order::Sequential,
+        stop: Stop::Requests(192),
+        verify: Verify::Pattern(7),
+        ..Workload::reads(64 << 10, 8, 12 << 20, Duration::ZERO)
+    };
+    let check = Workload {
+        read_percent: 100,
+        ..fill.clone()
+    };
+    std::thread::scope(|scope| {
+        let meanwhile = scope.spawn(meanwhile);
+        let tallies = client.run(&fill, |_| |_| {}).unwrap();
+        assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+        meanwhile.join().unwrap();
+    });
+    client.queue(0).flush().unwrap();
+    let tallies = client.run(&check, |_| |_| {}).unwrap();
+    assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+}
+
+fn a_full_disk_holds_its_guest_until_there_is_room() {
+    let scratch = Scratch::new();
+    let (_mount, image, filler) = full_disk(&scratch);
+    let (daemon, control) = serve("enospc=hold", &image, &["--direct", "off"]);
+    writes_all(&daemon, || {
+        assert!(comes(|| holds(&control)), "{}", daemon.log());
+        let shown = &stalled(&control)[0];
+        assert_eq!(
+            (&shown["verb"], &shown["errno"]),
+            (&json!("write"), &json!(28))
+        );
+        assert!(daemon.log_has("is held: a write at sector"));
+        let metrics = ask(&control, "GET", "/metrics", "").body;
+        assert!(
+            metrics.contains("cleave_held_requests{disk=\"disk\",vring=\""),
+            "{metrics}"
+        );
+        let text = order("stats", &control).stdout;
+        assert!(text.contains("No space left on device"), "{text}");
+        // Still full: held once more, and no error.
+        let ended = order("resume", &control);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(ended.stdout.starts_with("disk: ") && ended.stdout.ends_with("done again\n"));
+        assert!(comes(|| holds(&control)));
+        std::fs::remove_file(&filler).unwrap();
+        // Of several vrings one may be held a moment later than the other.
+        let goes_on = comes(|| {
+            assert_eq!(order("resume", &control).code, Some(0));
+            !holds(&control)
+        });
+        assert!(goes_on, "{}", stalled(&control));
+    });
+    let report = get(&control, "/v1/disks/disk");
+    assert_eq!(
+        (&report["stalled"], &report["totals"]["failed"]),
+        (&json!([]), &json!(0))
+    );
+    assert!(report["totals"]["held"].as_u64() >= Some(2), "{report}");
+    assert_eq!(
+        daemon.log().matches("is held").count(),
+        daemon.log().matches("The guest waits").count()
+    );
+    daemon.finish();
+}
+
+fn a_full_disk_is_retried_until_there_is_room() {
+    let scratch = Scratch::new();
+    let (_mount, image, filler) = full_disk(&scratch);
+    let (daemon, control) = serve("retry:60", &image, &["--direct", "off"]);
+    writes_all(&daemon, || {
+        let retries = || stalled(&control)[0]["retrying"].as_u64() > Some(0);
+        assert!(comes(retries), "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(retries());
+        std::fs::remove_file(&filler).unwrap();
+    });
+    let report = get(&control, "/v1/disks/disk");
+    let totals = &report["totals"];
+    assert_eq!(
+        (&report["stalled"], &totals["failed"], &totals["held"]),
+        (&json!([]), &json!(0), &json!(0))
+    );
+    assert!(totals["redone"].as_u64() > Some(0), "{report}");
+    daemon.finish();
+    // The same without room: an error in the end, and not before.
+    let (daemon, _) = serve("retry:1", &image, &["--direct", "off"]);
+    std::fs::write(&filler, vec![1; 3 << 20]).unwrap();
+    let mut client = daemon.open(&small(1));
+    let began = Instant::now();
+    let mut failed = Ok(());
+    for turn in 12..20 {
+        failed = client.queue(0).write(turn << 20, &[1; 1 << 20]);
+        if failed.is_err() {
+            break;
+        }
+    }
+    assert!(io_error(&failed), "{failed:?}");
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    drop(client);
+    daemon.finish();
+}
+
+fn held_requests_are_ended_when_the_operator_gives_up() {
+    let scratch = Scratch::new();
+    let (daemon, control, image) = cut_disk(&scratch, "hold");
+    let mut client = daemon.open(&small(1));
+    let queue = client.queue(0);
+    for (word, is_error) in [("fail", true), ("resume", false)] {
+        std::thread::scope(|scope| {
+            let write = scope.spawn(|| queue.write(BEYOND, &[7; 4096]));
+            assert!(comes(|| holds(&control)), "{}", daemon.log());
+            let shown = stalled(&control)[0].clone();
+            let expected = json!({"vring": 0, "held": 1, "retrying": 0, "verb": "write",
+                "sector": BEYOND / 512, "errno": 5, "error": "Input/output error (os error 5)",
+                "seconds": shown["seconds"]});
+            assert_eq!(shown, expected);
+            if !is_error {
+                resize(&image, DISK, &daemon);
+                assert!(comes(
+                    || get(&control, "/v1/disks/disk")["store"]["size_bytes"] == DISK
+                ));
+            }
+            // The daemon may hear of the size a little later than we.
+            let ended = comes(|| {
+                let ended = order(word, &control);
+                assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+                comes(|| stalled(&control)[0]["retrying"] != 1);
+                !holds(&control)
+            });
+            assert!(ended, "{}", stalled(&control));
+            let result = write.join().unwrap();
+            assert_eq!(io_error(&result), is_error, "{result:?}");
+        });
+    }
+    let mut back = [0; 4096];
+    queue.read(BEYOND, &mut back).unwrap();
+    assert!(back == [7; 4096]);
+    drop(client);
+    assert_serves(&daemon).unwrap();
+    daemon.finish();
+}
+
+fn a_held_vring_costs_nothing_and_the_others_go_on() {
+    for completion in ["poll", "adaptive"] {
+        let scratch = Scratch::new();
+        let image = scratch.image("disk", DISK);
+        let more = ["--completion", completion, "--workers", "1"];
+        let (daemon, control) = serve("hold", &image, &more);
+        resize(&image, CUT, &daemon);
+        let mut client = daemon.open(&small(2));
+        client.queue(0).set_patience(Duration::from_millis(500));
+        let stuck = client.queue(0).read(BEYOND, &mut [0; 4096]);
+        assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+        assert!(holds(&control));
+        for turn in 0..100 {
+            client
+                .queue(1)
+                .write(turn << 12, &[turn as u8; 4096])
+                .unwrap();
+        }
+        client.queue(1).flush().unwrap();
+        assert!(holds(&control));
+        if completion == "adaptive" {
+            daemon.stays_at_rest().unwrap();
+        }
+        drop(client);
+        daemon.finish();
+    }
+}
+
+/// Its guest gets an error then: without a record of what is in flight, nobody else could give it an answer.
+fn a_held_request_keeps_neither_the_frontend_nor_the_end_waiting() {
+    let scratch = Scratch::new();
+    let (mut daemon, control, _) = cut_disk(&scratch, "hold");
+    let hold = |client: &mut Client| {
+        client.queue(0).set_patience(Duration::from_millis(300));
+        let stuck = client.queue(0).write(BEYOND, &[1; 4096]);
+        assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+        assert!(holds(&control));
+    };
+    // A frontend that asks for the vring's position has it at once, and the request back.
+    let mut client = daemon.open(&small(1));
+    hold(&mut client);
+    let watch = Stopwatch::start();
+    assert_eq!(client.frontend().vring_base(0).unwrap(), 1);
+    assert!(watch.elapsed() < Duration::from_secs(1));
+    client.queue(0).wait_used().unwrap();
+    assert_eq!(stalled(&control), json!([]));
+    assert!(daemon.log_has("waited to be done again (1 of them)"));
+    drop(client);
+    // One that leaves does not keep the next one out.
+    let mut client = daemon.open(&small(1));
+    hold(&mut client);
+    drop(client);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).read(0, &mut [0; 4096]).unwrap();
+    // Nor does the end wait.
+    hold(&mut client);
+    daemon.signal(Signal::TERM);
+    match daemon.wait() {
+        Some((Some(0), took)) if took < Duration::from_millis(1500) => {}
+        other => panic!("{other:?}\n{}", daemon.log()),
+    }
+}
+
+fn the_policy_is_changed_while_the_disk_is_served() {
+    let scratch = Scratch::new();
+    let (daemon, control, _) = cut_disk(&scratch, "report");
+    let mut client = daemon.open(&small(1));
+    let queue = client.queue(0);
+    queue.set_patience(Duration::from_millis(300));
+    assert!(io_error(&queue.read(BEYOND, &mut [0; 512])));
+    let set = |policy: &str, shown: &str| {
+        let body = json!({ "on_error": policy }).to_string();
+        let answer = ask(&control, "PATCH", "/v1/disks/disk", &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(answer.json()["tuning"]["on_error"], shown);
+    };
+    set("read=hold", "read=hold,write=report,enospc=report");
+    assert!(io_error(&queue.write(BEYOND, &[0; 512])));
+    assert!(matches!(
+        queue.read(BEYOND, &mut [0; 512]),
+        Err(Error::TimedOut { .. })
+    ));
+    assert!(holds(&control));
+    set("report", "report");
+    let answer = ask(&control, "POST", "/v1/disks/disk/resume", "");
+    assert_eq!(
+        (answer.status, answer.json()),
+        (200, json!({"requests": 1}))
+    );
+    assert!(comes(|| stalled(&control) == json!([])));
+    queue.wait_used().unwrap();
+    assert!(io_error(&queue.read(BEYOND, &mut [0; 512])));
+    drop(client);
+    daemon.finish();
+}
+
+fn orders_are_refused_where_there_is_nothing_to_order() {
+    let scratch = Scratch::new();
+    let (daemon, control) = serve("retry:60:hold", &scratch.image("disk", DISK), &[]);
+    for word in ["resume", "fail"] {
+        let ended = order(word, &control);
+        assert_eq!(
+            (ended.code, ended.stdout.as_str()),
+            (Some(0), "disk: nothing is held\n")
+        );
+        let path = format!("/v1/disks/disk/{word}");
+        assert_eq!(ask(&control, "GET", &path, "").status, 405);
+        assert_eq!(ask(&control, "POST", &path, "{\"junk").status, 200);
+        let other = format!("/v1/disks/other/{word}");
+        assert_eq!(ask(&control, "POST", &other, "").status, 404);
+        let ended = order(word, &scratch.join("none"));
+        assert_eq!(ended.code, Some(1));
+        assert!(ended.stderr.contains("no such socket"), "{}", ended.stderr);
+    }
+    assert_eq!(
+        ask(&control, "POST", "/v1/disks/disk/retire", "").status,
+        404
+    );
+    daemon.finish();
+}
