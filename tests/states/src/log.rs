@@ -11,6 +11,13 @@ pub(crate) type Value = u32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Number(pub(crate) usize);
 
+impl Number {
+    /// Its place among all requests, or all I/O, of the log.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// A request that changes the disk or makes changes durable. Sectors are the guest's.
 #[derive(Debug, Clone, Copy)]
 pub enum Ask<'a> {

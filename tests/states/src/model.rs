@@ -141,6 +141,11 @@ impl Model {
         }
     }
 
+    /// How many requests there were so far.
+    pub(crate) fn asked(&self) -> usize {
+        self.times.len()
+    }
+
     /// Whether a crash now may leave this value.
     #[inline]
     pub(crate) fn may_be_left(&self, sector: usize, value: Value) -> bool {

@@ -44,7 +44,14 @@ fn verdict(log: &Log) -> Result<Checked, String> {
             .wrapping_add(1442695040888963407);
         (state >> 33) % n
     };
-    check(log, Extent { subsets: 50 }, &mut below)
+    check(
+        log,
+        Extent {
+            subsets: 50,
+            cached_above: false,
+        },
+        &mut below,
+    )
 }
 
 /// The first promise that is broken, in short.

@@ -119,7 +119,7 @@ impl Recorded {
             let mut file = std::io::BufWriter::new(std::fs::File::create(path).unwrap());
             log.save(&mut file).unwrap();
         }
-        let extent = Extent { subsets: 4 };
+        let extent = Extent { subsets: 4, cached_above: false };
         let checked = check(&log, extent, &mut |n| random.below(n));
         checked.unwrap_or_else(|lost| panic!("CLEAVE_SEED={seed}: {lost}"))
     }
