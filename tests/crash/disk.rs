@@ -26,6 +26,8 @@ const MOVED_MAX: u32 = 128 << 10;
 /// Most I/O that is held back, and how long the oldest one is.
 const HELD_MAX: u64 = 6;
 const HELD_FOR: Duration = Duration::from_micros(400);
+/// Most fsyncs take this long: writes are answered meanwhile, and flushes asked for that they do not cover.
+const SYNC_FOR: Duration = Duration::from_millis(2);
 
 const NO_SUCH: i32 = -2;
 const INVALID: i32 = -22;
@@ -196,6 +198,10 @@ impl Server {
     /// One of those that are held makes a step: its data moves, or it is answered, or both.
     fn work(&mut self) {
         let nth = self.random.below(self.held.len() as u64) as usize;
+        let is_sync = matches!(self.held[nth].what, What::Sync);
+        if is_sync && self.held[nth].since.elapsed() < SYNC_FOR && self.random.below(4) > 0 {
+            return self.wait();
+        }
         if !self.held[nth].applied {
             self.apply(nth);
             if self.random.below(3) == 0 {
