@@ -164,7 +164,7 @@ impl Server {
     fn serve(&mut self, over: &AtomicBool) {
         let mut request = vec![0; REQUEST_BYTES];
         while !over.load(Ordering::SeqCst) {
-            // All that has been submitted by now is seen before more is answered: an fsync covers only what had been
+            // Everything submitted by now is read before more is answered: an fsync covers only what had been
             // answered when it was submitted.
             while let Ok(count) = self.device.read(&mut request) {
                 self.take(&Input(&request[..count]));
@@ -214,7 +214,7 @@ impl Server {
             What::Write { bytes, .. } => words(&[bytes.len() as u32, 0]),
             What::Zero { .. } | What::Discard { .. } | What::Sync => Vec::new(),
         };
-        // Before the answer: whoever has that may build upon it at once.
+        // Before the answer goes out: the daemon may build upon it at once.
         if let (Some(io), Some(log)) = (held.io, &mut *self.log.lock().unwrap()) {
             log.ended(io);
         }

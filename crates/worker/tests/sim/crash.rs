@@ -43,7 +43,12 @@ impl Recorded {
         let indirect = random.below(2) == 0;
         let ask = match random.below(12) {
             0..2 => Ask::read(sector, len as u32 * 512, cut, indirect),
-            2..8 => Ask::write(sector, random_bytes(random, len as usize * 512), cut, indirect),
+            2..8 => Ask::write(
+                sector,
+                random_bytes(random, len as usize * 512),
+                cut,
+                indirect,
+            ),
             8..10 => Ask::zero(sector, len as u32, random.below(2) == 0),
             _ => Ask::flush(),
         };
@@ -119,7 +124,10 @@ impl Recorded {
             let mut file = std::io::BufWriter::new(std::fs::File::create(path).unwrap());
             log.save(&mut file).unwrap();
         }
-        let extent = Extent { subsets: 4, cached_above: false };
+        let extent = Extent {
+            subsets: 4,
+            cached_above: false,
+        };
         let checked = check(&log, extent, &mut |n| random.below(n));
         checked.unwrap_or_else(|lost| panic!("CLEAVE_SEED={seed}: {lost}"))
     }
@@ -177,7 +185,10 @@ fn run_all(what: &str, runs: impl Fn(u64) -> Checked) {
     println!("{what}: {all:?}");
     if seeds.len() > 1 {
         assert!(all.states >= STATES_MIN, "{all:?}");
-        assert!(all.lossy > STATES_MIN / 4 && all.torn > STATES_MIN / 10, "{all:?}");
+        assert!(
+            all.lossy > STATES_MIN / 4 && all.torn > STATES_MIN / 10,
+            "{all:?}"
+        );
         assert!(all.epochs > 50 && all.promises > 100, "{all:?}");
     }
 }
