@@ -17,6 +17,7 @@ use std::time::Duration;
 use cleave_blk::{Op, OpKind, Segment};
 use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::{Epoch, Memory};
+use cleave_states::{Number, SECTOR};
 use rustix::io::Errno;
 
 pub use store::SimStore;
@@ -86,6 +87,8 @@ struct Flight {
     moves_at: u64,
     ends_at: u64,
     has_moved: bool,
+    /// In the store's log.
+    io: Option<Number>,
 }
 
 /// The simulated disk.
@@ -198,6 +201,11 @@ impl Sim {
     }
 
     fn end(&mut self, flight: &Flight) {
+        if let (Some(io), Some(log), Ok(())) =
+            (flight.io, &mut lock(&self.store).log, flight.result)
+        {
+            log.ended(io);
+        }
         if flight.kind == OpKind::Sync {
             // What moved since the push may come along; of a failed sync, anything may.
             let salt = self.random.draw();
@@ -232,7 +240,9 @@ impl Store for Sim {
         let (leg, failing, slow, bad, unit) = {
             let store = lock(&self.store);
             let bad = store.failing.clone();
-            let unit = if store.whole_sectors { 512 } else { 1 };
+            // A recorded write is of whole sectors.
+            let is_whole = store.whole_sectors || store.log.is_some();
+            let unit = if is_whole { SECTOR } else { 1 };
             let leg = store.leg(op.leg);
             (leg, store.failing_leg, store.slow_leg, bad, unit)
         };
@@ -258,6 +268,10 @@ impl Store for Sim {
             let len = torn % (range.len() as u64 + 1);
             range.end = range.start + len as usize / unit * unit;
         }
+        let io = match (op.kind, &mut lock(&self.store).log) {
+            (OpKind::Sync, Some(log)) => Some(log.flush_begins(op.leg.into())),
+            _ => None,
+        };
         self.flights.push(Flight {
             token,
             kind: op.kind,
@@ -270,6 +284,7 @@ impl Store for Sim {
             moves_at: self.tick + moves_after,
             ends_at: self.tick + delay,
             has_moved: false,
+            io,
         });
     }
 
@@ -332,7 +347,7 @@ fn stream(op: &Op<'_>) -> Option<Vec<Segment>> {
 }
 
 /// Moves the op's data between guest memory and store; a sync's moves at its end.
-fn move_data(flight: &Flight, store: &Mutex<SimStore>) -> Result<(), i32> {
+fn move_data(flight: &mut Flight, store: &Mutex<SimStore>) -> Result<(), i32> {
     let fault = |_| Errno::FAULT.raw_os_error();
     let (memory, segments) = (&flight.epoch, &flight.segments);
     let mut store = lock(store);
@@ -353,6 +368,8 @@ fn move_data(flight: &Flight, store: &Mutex<SimStore>) -> Result<(), i32> {
         OpKind::Zero { durable, .. } => (vec![0; window.len()], durable && is_ok),
     };
     store.put(flight.range.start, bytes, is_durable);
+    let is_discard = flight.kind == OpKind::Discard;
+    flight.io = store.record_change(flight.range.clone(), is_discard, is_durable);
     Ok(())
 }
 

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use cleave_states::{Log, Number, SECTOR};
+
 /// Most writes that wait to become durable; beyond, the oldest does so by itself.
 pub(super) const UNSYNCED_MAX: usize = 256;
 
@@ -30,6 +32,8 @@ pub struct SimStore {
     pub waits: [u64; 2],
     /// Ops on this leg take this many times as long.
     pub slow_leg: Option<(u16, u32)>,
+    /// Records what reaches the disk, where there is one. All I/O is of whole sectors then.
+    pub log: Option<Log>,
 }
 
 /// Writes that a power cut may lose, oldest first.
@@ -65,6 +69,23 @@ impl SimStore {
                 start..if end <= self.now.len() { end } else { start }
             }
         }
+    }
+
+    /// Notes that a change has just been put at these bytes.
+    pub(super) fn record_change(
+        &mut self,
+        range: Range<usize>,
+        is_discard: bool,
+        fua: bool,
+    ) -> Option<Number> {
+        let (log, sector) = (self.log.as_mut()?, (range.start / SECTOR) as u64);
+        let bytes = self.now.get(range)?;
+        let io = match is_discard {
+            true => log.discard_begins(sector, (bytes.len() / SECTOR) as u64),
+            false => log.write_begins(sector, bytes, fua),
+        };
+        log.applied(io);
+        Some(io)
     }
 
     pub(super) fn put(&mut self, offset: usize, bytes: Vec<u8>, durable: bool) {

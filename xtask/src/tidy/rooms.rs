@@ -50,8 +50,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("cleave-tests", &["cleave-blk", "cleave-client"]),
     (
         "cleave-sim",
-        &["cleave-blk", "cleave-engine", "cleave-guest"],
+        &[
+            "cleave-blk",
+            "cleave-engine",
+            "cleave-guest",
+            "cleave-states",
+        ],
     ),
+    ("cleave-states", &[]),
     (
         // The tests for how the program is built and started, where it is timed over its socket.
         "cleave-benches",

@@ -6,6 +6,7 @@
 
 mod batch;
 mod control;
+mod crash;
 mod driver;
 mod stall;
 mod table;
