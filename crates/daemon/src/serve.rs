@@ -54,8 +54,8 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     let disk = open(&service, lock.as_ref())?;
     service.tuning.split = split_for(&service.split, &disk)?;
     let served = process::runtime()?.block_on(control(service, disk, inherited));
-    if served.is_err() {
-        lock.map(PathLock::leave);
+    if let (true, Some(lock)) = (served.is_err(), lock) {
+        lock.leave();
     }
     served
 }
