@@ -8,6 +8,7 @@ mod ci;
 mod daemon;
 mod guest;
 mod guest_bench;
+mod kill;
 mod licence;
 mod metadata;
 mod pool;
@@ -34,6 +35,8 @@ cargo xtask COMMAND
           [--quick]                            all but guests and measurements: two minutes after the build
           [--keep]                             leave the guests' logs and images below target/guest
           [--against qemu-storage-daemon]      guest tests with QEMU's daemon instead of cleave
+  kill    kills the daemon at random moments, and holds the next one to every answer and every byte
+          [--times N] [--seed N]               200 times, and another seed each time
   sanitize
           the integration tests against a daemon that AddressSanitizer watches
   bench   measures against qemu-storage-daemon and the bare disk; leaves raw data, figures and report.html
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         ["ci"] => ci::run(&root()),
         ["tidy"] => ci::run_tidy(&root()),
         ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
+        ["kill", rest @ ..] => kill::run(&root(), rest),
         ["sanitize"] => sanitize::run(&root()),
         ["bench", "instructions", rest @ ..] => bench::instructions::Request::parse(rest)
             .and_then(|request| bench::instructions::run(&root(), &request)),

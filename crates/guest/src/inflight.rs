@@ -197,6 +197,18 @@ pub(crate) struct Resumed {
     pub(crate) again: Vec<u16>,
 }
 
+/// How many used entries the guest was shown since the part of `entries` noted the used index. `None`: more than can be
+/// under way at a time, so the part is of another ring.
+pub(crate) fn shown_since(noted: u16, used: u16, entries: u16) -> Option<u16> {
+    let shown = used.wrapping_sub(noted);
+    (shown <= entries).then_some(shown)
+}
+
+/// Position of the chain behind those that are to be taken again: every chain before it is shown as used or one of these.
+pub(crate) fn goes_on_at(used: u16, again: u16) -> u16 {
+    used.wrapping_add(again)
+}
+
 /// The part of one vring.
 #[derive(Debug)]
 pub struct Journal {
@@ -272,10 +284,9 @@ impl Journal {
             }),
         };
         // The guest has seen these as used. Their daemon died before it could note that.
-        let shown = used.wrapping_sub(self.word(USED_AT));
-        if shown > self.size {
+        let Some(shown) = shown_since(self.word(USED_AT), used, self.size) else {
             return Ok(self.begin(used));
-        }
+        };
         let mut head = self.word(LAST_AT);
         for _ in 0..shown {
             self.set_in_flight(check(head)?, false);
@@ -296,7 +307,7 @@ impl Journal {
         self.last = self.word(LAST_AT);
         Ok(Resumed {
             // No more than the ring's entries, which are a u16.
-            next_avail: used.wrapping_add(again.len() as u16),
+            next_avail: goes_on_at(used, again.len() as u16),
             again: again.into_iter().map(|(_, head)| head).collect(),
         })
     }

@@ -14,6 +14,7 @@ mod chain;
 mod inflight;
 mod mapping;
 mod memory;
+mod positions;
 mod racy;
 #[cfg(test)]
 mod rig;

@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use cleave_blk::spec::feature;
 
 use crate::inflight::{Journal, JournalFault};
+use crate::positions::Positions;
 use crate::signals::{Signals, Words};
 use crate::walk::{DESCRIPTOR_BYTES, Table, walk};
 use crate::{Chain, ChainFault, Epoch, Memory, racy};
@@ -248,22 +249,10 @@ pub struct Vring {
     /// Where it is mapped, and the hold that keeps it so. `None`: detached.
     place: Option<Place>,
     layout: VringLayout,
-    /// `size - 1`: turns a free-running index into an entry.
-    mask: u16,
     signals: Signals,
-    /// Entries up to here were taken.
-    next_avail: u16,
-    /// Available index when last looked at.
-    seen_avail: u16,
+    positions: Positions,
     /// Chains were available since the start, and the used positions are those of the ring.
     has_begun: bool,
-    /// Used index with the entries that were added.
-    next_used: u16,
-    /// Used index that the guest sees.
-    published: u16,
-    /// Chains taken since the start and not yet published as used: at most `size`, since a guest has
-    /// no more entries to make chains of.
-    outstanding: u16,
     /// Where the requests in flight are written down.
     journal: Option<Journal>,
     /// Requests of a daemon that died, to be taken before any other; the first of them last.
@@ -296,14 +285,9 @@ impl Vring {
         Ok(Vring {
             place: Some(Place { epoch, parts }),
             layout,
-            mask: layout.size - 1,
             signals: Signals::new(&parts, event_idx, base),
-            next_avail: base,
-            seen_avail: base,
+            positions: Positions::new(layout.size, base),
             has_begun: false,
-            next_used: 0,
-            published: 0,
-            outstanding: 0,
             journal: None,
             again: Vec::new(),
             drains: false,
@@ -321,12 +305,11 @@ impl Vring {
         let used = parts.used_index();
         match journal.resume(self.layout.size, used) {
             Ok(resumed) => {
-                (self.has_begun, self.next_used, self.published) = (true, used, used);
-                self.next_avail = resumed.next_avail;
-                self.seen_avail = resumed.next_avail;
-                self.signals.restart(parts, resumed.next_avail);
                 // No more than the ring's entries, which are a u16.
-                self.outstanding = resumed.again.len() as u16;
+                let again = resumed.again.len() as u16;
+                self.positions.resume(resumed.next_avail, used, again);
+                self.has_begun = true;
+                self.signals.restart(parts, resumed.next_avail);
                 self.again = resumed.again;
                 self.journal = Some(journal);
             }
@@ -341,7 +324,7 @@ impl Vring {
 
     /// From here on only those that a daemon took which died are taken: they count as in flight.
     pub fn take_no_more(&mut self) {
-        self.seen_avail = self.next_avail;
+        self.positions.forget_seen();
         self.drains = true;
     }
 
@@ -360,7 +343,7 @@ impl Vring {
     pub fn attach(&mut self, epoch: &Epoch) -> Result<(), VringError> {
         let parts = Parts::find(epoch, self.layout)?;
         if self.place.is_none() {
-            self.signals.restart(&parts, self.next_avail);
+            self.signals.restart(&parts, self.positions.next_avail());
         }
         let epoch = epoch.clone();
         self.place = Some(Place { epoch, parts });
@@ -372,8 +355,8 @@ impl Vring {
     pub fn detach(&mut self) {
         self.place = None;
         // The ring may be different when it comes back.
-        self.seen_avail = self.next_avail;
-        self.next_used = self.published;
+        self.positions.forget_seen();
+        self.positions.forget_added();
         self.journal.iter_mut().for_each(Journal::forget_ended);
     }
 
@@ -400,8 +383,8 @@ impl Vring {
     /// and how many of the chains seen then have not been taken: the next look is when there are none.
     #[inline]
     pub fn seen(&self) -> (u16, u16) {
-        let left = self.seen_avail.wrapping_sub(self.next_avail);
-        (self.seen_avail, left + self.again.len() as u16)
+        let left = self.positions.left() + self.again.len() as u16;
+        (self.positions.seen_avail(), left)
     }
 
     /// Entries.
@@ -416,7 +399,7 @@ impl Vring {
     /// are as before, and the next call finds the same.
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
-        if self.next_avail == self.seen_avail {
+        if self.positions.left() == 0 {
             if self.place.is_some()
                 && let Some(head) = self.again.pop()
             {
@@ -429,23 +412,21 @@ impl Vring {
         let Some(Place { epoch, parts }) = &self.place else {
             return Ok(None);
         };
-        let head = parts.head_at(self.next_avail & self.mask);
+        let head = parts.head_at(self.positions.entry(0));
         let size = self.layout.size;
         if head >= size {
             return Err(VringFault::Head { head, size });
         }
-        self.next_avail = self.next_avail.wrapping_add(1);
-        self.outstanding = self.outstanding.saturating_add(1);
+        self.positions.take();
         if let Some(journal) = &mut self.journal {
             journal.take(head);
         }
-        let available = self.seen_avail.wrapping_sub(self.next_avail);
+        let available = self.positions.left();
         if HEADERS_AHEAD <= available {
-            let entry = self.next_avail.wrapping_add(HEADERS_AHEAD - 1) & self.mask;
-            parts.look_ahead(epoch, entry);
+            parts.look_ahead(epoch, self.positions.entry(HEADERS_AHEAD - 1));
         }
         if PREFETCH_ENTRIES <= available {
-            parts.prefetch_at(self.next_avail.wrapping_add(PREFETCH_ENTRIES - 1) & self.mask);
+            parts.prefetch_at(self.positions.entry(PREFETCH_ENTRIES - 1));
         }
         // SAFETY: the table lies wholly in memory that the epoch keeps mapped.
         let table = unsafe { Table::direct(epoch, parts.desc, size) };
@@ -476,25 +457,19 @@ impl Vring {
             return Ok(false);
         };
         let found = parts.avail_index();
-        let fresh = found.wrapping_sub(self.next_avail);
-        // Checked with what is outstanding, so that a guest that never waits is caught as well as one
-        // whose index jumps; it also keeps a batch of used entries below `size`, which the
-        // arithmetic of `publish` needs.
-        if fresh > self.layout.size.saturating_sub(self.outstanding) {
+        let Some(fresh) = self.positions.look(found) else {
             return Err(VringFault::AvailIndex {
                 found,
-                next: self.next_avail,
+                next: self.positions.next_avail(),
                 size: self.layout.size,
             });
-        }
-        self.seen_avail = found;
+        };
         if fresh > 0 && !self.has_begun {
             self.has_begun = true;
-            self.next_used = parts.used_index();
-            self.published = self.next_used;
+            self.positions.begin(parts.used_index());
         }
         for ahead in 0..PREFETCH_ENTRIES.min(fresh) {
-            parts.prefetch_at(self.next_avail.wrapping_add(ahead) & self.mask);
+            parts.prefetch_at(self.positions.entry(ahead));
         }
         Ok(fresh > 0)
     }
@@ -508,7 +483,7 @@ impl Vring {
         if let Some(journal) = &mut self.journal {
             journal.end(head);
         }
-        let entry = usize::from(self.next_used & self.mask);
+        let entry = usize::from(self.positions.push_used());
         let offset_bytes = ENTRIES_OFFSET + USED_ENTRY_BYTES * entry;
         // SAFETY: masked to an entry of the ring, which lies wholly in memory that the epoch keeps
         // mapped; entries are as aligned as the ring.
@@ -517,19 +492,18 @@ impl Vring {
             racy::write_u32(at, u32::from(head));
             racy::write_u32(at.add(4), used_bytes);
         }
-        self.next_used = self.next_used.wrapping_add(1);
     }
 
     /// Stores the used index once for all entries added; whether the guest wants a call for them. `false` where
     /// none was added.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let (old, new) = (self.published, self.next_used);
-        let Some(Place { parts, .. }) = self.place.as_ref().filter(|_| old != new) else {
+        let Some(Place { parts, .. }) = &self.place else {
             return false;
         };
-        self.published = new;
-        self.outstanding = self.outstanding.saturating_sub(new.wrapping_sub(old));
+        let Some((old, new)) = self.positions.publish() else {
+            return false;
+        };
         let call = self.signals.publish(parts, old, new);
         if let Some(journal) = &mut self.journal {
             journal.shown(new);
@@ -544,22 +518,22 @@ impl Vring {
         let Some(Place { parts, .. }) = &self.place else {
             return false;
         };
-        self.next_avail != self.seen_avail
+        self.positions.left() != 0
             || !self.again.is_empty()
-            || self.signals.arm(parts, self.next_avail)
+            || self.signals.arm(parts, self.positions.next_avail())
     }
 
     /// Tells the guest that kicks are not needed (a hint).
     #[inline]
     pub fn disarm(&mut self) {
         if let Some(Place { parts, .. }) = &self.place {
-            self.signals.disarm(parts, self.next_avail);
+            self.signals.disarm(parts, self.positions.next_avail());
         }
     }
 
     /// Position of the next available entry: what GET_VRING_BASE answers.
     pub fn base(&self) -> u16 {
-        self.next_avail
+        self.positions.next_avail()
     }
 }
 

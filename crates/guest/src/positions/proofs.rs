@@ -1,0 +1,519 @@
+//! What must hold of a vring's positions, of its kicks and calls, and of where it goes on after its daemon died. Each property
+//! is one function of plain values: the tests call it with every value where those are few and with random ones elsewhere,
+//! the harnesses (`cargo kani -p cleave-guest`) with all values at once.
+
+use std::cell::Cell;
+
+use super::Positions;
+use crate::inflight::{goes_on_at, shown_since};
+use crate::signals::{Signals, Words};
+
+/// Distance from one free-running index to another that is not behind it; not computed as the code does.
+fn distance(from: u16, to: u16) -> u32 {
+    (i32::from(to) - i32::from(from)).rem_euclid(1 << 16) as u32
+}
+
+/// Whether `event` is one of `count` entries from `from` on: the only ones for which a signal was asked.
+fn is_among(event: u16, from: u16, count: u16) -> bool {
+    distance(from, event) < u32::from(count)
+}
+
+impl Positions {
+    fn size(&self) -> u16 {
+        self.mask + 1
+    }
+
+    /// Used entries that were added and not published.
+    fn added(&self) -> u16 {
+        self.next_used.wrapping_sub(self.published)
+    }
+
+    /// What holds between any two steps of a vring whose worker gives back no more than it took.
+    fn is_sound(&self) -> bool {
+        self.size().is_power_of_two()
+            && self.outstanding <= self.size()
+            && self.left() <= self.size() - self.outstanding
+            && self.added() <= self.outstanding
+    }
+
+    /// Every chain before the next one is shown as used or outstanding: so where both rings began at the same index.
+    fn is_level(&self) -> bool {
+        distance(self.published, self.next_avail) == u32::from(self.outstanding)
+    }
+}
+
+/// A sound state, made of any values. `outstanding`, `left` and `added` are cut to what there can be.
+fn sound(size_log: u8, [next_avail, published]: [u16; 2], counts: [u16; 3]) -> Positions {
+    let size = 1 << (size_log % 16);
+    let [outstanding, left, added] = counts;
+    let outstanding = outstanding % (size + 1);
+    let left = left % (size - outstanding + 1);
+    let added = added % (outstanding + 1);
+    let positions = Positions {
+        mask: size - 1,
+        next_avail,
+        seen_avail: next_avail.wrapping_add(left),
+        next_used: published.wrapping_add(added),
+        published,
+        outstanding,
+    };
+    assert!(positions.is_sound());
+    positions
+}
+
+/// And one of a vring both of whose rings began at the same index.
+fn sound_and_level(size_log: u8, next_avail: u16, counts: [u16; 3]) -> Positions {
+    let positions = sound(size_log, [next_avail, 0], counts);
+    let published = next_avail.wrapping_sub(positions.outstanding);
+    let positions = Positions {
+        next_used: published.wrapping_add(positions.added()),
+        published,
+        ..positions
+    };
+    assert!(positions.is_sound() && positions.is_level());
+    positions
+}
+
+/// A look accepts an index exactly when the guest has room for the chains that it stands for, and moves nothing else.
+fn a_look_believes_what_the_guest_has_room_for(before: Positions, found: u16) {
+    // A vring looks when nothing is left.
+    let mut before = before;
+    before.forget_seen();
+    let mut after = before;
+    let fresh = distance(before.next_avail, found);
+    let room = u32::from(before.size() - before.outstanding);
+    let answer = after.look(found);
+    assert_eq!(answer.map(u32::from), (fresh <= room).then_some(fresh));
+    let seen_avail = match answer {
+        Some(_) => found,
+        None => before.seen_avail,
+    };
+    assert_eq!(
+        after,
+        Positions {
+            seen_avail,
+            ..before
+        }
+    );
+    assert_eq!(u32::from(after.left()), answer.map_or(0, |_| fresh));
+    assert!(after.is_sound());
+}
+
+/// Every other step, from any sound state: it stays sound, so no number of steps leads out of that; available entries are
+/// taken one after the other; and of the used entries none is overwritten before the guest was shown it.
+fn a_step_does_one_thing(before: Positions, step: u8) {
+    let mut after = before;
+    match step % 5 {
+        0 if before.left() > 0 => {
+            assert_eq!(after.entry(0), before.next_avail % before.size());
+            after.take();
+            assert_eq!(after.left(), before.left() - 1);
+            let expected = Positions {
+                next_avail: before.next_avail.wrapping_add(1),
+                outstanding: before.outstanding + 1,
+                ..before
+            };
+            assert_eq!(after, expected);
+        }
+        1 if before.added() < before.outstanding => {
+            let entry = after.push_used();
+            assert_eq!(entry, before.next_used % before.size());
+            // Consecutive entries, of which there are no more than the ring has, are different ones.
+            assert!(after.added() == before.added() + 1 && after.added() <= before.size());
+            let next_used = after.next_used;
+            assert_eq!(
+                after,
+                Positions {
+                    next_used,
+                    ..before
+                }
+            );
+        }
+        2 => {
+            let (old, new) = (before.published, before.next_used);
+            assert_eq!(after.publish(), (before.added() > 0).then_some((old, new)));
+            let expected = Positions {
+                published: new,
+                outstanding: before.outstanding - before.added(),
+                ..before
+            };
+            assert_eq!(after, expected);
+            assert_eq!(after.publish(), None, "all were shown");
+        }
+        3 => {
+            after.forget_seen();
+            let seen_avail = before.next_avail;
+            assert_eq!(
+                after,
+                Positions {
+                    seen_avail,
+                    ..before
+                }
+            );
+        }
+        4 => {
+            after.forget_added();
+            let next_used = before.published;
+            assert_eq!(
+                after,
+                Positions {
+                    next_used,
+                    ..before
+                }
+            );
+        }
+        _ => {}
+    }
+    assert!(after.is_sound());
+    assert!(after.is_level() || !before.is_level());
+}
+
+/// Where a vring goes on is where the daemon stood that died, whichever of its stores was its last. `is_shown`: it died after it
+/// had stored the used index of its last batch, and before it noted that.
+fn a_restart_goes_on_where_the_dead_stood(dead: Positions, is_shown: bool) {
+    let size = dead.size();
+    let (noted, shown) = match is_shown {
+        true => (dead.published, dead.added()),
+        false => (dead.published, 0),
+    };
+    let used = noted.wrapping_add(shown);
+    assert_eq!(shown_since(noted, used, size), Some(shown));
+    // Those that were not shown are still marked, ended or not.
+    let again = dead.outstanding - shown;
+    let next_avail = goes_on_at(used, again);
+    assert_eq!(next_avail, dead.next_avail);
+    let mut positions = Positions::new(size, 0);
+    positions.resume(next_avail, used, again);
+    assert!(positions.is_sound() && positions.is_level());
+    assert_eq!((positions.left(), positions.added()), (0, 0));
+    // What the guest has added meanwhile is taken; it can have added no more.
+    let room = size - again;
+    let ahead = |count: u16| next_avail.wrapping_add(count);
+    assert_eq!(positions.look(ahead(room)), Some(room));
+    assert_eq!(positions.look(ahead(room + 1)), None);
+}
+
+/// The part of another ring is told by a used index that its daemon cannot have left.
+fn a_part_is_of_another_ring_beyond_its_entries(noted: u16, used: u16, entries: u16) {
+    let shown = distance(noted, used);
+    let expected = (shown <= u32::from(entries)).then_some(shown);
+    assert_eq!(shown_since(noted, used, entries).map(u32::from), expected);
+}
+
+/// The shared words of a vring while nobody else writes them.
+#[derive(Default)]
+struct Still {
+    avail_index: u16,
+    avail_flags: u16,
+    used_event: u16,
+    used_index: Cell<u16>,
+    used_flags: Cell<u16>,
+    avail_event: Cell<u16>,
+    /// Something was stored, and no fence came after it.
+    is_unfenced: Cell<bool>,
+}
+
+impl Words for Still {
+    fn avail_index(&self) -> u16 {
+        assert!(!self.is_unfenced.get(), "looks before it has said so");
+        self.avail_index
+    }
+    fn avail_flags(&self) -> u16 {
+        assert!(!self.is_unfenced.get(), "looks before it has said so");
+        self.avail_flags
+    }
+    fn used_event(&self) -> u16 {
+        assert!(!self.is_unfenced.get(), "looks before it has said so");
+        self.used_event
+    }
+    fn set_used_index(&self, index: u16) {
+        self.used_index.set(index);
+        self.is_unfenced.set(true);
+    }
+    fn set_used_flags(&self, flags: u16) {
+        self.used_flags.set(flags);
+        self.is_unfenced.set(true);
+    }
+    fn set_avail_event(&self, position: u16) {
+        self.avail_event.set(position);
+        self.is_unfenced.set(true);
+    }
+    fn fence(&self) {
+        self.is_unfenced.set(false);
+    }
+}
+
+impl Still {
+    /// Whether a driver that adds `count` entries from `from` on has to kick (virtio 1.3 §2.7.10).
+    fn wants_kick(&self, event_idx: bool, from: u16, count: u16) -> bool {
+        match event_idx {
+            true => is_among(self.avail_event.get(), from, count),
+            false => self.used_flags.get() & 1 == 0,
+        }
+    }
+}
+
+/// The guest is called exactly when it asked for one of the entries that it is shown, or by its flag (virtio 1.3 §2.7.7); and
+/// for the first batch in any case. `count`: entries of a batch, from one to the ring's size.
+fn a_call_is_made_exactly_when_it_is_asked_for(
+    event_idx: bool,
+    old: u16,
+    count: u16,
+    used_event: u16,
+    avail_flags: u16,
+) {
+    let words = Still {
+        used_event,
+        avail_flags,
+        ..Still::default()
+    };
+    let mut signals = Signals::new(&words, event_idx, 0);
+    let new = old.wrapping_add(count);
+    let is_asked = match event_idx {
+        true => is_among(used_event, old, count),
+        false => avail_flags & 1 == 0,
+    };
+    let first = signals.publish(&words, old.wrapping_sub(1), old);
+    assert_eq!(first, event_idx || is_asked);
+    assert_eq!(signals.publish(&words, old, new), is_asked);
+    assert_eq!(words.used_index.get(), new);
+}
+
+/// The guest kicks for what it adds once a vring is armed, and not once it is disarmed, until the index has gone all the way
+/// round. `taken`: entries taken in between; `ahead` and `count`: what the guest adds meanwhile, and then. All three together
+/// are at most 2^16 entries, the last two of them no more than the ring has.
+fn kicks_come_only_where_they_are_asked_for(
+    event_idx: bool,
+    position: u16,
+    [taken, ahead, count]: [u16; 3],
+) {
+    // Whatever was armed at before.
+    for before in [position, position.wrapping_sub(1), position.wrapping_add(9)] {
+        let still = Still {
+            avail_index: position,
+            used_flags: Cell::new(1),
+            ..Still::default()
+        };
+        let mut signals = Signals::new(&still, event_idx, before);
+        signals.disarm(&still, before);
+        assert!(!signals.arm(&still, position), "nothing came");
+        assert!(still.wants_kick(event_idx, position, count));
+        let next = position.wrapping_add(taken);
+        signals.disarm(&still, next);
+        assert!(!still.wants_kick(event_idx, next.wrapping_add(ahead), count));
+        assert_eq!(
+            signals.arm(&still, next),
+            next != position,
+            "came meanwhile"
+        );
+        assert!(still.wants_kick(event_idx, next, count));
+    }
+}
+
+/// A ring of a few entries, seen from both sides.
+trait SharedRing {
+    /// The guest makes a chain available.
+    fn offer(&mut self, head: u16);
+    /// The worker's side; see [`crate::Vring`].
+    fn take(&mut self) -> Option<u16>;
+    fn push_used(&mut self, head: u16);
+    fn publish(&mut self);
+    /// The guest takes the next used entry.
+    fn reap(&mut self) -> Option<u16>;
+}
+
+/// Largest ring of a schedule.
+const ENTRIES: usize = 8;
+
+/// Where a head is on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HeadState {
+    Free,
+    Offered,
+    Taken,
+    Ended,
+    Shown,
+}
+
+/// Guest and worker do any of these steps in any order, the worker ending what it has taken in any order: each head that was
+/// offered is taken once, and seen as used once, after it was shown. `steps`: what is done, and with which head.
+fn each_chain_is_served_once(ring: &mut impl SharedRing, size: u16, steps: &[(u8, u8)]) {
+    let mut states = [HeadState::Free; ENTRIES];
+    for (kind, head) in steps {
+        do_step(ring, &mut states, kind % 5, u16::from(*head) % size);
+    }
+    // All that is out is served.
+    for _ in 0..size {
+        do_step(ring, &mut states, 1, 0);
+    }
+    for head in 0..size {
+        do_step(ring, &mut states, 2, head);
+    }
+    do_step(ring, &mut states, 3, 0);
+    for _ in 0..size {
+        do_step(ring, &mut states, 4, 0);
+    }
+    assert_eq!(states, [HeadState::Free; ENTRIES]);
+    assert!(ring.take().is_none() && ring.reap().is_none());
+}
+
+fn do_step(ring: &mut impl SharedRing, states: &mut [HeadState; ENTRIES], kind: u8, head: u16) {
+    let state = &mut states[usize::from(head)];
+    match kind {
+        0 if *state == HeadState::Free => {
+            *state = HeadState::Offered;
+            ring.offer(head);
+        }
+        1 => match ring.take() {
+            Some(head) => {
+                let state = &mut states[usize::from(head)];
+                assert_eq!(*state, HeadState::Offered, "{head} is taken");
+                *state = HeadState::Taken;
+            }
+            None => assert!(!states.contains(&HeadState::Offered)),
+        },
+        2 if *state == HeadState::Taken => {
+            *state = HeadState::Ended;
+            ring.push_used(head);
+        }
+        3 => {
+            ring.publish();
+            for state in states
+                .iter_mut()
+                .filter(|state| **state == HeadState::Ended)
+            {
+                *state = HeadState::Shown;
+            }
+        }
+        4 => match ring.reap() {
+            Some(head) => {
+                let state = &mut states[usize::from(head)];
+                assert_eq!(*state, HeadState::Shown, "{head} is answered");
+                *state = HeadState::Free;
+            }
+            None => assert!(!states.contains(&HeadState::Shown)),
+        },
+        _ => {}
+    }
+}
+
+/// A ring that is nothing but its positions and its entries.
+struct BareRing {
+    positions: Positions,
+    avail: [u16; ENTRIES],
+    used: [u16; ENTRIES],
+    avail_index: u16,
+    used_index: u16,
+    reaped: u16,
+}
+
+impl BareRing {
+    /// Both rings begin at `base`.
+    fn new(size: u16, base: u16) -> BareRing {
+        let mut positions = Positions::new(size, base);
+        positions.begin(base);
+        BareRing {
+            positions,
+            avail: [0; ENTRIES],
+            used: [0; ENTRIES],
+            avail_index: base,
+            used_index: base,
+            reaped: base,
+        }
+    }
+}
+
+impl SharedRing for BareRing {
+    fn offer(&mut self, head: u16) {
+        self.avail[usize::from(self.avail_index % self.positions.size())] = head;
+        self.avail_index = self.avail_index.wrapping_add(1);
+    }
+    fn take(&mut self) -> Option<u16> {
+        if self.positions.left() == 0 {
+            let fresh = self.positions.look(self.avail_index);
+            assert!(fresh.is_some(), "no guest broke its ring");
+            if fresh == Some(0) {
+                return None;
+            }
+        }
+        let head = self.avail[usize::from(self.positions.entry(0))];
+        self.positions.take();
+        Some(head)
+    }
+    fn push_used(&mut self, head: u16) {
+        self.used[usize::from(self.positions.push_used())] = head;
+    }
+    fn publish(&mut self) {
+        if let Some((old, new)) = self.positions.publish() {
+            assert_eq!(old, self.used_index);
+            self.used_index = new;
+        }
+    }
+    fn reap(&mut self) -> Option<u16> {
+        if self.reaped == self.used_index {
+            return None;
+        }
+        let head = self.used[usize::from(self.reaped % self.positions.size())];
+        self.reaped = self.reaped.wrapping_add(1);
+        Some(head)
+    }
+}
+
+/// The properties with all values at once.
+#[cfg(kani)]
+mod harnesses {
+    use super::*;
+
+    #[kani::proof]
+    fn looks() {
+        let before = sound(kani::any(), kani::any(), kani::any());
+        a_look_believes_what_the_guest_has_room_for(before, kani::any());
+    }
+
+    #[kani::proof]
+    fn steps() {
+        a_step_does_one_thing(sound(kani::any(), kani::any(), kani::any()), kani::any());
+    }
+
+    #[kani::proof]
+    fn steps_of_rings_that_are_level() {
+        let before = sound_and_level(kani::any(), kani::any(), kani::any());
+        a_step_does_one_thing(before, kani::any());
+    }
+
+    #[kani::proof]
+    fn restarts() {
+        let dead = sound_and_level(kani::any(), kani::any(), kani::any());
+        a_restart_goes_on_where_the_dead_stood(dead, kani::any());
+        a_part_is_of_another_ring_beyond_its_entries(kani::any(), kani::any(), kani::any());
+    }
+
+    #[kani::proof]
+    fn calls() {
+        let count = kani::any();
+        kani::assume(1 <= count && count <= 32_768);
+        let (event_idx, old) = (kani::any(), kani::any());
+        let (event, flags) = (kani::any(), kani::any());
+        a_call_is_made_exactly_when_it_is_asked_for(event_idx, old, count, event, flags);
+    }
+
+    #[kani::proof]
+    #[kani::unwind(4)]
+    fn kicks() {
+        let [taken, ahead, count]: [u16; 3] = kani::any();
+        let in_ring = u32::from(ahead) + u32::from(count);
+        kani::assume(1 <= count && in_ring <= 32_768 && u32::from(taken) + in_ring <= 1 << 16);
+        kicks_come_only_where_they_are_asked_for(kani::any(), kani::any(), [taken, ahead, count]);
+    }
+
+    /// From anywhere, so across the wrap too. Unwound beyond the longest loop, over the heads.
+    #[kani::proof]
+    #[kani::unwind(10)]
+    fn schedules() {
+        let steps: [(u8, u8); 6] = kani::any();
+        each_chain_is_served_once(&mut BareRing::new(2, kani::any()), 2, &steps);
+    }
+}
+
+#[cfg(test)]
+mod tests;
