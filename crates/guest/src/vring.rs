@@ -261,6 +261,8 @@ pub struct Vring {
     drains: bool,
     /// It cannot be served.
     fault: Option<VringFault>,
+    /// One of these three holds.
+    is_special: bool,
 }
 
 impl Vring {
@@ -292,6 +294,7 @@ impl Vring {
             again: Vec::new(),
             drains: false,
             fault: None,
+            is_special: false,
         })
     }
 
@@ -315,6 +318,7 @@ impl Vring {
             }
             Err(fault) => self.fault = Some(VringFault::Journal(fault)),
         }
+        self.is_special = self.fault.is_some() || !self.again.is_empty();
     }
 
     /// Whether the requests in flight are written down.
@@ -325,7 +329,7 @@ impl Vring {
     /// From here on only those that a daemon took which died are taken: they count as in flight.
     pub fn take_no_more(&mut self) {
         self.positions.forget_seen();
-        self.drains = true;
+        (self.drains, self.is_special) = (true, true);
     }
 
     /// Requests of a daemon that died that were not taken again yet.
@@ -383,7 +387,11 @@ impl Vring {
     /// and how many of the chains seen then have not been taken: the next look is when there are none.
     #[inline]
     pub fn seen(&self) -> (u16, u16) {
-        let left = self.positions.left() + self.again.len() as u16;
+        let again = match self.is_special {
+            true => self.again.len() as u16,
+            false => 0,
+        };
+        let left = self.positions.left() + again;
         (self.positions.seen_avail(), left)
     }
 
@@ -400,12 +408,10 @@ impl Vring {
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
         if self.positions.left() == 0 {
-            if self.place.is_some()
-                && let Some(head) = self.again.pop()
-            {
-                return self.retake(head, chain).map(Some);
+            if self.is_special {
+                return self.take_special(chain);
             }
-            if self.drains || !self.look()? {
+            if !self.look()? {
                 return Ok(None);
             }
         }
@@ -434,6 +440,22 @@ impl Vring {
         Ok(Some(Taken { head, fault }))
     }
 
+    /// As `take`, for a vring that has a fault, takes no more, or has requests to take again.
+    #[cold]
+    fn take_special(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        if self.place.is_none() {
+            return Ok(None);
+        }
+        if let Some(head) = self.again.pop() {
+            self.is_special = self.drains || !self.again.is_empty();
+            return self.retake(head, chain).map(Some);
+        }
+        Ok(None)
+    }
+
     /// Copies the chain of a head that was taken and not yet given back into `chain` once more, as the guest has it
     /// now: it may have changed and is judged anew. Positions stay. The vring must be attached.
     #[cold]
@@ -450,9 +472,6 @@ impl Vring {
 
     /// Reads the shared available index; whether there is something to take.
     fn look(&mut self) -> Result<bool, VringFault> {
-        if let Some(fault) = self.fault {
-            return Err(fault);
-        }
         let Some(Place { parts, .. }) = &self.place else {
             return Ok(false);
         };
@@ -519,7 +538,7 @@ impl Vring {
             return false;
         };
         self.positions.left() != 0
-            || !self.again.is_empty()
+            || self.is_special && !self.again.is_empty()
             || self.signals.arm(parts, self.positions.next_avail())
     }
 
