@@ -29,6 +29,9 @@ fn main() -> ExitCode {
 
 /// Latest moment of a kill, after the first request.
 const LIFE_MAX_US: u64 = 6000;
+/// The same after a start, and after the next daemon has got its vrings.
+const START_MAX_US: u64 = 20_000;
+const AGAIN_MAX_US: u64 = 3000;
 /// Kills after which the whole disk is read.
 const WHOLE_EVERY: u64 = 100;
 /// Kills on one disk. Then the number of vrings is another.
@@ -119,7 +122,11 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
         "the daemon has no in-flight region"
     );
     let mut guest = Guest::new(&mut client, Disk::new());
-    for kill in 0..kills {
+    let end = sums.kills + kills;
+    for kill in 0.. {
+        if sums.kills >= end {
+            break;
+        }
         let life = Duration::from_micros(random.below(LIFE_MAX_US));
         guest.work(&mut client, random, life);
         daemon.kill();
@@ -129,9 +136,23 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
             // The guest does not know.
             guest.submit(&mut client, random);
         }
-        daemon = Killed(start(random));
         let base = [Base::Used, Base::Avail, Base::At(random.word() as u16)][(kill % 3) as usize];
+        daemon = Killed(start(random));
+        // Some die while they start, and some while they do again what was left.
+        if random.below(6) == 0 {
+            std::thread::sleep(Duration::from_micros(random.below(START_MAX_US)));
+            daemon.kill();
+            daemon = Killed(start(random));
+            sums.kills += 1;
+        }
         connect(|| client.reconnect(&socket, &options, base));
+        if random.below(4) == 0 {
+            std::thread::sleep(Duration::from_micros(random.below(AGAIN_MAX_US)));
+            daemon.kill();
+            daemon = Killed(start(random));
+            sums.kills += 1;
+            connect(|| client.reconnect(&socket, &options, base));
+        }
         if guest.out() > 0 {
             guest.await_one(&mut client);
             recovered.0.push(killed.elapsed());
