@@ -1,10 +1,9 @@
-//! A disk with a volatile cache behind the real kernel: files on a file system of our own (FUSE, protocol 7.31) that
+//! A disk with a volatile cache behind the real kernel: files on a file system of our own (FUSE) that
 //! notes each write, discard and fsync which reaches them. Several I/O are held at a time and answered in a random order, and
 //! data may be there long before its answer.
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,22 +11,24 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cleave_states::{Log, Number, SECTOR};
+use cleave_tests::fuse::opcode::{
+    BATCH_FORGET, FALLOCATE, FORGET, FSYNC, GETATTR, INIT, INTERRUPT, LOOKUP, OPEN, OPENDIR, READ,
+    RELEASE, RELEASEDIR, SETATTR, WRITE,
+};
+use cleave_tests::fuse::{self, FILE_NODE, Input, REQUEST_BYTES, flag};
 use cleave_tests::{Random, Scratch};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{UnmountFlags, unmount};
 
-const ROOT_NODE: u64 = 1;
-/// The first file's; the others follow.
-const FILE_NODE: u64 = 2;
-/// Longest request that is taken: a write of 128 KiB and its head.
-const REQUEST_BYTES: usize = 256 << 10;
-const MOVED_MAX: u32 = 128 << 10;
 /// Most I/O that is held back, and how long the oldest one is.
 const HELD_MAX: u64 = 6;
 const HELD_FOR: Duration = Duration::from_micros(400);
 /// Most fsyncs take this long: writes are answered meanwhile, and flushes asked for that they do not cover.
 const SYNC_FOR: Duration = Duration::from_millis(2);
+
+/// Nothing about the files changes but their data.
+const VALID_SECONDS: u64 = 3600;
 
 const NO_SUCH: i32 = -2;
 const INVALID: i32 = -22;
@@ -58,17 +59,8 @@ impl RecordedDisk {
     /// Mounts files of zeroes. Nothing is noted until there is a log.
     pub(crate) fn mount(scratch: &Scratch, plan: Plan) -> RecordedDisk {
         let at = scratch.join("recorded");
-        std::fs::create_dir_all(&at).unwrap();
-        let device = File::options().read(true).write(true).open("/dev/fuse");
-        let device = device.unwrap();
+        let device = fuse::mount_at(&at, "recorded").unwrap();
         rustix::fs::fcntl_setfl(&device, OFlags::NONBLOCK).unwrap();
-        let options = format!(
-            "fd={},rootmode=40000,user_id=0,group_id=0",
-            device.as_raw_fd()
-        );
-        let options = std::ffi::CString::new(options).unwrap();
-        let flags = MountFlags::NODEV | MountFlags::NOSUID;
-        mount("recorded", &at, "fuse", flags, options.as_c_str()).unwrap();
         let (over, log) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
         let mut server = Server {
             device,
@@ -211,7 +203,7 @@ impl Server {
         let held = self.held.swap_remove(nth);
         let body = match &held.what {
             What::Read { at, len } => self.images[held.file as usize][*at..*at + *len].to_vec(),
-            What::Write { bytes, .. } => words(&[bytes.len() as u32, 0]),
+            What::Write { bytes, .. } => fuse::words(&[bytes.len() as u32, 0]),
             What::Zero { .. } | What::Discard { .. } | What::Sync => Vec::new(),
         };
         // Before the answer goes out: the daemon may build upon it at once.
@@ -238,16 +230,16 @@ impl Server {
     }
 
     fn take(&mut self, input: &Input<'_>) {
-        let (unique, node) = (input.long(8), input.long(16));
+        let (unique, node) = (input.unique(), input.node());
         let file = node.wrapping_sub(FILE_NODE);
-        let answer = match input.word(4) {
+        let answer = match input.opcode() {
             FORGET | BATCH_FORGET | INTERRUPT => return,
             LOOKUP => self.lookup(input),
             // Times alone are set here, and nobody asks for them.
-            GETATTR | SETATTR => Ok([longs(&[3600, 0]), self.attributes(node)].concat()),
-            OPEN | OPENDIR => Ok(longs(&[0, 0])),
+            GETATTR | SETATTR => Ok(fuse::attr(node, self.plan.bytes, VALID_SECONDS)),
+            OPEN | OPENDIR => Ok(fuse::longs(&[0, 0])),
             RELEASE | RELEASEDIR => Ok(Vec::new()),
-            INIT => Ok(init(self.plan.cached)),
+            INIT => Ok(self.init()),
             READ | WRITE | FSYNC | FALLOCATE => match self.io(input) {
                 Ok(what) => return self.hold(unique, file, what),
                 Err(error) => Err(error),
@@ -257,24 +249,34 @@ impl Server {
         self.reply(unique, answer);
     }
 
+    /// Reads and direct I/O are asynchronous, many of them at a time.
+    fn init(&self) -> Vec<u8> {
+        let cache = match self.plan.cached {
+            true => flag::WRITEBACK_CACHE,
+            false => 0,
+        };
+        fuse::init(flag::ASYNC_READ | flag::ASYNC_DIO | cache, 64)
+    }
+
     fn lookup(&self, input: &Input<'_>) -> Result<Vec<u8>, i32> {
-        let name = input.0[40..].split(|byte| *byte == 0).next();
-        let name = std::str::from_utf8(name.unwrap_or_default()).unwrap_or_default();
-        let number: u64 = name.parse().map_err(|_| NO_SUCH)?;
+        let number: u64 = input.name().parse().map_err(|_| NO_SUCH)?;
         if number >= self.plan.files {
             return Err(NO_SUCH);
         }
-        let node = FILE_NODE + number;
-        Ok([longs(&[node, 0, 3600, 3600, 0]), self.attributes(node)].concat())
+        Ok(fuse::entry(
+            FILE_NODE + number,
+            self.plan.bytes,
+            VALID_SECONDS,
+        ))
     }
 
     /// What a request wants, where it can be had.
     fn io(&self, input: &Input<'_>) -> Result<What, i32> {
-        if input.word(4) == FSYNC {
+        if input.opcode() == FSYNC {
             return Ok(What::Sync);
         }
         let (at, size) = (input.long(48), u64::from(input.word(56)));
-        Ok(match input.word(4) {
+        Ok(match input.opcode() {
             READ => {
                 self.refuse_odd(input.word(72), at, size)?;
                 // Behind the end there is nothing.
@@ -338,84 +340,13 @@ impl Server {
     }
 
     fn reply(&mut self, unique: u64, answer: Result<Vec<u8>, i32>) {
-        let (error, body) = match answer {
-            Ok(body) => (0, body),
-            Err(error) => (error, Vec::new()),
-        };
-        let length = (16 + body.len()) as u32;
-        let head = [length.to_ne_bytes(), error.to_ne_bytes()].concat();
         // One that was given up meanwhile is not missed.
-        let _ = self
-            .device
-            .write_all(&[&head[..], &unique.to_ne_bytes(), &body].concat());
-    }
-
-    /// struct fuse_attr.
-    fn attributes(&self, node: u64) -> Vec<u8> {
-        let (mode, size) = match node {
-            ROOT_NODE => (0o040_755, 0),
-            _ => (0o100_644, self.plan.bytes),
-        };
-        let longs = longs(&[node, size, size / 512, 0, 0, 0]);
-        let words = words(&[0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]);
-        [longs, words].concat()
+        let _ = self.device.write_all(&fuse::answer(unique, answer));
     }
 }
-
-/// A request: struct fuse_in_header, and what follows.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn word(&self, at: usize) -> u32 {
-        u32::from_ne_bytes(*self.0[at..].first_chunk().unwrap())
-    }
-
-    fn long(&self, at: usize) -> u64 {
-        u64::from_ne_bytes(*self.0[at..].first_chunk().unwrap())
-    }
-}
-
-const LOOKUP: u32 = 1;
-const FORGET: u32 = 2;
-const GETATTR: u32 = 3;
-const SETATTR: u32 = 4;
-const OPEN: u32 = 14;
-const READ: u32 = 15;
-const WRITE: u32 = 16;
-const RELEASE: u32 = 18;
-const FSYNC: u32 = 20;
-const INIT: u32 = 26;
-const OPENDIR: u32 = 27;
-const RELEASEDIR: u32 = 29;
-const INTERRUPT: u32 = 36;
-const BATCH_FORGET: u32 = 42;
-const FALLOCATE: u32 = 43;
 
 /// O_DSYNC of open(2), which stands for RWF_DSYNC here; rustix has another bit by that name.
 const DSYNC: u32 = 0o10_000;
 const KEEP_SIZE: u32 = 1;
 const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 16;
-
-/// struct fuse_init_out: asynchronous reads and direct I/O, many of them at a time.
-fn init(cached: bool) -> Vec<u8> {
-    const ASYNC_READ: u32 = 1;
-    const ASYNC_DIO: u32 = 1 << 15;
-    const BACKGROUND: u32 = 64 << 16 | 64;
-    const WRITEBACK_CACHE: u32 = 1 << 16;
-    let cache = if cached { WRITEBACK_CACHE } else { 0 };
-    let flags = ASYNC_READ | ASYNC_DIO | cache;
-    let mut fields = vec![7, 31, 0, flags, BACKGROUND, MOVED_MAX, 1];
-    fields.resize(16, 0);
-    words(&fields)
-}
-
-fn longs(values: &[u64]) -> Vec<u8> {
-    let bytes = values.iter().flat_map(|value| value.to_ne_bytes());
-    bytes.collect()
-}
-
-fn words(values: &[u32]) -> Vec<u8> {
-    let bytes = values.iter().flat_map(|value| value.to_ne_bytes());
-    bytes.collect()
-}

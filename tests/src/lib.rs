@@ -7,6 +7,7 @@
 mod cases;
 mod daemon;
 mod frontend;
+pub mod fuse;
 pub mod http;
 mod lateness;
 mod model;

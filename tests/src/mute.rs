@@ -2,30 +2,31 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{UnmountFlags, unmount};
 
 use crate::Scratch;
+use crate::fuse::opcode::{
+    BATCH_FORGET, FORGET, FSYNC, GETATTR, INIT, INTERRUPT, LOOKUP, OPEN, OPENDIR, READ, RELEASE,
+    RELEASEDIR, WRITE,
+};
+use crate::fuse::{self, FILE_NODE, Input, REQUEST_BYTES, flag};
 
 /// Name of the file.
 const NAME: &str = "disk";
-const ROOT_NODE: u64 = 1;
-const FILE_NODE: u64 = 2;
 /// How often the server looks whether it is to end or be silent.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 5_000_000,
 };
-/// Longest request that is taken; the kernel wants room for this much at least.
-const REQUEST_BYTES: usize = 256 << 10;
 
-/// The server and its mount (FUSE, protocol 7.31).
+/// The server and its mount.
 pub struct Mute {
     at: PathBuf,
     flags: Arc<Flags>,
@@ -46,22 +47,7 @@ impl Mute {
     /// Mounts a file of so many bytes.
     pub fn mount(scratch: &Scratch, bytes: u64) -> Result<Mute, String> {
         let at = scratch.join("mute");
-        std::fs::create_dir_all(&at).map_err(|error| error.to_string())?;
-        let device = File::options().read(true).write(true).open("/dev/fuse");
-        let device = device.map_err(|error| format!("/dev/fuse: {error}"))?;
-        let options = format!(
-            "fd={},rootmode=40000,user_id=0,group_id=0",
-            device.as_raw_fd()
-        );
-        let options = std::ffi::CString::new(options).map_err(|error| error.to_string())?;
-        mount(
-            "mute",
-            &at,
-            "fuse",
-            MountFlags::NODEV | MountFlags::NOSUID,
-            options.as_c_str(),
-        )
-        .map_err(|error| format!("mount: {error}"))?;
+        let device = fuse::mount_at(&at, "mute")?;
         let flags = Arc::new(Flags::default());
         let seen = flags.clone();
         let server = std::thread::spawn(move || serve(device, bytes, &seen));
@@ -123,7 +109,7 @@ fn serve(mut device: File, bytes: u64, flags: &Flags) {
         let holds = flags.holds.load(Ordering::SeqCst);
         if flags.lets_go.swap(false, Ordering::SeqCst) {
             for request in held.drain(..) {
-                if let Some(answer) = answer(&request, &mut content) {
+                if let Some(answer) = answer(Input(&request), &mut content) {
                     let _ = device.write_all(&answer);
                 }
             }
@@ -143,120 +129,46 @@ fn serve(mut device: File, bytes: u64, flags: &Flags) {
             return;
         };
         let request = request.get(..count).unwrap_or_default();
-        let opcode = request.get(4..8).and_then(|bytes| bytes.try_into().ok());
-        if holds && matches!(opcode.map(u32::from_ne_bytes), Some(READ | WRITE)) {
+        if holds && matches!(Input(request).opcode(), READ | WRITE) {
             held.push(request.to_vec());
             flags.held.store(held.len(), Ordering::SeqCst);
             continue;
         }
-        if let Some(answer) = answer(request, &mut content) {
+        if let Some(answer) = answer(Input(request), &mut content) {
             let _ = device.write_all(&answer);
         }
     }
 }
 
 /// The answer to a request; `None`: there is none.
-fn answer(request: &[u8], content: &mut [u8]) -> Option<Vec<u8>> {
-    let bytes = content.len() as u64;
-    let word = |at: usize| Some(u32::from_ne_bytes(*request.get(at..)?.first_chunk()?));
-    let long = |at: usize| Some(u64::from_ne_bytes(*request.get(at..)?.first_chunk()?));
-    let (opcode, unique, node) = (word(4)?, long(8)?, long(16)?);
+fn answer(input: Input<'_>, content: &mut [u8]) -> Option<Vec<u8>> {
     const NO_SUCH: i32 = -2;
     const UNKNOWN: i32 = -38;
-    let told: Result<Vec<u8>, i32> = match opcode {
-        LOOKUP => match request.get(40..)?.starts_with(NAME.as_bytes()) {
-            // Valid for no time at all: who wants to know asks.
-            true => Ok([
-                &longs(&[FILE_NODE, 0, 0, 0, 0])[..],
-                &attributes(FILE_NODE, bytes),
-            ]
-            .concat()),
-            false => Err(NO_SUCH),
-        },
+    let bytes = content.len() as u64;
+    let told = match input.opcode() {
+        // Valid for no time at all: the kernel asks again whenever it wants to know.
+        LOOKUP if input.name() == NAME => Ok(fuse::entry(FILE_NODE, bytes, 0)),
+        LOOKUP => Err(NO_SUCH),
         FORGET | BATCH_FORGET | INTERRUPT => return None,
-        GETATTR => Ok([&longs(&[0, 0])[..], &attributes(node, bytes)].concat()),
-        OPEN | OPENDIR => Ok(longs(&[0, 0])),
-        READ | WRITE => {
-            let (offset, len) = (long(40 + 8)? as usize, word(40 + 16)? as usize);
-            let range = offset..offset.saturating_add(len).min(content.len());
-            let there = content.get_mut(range)?;
-            if opcode == READ {
-                Ok(there.to_vec())
-            } else {
-                there.copy_from_slice(request.get(80..)?.get(..there.len())?);
-                Ok(words(&[len as u32, 0]))
-            }
+        GETATTR => Ok(fuse::attr(input.node(), bytes, 0)),
+        OPEN | OPENDIR => Ok(fuse::longs(&[0, 0])),
+        READ => Ok(content.get(moved(input, bytes))?.to_vec()),
+        WRITE => {
+            let there = content.get_mut(moved(input, bytes))?;
+            there.copy_from_slice(input.0.get(80..)?.get(..there.len())?);
+            Ok(fuse::words(&[there.len() as u32, 0]))
         }
-        FSYNC => Ok(Vec::new()),
-        INIT => Ok(words(&[
-            7,
-            31,
-            0,
-            // Direct I/O does not wait in the kernel for its answer.
-            ASYNC_DIO,
-            0,
-            128 << 10,
-            1,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-        ])),
-        RELEASE | RELEASEDIR => Ok(Vec::new()),
+        // Direct I/O does not wait in the kernel for its answer.
+        INIT => Ok(fuse::init(flag::ASYNC_DIO, 0)),
+        FSYNC | RELEASE | RELEASEDIR => Ok(Vec::new()),
         _ => Err(UNKNOWN),
     };
-    let (error, body) = match told {
-        Ok(body) => (0, body),
-        Err(error) => (error, Vec::new()),
-    };
-    let length = u32::try_from(16 + body.len()).ok()?;
-    let head = [length.to_ne_bytes(), error.to_ne_bytes()].concat();
-    Some([&head[..], &unique.to_ne_bytes(), &body].concat())
+    Some(fuse::answer(input.unique(), told))
 }
 
-const LOOKUP: u32 = 1;
-const FORGET: u32 = 2;
-const GETATTR: u32 = 3;
-const OPEN: u32 = 14;
-const READ: u32 = 15;
-const WRITE: u32 = 16;
-const RELEASE: u32 = 18;
-const FSYNC: u32 = 20;
-const INIT: u32 = 26;
-const OPENDIR: u32 = 27;
-const RELEASEDIR: u32 = 29;
-const INTERRUPT: u32 = 36;
-const BATCH_FORGET: u32 = 42;
-
-/// A flag of FUSE_INIT.
-const ASYNC_DIO: u32 = 1 << 15;
-
-/// struct fuse_attr.
-fn attributes(node: u64, bytes: u64) -> Vec<u8> {
-    let (mode, size) = match node {
-        ROOT_NODE => (0o040_755, 0),
-        _ => (0o100_644, bytes),
-    };
-    let longs = longs(&[node, size, size / 512, 0, 0, 0]);
-    let words = words(&[0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]);
-    [longs, words].concat()
-}
-
-fn longs(values: &[u64]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|value| value.to_ne_bytes())
-        .collect()
-}
-
-fn words(values: &[u32]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|value| value.to_ne_bytes())
-        .collect()
+/// The bytes that a read or write is about, as far as the file has them.
+fn moved(input: Input<'_>, bytes: u64) -> Range<usize> {
+    let (offset, len) = (input.long(40 + 8), input.word(40 + 16));
+    let end = offset.saturating_add(len.into()).min(bytes);
+    offset.min(end) as usize..end as usize
 }

@@ -6,6 +6,7 @@ mod bench;
 mod built;
 mod ci;
 mod daemon;
+mod fuzz;
 mod guest;
 mod guest_bench;
 mod kill;
@@ -39,6 +40,10 @@ cargo xtask COMMAND
           [--times N] [--seed N]               200 times, and another seed each time
   sanitize
           the integration tests against a daemon that AddressSanitizer watches
+  fuzz    feeds what outsiders write (chains, requests, messages, superblocks, profiles, bodies) with inputs that
+          libFuzzer makes; keeps what breaks something in target/fuzz/finds
+          [--minutes N]                        for each target, instead of one
+          [TARGET ...]                         only these
   bench   measures against qemu-storage-daemon and the bare disk; leaves raw data, figures and report.html
           [transport | cpu | tax | split | pacing | idle | scale | start | instructions
            | recording | all]
@@ -75,6 +80,9 @@ fn main() -> ExitCode {
         ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
         ["kill", rest @ ..] => kill::run(&root(), rest),
         ["sanitize"] => sanitize::run(&root()),
+        ["fuzz", rest @ ..] => {
+            fuzz::Request::parse(rest).and_then(|request| fuzz::run(&root(), &request))
+        }
         ["bench", "instructions", rest @ ..] => bench::instructions::Request::parse(rest)
             .and_then(|request| bench::instructions::run(&root(), &request)),
         ["bench", rest @ ..] => bench::run(&root(), rest),
@@ -140,6 +148,7 @@ mod tests {
             "tidy",
             "test",
             "sanitize",
+            "fuzz",
             "bench",
             "guest-bench",
             "report",
