@@ -21,6 +21,11 @@ impl Failure {
         Failure::with_code(line, 1)
     }
 
+    /// It was running by then.
+    pub(crate) fn is_of_the_run(&self) -> bool {
+        self.code == 1
+    }
+
     /// The code that the process ends with.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)

@@ -54,7 +54,8 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     let disk = open(&service, lock.as_ref())?;
     service.tuning.split = split_for(&service.split, &disk)?;
     let served = process::runtime()?.block_on(control(service, disk, inherited));
-    if let (true, Some(lock)) = (served.is_err(), lock) {
+    let may_be_busy = served.as_ref().is_err_and(Failure::is_of_the_run);
+    if let (true, Some(lock)) = (may_be_busy, lock) {
         lock.leave();
     }
     served
