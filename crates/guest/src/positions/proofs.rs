@@ -30,7 +30,8 @@ impl Positions {
 
     /// What holds between any two steps of a vring whose worker gives back no more than it took.
     fn is_sound(&self) -> bool {
-        self.size().is_power_of_two()
+        u32::from(self.left()) == distance(self.next_avail, self.seen_avail)
+            && self.size().is_power_of_two()
             && self.outstanding <= self.size()
             && self.left() <= self.size() - self.outstanding
             && self.added() <= self.outstanding
