@@ -30,7 +30,8 @@ impl Positions {
 
     /// What holds between any two steps of a vring whose worker gives back no more than it took.
     fn is_sound(&self) -> bool {
-        self.size().is_power_of_two()
+        u32::from(self.left()) == distance(self.next_avail, self.seen_avail)
+            && self.size().is_power_of_two()
             && self.outstanding <= self.size()
             && self.left() <= self.size() - self.outstanding
             && self.added() <= self.outstanding
@@ -320,6 +321,8 @@ trait SharedRing {
     fn publish(&mut self);
     /// The guest takes the next used entry.
     fn reap(&mut self) -> Option<u16>;
+    /// The worker dies, and another takes its place.
+    fn restart(&mut self);
 }
 
 /// Largest ring of a schedule.
@@ -336,11 +339,12 @@ enum HeadState {
 }
 
 /// Guest and worker do any of these steps in any order, the worker ending what it has taken in any order: each head that was
-/// offered is taken once, and seen as used once, after it was shown. `steps`: what is done, and with which head.
+/// offered is taken once by each worker that lives until it is shown, and seen as used once, after it was shown. `steps`: what
+/// is done, and with which head.
 fn each_chain_is_served_once(ring: &mut impl SharedRing, size: u16, steps: &[(u8, u8)]) {
     let mut states = [HeadState::Free; ENTRIES];
     for (kind, head) in steps {
-        do_step(ring, &mut states, kind % 5, u16::from(*head) % size);
+        do_step(ring, &mut states, kind % 6, u16::from(*head) % size);
     }
     // All that is out is served.
     for _ in 0..size {
@@ -393,6 +397,13 @@ fn do_step(ring: &mut impl SharedRing, states: &mut [HeadState; ENTRIES], kind: 
             }
             None => assert!(!states.contains(&HeadState::Shown)),
         },
+        5 => {
+            ring.restart();
+            let out = [HeadState::Taken, HeadState::Ended];
+            for state in states.iter_mut().filter(|state| out.contains(state)) {
+                *state = HeadState::Offered;
+            }
+        }
         _ => {}
     }
 }
@@ -405,6 +416,10 @@ struct BareRing {
     avail_index: u16,
     used_index: u16,
     reaped: u16,
+    /// Heads that were taken and not shown; of these, what has ended; and what is to be taken again.
+    is_out: [bool; ENTRIES],
+    is_ended: [bool; ENTRIES],
+    is_again: [bool; ENTRIES],
 }
 
 impl BareRing {
@@ -419,6 +434,9 @@ impl BareRing {
             avail_index: base,
             used_index: base,
             reaped: base,
+            is_out: [false; ENTRIES],
+            is_ended: [false; ENTRIES],
+            is_again: [false; ENTRIES],
         }
     }
 }
@@ -430,6 +448,10 @@ impl SharedRing for BareRing {
     }
     fn take(&mut self) -> Option<u16> {
         if self.positions.left() == 0 {
+            if let Some(head) = self.is_again.iter().position(|is| *is) {
+                self.is_again[head] = false;
+                return Some(head as u16);
+            }
             let fresh = self.positions.look(self.avail_index);
             assert!(fresh.is_some(), "no guest broke its ring");
             if fresh == Some(0) {
@@ -438,15 +460,20 @@ impl SharedRing for BareRing {
         }
         let head = self.avail[usize::from(self.positions.entry(0))];
         self.positions.take();
+        self.is_out[usize::from(head)] = true;
         Some(head)
     }
     fn push_used(&mut self, head: u16) {
+        self.is_ended[usize::from(head)] = true;
         self.used[usize::from(self.positions.push_used())] = head;
     }
     fn publish(&mut self) {
         if let Some((old, new)) = self.positions.publish() {
             assert_eq!(old, self.used_index);
             self.used_index = new;
+        }
+        for (is_out, is_ended) in self.is_out.iter_mut().zip(&mut self.is_ended) {
+            *is_out &= !std::mem::take(is_ended);
         }
     }
     fn reap(&mut self) -> Option<u16> {
@@ -456,6 +483,14 @@ impl SharedRing for BareRing {
         let head = self.used[usize::from(self.reaped % self.positions.size())];
         self.reaped = self.reaped.wrapping_add(1);
         Some(head)
+    }
+    fn restart(&mut self) {
+        let again = self.is_out.iter().filter(|is| **is).count() as u16;
+        let next_avail = goes_on_at(self.used_index, again);
+        self.positions = Positions::new(self.positions.size(), 0);
+        self.positions.resume(next_avail, self.used_index, again);
+        self.is_again = self.is_out;
+        self.is_ended = [false; ENTRIES];
     }
 }
 
