@@ -6,10 +6,12 @@ use std::os::unix::fs::FileExt as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cleave_client::Error;
+use cleave_client::wire::protocol;
+use cleave_client::{Base, Error};
 use cleave_tests::{
-    Daemon, Mute, Needs, Scratch, comes, is_listened_on, run_cases, run_to_end, small,
+    Daemon, Mute, Needs, PATIENCE, Scratch, comes, is_listened_on, run_cases, run_to_end, small,
 };
+use rustix::process::Signal;
 
 const DISK: u64 = 1 << 20;
 const BLOCK: usize = 4096;
@@ -18,6 +20,7 @@ fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
         nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended: Needs::Fuse,
         nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended: Needs::Fuse,
+        what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon: Needs::Fuse,
     ])
 }
 
@@ -117,6 +120,47 @@ fn nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended() {
     killed.let_go(&next);
     let mut client = cleave_client::Client::open(killed.daemon.socket(), &small(1)).unwrap();
     client.queue(0).read(0, &mut [0; BLOCK]).unwrap();
+    drop(client);
+    next.finish();
+}
+
+/// An end in order does not wait for a disk that hangs, and loses nothing where the frontend keeps the requests in flight.
+fn what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon() {
+    let scratch = Scratch::new();
+    let mute = Mute::mount(&scratch, DISK).unwrap();
+    let disk = mute.file().display().to_string();
+    let options = ["--direct", "on", "--disk", &disk, "--stop-deadline", "1"];
+    let mut daemon = Daemon::serve(&options);
+    let socket = daemon.socket().to_owned();
+    let mut keeps = small(1);
+    keeps.protocol_features |= protocol::INFLIGHT_SHMFD;
+    let mut client = daemon.open(&keeps);
+    mute.hold(true);
+    client.queue(0).set_patience(Duration::from_millis(300));
+    let stuck = client.queue(0).write(0, &[b'A'; BLOCK]);
+    assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    daemon.signal(Signal::TERM);
+    let ended = daemon.wait();
+    let log = daemon.log();
+    mute.hold(false);
+    mute.let_go();
+    match ended {
+        Some((Some(1), took)) if took < Duration::from_secs(3) => {}
+        other => panic!("{other:?}\n{log}"),
+    }
+    assert!(
+        log.contains("1 request is left to the next daemon"),
+        "{log}"
+    );
+    let mut all = vec!["serve", "--socket-path", socket.to_str().unwrap()];
+    all.extend(options);
+    let next = Daemon::with_args(Scratch::new(), socket.clone(), &all);
+    client.reconnect(&socket, &keeps, Base::Avail).unwrap();
+    client.queue(0).set_patience(PATIENCE);
+    client.queue(0).wait_used().unwrap();
+    let mut back = [0; BLOCK];
+    client.queue(0).read(0, &mut back).unwrap();
+    assert!(back == [b'A'; BLOCK]);
     drop(client);
     next.finish();
 }
