@@ -112,6 +112,7 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
         queues: vrings,
         queue_size: 256,
         data_bytes: 16 << 20,
+        patience: PATIENCE,
         protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
         ..Options::default()
     };
