@@ -181,7 +181,12 @@ fn fuzz(
     if seeds.exists() {
         command.arg(seeds);
     }
-    Ok(command.status().map_err(told)?.success())
+    let status = command.status().map_err(told)?;
+    if !status.success() {
+        // libFuzzer says nothing of a signal that it does not catch.
+        println!("{target}: {status}");
+    }
+    Ok(status.success())
 }
 
 /// What a run came to.

@@ -16,6 +16,7 @@ use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::pipe::{PipeFlags, pipe_with};
 
 const MEMORY: u64 = 1 << 20;
 /// Messages of an input: what they are answered with fits the socket.
@@ -26,7 +27,8 @@ struct Things {
     memory: File,
     small: File,
     event: OwnedFd,
-    pipe: OwnedFd,
+    /// Both ends: without a reader, a write raises SIGPIPE, which the program ignores and which ends libFuzzer.
+    pipe: (OwnedFd, OwnedFd),
 }
 
 static THINGS: LazyLock<Things> = LazyLock::new(|| {
@@ -49,7 +51,7 @@ static THINGS: LazyLock<Things> = LazyLock::new(|| {
         memory: file(MEMORY),
         small: file(4096),
         event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap(),
-        pipe: rustix::pipe::pipe().unwrap().1,
+        pipe: pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap(),
     }
 });
 
@@ -61,7 +63,7 @@ fn descriptors(things: &Things, mut word: u8) -> Vec<BorrowedFd<'_>> {
             0 => things.memory.as_fd(),
             1 => things.event.as_fd(),
             2 => things.small.as_fd(),
-            _ => things.pipe.as_fd(),
+            _ => things.pipe.1.as_fd(),
         });
         word >>= 3;
     }
@@ -118,8 +120,9 @@ fn run(input: &[u8]) {
     }
     let _ = ours.shutdown(std::net::Shutdown::Write);
     session.run();
-    // What a worker wrote there is of this session.
+    // Whatever the workers wrote belongs to this session.
     let _ = rustix::io::read(&things.event, &mut [0; 8]);
+    while rustix::io::read(&things.pipe.0, &mut [0; 4096]).is_ok_and(|count| count > 0) {}
     drop(ours);
 }
 
