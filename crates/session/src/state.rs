@@ -327,7 +327,9 @@ impl State {
             return Err(Refusal::message("the driver did not take CONFIG_WCE"));
         }
         self.device.writeback.store(mode != 0, Ordering::Relaxed);
-        Ok(())
+        // Writes that end from here on are synced first. One whose end was decided a moment ago is shown to the guest before
+        // the guest is told of the new mode.
+        self.workers.pass()
     }
 
     // Backend channel.

@@ -68,12 +68,18 @@ impl Workers {
 
     /// Gives all workers a new memory table; returns when they all take requests in it.
     pub(crate) fn bind(&self, memory: &Arc<Memory>) -> Result<(), Refusal> {
-        let answers: Vec<_> = self
-            .handles
-            .iter()
-            .flatten()
-            .map(|worker| worker.bind(memory.clone()))
-            .collect();
+        self.all(|worker| worker.bind(memory.clone()))
+    }
+
+    /// Returns when each worker has ended a lap that it was in, answers of that lap included.
+    pub(crate) fn pass(&self) -> Result<(), Refusal> {
+        self.all(|worker| worker.pass())
+    }
+
+    /// Asks all, and then waits for all.
+    fn all(&self, ask: impl Fn(&Handle) -> Pending<()>) -> Result<(), Refusal> {
+        let workers = self.handles.iter().flatten();
+        let answers: Vec<_> = workers.map(ask).collect();
         answers.into_iter().try_for_each(answer)
     }
 }

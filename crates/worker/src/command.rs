@@ -57,6 +57,7 @@ pub(crate) enum Command {
     Enable(u16, bool, SyncSender<()>),
     Signal(u16, Signal, SyncSender<()>),
     Bind(Arc<Memory>, SyncSender<()>),
+    Pass(SyncSender<()>),
     Exit,
 }
 

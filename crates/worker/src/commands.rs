@@ -116,6 +116,7 @@ impl<S: Store> Worker<S> {
                 self.bind(memory);
                 reply(&done, ());
             }
+            Command::Pass(done) => reply(&done, ()),
             Command::Exit => {
                 self.inbox.exiting = true;
                 for lane in self.lanes.iter_mut().flatten() {

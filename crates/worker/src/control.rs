@@ -67,6 +67,12 @@ impl Control {
         self.ask(|done| Command::Stop(index, done))
     }
 
+    /// Answered at the end of a lap: how a request ended was decided either after this was asked, or the guest was shown it
+    /// before the answer.
+    pub fn pass(&self) -> Pending<()> {
+        self.ask(Command::Pass)
+    }
+
     /// Serves or keeps a vring; answered when the worker has seen it. An enabled ring is looked at
     /// without a kick, since the kick may have come before.
     pub fn enable(&self, index: u16, enabled: bool) -> Pending<()> {
