@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Error, Order, Stop, Verify, Workload};
+use cleave_client::wire::protocol;
+use cleave_client::{Base, Client, Error, Order, Stop, Verify, Workload};
 use cleave_tests::http::{ask, get};
 use cleave_tests::{
-    Daemon, Ended, Messages as _, Mount, Needs, Scratch, Stopwatch, assert_serves, comes,
+    Daemon, Ended, Messages as _, Mount, Needs, PATIENCE, Scratch, Stopwatch, assert_serves, comes,
     run_cases, run_to_end, small,
 };
 use rustix::process::Signal;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         held_requests_are_ended_when_the_operator_gives_up,
         a_held_vring_costs_nothing_and_the_others_go_on,
         a_held_request_keeps_neither_the_frontend_nor_the_end_waiting,
+        a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon,
         the_policy_is_changed_while_the_disk_is_served,
         orders_are_refused_where_there_is_nothing_to_order,
     ])
@@ -303,6 +305,57 @@ fn a_held_request_keeps_neither_the_frontend_nor_the_end_waiting() {
         Some((Some(0), took)) if took < Duration::from_millis(1500) => {}
         other => panic!("{other:?}\n{}", daemon.log()),
     }
+}
+
+/// Where the frontend keeps the requests in flight, a held one is left there: the next connection has it, and the next daemon.
+fn a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon() {
+    let scratch = Scratch::new();
+    let (mut daemon, control, image) = cut_disk(&scratch, "hold");
+    let socket = daemon.socket().to_owned();
+    let mut keeps = small(1);
+    keeps.protocol_features |= protocol::INFLIGHT_SHMFD;
+    let mut client = daemon.open(&keeps);
+    client.queue(0).set_patience(Duration::from_millis(300));
+    let stuck = client.queue(0).write(BEYOND, &[7; 4096]);
+    assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    assert!(holds(&control));
+    // A position would say that nothing is in flight. The connection ends instead.
+    let told = client.frontend().vring_base(0);
+    assert!(matches!(told, Err(Error::Closed)), "{told:?}");
+    let come_back = |client: &mut Client| {
+        let came = comes(|| client.reconnect(&socket, &keeps, Base::Used).is_ok());
+        assert!(came, "no connection");
+    };
+    come_back(&mut client);
+    assert!(comes(|| holds(&control)), "done again, it fails again");
+    daemon.signal(Signal::TERM);
+    match daemon.wait() {
+        Some((Some(0), took)) if took < Duration::from_millis(1500) => {}
+        other => panic!("{other:?}\n{}", daemon.log()),
+    }
+    assert!(
+        daemon.log().contains("left to the next daemon"),
+        "{}",
+        daemon.log()
+    );
+    File::options()
+        .write(true)
+        .open(&image)
+        .unwrap()
+        .set_len(DISK)
+        .unwrap();
+    let args = ["serve", "--socket-path", socket.to_str().unwrap(), "--disk"];
+    let args = [&args[..], &[image.to_str().unwrap()]].concat();
+    let next = Daemon::with_args(Scratch::new(), socket.clone(), &args);
+    come_back(&mut client);
+    let queue = client.queue(0);
+    queue.set_patience(PATIENCE);
+    queue.wait_used().unwrap();
+    let mut back = [0; 4096];
+    queue.read(BEYOND, &mut back).unwrap();
+    assert!(back == [7; 4096]);
+    drop(client);
+    next.finish();
 }
 
 fn the_policy_is_changed_while_the_disk_is_served() {

@@ -70,7 +70,7 @@ impl Killed {
         next
     }
 
-    /// What is kept is done, and then the next one serves.
+    /// The server does what it keeps, and then the next daemon serves.
     fn let_go(&self, next: &Daemon) {
         self.mute.hold(false);
         self.mute.let_go();

@@ -360,7 +360,7 @@ fn a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_doe
     let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
     let (freeze, client, asked) = hang_and_end(&mut daemon, mount.path());
     // A thread that the kernel has put to uninterruptible sleep inside the file system cannot be ended by anybody.
-    // What the program can do it must have done soon after two seconds: said so, closed its door, and asked to exit.
+    // Soon after two seconds the program must have done all that it can: said so, closed its door, and asked to exit.
     assert!(daemon.log_has("1 request is lost"), "{}", daemon.log());
     assert!(asked.elapsed() < END_MAX && !daemon.socket().exists());
     drop(freeze);

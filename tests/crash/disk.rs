@@ -270,7 +270,7 @@ impl Server {
         ))
     }
 
-    /// What a request wants, where it can be had.
+    /// The bytes that a request wants, where they can be had.
     fn io(&self, input: &Input<'_>) -> Result<What, i32> {
         if input.opcode() == FSYNC {
             return Ok(What::Sync);

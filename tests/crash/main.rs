@@ -1,4 +1,4 @@
-//! What a power cut leaves of the disk below the running daemon keeps what the guest was promised. Guest, program and kernel
+//! A power cut leaves a disk below the running daemon that keeps all promises to the guest. Guest, program and kernel
 //! are real; the disk is a file system that records what reaches it, and `cleave_states` builds and checks the
 //! states that it may be found in.
 //!
@@ -177,7 +177,7 @@ impl Guest<'_> {
         assert!(self.flying[vring].insert(head.into(), flying).is_none());
     }
 
-    /// What a discard does: parts of blocks stay as they are.
+    /// The effect of a discard: parts of blocks stay as they are.
     fn discard(&self, sector: u64, len: u64) -> Ask<'static> {
         let unit = self.unit / 512;
         let from = sector.next_multiple_of(unit);

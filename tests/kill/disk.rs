@@ -1,4 +1,4 @@
-//! What each sector of the disk may hold.
+//! A model of the disk: the contents that each sector may have.
 
 /// Size of the disk.
 pub(crate) const DISK_BYTES: u64 = 32 << 20;
@@ -118,7 +118,7 @@ fn content(stamp: Stamp, sector: usize) -> [u8; SECTOR] {
     bytes
 }
 
-/// What a write of these sectors writes.
+/// The bytes that a write of these sectors writes.
 pub(crate) fn contents(change: Change, range: Range) -> Vec<u8> {
     let Change::Write(stamp) = change else {
         return Vec::new();
@@ -128,7 +128,7 @@ pub(crate) fn contents(change: Change, range: Range) -> Vec<u8> {
         .collect()
 }
 
-/// What the oracle must object to, or these tests would prove nothing.
+/// The oracle must object to these, or the tests would prove nothing.
 pub(crate) fn an_old_byte_a_torn_sector_and_a_stranger_are_seen() {
     let mut disk = Disk::new();
     let range = disk.take(8, 8).unwrap();

@@ -38,7 +38,7 @@ struct Vring {
 pub(crate) struct Guest {
     disk: Disk,
     vrings: Vec<Vring>,
-    /// What was changed since it was last read back.
+    /// Sectors that were changed since they were last read back.
     touched: Vec<Range>,
     pub(crate) answered: u64,
     pub(crate) read_bytes: u64,

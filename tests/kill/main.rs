@@ -50,7 +50,7 @@ impl Recovered {
     }
 }
 
-/// What all rounds came to.
+/// Sums over all rounds.
 #[derive(Default)]
 struct Sums {
     kills: u64,

@@ -17,7 +17,7 @@ pub const MOVED_MAX: u32 = 128 << 10;
 /// Room for a request: a write and its head.
 pub const REQUEST_BYTES: usize = 256 << 10;
 
-/// What is asked for (linux/fuse.h).
+/// Kinds of requests (linux/fuse.h).
 #[expect(missing_docs, reason = "each is the request that it names")]
 pub mod opcode {
     pub const LOOKUP: u32 = 1;
@@ -76,7 +76,7 @@ impl Input<'_> {
         self.long(8)
     }
 
-    /// What it is about.
+    /// The file or folder that it is about.
     pub fn node(&self) -> u64 {
         self.long(16)
     }

@@ -15,7 +15,7 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 /// An input that takes this long is a find.
 const INPUT_SECONDS_MAX: u32 = 20;
 
-/// What is run.
+/// Targets, and for how long.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
     /// For each target.
@@ -189,7 +189,7 @@ fn fuzz(
     Ok(status.success())
 }
 
-/// What a run came to.
+/// Result of a run.
 fn last(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text).into_owned();

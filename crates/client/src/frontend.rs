@@ -177,7 +177,7 @@ impl Frontend {
 /// A region in which the daemon writes the requests in flight down, kept by the frontend while daemons come and go.
 #[derive(Debug)]
 pub struct Inflight {
-    /// What both messages say of it: length, offset, vrings, their size, padding.
+    /// The payload of both messages: length, offset, vrings, their size, padding.
     pub payload: Vec<u8>,
     /// Its file.
     pub fd: OwnedFd,

@@ -302,7 +302,7 @@ pub(crate) struct ServeOptions {
     /// CPUs that workers are pinned to, in turn: 0,2-3 [default: not pinned]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<CpuList>,
-    /// What becomes of a request that the disk fails: report, retry, or hold
+    /// How to treat a request that the disk fails: report, retry, or hold
     ///
     /// report: the guest gets an I/O error. retry: the request is done again after 10 ms, 20 ms and so on up to every second,
     /// for so long since it first failed (1 to 86400 seconds, 30 if none are given); then it is reported, or with `:hold`

@@ -53,7 +53,8 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     };
     let disk = open(&service, lock.as_ref())?;
     service.tuning.split = split_for(&service.split, &disk)?;
-    let served = process::runtime()?.block_on(control(service, disk, inherited));
+    let is_locked = lock.is_some() || inherited.is_some();
+    let served = process::runtime()?.block_on(control(service, disk, inherited, is_locked));
     let may_be_busy = served.as_ref().is_err_and(Failure::is_of_the_run);
     if let (true, Some(lock)) = (may_be_busy, lock) {
         lock.leave();
@@ -82,6 +83,7 @@ async fn control(
     service: Service,
     disk: Arc<Disk>,
     inherited: Option<Door>,
+    is_locked: bool,
 ) -> Result<(), Failure> {
     // Before the socket file exists: a signal from now on ends in order and removes it.
     let signals =
@@ -140,6 +142,13 @@ async fn control(
         short: None,
     };
     daemon.announce();
+    if !is_locked {
+        tracing::warn!(
+            "{0}.lock cannot be made or locked: if this daemon is killed, the next one will not wait for its I/O; remove that \
+             file, or use a folder whose file system has locks",
+            socket::name(&daemon.service.endpoint)
+        );
+    }
     if let Door::Connected(stream) = &door {
         daemon.once = true;
         let guest = stream.try_clone().and_then(|stream| daemon.spawn(stream));

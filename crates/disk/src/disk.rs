@@ -217,7 +217,7 @@ impl Disk {
     }
 
     /// Has every io_uring of the disk hold this locked file too. The I/O of a process goes on after its death; its locks
-    /// on files that its rings hold are free only when that I/O has ended. Whoever has got the lock may begin.
+    /// on files that its rings hold are free only when that I/O has ended. A daemon that has got the lock may begin.
     pub fn add_barrier(&mut self, locked: File) {
         self.barriers.push(locked);
     }

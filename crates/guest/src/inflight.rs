@@ -150,7 +150,7 @@ fn part_bytes(vring_size: u16) -> u64 {
     (HEAD_BYTES + ENTRY_BYTES * u64::from(vring_size)).next_multiple_of(PART_ALIGN)
 }
 
-/// What is in a part that cannot be true.
+/// Contents of a part that cannot be true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JournalFault {
     /// Another version.
@@ -312,7 +312,7 @@ impl Journal {
         })
     }
 
-    /// A chain is taken. The counter first: whoever finds it in flight must find its own.
+    /// A chain is taken. The counter first: a restart that finds it in flight must find its own.
     #[inline]
     pub(crate) fn take(&mut self, head: u16) {
         self.set_counter(head, self.taken);

@@ -111,12 +111,12 @@ impl Positions {
         Some((old, new))
     }
 
-    /// What was seen and not taken has to be looked for again.
+    /// Entries that were seen and not taken are looked for again.
     pub(crate) fn forget_seen(&mut self) {
         self.seen_avail = self.next_avail;
     }
 
-    /// What was added and not published is as if it had not been.
+    /// Entries that were added and not published are taken back.
     pub(crate) fn forget_added(&mut self) {
         self.next_used = self.published;
     }

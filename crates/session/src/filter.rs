@@ -284,7 +284,7 @@ fn get_inflight(relay: &Relay, message: &Message) -> Served {
     }
 }
 
-/// What GET_INFLIGHT_FD and SET_INFLIGHT_FD say: length, offset, vrings, their size; with padding or without.
+/// Reads the payload of GET_INFLIGHT_FD or SET_INFLIGHT_FD: length, offset, vrings, their size; with padding or without.
 fn inflight_layout(message: &Message) -> Result<InflightLayout, Refusal> {
     let payload = &message.payload;
     if !INFLIGHT_BYTES.contains(&payload.len()) {

@@ -1,4 +1,4 @@
-//! What becomes of a request that the disk failed: `--on-error`.
+//! The policy for requests that the disk failed: `--on-error`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use cleave_blk::Verb;
 use rustix::io::Errno;
 
-/// What is done about an error of the disk.
+/// The answer to an error of the disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Action {
     /// The guest gets it as an I/O error.

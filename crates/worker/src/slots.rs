@@ -32,7 +32,7 @@ pub(crate) struct Slot {
     pub(crate) order: u64,
 }
 
-/// What is known of a head.
+/// State of a head.
 #[derive(Debug, Clone)]
 enum Entry {
     Free,

@@ -23,7 +23,7 @@ const PAUSE_MAX_NS: u64 = 1_000_000_000;
 const PAUSE_FULL_NS: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What a stalled request waits for.
+/// The event that a stalled request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The operator.
@@ -201,7 +201,7 @@ impl Stalls {
         (self.held, self.retrying, self.closing) = (0, 0, 0);
     }
 
-    /// What is shown of them: how many there are, and the oldest, of those that are held if any is.
+    /// A summary to show: how many there are, and the oldest of them (of those that are held, if any is).
     fn shown(&self) -> Option<Stalled> {
         let mut waiting = self.list.iter().filter(|stall| stall.is_waiting());
         let shown = match self.held {
@@ -219,7 +219,7 @@ impl Stalls {
     }
 }
 
-/// What becomes of a request that failed now, for the first time then, and was done again so often. `None`: it ends.
+/// Next phase of a request that fails now, failed first at `first_ns` and was done again `tries` times. `None`: it ends.
 fn next_phase(action: Action, first_ns: u64, tries: u32, now_ns: u64) -> Option<Phase> {
     let (seconds, hold) = match action {
         Action::Report => return None,
@@ -458,7 +458,7 @@ impl<S: Store> Worker<S> {
         }
         let index = lane.index;
         self.update_wish();
-        // Whatever closes it next waits for the operator first, so this is no line that a guest can cause at will.
+        // Before it can close again the operator has to open it, so a guest cannot cause this line at will.
         if let Some(shown) = shown.filter(|_| is_closed && is_first) {
             let error = io::Error::from_raw_os_error(shown.errno);
             tracing::warn!(

@@ -55,7 +55,7 @@ pub struct Tuning {
     pub coalesce: Coalesce,
     /// How large requests are split.
     pub split: Split,
-    /// What becomes of requests that the disk fails.
+    /// The policy for requests that the disk fails.
     pub on_error: OnError,
 }
 

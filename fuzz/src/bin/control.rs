@@ -43,7 +43,7 @@ fn run(body: &[u8]) {
             );
             assert!(within(tuning.coalesce.us, 0, pacing::COALESCE_US_MAX));
             assert!(within(tuning.coalesce.max, 0, pacing::COALESCE_MAX_MAX));
-            // What is in force can be said again.
+            // The tuning in force can be sent again.
             assert!(patch::apply(body, &tuning, &ground).is_ok());
         }
         Err(why) => assert!(!why.is_empty()),

@@ -120,7 +120,7 @@ fn run(input: &[u8]) {
     }
     let _ = ours.shutdown(std::net::Shutdown::Write);
     session.run();
-    // Whatever the workers wrote belongs to this session.
+    // The workers of this session wrote it.
     let _ = rustix::io::read(&things.event, &mut [0; 8]);
     while rustix::io::read(&things.pipe.0, &mut [0; 4096]).is_ok_and(|count| count > 0) {}
     drop(ours);

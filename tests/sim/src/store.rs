@@ -24,7 +24,7 @@ pub struct SimStore {
     pub failing_leg: Option<u16>,
     /// Reads and writes that touch these bytes fail with this errno, and so do discards and write-zeroes.
     pub failing: Option<(Range<usize>, i32)>,
-    /// What a failed op moves are whole sectors, as with a disk that keeps its power.
+    /// A failed op moves whole sectors, as with a disk that keeps its power.
     pub whole_sectors: bool,
     /// Offsets of ops in the order in which they were pushed, for whoever empties it.
     pub pushed: Option<Vec<u64>>,

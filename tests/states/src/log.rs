@@ -95,7 +95,7 @@ pub(crate) enum Event {
     WriteThrough(bool),
 }
 
-/// What guest and disk did, in order.
+/// All that guest and disk did, in order.
 #[derive(Debug)]
 pub struct Log {
     pub(crate) layout: Layout,

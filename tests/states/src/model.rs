@@ -29,7 +29,7 @@ struct Times {
 /// The promises as of one moment of a log.
 #[derive(Debug)]
 pub(crate) struct Model {
-    /// What a crash may leave, and what a reader may see where there is none.
+    /// All that a crash may leave, and all that a reader may see where there is none.
     crash: Candidates,
     live: Candidates,
     times: Vec<Times>,
@@ -62,7 +62,7 @@ impl Candidates {
         }
     }
 
-    /// What was answered before `request` was asked for cannot come back.
+    /// Values whose writes were answered before `request` was asked for cannot come back.
     fn promise(&mut self, log: &Log, request: usize, times: &[Times]) {
         let asked = &log.requests[request];
         let is_older = |one: &Candidate| match one.request {
@@ -158,7 +158,7 @@ impl Model {
         self.live.allow(sector, value)
     }
 
-    /// What a sector may hold, in words: which requests wrote it.
+    /// The contents that a sector may have, in words: which requests wrote them.
     pub(crate) fn tell(&self, sector: usize, after_crash: bool) -> String {
         let candidates = if after_crash { &self.crash } else { &self.live };
         let words = candidates.0[sector].iter().map(|one| match one.request {

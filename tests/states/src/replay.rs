@@ -14,7 +14,7 @@ pub struct Extent {
     pub cached_above: bool,
 }
 
-/// What was checked.
+/// Counts of checks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checked {
     /// States of the disk that were compared with the model, sector by sector.
@@ -79,9 +79,9 @@ struct Pending {
 /// The disk as of one moment of the log.
 #[derive(Debug)]
 struct Disk {
-    /// What is kept for certain.
+    /// The disk without anything that it may lose.
     least: Vec<Cell>,
-    /// What readers see.
+    /// The disk as readers see it.
     live: Vec<Value>,
     pending: Vec<Pending>,
     /// Flushes under way, and what they cover.
@@ -271,7 +271,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// What has been answered has been done, also where nothing crashes.
+    /// An answered request has been done, also where nothing crashes.
     fn look(&self, at: usize, request: usize) -> Result<(), String> {
         let asked = &self.log.requests[request];
         if asked.kind == RequestKind::Flush {

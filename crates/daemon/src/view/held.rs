@@ -8,7 +8,7 @@ use super::{ask, unheard};
 use crate::failure::Failure;
 use crate::process::runtime;
 
-/// What to do with them.
+/// An order for all requests that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Do them again.

@@ -115,7 +115,7 @@ fn detail(report: &Report) -> String {
     cut(&format!("  {}", parts.join(", ")), 80)
 }
 
-/// What waits because the disk failed it, a sentence for each vring.
+/// One sentence for each vring with requests that the disk failed and that wait.
 fn stalled(report: &Report) -> impl Iterator<Item = String> {
     report.stalled.iter().map(|stalled| {
         let (count, does) = match stalled.held {

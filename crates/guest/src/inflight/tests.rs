@@ -293,7 +293,7 @@ fn what_cannot_be_true_is_a_fault_of_the_vring() {
     }
 }
 
-/// Whatever stands in the region: it ends, and no head comes twice.
+/// With any bytes in the region a start ends, and no head comes twice.
 #[test]
 fn any_bytes_are_survived() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,4 +1,4 @@
-//! What must hold of a vring's positions, of its kicks and calls, and of where it goes on after its daemon died. Each property
+//! Properties of a vring's positions, of its kicks and calls, and of the place where it goes on after its daemon died. Each property
 //! is one function of plain values: the tests call it with every value where those are few and with random ones elsewhere,
 //! the harnesses (`cargo kani -p cleave-guest`) with all values at once.
 
@@ -28,7 +28,7 @@ impl Positions {
         self.next_used.wrapping_sub(self.published)
     }
 
-    /// What holds between any two steps of a vring whose worker gives back no more than it took.
+    /// True between any two steps of a vring whose worker gives back no more than it took.
     fn is_sound(&self) -> bool {
         u32::from(self.left()) == distance(self.next_avail, self.seen_avail)
             && self.size().is_power_of_two()
@@ -187,7 +187,7 @@ fn a_restart_goes_on_where_the_dead_stood(dead: Positions, is_shown: bool) {
     positions.resume(next_avail, used, again);
     assert!(positions.is_sound() && positions.is_level());
     assert_eq!((positions.left(), positions.added()), (0, 0));
-    // What the guest has added meanwhile is taken; it can have added no more.
+    // The worker takes all that the guest has added meanwhile; it can have added no more.
     let room = size - again;
     let ahead = |count: u16| next_avail.wrapping_add(count);
     assert_eq!(positions.look(ahead(room)), Some(room));
@@ -288,7 +288,7 @@ fn kicks_come_only_where_they_are_asked_for(
     position: u16,
     [taken, ahead, count]: [u16; 3],
 ) {
-    // Whatever was armed at before.
+    // The position that was armed before may be any.
     for before in [position, position.wrapping_sub(1), position.wrapping_add(9)] {
         let still = Still {
             avail_index: position,

@@ -22,7 +22,7 @@ fn layout(len_bytes: u64, offset: u64, vrings: u16, size: u16) -> Vec<u8> {
 }
 
 impl Frontend {
-    /// What GET_INFLIGHT_FD is answered: length, offset and the file.
+    /// Asks for a region: its length, its offset and its file.
     fn region(&mut self, asked: &[u8]) -> (u64, u64, Option<File>) {
         self.send(Req::GET_INFLIGHT_FD, asked, &[]);
         let mut bytes = [0; 64];

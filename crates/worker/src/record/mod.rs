@@ -60,7 +60,7 @@ impl Records {
             .for_each(|record| record.add_to(totals));
     }
 
-    /// What waits because the disk failed it, of each vring where something does, whatever else is recorded.
+    /// The requests of each vring that the disk failed and that wait. Recorded also where nothing else is.
     pub fn stalled(&self) -> Vec<(u16, Stalled)> {
         let vrings = self.lock();
         let each = vrings.iter();

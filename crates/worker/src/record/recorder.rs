@@ -299,7 +299,7 @@ impl Recorder {
         open.zeroes.take(head);
     }
 
-    /// What began since the last look at the ring did not come from there.
+    /// The requests that began since the last look at the ring did not come from there.
     #[cold]
     pub(crate) fn forget_taken(&mut self) {
         if let Some(open) = &mut self.open {

@@ -193,7 +193,7 @@ impl VringRecord {
         }
     }
 
-    /// What waits because the disk failed it; `None`: nothing. Read amid a change, parts of two are mixed: they are
+    /// Requests that the disk failed and that wait; `None`: there are none. Read amid a change, parts of two are mixed: they are
     /// shown, and nothing follows.
     pub fn stalled(&self) -> Option<Stalled> {
         let [counts, sector, fault, since_ns] = self.stalled.each_ref().map(load);

@@ -1,4 +1,4 @@
-//! What a power cut leaves of the simulated disk, at any moment of a run, keeps what the guest was promised.
+//! A power cut at any moment of a run leaves a simulated disk that keeps all promises to the guest.
 //!
 //! `CLEAVE_STATES_LOG=FILE CLEAVE_SEED=n` keeps the recording of a run, for `replay-log` of xfstests.
 

@@ -278,7 +278,7 @@ fn count(answered: &mut Totals, ask: &Ask, ok: bool) {
     }
 }
 
-/// What was there when the flush was submitted is durable now: older values are ruled out.
+/// The values from when the flush was submitted are durable now: older ones are ruled out.
 fn flush(model: &mut Model, covered: &[usize]) {
     for (sector, &had) in covered.iter().enumerate() {
         // The last value that the flush saw stays possible, as do those after it.

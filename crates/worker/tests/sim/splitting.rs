@@ -75,7 +75,7 @@ fn the_splitter_learns_nothing_from_requests_that_fail() {
     }
 }
 
-/// What another splitter had learnt is forgotten, also where both changes come before the worker looks.
+/// A new splitter begins anew, also where both changes come before the worker looks.
 #[test]
 fn splitting_changed_and_changed_back_is_learnt_anew_and_told() {
     let auto = Split::Auto(Prior {

@@ -448,7 +448,7 @@ fn a_kept_vring_that_is_stopped_leaves_what_is_held_or_retried_to_the_next() {
         let start = || VringStart {
             index: 0,
             layout: Driver::layout(),
-            // Whatever the frontend says.
+            // The frontend may say anything.
             base: 4711,
             journal: region.journal(0),
             features: FEATURES,
@@ -481,7 +481,7 @@ fn a_kept_vring_that_is_stopped_leaves_what_is_held_or_retried_to_the_next() {
     }
 }
 
-/// What fails after the stop was asked for does not keep it waiting either.
+/// A stop does not wait for requests that fail after it was asked for either.
 #[test]
 fn a_request_that_fails_while_its_vring_stops_ends() {
     for seed in 0..20 {
@@ -582,7 +582,7 @@ fn a_held_request_keeps_no_memory_from_leaving_and_is_done_again_in_what_is_ther
     }
 }
 
-/// What the guest made of a chain meanwhile is judged as a new chain is.
+/// A chain that the guest changed meanwhile is judged as a new one is.
 #[test]
 fn a_chain_that_was_changed_while_it_was_held_is_a_new_chain() {
     let mut bench = bench(14, "hold");
