@@ -141,14 +141,7 @@ async fn control(
         told: Totals::default(),
         short: None,
     };
-    daemon.announce();
-    if !is_locked {
-        tracing::warn!(
-            "{0}.lock cannot be made or locked: if this daemon is killed, the next one will not wait for its I/O; remove that \
-             file, or use a folder whose file system has locks",
-            socket::name(&daemon.service.endpoint)
-        );
-    }
+    daemon.announce(is_locked);
     if let Door::Connected(stream) = &door {
         daemon.once = true;
         let guest = stream.try_clone().and_then(|stream| daemon.spawn(stream));
@@ -214,7 +207,7 @@ enum Event {
 }
 
 impl Daemon {
-    fn announce(&self) {
+    fn announce(&self, is_locked: bool) {
         let limits = self.disk.limits();
         tracing::info!(
             "serving {} ({} bytes{}{}{}) at {}",
@@ -233,6 +226,13 @@ impl Daemon {
             },
             socket::name(&self.service.endpoint),
         );
+        if !is_locked {
+            tracing::warn!(
+                "{}.lock cannot be made or locked: if this daemon is killed, the next one will not wait for its I/O; remove \
+                 that file, or use a folder whose file system has locks",
+                socket::name(&self.service.endpoint)
+            );
+        }
         if let Some(error) = self.disk.reopen_error() {
             tracing::warn!(
                 "{}: cannot open it once for each worker ({error}): one worker serves all vrings, which \
