@@ -137,10 +137,9 @@ impl Inflight {
                 .start()
                 .wrapping_add((u64::from(vring) * part_bytes(size)) as usize),
             size,
+            mask: size.wrapping_sub(1),
             taken: 0,
             last: 0,
-            batch: vec![0; usize::from(size) + 1].into(),
-            ended: 0,
             mapping: self.mapping.clone(),
         })
     }
@@ -215,13 +214,12 @@ pub struct Journal {
     part: *mut u8,
     /// Entries: a power of two.
     size: u16,
+    /// `size - 1`.
+    mask: u16,
     /// Requests taken, as the entries count them.
     taken: u64,
-    /// Head of the last request that ended.
+    /// Head of the last request that completed.
     last: u16,
-    /// Requests that ended and are not shown as used yet: so many of these.
-    batch: Box<[u16]>,
-    ended: usize,
     /// Keeps `part` mapped.
     mapping: Arc<Mapping>,
 }
@@ -321,37 +319,38 @@ impl Journal {
         self.set_in_flight(head, true);
     }
 
-    /// A request has ended; the guest is not shown that yet.
+    /// A request has completed; the guest does not see that yet.
     #[inline]
     pub(crate) fn end(&mut self, head: u16) {
         let at = self.entry(head).wrapping_add(BEFORE_AT);
         // SAFETY: a word of an entry, even, in the mapping that is held.
         unsafe { racy::write_u16(at, self.last) };
-        compiler_fence(Ordering::SeqCst);
-        self.set_word(LAST_AT, head);
         self.last = head;
-        // No more end at a time than the vring has entries.
-        if let Some(place) = self.batch.get_mut(self.ended) {
-            *place = head;
-            self.ended += 1;
-        }
     }
 
-    /// The guest was shown all that have ended; `used` is the index that it sees.
+    /// The guest is about to see the requests that have completed. A daemon that dies afterwards leaves a list of them that
+    /// starts here.
     #[inline]
-    pub(crate) fn shown(&mut self, used: u16) {
+    pub(crate) fn show(&mut self) {
         compiler_fence(Ordering::SeqCst);
-        for head in self.batch.get(..self.ended).unwrap_or_default() {
-            self.set_in_flight(*head, false);
+        self.set_word(LAST_AT, self.last);
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// The guest sees the `count` requests that completed last; `used` is the index that it sees.
+    ///
+    /// They are found by the links of the region rather than by a copy of ours. A frontend that spoils those makes a wrong
+    /// entry, in its own region, look finished.
+    #[inline]
+    pub(crate) fn shown(&mut self, count: u16, used: u16) {
+        compiler_fence(Ordering::SeqCst);
+        let mut head = self.last;
+        for _ in 0..count {
+            self.set_in_flight(head, false);
+            head = self.before(head);
         }
-        self.ended = 0;
         compiler_fence(Ordering::SeqCst);
         self.set_word(USED_AT, used);
-    }
-
-    /// The requests that have ended are not shown to the guest.
-    pub(crate) fn forget_ended(&mut self) {
-        self.ended = 0;
     }
 
     #[inline]
@@ -369,8 +368,10 @@ impl Journal {
     /// The entry of a head. One beyond the table, which no caller has, is taken for one of it.
     #[inline]
     fn entry(&self, head: u16) -> *mut u8 {
-        let offset_bytes = HEAD_BYTES + ENTRY_BYTES * u64::from(head & (self.size - 1));
-        self.part.wrapping_add(offset_bytes as usize)
+        // At most 2^15 entries of 16 bytes.
+        let offset_bytes = u32::from(head & self.mask) * ENTRY_BYTES as u32;
+        self.part
+            .wrapping_add(HEAD_BYTES as usize + offset_bytes as usize)
     }
 
     fn is_in_flight(&self, head: u16) -> bool {

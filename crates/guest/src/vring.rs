@@ -361,7 +361,6 @@ impl Vring {
         // The ring may be different when it comes back.
         self.positions.forget_seen();
         self.positions.forget_added();
-        self.journal.iter_mut().for_each(Journal::forget_ended);
     }
 
     /// Whether it refers to no memory.
@@ -523,10 +522,12 @@ impl Vring {
         let Some((old, new)) = self.positions.publish() else {
             return false;
         };
+        let Some(journal) = &mut self.journal else {
+            return self.signals.publish(parts, old, new);
+        };
+        journal.show();
         let call = self.signals.publish(parts, old, new);
-        if let Some(journal) = &mut self.journal {
-            journal.shown(new);
-        }
+        journal.shown(new.wrapping_sub(old), new);
         call
     }
 

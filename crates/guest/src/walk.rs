@@ -181,7 +181,8 @@ fn follow(
             return Err(ChainFault::Endless);
         }
         left -= 1;
-        *read += 1;
+        // Cannot wrap: two tables of at most 2^15 entries each are read.
+        *read = read.wrapping_add(1);
         let descriptor = table.read(index)?;
         if descriptor.flags & INDIRECT != 0 {
             // virtio 1.3 §2.7.5.3.1: never inside a table, never with NEXT. Direct descriptors in front
