@@ -188,3 +188,59 @@ fn turn<S: Store>(mut worker: Worker<S>, alarm: &OwnedFd) {
     }
     signal(alarm);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cleave_blk::Op;
+    use cleave_disk::{DiskSpec, OpenOptions};
+    use cleave_engine::{Done, Wait};
+    use cleave_guest::Epoch;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::{Split, Tuning, WorkerConfig};
+
+    /// A store with a mistake.
+    struct Mistaken;
+
+    impl Store for Mistaken {
+        fn room(&self) -> usize {
+            1
+        }
+        fn in_flight(&self) -> usize {
+            0
+        }
+        fn push(&mut self, _: &mut Reactor, _: &Epoch, _: Op<'_>, _: u64) {}
+        fn reap(&mut self) -> Option<Done> {
+            None
+        }
+        fn is_ready(&self) -> bool {
+            false
+        }
+        fn before_enter(&mut self, _: &mut Reactor, _: Wait) -> Option<Duration> {
+            panic!("told to panic")
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_its_worker_and_raises_the_alarm() {
+        let disk = Disk::open(&DiskSpec::Ram(1 << 20), &OpenOptions::default()).unwrap();
+        let config = WorkerConfig {
+            cpus: Vec::new(),
+            ops: 64,
+        };
+        let tuning = Tuning::new(Split::Off);
+        let device = Arc::new(Device::new(Arc::new(disk), [0; 20], true, config, tuning));
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let alarm = Arc::new(eventfd(0, flags).unwrap());
+        let (_control, commands) = Control::channel().unwrap();
+        let reactor = reactor(&device.disk, 64).unwrap();
+        let memory = Memory::new(Vec::new()).unwrap();
+        let worker =
+            Worker::new(reactor, Mistaken, device, memory, commands, alarm.clone()).unwrap();
+        turn(worker, &alarm);
+        assert!(rustix::io::read(&alarm, &mut [0; 8]).is_ok());
+    }
+}

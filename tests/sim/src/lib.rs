@@ -36,6 +36,8 @@ pub struct SimConfig {
     pub fail_per_mille: u32,
     /// The n-th op (counted from 0) that fails with EIO whatever `fail_per_mille` says.
     pub fail_at: Option<u64>,
+    /// The n-th op (counted from 0) whose `push` panics, as a mistake of our own would.
+    pub panic_at: Option<u64>,
     /// Most `enter`s that an op may stay in flight; at least one.
     pub delay_max: u32,
 }
@@ -125,6 +127,7 @@ impl Sim {
     fn fate(&mut self, kind: OpKind) -> Result<(), i32> {
         let number = self.pushed;
         self.pushed += 1;
+        assert!(self.config.panic_at != Some(number), "told to panic");
         let is_unlucky = self.random.up_to(999) < u64::from(self.config.fail_per_mille);
         let errno = match (kind, self.random.up_to(1)) {
             (OpKind::Write { .. } | OpKind::Zero { .. }, 1) => Errno::NOSPC,

@@ -91,6 +91,7 @@ fn config(seed: u64) -> SimConfig {
         ops: 16,
         fail_per_mille: 0,
         fail_at: None,
+        panic_at: None,
         delay_max: 6,
     }
 }

@@ -10,6 +10,7 @@ mod control;
 mod crash;
 mod driver;
 mod model;
+mod panic;
 mod splitting;
 mod stall;
 mod table;
@@ -211,6 +212,7 @@ fn quiet(seed: u64) -> SimConfig {
         ops: 64,
         fail_per_mille: 0,
         fail_at: None,
+        panic_at: None,
         delay_max: 5,
     }
 }

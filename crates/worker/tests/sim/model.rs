@@ -27,11 +27,10 @@ struct Pending {
 pub(crate) fn run(seed: u64, fail_per_mille: u32, split: Split) {
     let mut random = Random::new(seed);
     let config = SimConfig {
-        seed,
         ops: 100,
         fail_per_mille,
-        fail_at: None,
         delay_max: random.below(20) as u32,
+        ..quiet(seed)
     };
     run_on(
         Bench::with_split(config, FEATURES, split),
