@@ -42,7 +42,7 @@ const KINDS: &[OpKind] = &[
     OpKind::Sync,
 ];
 const MANY: Load = Load {
-    ops: 3000,
+    ops: 1500,
     depth: 24,
     sectors_max: 300,
     kinds: KINDS,

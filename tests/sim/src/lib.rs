@@ -23,7 +23,7 @@ use rustix::io::Errno;
 pub use store::SimStore;
 
 /// Longest sleep of an `enter` that has nothing in flight: the owner looks again, nobody hangs.
-const SLEEP_MAX: Duration = Duration::from_millis(10);
+const SLEEP_MAX: Duration = Duration::from_millis(1);
 /// What the simulation does to ops.
 #[derive(Debug, Clone)]
 pub struct SimConfig {
