@@ -1,13 +1,13 @@
-//! Ops on files and block devices: from push through holds, buffers, the ring and short transfers to
-//! the one result.
+//! Ops on files and block devices: from push through range locks, buffers, the ring and short transfers to
+//! one result.
 //!
-//! Unsafe because entries handed to the ring point to guest memory, to bounce buffers and to blocks
-//! of host ranges. The epoch in the op's entry keeps guest memory mapped until `finish`; buffers and
-//! ranges are in the areas of `table` and `pool`, which live until the last completion was seen (`close`;
-//! `drop` leaks them where that did not happen).
+//! Unsafe because entries handed to the ring point to guest memory, to bounce buffers and to blocks of host
+//! ranges. The epoch in the op's entry keeps guest memory mapped until `finish`. Buffers and ranges are in
+//! the areas of `table` and `pool`, which live until the last completion has been seen (`close`; if that did
+//! not happen, `drop` leaks them).
 //!
-//! An op takes its hold first and its buffer second. An op that waits for a buffer may have a hold, but one
-//! that has a buffer waits only for the kernel, so all waiting ends.
+//! An op takes its range lock first and its buffer second. An op that waits for a buffer may hold a lock, but
+//! an op with a buffer waits only for the kernel, so there is no deadlock.
 
 #[cfg(test)]
 pub(crate) mod rig;
@@ -34,13 +34,15 @@ use crate::step::{self, Able, Facts, Next};
 use crate::table::{Entry, Hold, Method, Step, Table};
 use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 
-/// Longest sleep while an op waits for a hold of another worker, which gives it back without a signal.
+/// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases
+/// the lock.
 const HOLD_PAUSE: Duration = Duration::from_micros(200);
-/// Attempts to get a hold per enter, so that a long queue costs each lap little.
+/// Attempts to get a range lock per enter, so that a long queue adds little to each lap.
 const HOLDS_PER_ENTER: usize = 32;
-/// EOPNOTSUPP in a row after which a leg is not polled any more. One alone may be about a single op.
+/// Consecutive EOPNOTSUPP results after which a leg is no longer polled. A single one may concern only that
+/// op.
 const REFUSALS_MAX: u32 = 8;
-/// Pause when the submission queue took nothing.
+/// Pause if the submission queue accepts nothing.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
 
 /// Ops on the files or block devices of a disk.
@@ -49,39 +51,39 @@ pub struct Files {
     disk: Arc<Disk>,
     seat: Seat,
     ops: usize,
-    /// Pushed and not yet reported.
+    /// Ops pushed and not yet reported.
     in_flight: usize,
-    /// Ended and not yet reported.
+    /// Ops completed and not yet reported.
     ended: VecDeque<Done>,
-    /// Never empty. Alignments are the disk's, hence the same on all of them.
+    /// Never empty. The alignments are the disk's, so they are the same on all legs.
     legs: Box<[LegState]>,
     unit: u64,
     table: Table,
     pool: Pool,
-    /// Entries that the rings have and have not completed; of those, the polled ring's.
+    /// Entries that the rings have not completed; `polled` counts those in the polled ring.
     flying: usize,
     polled: usize,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
-    /// Waiting for their time to try again.
+    /// Ops that wait for their retry time.
     delayed: VecDeque<(Instant, u16)>,
     tally: Tally,
     #[cfg(test)]
     rig: rig::Rig,
 }
 
-/// The facts known about one leg, and its syncs.
+/// One leg's properties and syncs.
 #[derive(Debug)]
 struct LegState {
     facts: Facts,
     able: Able,
     syncs: Syncs,
-    /// EOPNOTSUPP of the polled ring in a row.
+    /// Consecutive EOPNOTSUPP results of the polled ring.
     refusals: u32,
 }
 
 impl Files {
-    /// For a disk whose legs are files, on a reactor that was made for it; see [`crate::AnyStore::open`].
+    /// For a disk whose legs are files, on a reactor that was created for it; see [`crate::AnyStore::open`].
     pub(crate) fn new(
         reactor: &mut Reactor,
         disk: Arc<Disk>,
@@ -145,7 +147,7 @@ impl Files {
         })
     }
 
-    /// `admit` lets in only what names a leg that there is.
+    /// `admit` accepts only existing legs.
     #[inline]
     fn leg(&self, leg: u16) -> &LegState {
         &self.legs[usize::from(leg)]
@@ -156,7 +158,8 @@ impl Files {
         &mut self.legs[usize::from(leg)]
     }
 
-    /// Checks, enters into the table, translates. `Err` is the result of an op that ends here.
+    /// Checks an op, adds it to the table and translates its addresses. `Err` is the result of an op that
+    /// ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
         let Some(LegState { facts, .. }) = self.legs.get(usize::from(op.leg)) else {
             return Err(Err(libc::EIO));
@@ -232,7 +235,7 @@ impl Files {
         }
     }
 
-    /// Starts the next step of an op that has its hold.
+    /// Starts the next step of an op that has its range lock.
     fn proceed(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get(index);
         let leg = self.leg(entry.leg);
@@ -261,7 +264,8 @@ impl Files {
         self.issue_copied(reactor, index);
     }
 
-    /// Issues, unless what was copied out of guest memory may be zeroes in place of a lost page.
+    /// Issues the step, unless guest memory was lost during the copy: the buffer may then hold zeroes instead
+    /// of the data.
     fn issue_copied(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get(index);
         if entry.bounced && entry.epoch.as_ref().is_some_and(|epoch| epoch.is_lost()) {
@@ -271,7 +275,7 @@ impl Files {
         }
     }
 
-    /// Whether the op has a buffer now; who waits already comes first.
+    /// Whether the op has a buffer now. Ops that already wait for one go first.
     fn has_buffer(&mut self, index: u16) -> bool {
         if self.table.get(index).buffer.is_none() && self.buffer_waiters.is_empty() {
             self.table.get_mut(index).buffer = self.pool.take();
@@ -279,16 +283,16 @@ impl Files {
         self.table.get(index).buffer.is_some()
     }
 
-    /// Copies the op's part of the window: out of guest memory into the buffer, or the other way.
+    /// Copies the op's part of the window from guest memory to the buffer or back.
     fn copy(&mut self, index: u16, way: Way) {
         let entry = self.table.get(index);
         let (skip, take) = (entry.window.skip, entry.window.take);
         let Some(buffer) = entry.buffer else { return };
         let mut at = self.pool.at(buffer, skip);
         self.table.consume(index, take, |start, len| {
-            // SAFETY: the guest range is mapped while the op counts in its generation; the buffer is
-            // this op's alone, the kernel has ended with it, and `skip` + `take` is inside it. Guest
-            // and daemon memory do not overlap. The guest may write meanwhile: it gets what it wrote.
+            // SAFETY: the op's epoch keeps the guest range mapped. The buffer belongs to this op alone, the
+            // kernel has finished with it, and `skip` + `take` is inside it. Guest and daemon memory do not
+            // overlap. If the guest writes meanwhile, the copy has either its old or its new bytes.
             unsafe {
                 match way {
                     Way::In => std::ptr::copy_nonoverlapping(at, start, len),
@@ -299,12 +303,12 @@ impl Files {
         });
     }
 
-    /// Hands the current step, or what is left of it, to its ring.
+    /// Submits the current step, or the rest of it, to its ring.
     fn issue(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.submission(index).user_data(self.seat.user_data(index));
         let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.table.get(index));
-        // SAFETY: see the module's head: whatever `entry` points to lives until its completion was seen,
-        // by `completed` or by `close`.
+        // SAFETY: see the module's documentation: everything that `entry` points to lives until `completed`
+        // or `close` has seen its completion.
         let pushed = unsafe { reactor.submit(self.seat, &entry, is_polled) };
         if pushed {
             self.flying += 1;
@@ -314,7 +318,7 @@ impl Files {
         }
     }
 
-    /// The kernel has completed a step of op `index`.
+    /// Handles the completion of a step in the plain ring.
     #[inline]
     fn step_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         self.flying = self.flying.saturating_sub(1);
@@ -329,7 +333,7 @@ impl Files {
         self.serve_buffer_waiters(reactor);
     }
 
-    /// The polled ring has completed a step, or refused it: then the plain ring does it.
+    /// Handles the completion of a step in the polled ring. A step that it refused goes to the plain ring.
     #[inline(never)]
     fn polled_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         #[cfg(test)]
@@ -354,7 +358,7 @@ impl Files {
         }
     }
 
-    /// A leg whose device refuses to be polled again and again is served by interrupts from here on.
+    /// Counts a refusal to poll. After several in a row, the leg is served by interrupts.
     fn polling_refused(&mut self, leg: u16) {
         let state = self.leg_mut(leg);
         state.refusals += 1;
@@ -366,7 +370,7 @@ impl Files {
         {
             tracing::warn!(
                 disk = leg.name(),
-                "the device refuses polled I/O; this disk is served by interrupts from here on"
+                "the device refuses polled I/O; this disk is served by interrupts from now on"
             );
         }
     }
@@ -394,9 +398,9 @@ impl Files {
         )
     }
 
-    /// How much of a window has to be there: for a read what the guest asked for; for a
-    /// read-modify-write all of the disk, since the rest is written back. A disk may end inside its
-    /// last block; the file behind it may end there too.
+    /// How much of a window must be present: for a read the bytes that the guest asked for; for a
+    /// read-modify-write everything that is on the disk, because the rest is written back. A disk, and the
+    /// file behind it, may end inside its last block.
     fn wanted(&self, entry: &Entry) -> u64 {
         let window = entry.window;
         let asked = window.skip + window.take;
@@ -410,12 +414,12 @@ impl Files {
         }
     }
 
-    /// A short transfer: goes on behind what was moved.
+    /// Continues a short transfer behind the bytes that were moved.
     fn step_on(&mut self, reactor: &mut Reactor, index: u16, moved: u64) {
         let entry = self.table.get_mut(index);
         entry.moved += moved;
         entry.tries = 0;
-        // The rest may have gaps.
+        // The rest may have gaps between its ranges.
         entry.plain = true;
         if entry.step == Step::Direct {
             self.table.consume(index, moved, |_, _| ());
@@ -445,8 +449,8 @@ impl Files {
         self.proceed(reactor, index);
     }
 
-    /// The window is in the buffer, `got` bytes of it: hands a read its part, or puts the new bytes
-    /// between the old ones and writes the window back.
+    /// Handles a filled buffer: `got` bytes of the window are in it. A read gets its part; a write puts its
+    /// bytes between the old ones and writes the window back.
     fn filled(&mut self, reactor: &mut Reactor, index: u16, got: u64) {
         let entry = self.table.get_mut(index);
         let (kind, window) = (entry.kind, entry.window);
@@ -459,7 +463,7 @@ impl Files {
         entry.moved = 0;
         entry.tries = 0;
         let Some(buffer) = entry.buffer else { return };
-        // Behind the end of the file: zeroes, not what an earlier op left in the buffer.
+        // Behind the end of the file there are zeroes, not the data that an earlier op left in the buffer.
         self.fill_with_zeroes(buffer, got.min(window.len), window.len);
         match kind {
             OpKind::Write { .. } => self.copy(index, Way::Out),
@@ -470,12 +474,12 @@ impl Files {
 
     fn fill_with_zeroes(&self, buffer: u16, from: u64, to: u64) {
         let len = to.saturating_sub(from) as usize;
-        // SAFETY: `to` ≤ the window's length ≤ the buffer's; the buffer belongs to the op at hand and
-        // the kernel has ended with it.
+        // SAFETY: `to` ≤ the window's length ≤ the buffer's; the buffer belongs to this op and the kernel has
+        // finished with it.
         unsafe { self.pool.at(buffer, from).write_bytes(0, len) };
     }
 
-    /// Nothing moved: repeats the step, at once or later, but not for ever.
+    /// Repeats a step that moved nothing, now or later, up to a limit.
     fn again(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get_mut(index);
         entry.tries = entry.tries.saturating_add(1);
@@ -492,7 +496,7 @@ impl Files {
             (Step::Range(method), _) if is_refusal(errno) => {
                 return self.refused(reactor, index, method, errno);
             }
-            // The store is pickier about memory or ranges than it said: from here on through a buffer.
+            // The store has stricter alignment rules than it reported: use a buffer from here on.
             (Step::Direct, _) if errno == libc::EINVAL => {
                 let entry = self.table.get_mut(index);
                 entry.bounced = true;
@@ -513,13 +517,13 @@ impl Files {
         self.finish(index, Err(errno));
     }
 
-    /// The store does not do this, or (EINVAL) not for this range: takes the next best way.
+    /// The store does not support `method`, or (EINVAL) not for this range: use the next best one.
     fn refused(&mut self, reactor: &mut Reactor, index: u16, method: Method, errno: i32) {
         let entry = self.table.get_mut(index);
         let leg = entry.leg;
         match (errno, entry.kind) {
             (libc::EINVAL, OpKind::Zero { .. }) => entry.written = true,
-            // Advice not taken for this range.
+            // A hint that the store does not take for this range.
             (libc::EINVAL, _) if method != Method::Command => {
                 return self.finish(index, Err(libc::EOPNOTSUPP));
             }
@@ -528,7 +532,7 @@ impl Files {
         self.proceed(reactor, index);
     }
 
-    /// The op is over: gives back everything and reports.
+    /// Ends the op: releases everything that it holds, and reports its result.
     #[inline]
     fn finish(&mut self, index: u16, result: Result<(), i32>) {
         if self.table.get(index).held != Hold::None {
@@ -564,7 +568,7 @@ impl Files {
         }
     }
 
-    /// Issues what is due; how long until the next.
+    /// Issues the ops that are due. Returns the time until the next one.
     fn retry_delayed(&mut self, reactor: &mut Reactor) -> Option<Duration> {
         let now = Instant::now();
         let mut pause: Option<Duration> = None;
@@ -581,7 +585,7 @@ impl Files {
         pause
     }
 
-    /// Nothing more is started. Ops that wait release their holds.
+    /// Drops the ops that have not started, and releases their range locks.
     fn drop_waiting(&mut self) {
         let delayed = std::mem::take(&mut self.delayed)
             .into_iter()
@@ -599,8 +603,8 @@ impl Files {
         }
     }
 
-    /// While the store closes: a completion ends its op, whatever it says. But a failure that nobody else
-    /// will be told of is noted.
+    /// Handles a completion while the store closes: the op ends with any result. A failed write-back is still
+    /// recorded, because the kernel reports it to nobody else.
     fn completed_closing(&mut self, index: u16, result: i32) {
         self.flying = self.flying.saturating_sub(1);
         let verdict = self.judge(index, result);
@@ -619,7 +623,7 @@ impl Files {
         self.table.get_mut(index).epoch = None;
     }
 
-    /// No later fsync of this disk can vouch for what was written before.
+    /// Marks every later fsync of this disk as failed: none can vouch for earlier writes any more.
     #[cold]
     fn taint_sync(&self, errno: i32) {
         if !self.disk.sync_failed() {
@@ -657,7 +661,7 @@ impl Store for Files {
 
     #[inline]
     fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
-        // Another store's would end an op of ours that the kernel still works on.
+        // A completion of another store would end an op that the kernel still works on.
         assert_eq!(
             completion.store, self.seat.store,
             "a completion of another store"
@@ -714,7 +718,7 @@ impl Store for Files {
                 Ok(completion) => self.completed_closing(completion.index, completion.result),
                 Err(error) => {
                     let disk = self.disk.name();
-                    tracing::error!(disk, %error, "the ring of a worker is broken");
+                    tracing::error!(disk, %error, "the io_uring of a worker is broken");
                     return;
                 }
             }
@@ -727,8 +731,8 @@ impl Store for Files {
 }
 
 impl Drop for Files {
-    /// Without its completions nobody can say when the kernel has stopped writing: everything that it
-    /// may write to stays mapped for ever, guest memory included.
+    /// Without the completions it is unknown when the kernel stops writing, so everything that it may write
+    /// to stays mapped for ever, guest memory included.
     fn drop(&mut self) {
         if self.flying == 0 {
             return;
@@ -738,7 +742,7 @@ impl Drop for Files {
         }
         tracing::error!(
             disk = self.disk.name(),
-            "{} I/Os were never seen to end; the memory that they may write to is kept",
+            "{} I/Os never completed; the memory that they may write to is kept",
             self.flying
         );
         self.table.leak();
@@ -746,8 +750,8 @@ impl Drop for Files {
     }
 }
 
-/// The range of the leg that the op is about. The request was checked against capacity and
-/// mode long before; this is the second guard.
+/// The op's range on the leg. The request was checked against capacity and mode much earlier; this is a
+/// second check.
 fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
     if op.kind == OpKind::Sync {
         return Ok((0, 0));
@@ -761,7 +765,7 @@ fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(
     }
     match op.kind {
         _ if op.len_bytes == 0 => Err(Ok(())),
-        // Discarding is advice: parts of blocks stay as they are.
+        // A discard is a hint: partial blocks keep their data.
         OpKind::Discard => {
             piece::inside(op.offset_bytes, op.len_bytes, facts.discard_unit).ok_or(Ok(()))
         }
@@ -769,9 +773,8 @@ fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(
     }
 }
 
-/// Whether the polled ring is asked for an op's current step: it moves few bytes past the page cache, and
-/// they need not be durable when it ends. A write that has to be may bring a flush along, and the kernel
-/// waits for that by an interrupt.
+/// Whether the op's current step goes to the polled ring: it must move few bytes past the page cache, and
+/// must not be a durable write. A durable write may need a flush, for which the kernel waits by an interrupt.
 #[inline]
 fn may_poll(disk: &Disk, entry: &Entry) -> bool {
     let moves = matches!(
@@ -786,7 +789,7 @@ fn may_poll(disk: &Disk, entry: &Entry) -> bool {
     leg.is_some_and(|leg| leg.polls(entry.window.start, entry.window.len))
 }
 
-/// Locks of a leg. `admit` lets in only what names a leg that there is.
+/// The range locks of a leg. `admit` accepts only existing legs.
 fn locks(disk: &Disk, leg: u16) -> Option<&RangeLocks> {
     disk.legs().get(usize::from(leg)).map(Leg::locks)
 }

@@ -1,4 +1,4 @@
-//! Cutting an op into pieces that fit a buffer and the store's blocks: arithmetic only.
+//! Cuts an op into pieces that fit a buffer and the store's blocks: arithmetic only.
 
 /// One step of an op through a buffer: `take` bytes of the op lie `skip` bytes into the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -14,13 +14,13 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Nothing of the window is anybody else's, so it can be written without reading it first.
+    /// Whether the op covers the whole window, so that it can be written without reading it first.
     pub(crate) fn is_whole(self) -> bool {
         self.skip == 0 && self.take == self.len
     }
 }
 
-/// The piece of a read that begins at `at` with `left` bytes to go: whole blocks around it, at most
+/// The piece of a read that begins at `at` with `left` bytes to go: the whole blocks around it, at most
 /// `most` bytes (a multiple of `unit`).
 pub(crate) fn for_read(at: u64, left: u64, unit: u64, most: u64) -> Piece {
     let skip = at % unit;

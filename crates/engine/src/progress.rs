@@ -1,9 +1,9 @@
-//! The meaning of the kernel's result for an op: arithmetic without a ring, so that every result can
-//! be fed to it in a test.
+//! Interprets the kernel's result for an op. It is arithmetic without a ring, so that a test can cover every
+//! result.
 
 use std::time::Duration;
 
-/// Which way a transfer goes.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Store to memory.
@@ -17,28 +17,28 @@ pub(crate) enum Way {
 pub(crate) struct Transfer {
     /// Direction.
     pub(crate) way: Way,
-    /// Bytes that end it: at most what was asked for; less where the rest is padding to a block.
+    /// Bytes that complete it: less than was asked for if the rest only pads to a block.
     pub(crate) enough: u64,
-    /// Unit of offsets and lengths that the store takes; a transfer goes on only from a multiple of this.
+    /// The store's unit of offsets and lengths; a transfer can continue only from a multiple of it.
     pub(crate) unit: u64,
 }
 
-/// Next action after a result.
+/// What to do after a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// All is moved.
+    /// Everything has been moved.
     Whole,
-    /// So many bytes are moved, a multiple of the unit; the rest has to be asked for again.
+    /// This many bytes were moved, a multiple of the unit; the rest must be requested again.
     Part(u64),
-    /// Nothing moved and nothing is wrong with that: ask again.
+    /// Nothing was moved, but the attempt may be repeated.
     Again,
     /// The op ends with this errno.
     Failed(i32),
 }
 
-/// Judges the result of a transfer. A read that moves nothing has met the end of the store, and since
-/// ops lie inside the disk that is an error, never a short success. With O_DIRECT a transfer may end
-/// inside a unit (4096 asked, 2560 done): what is beyond the last whole unit is done again.
+/// Interprets the result of a transfer. A read that moves nothing has reached the end of the store. That is
+/// an error and never a short success, because ops lie inside the disk. With O_DIRECT a transfer may end
+/// inside a unit (4096 requested, 2560 done): the bytes behind the last whole unit are requested again.
 pub(crate) fn judge(transfer: Transfer, result: i32) -> Verdict {
     let Ok(moved) = u64::try_from(result) else {
         return fault(result.checked_neg().unwrap_or(libc::EIO));
@@ -53,7 +53,8 @@ pub(crate) fn judge(transfer: Transfer, result: i32) -> Verdict {
     }
 }
 
-/// Judges the result of something that is done or not: a sync, a fallocate, a command.
+/// Interprets the result of an operation that is done completely or not at all: a sync, a fallocate, a
+/// command.
 pub(crate) fn judge_whole(result: i32) -> Verdict {
     if result >= 0 {
         Verdict::Whole
@@ -62,8 +63,8 @@ pub(crate) fn judge_whole(result: i32) -> Verdict {
     }
 }
 
-/// Judges the result of an fsync. ENOMEM may be what became of an earlier write-back here (a device can fail
-/// one with it), and a second fsync would not be told of that again.
+/// Interprets the result of an fsync. ENOMEM is not retried: it may report the failure of an earlier
+/// write-back (a device can fail one with it), and a second fsync would not report that again.
 pub(crate) fn judge_sync(result: i32) -> Verdict {
     match result.checked_neg() {
         Some(libc::ENOMEM) => Verdict::Failed(libc::ENOMEM),
@@ -71,9 +72,9 @@ pub(crate) fn judge_sync(result: i32) -> Verdict {
     }
 }
 
-/// Judges the result of a fallocate or a command on a range. On a device behind the page cache the kernel
-/// drops the range's pages first and says EBUSY where one of them was written meanwhile: a page may be
-/// larger than a block, so that it need not even be the range that was written.
+/// Interprets the result of a fallocate or a command on a range. On a device behind the page cache the kernel
+/// first drops the range's pages, and returns EBUSY if one of them was written meanwhile. A page may be
+/// larger than a block, so the write need not even overlap the range.
 pub(crate) fn judge_range(result: i32) -> Verdict {
     match judge_whole(result) {
         Verdict::Failed(libc::EBUSY) => Verdict::Again,
@@ -89,26 +90,27 @@ fn fault(errno: i32) -> Verdict {
     }
 }
 
-/// How an op is tried again.
+/// When an op is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// At once.
     Now,
-    /// Not before this time has passed.
+    /// After this time.
     After(Duration),
-    /// No more: EIO.
+    /// Not any more: the op fails with EIO.
     Never,
 }
 
-/// Attempts without progress that are repeated at once.
+/// Attempts without progress that are retried at once.
 const TRIES_AT_ONCE: u16 = 3;
-/// Attempts without progress after which the op is an error. With the pauses below: over a minute.
+/// Attempts without progress after which the op fails; with the pauses below, after more than a minute.
 const TRIES_MAX: u16 = 700;
 /// Longest pause between attempts.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// How the `tries`-th attempt in a row that moved nothing is repeated: a few at once (a signal), then
-/// with doubling pauses from 1 ms, so that a store that keeps saying EAGAIN costs no core.
+/// When to repeat an op after `tries` consecutive attempts that moved nothing: the first few at once (a
+/// signal), then with doubling pauses from 1 ms, so that a store that keeps returning EAGAIN does not occupy
+/// a core.
 pub(crate) fn retry(tries: u16) -> Retry {
     match tries {
         0..=TRIES_AT_ONCE => Retry::Now,
@@ -120,11 +122,10 @@ pub(crate) fn retry(tries: u16) -> Retry {
     }
 }
 
-/// Whether a failed durable write leaves it open what an earlier write came to. With RWF_DSYNC the
-/// kernel writes out the page cache of the range and flushes the device inside the write; when that
-/// part fails, pages of *earlier* writes may be dropped and the error is consumed, so that no later
-/// fsync reports it. Errors that come before any of that (no space, a bad address, a refused
-/// descriptor) say nothing about earlier writes.
+/// Whether a failed durable write leaves the fate of earlier writes unknown. With RWF_DSYNC the kernel writes
+/// out the page cache of the range and flushes the device inside the write. If that part fails, pages of
+/// *earlier* writes may be dropped and the error is consumed, so no later fsync reports it. Errors that occur
+/// before that (no space, a bad address, a refused descriptor) say nothing about earlier writes.
 pub(crate) fn taints_sync(errno: i32) -> bool {
     !matches!(
         errno,
@@ -156,7 +157,7 @@ mod tests {
         use Way::{In, Out};
         let table = [
             (In, 4096, 1, 4096, Whole),
-            (In, 4096, 1, 8192, Whole), // padding behind what was wanted
+            (In, 4096, 1, 8192, Whole), // the rest is padding
             (In, 4096, 1, 4095, Part(4095)),
             (In, 4096, 512, 4095, Part(3584)),
             (In, 4096, 512, 511, Failed(libc::EIO)), // EOF inside the last unit
@@ -231,7 +232,7 @@ mod tests {
                     break;
                 }
             }
-            assert!(moved < len, "only Whole ends a transfer");
+            assert!(moved < len, "only Whole completes a transfer");
         }
     }
 

@@ -1,5 +1,5 @@
-//! What the tests of the engine share: disks, guest memory, and a driver that checks every byte
-//! against a model.
+//! Shared parts of the engine's tests: disks, guest memory, and a driver that checks every byte against a
+//! model.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,7 +29,7 @@ pub(crate) const UNMAP: OpKind = OpKind::Zero {
     durable: false,
 };
 
-/// A folder beside the test binary: a real file system even where /tmp is memory.
+/// A folder beside the test binary, which is on a real file system even if /tmp is in memory.
 pub(crate) fn folder() -> TempDir {
     let exe = std::env::current_exe().unwrap();
     TempDir::new_in(exe.parent().unwrap()).unwrap()
@@ -54,7 +54,7 @@ pub(crate) fn disk_of(spec: &str) -> Disk {
     Disk::open(&spec.parse().unwrap(), &options).unwrap()
 }
 
-/// Guest memory and its files: two regions that are neighbours in the guest only.
+/// Guest memory and its files: two regions that are adjacent only in the guest.
 pub(crate) struct Guest {
     pub(crate) memory: Arc<Memory>,
     pub(crate) files: Vec<File>,
@@ -119,7 +119,7 @@ pub(crate) enum Event {
     Woken { slot: u16 },
 }
 
-/// A reactor with one store, and the memory that its ops are for.
+/// A reactor with one store, and the guest memory of its ops.
 #[derive(Debug)]
 pub(crate) struct Solo<S: Store> {
     pub(crate) reactor: Reactor,
@@ -127,7 +127,7 @@ pub(crate) struct Solo<S: Store> {
     epoch: Epoch,
 }
 
-/// A disk's own store on a ring, as most tests use it.
+/// A disk's own store on a ring, which most tests use.
 pub(crate) type Uring = Solo<AnyStore>;
 
 impl Uring {
@@ -251,7 +251,7 @@ impl<S: Store> Drop for Solo<S> {
     }
 }
 
-/// The next result, waiting for it.
+/// Waits for the next result.
 pub(crate) fn next_done<S: Store>(engine: &mut Solo<S>) -> (u64, Result<(), i32>) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -261,7 +261,7 @@ pub(crate) fn next_done<S: Store>(engine: &mut Solo<S>) -> (u64, Result<(), i32>
             }
         }
         assert!(Instant::now() < deadline, "nothing completes");
-        // The end of a polled op ends no sleep.
+        // The completion of a polled op does not end a sleep.
         let wait = match engine.polls() {
             true => Wait::No,
             false => Wait::Until(Some(deadline)),
@@ -270,7 +270,7 @@ pub(crate) fn next_done<S: Store>(engine: &mut Solo<S>) -> (u64, Result<(), i32>
     }
 }
 
-/// One op from push to result.
+/// Runs one op from push to result.
 pub(crate) fn run<S: Store>(engine: &mut Solo<S>, op: Op<'_>) -> Result<(), i32> {
     engine.push(op, 77);
     let (token, result) = next_done(engine);
@@ -288,7 +288,7 @@ pub(crate) fn eventfd(nonblocking: bool) -> OwnedFd {
     eventfd(0, flags | EventfdFlags::CLOEXEC).unwrap()
 }
 
-/// The counter, and back to zero; 0 where nothing was written.
+/// Reads and resets the counter; 0 if nothing was written.
 pub(crate) fn count(fd: &OwnedFd) -> u64 {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut polled = [PollFd::new(fd, PollFlags::IN)];
@@ -304,7 +304,7 @@ pub(crate) fn signal(fd: &OwnedFd) {
     rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
 }
 
-/// Numbers that a seed replays.
+/// Random numbers that a seed reproduces.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -326,7 +326,7 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// How a model run goes.
+/// Parameters of a model run.
 pub(crate) struct Load {
     pub(crate) ops: u64,
     pub(crate) depth: usize,
@@ -344,9 +344,9 @@ struct Flying {
     pushed: bool,
 }
 
-/// Runs random ops, never two in flight on the same sectors (but on neighbours), and checks every
-/// read and at the end all of the disk against a model in memory. The disk is zeroes at first, and
-/// `discard_zeroes` says whether it reads zero after a discard.
+/// Runs random ops, never two in flight on the same sectors (but on adjacent ones), and compares every read,
+/// and at the end the whole disk, with a model in memory. The disk is zero at first; `discard_zeroes` says
+/// whether it reads zero after a discard.
 pub(crate) fn check_against_model<S: Store>(
     engines: &mut [Solo<S>],
     guest: &Guest,
@@ -533,15 +533,16 @@ fn end(guest: &Guest, model: &[u8], one: &Flying) {
         let (before, bytes) = all.split_at(one.skip as usize);
         assert!(
             before.iter().all(|byte| *byte == 0xee),
-            "skipped bytes are left alone"
+            "skipped bytes are unchanged"
         );
-        compare(bytes, model, one.offset, "on the way");
+        compare(bytes, model, one.offset, "during the run");
     }
 }
 
 fn compare(bytes: &[u8], model: &[u8], offset: u64, when: &str) {
     let model = &model[offset as usize..][..bytes.len()];
-    // Compared at once: a search for the difference takes many times as long, and is needed only for the message.
+    // Compare first: searching for the difference takes many times as long, and is needed only for the
+    // message.
     if bytes == model {
         return;
     }

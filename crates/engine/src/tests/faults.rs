@@ -1,4 +1,4 @@
-//! Stores that refuse, end early, stutter or have no space.
+//! Stores that refuse ops, end transfers early, return EAGAIN or have no space.
 
 use super::*;
 
@@ -70,7 +70,7 @@ fn the_end_of_a_cut_file_is_an_error_and_what_is_left_is_read() {
     }
 }
 
-/// A mounted file system of 1 MiB; `None` where that cannot be had.
+/// A mounted file system of 1 MiB; `None` if none is available.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -116,7 +116,7 @@ fn no_space_is_reported_and_recovers() {
     assert_eq!(run(&mut engine, op(OpKind::Sync, 0, 0, &[])), Ok(()));
 }
 
-/// Cuts transfers short and has them tried again; what was moved and is not admitted is done twice.
+/// Cuts transfers short and has them retried; bytes that were moved but not reported are moved twice.
 fn stutter(number: u64, entry: &Entry, result: i32) -> i32 {
     let draw = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     let is_transfer = matches!(
@@ -259,7 +259,7 @@ fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
 fn a_store_that_is_pickier_than_it_said_gets_buffers() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
     let mut engine = engine(&disk, &guest);
-    // Half of it, then a refusal; through a buffer it works.
+    // Half of it succeeds, then the store refuses; through a buffer it works.
     files(&mut engine).mangle(|number, entry, result| match (entry.step, number) {
         (Step::Direct, 1) => result / 2,
         (Step::Direct, _) => -libc::EINVAL,
