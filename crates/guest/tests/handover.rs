@@ -1,7 +1,7 @@
-//! A driver thread and a device thread that sleep whenever the protocol lets them: no entry and no
-//! wake-up may be lost, and what a descriptor says must arrive with its index.
+//! A driver thread and a device thread that sleep whenever the protocol lets them: no entry and no wake-up
+//! may be lost, and a descriptor's contents must arrive with its index.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests stand outside of test functions here
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions of tests are outside of test functions here
 
 use std::fs::File;
 use std::sync::atomic::{Ordering, fence};
@@ -19,19 +19,19 @@ const LAYOUT: VringLayout = VringLayout {
     used_addr: 0x2000,
 };
 
-/// How a test goes about it.
+/// Parameters of a test.
 #[derive(Clone, Copy)]
 struct Plan {
     features: u64,
     entries: u32,
     /// Most entries at a time.
     batch: u32,
-    /// Most turns of a spin loop before going to sleep: at its best, both sides look at each other
-    /// within the nanoseconds in which a missing fence would show.
+    /// Most iterations of a spin loop before sleeping. Ideally both sides check each other within the
+    /// nanoseconds in which a missing fence would show.
     spin: u32,
 }
 
-/// The generator of both threads; `seed` replays.
+/// The random generator of both threads; `seed` reproduces it.
 struct Random {
     seed: u64,
 }
@@ -51,7 +51,7 @@ impl Random {
     }
 }
 
-/// An eventfd that can be asked to give up: a wake-up that is lost ends the test.
+/// An eventfd whose wait times out: a lost wake-up ends the test.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<bool>,
@@ -76,7 +76,7 @@ impl Bell {
     }
 }
 
-/// The driver's view, by another mapping of the same file.
+/// The driver's view, through another mapping of the same file.
 struct Driver {
     memory: GuestMemoryMmap,
     plan: Plan,
@@ -98,11 +98,11 @@ impl Driver {
             .unwrap();
     }
 
-    /// Makes `count` entries from number `first` on available; whether a kick is due.
+    /// Makes `count` entries from number `first` on available. Returns whether a kick is due.
     fn offer(&mut self, first: u32, count: u16) -> bool {
         let old = self.avail;
         for number in 0..count {
-            // Completed in order here, so that slot and head are one.
+            // Entries complete in order here, so slot and head are the same.
             let head = self.avail % LAYOUT.size;
             let desc = GuestAddress(LAYOUT.desc_addr + 16 * u64::from(head));
             let number = u64::from(first + u32::from(number));
@@ -121,7 +121,7 @@ impl Driver {
         }
     }
 
-    /// Says whether calls are wanted; then whether there is something to reap.
+    /// Announces whether calls are wanted. Returns whether there is something to reap.
     fn want_calls(&self, wanted: bool) -> bool {
         if self.plan.features != 0 {
             let event = if wanted {
@@ -146,7 +146,7 @@ impl Driver {
             let entry = GuestAddress(LAYOUT.used_addr + 4 + 8 * slot);
             let [head, len]: [u32; 2] = self.memory.read_obj(entry).unwrap();
             assert_eq!(u64::from(head), slot);
-            assert_eq!(len, first + u32::from(step), "its own number comes back");
+            assert_eq!(len, first + u32::from(step), "the entry has its own number");
             self.used = self.used.wrapping_add(1);
         }
         u32::from(count)
@@ -224,7 +224,7 @@ fn hand_over(plan: Plan) {
     device.join().unwrap();
 }
 
-/// As much as goes.
+/// As fast as possible.
 const STREAM: Plan = Plan {
     features: 0,
     entries: 1_000_000,
@@ -232,7 +232,7 @@ const STREAM: Plan = Plan {
     spin: 0,
 };
 
-/// One at a time, going to sleep at about the moment in which the other side acts.
+/// One at a time, falling asleep at about the moment at which the other side acts.
 const PING_PONG: Plan = Plan {
     features: 0,
     entries: 60_000,

@@ -1,19 +1,19 @@
-//! The protocol of arming, looking and kicking, in every order that memory allows: each side's stores reach
-//! the other late and, on some machines, in another order than they were made, unless a fence says
-//! otherwise. `Vring::arm` and `Vring::disarm` are the worker's steps here, a driver's (virtio 1.3 §2.7.13.4) the
-//! guest's. Every state is visited, so what holds here holds for every interleaving of so many requests.
+//! The protocol of arming, checking and kicking, in every order that memory allows: unless a fence prevents
+//! it, each side's stores reach the other late and, on some machines, in another order than they were made.
+//! `Vring::arm` and `Vring::disarm` are the worker's steps here; a driver's (virtio 1.3 §2.7.13.4) are the
+//! guest's. Every state is visited, so the result holds for every interleaving of this many requests.
 
-// A test's own mistake ends the test.
+// A mistake in the test itself ends the test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashSet;
 
 /// Requests that the guest makes available, one by one.
 const REQUESTS: u8 = 4;
-/// Looks of a worker that spins, before it arms.
+/// Checks of a worker that spins, before it arms.
 const SPINS: u8 = 2;
 
-/// How kicks are asked for.
+/// How a side asks for kicks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Format {
     /// `avail_event` (EVENT_IDX).
@@ -22,12 +22,12 @@ enum Format {
     Flag,
 }
 
-/// What the two sides share.
+/// The words that the two sides share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Word {
     /// Available index: requests made so far.
     Avail,
-    /// The wish for kicks: an index, or 1 for "none".
+    /// The request for kicks: an index, or 1 for "none".
     Wish,
 }
 
@@ -52,27 +52,27 @@ enum Guest {
     Add(u8),
     /// Its fence after that.
     Fence(u8),
-    /// Looks whether a kick is wanted, and kicks.
+    /// Checks whether a kick is wanted, and kicks if so.
     Look(u8),
     Done,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Worker {
-    /// Takes what it finds; `n` so far, so often looked at since.
+    /// Takes all available requests: `n` so far, after this many further checks.
     Turn(u8, u8),
     /// Asks for kicks.
     Arm(u8),
     /// Its fence after that.
     Fence(u8),
-    /// Looks once more.
+    /// Checks again.
     Look(u8),
     Asleep(u8),
-    /// Tells that no kicks are needed.
+    /// Announces that no kicks are needed.
     Disarm(u8),
 }
 
-/// What a side leaves out, to see that the model would notice.
+/// A step that a side omits, to show that the model would detect it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -84,7 +84,7 @@ enum Fault {
 struct Model {
     format: Format,
     fault: Fault,
-    /// Stores to different words may change places before others see them.
+    /// Stores to different words may become visible in another order.
     reorders: bool,
 }
 
@@ -102,7 +102,7 @@ impl Model {
         }
     }
 
-    /// All states; an error is one that nothing leads out of although work is left.
+    /// Visits all states. The error is a state that no step leaves although work is left.
     fn explore(&self) -> Result<usize, State> {
         let mut seen = HashSet::from([self.start()]);
         let mut open = vec![self.start()];
@@ -141,7 +141,7 @@ impl Model {
         let mut next = Vec::new();
         for (at, (word, value)) in stores.iter().enumerate() {
             let overtakes = at > 0 && !self.reorders;
-            // Of one word the order always holds.
+            // Stores to one word always keep their order.
             if overtakes || stores[..at].iter().any(|(earlier, _)| earlier == word) {
                 continue;
             }
@@ -175,7 +175,7 @@ impl Model {
             Guest::Fence(_) | Guest::Done => return None,
             Guest::Look(number) => {
                 let wanted = match self.format {
-                    // The entry that was asked for is the one just added.
+                    // The kick was requested for the entry that was just added.
                     Format::Index => state.wish == number - 1,
                     Format::Flag => state.wish == 0,
                 };
@@ -189,7 +189,7 @@ impl Model {
         Some(state)
     }
 
-    /// What a worker may do; where it may spin or arm, both.
+    /// The worker's possible steps; if it may spin or arm, both.
     fn worker(&self, state: &State) -> Vec<State> {
         let to = |worker: Worker| {
             let mut state = state.clone();
@@ -212,7 +212,7 @@ impl Model {
             }
             Worker::Disarm(taken) => {
                 let mut state = to(Worker::Turn(taken, 1));
-                // With an index: one that is not met; here as there, any that lies behind.
+                // With an index: one that the guest does not reach, which may be any that lies behind.
                 let wish = match self.format {
                     Format::Index => u8::MAX,
                     Format::Flag => 1,
@@ -260,7 +260,7 @@ fn no_order_of_arming_looking_and_kicking_loses_a_request() {
             };
             let states = model
                 .explore()
-                .unwrap_or_else(|state| panic!("{format:?}: asleep for good: {state:?}"));
+                .unwrap_or_else(|state| panic!("{format:?}: asleep for ever: {state:?}"));
             assert!(states > 500, "{format:?}: only {states} states");
         }
     }

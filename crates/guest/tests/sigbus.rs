@@ -1,4 +1,4 @@
-//! What becomes of a SIGBUS, in processes and threads of their own.
+//! Effects of a SIGBUS, in separate processes and threads.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -30,14 +30,14 @@ fn a_fault_outside_guest_memory_still_kills() {
         let offset = FileOffset::new(foreign.try_clone().unwrap(), 0);
         let mapped: MmapRegion = MmapRegion::from_file(offset, 0x1000).unwrap();
         foreign.set_len(0).unwrap();
-        // SAFETY: mapped, though without a page behind it: that is the point.
+        // SAFETY: mapped. There is no page behind it, which is what this tests.
         let byte = unsafe { mapped.as_ptr().read_volatile() };
         unreachable!("read {byte}");
     }
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_fault_outside_guest_memory_still_kills"])
         .env(CHILD, "1")
-        // Under AddressSanitizer the previous handler would be its own, which reports and exits.
+        // Under AddressSanitizer the previous handler would be the sanitizer's, which reports and exits.
         .env("ASAN_OPTIONS", "handle_sigbus=0")
         .output()
         .unwrap()

@@ -1,4 +1,4 @@
-//! The properties with every value where those are few, and with random ones elsewhere.
+//! The properties with every value if there are few, otherwise with random values.
 
 use cleave_blk::spec::feature;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use super::*;
 use crate::rig::{Desc, Driver, memory};
 use crate::{Chain, Inflight, InflightLayout, Vring};
 
-/// Indices at which something could turn over.
+/// Indices at which arithmetic could overflow.
 const PLACES: [u16; 6] = [0, 1, 255, 32_767, 32_768, 65_535];
 
 #[test]
@@ -25,7 +25,7 @@ fn every_index_is_looked_at() {
     }
 }
 
-/// A small ring in all its states, at every place of the index.
+/// A small ring in all its states, at each of these indices.
 #[test]
 fn every_step_of_a_small_ring() {
     for next in 0..=u16::MAX {
@@ -41,7 +41,7 @@ fn every_step_of_a_small_ring() {
     }
 }
 
-/// All that a ring can have outstanding, left and added.
+/// All possible counts of outstanding, left and added entries.
 fn all_counts(size: u16) -> impl Iterator<Item = [u16; 3]> {
     let pairs = (0..=size)
         .flat_map(move |outstanding| (0..=size - outstanding).map(move |left| (outstanding, left)));
@@ -61,7 +61,7 @@ fn every_used_index_after_a_restart() {
     }
 }
 
-/// Every event for batches of every kind at a few places; and events around the batch at every place.
+/// Every event for batches of every size at a few indices, and events around the batch at every index.
 #[test]
 fn every_call() {
     for old in PLACES {
@@ -98,7 +98,7 @@ fn every_kick() {
     }
 }
 
-/// A vring in memory that a guest shares, its driver, and the region that its frontend keeps.
+/// A vring in shared memory, its driver, and the frontend's in-flight region.
 struct RealRing {
     driver: Driver,
     region: Inflight,
@@ -124,7 +124,7 @@ impl RealRing {
     }
 }
 
-/// A worker that begins. Its frontend says nothing true of the position.
+/// Starts a worker. The position that its frontend gives is wrong.
 fn serve(driver: &Driver, region: &Inflight) -> Vring {
     let (memory, layout) = (driver.memory.clone(), driver.layout);
     let mut vring = Vring::new(memory, layout, feature::EVENT_IDX, 4711).unwrap();
