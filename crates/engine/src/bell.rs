@@ -29,33 +29,36 @@ enum Bell {
     Written { rung: bool, queued: bool },
     /// Blocking: the reactor's ring would write it through a poll with retries (400 us measured) or in a
     /// kernel thread (20 us).
-    Signalled { striker: Box<Striker>, rung: bool },
+    Signalled {
+        notify_ring: Box<NotifyRing>,
+        rung: bool,
+    },
 }
 
 /// A ring of one entry that signals an eventfd on completion. The kernel's own signal never blocks; it
 /// accepts only eventfds.
-struct Striker {
+struct NotifyRing {
     uring: IoUring,
 }
 
-impl std::fmt::Debug for Striker {
+impl std::fmt::Debug for NotifyRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Striker").finish_non_exhaustive()
+        f.debug_struct("NotifyRing").finish_non_exhaustive()
     }
 }
 
-impl Striker {
-    fn new(fd: &OwnedFd) -> io::Result<Striker> {
+impl NotifyRing {
+    fn new(fd: &OwnedFd) -> io::Result<NotifyRing> {
         let build = || IoUring::builder().dontfork().setup_r_disabled().build(1);
         let uring = while_short_of_memory(build, std::thread::sleep)?;
         let submitter = uring.submitter();
         submitter.register_eventfd(fd.as_raw_fd())?;
         submitter.register_restrictions(&mut [Restriction::sqe_op(opcode::Nop::CODE)])?;
         submitter.register_enable_rings()?;
-        Ok(Striker { uring })
+        Ok(NotifyRing { uring })
     }
 
-    fn strike(&mut self) {
+    fn notify(&mut self) {
         // SAFETY: a no-op points to no memory.
         let _ = unsafe { self.uring.submission().push(&opcode::Nop::new().build()) };
         // After an error the entry stays queued for the next call. If the kernel lacks the memory to send a
@@ -100,9 +103,9 @@ impl Bells {
                 }
                 let _ = ring.set_file(file, None);
             }
-            Bell::Signalled { striker, rung } => {
+            Bell::Signalled { notify_ring, rung } => {
                 if *rung {
-                    striker.strike();
+                    notify_ring.notify();
                 }
             }
         }
@@ -147,9 +150,9 @@ impl Bells {
                     *rung = !sent;
                     !sent
                 }
-                Some(Bell::Signalled { striker, rung }) => {
+                Some(Bell::Signalled { notify_ring, rung }) => {
                     *rung = false;
-                    striker.strike();
+                    notify_ring.notify();
                     false
                 }
                 _ => false,
@@ -173,9 +176,9 @@ fn choose(ring: &Ring, file: u32, fd: &OwnedFd) -> Bell {
             queued: false,
         };
     }
-    match Striker::new(fd) {
-        Ok(striker) => Bell::Signalled {
-            striker: Box::new(striker),
+    match NotifyRing::new(fd) {
+        Ok(notify_ring) => Bell::Signalled {
+            notify_ring: Box::new(notify_ring),
             rung: false,
         },
         Err(error) => {

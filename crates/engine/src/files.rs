@@ -29,7 +29,7 @@ use crate::legs::{LegStats, Tally};
 use crate::memory::walk;
 use crate::piece;
 use crate::progress::{self, Retry, Transfer, Verdict, Way};
-use crate::reactor::Seat;
+use crate::reactor::Attachment;
 use crate::step::{self, Able, Facts, Next};
 use crate::table::{Entry, Hold, Method, Step, Table};
 use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
@@ -49,7 +49,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Files {
     disk: Arc<Disk>,
-    seat: Seat,
+    attachment: Attachment,
     ops: usize,
     /// Ops pushed and not yet reported.
     in_flight: usize,
@@ -61,7 +61,7 @@ pub struct Files {
     table: Table,
     pool: Pool,
     /// Entries that the rings have not completed; `polled` counts those in the polled ring.
-    flying: usize,
+    submitted: usize,
     polled: usize,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
@@ -100,12 +100,17 @@ impl Files {
             kinds.push(*kind);
             files.push(file);
         }
-        let seat = reactor.attach(&files, disk.is_polled());
-        let seat = seat.map_err(EngineError::setup)?;
-        Files::on(disk, seat, &kinds, ops).map_err(EngineError::setup)
+        let attachment = reactor.attach(&files, disk.is_polled());
+        let attachment = attachment.map_err(EngineError::setup)?;
+        Files::on(disk, attachment, &kinds, ops).map_err(EngineError::setup)
     }
 
-    fn on(disk: Arc<Disk>, seat: Seat, kinds: &[FileKind], ops: u16) -> io::Result<Files> {
+    fn on(
+        disk: Arc<Disk>,
+        attachment: Attachment,
+        kinds: &[FileKind],
+        ops: u16,
+    ) -> io::Result<Files> {
         let limits = disk.limits();
         let pool = Pool::new(
             limits.offset_align_bytes.max(1) as usize,
@@ -131,14 +136,14 @@ impl Files {
             unit: u64::from(limits.offset_align_bytes.max(1)),
             table: Table::new(ops)?,
             pool,
-            flying: 0,
+            submitted: 0,
             polled: 0,
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
             tally: Tally::new(kinds.len()),
             disk,
-            seat,
+            attachment,
             ops: room,
             in_flight: 0,
             ended: VecDeque::with_capacity(room),
@@ -305,13 +310,15 @@ impl Files {
 
     /// Submits the current step, or the rest of it, to its ring.
     fn issue(&mut self, reactor: &mut Reactor, index: u16) {
-        let entry = self.submission(index).user_data(self.seat.user_data(index));
+        let entry = self
+            .submission(index)
+            .user_data(self.attachment.user_data(index));
         let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.table.get(index));
         // SAFETY: see the module's documentation: everything that `entry` points to lives until `completed`
         // or `close` has seen its completion.
-        let pushed = unsafe { reactor.submit(self.seat, &entry, is_polled) };
+        let pushed = unsafe { reactor.submit(self.attachment, &entry, is_polled) };
         if pushed {
-            self.flying += 1;
+            self.submitted += 1;
             self.polled += usize::from(is_polled);
         } else {
             self.delayed.push_back((Instant::now() + FULL_PAUSE, index));
@@ -321,7 +328,7 @@ impl Files {
     /// Handles the completion of a step in the plain ring.
     #[inline]
     fn step_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
-        self.flying = self.flying.saturating_sub(1);
+        self.submitted = self.submitted.saturating_sub(1);
         #[cfg(test)]
         let result = self.mangled(index, result);
         match self.judge(index, result) {
@@ -345,7 +352,7 @@ impl Files {
                     self.polling_refused(leg);
                 }
                 self.table.get_mut(index).plain = true;
-                self.flying = self.flying.saturating_sub(1);
+                self.submitted = self.submitted.saturating_sub(1);
                 self.issue(reactor, index);
             }
             errno => {
@@ -606,7 +613,7 @@ impl Files {
     /// Handles a completion while the store closes: the op ends with any result. A failed write-back is still
     /// recorded, because the kernel reports it to nobody else.
     fn completed_closing(&mut self, index: u16, result: i32) {
-        self.flying = self.flying.saturating_sub(1);
+        self.submitted = self.submitted.saturating_sub(1);
         let verdict = self.judge(index, result);
         let entry = self.table.get(index);
         let is_durable = self.leg(entry.leg).facts.writes_durably(entry.kind);
@@ -663,7 +670,7 @@ impl Store for Files {
     fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
         // A completion of another store would end an op that the kernel still works on.
         assert_eq!(
-            completion.store, self.seat.store,
+            completion.store, self.attachment.store,
             "a completion of another store"
         );
         let Completion { index, result, .. } = completion;
@@ -713,8 +720,8 @@ impl Store for Files {
     fn close(&mut self, reactor: &mut Reactor) {
         self.drop_waiting();
         let mut checks = 0;
-        while self.flying > 0 {
-            match reactor.next_of(self.seat, &mut checks) {
+        while self.submitted > 0 {
+            match reactor.next_of(self.attachment, &mut checks) {
                 Ok(completion) => self.completed_closing(completion.index, completion.result),
                 Err(error) => {
                     let disk = self.disk.name();
@@ -734,7 +741,7 @@ impl Drop for Files {
     /// Without the completions it is unknown when the kernel stops writing, so everything that it may write
     /// to stays mapped for ever, guest memory included.
     fn drop(&mut self) {
-        if self.flying == 0 {
+        if self.submitted == 0 {
             return;
         }
         if self.legs.iter().any(|leg| leg.syncs.leader.is_some()) {
@@ -743,7 +750,7 @@ impl Drop for Files {
         tracing::error!(
             disk = self.disk.name(),
             "{} I/Os never completed; the memory that they may write to is kept",
-            self.flying
+            self.submitted
         );
         self.table.leak();
         self.pool.leak();

@@ -29,9 +29,9 @@ use crate::{Done, EngineError, Reactor, Store, Wait};
 /// Largest expected delay of a timer: a sleep ends this long before a completion.
 const SPIN_NS: u64 = 60_000;
 /// Sleep between two rounds of spinning if a completion is later than predicted.
-const NAP_NS: u64 = 50_000;
+const SLEEP_NS: u64 = 50_000;
 /// Longest sleep of a dropped engine that waits for its ops.
-const DROP_NAP: Duration = Duration::from_millis(10);
+const DROP_SLEEP_MAX: Duration = Duration::from_millis(10);
 
 /// An op in the drive.
 #[derive(Debug)]
@@ -158,7 +158,7 @@ impl Model {
     }
 
     /// Ops in the drive.
-    fn flying(&self) -> usize {
+    fn in_drive(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
@@ -182,7 +182,7 @@ impl Model {
 
     /// Collects the ops that the drive has completed by now.
     fn collect(&mut self) {
-        if self.flying() == 0 {
+        if self.in_drive() == 0 {
             return;
         }
         lock(&self.drive).collect(now_ns(), &self.owner, &mut self.ended);
@@ -247,7 +247,7 @@ impl Model {
             if !self.ready.is_empty() || reactor.has_events() {
                 return Ok(Some(()));
             }
-            if self.flying() == 0 {
+            if self.in_drive() == 0 {
                 return Ok(None);
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
@@ -256,7 +256,7 @@ impl Model {
             let now = now_ns();
             if spin_until_ns.is_some_and(|until| now < until) {
                 std::hint::spin_loop();
-                reactor.nap(Duration::ZERO)?;
+                reactor.submit_and_sleep(Duration::ZERO)?;
                 self.collect();
                 continue;
             }
@@ -268,18 +268,18 @@ impl Model {
                 self.copy_early();
                 continue;
             }
-            let nap_ns = match spin_until_ns.take() {
+            let sleep_ns = match spin_until_ns.take() {
                 _ if wake_ns > now => wake_ns.saturating_sub(now_ns()),
                 // A completion is later than predicted. Sleep, so that a model never occupies a CPU.
-                Some(_) => NAP_NS,
+                Some(_) => SLEEP_NS,
                 None => {
                     spin_until_ns = Some(floor_ns.max(now).saturating_add(SPIN_NS));
                     continue;
                 }
             };
-            let nap = Duration::from_nanos(nap_ns);
+            let sleep = Duration::from_nanos(sleep_ns);
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            reactor.nap(left.map_or(nap, |left| left.min(nap)))?;
+            reactor.submit_and_sleep(left.map_or(sleep, |left| left.min(sleep)))?;
             self.collect();
         }
     }
@@ -319,7 +319,7 @@ impl Store for Model {
     /// drive is empty.
     fn before_enter(&mut self, reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
         // Write the bells first: the guest must not wait while this thread spins.
-        let _ = reactor.nap(Duration::ZERO);
+        let _ = reactor.submit_and_sleep(Duration::ZERO);
         self.collect();
         let waited = match wait {
             Wait::No => {
@@ -342,10 +342,10 @@ impl Store for Model {
 
 impl Model {
     fn drain(&mut self) {
-        while self.flying() > 0 {
+        while self.in_drive() > 0 {
             let floor_ns = self.collect_and_look();
             let left_ns = floor_ns.map_or(0, |floor_ns| floor_ns.saturating_sub(now_ns()));
-            std::thread::sleep(Duration::from_nanos(left_ns).min(DROP_NAP));
+            std::thread::sleep(Duration::from_nanos(left_ns).min(DROP_SLEEP_MAX));
         }
     }
 }

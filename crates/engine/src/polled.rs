@@ -16,7 +16,7 @@ use io_uring::{cqueue, opcode, squeue};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::param::page_size;
 
-use crate::ring::{Ends, Level, Plan, Ring};
+use crate::ring::{CompletionMode, Level, Ring, RingConfig};
 use crate::{AnyStore, EngineError, Event, Reactor, Store, Wait};
 
 /// The opcodes that the ring accepts.
@@ -31,9 +31,9 @@ const OPCODES: [u8; 4] = [
 pub(crate) struct Polled {
     ring: Ring,
     /// Entries submitted and not yet completed.
-    flying: usize,
+    in_flight: usize,
     /// Completions that succeeded.
-    ended: u64,
+    successes: u64,
 }
 
 impl Polled {
@@ -44,18 +44,18 @@ impl Polled {
         levels: &[Level],
     ) -> Result<Polled, EngineError> {
         let submissions = submissions.next_power_of_two();
-        let ring = Ring::new(&Plan {
+        let ring = Ring::new(&RingConfig {
             submissions,
             completions: 2 * submissions,
             files,
             opcodes: &OPCODES,
             levels,
-            ends: Ends::Asked,
+            completion_mode: CompletionMode::Polled,
         })?;
         Ok(Polled {
             ring,
-            flying: 0,
-            ended: 0,
+            in_flight: 0,
+            successes: 0,
         })
     }
 
@@ -73,21 +73,21 @@ impl Polled {
     pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: the caller's promise.
         let pushed = unsafe { self.ring.push(entry) };
-        self.flying += usize::from(pushed);
+        self.in_flight += usize::from(pushed);
         pushed
     }
 
     /// Whether entries are in flight, so that the ring must be polled.
     #[inline]
-    pub(crate) fn is_flying(&self) -> bool {
-        self.flying > 0
+    pub(crate) fn is_busy(&self) -> bool {
+        self.in_flight > 0
     }
 
     /// Submits the queued entries and polls the devices for completions. Makes one system call, or none if
     /// nothing is in flight. Does not wait.
     #[inline]
-    pub(crate) fn look(&mut self) -> io::Result<()> {
-        match self.flying {
+    pub(crate) fn poll(&mut self) -> io::Result<()> {
+        match self.in_flight {
             0 => Ok(()),
             _ => self.ring.submit(),
         }
@@ -96,28 +96,28 @@ impl Polled {
     /// The next completion, without a system call.
     #[inline]
     pub(crate) fn complete(&mut self) -> Option<cqueue::Entry> {
-        if self.flying == 0 {
+        if self.in_flight == 0 {
             return None;
         }
         let entry = self.ring.complete()?;
-        self.flying -= 1;
+        self.in_flight -= 1;
         Some(entry)
     }
 
     /// Whether `complete` would return an entry.
     pub(crate) fn has_completions(&mut self) -> bool {
-        self.flying > 0 && self.ring.has_completions()
+        self.in_flight > 0 && self.ring.has_completions()
     }
 
     /// Counts a completion that succeeded.
     #[inline]
-    pub(crate) fn count_ended(&mut self) {
-        self.ended += 1;
+    pub(crate) fn count_success(&mut self) {
+        self.successes += 1;
     }
 
     /// Completions that succeeded.
-    pub(crate) fn ended(&self) -> u64 {
-        self.ended
+    pub(crate) fn successes(&self) -> u64 {
+        self.successes
     }
 
     /// How often the kernel was entered.

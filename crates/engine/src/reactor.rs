@@ -12,7 +12,7 @@ use io_uring::{opcode, squeue};
 
 use crate::bell::Bells;
 use crate::polled::Polled;
-use crate::ring::{self, Ends, LEVELS, Level, Plan, Purpose, Ring, Sleep, tag};
+use crate::ring::{self, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, Sleep, tag};
 use crate::watch::{Signal, Watches};
 use crate::{Event, Store, Wait};
 
@@ -26,7 +26,7 @@ const ARM_PAUSE: Duration = Duration::from_millis(1);
 /// While a store closes: the number of checks of the polled ring before the thread sleeps between checks, and
 /// the length of that sleep.
 const CLOSE_CHECKS: u32 = 1000;
-const CLOSE_NAP: Duration = Duration::from_micros(500);
+const CLOSE_SLEEP: Duration = Duration::from_micros(500);
 
 /// Why no engine could be created.
 #[derive(Debug, thiserror::Error)]
@@ -107,14 +107,14 @@ enum Received {
 /// A store's registration with a reactor: it identifies the store's completions and its files in the rings'
 /// tables.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seat {
+pub(crate) struct Attachment {
     /// The number of the reactor in this process.
     reactor: u64,
     pub(crate) store: u16,
     pub(crate) first_file: u32,
 }
 
-impl Seat {
+impl Attachment {
     /// User data of the store's entry number `index`.
     #[inline]
     pub(crate) fn user_data(self, index: u16) -> u64 {
@@ -140,7 +140,7 @@ pub struct Reactor {
     files: u32,
     /// Received but not yet reported: completions that arrived while a store was closing, and watches that
     /// failed at once.
-    set_aside: VecDeque<Received>,
+    deferred: VecDeque<Received>,
 }
 
 impl Reactor {
@@ -170,7 +170,7 @@ impl Reactor {
         let first_bell = files + u32::from(watches);
         let barriers = || disks.iter().flat_map(|disk| disk.barriers());
         let first_barrier = first_bell + u32::from(bells);
-        let ring = Ring::new(&Plan {
+        let ring = Ring::new(&RingConfig {
             submissions: submissions.next_power_of_two(),
             completions: (u32::from(ops) + 2 * u32::from(watches) + COMPLETION_SLACK)
                 .max(2 * submissions)
@@ -178,7 +178,7 @@ impl Reactor {
             files: first_barrier + barriers().count() as u32,
             opcodes: opcodes(disks),
             levels,
-            ends: Ends::Told,
+            completion_mode: CompletionMode::Interrupt,
         })?;
         let hold = |slot, file: BorrowedFd<'_>| {
             let held = ring.set_file(slot, Some(file.as_raw_fd()));
@@ -207,7 +207,7 @@ impl Reactor {
             stores: 0,
             free_file: 0,
             files,
-            set_aside: VecDeque::new(),
+            deferred: VecDeque::new(),
         })
     }
 
@@ -232,9 +232,9 @@ impl Reactor {
                     return Some(Event::Done { store, done });
                 }
             }
-            let received = match self.set_aside.is_empty() {
+            let received = match self.deferred.is_empty() {
                 true => self.next()?,
-                false => self.set_aside.pop_front()?,
+                false => self.deferred.pop_front()?,
             };
             match received {
                 Received::Op(completion) => {
@@ -266,7 +266,7 @@ impl Reactor {
             Wait::Until(deadline) => self.enter_to_wait(stores, deadline, limit),
         };
         if let Some(polled) = &mut self.polled {
-            polled.look()?;
+            polled.poll()?;
         }
         for store in stores {
             store.after_enter();
@@ -282,7 +282,7 @@ impl Reactor {
     ) -> io::Result<()> {
         if let Some(polled) = &mut self.polled {
             // Polled ops must be submitted before the sleep, and completed ones must prevent it.
-            polled.look()?;
+            polled.poll()?;
         }
         let sleep = self.sleep(stores, deadline, limit);
         let purpose = match stores.iter().all(|store| store.in_flight() == 0) {
@@ -294,7 +294,7 @@ impl Reactor {
 
     /// Closes the stores in order. Bells that were rung are written first.
     pub fn close<S: Store>(&mut self, stores: &mut [S]) {
-        let _ = self.nap(Duration::ZERO);
+        let _ = self.submit_and_sleep(Duration::ZERO);
         stores.iter_mut().for_each(|store| store.close(self));
     }
 
@@ -328,7 +328,7 @@ impl Reactor {
 
     /// The number of polled reads and writes that have succeeded so far.
     pub fn polled(&self) -> u64 {
-        self.polled.as_ref().map_or(0, |p| p.ended())
+        self.polled.as_ref().map_or(0, |p| p.successes())
     }
 
     // Signals.
@@ -339,7 +339,7 @@ impl Reactor {
     pub fn watch(&mut self, slot: u16, fd: OwnedFd) {
         if self.watches.set(&mut self.ring, slot, &fd).is_err() {
             // The descriptor will never report anything, so wake its owner once.
-            self.set_aside.push_back(Received::Signal(slot));
+            self.deferred.push_back(Received::Signal(slot));
         }
     }
 
@@ -365,18 +365,22 @@ impl Reactor {
 
     /// Registers a store and puts its files into the plain ring's table, and if `is_polled` into the polled
     /// ring's too.
-    pub(crate) fn attach(&mut self, files: &[BorrowedFd<'_>], is_polled: bool) -> io::Result<Seat> {
-        let seat = Seat {
+    pub(crate) fn attach(
+        &mut self,
+        files: &[BorrowedFd<'_>],
+        is_polled: bool,
+    ) -> io::Result<Attachment> {
+        let attachment = Attachment {
             reactor: self.number,
             store: self.stores,
             first_file: self.free_file,
         };
         // The reactor was created for these disks; a file beyond them is our own fault.
-        let behind = seat.first_file + files.len() as u32;
+        let behind = attachment.first_file + files.len() as u32;
         if behind > self.files {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        for (slot, file) in (seat.first_file..).zip(files) {
+        for (slot, file) in (attachment.first_file..).zip(files) {
             self.ring.set_file(slot, Some(file.as_raw_fd()))?;
             if let (true, Some(polled)) = (is_polled, &self.polled) {
                 polled.set_file(slot, file)?;
@@ -384,7 +388,7 @@ impl Reactor {
         }
         self.free_file = behind;
         self.stores += 1;
-        Ok(seat)
+        Ok(attachment)
     }
 
     /// Queues an entry of a store in the plain or the polled ring. `false`: the kernel accepts none now. It
@@ -397,11 +401,14 @@ impl Reactor {
     #[inline]
     pub(crate) unsafe fn submit(
         &mut self,
-        seat: Seat,
+        attachment: Attachment,
         entry: &squeue::Entry,
         is_polled: bool,
     ) -> bool {
-        assert_eq!(seat.reactor, self.number, "a store on another reactor");
+        assert_eq!(
+            attachment.reactor, self.number,
+            "a store on another reactor"
+        );
         // SAFETY: the caller's promise.
         unsafe {
             match &mut self.polled {
@@ -415,7 +422,7 @@ impl Reactor {
     #[inline]
     pub(crate) fn count_polled(&mut self) {
         if let Some(polled) = &mut self.polled {
-            polled.count_ended();
+            polled.count_success();
         }
     }
 
@@ -443,32 +450,36 @@ impl Reactor {
 
     /// Waits for the next completion of a store that is closing. `checks` counts the waits, so that a polled
     /// device that hangs is checked less and less often. `Err`: the ring is broken.
-    pub(crate) fn next_of(&mut self, seat: Seat, checks: &mut u32) -> io::Result<Completion> {
+    pub(crate) fn next_of(
+        &mut self,
+        attachment: Attachment,
+        checks: &mut u32,
+    ) -> io::Result<Completion> {
         loop {
             while let Some(received) = self.next() {
                 match received {
-                    Received::Op(completion) if completion.store == seat.store => {
+                    Received::Op(completion) if completion.store == attachment.store => {
                         return Ok(completion);
                     }
-                    other => self.set_aside.push_back(other),
+                    other => self.deferred.push_back(other),
                 }
             }
             *checks = checks.saturating_add(1);
-            let Some(polled) = self.polled.as_mut().filter(|polled| polled.is_flying()) else {
+            let Some(polled) = self.polled.as_mut().filter(|polled| polled.is_busy()) else {
                 self.ring.enter(Sleep::Forever, Purpose::Io)?;
                 continue;
             };
-            polled.look()?;
+            polled.poll()?;
             self.ring.enter(Sleep::No, Purpose::Io)?;
             if *checks > CLOSE_CHECKS {
-                std::thread::sleep(CLOSE_NAP);
+                std::thread::sleep(CLOSE_SLEEP);
             }
         }
     }
 
     /// Whether `reap` may find an event in the rings.
     pub(crate) fn has_events(&mut self) -> bool {
-        !self.set_aside.is_empty()
+        !self.deferred.is_empty()
             || self.ring.has_completions()
             || self
                 .polled
@@ -477,7 +488,7 @@ impl Reactor {
     }
 
     /// For a store that waits on its own: submits the queued entries and sleeps for at most `time`.
-    pub(crate) fn nap(&mut self, time: Duration) -> io::Result<()> {
+    pub(crate) fn submit_and_sleep(&mut self, time: Duration) -> io::Result<()> {
         self.watches.arm_wanted(&mut self.ring);
         self.bells.flush(&mut self.ring);
         let sleep = match time {

@@ -334,7 +334,7 @@ pub(crate) struct Load {
     pub(crate) kinds: &'static [OpKind],
 }
 
-struct Flying {
+struct PendingOp {
     kind: OpKind,
     offset: u64,
     len: u64,
@@ -357,7 +357,7 @@ pub(crate) fn check_against_model<S: Store>(
     let mut random = Random(seed);
     let capacity = disk.capacity_bytes();
     let mut model = vec![0_u8; capacity as usize];
-    let mut flying: HashMap<(usize, u64), Flying> = HashMap::new();
+    let mut pending: HashMap<(usize, u64), PendingOp> = HashMap::new();
     let slot_bytes = (2 * REGION / load.depth as u64) & !4095;
     let mut slots: Vec<u64> = (0..load.depth as u64).collect();
     let (mut pushed, mut done) = (0, 0);
@@ -368,12 +368,13 @@ pub(crate) fn check_against_model<S: Store>(
             while pushed < load.ops && !slots.is_empty() && engine.room() > 0 && random.below(8) > 0
             {
                 let slot = slots.pop().unwrap();
-                let Some(one) = draw(&mut random, &flying, capacity, slot, slot_bytes, load) else {
+                let Some(one) = draw(&mut random, &pending, capacity, slot, slot_bytes, load)
+                else {
                     slots.push(slot);
                     break;
                 };
                 begin(engine, guest, &mut model, &one, &mut random, pushed);
-                flying.insert((at, pushed), one);
+                pending.insert((at, pushed), one);
                 pushed += 1;
             }
             let wait = match random.below(3) {
@@ -385,7 +386,7 @@ pub(crate) fn check_against_model<S: Store>(
                 let Event::Done { token, result } = event else {
                     continue;
                 };
-                let one = flying.remove(&(at, token)).expect("one result per op");
+                let one = pending.remove(&(at, token)).expect("one result per op");
                 assert_eq!(
                     result,
                     Ok(()),
@@ -421,17 +422,17 @@ pub(crate) fn check_against_model<S: Store>(
 
 fn draw(
     random: &mut Random,
-    flying: &HashMap<(usize, u64), Flying>,
+    pending: &HashMap<(usize, u64), PendingOp>,
     capacity: u64,
     slot: u64,
     slot_bytes: u64,
     load: &Load,
-) -> Option<Flying> {
+) -> Option<PendingOp> {
     let kind = load.kinds[random.below(load.kinds.len() as u64) as usize];
     let len = 512 * (1 + random.below(load.sectors_max));
     let offset = 512 * random.below((capacity - len) / 512 + 1);
-    let free = |one: &Flying| offset + len <= one.offset || one.offset + one.len <= offset;
-    flying.values().all(free).then_some(())?;
+    let free = |one: &PendingOp| offset + len <= one.offset || one.offset + one.len <= offset;
+    pending.values().all(free).then_some(())?;
     let (offset, len) = if kind == OpKind::Sync {
         (0, 0)
     } else {
@@ -469,7 +470,7 @@ fn draw(
         addr += take;
         left -= take;
     }
-    Some(Flying {
+    Some(PendingOp {
         kind,
         offset,
         len,
@@ -484,7 +485,7 @@ fn begin<S: Store>(
     engine: &mut Solo<S>,
     guest: &Guest,
     model: &mut [u8],
-    one: &Flying,
+    one: &PendingOp,
     random: &mut Random,
     token: u64,
 ) {
@@ -527,7 +528,7 @@ fn begin<S: Store>(
     );
 }
 
-fn end(guest: &Guest, model: &[u8], one: &Flying) {
+fn end(guest: &Guest, model: &[u8], one: &PendingOp) {
     if one.kind == OpKind::Read {
         let all = guest.get(&one.segments, one.len as usize + one.skip as usize);
         let (before, bytes) = all.split_at(one.skip as usize);

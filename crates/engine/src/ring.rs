@@ -45,7 +45,7 @@ const MEMORY_PAUSES_MS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
 /// Parameters of a ring.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct RingConfig<'a> {
     /// Submission entries. More entries than this in one lap cost another system call but no error.
     pub(crate) submissions: u32,
     /// Completion entries: one for each op and watch, and some slack.
@@ -58,17 +58,17 @@ pub(crate) struct Plan<'a> {
     /// Set-up levels to try, best first.
     pub(crate) levels: &'a [Level],
     /// How completions are delivered.
-    pub(crate) ends: Ends,
+    pub(crate) completion_mode: CompletionMode,
 }
 
 /// How the completions of a ring are delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ends {
+pub(crate) enum CompletionMode {
     /// By an interrupt of the device.
-    Told,
+    Interrupt,
     /// By polling the device when the kernel is entered. Such a ring accepts only reads and writes past the
     /// page cache (IORING_SETUP_IOPOLL).
-    Asked,
+    Polled,
 }
 
 /// Whether and how long `enter` may sleep.
@@ -130,8 +130,8 @@ pub(crate) enum Level {
 
 impl Ring {
     /// Sets up a restricted, enabled and registered ring; call it on the thread that will use it.
-    pub(crate) fn new(plan: &Plan<'_>) -> Result<Ring, EngineError> {
-        let uring = while_short_of_memory(|| build(plan), std::thread::sleep);
+    pub(crate) fn new(config: &RingConfig<'_>) -> Result<Ring, EngineError> {
+        let uring = while_short_of_memory(|| build(config), std::thread::sleep);
         let uring = uring.map_err(EngineError::setup)?;
         let can_idle = uring.params().is_feature_no_iowait();
         let uring = NonNull::from(Box::leak(Box::new(uring)));
@@ -146,7 +146,7 @@ impl Ring {
             can_idle,
             enters: 0,
         };
-        ring.furnish(plan).map_err(EngineError::setup)?;
+        ring.configure(config).map_err(EngineError::setup)?;
         // Saves the descriptor look-up in each enter. It is optional: the table of registered rings may be
         // full.
         let _ = ring.submitter.register_ring_fd();
@@ -154,9 +154,9 @@ impl Ring {
     }
 
     /// Restrictions can only be set before the ring is enabled.
-    fn furnish(&mut self, plan: &Plan<'_>) -> io::Result<()> {
-        self.submitter.register_files_sparse(plan.files)?;
-        let mut allowed: Vec<_> = plan
+    fn configure(&mut self, config: &RingConfig<'_>) -> io::Result<()> {
+        self.submitter.register_files_sparse(config.files)?;
+        let mut allowed: Vec<_> = config
             .opcodes
             .iter()
             .map(|op| Restriction::sqe_op(*op))
@@ -208,7 +208,7 @@ impl Ring {
         self.enters += 1;
         let result = self.submitter.submit();
         self.sq.sync();
-        tolerate(result).map(drop)
+        tolerate_transient(result).map(drop)
     }
 
     /// Submits the queued entries, lets the kernel post deferred completions, and sleeps as `sleep` says
@@ -230,7 +230,10 @@ impl Ring {
             }
         };
         self.sq.sync();
-        if tolerate(result)? == Entered::Short && sleep != Sleep::No && !self.has_completions() {
+        if tolerate_transient(result)? == Entered::Short
+            && sleep != Sleep::No
+            && !self.has_completions()
+        {
             // The kernel did not sleep either, so the owner would spin until memory is available.
             std::thread::sleep(SHORT_PAUSE);
         }
@@ -295,7 +298,7 @@ impl Drop for Ring {
 
 /// Filters out results of an enter that are not errors: a time-out, a signal, and a kernel that accepts no
 /// more until completions are read or memory is available. Entries that it did not accept stay queued.
-fn tolerate(result: io::Result<usize>) -> io::Result<Entered> {
+fn tolerate_transient(result: io::Result<usize>) -> io::Result<Entered> {
     match result {
         Ok(_) => Ok(Entered::Done),
         Err(error) => match error.raw_os_error() {
@@ -329,10 +332,10 @@ pub(crate) fn while_short_of_memory<T>(
     attempt()
 }
 
-fn build(plan: &Plan<'_>) -> io::Result<IoUring> {
+fn build(config: &RingConfig<'_>) -> io::Result<IoUring> {
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
-    for level in plan.levels {
-        match build_at(*level, plan) {
+    for level in config.levels {
+        match build_at(*level, config) {
             Ok(uring) => return Ok(uring),
             // EINVAL is also the answer of a kernel that does not know a flag.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
@@ -342,7 +345,7 @@ fn build(plan: &Plan<'_>) -> io::Result<IoUring> {
     Err(last)
 }
 
-fn build_at(level: Level, plan: &Plan<'_>) -> io::Result<IoUring> {
+fn build_at(level: Level, config: &RingConfig<'_>) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder
         .dontfork()
@@ -350,30 +353,30 @@ fn build_at(level: Level, plan: &Plan<'_>) -> io::Result<IoUring> {
         .setup_submit_all()
         .setup_r_disabled()
         .setup_taskrun_flag();
-    builder.setup_cqsize(plan.completions);
+    builder.setup_cqsize(config.completions);
     match level {
         Level::Deferred => builder.setup_single_issuer().setup_defer_taskrun(),
         Level::CooperativeSingle => builder.setup_single_issuer().setup_coop_taskrun(),
         Level::Cooperative => builder.setup_coop_taskrun(),
     };
-    if plan.ends == Ends::Asked {
+    if config.completion_mode == CompletionMode::Polled {
         builder.setup_iopoll();
     }
-    builder.build(plan.submissions)
+    builder.build(config.submissions)
 }
 
 /// Checks whether a ring with everything that the engine needs can be created.
 pub(crate) fn probe() -> Result<(), EngineError> {
     let opcodes = [opcode::Read::CODE];
-    let plan = Plan {
+    let config = RingConfig {
         submissions: 8,
         completions: 16,
         files: 4,
         opcodes: &opcodes,
         levels: &LEVELS,
-        ends: Ends::Told,
+        completion_mode: CompletionMode::Interrupt,
     };
-    Ring::new(&plan).map(drop)
+    Ring::new(&config).map(drop)
 }
 
 #[cfg(test)]

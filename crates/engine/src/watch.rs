@@ -21,7 +21,7 @@ const FAILURES_MAX: u8 = 16;
 #[derive(Debug, Clone, Copy, Default)]
 struct Watch {
     /// Distinguishes completions of this descriptor from those of a previous one in the slot.
-    turn: u16,
+    generation: u16,
     state: State,
     failures: u8,
 }
@@ -55,8 +55,8 @@ pub(crate) struct Watches {
 }
 
 /// User data of a poll: the tag in the top byte, then generation and slot.
-fn user_data(turn: u16, slot: u16) -> u64 {
-    tag::WATCH | u64::from(turn) << 16 | u64::from(slot)
+fn user_data(generation: u16, slot: u16) -> u64 {
+    tag::WATCH | u64::from(generation) << 16 | u64::from(slot)
 }
 
 impl Watches {
@@ -102,12 +102,12 @@ impl Watches {
             return;
         };
         let state = std::mem::take(&mut watch.state);
-        let turn = watch.turn;
-        watch.turn = turn.wrapping_add(1);
+        let generation = watch.generation;
+        watch.generation = generation.wrapping_add(1);
         match state {
             State::Off => return,
             State::Wanted => self.wanted -= 1,
-            State::Armed => remove(ring, user_data(turn, slot)),
+            State::Armed => remove(ring, user_data(generation, slot)),
         }
         let _ = ring.set_file(file, None);
     }
@@ -144,7 +144,7 @@ impl Watches {
             .multi(true)
             .build();
         // SAFETY: a poll points to no memory.
-        if unsafe { ring.push(&poll.user_data(user_data(watch.turn, slot))) } {
+        if unsafe { ring.push(&poll.user_data(user_data(watch.generation, slot))) } {
             watch.state = State::Armed;
             self.wanted -= 1;
         }
@@ -155,11 +155,11 @@ impl Watches {
     /// the watch is then dead, and its owner is woken this once.
     pub(crate) fn completed(&mut self, ring: &mut Ring, entry: &cqueue::Entry) -> Signal {
         let slot = entry.user_data() as u16;
-        let turn = (entry.user_data() >> 16) as u16;
+        let generation = (entry.user_data() >> 16) as u16;
         let Some(watch) = self.slots.get_mut(usize::from(slot)) else {
             return Signal::Stale;
         };
-        if watch.turn != turn || watch.state != State::Armed {
+        if watch.generation != generation || watch.state != State::Armed {
             return Signal::Stale;
         }
         if cqueue::more(entry.flags()) {

@@ -112,7 +112,7 @@ fn no_permission_names_the_remedy() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 4096);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
-    // Of this thread alone. Root without them is refused what anybody is refused.
+    // Only this thread's. Without them, root is refused like any other user.
     let mut sets = capabilities(None).unwrap();
     sets.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
     set_capabilities(None, sets).unwrap();
@@ -228,7 +228,7 @@ fn discard_is_the_operators_choice() {
     assert!(!disk.limits().discard);
 }
 
-/// On whatever file system the temporary folder and /dev/shm are.
+/// On the file systems of the temporary folder and of /dev/shm.
 #[test]
 fn direct_works_as_stated_or_is_left() {
     for folder in [std::env::temp_dir(), PathBuf::from("/dev/shm")] {
@@ -474,7 +474,7 @@ fn a_serial_belongs_to_the_file_not_to_its_spelling() {
     assert_eq!(serial[18..], [0, 0]);
     let other = image(dir.path(), "other", 4096);
     assert_ne!(open(&other, &OPTIONS).unwrap().serial(), serial);
-    // Fixed for ever: guests find their disks by it.
+    // Never change this: guests find their disks by it.
     assert_eq!(
         &path_serial(Path::new("/nowhere/at all"))[..18],
         b"cl4c205694d3de53d3"
@@ -496,7 +496,7 @@ fn alignment_can_only_be_made_stricter() {
     assert_eq!(disk.with_alignment(1, 1).limits().offset_align_bytes, 4096);
 }
 
-/// A loop device of its own; detached at the end.
+/// A loop device, detached on drop.
 struct Loop(PathBuf);
 
 impl Loop {

@@ -1,20 +1,20 @@
-//! One drive, several owners: each is told of its own commands only.
+//! One drive with several owners; each receives only its own completions.
 
 use std::collections::VecDeque;
 
 use super::timing::Name;
 use super::{Drive, Timing, Work};
 
-/// One of those that submit to a drive. Left by [`Shared::leave`].
+/// One of those that submit to a drive; ended by [`Shared::leave`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Owner(u16);
 
-/// A drive and what it has finished for each of its owners. Whoever lets time pass does so for all:
-/// what finishes for others waits in their box.
+/// A drive and its completed commands for each owner. A call that advances the time does so for all owners:
+/// completions of others wait in their boxes.
 #[derive(Debug)]
 pub struct Shared {
     timing: Timing,
-    /// `None`: nobody has that number.
+    /// `None`: the number is free.
     boxes: Vec<Option<VecDeque<u32>>>,
 }
 
@@ -27,7 +27,7 @@ impl Shared {
         }
     }
 
-    /// A new owner. `None`: there are 65536 already.
+    /// Adds an owner. `None`: there are 65536 already.
     pub fn join(&mut self) -> Option<Owner> {
         let number = match self.boxes.iter().position(Option::is_none) {
             Some(number) => number,
@@ -41,14 +41,14 @@ impl Shared {
         Some(Owner(owner))
     }
 
-    /// An owner goes, with nothing in flight: its number is given to the next.
+    /// Removes an owner that has nothing in flight. Its number is reused.
     pub fn leave(&mut self, owner: &Owner) {
         if let Some(place) = self.boxes.get_mut(usize::from(owner.0)) {
             *place = None;
         }
     }
 
-    /// Takes a command; the number by which [`Shared::floor_ns`] knows it until it has finished.
+    /// Submits a command. [`Shared::floor_ns`] accepts the returned number until the command has completed.
     pub fn submit(
         &mut self,
         now_ns: u64,
@@ -65,8 +65,7 @@ impl Shared {
             .submit_named(now_ns, name, work, offset_bytes, len_bytes)
     }
 
-    /// Lets time pass, and moves what has finished for this owner to the end of `tokens`, in order of
-    /// finishing.
+    /// Advances the time, and appends this owner's completions to `tokens` in order of completion.
     pub fn collect(&mut self, now_ns: u64, owner: &Owner, tokens: &mut VecDeque<u32>) {
         self.timing.advance(now_ns);
         while let Some(name) = self.timing.finished_named() {
@@ -79,13 +78,13 @@ impl Shared {
         }
     }
 
-    /// A time before which a command surely does not finish; later submissions only delay it. `None`:
-    /// it has.
+    /// A lower bound for the command's completion time; later submissions can only delay it. `None`: the
+    /// command has completed.
     pub fn floor_ns(&self, number: u32) -> Option<u64> {
         self.timing.floor_ns(number)
     }
 
-    /// Changes what the drive is made of, as [`Timing::change`].
+    /// Changes the drive's parameters, like [`Timing::change`].
     pub fn change(&mut self, drive: Drive) {
         self.timing.change(drive);
     }

@@ -1,13 +1,13 @@
-//! How long a modelled drive takes: an event-driven simulation in virtual time.
+//! Timing of a modelled drive: an event-driven simulation in virtual time.
 //!
-//! A command is cut into pages. Pages are spread over channels by address, a channel serves one page
-//! at a time in order of arrival, and a page read crosses the shared link afterwards (a page written:
-//! before). The controller keeps at most `window` pages of one command on the channels: a large
-//! command alone reaches few of them, and that is why the same bytes as several commands are faster.
+//! A command is cut into pages. Pages are spread over channels by address. A channel serves one page at a
+//! time in order of arrival. A page that is read crosses the shared link afterwards; a page that is written
+//! crosses it before. The controller keeps at most `window` pages of one command on the channels. A large
+//! command alone therefore uses few channels, and the same bytes in several commands are faster.
 //!
-//! | happens | then |
+//! | event | consequence |
 //! |---------|------|
-//! | a command comes | its overhead passes, then it begins; a map update ends there |
+//! | a command arrives | its overhead passes, then it begins; a map update ends there |
 //! | a read begins, or a page of it was served | its next page goes to its channel, `window` at a time |
 //! | a page was served | the next one waiting for that channel is served; the page crosses the link |
 //! | the last page of a read is over the link | the read ends |
@@ -15,23 +15,23 @@
 //! | a write begins that may be buffered | waits for room, crosses the link as a whole, ends; then it drains to the channels |
 //! | a sync begins | ends as soon as the writes that began before it are on the channels |
 //!
-//! Nothing here reads a clock; the same commands at the same times finish at the same times.
+//! Nothing here reads a clock: the same commands at the same times always complete at the same times.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::Drive;
 
-/// Longest time counted; keeps sums of times that an operator chose from overflowing.
+/// Upper limit of times, so that sums of an operator's values cannot overflow.
 const LATEST_NS: u64 = u64::MAX / 4;
 
-/// What a command does, as far as time goes.
+/// The kinds of commands that differ in timing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Pages from the channels.
     Read,
-    /// Pages to the channels; `buffered`: complete once they are in the write buffer, where the drive
-    /// has one that takes the whole command.
+    /// Pages to the channels. With `buffered` it completes once the pages are in the write buffer, if the
+    /// drive has one that can hold the whole command.
     Write {
         /// Not write-through.
         buffered: bool,
@@ -42,7 +42,7 @@ pub enum Work {
     Map,
 }
 
-/// Whom a command belongs to: the caller's names, handed back.
+/// The caller's identification of a command, returned with its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) owner: u16,
@@ -54,21 +54,21 @@ pub(crate) struct Name {
 struct Command {
     name: Name,
     work: Work,
-    /// Number in the order of beginning; writes and syncs are compared by it.
+    /// Its number in the order of beginning, by which writes and syncs are compared.
     turn: u64,
     first_page: u64,
     pages: u64,
-    /// Pages sent to channels, and pages that were served there.
+    /// Pages sent to the channels, and pages served there.
     issued: u64,
     done: u64,
-    /// No end before this: what is known of pages on the channels and the link.
+    /// Lower bound of its end, from its pages on the channels and the link.
     floor_ns: u64,
-    /// Told to the owner already (a buffered write whose pages still drain).
+    /// Reported to the owner already (a buffered write whose pages still drain).
     told: bool,
 }
 
 impl Command {
-    /// Pages still to be sent to channels.
+    /// Pages that have not been sent to channels yet.
     fn unissued(&self) -> u64 {
         self.pages.saturating_sub(self.issued)
     }
@@ -92,13 +92,13 @@ enum Happens {
 
 #[derive(Debug, Default)]
 struct Channel {
-    /// Page being served, and pages waiting: the command of each.
+    /// The command of the page being served, and those of the waiting pages.
     serving: Option<u32>,
     until_ns: u64,
     waiting: VecDeque<u32>,
 }
 
-/// A sync that waits for so many writes.
+/// A sync that waits for `writes` writes.
 #[derive(Debug)]
 struct Barrier {
     number: u32,
@@ -114,7 +114,7 @@ pub struct Timing {
     channels: Vec<Channel>,
     commands: Vec<Option<Command>>,
     free: Vec<u32>,
-    /// What happens next; the number keeps ties in order.
+    /// The future events; the number orders simultaneous ones.
     events: BinaryHeap<Reverse<(u64, u64, Happens)>>,
     ticket: u64,
     turn: u64,
@@ -122,9 +122,9 @@ pub struct Timing {
     noise: u64,
     /// Bytes of the write buffer in use.
     buffered_bytes: u64,
-    /// Writes for which the buffer had no room, in order.
+    /// Writes that wait for room in the buffer, in order.
     stalled: VecDeque<u32>,
-    /// Writes that have begun and are not wholly on the channels.
+    /// Writes that have begun and are not completely on the channels.
     writes: usize,
     barriers: VecDeque<Barrier>,
     finished: VecDeque<Name>,
@@ -155,8 +155,8 @@ impl Timing {
         }
     }
 
-    /// Changes what the drive is made of, from the next page on: a drive that grows old, or is
-    /// throttled. Its geometry (channels, page, seed) stays: commands in flight were cut by it.
+    /// Changes the parameters from the next page on, as if the drive aged or were throttled. Its geometry
+    /// (channels, page, seed) stays, because commands in flight were cut by it.
     pub fn change(&mut self, drive: Drive) {
         self.drive = Drive {
             channels: self.drive.channels,
@@ -166,12 +166,12 @@ impl Timing {
         };
     }
 
-    /// What the drive is made of.
+    /// The drive's parameters.
     pub fn drive(&self) -> &Drive {
         &self.drive
     }
 
-    /// Takes a command at `now_ns`; `token` comes back from [`Timing::finished`].
+    /// Submits a command at `now_ns`; [`Timing::finished`] returns `token`.
     pub fn submit(
         &mut self,
         now_ns: u64,
@@ -184,12 +184,12 @@ impl Timing {
         self.submit_named(now_ns, name, work, offset_bytes, len_bytes);
     }
 
-    /// When something happens next; `None`: the drive is idle.
+    /// The time of the next event; `None`: the drive is idle.
     pub fn next_ns(&self) -> Option<u64> {
         self.events.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// Lets time pass. Time that has passed already does not come back.
+    /// Advances the time. An earlier time than before has no effect.
     pub fn advance(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns.min(LATEST_NS));
         while let Some(&Reverse((at, _, happens))) = self.events.peek() {
@@ -206,7 +206,7 @@ impl Timing {
         }
     }
 
-    /// The next command that has finished, in order of finishing.
+    /// The next completed command, in order of completion.
     pub fn finished(&mut self) -> Option<u32> {
         self.finished_named().map(|name| name.token)
     }
@@ -215,7 +215,7 @@ impl Timing {
         self.finished.pop_front()
     }
 
-    /// As `submit`, for one of several owners; the number by which `floor_ns` knows the command.
+    /// Like `submit`, for one of several owners. Returns the number that `floor_ns` accepts.
     pub(crate) fn submit_named(
         &mut self,
         now_ns: u64,
@@ -248,13 +248,13 @@ impl Timing {
         number
     }
 
-    /// A time before which the command surely does not finish, as of now. Whatever is submitted
-    /// meanwhile only delays it, so it may be slept until; `change` alone can make it too late.
+    /// A lower bound for the command's completion time. Later submissions can only delay the command, so it
+    /// is safe to sleep until then; only `change` can make the bound too late.
     pub(crate) fn floor_ns(&self, number: u32) -> Option<u64> {
         let next_ns = self.next_ns()?;
         let command = self.commands.get(number as usize)?.as_ref()?;
         let page_ns = self.drive.least_ns(self.drive.page_ns(command.is_read()));
-        // Each page that is still to be issued follows another of the same command.
+        // Each page that has not been issued follows another of the same command.
         let rounds = match command.work {
             Work::Read | Work::Write { buffered: false } => command
                 .unissued()
@@ -268,7 +268,7 @@ impl Timing {
     fn insert(&mut self, command: Command) -> u32 {
         let number = self.free.pop().unwrap_or_else(|| {
             self.commands.push(None);
-            // As many as are in flight, which are far below 2^32.
+            // At most the commands in flight, which are far below 2^32.
             (self.commands.len() - 1) as u32
         });
         if let Some(place) = self.commands.get_mut(number as usize) {
@@ -319,8 +319,8 @@ impl Timing {
         }
     }
 
-    /// Lets writes into the buffer, in order, as long as there is room. Each fits into an empty one
-    /// when it begins; where `change` made the buffer smaller since, an empty one lets it in all the same.
+    /// Moves writes into the buffer, in order, while there is room. Each fitted into an empty buffer when it
+    /// began. If `change` has made the buffer smaller since, an empty one accepts it all the same.
     fn admit_writes(&mut self, now_ns: u64) {
         let page_bytes = u64::from(self.drive.page_bytes);
         while let Some(&number) = self.stalled.front() {
@@ -344,7 +344,7 @@ impl Timing {
         }
     }
 
-    /// When so many pages that stand at the link now are over it.
+    /// The time at which `pages` pages that are at the link now have crossed it.
     fn cross_link(&mut self, now_ns: u64, pages: u64) -> u64 {
         let link_ns = self.drive.link_ns.saturating_mul(pages);
         self.link_free_ns = self.link_free_ns.max(now_ns).saturating_add(link_ns);
@@ -358,7 +358,7 @@ impl Timing {
         }
     }
 
-    /// Sends the next page of a command on its way, if it has one left.
+    /// Sends the next page of a command, if it has one left.
     fn issue_page(&mut self, now_ns: u64, number: u32) {
         let Some(command) = self.command(number) else {
             return;
@@ -378,7 +378,7 @@ impl Timing {
         }
     }
 
-    /// Neighbouring pages lie on neighbouring channels; each 256 pages begin at another one.
+    /// Adjacent pages are on adjacent channels; each group of 256 pages begins at another channel.
     fn channel_of(&self, page: u64) -> u32 {
         let turn = mix(self.drive.seed ^ mix(page >> 8));
         (page.wrapping_add(turn) % self.channels.len() as u64) as u32
@@ -471,7 +471,7 @@ impl Timing {
         }
     }
 
-    /// A page of a buffered write has left the buffer.
+    /// Handles a page of a buffered write that has left the buffer.
     fn drained(&mut self, now_ns: u64, number: u32, is_last: bool) {
         let page_bytes = u64::from(self.drive.page_bytes);
         self.buffered_bytes = self.buffered_bytes.saturating_sub(page_bytes);
@@ -484,7 +484,8 @@ impl Timing {
         self.admit_writes(now_ns);
     }
 
-    /// A write is wholly on the channels: those syncs that began after it wait for one less.
+    /// Handles a write that is completely on the channels: the syncs that began after it wait for one write
+    /// less.
     fn write_done(&mut self, number: u32) {
         let Some(turn) = self.command(number).map(|command| command.turn) else {
             return;
@@ -495,7 +496,7 @@ impl Timing {
                 barrier.writes = barrier.writes.saturating_sub(1);
             }
         }
-        // An earlier sync waits for fewer writes, so they end in order.
+        // An earlier sync waits for fewer writes, so syncs end in order.
         while let Some(barrier) = self.barriers.front()
             && barrier.writes == 0
         {
@@ -505,7 +506,7 @@ impl Timing {
         }
     }
 
-    /// Tells the owner. A buffered write that still drains is kept.
+    /// Reports the end to the owner. A buffered write that still drains is kept.
     fn end(&mut self, number: u32) {
         let Some(command) = self.command(number) else {
             return;
@@ -527,7 +528,7 @@ impl Timing {
     }
 }
 
-/// SplitMix64's finish: spreads neighbours far apart.
+/// The final step of SplitMix64, which spreads adjacent values far apart.
 fn mix(value: u64) -> u64 {
     let z = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

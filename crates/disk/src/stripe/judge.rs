@@ -1,11 +1,11 @@
-//! Whether legs are one stripe, whole and in order: a judgement on what was read from them.
+//! Decides from the superblocks whether legs form a stripe that is whole and in order.
 
 use cleave_blk::Stripe;
 
 use crate::spec::format_size;
 use crate::superblock::{Found, SUPERBLOCK_BYTES, Superblock};
 
-/// Why legs are no stripe: a line that names the leg and the remedy. Legs are counted from 1.
+/// Why legs form no stripe: a message that names the leg and the remedy. Legs count from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct StripeError(pub(super) String);
@@ -13,7 +13,7 @@ pub struct StripeError(pub(super) String);
 /// Too few legs, or too many.
 pub(super) fn wrong_count(legs: u16) -> StripeError {
     StripeError(format!(
-        "a stripe has 2 to 64 legs, and this one would have {legs}; name each of its legs"
+        "a stripe has 2 to 64 legs, but this one would have {legs}; name each of its legs"
     ))
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Member<'a> {
     pub(super) found: Found,
 }
 
-/// A stripe all of whose legs are there, in order.
+/// A stripe whose legs are all present and in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Whole {
     pub(super) set: [u8; 16],
@@ -32,7 +32,7 @@ pub(super) struct Whole {
     pub(super) data_bytes: u64,
 }
 
-/// Legs served without superblocks: none may have one.
+/// Checks legs that are served without superblocks: none may have one.
 pub(super) fn raw(members: &[Member<'_>]) -> Result<(), StripeError> {
     match members.iter().find(|member| member.found != Found::Nothing) {
         None => Ok(()),
@@ -43,7 +43,7 @@ pub(super) fn raw(members: &[Member<'_>]) -> Result<(), StripeError> {
     }
 }
 
-/// Judges the legs as named. `chunk_bytes`: what the operator says that the stripe's chunk is.
+/// Checks the legs in the given order. `chunk_bytes`: the stripe's chunk according to the operator.
 pub(super) fn whole(
     members: &[Member<'_>],
     chunk_bytes: Option<u32>,
@@ -60,7 +60,7 @@ pub(super) fn whole(
     if let Some(asked) = chunk_bytes.filter(|asked| *asked != created) {
         let (name, created) = (model.name, format_size(created.into()));
         return Err(StripeError(format!(
-            "this stripe ({name}) has chunks of {created}, and not {}; serve it with --stripe {created}",
+            "this stripe ({name}) has chunks of {created}, not {}; serve it with --stripe {created}",
             format_size(asked.into())
         )));
     }
@@ -72,13 +72,13 @@ pub(super) fn whole(
     })
 }
 
-/// A leg of the set that most legs are of, and the first of those.
+/// The set to which most legs belong, and its first leg.
 struct Model<'a> {
     name: &'a str,
     superblock: Superblock,
 }
 
-/// Sets are told apart by their id and what must be the same on all legs.
+/// Sets are distinguished by their id and by the values that are the same on all legs.
 fn same_set(a: &Superblock, b: &Superblock) -> bool {
     a.set == b.set && a.stripe == b.stripe && a.data_bytes == b.data_bytes
 }
@@ -102,13 +102,13 @@ fn model<'a>(members: &[Member<'a>]) -> Result<Model<'a>, StripeError> {
     if let Some((_, model)) = best {
         return Ok(model);
     }
-    // None is whole: the first that is something at all says more than one that is nothing.
+    // None is whole. A leg with a damaged superblock gives a better message than one without.
     let something = members.iter().find(|member| member.found != Found::Nothing);
     Err(match something.or(members.first()) {
         Some(member) => refusal(member, 0).unwrap_or_else(|| {
             StripeError(format!(
-                "leg {} has no superblock, nor has any other; make the stripe (all is lost that the legs \
-                 hold) by `cleave stripe create`, or serve them as they are with --stripe-raw",
+                "leg {} has no superblock, nor has any other; create the stripe (all data of the legs is lost) \
+                 by `cleave stripe create`, or serve them as they are with --stripe-raw",
                 member.name
             ))
         }),
@@ -116,7 +116,7 @@ fn model<'a>(members: &[Member<'a>]) -> Result<Model<'a>, StripeError> {
     })
 }
 
-/// Why a leg is not usable, whatever set it is of; `None` where it is merely plain, or whole.
+/// Why a leg cannot be used in any set; `None` if it has a whole superblock or none.
 fn refusal(member: &Member<'_>, wanted_bytes: u64) -> Option<StripeError> {
     let (name, size_bytes) = (member.name, member.size_bytes);
     let why = match member.found {
@@ -145,12 +145,12 @@ fn of_set(member: &Member<'_>, model: &Model<'_>) -> Result<Superblock, StripeEr
             refusal(member, model.superblock.data_bytes + SUPERBLOCK_BYTES),
             found,
         ) {
-            // Also one whose superblock came along (a copy of its last block) without the data.
+            // This also refuses a leg that has a copy of a superblock without the data.
             (Some(refused), _) => return Err(refused),
             (None, Found::Whole(found)) => return Ok(found),
             (None, _) => format!(
-                "leg {name} has no superblock at its end: it is not of this stripe, or its size was changed \
-                 since; name the right one, or give it the size that it had"
+                "leg {name} has no superblock at its end: it does not belong to this stripe, or its size was \
+                 changed; name the right one, or give it the size that it had"
             ),
         },
     };
@@ -177,7 +177,7 @@ fn refuse_gaps(legs: &[(&str, u32)], stripe: Stripe) -> Result<(), StripeError> 
     match missing.is_empty() {
         true => Ok(()),
         false => Err(StripeError(format!(
-            "leg {} of this stripe's {} is missing; it has to be named with {}",
+            "leg {} of this stripe's {} is missing; name it together with {}",
             missing.join(", "),
             stripe.legs(),
             legs.first().map_or("", |(name, _)| name)
@@ -197,7 +197,7 @@ fn refuse_disorder(legs: &[(&str, u32)]) -> Result<(), StripeError> {
         .map(|(name, _)| format!("--disk {name}"))
         .collect();
     Err(StripeError(format!(
-        "leg {name} was named at place {} and is leg {}; the right order: {}",
+        "leg {name} is named in place {} but is leg {}; the right order: {}",
         at + 1,
         leg + 1,
         words.join(" ")
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// What is wrong, and the words that the line must have.
+    /// Wrong legs, and the words that the message must contain.
     #[test]
     fn what_is_no_stripe_is_refused_by_leg_and_remedy() {
         let good = |n: u32| Found::Whole(leg(n));
@@ -264,7 +264,7 @@ mod tests {
                 ],
                 &[
                     "leg c",
-                    "place 2 and is leg 3",
+                    "place 2 but is leg 3",
                     "--disk a --disk b --disk c",
                 ],
             ),
@@ -281,7 +281,7 @@ mod tests {
                 ],
                 &["leg x is of another stripe than a"],
             ),
-            // The majority is right, wherever it stands.
+            // The majority is right, wherever it is.
             (
                 &[
                     ("x", MIB, foreign),
@@ -378,7 +378,7 @@ mod tests {
         let legs = [0, 1, 2].map(|n| ("a", MIB, Found::Whole(leg(n))));
         let line = judge(&legs, Some(128 << 10)).unwrap_err().to_string();
         assert!(
-            line.contains("chunks of 64K, and not 128K; serve it with --stripe 64K"),
+            line.contains("chunks of 64K, not 128K; serve it with --stripe 64K"),
             "{line}"
         );
     }

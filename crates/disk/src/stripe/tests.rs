@@ -25,10 +25,10 @@ fn open(legs: &[&DiskSpec]) -> Result<Disk, OpenError> {
     Disk::open_stripe(&legs, CHUNK, StripeKind::Superblocks, &options)
 }
 
-/// One line that names the remedy.
+/// Checks for an error of one line that contains `wanted`.
 fn says<T>(result: Result<T, OpenError>, wanted: &str) {
     let Err(error) = result else {
-        panic!("nothing was refused, and not: {wanted}")
+        panic!("there was no error; expected: {wanted}")
     };
     let why = error.to_string();
     assert!(why.contains(wanted) && !why.contains('\n'), "{why}");
@@ -88,7 +88,7 @@ fn legs_that_are_no_stripe_are_refused_with_the_remedy() {
         file.set_len(bytes).unwrap();
         says(open(&[&a, &b]), wanted);
     }
-    // A new stripe over two old ones: what remains of either is no stripe.
+    // A new stripe over two old ones: the remaining legs of each are no stripe.
     create_stripe(&[a.clone(), c.clone()], CHUNK, Overwrite::Yes).unwrap();
     open(&[&a, &c]).unwrap();
     says(open(&[&c, &d]), "is of another stripe");
@@ -112,7 +112,7 @@ fn set_last_block(leg: &DiskSpec, block: &Block) {
     file.write_all_at(block, SMALL - SUPERBLOCK_BYTES).unwrap();
 }
 
-/// The sectors of the mask are those of `new`, the others those of `old`.
+/// The sectors in the mask are those of `new`, the others those of `old`.
 fn torn(old: &Block, new: &Block, mask: u8) -> Block {
     let mut block = *old;
     for sector in (0..8).filter(|sector| mask >> sector & 1 == 1) {
@@ -122,8 +122,8 @@ fn torn(old: &Block, new: &Block, mask: u8) -> Block {
     block
 }
 
-/// A crash leaves any sectors of any superblocks written. The legs are the old stripe or the new one then, if they
-/// are one at all: those of different stripes are never served together, nor in an order of neither.
+/// A crash may leave any set of sectors of the superblocks written. The legs then form the old stripe, the
+/// new one or none: legs of different stripes are never served together, nor in a wrong order.
 #[test]
 fn a_crash_while_a_stripe_is_made_leaves_the_old_one_or_the_new_one_or_none() {
     let folder = TempDir::new().unwrap();
@@ -151,7 +151,8 @@ fn a_crash_while_a_stripe_is_made_leaves_the_old_one_or_the_new_one_or_none() {
         let new = legs.map(last_block);
         let is = serial(legs);
         assert!(is.is_some() && is != was[0] && is != was[1]);
-        // All superblocks in all states of their first sector, where all is that tells, and each torn in several ways.
+        // All superblocks in all states of their first sector, which identifies them, each torn in several
+        // ways.
         for heads in 0..8_u8 {
             for tear in [0x00, 0xfe, 0x02, 0x80, 0x54, 0xaa] {
                 let masks: [u8; 3] = std::array::from_fn(|leg| heads >> leg & 1 | tail(tear, leg));
@@ -176,12 +177,12 @@ fn a_crash_while_a_stripe_is_made_leaves_the_old_one_or_the_new_one_or_none() {
     assert_eq!((states, served), (4 * 48, [2 * 6, 4 * 6, 2 * 6 + 4 * 36]));
 }
 
-/// Which sectors behind the first one are written: others on each leg.
+/// Which sectors behind the first one are written; different on each leg.
 fn tail(tear: u8, leg: usize) -> u8 {
     tear.rotate_left(leg as u32) & !1
 }
 
-/// As with --stripe-raw: one superblock is enough to be told that the guest would write over it.
+/// With --stripe-raw, one superblock is enough for an error that the guest would overwrite it.
 #[test]
 fn a_crash_while_a_stripe_is_made_is_seen_when_it_is_served_raw() {
     let folder = TempDir::new().unwrap();

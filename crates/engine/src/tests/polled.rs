@@ -248,7 +248,7 @@ fn a_device_that_takes_no_polled_read_is_refused_by_name() {
             let why = error.to_string();
             assert!(why.contains(rig.disk.name()), "{why}");
             assert!(
-                why.contains("leave --iopoll away") && !why.contains('\n'),
+                why.contains("remove --iopoll") && !why.contains('\n'),
                 "{why}"
             );
         }

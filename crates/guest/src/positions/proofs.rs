@@ -222,15 +222,24 @@ struct Still {
 
 impl Words for Still {
     fn avail_index(&self) -> u16 {
-        assert!(!self.is_unfenced.get(), "reads without a fence after a store");
+        assert!(
+            !self.is_unfenced.get(),
+            "reads without a fence after a store"
+        );
         self.avail_index
     }
     fn avail_flags(&self) -> u16 {
-        assert!(!self.is_unfenced.get(), "reads without a fence after a store");
+        assert!(
+            !self.is_unfenced.get(),
+            "reads without a fence after a store"
+        );
         self.avail_flags
     }
     fn used_event(&self) -> u16 {
-        assert!(!self.is_unfenced.get(), "reads without a fence after a store");
+        assert!(
+            !self.is_unfenced.get(),
+            "reads without a fence after a store"
+        );
         self.used_event
     }
     fn set_used_index(&self, index: u16) {

@@ -156,7 +156,11 @@ fn event_index_decides_calls_as_the_specification_says() {
         (vring.publish(), vring.publish())
     };
     // (entries added, used_event, call): used goes 65533 → …
-    assert_eq!(serve(1, 1234), (true, false), "the first one is always called for");
+    assert_eq!(
+        serve(1, 1234),
+        (true, false),
+        "the first one is always called for"
+    );
     assert_eq!(serve(1, 65534), (true, false), "to 65535, passes 65534");
     assert_eq!(serve(1, 65534), (false, false), "to 0, 65534 is behind");
     assert_eq!(serve(3, 3), (false, false), "to 3, 3 is ahead");
