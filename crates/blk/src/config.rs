@@ -155,7 +155,7 @@ mod tests {
 
     /// virtio 1.3 §5.2.4, struct virtio_blk_config: every byte of the space is in one row.
     #[test]
-    fn every_field_stands_at_its_offset() {
+    fn every_field_is_at_its_offset() {
         let table = [
             ("capacity", 0, 8, 0x0102_0304_0506),
             ("size_max", 8, 4, 0),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_segments_is_told_where_there_is_a_bound() {
+    fn size_max_is_offered_if_segments_are_bounded() {
         let mut config = config();
         assert_eq!(config.features() & feature::SIZE_MAX, 0);
         config.segment_bytes_max = Some(0x0003_4000);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn topology_is_told_in_logical_blocks() {
+    fn topology_is_in_logical_blocks() {
         // block, physical, optimal; exponent, minimum, optimum.
         let table = [
             (512, 512, 0, [0, 1, 0]),

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn used_length_counts_what_was_written_into_the_chain() {
+    fn used_length_counts_bytes_written_into_the_chain() {
         let table = [
             (Verb::Read, 4096, 4097),
             (Verb::Read, 0, 1),

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_told_keep_requests_below_the_bound() {
+    fn segment_limits_keep_requests_below_the_bound() {
         // chunk, segments; the bytes for the guest.
         let table = [
             (4 << 10, 254, 16_384),

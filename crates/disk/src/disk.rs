@@ -170,11 +170,11 @@ impl Disk {
             return Ok(Resized::No);
         };
         let usable = size - size % u64::from(granule);
-        let told = self.told_of_leg(self.capacity_bytes());
-        let grows = self.stripe.is_none() && usable > told;
-        let leg_bytes = if grows { usable } else { usable.min(told) };
+        let known = self.leg_share_bytes(self.capacity_bytes());
+        let grows = self.stripe.is_none() && usable > known;
+        let leg_bytes = if grows { usable } else { usable.min(known) };
         self.leg_bytes.store(leg_bytes, Ordering::Relaxed);
-        if usable < told {
+        if usable < known {
             return Ok(Resized::Short(number, size));
         }
         // The first caller that sees the larger size publishes it; others get `No`. Release: see
@@ -188,7 +188,7 @@ impl Disk {
     }
 
     /// Bytes that a disk of this size uses on each leg.
-    fn told_of_leg(&self, capacity_bytes: u64) -> u64 {
+    fn leg_share_bytes(&self, capacity_bytes: u64) -> u64 {
         capacity_bytes / self.stripe.map_or(1, |stripe| stripe.legs().into())
     }
 
@@ -282,7 +282,7 @@ impl Disk {
             .max(1);
         self.limits.capacity_bytes -= self.limits.capacity_bytes % u64::from(offset_align);
         self.capacity_bytes = AtomicU64::new(self.limits.capacity_bytes);
-        self.leg_bytes = AtomicU64::new(self.told_of_leg(self.limits.capacity_bytes));
+        self.leg_bytes = AtomicU64::new(self.leg_share_bytes(self.limits.capacity_bytes));
         self
     }
 }

@@ -23,7 +23,7 @@ impl Disk {
     /// Enables polling for reads and writes of the disk. Every leg must support it.
     pub fn with_iopoll(mut self) -> Result<Disk, IopollError> {
         for leg in self.legs_mut() {
-            let polling = judge(leg)?;
+            let polling = check_leg(leg)?;
             leg.poll(polling);
         }
         Ok(self)
@@ -48,7 +48,7 @@ impl Disk {
     }
 }
 
-fn judge(leg: &Leg) -> Result<Polling, IopollError> {
+fn check_leg(leg: &Leg) -> Result<Polling, IopollError> {
     let name = leg.name();
     let refused = |why: String| Err(IopollError(why));
     let Backing::File { file, kind, direct } = leg.backing() else {
@@ -216,11 +216,11 @@ mod tests {
     }
 
     #[test]
-    fn polling_is_left_once_for_all() {
+    fn polling_is_stopped_once_for_all_engines() {
         let disk = Disk::open(&"ram:1M".parse().unwrap(), &OpenOptions::default()).unwrap();
         let disk = disk.with_iopoll_unproven();
         assert!(disk.is_polled());
-        let left: Vec<_> = (0..2).map(|_| disk.legs()[0].leave_polling()).collect();
+        let left: Vec<_> = (0..2).map(|_| disk.legs()[0].stop_polling()).collect();
         assert_eq!((left, disk.is_polled()), (vec![true, false], false));
     }
 }

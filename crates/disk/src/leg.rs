@@ -175,7 +175,7 @@ impl Leg {
     }
 
     /// Stops polling for all engines. Returns `true` to the first caller.
-    pub fn leave_polling(&self) -> bool {
+    pub fn stop_polling(&self) -> bool {
         self.is_polled.swap(false, Ordering::Relaxed)
     }
 
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_device_would_cut_is_not_polled_for() {
+    fn io_that_a_device_would_split_is_not_polled() {
         let polling = Polling {
             bytes_max: 64 << 10,
             chunk_bytes: 0,

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_exclusively_keeps_new_shared_holders_out() {
+    fn an_exclusive_waiter_keeps_new_shared_holders_out() {
         let locks = RangeLocks::default();
         assert!(locks.try_shared(REGION, 1));
         assert!(!locks.try_exclusive(0, 2 * REGION));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_is_given_up_wears_off() {
+    fn an_abandoned_wait_expires() {
         let locks = RangeLocks::default();
         assert!(locks.try_shared(0, 1));
         assert!(!locks.try_exclusive(0, 1));

@@ -173,7 +173,7 @@ pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileK
         // nobody can mount it while a guest writes it.
         flags |= OFlags::EXCL;
     }
-    let fd = patiently(Errno::BUSY, || rustix::fs::open(path, flags, Mode::empty()))
+    let fd = retry_while(Errno::BUSY, || rustix::fs::open(path, flags, Mode::empty()))
         .map_err(|errno| open_error(path, read_only, errno))?;
     let file = File::from(fd);
     // The path may have been replaced since the check; O_NONBLOCK kept even a fifo from blocking us.
@@ -232,14 +232,14 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
             errno => OpenError::Lock(name, errno.into()),
         }
     };
-    patiently(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation))
+    retry_while(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation))
         .map_err(refused(OpenError::InUse))?;
-    patiently(Errno::WOULDBLOCK, || qemu_lock::lock(file, read_only))
+    retry_while(Errno::WOULDBLOCK, || qemu_lock::lock(file, read_only))
         .map_err(refused(OpenError::InUseByQemu))
 }
 
 /// Retries while `attempt` fails with `taken`, because the holder may be brief.
-fn patiently<T>(taken: Errno, mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+fn retry_while<T>(taken: Errno, mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     let mut tries = TRIES;
     loop {
         match attempt() {
@@ -258,19 +258,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_for_a_moment_is_had_and_what_stays_taken_is_refused() {
+    fn a_brief_lock_is_waited_for_and_a_lasting_one_is_refused() {
         let outcomes = [Err(Errno::BUSY), Err(Errno::INTR), Err(Errno::BUSY), Ok(7)];
         let mut left = outcomes.into_iter();
-        assert_eq!(patiently(Errno::BUSY, || left.next().unwrap()), Ok(7));
+        assert_eq!(retry_while(Errno::BUSY, || left.next().unwrap()), Ok(7));
 
         let mut tried = 0;
-        let refused: Result<(), _> = patiently(Errno::BUSY, || {
+        let refused: Result<(), _> = retry_while(Errno::BUSY, || {
             tried += 1;
             Err(Errno::BUSY)
         });
         assert_eq!((refused, tried), (Err(Errno::BUSY), TRIES));
 
-        let other: Result<(), _> = patiently(Errno::BUSY, || Err(Errno::ACCESS));
+        let other: Result<(), _> = retry_while(Errno::BUSY, || Err(Errno::ACCESS));
         assert_eq!(other, Err(Errno::ACCESS));
     }
 

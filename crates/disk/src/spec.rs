@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_as_written() {
+    fn sizes_parse_as_they_are_formatted() {
         for (text, bytes) in [
             ("0", 0),
             ("512", 512),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_size() {
+    fn nonsense_is_not_a_size() {
         for text in [
             "",
             "K",
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn specs_are_told_apart() {
+    fn specs_are_distinguished() {
         for (text, spec) in [
             ("ram:1G", DiskSpec::Ram(1 << 30)),
             ("null:4k", DiskSpec::Null(4096)),

@@ -14,14 +14,14 @@ use crate::spec::format_size;
 use crate::superblock::{self, Found, SUPERBLOCK_BYTES, Superblock};
 use crate::{Backing, Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions};
 
-mod judge;
+mod check;
 
-pub use judge::StripeError;
-use judge::{Member, wrong_count};
+pub use check::StripeError;
+use check::{Member, wrong_count};
 
 /// `create_stripe` takes a leg without --force only if this many bytes at its beginning are zero. All common
 /// partition tables, volume labels and file systems begin within them.
-const LOOKED_AT_BYTES: u64 = 128 << 10;
+const CHECKED_BYTES: u64 = 128 << 10;
 
 /// How the legs are known to belong together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,11 +73,11 @@ impl Disk {
         let members = open_all(specs, |path| open_path(path, options.read_only))?;
         let (data_bytes, serial) = match kind {
             StripeKind::Superblocks => {
-                let whole = judge::whole(&judged(&members), Some(chunk_bytes))?;
+                let whole = check::whole(&as_members(&members), Some(chunk_bytes))?;
                 (whole.data_bytes, hashed_serial(&whole.set))
             }
             StripeKind::Raw => {
-                judge::raw(&judged(&members))?;
+                check::raw(&as_members(&members))?;
                 let least = members.iter().map(|member| member.size_bytes).min();
                 let names: Vec<u8> = members.iter().flat_map(|m| m.name.bytes()).collect();
                 (rounded(least.unwrap_or(0), stripe), hashed_serial(&names))
@@ -116,7 +116,7 @@ impl Opened {
     }
 }
 
-fn judged(members: &[Opened]) -> Vec<Member<'_>> {
+fn as_members(members: &[Opened]) -> Vec<Member<'_>> {
     members
         .iter()
         .map(|opened| Member {
@@ -149,7 +149,7 @@ fn open_all(
     specs: &[DiskSpec],
     open: impl Fn(&Path) -> Result<(File, FileKind), OpenError>,
 ) -> Result<Vec<Opened>, OpenError> {
-    refuse_twins(specs)?;
+    refuse_duplicates(specs)?;
     specs
         .iter()
         .map(|spec| {
@@ -178,7 +178,7 @@ fn path(spec: &DiskSpec) -> Result<&Path, StripeError> {
 }
 
 /// A file that is named twice would be refused by its own lock, and the error would blame another program.
-fn refuse_twins(specs: &[DiskSpec]) -> Result<(), OpenError> {
+fn refuse_duplicates(specs: &[DiskSpec]) -> Result<(), OpenError> {
     let mut seen: Vec<((u64, u64), &DiskSpec)> = Vec::new();
     for spec in specs {
         // A failure here is reported when the file is opened.
@@ -189,8 +189,8 @@ fn refuse_twins(specs: &[DiskSpec]) -> Result<(), OpenError> {
             0 => (found.dev(), found.ino()),
             device => (u64::MAX, device),
         };
-        if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == id) {
-            let why = format!("leg {spec} is the same as leg {twin}; name each leg once");
+        if let Some((_, other_name)) = seen.iter().find(|(other, _)| *other == id) {
+            let why = format!("leg {spec} is the same as leg {other_name}; name each leg once");
             return Err(StripeError(why).into());
         }
         seen.push((id, spec));
@@ -360,7 +360,7 @@ fn refuse_in_use(member: &Opened) -> Result<(), OpenError> {
         ))
         .into());
     }
-    let mut head = vec![0; member.size_bytes.min(LOOKED_AT_BYTES) as usize];
+    let mut head = vec![0; member.size_bytes.min(CHECKED_BYTES) as usize];
     let read = member.file.read_exact_at(&mut head, 0);
     read.map_err(|error| OpenError::Io(name.clone(), error))?;
     match head.iter().all(|byte| *byte == 0) {
@@ -382,10 +382,10 @@ fn write_superblock(member: &Opened, superblock: Superblock) -> io::Result<()> {
 /// Reads the superblocks of legs, even while the legs are being served.
 pub fn show_stripe(specs: &[DiskSpec]) -> Result<Shown, OpenError> {
     let members = open_all(specs, |path| open_unlocked(path, true))?;
-    let members = judged(&members);
+    let members = as_members(&members);
     let lines = members.iter().map(line).collect();
     let largest = members.iter().map(|member| member.size_bytes).max();
-    let whole = judge::whole(&members, None).map(|whole| Created {
+    let whole = check::whole(&members, None).map(|whole| Created {
         stripe: whole.stripe,
         data_bytes: whole.data_bytes,
         unused_bytes: largest.unwrap_or(0).saturating_sub(whole.data_bytes),

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_and_stands_as_told() {
+    fn a_superblock_reads_back_and_has_the_documented_layout() {
         let bytes = superblock().to_bytes();
         assert_eq!(Superblock::parse(&bytes), Found::Whole(superblock()));
         assert_eq!(&bytes[..12], b"CLVSTRIP\x01\0\0\0");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bit_that_differs_is_seen() {
+    fn any_changed_bit_is_detected() {
         let whole = superblock().to_bytes();
         for bit in 0..HEAD_BYTES * 8 {
             let mut bytes = whole;
@@ -223,7 +223,7 @@ mod tests {
 
     /// Impossible values with a valid checksum, from an attacker or a faulty program.
     #[test]
-    fn numbers_that_cannot_be_are_damage() {
+    fn impossible_values_are_damage() {
         let wrong = [
             Superblock {
                 leg: 3,
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn is_the_last_whole_block() {
+    fn a_superblock_is_the_last_whole_block() {
         for (leg_bytes, at) in [
             (0, None),
             (4096, None),

@@ -75,7 +75,7 @@ impl Drop for Failing {
 }
 
 #[test]
-fn every_worker_is_told_of_a_failed_write_back() {
+fn a_failed_write_back_is_reported_to_every_worker() {
     let _limit = LIMIT.lock().unwrap();
     let Some(device) = Failing::attach() else {
         return;
@@ -140,7 +140,7 @@ fn descriptions_have_the_access_and_the_cache_mode_of_the_first() {
 }
 
 #[test]
-fn files_that_have_no_name_any_more_are_opened_for_every_worker() {
+fn deleted_files_are_opened_for_every_worker() {
     let _limit = LIMIT.lock().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image");
@@ -157,7 +157,7 @@ fn files_that_have_no_name_any_more_are_opened_for_every_worker() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_again_is_for_one_worker() {
+fn a_file_that_cannot_be_opened_again_gets_one_worker() {
     let _limit = LIMIT.lock().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let legs = ["a", "b"].map(|name| folder.path().join(name));

@@ -28,17 +28,17 @@ use crate::buffer::Pool;
 use crate::legs::{LegStats, Tally};
 use crate::memory::walk;
 use crate::piece;
-use crate::progress::{self, Retry, Transfer, Verdict, Way};
+use crate::progress::{self, Direction, Progress, Retry, Transfer};
 use crate::reactor::Attachment;
-use crate::step::{self, Able, Facts, Next};
+use crate::step::{self, Facts, Methods, Next};
 use crate::table::{Entry, Hold, Method, Step, Table};
 use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 
 /// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases
 /// the lock.
-const HOLD_PAUSE: Duration = Duration::from_micros(200);
+const LOCK_PAUSE: Duration = Duration::from_micros(200);
 /// Attempts to get a range lock per enter, so that a long queue adds little to each lap.
-const HOLDS_PER_ENTER: usize = 32;
+const LOCKS_PER_ENTER: usize = 32;
 /// Consecutive EOPNOTSUPP results after which a leg is no longer polled. A single one may concern only that
 /// op.
 const REFUSALS_MAX: u32 = 8;
@@ -76,7 +76,7 @@ pub struct Files {
 #[derive(Debug)]
 struct LegState {
     facts: Facts,
-    able: Able,
+    methods: Methods,
     syncs: Syncs,
     /// Consecutive EOPNOTSUPP results of the polled ring.
     refusals: u32,
@@ -127,7 +127,7 @@ impl Files {
                 cached: is_cached(&disk, leg),
                 ..Facts::new(*kind, limits)
             },
-            able: Able::at_first(*kind),
+            methods: Methods::at_first(*kind),
             syncs: Syncs::new(room),
             refusals: 0,
         };
@@ -244,7 +244,7 @@ impl Files {
     fn proceed(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get(index);
         let leg = self.leg(entry.leg);
-        let next = step::next(entry, &leg.facts, leg.able);
+        let next = step::next(entry, &leg.facts, leg.methods);
         let (step, window) = match next {
             Next::Done => return self.finish(index, Ok(())),
             Next::Unsupported => return self.finish(index, Err(libc::EOPNOTSUPP)),
@@ -264,7 +264,7 @@ impl Files {
         entry.moved = 0;
         entry.tries = 0;
         if step == Step::Spill {
-            self.copy(index, Way::Out);
+            self.copy(index, Direction::FromGuest);
         }
         self.issue_copied(reactor, index);
     }
@@ -289,7 +289,7 @@ impl Files {
     }
 
     /// Copies the op's part of the window from guest memory to the buffer or back.
-    fn copy(&mut self, index: u16, way: Way) {
+    fn copy(&mut self, index: u16, direction: Direction) {
         let entry = self.table.get(index);
         let (skip, take) = (entry.window.skip, entry.window.take);
         let Some(buffer) = entry.buffer else { return };
@@ -299,9 +299,9 @@ impl Files {
             // kernel has finished with it, and `skip` + `take` is inside it. Guest and daemon memory do not
             // overlap. If the guest writes meanwhile, the copy has either its old or its new bytes.
             unsafe {
-                match way {
-                    Way::In => std::ptr::copy_nonoverlapping(at, start, len),
-                    Way::Out => std::ptr::copy_nonoverlapping(start, at, len),
+                match direction {
+                    Direction::ToGuest => std::ptr::copy_nonoverlapping(at, start, len),
+                    Direction::FromGuest => std::ptr::copy_nonoverlapping(start, at, len),
                 }
                 at = at.add(len);
             }
@@ -331,11 +331,11 @@ impl Files {
         self.submitted = self.submitted.saturating_sub(1);
         #[cfg(test)]
         let result = self.mangled(index, result);
-        match self.judge(index, result) {
-            Verdict::Whole => self.step_done(reactor, index, result),
-            Verdict::Part(moved) => self.step_on(reactor, index, moved),
-            Verdict::Again => self.again(reactor, index),
-            Verdict::Failed(errno) => self.step_failed(reactor, index, errno),
+        match self.step_progress(index, result) {
+            Progress::Whole => self.step_done(reactor, index, result),
+            Progress::Part(moved) => self.continue_transfer(reactor, index, moved),
+            Progress::Again => self.retry_step(reactor, index),
+            Progress::Failed(errno) => self.step_failed(reactor, index, errno),
         }
         self.serve_buffer_waiters(reactor);
     }
@@ -373,7 +373,7 @@ impl Files {
             return;
         }
         if let Some(leg) = self.disk.legs().get(usize::from(leg))
-            && leg.leave_polling()
+            && leg.stop_polling()
         {
             tracing::warn!(
                 disk = leg.name(),
@@ -382,22 +382,22 @@ impl Files {
         }
     }
 
-    fn judge(&self, index: u16, result: i32) -> Verdict {
+    fn step_progress(&self, index: u16, result: i32) -> Progress {
         let entry = self.table.get(index);
         let left = entry.window.len - entry.moved;
-        let (way, enough) = match entry.step {
-            Step::Direct if entry.kind == OpKind::Read => (Way::In, left),
-            Step::Direct | Step::Spill | Step::Zeroes => (Way::Out, left),
+        let (direction, enough) = match entry.step {
+            Step::Direct if entry.kind == OpKind::Read => (Direction::ToGuest, left),
+            Step::Direct | Step::Spill | Step::Zeroes => (Direction::FromGuest, left),
             Step::Fill => (
-                Way::In,
+                Direction::ToGuest,
                 self.wanted(entry).saturating_sub(entry.moved).max(1),
             ),
-            Step::Range(_) => return progress::judge_range(result),
-            Step::Sync | Step::Idle => return progress::judge_sync(result),
+            Step::Range(_) => return progress::range_progress(result),
+            Step::Sync | Step::Idle => return progress::sync_progress(result),
         };
-        progress::judge(
+        progress::transfer_progress(
             Transfer {
-                way,
+                direction,
                 enough,
                 unit: self.unit,
             },
@@ -422,7 +422,7 @@ impl Files {
     }
 
     /// Continues a short transfer behind the bytes that were moved.
-    fn step_on(&mut self, reactor: &mut Reactor, index: u16, moved: u64) {
+    fn continue_transfer(&mut self, reactor: &mut Reactor, index: u16, moved: u64) {
         let entry = self.table.get_mut(index);
         entry.moved += moved;
         entry.tries = 0;
@@ -449,7 +449,7 @@ impl Files {
                 let got = entry
                     .moved
                     .saturating_add(u64::try_from(result).unwrap_or(0));
-                return self.filled(reactor, index, got);
+                return self.buffer_filled(reactor, index, got);
             }
             Step::Spill | Step::Zeroes | Step::Range(_) => entry.pos += entry.window.take,
         }
@@ -458,12 +458,12 @@ impl Files {
 
     /// Handles a filled buffer: `got` bytes of the window are in it. A read gets its part; a write puts its
     /// bytes between the old ones and writes the window back.
-    fn filled(&mut self, reactor: &mut Reactor, index: u16, got: u64) {
+    fn buffer_filled(&mut self, reactor: &mut Reactor, index: u16, got: u64) {
         let entry = self.table.get_mut(index);
         let (kind, window) = (entry.kind, entry.window);
         if kind == OpKind::Read {
             entry.pos += window.take;
-            self.copy(index, Way::In);
+            self.copy(index, Direction::ToGuest);
             return self.proceed(reactor, index);
         }
         entry.step = Step::Spill;
@@ -473,7 +473,7 @@ impl Files {
         // Behind the end of the file there are zeroes, not the data that an earlier op left in the buffer.
         self.fill_with_zeroes(buffer, got.min(window.len), window.len);
         match kind {
-            OpKind::Write { .. } => self.copy(index, Way::Out),
+            OpKind::Write { .. } => self.copy(index, Direction::FromGuest),
             _ => self.fill_with_zeroes(buffer, window.skip, window.skip + window.take),
         }
         self.issue_copied(reactor, index);
@@ -487,7 +487,7 @@ impl Files {
     }
 
     /// Repeats a step that moved nothing, now or later, up to a limit.
-    fn again(&mut self, reactor: &mut Reactor, index: u16) {
+    fn retry_step(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get_mut(index);
         entry.tries = entry.tries.saturating_add(1);
         match progress::retry(entry.tries) {
@@ -534,7 +534,7 @@ impl Files {
             (libc::EINVAL, _) if method != Method::Command => {
                 return self.finish(index, Err(libc::EOPNOTSUPP));
             }
-            _ => self.leg_mut(leg).able.forget(method),
+            _ => self.leg_mut(leg).methods.forget(method),
         }
         self.proceed(reactor, index);
     }
@@ -567,7 +567,7 @@ impl Files {
     }
 
     fn retry_holds(&mut self, reactor: &mut Reactor) {
-        for _ in 0..self.hold_waiters.len().min(HOLDS_PER_ENTER) {
+        for _ in 0..self.hold_waiters.len().min(LOCKS_PER_ENTER) {
             let Some(index) = self.hold_waiters.pop_front() else {
                 return;
             };
@@ -614,12 +614,12 @@ impl Files {
     /// recorded, because the kernel reports it to nobody else.
     fn completed_closing(&mut self, index: u16, result: i32) {
         self.submitted = self.submitted.saturating_sub(1);
-        let verdict = self.judge(index, result);
+        let verdict = self.step_progress(index, result);
         let entry = self.table.get(index);
         let is_durable = self.leg(entry.leg).facts.writes_durably(entry.kind);
         match (entry.step, verdict) {
-            (Step::Sync, Verdict::Failed(errno)) => self.taint_sync(errno),
-            (Step::Direct | Step::Spill, Verdict::Failed(errno))
+            (Step::Sync, Progress::Failed(errno)) => self.taint_sync(errno),
+            (Step::Direct | Step::Spill, Progress::Failed(errno))
                 if is_durable && progress::taints_sync(errno) =>
             {
                 self.taint_sync(errno);
@@ -708,7 +708,7 @@ impl Store for Files {
         self.retry_holds(reactor);
         let pause = self.retry_delayed(reactor);
         self.serve_buffer_waiters(reactor);
-        let hold = (!self.hold_waiters.is_empty()).then_some(HOLD_PAUSE);
+        let hold = (!self.hold_waiters.is_empty()).then_some(LOCK_PAUSE);
         hold.into_iter().chain(pause).min()
     }
 

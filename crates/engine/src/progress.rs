@@ -5,18 +5,17 @@ use std::time::Duration;
 
 /// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// Store to memory.
-    In,
+    ToGuest,
     /// Memory to store.
-    Out,
+    FromGuest,
 }
 
 /// A transfer as it was submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Transfer {
-    /// Direction.
-    pub(crate) way: Way,
+    pub(crate) direction: Direction,
     /// Bytes that complete it: less than was asked for if the rest only pads to a block.
     pub(crate) enough: u64,
     /// The store's unit of offsets and lengths; a transfer can continue only from a multiple of it.
@@ -25,7 +24,7 @@ pub(crate) struct Transfer {
 
 /// What to do after a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Progress {
     /// Everything has been moved.
     Whole,
     /// This many bytes were moved, a multiple of the unit; the rest must be requested again.
@@ -39,25 +38,25 @@ pub(crate) enum Verdict {
 /// Interprets the result of a transfer. A read that moves nothing has reached the end of the store. That is
 /// an error and never a short success, because ops lie inside the disk. With O_DIRECT a transfer may end
 /// inside a unit (4096 requested, 2560 done): the bytes behind the last whole unit are requested again.
-pub(crate) fn judge(transfer: Transfer, result: i32) -> Verdict {
+pub(crate) fn transfer_progress(transfer: Transfer, result: i32) -> Progress {
     let Ok(moved) = u64::try_from(result) else {
         return fault(result.checked_neg().unwrap_or(libc::EIO));
     };
     if moved >= transfer.enough {
-        return Verdict::Whole;
+        return Progress::Whole;
     }
-    match (moved - moved % transfer.unit.max(1), transfer.way) {
-        (0, Way::In) => Verdict::Failed(libc::EIO),
-        (0, Way::Out) => Verdict::Again,
-        (part, _) => Verdict::Part(part),
+    match (moved - moved % transfer.unit.max(1), transfer.direction) {
+        (0, Direction::ToGuest) => Progress::Failed(libc::EIO),
+        (0, Direction::FromGuest) => Progress::Again,
+        (part, _) => Progress::Part(part),
     }
 }
 
 /// Interprets the result of an operation that is done completely or not at all: a sync, a fallocate, a
 /// command.
-pub(crate) fn judge_whole(result: i32) -> Verdict {
+pub(crate) fn whole_progress(result: i32) -> Progress {
     if result >= 0 {
-        Verdict::Whole
+        Progress::Whole
     } else {
         fault(result.checked_neg().unwrap_or(libc::EIO))
     }
@@ -65,28 +64,28 @@ pub(crate) fn judge_whole(result: i32) -> Verdict {
 
 /// Interprets the result of an fsync. ENOMEM is not retried: it may report the failure of an earlier
 /// write-back (a device can fail one with it), and a second fsync would not report that again.
-pub(crate) fn judge_sync(result: i32) -> Verdict {
+pub(crate) fn sync_progress(result: i32) -> Progress {
     match result.checked_neg() {
-        Some(libc::ENOMEM) => Verdict::Failed(libc::ENOMEM),
-        _ => judge_whole(result),
+        Some(libc::ENOMEM) => Progress::Failed(libc::ENOMEM),
+        _ => whole_progress(result),
     }
 }
 
 /// Interprets the result of a fallocate or a command on a range. On a device behind the page cache the kernel
 /// first drops the range's pages, and returns EBUSY if one of them was written meanwhile. A page may be
 /// larger than a block, so the write need not even overlap the range.
-pub(crate) fn judge_range(result: i32) -> Verdict {
-    match judge_whole(result) {
-        Verdict::Failed(libc::EBUSY) => Verdict::Again,
+pub(crate) fn range_progress(result: i32) -> Progress {
+    match whole_progress(result) {
+        Progress::Failed(libc::EBUSY) => Progress::Again,
         verdict => verdict,
     }
 }
 
-fn fault(errno: i32) -> Verdict {
+fn fault(errno: i32) -> Progress {
     match errno {
         // The kernel has no memory for this I/O now; it did not reach the device.
-        libc::EAGAIN | libc::EINTR | libc::ECANCELED | libc::ENOMEM => Verdict::Again,
-        _ => Verdict::Failed(errno),
+        libc::EAGAIN | libc::EINTR | libc::ECANCELED | libc::ENOMEM => Progress::Again,
+        _ => Progress::Failed(errno),
     }
 }
 
@@ -147,52 +146,56 @@ pub(crate) fn taints_sync(errno: i32) -> bool {
 mod tests {
     use super::*;
 
-    fn transfer(way: Way, enough: u64, unit: u64) -> Transfer {
-        Transfer { way, enough, unit }
+    fn transfer(direction: Direction, enough: u64, unit: u64) -> Transfer {
+        Transfer {
+            direction,
+            enough,
+            unit,
+        }
     }
 
     #[test]
     fn results_of_transfers() {
-        use Verdict::{Again, Failed, Part, Whole};
-        use Way::{In, Out};
+        use Direction::{FromGuest, ToGuest};
+        use Progress::{Again, Failed, Part, Whole};
         let table = [
-            (In, 4096, 1, 4096, Whole),
-            (In, 4096, 1, 8192, Whole), // the rest is padding
-            (In, 4096, 1, 4095, Part(4095)),
-            (In, 4096, 512, 4095, Part(3584)),
-            (In, 4096, 512, 511, Failed(libc::EIO)), // EOF inside the last unit
-            (In, 4096, 1, 0, Failed(libc::EIO)),     // EOF
-            (In, 2560, 4096, 2560, Whole), // the file ends inside the window, behind the op
-            (Out, 4096, 1, 4096, Whole),
-            (Out, 4096, 1, 1, Part(1)),
-            (Out, 8192, 4096, 4097, Part(4096)),
-            (Out, 4096, 4096, 4095, Again),
-            (Out, 4096, 1, 0, Again),
-            (In, 4096, 1, -libc::EAGAIN, Again),
-            (In, 4096, 1, -libc::EINTR, Again),
-            (Out, 4096, 1, -libc::ECANCELED, Again),
-            (In, 4096, 1, -libc::EIO, Failed(libc::EIO)),
-            (Out, 4096, 1, -libc::ENOSPC, Failed(libc::ENOSPC)),
-            (Out, 4096, 1, -libc::EFAULT, Failed(libc::EFAULT)),
-            (In, 4096, 1, i32::MIN, Failed(libc::EIO)),
-            (In, 1 << 40, 4096, i32::MAX, Part(0x7fff_f000)),
+            (ToGuest, 4096, 1, 4096, Whole),
+            (ToGuest, 4096, 1, 8192, Whole), // the rest is padding
+            (ToGuest, 4096, 1, 4095, Part(4095)),
+            (ToGuest, 4096, 512, 4095, Part(3584)),
+            (ToGuest, 4096, 512, 511, Failed(libc::EIO)), // EOF inside the last unit
+            (ToGuest, 4096, 1, 0, Failed(libc::EIO)),     // EOF
+            (ToGuest, 2560, 4096, 2560, Whole), // the file ends inside the window, behind the op
+            (FromGuest, 4096, 1, 4096, Whole),
+            (FromGuest, 4096, 1, 1, Part(1)),
+            (FromGuest, 8192, 4096, 4097, Part(4096)),
+            (FromGuest, 4096, 4096, 4095, Again),
+            (FromGuest, 4096, 1, 0, Again),
+            (ToGuest, 4096, 1, -libc::EAGAIN, Again),
+            (ToGuest, 4096, 1, -libc::EINTR, Again),
+            (FromGuest, 4096, 1, -libc::ECANCELED, Again),
+            (ToGuest, 4096, 1, -libc::EIO, Failed(libc::EIO)),
+            (FromGuest, 4096, 1, -libc::ENOSPC, Failed(libc::ENOSPC)),
+            (FromGuest, 4096, 1, -libc::EFAULT, Failed(libc::EFAULT)),
+            (ToGuest, 4096, 1, i32::MIN, Failed(libc::EIO)),
+            (ToGuest, 1 << 40, 4096, i32::MAX, Part(0x7fff_f000)),
         ];
-        for (way, enough, unit, result, verdict) in table {
+        for (direction, enough, unit, result, expected) in table {
             assert_eq!(
-                judge(transfer(way, enough, unit), result),
-                verdict,
-                "{way:?} {enough} by {unit}: {result}"
+                transfer_progress(transfer(direction, enough, unit), result),
+                expected,
+                "{direction:?} {enough} by {unit}: {result}"
             );
         }
     }
 
     #[test]
     fn results_of_syncs_and_commands() {
-        assert_eq!(judge_whole(0), Verdict::Whole);
-        assert_eq!(judge_whole(-libc::EINTR), Verdict::Again);
+        assert_eq!(whole_progress(0), Progress::Whole);
+        assert_eq!(whole_progress(-libc::EINTR), Progress::Again);
         assert_eq!(
-            judge_whole(-libc::EOPNOTSUPP),
-            Verdict::Failed(libc::EOPNOTSUPP)
+            whole_progress(-libc::EOPNOTSUPP),
+            Progress::Failed(libc::EOPNOTSUPP)
         );
     }
 
@@ -218,15 +221,15 @@ mod tests {
                     0 => -libc::EAGAIN,
                     _ => i32::try_from(random() % (asked + 1)).unwrap(),
                 };
-                match judge(transfer(Way::Out, asked, unit), result) {
-                    Verdict::Whole => break,
-                    Verdict::Part(part) => {
+                match transfer_progress(transfer(Direction::FromGuest, asked, unit), result) {
+                    Progress::Whole => break,
+                    Progress::Part(part) => {
                         assert!(part > 0 && part < asked && part % unit == 0);
                         moved += part;
                         tries = 0;
                     }
-                    Verdict::Again => tries += 1,
-                    Verdict::Failed(errno) => unreachable!("{errno}"),
+                    Progress::Again => tries += 1,
+                    Progress::Failed(errno) => unreachable!("{errno}"),
                 }
                 if retry(tries) == Retry::Never {
                     break;

@@ -15,6 +15,7 @@ use rustix::mm::Advice;
 use vm_memory::MmapRegion;
 
 use crate::memory::{check, walk};
+use crate::progress::Direction;
 use crate::{Done, Reactor, Store};
 
 /// Ops on a RAM disk.
@@ -138,12 +139,6 @@ pub(crate) fn run(ram: Bytes, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Resu
         }
         OpKind::Sync => Ok(()),
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    ToGuest,
-    FromGuest,
 }
 
 /// `at` .. `at` + `op.len_bytes` is in the store.

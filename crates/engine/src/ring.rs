@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_waited_for_a_little_and_nothing_else_is() {
+    fn only_lack_of_memory_is_retried_and_not_for_ever() {
         let attempts = |errors: &[i32]| {
             let (mut made, mut waited) = (0, Duration::ZERO);
             let attempt = || {

@@ -87,15 +87,15 @@ impl Facts {
 
 /// The methods that the store has not refused so far. A refusal is permanent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Able {
+pub(crate) struct Methods {
     pub(crate) command: bool,
     pub(crate) punch: bool,
     pub(crate) zero_range: bool,
 }
 
-impl Able {
-    pub(crate) fn at_first(kind: FileKind) -> Able {
-        Able {
+impl Methods {
+    pub(crate) fn at_first(kind: FileKind) -> Methods {
+        Methods {
             command: kind == FileKind::BlockDevice,
             punch: true,
             zero_range: true,
@@ -133,7 +133,7 @@ pub(crate) enum Next {
 }
 
 /// The next step of `entry`, whose bytes up to `pos` are finished.
-pub(crate) fn next(entry: &Entry, facts: &Facts, able: Able) -> Next {
+pub(crate) fn next(entry: &Entry, facts: &Facts, methods: Methods) -> Next {
     let (at, left) = entry.rest();
     match entry.kind {
         OpKind::Sync => Next::Sync,
@@ -149,18 +149,18 @@ pub(crate) fn next(entry: &Entry, facts: &Facts, able: Able) -> Next {
                 Next::Fill(piece)
             }
         }
-        OpKind::Discard if able.command => Next::Range(Method::Command, whole(at, left)),
-        OpKind::Discard if able.punch => Next::Range(Method::Punch, whole(at, left)),
+        OpKind::Discard if methods.command => Next::Range(Method::Command, whole(at, left)),
+        OpKind::Discard if methods.punch => Next::Range(Method::Punch, whole(at, left)),
         OpKind::Discard => Next::Unsupported,
-        OpKind::Zero { unmap, .. } => next_zero(entry, unmap, facts, able),
+        OpKind::Zero { unmap, .. } => next_zero(entry, unmap, facts, methods),
     }
 }
 
 /// Zeroing by deallocating, by marking the range, or by writing: the first of these that the store supports.
 /// A block device supports the first two for whole blocks only; a file system for any range.
-fn next_zero(entry: &Entry, unmap: bool, facts: &Facts, able: Able) -> Next {
+fn next_zero(entry: &Entry, unmap: bool, facts: &Facts, methods: Methods) -> Next {
     let (at, left) = entry.rest();
-    let method = match (entry.written, unmap && able.punch, able.zero_range) {
+    let method = match (entry.written, unmap && methods.punch, methods.zero_range) {
         (true, _, _) | (false, false, false) => None,
         (false, true, _) => Some(Method::Punch),
         (false, false, true) => Some(Method::ZeroRange),
@@ -204,12 +204,12 @@ mod tests {
         }
     }
 
-    const ALL: Able = Able {
+    const ALL: Methods = Methods {
         command: true,
         punch: true,
         zero_range: true,
     };
-    const NOTHING: Able = Able {
+    const NOTHING: Methods = Methods {
         command: false,
         punch: false,
         zero_range: false,
@@ -239,7 +239,7 @@ mod tests {
         );
         let regular = facts(FileKind::Regular, 512);
         let all = whole(0, 3 << 20);
-        let no_punch = Able {
+        let no_punch = Methods {
             punch: false,
             ..ALL
         };
@@ -354,16 +354,19 @@ mod tests {
         let device = facts(FileKind::BlockDevice, 512);
         let range = whole(0, 8192);
         assert_eq!(next(&op, &device, ALL), Next::Range(Method::Command, range));
-        let mut able = ALL;
-        able.forget(Method::Command);
-        assert_eq!(next(&op, &device, able), Next::Range(Method::Punch, range));
-        able.forget(Method::Punch);
-        assert_eq!(next(&op, &device, able), Next::Unsupported);
-        assert!(!Able::at_first(FileKind::Regular).command);
+        let mut methods = ALL;
+        methods.forget(Method::Command);
+        assert_eq!(
+            next(&op, &device, methods),
+            Next::Range(Method::Punch, range)
+        );
+        methods.forget(Method::Punch);
+        assert_eq!(next(&op, &device, methods), Next::Unsupported);
+        assert!(!Methods::at_first(FileKind::Regular).command);
     }
 
     #[test]
-    fn what_bounces_and_what_holds() {
+    fn bounces_and_range_locks() {
         let facts = facts(FileKind::Regular, 4096);
         let memory = |addr_bits, len_bits, count| Gathered {
             addr_bits,

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_and_the_rest_stays_in_order() {
+    fn adjacent_ranges_merge_and_the_rest_stays_in_order() {
         let (table, index, gathered) =
             table_with(&[(4096, 512), (4608, 512), (8192, 1), (8193, 2)]);
         assert_eq!(rest(&table, index), [(4096, 1024), (8192, 3)]);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn using_up_moves_across_ranges() {
+    fn consume_crosses_ranges() {
         let (mut table, index, _) = table_with(&[(0, 10), (20, 10), (40, 10)]);
         let mut seen = Vec::new();
         table.consume(index, 15, |start, len| seen.push((start.addr(), len)));

@@ -186,7 +186,7 @@ fn the_null_disk_reads_zero_and_enters_no_kernel() {
 }
 
 #[test]
-fn stores_in_memory_do_ops_at_once_and_push_tells_their_errors() {
+fn stores_in_memory_run_ops_at_once_and_push_reports_their_errors() {
     let dir = folder();
     let file = open(&image(dir.path(), 1 << 20), Direct::Off);
     let guest = Guest::new();
@@ -212,7 +212,7 @@ fn stores_in_memory_do_ops_at_once_and_push_tells_their_errors() {
 }
 
 #[test]
-fn a_null_disk_told_so_leaves_the_memory_of_reads_alone() {
+fn a_null_disk_without_read_zeroes_leaves_memory_unchanged() {
     let guest = Guest::new();
     let segments = [segment(REGION - 100, 200)];
     for (spec, byte) in [("null:1M", 0), ("null:1M,read-zeroes=off", 7)] {
@@ -262,7 +262,7 @@ fn a_discard_frees_whole_blocks_only() {
 }
 
 #[test]
-fn zeroing_by_writing_is_the_last_resort_and_right() {
+fn zeroing_by_writing_is_the_last_resort_and_correct() {
     for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
         let dir = folder();
         let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
@@ -298,7 +298,7 @@ fn soon() -> Wait {
 }
 
 #[test]
-fn the_ring_refuses_what_it_was_not_made_for() {
+fn the_ring_refuses_other_opcodes() {
     let disk = Arc::new(disk_of("null:1M"));
     let guest = Guest::new();
     let mut engine = engine(&disk, &guest);
@@ -465,7 +465,7 @@ fn every_way_to_set_a_ring_up_works() {
 }
 
 #[test]
-fn an_op_of_more_than_the_kernel_moves_at_once_goes_whole() {
+fn an_op_larger_than_one_kernel_transfer_completes() {
     let dir = folder();
     let bytes = 5_u64 << 30;
     let disk = Arc::new(open(&image(dir.path(), bytes), Direct::Auto));

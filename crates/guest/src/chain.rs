@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_is_known_of_a_chain_of_too_many_segments() {
+    fn a_chain_of_too_many_segments_has_a_known_status() {
         let mut chain = Chain::new();
         let one = |addr| Segment { addr, len: 1 };
         for addr in 0..CHAIN_SEGMENTS_MAX as u64 {

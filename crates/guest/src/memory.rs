@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wholly_mapped_is_refused_before_any_piece() {
+    fn a_partly_mapped_range_is_refused_before_any_piece() {
         let table = vec![
             region(0x1000, 0x1000),
             region(0x2000, 0x1000),
@@ -768,7 +768,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_hold_so_many_regions_and_no_more() {
+    fn tables_hold_at_most_regions_max_regions() {
         let file = file(0x1000);
         let spec = |index: usize| RegionSpec {
             guest_addr: 0x1000 * index as u64,
@@ -787,7 +787,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_cut_reads_as_lost_and_kills_nobody() {
+    fn memory_that_is_cut_is_lost_and_the_process_survives() {
         let _alone = crate::rig::alone();
         for left_bytes in [0, 0x1800] {
             let spec = region(0, 0x10_0000);
@@ -814,7 +814,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vring_whose_memory_is_cut_goes_on_in_zeroes() {
+    fn a_vring_whose_memory_is_cut_continues_in_zeroes() {
         let _alone = crate::rig::alone();
         let spec = region(0, 0x10_0000);
         let file = spec.file.try_clone().unwrap();

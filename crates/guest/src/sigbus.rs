@@ -170,10 +170,10 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     // The interrupted code may be between a system call and reading errno.
     // SAFETY: errno of the running thread always exists.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the kernel passes a valid siginfo; `si_addr` is set for the codes that `answer` checks, which
+    // SAFETY: the kernel passes a valid siginfo; `si_addr` is set for the codes that `handle_fault` checks, which
     // only the kernel can send (not `kill`).
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    if !answer(code, addr) {
+    if !handle_fault(code, addr) {
         pass_on(signal, info, context);
     }
     // SAFETY: as above.
@@ -181,7 +181,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
 }
 
 /// Handles the fault if it is in guest memory. Returns whether it did.
-fn answer(code: c_int, addr: usize) -> bool {
+fn handle_fault(code: c_int, addr: usize) -> bool {
     match code {
         // The access cannot continue: its page is missing (a cut or full file) or broken.
         libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR => replace(addr),
@@ -266,11 +266,11 @@ mod tests {
     use super::*;
     use crate::{Memory, RegionSpec};
 
-    const NAME: &str = "sigbus::tests::who_comes_after_a_loss_pays_nothing_for_it";
+    const NAME: &str = "sigbus::tests::later_mappings_pay_nothing_for_an_earlier_loss";
 
     /// In a process of its own, where no other test loses memory.
     #[test]
-    fn who_comes_after_a_loss_pays_nothing_for_it() {
+    fn later_mappings_pay_nothing_for_an_earlier_loss() {
         if std::env::var_os(NAME).is_none() {
             let test = std::env::current_exe().unwrap();
             let status = Command::new(test)

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_chain_is_left_in_the_next_one() {
+    fn a_chain_leaves_nothing_in_the_next_one() {
         let memory = memory(MEMORY_BYTES);
         let mut driver = Driver::new(&memory, 0, 8, 0);
         driver.set(0, Desc(DATA, 16, NEXT, 1));

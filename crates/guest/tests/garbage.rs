@@ -69,7 +69,7 @@ proptest! {
     })]
 
     #[test]
-    fn any_memory_is_survived(
+    fn any_memory_contents_are_survived(
         descriptors in prop::collection::vec(descriptor(), 1024),
         heads in prop::collection::vec(prop_oneof![20 => 0..SIZE, 1 => any::<u16>()], 16),
         index in prop_oneof![4 => 0..=SIZE, 1 => any::<u16>()],

@@ -28,7 +28,7 @@ enum Word {
     /// Available index: requests made so far.
     Avail,
     /// The request for kicks: an index, or 1 for "none".
-    Wish,
+    KickRequest,
 }
 
 /// Stores of one side that the other cannot see yet, in the order in which they were made.
@@ -37,7 +37,7 @@ type Pending = Vec<(Word, u8)>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
     avail: u8,
-    wish: u8,
+    kick_request: u8,
     /// The kick eventfd.
     kick: bool,
     guest: Guest,
@@ -53,20 +53,20 @@ enum Guest {
     /// Its fence after that.
     Fence(u8),
     /// Checks whether a kick is wanted, and kicks if so.
-    Look(u8),
+    Check(u8),
     Done,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Worker {
     /// Takes all available requests: `n` so far, after this many further checks.
-    Turn(u8, u8),
+    Take(u8, u8),
     /// Asks for kicks.
     Arm(u8),
     /// Its fence after that.
     Fence(u8),
     /// Checks again.
-    Look(u8),
+    Check(u8),
     Asleep(u8),
     /// Announces that no kicks are needed.
     Disarm(u8),
@@ -93,10 +93,10 @@ impl Model {
         State {
             avail: 0,
             // A vring starts armed.
-            wish: 0,
+            kick_request: 0,
             kick: false,
             guest: Guest::Add(1),
-            worker: Worker::Turn(0, 0),
+            worker: Worker::Take(0, 0),
             guest_stores: Vec::new(),
             worker_stores: Vec::new(),
         }
@@ -148,7 +148,7 @@ impl Model {
             let mut state = state.clone();
             match word {
                 Word::Avail => state.avail = *value,
-                Word::Wish => state.wish = *value,
+                Word::KickRequest => state.kick_request = *value,
             }
             let stores = if guest {
                 &mut state.guest_stores
@@ -167,17 +167,17 @@ impl Model {
             Guest::Add(number) => {
                 state.guest_stores.push((Word::Avail, number));
                 match self.fault {
-                    Fault::NoGuestFence => Guest::Look(number),
+                    Fault::NoGuestFence => Guest::Check(number),
                     _ => Guest::Fence(number),
                 }
             }
-            Guest::Fence(number) if state.guest_stores.is_empty() => Guest::Look(number),
+            Guest::Fence(number) if state.guest_stores.is_empty() => Guest::Check(number),
             Guest::Fence(_) | Guest::Done => return None,
-            Guest::Look(number) => {
+            Guest::Check(number) => {
                 let wanted = match self.format {
                     // The kick was requested for the entry that was just added.
-                    Format::Index => state.wish == number - 1,
-                    Format::Flag => state.wish == 0,
+                    Format::Index => state.kick_request == number - 1,
+                    Format::Flag => state.kick_request == 0,
                 };
                 state.kick |= wanted;
                 match number {
@@ -197,13 +197,13 @@ impl Model {
             state
         };
         match state.worker {
-            Worker::Turn(taken, spun) => {
+            Worker::Take(taken, spun) => {
                 if state.avail > taken {
-                    return vec![to(Worker::Turn(state.avail, 0))];
+                    return vec![to(Worker::Take(state.avail, 0))];
                 }
                 let mut ways = vec![to(Worker::Arm(taken))];
                 if spun < SPINS {
-                    ways.push(to(Worker::Turn(taken, spun + 1)));
+                    ways.push(to(Worker::Take(taken, spun + 1)));
                     if spun == 0 {
                         ways.push(to(Worker::Disarm(taken)));
                     }
@@ -211,34 +211,36 @@ impl Model {
                 ways
             }
             Worker::Disarm(taken) => {
-                let mut state = to(Worker::Turn(taken, 1));
+                let mut state = to(Worker::Take(taken, 1));
                 // With an index: one that the guest does not reach, which may be any that lies behind.
-                let wish = match self.format {
+                let kick_request = match self.format {
                     Format::Index => u8::MAX,
                     Format::Flag => 1,
                 };
-                state.worker_stores.push((Word::Wish, wish));
+                state.worker_stores.push((Word::KickRequest, kick_request));
                 vec![state]
             }
             Worker::Arm(taken) => {
                 let mut state = to(match self.fault {
                     Fault::NoSecondLook => Worker::Asleep(taken),
-                    Fault::NoWorkerFence => Worker::Look(taken),
+                    Fault::NoWorkerFence => Worker::Check(taken),
                     _ => Worker::Fence(taken),
                 });
-                let wish = match self.format {
+                let kick_request = match self.format {
                     Format::Index => taken,
                     Format::Flag => 0,
                 };
-                state.worker_stores.push((Word::Wish, wish));
+                state.worker_stores.push((Word::KickRequest, kick_request));
                 vec![state]
             }
-            Worker::Fence(taken) if state.worker_stores.is_empty() => vec![to(Worker::Look(taken))],
+            Worker::Fence(taken) if state.worker_stores.is_empty() => {
+                vec![to(Worker::Check(taken))]
+            }
             Worker::Fence(_) => Vec::new(),
-            Worker::Look(taken) if state.avail > taken => vec![to(Worker::Turn(taken, 0))],
-            Worker::Look(taken) => vec![to(Worker::Asleep(taken))],
+            Worker::Check(taken) if state.avail > taken => vec![to(Worker::Take(taken, 0))],
+            Worker::Check(taken) => vec![to(Worker::Asleep(taken))],
             Worker::Asleep(taken) if state.kick => {
-                let mut state = to(Worker::Turn(taken, 0));
+                let mut state = to(Worker::Take(taken, 0));
                 state.kick = false;
                 vec![state]
             }
@@ -250,7 +252,7 @@ impl Model {
 const FORMATS: [Format; 2] = [Format::Index, Format::Flag];
 
 #[test]
-fn no_order_of_arming_looking_and_kicking_loses_a_request() {
+fn no_order_of_arming_checking_and_kicking_loses_a_request() {
     for format in FORMATS {
         for reorders in [false, true] {
             let model = Model {
@@ -267,7 +269,7 @@ fn no_order_of_arming_looking_and_kicking_loses_a_request() {
 }
 
 #[test]
-fn each_fence_and_the_second_look_are_needed() {
+fn each_fence_and_the_second_check_are_needed() {
     for format in FORMATS {
         for fault in [
             Fault::NoGuestFence,

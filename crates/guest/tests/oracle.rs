@@ -205,7 +205,7 @@ proptest! {
     })]
 
     #[test]
-    fn the_vring_does_what_the_oracle_does(
+    fn the_vring_agrees_with_the_oracle(
         size_log in 0u32..8,
         base in prop_oneof![Just(0u16), 65_500..=65_535u16, any::<u16>()],
         event_idx in any::<bool>(),
@@ -271,7 +271,7 @@ proptest! {
 }
 
 #[test]
-fn chains_of_the_mock_driver_are_seen_alike() {
+fn both_sides_see_the_same_chains_of_the_mock_driver() {
     let both = both();
     let mock = MockSplitQueue::new(&both.theirs, 64);
     let mut offset = 0;

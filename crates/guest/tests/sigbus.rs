@@ -22,7 +22,7 @@ fn spec(len_bytes: u64) -> std::io::Result<RegionSpec> {
 }
 
 #[test]
-fn a_fault_outside_guest_memory_still_kills() {
+fn a_fault_outside_guest_memory_still_ends_the_process() {
     if std::env::var_os(CHILD).is_some() {
         let _handler_installed = Memory::new(vec![spec(0x1000).unwrap()]).unwrap();
         let foreign = tempfile::tempfile().unwrap();
@@ -35,7 +35,10 @@ fn a_fault_outside_guest_memory_still_kills() {
         unreachable!("read {byte}");
     }
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_fault_outside_guest_memory_still_kills"])
+        .args([
+            "--exact",
+            "a_fault_outside_guest_memory_still_ends_the_process",
+        ])
         .env(CHILD, "1")
         // Under AddressSanitizer the previous handler would be the sanitizer's, which reports and exits.
         .env("ASAN_OPTIONS", "handle_sigbus=0")
@@ -46,7 +49,7 @@ fn a_fault_outside_guest_memory_still_kills() {
 }
 
 #[test]
-fn memories_come_and_go_while_others_are_cut() {
+fn memories_are_mapped_and_unmapped_while_others_are_cut() {
     let threads: Vec<_> = (0..4)
         .map(|_| {
             std::thread::spawn(|| {

@@ -110,7 +110,7 @@ fn striped_example_of_the_doc() {
 }
 
 #[test]
-fn where_a_chunk_is_cut() {
+fn requests_are_cut_at_the_right_offsets() {
     const K: u64 = 1024;
     // chunk, offset, length; lengths of the ops.
     let table: [(u32, u64, u64, &[u64]); 8] = [
@@ -187,7 +187,7 @@ fn each_verb_has_its_op() {
 }
 
 #[test]
-fn only_transfers_have_a_short_way() {
+fn only_transfers_have_a_fast_path() {
     let whole = |verb, len| Plan::whole(&request(verb, 0, len), &[], &WHOLE).is_some();
     for verb in [Verb::Read, Verb::Write] {
         assert!(whole(verb, 512) && whole(verb, 1 << 30), "{verb:?}");
@@ -210,7 +210,7 @@ fn only_transfers_have_a_short_way() {
 }
 
 #[test]
-fn a_flush_is_one_op_and_never_again() {
+fn a_flush_is_exactly_one_op() {
     let data = [Segment {
         addr: 0x1000,
         len: 512,
@@ -226,7 +226,7 @@ fn a_flush_is_one_op_and_never_again() {
 }
 
 #[test]
-fn nothing_to_do_has_no_op() {
+fn an_empty_request_has_no_op() {
     for verb in [
         Verb::Read,
         Verb::Write,

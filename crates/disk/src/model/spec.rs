@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_refused_by_name_in_one_line() {
+    fn values_out_of_range_are_refused_by_name_in_one_line() {
         for (text, named) in [
             ("", "p3700, p320h, flat, custom"),
             ("p9999", "`p9999`"),

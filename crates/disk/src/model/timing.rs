@@ -44,7 +44,7 @@ pub enum Work {
 
 /// The caller's identification of a command, returned with its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Name {
+pub(crate) struct CommandId {
     pub(crate) owner: u16,
     pub(crate) token: u32,
 }
@@ -52,10 +52,10 @@ pub(crate) struct Name {
 /// A command in the drive.
 #[derive(Debug)]
 struct Command {
-    name: Name,
+    id: CommandId,
     work: Work,
     /// Its number in the order of beginning, by which writes and syncs are compared.
-    turn: u64,
+    sequence: u64,
     first_page: u64,
     pages: u64,
     /// Pages sent to the channels, and pages served there.
@@ -64,7 +64,7 @@ struct Command {
     /// Lower bound of its end, from its pages on the channels and the link.
     floor_ns: u64,
     /// Reported to the owner already (a buffered write whose pages still drain).
-    told: bool,
+    reported: bool,
 }
 
 impl Command {
@@ -79,7 +79,7 @@ impl Command {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Happens {
+enum Event {
     /// A command's overhead is over.
     Begin(u32),
     /// A page of a command has crossed the link to this channel.
@@ -100,9 +100,9 @@ struct Channel {
 
 /// A sync that waits for `writes` writes.
 #[derive(Debug)]
-struct Barrier {
+struct WaitingSync {
     number: u32,
-    turn: u64,
+    sequence: u64,
     writes: usize,
 }
 
@@ -115,19 +115,19 @@ pub struct Timing {
     commands: Vec<Option<Command>>,
     free: Vec<u32>,
     /// The future events; the number orders simultaneous ones.
-    events: BinaryHeap<Reverse<(u64, u64, Happens)>>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     ticket: u64,
-    turn: u64,
+    sequence: u64,
     link_free_ns: u64,
     noise: u64,
     /// Bytes of the write buffer in use.
     buffered_bytes: u64,
     /// Writes that wait for room in the buffer, in order.
-    stalled: VecDeque<u32>,
+    buffer_waiters: VecDeque<u32>,
     /// Writes that have begun and are not completely on the channels.
     writes: usize,
-    barriers: VecDeque<Barrier>,
-    finished: VecDeque<Name>,
+    waiting_syncs: VecDeque<WaitingSync>,
+    finished: VecDeque<CommandId>,
 }
 
 impl Timing {
@@ -145,12 +145,12 @@ impl Timing {
             free: Vec::new(),
             events: BinaryHeap::new(),
             ticket: 0,
-            turn: 0,
+            sequence: 0,
             link_free_ns: 0,
             buffered_bytes: 0,
-            stalled: VecDeque::new(),
+            buffer_waiters: VecDeque::new(),
             writes: 0,
-            barriers: VecDeque::new(),
+            waiting_syncs: VecDeque::new(),
             finished: VecDeque::new(),
         }
     }
@@ -180,8 +180,8 @@ impl Timing {
         offset_bytes: u64,
         len_bytes: u64,
     ) {
-        let name = Name { owner: 0, token };
-        self.submit_named(now_ns, name, work, offset_bytes, len_bytes);
+        let id = CommandId { owner: 0, token };
+        self.submit_for(now_ns, id, work, offset_bytes, len_bytes);
     }
 
     /// The time of the next event; `None`: the drive is idle.
@@ -192,34 +192,34 @@ impl Timing {
     /// Advances the time. An earlier time than before has no effect.
     pub fn advance(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns.min(LATEST_NS));
-        while let Some(&Reverse((at, _, happens))) = self.events.peek() {
+        while let Some(&Reverse((at, _, event))) = self.events.peek() {
             if at > self.now_ns {
                 break;
             }
             self.events.pop();
-            match happens {
-                Happens::Begin(number) => self.begin(at, number),
-                Happens::Arrived(channel, number) => self.enqueue(at, channel, number),
-                Happens::Served(channel) => self.served(at, channel),
-                Happens::End(number) => self.end(number),
+            match event {
+                Event::Begin(number) => self.begin(at, number),
+                Event::Arrived(channel, number) => self.enqueue(at, channel, number),
+                Event::Served(channel) => self.served(at, channel),
+                Event::End(number) => self.end(number),
             }
         }
     }
 
     /// The next completed command, in order of completion.
     pub fn finished(&mut self) -> Option<u32> {
-        self.finished_named().map(|name| name.token)
+        self.finished_for_any().map(|id| id.token)
     }
 
-    pub(crate) fn finished_named(&mut self) -> Option<Name> {
+    pub(crate) fn finished_for_any(&mut self) -> Option<CommandId> {
         self.finished.pop_front()
     }
 
     /// Like `submit`, for one of several owners. Returns the number that `floor_ns` accepts.
-    pub(crate) fn submit_named(
+    pub(crate) fn submit_for(
         &mut self,
         now_ns: u64,
-        name: Name,
+        id: CommandId,
         work: Work,
         offset_bytes: u64,
         len_bytes: u64,
@@ -234,17 +234,17 @@ impl Timing {
             Work::Sync | Work::Map => 0,
         };
         let number = self.insert(Command {
-            name,
+            id,
             work,
-            turn: 0,
+            sequence: 0,
             first_page,
             pages,
             issued: 0,
             done: 0,
             floor_ns: begin_ns,
-            told: false,
+            reported: false,
         });
-        self.schedule(begin_ns, Happens::Begin(number));
+        self.schedule(begin_ns, Event::Begin(number));
         number
     }
 
@@ -277,10 +277,10 @@ impl Timing {
         number
     }
 
-    fn schedule(&mut self, at_ns: u64, happens: Happens) {
+    fn schedule(&mut self, at_ns: u64, event: Event) {
         self.ticket += 1;
         self.events
-            .push(Reverse((at_ns.min(LATEST_NS), self.ticket, happens)));
+            .push(Reverse((at_ns.min(LATEST_NS), self.ticket, event)));
     }
 
     fn command(&mut self, number: u32) -> Option<&mut Command> {
@@ -288,14 +288,14 @@ impl Timing {
     }
 
     fn begin(&mut self, now_ns: u64, number: u32) {
-        self.turn += 1;
-        let (turn, writes) = (self.turn, self.writes);
+        self.sequence += 1;
+        let (sequence, writes) = (self.sequence, self.writes);
         let buffer_bytes = self.drive.write_buffer_bytes;
         let page_bytes = u64::from(self.drive.page_bytes);
         let Some(command) = self.command(number) else {
             return;
         };
-        command.turn = turn;
+        command.sequence = sequence;
         match &mut command.work {
             Work::Read => self.issue_window(now_ns, number),
             Work::Write { buffered } => {
@@ -303,7 +303,7 @@ impl Timing {
                 let is_buffered = *buffered;
                 self.writes += 1;
                 if is_buffered {
-                    self.stalled.push_back(number);
+                    self.buffer_waiters.push_back(number);
                     self.admit_writes(now_ns);
                 } else {
                     self.issue_window(now_ns, number);
@@ -311,9 +311,9 @@ impl Timing {
             }
             Work::Map => self.end(number),
             Work::Sync if writes == 0 => self.end(number),
-            Work::Sync => self.barriers.push_back(Barrier {
+            Work::Sync => self.waiting_syncs.push_back(WaitingSync {
                 number,
-                turn,
+                sequence,
                 writes,
             }),
         }
@@ -323,9 +323,9 @@ impl Timing {
     /// began. If `change` has made the buffer smaller since, an empty one accepts it all the same.
     fn admit_writes(&mut self, now_ns: u64) {
         let page_bytes = u64::from(self.drive.page_bytes);
-        while let Some(&number) = self.stalled.front() {
+        while let Some(&number) = self.buffer_waiters.front() {
             let Some(command) = self.command(number) else {
-                self.stalled.pop_front();
+                self.buffer_waiters.pop_front();
                 continue;
             };
             let (pages, bytes) = (command.pages, command.pages.saturating_mul(page_bytes));
@@ -333,13 +333,13 @@ impl Timing {
             if self.buffered_bytes > 0 && full_bytes > self.drive.write_buffer_bytes {
                 return;
             }
-            self.stalled.pop_front();
+            self.buffer_waiters.pop_front();
             self.buffered_bytes = full_bytes;
             let at_ns = self.cross_link(now_ns, pages);
             if let Some(command) = self.command(number) {
                 command.floor_ns = at_ns;
             }
-            self.schedule(at_ns, Happens::End(number));
+            self.schedule(at_ns, Event::End(number));
             self.issue_window(now_ns, number);
         }
     }
@@ -372,7 +372,7 @@ impl Timing {
         let channel = self.channel_of(page);
         if work == (Work::Write { buffered: false }) {
             let at_ns = self.cross_link(now_ns, 1);
-            self.schedule(at_ns, Happens::Arrived(channel, number));
+            self.schedule(at_ns, Event::Arrived(channel, number));
         } else {
             self.enqueue(now_ns, channel, number);
         }
@@ -380,8 +380,8 @@ impl Timing {
 
     /// Adjacent pages are on adjacent channels; each group of 256 pages begins at another channel.
     fn channel_of(&self, page: u64) -> u32 {
-        let turn = mix(self.drive.seed ^ mix(page >> 8));
-        (page.wrapping_add(turn) % self.channels.len() as u64) as u32
+        let shift = mix(self.drive.seed ^ mix(page >> 8));
+        (page.wrapping_add(shift) % self.channels.len() as u64) as u32
     }
 
     fn enqueue(&mut self, now_ns: u64, channel: u32, number: u32) {
@@ -415,7 +415,7 @@ impl Timing {
             entry.until_ns = until_ns;
         }
         self.raise_floor(number, until_ns);
-        self.schedule(until_ns, Happens::Served(channel));
+        self.schedule(until_ns, Event::Served(channel));
     }
 
     /// A page of the command is on a channel until then. A buffered write ends without its pages.
@@ -459,7 +459,7 @@ impl Timing {
                 let at_ns = self.cross_link(now_ns, 1);
                 self.raise_floor(number, at_ns);
                 if is_last {
-                    self.schedule(at_ns, Happens::End(number));
+                    self.schedule(at_ns, Event::End(number));
                 }
             }
             Work::Write { buffered: false } if is_last => {
@@ -477,7 +477,7 @@ impl Timing {
         self.buffered_bytes = self.buffered_bytes.saturating_sub(page_bytes);
         if is_last {
             self.write_done(number);
-            if self.command(number).is_some_and(|command| command.told) {
+            if self.command(number).is_some_and(|command| command.reported) {
                 self.forget(number);
             }
         }
@@ -487,21 +487,21 @@ impl Timing {
     /// Handles a write that is completely on the channels: the syncs that began after it wait for one write
     /// less.
     fn write_done(&mut self, number: u32) {
-        let Some(turn) = self.command(number).map(|command| command.turn) else {
+        let Some(sequence) = self.command(number).map(|command| command.sequence) else {
             return;
         };
         self.writes = self.writes.saturating_sub(1);
-        for barrier in &mut self.barriers {
-            if turn < barrier.turn {
-                barrier.writes = barrier.writes.saturating_sub(1);
+        for sync in &mut self.waiting_syncs {
+            if sequence < sync.sequence {
+                sync.writes = sync.writes.saturating_sub(1);
             }
         }
         // An earlier sync waits for fewer writes, so syncs end in order.
-        while let Some(barrier) = self.barriers.front()
-            && barrier.writes == 0
+        while let Some(sync) = self.waiting_syncs.front()
+            && sync.writes == 0
         {
-            let number = barrier.number;
-            self.barriers.pop_front();
+            let number = sync.number;
+            self.waiting_syncs.pop_front();
             self.end(number);
         }
     }
@@ -511,9 +511,9 @@ impl Timing {
         let Some(command) = self.command(number) else {
             return;
         };
-        command.told = true;
-        let (name, drains) = (command.name, command.done < command.pages);
-        self.finished.push_back(name);
+        command.reported = true;
+        let (id, drains) = (command.id, command.done < command.pages);
+        self.finished.push_back(id);
         if !drains {
             self.forget(number);
         }

@@ -35,7 +35,7 @@ fn says<T>(result: Result<T, OpenError>, wanted: &str) {
 }
 
 #[test]
-fn what_could_not_be_served_is_no_leg_and_no_leg_is_written() {
+fn an_unservable_leg_is_refused_before_any_leg_is_written() {
     let folder = TempDir::new().unwrap();
     let good = leg(&folder, "good", LEG);
     for (odd_bytes, remedy) in [
@@ -63,7 +63,7 @@ fn what_could_not_be_served_is_no_leg_and_no_leg_is_written() {
 }
 
 #[test]
-fn legs_that_are_no_stripe_are_refused_with_the_remedy() {
+fn legs_of_no_stripe_are_refused_with_the_remedy() {
     let folder = TempDir::new().unwrap();
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| leg(&folder, name, LEG));
     create_stripe(&[a.clone(), b.clone()], CHUNK, Overwrite::No).unwrap();
@@ -125,7 +125,7 @@ fn torn(old: &Block, new: &Block, mask: u8) -> Block {
 /// A crash may leave any set of sectors of the superblocks written. The legs then form the old stripe, the
 /// new one or none: legs of different stripes are never served together, nor in a wrong order.
 #[test]
-fn a_crash_while_a_stripe_is_made_leaves_the_old_one_or_the_new_one_or_none() {
+fn a_crash_during_creation_leaves_the_old_stripe_or_the_new_one_or_none() {
     let folder = TempDir::new().unwrap();
     let [a, b, c] = ["a", "b", "c"].map(|name| leg(&folder, name, SMALL));
     let legs = [&a, &b, &c];
@@ -184,7 +184,7 @@ fn tail(tear: u8, leg: usize) -> u8 {
 
 /// With --stripe-raw, one superblock is enough for an error that the guest would overwrite it.
 #[test]
-fn a_crash_while_a_stripe_is_made_is_seen_when_it_is_served_raw() {
+fn raw_legs_after_a_crash_during_creation_are_refused() {
     let folder = TempDir::new().unwrap();
     let legs = ["a", "b", "c"].map(|name| leg(&folder, name, SMALL));
     create_stripe(&legs, CHUNK, Overwrite::No).unwrap();

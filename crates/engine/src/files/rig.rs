@@ -1,7 +1,7 @@
 //! Test hooks of a file store: disable its methods, and replace results of the kernel.
 
 use super::Files;
-use crate::step::Able;
+use crate::step::Methods;
 use crate::table::{Entry, Method};
 
 /// Replaces the kernel's result, given a running number and the op.
@@ -19,7 +19,7 @@ pub(super) struct Rig {
 impl Files {
     /// Acts as if the store had refused everything but reads and writes.
     pub(crate) fn forget_methods(&mut self) {
-        self.leg_mut(0).able = Able {
+        self.leg_mut(0).methods = Methods {
             command: false,
             punch: false,
             zero_range: false,
@@ -28,7 +28,7 @@ impl Files {
 
     /// Acts like a kernel without the discard command.
     pub(crate) fn forget_command(&mut self) {
-        self.leg_mut(0).able.forget(Method::Command);
+        self.leg_mut(0).methods.forget(Method::Command);
     }
 
     pub(crate) fn is_syncing(&self) -> bool {

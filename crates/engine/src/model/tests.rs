@@ -95,7 +95,7 @@ fn no_op_ends_before_its_time() {
 }
 
 #[test]
-fn what_is_written_moves_at_the_end_and_what_is_read_while_the_drive_works() {
+fn writes_move_data_at_the_end_and_reads_while_the_drive_works() {
     let limit = Duration::from_secs(1);
     unless_late("moves-at-end", limit, || {
         let (disk, guest) =
@@ -288,7 +288,7 @@ fn threads_share_a_drive() {
 }
 
 #[test]
-fn a_change_is_felt_while_it_runs() {
+fn a_change_takes_effect_while_the_drive_runs() {
     let (disk, guest) = rig("model:custom,size=1M,read_us=50,jitter=0");
     let mut model = model(&disk, &guest);
     let segments = [segment(0, 4096)];

@@ -39,7 +39,7 @@ fn ops_outside_the_disk_or_of_a_read_only_one_do_not_reach_it() {
 }
 
 #[test]
-fn the_end_of_a_cut_file_is_an_error_and_what_is_left_is_read() {
+fn the_end_of_a_cut_file_is_an_error_and_the_rest_is_readable() {
     for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
         let dir = folder();
         let path = image(dir.path(), DISK_BYTES);
@@ -179,7 +179,7 @@ fn an_error_ends_exactly_the_op_that_has_it() {
 }
 
 #[test]
-fn a_range_that_is_busy_is_tried_again_and_a_busy_sync_is_not() {
+fn a_busy_range_is_retried_and_a_busy_sync_is_not() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
     for kind in [ZERO, UNMAP, OpKind::Discard, OpKind::Sync] {
         let mut engine = engine(&disk, &guest);
@@ -197,7 +197,7 @@ fn a_range_that_is_busy_is_tried_again_and_a_busy_sync_is_not() {
 }
 
 #[test]
-fn an_io_that_the_kernel_has_no_memory_for_is_tried_again_and_a_sync_is_not() {
+fn an_io_without_kernel_memory_is_retried_and_a_sync_is_not() {
     for direct in [Direct::Auto, Direct::Off] {
         let (_dir, _path, disk, guest) = file_rig(direct);
         let short: Mangle = |number, entry, result| match (number, entry.step) {
@@ -234,7 +234,7 @@ fn an_io_that_the_kernel_has_no_memory_for_is_tried_again_and_a_sync_is_not() {
 }
 
 #[test]
-fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
+fn a_store_that_keeps_returning_eagain_costs_no_core() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
     let mut engine = engine(&disk, &guest);
     files(&mut engine).mangle(|_, entry, result| match entry.offset {
@@ -256,7 +256,7 @@ fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
 }
 
 #[test]
-fn a_store_that_is_pickier_than_it_said_gets_buffers() {
+fn a_store_with_stricter_alignment_than_reported_gets_buffers() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
     let mut engine = engine(&disk, &guest);
     // Half of it succeeds, then the store refuses; through a buffer it works.

@@ -41,7 +41,7 @@ fn bad_addresses_are_efault_and_touch_nothing() {
 }
 
 #[test]
-fn many_scattered_segments_go_whole() {
+fn many_scattered_segments_complete() {
     for direct in [Direct::Off, Direct::Auto] {
         let (_dir, _path, disk, guest) = file_rig(direct);
         let mut engine = engine(&disk, &guest);
@@ -74,7 +74,7 @@ fn many_scattered_segments_go_whole() {
 }
 
 #[test]
-fn guest_memory_cut_under_io_fails_the_op_and_nothing_else() {
+fn guest_memory_cut_during_io_fails_only_the_op() {
     for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
         let dir = folder();
         let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
@@ -129,7 +129,7 @@ fn zeroes_of_a_lost_page_do_not_reach_the_disk() {
 }
 
 #[test]
-fn memory_is_kept_for_ops_in_flight_and_let_go_after() {
+fn memory_is_kept_for_ops_in_flight_and_released_after() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
     let mut engine = engine(&disk, &guest);
     let segments = [segment(0, 1 << 20)];

@@ -65,7 +65,7 @@ fn a_polled_disk_matches_the_model() {
 }
 
 #[test]
-fn what_is_refused_now_and_then_is_done_all_the_same() {
+fn occasionally_refused_polls_still_complete() {
     // This file's device refuses all of them.
     let always: fn(u64, i32) -> i32 = |number, _| match number % 2 {
         0 => -libc::EAGAIN,

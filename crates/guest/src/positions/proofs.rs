@@ -81,7 +81,7 @@ fn sound_and_level(size_log: u8, next_avail: u16, counts: [u16; 3]) -> Positions
 
 /// A check accepts an index exactly when the guest has room for the chains that it implies, and changes
 /// nothing else.
-fn a_look_believes_what_the_guest_has_room_for(before: Positions, found: u16) {
+fn a_check_accepts_what_the_guest_has_room_for(before: Positions, found: u16) {
     // A vring checks the index when nothing is left.
     let mut before = before;
     before.forget_seen();
@@ -176,7 +176,7 @@ fn a_step_does_one_thing(before: Positions, step: u8) {
 
 /// A vring continues where the dead daemon stopped, whichever of its stores was the last. `is_shown`: the
 /// daemon died after it stored the used index of its last batch and before it recorded that.
-fn a_restart_goes_on_where_the_dead_stood(dead: Positions, is_shown: bool) {
+fn a_restart_continues_where_the_dead_daemon_stopped(dead: Positions, is_shown: bool) {
     let size = dead.size();
     let (noted, shown) = match is_shown {
         true => (dead.published, dead.added()),
@@ -520,7 +520,7 @@ mod harnesses {
     #[kani::proof]
     fn looks() {
         let before = sound(kani::any(), kani::any(), kani::any());
-        a_look_believes_what_the_guest_has_room_for(before, kani::any());
+        a_check_accepts_what_the_guest_has_room_for(before, kani::any());
     }
 
     #[kani::proof]
@@ -537,7 +537,7 @@ mod harnesses {
     #[kani::proof]
     fn restarts() {
         let dead = sound_and_level(kani::any(), kani::any(), kani::any());
-        a_restart_goes_on_where_the_dead_stood(dead, kani::any());
+        a_restart_continues_where_the_dead_daemon_stopped(dead, kani::any());
         a_part_is_of_another_ring_beyond_its_entries(kani::any(), kani::any(), kani::any());
     }
 

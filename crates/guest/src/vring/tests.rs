@@ -184,7 +184,7 @@ fn without_event_index_the_flag_decides_calls() {
 }
 
 #[test]
-fn arming_asks_for_kicks_and_sees_what_came_meanwhile() {
+fn arming_asks_for_kicks_and_finds_new_entries() {
     for features in [0, EVENT_IDX] {
         let (mut driver, mut vring, mut chain) = pair(4, 7, features);
         assert_eq!(driver.used_flags().load(SeqCst), 0, "starts armed");
@@ -207,7 +207,7 @@ fn arming_asks_for_kicks_and_sees_what_came_meanwhile() {
 }
 
 #[test]
-fn a_start_cleans_up_after_whoever_served_before() {
+fn a_start_resets_the_announcements_of_an_earlier_daemon() {
     let memory = memory(1 << 20);
     let mut driver = Driver::new(&memory, 0, 4, 9);
     driver.used_flags().store(1, SeqCst);
@@ -229,7 +229,7 @@ fn a_start_cleans_up_after_whoever_served_before() {
 
 /// The frontend passes the kick descriptor first; the driver zeroes the ring later.
 #[test]
-fn a_ring_that_is_initialised_after_its_start_is_answered_where_it_says() {
+fn a_ring_that_is_initialised_after_its_start_keeps_its_used_position() {
     let memory = memory(1 << 20);
     let mut driver = Driver::new(&memory, 0, 4, 77);
     let mut vring = Vring::new(memory.clone(), driver.layout, 0, 0).unwrap();
@@ -288,7 +288,7 @@ fn impossible_layouts_are_refused() {
 }
 
 #[test]
-fn a_detached_vring_does_nothing_and_goes_on_where_it_was() {
+fn a_detached_vring_does_nothing_and_continues_at_its_position() {
     for features in [0, EVENT_IDX] {
         let (mut driver, mut vring, mut chain) = pair(4, 7, features);
         driver.offer(1);

@@ -158,7 +158,7 @@ fn same_seed_same_times_and_another_seed_others() {
 }
 
 #[test]
-fn how_often_one_looks_changes_nothing() {
+fn the_number_of_advances_changes_nothing() {
     let ends = |step: u64| {
         let mut timing = Timing::new(preset("p320h,write_buffer=128K"));
         for token in 0..100 {
@@ -301,7 +301,7 @@ fn a_sync_waits_for_a_write_that_the_buffer_has_no_room_for() {
 }
 
 #[test]
-fn a_change_is_felt_from_the_next_page_on_and_keeps_the_geometry() {
+fn a_change_takes_effect_from_the_next_page_and_keeps_the_geometry() {
     let mut timing = Timing::new(exact());
     timing.submit(0, 1, READ, 0, 4096);
     timing.advance(500);
@@ -349,8 +349,8 @@ fn no_command_finishes_before_its_floor() {
                 assert!(floors[token as usize] <= now);
                 numbers[token as usize] = None;
             }
-            let name = Name { owner: 0, token };
-            let number = timing.submit_named(now, name, work, draw >> 30, 1 << (9 + draw % 10));
+            let id = CommandId { owner: 0, token };
+            let number = timing.submit_for(now, id, work, draw >> 30, 1 << (9 + draw % 10));
             numbers[token as usize] = Some(number);
             let until = if token == 399 { u64::MAX } else { now + 20_000 };
             while let Some(at) = timing.next_ns().filter(|at| *at <= until) {
@@ -381,7 +381,7 @@ fn no_command_finishes_before_its_floor() {
 }
 
 #[test]
-fn what_is_forgotten_is_used_again() {
+fn numbers_of_ended_commands_are_reused() {
     let mut timing = Timing::new(preset("p3700,write_buffer=1M"));
     for round in 0..1000_u64 {
         for token in 0..8 {

@@ -11,14 +11,14 @@ use crate::{Chain, Inflight, InflightLayout, Vring};
 const PLACES: [u16; 6] = [0, 1, 255, 32_767, 32_768, 65_535];
 
 #[test]
-fn every_index_is_looked_at() {
+fn every_index_is_checked() {
     for size_log in 0..16 {
         let size = 1 << size_log;
         for outstanding in [0, 1, size / 2, size - 1, size] {
             for next in PLACES {
                 let before = sound(size_log, [next, 0], [outstanding, 0, 0]);
                 for found in 0..=u16::MAX {
-                    a_look_believes_what_the_guest_has_room_for(before, found);
+                    a_check_accepts_what_the_guest_has_room_for(before, found);
                 }
             }
         }
@@ -35,7 +35,7 @@ fn every_step_of_a_small_ring() {
                 a_step_does_one_thing(before, step);
             }
             for is_shown in [false, true] {
-                a_restart_goes_on_where_the_dead_stood(before, is_shown);
+                a_restart_continues_where_the_dead_daemon_stopped(before, is_shown);
             }
         }
     }
@@ -163,11 +163,11 @@ proptest! {
         found in any::<u16>(), step in any::<u8>(), is_shown in any::<bool>(),
     ) {
         let before = sound(size_log, places, counts);
-        a_look_believes_what_the_guest_has_room_for(before, found);
+        a_check_accepts_what_the_guest_has_room_for(before, found);
         a_step_does_one_thing(before, step);
         let before = sound_and_level(size_log, places[0], counts);
         a_step_does_one_thing(before, step);
-        a_restart_goes_on_where_the_dead_stood(before, is_shown);
+        a_restart_continues_where_the_dead_daemon_stopped(before, is_shown);
     }
 
     #[test]

@@ -48,17 +48,17 @@ pub(super) fn whole(
     members: &[Member<'_>],
     chunk_bytes: Option<u32>,
 ) -> Result<Whole, StripeError> {
-    let model = model(members)?;
+    let majority = majority(members)?;
     let mut legs = Vec::with_capacity(members.len());
     for member in members {
-        legs.push((member.name, of_set(member, &model)?.leg));
+        legs.push((member.name, of_set(member, &majority)?.leg));
     }
     refuse_copies(&legs)?;
-    let Superblock { stripe, .. } = model.superblock;
+    let Superblock { stripe, .. } = majority.superblock;
     refuse_gaps(&legs, stripe)?;
     let created = stripe.chunk_bytes();
     if let Some(asked) = chunk_bytes.filter(|asked| *asked != created) {
-        let (name, created) = (model.name, format_size(created.into()));
+        let (name, created) = (majority.name, format_size(created.into()));
         return Err(StripeError(format!(
             "this stripe ({name}) has chunks of {created}, not {}; serve it with --stripe {created}",
             format_size(asked.into())
@@ -66,14 +66,14 @@ pub(super) fn whole(
     }
     refuse_disorder(&legs)?;
     Ok(Whole {
-        set: model.superblock.set,
+        set: majority.superblock.set,
         stripe,
-        data_bytes: model.superblock.data_bytes,
+        data_bytes: majority.superblock.data_bytes,
     })
 }
 
 /// The set to which most legs belong, and its first leg.
-struct Model<'a> {
+struct Majority<'a> {
     name: &'a str,
     superblock: Superblock,
 }
@@ -83,8 +83,8 @@ fn same_set(a: &Superblock, b: &Superblock) -> bool {
     a.set == b.set && a.stripe == b.stripe && a.data_bytes == b.data_bytes
 }
 
-fn model<'a>(members: &[Member<'a>]) -> Result<Model<'a>, StripeError> {
-    let mut best: Option<(usize, Model<'a>)> = None;
+fn majority<'a>(members: &[Member<'a>]) -> Result<Majority<'a>, StripeError> {
+    let mut best: Option<(usize, Majority<'a>)> = None;
     for member in members {
         let Found::Whole(superblock) = member.found else {
             continue;
@@ -96,11 +96,11 @@ fn model<'a>(members: &[Member<'a>]) -> Result<Model<'a>, StripeError> {
         let votes = members.iter().filter(is_like).count();
         if best.as_ref().is_none_or(|(most, _)| votes > *most) {
             let name = member.name;
-            best = Some((votes, Model { name, superblock }));
+            best = Some((votes, Majority { name, superblock }));
         }
     }
-    if let Some((_, model)) = best {
-        return Ok(model);
+    if let Some((_, majority)) = best {
+        return Ok(majority);
     }
     // None is whole. A leg with a damaged superblock gives a better message than one without.
     let something = members.iter().find(|member| member.found != Found::Nothing);
@@ -135,14 +135,14 @@ fn refusal(member: &Member<'_>, wanted_bytes: u64) -> Option<StripeError> {
     Some(StripeError(why))
 }
 
-fn of_set(member: &Member<'_>, model: &Model<'_>) -> Result<Superblock, StripeError> {
-    let (name, other) = (member.name, model.name);
+fn of_set(member: &Member<'_>, majority: &Majority<'_>) -> Result<Superblock, StripeError> {
+    let (name, other) = (member.name, majority.name);
     let why = match member.found {
-        Found::Whole(found) if !same_set(&found, &model.superblock) => {
+        Found::Whole(found) if !same_set(&found, &majority.superblock) => {
             format!("leg {name} is of another stripe than {other}; name the legs of one stripe")
         }
         found => match (
-            refusal(member, model.superblock.data_bytes + SUPERBLOCK_BYTES),
+            refusal(member, majority.superblock.data_bytes + SUPERBLOCK_BYTES),
             found,
         ) {
             // This also refuses a leg that has a copy of a superblock without the data.
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    fn judge(found: &[(&str, u64, Found)], chunk: Option<u32>) -> Result<Whole, StripeError> {
+    fn check(found: &[(&str, u64, Found)], chunk: Option<u32>) -> Result<Whole, StripeError> {
         let members: Vec<_> = found
             .iter()
             .map(|&(name, size_bytes, found)| Member {
@@ -236,14 +236,14 @@ mod tests {
     fn whole_and_in_order_is_a_stripe() {
         let legs = [0, 1, 2].map(|n| (["a", "b", "c"][n as usize], MIB, Found::Whole(leg(n))));
         for chunk in [None, Some(64 << 10)] {
-            let whole = judge(&legs, chunk).unwrap();
+            let whole = check(&legs, chunk).unwrap();
             assert_eq!((whole.set, whole.data_bytes), ([7; 16], MIB - (64 << 10)));
         }
     }
 
     /// Wrong legs, and the words that the message must contain.
     #[test]
-    fn what_is_no_stripe_is_refused_by_leg_and_remedy() {
+    fn wrong_legs_are_refused_by_leg_and_remedy() {
         let good = |n: u32| Found::Whole(leg(n));
         let foreign = Found::Whole(Superblock {
             set: [8; 16],
@@ -365,7 +365,7 @@ mod tests {
             (&[], &["2 to 64 legs"]),
         ];
         for (legs, wanted) in table {
-            let line = judge(legs, Some(64 << 10)).unwrap_err().to_string();
+            let line = check(legs, Some(64 << 10)).unwrap_err().to_string();
             for words in wanted {
                 assert!(line.contains(words), "{words:?} in: {line}");
             }
@@ -374,9 +374,9 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_chunk_is_told_with_the_right_one() {
+    fn the_error_for_a_wrong_chunk_names_the_right_one() {
         let legs = [0, 1, 2].map(|n| ("a", MIB, Found::Whole(leg(n))));
-        let line = judge(&legs, Some(128 << 10)).unwrap_err().to_string();
+        let line = check(&legs, Some(128 << 10)).unwrap_err().to_string();
         assert!(
             line.contains("chunks of 64K, not 128K; serve it with --stripe 64K"),
             "{line}"
