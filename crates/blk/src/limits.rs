@@ -14,8 +14,7 @@ pub struct Limits {
     /// The store's unit of offsets and lengths (1 for buffered files and RAM); a power of two. A smaller
     /// request of the guest becomes a read-modify-write.
     pub offset_align_bytes: u32,
-    /// Alignment of memory addresses that the store needs, a power of two. Other memory goes through bounce
-    /// buffers.
+    /// Alignment of memory addresses that the store needs, a power of two. Other memory goes through bounce buffers.
     pub memory_align_bytes: u32,
     /// No write of any kind reaches the store.
     pub read_only: bool,

@@ -50,12 +50,11 @@ pub struct Op<'a> {
 ///
 /// # Without a stripe
 ///
-/// A read or write of at most one chunk is one op. A longer one is cut at disk offsets that are multiples of
-/// the chunk, so that all ops but the first and the last are whole aligned pieces. If cutting from the
-/// request's start needs one op less, it is cut from its start instead, but only if that is a multiple of 4
-/// KiB: otherwise each op would begin and end inside a block of the store. The guest's segments are cut at
-/// the same places, wherever their own borders are. If a chunk would give more than [`SPLIT_OPS_MAX`] ops, it
-/// is doubled until it does not.
+/// A read or write of at most one chunk is one op. A longer one is cut at disk offsets that are multiples of the
+/// chunk, so that all ops but the first and the last are whole aligned pieces. If cutting from the request's start
+/// needs one op less, it is cut from its start instead, but only if that is a multiple of 4 KiB: otherwise each op
+/// would begin and end inside a block of the store. The guest's segments are cut at the same places, wherever their
+/// own borders are. If a chunk would give more than [`SPLIT_OPS_MAX`] ops, it is doubled until it does not.
 ///
 /// Example with a chunk of 8 KiB: a read of 20 KiB at offset 4 KiB takes 3 ops either way, and is cut at
 /// multiples. Segments A and B are of 10 KiB each.
@@ -102,9 +101,8 @@ enum Course {
     /// There is one leg.
     Plain,
     /// Chunk by chunk, from leg to leg.
-    Dealt(Stripe),
-    /// One range per leg: those of the disk's chunks from `chunk` to before `until`, each of which is on
-    /// another leg.
+    Striped(Stripe),
+    /// One range per leg: those of the disk's chunks from `chunk` to before `until`, each of which is on another leg.
     Ranges {
         stripe: Stripe,
         chunk: u64,
@@ -163,7 +161,7 @@ impl<'a> Plan<'a> {
             ..Plan::empty()
         };
         match (cut.stripe, cut.chunk_bytes) {
-            (Some(stripe), chunk) => plan.deal(stripe, chunk),
+            (Some(stripe), chunk) => plan.distribute(stripe, chunk),
             (None, Some(chunk)) if moves => plan.split(chunk),
             (None, _) => {}
         }
@@ -238,12 +236,12 @@ impl<'a> Plan<'a> {
     }
 
     /// Distributes the request over the legs.
-    fn deal(&mut self, stripe: Stripe, chunk_bytes: Option<NonZeroU32>) {
+    fn distribute(&mut self, stripe: Stripe, chunk_bytes: Option<NonZeroU32>) {
         match self.kind {
             Some(OpKind::Read | OpKind::Write { .. }) => {
                 self.piece_bytes = self.piece_on(stripe, chunk_bytes);
                 (self.leg, self.offset_bytes) = stripe.place(self.offset_bytes);
-                self.course = Course::Dealt(stripe);
+                self.course = Course::Striped(stripe);
             }
             Some(OpKind::Sync) => {
                 self.course = Course::EachLeg {
@@ -378,8 +376,8 @@ impl<'a> Iterator for Plan<'a> {
                 op.len_bytes = self.to_border();
                 self.advance(op.len_bytes);
             }
-            Course::Dealt(_) if self.left_bytes <= self.to_border() => self.kind = None,
-            Course::Dealt(stripe) => {
+            Course::Striped(_) if self.left_bytes <= self.to_border() => self.kind = None,
+            Course::Striped(stripe) => {
                 op.len_bytes = self.to_border();
                 self.advance(op.len_bytes);
                 self.change_leg(stripe);

@@ -57,7 +57,7 @@ pub struct Gate<'a> {
 /// A complete, checked request: its range is inside the disk, and direction and lengths are right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub verb: Verb,
     /// Disk offset in bytes; 0 for flush and get-id.
     pub offset_bytes: u64,
@@ -709,8 +709,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any input: no panic, and an accepted request satisfies every rule that the rest of the daemon
-        /// relies on.
+        /// Any input: no panic, and an accepted request satisfies every rule that the rest of the daemon relies on.
         #[test]
         fn a_request_is_whole_or_refused(
             request_type in prop_oneof![0..16u32, any::<u32>()],

@@ -177,8 +177,7 @@ impl Disk {
         if usable < known {
             return Ok(Resized::Short(number, size));
         }
-        // The first caller that sees the larger size publishes it; others get `No`. Release: see
-        // `capacity_bytes`.
+        // The first caller that sees the larger size publishes it; others get `No`. Release: see `capacity_bytes`.
         let first = grows && self.capacity_bytes.fetch_max(usable, Ordering::Release) < usable;
         Ok(if first {
             Resized::Grown(usable)

@@ -8,8 +8,7 @@ use crate::leg::Polling;
 use crate::probe::{queue_number, sysfs_number};
 use crate::{Backing, Disk, FileKind, Leg};
 
-/// Longest read or write that is polled; beyond it, the cost of an interrupt is negligible beside the
-/// transfer.
+/// Longest read or write that is polled; beyond it, the cost of an interrupt is negligible beside the transfer.
 const BYTES_MAX: u64 = 128 << 10;
 const PAGE_BYTES: u64 = 4096;
 const SECTOR_BYTES: u64 = 512;
@@ -86,8 +85,7 @@ fn check_leg(leg: &Leg) -> Result<Polling, IopollError> {
     }
 }
 
-/// The I/O that the device takes in one piece according to its queue limits. Any page may be a segment of its
-/// own.
+/// The I/O that the device takes in one piece according to its queue limits. Any page may be a segment of its own.
 fn polling(device: u64, kind: FileKind) -> Polling {
     let number = |name| queue_number(device, name);
     let at_once = number("max_sectors_kb").map(|kib| kib << 10);

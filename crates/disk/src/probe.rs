@@ -265,9 +265,8 @@ fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(file, flags)
 }
 
-/// The requirements of O_DIRECT: those that the kernel reports (statx(2) STATX_DIOALIGN, since 6.1), or the
-/// device's block, or the first of two common ones. Each is verified by a read. `None`: O_DIRECT does not
-/// work.
+/// The requirements of O_DIRECT: those that the kernel reports (statx(2) STATX_DIOALIGN, since 6.1), or the device's
+/// block, or the first of two common ones. Each is verified by a read. `None`: O_DIRECT does not work.
 fn probe_align(file: &File, geometry: &Geometry) -> Result<Option<Align>, Errno> {
     let stated = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(stat) if StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) => {

@@ -45,7 +45,7 @@ impl FromStr for DiskSpec {
         if let Some(path) = text.strip_prefix("raw:") {
             return match path {
                 "" => Err(
-                    "raw: names no file; write raw:PATH, or ./raw: for a file of that name"
+                    "raw: needs the path of a file: raw:PATH (or ./raw: for a file of that name)"
                         .to_owned(),
                 ),
                 path => Ok(DiskSpec::Raw(PathBuf::from(path))),

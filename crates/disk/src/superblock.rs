@@ -39,7 +39,7 @@ pub(crate) struct Superblock {
     pub(crate) leg_bytes: u64,
 }
 
-/// What was found in the place of a superblock.
+/// Result of reading the place of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
     /// No superblock.

@@ -94,8 +94,7 @@ fn a_failed_write_back_is_reported_to_every_worker() {
     assert_eq!(rustix::io::pwrite(files[1], &[7; 4096], 0), Ok(4096));
     let told = files.map(rustix::fs::fsync);
     assert_eq!(told, [Err(Errno::IO); 3]);
-    // An earlier failure is not reported to a description that is opened later, so all are opened with the
-    // disk.
+    // An earlier failure is not reported to a description that is opened later, so all are opened with the disk.
     let late = File::open(&device.path).unwrap();
     assert_eq!(rustix::fs::fsync(late), Ok(()));
 }

@@ -96,8 +96,7 @@ impl Bells {
         match bell {
             Bell::None => {}
             Bell::Written { rung, .. } => {
-                // The entry refers to the slot, not to the file, so it must be submitted before the file is
-                // replaced.
+                // The entry refers to the slot, not to the file, so it must be submitted before the file is replaced.
                 if *rung {
                     let _ = ring.submit();
                 }

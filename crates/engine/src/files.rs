@@ -29,7 +29,7 @@ use crate::legs::{LegStats, Tally};
 use crate::memory::walk;
 use crate::piece;
 use crate::progress::{self, Direction, Progress, Retry, Transfer};
-use crate::reactor::Attachment;
+use crate::reactor::StoreId;
 use crate::step::{self, Facts, Methods, Next};
 use crate::table::{Entry, Hold, Method, Step, Table};
 use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
@@ -39,8 +39,7 @@ use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 const LOCK_PAUSE: Duration = Duration::from_micros(200);
 /// Attempts to get a range lock per enter, so that a long queue adds little to each lap.
 const LOCKS_PER_ENTER: usize = 32;
-/// Consecutive EOPNOTSUPP results after which a leg is no longer polled. A single one may concern only that
-/// op.
+/// Consecutive EOPNOTSUPP results after which a leg is no longer polled. A single one may concern only that op.
 const REFUSALS_MAX: u32 = 8;
 /// Pause if the submission queue accepts nothing.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
@@ -49,7 +48,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Files {
     disk: Arc<Disk>,
-    attachment: Attachment,
+    id: StoreId,
     ops: usize,
     /// Ops pushed and not yet reported.
     in_flight: usize,
@@ -100,17 +99,12 @@ impl Files {
             kinds.push(*kind);
             files.push(file);
         }
-        let attachment = reactor.attach(&files, disk.is_polled());
-        let attachment = attachment.map_err(EngineError::setup)?;
-        Files::on(disk, attachment, &kinds, ops).map_err(EngineError::setup)
+        let id = reactor.attach(&files, disk.is_polled());
+        let id = id.map_err(EngineError::setup)?;
+        Files::on(disk, id, &kinds, ops).map_err(EngineError::setup)
     }
 
-    fn on(
-        disk: Arc<Disk>,
-        attachment: Attachment,
-        kinds: &[FileKind],
-        ops: u16,
-    ) -> io::Result<Files> {
+    fn on(disk: Arc<Disk>, id: StoreId, kinds: &[FileKind], ops: u16) -> io::Result<Files> {
         let limits = disk.limits();
         let pool = Pool::new(
             limits.offset_align_bytes.max(1) as usize,
@@ -143,7 +137,7 @@ impl Files {
             delayed: VecDeque::with_capacity(room),
             tally: Tally::new(kinds.len()),
             disk,
-            attachment,
+            id,
             ops: room,
             in_flight: 0,
             ended: VecDeque::with_capacity(room),
@@ -163,8 +157,7 @@ impl Files {
         &mut self.legs[usize::from(leg)]
     }
 
-    /// Checks an op, adds it to the table and translates its addresses. `Err` is the result of an op that
-    /// ends here.
+    /// Checks an op, adds it to the table and translates its addresses. `Err` is the result of an op that ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
         let Some(LegState { facts, .. }) = self.legs.get(usize::from(op.leg)) else {
             return Err(Err(libc::EIO));
@@ -310,13 +303,11 @@ impl Files {
 
     /// Submits the current step, or the rest of it, to its ring.
     fn issue(&mut self, reactor: &mut Reactor, index: u16) {
-        let entry = self
-            .submission(index)
-            .user_data(self.attachment.user_data(index));
+        let entry = self.submission(index).user_data(self.id.user_data(index));
         let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.table.get(index));
         // SAFETY: see the module's documentation: everything that `entry` points to lives until `completed`
         // or `close` has seen its completion.
-        let pushed = unsafe { reactor.submit(self.attachment, &entry, is_polled) };
+        let pushed = unsafe { reactor.submit(self.id, &entry, is_polled) };
         if pushed {
             self.submitted += 1;
             self.polled += usize::from(is_polled);
@@ -670,7 +661,7 @@ impl Store for Files {
     fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
         // A completion of another store would end an op that the kernel still works on.
         assert_eq!(
-            completion.store, self.attachment.store,
+            completion.store, self.id.store,
             "a completion of another store"
         );
         let Completion { index, result, .. } = completion;
@@ -721,7 +712,7 @@ impl Store for Files {
         self.drop_waiting();
         let mut checks = 0;
         while self.submitted > 0 {
-            match reactor.next_of(self.attachment, &mut checks) {
+            match reactor.next_of(self.id, &mut checks) {
                 Ok(completion) => self.completed_closing(completion.index, completion.result),
                 Err(error) => {
                     let disk = self.disk.name();
@@ -757,8 +748,7 @@ impl Drop for Files {
     }
 }
 
-/// The op's range on the leg. The request was checked against capacity and mode much earlier; this is a
-/// second check.
+/// The op's range on the leg. The request was checked against capacity and mode much earlier; this is a second check.
 fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
     if op.kind == OpKind::Sync {
         return Ok((0, 0));

@@ -107,8 +107,7 @@ pub trait Store {
         false
     }
 
-    /// Accepts a completion that the reactor received for this store. Only stores that submit entries get
-    /// one.
+    /// Accepts a completion that the reactor received for this store. Only stores that submit entries get one.
     #[inline]
     fn completed(&mut self, _reactor: &mut Reactor, _completion: Completion) {}
 

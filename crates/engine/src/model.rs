@@ -1,11 +1,9 @@
-//! A modelled drive on the real clock: the data is in memory, and ops complete when the drive's arithmetic
-//! says so.
+//! A modelled drive on the real clock: the data is in memory, and ops complete when the drive's arithmetic says so.
 //!
-//! A write's data is written when the op completes, so it cannot be seen earlier. A read's data is copied
-//! while the op waits for the drive, like a drive's own transfer, so the copy adds no time. Ops complete in
-//! the drive's order. All engines of the disk share one drive behind a lock that is held briefly. The lock,
-//! and the segment lists that grow to the longest op seen, are exceptions to the contract of `Store`, because
-//! a model is not a data path.
+//! A write's data is written when the op completes, so it cannot be seen earlier. A read's data is copied while the
+//! op waits for the drive, like a drive's own transfer, so the copy adds no time. Ops complete in the drive's order.
+//! All engines of the disk share one drive behind a lock that is held briefly. The lock, and the segment lists that
+//! grow to the longest op seen, are exceptions to the contract of `Store`, because a model is not a data path.
 //!
 //! The thread waits in the ring, so kicks and commands still wake it. A timer is too inexact for 85 us, so
 //! the sleep ends [`SPIN_NS`] before the earliest possible completion, and the thread spins for the rest.

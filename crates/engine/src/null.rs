@@ -14,8 +14,7 @@ use crate::{Done, Reactor, Store};
 #[derive(Debug)]
 pub struct Null {
     disk: Arc<Disk>,
-    /// Whether reads store zeroes. Otherwise they leave their memory unchanged; it must be mapped all the
-    /// same.
+    /// Whether reads store zeroes. Otherwise they leave their memory unchanged; it must be mapped all the same.
     zeroes: bool,
     ops: usize,
     /// Ops completed and not yet reported.

@@ -3,7 +3,7 @@
 /// One step of an op through a buffer: `take` bytes of the op lie `skip` bytes into the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Piece {
-    /// Where the window starts on the store; a multiple of the unit.
+    /// Start of the window on the store; a multiple of the unit.
     pub(crate) start: u64,
     /// Bytes of the window; a multiple of the unit.
     pub(crate) len: u64,
@@ -63,7 +63,7 @@ pub(crate) fn for_write(at: u64, left: u64, unit: u64, most: u64) -> Piece {
     }
 }
 
-/// The whole blocks inside a range, or `None` where there are none.
+/// The whole blocks inside a range, or `None` if it contains none.
 pub(crate) fn inside(offset: u64, len: u64, unit: u64) -> Option<(u64, u64)> {
     let start = offset.checked_next_multiple_of(unit)?;
     let end = offset.checked_add(len)? / unit * unit;

@@ -1,5 +1,4 @@
-//! Interprets the kernel's result for an op. It is arithmetic without a ring, so that a test can cover every
-//! result.
+//! Interprets the kernel's result for an op. It is arithmetic without a ring, so that a test can cover every result.
 
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ pub(crate) struct Transfer {
     pub(crate) unit: u64,
 }
 
-/// What to do after a result.
+/// The next action after a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// Everything has been moved.
@@ -52,8 +51,7 @@ pub(crate) fn transfer_progress(transfer: Transfer, result: i32) -> Progress {
     }
 }
 
-/// Interprets the result of an operation that is done completely or not at all: a sync, a fallocate, a
-/// command.
+/// Interprets the result of an operation that is done completely or not at all: a sync, a fallocate, a command.
 pub(crate) fn whole_progress(result: i32) -> Progress {
     if result >= 0 {
         Progress::Whole
@@ -107,9 +105,8 @@ const TRIES_MAX: u16 = 700;
 /// Longest pause between attempts.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// When to repeat an op after `tries` consecutive attempts that moved nothing: the first few at once (a
-/// signal), then with doubling pauses from 1 ms, so that a store that keeps returning EAGAIN does not occupy
-/// a core.
+/// When to repeat an op after `tries` consecutive attempts that moved nothing: the first few at once (a signal), then
+/// with doubling pauses from 1 ms, so that a store that keeps returning EAGAIN does not occupy a core.
 pub(crate) fn retry(tries: u16) -> Retry {
     match tries {
         0..=TRIES_AT_ONCE => Retry::Now,

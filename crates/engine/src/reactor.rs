@@ -104,17 +104,16 @@ enum Received {
     Nothing,
 }
 
-/// A store's registration with a reactor: it identifies the store's completions and its files in the rings'
-/// tables.
+/// A store's registration with a reactor: it identifies the store's completions and its files in the rings' tables.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Attachment {
+pub(crate) struct StoreId {
     /// The number of the reactor in this process.
     reactor: u64,
     pub(crate) store: u16,
     pub(crate) first_file: u32,
 }
 
-impl Attachment {
+impl StoreId {
     /// User data of the store's entry number `index`.
     #[inline]
     pub(crate) fn user_data(self, index: u16) -> u64 {
@@ -157,8 +156,7 @@ impl Reactor {
         Reactor::with_queue(disks, [ops, watches, bells], submissions, &LEVELS)
     }
 
-    /// Like `new` (`slots` holds its three numbers), with a given submission queue size and given set-up
-    /// levels.
+    /// Like `new` (`slots` holds its three numbers), with a given submission queue size and given set-up levels.
     pub(crate) fn with_queue(
         disks: &[&Disk],
         [ops, watches, bells]: [u16; 3],
@@ -369,18 +367,18 @@ impl Reactor {
         &mut self,
         files: &[BorrowedFd<'_>],
         is_polled: bool,
-    ) -> io::Result<Attachment> {
-        let attachment = Attachment {
+    ) -> io::Result<StoreId> {
+        let id = StoreId {
             reactor: self.number,
             store: self.stores,
             first_file: self.free_file,
         };
         // The reactor was created for these disks; a file beyond them is our own fault.
-        let behind = attachment.first_file + files.len() as u32;
+        let behind = id.first_file + files.len() as u32;
         if behind > self.files {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        for (slot, file) in (attachment.first_file..).zip(files) {
+        for (slot, file) in (id.first_file..).zip(files) {
             self.ring.set_file(slot, Some(file.as_raw_fd()))?;
             if let (true, Some(polled)) = (is_polled, &self.polled) {
                 polled.set_file(slot, file)?;
@@ -388,7 +386,7 @@ impl Reactor {
         }
         self.free_file = behind;
         self.stores += 1;
-        Ok(attachment)
+        Ok(id)
     }
 
     /// Queues an entry of a store in the plain or the polled ring. `false`: the kernel accepts none now. It
@@ -401,14 +399,11 @@ impl Reactor {
     #[inline]
     pub(crate) unsafe fn submit(
         &mut self,
-        attachment: Attachment,
+        id: StoreId,
         entry: &squeue::Entry,
         is_polled: bool,
     ) -> bool {
-        assert_eq!(
-            attachment.reactor, self.number,
-            "a store on another reactor"
-        );
+        assert_eq!(id.reactor, self.number, "a store on another reactor");
         // SAFETY: the caller's promise.
         unsafe {
             match &mut self.polled {
@@ -450,15 +445,11 @@ impl Reactor {
 
     /// Waits for the next completion of a store that is closing. `checks` counts the waits, so that a polled
     /// device that hangs is checked less and less often. `Err`: the ring is broken.
-    pub(crate) fn next_of(
-        &mut self,
-        attachment: Attachment,
-        checks: &mut u32,
-    ) -> io::Result<Completion> {
+    pub(crate) fn next_of(&mut self, id: StoreId, checks: &mut u32) -> io::Result<Completion> {
         loop {
             while let Some(received) = self.next() {
                 match received {
-                    Received::Op(completion) if completion.store == attachment.store => {
+                    Received::Op(completion) if completion.store == id.store => {
                         return Ok(completion);
                     }
                     other => self.deferred.push_back(other),

@@ -1,5 +1,4 @@
-//! Shared parts of the engine's tests: disks, guest memory, and a driver that checks every byte against a
-//! model.
+//! Shared parts of the engine's tests: disks, guest memory, and a driver that checks every byte against a model.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -542,8 +541,7 @@ fn end(guest: &Guest, model: &[u8], one: &PendingOp) {
 
 fn compare(bytes: &[u8], model: &[u8], offset: u64, when: &str) {
     let model = &model[offset as usize..][..bytes.len()];
-    // Compare first: searching for the difference takes many times as long, and is needed only for the
-    // message.
+    // Compare first: searching for the difference takes many times as long, and is needed only for the message.
     if bytes == model {
         return;
     }

@@ -38,9 +38,8 @@ pub(crate) mod tag {
 /// Pause if the kernel could accept nothing and there is no completion to collect.
 const SHORT_PAUSE: Duration = Duration::from_micros(200);
 
-/// Pauses between attempts if the kernel has no memory for a ring. It needs blocks of many pages, which can
-/// be missing for moments while the page cache fills memory; and the memory of closed rings is freed with a
-/// delay.
+/// Pauses between attempts if the kernel has no memory for a ring. It needs blocks of many pages, which can be
+/// missing for moments while the page cache fills memory; and the memory of closed rings is freed with a delay.
 const MEMORY_PAUSES_MS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
 /// Parameters of a ring.
@@ -79,7 +78,7 @@ pub(crate) enum Sleep {
     Forever,
 }
 
-/// What a sleep waits for.
+/// The event that a sleep waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// The completion of an op.
@@ -147,8 +146,7 @@ impl Ring {
             enters: 0,
         };
         ring.configure(config).map_err(EngineError::setup)?;
-        // Saves the descriptor look-up in each enter. It is optional: the table of registered rings may be
-        // full.
+        // Saves the descriptor look-up in each enter. It is optional: the table of registered rings may be full.
         let _ = ring.submitter.register_ring_fd();
         Ok(ring)
     }
@@ -208,7 +206,7 @@ impl Ring {
         self.enters += 1;
         let result = self.submitter.submit();
         self.sq.sync();
-        tolerate_transient(result).map(drop)
+        tolerate(result).map(drop)
     }
 
     /// Submits the queued entries, lets the kernel post deferred completions, and sleeps as `sleep` says
@@ -230,10 +228,7 @@ impl Ring {
             }
         };
         self.sq.sync();
-        if tolerate_transient(result)? == Entered::Short
-            && sleep != Sleep::No
-            && !self.has_completions()
-        {
+        if tolerate(result)? == Entered::Short && sleep != Sleep::No && !self.has_completions() {
             // The kernel did not sleep either, so the owner would spin until memory is available.
             std::thread::sleep(SHORT_PAUSE);
         }
@@ -298,7 +293,7 @@ impl Drop for Ring {
 
 /// Filters out results of an enter that are not errors: a time-out, a signal, and a kernel that accepts no
 /// more until completions are read or memory is available. Entries that it did not accept stay queued.
-fn tolerate_transient(result: io::Result<usize>) -> io::Result<Entered> {
+fn tolerate(result: io::Result<usize>) -> io::Result<Entered> {
     match result {
         Ok(_) => Ok(Entered::Done),
         Err(error) => match error.raw_os_error() {

@@ -14,9 +14,8 @@ use libc::iovec;
 use crate::area::{Access, Area};
 use crate::piece::Piece;
 
-/// Most host ranges of one op: a request's segments, plus one for each of the table's 509 regions whose
-/// border a segment may cross. Only segments that overlap each other need more, which no driver makes; they
-/// end with EFAULT.
+/// Most host ranges of one op: a request's segments, plus one for each of the table's 509 regions whose border a
+/// segment may cross. Only segments that overlap each other need more, which no driver makes; they end with EFAULT.
 pub(crate) const RANGES_MAX: usize = SEGMENTS_MAX + 512;
 /// Most host ranges in one system call (UIO_MAXIOV).
 pub(crate) const RANGES_AT_ONCE: usize = 1024;
@@ -134,7 +133,7 @@ impl Entry {
         }
     }
 
-    /// Where the op continues, and how many bytes are left.
+    /// The offset at which the op continues, and the number of bytes left.
     pub(crate) fn rest(&self) -> (u64, u64) {
         (self.offset + self.pos, self.len - self.pos)
     }
@@ -269,8 +268,7 @@ impl Table {
     }
 }
 
-/// Collects host ranges and merges adjacent ones. The newest stays in `last` so that the next can be merged
-/// with it.
+/// Collects host ranges and merges adjacent ones. The newest stays in `last` so that the next can be merged with it.
 #[derive(Debug)]
 pub(crate) struct Gather {
     block: *mut iovec,

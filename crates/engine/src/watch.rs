@@ -1,8 +1,7 @@
 //! Watched eventfds: their signals wake the ring.
 //!
-//! They come from a frontend and may be any kind of file: a pipe, a regular file, closed at the other end.
-//! Their flags belong to the frontend. Their counters are neither needed nor read: a multishot poll reports
-//! every signal.
+//! They come from a frontend and may be any kind of file: a pipe, a regular file, closed at the other end. Their
+//! flags belong to the frontend. Their counters are neither needed nor read: a multishot poll reports every signal.
 //!
 //! Unsafe because entries are pushed to a ring; they point to no memory.
 
@@ -37,7 +36,7 @@ enum State {
     Armed,
 }
 
-/// What a poll's completion means for its owner.
+/// The meaning of a poll's completion for its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signal {
     Woken(u16),
@@ -190,8 +189,7 @@ fn is_passing(result: i32) -> bool {
     }
 }
 
-/// Ends a poll by cancelling it. A removal would fail (EALREADY) while the poll reports a signal, and leave
-/// it armed.
+/// Ends a poll by cancelling it. A removal would fail (EALREADY) while the poll reports a signal, and leave it armed.
 fn remove(ring: &mut Ring, target: u64) {
     // The flag has no meaning for an operation without a file, but the ring accepts no entry without it.
     let entry = opcode::AsyncCancel::new(target)

@@ -1,8 +1,7 @@
 //! One mapped region of guest memory.
 //!
-//! It calls `mmap` itself instead of using `vm_memory::MmapRegion`, because that keeps the file open (one
-//! descriptor per region, and a frontend can have 509), accepts unaligned hugetlb offsets, and does not check
-//! the file's size.
+//! It calls `mmap` itself instead of using `vm_memory::MmapRegion`, because that keeps the file open (one descriptor
+//! per region, and a frontend can have 509), accepts unaligned hugetlb offsets, and does not check the file's size.
 
 use std::convert::Infallible;
 use std::fs::File;

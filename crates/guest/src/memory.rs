@@ -26,7 +26,7 @@ pub struct RegionSpec {
     pub user_addr: u64,
     /// Length in bytes.
     pub len_bytes: u64,
-    /// Where the region starts in `file`.
+    /// Offset of the region in `file`.
     pub file_offset: u64,
     /// Shared memory: a regular file or memfd, open for reading and writing. It is closed once it is mapped.
     pub file: File,
@@ -261,8 +261,7 @@ impl Memory {
         Self::assemble(regions)
     }
 
-    /// A copy of this table without one region (REM_MEM_REG), matched by guest address, user address and
-    /// length.
+    /// A copy of this table without one region (REM_MEM_REG), matched by guest address, user address and length.
     pub fn without(
         &self,
         guest_addr: u64,

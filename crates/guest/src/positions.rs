@@ -74,9 +74,8 @@ impl Positions {
     pub(crate) fn look(&mut self, found: u16) -> Option<u16> {
         let fresh = found.wrapping_sub(self.next_avail);
         let size = self.mask.wrapping_add(1);
-        // The check includes outstanding chains, so that it catches a guest that never waits as well as one
-        // whose index jumps. It also keeps a batch of used entries within `size`, which the arithmetic of a
-        // call requires.
+        // The check includes outstanding chains, so that it catches a guest that never waits as well as one whose
+        // index jumps. It also keeps a batch of used entries within `size`, which the arithmetic of a call requires.
         if fresh > size.saturating_sub(self.outstanding) {
             return None;
         }

@@ -1,8 +1,7 @@
-//! A frontend may cut the file behind guest memory while we access it; the CPU then raises SIGBUS. The
-//! handler replaces the page with anonymous zeroes, marks the mapping lost and returns, so that the access
-//! completes (with zeroes) and the owner finds out by [`crate::Memory::is_lost`]. A SIGBUS anywhere else goes
-//! to the handler that was installed before (the standard library's stack guard, and finally the default
-//! action, which ends the process).
+//! A frontend may cut the file behind guest memory while we access it; the CPU then raises SIGBUS. The handler
+//! replaces the page with anonymous zeroes, marks the mapping lost and returns, so that the access completes (with
+//! zeroes) and the owner finds out by [`crate::Memory::is_lost`]. A SIGBUS anywhere else goes to the handler that was
+//! installed before (the standard library's stack guard, and finally the default action, which ends the process).
 //!
 //! How the handler stays safe while other threads map and unmap:
 //!
@@ -266,11 +265,11 @@ mod tests {
     use super::*;
     use crate::{Memory, RegionSpec};
 
-    const NAME: &str = "sigbus::tests::later_mappings_pay_nothing_for_an_earlier_loss";
+    const NAME: &str = "sigbus::tests::later_mappings_pay_nothing_for_a_loss";
 
     /// In a process of its own, where no other test loses memory.
     #[test]
-    fn later_mappings_pay_nothing_for_an_earlier_loss() {
+    fn later_mappings_pay_nothing_for_a_loss() {
         if std::env::var_os(NAME).is_none() {
             let test = std::env::current_exe().unwrap();
             let status = Command::new(test)

@@ -5,8 +5,7 @@
 //! side wants a notification. The side that is about to sleep announces that it wants one, then checks the
 //! index. Each has a full fence between the two, so at least one of them sees the other's store.
 
-/// Access to the shared words of a vring. Each is a single access; the indices order the accesses around
-/// them.
+/// Access to the shared words of a vring. Each is a single access; the indices order the accesses around them.
 pub(crate) trait Words {
     /// The guest's index. Acquire: everything that the guest wrote before it is visible afterwards.
     fn avail_index(&self) -> u16;
@@ -65,8 +64,7 @@ impl Signals {
     #[inline]
     pub(crate) fn publish(&mut self, words: &impl Words, old: u16, new: u16) -> bool {
         words.set_used_index(new);
-        // The index must be stored before we read whether the guest wants a call; otherwise a call could be
-        // lost.
+        // The index must be stored before we read whether the guest wants a call; otherwise a call could be lost.
         words.fence();
         if !self.event_idx {
             return words.avail_flags() & AVAIL_NO_INTERRUPT == 0;

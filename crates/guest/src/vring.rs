@@ -128,7 +128,7 @@ impl Parts {
             }
             let host = memory.host_range(addr, len_bytes);
             let host = host.ok_or(VringError::Unmapped(addr))?;
-            // Atomics need the alignment on the host, where a region may begin anywhere in a page.
+            // Atomics need the alignment on the host too; a region may begin anywhere in a page.
             if !(host as u64).is_multiple_of(align) {
                 return Err(VringError::Align(addr));
             }
@@ -241,8 +241,7 @@ struct Place {
 }
 
 /// Device side of one split vring. Call `take` until it returns `None`; `push_used` for each completed chain;
-/// `publish` once for all of them; and `arm` before sleeping. If `arm` returns `true`, continue instead of
-/// sleeping.
+/// `publish` once for all of them; and `arm` before sleeping. If `arm` returns `true`, continue instead of sleeping.
 ///
 /// A vring starts armed. Entries that were available before its start come without a kick, so check once.
 #[derive(Debug)]
@@ -271,10 +270,9 @@ impl Vring {
     /// indirect descriptors are served even if they were not negotiated, because Windows uses them anyway.
     ///
     /// The used position is read from the used ring when the first chain is available, because a driver may
-    /// initialise the ring after the frontend starts it. The guest expects the next used entry there,
-    /// whichever device served the vring before: the position equals `base` after an orderly stop, and is 0
-    /// after a reset for which the driver zeroed the ring. If a guest leaves another value, it gets its
-    /// entries there.
+    /// initialise the ring after the frontend starts it. The guest expects the next used entry there, whichever
+    /// device served the vring before: the position equals `base` after an orderly stop, and is 0 after a reset for
+    /// which the driver zeroed the ring. If a guest leaves another value, it gets its entries there.
     pub fn new(
         memory: impl Into<Epoch>,
         layout: VringLayout,

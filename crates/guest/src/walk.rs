@@ -215,8 +215,7 @@ mod tests {
     const DATA: u64 = 0x8_0000;
     const MEMORY_BYTES: u64 = 4 << 20;
 
-    /// Serves one chain with head 0 and returns its fault and the chain. The head must come back, whatever
-    /// the fault.
+    /// Serves one chain with head 0 and returns its fault and the chain. The head must come back, whatever the fault.
     fn serve(direct: &[Desc], table: &[Desc]) -> (Option<ChainFault>, Chain) {
         let memory = memory(MEMORY_BYTES);
         let mut driver = Driver::new(&memory, 0, SIZE, 0);

@@ -391,9 +391,8 @@ proptest! {
         }
     }
 
-    /// Splitting makes as few ops as the chunk allows (one more if the request begins inside a block), at
-    /// most 64, none longer than the chunk unless that was doubled, with borders at its multiples if they
-    /// cost nothing.
+    /// Splitting makes as few ops as the chunk allows (one more if the request begins inside a block), at most 64,
+    /// none longer than the chunk unless that was doubled, with borders at its multiples if they cost nothing.
     #[test]
     fn splitting_keeps_its_bounds(
         sector in 0..1u64 << 30, sectors in 1..=1u64 << 20, shift in 12..=22u32,

@@ -144,7 +144,7 @@ impl FromStr for ModelSpec {
             .find(|preset| preset.name == name)
             .ok_or_else(|| {
                 let names = PRESETS.each_ref().map(|preset| preset.name).join(", ");
-                format!("model:{text}: no modelled drive is called `{name}`; there are {names}")
+                format!("model:{text}: there is no modelled drive `{name}`; the drives are {names}")
             })?;
         let mut values = preset.values;
         let mut given = [false; KEYS.len()];
@@ -152,7 +152,7 @@ impl FromStr for ModelSpec {
             let (at, value) = parse_part(part).map_err(|why| format!("model:{text}: {why}"))?;
             if let (Some(place), Some(given)) = (values.get_mut(at), given.get_mut(at)) {
                 if std::mem::replace(given, true) {
-                    return Err(format!("model:{text}: `{part}` comes twice; give it once"));
+                    return Err(format!("model:{text}: `{part}` occurs twice; give it once"));
                 }
                 *place = value;
             }
@@ -165,14 +165,14 @@ impl FromStr for ModelSpec {
 fn parse_part(part: &str) -> Result<(usize, u64), String> {
     let (name, text) = part
         .split_once('=')
-        .ok_or_else(|| format!("`{part}` is no KEY=VALUE"))?;
+        .ok_or_else(|| format!("`{part}` is not KEY=VALUE"))?;
     let (at, key) = KEYS
         .iter()
         .enumerate()
         .find(|(_, key)| key.name == name)
         .ok_or_else(|| {
             let names = KEYS.each_ref().map(|key| key.name).join(", ");
-            format!("`{name}` is no parameter of a modelled drive; there are {names}")
+            format!("`{name}` is not a parameter of a modelled drive; the parameters are {names}")
         })?;
     let range = || {
         let (min, max) = (key.unit.show(key.min), key.unit.show(key.max));
@@ -233,8 +233,7 @@ impl Unit {
     }
 }
 
-/// Parses a decimal number and multiplies it by 10^`places`. `None`: not a number, too many decimals, or too
-/// large.
+/// Parses a decimal number and multiplies it by 10^`places`. `None`: not a number, too many decimals, or too large.
 fn parse_decimal(text: &str, places: u32) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -308,7 +307,7 @@ mod tests {
             ("P3700", "`P3700`"),
             ("p3700,", "KEY=VALUE"),
             ("p3700,seed", "KEY=VALUE"),
-            ("p3700,speed=1", "`speed` is no parameter"),
+            ("p3700,speed=1", "`speed` is not a parameter"),
             ("p3700,seed=1,seed=2", "twice"),
             ("p3700,size=0", "size=0"),
             ("p3700,size=x", "a size from 4K to 64T"),

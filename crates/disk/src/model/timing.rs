@@ -484,8 +484,7 @@ impl Timing {
         self.admit_writes(now_ns);
     }
 
-    /// Handles a write that is completely on the channels: the syncs that began after it wait for one write
-    /// less.
+    /// Handles a write that is completely on the channels: the syncs that began after it wait for one write less.
     fn write_done(&mut self, number: u32) {
         let Some(sequence) = self.command(number).map(|command| command.sequence) else {
             return;

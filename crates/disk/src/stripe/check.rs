@@ -17,7 +17,7 @@ pub(super) fn wrong_count(legs: u16) -> StripeError {
     ))
 }
 
-/// What was read from a leg.
+/// Name, size and superblock of a leg.
 pub(super) struct Member<'a> {
     pub(super) name: &'a str,
     pub(super) size_bytes: u64,
@@ -139,7 +139,9 @@ fn of_set(member: &Member<'_>, majority: &Majority<'_>) -> Result<Superblock, St
     let (name, other) = (member.name, majority.name);
     let why = match member.found {
         Found::Whole(found) if !same_set(&found, &majority.superblock) => {
-            format!("leg {name} is of another stripe than {other}; name the legs of one stripe")
+            format!(
+                "leg {name} belongs to another stripe than {other}; name the legs of one stripe"
+            )
         }
         found => match (
             refusal(member, majority.superblock.data_bytes + SUPERBLOCK_BYTES),
@@ -279,7 +281,7 @@ mod tests {
                     ("x", MIB, foreign),
                     ("c", MIB, good(2)),
                 ],
-                &["leg x is of another stripe than a"],
+                &["leg x belongs to another stripe than a"],
             ),
             // The majority is right, wherever it is.
             (
@@ -288,7 +290,7 @@ mod tests {
                     ("a", MIB, good(0)),
                     ("c", MIB, good(2)),
                 ],
-                &["leg x is of another stripe than a"],
+                &["leg x belongs to another stripe than a"],
             ),
             (
                 &[
@@ -296,7 +298,7 @@ mod tests {
                     ("b", MIB, other_chunk),
                     ("c", MIB, good(2)),
                 ],
-                &["leg b is of another stripe"],
+                &["leg b belongs to another stripe"],
             ),
             (
                 &[

@@ -73,7 +73,7 @@ fn legs_of_no_stripe_are_refused_with_the_remedy() {
     open(&[&a, &b]).unwrap();
     let order = format!("the right order: --disk {a} --disk {b}");
     says(open(&[&b, &a]), &order);
-    says(open(&[&a, &d]), "is of another stripe");
+    says(open(&[&a, &d]), "belongs to another stripe");
     says(open(&[&a, &copy]), "name one of them");
     says(open(&[&a, &b, &copy]), "name one of them");
     says(open(&[&a, &a]), "name each leg once");
@@ -91,8 +91,8 @@ fn legs_of_no_stripe_are_refused_with_the_remedy() {
     // A new stripe over two old ones: the remaining legs of each are no stripe.
     create_stripe(&[a.clone(), c.clone()], CHUNK, Overwrite::Yes).unwrap();
     open(&[&a, &c]).unwrap();
-    says(open(&[&c, &d]), "is of another stripe");
-    says(open(&[&copy, &c]), "is of another stripe");
+    says(open(&[&c, &d]), "belongs to another stripe");
+    says(open(&[&copy, &c]), "belongs to another stripe");
 }
 
 /// The last block of a leg.
@@ -151,8 +151,7 @@ fn a_crash_during_creation_leaves_the_old_stripe_or_the_new_one_or_none() {
         let new = legs.map(last_block);
         let is = serial(legs);
         assert!(is.is_some() && is != was[0] && is != was[1]);
-        // All superblocks in all states of their first sector, which identifies them, each torn in several
-        // ways.
+        // All superblocks in all states of their first sector, which identifies them, each torn in several ways.
         for heads in 0..8_u8 {
             for tear in [0x00, 0xfe, 0x02, 0x80, 0x54, 0xaa] {
                 let masks: [u8; 3] = std::array::from_fn(|leg| heads >> leg & 1 | tail(tear, leg));

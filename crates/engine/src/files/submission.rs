@@ -23,7 +23,7 @@ impl Files {
         let left = entry.window.len - entry.moved;
         // Bounded by the constant, so it fits.
         let len = left.min(MOVED_AT_ONCE) as u32;
-        let file = Fixed(self.attachment.first_file + u32::from(entry.leg));
+        let file = Fixed(self.id.first_file + u32::from(entry.leg));
         let flags = match self.leg(entry.leg).facts.writes_durably(entry.kind) {
             true => libc::RWF_DSYNC,
             false => 0,

@@ -62,9 +62,8 @@ impl Files {
         self.sync_done(reactor, leader, Err(errno));
     }
 
-    /// Ends the fsync of `leader` and the ops that share it. The next fsync covers all ops that arrived
-    /// since. This loops instead of recursing, because on a disk whose sync failed any number of ops end at
-    /// once.
+    /// Ends the fsync of `leader` and the ops that share it. The next fsync covers all ops that arrived since. This
+    /// loops instead of recursing, because on a disk whose sync failed any number of ops end at once.
     pub(super) fn sync_done(
         &mut self,
         reactor: &mut Reactor,

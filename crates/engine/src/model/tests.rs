@@ -47,7 +47,7 @@ fn taken(model: &mut Solo<Model>, op: Op<'_>) -> (Result<(), i32>, Duration) {
 fn a_disk_that_is_not_modelled_is_refused() {
     let (disk, _guest) = rig("ram:1M");
     let why = Model::new(disk, 8).unwrap_err().to_string();
-    assert!(why.contains("no modelled drive"), "{why}");
+    assert!(why.contains("not a modelled drive"), "{why}");
 }
 
 #[test]
@@ -104,8 +104,7 @@ fn writes_move_data_at_the_end_and_reads_while_the_drive_works() {
         let (from, to) = ([segment(0, 4096)], [segment(8192, A_SECOND)]);
         guest.put(&from, &[7; 4096]);
         guest.put(&to, &[0xee; A_SECOND as usize]);
-        // The drive has one channel, so it does one after the other, however long the machine takes between
-        // the two.
+        // The drive has one channel, so it does one after the other, however long the machine takes between the two.
         let start = Instant::now();
         model.push(op(READ, 0, u64::from(A_SECOND), &to), 1);
         model.push(op(WRITE, 0, 4096, &from), 2);

@@ -258,9 +258,5 @@ fn a_wait_ends_at_its_deadline_and_with_results() {
     for _ in 0..100 {
         engine.enter(Wait::No).unwrap();
     }
-    assert_eq!(
-        engine.enters(),
-        before,
-        "without work there is no system call"
-    );
+    assert_eq!(engine.enters(), before, "no work, no system call");
 }

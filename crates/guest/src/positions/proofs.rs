@@ -1,7 +1,6 @@
-//! Properties of a vring's positions, of its kicks and calls, and of the place at which it continues after
-//! its daemon died. Each property is one function of plain values. The tests call it with every value if
-//! there are few and otherwise with random ones; the harnesses (`cargo kani -p cleave-guest`) call it with
-//! all values at once.
+//! Properties of a vring's positions, of its kicks and calls, and of the place at which it continues after its daemon
+//! died. Each property is one function of plain values. The tests call it with every value if there are few and
+//! otherwise with random ones; the harnesses (`cargo kani -p cleave-guest`) call it with all values at once.
 
 use std::cell::Cell;
 
@@ -79,8 +78,7 @@ fn sound_and_level(size_log: u8, next_avail: u16, counts: [u16; 3]) -> Positions
     positions
 }
 
-/// A check accepts an index exactly when the guest has room for the chains that it implies, and changes
-/// nothing else.
+/// A check accepts an index exactly when the guest has room for the chains that it implies, and changes nothing else.
 fn a_check_accepts_what_the_guest_has_room_for(before: Positions, found: u16) {
     // A vring checks the index when nothing is left.
     let mut before = before;
@@ -192,8 +190,7 @@ fn a_restart_continues_where_the_dead_daemon_stopped(dead: Positions, is_shown: 
     positions.resume(next_avail, used, again);
     assert!(positions.is_sound() && positions.is_level());
     assert_eq!((positions.left(), positions.added()), (0, 0));
-    // The worker takes everything that the guest has added meanwhile; the guest can have added no more than
-    // this.
+    // The worker takes everything that the guest has added meanwhile; the guest can have added no more than this.
     let room = size - again;
     let ahead = |count: u16| next_avail.wrapping_add(count);
     assert_eq!(positions.look(ahead(room)), Some(room));
@@ -222,24 +219,15 @@ struct Still {
 
 impl Words for Still {
     fn avail_index(&self) -> u16 {
-        assert!(
-            !self.is_unfenced.get(),
-            "reads without a fence after a store"
-        );
+        assert!(!self.is_unfenced.get(), "reads without a fence");
         self.avail_index
     }
     fn avail_flags(&self) -> u16 {
-        assert!(
-            !self.is_unfenced.get(),
-            "reads without a fence after a store"
-        );
+        assert!(!self.is_unfenced.get(), "reads without a fence");
         self.avail_flags
     }
     fn used_event(&self) -> u16 {
-        assert!(
-            !self.is_unfenced.get(),
-            "reads without a fence after a store"
-        );
+        assert!(!self.is_unfenced.get(), "reads without a fence");
         self.used_event
     }
     fn set_used_index(&self, index: u16) {
@@ -269,9 +257,8 @@ impl Still {
     }
 }
 
-/// The guest is called exactly when it asked for one of the published entries, or by its flag (virtio 1.3
-/// §2.7.7); the first batch is always followed by a call. `count`: entries of a batch, from one to the ring's
-/// size.
+/// The guest is called exactly when it asked for one of the published entries, or by its flag (virtio 1.3 §2.7.7);
+/// the first batch is always followed by a call. `count`: entries of a batch, from one to the ring's size.
 fn a_call_is_made_exactly_when_it_is_asked_for(
     event_idx: bool,
     old: u16,
@@ -296,10 +283,9 @@ fn a_call_is_made_exactly_when_it_is_asked_for(
     assert_eq!(words.used_index.get(), new);
 }
 
-/// The guest kicks for an added entry if the vring is armed, and does not if it is disarmed, until the index
-/// has gone all the way round. `taken`: entries taken in between; `ahead` and `count`: entries that the guest
-/// adds meanwhile, and afterwards. All three together are at most 2^16, and the last two at most the ring's
-/// size.
+/// The guest kicks for an added entry if the vring is armed, and does not if it is disarmed, until the index has gone
+/// all the way round. `taken`: entries taken in between; `ahead` and `count`: entries that the guest adds meanwhile,
+/// and afterwards. All three together are at most 2^16, and the last two at most the ring's size.
 fn kicks_come_only_where_they_are_asked_for(
     event_idx: bool,
     position: u16,
@@ -433,8 +419,7 @@ struct BareRing {
     avail_index: u16,
     used_index: u16,
     reaped: u16,
-    /// Heads that were taken and not published; those of them that have completed; and those to be taken
-    /// again.
+    /// Heads that were taken and not published; those of them that have completed; and those to be taken again.
     is_out: [bool; ENTRIES],
     is_ended: [bool; ENTRIES],
     is_again: [bool; ENTRIES],
