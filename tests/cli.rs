@@ -124,7 +124,7 @@ fn bad_input_is_refused_in_one_line() {
         (
             "memory to be polled for",
             vec!["--disk", "ram:1M", "--iopoll", "on"],
-            "disk ram:1M is memory and has no queue to poll; leave --iopoll away",
+            "disk ram:1M is memory and has no queue to poll; remove --iopoll",
         ),
         (
             "a page cache to be polled for",

@@ -3,18 +3,18 @@
 use crate::Limits;
 use crate::spec::{SECTOR_BYTES, feature};
 
-/// Configuration space of one disk. Bytes are made on demand, so that they never disagree with it.
+/// Configuration space of one disk. Its bytes are generated on demand, so they always match these fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Size now.
+    /// Current size.
     pub capacity_bytes: u64,
-    /// Most data segments of a request told to the guest.
+    /// Most data segments of a request, as stated to the guest.
     pub segments_max: u32,
-    /// Most bytes of one data segment, where the guest is told one.
+    /// Most bytes of one data segment, if the guest is given a limit.
     pub segment_bytes_max: Option<u32>,
-    /// Vrings offered.
+    /// Number of vrings offered.
     pub vrings: u16,
-    /// Write-back (the `writeback` field that a guest may set with CONFIG_WCE).
+    /// Whether the cache is write-back (the `writeback` field, which a guest may set with CONFIG_WCE).
     pub writeback: bool,
     /// The disk.
     pub limits: Limits,
@@ -26,22 +26,21 @@ impl Config {
     /// Offset of the one byte that a guest may write (`writeback`).
     pub const WRITEBACK_OFFSET: usize = 32;
 
-    /// Most sectors of one discard: 1 GiB. A discard is metadata work, yet not free: punching a hole
-    /// into a fragmented file holds its inode while extents are dropped, and stopping a vring waits
-    /// for it. A power of two, so that a guest that cuts a larger discard cuts it at aligned places.
+    /// Most sectors of one discard: 1 GiB. A discard changes only metadata but is not free: punching a hole
+    /// into a fragmented file locks its inode while extents are dropped, and stopping a vring waits for it. A
+    /// power of two, so that a guest that splits a larger discard splits it at aligned places.
     pub const DISCARD_SECTORS_MAX: u32 = 1 << 21;
-    /// Most sectors of one write-zeroes: 128 MiB. Where the store can zero a range this is as cheap
-    /// as a discard, but where it cannot, every byte is written: the bound keeps that to a fraction
-    /// of a second, within which a stop must be able to drain.
+    /// Most sectors of one write-zeroes: 128 MiB. If the store can zero a range, this is as cheap as a
+    /// discard. Otherwise every byte is written, and this limit keeps that within a fraction of a second,
+    /// because a stop must be able to drain.
     pub const ZERO_SECTORS_MAX: u32 = 1 << 18;
-    /// Ranges in one discard or write-zeroes request. Linux sends one unless told that it may merge.
+    /// Most ranges in one discard or write-zeroes request. Linux sends one unless the limit is higher.
     pub const RANGES_MAX: u32 = 1;
 
-    /// The features that this disk offers: all of the block device's and of its vrings. What the
-    /// transport adds (`VHOST_USER_PROTOCOL`) is the session's to add.
+    /// The features of the block device and its vrings. The session adds those of the transport
+    /// (`VHOST_USER_PROTOCOL`).
     pub fn features(&self) -> u64 {
-        // MQ stands with one vring too: `vrings` then says 1. FLUSH is a MUST beside CONFIG_WCE
-        // (virtio 1.3 §5.2.5.2).
+        // MQ is offered even with one vring: `vrings` is 1 then. CONFIG_WCE requires FLUSH (virtio 1.3 §5.2.5.2).
         let mut bits = feature::SEG_MAX
             | feature::BLK_SIZE
             | feature::TOPOLOGY
@@ -92,14 +91,14 @@ impl Config {
         self.limits.discard && !self.limits.read_only
     }
 
-    /// All in logical blocks. Example: 512-byte blocks on 4 KiB sectors with a best size of 64 KiB
+    /// All values are in logical blocks. Example: 512-byte blocks on 4 KiB sectors with a best size of 64 KiB
     /// are exponent 3, minimum 8, optimum 128.
     fn put_topology(&self, space: &mut Space) {
         let blocks = |bytes: u32| bytes.checked_div(self.limits.block_bytes).unwrap_or(0);
         let physical = blocks(self.limits.physical_block_bytes).max(1);
         // An exponent below 32 always fits a byte.
         space.put::<24, 1>([u8::try_from(physical.ilog2()).unwrap_or(0)]);
-        // 25: alignment_offset, 0: the disk begins where its physical blocks do.
+        // 25: alignment_offset is 0, because the disk begins at the start of a physical block.
         space.put::<26, 2>(u16::try_from(physical).unwrap_or(u16::MAX).to_le_bytes());
         space.put::<28, 4>(blocks(self.limits.optimal_io_bytes).to_le_bytes());
     }
@@ -109,7 +108,7 @@ impl Config {
     }
 }
 
-/// The bytes while they are being filled; a field that does not fit does not compile.
+/// The bytes while they are being filled. A field that does not fit is a compile error.
 struct Space([u8; Config::BYTES]);
 
 impl Space {
@@ -155,7 +154,7 @@ mod tests {
 
     /// virtio 1.3 §5.2.4, struct virtio_blk_config: every byte of the space is in one row.
     #[test]
-    fn every_field_stands_at_its_offset() {
+    fn every_field_is_at_its_offset() {
         let table = [
             ("capacity", 0, 8, 0x0102_0304_0506),
             ("size_max", 8, 4, 0),
@@ -208,7 +207,7 @@ mod tests {
             | feature::INDIRECT_DESC
             | feature::EVENT_IDX
             | feature::VERSION_1;
-        // read_only, discard; features beside the base; discard, write-zeroes, may_unmap fields.
+        // read_only, discard; features in addition to the base; discard, write-zeroes, may_unmap fields.
         let table = [
             (
                 false,
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_segments_is_told_where_there_is_a_bound() {
+    fn size_max_is_offered_if_segments_are_bounded() {
         let mut config = config();
         assert_eq!(config.features() & feature::SIZE_MAX, 0);
         config.segment_bytes_max = Some(0x0003_4000);
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn topology_is_told_in_logical_blocks() {
+    fn topology_is_in_logical_blocks() {
         // block, physical, optimal; exponent, minimum, optimum.
         let table = [
             (512, 512, 0, [0, 1, 0]),

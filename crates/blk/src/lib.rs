@@ -1,8 +1,8 @@
-//! virtio-blk as pure values. This crate forbids I/O, clocks, threads, guest memory and unsafe code:
-//! whatever it decides can be decided again in a test from the same arguments.
+//! virtio-blk as pure values. This crate must not contain I/O, clocks, threads, guest memory or unsafe code,
+//! so a test can repeat every decision from the same arguments.
 //!
-//! `Request::parse` turns copied-out header bytes into a [`Request`] or a refusal, [`Plan`] turns a
-//! request into [`Op`]s for an engine, [`Outcome`] is what the guest is told, and [`Config`] is the
+//! `Request::parse` turns a copy of the header bytes into a [`Request`] or an error status, [`Plan`] turns a
+//! request into [`Op`]s for an engine, [`Outcome`] is the result for the guest, and [`Config`] is the
 //! device's configuration space.
 #![forbid(unsafe_code)]
 

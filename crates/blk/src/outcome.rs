@@ -1,29 +1,29 @@
-//! What the guest is told about a request that has ended.
+//! The result of a request for the guest.
 
 use crate::{Request, Verb, spec::status};
 
-/// EOPNOTSUPP as Linux numbers it on every architecture that runs KVM guests with io_uring here
-/// (x86-64, aarch64, riscv64, s390x). Spelt out since this crate knows no operating system.
+/// EOPNOTSUPP on every architecture that runs KVM guests with io_uring here (x86-64, aarch64, riscv64,
+/// s390x). Defined here because this crate does not depend on an operating system.
 const EOPNOTSUPP: i32 = 95;
 
-/// The status byte of a request. The only place where errors become status bytes.
+/// The status byte of a request. Errors become status bytes only here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// Done.
+    /// Success.
     Ok = status::OK,
-    /// The store failed, or the request was wrong.
+    /// The store failed, or the request was invalid.
     IoErr = status::IOERR,
-    /// Not something this device does.
+    /// The device does not support the request.
     Unsupp = status::UNSUPP,
 }
 
 impl Status {
-    /// The status of a request one of whose ops ended with `errno`.
+    /// The status of a request with an op that failed with `errno`.
     ///
-    /// A discard is a hint, and a store that turns out not to take it (EOPNOTSUPP) is one that lacks
-    /// the command: a guest that is told so stops asking. Anything else, and EOPNOTSUPP of anything
-    /// else, is an I/O error: write-zeroes has a fallback below us that cannot be unsupported.
+    /// A discard is a hint. If the store turns out not to support it (EOPNOTSUPP), the guest gets UNSUPP and
+    /// stops sending discards. Every other error is an I/O error, including EOPNOTSUPP from another command:
+    /// write-zeroes has a fallback in the engine that is always supported.
     fn of_errno(verb: Verb, errno: i32) -> Status {
         match (verb, errno) {
             (Verb::Discard, EOPNOTSUPP) => Status::Unsupp,
@@ -32,18 +32,18 @@ impl Status {
     }
 }
 
-/// Status and used length of a request that has ended.
+/// Status and used length of a completed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
-    /// Stored in the last writable byte of the chain.
+    /// The value for the last writable byte of the chain.
     pub status: Status,
-    /// Bytes that the device wrote into the chain, status byte included: exact on success; on
-    /// failure 1 (the status alone), since the data cannot be vouched for.
+    /// Bytes that the device wrote into the chain, status byte included. Exact on success; 1 (only the
+    /// status) on failure, because the data is unreliable.
     pub used_bytes: u32,
 }
 
 impl Outcome {
-    /// The outcome of a request all of whose ops have ended: `Ok`, or the errno of the first that failed.
+    /// The outcome of a request whose ops have all completed: `Ok`, or the errno of the first op that failed.
     #[inline]
     pub fn ended(request: &Request, result: Result<(), i32>) -> Outcome {
         match result {
@@ -55,8 +55,8 @@ impl Outcome {
         }
     }
 
-    /// The outcome of a request that never touched the disk: what `Request::parse` refused, or a
-    /// chain that is no request. A chain without a status byte has no outcome: it is used with length 0.
+    /// The outcome of a request that never reached the disk: `Request::parse` refused it, or the chain has a
+    /// fault. A chain without a status byte has no outcome and is used with length 0.
     #[inline]
     pub fn refused(status: Status) -> Outcome {
         Outcome {
@@ -66,11 +66,11 @@ impl Outcome {
     }
 }
 
-/// Bytes of data that a successful request has put into guest memory.
+/// Bytes of data that a successful request has written to guest memory.
 #[inline]
 fn answer_bytes(request: &Request) -> u32 {
     match request.verb {
-        // Never cut short after `Request::parse`: a chain of 4 GiB is refused there.
+        // It always fits: `Request::parse` refuses a chain of 4 GiB.
         Verb::Read | Verb::GetId => u32::try_from(request.len_bytes).unwrap_or(u32::MAX),
         Verb::Write | Verb::Flush | Verb::Discard | Verb::WriteZeroes { .. } => 0,
     }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn used_length_counts_what_was_written_into_the_chain() {
+    fn used_length_counts_bytes_written_into_the_chain() {
         let table = [
             (Verb::Read, 4096, 4097),
             (Verb::Read, 0, 1),
@@ -140,7 +140,7 @@ mod tests {
                 };
                 let outcome = Outcome::ended(&request(verb, 4096), Err(errno));
                 assert_eq!(outcome, Outcome::refused(expected), "{verb:?} {errno}");
-                assert_eq!(outcome.used_bytes, 1, "the data cannot be vouched for");
+                assert_eq!(outcome.used_bytes, 1, "the data is unreliable");
             }
         }
     }

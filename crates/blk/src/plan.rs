@@ -1,65 +1,63 @@
-//! Turning a request into ops.
+//! Cuts a request into ops.
 
 use std::num::NonZeroU32;
 
 use crate::{Cut, Request, SPLIT_OPS_MAX, Segment, Stripe, Verb};
 
-/// What an engine does with an op.
+/// The operation of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpKind {
     /// Store to memory.
     Read,
-    /// Memory to store; `durable`: on stable storage before it completes.
+    /// Memory to store.
     Write {
         /// Write-through (RWF_DSYNC or equal).
         durable: bool,
     },
-    /// Completed writes become durable.
+    /// Makes completed writes durable.
     Sync,
-    /// Give space back.
+    /// Deallocates space.
     Discard,
-    /// Zero a range; `unmap`: space may be given back.
+    /// Zeroes a range.
     Zero {
-        /// Deallocation allowed.
+        /// Space may be deallocated.
         unmap: bool,
         /// Write-through.
         durable: bool,
     },
 }
 
-/// One I/O for an engine: a range of one leg and the stream of guest memory that goes with it.
+/// One I/O for an engine: a range of one leg, and its guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Op<'a> {
-    /// What to do.
+    /// The operation.
     pub kind: OpKind,
-    /// Which leg of the disk; 0 where it has only one.
+    /// Index of the leg; 0 if the disk has only one.
     pub leg: u16,
     /// Offset on the leg, in bytes.
     pub offset_bytes: u64,
     /// Length in bytes.
     pub len_bytes: u64,
-    /// Guest memory of reads and writes: `len_bytes` bytes starting `skip_bytes` into the first
-    /// segment. The segments may reach beyond the op's end. Empty for the other kinds.
+    /// Guest memory of reads and writes: `len_bytes` bytes starting `skip_bytes` into the first segment. The
+    /// segments may extend beyond the op's end. Empty for the other kinds.
     pub segments: &'a [Segment],
-    /// Bytes of `segments[0]` that belong to an earlier op; below `segments[0].len` unless that is 0.
+    /// Bytes of `segments[0]` that belong to an earlier op: 0, or less than `segments[0].len`.
     pub skip_bytes: u32,
 }
 
-/// The ops of one request; an iterator that owns nothing. Those of a read or write come in order of
-/// disk offset, so that of several errors the one of the lowest number is the first by offset.
+/// The ops of one request, as an iterator that owns nothing. Ops of a read or write are in order of disk
+/// offset, so of several errors the one of the lowest op is the first by offset.
 ///
 /// # Without a stripe
 ///
-/// A read or write of at most a chunk is one op. A longer one is cut where disk offsets are multiples
-/// of the chunk, so that all ops but the first and the last are whole aligned pieces, unless that
-/// takes an op more than cutting from its start on, which is then what is done. One that does not
-/// begin on a multiple of 4 KiB is cut at multiples of the chunk whatever it takes: cut from its start
-/// on, each op would begin and end inside a block of the store. Guest's segments are cut exactly
-/// there too, wherever their own borders lie. Where the chunk would make more than [`SPLIT_OPS_MAX`]
-/// ops, it is doubled until it does not.
+/// A read or write of at most one chunk is one op. A longer one is cut at disk offsets that are multiples of the
+/// chunk, so that all ops but the first and the last are whole aligned pieces. If cutting from the request's start
+/// needs one op less, it is cut from its start instead, but only if that is a multiple of 4 KiB: otherwise each op
+/// would begin and end inside a block of the store. The guest's segments are cut at the same places, wherever their
+/// own borders are. If a chunk would give more than [`SPLIT_OPS_MAX`] ops, it is doubled until it does not.
 ///
-/// Worked example, with a chunk of 8 KiB: a read of 20 KiB at offset 4 KiB takes 3 ops either way, and
-/// is cut at multiples. Segments A and B are of 10 KiB each.
+/// Example with a chunk of 8 KiB: a read of 20 KiB at offset 4 KiB takes 3 ops either way, and is cut at
+/// multiples. Segments A and B are of 10 KiB each.
 ///
 /// | op | `offset_bytes` | `len_bytes` | `segments` | `skip_bytes` | memory |
 /// |----|----------------|-------------|------------|--------------|--------|
@@ -67,29 +65,28 @@ pub struct Op<'a> {
 /// | 1  | 8192           | 8192        | A, B       | 4096         | A\[4096..10240\], B\[0..2048\] |
 /// | 2  | 16384          | 8192        | B          | 2048         | B\[2048..10240\] |
 ///
-/// A read of 16 KiB at 4 KiB would take 3 such ops, and takes 2 from its start on: 8 KiB at 4 KiB, then
-/// 8 KiB at 12 KiB.
+/// A read of 16 KiB at 4 KiB would take 3 such ops. Cut from its start it takes 2: 8 KiB at 4 KiB, then 8 KiB
+/// at 12 KiB.
 ///
 /// # On a stripe
 ///
-/// No op of a read or write crosses a border of the stripe's chunks; a smaller chunk to split by cuts
-/// those further, at its multiples. A range to discard or zero is, on each leg that it touches, one
-/// range and one op. A flush is an op for every leg.
+/// No op of a read or write crosses a border of the stripe's chunks. A smaller chunk for splitting cuts those
+/// pieces further, at its multiples. A discard or write-zeroes is one range, and so one op, on each leg that
+/// it touches. A flush is one op for every leg.
 ///
-/// Worked example, three legs and stripe chunks of 64 KiB: 320 KiB at 32 KiB touch chunks 0 to 5.
-/// A read has six ops, on legs 0, 1, 2, 0, 1, 2, the first and the last of 32 KiB. A discard has three:
-/// leg 0 from 32 KiB to 128 KiB, leg 1 from 0 to 128 KiB, leg 2 from 0 to 96 KiB.
+/// Example with three legs and stripe chunks of 64 KiB: 320 KiB at 32 KiB touch chunks 0 to 5. A read has six
+/// ops, on legs 0, 1, 2, 0, 1, 2, the first and the last of 32 KiB. A discard has three: leg 0 from 32 KiB to
+/// 128 KiB, leg 1 from 0 to 128 KiB, leg 2 from 0 to 96 KiB.
 ///
-/// A request of no bytes has no ops, and neither has a get-id: such a request has ended as soon as
-/// it is planned.
+/// A request of no bytes and a get-id have no ops; they are complete as soon as they are planned.
 #[derive(Debug, Clone)]
 pub struct Plan<'a> {
     /// `None` when nothing is left.
     kind: Option<OpKind>,
-    /// Where the next op begins, on its leg. Of a range on a stripe: where the request does.
+    /// Offset of the next op on its leg; for a range on a stripe, the offset of the request.
     offset_bytes: u64,
     left_bytes: u64,
-    /// Ops end where offsets are `phase_bytes` modulo this power of two.
+    /// Ops end at offsets that are `phase_bytes` modulo this power of two.
     piece_bytes: u64,
     phase_bytes: u64,
     segments: &'a [Segment],
@@ -98,41 +95,39 @@ pub struct Plan<'a> {
     course: Course,
 }
 
-/// How a plan goes on.
+/// How the plan proceeds from leg to leg.
 #[derive(Debug, Clone, Copy)]
 enum Course {
-    /// One leg.
+    /// There is one leg.
     Plain,
-    /// Chunk by chunk from leg to leg.
-    Dealt(Stripe),
-    /// One range a leg: those of the disk's chunks from `chunk` to before `until`, no two of which
-    /// lie on the same leg.
+    /// Chunk by chunk, from leg to leg.
+    Striped(Stripe),
+    /// One range per leg: those of the disk's chunks from `chunk` to before `until`, each of which is on another leg.
     Ranges {
         stripe: Stripe,
         chunk: u64,
         until: u64,
     },
-    /// Every leg from the plan's on.
+    /// Every leg, starting at the plan's.
     EachLeg { legs: u16 },
 }
 
-/// Requests that begin on a multiple of this may be cut from their start on: blocks are of this size or
-/// smaller, or larger ones that the guest was told of and keeps to.
+/// A request that begins on a multiple of this may be cut from its start on. A store's block is not larger,
+/// unless the guest was told of the larger block and keeps to it.
 const BLOCK_BYTES: u64 = 4096;
 
 impl<'a> Plan<'a> {
-    /// Longest op that moves data. The kernel moves at most 0x7fff_f000 bytes at a time; the largest
-    /// power of two below keeps every op but a request's first aligned to any block there is.
+    /// Longest op that moves data. The kernel moves at most 0x7fff_f000 bytes at a time. The largest power of
+    /// two below that keeps every op but a request's first aligned to any possible block.
     const PIECE_BYTES_MAX: u64 = 1 << 30;
 
-    /// Most ops that a plan yields where nothing is split by choice and there is one leg: a parsed
-    /// request is shorter than 4 GiB, which are 4 pieces where it begins at a multiple and one more
-    /// where it does not. [`Cut::ops_max`] is the bound of any plan.
+    /// Most ops of a plan with one leg and no splitting: a parsed request is shorter than 4 GiB, which is 4
+    /// pieces if it begins at a multiple, otherwise 5. [`Cut::ops_max`] is the bound of any plan.
     pub const OPS_MAX: usize = 5;
 
-    /// Plans `request`, which the cut must take, over `data`, the chain's data segments. A get-id has
-    /// no plan. For a read or write `data` must hold at least the request's length, which it does when
-    /// both come from the same chain.
+    /// Plans `request`, which `cut` must accept ([`Cut::takes`]), over `data`, the chain's data segments. A
+    /// get-id has no ops. For a read or write `data` must hold at least the request's length, which it does
+    /// if both come from the same chain.
     #[inline]
     pub fn new(request: &Request, data: &'a [Segment], cut: &Cut) -> Plan<'a> {
         let kind = match request.verb {
@@ -156,7 +151,7 @@ impl<'a> Plan<'a> {
             kind: Some(kind),
             offset_bytes: request.offset_bytes,
             left_bytes: request.len_bytes,
-            // Nothing moves in a range that is discarded or zeroed: it is not cut.
+            // A discard or write-zeroes moves no data, so it is not cut.
             piece_bytes: if moves {
                 Plan::PIECE_BYTES_MAX
             } else {
@@ -166,15 +161,15 @@ impl<'a> Plan<'a> {
             ..Plan::empty()
         };
         match (cut.stripe, cut.chunk_bytes) {
-            (Some(stripe), chunk) => plan.deal(stripe, chunk),
+            (Some(stripe), chunk) => plan.distribute(stripe, chunk),
             (None, Some(chunk)) if moves => plan.split(chunk),
             (None, _) => {}
         }
         plan
     }
 
-    /// The only op of a read or write that is not cut, which most are: what the plan would yield,
-    /// without making one. `None`: make the plan.
+    /// The only op of a read or write that is not cut, which is the common case: the plan's op without the
+    /// plan. `None`: use the plan.
     #[inline]
     pub fn whole(request: &Request, data: &'a [Segment], cut: &Cut) -> Option<Op<'a>> {
         let kind = match request.verb {
@@ -210,11 +205,11 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Chooses where a read or write of one leg is cut.
+    /// Chooses where a read or write on one leg is cut.
     #[inline]
     fn split(&mut self, chunk_bytes: NonZeroU32) {
         let chunk_bytes = power_of_two(chunk_bytes);
-        // Most requests are shorter.
+        // Most requests are not longer than a chunk.
         if self.left_bytes > chunk_bytes {
             self.split_long(chunk_bytes);
         }
@@ -240,13 +235,13 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Deals the request out over the legs.
-    fn deal(&mut self, stripe: Stripe, chunk_bytes: Option<NonZeroU32>) {
+    /// Distributes the request over the legs.
+    fn distribute(&mut self, stripe: Stripe, chunk_bytes: Option<NonZeroU32>) {
         match self.kind {
             Some(OpKind::Read | OpKind::Write { .. }) => {
                 self.piece_bytes = self.piece_on(stripe, chunk_bytes);
                 (self.leg, self.offset_bytes) = stripe.place(self.offset_bytes);
-                self.course = Course::Dealt(stripe);
+                self.course = Course::Striped(stripe);
             }
             Some(OpKind::Sync) => {
                 self.course = Course::EachLeg {
@@ -268,8 +263,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The piece that a read or write on a stripe is cut into: the stripe's chunk, or a smaller one to
-    /// split by that makes no more than [`SPLIT_OPS_MAX`] ops.
+    /// The piece size for a read or write on a stripe: the stripe's chunk, or a smaller one for splitting
+    /// that gives at most [`SPLIT_OPS_MAX`] ops.
     fn piece_on(&self, stripe: Stripe, chunk_bytes: Option<NonZeroU32>) -> u64 {
         let whole = u64::from(stripe.chunk_bytes());
         let mut piece = chunk_bytes.map_or(whole, power_of_two).min(whole);
@@ -281,14 +276,14 @@ impl<'a> Plan<'a> {
         piece
     }
 
-    /// How far the next op of a read or write may reach.
+    /// Longest next op of a read or write.
     #[inline]
     fn to_border(&self) -> u64 {
         let behind = self.offset_bytes.wrapping_sub(self.phase_bytes) & (self.piece_bytes - 1);
         self.piece_bytes - behind
     }
 
-    /// The leg's range of a request that is one range on each leg; goes on to the next leg.
+    /// The op of a request that is one range on each leg; continues with the next leg.
     fn next_range(&mut self, stripe: Stripe, chunk: u64, until: u64) -> Option<Op<'a>> {
         let kind = self.kind?;
         let shift = stripe.chunk_shift();
@@ -296,7 +291,7 @@ impl<'a> Plan<'a> {
         let end_bytes = self.offset_bytes + self.left_bytes;
         let last = (end_bytes - 1) >> shift;
         let last_here = last - (last - chunk) % u64::from(stripe.legs());
-        // Rows are full but for the request's own ends.
+        // All rows are full except at the request's own ends.
         let start = match chunk == self.offset_bytes >> shift {
             true => stripe.place(self.offset_bytes).1,
             false => row << shift,
@@ -323,14 +318,14 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Moves on from leg to leg: called behind an op that is not the last.
+    /// Moves to the next leg after an op that is not the last.
     #[inline]
     fn change_leg(&mut self, stripe: Stripe) {
         let chunk = u64::from(stripe.chunk_bytes());
         if self.offset_bytes & (chunk - 1) != 0 {
             return;
         }
-        // At the end of a chunk: the next one is in the same row of the next leg, or in the next row.
+        // The end of a chunk: the next one is in the same row of the next leg, or in the next row.
         self.leg += 1;
         if self.leg == stripe.legs() {
             self.leg = 0;
@@ -351,8 +346,8 @@ impl<'a> Plan<'a> {
             skip_bytes = beyond;
             self.segments = rest;
         }
-        // Below the first segment's length, hence a u32; where the segments have run out (they were
-        // shorter than the request, which `new` forbids), there is nothing to skip into.
+        // Less than the first segment's length, hence a u32. If the segments have run out (they were shorter
+        // than the request, which `new` forbids), there is nothing to skip into.
         self.skip_bytes = if self.segments.is_empty() {
             0
         } else {
@@ -375,14 +370,14 @@ impl<'a> Iterator for Plan<'a> {
             skip_bytes: self.skip_bytes,
         };
         match self.course {
-            // Most requests end here: no division, no walk along the segments.
+            // Most requests end here, without a division or a walk along the segments.
             Course::Plain if self.left_bytes <= self.piece_bytes => self.kind = None,
             Course::Plain => {
                 op.len_bytes = self.to_border();
                 self.advance(op.len_bytes);
             }
-            Course::Dealt(_) if self.left_bytes <= self.to_border() => self.kind = None,
-            Course::Dealt(stripe) => {
+            Course::Striped(_) if self.left_bytes <= self.to_border() => self.kind = None,
+            Course::Striped(stripe) => {
                 op.len_bytes = self.to_border();
                 self.advance(op.len_bytes);
                 self.change_leg(stripe);
@@ -403,7 +398,7 @@ impl<'a> Iterator for Plan<'a> {
     }
 }
 
-/// The chunk as it should be; what is none is rounded up.
+/// Rounds a chunk up to a power of two.
 #[inline]
 fn power_of_two(chunk_bytes: NonZeroU32) -> u64 {
     u64::from(chunk_bytes.get())

@@ -5,7 +5,7 @@ use crate::spec::{
 };
 use crate::{Config, Limits, Status};
 
-/// One contiguous range of guest-physical memory.
+/// A contiguous range of guest-physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Segment {
     /// Guest-physical address.
@@ -14,7 +14,7 @@ pub struct Segment {
     pub len: u32,
 }
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// Device to memory.
@@ -23,18 +23,18 @@ pub enum Verb {
     Write,
     /// Make completed writes durable.
     Flush,
-    /// The serial.
+    /// Return the serial.
     GetId,
-    /// Give space back; contents undefined (read as zero here) afterwards.
+    /// Deallocate space; the contents are undefined afterwards (here they read as zero).
     Discard,
-    /// Contents read as zero afterwards; with `unmap`, space may be given back.
+    /// Contents read as zero afterwards.
     WriteZeroes {
-        /// The guest lets us deallocate.
+        /// The guest allows deallocation.
         unmap: bool,
     },
 }
 
-/// How many bytes a chain offers in each direction, summed over its descriptors.
+/// Bytes of a chain in each direction, summed over its descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Device-readable bytes, header included.
@@ -43,49 +43,49 @@ pub struct Shape {
     pub writable_bytes: u64,
 }
 
-/// What is allowed at this moment: the disk's limits and what the guest took.
+/// The limits for requests at this moment: the disk's, and the features that the guest acknowledged.
 #[derive(Debug, Clone, Copy)]
 pub struct Gate<'a> {
     /// The disk.
     pub limits: &'a Limits,
-    /// Capacity now (a disk may have grown since it was opened).
+    /// Current capacity (a disk may have grown since it was opened).
     pub capacity_bytes: u64,
     /// Feature bits that the guest acknowledged.
     pub features: u64,
 }
 
-/// A whole, checked request: range inside the disk, direction and lengths right.
+/// A complete, checked request: its range is inside the disk, and direction and lengths are right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub verb: Verb,
-    /// Where on the disk, in bytes; 0 for flush and get-id.
+    /// Disk offset in bytes; 0 for flush and get-id.
     pub offset_bytes: u64,
-    /// How much, in bytes: of data for read and write, of disk for discard and write-zeroes, of the
-    /// answer for get-id (at most 20), 0 for flush.
+    /// Length in bytes: of the data for read and write, of the disk range for discard and write-zeroes, of
+    /// the answer for get-id (at most 20); 0 for flush.
     pub len_bytes: u64,
 }
 
 impl Request {
-    /// Parses the first readable bytes of a chain (`head`: up to 32 of them: header plus one range).
-    /// `Err` is the status that ends the request without touching the disk; where the chain has no
-    /// writable byte, nobody can be told, and the caller uses the chain with length 0.
+    /// Parses the first readable bytes of a chain (`head`: up to 32 of them, header plus one range). `Err` is
+    /// the status that completes the request without touching the disk. If the chain has no writable byte,
+    /// there is no place for a status, and the caller uses the chain with length 0.
     ///
-    /// Header, data and status are byte streams: the header is the first 16 readable bytes, the
-    /// status the last writable byte, the data all between, however they are cut into descriptors
-    /// (virtio 1.3 §2.7.4). What the specification leaves open is decided so, and stays so:
+    /// Header, data and status are byte streams: the header is the first 16 readable bytes, the status is the
+    /// last writable byte, the data is everything between, however it is cut into descriptors (virtio 1.3
+    /// §2.7.4). The specification leaves these cases open; their handling is stable:
     ///
-    /// - A read, write, discard or write-zeroes of no sectors succeeds and does nothing, anywhere up
-    ///   to the end of the disk.
-    /// - Data of the wrong direction is an I/O error: readable data of a read or get-id; a write
-    ///   that has no readable data but writable bytes beside the status. Writable bytes before the
-    ///   status of a write with data are a wide status and left alone.
-    /// - A flush ignores data and sector, and is served whether FLUSH was taken or not.
-    /// - A refusal comes before a range error: a range with a reserved flag is UNSUPP wherever it
-    ///   lies (virtio 1.3 §5.2.6.2). On a read-only disk every change is an I/O error, whatever
-    ///   else is wrong with it.
-    // Always, as the steps below: a request that comes back through memory in pieces costs its reader more
-    // than the judging did.
+    /// - A read, write, discard or write-zeroes of no sectors succeeds and does nothing, anywhere up to the
+    ///   end of the disk.
+    /// - Data of the wrong direction is an I/O error: readable data of a read or get-id; a write that has no
+    ///   readable data but writable bytes beside the status. Writable bytes before the status of a write with
+    ///   data are a wide status and left unchanged.
+    /// - A flush ignores data and sector, and is served whether FLUSH was negotiated or not.
+    /// - UNSUPP takes precedence over a range error: a range with a reserved flag is UNSUPP wherever it lies
+    ///   (virtio 1.3 §5.2.6.2). On a read-only disk every change is an I/O error, whatever else is wrong with
+    ///   it.
+    // Always inlined, as are the steps below: returning a request through memory in pieces costs more than
+    // parsing it.
     #[inline(always)]
     pub fn parse(head: &[u8], shape: Shape, gate: Gate<'_>) -> Result<Request, Status> {
         let data = Data::of(shape)?;
@@ -98,12 +98,12 @@ impl Request {
             request_type::GET_ID => Request::get_id(data),
             request_type::DISCARD => Request::discard(rest, data, gate),
             request_type::WRITE_ZEROES => Request::write_zeroes(rest, data, gate),
-            // SCSI commands and the legacy barrier bit among them: never served.
+            // Including SCSI commands and the legacy barrier bit, which are never served.
             _ => Err(Status::Unsupp),
         }
     }
 
-    /// Bytes that move between disk and guest memory; 0 where none do.
+    /// Bytes that move between disk and guest memory; 0 for requests without data.
     #[inline]
     pub(crate) fn data_bytes(&self) -> u64 {
         match self.verb {
@@ -141,8 +141,8 @@ impl Request {
         Request::within(verb, sector, len_bytes, gate)
     }
 
-    /// The only way to a request with a range: inside the disk, and nothing wraps. Sector 2^55 is
-    /// byte 2^64: a shift would make it sector 0 of somebody's partition table.
+    /// Every request with a range is made here: the range is inside the disk, and nothing wraps. Sector 2^55
+    /// is byte 2^64: a shift would turn it into sector 0, which may hold a partition table.
     #[inline(always)]
     fn within(verb: Verb, sector: u64, len_bytes: u64, gate: Gate<'_>) -> Result<Request, Status> {
         let offset_bytes = sector.checked_mul(SECTOR_BYTES).ok_or(Status::IoErr)?;
@@ -185,7 +185,7 @@ impl Request {
             return Err(Status::Unsupp);
         }
         let range = Range::parse(rest, data)?;
-        // UNMAP is a flag of write-zeroes alone (virtio 1.3 §5.2.6.2).
+        // UNMAP is a flag of write-zeroes only (virtio 1.3 §5.2.6.2).
         if range.flags != 0 {
             return Err(Status::Unsupp);
         }
@@ -203,13 +203,13 @@ impl Request {
         if range.flags & !RANGE_FLAG_UNMAP != 0 {
             return Err(Status::Unsupp);
         }
-        // UNMAP allows and never obliges: an operator who keeps space allocated is obeyed here.
+        // UNMAP only permits deallocation, so an operator's choice to keep space allocated takes precedence.
         let unmap = range.flags & RANGE_FLAG_UNMAP != 0 && gate.limits.discard;
         range.request(Verb::WriteZeroes { unmap }, Config::ZERO_SECTORS_MAX, gate)
     }
 }
 
-/// How much data a chain carries in each direction, header and status taken off.
+/// Data bytes of a chain in each direction, without header and status.
 #[derive(Debug, Clone, Copy)]
 struct Data {
     readable_bytes: u64,
@@ -217,8 +217,8 @@ struct Data {
 }
 
 impl Data {
-    /// Refuses what has no whole header, no status, or 4 GiB and more: a chain may not be longer than
-    /// 2^32 bytes (virtio 1.3 §2.7.5), and its used length must fit 32 bits.
+    /// Refuses a chain without a whole header or a status, or of 4 GiB and more: a chain may not be longer
+    /// than 2^32 bytes (virtio 1.3 §2.7.5), and its used length must fit 32 bits.
     #[inline]
     fn of(shape: Shape) -> Result<Data, Status> {
         let total_bytes = shape.readable_bytes.checked_add(shape.writable_bytes);
@@ -243,7 +243,7 @@ struct Header {
 }
 
 impl Header {
-    /// The second word is reserved and not looked at.
+    /// The second word is reserved and ignored.
     #[inline]
     fn parse(bytes: &[u8; HEADER_BYTES]) -> Header {
         let [a, b, c, d, _, _, _, _, sector @ ..] = *bytes;
@@ -263,8 +263,8 @@ struct Range {
 }
 
 impl Range {
-    /// The one range that a request may have. None and pieces of one are malformed; several are more
-    /// than the configuration space allows, hence not supported.
+    /// The one range that a request may have. No range, or a partial one, is malformed; several exceed the
+    /// configuration space, so they are unsupported.
     fn parse(rest: &[u8], data: Data) -> Result<Range, Status> {
         const ONE: u64 = RANGE_BYTES as u64;
         match data.readable_bytes {
@@ -284,12 +284,12 @@ impl Range {
         })
     }
 
-    /// Alignment to the discard granularity is a hint to the guest and not demanded.
+    /// Alignment to the discard granularity is a hint to the guest and not required.
     fn request(self, verb: Verb, sectors_max: u32, gate: Gate<'_>) -> Result<Request, Status> {
         if self.sectors > sectors_max {
             return Err(Status::IoErr);
         }
-        // Widened before it is multiplied: 2^23 sectors are more than 32 bits of bytes.
+        // Widened before the multiplication: the bytes of 2^23 sectors need more than 32 bits.
         let len_bytes = u64::from(self.sectors) * SECTOR_BYTES;
         Request::within(verb, self.sector, len_bytes, gate)
     }
@@ -306,7 +306,7 @@ mod tests {
     const SECTORS: u64 = CAPACITY / SECTOR_BYTES;
     const OFFERED: u64 = DISCARD | WRITE_ZEROES;
     const MAX: u64 = u32::MAX as u64;
-    /// Legacy types, which nothing serves.
+    /// Legacy types, which are never served.
     const SCSI: u32 = 2;
     const BARRIER: u32 = 1 << 31;
 
@@ -486,7 +486,7 @@ mod tests {
 
     /// virtio 1.3 §2.7.5: no chain is longer than 2^32 bytes; ours must be shorter.
     #[test]
-    fn chains_of_4_gib_are_refused_whatever_they_ask() {
+    fn chains_of_4_gib_are_refused() {
         let table = [
             ("2^32 - 1", 16, MAX - 16, true),
             ("2^32", 16, MAX - 15, false),
@@ -624,7 +624,7 @@ mod tests {
                     "type {kind}, {payload} bytes, {copied} copied"
                 );
             }
-            // A wide status is no data.
+            // A wide status is not data.
             assert_eq!(parse(&head, 32, 4096), parse_range(&head));
         }
     }
@@ -698,7 +698,7 @@ mod tests {
         }
     }
 
-    /// Numbers that sit at edges, and any others.
+    /// Values near limits, and any others.
     fn edgy() -> impl Strategy<Value = u64> {
         prop_oneof![
             0..40u64,
@@ -709,8 +709,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest sends: no panic, and what is let through obeys every rule that the rest of
-        /// the daemon relies on.
+        /// Any input: no panic, and an accepted request satisfies every rule that the rest of the daemon relies on.
         #[test]
         fn a_request_is_whole_or_refused(
             request_type in prop_oneof![0..16u32, any::<u32>()],

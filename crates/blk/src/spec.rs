@@ -1,4 +1,4 @@
-//! Numbers of the virtio specification (virtio 1.3 §5.2, §2.7, §6): the one place where they stand.
+//! Numbers of the virtio specification (virtio 1.3 §5.2, §2.7, §6). They are defined only here.
 
 /// Bytes in a sector: the unit of every sector number on the wire (virtio 1.3 §5.2.4).
 pub const SECTOR_BYTES: u64 = 512;
@@ -6,9 +6,9 @@ pub const SECTOR_BYTES: u64 = 512;
 pub const HEADER_BYTES: usize = 16;
 /// Bytes of one discard / write-zeroes segment (virtio 1.3 §5.2.6).
 pub const RANGE_BYTES: usize = 16;
-/// Bytes answered to GET_ID (virtio 1.3 §5.2.6).
+/// Bytes of a GET_ID answer (virtio 1.3 §5.2.6).
 pub const ID_BYTES: usize = 20;
-/// Data segments that one request may carry; also Linux's bound on an iovec array (UIO_MAXIOV).
+/// Most data segments of one request; also Linux's limit on an iovec array (UIO_MAXIOV).
 pub const SEGMENTS_MAX: usize = 1024;
 
 /// Request types (virtio 1.3 §5.2.6).

@@ -1,14 +1,14 @@
-//! How a stripe (RAID-0) lays a disk over several legs, and how requests are cut.
+//! The layout of a stripe (RAID-0) over several legs, and how requests are cut.
 
 use std::num::{NonZeroU16, NonZeroU32};
 
 use crate::{Request, Verb};
 
-/// A disk dealt out over legs, chunk by chunk: byte `b` lies in chunk `b / chunk_bytes`, chunk `n` on
+/// A disk distributed over legs chunk by chunk: byte `b` is in chunk `b / chunk_bytes`, and chunk `n` is on
 /// leg `n % legs` as that leg's chunk number `n / legs`.
 ///
-/// Worked example, three legs and chunks of 64 KiB: byte 300 000 is byte 37 856 of chunk 4, which is
-/// chunk 1 of leg 1: byte 65 536 + 37 856 = 103 392 there.
+/// Example with three legs and chunks of 64 KiB: byte 300 000 is byte 37 856 of chunk 4, which is chunk 1 of
+/// leg 1: byte 65 536 + 37 856 = 103 392 there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stripe {
     legs: NonZeroU16,
@@ -16,7 +16,7 @@ pub struct Stripe {
 }
 
 impl Stripe {
-    /// Fewest legs: a stripe of one is a disk.
+    /// Fewest legs; a stripe of one would be a plain disk.
     pub const LEGS_MIN: u16 = 2;
     /// Most legs.
     pub const LEGS_MAX: u16 = 64;
@@ -25,7 +25,7 @@ impl Stripe {
     /// Largest chunk.
     pub const CHUNK_MAX_BYTES: u32 = 4 << 20;
 
-    /// `None` where the numbers are out of range or the chunk is no power of two.
+    /// `None` if a number is out of range or the chunk is not a power of two.
     pub fn new(legs: u16, chunk_bytes: u32) -> Option<Stripe> {
         let fits = (Self::LEGS_MIN..=Self::LEGS_MAX).contains(&legs)
             && (Self::CHUNK_MIN_BYTES..=Self::CHUNK_MAX_BYTES).contains(&chunk_bytes)
@@ -36,13 +36,13 @@ impl Stripe {
         fits.then_some(Stripe { legs, chunk_shift })
     }
 
-    /// Legs that the disk is dealt out over.
+    /// The number of legs.
     #[inline]
     pub fn legs(self) -> u16 {
         self.legs.get()
     }
 
-    /// Bytes that lie together on a leg.
+    /// Contiguous bytes on a leg.
     #[inline]
     pub fn chunk_bytes(self) -> u32 {
         1 << self.chunk_shift
@@ -60,7 +60,7 @@ impl Stripe {
     #[inline]
     pub(crate) fn chunk_place(self, chunk: u64) -> (u16, u64) {
         let legs = u64::from(self.legs.get());
-        // A remainder of a division by a u16.
+        // The remainder of a division by a u16.
         ((chunk % legs) as u16, chunk / legs)
     }
 
@@ -69,14 +69,14 @@ impl Stripe {
         u32::from(self.chunk_shift)
     }
 
-    /// Longest read or write that has at most [`STRIPE_OPS_MAX`] ops wherever it begins.
+    /// Longest read or write that has at most [`STRIPE_OPS_MAX`] ops at any offset.
     #[inline]
     pub fn transfer_max_bytes(self) -> u64 {
         (STRIPE_OPS_MAX as u64 - 1) << self.chunk_shift
     }
 
-    /// Most bytes of one segment to tell a guest that sends at most `segments_max` of them, so that no
-    /// request is longer than `transfer_max_bytes`: whole pages of 4 KiB.
+    /// Most bytes of one segment for a guest that sends at most `segments_max` of them, so that no request is
+    /// longer than `transfer_max_bytes`: whole pages of 4 KiB.
     pub fn segment_max_bytes(self, segments_max: u32) -> u32 {
         const PAGE: u64 = 4096;
         let most = self.transfer_max_bytes() / u64::from(segments_max.max(1));
@@ -86,7 +86,7 @@ impl Stripe {
     }
 }
 
-/// Most ops of a read or write that is split by choice: beyond, nothing is won, and each op costs.
+/// Most ops of a read or write that is split for speed: more ops cost more and gain nothing.
 pub const SPLIT_OPS_MAX: usize = 64;
 
 /// Most ops of a request to a stripe. Longer reads and writes are refused.
@@ -95,18 +95,17 @@ pub const STRIPE_OPS_MAX: usize = 1024;
 /// How a request is cut into ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cut {
-    /// Writes are on stable storage before they complete.
+    /// Writes must be on stable storage before they complete.
     pub durable: bool,
-    /// Reads and writes are split into chunks of this size, a power of two of at least the disk's
-    /// block. `None`: only where they must be.
+    /// Reads and writes are split into chunks of this size, a power of two and at least the disk's block.
+    /// `None`: split only where necessary.
     pub chunk_bytes: Option<NonZeroU32>,
-    /// The disk's legs, where it has several.
+    /// The disk's layout, if it has several legs.
     pub stripe: Option<Stripe>,
 }
 
 impl Cut {
-    /// Most ops of any request that this cut [`takes`](Cut::takes): what slots and engines need
-    /// room for.
+    /// Most ops of any request that this cut [`takes`](Cut::takes), for which slots and engines need room.
     #[inline]
     pub fn ops_max(&self) -> usize {
         match (self.stripe, self.chunk_bytes) {
@@ -116,8 +115,8 @@ impl Cut {
         }
     }
 
-    /// Whether a request's plan stays below `ops_max`. One that does not is to be refused; the guest
-    /// was told (SIZE_MAX and SEG_MAX).
+    /// Whether a request's plan has at most `ops_max` ops. Otherwise the request must be refused; the guest
+    /// knows the limits (SIZE_MAX and SEG_MAX).
     #[inline]
     pub fn takes(&self, request: &Request) -> bool {
         match (self.stripe, request.verb) {
@@ -143,7 +142,7 @@ mod tests {
 
     #[test]
     fn numbers_out_of_range_make_no_stripe() {
-        // legs, chunk; whether that is a stripe.
+        // legs, chunk; whether they make a stripe.
         let table = [
             (2, 4096, true),
             (64, 4 << 20, true),
@@ -163,8 +162,8 @@ mod tests {
     }
 
     #[test]
-    fn segments_told_keep_requests_below_the_bound() {
-        // chunk, segments; bytes told.
+    fn segment_limits_keep_requests_below_the_bound() {
+        // chunk, segments; the bytes for the guest.
         let table = [
             (4 << 10, 254, 16_384),
             (64 << 10, 254, 256 << 10),
@@ -182,7 +181,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every byte of the disk has a place of its own, and every place of every leg has a byte.
+        /// Every byte of the disk has its own place, and every place of every leg has a byte.
         #[test]
         fn places_and_bytes_are_one_to_one(
             legs in 2..=64u16, shift in 12..=22u32, offset in 0..1u64 << 50,

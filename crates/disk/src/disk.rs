@@ -17,7 +17,7 @@ use crate::open::open_path;
 use crate::probe::{granule, probe_file, probe_memory, size_bytes};
 use crate::{Backing, DiskSpec, Leg, OpenError, OpenOptions};
 
-/// An opened, locked and probed disk; shared by the engines of all its workers.
+/// An opened, locked and probed disk, shared by the engines of all its workers.
 #[derive(Debug)]
 pub struct Disk {
     name: String,
@@ -29,19 +29,19 @@ pub struct Disk {
     stripe: Option<Stripe>,
     /// Never empty.
     legs: Box<[Leg]>,
-    /// Locked for as long as anything is in flight.
+    /// Locked while anything is in flight.
     barriers: Vec<File>,
     reopen_error: Option<io::Error>,
 }
 
-/// What a look at the size of a disk showed.
+/// Result of checking the size of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resized {
-    /// It is as large as the guest was told.
+    /// The size has not changed.
     No,
-    /// It has grown to so many bytes, and the guest can be told.
+    /// It has grown to this many bytes, and the guest can be told.
     Grown(u64),
-    /// This leg, counted from 0, ends after so many bytes, before what the guest was told.
+    /// The leg with this index ends after this many bytes, before the size that the guest knows.
     Short(u16, u64),
 }
 
@@ -100,7 +100,7 @@ impl Disk {
         ))
     }
 
-    /// `stripe`, where there is more than the one leg that there must be.
+    /// `stripe`: given if there is more than one leg. There is at least one.
     pub(crate) fn of_legs(
         name: String,
         serial: [u8; ID_BYTES],
@@ -110,8 +110,8 @@ impl Disk {
         workers: u16,
     ) -> Disk {
         debug_assert_eq!(legs.len(), stripe.map_or(1, |stripe| stripe.legs().into()));
-        // Now, not when a worker starts: the kernel does not tell a description that is opened later of a
-        // failed write-back that another one was already told of.
+        // Opened now, not when a worker starts: if a failed write-back was already reported to one
+        // description, the kernel does not report it to a description that is opened later.
         let opened = legs.iter_mut().try_for_each(|leg| leg.open_for(workers));
         if opened.is_err() {
             legs.iter_mut().for_each(Leg::close_more_files);
@@ -130,33 +130,33 @@ impl Disk {
         }
     }
 
-    /// What an operator calls it: the path or the spec.
+    /// The name that an operator uses: the path or the spec.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Serial number where the operator gives none: printable ASCII, padded with zero bytes, the same
-    /// at every start for the same path (links followed).
+    /// Default serial number: printable ASCII, padded with zero bytes, the same at every start for the same
+    /// path (after following links).
     pub fn serial(&self) -> [u8; ID_BYTES] {
         self.serial
     }
 
-    /// What it can do. `limits().capacity_bytes` is the size when opened; see `capacity_bytes`.
+    /// The disk's limits. `limits().capacity_bytes` is the size when it was opened; see `capacity_bytes`.
     #[inline]
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Size as the guest sees it now.
+    /// The size that the guest sees now.
     #[inline]
     pub fn capacity_bytes(&self) -> u64 {
-        // Acquire: whoever sees a larger size must see that the legs are as large (`refresh`).
+        // Acquire: a reader of a larger size must also see the larger legs (`refresh`).
         self.capacity_bytes.load(Ordering::Acquire)
     }
 
-    /// Looks at the sizes of the files or devices again. Where a disk of one leg grew, `capacity_bytes` follows; a disk
-    /// that shrank keeps the size that the guest was told, and I/O beyond the end fails (`leg_bytes`). A stripe does
-    /// not grow: its superblocks stand where its legs ended when it was created.
+    /// Checks the sizes of the files or devices again. If a disk of one leg grew, `capacity_bytes` grows. A
+    /// disk that shrank keeps the size that the guest knows, and I/O beyond its end fails (`leg_bytes`). A
+    /// stripe does not grow, because its superblocks are at the original ends of its legs.
     pub fn refresh(&self) -> io::Result<Resized> {
         let granule = granule(self.limits.block_bytes, self.limits.offset_align_bytes);
         let mut least: Option<(u64, u16)> = None;
@@ -170,14 +170,14 @@ impl Disk {
             return Ok(Resized::No);
         };
         let usable = size - size % u64::from(granule);
-        let told = self.told_of_leg(self.capacity_bytes());
-        let grows = self.stripe.is_none() && usable > told;
-        let leg_bytes = if grows { usable } else { usable.min(told) };
+        let known = self.leg_share_bytes(self.capacity_bytes());
+        let grows = self.stripe.is_none() && usable > known;
+        let leg_bytes = if grows { usable } else { usable.min(known) };
         self.leg_bytes.store(leg_bytes, Ordering::Relaxed);
-        if usable < told {
+        if usable < known {
             return Ok(Resized::Short(number, size));
         }
-        // Published by the caller that saw the larger size first; a second one gets `No`. Release: see `capacity_bytes`.
+        // The first caller that sees the larger size publishes it; others get `No`. Release: see `capacity_bytes`.
         let first = grows && self.capacity_bytes.fetch_max(usable, Ordering::Release) < usable;
         Ok(if first {
             Resized::Grown(usable)
@@ -186,18 +186,18 @@ impl Disk {
         })
     }
 
-    /// Bytes of each leg, of so many of the disk.
-    fn told_of_leg(&self, capacity_bytes: u64) -> u64 {
+    /// Bytes that a disk of this size uses on each leg.
+    fn leg_share_bytes(&self, capacity_bytes: u64) -> u64 {
         capacity_bytes / self.stripe.map_or(1, |stripe| stripe.legs().into())
     }
 
-    /// How the disk is dealt out over its legs, where it has several.
+    /// The layout over the legs, if there are several.
     #[inline]
     pub fn stripe(&self) -> Option<Stripe> {
         self.stripe
     }
 
-    /// Where the bytes are: the legs, in order. At least one.
+    /// The legs, in order. At least one.
     #[inline]
     pub fn legs(&self) -> &[Leg] {
         &self.legs
@@ -207,7 +207,7 @@ impl Disk {
         &mut self.legs
     }
 
-    /// The first leg's backing: all of a disk of one leg, and the kind of any.
+    /// The first leg's backing. All legs have the same kind.
     #[inline]
     pub fn backing(&self) -> &Backing {
         // There is a leg (`of_legs`).
@@ -216,13 +216,14 @@ impl Disk {
             .map_or(&Backing::Null { zeroes: true }, Leg::backing)
     }
 
-    /// Has every io_uring of the disk hold this locked file too. The I/O of a process goes on after its death; its locks
-    /// on files that its rings hold are free only when that I/O has ended. A daemon that has got the lock may begin.
+    /// Adds a locked file that every io_uring of the disk will hold. The I/O of a process continues after its
+    /// death, and locks on files that its rings hold are released only when that I/O has ended. So a daemon
+    /// that gets the lock may begin.
     pub fn add_barrier(&mut self, locked: File) {
         self.barriers.push(locked);
     }
 
-    /// The locked files that every io_uring of the disk holds: those of the legs, and what was added.
+    /// The locked files that every io_uring of the disk holds: those of the legs, and those added.
     pub fn barriers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let locked = self.legs.iter().filter_map(|leg| match leg.backing() {
             Backing::File { file, .. } => Some(file),
@@ -231,8 +232,8 @@ impl Disk {
         locked.chain(&self.barriers).map(File::as_fd)
     }
 
-    /// Most workers that may serve it at once: as many as its files were opened for, or one where they
-    /// could not be opened again (`reopen_error`), so that at most one fsync of a file is in flight.
+    /// Most workers that may serve it at once: as many as its files were opened for. If they could not be
+    /// opened again (`reopen_error`) it is one, so that at most one fsync of a file is in flight.
     pub fn workers_max(&self) -> u16 {
         let least = self.legs.iter().map(Leg::workers_max).min();
         least.map_or(1, |least| u16::try_from(least).unwrap_or(u16::MAX))
@@ -243,19 +244,19 @@ impl Disk {
         self.reopen_error.as_ref()
     }
 
-    /// Bytes of each leg, from its beginning, that may be read and written: those that belong to the disk, less
-    /// what `refresh` found to be cut off any leg. A write behind the end of a file would make the file grow
-    /// again, and what was cut off before that write would then read as zeroes instead of failing.
+    /// Bytes of each leg, from its beginning, that may be read and written: those that belong to the disk,
+    /// minus those that `refresh` found cut off. A write behind the end of a file would make the file grow
+    /// again, and the lost bytes before it would then read as zeroes instead of failing.
     #[inline]
     pub fn leg_bytes(&self) -> u64 {
-        // Relaxed: that a file was cut is the kernel's to say, and no data goes with it.
+        // Relaxed: the kernel knows that a file was cut, and no data depends on this value.
         self.leg_bytes.load(Ordering::Relaxed)
     }
 
-    /// An fsync failed: the kernel may have dropped dirty pages, so no later fsync can vouch for them.
-    /// Sticks until the disk is reopened.
+    /// Records a failed fsync: the kernel may have dropped dirty pages, so no later fsync can vouch for them.
+    /// Permanent until the disk is reopened.
     pub fn mark_sync_failed(&self) {
-        // Release, with the Acquire below: a worker that learns of a failed sync by the guest's next
+        // Release, with the Acquire below: a worker that learns of a failed sync from the guest's next
         // request must also see it here, whichever worker it failed on.
         self.sync_failed.store(true, Ordering::Release);
     }
@@ -265,8 +266,8 @@ impl Disk {
         self.sync_failed.load(Ordering::Acquire)
     }
 
-    /// For tests of engines: this disk as if its backing took only this alignment (powers of two). A
-    /// stricter claim than the truth is always safe; bytes beyond the last whole unit are cut off.
+    /// For tests of engines: this disk with larger alignments (powers of two). A stricter alignment than the
+    /// real one is always safe; bytes beyond the last whole unit are cut off.
     #[doc(hidden)]
     #[must_use]
     pub fn with_alignment(mut self, offset_align_bytes: u32, memory_align_bytes: u32) -> Disk {
@@ -280,7 +281,7 @@ impl Disk {
             .max(1);
         self.limits.capacity_bytes -= self.limits.capacity_bytes % u64::from(offset_align);
         self.capacity_bytes = AtomicU64::new(self.limits.capacity_bytes);
-        self.leg_bytes = AtomicU64::new(self.told_of_leg(self.limits.capacity_bytes));
+        self.leg_bytes = AtomicU64::new(self.leg_share_bytes(self.limits.capacity_bytes));
         self
     }
 }
@@ -313,7 +314,7 @@ fn path_serial(path: &Path) -> [u8; ID_BYTES] {
     hashed_serial(path.as_os_str().as_encoded_bytes())
 }
 
-/// From a 64-bit FNV-1a: no secret, only the same value in every version of the program.
+/// Derived from a 64-bit FNV-1a: it is no secret, but must be the same in every version of the program.
 pub(crate) fn hashed_serial(bytes: &[u8]) -> [u8; ID_BYTES] {
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

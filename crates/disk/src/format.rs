@@ -1,10 +1,10 @@
-//! Image formats that are not raw, known by their first bytes.
+//! Image formats that are not raw, recognised by their first bytes.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-/// Name, where its magic begins, and the magic.
+/// Name, offset of its magic, and the magic.
 const FORMATS: [(&str, usize, &[u8]); 8] = [
     ("qcow2", 0, b"QFI\xfb"),
     ("QED", 0, b"QED\0"),
@@ -16,10 +16,10 @@ const FORMATS: [(&str, usize, &[u8]); 8] = [
     ("VDI", 64, b"\x7f\x10\xda\xbe"),
 ];
 
-/// The format that a file is in by its looks, where it is not raw. Read through the page cache.
+/// The image format of a file, unless it is raw. Read through the page cache.
 pub(crate) fn image_format(file: &File) -> io::Result<Option<&'static str>> {
     let mut head = [0; 128];
-    // A file that is shorter leaves zeroes, which are no magic.
+    // A shorter file leaves zeroes, which match no magic.
     file.read_at(&mut head, 0)?;
     let is = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     let found = FORMATS.iter().find(|(_, at, magic)| is(*at, magic));

@@ -1,5 +1,5 @@
-//! Polled queues: whether the device beneath a disk completes reads and writes without interrupts
-//! (`--iopoll`). That it truly does, shows only when something is read so; that is an engine's work.
+//! Polled queues: whether the device beneath a disk can complete reads and writes without interrupts
+//! (`--iopoll`). Only an actual read proves that polling works; an engine does that.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,27 +8,27 @@ use crate::leg::Polling;
 use crate::probe::{queue_number, sysfs_number};
 use crate::{Backing, Disk, FileKind, Leg};
 
-/// Longest read or write that is polled for: beyond it an interrupt is nothing beside the transfer.
+/// Longest read or write that is polled; beyond it, the cost of an interrupt is negligible beside the transfer.
 const BYTES_MAX: u64 = 128 << 10;
 const PAGE_BYTES: u64 = 4096;
 const SECTOR_BYTES: u64 = 512;
 
-/// Why a disk's I/O cannot be polled for: a line that names the disk (of a stripe the leg) and the remedy.
+/// Why a disk's I/O cannot be polled: a message that names the disk (or the leg) and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct IopollError(String);
 
 impl Disk {
-    /// The same disk, its reads and writes polled for; every leg has to be able.
+    /// Enables polling for reads and writes of the disk. Every leg must support it.
     pub fn with_iopoll(mut self) -> Result<Disk, IopollError> {
         for leg in self.legs_mut() {
-            let polling = judge(leg)?;
+            let polling = check_leg(leg)?;
             leg.poll(polling);
         }
         Ok(self)
     }
 
-    /// For tests of engines, on machines without polled queues: as if every leg were able.
+    /// For tests of engines on machines without polled queues: acts as if every leg supported polling.
     #[doc(hidden)]
     #[must_use]
     pub fn with_iopoll_unproven(mut self) -> Disk {
@@ -41,24 +41,24 @@ impl Disk {
         self
     }
 
-    /// The reads and writes of some leg are polled for.
+    /// Whether reads and writes of any leg are polled.
     pub fn is_polled(&self) -> bool {
         self.legs().iter().any(Leg::is_polled)
     }
 }
 
-fn judge(leg: &Leg) -> Result<Polling, IopollError> {
+fn check_leg(leg: &Leg) -> Result<Polling, IopollError> {
     let name = leg.name();
     let refused = |why: String| Err(IopollError(why));
     let Backing::File { file, kind, direct } = leg.backing() else {
         return refused(format!(
-            "disk {name} is memory and has no queue to poll; leave --iopoll away, it is for files and devices"
+            "disk {name} is memory and has no queue to poll; remove --iopoll, which is for files and devices"
         ));
     };
     if !direct {
         return refused(format!(
-            "disk {name} is served through the page cache, which cannot be polled; add --direct on, which \
-             says what is in the way of it, or leave --iopoll away"
+            "disk {name} is served through the page cache, which cannot be polled; add --direct on, whose \
+             error says what prevents it, or remove --iopoll"
         ));
     }
     let device = match device(file, *kind) {
@@ -73,19 +73,19 @@ fn judge(leg: &Leg) -> Result<Polling, IopollError> {
             let device = device_name(device);
             refused(format!(
                 "disk {name} cannot be polled: {device} has no polled queues; give its driver some by the kernel \
-                 parameter {}, or leave --iopoll away",
+                 parameter {}, or remove --iopoll",
                 parameter(&device)
             ))
         }
-        // An overlay, a network or several devices.
+        // An overlay, a network file system or several devices.
         None => refused(format!(
-            "disk {name} is on a file system whose device is not known, so that nothing can be polled; \
-             name a file on another, or the device itself, or leave --iopoll away"
+            "disk {name} is on a file system whose device is unknown, so it cannot be polled; \
+             name a file on another, or the device itself, or remove --iopoll"
         )),
     }
 }
 
-/// What the device takes in one piece, as its queue says. Any page may be a segment of its own.
+/// The I/O that the device takes in one piece according to its queue limits. Any page may be a segment of its own.
 fn polling(device: u64, kind: FileKind) -> Polling {
     let number = |name| queue_number(device, name);
     let at_once = number("max_sectors_kb").map(|kib| kib << 10);
@@ -97,7 +97,7 @@ fn polling(device: u64, kind: FileKind) -> Polling {
             let sectors = sysfs_number(device, "start").unwrap_or(0);
             (chunk_bytes, sectors * SECTOR_BYTES)
         }
-        // Where a file's pages lie on the device nobody says; a page is never cut.
+        // The location of a file's pages on the device is unknown; a page is never split.
         FileKind::Regular => (chunk_bytes.min(PAGE_BYTES), 0),
     };
     Polling {
@@ -107,7 +107,7 @@ fn polling(device: u64, kind: FileKind) -> Polling {
     }
 }
 
-/// The device itself, or the one that a file's file system is on.
+/// The device itself, or the device of the file's file system.
 fn device(file: &File, kind: FileKind) -> io::Result<u64> {
     let stat = rustix::fs::fstat(file)?;
     Ok(match kind {
@@ -116,7 +116,7 @@ fn device(file: &File, kind: FileKind) -> io::Result<u64> {
     })
 }
 
-/// As /sys/block has it; its number where there is no more.
+/// The name in /sys/block, or the device's number if it has none.
 fn device_name(device: u64) -> String {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let number = format!("{major}:{minor}");
@@ -153,7 +153,7 @@ mod tests {
             let disk = Disk::open(&spec.parse().unwrap(), &OpenOptions::default()).unwrap();
             let why = refusal(disk);
             assert!(
-                why.contains(spec) && why.contains("leave --iopoll away"),
+                why.contains(spec) && why.contains("remove --iopoll"),
                 "{why}"
             );
         }
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_device_without_polled_queues_is_refused_with_its_drivers_parameter() {
-        // Beside the test's program: a real file system even where /tmp is memory.
+        // Beside the test's program, which is on a real file system even if /tmp is in memory.
         let exe = std::env::current_exe().unwrap();
         let folder = tempfile::tempdir_in(exe.parent().unwrap()).unwrap();
         let legs: Vec<_> = ["first", "second"]
@@ -214,11 +214,11 @@ mod tests {
     }
 
     #[test]
-    fn polling_is_left_once_for_all() {
+    fn polling_is_stopped_once_for_all_engines() {
         let disk = Disk::open(&"ram:1M".parse().unwrap(), &OpenOptions::default()).unwrap();
         let disk = disk.with_iopoll_unproven();
         assert!(disk.is_polled());
-        let left: Vec<_> = (0..2).map(|_| disk.legs()[0].leave_polling()).collect();
+        let left: Vec<_> = (0..2).map(|_| disk.legs()[0].stop_polling()).collect();
         assert_eq!((left, disk.is_polled()), (vec![true, false], false));
     }
 }

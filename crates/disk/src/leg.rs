@@ -1,4 +1,4 @@
-//! One member of a disk: what ops go to.
+//! One member of a disk: the target of ops.
 
 use std::fs::File;
 use std::io;
@@ -12,19 +12,19 @@ use crate::RangeLocks;
 use crate::model::Shared;
 use crate::open::reopen;
 
-/// What is behind a path.
+/// The kind of file behind a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
-    /// A regular file: space is given back by punching holes.
+    /// A regular file; space is deallocated by punching holes.
     Regular,
-    /// A block device: its own discard and zero-out commands.
+    /// A block device, with its own discard and zero-out commands.
     BlockDevice,
 }
 
-/// Where the bytes are.
+/// The storage of a leg.
 #[derive(Debug)]
 pub enum Backing {
-    /// A file or block device, opened (with O_DIRECT where `direct`).
+    /// A file or block device, opened with O_DIRECT if `direct` is set.
     File {
         /// The first worker's open file description, which holds the locks.
         file: File,
@@ -37,15 +37,15 @@ pub enum Backing {
     Ram(MmapRegion),
     /// Nothing.
     Null {
-        /// Reads are zeroes; else their memory is left as it is.
+        /// Whether reads store zeroes; otherwise they leave their memory unchanged.
         zeroes: bool,
     },
-    /// Anonymous memory behind a drive that is only modelled.
+    /// Anonymous memory with the timing of a modelled drive.
     Model {
         /// The bytes.
         ram: MmapRegion,
-        /// When commands finish; one drive for all workers of the disk. Held for moments, never
-        /// across a sleep or an I/O.
+        /// The drive's timing, one for all workers of the disk. The lock is held briefly, never across a
+        /// sleep or an I/O.
         drive: Arc<Mutex<Shared>>,
     },
 }
@@ -60,19 +60,19 @@ pub struct Leg {
     locks: RangeLocks,
     unused_bytes: u64,
     polling: Option<Polling>,
-    /// `polling` is made use of.
+    /// Whether `polling` is used.
     is_polled: AtomicBool,
 }
 
-/// Which reads and writes of a leg can be polled for: those that the kernel hands to the device in one
-/// piece. One that it has to cut cannot be, and on Linux 6.1 was seen never to end.
+/// Which reads and writes of a leg can be polled: those that the kernel passes to the device in one piece. On
+/// Linux 6.1, a polled read that the kernel had to split never completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Polling {
-    /// Longest.
+    /// Longest I/O.
     pub(crate) bytes_max: u64,
-    /// The device cuts at multiples of this; 0: nowhere.
+    /// The device splits I/O at multiples of this; 0: nowhere.
     pub(crate) chunk_bytes: u64,
-    /// Where the leg begins on the device, as far as that matters for the chunk.
+    /// Start of the leg on the device, as far as it matters for the chunk.
     pub(crate) start_bytes: u64,
 }
 
@@ -110,17 +110,17 @@ impl Leg {
         self.unused_bytes
     }
 
-    /// What an operator calls it.
+    /// The name that an operator uses.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where its bytes are.
+    /// Its storage.
     pub fn backing(&self) -> &Backing {
         &self.backing
     }
 
-    /// Opens the file once more for each further worker. Nothing changes where that fails.
+    /// Opens the file again for each further worker. On failure nothing changes.
     pub(crate) fn open_for(&mut self, workers: u16) -> io::Result<()> {
         if let Backing::File { file, .. } = &self.backing {
             self.more_files = (1..workers)
@@ -141,7 +141,7 @@ impl Leg {
         self.more_files = Box::default();
     }
 
-    /// The open file description that this worker's ops go to, counted from 0. The kernel reports a failed
+    /// The open file description for this worker's ops; workers count from 0. The kernel reports a failed
     /// write-back once to each description, so workers that shared one would miss failures. `None` for a
     /// backing that is no file, and for a worker beyond [`workers_max`](crate::Disk::workers_max).
     pub fn file_for(&self, worker: usize) -> Option<BorrowedFd<'_>> {
@@ -154,13 +154,13 @@ impl Leg {
         }
     }
 
-    /// Its reads and writes may be polled for: asked for, and not given up since.
+    /// Whether its reads and writes may be polled: this was requested and has not been given up.
     #[inline]
     pub fn is_polled(&self) -> bool {
         self.is_polled.load(Ordering::Relaxed)
     }
 
-    /// Whether a read or write there may be.
+    /// Whether a read or write at this range may be polled.
     #[inline]
     pub fn polls(&self, offset: u64, len: u64) -> bool {
         self.is_polled()
@@ -174,12 +174,12 @@ impl Leg {
         self.is_polled = AtomicBool::new(true);
     }
 
-    /// From now on they are not, for any engine. `true` for the caller that ended it.
-    pub fn leave_polling(&self) -> bool {
+    /// Stops polling for all engines. Returns `true` to the first caller.
+    pub fn stop_polling(&self) -> bool {
         self.is_polled.swap(false, Ordering::Relaxed)
     }
 
-    /// Locks of read-modify-write, in the leg's own offsets.
+    /// Range locks for read-modify-write, in the leg's own offsets.
     pub fn locks(&self) -> &RangeLocks {
         &self.locks
     }
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_device_would_cut_is_not_polled_for() {
+    fn io_that_a_device_would_split_is_not_polled() {
         let polling = Polling {
             bytes_max: 64 << 10,
             chunk_bytes: 0,

@@ -1,6 +1,6 @@
-//! Opens and probes stores. This crate forbids I/O of requests and unsafe code: what leaves it is
-//! an opened [`Disk`] with its [`Limits`](cleave_blk::Limits); running I/O on it is an engine's work.
-//! The arithmetic of a modelled drive is here too, as its state belongs to the disk.
+//! Opens and probes stores. This crate must not do the I/O of requests and has no unsafe code: its result is
+//! an opened [`Disk`] with its [`Limits`](cleave_blk::Limits), and an engine runs I/O on it. The arithmetic
+//! of a modelled drive is here too, because its state belongs to the disk.
 #![forbid(unsafe_code)]
 
 mod disk;

@@ -4,33 +4,33 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// log2 of the bytes of one region: a write of usual size touches one or two.
+/// log2 of the bytes of one region; a typical write touches one or two.
 const REGION_SHIFT: u32 = 20;
-/// Entries of the table; regions that lie this many apart share one. 4 KiB of memory per disk.
+/// Entries of the table. Regions this many apart share an entry. 4 KiB of memory per disk.
 const ENTRIES: usize = 1024;
 
-/// Someone holds the entry alone.
+/// The entry has an exclusive holder.
 const EXCLUSIVE: u32 = 1 << 31;
-/// Shared holders are counted below this bit: more than all ops of all engines together.
+/// The bits below count shared holders: more than all ops of all engines together.
 const SHARED_MASK: u32 = (1 << 16) - 1;
 /// One unit of patience; see `RangeLocks`.
 const PATIENCE_ONE: u32 = 1 << 16;
-/// All units of patience.
+/// The bits that count patience.
 const PATIENCE_MASK: u32 = 0xfff << 16;
 
-/// Try-locks over hashed regions of the disk; used only where `offset_align_bytes` > 512, so that a
-/// disk of 512-byte blocks pays nothing. Writers that need no read-modify-write hold a region shared,
-/// a read-modify-write holds it alone. Nothing blocks: who fails tries again later; a waiting
+/// Try-locks over hashed regions of the disk, used only if `offset_align_bytes` > 512, so that a disk of
+/// 512-byte blocks pays nothing. A writer that needs no read-modify-write holds its regions shared; a
+/// read-modify-write holds them exclusively. Nothing blocks: a failed attempt is repeated later. A waiting
 /// exclusive holder keeps new shared holders out, so neither side starves.
 ///
-/// An exclusive try that fails leaves *patience* on all its entries: that many shared tries are
-/// refused there, so that the shared holders drain. It renews it with every try. Nobody has to take
-/// it back: if the one who waits never comes again, the refused tries themselves use it up.
+/// An exclusive attempt that fails leaves *patience* on all its entries: that many shared attempts are
+/// refused there, so that the shared holders drain. Every attempt renews the patience. Nobody has to remove
+/// it: if the waiter never returns, the refused attempts use it up.
 ///
-/// One op takes the hold it needs over its whole range in one call: an op that already holds an
-/// entry and asks for more of the same entry would wait for itself.
+/// An op must take its whole range in one call: an op that held an entry and asked for the same entry again
+/// would wait for itself.
 pub struct RangeLocks {
-    /// Of each entry: EXCLUSIVE bit, patience, count of shared holders.
+    /// In each entry: the EXCLUSIVE bit, patience, and the count of shared holders.
     entries: Box<[AtomicU32]>,
 }
 
@@ -48,9 +48,9 @@ impl Default for RangeLocks {
     }
 }
 
-/// What is held, to be given back; regions are derived from the byte range.
+/// Taking and releasing. Regions are derived from the byte range.
 impl RangeLocks {
-    /// Shared hold on every region that the range touches, or none of them.
+    /// Takes a shared lock on every region that the range touches, or on none.
     pub fn try_shared(&self, offset_bytes: u64, len_bytes: u64) -> bool {
         for (taken, entry) in self.touched(offset_bytes, len_bytes).enumerate() {
             if !take_shared(entry) {
@@ -63,15 +63,15 @@ impl RangeLocks {
         true
     }
 
-    /// Exclusive hold on every region that the range touches, or none of them.
+    /// Takes an exclusive lock on every region that the range touches, or on none.
     pub fn try_exclusive(&self, offset_bytes: u64, len_bytes: u64) -> bool {
         for (taken, entry) in self.touched(offset_bytes, len_bytes).enumerate() {
             if !take_exclusive(entry) {
                 self.touched(offset_bytes, len_bytes)
                     .take(taken)
                     .for_each(give_exclusive);
-                // On all of them, also those that were free: else shared holders would move into the
-                // first while the last drains, for ever.
+                // On all of them, including free ones; otherwise shared holders would enter the first while
+                // the last drains, for ever.
                 self.touched(offset_bytes, len_bytes).for_each(ask_patience);
                 return false;
             }
@@ -79,20 +79,20 @@ impl RangeLocks {
         true
     }
 
-    /// Gives a shared hold back.
+    /// Releases a shared lock.
     pub fn release_shared(&self, offset_bytes: u64, len_bytes: u64) {
         self.touched(offset_bytes, len_bytes).for_each(give_shared);
     }
 
-    /// Gives an exclusive hold back.
+    /// Releases an exclusive lock.
     pub fn release_exclusive(&self, offset_bytes: u64, len_bytes: u64) {
         self.touched(offset_bytes, len_bytes)
             .for_each(give_exclusive);
     }
 
-    /// The entries of a range, each once, in ascending order. The order is the same for everybody, so
-    /// of those who try for overlapping sets at the same time, the one who got furthest is stopped
-    /// only by a hold that will end: they cannot turn each other away for ever.
+    /// The entries of a range, each once, in ascending order. Because the order is always the same,
+    /// concurrent attempts on overlapping sets cannot refuse each other for ever: the one that got furthest
+    /// is stopped only by a holder that will finish.
     fn touched(&self, offset_bytes: u64, len_bytes: u64) -> impl Iterator<Item = &AtomicU32> {
         let (wrapped, first) = touched_ranges(offset_bytes, len_bytes);
         let of = |range: Range<usize>| self.entries.get(range).unwrap_or(&[]).iter();
@@ -100,9 +100,9 @@ impl RangeLocks {
     }
 }
 
-/// Entries of a byte range as two ascending ranges of indices. Neighbouring regions have neighbouring
-/// entries, so no entry comes twice unless the range is longer than the table, which is cut there.
-/// For example regions 1022..=1025 are entries 0..2 and 1022..1024.
+/// The entries of a byte range as two ascending ranges of indices. Adjacent regions have adjacent entries, so
+/// no entry occurs twice unless the range is longer than the table, where it is cut. For example regions
+/// 1022..=1025 are entries 0..2 and 1022..1024.
 fn touched_ranges(offset_bytes: u64, len_bytes: u64) -> (Range<usize>, Range<usize>) {
     let first = offset_bytes >> REGION_SHIFT;
     let last = offset_bytes.saturating_add(len_bytes.saturating_sub(1)) >> REGION_SHIFT;
@@ -115,10 +115,10 @@ fn touched_ranges(offset_bytes: u64, len_bytes: u64) -> (Range<usize>, Range<usi
     (0..end.saturating_sub(ENTRIES), start..end.min(ENTRIES))
 }
 
-// Orderings: taking is Acquire and giving back is Release, so that whatever an op did before it gave
-// an entry back (its completed I/O, a block cache it wrote) happens before what the next holder does.
-// Read-modify-write operations on the entry by others, such as a refused try that lowers patience,
-// continue the release sequence and do not break that. Refusals and patience carry no data: Relaxed.
+// Orderings: taking is Acquire and releasing is Release, so that everything that an op did before it released
+// an entry (its completed I/O, its writes to a block cache) happens before the actions of the next holder.
+// Other read-modify-write operations on the entry, such as a refused attempt that lowers patience, continue
+// the release sequence and do not break that. Refusals and patience carry no data: Relaxed.
 
 fn take_shared(entry: &AtomicU32) -> bool {
     let mut now = entry.load(Ordering::Relaxed);
@@ -139,7 +139,7 @@ fn take_shared(entry: &AtomicU32) -> bool {
 fn take_exclusive(entry: &AtomicU32) -> bool {
     let mut now = entry.load(Ordering::Relaxed);
     while now & (EXCLUSIVE | SHARED_MASK) == 0 {
-        // The patience goes: if it was somebody else's, he renews it when he comes again.
+        // This clears the patience. If it was another waiter's, that waiter renews it at its next attempt.
         match entry.compare_exchange_weak(now, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return true,
             Err(seen) => now = seen,
@@ -154,12 +154,12 @@ fn ask_patience(entry: &AtomicU32) {
 
 fn give_shared(entry: &AtomicU32) {
     let was = entry.fetch_sub(1, Ordering::Release);
-    debug_assert_ne!(was & SHARED_MASK, 0, "a shared hold given back twice");
+    debug_assert_ne!(was & SHARED_MASK, 0, "a shared lock released twice");
 }
 
 fn give_exclusive(entry: &AtomicU32) {
     let was = entry.fetch_and(!EXCLUSIVE, Ordering::Release);
-    debug_assert_ne!(was & EXCLUSIVE, 0, "an exclusive hold given back twice");
+    debug_assert_ne!(was & EXCLUSIVE, 0, "an exclusive lock released twice");
 }
 
 #[cfg(test)]
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_exclusively_keeps_new_shared_holders_out() {
+    fn an_exclusive_waiter_keeps_new_shared_holders_out() {
         let locks = RangeLocks::default();
         assert!(locks.try_shared(REGION, 1));
         assert!(!locks.try_exclusive(0, 2 * REGION));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_is_given_up_wears_off() {
+    fn an_abandoned_wait_expires() {
         let locks = RangeLocks::default();
         assert!(locks.try_shared(0, 1));
         assert!(!locks.try_exclusive(0, 1));
@@ -275,8 +275,8 @@ mod tests {
         assert!(locks.try_shared(0, 1));
     }
 
-    /// Threads take overlapping holds of both kinds; `inside` shows who is in each region
-    /// (> 0: shared, -1: exclusive). Every thread must get all its turns.
+    /// Threads take overlapping locks of both kinds; `inside` shows the holders of each region (> 0: shared,
+    /// -1: exclusive). Every thread must finish.
     #[test]
     fn threads_exclude_each_other_and_all_finish() {
         let seed = 0x5eed_0001_u64;
@@ -294,7 +294,7 @@ mod tests {
                             .wrapping_add(1);
                         let first = (state >> 40) % 4;
                         let count = 1 + (state >> 50) % (4 - first);
-                        // Every second time around the table, so that entries are shared too.
+                        // Every second time one table length further, so that entries are shared too.
                         let offset = (first + 1024 * ((state >> 60) & 1)) * REGION;
                         let exclusive = (state >> 30).is_multiple_of(3);
                         turn(

@@ -1,4 +1,4 @@
-//! Opening and locking: from a path to a descriptor that nobody else writes.
+//! Opening and locking: from a path to a descriptor that no other program writes.
 
 use std::fs::File;
 use std::io;
@@ -15,31 +15,31 @@ use crate::{FileKind, StripeError, qemu_lock};
 /// Whether the page cache is bypassed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direct {
-    /// O_DIRECT or refuse.
+    /// Use O_DIRECT, or refuse the disk.
     On,
     /// Through the page cache.
     Off,
-    /// O_DIRECT where it works.
+    /// O_DIRECT if it works.
     Auto,
 }
 
 /// How a disk is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Opened without write permission; lock shared.
+    /// Opened without write permission; the lock is shared.
     pub read_only: bool,
-    /// Page cache or not.
+    /// Whether the page cache is bypassed.
     pub direct: Direct,
-    /// Logical block to tell the guest instead of the probed one.
+    /// Logical block size for the guest instead of the probed one.
     pub block_bytes: Option<u32>,
-    /// Offer discard and unmapping write-zeroes where the store can.
+    /// Offer discard and unmapping write-zeroes if the store supports them.
     pub discard: bool,
-    /// Most workers that will serve it at once.
+    /// Most workers that will serve it at the same time.
     pub workers: u16,
 }
 
 impl Default for OpenOptions {
-    /// As `cleave serve` opens a disk when nothing else is said, but for one worker.
+    /// The defaults of `cleave serve`, but for one worker.
     fn default() -> OpenOptions {
         OpenOptions {
             read_only: false,
@@ -51,19 +51,19 @@ impl Default for OpenOptions {
     }
 }
 
-/// Why a disk cannot be opened. Each line names the disk, by its path or spec, and the remedy.
+/// Why a disk cannot be opened. Each message names the disk, by its path or spec, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The system refused.
+    /// The system call failed.
     #[error("cannot open disk {0}: {1}")]
     Io(String, #[source] io::Error),
-    /// No such file.
+    /// There is no such file.
     #[error("disk {0} does not exist; check the path, or create it: truncate -s 10G {0}")]
     Missing(String),
     /// The mode of the file or of a folder above it does not allow reading.
     #[error("no permission to open disk {0} for reading; give this user access")]
     NoRead(String),
-    /// It does not allow reading and writing.
+    /// The mode does not allow reading and writing.
     #[error(
         "no permission to open disk {0} for reading and writing; give this user access, or serve it with --read-only"
     )]
@@ -74,33 +74,33 @@ pub enum OpenError {
     /// EROFS.
     #[error("disk {0} is on a read-only file system; serve it with --read-only")]
     ReadOnlyFileSystem(String),
-    /// The path is something else, named here with its article.
+    /// The path is another kind of file, named here with its article.
     #[error("disk {0} is {1}; name a regular file or a block device")]
     WrongKind(String, &'static str),
-    /// A size of zero, and how to give it another.
+    /// A size of zero, and the remedy.
     #[error("disk {0} has no bytes; give it a size: {1}")]
     Empty(String, String),
-    /// A size that is no multiple of the block, or beyond what offsets reach.
+    /// A size that is not a multiple of the block, or beyond the largest offset.
     #[error("disk {name} has {size_bytes} bytes, which is not {wanted}; {remedy}")]
     Size {
         /// The disk.
         name: String,
         /// Its size.
         size_bytes: u64,
-        /// What a size must be.
+        /// The requirement on a size.
         wanted: String,
-        /// How to make it so.
+        /// How to fix it.
         remedy: String,
     },
     /// An impossible logical block.
     #[error("block size {0} is not possible; use a power of two from 512 to 65536")]
     BlockSize(u32),
-    /// O_DIRECT was demanded and does not work, for this reason.
+    /// O_DIRECT was required and does not work, for this reason.
     #[error("disk {0} cannot be read past the page cache ({1}); use --direct auto or --direct off")]
     NoDirect(String, String),
-    /// O_DIRECT was demanded of what is no file.
+    /// O_DIRECT was required for a disk that is not a file.
     #[error(
-        "disk {0} has no page cache to bypass; leave --direct away, it is for files and devices"
+        "disk {0} has no page cache to bypass; remove --direct, which is for files and devices"
     )]
     NoCache(String),
     /// The advisory lock is held.
@@ -108,14 +108,14 @@ pub enum OpenError {
     InUse(String),
     /// QEMU's locks are held.
     #[error(
-        "disk {0} is in use by QEMU or one of its tools; end that one, or let both only read \
+        "disk {0} is in use by QEMU or one of its tools; stop that one, or make both read-only \
          (--read-only here, read-only=on there)"
     )]
     InUseByQemu(String),
-    /// An image of this format, and not raw.
+    /// An image of this format instead of a raw one.
     #[error(
         "disk {0} is a {1} image, and the guest would see that file as it is; convert it \
-         (qemu-img convert -O raw), or give --disk raw:{0} if that is what the guest is to see"
+         (qemu-img convert -O raw), or use --disk raw:{0} to give the guest the file itself"
     )]
     Format(String, &'static str),
     /// The host has claimed the block device.
@@ -124,42 +124,42 @@ pub enum OpenError {
          release it there, or serve it with --read-only"
     )]
     Claimed(String),
-    /// The lock cannot even be tried.
-    #[error("cannot lock disk {0}: {1}; keep it on a file system that has locks")]
+    /// The file system refuses locks.
+    #[error("cannot lock disk {0}: {1}; put it on a file system that supports locks")]
     Lock(String, #[source] io::Error),
-    /// The legs are no stripe.
+    /// The legs do not form a stripe.
     #[error(transparent)]
     Stripe(#[from] StripeError),
-    /// No memory for a RAM disk.
-    #[error("cannot make disk {0}: {1}; use a smaller size")]
+    /// There is no memory for a RAM disk.
+    #[error("cannot create disk {0}: {1}; use a smaller size")]
     Ram(String, #[source] io::Error),
 }
 
 impl OpenError {
-    /// The system refused.
+    /// The error for a failed system call.
     pub(crate) fn io(path: &Path, source: impl Into<io::Error>) -> OpenError {
         OpenError::Io(path.display().to_string(), source.into())
     }
 }
 
-/// Tries to get the claim or the lock, and the pause between. udev's helpers hold a block device's for
-/// moments after a change; a killed daemon's rings hold its files for moments after its end, while the
-/// kernel cancels what was in flight; any process holds what it opened once more between fork and exec
-/// of a child. The daemon that is started just then must not fail for that.
+/// Attempts to get the claim or the lock, and the pause between them. Other holders may be brief: udev's
+/// helpers hold a block device for moments after a change; the rings of a killed daemon hold its files until
+/// the kernel has cancelled its I/O; and a process that forks holds its open files twice until the child
+/// calls exec. A daemon that is started at such a moment must not fail.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// Opens what is there (nothing is ever created) and locks it. The descriptor lives as long as the
-/// disk, so a file that is renamed over or deleted goes on being served as it was.
+/// Opens an existing file or device and locks it; nothing is created. The descriptor lives as long as the
+/// disk, so a file that is replaced or deleted is still served.
 pub(crate) fn open_path(path: &Path, read_only: bool) -> Result<(File, FileKind), OpenError> {
     let (file, kind) = open_unlocked(path, read_only)?;
     lock(&file, path, read_only)?;
     Ok((file, kind))
 }
 
-/// As `open_path`, for a look that disturbs nobody who serves it.
+/// Like `open_path`, but does not disturb a program that serves it.
 pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileKind), OpenError> {
-    // Looked at before it is opened: opening alone moves a tape, or waits for a fifo's other end.
+    // Checked before it is opened, because opening alone moves a tape or waits for the other end of a fifo.
     let found = rustix::fs::stat(path).map_err(|errno| open_error(path, read_only, errno))?;
     let kind = file_kind(path, found.st_mode)?;
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -169,24 +169,24 @@ pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileK
         OFlags::RDWR
     };
     if kind == FileKind::BlockDevice && !read_only {
-        // Without O_CREAT this is the kernel's claim on a device: refused where it is mounted, and
+        // Without O_CREAT this claims a block device in the kernel: it fails if the device is mounted, and
         // nobody can mount it while a guest writes it.
         flags |= OFlags::EXCL;
     }
-    let fd = patiently(Errno::BUSY, || rustix::fs::open(path, flags, Mode::empty()))
+    let fd = retry_while(Errno::BUSY, || rustix::fs::open(path, flags, Mode::empty()))
         .map_err(|errno| open_error(path, read_only, errno))?;
     let file = File::from(fd);
-    // Another thing may stand there since the look; O_NONBLOCK kept even a fifo from hanging us.
+    // The path may have been replaced since the check; O_NONBLOCK kept even a fifo from blocking us.
     let opened = rustix::fs::fstat(&file).map_err(|errno| open_error(path, read_only, errno))?;
     if file_kind(path, opened.st_mode)? != kind {
-        let replaced = io::Error::other("it was replaced at this very moment; try again");
+        let replaced = io::Error::other("it was replaced while it was being opened; try again");
         return Err(OpenError::io(path, replaced));
     }
     Ok((file, kind))
 }
 
-/// Opens the same file once more: an open file description of its own, with the access and the O_DIRECT of
-/// `file`. The lock and a block device's claim stay with `file`.
+/// Opens the same file again: a new open file description with the access mode and the O_DIRECT of `file`.
+/// The lock and a block device's claim stay with `file`.
 pub(crate) fn reopen(file: &File) -> io::Result<File> {
     let flags = rustix::fs::fcntl_getfl(file)? & (OFlags::ACCMODE | OFlags::DIRECT);
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -232,14 +232,14 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
             errno => OpenError::Lock(name, errno.into()),
         }
     };
-    patiently(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation))
+    retry_while(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation))
         .map_err(refused(OpenError::InUse))?;
-    patiently(Errno::WOULDBLOCK, || qemu_lock::lock(file, read_only))
+    retry_while(Errno::WOULDBLOCK, || qemu_lock::lock(file, read_only))
         .map_err(refused(OpenError::InUseByQemu))
 }
 
-/// Tries again while what is tried is `taken`, for the moments in which that passes.
-fn patiently<T>(taken: Errno, mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+/// Retries while `attempt` fails with `taken`, because the holder may be brief.
+fn retry_while<T>(taken: Errno, mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     let mut tries = TRIES;
     loop {
         match attempt() {
@@ -258,19 +258,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_for_a_moment_is_had_and_what_stays_taken_is_refused() {
+    fn a_brief_lock_is_waited_for_and_a_lasting_one_is_refused() {
         let outcomes = [Err(Errno::BUSY), Err(Errno::INTR), Err(Errno::BUSY), Ok(7)];
         let mut left = outcomes.into_iter();
-        assert_eq!(patiently(Errno::BUSY, || left.next().unwrap()), Ok(7));
+        assert_eq!(retry_while(Errno::BUSY, || left.next().unwrap()), Ok(7));
 
         let mut tried = 0;
-        let refused: Result<(), _> = patiently(Errno::BUSY, || {
+        let refused: Result<(), _> = retry_while(Errno::BUSY, || {
             tried += 1;
             Err(Errno::BUSY)
         });
         assert_eq!((refused, tried), (Err(Errno::BUSY), TRIES));
 
-        let other: Result<(), _> = patiently(Errno::BUSY, || Err(Errno::ACCESS));
+        let other: Result<(), _> = retry_while(Errno::BUSY, || Err(Errno::ACCESS));
         assert_eq!(other, Err(Errno::ACCESS));
     }
 

@@ -1,4 +1,4 @@
-//! What a store can do: sizes, alignments, and whether O_DIRECT works.
+//! Finds out what a store can do: sizes, alignments, and whether O_DIRECT works.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,17 +12,17 @@ use crate::{Direct, FileKind, OpenError, OpenOptions};
 
 /// Smallest block and unit of every size (virtio 1.3 §5.2.4: sectors are 512 bytes).
 const BLOCK_BYTES_MIN: u32 = 512;
-/// Largest logical block that is told to a guest.
+/// Largest logical block for a guest.
 const BLOCK_BYTES_MAX: u32 = 65536;
-/// Block of file systems that state a strange one, and of memory.
+/// Block size for memory, and for file systems that report an unusable one.
 const FILE_BLOCK_BYTES: u32 = 4096;
-/// Kernel and virtio count bytes of a file in an `i64`.
+/// The kernel and virtio count the bytes of a file in an `i64`.
 const CAPACITY_MAX: u64 = i64::MAX as u64;
 
-/// What is known of a store before the operator's wishes are applied.
+/// The properties of a store before the operator's options are applied.
 struct Geometry {
     size_bytes: u64,
-    /// Logical block of a device, 512 of anything else.
+    /// Logical block of a device; 512 for anything else.
     logical_bytes: u32,
     physical_bytes: u32,
     optimal_io_bytes: u32,
@@ -30,12 +30,12 @@ struct Geometry {
     can_discard: bool,
     discard_granularity_bytes: u32,
     rotational: bool,
-    /// A device that the kernel lets us open for writing and then refuses every write.
+    /// The kernel lets us open the device for writing but refuses every write.
     write_protected: bool,
 }
 
 impl Geometry {
-    /// Of a file or memory that is kept in blocks of this size.
+    /// For a file or memory that is kept in blocks of this size.
     fn plain(size_bytes: u64, block_bytes: u32) -> Geometry {
         Geometry {
             size_bytes,
@@ -51,7 +51,7 @@ impl Geometry {
     }
 }
 
-/// Alignment that I/O needs.
+/// The alignment that I/O needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Align {
     offset_bytes: u32,
@@ -59,23 +59,23 @@ struct Align {
 }
 
 impl Align {
-    /// The page cache and memory take everything.
+    /// The page cache and memory accept any alignment.
     const NONE: Align = Align {
         offset_bytes: 1,
         memory_bytes: 1,
     };
 }
 
-/// Size of a file or block device now.
+/// Current size of a file or block device.
 pub(crate) fn size_bytes(file: &File, kind: FileKind) -> io::Result<u64> {
     Ok(match kind {
         FileKind::Regular => file.metadata()?.len(),
-        // stat says 0 of a device. The offset that this moves is used by nobody: all I/O is positioned.
+        // stat reports 0 for a device. Nothing uses the file offset that this moves: all I/O is positioned.
         FileKind::BlockDevice => rustix::fs::seek(file, SeekFrom::End(0))?,
     })
 }
 
-/// Limits of memory and of nothing at all.
+/// Limits of a disk in memory or of a null disk.
 pub(crate) fn probe_memory(
     name: &str,
     size_bytes: u64,
@@ -89,7 +89,7 @@ pub(crate) fn probe_memory(
     limits(name, &geometry, options, remedy)
 }
 
-/// Limits of an opened file or device, and whether `file` bypasses the page cache from now on.
+/// Limits of an opened file or device. Sets O_DIRECT on `file` if it is to bypass the page cache.
 pub(crate) fn probe_file(
     path: &Path,
     file: &File,
@@ -111,7 +111,7 @@ pub(crate) fn probe_file(
     Ok((limits(&name, &geometry, options, remedy)?, direct))
 }
 
-/// Applies the operator's wishes; the one place where a size or block is refused.
+/// Applies the operator's options. Sizes and blocks are refused only here.
 fn limits(
     name: &str,
     geometry: &Geometry,
@@ -155,15 +155,15 @@ fn limits(
         memory_align_bytes: geometry.align.memory_bytes,
         read_only: options.read_only,
         discard: options.discard && geometry.can_discard && !options.read_only,
-        // The device's own block, also where the page cache hides it and the guest is told of another.
+        // The device's own block, even if the page cache hides it and the guest gets another.
         discard_align_bytes: natural,
         discard_granularity_bytes: geometry.discard_granularity_bytes.max(BLOCK_BYTES_MIN),
         rotational: geometry.rotational,
     })
 }
 
-/// A size must be a multiple of this: of what the guest addresses, and of what the store takes, since
-/// the last piece of a read-modify-write would else reach beyond the end. Both are powers of two.
+/// A size must be a multiple of this: of the guest's block and of the store's unit, because the last piece of
+/// a read-modify-write would otherwise reach beyond the end. Both are powers of two.
 pub(crate) fn granule(block_bytes: u32, offset_align_bytes: u32) -> u32 {
     block_bytes.max(offset_align_bytes)
 }
@@ -176,7 +176,7 @@ fn geometry(file: &File, kind: FileKind) -> io::Result<Geometry> {
         let block = block.filter(|size| plausible_block(*size));
         return Ok(Geometry {
             rotational: queue_number(stat.st_dev, "rotational") == Some(1),
-            // Whether holes can be punched shows only when one is; the engine answers for that.
+            // Support for punching holes is known only after one was punched; the engine handles a refusal.
             ..Geometry::plain(size_bytes, block.unwrap_or(FILE_BLOCK_BYTES))
         });
     }
@@ -205,21 +205,21 @@ fn plausible_block(bytes: u32) -> bool {
     bytes.is_power_of_two() && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes)
 }
 
-/// A number of the device's request queue; a partition has that of its whole device. `..` is taken
-/// after the link to the partition's folder was followed, so it is the whole device.
+/// A number from the device's request queue; a partition has that of its whole device. `..` is resolved after
+/// the link to the partition's folder was followed, so it is the whole device.
 pub(crate) fn queue_number(device: u64, name: &str) -> Option<u64> {
     sysfs_number(device, &format!("queue/{name}"))
         .or_else(|| sysfs_number(device, &format!("../queue/{name}")))
 }
 
-/// `None` where there is no such device (tmpfs, overlay) or no sysfs.
+/// `None` if there is no such device (tmpfs, overlay) or no sysfs.
 pub(crate) fn sysfs_number(device: u64, name: &str) -> Option<u64> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()?;
     text.trim().parse().ok()
 }
 
-/// Sets or clears O_DIRECT as wished and possible, and writes what it needs into `geometry`.
+/// Sets or clears O_DIRECT as requested and possible, and stores its requirements in `geometry`.
 fn choose_direct(
     path: &Path,
     file: &File,
@@ -257,7 +257,7 @@ fn choose_direct(
     Ok(true)
 }
 
-/// O_NONBLOCK was for opening only and goes at the same time.
+/// This also clears O_NONBLOCK, which was only for opening.
 fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
     let mut flags = rustix::fs::fcntl_getfl(file)?;
     flags.set(OFlags::DIRECT, on);
@@ -265,8 +265,8 @@ fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(file, flags)
 }
 
-/// What O_DIRECT needs: what the kernel says (statx(2) STATX_DIOALIGN, since 6.1) or the device's block
-/// or the first of two usual ones, each believed only after a read. `None`: it does not work.
+/// The requirements of O_DIRECT: those that the kernel reports (statx(2) STATX_DIOALIGN, since 6.1), or the device's
+/// block, or the first of two common ones. Each is verified by a read. `None`: O_DIRECT does not work.
 fn probe_align(file: &File, geometry: &Geometry) -> Result<Option<Align>, Errno> {
     let stated = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(stat) if StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) => {
@@ -278,7 +278,7 @@ fn probe_align(file: &File, geometry: &Geometry) -> Result<Option<Align>, Errno>
                 memory_bytes: stat.stx_dio_mem_align,
             })
         }
-        // An old kernel, or a file system that does not say.
+        // An old kernel, or a file system that does not report it.
         Ok(_) | Err(_) => None,
     };
     let guess = |bytes| Align {
@@ -306,12 +306,11 @@ fn plausible_align(align: Align) -> bool {
     fine(align.offset_bytes) && fine(align.memory_bytes)
 }
 
-/// Reads one unit at the beginning, from memory aligned to exactly what is claimed, so that a claim
-/// that is too weak is found out here.
+/// Reads one unit at the beginning into memory with exactly this alignment, to detect one that is too weak.
 fn direct_read_works(file: &File, align: Align) -> Result<bool, Errno> {
     let (len, memory) = (align.offset_bytes as usize, align.memory_bytes as usize);
     let mut buffer = vec![0_u8; len + 3 * memory];
-    // An odd multiple of the alignment: aligned to it and to nothing larger.
+    // An odd multiple of the alignment, so that it has no larger alignment.
     let start = buffer
         .as_ptr()
         .align_offset(2 * memory)
@@ -333,8 +332,8 @@ fn direct_read_works(file: &File, align: Align) -> Result<bool, Errno> {
 mod tests {
     use super::*;
 
-    /// Such as an image of 512-byte sectors on a file system of 4096-byte blocks; made here by a block
-    /// size, since a file system of the other kind is seldom at hand.
+    /// For example an image of 512-byte sectors on a file system of 4096-byte blocks. The test uses a block
+    /// size instead, because such a file system is rarely available.
     #[test]
     fn a_tail_that_direct_cannot_reach_is_read_through_the_page_cache() {
         let file = tempfile::tempfile().unwrap();

@@ -1,8 +1,9 @@
-//! QEMU's image locks, so that QEMU and this program do not write to one image.
+//! QEMU's image locks, so that QEMU and this program do not write to the same image.
 //!
-//! QEMU (`block/file-posix.c`) says what it does with an image by read locks on single bytes: 100 + *p* while it uses
-//! permission *p*, 200 + *p* while nobody else may. To use a permission is refused while the second kind is locked, to
-//! keep others from it while the first is. The locks belong to the open file description, as those of flock do.
+//! QEMU (`block/file-posix.c`) announces its use of an image by read locks on single bytes: 100 + *p* while
+//! it uses permission *p*, 200 + *p* while nobody else may use it. A program may not use a permission while
+//! the second byte is locked, and may not exclude others from it while the first is. The locks belong to the
+//! open file description, like those of flock.
 
 use std::fs::File;
 
@@ -18,8 +19,9 @@ const CONSISTENT_READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
-/// Takes the locks of a guest's disk: it reads, writes unless it is read-only, and nobody else writes or resizes.
-/// `WOULDBLOCK`: QEMU has locks that exclude them. Where the file system has no such locks QEMU does without too.
+/// Takes the locks of a guest's disk: it reads, writes unless it is read-only, and excludes other writers and
+/// resizing. `WOULDBLOCK`: QEMU has locks that conflict. If the file system has no such locks, the disk is
+/// used without them, like QEMU does.
 pub(crate) fn lock(file: &File, read_only: bool) -> Result<(), Errno> {
     let used = match read_only {
         true => &[CONSISTENT_READ][..],
@@ -32,14 +34,14 @@ pub(crate) fn lock(file: &File, read_only: bool) -> Result<(), Errno> {
     }
 }
 
-/// First locks, then looks, as QEMU does: of two that start at the same time each sees the other.
+/// Locks first and checks afterwards, like QEMU: of two that start at the same time, each sees the other.
 fn try_lock(file: &File, used: &[i64], unshared: &[i64]) -> Result<(), Errno> {
     for byte in bytes(used, USED).chain(bytes(unshared, UNSHARED)) {
         set(file, byte, libc::F_RDLCK)?;
     }
     for byte in bytes(used, UNSHARED).chain(bytes(unshared, USED)) {
         if is_locked(file, byte)? {
-            // So that what is tried again, or QEMU meanwhile, does not fail because of this.
+            // The locks are released, so that a retry, or QEMU meanwhile, does not fail because of them.
             for byte in bytes(used, USED).chain(bytes(unshared, UNSHARED)) {
                 set(file, byte, libc::F_UNLCK)?;
             }
@@ -57,7 +59,7 @@ fn set(file: &File, byte: i64, kind: i32) -> Result<(), Errno> {
     control(file, FcntlArg::F_OFD_SETLK(&request(byte, kind)))
 }
 
-/// Whether any other open file description has a lock there.
+/// Whether another open file description has a lock on the byte.
 fn is_locked(file: &File, byte: i64) -> Result<bool, Errno> {
     let mut found = request(byte, libc::F_WRLCK);
     control(file, FcntlArg::F_OFD_GETLK(&mut found))?;
@@ -84,7 +86,7 @@ fn request(byte: i64, kind: i32) -> libc::flock {
 mod tests {
     use super::*;
 
-    /// Locks of somebody who uses these permissions and shares all others but those.
+    /// Takes the locks of a program that uses the permissions `used` and shares all but `unshared`.
     fn other(path: &std::path::Path, used: &[i64], unshared: &[i64]) -> File {
         let file = File::open(path).unwrap();
         try_lock(&file, used, unshared).unwrap();
@@ -103,7 +105,7 @@ mod tests {
             .open(&path)
             .unwrap();
         let cases: [(&[i64], &[i64], bool, bool); 6] = [
-            // Used, not shared: what another program holds. Ours: writing, reading.
+            // Used and unshared permissions of another program; whether we may write, and read.
             (&[], &[], true, true),
             (&[CONSISTENT_READ], &[], true, true),
             (&[CONSISTENT_READ], &[WRITE, RESIZE], false, true),
@@ -121,7 +123,7 @@ mod tests {
                     Err(Errno::WOULDBLOCK)
                 };
                 assert_eq!(tried, wanted, "{used:?} {unshared:?} {read_only}");
-                // Nothing is left locked by a try that was refused.
+                // A refused attempt leaves nothing locked.
                 let byte = |byte| is_locked(&held, byte).unwrap();
                 assert_eq!(byte(UNSHARED + WRITE), wanted.is_ok());
                 for byte in bytes(&[CONSISTENT_READ, WRITE, RESIZE], USED)

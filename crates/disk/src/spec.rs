@@ -1,4 +1,4 @@
-//! What an operator writes for a disk.
+//! The command-line syntax of a disk.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,35 +6,35 @@ use std::str::FromStr;
 
 use crate::model::ModelSpec;
 
-/// A disk as named on the command line.
+/// A disk as it was named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskSpec {
-    /// A regular file or a block device, told apart when opened; refused where it is an image of another format.
+    /// A regular file or a block device, distinguished when opened; an image of another format is refused.
     Path(PathBuf),
-    /// The same, whatever it holds.
+    /// The same, with any contents.
     Raw(PathBuf),
-    /// Memory of this many bytes; contents are lost at the end.
+    /// Memory of this many bytes; the contents are lost at shutdown.
     Ram(u64),
-    /// Accepts all, reads zero.
+    /// Accepts all writes, and reads zero.
     Null(u64),
-    /// Accepts all, and answers reads without writing their memory: what a measurement of everything but
-    /// the data wants, and no guest.
+    /// Accepts all writes, and completes reads without storing data. For measurements without data movement,
+    /// not for guests.
     Untouched(u64),
-    /// Memory that takes as long as a drive would; contents are lost at the end.
+    /// Memory with the timing of a drive; the contents are lost at shutdown.
     Model(ModelSpec),
 }
 
-/// What follows the size of a null disk that leaves the memory of reads as it is; as QEMU's null-co says it.
+/// Suffix after the size of a null disk whose reads store no data, as for QEMU's null-co.
 const UNTOUCHED: &str = ",read-zeroes=off";
 
-/// Suffixes of sizes, largest first, each with its shift.
+/// Suffixes of sizes, largest first, with their shifts.
 const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 
 impl FromStr for DiskSpec {
     type Err = String;
 
-    /// `raw:`, `ram:`, `null:` and `model:` are kinds only at the very beginning, so that every file can still be
-    /// named: one that is called `ram:x` is written `./ram:x`.
+    /// `raw:`, `ram:`, `null:` and `model:` are kinds only at the very beginning, so that every file can be
+    /// named: a file called `ram:x` is written `./ram:x`.
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         if text.is_empty() {
             return Err(
@@ -45,7 +45,7 @@ impl FromStr for DiskSpec {
         if let Some(path) = text.strip_prefix("raw:") {
             return match path {
                 "" => Err(
-                    "raw: names no file; write raw:PATH, or ./raw: for a file of that name"
+                    "raw: needs the path of a file: raw:PATH (or ./raw: for a file of that name)"
                         .to_owned(),
                 ),
                 path => Ok(DiskSpec::Raw(PathBuf::from(path))),
@@ -68,7 +68,7 @@ impl FromStr for DiskSpec {
 }
 
 impl DiskSpec {
-    /// The file or device that it names.
+    /// The path of a file or device.
     pub fn path(&self) -> Option<&Path> {
         match self {
             DiskSpec::Path(path) | DiskSpec::Raw(path) => Some(path),
@@ -98,9 +98,9 @@ fn parse_kind(kind: &str, size: &str) -> Result<u64, String> {
     })
 }
 
-/// Parses `4K`, `1M`, `2G`, `1T` (binary), plain bytes, refusing overflow and nonsense.
+/// Parses `4K`, `1M`, `2G`, `1T` (binary) or plain bytes; refuses overflow and anything else.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let refuse = || format!("`{text}` is no size such as 512, 4K, 1M, 2G or 1T");
+    let refuse = || format!("`{text}` is not a size such as 512, 4K, 1M, 2G or 1T");
     let upper = text.to_ascii_uppercase();
     let (digits, shift) = UNITS
         .iter()
@@ -109,7 +109,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
             head.strip_suffix(unit).map(|digits| (digits, shift))
         })
         .unwrap_or((&upper, 0));
-    // `u64::from_str` would take a leading `+`.
+    // `u64::from_str` would accept a leading `+`.
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(refuse());
     }
@@ -120,7 +120,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is more than 2^64 bytes"))
 }
 
-/// The shortest text that `parse_size` reads back as `bytes`.
+/// The shortest text that `parse_size` parses as `bytes`.
 pub fn format_size(bytes: u64) -> String {
     UNITS
         .iter()
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_as_written() {
+    fn sizes_parse_as_they_are_formatted() {
         for (text, bytes) in [
             ("0", 0),
             ("512", 512),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_size() {
+    fn nonsense_is_not_a_size() {
         for text in [
             "",
             "K",
@@ -179,7 +179,7 @@ mod tests {
             "1\u{212a}",
         ] {
             let why = parse_size(text).unwrap_err();
-            assert!(why.contains("is no size"), "{text}: {why}");
+            assert!(why.contains("is not a size"), "{text}: {why}");
         }
         for text in ["18446744073709551616", "16777216T", "99999999999999999999K"] {
             let why = parse_size(text).unwrap_err();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn specs_are_told_apart() {
+    fn specs_are_distinguished() {
         for (text, spec) in [
             ("ram:1G", DiskSpec::Ram(1 << 30)),
             ("null:4k", DiskSpec::Null(4096)),

@@ -1,4 +1,4 @@
-//! Several files or devices as one disk (RAID-0): opened, checked against each other, created, shown.
+//! Several files or devices as one disk (RAID-0): open, check, create and show.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -14,30 +14,30 @@ use crate::spec::format_size;
 use crate::superblock::{self, Found, SUPERBLOCK_BYTES, Superblock};
 use crate::{Backing, Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions};
 
-mod judge;
+mod check;
 
-pub use judge::StripeError;
-use judge::{Member, wrong_count};
+pub use check::StripeError;
+use check::{Member, wrong_count};
 
-/// Bytes at the beginning of a leg that must be zero for `create_stripe` to take it unasked: further
-/// than every partition table, volume label and file system that is usual begins.
-const LOOKED_AT_BYTES: u64 = 128 << 10;
+/// `create_stripe` takes a leg without --force only if this many bytes at its beginning are zero. All common
+/// partition tables, volume labels and file systems begin within them.
+const CHECKED_BYTES: u64 = 128 << 10;
 
-/// How it is known that the legs belong together.
+/// How the legs are known to belong together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StripeKind {
     /// Each has a superblock, written by `create_stripe`.
     Superblocks,
-    /// The operator says so.
+    /// By the operator's statement.
     Raw,
 }
 
-/// Whether `create_stripe` takes legs that hold something.
+/// Whether `create_stripe` takes legs that contain data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overwrite {
     /// Refused.
     No,
-    /// What they hold is lost.
+    /// Their data is lost.
     Yes,
 }
 
@@ -48,22 +48,21 @@ pub struct Created {
     pub stripe: Stripe,
     /// Bytes of data on each leg.
     pub data_bytes: u64,
-    /// Bytes of the largest leg that stay unused, superblock and all.
+    /// Unused bytes of the largest leg, superblock included.
     pub unused_bytes: u64,
 }
 
-/// What `show_stripe` found.
+/// Result of `show_stripe`.
 #[derive(Debug)]
 pub struct Shown {
-    /// One line a leg.
+    /// One line per leg.
     pub lines: Vec<String>,
-    /// The stripe that the legs are, in this order; or why they are none.
+    /// The stripe that the legs form in this order, or why they form none.
     pub whole: Result<Created, StripeError>,
 }
 
 impl Disk {
-    /// Opens, locks and probes the legs of a stripe, in order. The disk's limits are those that every
-    /// leg keeps to.
+    /// Opens, locks and probes the legs of a stripe, in order. The disk's limits hold on every leg.
     pub fn open_stripe(
         specs: &[DiskSpec],
         chunk_bytes: u32,
@@ -74,11 +73,11 @@ impl Disk {
         let members = open_all(specs, |path| open_path(path, options.read_only))?;
         let (data_bytes, serial) = match kind {
             StripeKind::Superblocks => {
-                let whole = judge::whole(&judged(&members), Some(chunk_bytes))?;
+                let whole = check::whole(&as_members(&members), Some(chunk_bytes))?;
                 (whole.data_bytes, hashed_serial(&whole.set))
             }
             StripeKind::Raw => {
-                judge::raw(&judged(&members))?;
+                check::raw(&as_members(&members))?;
                 let least = members.iter().map(|member| member.size_bytes).min();
                 let names: Vec<u8> = members.iter().flat_map(|m| m.name.bytes()).collect();
                 (rounded(least.unwrap_or(0), stripe), hashed_serial(&names))
@@ -99,7 +98,7 @@ impl Disk {
     }
 }
 
-/// A leg opened and looked at.
+/// An opened leg and its superblock, if it has one.
 struct Opened {
     name: String,
     file: File,
@@ -117,7 +116,7 @@ impl Opened {
     }
 }
 
-fn judged(members: &[Opened]) -> Vec<Member<'_>> {
+fn as_members(members: &[Opened]) -> Vec<Member<'_>> {
     members
         .iter()
         .map(|opened| Member {
@@ -128,7 +127,7 @@ fn judged(members: &[Opened]) -> Vec<Member<'_>> {
         .collect()
 }
 
-/// A size that is whole chunks.
+/// Rounds a size down to whole chunks.
 fn rounded(bytes: u64, stripe: Stripe) -> u64 {
     bytes - bytes % u64::from(stripe.chunk_bytes())
 }
@@ -140,17 +139,17 @@ fn layout(legs: usize, chunk_bytes: u32) -> Result<Stripe, StripeError> {
     }
     Stripe::new(legs, chunk_bytes).ok_or_else(|| {
         StripeError(format!(
-            "a stripe's chunk is a power of two from 4K to 4M, and not {chunk_bytes} bytes"
+            "a stripe's chunk is a power of two from 4K to 4M, not {chunk_bytes} bytes"
         ))
     })
 }
 
-/// Opens all legs, and reads what may be their superblocks while nothing bypasses the page cache yet.
+/// Opens all legs, and reads their possible superblocks before anything bypasses the page cache.
 fn open_all(
     specs: &[DiskSpec],
     open: impl Fn(&Path) -> Result<(File, FileKind), OpenError>,
 ) -> Result<Vec<Opened>, OpenError> {
-    refuse_twins(specs)?;
+    refuse_duplicates(specs)?;
     specs
         .iter()
         .map(|spec| {
@@ -178,11 +177,11 @@ fn path(spec: &DiskSpec) -> Result<&Path, StripeError> {
     })
 }
 
-/// One file named twice would be refused by its own lock, and blame another program.
-fn refuse_twins(specs: &[DiskSpec]) -> Result<(), OpenError> {
+/// A file that is named twice would be refused by its own lock, and the error would blame another program.
+fn refuse_duplicates(specs: &[DiskSpec]) -> Result<(), OpenError> {
     let mut seen: Vec<((u64, u64), &DiskSpec)> = Vec::new();
     for spec in specs {
-        // What cannot be looked at is told when it is opened.
+        // A failure here is reported when the file is opened.
         let Ok(found) = path(spec)?.metadata() else {
             continue;
         };
@@ -190,8 +189,8 @@ fn refuse_twins(specs: &[DiskSpec]) -> Result<(), OpenError> {
             0 => (found.dev(), found.ino()),
             device => (u64::MAX, device),
         };
-        if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == id) {
-            let why = format!("leg {spec} is the same as leg {twin}; name each leg once");
+        if let Some((_, other_name)) = seen.iter().find(|(other, _)| *other == id) {
+            let why = format!("leg {spec} is the same as leg {other_name}; name each leg once");
             return Err(StripeError(why).into());
         }
         seen.push((id, spec));
@@ -208,7 +207,7 @@ fn read_superblock(file: &File, size_bytes: u64) -> io::Result<Found> {
     Ok(Superblock::parse(&block))
 }
 
-/// Probes each leg, and puts together what all of them can do.
+/// Probes each leg, and combines their limits.
 fn probe_all(
     members: Vec<Opened>,
     data_bytes: u64,
@@ -240,7 +239,7 @@ fn probe_all(
     Ok((over_all(limits, data_bytes, stripe)?, legs))
 }
 
-/// A chunk is whole blocks of each leg.
+/// A chunk must consist of whole blocks of each leg.
 fn refuse_large_block(name: &str, limits: &Limits, stripe: Stripe) -> Result<(), StripeError> {
     let least = limits.block_bytes.max(limits.offset_align_bytes);
     if stripe.chunk_bytes() >= least {
@@ -254,7 +253,7 @@ fn refuse_large_block(name: &str, limits: &Limits, stripe: Stripe) -> Result<(),
     )))
 }
 
-/// What two legs both keep to.
+/// The limits that satisfy both legs.
 fn combined(a: Limits, b: &Limits) -> Limits {
     Limits {
         capacity_bytes: a.capacity_bytes.min(b.capacity_bytes),
@@ -271,8 +270,8 @@ fn combined(a: Limits, b: &Limits) -> Limits {
     }
 }
 
-/// From what every leg keeps to, what the stripe does. A transfer is best that keeps all legs busy; a
-/// discard gives most back where it covers the units of every leg.
+/// The stripe's limits, from the limits that hold on every leg. The best transfer size keeps all legs busy;
+/// the best discard size covers the units of every leg.
 fn over_all(leg: Limits, data_bytes: u64, stripe: Stripe) -> Result<Limits, StripeError> {
     let legs = u32::from(stripe.legs());
     let capacity_bytes = data_bytes
@@ -295,8 +294,8 @@ fn over_all(leg: Limits, data_bytes: u64, stripe: Stripe) -> Result<Limits, Stri
     })
 }
 
-/// Writes a superblock to the end of each leg, which makes them a stripe in this order. What they hold
-/// becomes unreadable.
+/// Writes a superblock to the end of each leg, which makes them a stripe in this order. Their data becomes
+/// unreadable.
 pub fn create_stripe(
     specs: &[DiskSpec],
     chunk_bytes: u32,
@@ -339,8 +338,8 @@ pub fn create_stripe(
     })
 }
 
-/// Refuses a leg that could not be served afterwards, while nothing is lost yet. Through the page cache, as
-/// the superblock is written: that a leg allows no more is no reason to refuse it.
+/// Refuses a leg that could not be served afterwards, before any data is lost. Probed through the page cache,
+/// like the superblock is written: a leg that does not support O_DIRECT is no reason to refuse.
 fn refuse_unservable(member: &Opened, stripe: Stripe) -> Result<(), OpenError> {
     let options = OpenOptions {
         direct: Direct::Off,
@@ -351,23 +350,23 @@ fn refuse_unservable(member: &Opened, stripe: Stripe) -> Result<(), OpenError> {
     Ok(refuse_large_block(&member.name, &limits, stripe)?)
 }
 
-/// Refuses a leg that holds something, as far as that is seen.
+/// Refuses a leg that contains data, as far as this can be seen.
 fn refuse_in_use(member: &Opened) -> Result<(), OpenError> {
     let name = &member.name;
     if member.found != Found::Nothing {
         return Err(StripeError(format!(
-            "{name} is a leg of a stripe already; with --force a new stripe is made of it, and all is lost \
-             that the old one holds"
+            "{name} is already a leg of a stripe; with --force it becomes part of a new stripe, and all data of \
+             the old one is lost"
         ))
         .into());
     }
-    let mut head = vec![0; member.size_bytes.min(LOOKED_AT_BYTES) as usize];
+    let mut head = vec![0; member.size_bytes.min(CHECKED_BYTES) as usize];
     let read = member.file.read_exact_at(&mut head, 0);
     read.map_err(|error| OpenError::Io(name.clone(), error))?;
     match head.iter().all(|byte| *byte == 0) {
         true => Ok(()),
         false => Err(StripeError(format!(
-            "{name} holds data at its beginning; with --force it becomes a leg, and all is lost that it holds"
+            "{name} holds data at its beginning; with --force it becomes a leg, and all its data is lost"
         ))
         .into()),
     }
@@ -380,13 +379,13 @@ fn write_superblock(member: &Opened, superblock: Superblock) -> io::Result<()> {
     member.file.sync_all()
 }
 
-/// Reads the superblocks of legs, also of those that are being served.
+/// Reads the superblocks of legs, even while the legs are being served.
 pub fn show_stripe(specs: &[DiskSpec]) -> Result<Shown, OpenError> {
     let members = open_all(specs, |path| open_unlocked(path, true))?;
-    let members = judged(&members);
+    let members = as_members(&members);
     let lines = members.iter().map(line).collect();
     let largest = members.iter().map(|member| member.size_bytes).max();
-    let whole = judge::whole(&members, None).map(|whole| Created {
+    let whole = check::whole(&members, None).map(|whole| Created {
         stripe: whole.stripe,
         data_bytes: whole.data_bytes,
         unused_bytes: largest.unwrap_or(0).saturating_sub(whole.data_bytes),

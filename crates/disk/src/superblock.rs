@@ -1,10 +1,10 @@
-//! What a stripe writes at the end of each leg, so that legs that do not belong together, or not in
-//! this order, are never served as one disk.
+//! The superblock at the end of each leg of a stripe. It prevents legs that do not belong together, or are in
+//! the wrong order, from being served as one disk.
 //!
-//! A superblock is the last whole 4 KiB of its leg (4 KiB from the end of a leg of 10 000 bytes:
-//! bytes 4096 to 8191). Little-endian, zeroes behind:
+//! A superblock is the last whole 4 KiB of its leg (4 KiB from the end of a leg of 10 000 bytes: bytes 4096
+//! to 8191). Little-endian; the rest is zero:
 //!
-//! | at | bytes | what |
+//! | offset | bytes | value |
 //! |----|-------|------|
 //! | 0  | 8  | `CLVSTRIP` |
 //! | 8  | 4  | version, 1 |
@@ -39,27 +39,27 @@ pub(crate) struct Superblock {
     pub(crate) leg_bytes: u64,
 }
 
-/// What stands where a superblock may be.
+/// Result of reading the place of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// Something else.
+    /// No superblock.
     Nothing,
     /// A whole superblock.
     Whole(Superblock),
-    /// The beginning of one, and then not what was written.
+    /// The beginning of a superblock with wrong contents.
     Damaged,
-    /// One of a later program.
+    /// The superblock of a later version.
     Version(u32),
 }
 
-/// Where the superblock of a leg of this size is; `None`: too small for one and any data.
+/// The offset of the superblock of a leg of this size; `None`: too small for a superblock and data.
 pub(crate) fn offset(leg_bytes: u64) -> Option<u64> {
     let blocks = leg_bytes / SUPERBLOCK_BYTES;
     (blocks >= 2).then(|| (blocks - 1) * SUPERBLOCK_BYTES)
 }
 
 impl Superblock {
-    /// As it stands on the leg.
+    /// The bytes on the leg.
     pub(crate) fn to_bytes(self) -> [u8; SUPERBLOCK_BYTES as usize] {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         head.extend(MAGIC);
@@ -78,7 +78,8 @@ impl Superblock {
         block
     }
 
-    /// Reads one back. The version comes before the sum: a later version may sum other bytes.
+    /// Parses a superblock. The version is checked before the checksum, because a later version may compute
+    /// it over other bytes.
     pub(crate) fn parse(block: &[u8]) -> Found {
         let mut fields = Fields(block);
         if fields.take() != Some(*MAGIC) {
@@ -96,7 +97,7 @@ impl Superblock {
     }
 }
 
-/// The fields not yet read.
+/// The fields that have not been read yet.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -114,7 +115,7 @@ impl Fields<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// All behind the version, where it is sound.
+    /// Everything behind the version, if it is valid.
     fn body(mut self, block: &[u8]) -> Option<Superblock> {
         let set = self.take()?;
         let leg = self.u32()?;
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_and_stands_as_told() {
+    fn a_superblock_reads_back_and_has_the_documented_layout() {
         let bytes = superblock().to_bytes();
         assert_eq!(Superblock::parse(&bytes), Found::Whole(superblock()));
         assert_eq!(&bytes[..12], b"CLVSTRIP\x01\0\0\0");
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bit_that_differs_is_seen() {
+    fn any_changed_bit_is_detected() {
         let whole = superblock().to_bytes();
         for bit in 0..HEAD_BYTES * 8 {
             let mut bytes = whole;
@@ -220,9 +221,9 @@ mod tests {
         assert_eq!(Superblock::parse(&[0; 4096]), Found::Nothing);
     }
 
-    /// A sum made by somebody who means harm, or a program gone wrong.
+    /// Impossible values with a valid checksum, from an attacker or a faulty program.
     #[test]
-    fn numbers_that_cannot_be_are_damage() {
+    fn impossible_values_are_damage() {
         let wrong = [
             Superblock {
                 leg: 3,
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn is_the_last_whole_block() {
+    fn a_superblock_is_the_last_whole_block() {
         for (leg_bytes, at) in [
             (0, None),
             (4096, None),

@@ -1,5 +1,5 @@
-//! Each worker has an open file description of its own, so that the kernel tells each of a failed write-back.
-#![allow(clippy::unwrap_used)] // tests: shared steps stand outside of #[test] functions
+//! Each worker has its own open file description, so that the kernel reports a failed write-back to each.
+#![allow(clippy::unwrap_used)] // helper functions of tests are outside of #[test] functions
 
 use std::fs::File;
 use std::io;
@@ -38,7 +38,7 @@ fn memory_file(bytes: u64) -> OwnedFd {
     fd
 }
 
-/// A loop device whose backing file takes no more writes once `cut` was called.
+/// A loop device whose backing file accepts no writes after `cut` was called.
 struct Failing {
     path: PathBuf,
     backing: OwnedFd,
@@ -57,7 +57,7 @@ impl Failing {
                 Some(Failing { path, backing })
             }
             other => {
-                println!("not tried: no loop device: {other:?}");
+                println!("not tested: no loop device: {other:?}");
                 None
             }
         }
@@ -75,7 +75,7 @@ impl Drop for Failing {
 }
 
 #[test]
-fn every_worker_is_told_of_a_failed_write_back() {
+fn a_failed_write_back_is_reported_to_every_worker() {
     let _limit = LIMIT.lock().unwrap();
     let Some(device) = Failing::attach() else {
         return;
@@ -94,7 +94,7 @@ fn every_worker_is_told_of_a_failed_write_back() {
     assert_eq!(rustix::io::pwrite(files[1], &[7; 4096], 0), Ok(4096));
     let told = files.map(rustix::fs::fsync);
     assert_eq!(told, [Err(Errno::IO); 3]);
-    // A description that is opened later is not told of an earlier failure, so all are opened with the disk.
+    // An earlier failure is not reported to a description that is opened later, so all are opened with the disk.
     let late = File::open(&device.path).unwrap();
     assert_eq!(rustix::fs::fsync(late), Ok(()));
 }
@@ -126,7 +126,7 @@ fn descriptions_have_the_access_and_the_cache_mode_of_the_first() {
             assert!(numbers.windows(2).all(|pair| pair[0] != pair[1]));
             assert!((1..4).all(|worker| flags(worker) == flags(0)), "{direct:?}");
             assert!(leg.file_for(4).is_none());
-            // The lock is the first one's, and held once.
+            // The first description holds the lock, once.
             if !read_only {
                 let second = Disk::open(&DiskSpec::Path(path.clone()), &options);
                 assert!(second.unwrap_err().to_string().contains("in use"));
@@ -139,7 +139,7 @@ fn descriptions_have_the_access_and_the_cache_mode_of_the_first() {
 }
 
 #[test]
-fn files_that_have_no_name_any_more_are_opened_for_every_worker() {
+fn deleted_files_are_opened_for_every_worker() {
     let _limit = LIMIT.lock().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image");
@@ -156,7 +156,7 @@ fn files_that_have_no_name_any_more_are_opened_for_every_worker() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_again_is_for_one_worker() {
+fn a_file_that_cannot_be_opened_again_gets_one_worker() {
     let _limit = LIMIT.lock().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let legs = ["a", "b"].map(|name| folder.path().join(name));

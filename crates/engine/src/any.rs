@@ -1,4 +1,4 @@
-//! The store of a disk, whatever its kind: chosen once, when the disk is opened on a reactor.
+//! A store of any kind, chosen once, when the disk is opened on a reactor.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,8 @@ pub enum AnyStore {
 }
 
 impl AnyStore {
-    /// Opens a disk's store on a reactor that was made for it. `worker`: number of the disk's worker that
-    /// this is for, which has an open file of its own; `ops`: most ops in flight.
+    /// Opens a disk's store on a reactor that was created for it. `worker` is the number of the disk's
+    /// worker, which has an open file description of its own; `ops` is the most ops in flight.
     pub fn open(
         reactor: &mut Reactor,
         disk: &Arc<Disk>,
@@ -45,17 +45,18 @@ impl AnyStore {
     }
 }
 
-/// Something to do with a store of any kind, compiled for each.
+/// A generic operation on a store, compiled for each kind.
 pub trait Visitor {
     /// Result of a visit.
     type Output;
 
-    /// Does it.
+    /// Runs the operation.
     fn visit<S: Store>(self, store: S) -> Self::Output;
 }
 
 impl AnyStore {
-    /// Takes the store out, so that its calls cost no match. A worker does that; it has no other store.
+    /// Passes the store itself to the visitor, so that later calls need no match. A worker, which has only
+    /// one store, uses this.
     pub fn visit<V: Visitor>(self, visitor: V) -> V::Output {
         match self {
             AnyStore::Files(store) => visitor.visit(*store),
@@ -66,7 +67,7 @@ impl AnyStore {
     }
 }
 
-/// Passes a call on to the store inside.
+/// Forwards a call to the store inside.
 macro_rules! inside {
     ($any:expr, $store:ident => $call:expr) => {
         match $any {

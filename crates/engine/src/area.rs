@@ -1,20 +1,20 @@
-//! Anonymous memory that the kernel backs page by page when it is touched, so that tables can be
-//! sized for the worst case and cost what is used.
+//! Anonymous memory that the kernel backs page by page when it is touched, so that tables can be sized for
+//! the worst case and cost only what they use.
 //!
-//! Unsafe because it owns a mapping; everything handed out is a raw pointer inside it, and whoever
-//! derives one keeps the `Area` alive for as long as anybody (the kernel too) may follow it.
+//! Unsafe because it owns a mapping and hands out raw pointers into it. A user of such a pointer must keep
+//! the `Area` alive as long as anything, including the kernel, may follow the pointer.
 
 use std::io;
 use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Access that an area allows.
+/// Permitted access to an area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Reads and writes.
     ReadWrite,
-    /// Reads only: the area stays zero, and a stray store is a fault instead of corruption.
+    /// Reads only: the area stays zero, and a stray store faults instead of corrupting data.
     Read,
 }
 
@@ -39,7 +39,7 @@ impl Area {
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
             Access::Read => ProtFlags::READ,
         };
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice replaces nothing.
+        // SAFETY: a fresh anonymous mapping at an address that the kernel chooses replaces nothing.
         let map = unsafe {
             rustix::mm::mmap_anonymous(
                 ptr::null_mut(),
@@ -48,8 +48,8 @@ impl Area {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }?;
-        // A forked child has no business with pages that the kernel may be writing. Advice only.
-        // SAFETY: the range is the mapping just made, and DONTFORK changes nothing for this process.
+        // A forked child must not get pages that the kernel may be writing. This is only a hint.
+        // SAFETY: the range is the mapping just created, and DONTFORK changes nothing for this process.
         let _ = unsafe { rustix::mm::madvise(map, map_bytes, Advice::LinuxDontFork) };
         let map = NonNull::new(map.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let shift = map.as_ptr().align_offset(align.max(1)).min(slack);
@@ -63,13 +63,13 @@ impl Area {
         })
     }
 
-    /// Keeps it mapped for ever.
+    /// Keeps the mapping for ever.
     pub(crate) fn leak(&mut self) {
-        // Its drop unmaps nothing then.
+        // `drop` then unmaps nothing.
         self.map_bytes = 0;
     }
 
-    /// The byte at `offset`. Callers stay within the length that they asked for.
+    /// The byte at `offset`, which must be below the length asked for.
     #[inline]
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset <= self.len);
@@ -80,8 +80,8 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping made in `new`, or no byte of it; the owner (`Files`) drops it only
-        // after the kernel reported every op that points into it, and leaks it otherwise.
+        // SAFETY: this is the mapping made in `new`, or an empty range. The owner (`Files`) drops it only
+        // after the kernel has reported every op that points into it, and leaks it otherwise.
         let _ = unsafe { rustix::mm::munmap(self.map.as_ptr().cast(), self.map_bytes) };
     }
 }

@@ -1,10 +1,10 @@
-//! Bells: eventfds that are written to call the guest.
+//! Bells: eventfds that the daemon writes to call the guest.
 //!
-//! They come from a frontend and may be anything; what cannot be written is ignored. Their flags are
-//! the frontend's and stay as they are. Nothing here blocks, whatever the other side does to the
-//! counter meanwhile: a blocking write would leave that to luck, since "poll, then write" is two steps.
+//! They come from a frontend and may be any kind of file; a descriptor that cannot be written is ignored.
+//! Their flags belong to the frontend and are not changed. Nothing here blocks, whatever the frontend does to
+//! the counter: "poll, then write" would, because the counter can fill up between the two.
 //!
-//! Unsafe because of pushed entries; the only memory that they name is a static.
+//! Unsafe because entries are pushed to a ring; the only memory that they point to is a static.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,49 +17,52 @@ use rustix::fs::OFlags;
 
 use crate::ring::{Ring, tag, while_short_of_memory};
 
-/// The value that a bell writes.
+/// The value that is written to a bell.
 static ONE: u64 = 1;
 
-/// One bell. `rung`: since the last enter.
+/// One bell. `rung`: `ring` was called since the last enter.
 #[derive(Debug, Default)]
 enum Bell {
     #[default]
     None,
-    /// Non-blocking: written by the engine's ring, in the same system call as everything else.
+    /// Non-blocking: written by the reactor's ring, in the same system call as everything else.
     Written { rung: bool, queued: bool },
-    /// Blocking: the ring would write it through a poll and retries (400 us were seen) or a thread
-    /// of the kernel (20 us).
-    Signalled { striker: Box<Striker>, rung: bool },
+    /// Blocking: the reactor's ring would write it through a poll with retries (400 us measured) or in a
+    /// kernel thread (20 us).
+    Signalled {
+        notify_ring: Box<NotifyRing>,
+        rung: bool,
+    },
 }
 
-/// A ring of one entry whose completions signal an eventfd. The kernel's own signal never blocks, and
-/// it takes eventfds only.
-struct Striker {
+/// A ring of one entry that signals an eventfd on completion. The kernel's own signal never blocks; it
+/// accepts only eventfds.
+struct NotifyRing {
     uring: IoUring,
 }
 
-impl std::fmt::Debug for Striker {
+impl std::fmt::Debug for NotifyRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Striker").finish_non_exhaustive()
+        f.debug_struct("NotifyRing").finish_non_exhaustive()
     }
 }
 
-impl Striker {
-    fn new(fd: &OwnedFd) -> io::Result<Striker> {
+impl NotifyRing {
+    fn new(fd: &OwnedFd) -> io::Result<NotifyRing> {
         let build = || IoUring::builder().dontfork().setup_r_disabled().build(1);
         let uring = while_short_of_memory(build, std::thread::sleep)?;
         let submitter = uring.submitter();
         submitter.register_eventfd(fd.as_raw_fd())?;
         submitter.register_restrictions(&mut [Restriction::sqe_op(opcode::Nop::CODE)])?;
         submitter.register_enable_rings()?;
-        Ok(Striker { uring })
+        Ok(NotifyRing { uring })
     }
 
-    fn strike(&mut self) {
+    fn notify(&mut self) {
         // SAFETY: a no-op points to no memory.
         let _ = unsafe { self.uring.submission().push(&opcode::Nop::new().build()) };
-        // An error leaves the entry queued for the next time; a signal lost to a lack of memory is
-        // one that the frontend cannot be given.
+        // After an error the entry stays queued for the next call. If the kernel lacks the memory to send a
+        // signal, it is lost.
         let _ = self.uring.submit();
         self.uring.completion().for_each(drop);
     }
@@ -84,7 +87,7 @@ impl Bells {
         }
     }
 
-    /// Sets or removes the eventfd of `slot`. Rings from before go to the old one.
+    /// Sets or removes the eventfd of `slot`. Calls made before go to the old one.
     pub(crate) fn set(&mut self, ring: &mut Ring, slot: u16, fd: Option<OwnedFd>) {
         let file = self.first + u32::from(slot);
         let Some(bell) = self.slots.get_mut(usize::from(slot)) else {
@@ -93,15 +96,15 @@ impl Bells {
         match bell {
             Bell::None => {}
             Bell::Written { rung, .. } => {
-                // An entry names the slot, not the file: it has to leave before the file does.
+                // The entry refers to the slot, not to the file, so it must be submitted before the file is replaced.
                 if *rung {
                     let _ = ring.submit();
                 }
                 let _ = ring.set_file(file, None);
             }
-            Bell::Signalled { striker, rung } => {
+            Bell::Signalled { notify_ring, rung } => {
                 if *rung {
-                    striker.strike();
+                    notify_ring.notify();
                 }
             }
         }
@@ -109,14 +112,14 @@ impl Bells {
         *bell = fd.map_or(Bell::None, |fd| choose(ring, file, &fd));
     }
 
-    /// Notes that `slot` is to be written. Its entry is queued here and now, ahead of whatever ops
-    /// are pushed later, so that the guest is called before the kernel starts on those.
+    /// Rings the bell in `slot`. Its entry is queued at once, ahead of ops that are pushed later, so that the
+    /// guest is called before the kernel starts those.
     #[inline]
     pub(crate) fn ring(&mut self, ring: &mut Ring, slot: u16) {
         match self.slots.get_mut(usize::from(slot)) {
             Some(Bell::Written { rung, queued }) if !*rung => {
                 *rung = true;
-                // Where the queue takes nothing, `flush` tries again.
+                // If the queue is full, `flush` tries again.
                 *queued = push(ring, self.first + u32::from(slot));
                 self.rung.push(slot);
             }
@@ -128,7 +131,7 @@ impl Bells {
         }
     }
 
-    /// Before an enter: signals what the engine's ring does not, and starts to count anew.
+    /// Runs before an enter: signals the bells that the reactor's ring does not write, and resets `rung`.
     #[inline]
     pub(crate) fn flush(&mut self, ring: &mut Ring) {
         if !self.rung.is_empty() {
@@ -146,16 +149,16 @@ impl Bells {
                     *rung = !sent;
                     !sent
                 }
-                Some(Bell::Signalled { striker, rung }) => {
+                Some(Bell::Signalled { notify_ring, rung }) => {
                     *rung = false;
-                    striker.strike();
+                    notify_ring.notify();
                     false
                 }
                 _ => false,
             });
     }
 
-    /// Some bell could not be queued yet.
+    /// Whether a bell is still waiting for room in the queue.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.rung.is_empty()
     }
@@ -164,33 +167,34 @@ impl Bells {
 fn choose(ring: &Ring, file: u32, fd: &OwnedFd) -> Bell {
     let flags = rustix::fs::fcntl_getfl(fd);
     let is_prompt = flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-    // Short of memory the kernel may refuse the file; it is signalled then, or its guest would sleep for ever.
+    // Short of memory the kernel may refuse the file. The bell is then signalled instead, or its guest would
+    // sleep for ever.
     if is_prompt && ring.set_file(file, Some(fd.as_raw_fd())).is_ok() {
         return Bell::Written {
             rung: false,
             queued: false,
         };
     }
-    match Striker::new(fd) {
-        Ok(striker) => Bell::Signalled {
-            striker: Box::new(striker),
+    match NotifyRing::new(fd) {
+        Ok(notify_ring) => Bell::Signalled {
+            notify_ring: Box::new(notify_ring),
             rung: false,
         },
         Err(error) => {
-            // Any other error is the frontend's own doing and not worth a line.
+            // Any other error is the frontend's own fault and not worth a log line.
             if matches!(
                 error.raw_os_error(),
                 Some(libc::ENOMEM | libc::EMFILE | libc::ENFILE)
             ) {
-                tracing::error!(%error, "a guest cannot be called, and may wait for ever");
+                tracing::error!(%error, "cannot notify the guest of completions; its I/O may hang");
             }
             Bell::None
         }
     }
 }
 
-/// NOWAIT beside the descriptor's own flag: that one belongs to the frontend, which may take it away
-/// again. The kernel would then keep every write to a full eventfd, and there is no end to those.
+/// NOWAIT as well as the descriptor's own flag, because the frontend may clear that flag. The kernel would
+/// then keep every write to a full eventfd pending, without limit.
 fn push(ring: &mut Ring, file: u32) -> bool {
     let entry: squeue::Entry = opcode::Write::new(Fixed(file), (&raw const ONE).cast(), 8)
         .rw_flags(libc::RWF_NOWAIT)

@@ -1,21 +1,21 @@
-//! Bounce buffers: a fixed number, aligned for the store, backed when touched.
+//! Bounce buffers: a fixed number, aligned for the store, backed by memory when touched.
 //!
-//! Unsafe because a buffer is a raw range of an `Area`; it belongs to one op from `take` to `give`,
-//! and the area lives until the kernel has ended every op.
+//! Unsafe because a buffer is a raw range of an `Area`. It belongs to one op from `take` to `give`, and the
+//! area lives until the kernel has finished every op.
 
 use std::io;
 
 use crate::area::{Access, Area};
 
-/// How many ops bounce at once; more wait their turn. Many small ones rather than few large: what
-/// bounces is mostly small requests of old drivers, and large ones go in pieces.
+/// Most ops that bounce at once; others wait. There are many small buffers rather than a few large ones
+/// because most bounced requests are small ones of old drivers; large ones go in pieces.
 const BUFFERS: u16 = 64;
-/// Size of one, unless the store's block is larger.
+/// Size of a buffer, unless the store's block is larger.
 const BUFFER_BYTES: usize = 128 << 10;
 /// Size of the shared zeroes, unless the store's block is larger.
 const ZEROES_BYTES: usize = 1 << 20;
 
-/// The buffers, and a page range of zeroes that nobody can write.
+/// The buffers, and a read-only range of zeroes.
 #[derive(Debug)]
 pub(crate) struct Pool {
     area: Area,
@@ -26,7 +26,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Buffers for a store that takes `unit` bytes at offsets and at memory addresses of `align`.
+    /// Buffers for a store with the offset unit `unit` and the memory alignment `align`.
     pub(crate) fn new(unit: usize, align: usize) -> io::Result<Pool> {
         // Both are powers of two, so the larger is a multiple of the unit.
         let buffer_bytes = BUFFER_BYTES.max(unit).max(align);
@@ -46,7 +46,7 @@ impl Pool {
         })
     }
 
-    /// Keeps the buffers mapped for ever: the kernel may still follow a pointer into them.
+    /// Keeps the buffers mapped for ever, because the kernel may still follow a pointer into them.
     pub(crate) fn leak(&mut self) {
         self.area.leak();
         self.zeroes.leak();

@@ -1,13 +1,13 @@
-//! Ops on files and block devices: from push through holds, buffers, the ring and short transfers to
-//! the one result.
+//! Ops on files and block devices: from push through range locks, buffers, the ring and short transfers to
+//! one result.
 //!
-//! Unsafe because entries handed to the ring point to guest memory, to bounce buffers and to blocks
-//! of host ranges. The epoch in the op's entry keeps guest memory mapped until `finish`; buffers and
-//! ranges are in the areas of `table` and `pool`, which live until the last completion was seen (`close`;
-//! `drop` leaks them where that did not happen).
+//! Unsafe because entries handed to the ring point to guest memory, to bounce buffers and to blocks of host
+//! ranges. The epoch in the op's entry keeps guest memory mapped until `finish`. Buffers and ranges are in
+//! the areas of `table` and `pool`, which live until the last completion has been seen (`close`; if that did
+//! not happen, `drop` leaks them).
 //!
-//! An op takes its hold first and its buffer second. An op that waits for a buffer may have a hold, but one
-//! that has a buffer waits only for the kernel, so all waiting ends.
+//! An op takes its range lock first and its buffer second. An op that waits for a buffer may hold a lock, but
+//! an op with a buffer waits only for the kernel, so there is no deadlock.
 
 #[cfg(test)]
 pub(crate) mod rig;
@@ -28,60 +28,61 @@ use crate::buffer::Pool;
 use crate::legs::{LegStats, Tally};
 use crate::memory::walk;
 use crate::piece;
-use crate::progress::{self, Retry, Transfer, Verdict, Way};
-use crate::reactor::Seat;
-use crate::step::{self, Able, Facts, Next};
+use crate::progress::{self, Direction, Progress, Retry, Transfer};
+use crate::reactor::StoreId;
+use crate::step::{self, Facts, Methods, Next};
 use crate::table::{Entry, Hold, Method, Step, Table};
 use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 
-/// Longest sleep while an op waits for a hold of another worker, which gives it back without a signal.
-const HOLD_PAUSE: Duration = Duration::from_micros(200);
-/// Attempts to get a hold per enter, so that a long queue costs each lap little.
-const HOLDS_PER_ENTER: usize = 32;
-/// EOPNOTSUPP in a row after which a leg is not polled any more. One alone may be about a single op.
+/// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases
+/// the lock.
+const LOCK_PAUSE: Duration = Duration::from_micros(200);
+/// Attempts to get a range lock per enter, so that a long queue adds little to each lap.
+const LOCKS_PER_ENTER: usize = 32;
+/// Consecutive EOPNOTSUPP results after which a leg is no longer polled. A single one may concern only that op.
 const REFUSALS_MAX: u32 = 8;
-/// Pause when the submission queue took nothing.
+/// Pause if the submission queue accepts nothing.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
 
 /// Ops on the files or block devices of a disk.
 #[derive(Debug)]
 pub struct Files {
     disk: Arc<Disk>,
-    seat: Seat,
+    id: StoreId,
     ops: usize,
-    /// Pushed and not yet reported.
+    /// Ops pushed and not yet reported.
     in_flight: usize,
-    /// Ended and not yet reported.
+    /// Ops completed and not yet reported.
     ended: VecDeque<Done>,
-    /// Never empty. Alignments are the disk's, hence the same on all of them.
+    /// Never empty. The alignments are the disk's, so they are the same on all legs.
     legs: Box<[LegState]>,
     unit: u64,
     table: Table,
     pool: Pool,
-    /// Entries that the rings have and have not completed; of those, the polled ring's.
-    flying: usize,
+    /// Entries that the rings have not completed; `polled` counts those in the polled ring.
+    submitted: usize,
     polled: usize,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
-    /// Waiting for their time to try again.
+    /// Ops that wait for their retry time.
     delayed: VecDeque<(Instant, u16)>,
     tally: Tally,
     #[cfg(test)]
     rig: rig::Rig,
 }
 
-/// The facts known about one leg, and its syncs.
+/// One leg's properties and syncs.
 #[derive(Debug)]
 struct LegState {
     facts: Facts,
-    able: Able,
+    methods: Methods,
     syncs: Syncs,
-    /// EOPNOTSUPP of the polled ring in a row.
+    /// Consecutive EOPNOTSUPP results of the polled ring.
     refusals: u32,
 }
 
 impl Files {
-    /// For a disk whose legs are files, on a reactor that was made for it; see [`crate::AnyStore::open`].
+    /// For a disk whose legs are files, on a reactor that was created for it; see [`crate::AnyStore::open`].
     pub(crate) fn new(
         reactor: &mut Reactor,
         disk: Arc<Disk>,
@@ -98,12 +99,12 @@ impl Files {
             kinds.push(*kind);
             files.push(file);
         }
-        let seat = reactor.attach(&files, disk.is_polled());
-        let seat = seat.map_err(EngineError::setup)?;
-        Files::on(disk, seat, &kinds, ops).map_err(EngineError::setup)
+        let id = reactor.attach(&files, disk.is_polled());
+        let id = id.map_err(EngineError::setup)?;
+        Files::on(disk, id, &kinds, ops).map_err(EngineError::setup)
     }
 
-    fn on(disk: Arc<Disk>, seat: Seat, kinds: &[FileKind], ops: u16) -> io::Result<Files> {
+    fn on(disk: Arc<Disk>, id: StoreId, kinds: &[FileKind], ops: u16) -> io::Result<Files> {
         let limits = disk.limits();
         let pool = Pool::new(
             limits.offset_align_bytes.max(1) as usize,
@@ -120,7 +121,7 @@ impl Files {
                 cached: is_cached(&disk, leg),
                 ..Facts::new(*kind, limits)
             },
-            able: Able::at_first(*kind),
+            methods: Methods::at_first(*kind),
             syncs: Syncs::new(room),
             refusals: 0,
         };
@@ -129,14 +130,14 @@ impl Files {
             unit: u64::from(limits.offset_align_bytes.max(1)),
             table: Table::new(ops)?,
             pool,
-            flying: 0,
+            submitted: 0,
             polled: 0,
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
             tally: Tally::new(kinds.len()),
             disk,
-            seat,
+            id,
             ops: room,
             in_flight: 0,
             ended: VecDeque::with_capacity(room),
@@ -145,7 +146,7 @@ impl Files {
         })
     }
 
-    /// `admit` lets in only what names a leg that there is.
+    /// `admit` accepts only existing legs.
     #[inline]
     fn leg(&self, leg: u16) -> &LegState {
         &self.legs[usize::from(leg)]
@@ -156,7 +157,7 @@ impl Files {
         &mut self.legs[usize::from(leg)]
     }
 
-    /// Checks, enters into the table, translates. `Err` is the result of an op that ends here.
+    /// Checks an op, adds it to the table and translates its addresses. `Err` is the result of an op that ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
         let Some(LegState { facts, .. }) = self.legs.get(usize::from(op.leg)) else {
             return Err(Err(libc::EIO));
@@ -232,11 +233,11 @@ impl Files {
         }
     }
 
-    /// Starts the next step of an op that has its hold.
+    /// Starts the next step of an op that has its range lock.
     fn proceed(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get(index);
         let leg = self.leg(entry.leg);
-        let next = step::next(entry, &leg.facts, leg.able);
+        let next = step::next(entry, &leg.facts, leg.methods);
         let (step, window) = match next {
             Next::Done => return self.finish(index, Ok(())),
             Next::Unsupported => return self.finish(index, Err(libc::EOPNOTSUPP)),
@@ -256,12 +257,13 @@ impl Files {
         entry.moved = 0;
         entry.tries = 0;
         if step == Step::Spill {
-            self.copy(index, Way::Out);
+            self.copy(index, Direction::FromGuest);
         }
         self.issue_copied(reactor, index);
     }
 
-    /// Issues, unless what was copied out of guest memory may be zeroes in place of a lost page.
+    /// Issues the step, unless guest memory was lost during the copy: the buffer may then hold zeroes instead
+    /// of the data.
     fn issue_copied(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get(index);
         if entry.bounced && entry.epoch.as_ref().is_some_and(|epoch| epoch.is_lost()) {
@@ -271,7 +273,7 @@ impl Files {
         }
     }
 
-    /// Whether the op has a buffer now; who waits already comes first.
+    /// Whether the op has a buffer now. Ops that already wait for one go first.
     fn has_buffer(&mut self, index: u16) -> bool {
         if self.table.get(index).buffer.is_none() && self.buffer_waiters.is_empty() {
             self.table.get_mut(index).buffer = self.pool.take();
@@ -279,57 +281,57 @@ impl Files {
         self.table.get(index).buffer.is_some()
     }
 
-    /// Copies the op's part of the window: out of guest memory into the buffer, or the other way.
-    fn copy(&mut self, index: u16, way: Way) {
+    /// Copies the op's part of the window from guest memory to the buffer or back.
+    fn copy(&mut self, index: u16, direction: Direction) {
         let entry = self.table.get(index);
         let (skip, take) = (entry.window.skip, entry.window.take);
         let Some(buffer) = entry.buffer else { return };
         let mut at = self.pool.at(buffer, skip);
         self.table.consume(index, take, |start, len| {
-            // SAFETY: the guest range is mapped while the op counts in its generation; the buffer is
-            // this op's alone, the kernel has ended with it, and `skip` + `take` is inside it. Guest
-            // and daemon memory do not overlap. The guest may write meanwhile: it gets what it wrote.
+            // SAFETY: the op's epoch keeps the guest range mapped. The buffer belongs to this op alone, the
+            // kernel has finished with it, and `skip` + `take` is inside it. Guest and daemon memory do not
+            // overlap. If the guest writes meanwhile, the copy has either its old or its new bytes.
             unsafe {
-                match way {
-                    Way::In => std::ptr::copy_nonoverlapping(at, start, len),
-                    Way::Out => std::ptr::copy_nonoverlapping(start, at, len),
+                match direction {
+                    Direction::ToGuest => std::ptr::copy_nonoverlapping(at, start, len),
+                    Direction::FromGuest => std::ptr::copy_nonoverlapping(start, at, len),
                 }
                 at = at.add(len);
             }
         });
     }
 
-    /// Hands the current step, or what is left of it, to its ring.
+    /// Submits the current step, or the rest of it, to its ring.
     fn issue(&mut self, reactor: &mut Reactor, index: u16) {
-        let entry = self.submission(index).user_data(self.seat.user_data(index));
+        let entry = self.submission(index).user_data(self.id.user_data(index));
         let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.table.get(index));
-        // SAFETY: see the module's head: whatever `entry` points to lives until its completion was seen,
-        // by `completed` or by `close`.
-        let pushed = unsafe { reactor.submit(self.seat, &entry, is_polled) };
+        // SAFETY: see the module's documentation: everything that `entry` points to lives until `completed`
+        // or `close` has seen its completion.
+        let pushed = unsafe { reactor.submit(self.id, &entry, is_polled) };
         if pushed {
-            self.flying += 1;
+            self.submitted += 1;
             self.polled += usize::from(is_polled);
         } else {
             self.delayed.push_back((Instant::now() + FULL_PAUSE, index));
         }
     }
 
-    /// The kernel has completed a step of op `index`.
+    /// Handles the completion of a step in the plain ring.
     #[inline]
     fn step_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
-        self.flying = self.flying.saturating_sub(1);
+        self.submitted = self.submitted.saturating_sub(1);
         #[cfg(test)]
         let result = self.mangled(index, result);
-        match self.judge(index, result) {
-            Verdict::Whole => self.step_done(reactor, index, result),
-            Verdict::Part(moved) => self.step_on(reactor, index, moved),
-            Verdict::Again => self.again(reactor, index),
-            Verdict::Failed(errno) => self.step_failed(reactor, index, errno),
+        match self.step_progress(index, result) {
+            Progress::Whole => self.step_done(reactor, index, result),
+            Progress::Part(moved) => self.continue_transfer(reactor, index, moved),
+            Progress::Again => self.retry_step(reactor, index),
+            Progress::Failed(errno) => self.step_failed(reactor, index, errno),
         }
         self.serve_buffer_waiters(reactor);
     }
 
-    /// The polled ring has completed a step, or refused it: then the plain ring does it.
+    /// Handles the completion of a step in the polled ring. A step that it refused goes to the plain ring.
     #[inline(never)]
     fn polled_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         #[cfg(test)]
@@ -341,7 +343,7 @@ impl Files {
                     self.polling_refused(leg);
                 }
                 self.table.get_mut(index).plain = true;
-                self.flying = self.flying.saturating_sub(1);
+                self.submitted = self.submitted.saturating_sub(1);
                 self.issue(reactor, index);
             }
             errno => {
@@ -354,7 +356,7 @@ impl Files {
         }
     }
 
-    /// A leg whose device refuses to be polled again and again is served by interrupts from here on.
+    /// Counts a refusal to poll. After several in a row, the leg is served by interrupts.
     fn polling_refused(&mut self, leg: u16) {
         let state = self.leg_mut(leg);
         state.refusals += 1;
@@ -362,31 +364,31 @@ impl Files {
             return;
         }
         if let Some(leg) = self.disk.legs().get(usize::from(leg))
-            && leg.leave_polling()
+            && leg.stop_polling()
         {
             tracing::warn!(
                 disk = leg.name(),
-                "the device refuses polled I/O; this disk is served by interrupts from here on"
+                "the device refuses polled I/O; this disk is served by interrupts from now on"
             );
         }
     }
 
-    fn judge(&self, index: u16, result: i32) -> Verdict {
+    fn step_progress(&self, index: u16, result: i32) -> Progress {
         let entry = self.table.get(index);
         let left = entry.window.len - entry.moved;
-        let (way, enough) = match entry.step {
-            Step::Direct if entry.kind == OpKind::Read => (Way::In, left),
-            Step::Direct | Step::Spill | Step::Zeroes => (Way::Out, left),
+        let (direction, enough) = match entry.step {
+            Step::Direct if entry.kind == OpKind::Read => (Direction::ToGuest, left),
+            Step::Direct | Step::Spill | Step::Zeroes => (Direction::FromGuest, left),
             Step::Fill => (
-                Way::In,
+                Direction::ToGuest,
                 self.wanted(entry).saturating_sub(entry.moved).max(1),
             ),
-            Step::Range(_) => return progress::judge_range(result),
-            Step::Sync | Step::Idle => return progress::judge_sync(result),
+            Step::Range(_) => return progress::range_progress(result),
+            Step::Sync | Step::Idle => return progress::sync_progress(result),
         };
-        progress::judge(
+        progress::transfer_progress(
             Transfer {
-                way,
+                direction,
                 enough,
                 unit: self.unit,
             },
@@ -394,9 +396,9 @@ impl Files {
         )
     }
 
-    /// How much of a window has to be there: for a read what the guest asked for; for a
-    /// read-modify-write all of the disk, since the rest is written back. A disk may end inside its
-    /// last block; the file behind it may end there too.
+    /// How much of a window must be present: for a read the bytes that the guest asked for; for a
+    /// read-modify-write everything that is on the disk, because the rest is written back. A disk, and the
+    /// file behind it, may end inside its last block.
     fn wanted(&self, entry: &Entry) -> u64 {
         let window = entry.window;
         let asked = window.skip + window.take;
@@ -410,12 +412,12 @@ impl Files {
         }
     }
 
-    /// A short transfer: goes on behind what was moved.
-    fn step_on(&mut self, reactor: &mut Reactor, index: u16, moved: u64) {
+    /// Continues a short transfer behind the bytes that were moved.
+    fn continue_transfer(&mut self, reactor: &mut Reactor, index: u16, moved: u64) {
         let entry = self.table.get_mut(index);
         entry.moved += moved;
         entry.tries = 0;
-        // The rest may have gaps.
+        // The rest may have gaps between its ranges.
         entry.plain = true;
         if entry.step == Step::Direct {
             self.table.consume(index, moved, |_, _| ());
@@ -438,31 +440,31 @@ impl Files {
                 let got = entry
                     .moved
                     .saturating_add(u64::try_from(result).unwrap_or(0));
-                return self.filled(reactor, index, got);
+                return self.buffer_filled(reactor, index, got);
             }
             Step::Spill | Step::Zeroes | Step::Range(_) => entry.pos += entry.window.take,
         }
         self.proceed(reactor, index);
     }
 
-    /// The window is in the buffer, `got` bytes of it: hands a read its part, or puts the new bytes
-    /// between the old ones and writes the window back.
-    fn filled(&mut self, reactor: &mut Reactor, index: u16, got: u64) {
+    /// Handles a filled buffer: `got` bytes of the window are in it. A read gets its part; a write puts its
+    /// bytes between the old ones and writes the window back.
+    fn buffer_filled(&mut self, reactor: &mut Reactor, index: u16, got: u64) {
         let entry = self.table.get_mut(index);
         let (kind, window) = (entry.kind, entry.window);
         if kind == OpKind::Read {
             entry.pos += window.take;
-            self.copy(index, Way::In);
+            self.copy(index, Direction::ToGuest);
             return self.proceed(reactor, index);
         }
         entry.step = Step::Spill;
         entry.moved = 0;
         entry.tries = 0;
         let Some(buffer) = entry.buffer else { return };
-        // Behind the end of the file: zeroes, not what an earlier op left in the buffer.
+        // Behind the end of the file there are zeroes, not the data that an earlier op left in the buffer.
         self.fill_with_zeroes(buffer, got.min(window.len), window.len);
         match kind {
-            OpKind::Write { .. } => self.copy(index, Way::Out),
+            OpKind::Write { .. } => self.copy(index, Direction::FromGuest),
             _ => self.fill_with_zeroes(buffer, window.skip, window.skip + window.take),
         }
         self.issue_copied(reactor, index);
@@ -470,13 +472,13 @@ impl Files {
 
     fn fill_with_zeroes(&self, buffer: u16, from: u64, to: u64) {
         let len = to.saturating_sub(from) as usize;
-        // SAFETY: `to` ≤ the window's length ≤ the buffer's; the buffer belongs to the op at hand and
-        // the kernel has ended with it.
+        // SAFETY: `to` ≤ the window's length ≤ the buffer's; the buffer belongs to this op and the kernel has
+        // finished with it.
         unsafe { self.pool.at(buffer, from).write_bytes(0, len) };
     }
 
-    /// Nothing moved: repeats the step, at once or later, but not for ever.
-    fn again(&mut self, reactor: &mut Reactor, index: u16) {
+    /// Repeats a step that moved nothing, now or later, up to a limit.
+    fn retry_step(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get_mut(index);
         entry.tries = entry.tries.saturating_add(1);
         match progress::retry(entry.tries) {
@@ -492,7 +494,7 @@ impl Files {
             (Step::Range(method), _) if is_refusal(errno) => {
                 return self.refused(reactor, index, method, errno);
             }
-            // The store is pickier about memory or ranges than it said: from here on through a buffer.
+            // The store has stricter alignment rules than it reported: use a buffer from here on.
             (Step::Direct, _) if errno == libc::EINVAL => {
                 let entry = self.table.get_mut(index);
                 entry.bounced = true;
@@ -513,22 +515,22 @@ impl Files {
         self.finish(index, Err(errno));
     }
 
-    /// The store does not do this, or (EINVAL) not for this range: takes the next best way.
+    /// The store does not support `method`, or (EINVAL) not for this range: use the next best one.
     fn refused(&mut self, reactor: &mut Reactor, index: u16, method: Method, errno: i32) {
         let entry = self.table.get_mut(index);
         let leg = entry.leg;
         match (errno, entry.kind) {
             (libc::EINVAL, OpKind::Zero { .. }) => entry.written = true,
-            // Advice not taken for this range.
+            // A hint that the store does not take for this range.
             (libc::EINVAL, _) if method != Method::Command => {
                 return self.finish(index, Err(libc::EOPNOTSUPP));
             }
-            _ => self.leg_mut(leg).able.forget(method),
+            _ => self.leg_mut(leg).methods.forget(method),
         }
         self.proceed(reactor, index);
     }
 
-    /// The op is over: gives back everything and reports.
+    /// Ends the op: releases everything that it holds, and reports its result.
     #[inline]
     fn finish(&mut self, index: u16, result: Result<(), i32>) {
         if self.table.get(index).held != Hold::None {
@@ -556,7 +558,7 @@ impl Files {
     }
 
     fn retry_holds(&mut self, reactor: &mut Reactor) {
-        for _ in 0..self.hold_waiters.len().min(HOLDS_PER_ENTER) {
+        for _ in 0..self.hold_waiters.len().min(LOCKS_PER_ENTER) {
             let Some(index) = self.hold_waiters.pop_front() else {
                 return;
             };
@@ -564,7 +566,7 @@ impl Files {
         }
     }
 
-    /// Issues what is due; how long until the next.
+    /// Issues the ops that are due. Returns the time until the next one.
     fn retry_delayed(&mut self, reactor: &mut Reactor) -> Option<Duration> {
         let now = Instant::now();
         let mut pause: Option<Duration> = None;
@@ -581,7 +583,7 @@ impl Files {
         pause
     }
 
-    /// Nothing more is started. Ops that wait release their holds.
+    /// Drops the ops that have not started, and releases their range locks.
     fn drop_waiting(&mut self) {
         let delayed = std::mem::take(&mut self.delayed)
             .into_iter()
@@ -599,16 +601,16 @@ impl Files {
         }
     }
 
-    /// While the store closes: a completion ends its op, whatever it says. But a failure that nobody else
-    /// will be told of is noted.
+    /// Handles a completion while the store closes: the op ends with any result. A failed write-back is still
+    /// recorded, because the kernel reports it to nobody else.
     fn completed_closing(&mut self, index: u16, result: i32) {
-        self.flying = self.flying.saturating_sub(1);
-        let verdict = self.judge(index, result);
+        self.submitted = self.submitted.saturating_sub(1);
+        let verdict = self.step_progress(index, result);
         let entry = self.table.get(index);
         let is_durable = self.leg(entry.leg).facts.writes_durably(entry.kind);
         match (entry.step, verdict) {
-            (Step::Sync, Verdict::Failed(errno)) => self.taint_sync(errno),
-            (Step::Direct | Step::Spill, Verdict::Failed(errno))
+            (Step::Sync, Progress::Failed(errno)) => self.taint_sync(errno),
+            (Step::Direct | Step::Spill, Progress::Failed(errno))
                 if is_durable && progress::taints_sync(errno) =>
             {
                 self.taint_sync(errno);
@@ -619,7 +621,7 @@ impl Files {
         self.table.get_mut(index).epoch = None;
     }
 
-    /// No later fsync of this disk can vouch for what was written before.
+    /// Marks every later fsync of this disk as failed: none can vouch for earlier writes any more.
     #[cold]
     fn taint_sync(&self, errno: i32) {
         if !self.disk.sync_failed() {
@@ -657,9 +659,9 @@ impl Store for Files {
 
     #[inline]
     fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
-        // Another store's would end an op of ours that the kernel still works on.
+        // A completion of another store would end an op that the kernel still works on.
         assert_eq!(
-            completion.store, self.seat.store,
+            completion.store, self.id.store,
             "a completion of another store"
         );
         let Completion { index, result, .. } = completion;
@@ -697,7 +699,7 @@ impl Store for Files {
         self.retry_holds(reactor);
         let pause = self.retry_delayed(reactor);
         self.serve_buffer_waiters(reactor);
-        let hold = (!self.hold_waiters.is_empty()).then_some(HOLD_PAUSE);
+        let hold = (!self.hold_waiters.is_empty()).then_some(LOCK_PAUSE);
         hold.into_iter().chain(pause).min()
     }
 
@@ -709,12 +711,12 @@ impl Store for Files {
     fn close(&mut self, reactor: &mut Reactor) {
         self.drop_waiting();
         let mut checks = 0;
-        while self.flying > 0 {
-            match reactor.next_of(self.seat, &mut checks) {
+        while self.submitted > 0 {
+            match reactor.next_of(self.id, &mut checks) {
                 Ok(completion) => self.completed_closing(completion.index, completion.result),
                 Err(error) => {
                     let disk = self.disk.name();
-                    tracing::error!(disk, %error, "the ring of a worker is broken");
+                    tracing::error!(disk, %error, "the io_uring of a worker is broken");
                     return;
                 }
             }
@@ -727,10 +729,10 @@ impl Store for Files {
 }
 
 impl Drop for Files {
-    /// Without its completions nobody can say when the kernel has stopped writing: everything that it
-    /// may write to stays mapped for ever, guest memory included.
+    /// Without the completions it is unknown when the kernel stops writing, so everything that it may write
+    /// to stays mapped for ever, guest memory included.
     fn drop(&mut self) {
-        if self.flying == 0 {
+        if self.submitted == 0 {
             return;
         }
         if self.legs.iter().any(|leg| leg.syncs.leader.is_some()) {
@@ -738,16 +740,15 @@ impl Drop for Files {
         }
         tracing::error!(
             disk = self.disk.name(),
-            "{} I/Os were never seen to end; the memory that they may write to is kept",
-            self.flying
+            "{} I/Os never completed; the memory that they may write to is kept",
+            self.submitted
         );
         self.table.leak();
         self.pool.leak();
     }
 }
 
-/// The range of the leg that the op is about. The request was checked against capacity and
-/// mode long before; this is the second guard.
+/// The op's range on the leg. The request was checked against capacity and mode much earlier; this is a second check.
 fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
     if op.kind == OpKind::Sync {
         return Ok((0, 0));
@@ -761,7 +762,7 @@ fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(
     }
     match op.kind {
         _ if op.len_bytes == 0 => Err(Ok(())),
-        // Discarding is advice: parts of blocks stay as they are.
+        // A discard is a hint: partial blocks keep their data.
         OpKind::Discard => {
             piece::inside(op.offset_bytes, op.len_bytes, facts.discard_unit).ok_or(Ok(()))
         }
@@ -769,9 +770,8 @@ fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(
     }
 }
 
-/// Whether the polled ring is asked for an op's current step: it moves few bytes past the page cache, and
-/// they need not be durable when it ends. A write that has to be may bring a flush along, and the kernel
-/// waits for that by an interrupt.
+/// Whether the op's current step goes to the polled ring: it must move few bytes past the page cache, and
+/// must not be a durable write. A durable write may need a flush, for which the kernel waits by an interrupt.
 #[inline]
 fn may_poll(disk: &Disk, entry: &Entry) -> bool {
     let moves = matches!(
@@ -786,7 +786,7 @@ fn may_poll(disk: &Disk, entry: &Entry) -> bool {
     leg.is_some_and(|leg| leg.polls(entry.window.start, entry.window.len))
 }
 
-/// Locks of a leg. `admit` lets in only what names a leg that there is.
+/// The range locks of a leg. `admit` accepts only existing legs.
 fn locks(disk: &Disk, leg: u16) -> Option<&RangeLocks> {
     disk.legs().get(usize::from(leg)).map(Leg::locks)
 }

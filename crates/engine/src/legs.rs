@@ -1,4 +1,4 @@
-//! What each leg of a stripe had to do, and how long it took.
+//! Counters and latencies of each leg of a stripe.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use cleave_blk::OpKind;
 
 use crate::table::Entry;
 
-/// Counters of one leg: written by one engine with plain loads and stores, read by anyone.
+/// Counters of one leg. One engine writes them with plain loads and stores; any thread may read them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct LegStats {
@@ -24,24 +24,24 @@ pub struct LegStats {
 /// The values of [`LegStats`] at one moment, or their sums over engines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LegTotals {
-    /// Reads ended well.
+    /// Successful reads.
     pub reads: u64,
-    /// Writes ended well.
+    /// Successful writes.
     pub writes: u64,
-    /// Syncs, discards and zeroings ended well.
+    /// Successful syncs, discards and zeroings.
     pub others: u64,
     /// Bytes read and written.
     pub bytes: u64,
-    /// Ops that failed.
+    /// Failed ops.
     pub failed: u64,
-    /// Sum of the times that reads and writes took, to about a turn of the worker's loop.
+    /// Sum of the latencies of reads and writes, with the precision of one lap of the worker.
     pub latency_ns: u64,
-    /// The longest of them.
+    /// The longest latency of a read or write.
     pub latency_max_ns: u64,
 }
 
 impl LegTotals {
-    /// Mean time of a read or write.
+    /// Mean latency of a read or write.
     pub fn latency_mean_ns(&self) -> u64 {
         let moved = self.reads.saturating_add(self.writes);
         self.latency_ns.checked_div(moved).unwrap_or(0)
@@ -92,17 +92,17 @@ impl LegStats {
     }
 }
 
-/// Adds to a counter that only this thread writes: no locked instruction.
+/// Adds to a counter that only this thread writes, so no locked instruction is needed.
 fn add(counter: &AtomicU64, n: u64) {
     let sum = counter.load(Ordering::Relaxed).wrapping_add(n);
     counter.store(sum, Ordering::Relaxed);
 }
 
-/// Counts for an engine. A disk of one leg is not counted here: the worker's own counters say all.
+/// An engine's counters. A disk of one leg is not counted here, because the worker's own counters cover it.
 ///
-/// The clock is read once a lap, after the kernel was entered, and every op that is pushed or ends
-/// until the next one happens at that time. An op that sleeps through a lap is timed from the
-/// submission's lap to the one that reaped it.
+/// The clock is read once a lap, after the kernel was entered, and every op that is pushed or completes
+/// before the next reading gets that time. An op during which the worker sleeps is timed from the lap that
+/// submitted it to the lap that reaped it.
 #[derive(Debug)]
 pub(crate) struct Tally {
     stats: Arc<[LegStats]>,

@@ -1,10 +1,10 @@
-//! Runs ops. This crate forbids knowing vrings, protocol or policy: it is handed [`Op`]s with guest
-//! addresses, translates them inside, and reports each exactly once. It is the workspace's second
-//! unsafe door on the daemon's side: io_uring is spoken here and nowhere else.
+//! Runs ops. This crate must not know vrings, the protocol or any policy: it takes [`Op`]s with guest
+//! addresses, translates them, and reports each op exactly once. It is the daemon's second crate with unsafe
+//! code, and the only one that uses io_uring.
 //!
-//! It has two doors. A [`Reactor`] belongs to a worker thread: its io_uring, in which the thread sleeps,
-//! watches descriptors and calls guests. A [`Store`] is one disk on that thread. Several stores share a
-//! reactor; `null.rs` shows all that a store needs.
+//! It has two entry points. A [`Reactor`] belongs to a worker thread: its io_uring, in which the thread
+//! sleeps, watches descriptors and calls guests. A [`Store`] is one disk on that thread. Several stores share
+//! a reactor; `null.rs` is the smallest complete store.
 
 mod any;
 mod area;
@@ -38,28 +38,28 @@ pub use null::Null;
 pub use polled::probe_iopoll;
 pub use reactor::{Completion, EngineError, Reactor};
 
-/// The end of an op: its memory and its range of the disk are no longer touched.
+/// A completed op. Its memory and its range of the disk are no longer touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
-    /// As given to `push`.
+    /// The token that was given to `push`.
     pub token: u64,
-    /// Whole op done, or the errno that ended it.
+    /// `Ok` if the whole op succeeded; otherwise the errno.
     pub result: Result<(), i32>,
 }
 
-/// Something that a reactor has to tell its owner.
+/// An event that a reactor reports to its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// An op of a store has ended.
+    /// An op of a store has completed.
     Done {
         /// Index of the store in the slice that the reactor was given.
         store: usize,
-        /// Which op, and how.
+        /// The completed op.
         done: Done,
     },
-    /// A watched descriptor was signalled (may also be spurious).
+    /// A watched descriptor was signalled. The event may be spurious.
     Woken {
-        /// As given to `watch`.
+        /// The slot that was given to `watch`.
         slot: u16,
     },
 }
@@ -67,9 +67,9 @@ pub enum Event {
 /// Whether `enter` may sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Submit and look, do not sleep.
+    /// Submit and check for completions, but do not sleep.
     No,
-    /// Sleep until an event, or until the instant if there is one.
+    /// Sleep until an event arrives, or until the deadline if there is one.
     Until(Option<Instant>),
 }
 
@@ -77,69 +77,69 @@ pub enum Wait {
 ///
 /// The owner promises:
 /// - to call `push` only while `room() > 0`;
-/// - to give every call the same reactor, and that reactor always the same stores: those that submit to it, in
-///   the order in which they were made, then the others. A store that breaks this is told by a panic, before a
-///   completion could end the op of another;
+/// - to give every call the same reactor, and that reactor always the same stores: those that submit to it,
+///   in the order in which they were made, then the others. Breaking this rule causes a panic, before a
+///   completion could end an op of another store;
 /// - to `close` the store before it drops it.
 ///
 /// The store promises:
-/// - each op pushed yields exactly one [`Done`] and holds its epoch for as long as anything may touch the op's
-///   memory;
-/// - short transfers are continued, EAGAIN, EINTR and ENOMEM retried, EOF inside the disk is EIO;
-/// - reads and writes that the disk cannot take as they are go through bounce buffers, sub-block writes through a
-///   serialised read-modify-write;
+/// - each pushed op yields exactly one [`Done`] and holds its epoch for as long as anything may touch the
+///   op's memory;
+/// - short transfers are continued; EAGAIN, EINTR and ENOMEM are retried; EOF inside the disk is EIO;
+/// - reads and writes that the disk cannot take directly go through bounce buffers, and sub-block writes
+///   through a serialised read-modify-write;
 /// - no heap allocation and no lock per op.
 pub trait Store {
-    /// How many more ops `push` takes now.
+    /// How many more ops `push` accepts now.
     fn room(&self) -> usize;
 
     /// Ops pushed and not yet reported.
     fn in_flight(&self) -> usize;
 
-    /// Takes an op, whose addresses are translated in the memory of `epoch`. Nothing here fails: a bad
+    /// Queues an op. Its addresses are translated in the memory of `epoch`. This call cannot fail: a bad
     /// address is reported as `Done` with EFAULT.
     fn push(&mut self, reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64);
 
-    /// Does an op here and now, where this store can do so without waiting; `true`: done well, and no
-    /// event will come of it. `false`: it was not taken, and is to be pushed like any other. Needs no
-    /// room.
+    /// Runs an op immediately if this store can do so without waiting. `true`: the op succeeded, and no event
+    /// follows. `false`: the op was not run, and the caller must push it. Needs no room.
     #[inline]
     fn at_once(&mut self, _memory: &Memory, _op: &Op<'_>) -> bool {
         false
     }
 
-    /// Takes over what the reactor has received for this store. Only for stores that submit to it.
+    /// Accepts a completion that the reactor received for this store. Only stores that submit entries get one.
     #[inline]
     fn completed(&mut self, _reactor: &mut Reactor, _completion: Completion) {}
 
-    /// Ops are in flight whose end no interrupt tells: each `enter` asks for it, and none sleeps for ever.
+    /// Whether ops are in flight that complete without an interrupt. While there are, each `enter` polls for
+    /// them, and none sleeps without a time limit.
     #[inline]
     fn polls(&self) -> bool {
         false
     }
 
-    /// The next op that has ended.
+    /// Takes the next completed op.
     fn reap(&mut self) -> Option<Done>;
 
-    /// Whether `reap` has something.
+    /// Whether `reap` would return an op.
     fn is_ready(&self) -> bool;
 
-    /// Work before the reactor enters the kernel, with or without a sleep: tries again what waits for
-    /// time. Returns how long the sleep may be at most.
+    /// Runs before the reactor enters the kernel, whether or not it will sleep: retries the ops that are due.
+    /// Returns the longest sleep allowed.
     #[inline]
     fn before_enter(&mut self, _reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
         None
     }
 
-    /// Work after it came back from the kernel.
+    /// Runs after the reactor has returned from the kernel.
     #[inline]
     fn after_enter(&mut self) {}
 
-    /// Waits until nothing of this store is in flight any more. Ops that have not started are dropped, and
-    /// nothing is reported.
+    /// Waits until nothing of this store is in flight. Ops that have not started are dropped, and nothing is
+    /// reported.
     fn close(&mut self, _reactor: &mut Reactor) {}
 
-    /// Counters of the disk's legs, where it has several: written by this store alone.
+    /// The counters of each leg, for a disk with several. Only this store writes them.
     fn leg_stats(&self) -> Arc<[LegStats]> {
         Arc::new([])
     }

@@ -1,4 +1,4 @@
-//! From an op's guest addresses to host ranges, and the checks that come before.
+//! Translates an op's guest addresses to host ranges, after checks.
 //!
 //! Unsafe because host ranges are raw memory: the `Memory` that resolved them keeps them mapped.
 
@@ -6,9 +6,8 @@ use cleave_blk::{Op, OpKind, Segment};
 use cleave_disk::Disk;
 use cleave_guest::Memory;
 
-/// Calls `piece` with each host range of the op's memory, in order. `Err`: EFAULT where an address is
-/// not mapped, EINVAL where the segments are shorter than the op (our own fault); what came before
-/// was reported already.
+/// Calls `piece` with each host range of the op's memory, in order. `Err`: EFAULT if an address is not mapped, EINVAL
+/// if the segments are shorter than the op (our own fault). Ranges before the error have already been reported.
 #[inline]
 pub(crate) fn walk(
     memory: &Memory,
@@ -41,12 +40,12 @@ pub(crate) fn walk(
 
 /// Fills a range that `walk` reported with zeroes.
 pub(crate) fn fill_with_zeroes(start: *mut u8, len: usize) {
-    // SAFETY: `walk` reports ranges that are mapped and writable while its caller has the memory.
+    // SAFETY: `walk` reports ranges that are mapped and writable while its caller holds the memory.
     unsafe { start.write_bytes(0, len) };
 }
 
-/// The end of the op's range on a disk of one leg. The request was checked against capacity and mode long
-/// before; this is the second guard.
+/// The end of the op's range on a disk of one leg. The request was checked against capacity and mode much
+/// earlier; this is a second check.
 #[inline]
 pub(crate) fn check(disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
     if !matches!(op.kind, OpKind::Read | OpKind::Sync) && disk.limits().read_only {

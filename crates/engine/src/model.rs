@@ -1,13 +1,12 @@
-//! A modelled drive on the real clock: bytes in memory, ends when the drive's arithmetic says so.
+//! A modelled drive on the real clock: the data is in memory, and ops complete when the drive's arithmetic says so.
 //!
-//! The data of a write is written when the op ends, never earlier, so nothing of it can be seen before. The data
-//! of a read is copied while the op waits for the drive, as a drive's own transfer would be, so the time that
-//! copying takes is not added to the drive's. Ops end in the order in which the drive finishes them. The drive is one for all engines of the disk, behind
-//! a lock that is held for moments: a model is no data path, and its lock and its segment lists (which
-//! grow to the longest op seen, then no more) are its own exceptions from what an engine promises.
+//! A write's data is written when the op completes, so it cannot be seen earlier. A read's data is copied while the
+//! op waits for the drive, like a drive's own transfer, so the copy adds no time. Ops complete in the drive's order.
+//! All engines of the disk share one drive behind a lock that is held briefly. The lock, and the segment lists that
+//! grow to the longest op seen, are exceptions to the contract of `Store`, because a model is not a data path.
 //!
-//! Waiting is the ring's, so that kicks and commands end it as ever. A timer is not exact enough for
-//! 85 us, so the sleep ends [`SPIN_NS`] before the first end that is possible, and the rest is spun.
+//! The thread waits in the ring, so kicks and commands still wake it. A timer is too inexact for 85 us, so
+//! the sleep ends [`SPIN_NS`] before the earliest possible completion, and the thread spins for the rest.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,12 +24,12 @@ use crate::memory::check;
 use crate::ram::{self, Bytes};
 use crate::{Done, EngineError, Reactor, Store, Wait};
 
-/// How late a timer may be: the sleep ends this long before a completion.
+/// Largest expected delay of a timer: a sleep ends this long before a completion.
 const SPIN_NS: u64 = 60_000;
-/// Sleep between two rounds of spinning where the end is later than could be known.
-const NAP_NS: u64 = 50_000;
-/// Longest sleep of an engine that is dropped and waits for its ops.
-const DROP_NAP: Duration = Duration::from_millis(10);
+/// Sleep between two rounds of spinning if a completion is later than predicted.
+const SLEEP_NS: u64 = 50_000;
+/// Longest sleep of a dropped engine that waits for its ops.
+const DROP_SLEEP_MAX: Duration = Duration::from_millis(10);
 
 /// An op in the drive.
 #[derive(Debug)]
@@ -43,9 +42,9 @@ struct Slot {
     skip_bytes: u32,
     /// `None`: the slot is free.
     epoch: Option<Epoch>,
-    /// Result of moving its data, once that is done.
+    /// Result of moving its data, once moved.
     moved: Option<Result<(), i32>>,
-    /// The drive's number of it; `None`: the slot is free.
+    /// The drive's number for it; `None`: the slot is free.
     number: Option<u32>,
 }
 
@@ -73,7 +72,7 @@ impl Slot {
         self.epoch = Some(epoch.clone());
         self.moved = None;
         self.segments.clear();
-        // The segments may reach far beyond the op's end.
+        // The segments may extend far behind the op's end.
         let mut left = op.len_bytes.saturating_add(u64::from(op.skip_bytes));
         for segment in op.segments {
             if left == 0 {
@@ -84,7 +83,7 @@ impl Slot {
         }
     }
 
-    /// A read in the drive whose data can be copied already.
+    /// Whether it is a read in the drive whose data can be copied already.
     fn is_early(&self) -> bool {
         self.number.is_some() && self.moved.is_none() && self.kind == OpKind::Read
     }
@@ -110,33 +109,32 @@ pub struct Model {
     owner: Owner,
     slots: Box<[Slot]>,
     free: Vec<u16>,
-    /// Tokens of ops that the drive has finished, on their way to `ready`.
+    /// Tokens of ops that the drive has completed and that are not in `ready` yet.
     ended: VecDeque<u32>,
     ready: VecDeque<Done>,
-    /// Pushed and not yet reported.
+    /// Ops pushed and not yet reported.
     in_flight: usize,
-    /// Of those, reads whose data was not copied yet.
+    /// Reads among them whose data has not been copied yet.
     early: usize,
 }
 
 impl Model {
-    /// For a disk that is modelled; `ops`: most ops in flight. The thread's timers become as exact as they
-    /// can be.
+    /// For a modelled disk; `ops`: most ops in flight. Makes the thread's timers as exact as possible.
     pub fn new(disk: Arc<Disk>, ops: u16) -> Result<Model, EngineError> {
         let refuse = |remedy, kind: io::ErrorKind| EngineError::Setup {
             remedy,
             source: kind.into(),
         };
         let Backing::Model { ram, drive } = disk.backing() else {
-            let remedy = "this disk is no modelled drive";
+            let remedy = "this disk is not a modelled drive";
             return Err(refuse(remedy, io::ErrorKind::InvalidInput));
         };
         let (bytes, drive) = (Bytes::new(ram), Arc::clone(drive));
         let owner = lock(&drive).join().ok_or_else(|| {
-            let remedy = "this modelled drive has as many workers as it can count";
+            let remedy = "this modelled drive has its maximum number of workers";
             refuse(remedy, io::ErrorKind::OutOfMemory)
         })?;
-        // Only precision is lost without.
+        // Without it, only precision is lost.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         Ok(Model {
             disk,
@@ -152,17 +150,17 @@ impl Model {
         })
     }
 
-    /// The drive, to look at it or to change it while it runs.
+    /// The drive, for inspection or for a change while it runs.
     pub fn drive(&self) -> MutexGuard<'_, Shared> {
         lock(&self.drive)
     }
 
-    /// Ops that the drive has.
-    fn flying(&self) -> usize {
+    /// Ops in the drive.
+    fn in_drive(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a place in the table and gives the op to the drive. `Err`: it ends here.
+    /// Takes a slot and gives the op to the drive. `Err`: the op ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<(), i32> {
         check(&self.disk, op)?;
         // The owner pushes only while there is room.
@@ -174,15 +172,15 @@ impl Model {
         let name = (&self.owner, u32::from(index));
         let (work, offset, len) = (work(op.kind), op.offset_bytes, op.len_bytes);
         let mut drive = lock(&self.drive);
-        // The clock is read inside: what is submitted later is not earlier.
+        // The clock is read under the lock, so that submission times never decrease.
         slot.number = Some(drive.submit(now_ns(), name, work, offset, len));
         self.early += usize::from(slot.is_early());
         Ok(())
     }
 
-    /// Ends what the drive has finished by now.
+    /// Collects the ops that the drive has completed by now.
     fn collect(&mut self) {
-        if self.flying() == 0 {
+        if self.in_drive() == 0 {
             return;
         }
         lock(&self.drive).collect(now_ns(), &self.owner, &mut self.ended);
@@ -191,7 +189,7 @@ impl Model {
         }
     }
 
-    /// Moves the data of an op, if that is not done, and reports it.
+    /// Moves the data of an op unless that is done, and reports it.
     fn finish(&mut self, index: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
             return;
@@ -210,8 +208,8 @@ impl Model {
         self.free.push(index);
     }
 
-    /// Collects, and tells the first time at which another op may end. Both under one lock: an op that
-    /// has finished and is not collected has no number any more.
+    /// Collects ops, and returns the earliest time at which another may complete. Both happen under one lock,
+    /// because an op that has completed and is not collected has no number any more.
     fn collect_and_look(&mut self) -> Option<u64> {
         let floor_ns = {
             let mut drive = lock(&self.drive);
@@ -229,7 +227,7 @@ impl Model {
         floor_ns
     }
 
-    /// Uses the time until something may end: copies what one op reads.
+    /// Uses the waiting time: copies the data of one read.
     fn copy_early(&mut self) {
         if self.early == 0 {
             return;
@@ -240,14 +238,14 @@ impl Model {
         }
     }
 
-    /// Waits for an event or the deadline; `None`: the reactor is to do that, nothing is in the drive.
+    /// Waits for an event or the deadline. `None`: the drive is empty, so the reactor waits.
     fn wait(&mut self, reactor: &mut Reactor, deadline: Option<Instant>) -> io::Result<Option<()>> {
         let mut spin_until_ns = None;
         loop {
             if !self.ready.is_empty() || reactor.has_events() {
                 return Ok(Some(()));
             }
-            if self.flying() == 0 {
+            if self.in_drive() == 0 {
                 return Ok(None);
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
@@ -256,7 +254,7 @@ impl Model {
             let now = now_ns();
             if spin_until_ns.is_some_and(|until| now < until) {
                 std::hint::spin_loop();
-                reactor.nap(Duration::ZERO)?;
+                reactor.submit_and_sleep(Duration::ZERO)?;
                 self.collect();
                 continue;
             }
@@ -268,18 +266,18 @@ impl Model {
                 self.copy_early();
                 continue;
             }
-            let nap_ns = match spin_until_ns.take() {
+            let sleep_ns = match spin_until_ns.take() {
                 _ if wake_ns > now => wake_ns.saturating_sub(now_ns()),
-                // Spun long enough for an end that does not come: so that a model never holds a CPU.
-                Some(_) => NAP_NS,
+                // A completion is later than predicted. Sleep, so that a model never occupies a CPU.
+                Some(_) => SLEEP_NS,
                 None => {
                     spin_until_ns = Some(floor_ns.max(now).saturating_add(SPIN_NS));
                     continue;
                 }
             };
-            let nap = Duration::from_nanos(nap_ns);
+            let sleep = Duration::from_nanos(sleep_ns);
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            reactor.nap(left.map_or(nap, |left| left.min(nap)))?;
+            reactor.submit_and_sleep(left.map_or(sleep, |left| left.min(sleep)))?;
             self.collect();
         }
     }
@@ -315,11 +313,11 @@ impl Store for Model {
         !self.ready.is_empty()
     }
 
-    /// The model waits by itself, more exactly than a timer: the reactor has nothing to sleep for
-    /// afterwards, unless the drive is empty.
+    /// The model waits by itself, more exactly than a timer. The reactor then need not sleep, unless the
+    /// drive is empty.
     fn before_enter(&mut self, reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
-        // Calls go out first: a guest is not to wait for this thread's spinning.
-        let _ = reactor.nap(Duration::ZERO);
+        // Write the bells first: the guest must not wait while this thread spins.
+        let _ = reactor.submit_and_sleep(Duration::ZERO);
         self.collect();
         let waited = match wait {
             Wait::No => {
@@ -330,7 +328,7 @@ impl Store for Model {
         };
         match waited {
             Ok(None) => None,
-            // A broken ring shows again when the reactor enters it.
+            // The error of a broken ring recurs when the reactor enters it.
             Ok(Some(())) | Err(_) => Some(Duration::ZERO),
         }
     }
@@ -342,10 +340,10 @@ impl Store for Model {
 
 impl Model {
     fn drain(&mut self) {
-        while self.flying() > 0 {
+        while self.in_drive() > 0 {
             let floor_ns = self.collect_and_look();
             let left_ns = floor_ns.map_or(0, |floor_ns| floor_ns.saturating_sub(now_ns()));
-            std::thread::sleep(Duration::from_nanos(left_ns).min(DROP_NAP));
+            std::thread::sleep(Duration::from_nanos(left_ns).min(DROP_SLEEP_MAX));
         }
     }
 }
@@ -357,7 +355,7 @@ impl Drop for Model {
     }
 }
 
-/// Moves the data of an op between the drive's bytes and the memory that it was given for.
+/// Moves the data of an op between the drive's bytes and guest memory.
 fn transfer(bytes: Bytes, disk: &Disk, slot: &Slot) -> Result<(), i32> {
     match &slot.epoch {
         Some(epoch) => ram::run(bytes, disk, epoch, &slot.op()),
@@ -365,7 +363,7 @@ fn transfer(bytes: Bytes, disk: &Disk, slot: &Slot) -> Result<(), i32> {
     }
 }
 
-/// The drive's kind of work for an op. Zeroes are a map update, whether the pages may go or not.
+/// The drive's kind of work for an op. Zeroing is a map update, with or without `unmap`.
 fn work(kind: OpKind) -> Work {
     match kind {
         OpKind::Read => Work::Read,
@@ -375,12 +373,12 @@ fn work(kind: OpKind) -> Work {
     }
 }
 
-/// A panic elsewhere leaves the drive as it was between two events, and the worst of it is a wrong time.
+/// A panic elsewhere leaves the drive between two events; at worst, a time is wrong.
 fn lock(drive: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     drive.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The clock that all engines of a drive share; never negative.
+/// The clock that all engines of a drive share; it never decreases below zero.
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -1,4 +1,4 @@
-//! The null disk: reads are zeroes, everything else is accepted. All that a store needs, in its simplest form.
+//! The null disk: reads return zeroes, everything else succeeds. It is the smallest complete store.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::{Done, Reactor, Store};
 #[derive(Debug)]
 pub struct Null {
     disk: Arc<Disk>,
-    /// Reads are zeroes; otherwise they leave their memory as it is, which must be mapped all the same.
+    /// Whether reads store zeroes. Otherwise they leave their memory unchanged; it must be mapped all the same.
     zeroes: bool,
     ops: usize,
-    /// Ended and not yet reported.
+    /// Ops completed and not yet reported.
     ended: VecDeque<Done>,
 }
 
@@ -60,7 +60,7 @@ impl Store for Null {
         self.ended.push_back(Done { token, result });
     }
 
-    /// An op that fails is pushed and fails again there: what is done twice is done once.
+    /// An op that fails here is pushed and fails again there; repeating it does no harm.
     #[inline]
     fn at_once(&mut self, memory: &Memory, op: &Op<'_>) -> bool {
         self.run(memory, op).is_ok()

@@ -1,9 +1,9 @@
-//! Cutting an op into pieces that fit a buffer and the store's blocks: arithmetic only.
+//! Cuts an op into pieces that fit a buffer and the store's blocks: arithmetic only.
 
 /// One step of an op through a buffer: `take` bytes of the op lie `skip` bytes into the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Piece {
-    /// Where the window starts on the store; a multiple of the unit.
+    /// Start of the window on the store; a multiple of the unit.
     pub(crate) start: u64,
     /// Bytes of the window; a multiple of the unit.
     pub(crate) len: u64,
@@ -14,13 +14,13 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Nothing of the window is anybody else's, so it can be written without reading it first.
+    /// Whether the op covers the whole window, so that it can be written without reading it first.
     pub(crate) fn is_whole(self) -> bool {
         self.skip == 0 && self.take == self.len
     }
 }
 
-/// The piece of a read that begins at `at` with `left` bytes to go: whole blocks around it, at most
+/// The piece of a read that begins at `at` with `left` bytes to go: the whole blocks around it, at most
 /// `most` bytes (a multiple of `unit`).
 pub(crate) fn for_read(at: u64, left: u64, unit: u64, most: u64) -> Piece {
     let skip = at % unit;
@@ -63,7 +63,7 @@ pub(crate) fn for_write(at: u64, left: u64, unit: u64, most: u64) -> Piece {
     }
 }
 
-/// The whole blocks inside a range, or `None` where there are none.
+/// The whole blocks inside a range, or `None` if it contains none.
 pub(crate) fn inside(offset: u64, len: u64, unit: u64) -> Option<(u64, u64)> {
     let start = offset.checked_next_multiple_of(unit)?;
     let end = offset.checked_add(len)? / unit * unit;

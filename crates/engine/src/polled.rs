@@ -1,9 +1,9 @@
-//! The polled ring: its reads and writes are polled for completion instead of ended by an interrupt
-//! (IORING_SETUP_IOPOLL). It stands beside the plain ring, which does everything else.
+//! The polled ring: it polls the device for the completions of its reads and writes instead of waiting for
+//! interrupts (IORING_SETUP_IOPOLL). The plain ring does everything else.
 //!
-//! The kernel takes nothing here but reads and writes past the page cache, and may refuse any of those:
-//! the queue has no room, the device no polled queue, a layer between no support for polling. The store
-//! then gives the op to the plain ring, and its owner never hears of it.
+//! The kernel accepts only reads and writes past the page cache here, and may refuse any of them: the queue
+//! is full, the device has no polled queue, or a layer between does not support polling. The store then gives
+//! the op to the plain ring, and its owner does not notice.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -16,46 +16,46 @@ use io_uring::{cqueue, opcode, squeue};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::param::page_size;
 
-use crate::ring::{Ends, Level, Plan, Ring};
+use crate::ring::{CompletionMode, Level, Ring, RingConfig};
 use crate::{AnyStore, EngineError, Event, Reactor, Store, Wait};
 
-/// The operations that it takes.
+/// The opcodes that the ring accepts.
 const OPCODES: [u8; 4] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::Readv::CODE,
     opcode::Writev::CODE,
 ];
-/// The ring, and what is in it.
+/// The ring and the number of entries in it.
 #[derive(Debug)]
 pub(crate) struct Polled {
     ring: Ring,
-    /// Entries that it has and has not completed.
-    flying: usize,
-    /// Completions that went well.
-    ended: u64,
+    /// Entries submitted and not yet completed.
+    in_flight: usize,
+    /// Completions that succeeded.
+    successes: u64,
 }
 
 impl Polled {
-    /// Makes the ring, with so many slots for files.
+    /// Creates the ring with the given number of file slots.
     pub(crate) fn new(
         submissions: u32,
         files: u32,
         levels: &[Level],
     ) -> Result<Polled, EngineError> {
         let submissions = submissions.next_power_of_two();
-        let ring = Ring::new(&Plan {
+        let ring = Ring::new(&RingConfig {
             submissions,
             completions: 2 * submissions,
             files,
             opcodes: &OPCODES,
             levels,
-            ends: Ends::Asked,
+            completion_mode: CompletionMode::Polled,
         })?;
         Ok(Polled {
             ring,
-            flying: 0,
-            ended: 0,
+            in_flight: 0,
+            successes: 0,
         })
     }
 
@@ -64,30 +64,30 @@ impl Polled {
         self.ring.set_file(slot, Some(file.as_raw_fd()))
     }
 
-    /// Queues an entry, as [`Ring::push`] does.
+    /// Queues an entry like [`Ring::push`].
     ///
     /// # Safety
     ///
-    /// As there: everything that the entry points to stays valid until its completion was seen.
+    /// Everything that the entry points to must stay valid until its completion has been seen.
     #[inline]
     pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: the caller's promise.
         let pushed = unsafe { self.ring.push(entry) };
-        self.flying += usize::from(pushed);
+        self.in_flight += usize::from(pushed);
         pushed
     }
 
-    /// Entries are in flight: somebody has to look.
+    /// Whether entries are in flight, so that the ring must be polled.
     #[inline]
-    pub(crate) fn is_flying(&self) -> bool {
-        self.flying > 0
+    pub(crate) fn is_busy(&self) -> bool {
+        self.in_flight > 0
     }
 
-    /// Submits what is queued and asks the devices what they have ended: one system call, none where
+    /// Submits the queued entries and polls the devices for completions. Makes one system call, or none if
     /// nothing is in flight. Does not wait.
     #[inline]
-    pub(crate) fn look(&mut self) -> io::Result<()> {
-        match self.flying {
+    pub(crate) fn poll(&mut self) -> io::Result<()> {
+        match self.in_flight {
             0 => Ok(()),
             _ => self.ring.submit(),
         }
@@ -96,28 +96,28 @@ impl Polled {
     /// The next completion, without a system call.
     #[inline]
     pub(crate) fn complete(&mut self) -> Option<cqueue::Entry> {
-        if self.flying == 0 {
+        if self.in_flight == 0 {
             return None;
         }
         let entry = self.ring.complete()?;
-        self.flying -= 1;
+        self.in_flight -= 1;
         Some(entry)
     }
 
-    /// Whether `complete` has something.
+    /// Whether `complete` would return an entry.
     pub(crate) fn has_completions(&mut self) -> bool {
-        self.flying > 0 && self.ring.has_completions()
+        self.in_flight > 0 && self.ring.has_completions()
     }
 
-    /// One that it completed went well.
+    /// Counts a completion that succeeded.
     #[inline]
-    pub(crate) fn count_ended(&mut self) {
-        self.ended += 1;
+    pub(crate) fn count_success(&mut self) {
+        self.successes += 1;
     }
 
-    /// Completions that went well.
-    pub(crate) fn ended(&self) -> u64 {
-        self.ended
+    /// Completions that succeeded.
+    pub(crate) fn successes(&self) -> u64 {
+        self.successes
     }
 
     /// How often the kernel was entered.
@@ -126,8 +126,8 @@ impl Polled {
     }
 }
 
-/// Checks that every leg of a disk can be polled, by a read of its first block: a layer above the device
-/// may not pass on what the device states.
+/// Checks that every leg of a disk can be polled, by reading its first block. The queue limits are not
+/// enough: a layer above the device may not support polling although it reports them.
 pub fn probe_iopoll(disk: &Arc<Disk>) -> Result<(), EngineError> {
     let unit = u64::from(disk.limits().offset_align_bytes.max(512));
     let epoch = Epoch::from(memory(unit).map_err(EngineError::setup)?);
@@ -162,7 +162,7 @@ pub fn probe_iopoll(disk: &Arc<Disk>) -> Result<(), EngineError> {
     outcome
 }
 
-/// The result of the one op in flight.
+/// Waits for the result of the one op in flight.
 fn only_result(reactor: &mut Reactor, store: &mut [AnyStore]) -> io::Result<Result<(), i32>> {
     loop {
         match reactor.reap(store) {
@@ -173,7 +173,7 @@ fn only_result(reactor: &mut Reactor, store: &mut [AnyStore]) -> io::Result<Resu
     }
 }
 
-/// A guest's memory of our own.
+/// Memory of our own that stands in for a guest's.
 fn memory(bytes: u64) -> io::Result<Arc<Memory>> {
     let file = memfd_create("cleave-probe", MemfdFlags::CLOEXEC)?;
     let bytes = bytes.next_multiple_of(page_size() as u64);

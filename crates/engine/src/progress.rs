@@ -1,114 +1,112 @@
-//! The meaning of the kernel's result for an op: arithmetic without a ring, so that every result can
-//! be fed to it in a test.
+//! Interprets the kernel's result for an op. It is arithmetic without a ring, so that a test can cover every result.
 
 use std::time::Duration;
 
-/// Which way a transfer goes.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// Store to memory.
-    In,
+    ToGuest,
     /// Memory to store.
-    Out,
+    FromGuest,
 }
 
 /// A transfer as it was submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Transfer {
-    /// Direction.
-    pub(crate) way: Way,
-    /// Bytes that end it: at most what was asked for; less where the rest is padding to a block.
+    pub(crate) direction: Direction,
+    /// Bytes that complete it: less than was asked for if the rest only pads to a block.
     pub(crate) enough: u64,
-    /// Unit of offsets and lengths that the store takes; a transfer goes on only from a multiple of this.
+    /// The store's unit of offsets and lengths; a transfer can continue only from a multiple of it.
     pub(crate) unit: u64,
 }
 
-/// Next action after a result.
+/// The next action after a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// All is moved.
+pub(crate) enum Progress {
+    /// Everything has been moved.
     Whole,
-    /// So many bytes are moved, a multiple of the unit; the rest has to be asked for again.
+    /// This many bytes were moved, a multiple of the unit; the rest must be requested again.
     Part(u64),
-    /// Nothing moved and nothing is wrong with that: ask again.
+    /// Nothing was moved, but the attempt may be repeated.
     Again,
     /// The op ends with this errno.
     Failed(i32),
 }
 
-/// Judges the result of a transfer. A read that moves nothing has met the end of the store, and since
-/// ops lie inside the disk that is an error, never a short success. With O_DIRECT a transfer may end
-/// inside a unit (4096 asked, 2560 done): what is beyond the last whole unit is done again.
-pub(crate) fn judge(transfer: Transfer, result: i32) -> Verdict {
+/// Interprets the result of a transfer. A read that moves nothing has reached the end of the store. That is
+/// an error and never a short success, because ops lie inside the disk. With O_DIRECT a transfer may end
+/// inside a unit (4096 requested, 2560 done): the bytes behind the last whole unit are requested again.
+pub(crate) fn transfer_progress(transfer: Transfer, result: i32) -> Progress {
     let Ok(moved) = u64::try_from(result) else {
         return fault(result.checked_neg().unwrap_or(libc::EIO));
     };
     if moved >= transfer.enough {
-        return Verdict::Whole;
+        return Progress::Whole;
     }
-    match (moved - moved % transfer.unit.max(1), transfer.way) {
-        (0, Way::In) => Verdict::Failed(libc::EIO),
-        (0, Way::Out) => Verdict::Again,
-        (part, _) => Verdict::Part(part),
+    match (moved - moved % transfer.unit.max(1), transfer.direction) {
+        (0, Direction::ToGuest) => Progress::Failed(libc::EIO),
+        (0, Direction::FromGuest) => Progress::Again,
+        (part, _) => Progress::Part(part),
     }
 }
 
-/// Judges the result of something that is done or not: a sync, a fallocate, a command.
-pub(crate) fn judge_whole(result: i32) -> Verdict {
+/// Interprets the result of an operation that is done completely or not at all: a sync, a fallocate, a command.
+pub(crate) fn whole_progress(result: i32) -> Progress {
     if result >= 0 {
-        Verdict::Whole
+        Progress::Whole
     } else {
         fault(result.checked_neg().unwrap_or(libc::EIO))
     }
 }
 
-/// Judges the result of an fsync. ENOMEM may be what became of an earlier write-back here (a device can fail
-/// one with it), and a second fsync would not be told of that again.
-pub(crate) fn judge_sync(result: i32) -> Verdict {
+/// Interprets the result of an fsync. ENOMEM is not retried: it may report the failure of an earlier
+/// write-back (a device can fail one with it), and a second fsync would not report that again.
+pub(crate) fn sync_progress(result: i32) -> Progress {
     match result.checked_neg() {
-        Some(libc::ENOMEM) => Verdict::Failed(libc::ENOMEM),
-        _ => judge_whole(result),
+        Some(libc::ENOMEM) => Progress::Failed(libc::ENOMEM),
+        _ => whole_progress(result),
     }
 }
 
-/// Judges the result of a fallocate or a command on a range. On a device behind the page cache the kernel
-/// drops the range's pages first and says EBUSY where one of them was written meanwhile: a page may be
-/// larger than a block, so that it need not even be the range that was written.
-pub(crate) fn judge_range(result: i32) -> Verdict {
-    match judge_whole(result) {
-        Verdict::Failed(libc::EBUSY) => Verdict::Again,
+/// Interprets the result of a fallocate or a command on a range. On a device behind the page cache the kernel
+/// first drops the range's pages, and returns EBUSY if one of them was written meanwhile. A page may be
+/// larger than a block, so the write need not even overlap the range.
+pub(crate) fn range_progress(result: i32) -> Progress {
+    match whole_progress(result) {
+        Progress::Failed(libc::EBUSY) => Progress::Again,
         verdict => verdict,
     }
 }
 
-fn fault(errno: i32) -> Verdict {
+fn fault(errno: i32) -> Progress {
     match errno {
         // The kernel has no memory for this I/O now; it did not reach the device.
-        libc::EAGAIN | libc::EINTR | libc::ECANCELED | libc::ENOMEM => Verdict::Again,
-        _ => Verdict::Failed(errno),
+        libc::EAGAIN | libc::EINTR | libc::ECANCELED | libc::ENOMEM => Progress::Again,
+        _ => Progress::Failed(errno),
     }
 }
 
-/// How an op is tried again.
+/// When an op is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// At once.
     Now,
-    /// Not before this time has passed.
+    /// After this time.
     After(Duration),
-    /// No more: EIO.
+    /// Not any more: the op fails with EIO.
     Never,
 }
 
-/// Attempts without progress that are repeated at once.
+/// Attempts without progress that are retried at once.
 const TRIES_AT_ONCE: u16 = 3;
-/// Attempts without progress after which the op is an error. With the pauses below: over a minute.
+/// Attempts without progress after which the op fails; with the pauses below, after more than a minute.
 const TRIES_MAX: u16 = 700;
 /// Longest pause between attempts.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// How the `tries`-th attempt in a row that moved nothing is repeated: a few at once (a signal), then
-/// with doubling pauses from 1 ms, so that a store that keeps saying EAGAIN costs no core.
+/// When to repeat an op after `tries` consecutive attempts that moved nothing: the first few at once (a signal), then
+/// with doubling pauses from 1 ms, so that a store that keeps returning EAGAIN does not occupy a core.
 pub(crate) fn retry(tries: u16) -> Retry {
     match tries {
         0..=TRIES_AT_ONCE => Retry::Now,
@@ -120,11 +118,10 @@ pub(crate) fn retry(tries: u16) -> Retry {
     }
 }
 
-/// Whether a failed durable write leaves it open what an earlier write came to. With RWF_DSYNC the
-/// kernel writes out the page cache of the range and flushes the device inside the write; when that
-/// part fails, pages of *earlier* writes may be dropped and the error is consumed, so that no later
-/// fsync reports it. Errors that come before any of that (no space, a bad address, a refused
-/// descriptor) say nothing about earlier writes.
+/// Whether a failed durable write leaves the fate of earlier writes unknown. With RWF_DSYNC the kernel writes
+/// out the page cache of the range and flushes the device inside the write. If that part fails, pages of
+/// *earlier* writes may be dropped and the error is consumed, so no later fsync reports it. Errors that occur
+/// before that (no space, a bad address, a refused descriptor) say nothing about earlier writes.
 pub(crate) fn taints_sync(errno: i32) -> bool {
     !matches!(
         errno,
@@ -146,52 +143,56 @@ pub(crate) fn taints_sync(errno: i32) -> bool {
 mod tests {
     use super::*;
 
-    fn transfer(way: Way, enough: u64, unit: u64) -> Transfer {
-        Transfer { way, enough, unit }
+    fn transfer(direction: Direction, enough: u64, unit: u64) -> Transfer {
+        Transfer {
+            direction,
+            enough,
+            unit,
+        }
     }
 
     #[test]
     fn results_of_transfers() {
-        use Verdict::{Again, Failed, Part, Whole};
-        use Way::{In, Out};
+        use Direction::{FromGuest, ToGuest};
+        use Progress::{Again, Failed, Part, Whole};
         let table = [
-            (In, 4096, 1, 4096, Whole),
-            (In, 4096, 1, 8192, Whole), // padding behind what was wanted
-            (In, 4096, 1, 4095, Part(4095)),
-            (In, 4096, 512, 4095, Part(3584)),
-            (In, 4096, 512, 511, Failed(libc::EIO)), // EOF inside the last unit
-            (In, 4096, 1, 0, Failed(libc::EIO)),     // EOF
-            (In, 2560, 4096, 2560, Whole), // the file ends inside the window, behind the op
-            (Out, 4096, 1, 4096, Whole),
-            (Out, 4096, 1, 1, Part(1)),
-            (Out, 8192, 4096, 4097, Part(4096)),
-            (Out, 4096, 4096, 4095, Again),
-            (Out, 4096, 1, 0, Again),
-            (In, 4096, 1, -libc::EAGAIN, Again),
-            (In, 4096, 1, -libc::EINTR, Again),
-            (Out, 4096, 1, -libc::ECANCELED, Again),
-            (In, 4096, 1, -libc::EIO, Failed(libc::EIO)),
-            (Out, 4096, 1, -libc::ENOSPC, Failed(libc::ENOSPC)),
-            (Out, 4096, 1, -libc::EFAULT, Failed(libc::EFAULT)),
-            (In, 4096, 1, i32::MIN, Failed(libc::EIO)),
-            (In, 1 << 40, 4096, i32::MAX, Part(0x7fff_f000)),
+            (ToGuest, 4096, 1, 4096, Whole),
+            (ToGuest, 4096, 1, 8192, Whole), // the rest is padding
+            (ToGuest, 4096, 1, 4095, Part(4095)),
+            (ToGuest, 4096, 512, 4095, Part(3584)),
+            (ToGuest, 4096, 512, 511, Failed(libc::EIO)), // EOF inside the last unit
+            (ToGuest, 4096, 1, 0, Failed(libc::EIO)),     // EOF
+            (ToGuest, 2560, 4096, 2560, Whole), // the file ends inside the window, behind the op
+            (FromGuest, 4096, 1, 4096, Whole),
+            (FromGuest, 4096, 1, 1, Part(1)),
+            (FromGuest, 8192, 4096, 4097, Part(4096)),
+            (FromGuest, 4096, 4096, 4095, Again),
+            (FromGuest, 4096, 1, 0, Again),
+            (ToGuest, 4096, 1, -libc::EAGAIN, Again),
+            (ToGuest, 4096, 1, -libc::EINTR, Again),
+            (FromGuest, 4096, 1, -libc::ECANCELED, Again),
+            (ToGuest, 4096, 1, -libc::EIO, Failed(libc::EIO)),
+            (FromGuest, 4096, 1, -libc::ENOSPC, Failed(libc::ENOSPC)),
+            (FromGuest, 4096, 1, -libc::EFAULT, Failed(libc::EFAULT)),
+            (ToGuest, 4096, 1, i32::MIN, Failed(libc::EIO)),
+            (ToGuest, 1 << 40, 4096, i32::MAX, Part(0x7fff_f000)),
         ];
-        for (way, enough, unit, result, verdict) in table {
+        for (direction, enough, unit, result, expected) in table {
             assert_eq!(
-                judge(transfer(way, enough, unit), result),
-                verdict,
-                "{way:?} {enough} by {unit}: {result}"
+                transfer_progress(transfer(direction, enough, unit), result),
+                expected,
+                "{direction:?} {enough} by {unit}: {result}"
             );
         }
     }
 
     #[test]
     fn results_of_syncs_and_commands() {
-        assert_eq!(judge_whole(0), Verdict::Whole);
-        assert_eq!(judge_whole(-libc::EINTR), Verdict::Again);
+        assert_eq!(whole_progress(0), Progress::Whole);
+        assert_eq!(whole_progress(-libc::EINTR), Progress::Again);
         assert_eq!(
-            judge_whole(-libc::EOPNOTSUPP),
-            Verdict::Failed(libc::EOPNOTSUPP)
+            whole_progress(-libc::EOPNOTSUPP),
+            Progress::Failed(libc::EOPNOTSUPP)
         );
     }
 
@@ -217,21 +218,21 @@ mod tests {
                     0 => -libc::EAGAIN,
                     _ => i32::try_from(random() % (asked + 1)).unwrap(),
                 };
-                match judge(transfer(Way::Out, asked, unit), result) {
-                    Verdict::Whole => break,
-                    Verdict::Part(part) => {
+                match transfer_progress(transfer(Direction::FromGuest, asked, unit), result) {
+                    Progress::Whole => break,
+                    Progress::Part(part) => {
                         assert!(part > 0 && part < asked && part % unit == 0);
                         moved += part;
                         tries = 0;
                     }
-                    Verdict::Again => tries += 1,
-                    Verdict::Failed(errno) => unreachable!("{errno}"),
+                    Progress::Again => tries += 1,
+                    Progress::Failed(errno) => unreachable!("{errno}"),
                 }
                 if retry(tries) == Retry::Never {
                     break;
                 }
             }
-            assert!(moved < len, "only Whole ends a transfer");
+            assert!(moved < len, "only Whole completes a transfer");
         }
     }
 

@@ -1,9 +1,9 @@
-//! RAM disks: done during `push`.
+//! RAM disks: ops run during `push`.
 //!
-//! Unsafe because both ends of a copy are raw memory: guest memory, which the `Memory` that resolved
-//! it keeps mapped for the call, and the store's region, which the disk keeps mapped. Guest and other
-//! workers may change either at the same time; every byte then has one of the values written, as on a
-//! real disk, and nothing here depends on what is copied.
+//! Unsafe because both ends of a copy are raw memory: guest memory, which the `Memory` that resolved it keeps
+//! mapped during the call, and the store's region, which the disk keeps mapped. The guest and other workers
+//! may change either at the same time. Every byte then has one of the values written, as on a real disk, and
+//! nothing here depends on the copied data.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use rustix::mm::Advice;
 use vm_memory::MmapRegion;
 
 use crate::memory::{check, walk};
+use crate::progress::Direction;
 use crate::{Done, Reactor, Store};
 
 /// Ops on a RAM disk.
@@ -23,7 +24,7 @@ pub struct Ram {
     disk: Arc<Disk>,
     bytes: Bytes,
     ops: usize,
-    /// Ended and not yet reported.
+    /// Ops completed and not yet reported.
     ended: VecDeque<Done>,
 }
 
@@ -32,7 +33,7 @@ impl Ram {
     pub(crate) fn new(disk: Arc<Disk>, ops: u16) -> Ram {
         let bytes = match disk.backing() {
             Backing::Ram(region) | Backing::Model { ram: region, .. } => Bytes::new(region),
-            // Of no bytes: every op fails.
+            // An empty region: every op fails.
             Backing::File { .. } | Backing::Null { .. } => Bytes {
                 start: std::ptr::null_mut(),
                 len: 0,
@@ -65,7 +66,7 @@ impl Store for Ram {
         self.ended.push_back(Done { token, result });
     }
 
-    /// An op that fails is pushed and fails again there: what is done twice is done once.
+    /// An op that fails here is pushed and fails again there; repeating it does no harm.
     #[inline]
     fn at_once(&mut self, memory: &Memory, op: &Op<'_>) -> bool {
         run(self.bytes, &self.disk, memory, op).is_ok()
@@ -89,12 +90,12 @@ pub(crate) struct Bytes {
     pub(crate) start: *mut u8,
     /// Bytes mapped.
     pub(crate) len: u64,
-    /// Dropping its pages makes them zero (a private mapping; a shared one keeps them).
+    /// A private mapping becomes zero when its pages are dropped; a shared one keeps its data.
     pub(crate) private: bool,
 }
 
 impl Bytes {
-    /// All bytes of a region that outlives the store.
+    /// The bytes of a region that outlives the store.
     pub(crate) fn new(region: &MmapRegion) -> Bytes {
         Bytes {
             start: region.as_ptr(),
@@ -113,7 +114,7 @@ pub(crate) fn run(ram: Bytes, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Resu
     if end > ram.len {
         return Err(libc::EIO);
     }
-    // In bounds of a mapping, so it fits.
+    // Inside a mapping, so it fits.
     let offset = usize::try_from(op.offset_bytes).map_err(|_huge| libc::EIO)?;
     // SAFETY: `offset` ≤ `end` ≤ the length of the mapping.
     let at = unsafe { ram.start.add(offset) };
@@ -121,7 +122,7 @@ pub(crate) fn run(ram: Bytes, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Resu
         OpKind::Read => copy(memory, op, at, Direction::ToGuest),
         OpKind::Write { .. } => {
             copy(memory, op, at, Direction::FromGuest)?;
-            // Zeroes in place of a lost page are in the store then, but no success is reported.
+            // The store may now contain zeroes instead of the lost page, but no success is reported.
             if memory.is_lost() {
                 Err(libc::EFAULT)
             } else {
@@ -140,18 +141,11 @@ pub(crate) fn run(ram: Bytes, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Resu
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    ToGuest,
-    FromGuest,
-}
-
 /// `at` .. `at` + `op.len_bytes` is in the store.
 fn copy(memory: &Memory, op: &Op<'_>, mut at: *mut u8, direction: Direction) -> Result<(), i32> {
     walk(memory, op, |start, len| {
-        // SAFETY: `walk` reports mapped guest ranges of `op.len_bytes` in sum, so `at` + `len` stays
-        // in the checked range. The two mappings are distinct: nobody can be given the store's
-        // anonymous memory.
+        // SAFETY: `walk` reports mapped guest ranges of `op.len_bytes` in total, so `at` + `len` stays in the
+        // checked range. The mappings are distinct: the store's anonymous memory is never given to a guest.
         unsafe {
             match direction {
                 Direction::ToGuest => std::ptr::copy_nonoverlapping(at, start, len),
@@ -162,7 +156,7 @@ fn copy(memory: &Memory, op: &Op<'_>, mut at: *mut u8, direction: Direction) -> 
     })
 }
 
-/// Zeroes `len` bytes at `at`: whole pages are given back, the edges are written.
+/// Zeroes `len` bytes at `at`: whole pages are given back to the kernel, partial ones are written.
 fn clear(ram: Bytes, at: *mut u8, len: usize) {
     let page = rustix::param::page_size();
     let head = at.addr().wrapping_neg() % page;

@@ -1,5 +1,5 @@
-//! A worker thread's io_uring: it carries the I/O of the stores, watches descriptors, calls guests, and is
-//! where the thread sleeps.
+//! A worker thread's io_uring. It carries the stores' I/O, watches descriptors, calls guests, and is where
+//! the thread sleeps.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,26 +12,26 @@ use io_uring::{opcode, squeue};
 
 use crate::bell::Bells;
 use crate::polled::Polled;
-use crate::ring::{self, Ends, LEVELS, Level, Plan, Purpose, Ring, Sleep, tag};
+use crate::ring::{self, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, Sleep, tag};
 use crate::watch::{Signal, Watches};
 use crate::{Event, Store, Wait};
 
-/// Completions beyond one per op: removals that failed, a few polls that report twice.
+/// Completions beyond one per op: failed removals, and the few polls that report twice.
 const COMPLETION_SLACK: u32 = 64;
-/// Submissions beyond one per op: watches armed, bells rung.
+/// Submissions beyond one per op: arming watches and writing bells.
 const SUBMISSION_SLACK: u32 = 32;
-/// Pause while a watch or a bell waits for room in the queue.
+/// Longest sleep while a watch or a bell waits for room in the queue.
 const ARM_PAUSE: Duration = Duration::from_millis(1);
 
-/// While a store closes: how often the polled ring is checked before the thread sleeps between checks, and
-/// for how long.
+/// While a store closes: the number of checks of the polled ring before the thread sleeps between checks, and
+/// the length of that sleep.
 const CLOSE_CHECKS: u32 = 1000;
-const CLOSE_NAP: Duration = Duration::from_micros(500);
+const CLOSE_SLEEP: Duration = Duration::from_micros(500);
 
-/// Why no engine could be made.
+/// Why no engine could be created.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// Set-up failed; the message names the sysctl, limit or kernel that is in the way.
+    /// Set-up failed. The message names the sysctl, limit or kernel version that prevents it.
     #[error("{remedy}: {source}")]
     Setup {
         /// The remedy, for an operator.
@@ -39,10 +39,10 @@ pub enum EngineError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// A device that states polled queues and does not take a polled read.
+    /// The device claims to have polled queues but does not accept a polled read.
     #[error(
-        "disk {name} cannot be polled: a polled read of its first block came to nothing ({source}); \
-         leave --iopoll away"
+        "disk {name} cannot be polled: a polled read of its first block failed ({source}); \
+         remove --iopoll"
     )]
     Iopoll {
         /// The disk, or the leg of a stripe.
@@ -53,7 +53,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Names what is in the way of a ring.
+    /// Finds the remedy for an error while a ring is set up.
     pub(crate) fn setup(source: io::Error) -> EngineError {
         let remedy = match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
@@ -75,7 +75,7 @@ impl EngineError {
                 "too many open files on this machine for an io_uring; raise the sysctl fs.file-max"
             }
             Some(libc::EINVAL) => {
-                "this kernel's io_uring lacks what is needed; Linux 5.19 or later is"
+                "this kernel's io_uring lacks required features; Linux 5.19 or later is needed"
             }
             _ => "cannot set up an io_uring",
         };
@@ -83,38 +83,38 @@ impl EngineError {
     }
 }
 
-/// A completion for a store: the number that the store submitted it with, and the result.
+/// A completion for a store: the number under which the store submitted the entry, and the result.
 #[derive(Debug, Clone, Copy)]
 pub struct Completion {
     pub(crate) store: u16,
     pub(crate) index: u16,
     pub(crate) result: i32,
-    /// By the polled ring.
+    /// Whether it arrived in the polled ring.
     pub(crate) is_polled: bool,
 }
 
 /// A completion of the rings, sorted by its receiver.
 #[derive(Debug, Clone, Copy)]
 enum Received {
-    /// The end of something that a store submitted.
+    /// An entry that a store submitted has completed.
     Op(Completion),
     /// A watched descriptor was signalled.
     Signal(u16),
-    /// Of no interest to anybody.
+    /// A completion that needs no action.
     Nothing,
 }
 
-/// A store's place on a reactor: which completions are the store's, and where its files stand in the rings' tables.
+/// A store's registration with a reactor: it identifies the store's completions and its files in the rings' tables.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seat {
-    /// Number of the reactor in this process.
+pub(crate) struct StoreId {
+    /// The number of the reactor in this process.
     reactor: u64,
     pub(crate) store: u16,
     pub(crate) first_file: u32,
 }
 
-impl Seat {
-    /// User data that marks an entry as the store's `index`-th.
+impl StoreId {
+    /// User data of the store's entry number `index`.
     #[inline]
     pub(crate) fn user_data(self, index: u16) -> u64 {
         tag::OP | u64::from(self.store) << 16 | u64::from(index)
@@ -129,22 +129,23 @@ static REACTORS: AtomicU64 = AtomicU64::new(0);
 pub struct Reactor {
     number: u64,
     ring: Ring,
-    /// Beside it, where a disk is polled.
+    /// Present if a disk is polled.
     polled: Option<Box<Polled>>,
     watches: Watches,
     bells: Bells,
-    /// Stores attached so far, and the first slot of the file table that none of them has.
+    /// The number of stores attached so far, and the first free slot of the file table.
     stores: u16,
     free_file: u32,
     files: u32,
-    /// Received and not yet told: what came while a store was closing, and watches that failed at once.
-    set_aside: VecDeque<Received>,
+    /// Received but not yet reported: completions that arrived while a store was closing, and watches that
+    /// failed at once.
+    deferred: VecDeque<Received>,
 }
 
 impl Reactor {
-    /// Makes the rings for stores of these disks, on the thread that will use them. `ops`: most ops in
-    /// flight on all of them together; `watches`, `bells`: how many slots of each (a worker asks for 257
-    /// and 512, most never used).
+    /// Creates the rings for stores of these disks; call it on the thread that will use them. `ops` is the
+    /// most ops in flight on all of them together. `watches` and `bells` are the numbers of slots (a worker
+    /// asks for 257 and 512, most of which stay unused).
     pub fn new(
         disks: &[&Disk],
         ops: u16,
@@ -155,8 +156,7 @@ impl Reactor {
         Reactor::with_queue(disks, [ops, watches, bells], submissions, &LEVELS)
     }
 
-    /// As `new` (`slots`: its three numbers), with a submission queue of the given size, set up in one
-    /// of the given ways.
+    /// Like `new` (`slots` holds its three numbers), with a given submission queue size and given set-up levels.
     pub(crate) fn with_queue(
         disks: &[&Disk],
         [ops, watches, bells]: [u16; 3],
@@ -168,7 +168,7 @@ impl Reactor {
         let first_bell = files + u32::from(watches);
         let barriers = || disks.iter().flat_map(|disk| disk.barriers());
         let first_barrier = first_bell + u32::from(bells);
-        let ring = Ring::new(&Plan {
+        let ring = Ring::new(&RingConfig {
             submissions: submissions.next_power_of_two(),
             completions: (u32::from(ops) + 2 * u32::from(watches) + COMPLETION_SLACK)
                 .max(2 * submissions)
@@ -176,7 +176,7 @@ impl Reactor {
             files: first_barrier + barriers().count() as u32,
             opcodes: opcodes(disks),
             levels,
-            ends: Ends::Told,
+            completion_mode: CompletionMode::Interrupt,
         })?;
         let hold = |slot, file: BorrowedFd<'_>| {
             let held = ring.set_file(slot, Some(file.as_raw_fd()));
@@ -205,11 +205,11 @@ impl Reactor {
             stores: 0,
             free_file: 0,
             files,
-            set_aside: VecDeque::new(),
+            deferred: VecDeque::new(),
         })
     }
 
-    /// Whether a ring can be made here at all, for a clear error at start.
+    /// Checks at start-up whether a ring can be created at all, so that the error is clear.
     pub fn probe() -> Result<(), EngineError> {
         ring::probe()
     }
@@ -220,8 +220,8 @@ impl Reactor {
         self.ring.enters() + polled
     }
 
-    /// The next event of the reactor or of one of its stores, without a system call. `None`: nothing
-    /// until the next `enter`.
+    /// Takes the next event of the reactor or of one of its stores, without a system call. `None`: there is
+    /// none until the next `enter`.
     #[inline]
     pub fn reap<S: Store>(&mut self, stores: &mut [S]) -> Option<Event> {
         loop {
@@ -230,9 +230,9 @@ impl Reactor {
                     return Some(Event::Done { store, done });
                 }
             }
-            let received = match self.set_aside.is_empty() {
+            let received = match self.deferred.is_empty() {
                 true => self.next()?,
-                false => self.set_aside.pop_front()?,
+                false => self.deferred.pop_front()?,
             };
             match received {
                 Received::Op(completion) => {
@@ -244,10 +244,10 @@ impl Reactor {
         }
     }
 
-    /// Submits what was pushed, rings what was belled, and waits as told: at most one system call,
-    /// none where there is nothing to submit, nothing to collect from the kernel and no wait; one more
-    /// where ops are polled. Returns at once when events are ready, and while ops are polled unless the
-    /// wait has an end. `Err` is our own fault (a broken ring), not the disk's.
+    /// Submits everything pushed, writes the bells that were rung, and waits as `wait` says. Makes at most
+    /// one system call, or two while ops are polled; none if there is nothing to submit, nothing to collect
+    /// from the kernel and no wait. Returns at once if events are ready, and while ops are polled unless the
+    /// wait has a deadline. `Err` is our own fault (a broken ring), not the disk's.
     #[inline]
     pub fn enter<S: Store>(&mut self, stores: &mut [S], wait: Wait) -> io::Result<()> {
         let mut limit = None;
@@ -258,13 +258,13 @@ impl Reactor {
         }
         self.watches.arm_wanted(&mut self.ring);
         self.bells.flush(&mut self.ring);
-        // The plain ring before the polled one, unless it is about to sleep: it calls the guest.
+        // The plain ring first, because it calls the guest; the polled ring first only before a sleep.
         let entered = match wait {
             Wait::No => self.ring.enter(Sleep::No, Purpose::Io),
             Wait::Until(deadline) => self.enter_to_wait(stores, deadline, limit),
         };
         if let Some(polled) = &mut self.polled {
-            polled.look()?;
+            polled.poll()?;
         }
         for store in stores {
             store.after_enter();
@@ -279,8 +279,8 @@ impl Reactor {
         limit: Option<Duration>,
     ) -> io::Result<()> {
         if let Some(polled) = &mut self.polled {
-            // Polled ops must be submitted before a sleep, and those that have ended must prevent it.
-            polled.look()?;
+            // Polled ops must be submitted before the sleep, and completed ones must prevent it.
+            polled.poll()?;
         }
         let sleep = self.sleep(stores, deadline, limit);
         let purpose = match stores.iter().all(|store| store.in_flight() == 0) {
@@ -290,13 +290,13 @@ impl Reactor {
         self.ring.enter(sleep, purpose)
     }
 
-    /// Closes the stores one after the other. Calls that were promised go out before that.
+    /// Closes the stores in order. Bells that were rung are written first.
     pub fn close<S: Store>(&mut self, stores: &mut [S]) {
-        let _ = self.nap(Duration::ZERO);
+        let _ = self.submit_and_sleep(Duration::ZERO);
         stores.iter_mut().for_each(|store| store.close(self));
     }
 
-    /// How long an enter sleeps at most.
+    /// How long an enter may sleep.
     #[inline]
     fn sleep<S: Store>(
         &mut self,
@@ -304,7 +304,7 @@ impl Reactor {
         deadline: Option<Instant>,
         limit: Option<Duration>,
     ) -> Sleep {
-        // The completion of a polled op ends no sleep.
+        // The completion of a polled op does not end a sleep.
         let is_ready = stores.iter().any(Store::is_ready) || self.has_events();
         if is_ready || (deadline.is_none() && stores.iter().any(Store::polls)) {
             return Sleep::No;
@@ -319,30 +319,29 @@ impl Reactor {
         }
     }
 
-    /// Whether there is a polled ring.
     #[inline]
     pub(crate) fn has_polled_ring(&self) -> bool {
         self.polled.is_some()
     }
 
-    /// Reads and writes that were polled and went well, so far.
+    /// The number of polled reads and writes that have succeeded so far.
     pub fn polled(&self) -> u64 {
-        self.polled.as_ref().map_or(0, |p| p.ended())
+        self.polled.as_ref().map_or(0, |p| p.successes())
     }
 
     // Signals.
 
-    /// Watches an eventfd (kick or command); each signal wakes `enter` and is an `Event::Woken`.
-    /// A descriptor that cannot be watched wakes once (a file of the wrong kind: a few times), then never.
-    /// Replaces what the slot watched. The descriptor's flags and counter are left as they are.
+    /// Watches an eventfd (kick or command): each signal wakes `enter` and yields an `Event::Woken`. A
+    /// descriptor that cannot be watched wakes it once (a file of the wrong kind: a few times) and then never
+    /// again. Replaces the slot's previous watch. The descriptor's flags and counter are not changed.
     pub fn watch(&mut self, slot: u16, fd: OwnedFd) {
         if self.watches.set(&mut self.ring, slot, &fd).is_err() {
-            // Nothing will ever come from it: say so once.
-            self.set_aside.push_back(Received::Signal(slot));
+            // The descriptor will never report anything, so wake its owner once.
+            self.deferred.push_back(Received::Signal(slot));
         }
     }
 
-    /// Forgets a watch; an event already under way may still come.
+    /// Removes a watch. An event that is already queued may still be reported.
     pub fn unwatch(&mut self, slot: u16) {
         self.watches.clear(&mut self.ring, slot);
     }
@@ -352,9 +351,9 @@ impl Reactor {
         self.bells.set(&mut self.ring, slot, fd);
     }
 
-    /// Adds one to the slot's eventfd, at the latest with the next `enter`; several calls before that
-    /// count as one. Nothing where the slot has no eventfd. A full or broken descriptor is ignored.
-    /// One without O_NONBLOCK costs the next enter a system call of its own.
+    /// Adds one to the slot's eventfd, at the latest in the next `enter`; several calls before that count as
+    /// one. Does nothing if the slot has no eventfd. A full or broken descriptor is ignored. A descriptor
+    /// without O_NONBLOCK costs the next enter an extra system call.
     #[inline]
     pub fn ring(&mut self, slot: u16) {
         self.bells.ring(&mut self.ring, slot);
@@ -362,19 +361,24 @@ impl Reactor {
 
     // For stores.
 
-    /// Makes room for a store and puts its files into the tables; `is_polled`: into the polled ring's too.
-    pub(crate) fn attach(&mut self, files: &[BorrowedFd<'_>], is_polled: bool) -> io::Result<Seat> {
-        let seat = Seat {
+    /// Registers a store and puts its files into the plain ring's table, and if `is_polled` into the polled
+    /// ring's too.
+    pub(crate) fn attach(
+        &mut self,
+        files: &[BorrowedFd<'_>],
+        is_polled: bool,
+    ) -> io::Result<StoreId> {
+        let id = StoreId {
             reactor: self.number,
             store: self.stores,
             first_file: self.free_file,
         };
-        // The reactor was made for these disks; more of them are our own fault.
-        let behind = seat.first_file + files.len() as u32;
+        // The reactor was created for these disks; a file beyond them is our own fault.
+        let behind = id.first_file + files.len() as u32;
         if behind > self.files {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        for (slot, file) in (seat.first_file..).zip(files) {
+        for (slot, file) in (id.first_file..).zip(files) {
             self.ring.set_file(slot, Some(file.as_raw_fd()))?;
             if let (true, Some(polled)) = (is_polled, &self.polled) {
                 polled.set_file(slot, file)?;
@@ -382,24 +386,24 @@ impl Reactor {
         }
         self.free_file = behind;
         self.stores += 1;
-        Ok(seat)
+        Ok(id)
     }
 
-    /// Queues an entry of a store in the plain or in the polled ring. `false`: the kernel takes none now. A
-    /// store of another reactor is our own fault: its files stand elsewhere here, and nobody would hand it the
-    /// completion.
+    /// Queues an entry of a store in the plain or the polled ring. `false`: the kernel accepts none now. It
+    /// is our own fault if the store belongs to another reactor: its files have other slots here, and its
+    /// completion would be lost.
     ///
     /// # Safety
     ///
-    /// Everything that the entry points to stays valid until its completion was seen.
+    /// Everything that the entry points to must stay valid until its completion has been seen.
     #[inline]
     pub(crate) unsafe fn submit(
         &mut self,
-        seat: Seat,
+        id: StoreId,
         entry: &squeue::Entry,
         is_polled: bool,
     ) -> bool {
-        assert_eq!(seat.reactor, self.number, "a store on another reactor");
+        assert_eq!(id.reactor, self.number, "a store on another reactor");
         // SAFETY: the caller's promise.
         unsafe {
             match &mut self.polled {
@@ -409,11 +413,11 @@ impl Reactor {
         }
     }
 
-    /// A polled read or write went well.
+    /// Counts a polled read or write that succeeded.
     #[inline]
     pub(crate) fn count_polled(&mut self) {
         if let Some(polled) = &mut self.polled {
-            polled.count_ended();
+            polled.count_success();
         }
     }
 
@@ -439,34 +443,34 @@ impl Reactor {
         })
     }
 
-    /// While a store closes: its next completion, waiting for it. `checks` counts the waits, so that a
-    /// polled device that hangs is asked ever less often. `Err`: the ring is broken.
-    pub(crate) fn next_of(&mut self, seat: Seat, checks: &mut u32) -> io::Result<Completion> {
+    /// Waits for the next completion of a store that is closing. `checks` counts the waits, so that a polled
+    /// device that hangs is checked less and less often. `Err`: the ring is broken.
+    pub(crate) fn next_of(&mut self, id: StoreId, checks: &mut u32) -> io::Result<Completion> {
         loop {
             while let Some(received) = self.next() {
                 match received {
-                    Received::Op(completion) if completion.store == seat.store => {
+                    Received::Op(completion) if completion.store == id.store => {
                         return Ok(completion);
                     }
-                    other => self.set_aside.push_back(other),
+                    other => self.deferred.push_back(other),
                 }
             }
             *checks = checks.saturating_add(1);
-            let Some(polled) = self.polled.as_mut().filter(|polled| polled.is_flying()) else {
+            let Some(polled) = self.polled.as_mut().filter(|polled| polled.is_busy()) else {
                 self.ring.enter(Sleep::Forever, Purpose::Io)?;
                 continue;
             };
-            polled.look()?;
+            polled.poll()?;
             self.ring.enter(Sleep::No, Purpose::Io)?;
             if *checks > CLOSE_CHECKS {
-                std::thread::sleep(CLOSE_NAP);
+                std::thread::sleep(CLOSE_SLEEP);
             }
         }
     }
 
-    /// Whether `reap` may have something of the rings.
+    /// Whether `reap` may find an event in the rings.
     pub(crate) fn has_events(&mut self) -> bool {
-        !self.set_aside.is_empty()
+        !self.deferred.is_empty()
             || self.ring.has_completions()
             || self
                 .polled
@@ -474,8 +478,8 @@ impl Reactor {
                 .is_some_and(Polled::has_completions)
     }
 
-    /// For a store that waits by itself: sends what is queued, and sleeps for so long at most.
-    pub(crate) fn nap(&mut self, time: Duration) -> io::Result<()> {
+    /// For a store that waits on its own: submits the queued entries and sleeps for at most `time`.
+    pub(crate) fn submit_and_sleep(&mut self, time: Duration) -> io::Result<()> {
         self.watches.arm_wanted(&mut self.ring);
         self.bells.flush(&mut self.ring);
         let sleep = match time {
@@ -493,15 +497,15 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        // Linux 6.1 waits for every poll on a registered file when the ring lets go of its files, and
-        // nothing would end a watch.
+        // Linux 6.1 waits for every poll on a registered file before the ring releases its files, and nothing
+        // else would end a watch.
         self.bells.flush(&mut self.ring);
         self.watches.clear_all(&mut self.ring);
         let _ = self.ring.enter(Sleep::No, Purpose::Io);
     }
 }
 
-/// The operations that the disks need, watches and bells included.
+/// The opcodes that the disks, watches and bells need.
 fn opcodes(disks: &[&Disk]) -> &'static [u8] {
     const ALL: [u8; 9] = [
         opcode::PollAdd::CODE,

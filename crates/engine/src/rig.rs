@@ -1,5 +1,4 @@
-//! What the tests of the engine share: disks, guest memory, and a driver that checks every byte
-//! against a model.
+//! Shared parts of the engine's tests: disks, guest memory, and a driver that checks every byte against a model.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,7 +28,7 @@ pub(crate) const UNMAP: OpKind = OpKind::Zero {
     durable: false,
 };
 
-/// A folder beside the test binary: a real file system even where /tmp is memory.
+/// A folder beside the test binary, which is on a real file system even if /tmp is in memory.
 pub(crate) fn folder() -> TempDir {
     let exe = std::env::current_exe().unwrap();
     TempDir::new_in(exe.parent().unwrap()).unwrap()
@@ -54,7 +53,7 @@ pub(crate) fn disk_of(spec: &str) -> Disk {
     Disk::open(&spec.parse().unwrap(), &options).unwrap()
 }
 
-/// Guest memory and its files: two regions that are neighbours in the guest only.
+/// Guest memory and its files: two regions that are adjacent only in the guest.
 pub(crate) struct Guest {
     pub(crate) memory: Arc<Memory>,
     pub(crate) files: Vec<File>,
@@ -119,7 +118,7 @@ pub(crate) enum Event {
     Woken { slot: u16 },
 }
 
-/// A reactor with one store, and the memory that its ops are for.
+/// A reactor with one store, and the guest memory of its ops.
 #[derive(Debug)]
 pub(crate) struct Solo<S: Store> {
     pub(crate) reactor: Reactor,
@@ -127,7 +126,7 @@ pub(crate) struct Solo<S: Store> {
     epoch: Epoch,
 }
 
-/// A disk's own store on a ring, as most tests use it.
+/// A disk's own store on a ring, which most tests use.
 pub(crate) type Uring = Solo<AnyStore>;
 
 impl Uring {
@@ -251,7 +250,7 @@ impl<S: Store> Drop for Solo<S> {
     }
 }
 
-/// The next result, waiting for it.
+/// Waits for the next result.
 pub(crate) fn next_done<S: Store>(engine: &mut Solo<S>) -> (u64, Result<(), i32>) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -261,7 +260,7 @@ pub(crate) fn next_done<S: Store>(engine: &mut Solo<S>) -> (u64, Result<(), i32>
             }
         }
         assert!(Instant::now() < deadline, "nothing completes");
-        // The end of a polled op ends no sleep.
+        // The completion of a polled op does not end a sleep.
         let wait = match engine.polls() {
             true => Wait::No,
             false => Wait::Until(Some(deadline)),
@@ -270,7 +269,7 @@ pub(crate) fn next_done<S: Store>(engine: &mut Solo<S>) -> (u64, Result<(), i32>
     }
 }
 
-/// One op from push to result.
+/// Runs one op from push to result.
 pub(crate) fn run<S: Store>(engine: &mut Solo<S>, op: Op<'_>) -> Result<(), i32> {
     engine.push(op, 77);
     let (token, result) = next_done(engine);
@@ -288,7 +287,7 @@ pub(crate) fn eventfd(nonblocking: bool) -> OwnedFd {
     eventfd(0, flags | EventfdFlags::CLOEXEC).unwrap()
 }
 
-/// The counter, and back to zero; 0 where nothing was written.
+/// Reads and resets the counter; 0 if nothing was written.
 pub(crate) fn count(fd: &OwnedFd) -> u64 {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut polled = [PollFd::new(fd, PollFlags::IN)];
@@ -304,7 +303,7 @@ pub(crate) fn signal(fd: &OwnedFd) {
     rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
 }
 
-/// Numbers that a seed replays.
+/// Random numbers that a seed reproduces.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -326,7 +325,7 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// How a model run goes.
+/// Parameters of a model run.
 pub(crate) struct Load {
     pub(crate) ops: u64,
     pub(crate) depth: usize,
@@ -334,7 +333,7 @@ pub(crate) struct Load {
     pub(crate) kinds: &'static [OpKind],
 }
 
-struct Flying {
+struct PendingOp {
     kind: OpKind,
     offset: u64,
     len: u64,
@@ -344,9 +343,9 @@ struct Flying {
     pushed: bool,
 }
 
-/// Runs random ops, never two in flight on the same sectors (but on neighbours), and checks every
-/// read and at the end all of the disk against a model in memory. The disk is zeroes at first, and
-/// `discard_zeroes` says whether it reads zero after a discard.
+/// Runs random ops, never two in flight on the same sectors (but on adjacent ones), and compares every read,
+/// and at the end the whole disk, with a model in memory. The disk is zero at first; `discard_zeroes` says
+/// whether it reads zero after a discard.
 pub(crate) fn check_against_model<S: Store>(
     engines: &mut [Solo<S>],
     guest: &Guest,
@@ -357,7 +356,7 @@ pub(crate) fn check_against_model<S: Store>(
     let mut random = Random(seed);
     let capacity = disk.capacity_bytes();
     let mut model = vec![0_u8; capacity as usize];
-    let mut flying: HashMap<(usize, u64), Flying> = HashMap::new();
+    let mut pending: HashMap<(usize, u64), PendingOp> = HashMap::new();
     let slot_bytes = (2 * REGION / load.depth as u64) & !4095;
     let mut slots: Vec<u64> = (0..load.depth as u64).collect();
     let (mut pushed, mut done) = (0, 0);
@@ -368,12 +367,13 @@ pub(crate) fn check_against_model<S: Store>(
             while pushed < load.ops && !slots.is_empty() && engine.room() > 0 && random.below(8) > 0
             {
                 let slot = slots.pop().unwrap();
-                let Some(one) = draw(&mut random, &flying, capacity, slot, slot_bytes, load) else {
+                let Some(one) = draw(&mut random, &pending, capacity, slot, slot_bytes, load)
+                else {
                     slots.push(slot);
                     break;
                 };
                 begin(engine, guest, &mut model, &one, &mut random, pushed);
-                flying.insert((at, pushed), one);
+                pending.insert((at, pushed), one);
                 pushed += 1;
             }
             let wait = match random.below(3) {
@@ -385,7 +385,7 @@ pub(crate) fn check_against_model<S: Store>(
                 let Event::Done { token, result } = event else {
                     continue;
                 };
-                let one = flying.remove(&(at, token)).expect("one result per op");
+                let one = pending.remove(&(at, token)).expect("one result per op");
                 assert_eq!(
                     result,
                     Ok(()),
@@ -421,17 +421,17 @@ pub(crate) fn check_against_model<S: Store>(
 
 fn draw(
     random: &mut Random,
-    flying: &HashMap<(usize, u64), Flying>,
+    pending: &HashMap<(usize, u64), PendingOp>,
     capacity: u64,
     slot: u64,
     slot_bytes: u64,
     load: &Load,
-) -> Option<Flying> {
+) -> Option<PendingOp> {
     let kind = load.kinds[random.below(load.kinds.len() as u64) as usize];
     let len = 512 * (1 + random.below(load.sectors_max));
     let offset = 512 * random.below((capacity - len) / 512 + 1);
-    let free = |one: &Flying| offset + len <= one.offset || one.offset + one.len <= offset;
-    flying.values().all(free).then_some(())?;
+    let free = |one: &PendingOp| offset + len <= one.offset || one.offset + one.len <= offset;
+    pending.values().all(free).then_some(())?;
     let (offset, len) = if kind == OpKind::Sync {
         (0, 0)
     } else {
@@ -469,7 +469,7 @@ fn draw(
         addr += take;
         left -= take;
     }
-    Some(Flying {
+    Some(PendingOp {
         kind,
         offset,
         len,
@@ -484,7 +484,7 @@ fn begin<S: Store>(
     engine: &mut Solo<S>,
     guest: &Guest,
     model: &mut [u8],
-    one: &Flying,
+    one: &PendingOp,
     random: &mut Random,
     token: u64,
 ) {
@@ -527,21 +527,21 @@ fn begin<S: Store>(
     );
 }
 
-fn end(guest: &Guest, model: &[u8], one: &Flying) {
+fn end(guest: &Guest, model: &[u8], one: &PendingOp) {
     if one.kind == OpKind::Read {
         let all = guest.get(&one.segments, one.len as usize + one.skip as usize);
         let (before, bytes) = all.split_at(one.skip as usize);
         assert!(
             before.iter().all(|byte| *byte == 0xee),
-            "skipped bytes are left alone"
+            "skipped bytes are unchanged"
         );
-        compare(bytes, model, one.offset, "on the way");
+        compare(bytes, model, one.offset, "during the run");
     }
 }
 
 fn compare(bytes: &[u8], model: &[u8], offset: u64, when: &str) {
     let model = &model[offset as usize..][..bytes.len()];
-    // Compared at once: a search for the difference takes many times as long, and is needed only for the message.
+    // Compare first: searching for the difference takes many times as long, and is needed only for the message.
     if bytes == model {
         return;
     }

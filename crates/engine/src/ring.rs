@@ -1,8 +1,8 @@
 //! The io_uring itself: set-up, restrictions, the file table, and entering the kernel.
 //!
-//! Unsafe for two reasons. The queue halves borrow from the `IoUring`, which therefore lives in a
-//! leaked box that `Drop` takes back after them. And an entry pushed makes the kernel follow its
-//! pointers until its completion: `push` passes that duty on to its caller.
+//! Unsafe for two reasons. The queue halves borrow from the `IoUring`, so it lives in a leaked box that
+//! `Drop` frees after them. And the kernel follows the pointers of a pushed entry until it completes: `push`
+//! passes that obligation to its caller.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -19,14 +19,15 @@ use io_uring::{
 
 use crate::EngineError;
 
-/// io_uring_register opcodes that stay allowed once the ring runs (linux/io_uring.h): changing slots
-/// of the file table, and letting go of the table and of the ring's own registration at the end.
+/// io_uring_register opcodes that stay allowed once the ring runs (linux/io_uring.h): to change slots of the
+/// file table, and at shutdown to release the table and the ring's own registration.
 const UNREGISTER_FILES: u8 = 3;
 const REGISTER_FILES_UPDATE: u8 = 6;
 const REGISTER_RING_FDS: u8 = 20;
 const UNREGISTER_RING_FDS: u8 = 21;
 
-/// User data: the top byte says what a completion is of; 0 is an op, by the numbers of its store and in it.
+/// User data. The top byte is the kind of the completion; 0 is an op, identified by its store's number and
+/// its number in that store.
 pub(crate) mod tag {
     pub(crate) const MASK: u64 = 0xff << 56;
     pub(crate) const OP: u64 = 0;
@@ -34,39 +35,39 @@ pub(crate) mod tag {
     pub(crate) const IGNORED: u64 = 2 << 56;
 }
 
-/// Pause where the kernel could take nothing although there is nothing to reap.
+/// Pause if the kernel could accept nothing and there is no completion to collect.
 const SHORT_PAUSE: Duration = Duration::from_micros(200);
 
-/// Pauses before a ring is given up for which the kernel has no memory. It wants blocks of many pages, which a machine
-/// full of cached files lacks for moments and then has again; and what rings that have ended held comes back later.
+/// Pauses between attempts if the kernel has no memory for a ring. It needs blocks of many pages, which can be
+/// missing for moments while the page cache fills memory; and the memory of closed rings is freed with a delay.
 const MEMORY_PAUSES_MS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
-/// How a ring is set up.
+/// Parameters of a ring.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
-    /// Submission entries; more than that in one lap cost another system call, never an error.
+pub(crate) struct RingConfig<'a> {
+    /// Submission entries. More entries than this in one lap cost another system call but no error.
     pub(crate) submissions: u32,
-    /// Completion entries: every op, every watch, and slack.
+    /// Completion entries: one for each op and watch, and some slack.
     pub(crate) completions: u32,
     /// Slots of the file table.
     pub(crate) files: u32,
-    /// The only operations that the ring will take, whoever gets to write its queue (seccomp does not
-    /// see them).
+    /// The only opcodes that the ring accepts, even from an attacker who can write its queue (seccomp does
+    /// not see them).
     pub(crate) opcodes: &'a [u8],
-    /// Ways to set it up, best first.
+    /// Set-up levels to try, best first.
     pub(crate) levels: &'a [Level],
-    /// How it hears of an op's end.
-    pub(crate) ends: Ends,
+    /// How completions are delivered.
+    pub(crate) completion_mode: CompletionMode,
 }
 
-/// How a ring hears that a device has ended an op.
+/// How the completions of a ring are delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ends {
-    /// The device interrupts.
-    Told,
-    /// It has to be asked, by entering the kernel; it takes reads and writes past the page cache only
-    /// (IORING_SETUP_IOPOLL).
-    Asked,
+pub(crate) enum CompletionMode {
+    /// By an interrupt of the device.
+    Interrupt,
+    /// By polling the device when the kernel is entered. Such a ring accepts only reads and writes past the
+    /// page cache (IORING_SETUP_IOPOLL).
+    Polled,
 }
 
 /// Whether and how long `enter` may sleep.
@@ -77,22 +78,23 @@ pub(crate) enum Sleep {
     Forever,
 }
 
-/// The purpose of a sleep.
+/// The event that a sleep waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// An op.
+    /// The completion of an op.
     Io,
-    /// A signal only: the kernel is told (6.15), or an idle disk would count as a CPU waiting for I/O.
+    /// Only a signal. The kernel is told so (6.15), because an idle disk would otherwise count as a CPU that
+    /// waits for I/O.
     Signal,
 }
 
-/// A ring of one thread.
+/// An io_uring that one thread uses.
 pub(crate) struct Ring {
     submitter: ManuallyDrop<Submitter<'static>>,
     sq: ManuallyDrop<SubmissionQueue<'static>>,
     cq: ManuallyDrop<CompletionQueue<'static>>,
     uring: NonNull<IoUring>,
-    /// The kernel knows NO_IOWAIT.
+    /// Whether the kernel supports NO_IOWAIT.
     can_idle: bool,
     enters: u64,
 }
@@ -105,16 +107,16 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// Ways to set a ring up, best first. DEFER_TASKRUN (6.1): completions are processed when this thread
-/// enters, not in the middle of its work; its flag in the queue tells a polling loop that entering
-/// pays. Before that, COOP_TASKRUN (5.19) at least spares the interrupts.
+/// Set-up levels, best first. With DEFER_TASKRUN (6.1) the kernel processes completions when this thread
+/// enters, not in the middle of its work; a flag in the queue shows a polling loop that entering is
+/// worthwhile. On older kernels COOP_TASKRUN (5.19) at least avoids the interrupts.
 pub(crate) const LEVELS: [Level; 3] = [
     Level::Deferred,
     Level::CooperativeSingle,
     Level::Cooperative,
 ];
 
-/// One way to set a ring up.
+/// The flags that a ring is set up with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Level {
     /// SINGLE_ISSUER and DEFER_TASKRUN.
@@ -126,14 +128,14 @@ pub(crate) enum Level {
 }
 
 impl Ring {
-    /// Sets a ring up on the thread that will use it: restricted, enabled, and registered.
-    pub(crate) fn new(plan: &Plan<'_>) -> Result<Ring, EngineError> {
-        let uring = while_short_of_memory(|| build(plan), std::thread::sleep);
+    /// Sets up a restricted, enabled and registered ring; call it on the thread that will use it.
+    pub(crate) fn new(config: &RingConfig<'_>) -> Result<Ring, EngineError> {
+        let uring = while_short_of_memory(|| build(config), std::thread::sleep);
         let uring = uring.map_err(EngineError::setup)?;
         let can_idle = uring.params().is_feature_no_iowait();
         let uring = NonNull::from(Box::leak(Box::new(uring)));
-        // SAFETY: the box is leaked and nothing else refers to it; `Drop` takes it back only after
-        // the three parts are gone.
+        // SAFETY: the box is leaked and nothing else refers to it; `Drop` frees it only after the three parts
+        // are gone.
         let (submitter, sq, cq) = unsafe { (*uring.as_ptr()).split() };
         let mut ring = Ring {
             submitter: ManuallyDrop::new(submitter),
@@ -143,16 +145,16 @@ impl Ring {
             can_idle,
             enters: 0,
         };
-        ring.furnish(plan).map_err(EngineError::setup)?;
-        // Spares the descriptor look-up of each enter; a full table of those is no reason to fail.
+        ring.configure(config).map_err(EngineError::setup)?;
+        // Saves the descriptor look-up in each enter. It is optional: the table of registered rings may be full.
         let _ = ring.submitter.register_ring_fd();
         Ok(ring)
     }
 
-    /// File table, restrictions, then on. Restrictions can only be set while the ring is off.
-    fn furnish(&mut self, plan: &Plan<'_>) -> io::Result<()> {
-        self.submitter.register_files_sparse(plan.files)?;
-        let mut allowed: Vec<_> = plan
+    /// Restrictions can only be set before the ring is enabled.
+    fn configure(&mut self, config: &RingConfig<'_>) -> io::Result<()> {
+        self.submitter.register_files_sparse(config.files)?;
+        let mut allowed: Vec<_> = config
             .opcodes
             .iter()
             .map(|op| Restriction::sqe_op(*op))
@@ -173,32 +175,32 @@ impl Ring {
         self.submitter.register_enable_rings()
     }
 
-    /// Puts a file into the table, or empties the slot. I/O in flight on the old file continues on it.
+    /// Puts a file into the table, or empties the slot. I/O in flight continues on the old file.
     pub(crate) fn set_file(&self, slot: u32, fd: Option<RawFd>) -> io::Result<()> {
         self.submitter
             .register_files_update(slot, &[fd.unwrap_or(-1)])
             .map(drop)
     }
 
-    /// Queues an entry; a full queue is submitted first. `false`: it is full and the kernel takes
-    /// none now (out of memory); nothing was queued.
+    /// Queues an entry. A full queue is submitted first. `false`: the queue is full, the kernel accepts none
+    /// now (out of memory), and nothing was queued.
     ///
     /// # Safety
     ///
-    /// Everything that the entry points to stays valid until its completion was seen.
+    /// Everything that the entry points to must stay valid until its completion has been seen.
     #[inline]
     pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: the caller's promise.
         if unsafe { self.sq.push(entry) }.is_ok() {
             return true;
         }
-        // An error shows again at the next enter, where it is reported.
+        // An error recurs at the next enter, which reports it.
         let _ = self.submit();
         // SAFETY: the caller's promise.
         unsafe { self.sq.push(entry) }.is_ok()
     }
 
-    /// Submits what is queued, without looking for completions; a ring that has to ask for them looks.
+    /// Submits the queued entries without checking for completions, except that a polled ring does check.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         self.sq.sync();
         self.enters += 1;
@@ -207,8 +209,8 @@ impl Ring {
         tolerate(result).map(drop)
     }
 
-    /// Submits what is queued, has the kernel hand over what it holds back, and sleeps as told until
-    /// there is a completion. No system call where there is nothing to do and no sleep.
+    /// Submits the queued entries, lets the kernel post deferred completions, and sleeps as `sleep` says
+    /// until there is a completion. Makes no system call if there is nothing to do and no sleep.
     #[inline]
     pub(crate) fn enter(&mut self, sleep: Sleep, purpose: Purpose) -> io::Result<()> {
         self.sq.sync();
@@ -227,7 +229,7 @@ impl Ring {
         };
         self.sq.sync();
         if tolerate(result)? == Entered::Short && sleep != Sleep::No && !self.has_completions() {
-            // It did not sleep either, and the owner's loop would spin until there is memory.
+            // The kernel did not sleep either, so the owner would spin until memory is available.
             std::thread::sleep(SHORT_PAUSE);
         }
         Ok(())
@@ -240,8 +242,8 @@ impl Ring {
         let flags = EnterFlags::EXT_ARG | EnterFlags::GETEVENTS | EnterFlags::NO_IOWAIT;
         // At most the queue's size, which is a u32.
         let queued = self.sq.len() as u32;
-        // SAFETY: the flags say that `args` is the extended argument, which it is, and the kernel
-        // reads it during the call only.
+        // SAFETY: the flags say that `args` is the extended argument, which it is, and the kernel reads it
+        // only during the call.
         unsafe { self.submitter.enter(queued, 1, flags.bits(), Some(args)) }
     }
 
@@ -251,12 +253,12 @@ impl Ring {
         if let Some(entry) = self.cq.next() {
             return Some(entry);
         }
-        // Gives the entries read back to the kernel, and looks for new ones.
+        // Returns the entries that were read to the kernel, and checks for new ones.
         self.cq.sync();
         self.cq.next()
     }
 
-    /// Whether `complete` has something.
+    /// Whether `complete` would return an entry.
     #[inline]
     pub(crate) fn has_completions(&mut self) -> bool {
         if self.cq.is_empty() {
@@ -273,13 +275,13 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // The kernel takes a ring apart some time after it was closed. The files are let go now, or the
-        // disk would stay locked for whoever opens it next.
+        // The kernel dismantles a ring some time after it is closed. The files are released now; otherwise
+        // the disk would stay locked for the next program that opens it.
         let _ = self.submitter.unregister_files();
-        // The registration holds the ring alive until the thread ends.
+        // The registration would keep the ring alive until the thread exits.
         let _ = self.submitter.unregister_ring_fd();
-        // SAFETY: each part is dropped once, here, before the ring that it borrows from; the box was
-        // leaked in `new` and is taken back once.
+        // SAFETY: each part is dropped once, here, before the ring that it borrows from; the box was leaked
+        // in `new` and is freed once.
         unsafe {
             ManuallyDrop::drop(&mut self.submitter);
             ManuallyDrop::drop(&mut self.sq);
@@ -289,8 +291,8 @@ impl Drop for Ring {
     }
 }
 
-/// Filters out results of an enter that are no errors: a time-out, a signal, and a kernel that cannot take more before
-/// completions are read or memory is there; what was not taken stays queued.
+/// Filters out results of an enter that are not errors: a time-out, a signal, and a kernel that accepts no
+/// more until completions are read or memory is available. Entries that it did not accept stay queued.
 fn tolerate(result: io::Result<usize>) -> io::Result<Entered> {
     match result {
         Ok(_) => Ok(Entered::Done),
@@ -309,7 +311,7 @@ enum Entered {
     Short,
 }
 
-/// Attempts it again, after a pause, where there was no memory for it: at first, and then not for ever.
+/// Retries `attempt` after a pause if it failed for lack of memory, a limited number of times.
 pub(crate) fn while_short_of_memory<T>(
     mut attempt: impl FnMut() -> io::Result<T>,
     mut pause: impl FnMut(Duration),
@@ -325,12 +327,12 @@ pub(crate) fn while_short_of_memory<T>(
     attempt()
 }
 
-fn build(plan: &Plan<'_>) -> io::Result<IoUring> {
+fn build(config: &RingConfig<'_>) -> io::Result<IoUring> {
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
-    for level in plan.levels {
-        match build_at(*level, plan) {
+    for level in config.levels {
+        match build_at(*level, config) {
             Ok(uring) => return Ok(uring),
-            // EINVAL is how a kernel says that it does not know a flag.
+            // EINVAL is also the answer of a kernel that does not know a flag.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
             Err(error) => return Err(error),
         }
@@ -338,7 +340,7 @@ fn build(plan: &Plan<'_>) -> io::Result<IoUring> {
     Err(last)
 }
 
-fn build_at(level: Level, plan: &Plan<'_>) -> io::Result<IoUring> {
+fn build_at(level: Level, config: &RingConfig<'_>) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder
         .dontfork()
@@ -346,30 +348,30 @@ fn build_at(level: Level, plan: &Plan<'_>) -> io::Result<IoUring> {
         .setup_submit_all()
         .setup_r_disabled()
         .setup_taskrun_flag();
-    builder.setup_cqsize(plan.completions);
+    builder.setup_cqsize(config.completions);
     match level {
         Level::Deferred => builder.setup_single_issuer().setup_defer_taskrun(),
         Level::CooperativeSingle => builder.setup_single_issuer().setup_coop_taskrun(),
         Level::Cooperative => builder.setup_coop_taskrun(),
     };
-    if plan.ends == Ends::Asked {
+    if config.completion_mode == CompletionMode::Polled {
         builder.setup_iopoll();
     }
-    builder.build(plan.submissions)
+    builder.build(config.submissions)
 }
 
-/// Whether a ring can be made here with all that the engine needs.
+/// Checks whether a ring with everything that the engine needs can be created.
 pub(crate) fn probe() -> Result<(), EngineError> {
     let opcodes = [opcode::Read::CODE];
-    let plan = Plan {
+    let config = RingConfig {
         submissions: 8,
         completions: 16,
         files: 4,
         opcodes: &opcodes,
         levels: &LEVELS,
-        ends: Ends::Told,
+        completion_mode: CompletionMode::Interrupt,
     };
-    Ring::new(&plan).map(drop)
+    Ring::new(&config).map(drop)
 }
 
 #[cfg(test)]
@@ -377,7 +379,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_waited_for_a_little_and_nothing_else_is() {
+    fn only_lack_of_memory_is_retried_and_not_for_ever() {
         let attempts = |errors: &[i32]| {
             let (mut made, mut waited) = (0, Duration::ZERO);
             let attempt = || {

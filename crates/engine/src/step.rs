@@ -1,5 +1,5 @@
-//! The next step of an op: decided from the op, the store and the methods that the store has refused.
-//! No ring, no buffers; a table test walks through it.
+//! Chooses the next step of an op from the op, the store's properties and the methods that the store has
+//! refused. It needs no ring and no buffers, so a table test covers it.
 
 use cleave_blk::{Limits, OpKind};
 use cleave_disk::FileKind;
@@ -7,18 +7,18 @@ use cleave_disk::FileKind;
 use crate::piece::{self, Piece};
 use crate::table::{Entry, Gathered, Hold, Method, RANGES_AT_ONCE};
 
-/// The properties of a file or block device that matter here.
+/// The properties of a file or block device that decide how an op is done.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     pub(crate) kind: FileKind,
-    /// Offsets and lengths that it takes.
+    /// Unit of offsets and lengths.
     pub(crate) unit: u64,
-    /// Memory addresses that it takes.
+    /// Alignment of memory addresses.
     pub(crate) memory_align: u64,
-    /// Unit that a discard is rounded to, inwards.
+    /// Unit to which a discard is rounded inwards.
     pub(crate) discard_unit: u64,
     pub(crate) read_only: bool,
-    /// Behind the page cache: a failed write-back is told to one who asks for it, once.
+    /// Uses the page cache: the kernel reports a failed write-back once, to one fsync.
     pub(crate) cached: bool,
     /// Bytes of a bounce buffer and of the shared zeroes; multiples of `unit`.
     pub(crate) buffer_bytes: u64,
@@ -40,19 +40,19 @@ impl Facts {
         }
     }
 
-    /// Whether an op with these host ranges has to go through a buffer. Each length is held to the
-    /// unit as well: up to Linux 6.17 O_DIRECT wants that of every range, not only of their sum. And
-    /// more ranges than the kernel takes at once could be cut inside a unit.
+    /// Whether an op with these host ranges has to go through a buffer. Each length must be a multiple of the
+    /// unit as well: up to Linux 6.17 O_DIRECT requires that of every range, not only of their sum. More
+    /// ranges than one system call takes could be cut inside a unit.
     pub(crate) fn must_bounce(&self, offset: u64, memory: Gathered) -> bool {
         (offset | memory.len_bits) & (self.unit - 1) != 0
             || memory.addr_bits & (self.memory_align - 1) != 0
             || memory.count > RANGES_AT_ONCE
     }
 
-    /// Whether an op that is done is made durable by an fsync. A durable write past the page cache is that by itself,
-    /// and is told of its own failures. Through the cache, of several at the same time one would be told of a failed
-    /// write-back, and the others would pass for durable though their pages may be those that were lost: they
-    /// share an fsync, and its failure.
+    /// Whether an op ends with an fsync that makes it durable. A write past the page cache needs none: the
+    /// kernel makes it durable and reports its failure to that write. Through the cache, the kernel would
+    /// report a failed write-back to only one of several concurrent writes, and the others would appear
+    /// durable although their pages may be lost. So they share an fsync and its failure.
     pub(crate) fn ends_with_sync(&self, kind: OpKind) -> bool {
         match kind {
             OpKind::Zero { durable, .. } => durable,
@@ -61,14 +61,14 @@ impl Facts {
         }
     }
 
-    /// Whether a write has to be durable when the kernel is done with it.
+    /// Whether the kernel must make a write durable before it completes.
     pub(crate) fn writes_durably(&self, kind: OpKind) -> bool {
         kind == (OpKind::Write { durable: true }) && !self.cached
     }
 
-    /// Which hold of the range locks an op needs. Below 512 bytes no guest can go, so that is where
-    /// read-modify-write begins; and with it, *every* other writer of the block has to keep out, or
-    /// the old bytes that were read would be written over what it wrote.
+    /// Which range lock an op needs. No guest can write less than 512 bytes, so read-modify-write begins
+    /// there. While it runs, *every* other writer of the block must be excluded, or the old bytes that were
+    /// read would overwrite its data.
     pub(crate) fn needs_hold(&self, kind: OpKind, offset: u64, len: u64) -> Hold {
         match kind {
             OpKind::Read | OpKind::Sync => Hold::None,
@@ -85,17 +85,17 @@ impl Facts {
     }
 }
 
-/// The methods that the store has not yet refused. Learnt from its answers; a refusal is for good.
+/// The methods that the store has not refused so far. A refusal is permanent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Able {
+pub(crate) struct Methods {
     pub(crate) command: bool,
     pub(crate) punch: bool,
     pub(crate) zero_range: bool,
 }
 
-impl Able {
-    pub(crate) fn at_first(kind: FileKind) -> Able {
-        Able {
+impl Methods {
+    pub(crate) fn at_first(kind: FileKind) -> Methods {
+        Methods {
             command: kind == FileKind::BlockDevice,
             punch: true,
             zero_range: true,
@@ -118,7 +118,7 @@ pub(crate) enum Next {
     Done,
     /// The store cannot do it.
     Unsupported,
-    /// Guest memory and store, without detour.
+    /// Move bytes directly between guest memory and store.
     Direct(Piece),
     /// Read the window into the buffer.
     Fill(Piece),
@@ -126,14 +126,14 @@ pub(crate) enum Next {
     Spill(Piece),
     /// Write the window from the shared zeroes.
     Zeroes(Piece),
-    /// Without moving bytes.
+    /// Change the range without moving bytes.
     Range(Method, Piece),
-    /// Make it durable.
+    /// Make the op durable.
     Sync,
 }
 
-/// The next step of `entry`, whose bytes up to `pos` are done.
-pub(crate) fn next(entry: &Entry, facts: &Facts, able: Able) -> Next {
+/// The next step of `entry`, whose bytes up to `pos` are finished.
+pub(crate) fn next(entry: &Entry, facts: &Facts, methods: Methods) -> Next {
     let (at, left) = entry.rest();
     match entry.kind {
         OpKind::Sync => Next::Sync,
@@ -149,18 +149,18 @@ pub(crate) fn next(entry: &Entry, facts: &Facts, able: Able) -> Next {
                 Next::Fill(piece)
             }
         }
-        OpKind::Discard if able.command => Next::Range(Method::Command, whole(at, left)),
-        OpKind::Discard if able.punch => Next::Range(Method::Punch, whole(at, left)),
+        OpKind::Discard if methods.command => Next::Range(Method::Command, whole(at, left)),
+        OpKind::Discard if methods.punch => Next::Range(Method::Punch, whole(at, left)),
         OpKind::Discard => Next::Unsupported,
-        OpKind::Zero { unmap, .. } => next_zero(entry, unmap, facts, able),
+        OpKind::Zero { unmap, .. } => next_zero(entry, unmap, facts, methods),
     }
 }
 
-/// Zeroing: by giving space back, by marking the range, or by writing, whatever the store can first.
-/// A block device does the first two for whole blocks only; a file system takes any range.
-fn next_zero(entry: &Entry, unmap: bool, facts: &Facts, able: Able) -> Next {
+/// Zeroing by deallocating, by marking the range, or by writing: the first of these that the store supports.
+/// A block device supports the first two for whole blocks only; a file system for any range.
+fn next_zero(entry: &Entry, unmap: bool, facts: &Facts, methods: Methods) -> Next {
     let (at, left) = entry.rest();
-    let method = match (entry.written, unmap && able.punch, able.zero_range) {
+    let method = match (entry.written, unmap && methods.punch, methods.zero_range) {
         (true, _, _) | (false, false, false) => None,
         (false, true, _) => Some(Method::Punch),
         (false, false, true) => Some(Method::ZeroRange),
@@ -204,12 +204,12 @@ mod tests {
         }
     }
 
-    const ALL: Able = Able {
+    const ALL: Methods = Methods {
         command: true,
         punch: true,
         zero_range: true,
     };
-    const NOTHING: Able = Able {
+    const NOTHING: Methods = Methods {
         command: false,
         punch: false,
         zero_range: false,
@@ -239,7 +239,7 @@ mod tests {
         );
         let regular = facts(FileKind::Regular, 512);
         let all = whole(0, 3 << 20);
-        let no_punch = Able {
+        let no_punch = Methods {
             punch: false,
             ..ALL
         };
@@ -301,7 +301,7 @@ mod tests {
             take: 512,
         };
         assert_eq!(next(&tail, &device, ALL), Next::Fill(block));
-        // A file system does it by itself, unless it comes to writing.
+        // A file system handles partial blocks by itself, unless zeroes have to be written.
         let regular = facts(FileKind::Regular, 4096);
         assert_eq!(
             next(&zero, &regular, ALL),
@@ -354,16 +354,19 @@ mod tests {
         let device = facts(FileKind::BlockDevice, 512);
         let range = whole(0, 8192);
         assert_eq!(next(&op, &device, ALL), Next::Range(Method::Command, range));
-        let mut able = ALL;
-        able.forget(Method::Command);
-        assert_eq!(next(&op, &device, able), Next::Range(Method::Punch, range));
-        able.forget(Method::Punch);
-        assert_eq!(next(&op, &device, able), Next::Unsupported);
-        assert!(!Able::at_first(FileKind::Regular).command);
+        let mut methods = ALL;
+        methods.forget(Method::Command);
+        assert_eq!(
+            next(&op, &device, methods),
+            Next::Range(Method::Punch, range)
+        );
+        methods.forget(Method::Punch);
+        assert_eq!(next(&op, &device, methods), Next::Unsupported);
+        assert!(!Methods::at_first(FileKind::Regular).command);
     }
 
     #[test]
-    fn what_bounces_and_what_holds() {
+    fn bounces_and_range_locks() {
         let facts = facts(FileKind::Regular, 4096);
         let memory = |addr_bits, len_bits, count| Gathered {
             addr_bits,

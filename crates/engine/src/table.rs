@@ -1,8 +1,8 @@
-//! The ops in flight: a fixed array, the host ranges of each, and a free list that reuses the entry
-//! freed last, so that a shallow load keeps to few pages.
+//! The ops in flight: a fixed array, the host ranges of each op, and a free list that reuses the entry freed
+//! last, so that a shallow load touches few pages.
 //!
-//! Unsafe because host ranges are raw: they point into guest memory, which the entry's epoch keeps mapped
-//! until the entry is freed, and into the block of ranges, which lives as long as the table.
+//! Unsafe because host ranges are raw pointers: they point into guest memory, which the entry's epoch keeps
+//! mapped until the entry is freed, and into the block of ranges, which lives as long as the table.
 
 use std::io;
 
@@ -14,18 +14,17 @@ use libc::iovec;
 use crate::area::{Access, Area};
 use crate::piece::Piece;
 
-/// Host ranges of one op: a request's segments, plus one more for each of the table's 509 regions
-/// that a segment may begin in and leave. Only segments that overlap each other, which no driver
-/// makes, need more; they end with EFAULT.
+/// Most host ranges of one op: a request's segments, plus one for each of the table's 509 regions whose border a
+/// segment may cross. Only segments that overlap each other need more, which no driver makes; they end with EFAULT.
 pub(crate) const RANGES_MAX: usize = SEGMENTS_MAX + 512;
-/// Host ranges that the kernel takes at once (UIO_MAXIOV).
+/// Most host ranges in one system call (UIO_MAXIOV).
 pub(crate) const RANGES_AT_ONCE: usize = 1024;
 const BLOCK_BYTES: usize = RANGES_MAX * size_of::<iovec>();
 
-/// The step of an op that the kernel is working on.
+/// The step of an op that is in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing yet, or nothing now: waits for a hold, a buffer or its time.
+    /// None: the op has not started, or waits for a hold, a buffer or its retry time.
     Idle,
     /// Moves bytes between the store and guest memory.
     Direct,
@@ -33,9 +32,9 @@ pub(crate) enum Step {
     Fill,
     /// Writes the window from the buffer.
     Spill,
-    /// Writes the window from the shared zeroes.
+    /// Writes zeroes to the window from the shared buffer.
     Zeroes,
-    /// Fallocate or a device command on the window.
+    /// Runs fallocate or a device command on the window.
     Range(Method),
     /// Fsync.
     Sync,
@@ -52,7 +51,7 @@ pub(crate) enum Method {
     ZeroRange,
 }
 
-/// Which hold of the disk's range locks an op has, or needs.
+/// The range lock that an op holds or needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hold {
     None,
@@ -65,38 +64,37 @@ pub(crate) enum Hold {
 pub(crate) struct Entry {
     pub(crate) token: u64,
     pub(crate) kind: OpKind,
-    /// Which leg of the disk.
     pub(crate) leg: u16,
     /// The op's range on the leg.
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// Bytes of the range that are done with.
+    /// Bytes of the range that are finished.
     pub(crate) pos: u64,
-    /// The current step, and the part of the store that it is about.
+    /// The current step, and the part of the store that it covers.
     pub(crate) step: Step,
     pub(crate) window: Piece,
-    /// Bytes of the window that are moved.
+    /// Bytes of the window that have been moved.
     pub(crate) moved: u64,
-    /// Attempts in a row that moved nothing.
+    /// Consecutive attempts that moved nothing.
     pub(crate) tries: u16,
-    /// Reads and writes: through a buffer.
+    /// For reads and writes: go through a buffer.
     pub(crate) bounced: bool,
-    /// Not by the polled ring: it has refused it, or the device would get it in pieces.
+    /// Not through the polled ring: it refused the op, or the device would get it in pieces.
     pub(crate) plain: bool,
-    /// Zero: by writing, because the store could not do this range otherwise.
+    /// For zeroing: write zeroes, because the store refused the other methods for this range.
     pub(crate) written: bool,
     pub(crate) needs: Hold,
     pub(crate) held: Hold,
     pub(crate) buffer: Option<u16>,
     /// Keeps the guest memory that `ranges` point to mapped.
     pub(crate) epoch: Option<Epoch>,
-    /// When it was pushed, by the clock of `legs`.
+    /// When the op was pushed, on the clock of `legs`.
     pub(crate) begun_ns: u64,
     ranges: Ranges,
 }
 
-/// The host ranges not yet used up: `count` from `first`. A lone range stays in the entry, so that an
-/// op of one segment touches no page of the block.
+/// The host ranges not yet used up: `count` from `first`. A single range is kept in the entry, so that an op
+/// of one segment does not touch the block.
 #[derive(Debug, Clone, Copy)]
 struct Ranges {
     lone: Option<iovec>,
@@ -135,13 +133,12 @@ impl Entry {
         }
     }
 
-    /// Where the op goes on, and how much of it is left.
+    /// The offset at which the op continues, and the number of bytes left.
     pub(crate) fn rest(&self) -> (u64, u64) {
         (self.offset + self.pos, self.len - self.pos)
     }
 }
 
-/// The table.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: Box<[Entry]>,
@@ -149,19 +146,19 @@ pub(crate) struct Table {
     blocks: Area,
 }
 
-/// Properties of an op's host ranges once they are all collected.
+/// Properties of an op's host ranges after all have been collected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gathered {
-    /// All addresses, or-ed together.
+    /// The bitwise OR of all addresses.
     pub(crate) addr_bits: u64,
-    /// All lengths, or-ed together.
+    /// The bitwise OR of all lengths.
     pub(crate) len_bits: u64,
-    /// How many ranges after merging neighbours.
+    /// The number of ranges after adjacent ones are merged.
     pub(crate) count: usize,
 }
 
 impl Gathered {
-    /// Ranges that meet inside a page: devices with a list of pages (NVMe) take those in pieces.
+    /// Whether ranges meet inside a page. A device that uses page lists (NVMe) gets such an I/O in pieces.
     pub(crate) fn has_gaps(&self) -> bool {
         self.count > 1 && (self.addr_bits | self.len_bits) & 4095 != 0
     }
@@ -178,7 +175,7 @@ impl Table {
         })
     }
 
-    /// Takes the entry freed last. `None`: all are in use.
+    /// Takes the entry that was freed last. `None`: all are in use.
     #[inline]
     pub(crate) fn take(&mut self, entry: Entry) -> Option<u16> {
         let index = self.free.pop()?;
@@ -193,7 +190,7 @@ impl Table {
         self.free.push(index);
     }
 
-    /// Keeps everything mapped for ever that the kernel may still follow.
+    /// Keeps all memory that the kernel may still access mapped for ever.
     pub(crate) fn leak(&mut self) {
         self.blocks.leak();
         for entry in &mut self.entries {
@@ -215,13 +212,13 @@ impl Table {
         self.blocks.at(usize::from(index) * BLOCK_BYTES).cast()
     }
 
-    /// Begins to collect the entry's host ranges.
+    /// Starts collecting the entry's host ranges.
     #[inline]
     pub(crate) fn gather(&mut self, index: u16) -> Gather {
         Gather::new(self.block(index))
     }
 
-    /// Ends collecting them. `Err`: more than a request can have.
+    /// Finishes collecting them. `Err`: there are more than a request can have.
     #[inline]
     pub(crate) fn gathered(&mut self, index: u16, gather: Gather) -> Result<Gathered, i32> {
         let (ranges, gathered) = gather.finish()?;
@@ -229,7 +226,7 @@ impl Table {
         Ok(gathered)
     }
 
-    /// The ranges not yet used up, as the kernel wants them: valid until the entry is freed.
+    /// The ranges not yet used up, in the kernel's format; valid until the entry is freed.
     #[inline]
     pub(crate) fn ranges(&self, index: u16) -> (*const iovec, usize) {
         let ranges = &self.get(index).ranges;
@@ -240,7 +237,7 @@ impl Table {
         }
     }
 
-    /// Uses up the next `bytes` of the entry's memory; `with` sees each host range of them.
+    /// Uses up the next `bytes` of the entry's memory and passes each host range of them to `with`.
     pub(crate) fn consume(
         &mut self,
         index: u16,
@@ -252,8 +249,8 @@ impl Table {
         while bytes > 0 && ranges.count > 0 {
             let range: &mut iovec = match &mut ranges.lone {
                 Some(lone) => lone,
-                // SAFETY: `first` < RANGES_MAX while `count` > 0, and nobody else has a reference
-                // into this entry's block: the kernel is not using it between completion and push.
+                // SAFETY: `first` < RANGES_MAX while `count` > 0, and nothing else refers to this entry's
+                // block: the kernel does not use it between completion and push.
                 None => unsafe { &mut *block.add(ranges.first) },
             };
             let len =
@@ -271,7 +268,7 @@ impl Table {
     }
 }
 
-/// Collects host ranges, neighbours merged; the newest stays in `last` to be merged with the next.
+/// Collects host ranges and merges adjacent ones. The newest stays in `last` so that the next can be merged with it.
 #[derive(Debug)]
 pub(crate) struct Gather {
     block: *mut iovec,
@@ -317,7 +314,7 @@ impl Gather {
         self.addr_bits |= self.last.iov_base.addr() as u64;
         self.len_bits |= self.last.iov_len as u64;
         if self.count <= RANGES_MAX {
-            // SAFETY: `count` - 1 < RANGES_MAX, the length of the block, which is ours alone.
+            // SAFETY: `count` - 1 < RANGES_MAX, the length of the block, which belongs to this entry alone.
             unsafe { self.block.add(self.count - 1).write(self.last) };
         }
     }
@@ -380,7 +377,7 @@ mod tests {
 
     fn rest(table: &Table, index: u16) -> Vec<(usize, usize)> {
         let (ranges, count) = table.ranges(index);
-        // SAFETY: the table says that so many are there.
+        // SAFETY: the table reports that `count` ranges are initialised.
         (0..count)
             .map(|at| unsafe { *ranges.add(at) })
             .map(|range| (range.iov_base.addr(), range.iov_len))
@@ -388,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_and_the_rest_stays_in_order() {
+    fn adjacent_ranges_merge_and_the_rest_stays_in_order() {
         let (table, index, gathered) =
             table_with(&[(4096, 512), (4608, 512), (8192, 1), (8193, 2)]);
         assert_eq!(rest(&table, index), [(4096, 1024), (8192, 3)]);
@@ -413,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn using_up_moves_across_ranges() {
+    fn consume_crosses_ranges() {
         let (mut table, index, _) = table_with(&[(0, 10), (20, 10), (40, 10)]);
         let mut seen = Vec::new();
         table.consume(index, 15, |start, len| seen.push((start.addr(), len)));

@@ -29,7 +29,7 @@ mod signals;
 mod sync;
 
 const DISK_BYTES: u64 = 4 << 20;
-/// All kinds but Discard, after which contents are the store's choice.
+/// All kinds but Discard, after which the store may return any data.
 const KINDS: &[OpKind] = &[
     READ,
     READ,
@@ -99,7 +99,7 @@ fn neighbours_in_a_block_of_4096_keep_their_bytes_across_two_engines() {
         let guest = Guest::new();
         let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
         check_against_model(&mut engines, &guest, &disk, &MANY, seed());
-        // Only neighbours: single sectors of few blocks.
+        // Only adjacent ranges: single sectors of few blocks.
         let load = Load {
             ops: 4000,
             depth: 32,
@@ -156,7 +156,7 @@ fn a_ram_disk_matches_the_model() {
     );
     assert_eq!(run(&mut engine, op(READ, 512, 8192, &segments)), Ok(()));
     assert_eq!(guest.get(&segments, 8192), [0; 8192]);
-    assert_eq!(engine.enters(), 0, "done on the spot");
+    assert_eq!(engine.enters(), 0, "completed without a system call");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn the_null_disk_reads_zero_and_enters_no_kernel() {
 }
 
 #[test]
-fn stores_in_memory_do_ops_at_once_and_push_tells_their_errors() {
+fn stores_in_memory_run_ops_at_once_and_push_reports_their_errors() {
     let dir = folder();
     let file = open(&image(dir.path(), 1 << 20), Direct::Off);
     let guest = Guest::new();
@@ -200,7 +200,7 @@ fn stores_in_memory_do_ops_at_once_and_push_tells_their_errors() {
         let mut engine = engine(&disk, &guest);
         let (segments, wild) = ([segment(100, 512)], [segment(1 << 40, 512)]);
         assert_eq!(engine.at_once(&op(WRITE, 0, 512, &segments)), takes);
-        assert_eq!(engine.reap(), None, "no event comes of it");
+        assert_eq!(engine.reap(), None, "no event follows");
         for (bad, errno) in [
             (op(READ, 1 << 20, 512, &segments), libc::EIO),
             (op(READ, 0, 512, &wild), libc::EFAULT),
@@ -212,7 +212,7 @@ fn stores_in_memory_do_ops_at_once_and_push_tells_their_errors() {
 }
 
 #[test]
-fn a_null_disk_told_so_leaves_the_memory_of_reads_alone() {
+fn a_null_disk_without_read_zeroes_leaves_memory_unchanged() {
     let guest = Guest::new();
     let segments = [segment(REGION - 100, 200)];
     for (spec, byte) in [("null:1M", 0), ("null:1M,read-zeroes=off", 7)] {
@@ -262,7 +262,7 @@ fn a_discard_frees_whole_blocks_only() {
 }
 
 #[test]
-fn zeroing_by_writing_is_the_last_resort_and_right() {
+fn zeroing_by_writing_is_the_last_resort_and_correct() {
     for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
         let dir = folder();
         let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
@@ -298,7 +298,7 @@ fn soon() -> Wait {
 }
 
 #[test]
-fn the_ring_refuses_what_it_was_not_made_for() {
+fn the_ring_refuses_other_opcodes() {
     let disk = Arc::new(disk_of("null:1M"));
     let guest = Guest::new();
     let mut engine = engine(&disk, &guest);
@@ -363,7 +363,7 @@ fn several_disks_share_a_reactor_each_with_its_own_guest() {
                 .all(|byte| *byte == number as u8 + 1)
         );
     }
-    // While one store closes, what has ended for the others is kept.
+    // While one store closes, completions of the others are kept.
     for store in [0, 1] {
         for token in 0..32 {
             let read = op(READ, token * 4096, 4096, &memory);
@@ -392,7 +392,7 @@ fn several_disks_share_a_reactor_each_with_its_own_guest() {
     reactor.close(&mut stores);
 }
 
-/// Two files on one reactor each, or both on the first.
+/// Two files: on one reactor each, or both on the first.
 fn two_files(is_shared: bool) -> ([Reactor; 2], [AnyStore; 2]) {
     let dir = folder();
     let disks = ["a", "b"].map(|name| {
@@ -465,7 +465,7 @@ fn every_way_to_set_a_ring_up_works() {
 }
 
 #[test]
-fn an_op_of_more_than_the_kernel_moves_at_once_goes_whole() {
+fn an_op_larger_than_one_kernel_transfer_completes() {
     let dir = folder();
     let bytes = 5_u64 << 30;
     let disk = Arc::new(open(&image(dir.path(), bytes), Direct::Auto));
@@ -484,7 +484,7 @@ fn an_op_of_more_than_the_kernel_moves_at_once_goes_whole() {
     let len = (2_u64 << 30) + (16 << 20);
     let last = len - 4096;
     assert_eq!(run(&mut engine, op(WRITE, last, 4096, &mark)), Ok(()));
-    // The same four megabytes over and over: what stays is the end of the range.
+    // The same four megabytes repeatedly: the last copy remains.
     let segments = vec![segment(4 << 20, 4 << 20); (len >> 22) as usize];
     assert_eq!(run(&mut engine, op(READ, 0, len, &segments)), Ok(()));
     let all = guest.get(&segments[..1], 4 << 20);

@@ -1,10 +1,9 @@
-//! Watched eventfds: signals wake the ring.
+//! Watched eventfds: their signals wake the ring.
 //!
-//! They come from a frontend and may be anything: a pipe, a regular file, closed at the other end.
-//! Their flags belong to the frontend too, and their counters are neither needed nor touched: a
-//! multishot poll reports every signal, read or not.
+//! They come from a frontend and may be any kind of file: a pipe, a regular file, closed at the other end. Their
+//! flags belong to the frontend. Their counters are neither needed nor read: a multishot poll reports every signal.
 //!
-//! Unsafe because of pushed entries; they name no memory.
+//! Unsafe because entries are pushed to a ring; they point to no memory.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -14,24 +13,24 @@ use io_uring::{cqueue, opcode};
 
 use crate::ring::{Ring, tag};
 
-/// Failures in a row after which a watch is given up.
+/// Consecutive failures after which a watch is abandoned.
 const FAILURES_MAX: u8 = 16;
 
 /// One watched descriptor.
 #[derive(Debug, Clone, Copy, Default)]
 struct Watch {
-    /// Tells the completions of this descriptor from those of one that was here before.
-    turn: u16,
+    /// Distinguishes completions of this descriptor from those of a previous one in the slot.
+    generation: u16,
     state: State,
     failures: u8,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum State {
-    /// Nothing is watched, or it failed.
+    /// Nothing is watched, or the watch failed.
     #[default]
     Off,
-    /// To be armed as soon as the queue takes an entry.
+    /// To be armed as soon as the queue accepts an entry.
     Wanted,
     /// The kernel reports signals.
     Armed,
@@ -41,7 +40,7 @@ enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signal {
     Woken(u16),
-    /// Of a watch that is gone.
+    /// From a watch that was removed.
     Stale,
 }
 
@@ -54,9 +53,9 @@ pub(crate) struct Watches {
     wanted: usize,
 }
 
-/// User data of a poll: tag in the top byte, then turn and slot.
-fn user_data(turn: u16, slot: u16) -> u64 {
-    tag::WATCH | u64::from(turn) << 16 | u64::from(slot)
+/// User data of a poll: the tag in the top byte, then generation and slot.
+fn user_data(generation: u16, slot: u16) -> u64 {
+    tag::WATCH | u64::from(generation) << 16 | u64::from(slot)
 }
 
 impl Watches {
@@ -69,7 +68,7 @@ impl Watches {
         }
     }
 
-    /// Watches `fd` in `slot` from now on. `Err`: the kernel does not take the descriptor.
+    /// Watches `fd` in `slot` from now on. `Err`: the kernel does not accept the descriptor.
     pub(crate) fn set(&mut self, ring: &mut Ring, slot: u16, fd: &OwnedFd) -> Result<(), ()> {
         self.clear(ring, slot);
         let file = self.first + u32::from(slot);
@@ -84,8 +83,8 @@ impl Watches {
         Ok(())
     }
 
-    /// Forgets all, when the ring goes. On Linux 6.1 it lets go of its files only when no poll refers to
-    /// any, and would wait for that for ever.
+    /// Removes all watches when the ring is dropped. Linux 6.1 releases the ring's files only when no poll
+    /// refers to any of them, and would wait for ever.
     pub(crate) fn clear_all(&mut self, ring: &mut Ring) {
         for slot in 0..self.slots.len() as u16 {
             let watch = self.slots.get(usize::from(slot));
@@ -95,24 +94,24 @@ impl Watches {
         }
     }
 
-    /// Forgets what `slot` watches.
+    /// Removes the watch in `slot`.
     pub(crate) fn clear(&mut self, ring: &mut Ring, slot: u16) {
         let file = self.first + u32::from(slot);
         let Some(watch) = self.slots.get_mut(usize::from(slot)) else {
             return;
         };
         let state = std::mem::take(&mut watch.state);
-        let turn = watch.turn;
-        watch.turn = turn.wrapping_add(1);
+        let generation = watch.generation;
+        watch.generation = generation.wrapping_add(1);
         match state {
             State::Off => return,
             State::Wanted => self.wanted -= 1,
-            State::Armed => remove(ring, user_data(turn, slot)),
+            State::Armed => remove(ring, user_data(generation, slot)),
         }
         let _ = ring.set_file(file, None);
     }
 
-    /// Arms what could not be armed when it should have been.
+    /// Arms the watches for which the queue had no room earlier.
     #[inline]
     pub(crate) fn arm_wanted(&mut self, ring: &mut Ring) {
         if self.wanted > 0 {
@@ -127,7 +126,7 @@ impl Watches {
         }
     }
 
-    /// Some watch could not be armed yet.
+    /// Whether a watch is still waiting for room in the queue.
     pub(crate) fn is_waiting(&self) -> bool {
         self.wanted > 0
     }
@@ -144,22 +143,22 @@ impl Watches {
             .multi(true)
             .build();
         // SAFETY: a poll points to no memory.
-        if unsafe { ring.push(&poll.user_data(user_data(watch.turn, slot))) } {
+        if unsafe { ring.push(&poll.user_data(user_data(watch.generation, slot))) } {
             watch.state = State::Armed;
             self.wanted -= 1;
         }
     }
 
-    /// A poll reported. It stays armed while the kernel says so; otherwise it is armed again, unless
-    /// what it reports would come back at once for ever (a pipe hung up, a file that cannot be
-    /// polled): then the watch is dead, and its owner is woken this once.
+    /// Handles a poll's completion. The poll stays armed while the kernel says so. Otherwise it is armed
+    /// again, unless its report would recur at once for ever (a pipe hung up, a file that cannot be polled):
+    /// the watch is then dead, and its owner is woken this once.
     pub(crate) fn completed(&mut self, ring: &mut Ring, entry: &cqueue::Entry) -> Signal {
         let slot = entry.user_data() as u16;
-        let turn = (entry.user_data() >> 16) as u16;
+        let generation = (entry.user_data() >> 16) as u16;
         let Some(watch) = self.slots.get_mut(usize::from(slot)) else {
             return Signal::Stale;
         };
-        if watch.turn != turn || watch.state != State::Armed {
+        if watch.generation != generation || watch.state != State::Armed {
             return Signal::Stale;
         }
         if cqueue::more(entry.flags()) {
@@ -177,8 +176,8 @@ impl Watches {
     }
 }
 
-/// Whether a poll that ended like this may be armed again: it saw a signal and was cut short (a full
-/// completion queue), or the kernel was out of memory for it.
+/// Whether a poll that ended with `result` may be armed again: it reported a signal and was cut short (a full
+/// completion queue), or the kernel was out of memory.
 fn is_passing(result: i32) -> bool {
     let hung_up = i32::from(libc::POLLHUP | libc::POLLERR | libc::POLLNVAL);
     match result {
@@ -190,15 +189,14 @@ fn is_passing(result: i32) -> bool {
     }
 }
 
-/// Ends a poll. By a cancellation, since a removal fails (EALREADY) while the poll reports a signal, and would leave it
-/// armed.
+/// Ends a poll by cancelling it. A removal would fail (EALREADY) while the poll reports a signal, and leave it armed.
 fn remove(ring: &mut Ring, target: u64) {
-    // The flag means nothing to an operation without a file, but the ring takes no entry without it.
+    // The flag has no meaning for an operation without a file, but the ring accepts no entry without it.
     let entry = opcode::AsyncCancel::new(target)
         .build()
         .flags(Flags::FIXED_FILE | Flags::SKIP_SUCCESS)
         .user_data(tag::IGNORED);
-    // SAFETY: a cancellation points to no memory. Where the queue takes nothing the poll lives on, and its
-    // reports are stale.
+    // SAFETY: a cancellation points to no memory. If the queue is full the poll stays armed, and its reports
+    // are stale.
     let _ = unsafe { ring.push(&entry) };
 }

@@ -9,7 +9,7 @@ pub enum ChainFault {
     /// `next` outside the table, a loop, or more descriptors than a chain may have.
     #[error("the chain does not end")]
     Endless,
-    /// An indirect table of bad length or place, nested, or with NEXT beside INDIRECT.
+    /// An indirect table of bad length or address, a nested one, or NEXT beside INDIRECT.
     #[error("bad indirect table")]
     Indirect,
     /// A readable descriptor after a writable one.
@@ -20,17 +20,16 @@ pub enum ChainFault {
     TooMany,
 }
 
-/// Segments of a chain: the data of the largest request, a header in pieces of one byte, and the
-/// status. A chain of more is `TooMany`.
+/// Most segments of a chain: the data of the largest request, a header in pieces of one byte, and the status.
+/// A longer chain is `TooMany`.
 const CHAIN_SEGMENTS_MAX: usize = SEGMENTS_MAX + HEADER_BYTES + 1;
 
-/// Room for one chain; made once per vring's owner and filled by `Vring::take` again and again.
-/// Descriptors of length 0 are dropped on the way in: they carry nothing, and their address means
-/// nothing.
+/// Room for one chain, allocated once by a vring's owner and filled by each `Vring::take`. Descriptors of
+/// length 0 are dropped: they carry nothing, and their address has no meaning.
 #[derive(Debug)]
 pub struct Chain {
     segments: Vec<Segment>,
-    /// First readable segment that is left (`data_out` moves it).
+    /// First remaining readable segment (`data_out` moves it).
     first: usize,
     /// End of the readable segments.
     readable: usize,
@@ -40,8 +39,8 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// An empty chain with all the room it will ever need.
-    #[allow(clippy::new_without_default)] // an allocation, made on purpose and not by the way
+    /// An empty chain with all the room that it will ever need.
+    #[allow(clippy::new_without_default)] // it allocates, which a default should not
     pub fn new() -> Chain {
         Chain {
             segments: Vec::with_capacity(CHAIN_SEGMENTS_MAX),
@@ -56,13 +55,13 @@ impl Chain {
         }
     }
 
-    /// Bytes in each direction, as the guest laid the chain out: trimming changes nothing here, nor
-    /// does a fault that kept segments out.
+    /// Bytes in each direction in the guest's layout. Trimming does not change it, nor does a fault that left
+    /// segments out.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Descriptors that were read to find it: what it cost, whatever came of it.
+    /// The number of descriptors that were read to find the chain, even if it has a fault.
     #[inline]
     pub fn descriptors(&self) -> u32 {
         self.descriptors
@@ -80,8 +79,8 @@ impl Chain {
         self.segments.get(self.readable..).unwrap_or_default()
     }
 
-    /// Guest address of the status byte: the last byte of the writable stream; `None` where there is
-    /// none. (Zero-length descriptors at the end do not count.) Trimming does not change it.
+    /// Guest address of the status byte, which is the last byte of the writable stream; `None` if there is
+    /// none. Zero-length descriptors at the end do not count. Trimming does not change it.
     pub fn status_addr(&self) -> Option<u64> {
         self.status_addr
     }
@@ -134,7 +133,7 @@ impl Chain {
         if segment.len == 0 {
             return Ok(());
         }
-        // At most 32768 descriptors of 4 GiB: no overflow.
+        // No overflow: at most 32768 descriptors of 4 GiB.
         self.shape.readable_bytes += u64::from(segment.len);
         if self.shape.writable_bytes > 0 {
             return Err(ChainFault::Order);
@@ -190,7 +189,7 @@ mod tests {
         chain
     }
 
-    /// Every byte address of a stream, so that layouts can be compared.
+    /// Every byte address of a stream, to compare layouts.
     fn bytes(segments: &[Segment]) -> Vec<u64> {
         segments
             .iter()
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_is_known_of_a_chain_of_too_many_segments() {
+    fn a_chain_of_too_many_segments_has_a_known_status() {
         let mut chain = Chain::new();
         let one = |addr| Segment { addr, len: 1 };
         for addr in 0..CHAIN_SEGMENTS_MAX as u64 {

@@ -1,11 +1,11 @@
-//! All that a guest can change under us: its memory map and its vrings. This crate forbids knowing
-//! requests or disks. It is one of the workspace's two unsafe doors on the daemon's side: raw
-//! pointers into shared memory live here and nowhere above.
+//! Everything that a guest can change while we use it: its memory map and its vrings. This crate must not
+//! know requests or disks. It is one of the daemon's two crates with unsafe code: raw pointers into shared
+//! memory are used here and nowhere above.
 //!
-//! What keeps it sound: every pointer into guest memory is made by a [`Memory`] and lives no longer
-//! than it; no reference (`&`, `&mut`) to guest memory is ever made, since the guest writes there at
-//! any time; whatever is read is copied once and judged on the copy; and a page that vanishes under
-//! an access (a cut file) is replaced by zeroes instead of killing the process.
+//! The rules that keep it sound: every pointer into guest memory is made by a [`Memory`] and lives no longer
+//! than it. No reference (`&`, `&mut`) to guest memory is ever made, because the guest may write there at any
+//! time. Everything that is read is copied once, and the copy is checked. A page that vanishes during an
+//! access (a cut file) is replaced by zeroes, so the process survives.
 
 // Guest addresses and lengths are cast to `usize` after they were checked against a mapping.
 const _: () = assert!(usize::BITS == 64, "only 64-bit hosts");

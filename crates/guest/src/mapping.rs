@@ -1,8 +1,7 @@
 //! One mapped region of guest memory.
 //!
-//! Our own `mmap` and not `vm_memory::MmapRegion`, because that keeps the file open (a descriptor
-//! per region, of which a frontend can name 509), takes unaligned hugetlb offsets as they are, and
-//! does not look at the file's size.
+//! It calls `mmap` itself instead of using `vm_memory::MmapRegion`, because that keeps the file open (one descriptor
+//! per region, and a frontend can have 509), accepts unaligned hugetlb offsets, and does not check the file's size.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -18,10 +17,10 @@ use rustix::param::page_size;
 use crate::sigbus::Watch;
 use crate::{MapError, RegionSpec};
 
-/// `statfs` type of hugetlbfs, which memfd with hugetlb has too.
+/// `statfs` type of hugetlbfs, also reported for a memfd with hugetlb.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// Which bytes of which file stand behind an address: what is equal here is the same memory.
+/// The file and offset that back an address. Equal origins are the same memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) device: u64,
@@ -32,25 +31,25 @@ pub(crate) struct Origin {
 /// A shared mapping; unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// `None` only while dropping.
+    /// `None` only during drop.
     watch: Option<Watch>,
     base: *mut u8,
     map_bytes: usize,
-    /// The region's first byte lies so far into the mapping.
+    /// Offset of the region's first byte in the mapping.
     delta_bytes: usize,
     pub(crate) origin: Origin,
-    /// Dropped with the mapping, behind the `munmap`: that is how those who wait for it hear of it.
+    /// Dropped after the `munmap`, which notifies those who wait for it.
     end_watchers: Mutex<Vec<Sender<Infallible>>>,
 }
 
-// SAFETY: a mapping is plain memory with an address that any thread may use; what happens to its
-// contents is the business of the (racy) accesses made through it.
+// SAFETY: a mapping is plain memory at an address that any thread may use; the (racy) accesses through it are
+// responsible for its contents.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; nothing in it changes after it was made.
+// SAFETY: as above; nothing in it changes after it was created.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps what `spec` names. Lengths were checked by the caller to be neither 0 nor wrapping.
+    /// Maps the region of `spec`. The caller has checked that its length is not 0 and does not wrap.
     pub(crate) fn new(spec: &RegionSpec) -> Result<Mapping, MapError> {
         let refuse = |source: io::Error| MapError::Map {
             guest_addr: spec.guest_addr,
@@ -59,9 +58,9 @@ impl Mapping {
         let origin = check_file(spec)?;
         let page_bytes = page_bytes(&spec.file).map_err(refuse)?;
         let delta_bytes = spec.file_offset % page_bytes;
-        // Below 2^63, since the file holds it all; rounded up, as hugetlb takes whole pages only.
+        // Below 2^63, because the file is that long; rounded up because hugetlb maps only whole pages.
         let map_bytes = (delta_bytes + spec.len_bytes).next_multiple_of(page_bytes) as usize;
-        // SAFETY: a new mapping where the kernel likes; nothing is overwritten.
+        // SAFETY: a new mapping at an address that the kernel chooses; nothing is overwritten.
         let base = unsafe {
             mmap(
                 null_mut(),
@@ -73,7 +72,7 @@ impl Mapping {
             )
         }
         .map_err(|errno| refuse(errno.into()))?;
-        // Guest secrets do not belong in a core dump; where the kernel disagrees nothing breaks.
+        // Guest secrets do not belong in a core dump. If the kernel refuses, nothing breaks.
         // SAFETY: our own fresh mapping; the advice does not change its contents.
         let _ = unsafe { madvise(base, map_bytes, Advice::LinuxDontDump) };
         let mut mapping = Mapping {
@@ -84,24 +83,24 @@ impl Mapping {
             origin,
             end_watchers: Mutex::default(),
         };
-        // Watched before anybody can touch it; refused, it is unmapped by its drop.
+        // Watched before anything can touch it. If the watch is refused, `drop` unmaps it.
         let watch = Watch::new(base as usize, map_bytes, page_bytes as usize).map_err(refuse)?;
         mapping.watch = Some(watch);
         Ok(mapping)
     }
 
-    /// Where the region's first byte is.
+    /// Address of the region's first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.base.wrapping_add(self.delta_bytes)
     }
 
-    /// Drops `alive` when nothing is mapped here any more.
+    /// Drops `alive` once the mapping is unmapped.
     pub(crate) fn watch_end(&self, alive: Sender<Infallible>) {
         let watchers = self.end_watchers.lock();
         watchers.unwrap_or_else(PoisonError::into_inner).push(alive);
     }
 
-    /// A page of it was replaced by zeroes.
+    /// Whether a page of it was replaced by zeroes.
     pub(crate) fn is_lost(&self) -> bool {
         self.watch.as_ref().is_some_and(Watch::is_lost)
     }
@@ -109,14 +108,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First out of the handler's table, then unmapped: the address may be reused at once.
+        // Removed from the handler's table before it is unmapped, because the address may be reused at once.
         self.watch = None;
-        // SAFETY: our own mapping, whole; whoever held a pointer into it held us.
+        // SAFETY: our own whole mapping; every holder of a pointer into it also held us.
         let _ = unsafe { munmap(self.base.cast(), self.map_bytes) };
     }
 }
 
-/// Refuses what is no memory file or too short: a touch behind the file's end would be a SIGBUS.
+/// Refuses a file that is no memory file or is too short: an access behind the file's end would be a SIGBUS.
 fn check_file(spec: &RegionSpec) -> Result<Origin, MapError> {
     let guest_addr = spec.guest_addr;
     let refuse = |source: io::Error| MapError::Map { guest_addr, source };
@@ -145,7 +144,7 @@ fn check_file(spec: &RegionSpec) -> Result<Origin, MapError> {
     })
 }
 
-/// The file's unit of mapping: hugetlb maps whole huge pages only.
+/// The file's mapping unit: hugetlb maps only whole huge pages.
 fn page_bytes(file: &File) -> io::Result<u64> {
     let normal = page_size() as u64;
     let stat = fstatfs(file)?;
@@ -186,8 +185,8 @@ mod tests {
             file,
         };
         let memory = Memory::new(vec![spec]).unwrap();
-        // Where the host has no huge pages left, the first touch is a SIGBUS, and a huge page of the
-        // mapping has to be replaced: the other path worth testing. Both end well.
+        // If the host has no huge pages left, the first access is a SIGBUS, and the handler must replace a
+        // huge page of the mapping. This is worth testing too; both cases must succeed.
         let mut out = [1; 8];
         match memory.copy_in(&[segment(HUGE_BYTES - 4, 4)], &mut out[..4]) {
             Ok(copied) => assert_eq!((copied, memory.is_lost()), (4, false)),
@@ -212,7 +211,7 @@ mod tests {
             maps.lines().filter(|line| line.contains(&inode)).count()
         };
         let memory = Memory::new(vec![spec]).unwrap();
-        assert_eq!((mapped(), open()), (1, 1), "only ours is open");
+        assert_eq!((mapped(), open()), (1, 1), "only our own handle is open");
         drop(memory);
         assert_eq!(mapped(), 0);
     }

@@ -1,4 +1,4 @@
-//! The guest's memory as one immutable snapshot.
+//! The guest's memory as an immutable snapshot.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -22,13 +22,13 @@ use crate::{racy, sigbus};
 pub struct RegionSpec {
     /// Guest-physical address.
     pub guest_addr: u64,
-    /// The frontend's virtual address (vring addresses come in these).
+    /// The frontend's virtual address, in which it states vring addresses.
     pub user_addr: u64,
     /// Length in bytes.
     pub len_bytes: u64,
-    /// Where the region starts in `file`.
+    /// Offset of the region in `file`.
     pub file_offset: u64,
-    /// Shared memory: a regular file or memfd, open for reading and writing. Closed once it is mapped.
+    /// Shared memory: a regular file or memfd, open for reading and writing. It is closed once it is mapped.
     pub file: File,
 }
 
@@ -40,11 +40,10 @@ pub enum MapError {
     Length {
         /// Guest-physical address.
         guest_addr: u64,
-        /// Length asked for.
+        /// The requested length.
         len_bytes: u64,
     },
-    /// Two regions overlap: in guest addresses, or in the frontend's addresses with different
-    /// memory behind them.
+    /// Two regions overlap: in guest addresses, or in the frontend's addresses if they map different memory.
     #[error("region at {guest_addr:#x} overlaps another")]
     Overlap {
         /// Guest-physical address.
@@ -57,15 +56,15 @@ pub enum MapError {
         guest_addr: u64,
         /// Bytes needed.
         needed: u64,
-        /// Bytes there.
+        /// Bytes present.
         found: u64,
     },
-    /// No such region (removal).
+    /// There is no such region to remove.
     #[error("no region at {guest_addr:#x} of {len_bytes:#x} bytes")]
     Unknown {
         /// Guest-physical address.
         guest_addr: u64,
-        /// Length named.
+        /// The requested length.
         len_bytes: u64,
     },
     /// More regions than slots.
@@ -76,12 +75,12 @@ pub enum MapError {
     Map {
         /// Guest-physical address.
         guest_addr: u64,
-        /// Why.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// A guest range that no region covers, or one of a memory that is lost.
+/// A guest range that no region covers, or any range of memory that is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("guest memory is not mapped there")]
 pub struct Unmapped;
@@ -95,26 +94,26 @@ pub struct Spot<'a> {
 }
 
 impl Spot<'_> {
-    /// Stores the byte, released after all earlier writes.
+    /// Stores the byte. Release: all earlier writes are visible before it.
     #[inline]
     pub fn store(self, byte: u8) {
-        // SAFETY: one mapped byte while the memory is borrowed; bytes are always aligned, and the guest's
-        // accesses to the same byte are outside the language.
+        // SAFETY: one mapped byte while the memory is borrowed. A byte is always aligned, and the guest's
+        // accesses to it are outside the Rust memory model.
         unsafe { AtomicU8::from_ptr(self.host) }.store(byte, Ordering::Release);
     }
 }
 
-/// A worker's hold of one memory table. Whatever refers to guest memory has a clone of it (a vring, a
-/// request in flight, an op): the table stays mapped until the last of them is dropped. Clones are
-/// counted without an atomic, so an epoch stays on its thread.
+/// A worker's hold of one memory table. Everything that refers to guest memory has a clone (a vring, a
+/// request in flight, an op), and the table stays mapped until the last clone is dropped. Clones are counted
+/// without an atomic, so an epoch stays on its thread.
 #[derive(Debug, Clone)]
 #[expect(
     clippy::redundant_allocation,
-    reason = "the outer count is this thread's own and needs no atomics; the inner one is shared"
+    reason = "the outer count belongs to one thread and needs no atomics; the inner one is shared"
 )]
 pub struct Epoch(Rc<Arc<Memory>>);
 
-/// Equal are holds of one epoch.
+/// Two holds are equal if they are clones of one epoch.
 impl PartialEq for Epoch {
     fn eq(&self, other: &Epoch) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
@@ -138,14 +137,14 @@ impl Deref for Epoch {
     }
 }
 
-/// Waits for regions that have left a table to be unmapped. See [`Memory::departing`].
+/// Waits until regions that have left a table are unmapped. See [`Memory::departing`].
 #[derive(Debug)]
 pub struct Departure(Receiver<Infallible>);
 
 impl Departure {
-    /// Whether they are unmapped, after waiting for it at most so long.
+    /// Waits for at most `time`. Returns whether they are unmapped.
     pub fn is_over_within(&self, time: Duration) -> bool {
-        // Each mapping holds a sender that it never uses: the channel ends with the last mapping.
+        // Each mapping holds a sender that it never uses, so the channel closes with the last mapping.
         matches!(
             self.0.recv_timeout(time),
             Err(RecvTimeoutError::Disconnected)
@@ -158,10 +157,10 @@ impl Departure {
 struct Region {
     guest_addr: u64,
     len_bytes: u64,
-    /// Where it begins on the host; kept here to spare a look into `mapping`.
+    /// Its start on the host; stored here to avoid a look-up in `mapping`.
     host: *mut u8,
     user_addr: u64,
-    /// Keeps `host` valid; shared with the tables before and after this one.
+    /// Keeps `host` valid. Shared with earlier and later tables.
     mapping: Arc<Mapping>,
 }
 
@@ -190,7 +189,7 @@ impl Region {
         })
     }
 
-    /// Bytes from `addr` to the region's end, where `addr` is inside.
+    /// Bytes from `addr`, which must be inside, to the region's end.
     #[inline]
     fn left_at(&self, addr: u64) -> Option<u64> {
         let offset_bytes = addr.wrapping_sub(self.guest_addr);
@@ -204,7 +203,7 @@ impl Region {
             .wrapping_add(addr.wrapping_sub(self.guest_addr) as usize)
     }
 
-    /// Which byte of which file stands behind `addr`, which must be inside.
+    /// The file and offset that back `addr`, which must be inside.
     fn origin_of(&self, addr: u64) -> Origin {
         let origin = self.mapping.origin;
         let offset_bytes = addr.wrapping_sub(self.guest_addr);
@@ -214,8 +213,8 @@ impl Region {
         }
     }
 
-    /// What stands behind the region's user address 0, were it to reach so far: equal for regions
-    /// that map each user address to the same byte of the same file.
+    /// The file and offset that would back user address 0 if the region reached so far. It is equal for
+    /// regions that map each user address to the same byte of the same file.
     fn user_origin(&self) -> Origin {
         let origin = self.mapping.origin;
         Origin {
@@ -225,25 +224,25 @@ impl Region {
     }
 }
 
-/// The guest's memory: immutable, shared by `Arc`, unmapped when the last holder lets go. A changed
+/// The guest's memory: immutable, shared by `Arc`, and unmapped when the last holder drops it. A changed
 /// table is a new `Memory` that shares the mappings of the regions that stay.
 ///
-/// Once a page of it is lost (the frontend cut the file, see [`Memory::is_lost`]), every access is
-/// refused as [`Unmapped`], so that zeroes that the guest never wrote do not reach a disk.
+/// Once a page of it is lost (the frontend cut the file, see [`Memory::is_lost`]), every access is refused as
+/// [`Unmapped`], so that zeroes that the guest never wrote do not reach a disk.
 #[derive(Debug)]
 pub struct Memory {
-    /// By guest address.
+    /// Sorted by guest address.
     regions: Box<[Region]>,
-    /// The largest region is looked at first: in a guest of some size nearly every buffer is there.
-    /// (A hint that follows the requests would be a cache line that all workers write.)
+    /// The largest region, which is searched first because in a large guest nearly every buffer is there. (A
+    /// hint that followed the requests would be a cache line that all workers write.)
     largest: usize,
 }
 
 impl Memory {
-    /// Most regions of a table (told to the frontend as memory slots).
+    /// Most regions of a table; the frontend gets it as the number of memory slots.
     pub const REGIONS_MAX: usize = 509;
 
-    /// Maps a whole table (SET_MEM_TABLE), in any order. Zero regions are legal: nothing is mapped.
+    /// Maps a whole table (SET_MEM_TABLE), in any order. A table without regions is legal.
     pub fn new(regions: Vec<RegionSpec>) -> Result<Arc<Memory>, MapError> {
         if regions.len() > Self::REGIONS_MAX {
             return Err(MapError::TooMany(Self::REGIONS_MAX));
@@ -252,7 +251,7 @@ impl Memory {
         Self::assemble(mapped?)
     }
 
-    /// This table and one more region (ADD_MEM_REG).
+    /// A copy of this table with one more region (ADD_MEM_REG).
     pub fn with(&self, region: RegionSpec) -> Result<Arc<Memory>, MapError> {
         if self.regions.len() >= Self::REGIONS_MAX {
             return Err(MapError::TooMany(Self::REGIONS_MAX));
@@ -262,7 +261,7 @@ impl Memory {
         Self::assemble(regions)
     }
 
-    /// This table without one region (REM_MEM_REG), matched by guest address, user address and length.
+    /// A copy of this table without one region (REM_MEM_REG), matched by guest address, user address and length.
     pub fn without(
         &self,
         guest_addr: u64,
@@ -303,8 +302,8 @@ impl Memory {
         }))
     }
 
-    /// Tells when the regions of this table that `next` no longer shares are unmapped: when the last
-    /// epoch, vring, request and op that refers to them has let go.
+    /// Reports when the regions of this table that `next` does not share are unmapped, which is when the last
+    /// epoch, vring, request or op that refers to them has released them.
     pub fn departing(&self, next: &Memory) -> Departure {
         let (alive, gone) = channel();
         for region in &self.regions {
@@ -316,8 +315,8 @@ impl Memory {
         Departure(gone)
     }
 
-    /// Whether both tables have the same bytes of the same files at this range: the memory is the same,
-    /// though it may be mapped twice. `false` where one of them does not cover it by one region.
+    /// Whether both tables map the same bytes of the same files at this range, even if twice. `false` unless
+    /// each table covers it by one region.
     pub(crate) fn has_same_bytes(&self, other: &Memory, addr: u64, len_bytes: u64) -> bool {
         let origin = |memory: &Memory| {
             let region = memory.region_at(addr)?;
@@ -327,7 +326,7 @@ impl Memory {
         origin_here.is_some() && origin_here == origin(other)
     }
 
-    /// Guest-physical address of one of the frontend's virtual addresses.
+    /// Translates one of the frontend's virtual addresses to a guest-physical one.
     pub fn guest_addr(&self, user_addr: u64) -> Option<u64> {
         self.regions.iter().find_map(|region| {
             let offset_bytes = user_addr.wrapping_sub(region.user_addr);
@@ -335,8 +334,8 @@ impl Memory {
         })
     }
 
-    /// Some memory file was cut under us and a page of it was replaced by zeroes: this connection is
-    /// over. One load where no connection has lost memory.
+    /// Whether a memory file was cut while mapped and a page of it was replaced by zeroes: this connection
+    /// cannot continue. Costs one load as long as no connection has lost memory.
     #[inline]
     pub fn is_lost(&self) -> bool {
         sigbus::any_lost() && self.any_region_lost()
@@ -347,21 +346,21 @@ impl Memory {
         self.regions.iter().any(|region| region.mapping.is_lost())
     }
 
-    /// Copies the first `out.len()` bytes of the stream `segments`; fewer where the stream is shorter.
-    /// After `Unmapped` the contents of `out` mean nothing.
+    /// Copies the first `out.len()` bytes of the stream `segments`, or fewer if the stream is shorter. After
+    /// `Unmapped` the contents of `out` are meaningless.
     pub fn copy_in(&self, segments: &[Segment], out: &mut [u8]) -> Result<usize, Unmapped> {
         let mut done = 0;
         for segment in clip(segments, out.len()) {
             self.resolve(segment, |host, len| {
                 if let Some(piece) = out.get_mut(done..done + len) {
-                    // SAFETY: `resolve` vouches for `len` mapped bytes while `self` lives; the slice
+                    // SAFETY: `resolve` checked that `len` bytes are mapped while `self` lives; the slice
                     // does not outlive this call and is no reference to guest memory.
                     unsafe { VolatileSlice::new(host, len) }.copy_to(piece);
                 }
                 done += len;
             })?;
         }
-        // The caller judges the copy: it must not be read from guest memory a second time.
+        // The caller checks the copy, so it must not be read from guest memory a second time.
         compiler_fence(Ordering::SeqCst);
         if self.is_lost() {
             return Err(Unmapped);
@@ -369,8 +368,8 @@ impl Memory {
         Ok(done)
     }
 
-    /// Copies `bytes` to the beginning of the stream `segments`; returns how many fitted. After
-    /// `Unmapped` nothing was written.
+    /// Copies `bytes` to the beginning of the stream `segments`. Returns how many fitted. After `Unmapped`
+    /// nothing was written.
     pub fn copy_out(&self, segments: &[Segment], bytes: &[u8]) -> Result<usize, Unmapped> {
         if !clip(segments, bytes.len()).all(|segment| self.covers(segment)) {
             return Err(Unmapped);
@@ -388,7 +387,7 @@ impl Memory {
         Ok(done)
     }
 
-    /// The byte at `addr`; `None` where it is not mapped.
+    /// The byte at `addr`; `None` if it is not mapped.
     #[inline]
     pub fn spot(&self, addr: u64) -> Option<Spot<'_>> {
         let host = self.host_range(addr, 1)?;
@@ -398,26 +397,26 @@ impl Memory {
         })
     }
 
-    /// The first 16 bytes of the stream `segments`, copied once; `None` where they do not lie in one
-    /// piece. The short way of what `copy_in` does.
+    /// Copies the first 16 bytes of the stream `segments` once; `None` if they are not contiguous. A fast
+    /// path of `copy_in`.
     #[inline]
     pub fn copy_16(&self, segments: &[Segment]) -> Option<[u8; 16]> {
         let first = segments.first().filter(|first| first.len >= 16)?;
         let host = self.host_range(first.addr, 16)?;
-        // SAFETY: `host_range` vouches for 16 mapped bytes while `self` lives.
+        // SAFETY: `host_range` checked that 16 bytes are mapped while `self` lives.
         let copy = unsafe { racy::bytes_16(host) };
-        // As in `copy_in`: judged is the copy.
+        // As in `copy_in`, the copy is checked.
         compiler_fence(Ordering::SeqCst);
         (!self.is_lost()).then_some(copy)
     }
 
-    /// Whether all `len` bytes at `addr` are mapped. A segment without bytes is, wherever it lies.
+    /// Whether all bytes of the segment are mapped. An empty segment always is.
     pub fn covers(&self, segment: Segment) -> bool {
         self.each_range(segment, |_, _| ())
     }
 
-    /// Calls `piece` for each host range of a guest range, up to the first byte that is not mapped.
-    /// `false`: there is one, or the memory is lost.
+    /// Calls `piece` for each host range of a guest range, up to the first byte that is not mapped. `false`:
+    /// there is such a byte, or the memory is lost.
     fn each_range(&self, segment: Segment, mut piece: impl FnMut(*mut u8, usize)) -> bool {
         let mut left_bytes = u64::from(segment.len);
         let mut next = Some(segment.addr);
@@ -432,17 +431,16 @@ impl Memory {
             let here = left_here.min(left_bytes);
             piece(host, here as usize);
             left_bytes -= here;
-            // A region may end at 2^64: nothing follows there.
+            // A region may end at 2^64; nothing follows there.
             next = addr.checked_add(here);
         }
         !self.is_lost()
     }
 
-    /// Host ranges of a guest range, in order: one, or several where it crosses regions that are
-    /// neighbours in the guest. All or nothing: where a byte of it is not mapped (or the memory is
-    /// lost), `piece` is not called at all. A segment without bytes is legal wherever it lies and has
-    /// no piece. For engines alone: the pointers are valid while this `Memory` lives and race with
-    /// the guest.
+    /// Passes the host ranges of a guest range to `piece` in order: one, or several if the range crosses
+    /// regions that are adjacent in the guest. If any byte is not mapped, or the memory is lost, `piece` is
+    /// not called at all. An empty segment is legal at any address and has no host range. Only for engines:
+    /// the pointers are valid while this `Memory` lives, and accesses race with the guest's.
     #[inline]
     pub fn resolve(
         &self,
@@ -468,7 +466,7 @@ impl Memory {
         if !self.covers(segment) {
             return Err(Unmapped);
         }
-        // Regions never change. Memory that is lost from here on is as if it were lost after this call.
+        // Regions never change. Memory that is lost from here on is treated as lost after this call.
         self.each_range(segment, piece);
         Ok(())
     }
@@ -503,7 +501,7 @@ fn clip(segments: &[Segment], len: usize) -> impl Iterator<Item = Segment> {
         let take = left.min(segment.len as usize);
         let wanted = left > 0;
         left -= take;
-        // `take` is no more than a u32.
+        // `take` is at most a u32.
         wanted.then_some(Segment {
             addr: segment.addr,
             len: take as u32,
@@ -511,13 +509,13 @@ fn clip(segments: &[Segment], len: usize) -> impl Iterator<Item = Segment> {
     })
 }
 
-/// Refuses neighbours (in a list sorted by `start`) that share addresses, unless `same` allows it.
+/// Refuses adjacent list entries (sorted by `start`) that share addresses, unless `same` allows it.
 fn check_overlap(
     sorted: &[Region],
     start: impl Fn(&Region) -> u64,
     same: impl Fn(&Region, &Region) -> bool,
 ) -> Result<(), MapError> {
-    // The region that reaches furthest so far: with allowed overlaps that need not be the last one.
+    // The region with the highest end so far. If overlaps are allowed, it need not be the previous one.
     let mut reaching: Option<&Region> = None;
     let last = |region: &Region| start(region).saturating_add(region.len_bytes - 1);
     for region in sorted {
@@ -557,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wholly_mapped_is_refused_before_any_piece() {
+    fn a_partly_mapped_range_is_refused_before_any_piece() {
         let table = vec![
             region(0x1000, 0x1000),
             region(0x2000, 0x1000),
@@ -628,7 +626,7 @@ mod tests {
         assert_eq!(
             memory.copy_out(&stream, b"ab"),
             Ok(2),
-            "the rest is not looked at"
+            "the rest is not read"
         );
         memory.spot(0xfff).unwrap().store(7);
         assert_eq!(read::<1>(&memory, 0xfff), [7]);
@@ -769,7 +767,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_hold_so_many_regions_and_no_more() {
+    fn tables_hold_at_most_regions_max_regions() {
         let file = file(0x1000);
         let spec = |index: usize| RegionSpec {
             guest_addr: 0x1000 * index as u64,
@@ -788,7 +786,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_cut_reads_as_lost_and_kills_nobody() {
+    fn memory_that_is_cut_is_lost_and_the_process_survives() {
         let _alone = crate::rig::alone();
         for left_bytes in [0, 0x1800] {
             let spec = region(0, 0x10_0000);
@@ -797,25 +795,25 @@ mod tests {
             let other = crate::rig::memory(0x1000);
             write(&memory, 0x2000, b"data");
             ftruncate(&file, left_bytes).unwrap();
-            assert!(!memory.is_lost(), "nobody has looked yet");
+            assert!(!memory.is_lost(), "not accessed yet");
             let mut out = [1; 4];
             assert_eq!(
                 memory.copy_in(&[segment(0x2000, 4)], &mut out),
                 Err(Unmapped)
             );
-            assert_eq!(out, [0; 4], "zeroes in place of the page");
+            assert_eq!(out, [0; 4], "zeroes instead of the page");
             assert!(memory.is_lost());
             assert_eq!(memory.copy_out(&[segment(0x8000, 1)], &[1]), Err(Unmapped));
             assert!(memory.spot(0x9000).is_none());
             assert_eq!(memory.copy_16(&[segment(0x9000, 16)]), None);
             assert!(!memory.covers(segment(0, 1)));
-            assert!(!other.is_lost(), "the memory of others is theirs");
+            assert!(!other.is_lost(), "other memory is unaffected");
             write(&other, 0, b"fine");
         }
     }
 
     #[test]
-    fn a_vring_whose_memory_is_cut_goes_on_in_zeroes() {
+    fn a_vring_whose_memory_is_cut_continues_in_zeroes() {
         let _alone = crate::rig::alone();
         let spec = region(0, 0x10_0000);
         let file = spec.file.try_clone().unwrap();

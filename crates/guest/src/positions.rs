@@ -1,26 +1,26 @@
-//! How far a vring has come: its free-running indices, and how many of its chains are out. Arithmetic modulo 2^16 and no
-//! memory, so that what must hold of it can be shown for every value (`proofs.rs`).
+//! The free-running indices of a vring, and the number of its outstanding chains. This is arithmetic modulo
+//! 2^16 without memory, so that its properties can be checked for every value (`proofs.rs`).
 
 /// Positions in the available and the used ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Positions {
     /// `size - 1`: turns a free-running index into an entry.
     mask: u16,
-    /// Entries up to here were taken.
+    /// Available index of the next entry to take.
     next_avail: u16,
-    /// Available index when last looked at.
+    /// Available index at the last check.
     seen_avail: u16,
-    /// Used index with the entries that were added.
+    /// Used index including entries that are not published yet.
     next_used: u16,
     /// Used index that the guest sees.
     published: u16,
-    /// Chains taken since the start and not yet published as used: at most `size`, since a guest has
-    /// no more entries to make chains of.
+    /// Chains taken since the start and not yet published as used. At most `size`, because a guest has no
+    /// entries for more chains.
     outstanding: u16,
 }
 
 impl Positions {
-    /// Nothing taken. `size`: a power of two, at most 32768.
+    /// Nothing has been taken. `size`: a power of two, at most 32768.
     pub(crate) fn new(size: u16, next_avail: u16) -> Positions {
         Positions {
             mask: size - 1,
@@ -32,12 +32,12 @@ impl Positions {
         }
     }
 
-    /// The used ring is at `used`: nothing was added to it yet.
+    /// The used ring is at `used`; nothing has been added to it yet.
     pub(crate) fn begin(&mut self, used: u16) {
         (self.next_used, self.published) = (used, used);
     }
 
-    /// Goes on for a daemon that died: the used ring is at `used`, and so many chains are to be taken again.
+    /// Continues for a dead daemon: the used ring is at `used`, and `again` chains are to be taken again.
     pub(crate) fn resume(&mut self, next_avail: u16, used: u16, again: u16) {
         self.begin(used);
         (self.next_avail, self.seen_avail) = (next_avail, next_avail);
@@ -50,13 +50,13 @@ impl Positions {
         self.next_avail
     }
 
-    /// The available index when last looked at.
+    /// The available index at the last check.
     #[inline]
     pub(crate) fn seen_avail(&self) -> u16 {
         self.seen_avail
     }
 
-    /// Entries that were seen and not taken.
+    /// The number of entries that were seen and not taken.
     #[inline]
     pub(crate) fn left(&self) -> u16 {
         self.seen_avail.wrapping_sub(self.next_avail)
@@ -68,15 +68,14 @@ impl Positions {
         self.next_avail.wrapping_add(ahead) & self.mask
     }
 
-    /// The available index was found to be `found`, all entries before having been taken: how many are new. `None`: the
-    /// guest has no room for so many, and positions stay.
+    /// Records the available index `found`, after all earlier entries were taken. Returns how many are new.
+    /// `None`: the guest has no room for so many, and positions stay.
     #[inline]
     pub(crate) fn look(&mut self, found: u16) -> Option<u16> {
         let fresh = found.wrapping_sub(self.next_avail);
         let size = self.mask.wrapping_add(1);
-        // Checked with what is outstanding, so that a guest that never waits is caught as well as one
-        // whose index jumps; it also keeps a batch of used entries within `size`, which the
-        // arithmetic of a call needs.
+        // The check includes outstanding chains, so that it catches a guest that never waits as well as one whose
+        // index jumps. It also keeps a batch of used entries within `size`, which the arithmetic of a call requires.
         if fresh > size.saturating_sub(self.outstanding) {
             return None;
         }
@@ -84,14 +83,14 @@ impl Positions {
         Some(fresh)
     }
 
-    /// The next available entry is taken.
+    /// Takes the next available entry.
     #[inline]
     pub(crate) fn take(&mut self) {
         self.next_avail = self.next_avail.wrapping_add(1);
         self.outstanding = self.outstanding.saturating_add(1);
     }
 
-    /// The entry of the used ring that the next one to be added goes to; it counts as added.
+    /// Adds a used entry and returns its place in the used ring.
     #[inline]
     pub(crate) fn push_used(&mut self) -> u16 {
         let entry = self.next_used & self.mask;
@@ -99,7 +98,7 @@ impl Positions {
         entry
     }
 
-    /// All that were added are shown to the guest: the used index before and after. `None`: none was added.
+    /// Publishes all added entries: the used index before and after. `None`: none was added.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<(u16, u16)> {
         let (old, new) = (self.published, self.next_used);
@@ -111,12 +110,12 @@ impl Positions {
         Some((old, new))
     }
 
-    /// Entries that were seen and not taken are looked for again.
+    /// Forgets entries that were seen and not taken, so that the index is read again.
     pub(crate) fn forget_seen(&mut self) {
         self.seen_avail = self.next_avail;
     }
 
-    /// Entries that were added and not published are taken back.
+    /// Withdraws entries that were added and not published.
     pub(crate) fn forget_added(&mut self) {
         self.next_used = self.published;
     }

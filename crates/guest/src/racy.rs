@@ -1,13 +1,13 @@
 //! Single accesses to memory that a guest writes at the same time.
 //!
-//! Volatile, so that the compiler neither repeats a read (what was checked must be what is used) nor
-//! invents one. Little-endian as virtio 1.3 §1.4 has it.
+//! They are volatile, so that the compiler neither repeats a read (the value that was checked must be the
+//! value that is used) nor invents one. Little-endian as virtio 1.3 §1.4 requires.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::walk::Descriptor;
 
-/// A `u64` at any address: one plain load on the machines that matter, never a fault.
+/// A `u64` at any address: one plain load on common machines, never a fault.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Unaligned(u64);
@@ -113,7 +113,7 @@ pub(crate) unsafe fn write_u32(at: *mut u8, value: u32) {
     written();
 }
 
-/// Loads an index; what the guest wrote before it is seen after it.
+/// Loads an index. Acquire: everything that the guest wrote before it is visible afterwards.
 ///
 /// # Safety
 /// `at` must be mapped and even.
@@ -123,7 +123,7 @@ pub(crate) unsafe fn load_index(at: *mut u8) -> u16 {
     u16::from_le(unsafe { AtomicU16::from_ptr(at.cast()) }.load(Ordering::Acquire))
 }
 
-/// Stores an index; who sees it sees all that was written before it.
+/// Stores an index. Release: everything written before it is visible to a guest that sees it.
 ///
 /// # Safety
 /// `at` must be mapped and even.
@@ -134,33 +134,33 @@ pub(crate) unsafe fn store_index(at: *mut u8, index: u16) {
     written();
 }
 
-/// Something was stored that outlives this process: the moment in which tests stop it.
+/// Called after each store that outlives this process, so that tests can stop it there.
 #[inline(always)]
 fn written() {
     #[cfg(test)]
     crate::rig::stop_after_stores();
 }
 
-/// Asks for the cache line at `at`; any address is allowed.
+/// Prefetches the cache line at `at`, which may be any address.
 #[inline]
 pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint; it neither faults nor reads in the sense of the language.
+        // SAFETY: a hint; it neither faults nor counts as a read in the memory model.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }
 
-/// Asks for the cache line at `at` for writing, so that it moves here once instead of twice; any address
-/// is allowed.
+/// Prefetches the cache line at `at` for writing, so that it moves here once instead of twice. Any address is
+/// allowed.
 #[inline]
 pub(crate) fn prefetch_to_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint that neither faults nor reads in the sense of the language; processors that lack it
-    // take it for a no-operation.
+    // SAFETY: a hint that neither faults nor counts as a read in the memory model; processors that lack it
+    // treat it as a no-operation.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     }

@@ -1,4 +1,4 @@
-//! What the tests of this crate share: memory from memfds, and a driver that could be a guest.
+//! Shared parts of this crate's tests: memory from memfds, and a driver that acts like a guest.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -12,11 +12,12 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::{Memory, RegionSpec, VringLayout};
 
-/// Whoever cuts memory off, or runs loom, holds it. Loom's coroutines have a handler of SIGBUS of their own, before ours, which
-/// waits for the lock of backtraces; a model that panics holds that, and is not run on while the handler waits.
+/// Held by each test that cuts memory off or runs loom. Loom's coroutines have their own SIGBUS handler,
+/// which runs before ours and waits for the backtrace lock; a model that panics holds that lock and does not
+/// run while the handler waits.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // A model that is to panic poisons it.
+    // A model that panics on purpose poisons it.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -83,18 +84,18 @@ impl Desc {
     }
 }
 
-/// Driver side of a vring; knows nothing of the device side's code.
+/// Driver side of a vring. It shares no code with the device side.
 pub(crate) struct Driver {
     pub(crate) memory: Arc<Memory>,
     pub(crate) layout: VringLayout,
     /// Next available index.
     pub(crate) avail: u16,
-    /// Next used entry to look at.
+    /// Next used entry to read.
     pub(crate) used: u16,
 }
 
 impl Driver {
-    /// Rings from address `at` on, positions at `base`.
+    /// Rings from address `at` on, with positions at `base`.
     pub(crate) fn new(memory: &Arc<Memory>, at: u64, size: u16, base: u16) -> Driver {
         let avail_addr = at + 16 * u64::from(size);
         let used_addr = (avail_addr + 6 + 2 * u64::from(size)).next_multiple_of(4);
@@ -176,11 +177,12 @@ impl Driver {
 }
 
 thread_local! {
-    /// Stores until this thread is stopped.
+    /// The number of stores until this thread is stopped.
     static STORES_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Runs it until so many stores to shared memory were made, as if the process died then; `false`: it came to its end before.
+/// Runs `run` and stops it after `stores` stores to shared memory, as if the process had died then. `false`:
+/// it finished before.
 pub(crate) fn die_after(stores: u32, run: impl FnOnce()) -> bool {
     STORES_LEFT.set(Some(stores));
     let ended = catch_unwind(AssertUnwindSafe(|| {

@@ -1,22 +1,20 @@
-//! A frontend may cut the file behind guest memory while we look at it; the CPU then raises SIGBUS.
-//! The handler replaces the page with anonymous zeroes, marks the mapping lost and returns, so that
-//! the access completes (with zeroes) and the owner learns of it by [`crate::Memory::is_lost`].
-//! A SIGBUS anywhere else goes to whoever handled it before (the standard library's stack guard,
-//! in the end the default action: death).
+//! A frontend may cut the file behind guest memory while we access it; the CPU then raises SIGBUS. The handler
+//! replaces the page with anonymous zeroes, marks the mapping lost and returns, so that the access completes (with
+//! zeroes) and the owner finds out by [`crate::Memory::is_lost`]. A SIGBUS anywhere else goes to the handler that was
+//! installed before (the standard library's stack guard, and finally the default action, which ends the process).
 //!
 //! How the handler stays safe while other threads map and unmap:
 //!
-//! - It touches only [`TABLE`], a static array of atomics that is never freed, and makes one or two
-//!   `mmap` calls; no lock, no allocation.
-//! - The faulting thread holds its mapping (by `Arc<Memory>`) during the access, hence during the
-//!   handler: its table entry is complete and stays as it is. An entry seen while it changes
-//!   belongs to somebody else's mapping and is skipped; a sequence number shows the change.
-//! - Hence nobody unmaps the range in which the handler maps with `MAP_FIXED`, and an address that
-//!   was unmapped and reused by something else is in no entry: an entry is taken back before its
-//!   mapping goes.
-//! - Two threads that fault on one page both replace it; the later one throws away what was stored
-//!   in between, which is memory that is lost anyway.
-//! - The kernel's own accesses (io_uring) never come here: they end with EFAULT.
+//! - It uses only [`TABLE`], a static array of atomics that is never freed, and makes one or two `mmap`
+//!   calls; it takes no lock and does not allocate.
+//! - The faulting thread holds its mapping (by `Arc<Memory>`) during the access, and so during the handler:
+//!   its table entry is complete and does not change. An entry that changes meanwhile belongs to another
+//!   mapping and is skipped; a sequence number shows the change.
+//! - So no thread unmaps the range in which the handler maps with `MAP_FIXED`. An address that was unmapped
+//!   and reused is in no entry, because an entry is removed before its mapping is.
+//! - Two threads that fault on one page both replace it. The later one discards the other's stores, but that
+//!   memory is lost anyway.
+//! - The kernel's own accesses (io_uring) never reach the handler: they fail with EFAULT.
 
 use std::io;
 use std::sync::atomic::{
@@ -28,10 +26,10 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libc::{c_int, c_void, siginfo_t};
 
-/// Mappings at a time: 32 connections with the most regions each, or thousands with usual tables.
+/// Most mappings at a time: 32 connections with the most regions each, or thousands with usual tables.
 const ENTRIES: usize = 16384;
 
-/// One mapping, as the handler sees it.
+/// One mapping in the handler's table.
 struct Entry {
     /// Odd while the entry changes.
     sequence: AtomicU32,
@@ -57,7 +55,7 @@ impl Entry {
     fn set(&self, start: usize, end: usize, page_bytes: usize) {
         let sequence = self.sequence.load(Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Relaxed);
-        // The odd number must be seen before any of the new fields.
+        // The odd number must be visible before any of the new fields.
         fence(Release);
         self.lost.store(false, Relaxed);
         self.start.store(start, Relaxed);
@@ -66,7 +64,7 @@ impl Entry {
         self.sequence.store(sequence.wrapping_add(2), Release);
     }
 
-    /// The mapping's range and page size where it holds `addr` and did not change meanwhile.
+    /// The mapping's range and page size, if it contains `addr` and did not change meanwhile.
     fn holding(&self, addr: usize) -> Option<(usize, usize, usize)> {
         let before = self.sequence.load(Acquire);
         let start = self.start.load(Relaxed);
@@ -80,18 +78,18 @@ impl Entry {
 }
 
 static TABLE: [Entry; ENTRIES] = [const { Entry::free() }; ENTRIES];
-/// Entries that were ever used: the handler looks no further.
+/// The number of entries that were ever used; the handler searches no further.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Free entries below `USED`. Never taken by the handler.
+/// Free entries below `USED`. The handler never takes this lock.
 static SLOTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-/// Watched mappings that lost a page, perhaps more for a moment and never fewer; 0 spares everybody
-/// the look at their own entries. Not all there ever were: one bad frontend would slow all later
-/// ones down.
+/// The number of watched mappings that lost a page; briefly too high, never too low. While it is 0, no thread
+/// has to check its own entries. Mappings that are gone do not count: otherwise one bad frontend would slow
+/// down all later ones.
 static LOST: AtomicUsize = AtomicUsize::new(0);
-/// What was installed before us.
+/// The handler that was installed before ours.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A watched mapping; not watched any more when dropped, which must be before it is unmapped.
+/// A watched mapping. It must be dropped before the mapping is unmapped.
 #[derive(Debug)]
 pub(crate) struct Watch {
     slot: usize,
@@ -113,7 +111,7 @@ impl Watch {
         Ok(Watch { slot })
     }
 
-    /// A page of the mapping was replaced.
+    /// Whether a page of the mapping was replaced.
     pub(crate) fn is_lost(&self) -> bool {
         TABLE[self.slot].lost.load(Acquire)
     }
@@ -122,7 +120,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut free = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nobody is touching the mapping any more, so the mark stays as it is found.
+        // No thread touches the mapping any more, so the mark cannot change.
         if self.is_lost() {
             LOST.fetch_sub(1, SeqCst);
         }
@@ -149,18 +147,18 @@ fn install() -> io::Result<()> {
 fn try_install() -> io::Result<()> {
     // SAFETY: an all-zero `sigaction` is a valid value: default action, empty mask, no flags.
     let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: a null action only asks; `previous` is ours to be written.
+    // SAFETY: a null action only queries; `previous` is ours to be written.
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // Kept before the handler can run, which may need it at once.
+    // Stored before the handler can run, because the handler may need it at once.
     let _ = PREVIOUS.set(previous);
     // SAFETY: as above.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_sigbus as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
     // ONSTACK: the previous handler reports stack overflows and needs the alternative stack.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for and is async-signal-safe.
+    // SAFETY: the handler has the signature that SA_SIGINFO requires and is async-signal-safe.
     if unsafe { libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -168,32 +166,32 @@ fn try_install() -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // The interrupted code may be between a system call and its look at errno.
+    // The interrupted code may be between a system call and reading errno.
     // SAFETY: errno of the running thread always exists.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the kernel passes a valid siginfo; `si_addr` has a meaning for the codes that `answer`
-    // looks at, which only the kernel can set (not `kill`).
+    // SAFETY: the kernel passes a valid siginfo; `si_addr` is set for the codes that `handle_fault` checks, which
+    // only the kernel can send (not `kill`).
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    if !answer(code, addr) {
+    if !handle_fault(code, addr) {
         pass_on(signal, info, context);
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Whether that was guest memory and is dealt with.
-fn answer(code: c_int, addr: usize) -> bool {
+/// Handles the fault if it is in guest memory. Returns whether it did.
+fn handle_fault(code: c_int, addr: usize) -> bool {
     match code {
-        // The access cannot go on: no page behind it (a cut or full file), or a broken one.
+        // The access cannot continue: its page is missing (a cut or full file) or broken.
         libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR => replace(addr),
-        // News of a broken page that nobody is touching. The interrupted thread need not hold the
-        // mapping, so nothing may be mapped here; who touches the page gets the other code.
+        // A report of a broken page that no thread is touching. The interrupted thread need not hold the
+        // mapping, so nothing may be mapped here; a thread that touches the page gets the other code.
         libc::BUS_MCEERR_AO => find(addr).is_some(),
         _ => false,
     }
 }
 
-/// The entry that holds `addr`, with its range and page size.
+/// Finds the entry that contains `addr`, with its range and page size.
 fn find(addr: usize) -> Option<(&'static Entry, (usize, usize, usize))> {
     let used = USED.load(Acquire).min(ENTRIES);
     TABLE[..used]
@@ -201,30 +199,30 @@ fn find(addr: usize) -> Option<(&'static Entry, (usize, usize, usize))> {
         .find_map(|entry| Some((entry, entry.holding(addr)?)))
 }
 
-/// Puts zeroes where the page of `addr` was. `false`: not guest memory, or the kernel refused.
+/// Replaces the page of `addr` with zeroes. `false`: it is not guest memory, or the kernel refused.
 fn replace(addr: usize) -> bool {
     let Some((entry, (start, end, page_bytes))) = find(addr) else {
         return false;
     };
-    // Marked before the zeroes can be seen: who reads them without a fault of its own and looks at
-    // the mark afterwards must find it. Counted before it is marked, so that whoever sees the mark set
-    // already (two threads may fault at once) can rely on its being counted.
+    // Marked before the zeroes can be seen: a thread that reads them without a fault of its own and then
+    // checks the mark must find it. Counted before it is marked, so that a thread that finds the mark set
+    // (two threads may fault at once) can rely on the count.
     LOST.fetch_add(1, SeqCst);
     if entry.lost.swap(true, SeqCst) {
         LOST.fetch_sub(1, SeqCst);
     }
     let page = addr - (addr - start) % page_bytes;
-    // One page only: its neighbours may be sound (a poisoned page, a full tmpfs). Each replacement
-    // may cost a mapping, of which a process has some 65 thousand; when they are used up, zeroes
-    // over the whole range take none.
+    // One page only, because its neighbours may be sound (a poisoned page, a full tmpfs). Each replacement
+    // may cost a mapping, and a process has only about 65 thousand. When they are used up, zeroes over the
+    // whole range need none.
     zero_pages(page, page_bytes.min(end - page)) || zero_pages(start, end - start)
 }
 
 fn zero_pages(addr: usize, len_bytes: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    // SAFETY: the range lies in a mapping of guest memory that the interrupted thread keeps alive
-    // (see the head of this file); nobody holds references into it, only raw pointers, which stay
-    // valid. `mmap` is a plain system call, safe in a handler.
+    // SAFETY: the range lies in a mapping of guest memory that the interrupted thread keeps alive (see this
+    // module's documentation). There are no references into it, only raw pointers, which stay valid. `mmap`
+    // is a plain system call and safe in a handler.
     let mapped = unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         libc::mmap(addr as *mut c_void, len_bytes, protection, flags, -1, 0)
@@ -232,14 +230,14 @@ fn zero_pages(addr: usize, len_bytes: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Hands a SIGBUS that is not ours to the previous handler, or dies of it.
+/// Passes a SIGBUS outside guest memory to the previous handler, or ends the process by it.
 fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.get().filter(|previous| {
         previous.sa_sigaction != libc::SIG_DFL && previous.sa_sigaction != libc::SIG_IGN
     });
     let Some(previous) = previous else {
-        // SAFETY: back to the default action. The signal is blocked while we are in its handler; it
-        // comes again on return, by `raise` or by the repeated access, and ends the process.
+        // SAFETY: back to the default action. The signal is blocked during our handler; it is delivered again
+        // on return, by `raise` or by the repeated access, and ends the process.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             libc::raise(signal);
@@ -267,11 +265,11 @@ mod tests {
     use super::*;
     use crate::{Memory, RegionSpec};
 
-    const NAME: &str = "sigbus::tests::who_comes_after_a_loss_pays_nothing_for_it";
+    const NAME: &str = "sigbus::tests::later_mappings_pay_nothing_for_a_loss";
 
     /// In a process of its own, where no other test loses memory.
     #[test]
-    fn who_comes_after_a_loss_pays_nothing_for_it() {
+    fn later_mappings_pay_nothing_for_a_loss() {
         if std::env::var_os(NAME).is_none() {
             let test = std::env::current_exe().unwrap();
             let status = Command::new(test)

@@ -1,25 +1,25 @@
-//! Kicks and calls of a split vring: how each side says whether it wants to be signalled, and why neither misses
-//! the other (virtio 1.3 §2.7.7, §2.7.10).
+//! Kicks and calls of a split vring: how each side announces whether it wants to be notified, and why no
+//! notification is lost (virtio 1.3 §2.7.7, §2.7.10).
 //!
-//! Both directions work alike. The side that adds entries stores the index, then checks whether the other wants a
-//! signal. The side that is about to sleep announces that it wants one, then checks the index. Each has a full
-//! fence between the two, so at least one of them sees what the other wrote.
+//! Both directions work alike. The side that adds entries stores the index, then checks whether the other
+//! side wants a notification. The side that is about to sleep announces that it wants one, then checks the
+//! index. Each has a full fence between the two, so at least one of them sees the other's store.
 
-/// The words of a vring that this takes: single accesses, of which the indices order what stands around them.
+/// Access to the shared words of a vring. Each is a single access; the indices order the accesses around them.
 pub(crate) trait Words {
-    /// The guest's index; all that it wrote before is seen after.
+    /// The guest's index. Acquire: everything that the guest wrote before it is visible afterwards.
     fn avail_index(&self) -> u16;
-    /// The guest's wish for calls, without EVENT_IDX.
+    /// Whether the guest wants calls, without EVENT_IDX.
     fn avail_flags(&self) -> u16;
-    /// And with it: the used entry that it wants to be called for.
+    /// With EVENT_IDX: the used entry for which the guest wants a call.
     fn used_event(&self) -> u16;
-    /// Our index; who sees it sees all that was written before.
+    /// Our index. Release: everything written before it is visible to a guest that sees it.
     fn set_used_index(&self, index: u16);
-    /// Our wish for kicks, without EVENT_IDX.
+    /// Whether we want kicks, without EVENT_IDX.
     fn set_used_flags(&self, flags: u16);
-    /// And with it: the available entry that we want to be kicked for.
+    /// With EVENT_IDX: the available entry for which we want a kick.
     fn set_avail_event(&self, position: u16);
-    /// All accesses before it come before all after it, for everybody.
+    /// A full fence: all earlier accesses take effect before all later ones, for every thread.
     fn fence(&self);
 }
 
@@ -28,15 +28,15 @@ const AVAIL_NO_INTERRUPT: u16 = 1;
 /// Used ring flag: we want no kicks.
 const USED_NO_NOTIFY: u16 = 1;
 
-/// This side's announcements about kicks and knowledge about calls.
+/// This side's kick announcements and its knowledge about calls.
 #[derive(Debug)]
 pub(crate) struct Signals {
     event_idx: bool,
     /// The guest was told that kicks are not needed (only without EVENT_IDX).
     disarmed: bool,
-    /// Entry whose arrival the guest was last asked to kick for (EVENT_IDX).
+    /// The entry for which the guest was last asked to kick (EVENT_IDX).
     armed_at: u16,
-    /// Nothing was published yet: what `used_event` means for the entries before is unknown.
+    /// Nothing has been published yet, so the meaning of `used_event` for earlier entries is unknown.
     fresh: bool,
 }
 
@@ -53,32 +53,33 @@ impl Signals {
         signals
     }
 
-    /// Begins anew in memory that may hold NO_NOTIFY or a stale event index, as an earlier daemon left it.
+    /// Starts again in memory that may contain NO_NOTIFY or a stale event index of an earlier daemon.
     pub(crate) fn restart(&mut self, words: &impl Words, position: u16) {
         (self.disarmed, self.fresh) = (true, true);
         self.want_kicks(words, position);
     }
 
-    /// Shows the guest used entries, from index `old` up to `new`, of which there is one at least; whether it
-    /// wants a call for them (EVENT_IDX exact, else by its flag).
+    /// Publishes used entries from index `old` up to `new`, at least one. Returns whether the guest wants a
+    /// call for them (exact with EVENT_IDX, otherwise by its flag).
     #[inline]
     pub(crate) fn publish(&mut self, words: &impl Words, old: u16, new: u16) -> bool {
         words.set_used_index(new);
-        // The index must be out before we look whether the guest wants a call (a lost call otherwise).
+        // The index must be stored before we read whether the guest wants a call; otherwise a call could be lost.
         words.fence();
         if !self.event_idx {
             return words.avail_flags() & AVAIL_NO_INTERRUPT == 0;
         }
-        // The first call is made in any case: whether the guest was called for entries before our
-        // start is unknown. One call too many costs little, one too few is a guest that hangs.
+        // The first call is always made, because it is unknown whether the guest was called for entries
+        // before our start. An extra call costs little; a missing one hangs the guest.
         std::mem::take(&mut self.fresh) || passed(words.used_event(), old, new)
     }
 
-    /// Asks the guest for a kick when it adds the entry at `position`, and looks; `true`: it has done so meanwhile.
+    /// Asks the guest for a kick when it adds the entry at `position`, then checks. `true`: it has added one
+    /// meanwhile.
     #[inline]
     pub(crate) fn arm(&mut self, words: &impl Words, position: u16) -> bool {
         self.want_kicks(words, position);
-        // The wish must be out before we look at the index (a lost kick otherwise).
+        // The request for a kick must be stored before we read the index; otherwise a kick could be lost.
         words.fence();
         words.avail_index() != position
     }
@@ -93,9 +94,10 @@ impl Signals {
         }
     }
 
-    /// Tells the guest that kicks are not needed (a hint); the next entry is at `position`. With EVENT_IDX it is
-    /// enough that the event index stays behind, which it does once an entry was taken; only where none was since
-    /// the vring was armed it is put behind, where it is not met before the index has gone all the way round.
+    /// Tells the guest that kicks are not needed (a hint); the next entry is at `position`. With EVENT_IDX it
+    /// is enough that the event index stays behind, which it does once an entry has been taken. If none was
+    /// taken since the vring was armed, the event index is moved back, so that the guest does not reach it
+    /// before its index has gone all the way round.
     #[inline]
     pub(crate) fn disarm(&mut self, words: &impl Words, position: u16) {
         if self.event_idx {
@@ -114,16 +116,16 @@ impl Signals {
     }
 }
 
-/// Whether going from `old` to `new` passed the entry at `event` (virtio 1.3 §2.7.10.1). The steps are at
-/// most a vring's size, so that the arithmetic modulo 2^16 is exact.
+/// Whether going from `old` to `new` passes the entry at `event` (virtio 1.3 §2.7.10.1). The distance is at
+/// most a vring's size, so the arithmetic modulo 2^16 is exact.
 #[inline]
 fn passed(event: u16, old: u16, new: u16) -> bool {
-    // Worked: event 9, from 8 to 10: 10 - 9 - 1 = 0 < 2, call. event 10: 65535 < 2 is false: wait.
+    // From 8 to 10, event 9: 10 - 9 - 1 = 0 < 2, so call; event 10: 65535 < 2 is false, so do not.
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// Every order in which the two sides' accesses can take effect, tried by loom: memory of processors that see
-/// each other's stores late included. A side that sleeps and is never signalled hangs here, as its guest would.
+/// Loom tries every order in which the two sides' accesses can take effect, including processors that see
+/// each other's stores late. A side that sleeps and is never notified hangs here, like its guest would.
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -145,7 +147,7 @@ mod tests {
         avail_event: AtomicU16,
         kick: Notify,
         call: Notify,
-        /// Our side forgets its fences.
+        /// Our side omits its fences.
         is_careless: bool,
     }
 
@@ -175,7 +177,7 @@ mod tests {
         }
     }
 
-    /// The guest's part, as its drivers do it.
+    /// The guest's side, as drivers implement it.
     impl Shared {
         fn new(is_careless: bool) -> Shared {
             Shared {
@@ -191,7 +193,7 @@ mod tests {
             }
         }
 
-        /// Makes an entry available, and kicks if that is wanted.
+        /// Makes an entry available, and kicks if a kick is wanted.
         fn add(&self, event_idx: bool, old: u16) {
             self.avail_index.store(old.wrapping_add(1), Release);
             fence(SeqCst);
@@ -204,7 +206,7 @@ mod tests {
             }
         }
 
-        /// Asks for a call for the used entry at `position`, and looks; `true`: it is there.
+        /// Asks for a call for the used entry at `position`, then checks. `true`: the entry is there.
         fn await_used(&self, event_idx: bool, position: u16) -> bool {
             match event_idx {
                 true => self.used_event.store(position, Relaxed),
@@ -215,7 +217,7 @@ mod tests {
         }
     }
 
-    /// The worker has been awake, and falls asleep while the guest adds an entry.
+    /// The worker was awake, and falls asleep while the guest adds an entry.
     fn sleeps_beside_an_add(event_idx: bool, is_careless: bool) {
         let _alone = crate::rig::alone();
         loom::model(move || {
@@ -233,12 +235,12 @@ mod tests {
         });
     }
 
-    /// The worker ends a request while the guest falls asleep on it.
+    /// The worker completes a request while the guest falls asleep waiting for it.
     fn publishes_beside_a_sleep(event_idx: bool, is_careless: bool) {
         let _alone = crate::rig::alone();
         loom::model(move || {
             let shared = Arc::new(Shared::new(is_careless));
-            // So far the guest did not want to be called: it is at the second entry.
+            // So far the guest did not want a call: it is at the second entry.
             shared.avail_flags.store(AVAIL_NO_INTERRUPT, Relaxed);
             let mut signals = Signals::new(&*shared, event_idx, 0);
             signals.publish(&*shared, 0, 1);
@@ -257,8 +259,7 @@ mod tests {
         });
     }
 
-    /// Two entries, two sleeps: what the worker said before it slept the first time does not stand in the way of the
-    /// second.
+    /// Two entries, two sleeps: the announcement before the first sleep does not prevent the second kick.
     fn sleeps_twice(event_idx: bool) {
         let _alone = crate::rig::alone();
         loom::model(move || {
@@ -296,7 +297,7 @@ mod tests {
         }
     }
 
-    /// What the tests above would see, were the fences not there.
+    /// Shows that the tests above would detect a missing fence.
     #[test]
     fn without_fences_signals_are_lost() {
         for event_idx in [false, true] {

@@ -10,7 +10,7 @@ use crate::signals::{Signals, Words};
 use crate::walk::{DESCRIPTOR_BYTES, Table, walk};
 use crate::{Chain, ChainFault, Epoch, Memory, racy};
 
-/// Where a vring lies, in guest-physical addresses.
+/// Location of a vring, in guest-physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VringLayout {
     /// Entries: a power of two, at most 32768.
@@ -24,13 +24,13 @@ pub struct VringLayout {
 }
 
 impl VringLayout {
-    /// Whether a vring can be served there in this memory.
+    /// Checks that a vring at this location can be served in this memory.
     pub fn check(self, memory: &Memory) -> Result<(), VringError> {
         Parts::find(memory, self).map(drop)
     }
 
     /// Address and length of descriptor table, available ring and used ring. The event fields behind the
-    /// rings belong to them whether negotiated or not (virtio 1.3 §2.7).
+    /// rings are included even if EVENT_IDX was not negotiated (virtio 1.3 §2.7).
     fn parts(self) -> [(u64, u64); 3] {
         let size = u64::from(self.size);
         [
@@ -47,7 +47,7 @@ pub enum VringError {
     /// Not a power of two, zero, or too large.
     #[error("vring size {0} is not a power of two up to 32768")]
     Size(u16),
-    /// A part is misaligned, in the guest or (by the region's place in its file) on the host.
+    /// A part is misaligned in the guest, or on the host because of the region's offset in its file.
     #[error("vring part at {0:#x} is misaligned")]
     Align(u64),
     /// A part does not lie wholly inside one region.
@@ -55,39 +55,39 @@ pub enum VringError {
     Unmapped(u64),
 }
 
-/// The guest broke its vring: it must be retired.
+/// The guest broke its vring, which must be retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VringFault {
-    /// The available index ran ahead of the ring: more chains than entries would be outstanding.
+    /// The available index is too far ahead: more chains than entries would be outstanding.
     #[error("available index {found} at entry {next} means more than {size} chains outstanding")]
     AvailIndex {
-        /// Index found.
+        /// The index that was found.
         found: u16,
         /// Index of the next entry.
         next: u16,
-        /// Entries.
+        /// The number of entries.
         size: u16,
     },
-    /// A head beyond the table.
+    /// A head outside the descriptor table.
     #[error("head {head} in a table of {size}")]
     Head {
-        /// Head found.
+        /// The head that was found.
         head: u16,
-        /// Entries.
+        /// The number of entries.
         size: u16,
     },
-    /// The journal of its requests in flight cannot be true: which of them to do again is not known.
+    /// The journal of its requests in flight is invalid, so it is unknown which of them to repeat.
     #[error("its part of the in-flight region: {0}")]
     Journal(JournalFault),
 }
 
-/// A chain's head and whether its descriptors were sound.
+/// A chain's head, and the fault of its descriptors if they have one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// Index that goes back by `push_used`.
+    /// The descriptor index that `push_used` returns to the guest.
     pub head: u16,
-    /// Set where the chain cannot be served; `Chain` then knows its status byte (`Order`, `TooMany`)
-    /// or holds nothing. Its segments are not to be used.
+    /// Set if the chain cannot be served. `Chain` then knows its status byte (`Order`, `TooMany`) or is
+    /// empty. Its segments must not be used.
     pub fault: Option<ChainFault>,
 }
 
@@ -99,19 +99,19 @@ const INDEX_OFFSET: usize = 2;
 const ENTRIES_OFFSET: usize = 4;
 /// Bytes of a used entry.
 const USED_ENTRY_BYTES: usize = 8;
-/// How many entries ahead a descriptor is asked for: far enough for a line to come from another
-/// core while two chains are parsed, near enough to be still cached.
+/// Prefetch distance of descriptors, in entries: a cache line from another core arrives while two chains are
+/// parsed, and is not evicted before.
 const PREFETCH_ENTRIES: u16 = 3;
-/// How many entries ahead a chain's first bytes are asked for.
+/// Prefetch distance of a chain's first bytes, in entries.
 const HEADERS_AHEAD: u16 = 1;
 
-/// The three parts on the host.
+/// The three parts of a vring on the host.
 #[derive(Debug, Clone, Copy)]
 struct Parts {
     desc: *mut u8,
     avail: *mut u8,
     used: *mut u8,
-    /// Entries.
+    /// The number of entries.
     size: u16,
 }
 
@@ -128,7 +128,7 @@ impl Parts {
             }
             let host = memory.host_range(addr, len_bytes);
             let host = host.ok_or(VringError::Unmapped(addr))?;
-            // Atomics need it on the host, where a region may begin anywhere in a page.
+            // Atomics need the alignment on the host too; a region may begin anywhere in a page.
             if !(host as u64).is_multiple_of(align) {
                 return Err(VringError::Align(addr));
             }
@@ -150,9 +150,9 @@ impl Parts {
         racy::prefetch(self.descriptor_at(entry));
     }
 
-    /// Prefetches what the first descriptor of an entry names: the header, which the driver has just
-    /// written and beside which drivers keep the status byte, or a table of descriptors. A hint,
-    /// whatever the guest does to the descriptor meanwhile.
+    /// Prefetches the memory to which the first descriptor of an entry points: a table of descriptors, or the
+    /// header, which the driver has just written and beside which drivers keep the status byte. It is only a
+    /// hint, so the guest may change the descriptor meanwhile.
     #[inline]
     fn look_ahead(&self, memory: &Memory, entry: u16) {
         // SAFETY: an entry of the table, which lies wholly in memory that the caller's place keeps mapped.
@@ -162,8 +162,8 @@ impl Parts {
         }
     }
 
-    /// The descriptor that an entry of the available ring names. Masked, so that it lies in the table: a
-    /// head beyond it is found out when it is taken.
+    /// The descriptor to which an entry of the available ring points. The head is masked so that it lies in
+    /// the table; `take` detects one that does not.
     #[inline]
     fn descriptor_at(&self, entry: u16) -> *mut u8 {
         let head = self.head_at(entry) & (self.size - 1);
@@ -171,7 +171,7 @@ impl Parts {
             .wrapping_add(usize::from(head) * DESCRIPTOR_BYTES as usize)
     }
 
-    /// The used index, as the guest sees it.
+    /// The used index that the guest sees.
     fn used_index(&self) -> u16 {
         // SAFETY: inside the used ring, which lies wholly in memory that the caller's place keeps mapped; even.
         unsafe { racy::load_index(self.used.add(INDEX_OFFSET)) }
@@ -181,8 +181,8 @@ impl Parts {
     #[inline]
     fn head_at(&self, entry: u16) -> u16 {
         let offset_bytes = ENTRIES_OFFSET + 2 * usize::from(entry);
-        // SAFETY: an entry of the ring, which lies wholly in memory that the caller's place keeps mapped.
-        // It was written before the available index that we loaded with Acquire.
+        // SAFETY: an entry of the ring, which lies wholly in memory that the caller's place keeps mapped. It
+        // was written before the available index that we loaded with Acquire.
         unsafe { racy::read_u16(self.avail.add(offset_bytes)) }
     }
 }
@@ -190,7 +190,7 @@ impl Parts {
 impl Words for Parts {
     #[inline]
     fn avail_index(&self) -> u16 {
-        // SAFETY: inside the available ring, which `find` vouches for while its memory lives; even.
+        // SAFETY: inside the available ring, which `find` checked and the caller's place keeps mapped; even.
         unsafe { racy::load_index(self.avail.add(INDEX_OFFSET)) }
     }
 
@@ -209,8 +209,8 @@ impl Words for Parts {
 
     #[inline]
     fn set_used_index(&self, index: u16) {
-        // SAFETY: inside the used ring, which `find` vouches for while its memory lives; even. Release: the
-        // guest must see the entries, status bytes and data before it sees the new index.
+        // SAFETY: inside the used ring, which `find` checked and the caller's place keeps mapped; even.
+        // Release: the guest must see the entries, status bytes and data before it sees the new index.
         unsafe { racy::store_index(self.used.add(INDEX_OFFSET), index) };
     }
 
@@ -233,48 +233,46 @@ impl Words for Parts {
     }
 }
 
-/// The parts of a vring and the hold of the table that they were found in.
+/// The parts of a vring, and the epoch that keeps them mapped.
 #[derive(Debug)]
 struct Place {
     epoch: Epoch,
     parts: Parts,
 }
 
-/// Device side of one split vring. Call in this order: `take` until `None`; `push_used` for what has
-/// ended; `publish` once for all of it; before sleeping `arm`, and if it answers `true`, go on instead.
+/// Device side of one split vring. Call `take` until it returns `None`; `push_used` for each completed chain;
+/// `publish` once for all of them; and `arm` before sleeping. If `arm` returns `true`, continue instead of sleeping.
 ///
-/// A vring starts armed. Entries made available before its start come without a kick: look once.
+/// A vring starts armed. Entries that were available before its start come without a kick, so check once.
 #[derive(Debug)]
 pub struct Vring {
-    /// Where it is mapped, and the hold that keeps it so. `None`: detached.
+    /// Its location in memory, which it keeps mapped. `None`: detached.
     place: Option<Place>,
     layout: VringLayout,
     signals: Signals,
     positions: Positions,
-    /// Chains were available since the start, and the used positions are those of the ring.
+    /// Whether a chain has been available since the start, so that the used positions are those of the ring.
     has_begun: bool,
-    /// Where the requests in flight are written down.
+    /// The record of the requests in flight.
     journal: Option<Journal>,
-    /// Requests of a daemon that died, to be taken before any other; the first of them last.
+    /// Requests that a dead daemon had taken, to be taken before any other; the first of them is last.
     again: Vec<u16>,
-    /// Nothing else is taken any more.
+    /// Whether `take` returns only those requests.
     drains: bool,
-    /// It cannot be served.
+    /// Why the vring cannot be served.
     fault: Option<VringFault>,
-    /// One of these three holds.
+    /// Whether at least one of the last three fields is set.
     is_special: bool,
 }
 
 impl Vring {
-    /// Binds a layout to memory, from available position `base`.
-    /// `features`: EVENT_IDX is looked at; indirect descriptors are served whether taken or not
-    /// (Windows uses them without).
+    /// Binds a layout to memory, starting at available position `base`. Only EVENT_IDX of `features` matters:
+    /// indirect descriptors are served even if they were not negotiated, because Windows uses them anyway.
     ///
-    /// The used position is read from the used ring when the first chain is there, because a driver may
-    /// initialise the ring later than the frontend starts it. That is where the guest expects the next
-    /// entry, whichever device served the vring before: equal to `base` after an orderly stop, 0 after
-    /// a reset that zeroed the ring, as drivers do. A guest that leaves something else there gets its
-    /// entries where it said.
+    /// The used position is read from the used ring when the first chain is available, because a driver may
+    /// initialise the ring after the frontend starts it. The guest expects the next used entry there, whichever
+    /// device served the vring before: the position equals `base` after an orderly stop, and is 0 after a reset for
+    /// which the driver zeroed the ring. If a guest leaves another value, it gets its entries there.
     pub fn new(
         memory: impl Into<Epoch>,
         layout: VringLayout,
@@ -298,9 +296,9 @@ impl Vring {
         })
     }
 
-    /// Writes the requests in flight down from here on, and goes on where the journal and the used ring say, whatever `base`
-    /// was: requests that a daemon had taken when it died are taken once more, in their order. Before the first chain is
-    /// taken. A fault that the journal has is found by the first `take`.
+    /// Records the requests in flight from now on, and continues at the position that the journal and the
+    /// used ring give, whatever `base` was. Requests that a dead daemon had taken are taken again, in their
+    /// order. Call this before the first chain is taken. The first `take` reports a fault of the journal.
     pub fn keep(&mut self, mut journal: Journal) {
         let Some(Place { parts, .. }) = &self.place else {
             return;
@@ -308,7 +306,7 @@ impl Vring {
         let used = parts.used_index();
         match journal.resume(self.layout.size, used) {
             Ok(resumed) => {
-                // No more than the ring's entries, which are a u16.
+                // At most the ring's entries, which are a u16.
                 let again = resumed.again.len() as u16;
                 self.positions.resume(resumed.next_avail, used, again);
                 self.has_begun = true;
@@ -321,29 +319,29 @@ impl Vring {
         self.is_special = self.fault.is_some() || !self.again.is_empty();
     }
 
-    /// Whether the requests in flight are written down.
+    /// Whether the requests in flight are recorded.
     pub fn is_kept(&self) -> bool {
         self.journal.is_some()
     }
 
-    /// From here on only those that a daemon took which died are taken: they count as in flight.
+    /// From now on `take` returns only the requests of a dead daemon, which count as in flight.
     pub fn take_no_more(&mut self) {
         self.positions.forget_seen();
         (self.drains, self.is_special) = (true, true);
     }
 
-    /// Requests of a daemon that died that were not taken again yet.
+    /// The number of a dead daemon's requests that have not been taken again yet.
     pub fn again(&self) -> usize {
         self.again.len()
     }
 
-    /// Whether a table has a place for this ring, the same or another.
+    /// Checks that a table covers this ring, with the same memory or with other.
     pub fn fits(&self, epoch: &Epoch) -> Result<(), VringError> {
         self.layout.check(epoch)
     }
 
-    /// Moves the vring to another memory table; positions stay. After an error it is where it was, or
-    /// detached. A vring that was detached asks for kicks anew: what the memory says of them may be old.
+    /// Moves the vring to another memory table; positions stay. After an error it is unchanged. A vring that
+    /// was detached is armed again, because the announcements in memory may be stale.
     pub fn attach(&mut self, epoch: &Epoch) -> Result<(), VringError> {
         let parts = Parts::find(epoch, self.layout)?;
         if self.place.is_none() {
@@ -354,22 +352,22 @@ impl Vring {
         Ok(())
     }
 
-    /// Lets go of the memory: nothing is taken, added or shown until the vring is attached again. Entries
-    /// added and not yet published are lost.
+    /// Releases the memory: until the vring is attached again, nothing is taken, added or published. Entries
+    /// that were added but not published are lost.
     pub fn detach(&mut self) {
         self.place = None;
-        // The ring may be different when it comes back.
+        // The ring may be different when it is attached again.
         self.positions.forget_seen();
         self.positions.forget_added();
     }
 
-    /// Whether it refers to no memory.
+    /// Whether it holds no memory.
     pub fn is_detached(&self) -> bool {
         self.place.is_none()
     }
 
-    /// Whether another table has this very ring: the same bytes of the same files, mapped once more or
-    /// shared. If so it can move there at any time.
+    /// Whether another table maps this very ring: the same bytes of the same files, mapped again or shared.
+    /// If so, the vring can move there at any time.
     pub fn is_in(&self, epoch: &Epoch) -> bool {
         let Some(Place { epoch: here, .. }) = &self.place else {
             return false;
@@ -382,8 +380,8 @@ impl Vring {
                 .all(|(addr, len_bytes)| here.has_same_bytes(epoch, addr, len_bytes))
     }
 
-    /// The available index as it was when the ring was last looked at (changed, there was something new),
-    /// and how many of the chains seen then have not been taken: the next look is when there are none.
+    /// The available index at the last check, and how many of the chains seen then have not been taken. A
+    /// changed index means that there were new chains; the next check happens when none are left.
     #[inline]
     pub fn seen(&self) -> (u16, u16) {
         let again = match self.is_special {
@@ -394,16 +392,16 @@ impl Vring {
         (self.positions.seen_avail(), left)
     }
 
-    /// Entries.
+    /// The number of entries.
     pub fn size(&self) -> u16 {
         self.layout.size
     }
 
-    /// Copies the next available chain into `chain`; `None`: nothing there. Looks at the shared
-    /// index only when the last look is used up (one cache line per batch).
+    /// Copies the next available chain into `chain`; `None`: there is none. Reads the shared index only when
+    /// all chains seen before have been taken (one cache line per batch).
     ///
-    /// A `ChainFault` never loses the head: it comes back in `Taken`. After a `VringFault` positions
-    /// are as before, and the next call finds the same.
+    /// A `ChainFault` never loses the head: `Taken` has it. A `VringFault` leaves the positions unchanged,
+    /// and the next call returns it again.
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
         if self.positions.left() == 0 {
@@ -439,7 +437,7 @@ impl Vring {
         Ok(Some(Taken { head, fault }))
     }
 
-    /// As `take`, for a vring that has a fault, takes no more, or has requests to take again.
+    /// Like `take`, for a vring that has a fault, is draining, or has requests to take again.
     #[cold]
     fn take_special(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
         if let Some(fault) = self.fault {
@@ -455,8 +453,8 @@ impl Vring {
         Ok(None)
     }
 
-    /// Copies the chain of a head that was taken and not yet given back into `chain` once more, as the guest has it
-    /// now: it may have changed and is judged anew. Positions stay. The vring must be attached.
+    /// Copies the chain of a head that was taken and not returned once more. The guest may have changed the
+    /// chain, so it is checked again. Positions stay. The vring must be attached.
     #[cold]
     pub fn retake(&mut self, head: u16, chain: &mut Chain) -> Result<Taken, VringFault> {
         let size = self.layout.size;
@@ -469,7 +467,7 @@ impl Vring {
         Ok(Taken { head, fault })
     }
 
-    /// Reads the shared available index; whether there is something to take.
+    /// Reads the shared available index. Returns whether there is a chain to take.
     fn look(&mut self) -> Result<bool, VringFault> {
         let Some(Place { parts, .. }) = &self.place else {
             return Ok(false);
@@ -492,7 +490,7 @@ impl Vring {
         Ok(fresh > 0)
     }
 
-    /// Adds a used entry; not visible before `publish`.
+    /// Adds a used entry. The guest sees it after `publish`.
     #[inline]
     pub fn push_used(&mut self, head: u16, used_bytes: u32) {
         let Some(Place { parts, .. }) = &self.place else {
@@ -512,8 +510,8 @@ impl Vring {
         }
     }
 
-    /// Stores the used index once for all entries added; whether the guest wants a call for them. `false` where
-    /// none was added.
+    /// Stores the used index once for all added entries. Returns whether the guest wants a call for them;
+    /// `false` if none was added.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let Some(Place { parts, .. }) = &self.place else {
@@ -531,8 +529,8 @@ impl Vring {
         call
     }
 
-    /// Asks the guest for kicks and looks once more; `true`: work arrived meanwhile, take it (and the
-    /// vring may not be armed).
+    /// Asks the guest for kicks and checks the ring again. `true`: work has arrived meanwhile, so take it;
+    /// the vring may not be armed.
     #[inline]
     pub fn arm(&mut self) -> bool {
         let Some(Place { parts, .. }) = &self.place else {
@@ -551,7 +549,7 @@ impl Vring {
         }
     }
 
-    /// Position of the next available entry: what GET_VRING_BASE answers.
+    /// Position of the next available entry: the answer to GET_VRING_BASE.
     pub fn base(&self) -> u16 {
         self.positions.next_avail()
     }

@@ -1,8 +1,8 @@
-//! Following a descriptor chain (virtio 1.3 §2.7.5).
+//! Walks a descriptor chain (virtio 1.3 §2.7.5).
 //!
-//! Each descriptor is copied once and judged on the copy, so that a guest that rewrites it meanwhile
-//! gets one of the two values. The walk ends in bounded time whatever the table holds: every
-//! descriptor, empty ones too, is counted against the length of the table it stands in.
+//! Each descriptor is copied once and the copy is checked, so a guest that rewrites it meanwhile gets one of
+//! the two values. The walk takes bounded time with any table: every descriptor, including empty ones, counts
+//! against the length of its table.
 
 use cleave_blk::Segment;
 
@@ -12,18 +12,18 @@ use crate::{Chain, ChainFault, Memory, racy};
 const NEXT: u16 = 1;
 /// Device-writable, else device-readable.
 const WRITE: u16 = 2;
-/// The descriptor names a table of descriptors.
+/// The descriptor refers to a table of descriptors.
 const INDIRECT: u16 = 4;
 
 /// Bytes of a descriptor.
 pub(crate) const DESCRIPTOR_BYTES: u64 = 16;
 
-/// Descriptors of the longest chain: a chain may not be longer than the vring (virtio 1.3 §2.7.5.3.1),
-/// and no vring has more entries than this. The vring's own size is not asked for here: guests
-/// with small vrings put long chains into indirect tables, and every device serves them.
+/// Most descriptors of a chain. A chain may not be longer than the vring (virtio 1.3 §2.7.5.3.1), and no
+/// vring has more entries than this. The size of the vring at hand is not the limit, because guests with
+/// small vrings put long chains into indirect tables, and every device serves them.
 const TABLE_ENTRIES_MAX: u32 = 32768;
 
-/// One descriptor, copied.
+/// A copy of one descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     addr: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// From its two little-endian words: address; length, flags and next.
+    /// Decodes two little-endian words: the address; then length, flags and next.
     #[inline]
     pub(crate) fn from_words(addr: u64, rest: u64) -> Descriptor {
         Descriptor {
@@ -57,12 +57,12 @@ impl Descriptor {
     }
 }
 
-/// Where a table of descriptors is.
+/// Location of a descriptor table.
 #[derive(Debug, Clone, Copy)]
 enum Place {
-    /// In one piece on the host.
+    /// Contiguous on the host.
     Host(*const u8),
-    /// Over regions that are neighbours in the guest but not on the host.
+    /// Across regions that are adjacent in the guest but not on the host.
     Guest(u64),
 }
 
@@ -88,7 +88,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The table that `descriptor` names.
+    /// The table that `descriptor` refers to.
     #[inline]
     fn indirect(memory: &'a Memory, descriptor: Descriptor) -> Result<Table<'a>, ChainFault> {
         let Descriptor { addr, len, .. } = descriptor;
@@ -137,8 +137,8 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Copies the chain that begins at `head` into `chain`. After `Order` or `TooMany` the chain's status
-/// byte is known; after the other faults the chain is empty.
+/// Copies the chain that begins at `head` into `chain`. After `Order` or `TooMany` the chain's status byte is
+/// known; after any other fault the chain is empty.
 #[inline]
 pub(crate) fn walk(table: Table<'_>, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
     chain.clear();
@@ -150,7 +150,7 @@ pub(crate) fn walk(table: Table<'_>, head: u16, chain: &mut Chain) -> Result<(),
         } else {
             chain.add_writable(descriptor.segment())
         };
-        // The first one is reported; the walk goes on, to find the status byte.
+        // The first fault is reported; the walk continues, to find the status byte.
         shape_fault = shape_fault.or(added.err());
     });
     if let Err(fault) = walked {
@@ -162,8 +162,8 @@ pub(crate) fn walk(table: Table<'_>, head: u16, chain: &mut Chain) -> Result<(),
     shape_fault.map_or(Ok(()), Err)
 }
 
-/// Calls `each` for every descriptor of a chain that is not a reference to a table, and counts the
-/// descriptors that it reads.
+/// Calls `each` for every descriptor of a chain that does not refer to a table, and counts the descriptors
+/// that it reads.
 #[inline]
 fn follow(
     direct: Table<'_>,
@@ -176,7 +176,7 @@ fn follow(
     let mut left = direct.entries;
     let mut nested = false;
     loop {
-        // A table has no more than `entries` different descriptors: after more reads one was read twice.
+        // A table has at most `entries` distinct descriptors; after more reads, one was read twice.
         if index >= table.entries || left == 0 {
             return Err(ChainFault::Endless);
         }
@@ -211,12 +211,12 @@ mod tests {
     use crate::{Taken, Vring};
 
     const SIZE: u16 = 256;
-    /// Where indirect tables and data are.
+    /// Addresses of indirect tables and of data.
     const TABLE: u64 = 0x10_0000;
     const DATA: u64 = 0x8_0000;
     const MEMORY_BYTES: u64 = 4 << 20;
 
-    /// Serves one chain of head 0: its fault and the chain. It must come back whatever is wrong.
+    /// Serves one chain with head 0 and returns its fault and the chain. The head must come back, whatever the fault.
     fn serve(direct: &[Desc], table: &[Desc]) -> (Option<ChainFault>, Chain) {
         let memory = memory(MEMORY_BYTES);
         let mut driver = Driver::new(&memory, 0, SIZE, 0);
@@ -301,7 +301,7 @@ mod tests {
             ),
             ("none", TABLE, 0, Some(ChainFault::Indirect)),
             ("less than one", TABLE, 15, Some(ChainFault::Indirect)),
-            ("one and a bit", TABLE, 17, Some(ChainFault::Indirect)),
+            ("one and a fraction", TABLE, 17, Some(ChainFault::Indirect)),
             ("huge", TABLE, 0xffff_ffff, Some(ChainFault::Indirect)),
             (
                 "huge multiple",
@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn a_table_over_two_regions_is_served() {
         let spec = |guest_addr| region(guest_addr, 0x1_0000);
-        // Mapped in this order, the two are no neighbours on the host in this order.
+        // Mapped in this order, the two are not adjacent on the host in guest order.
         let memory = Memory::new(vec![spec(0x1_0000), spec(0)]).unwrap();
         let mut driver = Driver::new(&memory, 0, 8, 0);
         for (offset, desc) in [
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_chain_is_left_in_the_next_one() {
+    fn a_chain_leaves_nothing_in_the_next_one() {
         let memory = memory(MEMORY_BYTES);
         let mut driver = Driver::new(&memory, 0, 8, 0);
         driver.set(0, Desc(DATA, 16, NEXT, 1));
@@ -434,7 +434,7 @@ mod tests {
         let begun = Instant::now();
         let (fault, _) = serve(&indirect(16 * 32768), &table);
         assert_eq!(fault, Some(ChainFault::Endless));
-        // Generous, for a loaded machine: writing the table is in it too.
+        // Generous for a loaded machine; the time includes writing the table.
         assert!(begun.elapsed() < Duration::from_secs(10));
     }
 }

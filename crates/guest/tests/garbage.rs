@@ -1,5 +1,5 @@
-//! A guest that writes anything anywhere: whatever stands in its memory, taking ends, nothing panics,
-//! and what comes out keeps its promises.
+//! A guest that writes anything anywhere: whatever is in its memory, taking chains ends, nothing panics, and
+//! the results keep their promises.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const LAYOUT: VringLayout = VringLayout {
     used_addr: 0x200,
 };
 
-/// Two neighbours in the guest, the second one in front of the first in the file.
+/// Two regions that are adjacent in the guest; in the file, the second one comes first.
 fn memory() -> std::io::Result<Arc<Memory>> {
     let file = tempfile::tempfile()?;
     file.set_len(MEMORY_BYTES)?;
@@ -35,7 +35,7 @@ fn memory() -> std::io::Result<Arc<Memory>> {
     Memory::new(table).map_err(std::io::Error::other)
 }
 
-/// A descriptor that is likely to lead somewhere: small addresses, lengths and indices, all flags.
+/// A descriptor that probably leads somewhere: small addresses, lengths and indices, all flags.
 fn descriptor() -> impl Strategy<Value = [u8; 16]> {
     let addr = prop_oneof![8 => 0..MEMORY_BYTES + 64, 1 => any::<u64>()];
     let len = prop_oneof![4 => (0u32..20).prop_map(|n| 16 * n), 2 => 0u32..600, 1 => any::<u32>()];
@@ -60,7 +60,7 @@ fn bytes_of(segments: &[Segment]) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 300,
-        // A failing seed is printed and kept here, where the next run replays it.
+        // A failing seed is printed and kept here, where the next run repeats it.
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/tests/garbage.proptest-regressions"
@@ -69,7 +69,7 @@ proptest! {
     })]
 
     #[test]
-    fn any_memory_is_survived(
+    fn any_memory_contents_are_survived(
         descriptors in prop::collection::vec(descriptor(), 1024),
         heads in prop::collection::vec(prop_oneof![20 => 0..SIZE, 1 => any::<u16>()], 16),
         index in prop_oneof![4 => 0..=SIZE, 1 => any::<u16>()],
@@ -88,7 +88,7 @@ proptest! {
         let mut vring = Vring::new(memory.clone(), LAYOUT, features, 0).unwrap();
         let mut chain = Chain::new();
         let mut taken_count = 0;
-        // The guest's index stands still, so that the vring ends by itself or by a fault.
+        // The guest's index does not change, so the vring runs empty or faults.
         while let Ok(Some(taken)) = vring.take(&mut chain) {
             taken_count += 1;
             prop_assert!(taken_count <= SIZE);

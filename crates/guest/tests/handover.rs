@@ -1,7 +1,7 @@
-//! A driver thread and a device thread that sleep whenever the protocol lets them: no entry and no
-//! wake-up may be lost, and what a descriptor says must arrive with its index.
+//! A driver thread and a device thread that sleep whenever the protocol lets them: no entry and no wake-up
+//! may be lost, and a descriptor's contents must arrive with its index.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests stand outside of test functions here
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions of tests are outside of test functions here
 
 use std::fs::File;
 use std::sync::atomic::{Ordering, fence};
@@ -19,19 +19,19 @@ const LAYOUT: VringLayout = VringLayout {
     used_addr: 0x2000,
 };
 
-/// How a test goes about it.
+/// Parameters of a test.
 #[derive(Clone, Copy)]
-struct Plan {
+struct Workload {
     features: u64,
     entries: u32,
     /// Most entries at a time.
     batch: u32,
-    /// Most turns of a spin loop before going to sleep: at its best, both sides look at each other
-    /// within the nanoseconds in which a missing fence would show.
+    /// Most iterations of a spin loop before sleeping. Ideally both sides check each other within the
+    /// nanoseconds in which a missing fence would show.
     spin: u32,
 }
 
-/// The generator of both threads; `seed` replays.
+/// The random generator of both threads; `seed` reproduces it.
 struct Random {
     seed: u64,
 }
@@ -44,14 +44,14 @@ impl Random {
         (self.seed >> 32) as u32 % limit.max(1)
     }
 
-    fn spin(&mut self, plan: Plan) {
-        for _ in 0..self.below(plan.spin) {
+    fn spin(&mut self, workload: Workload) {
+        for _ in 0..self.below(workload.spin) {
             std::hint::spin_loop();
         }
     }
 }
 
-/// An eventfd that can be asked to give up: a wake-up that is lost ends the test.
+/// An eventfd whose wait times out: a lost wake-up ends the test.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<bool>,
@@ -76,10 +76,10 @@ impl Bell {
     }
 }
 
-/// The driver's view, by another mapping of the same file.
+/// The driver's view, through another mapping of the same file.
 struct Driver {
     memory: GuestMemoryMmap,
-    plan: Plan,
+    workload: Workload,
     random: Random,
     avail: u16,
     used: u16,
@@ -98,11 +98,11 @@ impl Driver {
             .unwrap();
     }
 
-    /// Makes `count` entries from number `first` on available; whether a kick is due.
+    /// Makes `count` entries from number `first` on available. Returns whether a kick is due.
     fn offer(&mut self, first: u32, count: u16) -> bool {
         let old = self.avail;
         for number in 0..count {
-            // Completed in order here, so that slot and head are one.
+            // Entries complete in order here, so slot and head are the same.
             let head = self.avail % LAYOUT.size;
             let desc = GuestAddress(LAYOUT.desc_addr + 16 * u64::from(head));
             let number = u64::from(first + u32::from(number));
@@ -112,7 +112,7 @@ impl Driver {
         }
         self.store(LAYOUT.avail_addr + 2, self.avail);
         fence(Ordering::SeqCst);
-        if self.plan.features != 0 {
+        if self.workload.features != 0 {
             let event = self.load(LAYOUT.used_addr + 4 + 8 * u64::from(LAYOUT.size));
             // The entry after `event` is among the new ones.
             (0..count).any(|step| old.wrapping_add(step) == event)
@@ -121,9 +121,9 @@ impl Driver {
         }
     }
 
-    /// Says whether calls are wanted; then whether there is something to reap.
+    /// Announces whether calls are wanted. Returns whether there is something to reap.
     fn want_calls(&self, wanted: bool) -> bool {
-        if self.plan.features != 0 {
+        if self.workload.features != 0 {
             let event = if wanted {
                 self.used
             } else {
@@ -146,7 +146,7 @@ impl Driver {
             let entry = GuestAddress(LAYOUT.used_addr + 4 + 8 * slot);
             let [head, len]: [u32; 2] = self.memory.read_obj(entry).unwrap();
             assert_eq!(u64::from(head), slot);
-            assert_eq!(len, first + u32::from(step), "its own number comes back");
+            assert_eq!(len, first + u32::from(step), "the entry has its own number");
             self.used = self.used.wrapping_add(1);
         }
         u32::from(count)
@@ -154,14 +154,14 @@ impl Driver {
 
     fn run(mut self, kick: &Bell, call: &Bell) {
         let (mut sent, mut done) = (0, 0);
-        while done < self.plan.entries {
-            let room = (u32::from(LAYOUT.size) - (sent - done)).min(self.plan.entries - sent);
-            let count = self.random.below(room.min(self.plan.batch) + 1);
+        while done < self.workload.entries {
+            let room = (u32::from(LAYOUT.size) - (sent - done)).min(self.workload.entries - sent);
+            let count = self.random.below(room.min(self.workload.batch) + 1);
             if count > 0 && self.offer(sent, count as u16) {
                 kick.ring();
             }
             sent += count;
-            self.random.spin(self.plan);
+            self.random.spin(self.workload);
             while done < sent && !self.want_calls(true) {
                 call.wait("the driver");
             }
@@ -171,10 +171,10 @@ impl Driver {
     }
 }
 
-fn serve(mut vring: Vring, plan: Plan, mut random: Random, kick: &Bell, call: &Bell) {
+fn serve(mut vring: Vring, workload: Workload, mut random: Random, kick: &Bell, call: &Bell) {
     let mut chain = Chain::new();
     let mut done = 0;
-    while done < plan.entries {
+    while done < workload.entries {
         while let Some(taken) = vring.take(&mut chain).unwrap() {
             assert_eq!(taken.fault, None);
             assert_eq!(chain.readable()[0].addr, u64::from(done));
@@ -184,15 +184,15 @@ fn serve(mut vring: Vring, plan: Plan, mut random: Random, kick: &Bell, call: &B
         if vring.publish() {
             call.ring();
         }
-        random.spin(plan);
-        if done < plan.entries && !vring.arm() {
+        random.spin(workload);
+        if done < workload.entries && !vring.arm() {
             kick.wait("the device");
         }
         vring.disarm();
     }
 }
 
-fn hand_over(plan: Plan) {
+fn hand_over(workload: Workload) {
     let seed = 0x9e37_79b9_7f4a_7c15 ^ u64::from(std::process::id());
     println!("seed {seed}");
     let file = tempfile::tempfile().unwrap();
@@ -201,7 +201,7 @@ fn hand_over(plan: Plan) {
     let range = (GuestAddress(0), 0x4000, shared(&file));
     let driver = Driver {
         memory: GuestMemoryMmap::from_ranges_with_files([range]).unwrap(),
-        plan,
+        workload,
         random: Random { seed },
         avail: 0,
         used: 0,
@@ -217,23 +217,23 @@ fn hand_over(plan: Plan) {
     let (kick, call) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
     let (kicked, called) = (kick.clone(), call.clone());
     let device = std::thread::spawn(move || {
-        let vring = Vring::new(memory, LAYOUT, plan.features, 0).unwrap();
-        serve(vring, plan, Random { seed: !seed }, &kicked, &called);
+        let vring = Vring::new(memory, LAYOUT, workload.features, 0).unwrap();
+        serve(vring, workload, Random { seed: !seed }, &kicked, &called);
     });
     driver.run(&kick, &call);
     device.join().unwrap();
 }
 
-/// As much as goes.
-const STREAM: Plan = Plan {
+/// As fast as possible.
+const STREAM: Workload = Workload {
     features: 0,
     entries: 1_000_000,
     batch: 64,
     spin: 0,
 };
 
-/// One at a time, going to sleep at about the moment in which the other side acts.
-const PING_PONG: Plan = Plan {
+/// One at a time, falling asleep at about the moment at which the other side acts.
+const PING_PONG: Workload = Workload {
     features: 0,
     entries: 60_000,
     batch: 1,
@@ -242,7 +242,7 @@ const PING_PONG: Plan = Plan {
 
 #[test]
 fn a_million_entries_by_event_index() {
-    hand_over(Plan {
+    hand_over(Workload {
         features: feature::EVENT_IDX,
         ..STREAM
     });
@@ -255,7 +255,7 @@ fn a_million_entries_by_flags() {
 
 #[test]
 fn one_at_a_time_by_event_index() {
-    hand_over(Plan {
+    hand_over(Workload {
         features: feature::EVENT_IDX,
         ..PING_PONG
     });

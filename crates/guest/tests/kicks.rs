@@ -1,19 +1,19 @@
-//! The protocol of arming, looking and kicking, in every order that memory allows: each side's stores reach
-//! the other late and, on some machines, in another order than they were made, unless a fence says
-//! otherwise. `Vring::arm` and `Vring::disarm` are the worker's steps here, a driver's (virtio 1.3 §2.7.13.4) the
-//! guest's. Every state is visited, so what holds here holds for every interleaving of so many requests.
+//! The protocol of arming, checking and kicking, in every order that memory allows: unless a fence prevents
+//! it, each side's stores reach the other late and, on some machines, in another order than they were made.
+//! `Vring::arm` and `Vring::disarm` are the worker's steps here; a driver's (virtio 1.3 §2.7.13.4) are the
+//! guest's. Every state is visited, so the result holds for every interleaving of this many requests.
 
-// A test's own mistake ends the test.
+// A mistake in the test itself ends the test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashSet;
 
 /// Requests that the guest makes available, one by one.
 const REQUESTS: u8 = 4;
-/// Looks of a worker that spins, before it arms.
+/// Checks of a worker that spins, before it arms.
 const SPINS: u8 = 2;
 
-/// How kicks are asked for.
+/// How a side asks for kicks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Format {
     /// `avail_event` (EVENT_IDX).
@@ -22,13 +22,13 @@ enum Format {
     Flag,
 }
 
-/// What the two sides share.
+/// The words that the two sides share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Word {
     /// Available index: requests made so far.
     Avail,
-    /// The wish for kicks: an index, or 1 for "none".
-    Wish,
+    /// The request for kicks: an index, or 1 for "none".
+    KickRequest,
 }
 
 /// Stores of one side that the other cannot see yet, in the order in which they were made.
@@ -37,7 +37,7 @@ type Pending = Vec<(Word, u8)>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
     avail: u8,
-    wish: u8,
+    kick_request: u8,
     /// The kick eventfd.
     kick: bool,
     guest: Guest,
@@ -52,27 +52,27 @@ enum Guest {
     Add(u8),
     /// Its fence after that.
     Fence(u8),
-    /// Looks whether a kick is wanted, and kicks.
-    Look(u8),
+    /// Checks whether a kick is wanted, and kicks if so.
+    Check(u8),
     Done,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Worker {
-    /// Takes what it finds; `n` so far, so often looked at since.
-    Turn(u8, u8),
+    /// Takes all available requests: `n` so far, after this many further checks.
+    Take(u8, u8),
     /// Asks for kicks.
     Arm(u8),
     /// Its fence after that.
     Fence(u8),
-    /// Looks once more.
-    Look(u8),
+    /// Checks again.
+    Check(u8),
     Asleep(u8),
-    /// Tells that no kicks are needed.
+    /// Announces that no kicks are needed.
     Disarm(u8),
 }
 
-/// What a side leaves out, to see that the model would notice.
+/// A step that a side omits, to show that the model would detect it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -84,7 +84,7 @@ enum Fault {
 struct Model {
     format: Format,
     fault: Fault,
-    /// Stores to different words may change places before others see them.
+    /// Stores to different words may become visible in another order.
     reorders: bool,
 }
 
@@ -93,16 +93,16 @@ impl Model {
         State {
             avail: 0,
             // A vring starts armed.
-            wish: 0,
+            kick_request: 0,
             kick: false,
             guest: Guest::Add(1),
-            worker: Worker::Turn(0, 0),
+            worker: Worker::Take(0, 0),
             guest_stores: Vec::new(),
             worker_stores: Vec::new(),
         }
     }
 
-    /// All states; an error is one that nothing leads out of although work is left.
+    /// Visits all states. The error is a state that no step leaves although work is left.
     fn explore(&self) -> Result<usize, State> {
         let mut seen = HashSet::from([self.start()]);
         let mut open = vec![self.start()];
@@ -141,14 +141,14 @@ impl Model {
         let mut next = Vec::new();
         for (at, (word, value)) in stores.iter().enumerate() {
             let overtakes = at > 0 && !self.reorders;
-            // Of one word the order always holds.
+            // Stores to one word always keep their order.
             if overtakes || stores[..at].iter().any(|(earlier, _)| earlier == word) {
                 continue;
             }
             let mut state = state.clone();
             match word {
                 Word::Avail => state.avail = *value,
-                Word::Wish => state.wish = *value,
+                Word::KickRequest => state.kick_request = *value,
             }
             let stores = if guest {
                 &mut state.guest_stores
@@ -167,17 +167,17 @@ impl Model {
             Guest::Add(number) => {
                 state.guest_stores.push((Word::Avail, number));
                 match self.fault {
-                    Fault::NoGuestFence => Guest::Look(number),
+                    Fault::NoGuestFence => Guest::Check(number),
                     _ => Guest::Fence(number),
                 }
             }
-            Guest::Fence(number) if state.guest_stores.is_empty() => Guest::Look(number),
+            Guest::Fence(number) if state.guest_stores.is_empty() => Guest::Check(number),
             Guest::Fence(_) | Guest::Done => return None,
-            Guest::Look(number) => {
+            Guest::Check(number) => {
                 let wanted = match self.format {
-                    // The entry that was asked for is the one just added.
-                    Format::Index => state.wish == number - 1,
-                    Format::Flag => state.wish == 0,
+                    // The kick was requested for the entry that was just added.
+                    Format::Index => state.kick_request == number - 1,
+                    Format::Flag => state.kick_request == 0,
                 };
                 state.kick |= wanted;
                 match number {
@@ -189,7 +189,7 @@ impl Model {
         Some(state)
     }
 
-    /// What a worker may do; where it may spin or arm, both.
+    /// The worker's possible steps; if it may spin or arm, both.
     fn worker(&self, state: &State) -> Vec<State> {
         let to = |worker: Worker| {
             let mut state = state.clone();
@@ -197,13 +197,13 @@ impl Model {
             state
         };
         match state.worker {
-            Worker::Turn(taken, spun) => {
+            Worker::Take(taken, spun) => {
                 if state.avail > taken {
-                    return vec![to(Worker::Turn(state.avail, 0))];
+                    return vec![to(Worker::Take(state.avail, 0))];
                 }
                 let mut ways = vec![to(Worker::Arm(taken))];
                 if spun < SPINS {
-                    ways.push(to(Worker::Turn(taken, spun + 1)));
+                    ways.push(to(Worker::Take(taken, spun + 1)));
                     if spun == 0 {
                         ways.push(to(Worker::Disarm(taken)));
                     }
@@ -211,34 +211,36 @@ impl Model {
                 ways
             }
             Worker::Disarm(taken) => {
-                let mut state = to(Worker::Turn(taken, 1));
-                // With an index: one that is not met; here as there, any that lies behind.
-                let wish = match self.format {
+                let mut state = to(Worker::Take(taken, 1));
+                // With an index: one that the guest does not reach, which may be any that lies behind.
+                let kick_request = match self.format {
                     Format::Index => u8::MAX,
                     Format::Flag => 1,
                 };
-                state.worker_stores.push((Word::Wish, wish));
+                state.worker_stores.push((Word::KickRequest, kick_request));
                 vec![state]
             }
             Worker::Arm(taken) => {
                 let mut state = to(match self.fault {
                     Fault::NoSecondLook => Worker::Asleep(taken),
-                    Fault::NoWorkerFence => Worker::Look(taken),
+                    Fault::NoWorkerFence => Worker::Check(taken),
                     _ => Worker::Fence(taken),
                 });
-                let wish = match self.format {
+                let kick_request = match self.format {
                     Format::Index => taken,
                     Format::Flag => 0,
                 };
-                state.worker_stores.push((Word::Wish, wish));
+                state.worker_stores.push((Word::KickRequest, kick_request));
                 vec![state]
             }
-            Worker::Fence(taken) if state.worker_stores.is_empty() => vec![to(Worker::Look(taken))],
+            Worker::Fence(taken) if state.worker_stores.is_empty() => {
+                vec![to(Worker::Check(taken))]
+            }
             Worker::Fence(_) => Vec::new(),
-            Worker::Look(taken) if state.avail > taken => vec![to(Worker::Turn(taken, 0))],
-            Worker::Look(taken) => vec![to(Worker::Asleep(taken))],
+            Worker::Check(taken) if state.avail > taken => vec![to(Worker::Take(taken, 0))],
+            Worker::Check(taken) => vec![to(Worker::Asleep(taken))],
             Worker::Asleep(taken) if state.kick => {
-                let mut state = to(Worker::Turn(taken, 0));
+                let mut state = to(Worker::Take(taken, 0));
                 state.kick = false;
                 vec![state]
             }
@@ -250,7 +252,7 @@ impl Model {
 const FORMATS: [Format; 2] = [Format::Index, Format::Flag];
 
 #[test]
-fn no_order_of_arming_looking_and_kicking_loses_a_request() {
+fn no_order_of_arming_checking_and_kicking_loses_a_request() {
     for format in FORMATS {
         for reorders in [false, true] {
             let model = Model {
@@ -260,14 +262,14 @@ fn no_order_of_arming_looking_and_kicking_loses_a_request() {
             };
             let states = model
                 .explore()
-                .unwrap_or_else(|state| panic!("{format:?}: asleep for good: {state:?}"));
+                .unwrap_or_else(|state| panic!("{format:?}: asleep for ever: {state:?}"));
             assert!(states > 500, "{format:?}: only {states} states");
         }
     }
 }
 
 #[test]
-fn each_fence_and_the_second_look_are_needed() {
+fn each_fence_and_the_second_check_are_needed() {
     for format in FORMATS {
         for fault in [
             Fault::NoGuestFence,

@@ -1,7 +1,7 @@
-//! The vring against an independent device side: `virtio_queue::Queue` serves a copy of the same memory,
-//! and both must see the same chains, leave the same used ring and agree on calls.
+//! Compares the vring with an independent device side: `virtio_queue::Queue` serves a copy of the same
+//! memory, and both must see the same chains, leave the same used ring and agree on calls.
 
-#![allow(clippy::unwrap_used)] // helpers of tests stand outside of test functions here
+#![allow(clippy::unwrap_used)] // helper functions of tests are outside of test functions here
 
 use std::fs::File;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// One memory file, seen by us and by the other side.
+/// One memory file that both sides map.
 struct Both {
     ours: Arc<Memory>,
     theirs: GuestMemoryMmap,
@@ -72,7 +72,7 @@ fn oracle(layout: VringLayout, base: u16, event_idx: bool) -> Queue {
     queue
 }
 
-/// What a chain is made of: readable and writable lengths, and whether it is an indirect table.
+/// The shape of a chain: readable and writable lengths, and whether it is an indirect table.
 #[derive(Debug, Clone)]
 struct Shape {
     readable: Vec<u32>,
@@ -98,7 +98,7 @@ fn shape() -> impl Strategy<Value = Shape> {
         })
 }
 
-/// Driver side: descriptors are handed out in an order that `seed` stirs.
+/// Driver side: hands out descriptors in an order that depends on `seed`.
 struct Driver<'a> {
     memory: &'a GuestMemoryMmap,
     layout: VringLayout,
@@ -129,7 +129,7 @@ impl Driver<'_> {
         self.memory.write_slice(&bytes, GuestAddress(at)).unwrap();
     }
 
-    /// Makes one chain available; its descriptors, or `None` where too few are free.
+    /// Makes one chain available and returns its descriptors, or `None` if too few are free.
     fn offer(&mut self, shape: &Shape) -> Option<Vec<u16>> {
         let lens: Vec<(u32, u16)> = shape
             .readable
@@ -196,7 +196,7 @@ fn next_of(queue: &mut Queue, memory: &GuestMemoryMmap) -> (u16, Vec<Segment>, V
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 200,
-        // A failing seed is printed and kept here, where the next run replays it.
+        // A failing seed is printed and kept here, where the next run repeats it.
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/tests/oracle.proptest-regressions"
@@ -205,7 +205,7 @@ proptest! {
     })]
 
     #[test]
-    fn the_vring_does_what_the_oracle_does(
+    fn the_vring_agrees_with_the_oracle(
         size_log in 0u32..8,
         base in prop_oneof![Just(0u16), 65_500..=65_535u16, any::<u16>()],
         event_idx in any::<bool>(),
@@ -233,7 +233,7 @@ proptest! {
         let mut first = true;
         for (shapes, used_event) in rounds {
             let event_addr = layout.avail_addr + 4 + 2 * u64::from(layout.size);
-            // Mostly near the index, where it decides something.
+            // Mostly near the index, which is where it matters.
             let used_event = to_us.avail.wrapping_sub(4).wrapping_add(used_event % 8);
             for memory in [&a.theirs, &b.theirs] {
                 memory.write_obj(used_event, GuestAddress(event_addr)).unwrap();
@@ -261,7 +261,7 @@ proptest! {
             prop_assert_eq!(used_ring(&a.theirs, layout), used_ring(&b.theirs, layout));
             prop_assert_eq!(vring.base(), queue.next_avail());
             let theirs = queue.needs_notification(&b.theirs).unwrap();
-            // Ours calls for the first batch in any case; theirs knows no empty batch without events.
+            // Our vring always calls for the first batch; the oracle has no empty batch without events.
             if event_idx && !first {
                 prop_assert_eq!(call, theirs);
             }
@@ -271,7 +271,7 @@ proptest! {
 }
 
 #[test]
-fn chains_of_the_mock_driver_are_seen_alike() {
+fn both_sides_see_the_same_chains_of_the_mock_driver() {
     let both = both();
     let mock = MockSplitQueue::new(&both.theirs, 64);
     let mut offset = 0;

@@ -1,4 +1,4 @@
-//! What becomes of a SIGBUS, in processes and threads of their own.
+//! Effects of a SIGBUS, in separate processes and threads.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -22,7 +22,7 @@ fn spec(len_bytes: u64) -> std::io::Result<RegionSpec> {
 }
 
 #[test]
-fn a_fault_outside_guest_memory_still_kills() {
+fn a_fault_elsewhere_still_ends_the_process() {
     if std::env::var_os(CHILD).is_some() {
         let _handler_installed = Memory::new(vec![spec(0x1000).unwrap()]).unwrap();
         let foreign = tempfile::tempfile().unwrap();
@@ -30,14 +30,14 @@ fn a_fault_outside_guest_memory_still_kills() {
         let offset = FileOffset::new(foreign.try_clone().unwrap(), 0);
         let mapped: MmapRegion = MmapRegion::from_file(offset, 0x1000).unwrap();
         foreign.set_len(0).unwrap();
-        // SAFETY: mapped, though without a page behind it: that is the point.
+        // SAFETY: mapped. There is no page behind it, which is what this tests.
         let byte = unsafe { mapped.as_ptr().read_volatile() };
         unreachable!("read {byte}");
     }
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_fault_outside_guest_memory_still_kills"])
+        .args(["--exact", "a_fault_elsewhere_still_ends_the_process"])
         .env(CHILD, "1")
-        // Under AddressSanitizer the previous handler would be its own, which reports and exits.
+        // Under AddressSanitizer the previous handler would be the sanitizer's, which reports and exits.
         .env("ASAN_OPTIONS", "handle_sigbus=0")
         .output()
         .unwrap()
@@ -46,7 +46,7 @@ fn a_fault_outside_guest_memory_still_kills() {
 }
 
 #[test]
-fn memories_come_and_go_while_others_are_cut() {
+fn memories_are_mapped_and_unmapped_while_others_are_cut() {
     let threads: Vec<_> = (0..4)
         .map(|_| {
             std::thread::spawn(|| {

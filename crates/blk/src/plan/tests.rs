@@ -46,7 +46,7 @@ fn places(request: &Request, cut: &Cut) -> Vec<(u16, u64, u64)> {
         .collect()
 }
 
-/// Where each byte of a stream lies, up to `len_bytes` of them, after the first `skip_bytes`.
+/// The addresses of a stream's bytes, up to `len_bytes` of them, after the first `skip_bytes`.
 fn flatten(segments: &[Segment], skip_bytes: u32, len_bytes: u64) -> Vec<u64> {
     segments
         .iter()
@@ -110,21 +110,21 @@ fn striped_example_of_the_doc() {
 }
 
 #[test]
-fn where_a_chunk_is_cut() {
+fn requests_are_cut_at_the_right_offsets() {
     const K: u64 = 1024;
     // chunk, offset, length; lengths of the ops.
     let table: [(u32, u64, u64, &[u64]); 8] = [
-        // A chunk or less is whole, wherever it lies.
+        // A chunk or less is never cut.
         (8 << 10, 4 * K, 8 * K, &[8 * K]),
         (8 << 10, 512, 512, &[512]),
-        // Multiples, where that is no op more.
+        // Cut at multiples if that takes no extra op.
         (8 << 10, 0, 16 * K, &[8 * K, 8 * K]),
         (8 << 10, 4 * K, 20 * K, &[4 * K, 8 * K, 8 * K]),
         (8 << 10, 4 * K, 12 * K, &[4 * K, 8 * K]),
-        // From the start on, where it would be.
+        // Otherwise cut from the start.
         (8 << 10, 4 * K, 16 * K, &[8 * K, 8 * K]),
         (8 << 10, 4 * K, 24 * K, &[8 * K, 8 * K, 8 * K]),
-        // Never inside blocks.
+        // Never cut inside blocks.
         (8 << 10, 512, 16 * K, &[8 * K - 512, 8 * K, 512]),
     ];
     for (chunk, offset, len, lens) in table {
@@ -134,7 +134,7 @@ fn where_a_chunk_is_cut() {
             .collect();
         assert_eq!(found, lens, "{chunk} {offset} {len}");
     }
-    // Doubled until 64 ops do.
+    // The chunk is doubled until 64 ops are enough.
     let lens = places(&request(Verb::Read, 0, 4 << 20), &chunks(8 << 10));
     assert_eq!(lens.len(), 64);
     assert!(lens.iter().all(|place| place.2 == 64 * K));
@@ -187,7 +187,7 @@ fn each_verb_has_its_op() {
 }
 
 #[test]
-fn only_transfers_have_a_short_way() {
+fn only_transfers_have_a_fast_path() {
     let whole = |verb, len| Plan::whole(&request(verb, 0, len), &[], &WHOLE).is_some();
     for verb in [Verb::Read, Verb::Write] {
         assert!(whole(verb, 512) && whole(verb, 1 << 30), "{verb:?}");
@@ -210,7 +210,7 @@ fn only_transfers_have_a_short_way() {
 }
 
 #[test]
-fn a_flush_is_one_op_and_never_again() {
+fn a_flush_is_exactly_one_op() {
     let data = [Segment {
         addr: 0x1000,
         len: 512,
@@ -226,7 +226,7 @@ fn a_flush_is_one_op_and_never_again() {
 }
 
 #[test]
-fn nothing_to_do_has_no_op() {
+fn an_empty_request_has_no_op() {
     for verb in [
         Verb::Read,
         Verb::Write,
@@ -282,8 +282,8 @@ fn segments_that_run_out_skip_nothing() {
     }
 }
 
-/// Segments of any length, none among them, whose sum is a whole number of sectors; a request
-/// over a beginning of them, and an offset.
+/// Segments of any length, possibly 0, whose sum is a whole number of sectors; the length of a request over
+/// their beginning; and an offset.
 fn layouts() -> impl Strategy<Value = (Vec<Segment>, u64, u64)> {
     let lens = prop::collection::vec(
         prop_oneof![Just(0u32), Just(512), Just(4096), 1..3000u32, 1..70_000u32],
@@ -293,7 +293,7 @@ fn layouts() -> impl Strategy<Value = (Vec<Segment>, u64, u64)> {
         let mut segments: Vec<_> = lens
             .iter()
             .zip(1u64..)
-            // Far apart, so that a byte taken from the wrong segment is seen.
+            // Far apart, so that a byte from the wrong segment is detected.
             .map(|(len, n)| Segment {
                 addr: n << 20,
                 len: *len,
@@ -345,8 +345,8 @@ fn disk_offset(cut: &Cut, leg: u16, offset: u64) -> u64 {
 }
 
 proptest! {
-    /// Cutting changes nothing: the ops cover the request's range of the disk and its bytes of
-    /// memory exactly, in order, without overlap; and they keep to their bounds.
+    /// Cutting loses nothing: the ops cover the request's range of the disk and its bytes of memory exactly,
+    /// in order, without overlap, and within their bounds.
     #[test]
     fn ops_cover_the_request_exactly(
         (segments, offset, len) in layouts(), cut in any_cut(), write in any::<bool>(),
@@ -377,7 +377,7 @@ proptest! {
         prop_assert!(count <= cut.ops_max());
     }
 
-    /// The short way yields what the long way would, and is there for most.
+    /// The fast path yields the plan's only op, and covers most requests.
     #[test]
     fn a_whole_op_is_the_plans_only_one(
         (segments, offset, len) in layouts(), cut in any_cut(), write in any::<bool>(),
@@ -391,9 +391,8 @@ proptest! {
         }
     }
 
-    /// Where a request is split by choice: as few ops as the chunk allows (one more where it begins
-    /// inside a block), at most 64, none longer than the chunk unless that was doubled, and borders at
-    /// multiples of it where they cost nothing.
+    /// Splitting makes as few ops as the chunk allows (one more if the request begins inside a block), at most 64,
+    /// none longer than the chunk unless that was doubled, with borders at its multiples if they cost nothing.
     #[test]
     fn splitting_keeps_its_bounds(
         sector in 0..1u64 << 30, sectors in 1..=1u64 << 20, shift in 12..=22u32,
@@ -421,7 +420,7 @@ proptest! {
         }
     }
 
-    /// On each leg a range is one range, and together they are the request's, no byte twice.
+    /// On each leg there is one range, and together they are the request's range, each byte once.
     #[test]
     fn ranges_on_legs_are_the_request(
         legs in 2..=64u16, shift in 12..=22u32, sector in 0..1u64 << 40, sectors in 1..=1u64 << 21,
@@ -435,8 +434,8 @@ proptest! {
         seen.sort_unstable();
         seen.dedup();
         prop_assert_eq!(seen.len(), ops.len());
-        // As long as the request together, and both ends of each and of each chunk inside lie in it:
-        // since places are one to one, that is the same set of bytes.
+        // They are as long as the request, and both ends of each range and of each chunk in it are inside the
+        // request. Because places are one to one, they are the same set of bytes.
         prop_assert_eq!(ops.iter().map(|op| op.2).sum::<u64>(), len);
         for (leg, start, bytes) in ops {
             let inside = |at| (offset..offset + len).contains(&disk_offset(&cut, leg, at));
@@ -444,7 +443,7 @@ proptest! {
         }
     }
 
-    /// One leg: whole, whatever reads are split into.
+    /// With one leg, such a range is not cut, whatever reads are split into.
     #[test]
     fn ranges_of_one_leg_are_whole(
         offset in 0..1u64 << 40, len in 1..1u64 << 32, chunk_bytes in any_chunk(),
@@ -453,7 +452,7 @@ proptest! {
         prop_assert_eq!(places(&request(Verb::Discard, offset, len), &cut), [(0, offset, len)]);
     }
 
-    /// The bound that slots and engines are sized by.
+    /// The bound for the sizes of slots and engines.
     #[test]
     fn no_request_taken_has_more_than_ops_max(
         sector in 0..1u64 << 40, sectors in 0..=(u64::from(u32::MAX) / SECTOR_BYTES), cut in any_cut(),

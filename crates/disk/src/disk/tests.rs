@@ -61,7 +61,7 @@ fn memory_has_no_page_cache_to_bypass() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_by_name() {
+fn files_of_other_kinds_are_refused_by_name() {
     let dir = TempDir::new().unwrap();
     let at = |name: &str| dir.path().join(name);
     image(dir.path(), "empty", 0);
@@ -112,7 +112,7 @@ fn no_permission_names_the_remedy() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 4096);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
-    // Of this thread alone. Root without them is refused what anybody is refused.
+    // Only this thread's. Without them, root is refused like any other user.
     let mut sets = capabilities(None).unwrap();
     sets.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
     set_capabilities(None, sets).unwrap();
@@ -158,7 +158,7 @@ fn an_image_in_use_is_refused_and_readers_share() {
 }
 
 #[test]
-fn a_file_is_described_truly() {
+fn limits_of_a_file_are_correct() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 1 << 20);
     let disk = open(
@@ -214,7 +214,7 @@ fn read_only_cannot_write() {
 }
 
 #[test]
-fn discard_is_the_operators_choice() {
+fn discard_depends_on_the_option() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 4096);
     let disk = open(
@@ -228,9 +228,9 @@ fn discard_is_the_operators_choice() {
     assert!(!disk.limits().discard);
 }
 
-/// On whatever file system the temporary folder and /dev/shm are.
+/// On the file systems of the temporary folder and of /dev/shm.
 #[test]
-fn direct_works_as_stated_or_is_left() {
+fn direct_io_works_as_probed_or_is_not_used() {
     for folder in [std::env::temp_dir(), PathBuf::from("/dev/shm")] {
         let dir = TempDir::new_in(&folder).unwrap();
         let path = image(dir.path(), "image", 1 << 20);
@@ -296,7 +296,7 @@ fn a_file_system_without_direct_is_read_through_the_page_cache_or_refused() {
 }
 
 #[test]
-fn a_block_size_is_checked_and_obeyed() {
+fn a_block_size_is_checked_and_used() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 3 * 4096 + 512);
     let with = |block_bytes| OpenOptions {
@@ -329,7 +329,7 @@ fn a_block_size_is_checked_and_obeyed() {
 }
 
 #[test]
-fn a_disk_that_grows_is_seen_and_one_that_shrinks_keeps_its_size() {
+fn growth_is_detected_and_a_disk_that_shrinks_keeps_its_size() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 1 << 20);
     let options = OpenOptions {
@@ -361,7 +361,7 @@ fn a_disk_that_grows_is_seen_and_one_that_shrinks_keeps_its_size() {
 }
 
 #[test]
-fn growth_is_told_to_one_of_many_callers() {
+fn growth_is_reported_to_one_of_many_callers() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 4096);
     let disk = open(&path, &OPTIONS).unwrap();
@@ -385,7 +385,7 @@ fn growth_is_told_to_one_of_many_callers() {
 }
 
 #[test]
-fn a_file_renamed_over_goes_on_being_served() {
+fn a_replaced_file_is_still_served() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 4096);
     let disk = open(
@@ -407,7 +407,7 @@ fn a_file_renamed_over_goes_on_being_served() {
 }
 
 #[test]
-fn memory_and_null_are_described_truly() {
+fn limits_of_memory_and_null_are_correct() {
     for (spec, serial) in [
         (DiskSpec::Ram(1 << 20), "cleave-ram"),
         (DiskSpec::Null(1 << 50), "cleave-null"),
@@ -451,7 +451,7 @@ fn impossible_sizes_of_memory_are_refused() {
 }
 
 #[test]
-fn a_failed_sync_sticks() {
+fn a_failed_sync_is_permanent() {
     let disk = Disk::open(&DiskSpec::Null(4096), &OPTIONS).unwrap();
     assert!(!disk.sync_failed());
     disk.mark_sync_failed();
@@ -474,7 +474,7 @@ fn a_serial_belongs_to_the_file_not_to_its_spelling() {
     assert_eq!(serial[18..], [0, 0]);
     let other = image(dir.path(), "other", 4096);
     assert_ne!(open(&other, &OPTIONS).unwrap().serial(), serial);
-    // Fixed for ever: guests find their disks by it.
+    // Never change this: guests find their disks by it.
     assert_eq!(
         &path_serial(Path::new("/nowhere/at all"))[..18],
         b"cl4c205694d3de53d3"
@@ -496,7 +496,7 @@ fn alignment_can_only_be_made_stricter() {
     assert_eq!(disk.with_alignment(1, 1).limits().offset_align_bytes, 4096);
 }
 
-/// A loop device of its own; detached at the end.
+/// A loop device, detached on drop.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -532,7 +532,7 @@ impl Drop for Loop {
 }
 
 #[test]
-fn a_block_device_is_described_truly() {
+fn limits_of_a_block_device_are_correct() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 1 << 20);
     let Some(device) = Loop::attach(&path, &["--sector-size", "4096"]) else {

@@ -1,4 +1,4 @@
-//! What a modelled drive is made of.
+//! The parameters of a modelled drive.
 
 /// The parts of a drive and their times.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,30 +11,30 @@ pub struct Drive {
     pub read_ns: u64,
     /// Time on a channel to write a page.
     pub write_ns: u64,
-    /// Time that every command costs before its first page.
+    /// Time that every command takes before its first page.
     pub command_ns: u64,
-    /// Pages of one command on the channels at a time.
+    /// Most pages of one command on the channels at a time.
     pub window: u32,
-    /// Time of a page on its channel's bus, from the bandwidth of a channel; added to the read or write.
+    /// Time of a page on its channel's bus, from the bandwidth of a channel; added to the read or write time.
     pub transfer_ns: u64,
     /// Time of a page on the shared link.
     pub link_ns: u64,
     /// Spread of the times on a channel: ± this share, in 1/1000.
     pub jitter_per_mille: u32,
-    /// Bytes that a write may complete into before they are on the channels; 0: none.
+    /// Size of the buffer in which writes may complete before they reach the channels; 0: no buffer.
     pub write_buffer_bytes: u64,
-    /// Replays placement and jitter.
+    /// Seed of placement and jitter.
     pub seed: u64,
 }
 
 impl Drive {
-    /// Time of a page on a channel, jitter apart.
+    /// Time of a page on a channel without jitter.
     pub(crate) fn page_ns(&self, is_read: bool) -> u64 {
         let cell_ns = if is_read { self.read_ns } else { self.write_ns };
         cell_ns.saturating_add(self.transfer_ns)
     }
 
-    /// The shortest that jitter leaves of such a time.
+    /// The shortest time that jitter can make of `ns`.
     pub(crate) fn least_ns(&self, ns: u64) -> u64 {
         let share = 1000_u64.saturating_sub(u64::from(self.jitter_per_mille));
         (u128::from(ns) * u128::from(share) / 1000) as u64

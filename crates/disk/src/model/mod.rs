@@ -1,7 +1,7 @@
-//! Modelled drives: how long a drive would take that this machine does not have.
+//! Modelled drives: how long a drive that this machine does not have would take.
 //!
-//! Arithmetic only: no clock, no I/O, no thread. It lives with the disk because the drive is one and
-//! the workers of a disk are several; who owns the bytes and reads the clock is an engine.
+//! Arithmetic only: no clock, no I/O, no thread. It is part of the disk because one drive serves all workers
+//! of the disk. An engine owns the bytes and reads the clock.
 
 mod drive;
 mod shared;

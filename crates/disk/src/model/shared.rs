@@ -1,21 +1,21 @@
-//! One drive, several owners: each is told of its own commands only.
+//! One drive with several owners; each receives only its own completions.
 
 use std::collections::VecDeque;
 
-use super::timing::Name;
+use super::timing::CommandId;
 use super::{Drive, Timing, Work};
 
-/// One of those that submit to a drive. Left by [`Shared::leave`].
+/// One of those that submit to a drive; ended by [`Shared::leave`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Owner(u16);
 
-/// A drive and what it has finished for each of its owners. Whoever lets time pass does so for all:
-/// what finishes for others waits in their box.
+/// A drive and its completed commands for each owner. A call that advances the time does so for all owners:
+/// completions of others wait in their queues.
 #[derive(Debug)]
 pub struct Shared {
     timing: Timing,
-    /// `None`: nobody has that number.
-    boxes: Vec<Option<VecDeque<u32>>>,
+    /// `None`: the number is free.
+    completions: Vec<Option<VecDeque<u32>>>,
 }
 
 impl Shared {
@@ -23,32 +23,32 @@ impl Shared {
     pub fn new(drive: Drive) -> Shared {
         Shared {
             timing: Timing::new(drive),
-            boxes: Vec::new(),
+            completions: Vec::new(),
         }
     }
 
-    /// A new owner. `None`: there are 65536 already.
+    /// Adds an owner. `None`: there are 65536 already.
     pub fn join(&mut self) -> Option<Owner> {
-        let number = match self.boxes.iter().position(Option::is_none) {
+        let number = match self.completions.iter().position(Option::is_none) {
             Some(number) => number,
             None => {
-                self.boxes.push(None);
-                self.boxes.len() - 1
+                self.completions.push(None);
+                self.completions.len() - 1
             }
         };
         let owner = u16::try_from(number).ok()?;
-        *self.boxes.get_mut(number)? = Some(VecDeque::new());
+        *self.completions.get_mut(number)? = Some(VecDeque::new());
         Some(Owner(owner))
     }
 
-    /// An owner goes, with nothing in flight: its number is given to the next.
+    /// Removes an owner that has nothing in flight. Its number is reused.
     pub fn leave(&mut self, owner: &Owner) {
-        if let Some(place) = self.boxes.get_mut(usize::from(owner.0)) {
+        if let Some(place) = self.completions.get_mut(usize::from(owner.0)) {
             *place = None;
         }
     }
 
-    /// Takes a command; the number by which [`Shared::floor_ns`] knows it until it has finished.
+    /// Submits a command. [`Shared::floor_ns`] accepts the returned number until the command has completed.
     pub fn submit(
         &mut self,
         now_ns: u64,
@@ -57,35 +57,34 @@ impl Shared {
         offset_bytes: u64,
         len_bytes: u64,
     ) -> u32 {
-        let name = Name {
+        let id = CommandId {
             owner: owner.0,
             token,
         };
         self.timing
-            .submit_named(now_ns, name, work, offset_bytes, len_bytes)
+            .submit_for(now_ns, id, work, offset_bytes, len_bytes)
     }
 
-    /// Lets time pass, and moves what has finished for this owner to the end of `tokens`, in order of
-    /// finishing.
+    /// Advances the time, and appends this owner's completions to `tokens` in order of completion.
     pub fn collect(&mut self, now_ns: u64, owner: &Owner, tokens: &mut VecDeque<u32>) {
         self.timing.advance(now_ns);
-        while let Some(name) = self.timing.finished_named() {
-            if let Some(Some(place)) = self.boxes.get_mut(usize::from(name.owner)) {
-                place.push_back(name.token);
+        while let Some(id) = self.timing.finished_for_any() {
+            if let Some(Some(place)) = self.completions.get_mut(usize::from(id.owner)) {
+                place.push_back(id.token);
             }
         }
-        if let Some(Some(place)) = self.boxes.get_mut(usize::from(owner.0)) {
+        if let Some(Some(place)) = self.completions.get_mut(usize::from(owner.0)) {
             tokens.append(place);
         }
     }
 
-    /// A time before which a command surely does not finish; later submissions only delay it. `None`:
-    /// it has.
+    /// A lower bound for the command's completion time; later submissions can only delay it. `None`: the
+    /// command has completed.
     pub fn floor_ns(&self, number: u32) -> Option<u64> {
         self.timing.floor_ns(number)
     }
 
-    /// Changes what the drive is made of, as [`Timing::change`].
+    /// Changes the drive's parameters, like [`Timing::change`].
     pub fn change(&mut self, drive: Drive) {
         self.timing.change(drive);
     }
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn each_owner_gets_its_own_whoever_lets_time_pass() {
+    fn each_owner_gets_its_own_completions_whoever_advances_time() {
         let mut shared = shared();
         let (a, b) = (shared.join().unwrap(), shared.join().unwrap());
         shared.submit(0, (&a, 1), Work::Read, 0, 4096);
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_left_is_given_again_and_empty() {
+    fn a_released_number_is_reused_without_old_completions() {
         let mut shared = shared();
         let a = shared.join().unwrap();
         shared.submit(0, (&a, 1), Work::Read, 0, 4096);

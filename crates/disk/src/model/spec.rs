@@ -1,4 +1,4 @@
-//! What an operator writes for a modelled drive: `NAME[,KEY=VALUE…]`.
+//! The command-line syntax of a modelled drive: `NAME[,KEY=VALUE…]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,24 +6,24 @@ use std::str::FromStr;
 use super::Drive;
 use crate::spec::{format_size, parse_size};
 
-/// How a value is written.
+/// The syntax and unit of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unit {
     /// A number.
     Count,
     /// `4K`, `8G`.
     Bytes,
-    /// As `Bytes`, and a power of two.
+    /// Like `Bytes`, and a power of two.
     Page,
-    /// Microseconds, down to the nanosecond; kept in ns.
+    /// Microseconds with up to three decimals; stored in ns.
     Micros,
-    /// Percent, down to a tenth; kept in 1/1000.
+    /// Percent with up to one decimal; stored in 1/1000.
     Percent,
     /// MB/s (10^6 bytes).
     Rate,
 }
 
-/// A parameter: its name, unit, and least and largest value.
+/// A parameter: its name, unit, smallest and largest value.
 #[derive(Debug)]
 struct Key {
     name: &'static str,
@@ -56,10 +56,10 @@ const KEYS: [Key; 12] = [
     key("write_buffer", Unit::Bytes, 0, 1 << 40),
 ];
 
-/// The values of all keys, in their order.
+/// The values of all keys, in the order of `KEYS`.
 type Values = [u64; KEYS.len()];
 
-/// A drive to begin with. What is not given is as here.
+/// A predefined drive. Parameters that are not given have its values.
 #[derive(Debug, PartialEq, Eq)]
 struct Preset {
     name: &'static str,
@@ -69,7 +69,7 @@ struct Preset {
 const SIZE_BYTES: u64 = 8 << 30;
 const MIB: u64 = 1 << 20;
 
-// One row a drive, in the order of `KEYS`: as a table it can be compared.
+// One row per drive, in the order of `KEYS`, so that the rows can be compared.
 #[rustfmt::skip]
 const PRESETS: [Preset; 4] = [
     //                                   size        seed  ch  page  read_ns  write_ns  MB/s a ch  cmd_ns  win   link    ‰    buffer
@@ -79,7 +79,7 @@ const PRESETS: [Preset; 4] = [
     Preset { name: "custom", values: [SIZE_BYTES, 1, 16, 4096, 80_000, 200_000,   400,      5_000,   8,  3_000,  50,       0] },
 ];
 
-/// A modelled drive as named on the command line. Complete and in range.
+/// A modelled drive from the command line, complete and in range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelSpec {
     preset: &'static Preset,
@@ -93,12 +93,12 @@ impl ModelSpec {
         size_bytes
     }
 
-    /// Name of the drive it begins with.
+    /// Name of the preset it is based on.
     pub fn preset(&self) -> &'static str {
         self.preset.name
     }
 
-    /// The drive.
+    /// The drive's parameters.
     pub fn drive(&self) -> Drive {
         let [
             _size_bytes,
@@ -114,7 +114,7 @@ impl ModelSpec {
             jitter_per_mille,
             write_buffer_bytes,
         ] = self.values;
-        // In range of their keys, all but `seed` far below 2^63.
+        // In the range of their keys; all but `seed` are far below 2^63.
         let small = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         let page_ns = |mbps: u64| (page_bytes * 1000).div_ceil(mbps.max(1));
         Drive {
@@ -144,7 +144,7 @@ impl FromStr for ModelSpec {
             .find(|preset| preset.name == name)
             .ok_or_else(|| {
                 let names = PRESETS.each_ref().map(|preset| preset.name).join(", ");
-                format!("model:{text}: no modelled drive is called `{name}`; there are {names}")
+                format!("model:{text}: there is no modelled drive `{name}`; the drives are {names}")
             })?;
         let mut values = preset.values;
         let mut given = [false; KEYS.len()];
@@ -152,7 +152,7 @@ impl FromStr for ModelSpec {
             let (at, value) = parse_part(part).map_err(|why| format!("model:{text}: {why}"))?;
             if let (Some(place), Some(given)) = (values.get_mut(at), given.get_mut(at)) {
                 if std::mem::replace(given, true) {
-                    return Err(format!("model:{text}: `{part}` comes twice; give it once"));
+                    return Err(format!("model:{text}: `{part}` occurs twice; give it once"));
                 }
                 *place = value;
             }
@@ -161,18 +161,18 @@ impl FromStr for ModelSpec {
     }
 }
 
-/// Number of the key, and the value in its kept form.
+/// The number of the key, and the value as it is stored.
 fn parse_part(part: &str) -> Result<(usize, u64), String> {
     let (name, text) = part
         .split_once('=')
-        .ok_or_else(|| format!("`{part}` is no KEY=VALUE"))?;
+        .ok_or_else(|| format!("`{part}` is not KEY=VALUE"))?;
     let (at, key) = KEYS
         .iter()
         .enumerate()
         .find(|(_, key)| key.name == name)
         .ok_or_else(|| {
             let names = KEYS.each_ref().map(|key| key.name).join(", ");
-            format!("`{name}` is no parameter of a modelled drive; there are {names}")
+            format!("`{name}` is not a parameter of a modelled drive; the parameters are {names}")
         })?;
     let range = || {
         let (min, max) = (key.unit.show(key.min), key.unit.show(key.max));
@@ -189,7 +189,7 @@ fn parse_part(part: &str) -> Result<(usize, u64), String> {
 }
 
 impl fmt::Display for ModelSpec {
-    /// What differs from the preset, so that it reads back as the same.
+    /// Writes what differs from the preset, so that parsing it gives the same drive.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.preset.name)?;
         for ((key, value), usual) in KEYS.iter().zip(self.values).zip(self.preset.values) {
@@ -233,7 +233,7 @@ impl Unit {
     }
 }
 
-/// A decimal number times 10^`places`. `None`: nonsense, more places than that, or too large.
+/// Parses a decimal number and multiplies it by 10^`places`. `None`: not a number, too many decimals, or too large.
 fn parse_decimal(text: &str, places: u32) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -300,14 +300,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_refused_by_name_in_one_line() {
+    fn values_out_of_range_are_refused_by_name_in_one_line() {
         for (text, named) in [
             ("", "p3700, p320h, flat, custom"),
             ("p9999", "`p9999`"),
             ("P3700", "`P3700`"),
             ("p3700,", "KEY=VALUE"),
             ("p3700,seed", "KEY=VALUE"),
-            ("p3700,speed=1", "`speed` is no parameter"),
+            ("p3700,speed=1", "`speed` is not a parameter"),
             ("p3700,seed=1,seed=2", "twice"),
             ("p3700,size=0", "size=0"),
             ("p3700,size=x", "a size from 4K to 64T"),

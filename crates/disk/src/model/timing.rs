@@ -1,13 +1,13 @@
-//! How long a modelled drive takes: an event-driven simulation in virtual time.
+//! Timing of a modelled drive: an event-driven simulation in virtual time.
 //!
-//! A command is cut into pages. Pages are spread over channels by address, a channel serves one page
-//! at a time in order of arrival, and a page read crosses the shared link afterwards (a page written:
-//! before). The controller keeps at most `window` pages of one command on the channels: a large
-//! command alone reaches few of them, and that is why the same bytes as several commands are faster.
+//! A command is cut into pages. Pages are spread over channels by address. A channel serves one page at a
+//! time in order of arrival. A page that is read crosses the shared link afterwards; a page that is written
+//! crosses it before. The controller keeps at most `window` pages of one command on the channels. A large
+//! command alone therefore uses few channels, and the same bytes in several commands are faster.
 //!
-//! | happens | then |
+//! | event | consequence |
 //! |---------|------|
-//! | a command comes | its overhead passes, then it begins; a map update ends there |
+//! | a command arrives | its overhead passes, then it begins; a map update ends there |
 //! | a read begins, or a page of it was served | its next page goes to its channel, `window` at a time |
 //! | a page was served | the next one waiting for that channel is served; the page crosses the link |
 //! | the last page of a read is over the link | the read ends |
@@ -15,23 +15,23 @@
 //! | a write begins that may be buffered | waits for room, crosses the link as a whole, ends; then it drains to the channels |
 //! | a sync begins | ends as soon as the writes that began before it are on the channels |
 //!
-//! Nothing here reads a clock; the same commands at the same times finish at the same times.
+//! Nothing here reads a clock: the same commands at the same times always complete at the same times.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::Drive;
 
-/// Longest time counted; keeps sums of times that an operator chose from overflowing.
+/// Upper limit of times, so that sums of an operator's values cannot overflow.
 const LATEST_NS: u64 = u64::MAX / 4;
 
-/// What a command does, as far as time goes.
+/// The kinds of commands that differ in timing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Pages from the channels.
     Read,
-    /// Pages to the channels; `buffered`: complete once they are in the write buffer, where the drive
-    /// has one that takes the whole command.
+    /// Pages to the channels. With `buffered` it completes once the pages are in the write buffer, if the
+    /// drive has one that can hold the whole command.
     Write {
         /// Not write-through.
         buffered: bool,
@@ -42,9 +42,9 @@ pub enum Work {
     Map,
 }
 
-/// Whom a command belongs to: the caller's names, handed back.
+/// The caller's identification of a command, returned with its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Name {
+pub(crate) struct CommandId {
     pub(crate) owner: u16,
     pub(crate) token: u32,
 }
@@ -52,23 +52,23 @@ pub(crate) struct Name {
 /// A command in the drive.
 #[derive(Debug)]
 struct Command {
-    name: Name,
+    id: CommandId,
     work: Work,
-    /// Number in the order of beginning; writes and syncs are compared by it.
-    turn: u64,
+    /// Its number in the order of beginning, by which writes and syncs are compared.
+    sequence: u64,
     first_page: u64,
     pages: u64,
-    /// Pages sent to channels, and pages that were served there.
+    /// Pages sent to the channels, and pages served there.
     issued: u64,
     done: u64,
-    /// No end before this: what is known of pages on the channels and the link.
+    /// Lower bound of its end, from its pages on the channels and the link.
     floor_ns: u64,
-    /// Told to the owner already (a buffered write whose pages still drain).
-    told: bool,
+    /// Reported to the owner already (a buffered write whose pages still drain).
+    reported: bool,
 }
 
 impl Command {
-    /// Pages still to be sent to channels.
+    /// Pages that have not been sent to channels yet.
     fn unissued(&self) -> u64 {
         self.pages.saturating_sub(self.issued)
     }
@@ -79,7 +79,7 @@ impl Command {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Happens {
+enum Event {
     /// A command's overhead is over.
     Begin(u32),
     /// A page of a command has crossed the link to this channel.
@@ -92,17 +92,17 @@ enum Happens {
 
 #[derive(Debug, Default)]
 struct Channel {
-    /// Page being served, and pages waiting: the command of each.
+    /// The command of the page being served, and those of the waiting pages.
     serving: Option<u32>,
     until_ns: u64,
     waiting: VecDeque<u32>,
 }
 
-/// A sync that waits for so many writes.
+/// A sync that waits for `writes` writes.
 #[derive(Debug)]
-struct Barrier {
+struct WaitingSync {
     number: u32,
-    turn: u64,
+    sequence: u64,
     writes: usize,
 }
 
@@ -114,20 +114,20 @@ pub struct Timing {
     channels: Vec<Channel>,
     commands: Vec<Option<Command>>,
     free: Vec<u32>,
-    /// What happens next; the number keeps ties in order.
-    events: BinaryHeap<Reverse<(u64, u64, Happens)>>,
+    /// The future events; the number orders simultaneous ones.
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     ticket: u64,
-    turn: u64,
+    sequence: u64,
     link_free_ns: u64,
     noise: u64,
     /// Bytes of the write buffer in use.
     buffered_bytes: u64,
-    /// Writes for which the buffer had no room, in order.
-    stalled: VecDeque<u32>,
-    /// Writes that have begun and are not wholly on the channels.
+    /// Writes that wait for room in the buffer, in order.
+    buffer_waiters: VecDeque<u32>,
+    /// Writes that have begun and are not completely on the channels.
     writes: usize,
-    barriers: VecDeque<Barrier>,
-    finished: VecDeque<Name>,
+    waiting_syncs: VecDeque<WaitingSync>,
+    finished: VecDeque<CommandId>,
 }
 
 impl Timing {
@@ -145,18 +145,18 @@ impl Timing {
             free: Vec::new(),
             events: BinaryHeap::new(),
             ticket: 0,
-            turn: 0,
+            sequence: 0,
             link_free_ns: 0,
             buffered_bytes: 0,
-            stalled: VecDeque::new(),
+            buffer_waiters: VecDeque::new(),
             writes: 0,
-            barriers: VecDeque::new(),
+            waiting_syncs: VecDeque::new(),
             finished: VecDeque::new(),
         }
     }
 
-    /// Changes what the drive is made of, from the next page on: a drive that grows old, or is
-    /// throttled. Its geometry (channels, page, seed) stays: commands in flight were cut by it.
+    /// Changes the parameters from the next page on, as if the drive aged or were throttled. Its geometry
+    /// (channels, page, seed) stays, because commands in flight were cut by it.
     pub fn change(&mut self, drive: Drive) {
         self.drive = Drive {
             channels: self.drive.channels,
@@ -166,12 +166,12 @@ impl Timing {
         };
     }
 
-    /// What the drive is made of.
+    /// The drive's parameters.
     pub fn drive(&self) -> &Drive {
         &self.drive
     }
 
-    /// Takes a command at `now_ns`; `token` comes back from [`Timing::finished`].
+    /// Submits a command at `now_ns`; [`Timing::finished`] returns `token`.
     pub fn submit(
         &mut self,
         now_ns: u64,
@@ -180,46 +180,46 @@ impl Timing {
         offset_bytes: u64,
         len_bytes: u64,
     ) {
-        let name = Name { owner: 0, token };
-        self.submit_named(now_ns, name, work, offset_bytes, len_bytes);
+        let id = CommandId { owner: 0, token };
+        self.submit_for(now_ns, id, work, offset_bytes, len_bytes);
     }
 
-    /// When something happens next; `None`: the drive is idle.
+    /// The time of the next event; `None`: the drive is idle.
     pub fn next_ns(&self) -> Option<u64> {
         self.events.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// Lets time pass. Time that has passed already does not come back.
+    /// Advances the time. An earlier time than before has no effect.
     pub fn advance(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns.min(LATEST_NS));
-        while let Some(&Reverse((at, _, happens))) = self.events.peek() {
+        while let Some(&Reverse((at, _, event))) = self.events.peek() {
             if at > self.now_ns {
                 break;
             }
             self.events.pop();
-            match happens {
-                Happens::Begin(number) => self.begin(at, number),
-                Happens::Arrived(channel, number) => self.enqueue(at, channel, number),
-                Happens::Served(channel) => self.served(at, channel),
-                Happens::End(number) => self.end(number),
+            match event {
+                Event::Begin(number) => self.begin(at, number),
+                Event::Arrived(channel, number) => self.enqueue(at, channel, number),
+                Event::Served(channel) => self.served(at, channel),
+                Event::End(number) => self.end(number),
             }
         }
     }
 
-    /// The next command that has finished, in order of finishing.
+    /// The next completed command, in order of completion.
     pub fn finished(&mut self) -> Option<u32> {
-        self.finished_named().map(|name| name.token)
+        self.finished_for_any().map(|id| id.token)
     }
 
-    pub(crate) fn finished_named(&mut self) -> Option<Name> {
+    pub(crate) fn finished_for_any(&mut self) -> Option<CommandId> {
         self.finished.pop_front()
     }
 
-    /// As `submit`, for one of several owners; the number by which `floor_ns` knows the command.
-    pub(crate) fn submit_named(
+    /// Like `submit`, for one of several owners. Returns the number that `floor_ns` accepts.
+    pub(crate) fn submit_for(
         &mut self,
         now_ns: u64,
-        name: Name,
+        id: CommandId,
         work: Work,
         offset_bytes: u64,
         len_bytes: u64,
@@ -234,27 +234,27 @@ impl Timing {
             Work::Sync | Work::Map => 0,
         };
         let number = self.insert(Command {
-            name,
+            id,
             work,
-            turn: 0,
+            sequence: 0,
             first_page,
             pages,
             issued: 0,
             done: 0,
             floor_ns: begin_ns,
-            told: false,
+            reported: false,
         });
-        self.schedule(begin_ns, Happens::Begin(number));
+        self.schedule(begin_ns, Event::Begin(number));
         number
     }
 
-    /// A time before which the command surely does not finish, as of now. Whatever is submitted
-    /// meanwhile only delays it, so it may be slept until; `change` alone can make it too late.
+    /// A lower bound for the command's completion time. Later submissions can only delay the command, so it
+    /// is safe to sleep until then; only `change` can make the bound too late.
     pub(crate) fn floor_ns(&self, number: u32) -> Option<u64> {
         let next_ns = self.next_ns()?;
         let command = self.commands.get(number as usize)?.as_ref()?;
         let page_ns = self.drive.least_ns(self.drive.page_ns(command.is_read()));
-        // Each page that is still to be issued follows another of the same command.
+        // Each page that has not been issued follows another of the same command.
         let rounds = match command.work {
             Work::Read | Work::Write { buffered: false } => command
                 .unissued()
@@ -268,7 +268,7 @@ impl Timing {
     fn insert(&mut self, command: Command) -> u32 {
         let number = self.free.pop().unwrap_or_else(|| {
             self.commands.push(None);
-            // As many as are in flight, which are far below 2^32.
+            // At most the commands in flight, which are far below 2^32.
             (self.commands.len() - 1) as u32
         });
         if let Some(place) = self.commands.get_mut(number as usize) {
@@ -277,10 +277,10 @@ impl Timing {
         number
     }
 
-    fn schedule(&mut self, at_ns: u64, happens: Happens) {
+    fn schedule(&mut self, at_ns: u64, event: Event) {
         self.ticket += 1;
         self.events
-            .push(Reverse((at_ns.min(LATEST_NS), self.ticket, happens)));
+            .push(Reverse((at_ns.min(LATEST_NS), self.ticket, event)));
     }
 
     fn command(&mut self, number: u32) -> Option<&mut Command> {
@@ -288,14 +288,14 @@ impl Timing {
     }
 
     fn begin(&mut self, now_ns: u64, number: u32) {
-        self.turn += 1;
-        let (turn, writes) = (self.turn, self.writes);
+        self.sequence += 1;
+        let (sequence, writes) = (self.sequence, self.writes);
         let buffer_bytes = self.drive.write_buffer_bytes;
         let page_bytes = u64::from(self.drive.page_bytes);
         let Some(command) = self.command(number) else {
             return;
         };
-        command.turn = turn;
+        command.sequence = sequence;
         match &mut command.work {
             Work::Read => self.issue_window(now_ns, number),
             Work::Write { buffered } => {
@@ -303,7 +303,7 @@ impl Timing {
                 let is_buffered = *buffered;
                 self.writes += 1;
                 if is_buffered {
-                    self.stalled.push_back(number);
+                    self.buffer_waiters.push_back(number);
                     self.admit_writes(now_ns);
                 } else {
                     self.issue_window(now_ns, number);
@@ -311,21 +311,21 @@ impl Timing {
             }
             Work::Map => self.end(number),
             Work::Sync if writes == 0 => self.end(number),
-            Work::Sync => self.barriers.push_back(Barrier {
+            Work::Sync => self.waiting_syncs.push_back(WaitingSync {
                 number,
-                turn,
+                sequence,
                 writes,
             }),
         }
     }
 
-    /// Lets writes into the buffer, in order, as long as there is room. Each fits into an empty one
-    /// when it begins; where `change` made the buffer smaller since, an empty one lets it in all the same.
+    /// Moves writes into the buffer, in order, while there is room. Each fitted into an empty buffer when it
+    /// began. If `change` has made the buffer smaller since, an empty one accepts it all the same.
     fn admit_writes(&mut self, now_ns: u64) {
         let page_bytes = u64::from(self.drive.page_bytes);
-        while let Some(&number) = self.stalled.front() {
+        while let Some(&number) = self.buffer_waiters.front() {
             let Some(command) = self.command(number) else {
-                self.stalled.pop_front();
+                self.buffer_waiters.pop_front();
                 continue;
             };
             let (pages, bytes) = (command.pages, command.pages.saturating_mul(page_bytes));
@@ -333,18 +333,18 @@ impl Timing {
             if self.buffered_bytes > 0 && full_bytes > self.drive.write_buffer_bytes {
                 return;
             }
-            self.stalled.pop_front();
+            self.buffer_waiters.pop_front();
             self.buffered_bytes = full_bytes;
             let at_ns = self.cross_link(now_ns, pages);
             if let Some(command) = self.command(number) {
                 command.floor_ns = at_ns;
             }
-            self.schedule(at_ns, Happens::End(number));
+            self.schedule(at_ns, Event::End(number));
             self.issue_window(now_ns, number);
         }
     }
 
-    /// When so many pages that stand at the link now are over it.
+    /// The time at which `pages` pages that are at the link now have crossed it.
     fn cross_link(&mut self, now_ns: u64, pages: u64) -> u64 {
         let link_ns = self.drive.link_ns.saturating_mul(pages);
         self.link_free_ns = self.link_free_ns.max(now_ns).saturating_add(link_ns);
@@ -358,7 +358,7 @@ impl Timing {
         }
     }
 
-    /// Sends the next page of a command on its way, if it has one left.
+    /// Sends the next page of a command, if it has one left.
     fn issue_page(&mut self, now_ns: u64, number: u32) {
         let Some(command) = self.command(number) else {
             return;
@@ -372,16 +372,16 @@ impl Timing {
         let channel = self.channel_of(page);
         if work == (Work::Write { buffered: false }) {
             let at_ns = self.cross_link(now_ns, 1);
-            self.schedule(at_ns, Happens::Arrived(channel, number));
+            self.schedule(at_ns, Event::Arrived(channel, number));
         } else {
             self.enqueue(now_ns, channel, number);
         }
     }
 
-    /// Neighbouring pages lie on neighbouring channels; each 256 pages begin at another one.
+    /// Adjacent pages are on adjacent channels; each group of 256 pages begins at another channel.
     fn channel_of(&self, page: u64) -> u32 {
-        let turn = mix(self.drive.seed ^ mix(page >> 8));
-        (page.wrapping_add(turn) % self.channels.len() as u64) as u32
+        let shift = mix(self.drive.seed ^ mix(page >> 8));
+        (page.wrapping_add(shift) % self.channels.len() as u64) as u32
     }
 
     fn enqueue(&mut self, now_ns: u64, channel: u32, number: u32) {
@@ -415,7 +415,7 @@ impl Timing {
             entry.until_ns = until_ns;
         }
         self.raise_floor(number, until_ns);
-        self.schedule(until_ns, Happens::Served(channel));
+        self.schedule(until_ns, Event::Served(channel));
     }
 
     /// A page of the command is on a channel until then. A buffered write ends without its pages.
@@ -459,7 +459,7 @@ impl Timing {
                 let at_ns = self.cross_link(now_ns, 1);
                 self.raise_floor(number, at_ns);
                 if is_last {
-                    self.schedule(at_ns, Happens::End(number));
+                    self.schedule(at_ns, Event::End(number));
                 }
             }
             Work::Write { buffered: false } if is_last => {
@@ -471,48 +471,48 @@ impl Timing {
         }
     }
 
-    /// A page of a buffered write has left the buffer.
+    /// Handles a page of a buffered write that has left the buffer.
     fn drained(&mut self, now_ns: u64, number: u32, is_last: bool) {
         let page_bytes = u64::from(self.drive.page_bytes);
         self.buffered_bytes = self.buffered_bytes.saturating_sub(page_bytes);
         if is_last {
             self.write_done(number);
-            if self.command(number).is_some_and(|command| command.told) {
+            if self.command(number).is_some_and(|command| command.reported) {
                 self.forget(number);
             }
         }
         self.admit_writes(now_ns);
     }
 
-    /// A write is wholly on the channels: those syncs that began after it wait for one less.
+    /// Handles a write that is completely on the channels: the syncs that began after it wait for one write less.
     fn write_done(&mut self, number: u32) {
-        let Some(turn) = self.command(number).map(|command| command.turn) else {
+        let Some(sequence) = self.command(number).map(|command| command.sequence) else {
             return;
         };
         self.writes = self.writes.saturating_sub(1);
-        for barrier in &mut self.barriers {
-            if turn < barrier.turn {
-                barrier.writes = barrier.writes.saturating_sub(1);
+        for sync in &mut self.waiting_syncs {
+            if sequence < sync.sequence {
+                sync.writes = sync.writes.saturating_sub(1);
             }
         }
-        // An earlier sync waits for fewer writes, so they end in order.
-        while let Some(barrier) = self.barriers.front()
-            && barrier.writes == 0
+        // An earlier sync waits for fewer writes, so syncs end in order.
+        while let Some(sync) = self.waiting_syncs.front()
+            && sync.writes == 0
         {
-            let number = barrier.number;
-            self.barriers.pop_front();
+            let number = sync.number;
+            self.waiting_syncs.pop_front();
             self.end(number);
         }
     }
 
-    /// Tells the owner. A buffered write that still drains is kept.
+    /// Reports the end to the owner. A buffered write that still drains is kept.
     fn end(&mut self, number: u32) {
         let Some(command) = self.command(number) else {
             return;
         };
-        command.told = true;
-        let (name, drains) = (command.name, command.done < command.pages);
-        self.finished.push_back(name);
+        command.reported = true;
+        let (id, drains) = (command.id, command.done < command.pages);
+        self.finished.push_back(id);
         if !drains {
             self.forget(number);
         }
@@ -527,7 +527,7 @@ impl Timing {
     }
 }
 
-/// SplitMix64's finish: spreads neighbours far apart.
+/// The final step of SplitMix64, which spreads adjacent values far apart.
 fn mix(value: u64) -> u64 {
     let z = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

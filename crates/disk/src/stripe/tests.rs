@@ -25,17 +25,17 @@ fn open(legs: &[&DiskSpec]) -> Result<Disk, OpenError> {
     Disk::open_stripe(&legs, CHUNK, StripeKind::Superblocks, &options)
 }
 
-/// One line that names the remedy.
+/// Checks for an error of one line that contains `wanted`.
 fn says<T>(result: Result<T, OpenError>, wanted: &str) {
     let Err(error) = result else {
-        panic!("nothing was refused, and not: {wanted}")
+        panic!("there was no error; expected: {wanted}")
     };
     let why = error.to_string();
     assert!(why.contains(wanted) && !why.contains('\n'), "{why}");
 }
 
 #[test]
-fn what_could_not_be_served_is_no_leg_and_no_leg_is_written() {
+fn an_unservable_leg_is_refused_before_any_leg_is_written() {
     let folder = TempDir::new().unwrap();
     let good = leg(&folder, "good", LEG);
     for (odd_bytes, remedy) in [
@@ -63,7 +63,7 @@ fn what_could_not_be_served_is_no_leg_and_no_leg_is_written() {
 }
 
 #[test]
-fn legs_that_are_no_stripe_are_refused_with_the_remedy() {
+fn legs_of_no_stripe_are_refused_with_the_remedy() {
     let folder = TempDir::new().unwrap();
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| leg(&folder, name, LEG));
     create_stripe(&[a.clone(), b.clone()], CHUNK, Overwrite::No).unwrap();
@@ -73,7 +73,7 @@ fn legs_that_are_no_stripe_are_refused_with_the_remedy() {
     open(&[&a, &b]).unwrap();
     let order = format!("the right order: --disk {a} --disk {b}");
     says(open(&[&b, &a]), &order);
-    says(open(&[&a, &d]), "is of another stripe");
+    says(open(&[&a, &d]), "belongs to another stripe");
     says(open(&[&a, &copy]), "name one of them");
     says(open(&[&a, &b, &copy]), "name one of them");
     says(open(&[&a, &a]), "name each leg once");
@@ -88,11 +88,11 @@ fn legs_that_are_no_stripe_are_refused_with_the_remedy() {
         file.set_len(bytes).unwrap();
         says(open(&[&a, &b]), wanted);
     }
-    // A new stripe over two old ones: what remains of either is no stripe.
+    // A new stripe over two old ones: the remaining legs of each are no stripe.
     create_stripe(&[a.clone(), c.clone()], CHUNK, Overwrite::Yes).unwrap();
     open(&[&a, &c]).unwrap();
-    says(open(&[&c, &d]), "is of another stripe");
-    says(open(&[&copy, &c]), "is of another stripe");
+    says(open(&[&c, &d]), "belongs to another stripe");
+    says(open(&[&copy, &c]), "belongs to another stripe");
 }
 
 /// The last block of a leg.
@@ -112,7 +112,7 @@ fn set_last_block(leg: &DiskSpec, block: &Block) {
     file.write_all_at(block, SMALL - SUPERBLOCK_BYTES).unwrap();
 }
 
-/// The sectors of the mask are those of `new`, the others those of `old`.
+/// The sectors in the mask are those of `new`, the others those of `old`.
 fn torn(old: &Block, new: &Block, mask: u8) -> Block {
     let mut block = *old;
     for sector in (0..8).filter(|sector| mask >> sector & 1 == 1) {
@@ -122,10 +122,10 @@ fn torn(old: &Block, new: &Block, mask: u8) -> Block {
     block
 }
 
-/// A crash leaves any sectors of any superblocks written. The legs are the old stripe or the new one then, if they
-/// are one at all: those of different stripes are never served together, nor in an order of neither.
+/// A crash may leave any set of sectors of the superblocks written. The legs then form the old stripe, the
+/// new one or none: legs of different stripes are never served together, nor in a wrong order.
 #[test]
-fn a_crash_while_a_stripe_is_made_leaves_the_old_one_or_the_new_one_or_none() {
+fn a_crash_during_creation_leaves_the_old_stripe_or_the_new_one_or_none() {
     let folder = TempDir::new().unwrap();
     let [a, b, c] = ["a", "b", "c"].map(|name| leg(&folder, name, SMALL));
     let legs = [&a, &b, &c];
@@ -151,7 +151,7 @@ fn a_crash_while_a_stripe_is_made_leaves_the_old_one_or_the_new_one_or_none() {
         let new = legs.map(last_block);
         let is = serial(legs);
         assert!(is.is_some() && is != was[0] && is != was[1]);
-        // All superblocks in all states of their first sector, where all is that tells, and each torn in several ways.
+        // All superblocks in all states of their first sector, which identifies them, each torn in several ways.
         for heads in 0..8_u8 {
             for tear in [0x00, 0xfe, 0x02, 0x80, 0x54, 0xaa] {
                 let masks: [u8; 3] = std::array::from_fn(|leg| heads >> leg & 1 | tail(tear, leg));
@@ -176,14 +176,14 @@ fn a_crash_while_a_stripe_is_made_leaves_the_old_one_or_the_new_one_or_none() {
     assert_eq!((states, served), (4 * 48, [2 * 6, 4 * 6, 2 * 6 + 4 * 36]));
 }
 
-/// Which sectors behind the first one are written: others on each leg.
+/// Which sectors behind the first one are written; different on each leg.
 fn tail(tear: u8, leg: usize) -> u8 {
     tear.rotate_left(leg as u32) & !1
 }
 
-/// As with --stripe-raw: one superblock is enough to be told that the guest would write over it.
+/// With --stripe-raw, one superblock is enough for an error that the guest would overwrite it.
 #[test]
-fn a_crash_while_a_stripe_is_made_is_seen_when_it_is_served_raw() {
+fn raw_legs_after_a_crash_during_creation_are_refused() {
     let folder = TempDir::new().unwrap();
     let legs = ["a", "b", "c"].map(|name| leg(&folder, name, SMALL));
     create_stripe(&legs, CHUNK, Overwrite::No).unwrap();

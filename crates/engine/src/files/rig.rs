@@ -1,15 +1,15 @@
-//! Test hooks of a store of files: take its methods away, and replace results of the kernel.
+//! Test hooks of a file store: disable its methods, and replace results of the kernel.
 
 use super::Files;
-use crate::step::Able;
+use crate::step::Methods;
 use crate::table::{Entry, Method};
 
-/// Puts another result in place of the kernel's: given a running number and the op.
+/// Replaces the kernel's result, given a running number and the op.
 pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
-/// As `Mangle`, of the polled ring's results.
+/// Like `Mangle`, for results of the polled ring.
 pub(crate) type PolledMangle = fn(u64, i32) -> i32;
 
-/// The replacements asked for, and how many results they have seen.
+/// The active replacements, and how many results each has seen.
 #[derive(Debug, Default)]
 pub(super) struct Rig {
     mangle: Option<(Mangle, u64)>,
@@ -17,18 +17,18 @@ pub(super) struct Rig {
 }
 
 impl Files {
-    /// As if the store had refused everything but reads and writes.
+    /// Acts as if the store had refused everything but reads and writes.
     pub(crate) fn forget_methods(&mut self) {
-        self.leg_mut(0).able = Able {
+        self.leg_mut(0).methods = Methods {
             command: false,
             punch: false,
             zero_range: false,
         };
     }
 
-    /// As on a kernel without the discard command.
+    /// Acts like a kernel without the discard command.
     pub(crate) fn forget_command(&mut self) {
-        self.leg_mut(0).able.forget(Method::Command);
+        self.leg_mut(0).methods.forget(Method::Command);
     }
 
     pub(crate) fn is_syncing(&self) -> bool {
@@ -63,7 +63,7 @@ impl Files {
         mangle(*number, result)
     }
 
-    /// Completions of the polled ring since then, refusals included.
+    /// Completions of the polled ring since the replacement was set, refusals included.
     pub(crate) fn polled_seen(&self) -> u64 {
         self.rig.polled_mangle.map_or(0, |(_, number)| number)
     }

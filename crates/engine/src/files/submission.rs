@@ -1,7 +1,7 @@
 //! Ring entries for the steps of an op.
 //!
-//! Unsafe because a lone host range is read from where the table keeps it; see the parent's head for
-//! who keeps the memory that entries point to.
+//! Unsafe because a single host range is read from the table's memory; the parent module says what keeps the
+//! memory that entries point to alive.
 
 use cleave_blk::OpKind;
 use io_uring::types::{Fixed, FsyncFlags};
@@ -10,20 +10,20 @@ use io_uring::{opcode, squeue};
 use super::Files;
 use crate::table::{Method, Step};
 
-/// Most that the kernel moves at once (MAX_RW_COUNT); the rest comes as a short transfer.
+/// Most bytes that the kernel moves at once (MAX_RW_COUNT); more makes a short transfer.
 const MOVED_AT_ONCE: u64 = 0x7fff_f000;
 /// BLOCK_URING_CMD_DISCARD = _IO(0x12, 0), Linux 6.12 (linux/blkdev.h).
 const DISCARD_COMMAND: u32 = 0x1200;
 
 impl Files {
-    /// The entry for the current step, or for what is left of it.
+    /// The entry for the current step, or for the rest of it.
     pub(super) fn submission(&self, index: u16) -> squeue::Entry {
         let entry = self.table.get(index);
         let at = entry.window.start + entry.moved;
         let left = entry.window.len - entry.moved;
         // Bounded by the constant, so it fits.
         let len = left.min(MOVED_AT_ONCE) as u32;
-        let file = Fixed(self.seat.first_file + u32::from(entry.leg));
+        let file = Fixed(self.id.first_file + u32::from(entry.leg));
         let flags = match self.leg(entry.leg).facts.writes_durably(entry.kind) {
             true => libc::RWF_DSYNC,
             false => 0,
@@ -53,7 +53,7 @@ impl Files {
         }
     }
 
-    /// One range needs no array, and the kernel copies none.
+    /// A single range needs no array, which the kernel would have to copy.
     fn direct(&self, file: Fixed, index: u16, at: u64, len: u32, flags: i32) -> squeue::Entry {
         let (ranges, count) = self.table.ranges(index);
         let read = self.table.get(index).kind == OpKind::Read;
@@ -68,7 +68,7 @@ impl Files {
                     .build(),
             };
         }
-        // At most RANGES_AT_ONCE, or it would bounce.
+        // At most RANGES_AT_ONCE; otherwise the op bounces.
         let count = count as u32;
         match read {
             true => opcode::Readv::new(file, ranges, count).offset(at).build(),

@@ -1,4 +1,4 @@
-//! Fsync: one at a time on each leg, shared by the ops that wait for it, and failed for good.
+//! Fsync: one at a time on each leg, shared by the ops that wait for it. A failure is permanent.
 
 use std::collections::VecDeque;
 
@@ -6,9 +6,9 @@ use super::Files;
 use crate::Reactor;
 use crate::table::Step;
 
-/// The syncs of one leg. At most one fsync of it is in the kernel, since the kernel tells of a failed
-/// write-back once for each open file: of two at once the other would vouch for writes that are lost.
-/// (Other workers have open files of their own.) Ops that come meanwhile share the next one.
+/// The syncs of one leg. At most one fsync of it is in the kernel, because the kernel reports a failed
+/// write-back only once for each open file description: of two fsyncs at once, the other would vouch for lost
+/// writes. (Other workers have descriptions of their own.) Ops that arrive meanwhile share the next fsync.
 #[derive(Debug)]
 pub(super) struct Syncs {
     pub(super) leader: Option<u16>,
@@ -27,12 +27,12 @@ impl Syncs {
 }
 
 impl Files {
-    /// Makes durable what has completed.
+    /// Starts making completed writes durable.
     pub(super) fn begin_sync(&mut self, reactor: &mut Reactor, index: u16) {
         let entry = self.table.get_mut(index);
         entry.step = Step::Idle;
         let leg = entry.leg;
-        // It is not needed during the sync.
+        // The buffer is not needed during the sync.
         if let Some(buffer) = entry.buffer.take() {
             self.pool.give(buffer);
         }
@@ -56,21 +56,21 @@ impl Files {
         self.issue(reactor, index);
     }
 
-    /// The leader's fsync failed: no later one vouches for what was written before.
+    /// Handles a failed fsync of the leader: no later one vouches for earlier writes.
     pub(super) fn sync_failed(&mut self, reactor: &mut Reactor, leader: u16, errno: i32) {
         self.taint_sync(errno);
         self.sync_done(reactor, leader, Err(errno));
     }
 
-    /// The fsync of `leader` is over, and so are the ops that share it. The next one covers all that came
-    /// since. Iterates rather than recurs: a disk whose sync failed answers any number at once.
+    /// Ends the fsync of `leader` and the ops that share it. The next fsync covers all ops that arrived since. This
+    /// loops instead of recursing, because on a disk whose sync failed any number of ops end at once.
     pub(super) fn sync_done(
         &mut self,
         reactor: &mut Reactor,
         leader: u16,
         result: Result<(), i32>,
     ) {
-        // Another worker's fsync may have failed meanwhile, of writes that this one is to vouch for.
+        // Another worker's fsync may have failed meanwhile for writes that this one would vouch for.
         let result = if self.disk.sync_failed() {
             result.and(Err(libc::EIO))
         } else {

@@ -1,5 +1,5 @@
-//! The model on the real clock. Times are bounded strictly from below, where the machine cannot err,
-//! and from above only so far as a loaded machine keeps.
+//! The model on the real clock. Lower bounds on times are strict, because a slow machine cannot break them;
+//! upper bounds are loose enough for a loaded machine.
 
 use std::thread;
 
@@ -10,8 +10,8 @@ use crate::rig::*;
 
 const KINDS: &[OpKind] = &[READ, READ, WRITE, WRITE, DURABLE, ZERO, UNMAP, OpKind::Sync];
 
-/// As much as a drive of one channel and 100 ms a page reads in a second: longer than a loaded machine
-/// holds a test up.
+/// The bytes that a drive of one channel with 100 ms per page reads in a second, which is longer than a
+/// loaded machine delays a test.
 const A_SECOND: u32 = 10 * 4096;
 
 fn model(disk: &Arc<Disk>, guest: &Guest) -> Solo<Model> {
@@ -26,10 +26,10 @@ fn drive_of(spec: &str) -> Drive {
     spec.parse::<ModelSpec>().unwrap().drive()
 }
 
-/// Fails an attempt that took longer than `limit`, since it says nothing then.
+/// Fails an attempt that took longer than `limit`, because it then proves nothing.
 fn in_time(start: Instant, limit: Duration) -> Result<(), String> {
     let took = start.elapsed();
-    cleave_tests::ensure(took <= limit, || format!("made in {took:?}"))
+    cleave_tests::ensure(took <= limit, || format!("took {took:?}"))
 }
 
 /// Repeats an attempt that [`in_time`] failed because the machine was late.
@@ -47,7 +47,7 @@ fn taken(model: &mut Solo<Model>, op: Op<'_>) -> (Result<(), i32>, Duration) {
 fn a_disk_that_is_not_modelled_is_refused() {
     let (disk, _guest) = rig("ram:1M");
     let why = Model::new(disk, 8).unwrap_err().to_string();
-    assert!(why.contains("no modelled drive"), "{why}");
+    assert!(why.contains("not a modelled drive"), "{why}");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn no_op_ends_before_its_time() {
 }
 
 #[test]
-fn what_is_written_moves_at_the_end_and_what_is_read_while_the_drive_works() {
+fn writes_move_data_at_the_end_and_reads_while_the_drive_works() {
     let limit = Duration::from_secs(1);
     unless_late("moves-at-end", limit, || {
         let (disk, guest) =
@@ -104,7 +104,7 @@ fn what_is_written_moves_at_the_end_and_what_is_read_while_the_drive_works() {
         let (from, to) = ([segment(0, 4096)], [segment(8192, A_SECOND)]);
         guest.put(&from, &[7; 4096]);
         guest.put(&to, &[0xee; A_SECOND as usize]);
-        // Of one channel: the drive does one after the other, however long the machine takes between the two.
+        // The drive has one channel, so it does one after the other, however long the machine takes between the two.
         let start = Instant::now();
         model.push(op(READ, 0, u64::from(A_SECOND), &to), 1);
         model.push(op(WRITE, 0, 4096, &from), 2);
@@ -113,9 +113,9 @@ fn what_is_written_moves_at_the_end_and_what_is_read_while_the_drive_works() {
         in_time(start, limit)?;
         assert_eq!(first, None);
         assert_eq!(guest.get(&to, A_SECOND as usize), [0; A_SECOND as usize]);
-        // Copied once: what the guest does with its memory from then on stays.
+        // The data was copied once: later changes of the guest's memory by the guest remain.
         guest.put(&to, &[0xee; 4096]);
-        // What the guest changes before the write's end is what is written: it ends when it is collected.
+        // If the guest changes the data before the write is collected, the change is written.
         guest.put(&from, &[8; 4096]);
         assert_eq!(next_done(&mut model), (1, Ok(())));
         assert_eq!(guest.get(&to, 4096), [0xee; 4096]);
@@ -274,7 +274,7 @@ fn threads_share_a_drive() {
                 let guest = Guest::new();
                 let mut model = model(&disk, &guest);
                 for _ in 0..100 {
-                    // All on the same channel, or the drive would do them at the same time.
+                    // All on the same channel; otherwise the drive would do them at the same time.
                     run(&mut model, op(READ, 0, 4096, &[segment(0, 4096)])).unwrap();
                 }
             })
@@ -287,7 +287,7 @@ fn threads_share_a_drive() {
 }
 
 #[test]
-fn a_change_is_felt_while_it_runs() {
+fn a_change_takes_effect_while_the_drive_runs() {
     let (disk, guest) = rig("model:custom,size=1M,read_us=50,jitter=0");
     let mut model = model(&disk, &guest);
     let segments = [segment(0, 4096)];

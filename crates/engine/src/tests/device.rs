@@ -4,7 +4,7 @@ use cleave_disk::{Disk, DiskSpec, OpenOptions};
 
 use super::*;
 
-/// A loop device over a file; `None` where that cannot be had.
+/// A loop device over a file; `None` if none is available.
 struct Loop {
     device: PathBuf,
     _dir: tempfile::TempDir,
@@ -63,7 +63,7 @@ fn block_devices_match_the_model() {
 
 #[test]
 fn block_devices_discard_by_command_and_by_hole() {
-    // Also where the guest is told of smaller blocks than the device has.
+    // Also if the guest gets a smaller block size than the device's.
     for block_bytes in [None, Some(512)] {
         discard_by_command_and_by_hole(block_bytes);
     }

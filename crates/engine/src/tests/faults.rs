@@ -1,4 +1,4 @@
-//! Stores that refuse, end early, stutter or have no space.
+//! Stores that refuse ops, end transfers early, return EAGAIN or have no space.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn ops_outside_the_disk_or_of_a_read_only_one_do_not_reach_it() {
 }
 
 #[test]
-fn the_end_of_a_cut_file_is_an_error_and_what_is_left_is_read() {
+fn the_end_of_a_cut_file_is_an_error_and_the_rest_is_readable() {
     for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
         let dir = folder();
         let path = image(dir.path(), DISK_BYTES);
@@ -70,7 +70,7 @@ fn the_end_of_a_cut_file_is_an_error_and_what_is_left_is_read() {
     }
 }
 
-/// A mounted file system of 1 MiB; `None` where that cannot be had.
+/// A mounted file system of 1 MiB; `None` if none is available.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -116,7 +116,7 @@ fn no_space_is_reported_and_recovers() {
     assert_eq!(run(&mut engine, op(OpKind::Sync, 0, 0, &[])), Ok(()));
 }
 
-/// Cuts transfers short and has them tried again; what was moved and is not admitted is done twice.
+/// Cuts transfers short and has them retried; bytes that were moved but not reported are moved twice.
 fn stutter(number: u64, entry: &Entry, result: i32) -> i32 {
     let draw = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     let is_transfer = matches!(
@@ -179,7 +179,7 @@ fn an_error_ends_exactly_the_op_that_has_it() {
 }
 
 #[test]
-fn a_range_that_is_busy_is_tried_again_and_a_busy_sync_is_not() {
+fn a_busy_range_is_retried_and_a_busy_sync_is_not() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
     for kind in [ZERO, UNMAP, OpKind::Discard, OpKind::Sync] {
         let mut engine = engine(&disk, &guest);
@@ -197,7 +197,7 @@ fn a_range_that_is_busy_is_tried_again_and_a_busy_sync_is_not() {
 }
 
 #[test]
-fn an_io_that_the_kernel_has_no_memory_for_is_tried_again_and_a_sync_is_not() {
+fn an_io_without_kernel_memory_is_retried_and_a_sync_is_not() {
     for direct in [Direct::Auto, Direct::Off] {
         let (_dir, _path, disk, guest) = file_rig(direct);
         let short: Mangle = |number, entry, result| match (number, entry.step) {
@@ -234,7 +234,7 @@ fn an_io_that_the_kernel_has_no_memory_for_is_tried_again_and_a_sync_is_not() {
 }
 
 #[test]
-fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
+fn a_store_that_keeps_returning_eagain_costs_no_core() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
     let mut engine = engine(&disk, &guest);
     files(&mut engine).mangle(|_, entry, result| match entry.offset {
@@ -256,10 +256,10 @@ fn a_store_that_never_has_time_costs_no_core_and_others_go_on() {
 }
 
 #[test]
-fn a_store_that_is_pickier_than_it_said_gets_buffers() {
+fn a_store_with_stricter_alignment_than_reported_gets_buffers() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
     let mut engine = engine(&disk, &guest);
-    // Half of it, then a refusal; through a buffer it works.
+    // Half of it succeeds, then the store refuses; through a buffer it works.
     files(&mut engine).mangle(|number, entry, result| match (entry.step, number) {
         (Step::Direct, 1) => result / 2,
         (Step::Direct, _) => -libc::EINVAL,

@@ -25,7 +25,7 @@ fn bad_addresses_are_efault_and_touch_nothing() {
                 "{spec}"
             );
         }
-        // Shorter than the op: the owner's fault, and no harm.
+        // Shorter than the op: the owner's fault, without harm.
         let segments = [segment(0, 511)];
         assert_eq!(
             run(&mut engine, op(READ, 0, 512, &segments)),
@@ -41,12 +41,12 @@ fn bad_addresses_are_efault_and_touch_nothing() {
 }
 
 #[test]
-fn many_scattered_segments_go_whole() {
+fn many_scattered_segments_complete() {
     for direct in [Direct::Off, Direct::Auto] {
         let (_dir, _path, disk, guest) = file_rig(direct);
         let mut engine = engine(&disk, &guest);
-        // Every second kilobyte, so that nothing merges; and twice the same memory makes more than
-        // the kernel takes at once after crossing regions.
+        // Every second kilobyte, so that nothing merges. The same memory twice makes more ranges than the
+        // kernel takes at once after crossing regions.
         let segments: Vec<_> = (0..1024).map(|at| segment(at * 2048 + 256, 1024)).collect();
         let bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
         guest.put(&segments, &bytes);
@@ -74,7 +74,7 @@ fn many_scattered_segments_go_whole() {
 }
 
 #[test]
-fn guest_memory_cut_under_io_fails_the_op_and_nothing_else() {
+fn guest_memory_cut_during_io_fails_only_the_op() {
     for (direct, unit) in [(Direct::Off, 1), (Direct::Auto, 512), (Direct::Auto, 4096)] {
         let dir = folder();
         let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), direct).with_alignment(unit, 512));
@@ -83,7 +83,7 @@ fn guest_memory_cut_under_io_fails_the_op_and_nothing_else() {
         let far = [segment(REGION + (1 << 20), 8192)];
         guest.put(&far, &[5; 8192]);
         ftruncate(&guest.files[1], 4096).unwrap();
-        // Straight: the kernel faults. Through a buffer (offset 512 of 4096): the copy does.
+        // Without a buffer, the kernel faults; through a buffer (offset 512 of 4096), the copy does.
         for offset in [0, 512] {
             let read = run(&mut engine, op(READ, offset, 8192, &far));
             let write = run(&mut engine, op(WRITE, offset, 8192, &far));
@@ -115,7 +115,7 @@ fn zeroes_of_a_lost_page_do_not_reach_the_disk() {
     guest.put(&near, &[6; 16 << 10]);
     assert_eq!(run(&mut engine, op(WRITE, 0, 16 << 10, &near)), Ok(()));
     ftruncate(&guest.files[1], 4096).unwrap();
-    // The first access that meets the hole is the engine's own copy.
+    // The engine's own copy is the first access to the hole.
     let far = [segment(REGION + (1 << 20), 8192)];
     assert_eq!(
         run(&mut engine, op(WRITE, 512, 8192, &far)),
@@ -129,7 +129,7 @@ fn zeroes_of_a_lost_page_do_not_reach_the_disk() {
 }
 
 #[test]
-fn memory_is_kept_for_ops_in_flight_and_let_go_after() {
+fn memory_is_kept_for_ops_in_flight_and_released_after() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
     let mut engine = engine(&disk, &guest);
     let segments = [segment(0, 1 << 20)];
@@ -208,7 +208,7 @@ fn nothing_leaks_over_many_engines() {
             (before, open_files())
         });
         let (before, after) = work.join().unwrap();
-        // Other tests run beside this one.
+        // Other tests run at the same time.
         assert!(after < before + 100, "{before} files before, {after} after");
     });
 }

@@ -1,8 +1,8 @@
-//! The polled ring, and what it refuses.
+//! The polled ring, and the ops that it refuses.
 //!
-//! CLEAVE_POLLED_DEVICE names a device with polled queues whose contents may be lost. Without one a file
-//! is taken, as if its device had some: the kernel then refuses every op (from Linux 6.12 on) or ends it by
-//! an interrupt, and the same has to come out.
+//! CLEAVE_POLLED_DEVICE names a device with polled queues whose contents may be lost. Without one, a file is
+//! treated as if its device had such queues: the kernel then refuses every op (from Linux 6.12 on) or
+//! completes it by an interrupt, and the results must be the same.
 
 use super::*;
 
@@ -11,7 +11,7 @@ const POLLED_MANY: Load = Load { ops: 900, ..MANY };
 struct Rig {
     disk: Arc<Disk>,
     guest: Guest,
-    /// The device does poll.
+    /// Whether the device supports polling.
     is_real: bool,
     _dir: tempfile::TempDir,
 }
@@ -59,14 +59,14 @@ fn a_polled_disk_matches_the_model() {
         rig.check(&mut engines, &POLLED_MANY);
         let polled: u64 = engines.iter().map(Uring::polled).sum();
         println!("{polled} polled, still {}", rig.disk.is_polled());
-        // Refused all along is left; and a device that polls is not.
+        // A device that always refuses is no longer polled; one that polls still is.
         assert!(polled > 300 || !rig.is_real && !rig.disk.is_polled());
     }
 }
 
 #[test]
-fn what_is_refused_now_and_then_is_done_all_the_same() {
-    // Whatever the device says, it took none of them.
+fn occasionally_refused_polls_still_complete() {
+    // This file's device refuses all of them.
     let always: fn(u64, i32) -> i32 = |number, _| match number % 2 {
         0 => -libc::EAGAIN,
         _ => -libc::EINVAL,
@@ -84,7 +84,7 @@ fn what_is_refused_now_and_then_is_done_all_the_same() {
         rig.check(&mut engines, &POLLED_MANY);
         assert!(
             files(&mut engines[0]).polled_seen() > 300,
-            "the ring was asked"
+            "the ring was polled"
         );
         let polled = engines[0].polled();
         // A file's holes are read without its device.
@@ -101,7 +101,7 @@ fn every_way_to_set_a_polled_ring_up_works() {
         let engine = Uring::with_queue(Arc::clone(&rig.disk), memory, [32, 2, 2], 64, &[level]);
         let mut engine = engine.unwrap();
         files(&mut engine).mangle_polled(|_, result| match result {
-            // Asked to the end.
+            // Polled until the end.
             result if result == -libc::EOPNOTSUPP => -libc::EAGAIN,
             result => result,
         });
@@ -109,7 +109,7 @@ fn every_way_to_set_a_polled_ring_up_works() {
         engine.watch(0, kick.try_clone().unwrap());
         engine.set_bell(0, Some(call.try_clone().unwrap()));
         engine.enter(Wait::No).unwrap();
-        // A kick and a bell while something is polled for.
+        // A kick and a bell while an op is polled.
         let segments = [segment(0, 64 << 10)];
         for _ in 0..20 {
             engine.push(op(READ, 0, 64 << 10, &segments), 1);
@@ -166,7 +166,7 @@ fn memory_is_kept_for_polled_ops_and_dropping_waits_for_them() {
         for token in 0..16 {
             engine.push(op(READ, token * (64 << 10), 64 << 10, &segments), token);
         }
-        // Some in the queue only, some with the device.
+        // Some ops are only in the queue, some are with the device.
         if round % 2 == 0 {
             engine.enter(Wait::No).unwrap();
         }
@@ -181,13 +181,13 @@ fn memory_is_kept_for_polled_ops_and_dropping_waits_for_them() {
             assert!(memory.upgrade().is_none());
         }
         drop(engine);
-        assert!(memory.upgrade().is_none(), "nothing keeps it");
+        assert!(memory.upgrade().is_none(), "nothing holds it");
         let mark = [round as u8 + 1; 4096];
         kept.write_at(&mark, 0).unwrap();
         thread::yield_now();
         let mut after = [0; 4096];
         kept.read_exact_at(&mut after, 0).unwrap();
-        assert_eq!(after, mark, "nobody writes it any more");
+        assert_eq!(after, mark, "nothing writes it any more");
     }
 }
 
@@ -211,7 +211,7 @@ fn only_steps_that_move_bytes_are_polled_for() {
     let plain = Arc::new(open(&image(folder().path(), DISK_BYTES), Direct::Auto));
     let mut engine = super::engine(&plain, &rig.guest);
     engine.push(op(READ, 0, 4096, &segments), 5);
-    assert!(!engine.polls(), "nobody asked for it");
+    assert!(!engine.polls(), "polling was not requested");
     assert_eq!(next_done(&mut engine), (5, Ok(())));
 }
 
@@ -220,7 +220,7 @@ fn refusals_in_a_row_end_polling_for_that_leg_and_others_do_not() {
     let (dir, guest) = (folder(), Guest::new());
     let disk = Arc::new(open(&image(dir.path(), DISK_BYTES), Direct::Auto).with_iopoll_unproven());
     let mut engine = engine(&disk, &guest);
-    // Seven refusals in a row, twice; other refusals between them, and other failures.
+    // Seven refusals in a row, twice, with other errors between them.
     files(&mut engine).mangle_polled(|number, _| match number {
         1..=7 | 10..=16 | 20.. => -libc::EOPNOTSUPP,
         8 | 17 => 4096,
@@ -242,13 +242,13 @@ fn a_device_that_takes_no_polled_read_is_refused_by_name() {
     let rig = Rig::new();
     match (probe_iopoll(&rig.disk), rig.is_real) {
         (outcome, true) => outcome.unwrap(),
-        // Before Linux 6.12 an interrupt ends it.
-        (Ok(()), false) => println!("not tried: this kernel takes it without polled queues"),
+        // Before Linux 6.12 the read completes by an interrupt.
+        (Ok(()), false) => println!("not tested: this kernel accepts it without polled queues"),
         (Err(error), false) => {
             let why = error.to_string();
             assert!(why.contains(rig.disk.name()), "{why}");
             assert!(
-                why.contains("leave --iopoll away") && !why.contains('\n'),
+                why.contains("remove --iopoll") && !why.contains('\n'),
                 "{why}"
             );
         }

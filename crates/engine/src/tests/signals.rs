@@ -20,12 +20,12 @@ fn a_signal_wakes_again_and_again_without_being_read() {
             assert_eq!(woken(&mut engine), None);
             kicker.join().unwrap();
         }
-        // A polling owner sees it too.
+        // A polling owner sees the signal too.
         signal(&fd);
         engine.enter(Wait::No).unwrap();
         assert_eq!(woken(&mut engine), Some(2));
-        assert_eq!(count(&fd), 6, "the counter is not ours to read");
-        // Signalled before it is watched: at once.
+        assert_eq!(count(&fd), 6, "the counter is not read");
+        // A signal that precedes the watch is reported at once.
         signal(&fd);
         engine.watch(2, fd.try_clone().unwrap());
         engine.enter(Wait::Until(None)).unwrap();
@@ -38,8 +38,8 @@ fn a_signal_wakes_again_and_again_without_being_read() {
     }
 }
 
-/// The kernel does not remove a poll that is just reporting a signal (EALREADY). Such a poll stayed armed for good, and
-/// Linux 6.1 then waits for it when the ring lets go of its files, so that the engine's thread never ended.
+/// The kernel does not remove a poll that is just reporting a signal (EALREADY). Such a poll stayed armed for
+/// good. Linux 6.1 then waited for it when the ring released its files, so the engine's thread never ended.
 #[test]
 fn a_watch_that_is_signalled_as_it_is_removed_is_gone() {
     let disk = Arc::new(disk_of("null:1M"));
@@ -49,7 +49,7 @@ fn a_watch_that_is_signalled_as_it_is_removed_is_gone() {
         let fd = eventfd(true);
         engine.watch(0, fd.try_clone().unwrap());
         engine.enter(Wait::No).unwrap();
-        // The poll's reports and its end wait until the reactor enters.
+        // The poll's reports and its end are delayed until the reactor enters the kernel.
         if signalled_first {
             signal(&fd);
         }
@@ -59,7 +59,7 @@ fn a_watch_that_is_signalled_as_it_is_removed_is_gone() {
             engine.enter(Wait::No).unwrap();
             assert_eq!(woken(&mut engine), None);
         }
-        // A poll that is still there ends the sleep.
+        // A poll that still exists would end the sleep.
         signal(&fd);
         let until = Instant::now() + Duration::from_millis(100);
         engine.enter(Wait::Until(Some(until))).unwrap();
@@ -92,7 +92,7 @@ fn a_replaced_watch_is_the_new_one_only() {
         engine.enter(Wait::Until(None)).unwrap();
         assert_eq!(woken(&mut engine), Some(0));
     }
-    // Out of range: nothing happens.
+    // An out-of-range slot is ignored.
     engine.watch(99, eventfd(true));
     engine.unwatch(99);
 }
@@ -139,7 +139,7 @@ fn hostile_kicks_wake_once_and_cost_nothing_after() {
         println!("{name}: woken {wakes} times, {} enters", engine.enters());
         assert!(wakes <= 16, "{name}");
         assert!(engine.enters() <= 25, "{name}");
-        // The engine goes on.
+        // The engine still works.
         let good = eventfd(true);
         engine.watch(0, good.try_clone().unwrap());
         signal(&good);
@@ -166,13 +166,13 @@ fn a_bell_rings_once_per_enter_whatever_its_flags() {
             assert_eq!(count(&fd), 0);
         }
         if nonblocking {
-            assert_eq!(engine.enters(), 5, "a bell costs the one enter");
+            assert_eq!(engine.enters(), 5, "a bell costs one enter");
         }
         // Together with a sleep.
         engine.ring(3);
         engine.enter(soon()).unwrap();
         assert_eq!(count(&fd), 1);
-        // What was rung before the bell is taken away is not lost.
+        // A bell that is removed after it was rung is still written.
         engine.ring(3);
         engine.set_bell(3, None);
         engine.ring(3);
@@ -181,7 +181,7 @@ fn a_bell_rings_once_per_enter_whatever_its_flags() {
         engine.set_bell(3, Some(fd.try_clone().unwrap()));
         engine.ring(3);
         drop(engine);
-        assert_eq!(count(&fd), 1, "nor what was rung before the end");
+        assert_eq!(count(&fd), 1, "a bell rung before the close is written");
         assert_eq!(rustix::fs::fcntl_getfl(&fd).unwrap(), flags);
     }
 }
@@ -214,7 +214,7 @@ fn full_and_broken_bells_are_ignored_without_blocking() {
     }
 }
 
-/// Each write that the kernel kept would cost its memory, as many as the guest has calls.
+/// Each pending write would cost kernel memory, for as many calls as the guest has.
 #[test]
 fn a_full_bell_that_became_blocking_keeps_no_writes() {
     let disk = Arc::new(disk_of("null:1M"));
@@ -231,7 +231,7 @@ fn a_full_bell_that_became_blocking_keeps_no_writes() {
     assert_eq!(count(&fd), u64::MAX - 1);
     engine.enter(soon()).unwrap();
     assert_eq!(engine.reap(), None);
-    assert_eq!(count(&fd), 0, "writes that had waited for room");
+    assert_eq!(count(&fd), 0, "no write was left waiting for room");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_wait_ends_at_its_deadline_and_with_results() {
         .unwrap();
     assert!(start.elapsed() >= Duration::from_millis(29));
     engine.enter(Wait::Until(Some(start))).unwrap();
-    // A result that is there already: no sleep.
+    // With a result ready, it does not sleep.
     engine.push(op(READ, 0, 512, &[segment(u64::MAX, 1)]), 5);
     engine.enter(Wait::Until(None)).unwrap();
     assert_eq!(
@@ -258,5 +258,5 @@ fn a_wait_ends_at_its_deadline_and_with_results() {
     for _ in 0..100 {
         engine.enter(Wait::No).unwrap();
     }
-    assert_eq!(engine.enters(), before, "nothing to do is no system call");
+    assert_eq!(engine.enters(), before, "no work, no system call");
 }

@@ -1,4 +1,4 @@
-//! What is durable, and what a failed sync leaves behind.
+//! Durability, and the effects of a failed sync.
 
 use super::*;
 
@@ -71,7 +71,7 @@ fn one_failed_fsync_fails_its_followers_and_all_later_ones() {
     for token in 0..4 {
         engines[0].push(op(OpKind::Sync, 0, 0, &[]), token);
     }
-    // The first has an fsync of its own; the second fsync is shared by the other three, and fails.
+    // The first op has an fsync of its own; the other three share the second fsync, which fails.
     let results: Vec<_> = (0..4).map(|_| next_done(&mut engines[0])).collect();
     assert_eq!(results[0], (0, Ok(())));
     assert!(
@@ -103,8 +103,8 @@ fn a_durable_write_that_fails_taints_later_syncs_unless_it_was_for_space() {
     }
 }
 
-/// Fails that part of a durable write which makes it durable: past the page cache the write itself, through it the
-/// fsync after the write.
+/// Fails the part of a durable write that makes it durable: past the page cache the write itself; through the
+/// cache the fsync after the write.
 fn not_durable(disk: &Disk) -> Mangle {
     match is_direct(disk) {
         true => |_, _, _| -libc::EIO,
@@ -123,7 +123,7 @@ fn is_direct(disk: &Disk) -> bool {
 fn no_durable_write_succeeds_through_the_page_cache_once_a_sync_failed() {
     for direct in [Direct::Off, Direct::Auto] {
         let (_dir, _path, disk, guest) = file_rig(direct);
-        // A write past the cache is told of its own failures, whoever else was told of what.
+        // A write past the cache gets its own failures, whatever was reported to others.
         let wanted = match is_direct(&disk) {
             true => Ok(()),
             false => Err(libc::EIO),
@@ -131,8 +131,8 @@ fn no_durable_write_succeeds_through_the_page_cache_once_a_sync_failed() {
         let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
         files(&mut engines[0]).mangle(not_durable(&disk));
         let segments = [segment(0, 4096)];
-        // The first is told of a failed write-back; the kernel then tells nobody else of it, not
-        // those either whose pages were lost with it.
+        // The kernel reports a failed write-back to the first write and to no other, not even to those whose
+        // pages were lost with it.
         let first = run(&mut engines[0], op(DURABLE, 0, 4096, &segments));
         assert_eq!(first, Err(libc::EIO));
         let second = run(&mut engines[1], op(DURABLE, 4096, 4096, &segments));

@@ -1,6 +1,6 @@
-//! Properties of a vring's positions, of its kicks and calls, and of the place where it goes on after its daemon died. Each property
-//! is one function of plain values: the tests call it with every value where those are few and with random ones elsewhere,
-//! the harnesses (`cargo kani -p cleave-guest`) with all values at once.
+//! Properties of a vring's positions, of its kicks and calls, and of the place at which it continues after its daemon
+//! died. Each property is one function of plain values. The tests call it with every value if there are few and
+//! otherwise with random ones; the harnesses (`cargo kani -p cleave-guest`) call it with all values at once.
 
 use std::cell::Cell;
 
@@ -8,12 +8,14 @@ use super::Positions;
 use crate::inflight::{goes_on_at, shown_since};
 use crate::signals::{Signals, Words};
 
-/// Distance from one free-running index to another that is not behind it; not computed as the code does.
+/// Distance from one free-running index to another that is not behind it, computed differently from the code
+/// under test.
 fn distance(from: u16, to: u16) -> u32 {
     (i32::from(to) - i32::from(from)).rem_euclid(1 << 16) as u32
 }
 
-/// Whether `event` is one of `count` entries from `from` on: the only ones for which a signal was asked.
+/// Whether `event` is one of `count` entries from `from` on, which are the only ones for which a notification
+/// was requested.
 fn is_among(event: u16, from: u16, count: u16) -> bool {
     distance(from, event) < u32::from(count)
 }
@@ -28,7 +30,7 @@ impl Positions {
         self.next_used.wrapping_sub(self.published)
     }
 
-    /// True between any two steps of a vring whose worker gives back no more than it took.
+    /// Holds between any two steps of a vring whose worker returns no more chains than it took.
     fn is_sound(&self) -> bool {
         u32::from(self.left()) == distance(self.next_avail, self.seen_avail)
             && self.size().is_power_of_two()
@@ -37,13 +39,14 @@ impl Positions {
             && self.added() <= self.outstanding
     }
 
-    /// Every chain before the next one is shown as used or outstanding: so where both rings began at the same index.
+    /// Every chain before the next one is either published as used or outstanding. Holds if both rings began
+    /// at the same index.
     fn is_level(&self) -> bool {
         distance(self.published, self.next_avail) == u32::from(self.outstanding)
     }
 }
 
-/// A sound state, made of any values. `outstanding`, `left` and `added` are cut to what there can be.
+/// A sound state, made from any values. `outstanding`, `left` and `added` are reduced to possible values.
 fn sound(size_log: u8, [next_avail, published]: [u16; 2], counts: [u16; 3]) -> Positions {
     let size = 1 << (size_log % 16);
     let [outstanding, left, added] = counts;
@@ -62,7 +65,7 @@ fn sound(size_log: u8, [next_avail, published]: [u16; 2], counts: [u16; 3]) -> P
     positions
 }
 
-/// And one of a vring both of whose rings began at the same index.
+/// A sound state of a vring both of whose rings began at the same index.
 fn sound_and_level(size_log: u8, next_avail: u16, counts: [u16; 3]) -> Positions {
     let positions = sound(size_log, [next_avail, 0], counts);
     let published = next_avail.wrapping_sub(positions.outstanding);
@@ -75,9 +78,9 @@ fn sound_and_level(size_log: u8, next_avail: u16, counts: [u16; 3]) -> Positions
     positions
 }
 
-/// A look accepts an index exactly when the guest has room for the chains that it stands for, and moves nothing else.
-fn a_look_believes_what_the_guest_has_room_for(before: Positions, found: u16) {
-    // A vring looks when nothing is left.
+/// A check accepts an index exactly when the guest has room for the chains that it implies, and changes nothing else.
+fn a_check_accepts_what_the_guest_has_room_for(before: Positions, found: u16) {
+    // A vring checks the index when nothing is left.
     let mut before = before;
     before.forget_seen();
     let mut after = before;
@@ -100,8 +103,8 @@ fn a_look_believes_what_the_guest_has_room_for(before: Positions, found: u16) {
     assert!(after.is_sound());
 }
 
-/// Every other step, from any sound state: it stays sound, so no number of steps leads out of that; available entries are
-/// taken one after the other; and of the used entries none is overwritten before the guest was shown it.
+/// Every other step, from any sound state: the state stays sound, so no sequence of steps can break it.
+/// Available entries are taken in order, and no used entry is overwritten before it was published.
 fn a_step_does_one_thing(before: Positions, step: u8) {
     let mut after = before;
     match step % 5 {
@@ -119,7 +122,7 @@ fn a_step_does_one_thing(before: Positions, step: u8) {
         1 if before.added() < before.outstanding => {
             let entry = after.push_used();
             assert_eq!(entry, before.next_used % before.size());
-            // Consecutive entries, of which there are no more than the ring has, are different ones.
+            // Consecutive entries are distinct if there are no more of them than the ring has.
             assert!(after.added() == before.added() + 1 && after.added() <= before.size());
             let next_used = after.next_used;
             assert_eq!(
@@ -139,7 +142,7 @@ fn a_step_does_one_thing(before: Positions, step: u8) {
                 ..before
             };
             assert_eq!(after, expected);
-            assert_eq!(after.publish(), None, "all were shown");
+            assert_eq!(after.publish(), None, "all were published");
         }
         3 => {
             after.forget_seen();
@@ -169,9 +172,9 @@ fn a_step_does_one_thing(before: Positions, step: u8) {
     assert!(after.is_level() || !before.is_level());
 }
 
-/// Where a vring goes on is where the daemon stood that died, whichever of its stores was its last. `is_shown`: it died after it
-/// had stored the used index of its last batch, and before it noted that.
-fn a_restart_goes_on_where_the_dead_stood(dead: Positions, is_shown: bool) {
+/// A vring continues where the dead daemon stopped, whichever of its stores was the last. `is_shown`: the
+/// daemon died after it stored the used index of its last batch and before it recorded that.
+fn a_restart_continues_where_the_dead_daemon_stopped(dead: Positions, is_shown: bool) {
     let size = dead.size();
     let (noted, shown) = match is_shown {
         true => (dead.published, dead.added()),
@@ -179,7 +182,7 @@ fn a_restart_goes_on_where_the_dead_stood(dead: Positions, is_shown: bool) {
     };
     let used = noted.wrapping_add(shown);
     assert_eq!(shown_since(noted, used, size), Some(shown));
-    // Those that were not shown are still marked, ended or not.
+    // Chains that were not published are still marked, completed or not.
     let again = dead.outstanding - shown;
     let next_avail = goes_on_at(used, again);
     assert_eq!(next_avail, dead.next_avail);
@@ -187,21 +190,21 @@ fn a_restart_goes_on_where_the_dead_stood(dead: Positions, is_shown: bool) {
     positions.resume(next_avail, used, again);
     assert!(positions.is_sound() && positions.is_level());
     assert_eq!((positions.left(), positions.added()), (0, 0));
-    // The worker takes all that the guest has added meanwhile; it can have added no more.
+    // The worker takes everything that the guest has added meanwhile; the guest can have added no more than this.
     let room = size - again;
     let ahead = |count: u16| next_avail.wrapping_add(count);
     assert_eq!(positions.look(ahead(room)), Some(room));
     assert_eq!(positions.look(ahead(room + 1)), None);
 }
 
-/// The part of another ring is told by a used index that its daemon cannot have left.
+/// A part that belongs to another ring is recognised by a used index that its daemon cannot have left.
 fn a_part_is_of_another_ring_beyond_its_entries(noted: u16, used: u16, entries: u16) {
     let shown = distance(noted, used);
     let expected = (shown <= u32::from(entries)).then_some(shown);
     assert_eq!(shown_since(noted, used, entries).map(u32::from), expected);
 }
 
-/// The shared words of a vring while nobody else writes them.
+/// The shared words of a vring while no other thread writes them.
 #[derive(Default)]
 struct Still {
     avail_index: u16,
@@ -210,21 +213,21 @@ struct Still {
     used_index: Cell<u16>,
     used_flags: Cell<u16>,
     avail_event: Cell<u16>,
-    /// Something was stored, and no fence came after it.
+    /// Something was stored, and no fence has followed.
     is_unfenced: Cell<bool>,
 }
 
 impl Words for Still {
     fn avail_index(&self) -> u16 {
-        assert!(!self.is_unfenced.get(), "looks before it has said so");
+        assert!(!self.is_unfenced.get(), "reads without a fence");
         self.avail_index
     }
     fn avail_flags(&self) -> u16 {
-        assert!(!self.is_unfenced.get(), "looks before it has said so");
+        assert!(!self.is_unfenced.get(), "reads without a fence");
         self.avail_flags
     }
     fn used_event(&self) -> u16 {
-        assert!(!self.is_unfenced.get(), "looks before it has said so");
+        assert!(!self.is_unfenced.get(), "reads without a fence");
         self.used_event
     }
     fn set_used_index(&self, index: u16) {
@@ -254,8 +257,8 @@ impl Still {
     }
 }
 
-/// The guest is called exactly when it asked for one of the entries that it is shown, or by its flag (virtio 1.3 §2.7.7); and
-/// for the first batch in any case. `count`: entries of a batch, from one to the ring's size.
+/// The guest is called exactly when it asked for one of the published entries, or by its flag (virtio 1.3 §2.7.7);
+/// the first batch is always followed by a call. `count`: entries of a batch, from one to the ring's size.
 fn a_call_is_made_exactly_when_it_is_asked_for(
     event_idx: bool,
     old: u16,
@@ -280,15 +283,15 @@ fn a_call_is_made_exactly_when_it_is_asked_for(
     assert_eq!(words.used_index.get(), new);
 }
 
-/// The guest kicks for what it adds once a vring is armed, and not once it is disarmed, until the index has gone all the way
-/// round. `taken`: entries taken in between; `ahead` and `count`: what the guest adds meanwhile, and then. All three together
-/// are at most 2^16 entries, the last two of them no more than the ring has.
+/// The guest kicks for an added entry if the vring is armed, and does not if it is disarmed, until the index has gone
+/// all the way round. `taken`: entries taken in between; `ahead` and `count`: entries that the guest adds meanwhile,
+/// and afterwards. All three together are at most 2^16, and the last two at most the ring's size.
 fn kicks_come_only_where_they_are_asked_for(
     event_idx: bool,
     position: u16,
     [taken, ahead, count]: [u16; 3],
 ) {
-    // The position that was armed before may be any.
+    // The vring may have been armed at any position before.
     for before in [position, position.wrapping_sub(1), position.wrapping_add(9)] {
         let still = Still {
             avail_index: position,
@@ -311,24 +314,24 @@ fn kicks_come_only_where_they_are_asked_for(
     }
 }
 
-/// A ring of a few entries, seen from both sides.
+/// A ring of a few entries, with both of its sides.
 trait SharedRing {
     /// The guest makes a chain available.
     fn offer(&mut self, head: u16);
-    /// The worker's side; see [`crate::Vring`].
+    /// The worker takes a chain; see [`crate::Vring`].
     fn take(&mut self) -> Option<u16>;
     fn push_used(&mut self, head: u16);
     fn publish(&mut self);
     /// The guest takes the next used entry.
     fn reap(&mut self) -> Option<u16>;
-    /// The worker dies, and another takes its place.
+    /// The worker dies, and another one replaces it.
     fn restart(&mut self);
 }
 
 /// Largest ring of a schedule.
 const ENTRIES: usize = 8;
 
-/// Where a head is on its way.
+/// The progress of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HeadState {
     Free,
@@ -338,15 +341,15 @@ enum HeadState {
     Shown,
 }
 
-/// Guest and worker do any of these steps in any order, the worker ending what it has taken in any order: each head that was
-/// offered is taken once by each worker that lives until it is shown, and seen as used once, after it was shown. `steps`: what
-/// is done, and with which head.
+/// Guest and worker take these steps in any order, and the worker completes the chains in any order. Each
+/// offered head is taken once by each worker that lives until it is published, and the guest sees it as used
+/// once, after that. `steps`: the step, and its head.
 fn each_chain_is_served_once(ring: &mut impl SharedRing, size: u16, steps: &[(u8, u8)]) {
     let mut states = [HeadState::Free; ENTRIES];
     for (kind, head) in steps {
         do_step(ring, &mut states, kind % 6, u16::from(*head) % size);
     }
-    // All that is out is served.
+    // All outstanding chains are served.
     for _ in 0..size {
         do_step(ring, &mut states, 1, 0);
     }
@@ -408,7 +411,7 @@ fn do_step(ring: &mut impl SharedRing, states: &mut [HeadState; ENTRIES], kind: 
     }
 }
 
-/// A ring that is nothing but its positions and its entries.
+/// A ring that consists only of its positions and its entries.
 struct BareRing {
     positions: Positions,
     avail: [u16; ENTRIES],
@@ -416,7 +419,7 @@ struct BareRing {
     avail_index: u16,
     used_index: u16,
     reaped: u16,
-    /// Heads that were taken and not shown; of these, what has ended; and what is to be taken again.
+    /// Heads that were taken and not published; those of them that have completed; and those to be taken again.
     is_out: [bool; ENTRIES],
     is_ended: [bool; ENTRIES],
     is_again: [bool; ENTRIES],
@@ -453,7 +456,7 @@ impl SharedRing for BareRing {
                 return Some(head as u16);
             }
             let fresh = self.positions.look(self.avail_index);
-            assert!(fresh.is_some(), "no guest broke its ring");
+            assert!(fresh.is_some(), "the guest did not break its ring");
             if fresh == Some(0) {
                 return None;
             }
@@ -502,7 +505,7 @@ mod harnesses {
     #[kani::proof]
     fn looks() {
         let before = sound(kani::any(), kani::any(), kani::any());
-        a_look_believes_what_the_guest_has_room_for(before, kani::any());
+        a_check_accepts_what_the_guest_has_room_for(before, kani::any());
     }
 
     #[kani::proof]
@@ -519,7 +522,7 @@ mod harnesses {
     #[kani::proof]
     fn restarts() {
         let dead = sound_and_level(kani::any(), kani::any(), kani::any());
-        a_restart_goes_on_where_the_dead_stood(dead, kani::any());
+        a_restart_continues_where_the_dead_daemon_stopped(dead, kani::any());
         a_part_is_of_another_ring_beyond_its_entries(kani::any(), kani::any(), kani::any());
     }
 
@@ -541,7 +544,7 @@ mod harnesses {
         kicks_come_only_where_they_are_asked_for(kani::any(), kani::any(), [taken, ahead, count]);
     }
 
-    /// From anywhere, so across the wrap too. Unwound beyond the longest loop, over the heads.
+    /// From any index, so across the wrap too. Unwound beyond the longest loop, which is over the heads.
     #[kani::proof]
     #[kani::unwind(10)]
     fn schedules() {

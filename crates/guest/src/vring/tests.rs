@@ -62,7 +62,7 @@ fn a_chain_is_taken_again_as_it_is_now_and_positions_stay() {
     assert_eq!(vring.retake(3, &mut chain), Ok(endless));
     let beyond = VringFault::Head { head: 8, size: 8 };
     assert_eq!(vring.retake(8, &mut chain), Err(beyond));
-    // It goes back once, and room for as many chains as before is left.
+    // It goes back once, and as many chains as before fit.
     vring.push_used(3, 1);
     vring.publish();
     assert_eq!(driver.reap(), Some((3, 1)));
@@ -106,7 +106,7 @@ fn a_head_beyond_the_table_is_a_fault_of_the_vring() {
     driver.publish();
     let fault = VringFault::Head { head: 8, size: 8 };
     assert_eq!(vring.take(&mut chain), Err(fault));
-    assert_eq!(vring.take(&mut chain), Err(fault), "and stays one");
+    assert_eq!(vring.take(&mut chain), Err(fault), "the fault stays");
     assert_eq!(vring.base(), 0);
 }
 
@@ -156,7 +156,11 @@ fn event_index_decides_calls_as_the_specification_says() {
         (vring.publish(), vring.publish())
     };
     // (entries added, used_event, call): used goes 65533 → …
-    assert_eq!(serve(1, 1234), (true, false), "the first one in any case");
+    assert_eq!(
+        serve(1, 1234),
+        (true, false),
+        "the first one is always called for"
+    );
     assert_eq!(serve(1, 65534), (true, false), "to 65535, passes 65534");
     assert_eq!(serve(1, 65534), (false, false), "to 0, 65534 is behind");
     assert_eq!(serve(3, 3), (false, false), "to 3, 3 is ahead");
@@ -180,7 +184,7 @@ fn without_event_index_the_flag_decides_calls() {
 }
 
 #[test]
-fn arming_asks_for_kicks_and_sees_what_came_meanwhile() {
+fn arming_asks_for_kicks_and_finds_new_entries() {
     for features in [0, EVENT_IDX] {
         let (mut driver, mut vring, mut chain) = pair(4, 7, features);
         assert_eq!(driver.used_flags().load(SeqCst), 0, "starts armed");
@@ -196,14 +200,14 @@ fn arming_asks_for_kicks_and_sees_what_came_meanwhile() {
         if features != 0 {
             assert_eq!(driver.avail_event().load(SeqCst), 8);
             vring.disarm();
-            // The next entry is 8, which would have been kicked for.
+            // The next entry is 8, for which the guest would have kicked.
             assert_eq!(driver.avail_event().load(SeqCst), 7);
         }
     }
 }
 
 #[test]
-fn a_start_cleans_up_after_whoever_served_before() {
+fn a_start_resets_the_announcements_of_an_earlier_daemon() {
     let memory = memory(1 << 20);
     let mut driver = Driver::new(&memory, 0, 4, 9);
     driver.used_flags().store(1, SeqCst);
@@ -219,18 +223,18 @@ fn a_start_cleans_up_after_whoever_served_before() {
     assert_eq!(
         driver.reap(),
         Some((2, 5)),
-        "the entry is where the guest looks"
+        "the entry is where the guest expects it"
     );
 }
 
-/// The kick descriptor comes first, the driver zeroes the ring later.
+/// The frontend passes the kick descriptor first; the driver zeroes the ring later.
 #[test]
-fn a_ring_that_is_initialised_after_its_start_is_answered_where_it_says() {
+fn a_ring_that_is_initialised_after_its_start_keeps_its_used_position() {
     let memory = memory(1 << 20);
     let mut driver = Driver::new(&memory, 0, 4, 77);
     let mut vring = Vring::new(memory.clone(), driver.layout, 0, 0).unwrap();
     let mut chain = Chain::new();
-    // The index of whatever was there says nothing yet.
+    // The old index in that memory means nothing yet.
     write(&memory, driver.layout.avail_addr + 2, &0u16.to_le_bytes());
     assert_eq!(vring.take(&mut chain), Ok(None));
     driver = Driver::new(&memory, 0, 4, 0);
@@ -279,12 +283,12 @@ fn impossible_layouts_are_refused() {
         let refused = Vring::new(memory.clone(), layout, 0, 0).map(|vring| vring.size());
         assert_eq!(refused, Err(error), "{layout:?}");
     }
-    // The last places that fit.
+    // The last locations that fit.
     assert!(Vring::new(memory.clone(), at(8, 0xff80, 0xffea, 0xffb8), 0, 0).is_ok());
 }
 
 #[test]
-fn a_detached_vring_does_nothing_and_goes_on_where_it_was() {
+fn a_detached_vring_does_nothing_and_continues_at_its_position() {
     for features in [0, EVENT_IDX] {
         let (mut driver, mut vring, mut chain) = pair(4, 7, features);
         driver.offer(1);
@@ -302,7 +306,7 @@ fn a_detached_vring_does_nothing_and_goes_on_where_it_was() {
         vring.push_used(1, 3);
         assert!(!vring.publish() && !vring.arm());
         vring.disarm();
-        // Somebody else left these.
+        // An earlier daemon left these.
         driver.used_flags().store(1, SeqCst);
         driver.avail_event().store(4711, SeqCst);
         vring.attach(&epoch).unwrap();
@@ -339,7 +343,7 @@ fn a_vring_is_in_tables_that_have_the_same_bytes() {
     let vring = Vring::new(memory.clone(), layout, 0, 0).unwrap();
     let is_in = |regions| vring.is_in(&Epoch::from(Memory::new(regions).unwrap()));
     assert!(vring.is_in(&Epoch::from(memory)));
-    assert!(is_in(vec![same]), "mapped once more");
+    assert!(is_in(vec![same]), "mapped again");
     assert!(!is_in(vec![shifted]), "other bytes of the file");
     assert!(
         !is_in(vec![crate::rig::region(0, 0x1_0000)]),

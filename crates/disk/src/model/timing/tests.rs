@@ -1,4 +1,4 @@
-//! The drive in virtual time: study A's figures, and each rule of the mechanism by itself.
+//! The drive in virtual time: the figures of study A, and each rule of the mechanism on its own.
 
 use super::*;
 use crate::model::ModelSpec;
@@ -12,7 +12,7 @@ fn preset(text: &str) -> Drive {
     text.parse::<ModelSpec>().unwrap().drive()
 }
 
-/// Round numbers and no jitter, so that instants can be told in advance.
+/// Round numbers and no jitter, so that times can be calculated.
 fn exact() -> Drive {
     Drive {
         channels: 4,
@@ -33,7 +33,7 @@ fn pages(count: u64) -> u64 {
     count * 4096
 }
 
-/// Runs to the end: what finished, and when.
+/// Runs until the drive is idle. Returns the completed commands and their times.
 fn run(timing: &mut Timing) -> Vec<(u32, u64)> {
     let mut ends = Vec::new();
     while let Some(at) = timing.next_ns() {
@@ -45,7 +45,7 @@ fn run(timing: &mut Timing) -> Vec<(u32, u64)> {
     ends
 }
 
-/// Commands a second and their mean latency, at random aligned offsets, so many outstanding.
+/// Commands per second and their mean latency, at random aligned offsets, with `depth` outstanding.
 fn rate(drive: Drive, work: Work, len: u64, depth: u32, commands: u32) -> (f64, f64) {
     let mut random = drive.seed ^ 0x5eed;
     let mut offset = || {
@@ -158,7 +158,7 @@ fn same_seed_same_times_and_another_seed_others() {
 }
 
 #[test]
-fn how_often_one_looks_changes_nothing() {
+fn the_number_of_advances_changes_nothing() {
     let ends = |step: u64| {
         let mut timing = Timing::new(preset("p320h,write_buffer=128K"));
         for token in 0..100 {
@@ -184,8 +184,8 @@ fn how_often_one_looks_changes_nothing() {
 
 #[test]
 fn window_bounds_the_pages_of_one_command() {
-    // 10 to begin, three rounds of two pages, and the link for the last: the pair comes over at the
-    // same time, so its second page waits for the first.
+    // 10 to begin, three rounds of two pages, and the link for the last. Both pages of a pair reach the link
+    // at the same time, so the second waits for the first.
     let mut timing = Timing::new(exact());
     timing.submit(0, 1, READ, 0, pages(6));
     assert_eq!(run(&mut timing), [(1, 10 + 3 * 1000 + 2 * 100)]);
@@ -251,7 +251,7 @@ fn a_buffered_write_ends_at_the_link_while_there_is_room() {
     let ends = run(&mut timing);
     // The third waits until the first's two pages have left the buffer.
     assert_eq!(ends, [(0, 210), (1, 410), (2, 10 + 3000 + 200)]);
-    // What can never fit, and a drive without a buffer, go to the channels.
+    // A write that can never fit, and any write to a drive without a buffer, goes to the channels.
     for (drive, len) in [(buffer, pages(5)), (exact(), pages(2))] {
         let mut timing = Timing::new(drive);
         timing.submit(0, 1, BUFFERED, 0, len);
@@ -276,14 +276,14 @@ fn a_sync_waits_for_the_writes_before_it_and_for_no_other() {
     assert_eq!(
         at(2),
         3010,
-        "the first write's page, though the second write drains still"
+        "after the first write's page, while the second write still drains"
     );
     assert_eq!(
         at(4),
         3010 + 8 * 3000,
         "32 pages on 4 channels, one of them busy"
     );
-    // And with nothing to wait for, at once.
+    // Without writes to wait for, it ends at once.
     timing.submit(1_000_000, 5, Work::Sync, 0, 0);
     assert_eq!(run(&mut timing), [(5, 1_000_010)]);
 }
@@ -301,7 +301,7 @@ fn a_sync_waits_for_a_write_that_the_buffer_has_no_room_for() {
 }
 
 #[test]
-fn a_change_is_felt_from_the_next_page_on_and_keeps_the_geometry() {
+fn a_change_takes_effect_from_the_next_page_and_keeps_the_geometry() {
     let mut timing = Timing::new(exact());
     timing.submit(0, 1, READ, 0, 4096);
     timing.advance(500);
@@ -349,8 +349,8 @@ fn no_command_finishes_before_its_floor() {
                 assert!(floors[token as usize] <= now);
                 numbers[token as usize] = None;
             }
-            let name = Name { owner: 0, token };
-            let number = timing.submit_named(now, name, work, draw >> 30, 1 << (9 + draw % 10));
+            let id = CommandId { owner: 0, token };
+            let number = timing.submit_for(now, id, work, draw >> 30, 1 << (9 + draw % 10));
             numbers[token as usize] = Some(number);
             let until = if token == 399 { u64::MAX } else { now + 20_000 };
             while let Some(at) = timing.next_ns().filter(|at| *at <= until) {
@@ -373,12 +373,15 @@ fn no_command_finishes_before_its_floor() {
         }
         assert!(numbers.iter().all(Option::is_none));
         println!("{name}: {close} of 400 floors were close in the end");
-        assert!(close > 200, "a floor that says nothing is of no use");
+        assert!(
+            close > 200,
+            "the floors are too far from the ends to be useful"
+        );
     }
 }
 
 #[test]
-fn what_is_forgotten_is_used_again() {
+fn numbers_of_ended_commands_are_reused() {
     let mut timing = Timing::new(preset("p3700,write_buffer=1M"));
     for round in 0..1000_u64 {
         for token in 0..8 {

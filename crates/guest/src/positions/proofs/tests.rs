@@ -1,4 +1,4 @@
-//! The properties with every value where those are few, and with random ones elsewhere.
+//! The properties with every value if there are few, otherwise with random values.
 
 use cleave_blk::spec::feature;
 use proptest::prelude::*;
@@ -7,25 +7,25 @@ use super::*;
 use crate::rig::{Desc, Driver, memory};
 use crate::{Chain, Inflight, InflightLayout, Vring};
 
-/// Indices at which something could turn over.
+/// Indices at which arithmetic could overflow.
 const PLACES: [u16; 6] = [0, 1, 255, 32_767, 32_768, 65_535];
 
 #[test]
-fn every_index_is_looked_at() {
+fn every_index_is_checked() {
     for size_log in 0..16 {
         let size = 1 << size_log;
         for outstanding in [0, 1, size / 2, size - 1, size] {
             for next in PLACES {
                 let before = sound(size_log, [next, 0], [outstanding, 0, 0]);
                 for found in 0..=u16::MAX {
-                    a_look_believes_what_the_guest_has_room_for(before, found);
+                    a_check_accepts_what_the_guest_has_room_for(before, found);
                 }
             }
         }
     }
 }
 
-/// A small ring in all its states, at every place of the index.
+/// A small ring in all its states, at each of these indices.
 #[test]
 fn every_step_of_a_small_ring() {
     for next in 0..=u16::MAX {
@@ -35,13 +35,13 @@ fn every_step_of_a_small_ring() {
                 a_step_does_one_thing(before, step);
             }
             for is_shown in [false, true] {
-                a_restart_goes_on_where_the_dead_stood(before, is_shown);
+                a_restart_continues_where_the_dead_daemon_stopped(before, is_shown);
             }
         }
     }
 }
 
-/// All that a ring can have outstanding, left and added.
+/// All possible counts of outstanding, left and added entries.
 fn all_counts(size: u16) -> impl Iterator<Item = [u16; 3]> {
     let pairs = (0..=size)
         .flat_map(move |outstanding| (0..=size - outstanding).map(move |left| (outstanding, left)));
@@ -61,7 +61,7 @@ fn every_used_index_after_a_restart() {
     }
 }
 
-/// Every event for batches of every kind at a few places; and events around the batch at every place.
+/// Every event for batches of every size at a few indices, and events around the batch at every index.
 #[test]
 fn every_call() {
     for old in PLACES {
@@ -98,7 +98,7 @@ fn every_kick() {
     }
 }
 
-/// A vring in memory that a guest shares, its driver, and the region that its frontend keeps.
+/// A vring in shared memory, its driver, and the frontend's in-flight region.
 struct RealRing {
     driver: Driver,
     region: Inflight,
@@ -124,7 +124,7 @@ impl RealRing {
     }
 }
 
-/// A worker that begins. Its frontend says nothing true of the position.
+/// Starts a worker. The position that its frontend gives is wrong.
 fn serve(driver: &Driver, region: &Inflight) -> Vring {
     let (memory, layout) = (driver.memory.clone(), driver.layout);
     let mut vring = Vring::new(memory, layout, feature::EVENT_IDX, 4711).unwrap();
@@ -163,11 +163,11 @@ proptest! {
         found in any::<u16>(), step in any::<u8>(), is_shown in any::<bool>(),
     ) {
         let before = sound(size_log, places, counts);
-        a_look_believes_what_the_guest_has_room_for(before, found);
+        a_check_accepts_what_the_guest_has_room_for(before, found);
         a_step_does_one_thing(before, step);
         let before = sound_and_level(size_log, places[0], counts);
         a_step_does_one_thing(before, step);
-        a_restart_goes_on_where_the_dead_stood(before, is_shown);
+        a_restart_continues_where_the_dead_daemon_stopped(before, is_shown);
     }
 
     #[test]

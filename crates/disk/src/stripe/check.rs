@@ -1,11 +1,11 @@
-//! Whether legs are one stripe, whole and in order: a judgement on what was read from them.
+//! Decides from the superblocks whether legs form a stripe that is whole and in order.
 
 use cleave_blk::Stripe;
 
 use crate::spec::format_size;
 use crate::superblock::{Found, SUPERBLOCK_BYTES, Superblock};
 
-/// Why legs are no stripe: a line that names the leg and the remedy. Legs are counted from 1.
+/// Why legs form no stripe: a message that names the leg and the remedy. Legs count from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct StripeError(pub(super) String);
@@ -13,18 +13,18 @@ pub struct StripeError(pub(super) String);
 /// Too few legs, or too many.
 pub(super) fn wrong_count(legs: u16) -> StripeError {
     StripeError(format!(
-        "a stripe has 2 to 64 legs, and this one would have {legs}; name each of its legs"
+        "a stripe has 2 to 64 legs, but this one would have {legs}; name each of its legs"
     ))
 }
 
-/// What was read from a leg.
+/// Name, size and superblock of a leg.
 pub(super) struct Member<'a> {
     pub(super) name: &'a str,
     pub(super) size_bytes: u64,
     pub(super) found: Found,
 }
 
-/// A stripe all of whose legs are there, in order.
+/// A stripe whose legs are all present and in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Whole {
     pub(super) set: [u8; 16],
@@ -32,7 +32,7 @@ pub(super) struct Whole {
     pub(super) data_bytes: u64,
 }
 
-/// Legs served without superblocks: none may have one.
+/// Checks legs that are served without superblocks: none may have one.
 pub(super) fn raw(members: &[Member<'_>]) -> Result<(), StripeError> {
     match members.iter().find(|member| member.found != Found::Nothing) {
         None => Ok(()),
@@ -43,48 +43,48 @@ pub(super) fn raw(members: &[Member<'_>]) -> Result<(), StripeError> {
     }
 }
 
-/// Judges the legs as named. `chunk_bytes`: what the operator says that the stripe's chunk is.
+/// Checks the legs in the given order. `chunk_bytes`: the stripe's chunk according to the operator.
 pub(super) fn whole(
     members: &[Member<'_>],
     chunk_bytes: Option<u32>,
 ) -> Result<Whole, StripeError> {
-    let model = model(members)?;
+    let majority = majority(members)?;
     let mut legs = Vec::with_capacity(members.len());
     for member in members {
-        legs.push((member.name, of_set(member, &model)?.leg));
+        legs.push((member.name, of_set(member, &majority)?.leg));
     }
     refuse_copies(&legs)?;
-    let Superblock { stripe, .. } = model.superblock;
+    let Superblock { stripe, .. } = majority.superblock;
     refuse_gaps(&legs, stripe)?;
     let created = stripe.chunk_bytes();
     if let Some(asked) = chunk_bytes.filter(|asked| *asked != created) {
-        let (name, created) = (model.name, format_size(created.into()));
+        let (name, created) = (majority.name, format_size(created.into()));
         return Err(StripeError(format!(
-            "this stripe ({name}) has chunks of {created}, and not {}; serve it with --stripe {created}",
+            "this stripe ({name}) has chunks of {created}, not {}; serve it with --stripe {created}",
             format_size(asked.into())
         )));
     }
     refuse_disorder(&legs)?;
     Ok(Whole {
-        set: model.superblock.set,
+        set: majority.superblock.set,
         stripe,
-        data_bytes: model.superblock.data_bytes,
+        data_bytes: majority.superblock.data_bytes,
     })
 }
 
-/// A leg of the set that most legs are of, and the first of those.
-struct Model<'a> {
+/// The set to which most legs belong, and its first leg.
+struct Majority<'a> {
     name: &'a str,
     superblock: Superblock,
 }
 
-/// Sets are told apart by their id and what must be the same on all legs.
+/// Sets are distinguished by their id and by the values that are the same on all legs.
 fn same_set(a: &Superblock, b: &Superblock) -> bool {
     a.set == b.set && a.stripe == b.stripe && a.data_bytes == b.data_bytes
 }
 
-fn model<'a>(members: &[Member<'a>]) -> Result<Model<'a>, StripeError> {
-    let mut best: Option<(usize, Model<'a>)> = None;
+fn majority<'a>(members: &[Member<'a>]) -> Result<Majority<'a>, StripeError> {
+    let mut best: Option<(usize, Majority<'a>)> = None;
     for member in members {
         let Found::Whole(superblock) = member.found else {
             continue;
@@ -96,19 +96,19 @@ fn model<'a>(members: &[Member<'a>]) -> Result<Model<'a>, StripeError> {
         let votes = members.iter().filter(is_like).count();
         if best.as_ref().is_none_or(|(most, _)| votes > *most) {
             let name = member.name;
-            best = Some((votes, Model { name, superblock }));
+            best = Some((votes, Majority { name, superblock }));
         }
     }
-    if let Some((_, model)) = best {
-        return Ok(model);
+    if let Some((_, majority)) = best {
+        return Ok(majority);
     }
-    // None is whole: the first that is something at all says more than one that is nothing.
+    // None is whole. A leg with a damaged superblock gives a better message than one without.
     let something = members.iter().find(|member| member.found != Found::Nothing);
     Err(match something.or(members.first()) {
         Some(member) => refusal(member, 0).unwrap_or_else(|| {
             StripeError(format!(
-                "leg {} has no superblock, nor has any other; make the stripe (all is lost that the legs \
-                 hold) by `cleave stripe create`, or serve them as they are with --stripe-raw",
+                "leg {} has no superblock, nor has any other; create the stripe (all data of the legs is lost) \
+                 by `cleave stripe create`, or serve them as they are with --stripe-raw",
                 member.name
             ))
         }),
@@ -116,7 +116,7 @@ fn model<'a>(members: &[Member<'a>]) -> Result<Model<'a>, StripeError> {
     })
 }
 
-/// Why a leg is not usable, whatever set it is of; `None` where it is merely plain, or whole.
+/// Why a leg cannot be used in any set; `None` if it has a whole superblock or none.
 fn refusal(member: &Member<'_>, wanted_bytes: u64) -> Option<StripeError> {
     let (name, size_bytes) = (member.name, member.size_bytes);
     let why = match member.found {
@@ -135,22 +135,24 @@ fn refusal(member: &Member<'_>, wanted_bytes: u64) -> Option<StripeError> {
     Some(StripeError(why))
 }
 
-fn of_set(member: &Member<'_>, model: &Model<'_>) -> Result<Superblock, StripeError> {
-    let (name, other) = (member.name, model.name);
+fn of_set(member: &Member<'_>, majority: &Majority<'_>) -> Result<Superblock, StripeError> {
+    let (name, other) = (member.name, majority.name);
     let why = match member.found {
-        Found::Whole(found) if !same_set(&found, &model.superblock) => {
-            format!("leg {name} is of another stripe than {other}; name the legs of one stripe")
+        Found::Whole(found) if !same_set(&found, &majority.superblock) => {
+            format!(
+                "leg {name} belongs to another stripe than {other}; name the legs of one stripe"
+            )
         }
         found => match (
-            refusal(member, model.superblock.data_bytes + SUPERBLOCK_BYTES),
+            refusal(member, majority.superblock.data_bytes + SUPERBLOCK_BYTES),
             found,
         ) {
-            // Also one whose superblock came along (a copy of its last block) without the data.
+            // This also refuses a leg that has a copy of a superblock without the data.
             (Some(refused), _) => return Err(refused),
             (None, Found::Whole(found)) => return Ok(found),
             (None, _) => format!(
-                "leg {name} has no superblock at its end: it is not of this stripe, or its size was changed \
-                 since; name the right one, or give it the size that it had"
+                "leg {name} has no superblock at its end: it does not belong to this stripe, or its size was \
+                 changed; name the right one, or give it the size that it had"
             ),
         },
     };
@@ -177,7 +179,7 @@ fn refuse_gaps(legs: &[(&str, u32)], stripe: Stripe) -> Result<(), StripeError> 
     match missing.is_empty() {
         true => Ok(()),
         false => Err(StripeError(format!(
-            "leg {} of this stripe's {} is missing; it has to be named with {}",
+            "leg {} of this stripe's {} is missing; name it together with {}",
             missing.join(", "),
             stripe.legs(),
             legs.first().map_or("", |(name, _)| name)
@@ -197,7 +199,7 @@ fn refuse_disorder(legs: &[(&str, u32)]) -> Result<(), StripeError> {
         .map(|(name, _)| format!("--disk {name}"))
         .collect();
     Err(StripeError(format!(
-        "leg {name} was named at place {} and is leg {}; the right order: {}",
+        "leg {name} is named in place {} but is leg {}; the right order: {}",
         at + 1,
         leg + 1,
         words.join(" ")
@@ -220,7 +222,7 @@ mod tests {
         }
     }
 
-    fn judge(found: &[(&str, u64, Found)], chunk: Option<u32>) -> Result<Whole, StripeError> {
+    fn check(found: &[(&str, u64, Found)], chunk: Option<u32>) -> Result<Whole, StripeError> {
         let members: Vec<_> = found
             .iter()
             .map(|&(name, size_bytes, found)| Member {
@@ -236,14 +238,14 @@ mod tests {
     fn whole_and_in_order_is_a_stripe() {
         let legs = [0, 1, 2].map(|n| (["a", "b", "c"][n as usize], MIB, Found::Whole(leg(n))));
         for chunk in [None, Some(64 << 10)] {
-            let whole = judge(&legs, chunk).unwrap();
+            let whole = check(&legs, chunk).unwrap();
             assert_eq!((whole.set, whole.data_bytes), ([7; 16], MIB - (64 << 10)));
         }
     }
 
-    /// What is wrong, and the words that the line must have.
+    /// Wrong legs, and the words that the message must contain.
     #[test]
-    fn what_is_no_stripe_is_refused_by_leg_and_remedy() {
+    fn wrong_legs_are_refused_by_leg_and_remedy() {
         let good = |n: u32| Found::Whole(leg(n));
         let foreign = Found::Whole(Superblock {
             set: [8; 16],
@@ -264,7 +266,7 @@ mod tests {
                 ],
                 &[
                     "leg c",
-                    "place 2 and is leg 3",
+                    "place 2 but is leg 3",
                     "--disk a --disk b --disk c",
                 ],
             ),
@@ -279,16 +281,16 @@ mod tests {
                     ("x", MIB, foreign),
                     ("c", MIB, good(2)),
                 ],
-                &["leg x is of another stripe than a"],
+                &["leg x belongs to another stripe than a"],
             ),
-            // The majority is right, wherever it stands.
+            // The majority is right, wherever it is.
             (
                 &[
                     ("x", MIB, foreign),
                     ("a", MIB, good(0)),
                     ("c", MIB, good(2)),
                 ],
-                &["leg x is of another stripe than a"],
+                &["leg x belongs to another stripe than a"],
             ),
             (
                 &[
@@ -296,7 +298,7 @@ mod tests {
                     ("b", MIB, other_chunk),
                     ("c", MIB, good(2)),
                 ],
-                &["leg b is of another stripe"],
+                &["leg b belongs to another stripe"],
             ),
             (
                 &[
@@ -365,7 +367,7 @@ mod tests {
             (&[], &["2 to 64 legs"]),
         ];
         for (legs, wanted) in table {
-            let line = judge(legs, Some(64 << 10)).unwrap_err().to_string();
+            let line = check(legs, Some(64 << 10)).unwrap_err().to_string();
             for words in wanted {
                 assert!(line.contains(words), "{words:?} in: {line}");
             }
@@ -374,11 +376,11 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_chunk_is_told_with_the_right_one() {
+    fn the_error_for_a_wrong_chunk_names_the_right_one() {
         let legs = [0, 1, 2].map(|n| ("a", MIB, Found::Whole(leg(n))));
-        let line = judge(&legs, Some(128 << 10)).unwrap_err().to_string();
+        let line = check(&legs, Some(128 << 10)).unwrap_err().to_string();
         assert!(
-            line.contains("chunks of 64K, and not 128K; serve it with --stripe 64K"),
+            line.contains("chunks of 64K, not 128K; serve it with --stripe 64K"),
             "{line}"
         );
     }
