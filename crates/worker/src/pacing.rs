@@ -1,5 +1,5 @@
-//! How a worker waits: the combined wish of its vrings, the pacer's decision, and the calls that are held back
-//! meanwhile. The clock is read here, and the core is yielded here.
+//! How a worker waits: the wait mode of its vrings, the pacer's decision, and calls that are held back
+//! meanwhile. This file reads the clock and yields the core.
 
 use std::time::Duration;
 
@@ -14,39 +14,39 @@ use crate::record::VringEvent;
 use crate::stats::{Mode, add};
 use crate::worker::{Worker, call_bell};
 
-/// Laps without work before a polling worker looks at the clock for the first time, and then again.
+/// Laps without work before a polling worker first reads the clock, and between later readings.
 const POLL_GRACE_LAPS: u32 = 64;
 const POLL_LOOK_LAPS: u32 = 1024;
-/// Checks in vain after which a polled device is taken for one that hangs: a few milliseconds, or a quarter of a second
-/// where a system call takes as long as in an emulated guest. Each check from then on is further from the one before,
-/// up to the last of these.
+/// Number of checks without a completion after which a polled device is assumed to hang. That is a few
+/// milliseconds, or a quarter of a second in an emulated guest where system calls are slow. From then on the
+/// worker sleeps between checks, longer each time, up to `NAP_MAX_NS`.
 const LATE_LOOKS: u32 = 4 * 1024;
 const NAP_STEP_NS: u64 = 50_000;
 const NAP_MAX_NS: u64 = 5_000_000;
 
-/// The combined wish of a worker's vrings.
+/// How a worker waits for all its vrings together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// Sleep whenever there is nothing to do.
+    /// Sleep when there is no work.
     #[default]
     Sleep,
-    /// Spin where it pays.
+    /// Spin if it pays.
     Adapt,
-    /// A guest never kicks: look at its ring as often as the budget allows.
+    /// A guest never kicks: poll its ring as far as the budget allows.
     Look,
-    /// Do not sleep while the core is ours.
+    /// Poll, but yield the core if another thread wants it.
     Poll,
-    /// Do not sleep at all: it was asked for, of a guest that never kicks.
+    /// Never sleep: the vring is configured for polling and its guest never kicks.
     PollAlways,
 }
 
-/// How a worker looks at rings whose guests never kick: it spins as far as the budget of the disk allows, and
-/// naps between looks when that is spent, longer from nap to nap until there is work.
+/// State of polling rings whose guests never kick. The worker spins as far as the disk's budget allows, then
+/// sleeps between checks, longer each time until there is work.
 #[derive(Debug, Default)]
 pub(crate) struct Unkicked {
     /// Laps without work.
     idle_laps: u32,
-    /// Spun in vain since then, and not charged to the budget yet.
+    /// When the spinning began that has not been charged to the budget yet.
     since_ns: Option<u64>,
     naps: u32,
 }
@@ -54,24 +54,24 @@ pub(crate) struct Unkicked {
 /// How a worker waits.
 pub(crate) struct Waiting {
     pub(crate) pacer: Pacer,
-    /// Who else wants the core, of a worker that polls.
+    /// Keeps a polling worker out of the way of other threads.
     pub(crate) crowd: Crowd,
     pub(crate) wish: Wish,
     pub(crate) contention: CoreContention,
-    /// Laps without work, of a worker that polls.
+    /// Laps without work, while polling.
     pub(crate) idle_laps: u32,
-    /// How it looks at vrings without a kick.
+    /// State for vrings without a kick.
     pub(crate) unkicked: Unkicked,
-    /// Looks at a polled device since something came in or ended.
+    /// Checks of a polled device since the last request or completion.
     pub(crate) vain_looks: u32,
-    /// Guests were asked for kicks since they were last told that none are needed.
+    /// Some guest may have been asked for kicks since all were last told that none are needed.
     pub(crate) armed: bool,
-    /// When the first call that is held back has to go out, or the first stalled request is to be done again.
+    /// When the first call that is held back or the first stalled request is due.
     pub(crate) due_ns: Option<u64>,
 }
 
 impl Waiting {
-    /// Of a worker on this thread.
+    /// For a worker on this thread.
     pub(crate) fn new() -> Waiting {
         Waiting {
             pacer: Pacer::new(),
@@ -88,13 +88,13 @@ impl Waiting {
 }
 
 impl<S: Store> Worker<S> {
-    /// Time on the clock that all workers of the device share.
+    /// Now, on the clock that all workers of the device share.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         nanoseconds(self.device.began)
     }
 
-    /// Adds up what the vrings wish for: the one that wants to be waited for most wakefully decides.
+    /// Combines the modes of all vrings: the one that demands the most polling decides.
     pub(crate) fn update_wish(&mut self) {
         let wish = |lane: &crate::lane::Lane| match lane.completion {
             _ if !lane.is_running() => Wish::Sleep,
@@ -112,7 +112,7 @@ impl<S: Store> Worker<S> {
         });
     }
 
-    /// How the coming `enter` may wait.
+    /// Decides how the next `enter` waits.
     pub(crate) fn pace(&mut self, did: Did) -> Wait {
         let pace = match self.waiting.wish {
             Wish::Sleep => Pace::Sleep,
@@ -150,9 +150,9 @@ impl<S: Store> Worker<S> {
         Wait::Until(until_ns.map(|ns| self.device.began + Duration::from_nanos(ns)))
     }
 
-    /// Polled I/O in flight has to be checked for, whatever the vrings wish and the pacer decides, because no
-    /// interrupt would end a sleep. Other threads get the core between two checks. Returns until when to nap: a
-    /// device that hangs would otherwise cost a core for as long as it does.
+    /// Polls the device for completions. Polled I/O in flight has to be checked for in every wait mode, because
+    /// no interrupt would end a sleep. Other threads get the core between two checks. Returns a time to sleep
+    /// until if the device seems to hang, because polling it would cost a core meanwhile.
     #[inline(never)]
     fn look_on(&mut self, did: Did) -> Option<u64> {
         self.poll(did, Wish::PollAlways);
@@ -180,7 +180,7 @@ impl<S: Store> Worker<S> {
         pacer.decide(did, now_ns, terms, || cpu_ns(ClockId::ThreadCPUTime))
     }
 
-    /// A lap of a worker with a guest that never kicks.
+    /// Polls rings whose guests never kick, within the budget.
     fn look_at_unkicked(&mut self, did: Did) -> Pace {
         let unkicked = &mut self.waiting.unkicked;
         if did.any() {
@@ -207,8 +207,8 @@ impl<S: Store> Worker<S> {
         Pace::Doze(now_ns + nap_ns)
     }
 
-    /// Polling ends where others want the core: they would wait for whole slices of the scheduler, and a
-    /// guest among them would be slower than with interrupts.
+    /// Polls, and pauses while other threads want the core: they would wait for whole timeslices, and a guest
+    /// among them would be slower than with interrupts.
     #[inline]
     fn poll(&mut self, did: Did, wish: Wish) -> Pace {
         self.waiting.idle_laps = match did.any() {
@@ -234,22 +234,22 @@ impl<S: Store> Worker<S> {
             add(&self.meters.stats.switches_crowded, 1);
         }
         match wish {
-            // Nobody would wake it.
+            // Nothing would wake it, so it only yields.
             Wish::PollAlways if !did.any() => {
                 yield_core();
                 Pace::Spin
             }
             Wish::PollAlways => Pace::Spin,
-            // That others have gone is no event, and the next request would find it asleep.
+            // The end of the contention is no event, so a timer has to end the sleep.
             _ => crowd.until_ns().map_or(Pace::Sleep, Pace::Doze),
         }
     }
 
-    /// Asks all guests for kicks; `true` when one had added work before it could see that.
+    /// Asks all guests for kicks. `true`: a guest had added work before it could see that.
     fn arm(&mut self) -> bool {
         self.waiting.armed = true;
         let mut work = false;
-        // With the engine full, completions come first and every lap looks at the rings again.
+        // If the store is full, completions arrive first, and every lap checks the rings again.
         let has_room = self.has_room();
         for lane in self.lanes.iter_mut().flatten() {
             if lane.is_running() && has_room {
@@ -259,7 +259,7 @@ impl<S: Store> Worker<S> {
         work
     }
 
-    /// Tells all guests that kicks are not needed, if they do not know.
+    /// Tells all guests that kicks are not needed, unless they know.
     #[inline]
     fn disarm(&mut self) {
         if self.waiting.armed {
@@ -268,7 +268,7 @@ impl<S: Store> Worker<S> {
                 self.waiting.wish,
                 Wish::Look | Wish::Poll | Wish::PollAlways
             ) {
-                // It may have slept, out of the way of others.
+                // It may have slept because the core was contended.
                 self.meters.stats.set_mode(Mode::Polls);
             }
             for lane in self.lanes.iter_mut().flatten() {
@@ -277,7 +277,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Shows the guests all that was pushed: one index store and at most one call a vring.
+    /// Publishes all that was pushed: one index store and at most one call per vring.
     pub(crate) fn publish(&mut self) {
         let coalesce = self.tuned.tuning.coalesce;
         for (slot, lane) in (0..).zip(&mut self.lanes) {
@@ -312,7 +312,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Does what was put off until now: calls that were held back, and requests to be done again.
+    /// Sends calls that were held back and repeats stalled requests, if any are due.
     #[inline]
     pub(crate) fn attend_due(&mut self) {
         if self.waiting.due_ns.is_some() {
@@ -328,7 +328,7 @@ impl<S: Store> Worker<S> {
         self.waiting.due_ns = None;
         self.send_due_calls(now_ns);
         self.redo_due(now_ns);
-        // Those that ended at once.
+        // For requests that completed inline.
         self.publish();
     }
 

@@ -1,37 +1,37 @@
-//! Whether others want the core that a worker spins on.
+//! How a polling worker keeps out of the way of other threads that want its core.
 
-/// Spinning goes on for so long before it is asked again.
+/// Interval between two checks for other threads.
 const LOOK_EVERY_NS: u64 = 1_000_000;
-/// How long no spinning is tried after somebody else wanted the core, twice in a row: the first was perhaps a
-/// passing thread of the kernel. Twice as long each time that it turns out so again.
+/// How long the worker does not spin after two successive checks found another thread. The first may have been
+/// a kernel thread that is gone by the second. The rest doubles each time that the core is contended again.
 const REST_MIN_NS: u64 = 250_000;
 const REST_MAX_NS: u64 = 256_000_000;
 
-/// What was seen of others on this core, and how long to keep out of their way.
+/// What was seen of other threads on this core, and until when not to spin.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Crowd {
-    /// Looked at last.
+    /// When the last check was.
     looked_ns: Option<u64>,
-    /// No spinning before this.
+    /// No spinning before this time.
     until_ns: u64,
     rest_ns: u64,
-    /// The last look showed somebody, the one before nobody.
+    /// The last check found another thread, the one before found none.
     suspects: bool,
 }
 
 impl Crowd {
-    /// Whether it is time to look, at the start of a spin and from time to time during one.
+    /// Whether a check is due: at the start of a spin, and periodically while it lasts.
     #[inline]
     pub(crate) fn wants_look(&self, now_ns: u64) -> bool {
         self.looked_ns
             .is_none_or(|looked_ns| now_ns.saturating_sub(looked_ns) >= LOOK_EVERY_NS)
     }
 
-    /// What a look showed.
+    /// Records the result of a check.
     pub(crate) fn looked(&mut self, now_ns: u64, others: bool) {
         self.looked_ns = Some(now_ns);
         if others && self.rest_ns == 0 && !self.suspects {
-            // Who wants to stay is there at the next look.
+            // A thread that stays is found again by an immediate second check.
             (self.suspects, self.looked_ns) = (true, None);
             return;
         }
@@ -39,26 +39,26 @@ impl Crowd {
         if others {
             self.rest_ns = (self.rest_ns * 2).clamp(REST_MIN_NS, REST_MAX_NS);
             self.until_ns = now_ns.saturating_add(self.rest_ns);
-            // The rest ends with a look.
+            // The rest ends with a check.
             self.looked_ns = None;
         } else {
             self.rest_ns = 0;
         }
     }
 
-    /// It keeps out of the way of others, or did until lately: the clock has to be asked.
+    /// Whether a rest is or was lately in force, so that the clock has to be read.
     #[inline]
     pub(crate) fn rests(&self) -> bool {
         self.rest_ns > 0
     }
 
-    /// When it stops keeping out of their way; `None`: others seem to be there to stay, and a timer for each
-    /// sleep would make a guest among them slower.
+    /// When the rest ends. `None`: the contention seems permanent, and a timer for each sleep would slow down
+    /// the other threads, perhaps this guest's.
     pub(crate) fn until_ns(&self) -> Option<u64> {
         (self.rest_ns < REST_MAX_NS).then_some(self.until_ns)
     }
 
-    /// Others have the core.
+    /// Whether the worker must not spin now.
     #[inline]
     pub(crate) fn is_crowded(&self, now_ns: u64) -> bool {
         now_ns < self.until_ns

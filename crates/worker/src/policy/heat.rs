@@ -1,14 +1,14 @@
-//! Whether requests come fast enough for spinning to be considered at all.
+//! Whether requests arrive fast enough for spinning to be considered.
 
-/// Requests ahead of the least rate before it is hot: a handful is no load yet.
+/// Level at which the rate counts as fast: a few requests are not a load yet.
 const HOT: u64 = 8;
-/// Below this it is cold again. What lies between, and that it is full once it is hot, keeps a rate about
-/// the limit from flapping.
+/// Level at which the rate counts as slow again. The distance to `HOT`, and that the bucket is filled when it
+/// becomes fast, keep a rate near the limit from flapping.
 const COLD: u64 = 2;
-/// Most that is kept: at the usual limit 42 ms without a request are forgiven, as between two bursts.
+/// Capacity. At the default limit it bridges 42 ms without a request, as between two bursts.
 const FULL: u64 = 48;
 
-/// A leaky bucket of requests, measured in time.
+/// A leaky bucket of requests, with its level kept as time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Heat {
     level_ns: u64,
@@ -17,8 +17,8 @@ pub(crate) struct Heat {
 }
 
 impl Heat {
-    /// It is now this time, and so many requests have come since the last. `rate_min`: as many a second run out
-    /// of the bucket; 0: any are fast enough.
+    /// Adds requests that arrived until `now_ns`. `rate_min` requests per second drain from the bucket; 0:
+    /// every rate is fast enough.
     #[inline]
     pub(crate) fn pass(&mut self, now_ns: u64, requests: u32, rate_min: u32) {
         let gone_ns = now_ns.saturating_sub(self.at_ns);
@@ -37,7 +37,7 @@ impl Heat {
         }
     }
 
-    /// Requests come fast enough.
+    /// Whether requests arrive fast enough.
     #[inline]
     pub(crate) fn is_hot(&self) -> bool {
         self.hot
@@ -48,7 +48,7 @@ impl Heat {
 mod tests {
     use super::*;
 
-    /// Whether it is hot at the end of a second of requests so far apart, in groups of so many.
+    /// Whether the rate is fast after a second of requests at this interval, in groups of this size.
     fn hot_after(gap_us: u64, group: u32, rate_min: u32) -> bool {
         let mut heat = Heat::default();
         for at_us in (0..1_000_000).step_by(gap_us as usize) {

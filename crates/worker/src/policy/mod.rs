@@ -1,5 +1,5 @@
-//! When to spin and when to call: arithmetic over observations. Nothing here reads a clock or holds a
-//! descriptor; time comes in as an argument.
+//! Policies for spinning, sleeping and calling: arithmetic on observations. Nothing here reads a clock or holds
+//! a descriptor; time is an argument.
 
 mod budget;
 mod caller;

@@ -1,27 +1,27 @@
-//! What sort of request a number is about, and what sort of error.
+//! Kinds of requests and of errors, for counters.
 
 use cleave_blk::{Status, Verb};
 
 /// Size classes: up to 4 KiB, 16 KiB, 64 KiB, 256 KiB, and larger.
 const CLASSES: usize = 5;
-/// The last so many classes hold requests that may be split: those of 32 KiB and more.
+/// The last classes, which contain requests that may be split: those of 32 KiB and more.
 const SPLIT_CLASSES: usize = 3;
 
-/// Which way the data of a request goes.
+/// Direction of a request's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     /// To the guest.
     Read,
     /// From the guest.
     Write,
-    /// None: a flush.
+    /// A flush, which has none.
     Flush,
-    /// None: discard, write-zeroes, get-id, and requests for no bytes.
+    /// Discard, write-zeroes, get-id, and requests for no bytes.
     Other,
 }
 
 impl Way {
-    /// One word.
+    /// Its name in output.
     pub fn name(self) -> &'static str {
         match self {
             Way::Read => "read",
@@ -32,19 +32,19 @@ impl Way {
     }
 }
 
-/// A direction and, of reads and writes, a size class.
+/// A direction, and for reads and writes a size class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind(u8);
 
 impl Kind {
-    /// How many there are.
+    /// Number of kinds.
     pub const COUNT: usize = 2 * CLASSES + 2;
-    /// How many of them may be split.
+    /// Number of kinds whose requests may be split.
     pub(crate) const SPLIT_COUNT: usize = 2 * SPLIT_CLASSES;
     const FLUSH: Kind = Kind(2 * CLASSES as u8);
     const OTHER: Kind = Kind(2 * CLASSES as u8 + 1);
 
-    /// All of them, in order.
+    /// All kinds, in order.
     pub fn all() -> impl Iterator<Item = Kind> {
         (0..Kind::COUNT as u8).map(Kind)
     }
@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// Its size class in one word: the largest size in it.
+    /// The name of its size class: the largest size in it.
     pub fn size(self) -> &'static str {
         const NAMES: [&str; CLASSES] = ["4K", "16K", "64K", "256K", "larger"];
         match self.way() {
@@ -87,7 +87,7 @@ impl Kind {
         usize::from(self.0)
     }
 
-    /// Its place among the kinds that a request may be split in.
+    /// Its index among the kinds whose requests may be split.
     #[inline]
     pub(crate) fn split_index(self) -> Option<usize> {
         let above = self.class().checked_sub(CLASSES - SPLIT_CLASSES)?;
@@ -99,7 +99,7 @@ impl Kind {
     }
 }
 
-/// Powers of four: the class of a length is how often four divides what is left of its 4 KiB blocks.
+/// The classes are powers of four: the class is how often four divides the length in 4 KiB blocks.
 #[inline]
 fn class_of(len_bytes: u64) -> u8 {
     match (len_bytes.saturating_sub(1) >> 12).checked_ilog2() {
@@ -108,25 +108,25 @@ fn class_of(len_bytes: u64) -> u8 {
     }
 }
 
-/// Why a request did not end well.
+/// Why a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The store failed it.
     Store,
-    /// The store had no room left.
+    /// The disk had no space left.
     Space,
-    /// Its data lay where no guest memory is.
+    /// Its data was outside guest memory.
     Memory,
-    /// It was no valid request for this disk: out of range, of a wrong length, a write to a read-only disk.
+    /// It was not valid for this disk: out of range, of a wrong length, or a write to a read-only disk.
     Invalid,
-    /// Of a type that this disk does not do, or that its store turned out not to do.
+    /// Its type is not supported by this disk, or was found to be unsupported by its store.
     Unsupported,
-    /// A chain too broken to carry a status.
+    /// The chain was too broken to carry a status.
     Broken,
 }
 
 impl ErrorKind {
-    /// All of them, in order.
+    /// All kinds of errors, in order.
     pub const ALL: [ErrorKind; 6] = [
         ErrorKind::Store,
         ErrorKind::Space,
@@ -136,7 +136,7 @@ impl ErrorKind {
         ErrorKind::Broken,
     ];
 
-    /// One word.
+    /// Its name in output.
     pub fn name(self) -> &'static str {
         match self {
             ErrorKind::Store => "store",
@@ -148,7 +148,7 @@ impl ErrorKind {
         }
     }
 
-    /// Of an op that failed.
+    /// The kind for an op that failed.
     pub(crate) fn of_errno(errno: i32) -> ErrorKind {
         use rustix::io::Errno;
         match Errno::from_raw_os_error(errno) {
@@ -159,7 +159,7 @@ impl ErrorKind {
         }
     }
 
-    /// Of a request that was refused.
+    /// The kind for a request that was refused.
     pub(crate) fn of_status(status: Status) -> ErrorKind {
         match status {
             Status::Unsupp => ErrorKind::Unsupported,

@@ -1,4 +1,4 @@
-//! The splitter against modelled drives in virtual time: closed loops of large random requests.
+//! The splitter on modelled drives in virtual time, in closed loops of large random requests.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -30,7 +30,7 @@ fn flat(seed: u64) -> Drive {
         channels: 1,
         read_ns: 2_000,
         write_ns: 2_000,
-        // Commands are served whole, in order: no share of the channel is gained by being many.
+        // Commands are served whole and in order, so more of them gain no larger share of the channel.
         window: 65_536,
         command_ns: 1_000,
         ..p3700(seed)
@@ -45,7 +45,7 @@ struct Request {
     start: u64,
 }
 
-/// A closed loop of requests on a drive in virtual time.
+/// A closed loop of requests on a modelled drive in virtual time.
 struct Loop {
     timing: Timing,
     splitter: Splitter,
@@ -53,7 +53,7 @@ struct Loop {
     now: u64,
     requests: HashMap<u32, Request>,
     next: u32,
-    /// What the worker takes to submit an op.
+    /// Time that the worker takes to submit an op.
     op_ns: u64,
 }
 
@@ -112,7 +112,7 @@ impl Loop {
         self.next += 1;
     }
 
-    /// Waits for one request to end; its length and latency.
+    /// Waits for one completion. Returns the request's length and latency.
     fn end(&mut self) -> (u64, u64) {
         loop {
             while let Some(token) = self.timing.finished() {
@@ -132,7 +132,7 @@ impl Loop {
         }
     }
 
-    /// Bytes a second over so many requests at a depth.
+    /// Bytes per second over `requests` requests at this depth.
     fn run(&mut self, direction: Direction, len: u64, depth: usize, requests: usize) -> f64 {
         let start = self.now;
         while self.requests.len() < depth {
@@ -166,7 +166,7 @@ fn fixed(log: u32) -> Split {
     NonZeroU32::new(1 << log).map_or(Split::Off, Split::Fixed)
 }
 
-/// Rate of the best fixed chunk (or of none), and of none.
+/// Rate with the best fixed chunk (or whole requests), and rate with whole requests.
 fn best_fixed(drive: &Drive, direction: Direction, len: u64, depth: usize) -> (f64, f64) {
     let rate = |split| Loop::new(drive.clone(), split).run(direction, len, depth, 400);
     let whole = rate(Split::Off);
@@ -271,7 +271,7 @@ fn does_nothing_where_more_than_half_the_useful_depth_is_in_flight() {
     }
 }
 
-/// Splits requests of 512 KiB into this from the start.
+/// Splits requests of 512 KiB into this chunk from the start.
 fn known(chunk_bytes: u32) -> Split {
     let measured = vec![(Direction::Read, 512 << 10, chunk_bytes)];
     Split::Auto(Prior {
@@ -287,13 +287,13 @@ fn useful_depth_is_dealt_out_evenly_to_all_workers() {
         let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
         assert_eq!(found.map(NonZeroU32::get), Some(chunk << 10));
     }
-    // Those of a worker that goes make room again.
+    // The requests of a worker that ends make room again.
     splitter.forget(9);
     let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
     assert_eq!(found.map(NonZeroU32::get), Some(8 << 10));
 }
 
-/// Pieces that fail at once look faster than any request that is served.
+/// Pieces that fail at once look faster than any served request.
 #[test]
 fn a_failed_request_teaches_nothing() {
     let splitter = Splitter::new(Split::Auto(prior()));
@@ -326,7 +326,7 @@ fn a_device_that_changes_is_noticed_within_2000_requests() {
         let mut run = Loop::new(p3700(seed), Split::Auto(prior()));
         run.run(Direction::Read, 512 << 10, 1, 3000);
         assert!(run.chunk(512 << 10) > 0);
-        // The drive loses its parallelism: every command now goes page by page, in a deep window.
+        // The drive loses its parallelism: every command now takes its pages one by one, in a deep window.
         let slow = Drive {
             window: 1_000,
             read_ns: 8_000,
