@@ -1,4 +1,4 @@
-//! What control asks of a worker: each is answered when it has become true, and not before.
+//! Each command is answered when it has taken effect, and not before.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use cleave_worker::{Lap, Stopped};
 use crate::driver::Ask;
 use crate::{Bench, FEATURES, quiet};
 
-/// On a disk that takes some laps for everything.
+/// A disk that takes some laps for each op.
 fn slow(seed: u64) -> Bench {
     let config = SimConfig {
         delay_max: 30,
@@ -45,7 +45,7 @@ fn stop_answers_the_position_only_when_all_has_ended() {
         assert_eq!(
             answers.len(),
             usize::from(base),
-            "seed {seed}: a drained vring owes nothing"
+            "seed {seed}: a drained vring has answered all requests"
         );
         assert!((8..=9).contains(&base));
         assert_eq!(bench.driver.in_flight(), 9 - answers.len());
@@ -69,7 +69,7 @@ fn disabled_vring_is_kept_and_looked_at_when_enabled() {
     assert_eq!(
         bench.driver.collect(|_| 512).len(),
         1,
-        "no kick came, and none was needed"
+        "no kick arrived, and none was needed"
     );
 }
 
