@@ -1,4 +1,4 @@
-//! The backend channel: the socket on which the daemon may speak first (vhost-user "Back-end
+//! The backend channel: the socket on which the daemon may send requests of its own (vhost-user "Back-end /
 //! communication").
 
 use rustix::io::Errno;
@@ -16,22 +16,23 @@ pub(crate) struct Channel(Foreign);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Yes,
-    /// The frontend has not read what was sent before.
+    /// The frontend has not read the previous requests yet, so try again later.
     Later,
-    /// It can never be told here.
+    /// The channel is unusable.
     Never,
 }
 
 impl Channel {
-    /// Takes a stream socket of the local kind and nothing else.
+    /// Takes a local stream socket and nothing else.
     pub(crate) fn new(socket: Foreign) -> Result<Channel, Refusal> {
         match socket.close_for_reading() {
             true => Ok(Channel(socket)),
-            false => Err(Refusal::message("the backend channel is no stream socket")),
+            false => Err(Refusal::message("the backend channel is not a stream socket")),
         }
     }
 
-    /// Says that the configuration space has changed. Never waits, neither for room nor an answer.
+    /// Notifies the frontend that the configuration space has changed. Never waits, neither for room nor for an
+    /// answer.
     pub(crate) fn config_changed(&self) -> Told {
         let notice = notice(BackendReq::CONFIG_CHANGE_MSG.into());
         let Some(socket) = self.0.fd() else {
@@ -40,7 +41,7 @@ impl Channel {
         match send(socket, &notice, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(count) if count == notice.len() => Told::Yes,
             Err(Errno::AGAIN | Errno::INTR) => Told::Later,
-            // Half a message would put every later one out of step.
+            // A partly sent message would put every later one out of step.
             Ok(_) | Err(_) => Told::Never,
         }
     }
@@ -77,7 +78,7 @@ mod tests {
         assert_eq!(bytes.as_slice(), words);
         while channel.config_changed() == Told::Yes {}
         assert_eq!(channel.config_changed(), Told::Later);
-        // Not by closing it: a child of another test may hold a copy for a moment.
+        // By a shutdown: a child of another test may hold a copy of the descriptor for a moment.
         other.shutdown(Shutdown::Both).unwrap();
         assert_eq!(channel.config_changed(), Told::Never);
     }

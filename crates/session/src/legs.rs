@@ -1,10 +1,10 @@
-//! The work of a stripe's legs since the daemon started, for the log at a session's end.
+//! Totals of a stripe's legs since the daemon started, logged at the end of a session.
 
 use cleave_worker::LegTotals;
 
 use crate::state::State;
 
-/// Logs it: one line, and with `--log debug` one for each leg.
+/// Logs one line, and with `--log debug` one per leg.
 pub(crate) fn tell(state: &State) {
     let totals = state.device.leg_totals();
     let disk = &state.device.disk;
@@ -33,7 +33,7 @@ fn line(leg: &LegTotals) -> String {
     )
 }
 
-/// How even the load was, and which leg to look at.
+/// How evenly the load was spread, and which leg is slowest.
 fn summary<'a>(legs: impl Iterator<Item = (&'a str, &'a LegTotals)> + Clone) -> Option<String> {
     let count = legs.clone().count();
     let bytes = || legs.clone().map(|(_, leg)| leg.bytes);

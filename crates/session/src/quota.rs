@@ -1,11 +1,11 @@
-//! Messages that a frontend can cause at will: a few at once, then one a second.
+//! Rate limit for log messages that a frontend can cause at will: a few at once, then one per second.
 
 use std::time::{Duration, Instant};
 
-/// Time after which one more message may be told.
+/// Time after which one more message is allowed.
 const REFILL: Duration = Duration::from_secs(1);
 
-/// How many messages of one kind may be told.
+/// Rate limit for messages of one kind.
 #[derive(Debug)]
 pub struct Quota {
     burst: u32,
@@ -15,7 +15,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// `burst` at once, then one a second.
+    /// Allows `burst` messages at once, then one per second.
     pub fn new(burst: u32) -> Quota {
         Quota {
             burst,
@@ -25,12 +25,12 @@ impl Quota {
         }
     }
 
-    /// Tells a message or keeps it back. `line` is handed what to put at its end: how many were kept
-    /// back since the last one told, if any.
+    /// Calls `line`, or suppresses it. Its argument is a suffix for the message: how many were suppressed since
+    /// the last one, if any.
     pub fn tell(&mut self, line: impl FnOnce(&str)) {
         match self.admit(Instant::now()) {
             Some(0) => line(""),
-            Some(kept_back) => line(&format!(" ({kept_back} messages kept back before)")),
+            Some(kept_back) => line(&format!(" ({kept_back} earlier messages suppressed)")),
             None => {}
         }
     }
