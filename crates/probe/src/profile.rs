@@ -1,4 +1,4 @@
-//! What a probe leaves for a later `serve`: a small TOML file that says of which disk it speaks.
+//! The result of a probe for a later `serve`: a small TOML file that names its disk.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -14,14 +14,13 @@ use serde::Deserialize;
 use crate::device::Identity;
 use crate::report::Report;
 
-/// Version of the file. One that this program does not know is refused, not guessed at.
+/// Version of the file. An unknown version is refused.
 const VERSION: i64 = 1;
-/// Longest file that is read; a profile has one or two KiB.
+/// Maximum size of a file that is read. A profile has one or two KiB.
 const LEN_MAX: u64 = 64 << 10;
-/// Whatever was measured, so many ops may be in flight: a disk that turns out quicker than it was could
-/// else never show it.
+/// Minimum useful depth, whatever was measured: otherwise a disk that has become faster could never show it.
 const USEFUL_DEPTH_MIN: u32 = 16;
-/// Most ops in flight that a worker has.
+/// Maximum number of in-flight ops of a worker.
 const USEFUL_DEPTH_MAX: u32 = 1 << 16;
 
 /// Why a profile is refused: a line that names the file and the remedy.
@@ -35,11 +34,11 @@ pub struct ProfileError(String);
 pub struct Profile {
     #[allow(dead_code, reason = "checked before the rest is read")]
     version: i64,
-    /// Not all was measured.
+    /// Whether points are missing.
     pub partial: bool,
-    /// Never split this disk.
+    /// Whether this disk must never be split.
     pub never: bool,
-    /// Of which disk.
+    /// The measured disk.
     pub device: Identity,
     read: Option<Side>,
     write: Option<Side>,
@@ -62,14 +61,14 @@ struct Chunk {
     gain: f64,
 }
 
-/// Only what says how to read the rest.
+/// The part that determines how to read the rest.
 #[derive(Deserialize)]
 struct Head {
     version: i64,
 }
 
 impl Profile {
-    /// Reads the profile of `disk`.
+    /// Reads the profile, and checks that it is for `disk`.
     pub fn load(path: &Path, disk: &Disk) -> Result<Profile, ProfileError> {
         let shown = path.display();
         let text = read(path)
@@ -89,11 +88,11 @@ impl Profile {
         let shown = path.display();
         let garbage = |why: String| {
             ProfileError(format!(
-                "{shown} is no profile ({why}); write one: cleave probe --profile {shown}"
+                "{shown} is not a profile ({why}); write one: cleave probe --profile {shown}"
             ))
         };
         let wrong = |error: toml::de::Error| {
-            // The first line says where, the rest draws it.
+            // The first line of the message has the cause; the others show the place.
             let line = error.span().map(|span| {
                 text.get(..span.start)
                     .unwrap_or(text)
@@ -123,7 +122,7 @@ impl Profile {
         }
     }
 
-    /// A number that no probe writes.
+    /// A value that no probe writes, if there is one.
     fn fault(&self) -> Option<String> {
         for side in self.read.iter().chain(&self.write) {
             if let Some(depth) = side.useful_depth
@@ -150,7 +149,7 @@ impl Profile {
         None
     }
 
-    /// What a splitter starts from.
+    /// The splitter's prior knowledge.
     pub fn prior(&self, limits: &Limits) -> Prior {
         let mut prior = Prior::from_limits(limits);
         prior.never = self.never;
@@ -183,7 +182,7 @@ fn read(path: &Path) -> io::Result<String> {
     }
 }
 
-/// A report as a profile.
+/// Writes a report as a profile.
 pub(crate) fn write(report: &Report) -> String {
     // Writing to a `String` cannot fail, so results of `write!` are dropped.
     let mut text = String::new();
@@ -248,8 +247,8 @@ direct = {}
     text
 }
 
-/// What a disk says of its spinning is believed only where the measurement agrees: virtual disks and
-/// loop devices say so too. And only a whole measurement may rule out all learning.
+/// Whether to rule out splitting. Requires that the rotational flag agrees with the measurement, because
+/// virtual disks and loop devices set it too, and that the measurement is complete.
 fn is_never(report: &Report) -> bool {
     report.rotational && !report.partial && report.sides.iter().all(|side| !side.judgement.pays)
 }
@@ -397,7 +396,7 @@ mod tests {
             with("partial = false", "partial = false\nmore = 1"),
         ] {
             let told = load(&text, &ram).unwrap_err().to_string();
-            assert!(told.contains("is no profile"), "{told}");
+            assert!(told.contains("is not a profile"), "{told}");
             assert!(!told.contains('\n') && told.len() < 300, "{told}");
         }
         let missing = Profile::load(Path::new("/none/p"), &ram)

@@ -4,7 +4,7 @@ use cleave_disk::{DiskSpec, OpenOptions};
 
 use super::*;
 
-/// More than any of the tests takes.
+/// Longer than any test takes.
 const AGES: Duration = Duration::from_secs(600);
 
 fn open(spec: &str) -> Arc<Disk> {
@@ -13,7 +13,7 @@ fn open(spec: &str) -> Arc<Disk> {
     Arc::new(Disk::open(&spec, &options).unwrap())
 }
 
-/// About so long, by a limit of each point alone: what a machine takes that stops is not taken from the points.
+/// Limits the time of each point, not of the whole, so that a stalled machine costs no points.
 fn source(directions: &[Direction], ms: u64) -> Source {
     let time = Duration::from_millis(ms);
     Source {
@@ -46,7 +46,7 @@ fn a_ram_disk_is_measured_at_every_point() {
                 .all(|m| m.requests > 0 && m.elapsed_ns > 0)
         );
     }
-    // Reads came first, before anything was written; writes are not looked at.
+    // Reads are measured first, before anything is written. Writes are not checked.
     assert_eq!(matrices[0].zero_share(), Some(1.0));
     assert_eq!(matrices[1].zero_share(), None);
 }
@@ -98,7 +98,7 @@ fn what_was_measured_before_the_stop_is_kept() {
     assert!(!whole);
     assert_eq!(matrices[0].measured.len(), 3);
     assert!(told.iter().all(|p| p.total == 105 && p.left <= AGES));
-    // Stopped at once: nothing at all.
+    // Stopped at once: no points at all.
     let (matrices, whole) =
         run(&disk, &source(&[Direction::Read], 5000), &stop, &mut |_| {}).unwrap();
     assert_eq!((matrices.len(), whole), (0, false));
@@ -107,7 +107,7 @@ fn what_was_measured_before_the_stop_is_kept() {
 #[test]
 fn time_that_is_over_ends_it() {
     let disk = open("null:1G");
-    // Of the hundred seconds that its points would take, a fifth of one.
+    // A fifth of a second, of the hundred that its points would take.
     let mut brief = source(&[Direction::Read], 0);
     brief.pace = Pace {
         point_min: Duration::from_secs(1),
@@ -126,7 +126,7 @@ fn an_error_of_the_disk_names_the_place() {
     let file = tempfile::NamedTempFile::new_in(".").unwrap();
     file.as_file().set_len(1 << 20).unwrap();
     let disk = open(file.path().to_str().unwrap());
-    // Cut under us: what is beyond the end is an error, not zeroes.
+    // Truncated meanwhile: reads beyond the end are errors, not zeroes.
     file.as_file().set_len(0).unwrap();
     let stop = AtomicBool::new(false);
     let error = run(&disk, &source(&[Direction::Read], 500), &stop, &mut |_| {}).unwrap_err();
@@ -137,7 +137,7 @@ fn an_error_of_the_disk_names_the_place() {
     );
 }
 
-/// Only what a busy machine cannot change: a model may be late, it is never early.
+/// Only properties that hold on a busy machine: a model may be late, but never early.
 #[test]
 fn a_model_is_measured_by_its_own_arithmetic() {
     let disk = open("model:p3700,size=64M");

@@ -46,11 +46,11 @@ fn features_that_were_not_offered_are_refused() {
             "{features:#x}"
         );
     }
-    // What was refused has changed nothing, also not what the `vhost` crate thinks.
+    // The refused messages have changed nothing, in the `vhost` crate either.
     assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
     assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[1 << 34])), Nack);
     assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
-    // Without an acknowledgement the frontend could not know.
+    // Without an acknowledgement the frontend would not notice the refusal.
     frontend.send(Req::SET_FEATURES, &longs(&[u64::MAX]), &[]);
     assert!(!frontend.is_alive());
     assert!(matches!(frontend.end(), Ending::Refused(_)));
@@ -149,7 +149,7 @@ fn only_the_cache_mode_is_written() {
         let read = frontend.config(32, 1).unwrap();
         assert_eq!(read[12], u8::from(after));
     }
-    // A driver that did not take CONFIG_WCE has no such byte.
+    // A driver that did not acknowledge CONFIG_WCE has no such byte.
     let features = FEATURES & !feature::CONFIG_WCE;
     assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[features])), Ack);
     assert_eq!(frontend.tell(Req::SET_CONFIG, &message(32, 0, &[0])), Nack);
@@ -162,7 +162,7 @@ fn the_cache_mode_of_a_driver_that_cannot_flush_is_write_through() {
     let mut frontend = Frontend::negotiated();
     let bit_30 = feature::VHOST_USER_PROTOCOL;
     let wce = feature::VERSION_1 | feature::CONFIG_WCE | bit_30;
-    // Before a driver has chosen, and the rows of what it may choose.
+    // Before a driver has chosen, and for each of its choices.
     for (features, mode) in [
         (bit_30, 1),
         (wce, 0),

@@ -1,4 +1,4 @@
-//! Requests in flight that the frontend keeps.
+//! The in-flight region, which the frontend keeps.
 
 use std::io::IoSliceMut;
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ fn layout(len_bytes: u64, offset: u64, vrings: u16, size: u16) -> Vec<u8> {
 }
 
 impl Frontend {
-    /// Asks for a region: its length, its offset and its file.
+    /// Asks for a region. Returns its length, offset and file.
     fn region(&mut self, asked: &[u8]) -> (u64, u64, Option<File>) {
         self.send(Req::GET_INFLIGHT_FD, asked, &[]);
         let mut bytes = [0; 64];
@@ -63,10 +63,10 @@ fn a_region_is_made_in_the_size_that_was_asked_for() {
         let file = file.unwrap();
         assert_eq!((bytes, offset), (REGION_BYTES, 0));
         assert_eq!(file.metadata().unwrap().len(), REGION_BYTES);
-        assert!(file.set_len(0).is_err(), "nobody can cut it");
+        assert!(file.set_len(0).is_err(), "the file cannot be truncated");
         assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
     }
-    // More than the device has. The frontend does without.
+    // More than the device has. The frontend goes on without a region.
     for (vrings, size) in [(5, 256), (4, 257), (4, 96), (0, 256), (4, 0)] {
         let (bytes, _, file) = frontend.region(&layout(0, 0, vrings, size));
         assert_eq!((bytes, file.is_some()), (0, false), "{vrings} {size}");
@@ -128,7 +128,7 @@ fn what_is_no_region_is_refused() {
     frontend.end();
 }
 
-/// Writes into a region what a daemon left that had taken request 0 of this vring.
+/// Writes a region as a daemon leaves it that has taken request 0 of this vring.
 fn leave(file: &File, vring: u64) {
     let at = vring * 4160;
     file.write_all_at(&1u16.to_ne_bytes(), at + 8).unwrap();
@@ -148,7 +148,7 @@ fn what_a_daemon_left_is_done_again_whatever_base_says() {
         frontend.wire_at(&driver, base);
         assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[2, 1])), Ack);
         driver.finish();
-        // And the position that it stops at is the ring's.
+        // And it stops at the ring's position.
         assert_eq!(frontend.base(2), Some((2, 1)));
         frontend.end();
         let mut in_flight = [7];
@@ -173,7 +173,7 @@ fn a_vring_without_a_part_cannot_start_and_a_reset_forgets_the_region() {
     assert_eq!(version, [0; 2], "it is another driver's");
 }
 
-/// Bytes of any kind: at worst that vring is retired.
+/// Random bytes: at worst that vring is retired.
 #[test]
 fn a_region_of_nonsense_costs_its_vring() {
     let file = memory_file(REGION_BYTES);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Hostile case 40, as far as it is not `Memory`'s.
+/// Hostile case 40, except for the checks in `Memory`.
 #[test]
 fn memory_tables_are_taken_or_refused_whole() {
     let file = memory_file(MEM_BYTES);
@@ -40,12 +40,12 @@ fn memory_tables_are_taken_or_refused_whole() {
             "row {row}"
         );
     }
-    // As user-mode Linux sends it: one region, and room for another.
+    // As sent by user-mode Linux: one region, in a message with room for two.
     let mut roomy = table(&good[..1]);
     roomy.resize(8 + 2 * 32, 0);
     let answer = frontend.tell_fds(Req::SET_MEM_TABLE, &roomy, &[file.as_fd()]);
     assert_eq!(answer, Ack);
-    // Not as many descriptors as regions; more than are carried.
+    // Fewer or more descriptors than regions, and more regions than allowed.
     for (regions, fds) in [(1, 0), (1, 2), (2, 1), (0, 1), (8, 9)] {
         let mut frontend = Frontend::negotiated();
         let fds = vec![file.as_fd(); fds];
@@ -64,7 +64,7 @@ fn regions_come_and_go() {
         Nack,
         "another"
     );
-    // With a descriptor: legal, and seen in the field.
+    // With a descriptor, which is legal and is sent by some frontends.
     let file = memory_file(4096);
     assert_eq!(
         frontend.tell_fds(Req::REM_MEM_REG, &region(USER), &[file.as_fd()]),
@@ -75,7 +75,7 @@ fn regions_come_and_go() {
     assert_eq!(frontend.tell(Req::REM_MEM_REG, &region(USER)), Ack);
 }
 
-/// Hostile case 40: 509 regions and not one more.
+/// Hostile case 40: 509 regions are accepted, and not one more.
 #[test]
 fn there_are_as_many_memory_slots_as_were_told() {
     let mut frontend = Frontend::negotiated();

@@ -1,4 +1,4 @@
-//! Messages of every shape, and connections that end.
+//! Messages of every shape, and the end of connections.
 
 use super::*;
 
@@ -126,7 +126,8 @@ fn descriptors_that_a_message_does_not_take_end_the_connection() {
         );
         assert!(matches!(frontend.end(), Ending::Refused(_)));
     }
-    // Not even a message that nobody knows brings more than can be held, at once or bit by bit.
+    // An unknown message cannot have more descriptors than there is room for either, at once or spread over its
+    // bytes.
     let fds = [file.as_fd(); 33];
     for pieces in [1, 3] {
         let mut frontend = Frontend::negotiated();
@@ -164,11 +165,11 @@ fn half_a_message_is_not_waited_for() {
         assert_eq!(frontend.reply(), None);
         assert!(matches!(frontend.end(), Ending::Refused(_)));
     }
-    // Not before; and not never, which would have been no answer above.
+    // Not before the limit. A connection that never ends would have failed above.
     assert!(started.elapsed() >= intake::MESSAGE_WITHIN);
 }
 
-/// A message in single bytes, and messages one behind the other, are messages all the same.
+/// A message sent byte by byte, and several messages sent at once.
 #[test]
 fn messages_are_cut_where_they_end() {
     let mut frontend = Frontend::negotiated();
@@ -198,7 +199,7 @@ fn a_frontend_that_never_reads_is_dropped() {
             break error;
         }
     };
-    assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "it is not dropped");
+    assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "it is not disconnected");
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::Refused(_)), "{ending:?}");
 }
@@ -209,7 +210,7 @@ fn a_remote_hangs_up() {
     frontend.remote.hang_up();
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::HungUp));
-    // Also a frontend that does not read, and before it is given up for that.
+    // Also for a frontend that does not read, before its own limit has passed.
     let limit = intake::ANSWER_WITHIN;
     let is_soon = cleave_tests::unless_late("hangs-up", limit / 2, |_| {
         let mut frontend = Frontend::connect();
@@ -225,8 +226,8 @@ fn a_remote_hangs_up() {
     is_soon.unwrap();
 }
 
-/// A daemon that holds the frontend's end of the connection never sees it leave, and its only seat
-/// stays taken for ever.
+/// If the daemon holds the frontend's end of the connection, it never sees the frontend leave, and no other
+/// frontend can ever be served.
 #[test]
 fn a_frontend_cannot_keep_its_own_end_alive_through_the_backend_channel() {
     for queued in [false, true] {

@@ -1,14 +1,14 @@
-//! Vrings that run: what may change meanwhile, how they stop, what a stop leaves behind.
+//! Running vrings: what can change meanwhile, how they stop, and what remains afterwards.
 
 use std::os::unix::fs::FileExt;
 
 use super::*;
 
-/// Bytes from one vring to the next: descriptors, used ring at 0x1000, available ring at 0x2000,
-/// headers and status bytes at 0x3000.
+/// Distance between two vrings: descriptors, used ring at 0x1000, available ring at 0x2000, headers and status
+/// bytes at 0x3000.
 const RING: u64 = 0x4000;
 
-/// The guest's driver of one vring, over the memory file. Every request reads one sector.
+/// The guest's driver of one vring, on the memory file. Every request reads one sector.
 pub(super) struct Driver {
     memory: File,
     index: u32,
@@ -35,7 +35,7 @@ impl Driver {
         self.memory.write_all_at(bytes, at).unwrap();
     }
 
-    /// Makes a request available, without a kick.
+    /// Makes a request available without a kick.
     pub(super) fn make(&mut self) {
         let at = u64::from(self.index) * RING;
         let descriptor = |addr: u64, len: u32, flags: u16, next: u16| {
@@ -66,7 +66,7 @@ impl Driver {
         u16::from_le_bytes(bytes)
     }
 
-    /// Waits until all requests have ended well.
+    /// Waits until all requests have succeeded.
     pub(super) fn finish(&self) {
         let until = Instant::now() + PATIENCE;
         while self.used() != self.made {
@@ -90,7 +90,7 @@ impl Driver {
         self.finish();
     }
 
-    /// Waits for a signal, and takes it.
+    /// Waits for a signal and consumes it.
     fn signalled(fd: &OwnedFd) -> u64 {
         let mut fds = [PollFd::new(fd, PollFlags::IN)];
         wait(&mut fds, Some(Instant::now() + PATIENCE)).unwrap();
@@ -100,7 +100,7 @@ impl Driver {
 }
 
 impl Frontend {
-    /// Starts a vring, with all its descriptors, and enables it.
+    /// Starts a vring with all its descriptors, and enables it.
     fn drive(&mut self, index: u32) -> Driver {
         let driver = Driver::new(self, index);
         self.wire(&driver);
@@ -145,7 +145,7 @@ fn a_vring_serves_stops_and_goes_on_where_it_was() {
     for round in 1..=3 {
         (0..20).for_each(|_| driver.request());
         assert_eq!(frontend.base(1), Some((1, round * 20)));
-        // Stopped: nothing is served, until a kick starts it again at its position.
+        // Stopped: nothing is served until a kick starts it again at its position.
         driver.make();
         driver.kick();
         assert_eq!(frontend.base(1), Some((1, round * 20)));
@@ -211,7 +211,7 @@ fn a_vring_that_runs_keeps_what_it_has() {
             longs(&[FEATURES | feature::EVENT_IDX]),
             Nack,
         ),
-        // The others do not run.
+        // The other vrings do not run.
         (Req::SET_VRING_NUM, words(&[1, 16]), Ack),
         (Req::SET_VRING_BASE, words(&[1, 3]), Ack),
     ];
@@ -237,11 +237,11 @@ fn a_vring_that_is_not_enabled_waits() {
     frontend.wire(&driver);
     driver.make();
     driver.kick();
-    // GET_FEATURES and an ENABLE of another vring go by; nothing is served meanwhile.
+    // GET_FEATURES and an ENABLE of another vring pass; nothing is served meanwhile.
     assert!(frontend.is_alive());
     assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[1, 1])), Ack);
     assert_eq!(driver.used(), 0);
-    // The kick came long ago, so the ring is looked at without one.
+    // The kick arrived long ago, so the ring is checked without one.
     assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
     driver.finish();
     assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 0])), Ack);
@@ -310,7 +310,7 @@ fn descriptors_change_while_a_vring_runs() {
     assert!(Driver::signalled(&driver.call) > 0);
 }
 
-/// Hostile case 41, as far as a session sees it.
+/// Hostile case 41, except for the checks in the worker.
 #[test]
 fn memory_changes_under_a_running_vring() {
     let mut frontend = Frontend::with_memory();
@@ -328,8 +328,8 @@ fn memory_changes_under_a_running_vring() {
         );
         driver.request();
     }
-    // Without the vring's own memory it rests, and says so; the connection goes on, and so does the vring with what
-    // came meanwhile, kick or no kick.
+    // Without its memory the vring rests, and writes its err descriptor. The connection goes on. So does the
+    // vring when its memory is back, with requests that were made meanwhile, with or without a kick.
     let region = longs(&[0, 0, MEM_BYTES, USER, 0]);
     for _ in 0..2 {
         assert_eq!(frontend.tell(Req::REM_MEM_REG, &region), Ack);
@@ -340,7 +340,7 @@ fn memory_changes_under_a_running_vring() {
         driver.finish();
         driver.request();
     }
-    // One that is disabled or stopped meanwhile is not served, and is where it was.
+    // A vring that was disabled or stopped meanwhile is not served, and keeps its position.
     assert_eq!(frontend.tell(Req::REM_MEM_REG, &region), Ack);
     let enable = |enabled| words(&[0, enabled]);
     assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &enable(0)), Ack);
@@ -357,7 +357,7 @@ fn memory_changes_under_a_running_vring() {
     driver.request();
 }
 
-/// Hostile case 45. QEMU before 8.1 pauses a guest so: status 0 first, then GET_VRING_BASE.
+/// Hostile case 45. QEMU before 8.1 pauses a guest in this way: status 0 first, then GET_VRING_BASE.
 #[test]
 fn a_reset_stops_all_vrings_and_still_knows_where() {
     let resets = [
@@ -380,7 +380,7 @@ fn a_reset_stops_all_vrings_and_still_knows_where() {
             assert_eq!(frontend.base(index), Some((index, 3)), "{request:?}");
             assert_eq!(driver.used(), 3, "{request:?}");
         }
-        // The memory is still there, and goes on being served from the position that was told.
+        // The memory is still there, and the vring goes on at the reported position.
         assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
         for driver in &mut drivers {
             frontend.wire_at(driver, 3);
@@ -392,7 +392,7 @@ fn a_reset_stops_all_vrings_and_still_knows_where() {
     }
 }
 
-/// A driver that begins anew after a reset begins at 0, whether or not the frontend says so.
+/// A driver that starts afresh after a reset starts at 0, whether or not the frontend says so.
 #[test]
 fn after_a_reset_a_vring_begins_anew() {
     let mut frontend = Frontend::with_memory();
@@ -426,7 +426,7 @@ fn the_guest_hears_of_a_change_only_while_it_is_served() {
         Ack
     );
     let mut heard = |frontend: &mut Frontend| {
-        // Two messages later the session has looked at its flags.
+        // After two more messages the session has checked its flags.
         assert!(frontend.is_alive() && frontend.is_alive());
         let mut bytes = [0; 64];
         match ours.read(&mut bytes) {
@@ -443,8 +443,8 @@ fn the_guest_hears_of_a_change_only_while_it_is_served() {
     frontend.wire(&driver);
     assert!(!heard(&mut frontend), "nothing is enabled");
     assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
-    assert!(heard(&mut frontend), "told late");
-    assert!(!heard(&mut frontend), "told once");
+    assert!(heard(&mut frontend), "notified late");
+    assert!(!heard(&mut frontend), "notified once");
     frontend.remote.config_changed();
     assert!(heard(&mut frontend));
     frontend.base(0);
@@ -452,7 +452,7 @@ fn the_guest_hears_of_a_change_only_while_it_is_served() {
     assert!(!heard(&mut frontend), "stopped");
 }
 
-/// virtio 1.3 §2.1.2: the status says it, and a notification where there is a way for one.
+/// virtio 1.3 §2.1.2: the status shows it, and the guest is notified if there is a way.
 #[test]
 fn a_retired_vring_needs_a_reset() {
     let mut frontend = Frontend::with_memory();
@@ -465,7 +465,7 @@ fn a_retired_vring_needs_a_reset() {
     let mut other = frontend.drive(1);
     let driver = frontend.drive(0);
     assert_eq!(frontend.tell(Req::SET_STATUS, &longs(&[15])), Ack);
-    // A head beyond the table.
+    // A head outside the table.
     driver.put(0x2004, &9999u16.to_le_bytes());
     driver.put(0x2002, &1u16.to_le_bytes());
     driver.kick();
@@ -479,7 +479,7 @@ fn a_retired_vring_needs_a_reset() {
     assert_eq!(frontend.ask_number(Req::GET_STATUS), 0);
 }
 
-/// Hostile case 40: the memory file is cut while a vring runs on it.
+/// Hostile case 40: the memory file is truncated while a vring runs on it.
 #[test]
 fn cut_memory_costs_the_connection_only() {
     let mut frontend = Frontend::with_memory();
@@ -490,7 +490,7 @@ fn cut_memory_costs_the_connection_only() {
     assert_eq!(frontend.reply(), None);
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::Lost(_)), "{ending:?}");
-    // Another goes on.
+    // Another connection works.
     let mut frontend = Frontend::with_memory();
     frontend.drive(0).request();
 }
@@ -549,9 +549,9 @@ fn a_tuning_reaches_a_worker_that_sleeps_and_one_that_works() {
         (Completion::Adaptive, Mode::Sleeps),
     ] {
         device.tune(tuned(completion));
-        // Nobody kicks: the change alone wakes it.
+        // There is no kick: only the change wakes it.
         while device.modes()[0] != mode {
-            assert!(Instant::now() < until, "{completion} is not heard of");
+            assert!(Instant::now() < until, "{completion} was not adopted");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -1,11 +1,12 @@
-//! Vrings: their descriptors, numbers, sizes, addresses.
+//! Descriptors, indices, sizes and addresses of vrings.
 
 use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::*;
 use crate::intake::is_readable;
 
-/// Hostile case 36: what cannot signal is refused, and the connection goes on. A socket is no kick.
+/// Hostile case 36: a descriptor that cannot signal is refused, and the connection goes on. A socket cannot be
+/// a kick.
 #[test]
 fn only_what_can_signal_becomes_kick_call_and_err() {
     let mut frontend = Frontend::negotiated();
@@ -43,7 +44,7 @@ fn only_what_can_signal_becomes_kick_call_and_err() {
     assert!(frontend.is_alive());
 }
 
-/// Our poll and our write are two steps, between which the frontend fills its blocking err eventfd.
+/// Our poll and our write are two steps. Between them the frontend fills its blocking err eventfd.
 #[test]
 fn an_err_eventfd_that_fills_up_meanwhile_holds_nobody() {
     let mut frontend = Frontend::with_memory();
@@ -59,7 +60,7 @@ fn an_err_eventfd_that_fills_up_meanwhile_holds_nobody() {
         frontend.tell_fds(Req::SET_VRING_KICK, &number, &[kick.as_fd()]),
         Ack
     );
-    // One more fits, and then none.
+    // There is room for one more signal only.
     let almost = (u64::MAX - 2).to_ne_bytes();
     let (begin, begun) = std::sync::mpsc::channel::<u32>();
     let (done, ended) = std::sync::mpsc::channel();
@@ -73,7 +74,7 @@ fn an_err_eventfd_that_fills_up_meanwhile_holds_nobody() {
     });
     let nowhere = words(&[0, 0].repeat(5));
     for round in 0..4000u32 {
-        // A signal of the last round may still come, and this write must not wait for room then.
+        // A signal of the last round may still arrive, and this write must not wait for room then.
         fcntl_setfl(&err, OFlags::NONBLOCK).unwrap();
         while rustix::io::write(&err, &almost).is_err() {
             let _ = rustix::io::read(&err, &mut [0; 8]);
@@ -81,7 +82,7 @@ fn an_err_eventfd_that_fills_up_meanwhile_holds_nobody() {
         fcntl_setfl(&err, OFlags::empty()).unwrap();
         begin.send(round.wrapping_mul(7919) % 4096).unwrap();
         assert_eq!(frontend.tell(Req::SET_VRING_ADDR, &nowhere), Nack);
-        // Emptied until the filler is through: our signal may have come first.
+        // Read until the filling thread is through, since our signal may have arrived first.
         while ended.try_recv().is_err() {
             if is_readable(&err) {
                 rustix::io::read(&err, &mut [0; 8]).unwrap();
@@ -96,7 +97,7 @@ fn an_err_eventfd_that_fills_up_meanwhile_holds_nobody() {
     assert!(frontend.is_alive());
 }
 
-/// Hostile case 37: all bits of an index count.
+/// Hostile case 37: all bits of an index are checked.
 #[test]
 fn vrings_that_do_not_exist_are_refused() {
     let mut frontend = Frontend::with_memory();
@@ -180,7 +181,7 @@ fn vring_bases_fit_sixteen_bits() {
     assert_eq!(frontend.base(1), Some((1, 65535)));
 }
 
-/// Hostile case 39: a vring that cannot start costs itself only, and says so on its err descriptor.
+/// Hostile case 39: a vring that cannot start affects nothing else, and writes its err descriptor.
 #[test]
 fn a_vring_outside_memory_does_not_start() {
     let mut frontend = Frontend::with_memory();
@@ -190,7 +191,7 @@ fn a_vring_outside_memory_does_not_start() {
         Ack
     );
     assert_eq!(frontend.tell(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
-    // Outside, and over the end.
+    // Outside the region, and across its end.
     for (shift, tries) in [(MEM_BYTES, 1), (MEM_BYTES - 0x2000, 2)] {
         assert_eq!(frontend.tell(Req::SET_VRING_ADDR, &addrs(0, shift)), Ack);
         let answer = frontend.tell_fds(Req::SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
@@ -201,7 +202,7 @@ fn a_vring_outside_memory_does_not_start() {
         rustix::io::read(&err, &mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), 1, "try {tries}");
     }
-    // Not even where no acknowledgement is asked for does the connection end.
+    // The connection goes on even if no acknowledgement was asked for.
     frontend.send(Req::SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
     assert!(frontend.is_alive());
     assert_eq!(frontend.base(0), Some((0, 0)));
