@@ -14,7 +14,7 @@ use crate::workers::answer;
 
 /// A descriptor of a vring that can change while the vring runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wire {
+pub(crate) enum SignalFd {
     Call,
     Err,
 }
@@ -80,33 +80,37 @@ impl State {
             .inspect_err(|_| self.settings(index, |settings| settings.kick = Kick::Unset))
     }
 
-    pub(crate) fn set_vring_wire(
+    pub(crate) fn set_vring_signal(
         &mut self,
         index: u64,
-        wire: Wire,
+        signal: SignalFd,
         fd: Option<Foreign>,
     ) -> Result<(), Refusal> {
         let (number, _) = self.vrings.get(index)?;
-        let fd = self.bell((number, wire), fd)?;
+        let fd = self.bell((number, signal), fd)?;
         let copy = copy_of(fd.as_ref())?;
         let (index, entry) = self.vrings.get(index)?;
-        match wire {
-            Wire::Call => entry.settings.call = fd,
-            Wire::Err => entry.settings.err = fd,
+        match signal {
+            SignalFd::Call => entry.settings.call = fd,
+            SignalFd::Err => entry.settings.err = fd,
         }
         if entry.running.is_none() {
             return Ok(());
         }
         let worker = self.workers.get(index)?;
-        answer(match wire {
-            Wire::Call => worker.set_call(index, copy),
-            Wire::Err => worker.set_err(index, copy),
+        answer(match signal {
+            SignalFd::Call => worker.set_call(index, copy),
+            SignalFd::Err => worker.set_err(index, copy),
         })
     }
 
     /// The eventfd to write for this descriptor: the frontend's own, or one of ours that is forwarded to its
     /// pipe or socket.
-    fn bell(&mut self, key: (u16, Wire), fd: Option<Foreign>) -> Result<Option<OwnedFd>, Refusal> {
+    fn bell(
+        &mut self,
+        key: (u16, SignalFd),
+        fd: Option<Foreign>,
+    ) -> Result<Option<OwnedFd>, Refusal> {
         let stream = match fd.map(Foreign::into_eventfd).transpose() {
             Ok(fd) => {
                 self.forwarder.iter().for_each(|known| known.remove(key));

@@ -7,11 +7,11 @@ use cleave_guest::{InflightLayout, RegionSpec};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
 use crate::Refusal;
-use crate::control::Wire;
+use crate::control::SignalFd;
 use crate::foreign::Foreign;
+use crate::message::{Message, half, long, reply, word};
 use crate::relay::{Relay, Served};
 use crate::state::State;
-use crate::wire::{Message, half, long, reply, word};
 
 /// Set if a message about a vring's descriptor has none (vhost-user "SET_VRING_KICK").
 const NO_FD: u64 = 0x100;
@@ -108,7 +108,7 @@ fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
             let fd = message.only_fd()?;
             match message.payload.get(REGION_OFFSET..) {
                 Some(bytes) if bytes.len() == REGION_BYTES => state.add_memory(region(bytes, fd)?),
-                _ => Err(message.misshapen()),
+                _ => Err(message.malformed()),
             }
         }
         Some(FrontendReq::SET_BACKEND_REQ_FD) => {
@@ -127,11 +127,11 @@ fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
         }
         Some(FrontendReq::SET_VRING_CALL) => {
             let (index, fd) = vring_fd(message)?;
-            state.set_vring_wire(index, Wire::Call, fd)
+            state.set_vring_signal(index, SignalFd::Call, fd)
         }
         _ => {
             let (index, fd) = vring_fd(message)?;
-            state.set_vring_wire(index, Wire::Err, fd)
+            state.set_vring_signal(index, SignalFd::Err, fd)
         }
     }
 }
@@ -166,7 +166,7 @@ fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
         // User-mode Linux sends its whole array, but uses only the first entry.
         && regions.len() / REGION_BYTES >= count;
     if !is_whole {
-        return Err(message.misshapen());
+        return Err(message.malformed());
     }
     if message.fds.len() != count {
         return Err(Refusal::connection(format!(
@@ -224,7 +224,7 @@ fn get_status(relay: &Relay, message: &Message) -> Served {
     let state = relay.state();
     let outcome = match message.payload.is_empty() {
         true => state.require(VhostUserProtocolFeatures::STATUS),
-        false => Err(message.misshapen()),
+        false => Err(message.malformed()),
     };
     let status = u64::from(state.status()).to_ne_bytes();
     let reply = match &outcome {
@@ -292,7 +292,7 @@ fn get_inflight(relay: &Relay, message: &Message) -> Served {
 fn inflight_layout(message: &Message) -> Result<InflightLayout, Refusal> {
     let payload = &message.payload;
     if !INFLIGHT_BYTES.contains(&payload.len()) {
-        return Err(message.misshapen());
+        return Err(message.malformed());
     }
     let layout = InflightLayout {
         len_bytes: long(payload, 0),

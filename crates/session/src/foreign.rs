@@ -116,13 +116,13 @@ impl Foreign {
     pub(crate) fn into_memory(mut self) -> Result<File, Refusal> {
         // Files on tmpfs and hugetlbfs, which include memfds, have seals; others do not.
         if self.fd().is_some_and(|fd| fcntl_get_seals(fd).is_err()) {
-            let (tell, told) = sync_channel(1);
+            let (sender, receiver) = sync_channel(1);
             offload::run(move || {
                 if self.fd().is_some_and(is_local_file) {
-                    let _ = tell.send(self);
+                    let _ = sender.send(self);
                 }
             });
-            self = told.recv_timeout(FILE_WITHIN).unwrap_or_default();
+            self = receiver.recv_timeout(FILE_WITHIN).unwrap_or_default();
         }
         self.0.pop().map(File::from).ok_or_else(|| {
             Refusal::message(

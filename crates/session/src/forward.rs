@@ -12,13 +12,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::net::{SendFlags, send};
 
-use crate::control::Wire;
+use crate::control::SignalFd;
 use crate::foreign::Foreign;
 use crate::intake::{is_ready, wait};
 use crate::{Refusal, offload};
 
 /// A vring, and which of its descriptors.
-type Key = (u16, Wire);
+type Key = (u16, SignalFd);
 
 /// Forwards signals of `bell` to the frontend's pipe or socket.
 struct Route {
@@ -39,8 +39,11 @@ impl Forwarder {
         let (changes, taken) = channel();
         let wake = Arc::new(bell()?);
         let woken = wake.clone();
-        offload::start(move || forward(&taken, &woken))
-            .map_err(|error| Refusal::lost(format!("cannot start a thread for calls through a pipe: {error}")))?;
+        offload::start(move || forward(&taken, &woken)).map_err(|error| {
+            Refusal::lost(format!(
+                "cannot start a thread for calls through a pipe: {error}"
+            ))
+        })?;
         Ok(Forwarder {
             changes: Some(changes),
             wake,
@@ -82,7 +85,9 @@ fn bell() -> Result<OwnedFd, Refusal> {
 }
 
 fn lost(error: std::io::Error) -> Refusal {
-    Refusal::lost(format!("cannot make an eventfd: {error} (raise LimitNOFILE)"))
+    Refusal::lost(format!(
+        "cannot make an eventfd: {error} (raise LimitNOFILE)"
+    ))
 }
 
 fn forward(changes: &Receiver<(Key, Option<Route>)>, wake: &OwnedFd) {

@@ -24,7 +24,7 @@ type Never<T> = Result<Option<T>>;
 
 impl State {
     /// Stores our refusal for `relay`, past the crate.
-    fn tell<T>(&mut self, done: std::result::Result<T, Refusal>) -> Result<T> {
+    fn keep_refusal<T>(&mut self, done: std::result::Result<T, Refusal>) -> Result<T> {
         done.map_err(|refusal| {
             self.refusal = Some(refusal);
             Error::ReqHandlerError(io::Error::other("refused"))
@@ -34,7 +34,7 @@ impl State {
     /// The filter passes no such message to the crate: messages with descriptors are parsed by us, and the
     /// others belong to features that are not offered.
     fn unrouted<T>(&mut self) -> Result<T> {
-        self.tell(Err(Refusal::connection("a message that is not offered")))
+        self.keep_refusal(Err(Refusal::connection("a message that is not offered")))
     }
 }
 
@@ -48,12 +48,12 @@ impl VhostUserBackendReqHandlerMut for State {
     /// sends it expects that its memory is not accessed any more.
     fn reset_owner(&mut self) -> Result<()> {
         let done = self.stop_all();
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn reset_device(&mut self) -> Result<()> {
         let done = self.reset();
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_features(&mut self) -> Result<u64> {
@@ -62,7 +62,7 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn set_features(&mut self, features: u64) -> Result<()> {
         let done = State::set_features(self, features);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
@@ -71,7 +71,7 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         let done = State::set_protocol_features(self, features);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
@@ -90,12 +90,12 @@ impl VhostUserBackendReqHandlerMut for State {
             ..
         } = **region;
         let done = self.remove_memory(guest_phys_addr, user_addr, memory_size);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let done = self.set_vring_size(index.into(), num.into());
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn set_vring_addr(
@@ -119,23 +119,23 @@ impl VhostUserBackendReqHandlerMut for State {
         } else {
             self.set_vring_addrs(index.into(), addrs)
         };
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let done = State::set_vring_base(self, index.into(), base.into());
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let done = self.stop_vring(index.into());
-        let (index, base) = self.tell(done)?;
+        let (index, base) = self.keep_refusal(done)?;
         Ok(VhostUserVringState::new(index.into(), base.into()))
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
         let done = self.enable_vring(index.into(), enable);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
@@ -146,7 +146,7 @@ impl VhostUserBackendReqHandlerMut for State {
     /// The one writable byte has the same effect for a guest and for a migration, so the flag is ignored.
     fn set_config(&mut self, offset: u32, buf: &[u8], _: VhostUserConfigFlags) -> Result<()> {
         let done = self.write_config(offset, buf);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn set_vring_kick(&mut self, _: u8, _: Option<File>) -> Result<()> {

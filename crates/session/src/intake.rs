@@ -20,7 +20,7 @@ use rustix::net::{
 };
 
 use crate::foreign::Foreign;
-use crate::wire::{FDS_MAX, HEADER_BYTES, Header, Message};
+use crate::message::{FDS_MAX, HEADER_BYTES, Header, Message};
 use crate::{Refusal, offload};
 
 /// Maximum time from the first byte of a message to its last; after that the connection ends. Frontends write a
@@ -47,7 +47,7 @@ pub(crate) enum Intake {
 
 /// The connection, and the message that is arriving on it.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Connection {
     socket: UnixStream,
     bytes: Vec<u8>,
     fds: Foreign,
@@ -55,9 +55,9 @@ pub(crate) struct Line {
     begun: Option<Instant>,
 }
 
-impl Line {
-    pub(crate) fn new(socket: UnixStream) -> Line {
-        Line {
+impl Connection {
+    pub(crate) fn new(socket: UnixStream) -> Connection {
+        Connection {
             socket,
             bytes: Vec::new(),
             fds: Foreign::default(),
@@ -227,7 +227,9 @@ impl Line {
             return Err(Refusal::Gone);
         }
         if Instant::now() >= until {
-            return Err(Refusal::connection("the frontend does not read its answers"));
+            return Err(Refusal::connection(
+                "the frontend does not read its answers",
+            ));
         }
         // A wake-up for another reason stays readable until the session handles it, and polling it would spin.
         // So `wake` is polled only if no other wake-up is pending.
@@ -239,7 +241,7 @@ impl Line {
     }
 }
 
-impl AsFd for Line {
+impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -5,7 +5,7 @@ use cleave_worker::LegTotals;
 use crate::state::State;
 
 /// Logs one line, and with `--log debug` one per leg.
-pub(crate) fn tell(state: &State) {
+pub(crate) fn log_totals(state: &State) {
     let totals = state.device.leg_totals();
     let disk = &state.device.disk;
     if totals.iter().all(|leg| *leg == LegTotals::default()) {

@@ -14,6 +14,7 @@ mod forward;
 mod handler;
 mod intake;
 mod legs;
+mod message;
 pub mod offload;
 mod quota;
 mod refusal;
@@ -21,7 +22,6 @@ mod relay;
 mod state;
 mod view;
 mod vrings;
-mod wire;
 mod workers;
 
 use std::io;
@@ -34,14 +34,14 @@ use std::time::{Duration, Instant};
 use cleave_worker::{ALARM_RETIRED, Device};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-use intake::{Intake, Line, wait};
+use intake::{Connection, Intake, wait};
+use message::Message;
 pub use quota::Quota;
 use refusal::Refusal;
 use relay::{Relay, Served};
 use state::State;
 use vhost::vhost_user::message::FrontendReq;
 pub use view::{View, VringView};
-use wire::Message;
 
 /// A frontend that sends nothing is disconnected after this time. It is long because a correct one can be
 /// silent at first: QEMU connects before it allocates guest memory, and touching all pages of a large guest
@@ -74,7 +74,7 @@ pub enum Ending {
 
 /// A connection to one frontend. `run` serves it on the calling thread.
 pub struct Session {
-    line: Line,
+    connection: Connection,
     relay: Relay,
     shared: Arc<Shared>,
     /// Written by workers that cannot go on, or that have retired a vring.
@@ -87,7 +87,7 @@ pub struct Session {
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session")
-            .field("line", &self.line)
+            .field("connection", &self.connection)
             .finish_non_exhaustive()
     }
 }
@@ -126,7 +126,7 @@ impl Session {
         });
         let state = State::new(device, &config, alarm.clone()).map_err(io::Error::other)?;
         let session = Session {
-            line: Line::new(stream),
+            connection: Connection::new(stream),
             relay: Relay::new(state)?,
             shared: shared.clone(),
             alarm,
@@ -139,25 +139,25 @@ impl Session {
     /// Serves the frontend until it leaves, then drains all vrings and releases everything.
     pub fn run(mut self) -> Ending {
         let ending = loop {
-            if let Err(refusal) = self.turn() {
+            if let Err(refusal) = self.serve_next() {
                 break ending_of(refusal);
             }
         };
         // All in parallel rather than worker by worker. A worker that is gone has nothing left to drain.
         let _ = self.relay.state().stop_all();
-        legs::tell(&self.relay.state());
+        legs::log_totals(&self.relay.state());
         drop(self.relay);
         // The frontend learns of the end only now, because until here its memory might have been written. By a
         // shutdown, since the acceptor may hold another descriptor of the connection.
-        self.line.close();
-        offload::close(self.line.into_socket());
+        self.connection.close();
+        offload::close(self.connection.into_socket());
         ending
     }
 
     /// Serves one message, or sleeps until there may be one.
-    fn turn(&mut self) -> Result<(), Refusal> {
-        self.look_around()?;
-        match self.line.read()? {
+    fn serve_next(&mut self) -> Result<(), Refusal> {
+        self.handle_requests()?;
+        match self.connection.read()? {
             Intake::Message(message) => {
                 self.silent_until = None;
                 self.serve(message)
@@ -168,7 +168,7 @@ impl Session {
     }
 
     /// Handles requests from other threads and alarms from workers.
-    fn look_around(&mut self) -> Result<(), Refusal> {
+    fn handle_requests(&mut self) -> Result<(), Refusal> {
         // Read before the flags: a flag that is set later comes with another write.
         let _ = rustix::io::read(&self.shared.wake, &mut [0u8; 8]);
         if self.shared.hang_up.load(Ordering::Acquire) {
@@ -185,7 +185,7 @@ impl Session {
         // While the device is suspended or the frontend has not read earlier requests, the flag is kept and
         // checked again after the next message.
         if self.shared.config_changed.swap(false, Ordering::AcqRel)
-            && !self.relay.state().tell_config_changed()
+            && !self.relay.state().notify_config_changed()
         {
             self.shared.config_changed.store(true, Ordering::Release);
         }
@@ -203,15 +203,18 @@ impl Session {
     /// Sleeps until the frontend, a worker or another thread acts. There is a time-out only while a message is
     /// incomplete or the first one has not arrived.
     fn sleep(&mut self) -> Result<(), Refusal> {
-        let (until, why) = match self.line.deadline() {
-            Some(until) => (Some(until), "the frontend sent part of a message and then nothing"),
+        let (until, why) = match self.connection.deadline() {
+            Some(until) => (
+                Some(until),
+                "the frontend sent part of a message and then nothing",
+            ),
             None => (self.silent_until, "the frontend connected and sent nothing"),
         };
         if until.is_some_and(|until| Instant::now() >= until) {
             return Err(Refusal::connection(why));
         }
         let mut fds = [
-            PollFd::new(&self.line, PollFlags::IN),
+            PollFd::new(&self.connection, PollFlags::IN),
             PollFd::new(&self.shared.wake, PollFlags::IN),
             PollFd::new(&self.alarm, PollFlags::IN),
         ];
@@ -232,11 +235,11 @@ impl Session {
         let view = self.relay.state().view();
         *self.shared.lock_view() = view;
         if may_bring_our_end {
-            self.line.probe()?;
+            self.connection.probe()?;
         }
         let is_told = !reply.is_empty();
         let shared = &self.shared;
-        self.line.write(&reply, fd, &shared.wake, || {
+        self.connection.write(&reply, fd, &shared.wake, || {
             shared.hang_up.load(Ordering::Acquire)
         })?;
         let why = match outcome {
@@ -245,7 +248,7 @@ impl Session {
             outcome => return outcome,
         };
         self.complaints
-            .tell(|more| tracing::warn!("refused: {why}{more}"));
+            .log(|more| tracing::warn!("refused: {why}{more}"));
         Ok(())
     }
 }

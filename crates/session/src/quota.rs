@@ -27,7 +27,7 @@ impl Quota {
 
     /// Calls `line`, or suppresses it. Its argument is a suffix for the message: how many were suppressed since
     /// the last one, if any.
-    pub fn tell(&mut self, line: impl FnOnce(&str)) {
+    pub fn log(&mut self, line: impl FnOnce(&str)) {
         match self.admit(Instant::now()) {
             Some(0) => line(""),
             Some(kept_back) => line(&format!(" ({kept_back} earlier messages suppressed)")),

@@ -13,8 +13,8 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::Refusal;
+use crate::message::Message;
 use crate::state::State;
-use crate::wire::Message;
 
 /// Result of serving a message, and its answer.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use cleave_guest::{Inflight, InflightLayout, MapError, Memory, RegionSpec};
 use cleave_worker::Device;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
-use crate::channel::{Channel, Told};
+use crate::channel::{Channel, Notified};
 use crate::foreign::Foreign;
 use crate::forward::Forwarder;
 use crate::vrings::Vrings;
@@ -341,7 +341,7 @@ impl State {
 
     /// Notifies the frontend that the configuration has changed. `false`: try again later, because the device
     /// is suspended or the frontend has not read earlier requests.
-    pub(crate) fn tell_config_changed(&mut self) -> bool {
+    pub(crate) fn notify_config_changed(&mut self) -> bool {
         let wanted = VhostUserProtocolFeatures::BACKEND_REQ | VhostUserProtocolFeatures::CONFIG;
         if !self.vrings.any_served(self.starts_enabled()) {
             return false;
@@ -350,9 +350,9 @@ impl State {
             return true;
         };
         match channel.config_changed() {
-            Told::Yes => true,
-            Told::Later => false,
-            Told::Never => {
+            Notified::Sent => true,
+            Notified::Later => false,
+            Notified::Never => {
                 self.channel = None;
                 true
             }

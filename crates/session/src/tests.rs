@@ -113,7 +113,10 @@ impl Frontend {
         let mut frontend = Frontend::connect();
         frontend.ask_number(Req::GET_FEATURES);
         frontend.send(Req::SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), &[]);
-        assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+        assert_eq!(
+            frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+            Ack
+        );
         frontend
     }
 
@@ -127,7 +130,7 @@ impl Frontend {
     fn add_memory(&mut self, guest: u64, bytes: u64, user: u64) -> Answer {
         let memory = self.memory.try_clone().unwrap();
         let payload = longs(&[0, guest, bytes, user, 0]);
-        self.tell_fds(Req::ADD_MEM_REG, &payload, &[memory.as_fd()])
+        self.request_fds(Req::ADD_MEM_REG, &payload, &[memory.as_fd()])
     }
 
     fn send(&mut self, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) {
@@ -166,10 +169,10 @@ impl Frontend {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => panic!("no answer"),
             Err(_) => return None,
         }
-        assert_eq!(wire::word(&header, 4), 0x5, "flags of a reply");
-        let mut payload = vec![0; wire::word(&header, 8) as usize];
+        assert_eq!(message::word(&header, 4), 0x5, "flags of a reply");
+        let mut payload = vec![0; message::word(&header, 8) as usize];
         self.stream.read_exact(&mut payload).unwrap();
-        Some((wire::word(&header, 0), payload))
+        Some((message::word(&header, 0), payload))
     }
 
     fn answer(&mut self, request: u32) -> Answer {
@@ -178,7 +181,7 @@ impl Frontend {
             Some((replied, payload)) => {
                 assert_eq!(replied, request);
                 assert_eq!(payload.len(), 8);
-                if wire::long(&payload, 0) == 0 {
+                if message::long(&payload, 0) == 0 {
                     Ack
                 } else {
                     Nack
@@ -188,11 +191,11 @@ impl Frontend {
     }
 
     /// Sends a message that asks for an acknowledgement.
-    fn tell(&mut self, request: Req, payload: &[u8]) -> Answer {
-        self.tell_fds(request, payload, &[])
+    fn request(&mut self, request: Req, payload: &[u8]) -> Answer {
+        self.request_fds(request, payload, &[])
     }
 
-    fn tell_fds(&mut self, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Answer {
+    fn request_fds(&mut self, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Answer {
         self.send_raw(request.into(), 0x9, payload.len() as u32, payload, fds);
         self.answer(request.into())
     }
@@ -207,7 +210,7 @@ impl Frontend {
     fn ask_number(&mut self, request: Req) -> u64 {
         let payload = self.ask(request, &[]).unwrap();
         assert_eq!(payload.len(), 8);
-        wire::long(&payload, 0)
+        message::long(&payload, 0)
     }
 
     fn is_alive(&mut self) -> bool {
@@ -218,7 +221,7 @@ impl Frontend {
     fn start(&mut self, index: u32) -> Answer {
         self.configure(index);
         let kick = bell();
-        self.tell_fds(
+        self.request_fds(
             Req::SET_VRING_KICK,
             &longs(&[index.into()]),
             &[kick.as_fd()],
@@ -226,14 +229,14 @@ impl Frontend {
     }
 
     fn configure(&mut self, index: u32) {
-        assert_eq!(self.tell(Req::SET_VRING_NUM, &words(&[index, 8])), Ack);
-        assert_eq!(self.tell(Req::SET_VRING_BASE, &words(&[index, 0])), Ack);
-        assert_eq!(self.tell(Req::SET_VRING_ADDR, &addrs(index, 0)), Ack);
+        assert_eq!(self.request(Req::SET_VRING_NUM, &words(&[index, 8])), Ack);
+        assert_eq!(self.request(Req::SET_VRING_BASE, &words(&[index, 0])), Ack);
+        assert_eq!(self.request(Req::SET_VRING_ADDR, &addrs(index, 0)), Ack);
     }
 
     fn base(&mut self, index: u32) -> Option<(u32, u32)> {
         let payload = self.ask(Req::GET_VRING_BASE, &words(&[index, 0]))?;
-        Some((wire::word(&payload, 0), wire::word(&payload, 4)))
+        Some((message::word(&payload, 0), message::word(&payload, 4)))
     }
 
     fn config(&mut self, offset: u32, bytes: u32) -> Option<Vec<u8>> {
@@ -327,37 +330,41 @@ fn descriptors_stay_as_many_as_before() {
     let mut frontend = Frontend::with_memory();
     let mut round = || {
         assert_eq!(
-            frontend.tell_fds(Req::SET_MEM_TABLE, &table, &[file.as_fd()]),
+            frontend.request_fds(Req::SET_MEM_TABLE, &table, &[file.as_fd()]),
             Ack
         );
         for request in [Req::SET_VRING_KICK, Req::SET_VRING_CALL, Req::SET_VRING_ERR] {
             assert_eq!(
-                frontend.tell_fds(request, &longs(&[3]), &[kick.as_fd()]),
+                frontend.request_fds(request, &longs(&[3]), &[kick.as_fd()]),
                 Ack
             );
             assert_eq!(
-                frontend.tell_fds(request, &longs(&[3]), &[file.as_fd()]),
+                frontend.request_fds(request, &longs(&[3]), &[file.as_fd()]),
                 Nack
             );
             assert_eq!(
-                frontend.tell_fds(request, &longs(&[9]), &[kick.as_fd()]),
+                frontend.request_fds(request, &longs(&[9]), &[kick.as_fd()]),
                 Nack
             );
         }
         let (channel, _other) = UnixStream::pair().unwrap();
         assert_eq!(
-            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]),
+            frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]),
             Ack
         );
         assert_eq!(
-            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[file.as_fd()]),
+            frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[file.as_fd()]),
             Nack
         );
         frontend.send_raw(255, 0x9, 0, &[], &[file.as_fd(); 32]);
         assert_eq!(frontend.answer(255), Nack);
     };
     round();
-    assert_eq!(fds_inherited(), inherited, "received descriptors are closed on exec");
+    assert_eq!(
+        fds_inherited(),
+        inherited,
+        "received descriptors are closed on exec"
+    );
     let before = fds_open();
     (0..1000).for_each(|_| round());
     fds_settle_at(before);
@@ -366,7 +373,7 @@ fn descriptors_stay_as_many_as_before() {
     for _ in 0..100 {
         let mut frontend = Frontend::with_memory();
         assert_eq!(
-            frontend.tell_fds(Req::SET_OWNER, &[], &[file.as_fd(); 32]),
+            frontend.request_fds(Req::SET_OWNER, &[], &[file.as_fd(); 32]),
             Closed
         );
         frontend.end();

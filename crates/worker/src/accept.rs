@@ -31,19 +31,19 @@ pub(crate) struct Acceptance<'a, S> {
     pub(crate) laps: &'a mut Laps,
     /// The record needs details of each request: this lap is timed, or the next read is checked for zeroes.
     pub(crate) watched: bool,
-    pub(crate) run: Run,
+    pub(crate) run: InlineRun,
 }
 
 /// Consecutive inline requests of the same type and length, which are counted together.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct InlineRun {
     verb: Verb,
     len_bytes: u64,
     n: u32,
 }
 
-impl Run {
-    pub(crate) const NONE: Run = Run {
+impl InlineRun {
+    pub(crate) const NONE: InlineRun = InlineRun {
         verb: Verb::Flush,
         len_bytes: 0,
         n: 0,
@@ -79,19 +79,22 @@ impl<S: Store> Acceptance<'_, S> {
         match self.parse(lane, taken, chain, &cut) {
             Ok(request) if request.verb == Verb::GetId => {
                 let outcome = self.identify(lane, &request, chain);
-                lane.push_used(taken.head, tell(self.epoch, spot, outcome));
+                lane.push_used(taken.head, write_status_at(self.epoch, spot, outcome));
             }
             Ok(request) => {
                 let pushed = self.push(lane, taken.head, &request, status_addr, chain, cut);
                 if pushed == Pushed::Ended {
                     self.ended += 1;
                     let outcome = Outcome::ended(&request, Ok(()));
-                    lane.push_used(taken.head, tell(self.epoch, spot, outcome));
+                    lane.push_used(taken.head, write_status_at(self.epoch, spot, outcome));
                 }
             }
             Err(status) => {
                 lane.record.refused(status);
-                lane.push_used(taken.head, tell(self.epoch, spot, Outcome::refused(status)));
+                lane.push_used(
+                    taken.head,
+                    write_status_at(self.epoch, spot, Outcome::refused(status)),
+                );
             }
         }
     }
@@ -288,16 +291,16 @@ pub(crate) fn nanoseconds(clock: Instant) -> u64 {
 /// As [`write_status_at`]. Writes nothing if the status byte is no longer in this memory because its region was
 /// removed.
 #[inline]
-pub(crate) fn answer(memory: &Memory, status_addr: u64, outcome: Outcome) -> u32 {
+pub(crate) fn write_status(memory: &Memory, status_addr: u64, outcome: Outcome) -> u32 {
     memory
         .spot(status_addr)
-        .map_or(0, |spot| tell(memory, spot, outcome))
+        .map_or(0, |spot| write_status_at(memory, spot, outcome))
 }
 
 /// Stores the status byte and returns the used length. Writes nothing into memory that is lost, because what
 /// was read from it cannot be trusted.
 #[inline]
-fn tell(memory: &Memory, spot: Spot<'_>, outcome: Outcome) -> u32 {
+fn write_status_at(memory: &Memory, spot: Spot<'_>, outcome: Outcome) -> u32 {
     if memory.is_lost() {
         return 0;
     }

@@ -4,7 +4,7 @@
 use cleave_blk::Request;
 use cleave_guest::{Epoch, Memory};
 
-use crate::policy::{Budget, Did, Pace, Pacer, Terms};
+use crate::policy::{Budget, LapWork, Pace, Pacer, PacerContext};
 use crate::record::Fine;
 use crate::slots::{Next, Slot, Slots};
 use crate::stats::Stats;
@@ -83,21 +83,21 @@ impl Pacing {
     pub fn lap(&mut self, requests: u32, lap_ns: u64) -> bool {
         let wakes = self.sleeps && requests > 0;
         self.now_ns += lap_ns + u64::from(wakes) * WAKE_NS;
-        let did = Did {
+        let work = LapWork {
             arrived: requests,
             ended: requests,
             in_flight: 0,
             more: false,
         };
         let Pacing { pacer, now_ns, .. } = self;
-        let terms = Terms {
+        let context = PacerContext {
             tuning: &self.tuning,
             budget: &self.budget,
             stats: &self.stats,
         };
-        let pace = match pacer.turn(did) {
+        let pace = match pacer.note_lap(work) {
             Some(pace) => pace,
-            None => pacer.decide(did, *now_ns, terms, || *now_ns),
+            None => pacer.decide(work, *now_ns, context, || *now_ns),
         };
         self.sleeps = pace != Pace::Spin;
         !self.sleeps

@@ -25,7 +25,7 @@ pub(crate) struct Inbox {
     /// Number of vrings that control waits for.
     pub(crate) stopping: usize,
     /// Some vring that is not served still holds memory of an earlier table.
-    pub(crate) unsettled: bool,
+    pub(crate) holds_old_memory: bool,
     /// Control asked the worker to exit.
     pub(crate) exiting: bool,
     /// The operator's orders about held requests that were already carried out.
@@ -38,7 +38,7 @@ impl Inbox {
             commands,
             is_pending: true,
             stopping: 0,
-            unsettled: false,
+            holds_old_memory: false,
             exiting: false,
             orders,
         }
@@ -47,19 +47,19 @@ impl Inbox {
 
 impl<S: Store> Worker<S> {
     /// Whether control waits for something that a later lap completes.
-    pub(crate) fn waits(&self) -> bool {
-        self.inbox.stopping > 0 || self.inbox.exiting || self.inbox.unsettled
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.inbox.stopping > 0 || self.inbox.exiting || self.inbox.holds_old_memory
     }
 
     /// Whether something that control waits for has completed.
-    pub(crate) fn is_due(&self) -> bool {
-        self.waits()
+    pub(crate) fn can_reply(&self) -> bool {
+        self.has_waiters()
             && (self.is_ended()
                 || self
                     .lanes
                     .iter()
                     .flatten()
-                    .any(|lane| lane.is_drained() || lane.can_settle()))
+                    .any(|lane| lane.is_drained() || lane.can_release_memory()))
     }
 
     fn is_ended(&self) -> bool {
@@ -71,7 +71,7 @@ impl<S: Store> Worker<S> {
     /// Handles commands, and answers those that have taken effect.
     pub(crate) fn handle_commands(&mut self) -> Lap {
         self.inbox.is_pending = false;
-        if self.tuned.number != self.device.registry.turn() {
+        if self.active.generation != self.device.registry.generation() {
             self.retune();
         }
         loop {
@@ -84,12 +84,12 @@ impl<S: Store> Worker<S> {
                 }
             }
         }
-        self.heed_orders();
-        self.settle();
+        self.handle_orders();
+        self.release_old_memory();
         // A vring that rested may now be served again, and its stalled requests with it.
         self.schedule_stalls();
         self.release_drained_lanes();
-        self.update_wish();
+        self.update_wait_mode();
         if self.is_ended() {
             Lap::Ended
         } else {
@@ -130,7 +130,7 @@ impl<S: Store> Worker<S> {
     }
 
     /// Carries out the operator's orders about held requests.
-    fn heed_orders(&mut self) {
+    fn handle_orders(&mut self) {
         let orders = self.device.registry.orders();
         let before = std::mem::replace(&mut self.inbox.orders, orders);
         if orders.fails != before.fails {
@@ -145,12 +145,12 @@ impl<S: Store> Worker<S> {
     fn retune(&mut self) {
         add(&self.meters.stats.switches_tuned, 1);
         // Read the generation first: if the tuning changes after that, the next check sees a newer generation.
-        self.tuned.number = self.device.registry.turn();
+        self.active.generation = self.device.registry.generation();
         let tuning = self.device.tuning();
         for lane in self.lanes.iter_mut().flatten() {
             lane.completion = tuning.completion_of(lane.index);
         }
-        self.tuned.tuning = tuning;
+        self.active.tuning = tuning;
         let splitter = self.device.splitter();
         if Arc::ptr_eq(&splitter, &self.splitting.splitter) {
             return;
@@ -158,7 +158,7 @@ impl<S: Store> Worker<S> {
         for lane in self.lanes.iter_mut().flatten() {
             lane.slots.forget_choices();
         }
-        self.tuned.ops_max = self.device.ops_max(splitter.split());
+        self.active.ops_max = self.device.ops_max(splitter.split());
         let before = std::mem::replace(&mut self.splitting.splitter, splitter);
         before.forget(std::mem::take(&mut self.splitting.large));
     }
@@ -187,7 +187,7 @@ impl<S: Store> Worker<S> {
             return Ok(());
         }
         let (kick, call, err) = (start.kick.take(), start.call.take(), start.err.take());
-        let completion = self.tuned.tuning.completion_of(start.index);
+        let completion = self.active.tuning.completion_of(start.index);
         let record = self.device.records.recorder(start.index, vring.size());
         let lane = Lane::new(start, vring, completion, record);
         if free.is_none() {
@@ -263,13 +263,13 @@ impl<S: Store> Worker<S> {
     /// Puts a memory table in force.
     fn bind(&mut self, memory: Arc<Memory>) {
         self.epoch = memory.into();
-        self.inbox.unsettled = true;
+        self.inbox.holds_old_memory = true;
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].as_mut() else {
                 continue;
             };
             // A frontend that moves the border of a memory region removes it for a moment and adds it again.
-            if let Err(error) = lane.follow(&self.epoch) {
+            if let Err(error) = lane.rebind(&self.epoch) {
                 let index = lane.index;
                 self.reactor.ring(err_bell(number as u16));
                 self.log_rarely(|name| {
@@ -282,14 +282,14 @@ impl<S: Store> Worker<S> {
     }
 
     /// Releases memory that vrings which are not served no longer need.
-    fn settle(&mut self) {
-        if !self.inbox.unsettled {
+    fn release_old_memory(&mut self) {
+        if !self.inbox.holds_old_memory {
             return;
         }
-        self.inbox.unsettled = false;
+        self.inbox.holds_old_memory = false;
         for lane in self.lanes.iter_mut().flatten() {
-            lane.settle(&self.epoch);
-            self.inbox.unsettled |= lane.holds_on();
+            lane.release_memory(&self.epoch);
+            self.inbox.holds_old_memory |= lane.holds_unused_memory();
         }
     }
 

@@ -25,17 +25,17 @@ impl CoreContention {
     /// Yields the core once. Returns whether another thread took it. Three system calls, or one and two clock
     /// reads.
     pub(crate) fn yield_once(&self) -> bool {
-        let before = self.turns();
+        let before = self.timeslices();
         let began = Instant::now();
         yield_core();
-        match (before, self.turns()) {
+        match (before, self.timeslices()) {
             (Some(before), Some(after)) => before != after,
             _ => began.elapsed() > ALONE,
         }
     }
 
     /// Number of timeslices that this thread has run. A yield that leaves it on the core does not add one.
-    fn turns(&self) -> Option<u64> {
+    fn timeslices(&self) -> Option<u64> {
         let mut text = [0; 64];
         let count = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;
         let text = std::str::from_utf8(text.get(..count)?).ok()?;
@@ -53,10 +53,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_kernel_counts_turns_and_a_sleep_is_one() {
+    fn this_kernel_counts_timeslices_and_a_sleep_adds_one() {
         let contention = CoreContention::of_this_thread();
-        let before = contention.turns().unwrap();
+        let before = contention.timeslices().unwrap();
         std::thread::sleep(Duration::from_millis(1));
-        assert!(contention.turns().unwrap() > before);
+        assert!(contention.timeslices().unwrap() > before);
     }
 }

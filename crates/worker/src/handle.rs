@@ -132,7 +132,7 @@ impl Start {
             Ok((reactor, store))
         });
         match opened {
-            Ok((reactor, store)) => store.visit(Run {
+            Ok((reactor, store)) => store.visit(RunWorker {
                 start: self,
                 reactor,
                 made,
@@ -143,13 +143,13 @@ impl Start {
 }
 
 /// Starts the loop once there is a store.
-struct Run<F> {
+struct RunWorker<F> {
     start: Start,
     reactor: Reactor,
     made: F,
 }
 
-impl<F: FnOnce(Result<(), SpawnError>)> Visitor for Run<F> {
+impl<F: FnOnce(Result<(), SpawnError>)> Visitor for RunWorker<F> {
     type Output = ();
 
     fn visit<S: Store>(self, store: S) {
@@ -163,7 +163,7 @@ impl<F: FnOnce(Result<(), SpawnError>)> Visitor for Run<F> {
         match Worker::new(self.reactor, store, device, memory, commands, alarm.clone()) {
             Ok(worker) => {
                 (self.made)(Ok(()));
-                turn(worker, &alarm);
+                run_laps(worker, &alarm);
             }
             Err(error) => (self.made)(Err(error.into())),
         }
@@ -172,7 +172,7 @@ impl<F: FnOnce(Result<(), SpawnError>)> Visitor for Run<F> {
 
 /// Runs laps until the worker ends. A failure of our own (a broken ring, a panic) ends only this device's
 /// session: the alarm notifies the session, and dropping the worker drains its store.
-fn turn<S: Store>(mut worker: Worker<S>, alarm: &OwnedFd) {
+fn run_laps<S: Store>(mut worker: Worker<S>, alarm: &OwnedFd) {
     let ended = catch_unwind(AssertUnwindSafe(|| {
         loop {
             match worker.lap() {
@@ -184,7 +184,9 @@ fn turn<S: Store>(mut worker: Worker<S>, alarm: &OwnedFd) {
     }));
     match ended {
         Ok(Ok(())) => return,
-        Ok(Err(error)) => tracing::error!("a worker's io_uring failed, so its session ends: {error}"),
+        Ok(Err(error)) => {
+            tracing::error!("a worker's io_uring failed, so its session ends: {error}")
+        }
         Err(_) => tracing::error!("a worker panicked; its session ends"),
     }
     signal(alarm);

@@ -52,7 +52,7 @@ pub(crate) struct Lane {
     pub(crate) pushed: u32,
     pub(crate) caller: Caller,
     pub(crate) record: Recorder,
-    drowse: Drowse,
+    call_history: CallHistory,
 }
 
 /// Maximum number of inline requests before the guest is shown them, so that it handles them while we work on
@@ -62,20 +62,20 @@ pub(crate) struct Lane {
 const AT_ONCE_ASLEEP: usize = 4;
 const AT_ONCE_AWAKE: usize = 16;
 /// Consecutive publishes without a call after which the guest counts as awake.
-const DROWSY_PUBLISHES: u8 = 64;
+const ASLEEP_PUBLISHES: u8 = 64;
 
 /// Whether the guest had to be woken lately.
 #[derive(Debug, Default)]
-struct Drowse {
+struct CallHistory {
     /// Publishes that are left until the guest counts as awake.
     left: u8,
 }
 
-impl Drowse {
+impl CallHistory {
     #[inline]
     fn published(&mut self, call: bool) {
         self.left = match call {
-            true => DROWSY_PUBLISHES,
+            true => ASLEEP_PUBLISHES,
             false => self.left.saturating_sub(1),
         };
     }
@@ -115,7 +115,7 @@ impl Lane {
             is_closed: false,
             dirty: false,
             record,
-            drowse: Drowse::default(),
+            call_history: CallHistory::default(),
             pushed: 0,
             caller: Caller::default(),
         }
@@ -127,7 +127,7 @@ impl Lane {
     }
 
     /// Whether it has stalled requests, and a ring to read them from again.
-    pub(crate) fn can_redo(&self) -> bool {
+    pub(crate) fn can_retry(&self) -> bool {
         matches!(self.state, State::Running | State::Disabled) && self.stalls.waiting() > 0
     }
 
@@ -153,10 +153,10 @@ impl Lane {
     }
 
     /// Moves to a changed memory table. `Err`: the ring is not in the table, and the vring was not resting yet.
-    pub(crate) fn follow(&mut self, epoch: &Epoch) -> Result<(), VringError> {
+    pub(crate) fn rebind(&mut self, epoch: &Epoch) -> Result<(), VringError> {
         let waits = matches!(self.state, State::Resting { .. }) && self.vring.is_detached();
         if (waits || self.vring.is_in(epoch)) && self.vring.attach(epoch).is_ok() {
-            self.wake();
+            self.end_rest();
             return Ok(());
         }
         let enabled = match self.state {
@@ -170,26 +170,26 @@ impl Lane {
     }
 
     /// Releases memory that is no longer needed. A resting vring continues if the table in force has its ring.
-    pub(crate) fn settle(&mut self, epoch: &Epoch) {
-        if !self.can_settle() {
+    pub(crate) fn release_memory(&mut self, epoch: &Epoch) {
+        if !self.can_release_memory() {
             return;
         }
         let goes_on = matches!(self.state, State::Resting { .. });
         if goes_on && self.vring.attach(epoch).is_ok() {
-            self.wake();
+            self.end_rest();
         } else {
             self.vring.detach();
         }
     }
 
     /// Whether it is not served but still holds memory.
-    pub(crate) fn holds_on(&self) -> bool {
+    pub(crate) fn holds_unused_memory(&self) -> bool {
         matches!(self.state, State::Resting { .. } | State::Retired) && !self.vring.is_detached()
     }
 
     /// Whether it holds memory that none of its requests needs.
-    pub(crate) fn can_settle(&self) -> bool {
-        self.holds_on() && self.has_answered()
+    pub(crate) fn can_release_memory(&self) -> bool {
+        self.holds_unused_memory() && self.has_answered()
     }
 
     fn has_answered(&self) -> bool {
@@ -197,7 +197,7 @@ impl Lane {
     }
 
     /// Ends a rest.
-    fn wake(&mut self) {
+    fn end_rest(&mut self) {
         if let State::Resting { enabled } = self.state {
             self.state = match enabled {
                 true => State::Running,
@@ -214,7 +214,7 @@ impl Lane {
     /// Maximum number of inline requests before the next publish.
     #[inline]
     pub(crate) fn at_once_max(&self) -> usize {
-        self.drowse.at_once_max()
+        self.call_history.at_once_max()
     }
 
     /// Publishes what was pushed. Returns whether the guest wants a call for it.
@@ -222,7 +222,7 @@ impl Lane {
     pub(crate) fn publish(&mut self) -> bool {
         (self.dirty, self.pushed) = (false, 0);
         let call = self.vring.publish();
-        self.drowse.published(call);
+        self.call_history.published(call);
         call
     }
 
@@ -240,10 +240,10 @@ mod tests {
 
     #[test]
     fn a_guest_that_is_called_counts_as_asleep_for_a_while() {
-        let mut lane = Drowse::default();
+        let mut lane = CallHistory::default();
         assert_eq!(lane.at_once_max(), AT_ONCE_AWAKE);
         lane.published(true);
-        for _ in 1..DROWSY_PUBLISHES {
+        for _ in 1..ASLEEP_PUBLISHES {
             lane.published(false);
             assert_eq!(lane.at_once_max(), AT_ONCE_ASLEEP);
         }

@@ -25,7 +25,7 @@ struct Live {
 pub(crate) struct Registry {
     members: Mutex<Members>,
     /// Counts changes of the tuning. A worker compares it with the generation that it has adopted.
-    turn: AtomicU64,
+    generation: AtomicU64,
     resumes: AtomicU64,
     fails: AtomicU64,
 }
@@ -55,7 +55,7 @@ impl Registry {
                 past: Totals::default(),
                 past_legs: Vec::new(),
             }),
-            turn: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
             resumes: AtomicU64::new(0),
             fails: AtomicU64::new(0),
         }
@@ -97,15 +97,15 @@ impl Registry {
         let mut members = self.lock();
         members.tuning = Arc::new(tuning);
         // Before the bells are rung: otherwise a worker could wake, see no change, and sleep on the old tuning.
-        self.turn.fetch_add(1, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::Release);
         for worker in &members.live {
             signal(&worker.bell);
         }
     }
 
     /// Generation of the tuning in force.
-    pub(crate) fn turn(&self) -> u64 {
-        self.turn.load(Ordering::Acquire)
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     pub(crate) fn enter(&self, stats: Arc<Stats>, bell: Arc<OwnedFd>, legs: Arc<[LegStats]>) {
@@ -203,13 +203,13 @@ mod tests {
         registry.leave(&stats[0]);
         registry.leave(&stats[0]);
         assert_eq!((registry.totals().laps, registry.modes().len()), (10, 1));
-        let before = registry.turn();
+        let before = registry.generation();
         let changed = Tuning {
             spin_cpu_max: 7,
             ..Tuning::new(Split::Off)
         };
         registry.tune(changed.clone());
-        assert_ne!(registry.turn(), before);
+        assert_ne!(registry.generation(), before);
         assert_eq!(*registry.tuning(), changed);
         let rung = |bell: &OwnedFd| rustix::io::read(bell, &mut [0; 8]).is_ok();
         assert_eq!((rung(&bells[0]), rung(&bells[1])), (false, true));

@@ -9,7 +9,7 @@ use cleave_engine::Store;
 use cleave_guest::Epoch;
 
 use crate::Action;
-use crate::accept::{Acceptance, Run, answer};
+use crate::accept::{Acceptance, InlineRun, write_status};
 use crate::lane::{Lane, State};
 use crate::record::{Stalled, VringEvent};
 use crate::slots::{Ended, Slots};
@@ -283,7 +283,7 @@ impl<S: Store> Worker<S> {
             _ if self.device.disk.sync_failed() => return Action::Report,
             _ => {}
         }
-        self.tuned.tuning.on_error.action(verb, errno)
+        self.active.tuning.on_error.action(verb, errno)
     }
 
     /// Completes a request with an error.
@@ -293,7 +293,7 @@ impl<S: Store> Worker<S> {
         };
         let laps = &mut self.meters.laps;
         lane.record.ended(head, ended, None, &ended.epoch, laps);
-        let used_bytes = answer(&ended.epoch, ended.status_addr, ended.outcome);
+        let used_bytes = write_status(&ended.epoch, ended.status_addr, ended.outcome);
         lane.push_used(head, used_bytes);
         self.report(ended);
     }
@@ -370,14 +370,14 @@ impl<S: Store> Worker<S> {
             epoch,
             taking,
             splitting,
-            tuned,
+            active,
             meters,
             ..
         } = self;
         let Some(Some(lane)) = lanes.get_mut(number) else {
             return;
         };
-        if !lane.can_redo() {
+        if !lane.can_retry() {
             return;
         }
         let mut acceptance = Acceptance {
@@ -390,12 +390,12 @@ impl<S: Store> Worker<S> {
             ended: 0,
             laps: &mut meters.laps,
             watched: false,
-            run: Run::NONE,
+            run: InlineRun::NONE,
         };
         let is_due = |phase| matches!(phase, Phase::Due { at_ns, .. } if at_ns <= now_ns);
         let mut fault = None;
         for at in 0..lane.stalls.list.len() {
-            if acceptance.store.room() < tuned.ops_max || *descriptors_left == 0 {
+            if acceptance.store.room() < active.ops_max || *descriptors_left == 0 {
                 lane.stalls.put_off(at, now_ns);
                 continue;
             }
@@ -460,7 +460,7 @@ impl<S: Store> Worker<S> {
             return;
         }
         let index = lane.index;
-        self.update_wish();
+        self.update_wait_mode();
         // The operator has to open a closed vring before it can close again, so a guest cannot cause this line
         // at will.
         if let Some(shown) = shown.filter(|_| is_closed && is_first) {
@@ -478,7 +478,7 @@ impl<S: Store> Worker<S> {
     /// Wakes the worker when the first stalled request is due. Those of a resting vring are skipped; the
     /// command that ends the rest calls this again.
     pub(crate) fn schedule_stalls(&mut self) {
-        let lanes = self.lanes.iter().flatten().filter(|lane| lane.can_redo());
+        let lanes = self.lanes.iter().flatten().filter(|lane| lane.can_retry());
         let due_ns = lanes.filter_map(|lane| lane.stalls.due_ns()).min();
         self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min();
     }

@@ -11,13 +11,13 @@ use cleave_engine::{Event, Reactor, Store, Wait};
 use cleave_guest::{Chain, Epoch, Memory, VringFault};
 use rustix::time::ClockId;
 
-use crate::accept::{Acceptance, Run, answer};
+use crate::accept::{Acceptance, InlineRun, write_status};
 use crate::command::Commands;
 use crate::commands::Inbox;
 use crate::lane::{Lane, State};
 use crate::pacing::{Waiting, cpu_ns};
-use crate::policy::Did;
-use crate::record::{Laps, Look, Looked, VringEvent};
+use crate::policy::LapWork;
+use crate::record::{Laps, RingCheck, RingState, VringEvent};
 use crate::slots::{Ended, Next};
 use crate::stats::{Stats, add};
 use crate::token::Token;
@@ -76,7 +76,7 @@ pub(crate) fn err_bell(lane: u16) -> u16 {
 
 /// Result of one round of acceptance.
 #[derive(Debug, Clone, Copy, Default)]
-struct Took {
+struct Accepted {
     chains: usize,
     /// Those on vrings whose completion mode may spin.
     awaited: usize,
@@ -126,7 +126,7 @@ pub struct Worker<S: Store> {
     pub(crate) splitting: Splitting,
     pub(crate) waiting: Waiting,
     pub(crate) inbox: Inbox,
-    pub(crate) tuned: Tuned,
+    pub(crate) active: ActiveTuning,
     pub(crate) meters: Meters,
     /// Notifies the session that this worker cannot go on, or that a vring was retired.
     pub(crate) alarm: Arc<OwnedFd>,
@@ -139,7 +139,7 @@ pub struct Worker<S: Store> {
 /// How chains are taken from the vrings.
 pub(crate) struct Taking {
     pub(crate) chain: Chain,
-    /// The lane that accepts first: the one after the lane that took the store's last room. Without this a busy
+    /// The lane that accepts first: the one after the lane that accepted the store's last room. Without this a busy
     /// vring would starve those behind it.
     pub(crate) first: usize,
     /// What is left of `DESCRIPTORS_MAX` in this lap.
@@ -156,10 +156,10 @@ pub(crate) struct Splitting {
 }
 
 /// The tuning in force.
-pub(crate) struct Tuned {
+pub(crate) struct ActiveTuning {
     pub(crate) tuning: Arc<Tuning>,
     /// Its generation in the registry.
-    pub(crate) number: u64,
+    pub(crate) generation: u64,
     /// Maximum number of ops of a request under this tuning.
     pub(crate) ops_max: usize,
 }
@@ -171,7 +171,7 @@ pub(crate) struct Meters {
 }
 
 impl Meters {
-    /// Called at the end of a lap, before its system call. `worked`: the lap took or completed something.
+    /// Called at the end of a lap, before its system call. `worked`: the lap accepted or completed something.
     #[inline]
     fn lap_ended(&mut self, worked: bool, polled: u64, lanes: &mut [Option<Lane>]) {
         if !worked {
@@ -190,21 +190,21 @@ impl Meters {
     /// Reports to the vring's record whether anything was left in the ring. Nothing is reported for a ring that
     /// is now empty in a lap without a clock reading, which is the most frequent case.
     #[inline]
-    fn looked(&self, lane: &mut Lane, took: Took, has_room: bool) {
+    fn ring_checked(&self, lane: &mut Lane, accepted: Accepted, has_room: bool) {
         let (seen, left) = lane.vring.seen();
-        let looked = match took.more || !has_room {
-            true => Looked::Left,
+        let state = match accepted.more || !has_room {
+            true => RingState::Left,
             // A ring that is not served may still hold what was left in it before.
             false if left == 0 && self.laps.known_ns().is_none() => return lane.record.drained(),
-            false => Looked::Drained,
+            false => RingState::Drained,
         };
-        let look = Look {
+        let check = RingCheck {
             seen,
             left,
-            looked,
-            took: took.chains > 0,
+            state,
+            took: accepted.chains > 0,
         };
-        lane.record.looked(look, &self.laps);
+        lane.record.ring_checked(check, &self.laps);
     }
 
     /// Called when the thread has returned from the kernel.
@@ -233,7 +233,7 @@ impl<S: Store> Worker<S> {
         device
             .registry
             .enter(stats.clone(), bell, store.leg_stats());
-        let number = device.registry.turn();
+        let generation = device.registry.generation();
         let tuning = device.tuning();
         let splitter = device.splitter();
         let ops_max = device.ops_max(splitter.split());
@@ -254,8 +254,8 @@ impl<S: Store> Worker<S> {
             },
             waiting: Waiting::new(),
             inbox: Inbox::new(commands, device.registry.orders()),
-            tuned: Tuned {
-                number,
+            active: ActiveTuning {
+                generation,
                 ops_max,
                 tuning,
             },
@@ -277,37 +277,37 @@ impl<S: Store> Worker<S> {
         if reaped > 0 {
             self.publish();
         }
-        self.attend_due();
-        let took = self.accept();
+        self.run_due();
+        let accepted = self.accept();
         // Ops that completed in `push`. The kernel's completions wait for the next lap.
         let at_once = match self.store().is_ready() {
             true => self.reap(),
             false => 0,
         };
-        if took.chains + at_once > 0 {
+        if accepted.chains + at_once > 0 {
             self.publish();
         }
-        let worked = took.chains + reaped + at_once > 0;
+        let worked = accepted.chains + reaped + at_once > 0;
         let polled = self.reactor.polled();
         self.meters.lap_ended(worked, polled, &mut self.lanes);
         if self.epoch.is_lost() {
             self.lose_memory();
         }
         if worked {
-            self.waiting.vain_looks = 0;
+            self.waiting.empty_checks = 0;
         }
-        let wait = self.pace(Did {
-            arrived: took.awaited as u32,
-            ended: (reaped + at_once + took.ended) as u32,
+        let wait = self.pace(LapWork {
+            arrived: accepted.awaited as u32,
+            ended: (reaped + at_once + accepted.ended) as u32,
             in_flight: self.store().in_flight() as u32,
-            more: took.more,
+            more: accepted.more,
         });
         if wait == Wait::No && !worked {
             std::hint::spin_loop();
         }
         self.reactor.enter(&mut self.store, wait)?;
         self.meters.entered(wait);
-        match self.inbox.is_pending || self.waits() {
+        match self.inbox.is_pending || self.has_waiters() {
             true => Ok(self.handle_commands()),
             false => Ok(Lap::Again),
         }
@@ -399,7 +399,7 @@ impl<S: Store> Worker<S> {
         );
         // Through the epoch in which the request was taken: the table in force may have other memory at this
         // address.
-        let used = answer(&ended.epoch, ended.status_addr, ended.outcome);
+        let used = write_status(&ended.epoch, ended.status_addr, ended.outcome);
         lane.push_used(token.head, used);
     }
 
@@ -420,8 +420,8 @@ impl<S: Store> Worker<S> {
     }
 
     /// Takes available chains while the store has room for whole requests.
-    fn accept(&mut self) -> Took {
-        let mut took = Took::default();
+    fn accept(&mut self) -> Accepted {
+        let mut accepted = Accepted::default();
         self.taking.descriptors_left = DESCRIPTORS_MAX;
         let count = self.lanes.len();
         let first = if self.taking.first < count {
@@ -435,23 +435,23 @@ impl<S: Store> Worker<S> {
             let more = self.accept_lane(slot);
             has_room = self.has_room();
             if let Some(Some(lane)) = self.lanes.get_mut(slot) {
-                self.meters.looked(lane, more, has_room);
+                self.meters.ring_checked(lane, more, has_room);
             }
-            took.chains += more.chains;
-            took.ended += more.ended;
+            accepted.chains += more.chains;
+            accepted.ended += more.ended;
             if self.is_awaited(slot) {
-                took.awaited += more.chains;
+                accepted.awaited += more.chains;
             }
-            took.more |= more.more;
+            accepted.more |= more.more;
             if had_room && !has_room {
                 self.taking.first = slot + 1;
             }
             if self.taking.descriptors_left == 0 {
-                (self.taking.first, took.more) = (slot + 1, true);
+                (self.taking.first, accepted.more) = (slot + 1, true);
                 break;
             }
         }
-        took
+        accepted
     }
 
     fn is_awaited(&self, slot: usize) -> bool {
@@ -460,10 +460,10 @@ impl<S: Store> Worker<S> {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.store().room() >= self.tuned.ops_max
+        self.store().room() >= self.active.ops_max
     }
 
-    fn accept_lane(&mut self, slot: usize) -> Took {
+    fn accept_lane(&mut self, slot: usize) -> Accepted {
         let Worker {
             lanes,
             reactor,
@@ -472,15 +472,15 @@ impl<S: Store> Worker<S> {
             epoch,
             taking,
             splitting,
-            tuned,
+            active,
             meters: Meters { laps, .. },
             ..
         } = self;
         let Some(Some(lane)) = lanes.get_mut(slot) else {
-            return Took::default();
+            return Accepted::default();
         };
         if !lane.takes() {
-            return Took::default();
+            return Accepted::default();
         }
         let mut acceptance = Acceptance {
             reactor,
@@ -491,16 +491,16 @@ impl<S: Store> Worker<S> {
             splitting,
             ended: 0,
             watched: laps.is_timed() || lane.record.watches(),
-            run: Run::NONE,
+            run: InlineRun::NONE,
             laps,
         };
-        let (chains, stop) = take_batch(&mut acceptance, lane, taking, tuned.ops_max);
+        let (chains, stop) = take_batch(&mut acceptance, lane, taking, active.ops_max);
         let ended = acceptance.ended;
         acceptance.run.count(&mut lane.record);
         if let Stop::Breach(breach) = &stop {
             self.retire(slot, breach);
         }
-        Took {
+        Accepted {
             chains,
             awaited: 0,
             ended,
@@ -518,8 +518,8 @@ impl<S: Store> Worker<S> {
         }
         lane.record.count(VringEvent::Retired);
         let index = lane.index;
-        self.inbox.unsettled = true;
-        self.update_wish();
+        self.inbox.holds_old_memory = true;
+        self.update_wait_mode();
         self.reactor.ring(err_bell(slot as u16));
         add_to(&self.alarm, ALARM_RETIRED);
         self.log_rarely(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));

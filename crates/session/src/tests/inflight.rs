@@ -36,8 +36,8 @@ impl Frontend {
         );
         let count = got.unwrap().bytes;
         assert_eq!(count, 12 + asked.len(), "as long as it was asked");
-        assert_eq!(wire::word(&bytes, 0), u32::from(Req::GET_INFLIGHT_FD));
-        assert_eq!(wire::word(&bytes, 8) as usize, asked.len());
+        assert_eq!(message::word(&bytes, 0), u32::from(Req::GET_INFLIGHT_FD));
+        assert_eq!(message::word(&bytes, 8) as usize, asked.len());
         let mut fds = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -46,11 +46,11 @@ impl Frontend {
         }
         assert!(fds.len() <= 1);
         let file = fds.pop().map(File::from);
-        (wire::long(&bytes, 12), wire::long(&bytes, 20), file)
+        (message::long(&bytes, 12), message::long(&bytes, 20), file)
     }
 
     fn give(&mut self, payload: &[u8], file: &File) -> Answer {
-        self.tell_fds(Req::SET_INFLIGHT_FD, payload, &[file.as_fd()])
+        self.request_fds(Req::SET_INFLIGHT_FD, payload, &[file.as_fd()])
     }
 }
 
@@ -103,19 +103,19 @@ fn what_is_no_region_is_refused() {
         assert_eq!(frontend.give(&payload, &file), Nack, "{what}");
     }
     let kick = bell();
-    let refused = frontend.tell_fds(Req::SET_INFLIGHT_FD, &good, &[kick.as_fd()]);
+    let refused = frontend.request_fds(Req::SET_INFLIGHT_FD, &good, &[kick.as_fd()]);
     assert_eq!(refused, Nack, "no memory");
     assert_eq!(frontend.give(&good, &file), Ack);
     assert_eq!(frontend.start(0), Ack);
     assert_eq!(frontend.give(&good, &file), Nack, "a vring runs");
-    assert_eq!(frontend.tell(Req::SET_INFLIGHT_FD, &good), Closed);
+    assert_eq!(frontend.request(Req::SET_INFLIGHT_FD, &good), Closed);
     frontend.end();
     for payload in [&good[..19], &good[..21], &[]] {
         let mut frontend = Frontend::with_memory();
         assert_eq!(frontend.give(payload, &file), Closed);
         frontend.end();
         let mut frontend = Frontend::with_memory();
-        assert_eq!(frontend.tell(Req::GET_INFLIGHT_FD, payload), Closed);
+        assert_eq!(frontend.request(Req::GET_INFLIGHT_FD, payload), Closed);
         frontend.end();
     }
     let mut frontend = Frontend::with_memory();
@@ -145,8 +145,11 @@ fn what_a_daemon_left_is_done_again_whatever_base_says() {
         let mut driver = Driver::new(&frontend, 2);
         driver.make();
         leave(&file, 2);
-        frontend.wire_at(&driver, base);
-        assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[2, 1])), Ack);
+        frontend.configure_at(&driver, base);
+        assert_eq!(
+            frontend.request(Req::SET_VRING_ENABLE, &words(&[2, 1])),
+            Ack
+        );
         driver.finish();
         // And it stops at the ring's position.
         assert_eq!(frontend.base(2), Some((2, 1)));
@@ -163,8 +166,11 @@ fn a_vring_without_a_part_cannot_start_and_a_reset_forgets_the_region() {
     let mut frontend = Frontend::with_memory();
     assert_eq!(frontend.give(&layout(4160, 0, 1, 256), &file), Ack);
     assert_eq!(frontend.start(1), Nack);
-    assert_eq!(frontend.tell(Req::RESET_DEVICE, &[]), Ack);
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+    assert_eq!(frontend.request(Req::RESET_DEVICE, &[]), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+        Ack
+    );
     assert_eq!(frontend.start(1), Ack);
     assert_eq!(frontend.start(0), Ack);
     frontend.end();
@@ -183,8 +189,11 @@ fn a_region_of_nonsense_costs_its_vring() {
     assert_eq!(frontend.give(&layout(REGION_BYTES, 0, 4, 256), &file), Ack);
     let mut driver = Driver::new(&frontend, 0);
     driver.make();
-    frontend.wire_at(&driver, 0);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    frontend.configure_at(&driver, 0);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+        Ack
+    );
     let until = Instant::now() + PATIENCE;
     while frontend.device.totals().retired == 0 {
         assert!(Instant::now() < until, "not retired");

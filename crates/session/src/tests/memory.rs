@@ -35,7 +35,7 @@ fn memory_tables_are_taken_or_refused_whole() {
     for (row, (payload, answer)) in rows.iter().enumerate() {
         let fds = vec![file.as_fd(); payload.len() / 32];
         assert_eq!(
-            frontend.tell_fds(Req::SET_MEM_TABLE, payload, &fds),
+            frontend.request_fds(Req::SET_MEM_TABLE, payload, &fds),
             *answer,
             "row {row}"
         );
@@ -43,13 +43,13 @@ fn memory_tables_are_taken_or_refused_whole() {
     // As sent by user-mode Linux: one region, in a message with room for two.
     let mut roomy = table(&good[..1]);
     roomy.resize(8 + 2 * 32, 0);
-    let answer = frontend.tell_fds(Req::SET_MEM_TABLE, &roomy, &[file.as_fd()]);
+    let answer = frontend.request_fds(Req::SET_MEM_TABLE, &roomy, &[file.as_fd()]);
     assert_eq!(answer, Ack);
     // Fewer or more descriptors than regions, and more regions than allowed.
     for (regions, fds) in [(1, 0), (1, 2), (2, 1), (0, 1), (8, 9)] {
         let mut frontend = Frontend::negotiated();
         let fds = vec![file.as_fd(); fds];
-        let answer = frontend.tell_fds(Req::SET_MEM_TABLE, &table(&good[..regions]), &fds);
+        let answer = frontend.request_fds(Req::SET_MEM_TABLE, &table(&good[..regions]), &fds);
         assert_eq!(answer, Closed, "{regions} regions");
     }
 }
@@ -60,19 +60,23 @@ fn regions_come_and_go() {
     let region = |user| longs(&[0, 0, MEM_BYTES, user, 0]);
     assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Nack, "twice");
     assert_eq!(
-        frontend.tell(Req::REM_MEM_REG, &region(USER + 1)),
+        frontend.request(Req::REM_MEM_REG, &region(USER + 1)),
         Nack,
         "another"
     );
     // With a descriptor, which is legal and is sent by some frontends.
     let file = memory_file(4096);
     assert_eq!(
-        frontend.tell_fds(Req::REM_MEM_REG, &region(USER), &[file.as_fd()]),
+        frontend.request_fds(Req::REM_MEM_REG, &region(USER), &[file.as_fd()]),
         Ack
     );
-    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region(USER)), Nack, "gone");
+    assert_eq!(
+        frontend.request(Req::REM_MEM_REG, &region(USER)),
+        Nack,
+        "gone"
+    );
     assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
-    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region(USER)), Ack);
+    assert_eq!(frontend.request(Req::REM_MEM_REG, &region(USER)), Ack);
 }
 
 /// Hostile case 40: 509 regions are accepted, and not one more.

@@ -120,7 +120,7 @@ fn descriptors_that_a_message_does_not_take_end_the_connection() {
         let mut frontend = Frontend::negotiated();
         let fds = vec![file.as_fd(); count];
         assert_eq!(
-            frontend.tell_fds(request, payload, &fds),
+            frontend.request_fds(request, payload, &fds),
             Closed,
             "{request:?} with {count}"
         );
@@ -199,7 +199,11 @@ fn a_frontend_that_never_reads_is_dropped() {
             break error;
         }
     };
-    assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "it is not disconnected");
+    assert_ne!(
+        error.kind(),
+        io::ErrorKind::WouldBlock,
+        "it is not disconnected"
+    );
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::Refused(_)), "{ending:?}");
 }
@@ -246,9 +250,9 @@ fn a_frontend_cannot_keep_its_own_end_alive_through_the_backend_channel() {
                 SendFlags::empty(),
             )
             .unwrap();
-            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()])
+            frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()])
         } else {
-            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[own.as_fd()])
+            frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[own.as_fd()])
         };
         assert_eq!(answer, if queued { Ack } else { Closed });
         drop(own);

@@ -103,20 +103,23 @@ impl Frontend {
     /// Starts a vring with all its descriptors, and enables it.
     fn drive(&mut self, index: u32) -> Driver {
         let driver = Driver::new(self, index);
-        self.wire(&driver);
-        assert_eq!(self.tell(Req::SET_VRING_ENABLE, &words(&[index, 1])), Ack);
+        self.configure_with(&driver);
+        assert_eq!(
+            self.request(Req::SET_VRING_ENABLE, &words(&[index, 1])),
+            Ack
+        );
         driver
     }
 
-    fn wire(&mut self, driver: &Driver) {
-        self.wire_at(driver, 0);
+    fn configure_with(&mut self, driver: &Driver) {
+        self.configure_at(driver, 0);
     }
 
-    pub(super) fn wire_at(&mut self, driver: &Driver, base: u32) {
+    pub(super) fn configure_at(&mut self, driver: &Driver, base: u32) {
         let number = longs(&[driver.index.into()]);
         self.configure(driver.index);
         assert_eq!(
-            self.tell(Req::SET_VRING_BASE, &words(&[driver.index, base])),
+            self.request(Req::SET_VRING_BASE, &words(&[driver.index, base])),
             Ack
         );
         for (request, fd) in [
@@ -125,7 +128,7 @@ impl Frontend {
             (Req::SET_VRING_KICK, &driver.kick),
         ] {
             assert_eq!(
-                self.tell_fds(request, &number, &[fd.as_fd()]),
+                self.request_fds(request, &number, &[fd.as_fd()]),
                 Ack,
                 "{request:?}"
             );
@@ -134,7 +137,7 @@ impl Frontend {
 
     fn kick_on(&mut self, driver: &Driver) -> Answer {
         let number = longs(&[driver.index.into()]);
-        self.tell_fds(Req::SET_VRING_KICK, &number, &[driver.kick.as_fd()])
+        self.request_fds(Req::SET_VRING_KICK, &number, &[driver.kick.as_fd()])
     }
 }
 
@@ -178,13 +181,16 @@ fn a_vring_starts_when_the_last_of_its_messages_has_come() {
     for order in orders {
         let mut frontend = Frontend::with_memory();
         let mut driver = Driver::new(&frontend, 0);
-        assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+        assert_eq!(
+            frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+            Ack
+        );
         for at in order {
             let (request, payload) = &messages(&driver)[at];
             let kick = driver.kick.as_fd();
             let fds = if at == 2 { &[kick][..] } else { &[] };
             assert_eq!(
-                frontend.tell_fds(*request, payload, fds),
+                frontend.request_fds(*request, payload, fds),
                 Ack,
                 "{order:?} {request:?}"
             );
@@ -217,7 +223,7 @@ fn a_vring_that_runs_keeps_what_it_has() {
     ];
     for (request, payload, answer) in rows {
         assert_eq!(
-            frontend.tell(request, &payload),
+            frontend.request(request, &payload),
             answer,
             "{request:?} {payload:?}"
         );
@@ -225,7 +231,7 @@ fn a_vring_that_runs_keeps_what_it_has() {
     }
     assert!(matches!(frontend.base(0), Some((0, 10))));
     assert_eq!(
-        frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES | feature::EVENT_IDX])),
+        frontend.request(Req::SET_FEATURES, &longs(&[FEATURES | feature::EVENT_IDX])),
         Ack
     );
 }
@@ -234,17 +240,26 @@ fn a_vring_that_runs_keeps_what_it_has() {
 fn a_vring_that_is_not_enabled_waits() {
     let mut frontend = Frontend::with_memory();
     let mut driver = Driver::new(&frontend, 0);
-    frontend.wire(&driver);
+    frontend.configure_with(&driver);
     driver.make();
     driver.kick();
     // GET_FEATURES and an ENABLE of another vring pass; nothing is served meanwhile.
     assert!(frontend.is_alive());
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[1, 1])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[1, 1])),
+        Ack
+    );
     assert_eq!(driver.used(), 0);
     // The kick arrived long ago, so the ring is checked without one.
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+        Ack
+    );
     driver.finish();
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 0])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 0])),
+        Ack
+    );
     driver.make();
     driver.kick();
     assert_eq!(frontend.base(0), Some((0, 1)));
@@ -256,9 +271,12 @@ fn a_vring_that_is_not_enabled_waits() {
 fn without_bit_30_vrings_start_enabled() {
     let mut frontend = Frontend::with_memory();
     let features = FEATURES & !feature::VHOST_USER_PROTOCOL;
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[features])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[features])),
+        Ack
+    );
     let mut driver = Driver::new(&frontend, 0);
-    frontend.wire(&driver);
+    frontend.configure_with(&driver);
     driver.request();
     frontend.send(Req::SET_VRING_ENABLE, &words(&[0, 1]), &[]);
     assert!(!frontend.is_alive());
@@ -269,10 +287,16 @@ fn without_bit_30_vrings_start_enabled() {
 fn without_version_1_nothing_starts() {
     let mut frontend = Frontend::with_memory();
     for features in [0, feature::VHOST_USER_PROTOCOL] {
-        assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[features])), Ack);
+        assert_eq!(
+            frontend.request(Req::SET_FEATURES, &longs(&[features])),
+            Ack
+        );
         assert_eq!(frontend.start(0), Nack);
     }
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+        Ack
+    );
     assert_eq!(frontend.start(0), Ack);
 }
 
@@ -281,8 +305,11 @@ fn a_vring_without_a_kick_is_polled() {
     let mut frontend = Frontend::with_memory();
     let mut driver = Driver::new(&frontend, 2);
     frontend.configure(2);
-    assert_eq!(frontend.tell(Req::SET_VRING_KICK, &longs(&[0x102])), Ack);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[2, 1])), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_KICK, &longs(&[0x102])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[2, 1])),
+        Ack
+    );
     for _ in 0..3 {
         driver.make();
         driver.finish();
@@ -299,7 +326,7 @@ fn descriptors_change_while_a_vring_runs() {
     let call = driver.call.try_clone().unwrap();
     assert_eq!(frontend.kick_on(&driver), Ack);
     assert_eq!(
-        frontend.tell_fds(Req::SET_VRING_CALL, &longs(&[0]), &[call.as_fd()]),
+        frontend.request_fds(Req::SET_VRING_CALL, &longs(&[0]), &[call.as_fd()]),
         Ack
     );
     assert!(
@@ -323,7 +350,7 @@ fn memory_changes_under_a_running_vring() {
     let memory = frontend.memory.try_clone().unwrap();
     for _ in 0..50 {
         assert_eq!(
-            frontend.tell_fds(Req::SET_MEM_TABLE, &table, &[memory.as_fd()]),
+            frontend.request_fds(Req::SET_MEM_TABLE, &table, &[memory.as_fd()]),
             Ack
         );
         driver.request();
@@ -332,7 +359,7 @@ fn memory_changes_under_a_running_vring() {
     // vring when its memory is back, with requests that were made meanwhile, with or without a kick.
     let region = longs(&[0, 0, MEM_BYTES, USER, 0]);
     for _ in 0..2 {
-        assert_eq!(frontend.tell(Req::REM_MEM_REG, &region), Ack);
+        assert_eq!(frontend.request(Req::REM_MEM_REG, &region), Ack);
         assert!(Driver::signalled(&driver.err) > 0);
         driver.make();
         driver.kick();
@@ -341,16 +368,16 @@ fn memory_changes_under_a_running_vring() {
         driver.request();
     }
     // A vring that was disabled or stopped meanwhile is not served, and keeps its position.
-    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region), Ack);
+    assert_eq!(frontend.request(Req::REM_MEM_REG, &region), Ack);
     let enable = |enabled| words(&[0, enabled]);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &enable(0)), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_ENABLE, &enable(0)), Ack);
     driver.make();
     assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(driver.used() + 1, driver.made);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &enable(1)), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_ENABLE, &enable(1)), Ack);
     driver.finish();
-    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region), Ack);
+    assert_eq!(frontend.request(Req::REM_MEM_REG, &region), Ack);
     assert_eq!(frontend.base(0), Some((0, 57)));
     assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
     assert_eq!(frontend.kick_on(&driver), Ack);
@@ -371,7 +398,7 @@ fn a_reset_stops_all_vrings_and_still_knows_where() {
         for driver in &mut drivers {
             (0..3).for_each(|_| driver.request());
         }
-        assert_eq!(frontend.tell(request, &payload), Ack);
+        assert_eq!(frontend.request(request, &payload), Ack);
         for driver in &mut drivers {
             driver.make();
             driver.kick();
@@ -381,11 +408,14 @@ fn a_reset_stops_all_vrings_and_still_knows_where() {
             assert_eq!(driver.used(), 3, "{request:?}");
         }
         // The memory is still there, and the vring goes on at the reported position.
-        assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+        assert_eq!(
+            frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+            Ack
+        );
         for driver in &mut drivers {
-            frontend.wire_at(driver, 3);
+            frontend.configure_at(driver, 3);
             let enable = words(&[driver.index, 1]);
-            assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &enable), Ack);
+            assert_eq!(frontend.request(Req::SET_VRING_ENABLE, &enable), Ack);
             driver.finish();
             driver.request();
         }
@@ -398,16 +428,22 @@ fn after_a_reset_a_vring_begins_anew() {
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);
     (0..3).for_each(|_| driver.request());
-    assert_eq!(frontend.tell(Req::RESET_DEVICE, &[]), Ack);
+    assert_eq!(frontend.request(Req::RESET_DEVICE, &[]), Ack);
     Driver::signalled(&driver.call);
     driver.made = 0;
     driver.put(0x1000, &[0; 4]);
     driver.put(0x2000, &[0; 4]);
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
-    assert_eq!(frontend.tell(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
-    assert_eq!(frontend.tell(Req::SET_VRING_ADDR, &addrs(0, 0)), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+        Ack
+    );
+    assert_eq!(frontend.request(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_ADDR, &addrs(0, 0)), Ack);
     assert_eq!(frontend.kick_on(&driver), Ack);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+        Ack
+    );
     driver.request();
     assert_eq!(frontend.base(0), Some((0, 1)));
     assert!(
@@ -422,7 +458,7 @@ fn the_guest_hears_of_a_change_only_while_it_is_served() {
     let (theirs, mut ours) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     assert_eq!(
-        frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]),
+        frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]),
         Ack
     );
     let mut heard = |frontend: &mut Frontend| {
@@ -440,9 +476,12 @@ fn the_guest_hears_of_a_change_only_while_it_is_served() {
     frontend.remote.config_changed();
     assert!(!heard(&mut frontend), "nothing runs");
     let driver = Driver::new(&frontend, 0);
-    frontend.wire(&driver);
+    frontend.configure_with(&driver);
     assert!(!heard(&mut frontend), "nothing is enabled");
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+        Ack
+    );
     assert!(heard(&mut frontend), "notified late");
     assert!(!heard(&mut frontend), "notified once");
     frontend.remote.config_changed();
@@ -459,12 +498,12 @@ fn a_retired_vring_needs_a_reset() {
     let (channel, mut ours) = UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(
-        frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]),
+        frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]),
         Ack
     );
     let mut other = frontend.drive(1);
     let driver = frontend.drive(0);
-    assert_eq!(frontend.tell(Req::SET_STATUS, &longs(&[15])), Ack);
+    assert_eq!(frontend.request(Req::SET_STATUS, &longs(&[15])), Ack);
     // A head outside the table.
     driver.put(0x2004, &9999u16.to_le_bytes());
     driver.put(0x2002, &1u16.to_le_bytes());
@@ -473,9 +512,9 @@ fn a_retired_vring_needs_a_reset() {
     assert_eq!(frontend.ask_number(Req::GET_STATUS), 15 | 0x40);
     let mut notice = [0; 12];
     ours.read_exact(&mut notice).unwrap();
-    assert_eq!(wire::word(&notice, 0), 2, "the configuration changed");
+    assert_eq!(message::word(&notice, 0), 2, "the configuration changed");
     other.request();
-    assert_eq!(frontend.tell(Req::SET_STATUS, &longs(&[0])), Ack);
+    assert_eq!(frontend.request(Req::SET_STATUS, &longs(&[0])), Ack);
     assert_eq!(frontend.ask_number(Req::GET_STATUS), 0);
 }
 

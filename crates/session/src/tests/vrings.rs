@@ -18,7 +18,7 @@ fn only_what_can_signal_becomes_kick_call_and_err() {
     for request in [Req::SET_VRING_KICK, Req::SET_VRING_CALL, Req::SET_VRING_ERR] {
         for fd in [null.as_fd(), folder.as_fd(), memory.as_fd()] {
             assert_eq!(
-                frontend.tell_fds(request, &longs(&[0]), &[fd]),
+                frontend.request_fds(request, &longs(&[0]), &[fd]),
                 Nack,
                 "{request:?}"
             );
@@ -28,15 +28,15 @@ fn only_what_can_signal_becomes_kick_call_and_err() {
             _ => Ack,
         };
         assert_eq!(
-            frontend.tell_fds(request, &longs(&[0]), &[socket.as_fd()]),
+            frontend.request_fds(request, &longs(&[0]), &[socket.as_fd()]),
             answer
         );
         assert_eq!(
-            frontend.tell_fds(request, &longs(&[0]), &[good.as_fd()]),
+            frontend.request_fds(request, &longs(&[0]), &[good.as_fd()]),
             Ack
         );
         assert_eq!(
-            frontend.tell(request, &longs(&[0x100])),
+            frontend.request(request, &longs(&[0x100])),
             Ack,
             "no descriptor"
         );
@@ -51,13 +51,13 @@ fn an_err_eventfd_that_fills_up_meanwhile_holds_nobody() {
     let err = eventfd(0, EventfdFlags::empty()).unwrap();
     let number = longs(&[0]);
     assert_eq!(
-        frontend.tell_fds(Req::SET_VRING_ERR, &number, &[err.as_fd()]),
+        frontend.request_fds(Req::SET_VRING_ERR, &number, &[err.as_fd()]),
         Ack
     );
-    assert_eq!(frontend.tell(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
     let kick = bell();
     assert_eq!(
-        frontend.tell_fds(Req::SET_VRING_KICK, &number, &[kick.as_fd()]),
+        frontend.request_fds(Req::SET_VRING_KICK, &number, &[kick.as_fd()]),
         Ack
     );
     // There is room for one more signal only.
@@ -81,7 +81,7 @@ fn an_err_eventfd_that_fills_up_meanwhile_holds_nobody() {
         }
         fcntl_setfl(&err, OFlags::empty()).unwrap();
         begin.send(round.wrapping_mul(7919) % 4096).unwrap();
-        assert_eq!(frontend.tell(Req::SET_VRING_ADDR, &nowhere), Nack);
+        assert_eq!(frontend.request(Req::SET_VRING_ADDR, &nowhere), Nack);
         // Read until the filling thread is through, since our signal may have arrived first.
         while ended.try_recv().is_err() {
             if is_readable(&err) {
@@ -105,27 +105,27 @@ fn vrings_that_do_not_exist_are_refused() {
     for index in [4u32, 255, 256, 257, 65536, 65537, u32::MAX] {
         for request in [Req::SET_VRING_NUM, Req::SET_VRING_BASE] {
             assert_eq!(
-                frontend.tell(request, &words(&[index, 8])),
+                frontend.request(request, &words(&[index, 8])),
                 Nack,
                 "{request:?} {index}"
             );
         }
         assert_eq!(
-            frontend.tell(Req::SET_VRING_ENABLE, &words(&[index, 1])),
+            frontend.request(Req::SET_VRING_ENABLE, &words(&[index, 1])),
             Nack,
             "{index}"
         );
         let mut payload = words(&[index, 0]);
         payload.extend(longs(&[USER, USER + 0x1000, USER + 0x2000, 0]));
         assert_eq!(
-            frontend.tell(Req::SET_VRING_ADDR, &payload),
+            frontend.request(Req::SET_VRING_ADDR, &payload),
             Nack,
             "{index}"
         );
     }
     for number in [4, 255, 65536, 0x200, 1 << 32, 1 << 63, 0x1_0000_0000_0100] {
         for request in [Req::SET_VRING_KICK, Req::SET_VRING_CALL, Req::SET_VRING_ERR] {
-            let answer = frontend.tell_fds(request, &longs(&[number]), &[fd.as_fd()]);
+            let answer = frontend.request_fds(request, &longs(&[number]), &[fd.as_fd()]);
             assert_eq!(answer, Nack, "{request:?} {number:#x}");
         }
     }
@@ -141,7 +141,7 @@ fn vring_sizes_are_powers_of_two_up_to_the_largest() {
     let mut frontend = Frontend::negotiated();
     for size in [1, 2, 128, 256] {
         assert_eq!(
-            frontend.tell(Req::SET_VRING_NUM, &words(&[0, size])),
+            frontend.request(Req::SET_VRING_NUM, &words(&[0, size])),
             Ack,
             "{size}"
         );
@@ -159,7 +159,7 @@ fn vring_sizes_are_powers_of_two_up_to_the_largest() {
         u32::MAX,
     ] {
         assert_eq!(
-            frontend.tell(Req::SET_VRING_NUM, &words(&[0, size])),
+            frontend.request(Req::SET_VRING_NUM, &words(&[0, size])),
             Nack,
             "{size}"
         );
@@ -172,7 +172,7 @@ fn vring_bases_fit_sixteen_bits() {
     let mut frontend = Frontend::negotiated();
     for (base, answer) in [(0, Ack), (65535, Ack), (65536, Nack), (u32::MAX, Nack)] {
         assert_eq!(
-            frontend.tell(Req::SET_VRING_BASE, &words(&[1, base])),
+            frontend.request(Req::SET_VRING_BASE, &words(&[1, base])),
             answer,
             "{base}"
         );
@@ -187,14 +187,14 @@ fn a_vring_outside_memory_does_not_start() {
     let mut frontend = Frontend::with_memory();
     let (kick, err) = (bell(), bell());
     assert_eq!(
-        frontend.tell_fds(Req::SET_VRING_ERR, &longs(&[0]), &[err.as_fd()]),
+        frontend.request_fds(Req::SET_VRING_ERR, &longs(&[0]), &[err.as_fd()]),
         Ack
     );
-    assert_eq!(frontend.tell(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
     // Outside the region, and across its end.
     for (shift, tries) in [(MEM_BYTES, 1), (MEM_BYTES - 0x2000, 2)] {
-        assert_eq!(frontend.tell(Req::SET_VRING_ADDR, &addrs(0, shift)), Ack);
-        let answer = frontend.tell_fds(Req::SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
+        assert_eq!(frontend.request(Req::SET_VRING_ADDR, &addrs(0, shift)), Ack);
+        let answer = frontend.request_fds(Req::SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
         assert_eq!(answer, Nack, "{shift:#x}");
         let mut fds = [PollFd::new(&err, PollFlags::IN)];
         wait(&mut fds, Some(Instant::now() + PATIENCE)).unwrap();

@@ -71,7 +71,7 @@ impl Caller {
     }
 
     /// The call was made.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.owed = 0;
     }
 }
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(caller.published(true, 1, 9, held, || 7000), Call::Later);
         assert_eq!(caller.due_ns(held), Some(57_000));
         assert_eq!(caller.due_ns(Coalesce::default()), Some(7000), "at once");
-        caller.settle();
+        caller.clear();
         assert_eq!(caller.due_ns(held), None);
     }
 }

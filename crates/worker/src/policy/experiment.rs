@@ -89,11 +89,11 @@ pub(crate) struct Finding {
 
 impl Finding {
     /// The verdict as soon as it is clear: whether the other arm gains at least `needed`. After the last round
-    /// the median decides. An arm that is not in force yet (`standing` is) must also win three quarters of the
+    /// the median decides. An arm that is not in force yet (`current` is) must also win three quarters of the
     /// rounds.
-    pub(crate) fn judge(&self, gain: &Gain, needed: f32, standing: Arm) -> Option<Arm> {
+    pub(crate) fn judge(&self, gain: &Gain, needed: f32, current: Arm) -> Option<Arm> {
         let (low, high) = gain.spread;
-        let holds = gain.share >= needed && (standing == Arm::Other || low > 0.0);
+        let holds = gain.share >= needed && (current == Arm::Other || low > 0.0);
         match () {
             () if high < needed => Some(Arm::Plain),
             () if low >= needed && self.rounds >= ROUNDS / 2 => Some(Arm::Other),
@@ -125,7 +125,7 @@ pub(crate) struct Experiment {
     /// Requests per second in the first window after the verdict; 0: not known yet.
     rate: u64,
     /// Number of successive windows with a different rate.
-    strange: u32,
+    changed: u32,
 }
 
 /// The arm of each stretch of a round.
@@ -146,7 +146,7 @@ impl Experiment {
             rest: REST_MIN / 2,
             rested_ns: 0,
             rate: 0,
-            strange: 0,
+            changed: 0,
         }
     }
 
@@ -216,7 +216,7 @@ impl Experiment {
         self.verdict = verdict;
         self.rested_ns = now_ns + REST_MIN * self.took_ns;
         (self.stretch, self.next_ns) = (None, now_ns + self.rest * self.took_ns);
-        (self.rate, self.strange) = (0, 0);
+        (self.rate, self.changed) = (0, 0);
     }
 
     /// Ends a window between two experiments.
@@ -225,13 +225,13 @@ impl Experiment {
         if self.rate == 0 {
             self.rate = rate;
         }
-        self.strange = match 2 * rate > 3 * self.rate || 3 * rate < 2 * self.rate {
-            true => self.strange + 1,
+        self.changed = match 2 * rate > 3 * self.rate || 3 * rate < 2 * self.rate {
+            true => self.changed + 1,
             false => 0,
         };
-        if self.strange >= 2 {
+        if self.changed >= 2 {
             self.next_ns = self.next_ns.min(self.rested_ns);
-            (self.rate, self.strange) = (rate, 0);
+            (self.rate, self.changed) = (rate, 0);
         }
         if now_ns >= self.next_ns {
             self.begin();
@@ -245,7 +245,7 @@ impl Experiment {
     }
 
     /// Gives the arms a new meaning, and puts one of them in force.
-    pub(crate) fn stand(&mut self, arm: Arm) {
+    pub(crate) fn set_arms(&mut self, arm: Arm) {
         self.verdict = arm;
     }
 
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn a_verdict_falls_as_soon_as_it_is_plain() {
         use Arm::{Other, Plain};
-        for (rounds, low, share, high, standing, expected) in [
+        for (rounds, low, share, high, current, expected) in [
             (2, -0.1, 0.0, 0.04, Plain, Some(Plain)),
             (2, 0.06, 0.3, 0.3, Plain, None),
             (2, 0.1, 0.3, 0.3, Plain, Some(Other)),
@@ -395,7 +395,7 @@ mod tests {
                 ..Finding::default()
             };
             let spread = (low, high);
-            let verdict = found.judge(&Gain { share, spread }, 0.05, standing);
+            let verdict = found.judge(&Gain { share, spread }, 0.05, current);
             assert_eq!(verdict, expected, "{rounds} {low} {share} {high}");
         }
     }

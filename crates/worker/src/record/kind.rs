@@ -9,7 +9,7 @@ const SPLIT_CLASSES: usize = 3;
 
 /// Direction of a request's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum Category {
     /// To the guest.
     Read,
     /// From the guest.
@@ -20,14 +20,14 @@ pub enum Way {
     Other,
 }
 
-impl Way {
+impl Category {
     /// Its name in output.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Read => "read",
-            Way::Write => "write",
-            Way::Flush => "flush",
-            Way::Other => "other",
+            Category::Read => "read",
+            Category::Write => "write",
+            Category::Flush => "flush",
+            Category::Other => "other",
         }
     }
 }
@@ -60,12 +60,12 @@ impl Kind {
     }
 
     /// Its direction.
-    pub fn way(self) -> Way {
+    pub fn way(self) -> Category {
         match self {
-            Kind::FLUSH => Way::Flush,
-            Kind::OTHER => Way::Other,
-            Kind(at) if usize::from(at) < CLASSES => Way::Read,
-            Kind(_) => Way::Write,
+            Kind::FLUSH => Category::Flush,
+            Kind::OTHER => Category::Other,
+            Kind(at) if usize::from(at) < CLASSES => Category::Read,
+            Kind(_) => Category::Write,
         }
     }
 
@@ -73,8 +73,10 @@ impl Kind {
     pub fn size(self) -> &'static str {
         const NAMES: [&str; CLASSES] = ["4K", "16K", "64K", "256K", "larger"];
         match self.way() {
-            Way::Read | Way::Write => NAMES.get(self.class()).copied().unwrap_or("larger"),
-            Way::Flush | Way::Other => "none",
+            Category::Read | Category::Write => {
+                NAMES.get(self.class()).copied().unwrap_or("larger")
+            }
+            Category::Flush | Category::Other => "none",
         }
     }
 
@@ -92,9 +94,9 @@ impl Kind {
     pub(crate) fn split_index(self) -> Option<usize> {
         let above = self.class().checked_sub(CLASSES - SPLIT_CLASSES)?;
         match self.way() {
-            Way::Read => Some(above),
-            Way::Write => Some(above + SPLIT_CLASSES),
-            Way::Flush | Way::Other => None,
+            Category::Read => Some(above),
+            Category::Write => Some(above + SPLIT_CLASSES),
+            Category::Flush | Category::Other => None,
         }
     }
 }

@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use histogram::Distribution;
 pub(crate) use histogram::{Coarse, Fine};
-pub use kind::{ErrorKind, Kind, Way};
+pub use kind::{Category, ErrorKind, Kind};
 pub(crate) use laps::Laps;
-pub(crate) use recorder::{Look, Looked, Recorder};
+pub(crate) use recorder::{Recorder, RingCheck, RingState};
 pub(crate) use vring::VringEvent;
 pub use vring::{Stage, Stalled, VringRecord};
 

@@ -13,7 +13,7 @@ use crate::stats::add;
 
 /// What a lap left in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Looked {
+pub(crate) enum RingState {
     /// Nothing.
     Drained,
     /// Chains that the lap had no room or no time for.
@@ -22,11 +22,11 @@ pub(crate) enum Looked {
 
 /// A check of a ring, at the end of its lap's acceptance.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look {
+pub(crate) struct RingCheck {
     /// The available index that was read; see [`Vring::seen`](cleave_guest::Vring::seen).
     pub(crate) seen: u16,
     pub(crate) left: u16,
-    pub(crate) looked: Looked,
+    pub(crate) state: RingState,
     /// Whether chains were taken in this lap.
     pub(crate) took: bool,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Recorder {
     record: Arc<VringRecord>,
     /// `None`: it only counts.
     open: Option<Box<Open>>,
-    /// The last check found the ring empty at an unknown time, and `Looks` does not know of it yet. This is
+    /// The last check found the ring empty at an unknown time, and `RingChecks` does not know of it yet. This is
     /// nearly every check of a worker that polls a disk with inline completion, so it costs one store, next to
     /// the lane.
     drained: bool,
@@ -51,7 +51,7 @@ struct Open {
     /// completed inline.
     taken: Batch,
     spot: Batch,
-    looks: Looks,
+    checks: RingChecks,
     /// A completed request whose publishing is timed.
     publishing: Option<(Kind, u64)>,
     zeroes: Sampler,
@@ -60,7 +60,7 @@ struct Open {
 /// When the ring was checked. A check finds all chains that are in the ring; they are taken in the same lap or
 /// in later ones. So a chain that a check found arrived after the previous check.
 #[derive(Debug, Default)]
-struct Looks {
+struct RingChecks {
     /// The available index that the last check read.
     seen: u16,
     /// Time of the last check, if its lap has one.
@@ -72,19 +72,19 @@ struct Looks {
     more: bool,
 }
 
-impl Looks {
+impl RingChecks {
     /// The previous check left nothing, at an unknown time. So this check found something if chains were taken.
-    fn drained_before(&mut self, look: Look) {
-        self.seen = look.seen.wrapping_sub(u16::from(look.took));
+    fn drained_before(&mut self, check: RingCheck) {
+        self.seen = check.seen.wrapping_sub(u16::from(check.took));
         self.last_ns = None;
         (self.left, self.more) = (0, false);
     }
 
     /// At the end of a lap's acceptance: the maximum time that the chains which it took had waited.
     #[inline]
-    fn waited_ns(&mut self, look: Look, laps: &Laps) -> Option<u64> {
+    fn waited_ns(&mut self, check: RingCheck, laps: &Laps) -> Option<u64> {
         let now_ns = laps.known_ns();
-        let found = look.seen != self.seen;
+        let found = check.seen != self.seen;
         let mut since_ns = self.since_ns;
         if found {
             let before_ns = match laps.was_idle() && !self.more {
@@ -97,12 +97,12 @@ impl Looks {
                 _ => since_ns.and_then(|since| Some(since.min(before_ns?))),
             };
             self.since_ns = before_ns;
-            self.seen = look.seen;
+            self.seen = check.seen;
         }
-        if found || look.looked == Looked::Drained {
+        if found || check.state == RingState::Drained {
             self.last_ns = now_ns;
         }
-        (self.left, self.more) = (look.left, look.looked == Looked::Left);
+        (self.left, self.more) = (check.left, check.state == RingState::Left);
         Some(now_ns?.saturating_sub(since_ns?))
     }
 }
@@ -144,7 +144,7 @@ impl Recorder {
                 begun: record.begin(vring_size),
                 taken: Batch::default(),
                 spot: Batch::default(),
-                looks: Looks::default(),
+                checks: RingChecks::default(),
                 publishing: None,
                 zeroes: Sampler::new(),
             })
@@ -363,13 +363,13 @@ impl Recorder {
 
     /// Any other lap: records how long the chains that it took had waited in the ring, at most.
     #[inline]
-    pub(crate) fn looked(&mut self, look: Look, laps: &Laps) {
+    pub(crate) fn ring_checked(&mut self, check: RingCheck, laps: &Laps) {
         let drained = std::mem::take(&mut self.drained);
         let Some(open) = &mut self.open else { return };
         if drained {
-            open.looks.drained_before(look);
+            open.checks.drained_before(check);
         }
-        let waited_ns = open.looks.waited_ns(look, laps);
+        let waited_ns = open.checks.waited_ns(check, laps);
         if open.taken.kinds != 0 {
             let ring = &self.record.ring;
             open.taken.drain(|at, n| {
@@ -472,9 +472,9 @@ mod tests {
                     let found = unseen.min(lap.take_max - took);
                     (left, took, unseen) = (unseen - found, took + found, 0);
                 }
-                let looked = match took == lap.take_max {
-                    true => Looked::Left,
-                    false => Looked::Drained,
+                let state = match took == lap.take_max {
+                    true => RingState::Left,
+                    false => RingState::Drained,
                 };
                 if lap.has_time {
                     laps.now_ns();
@@ -483,11 +483,11 @@ mod tests {
                         (0..took).for_each(|_| open.taken.add(kind()));
                     }
                 }
-                let look = Look { seen, left, looked, took: took > 0 };
-                full.looked(look, &laps);
-                match looked == Looked::Drained && !lap.has_time {
+                let check = RingCheck { seen, left, state, took: took > 0 };
+                full.ring_checked(check, &laps);
+                match state == RingState::Drained && !lap.has_time {
                     true => brief.drained(),
-                    false => brief.looked(look, &laps),
+                    false => brief.ring_checked(check, &laps),
                 }
                 prop_assert_eq!(all.times(Stage::Ring, kind()), most.times(Stage::Ring, kind()));
                 match took > 0 || lap.is_busy {
@@ -508,13 +508,13 @@ mod tests {
         for seen in 1..=3 {
             laps.now_ns();
             recorder.open.as_mut().unwrap().taken.add(kind());
-            let look = Look {
+            let check = RingCheck {
                 seen,
                 left: 0,
-                looked: Looked::Drained,
+                state: RingState::Drained,
                 took: true,
             };
-            recorder.looked(look, &laps);
+            recorder.ring_checked(check, &laps);
             laps.worked();
         }
         // After a check without a time it is unknown how long the chains of the next check had waited.
@@ -523,13 +523,13 @@ mod tests {
         laps.worked();
         laps.now_ns();
         recorder.open.as_mut().unwrap().taken.add(kind());
-        let look = Look {
+        let check = RingCheck {
             seen: 4,
             left: 0,
-            looked: Looked::Drained,
+            state: RingState::Drained,
             took: true,
         };
-        recorder.looked(look, &laps);
+        recorder.ring_checked(check, &laps);
         assert_eq!(record.times(Stage::Ring, kind()).count(), 3);
     }
 }

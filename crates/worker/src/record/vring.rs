@@ -4,7 +4,7 @@ use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Coarse, Distribution, ErrorKind, Fine, Kind, Way};
+use super::{Category, Coarse, Distribution, ErrorKind, Fine, Kind};
 use crate::Totals;
 use crate::stats::add;
 
@@ -151,9 +151,9 @@ impl VringRecord {
         for kind in Kind::all() {
             let [requests, bytes] = self.done(kind);
             let (requests_sum, bytes_sum) = match kind.way() {
-                Way::Read => (&mut totals.reads, &mut totals.read_bytes),
-                Way::Write => (&mut totals.writes, &mut totals.write_bytes),
-                Way::Flush | Way::Other => (&mut totals.others, &mut 0),
+                Category::Read => (&mut totals.reads, &mut totals.read_bytes),
+                Category::Write => (&mut totals.writes, &mut totals.write_bytes),
+                Category::Flush | Category::Other => (&mut totals.others, &mut 0),
             };
             *requests_sum += requests;
             *bytes_sum += bytes;

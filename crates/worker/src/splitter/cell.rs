@@ -59,7 +59,7 @@ pub(super) struct Cell {
     /// The chunk of each arm. The plain arm has the larger chunk, or whole requests (0).
     pair: [u32; 2],
     /// Number of pairs that were tried against the chunk in force.
-    turn: usize,
+    pairs_tried: usize,
     /// Number of experiments that begin without a rest: until every pair was tried, or some chunk was better
     /// than whole requests.
     at_once: usize,
@@ -82,7 +82,7 @@ impl Cell {
         let mut cell = Cell {
             experiment: Experiment::new(STRETCH),
             pair: [0; 2],
-            turn: 0,
+            pairs_tried: 0,
             at_once: 0,
             class_bytes,
             chunk_min_bytes: u64::from(chunk_min_bytes).max(fewest),
@@ -198,8 +198,8 @@ impl Cell {
         let was = self.chunk_of(self.experiment.verdict());
         self.experiment.decide(now_ns, verdict);
         let now = self.chunk_of(verdict);
-        (self.turn, self.at_once) = match now == was {
-            true => (self.turn + 1, self.at_once.saturating_sub(1)),
+        (self.pairs_tried, self.at_once) = match now == was {
+            true => (self.pairs_tried + 1, self.at_once.saturating_sub(1)),
             false => (0, 0),
         };
         self.set_up(now);
@@ -216,9 +216,9 @@ impl Cell {
     /// Chooses the next pair, with this chunk in force.
     fn set_up(&mut self, chunk_bytes: u32) {
         let chunk = u64::from(chunk_bytes);
-        let (pair, stands) = if chunk == 0 {
+        let (pair, in_force) = if chunk == 0 {
             let count = self.first_chunks().count().max(1);
-            let other = self.first_chunks().nth(self.turn % count);
+            let other = self.first_chunks().nth(self.pairs_tried % count);
             ([0, other.unwrap_or(0)], Arm::Plain)
         } else {
             let (half, double) = (chunk / 2, 2 * chunk);
@@ -227,11 +227,14 @@ impl Cell {
             let whole = Some(([0, chunk], Arm::Other));
             let pairs: [_; 3] = [coarser, finer, whole];
             let count = pairs.iter().flatten().count();
-            let pair = pairs.into_iter().flatten().nth(self.turn % count.max(1));
+            let pair = pairs
+                .into_iter()
+                .flatten()
+                .nth(self.pairs_tried % count.max(1));
             pair.unwrap_or(([0, chunk], Arm::Other))
         };
         self.pair = pair.map(|bytes| u32::try_from(bytes).unwrap_or(0));
-        self.experiment.stand(stands);
+        self.experiment.set_arms(in_force);
     }
 
     /// Chunks to try against whole requests. The smallest first, because a request that gains from pieces

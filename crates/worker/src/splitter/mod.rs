@@ -202,7 +202,7 @@ impl Splitter {
         if let Some(mut learner) = self.try_learner() {
             learner.pass_time(now_ns, others);
         }
-        if direction == Direction::Write && self.takes_turn() {
+        if direction == Direction::Write && self.leave_whole() {
             // A flood of writes spread over all channels would delay the reads beside it.
             return None;
         }
@@ -282,7 +282,7 @@ impl Splitter {
     }
 
     /// Counts one of the large writes that are left whole. `false`: there are none left.
-    fn takes_turn(&self) -> bool {
+    fn leave_whole(&self) -> bool {
         let one_less = |left: u32| left.checked_sub(1);
         self.mixed
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)

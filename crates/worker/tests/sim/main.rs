@@ -25,7 +25,7 @@ use std::time::Duration;
 use cleave_blk::spec::{feature, request_type, status};
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_sim::{Random, Sim, SimConfig, SimStore};
-use cleave_worker::record::{ErrorKind, Kind, Recording, Stage, Way};
+use cleave_worker::record::{Category, ErrorKind, Kind, Recording, Stage};
 use cleave_worker::{
     Action, Coalesce, Completion, Control, Device, Direction, Lap, Pending as Commanded, Prior,
     Split, Totals, Tuning, VringStart, Worker, WorkerConfig, reactor,
@@ -371,7 +371,10 @@ fn duplicate_head_in_flight_retires_the_vring_and_lets_the_first_end() {
     }
     assert_eq!(bench.driver.collect(|_| 4096).len(), 1);
     assert_eq!(bench.totals().retired, 1);
-    assert!(is_rung(&bench.err), "the err descriptor notifies the frontend");
+    assert!(
+        is_rung(&bench.err),
+        "the err descriptor notifies the frontend"
+    );
     bench
         .driver
         .submit(&Ask::read(0, 4096, 4096, true))

@@ -86,7 +86,11 @@ fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
             break;
         }
     }
-    assert!(pending.is_empty(), "{} requests never completed", pending.len());
+    assert!(
+        pending.is_empty(),
+        "{} requests never completed",
+        pending.len()
+    );
     assert_recorded(&bench, &model.answered);
     // After a power cut every sector holds a value that no acknowledged flush has ruled out.
     let store = bench.store.lock().unwrap();
@@ -138,7 +142,7 @@ fn assert_recorded(bench: &Bench, seen: &Totals) {
     let [record] = &records[..] else {
         panic!("{} records", records.len());
     };
-    let sum = |ways: &[Way], of: &dyn Fn(Kind) -> u64| -> u64 {
+    let sum = |ways: &[Category], of: &dyn Fn(Kind) -> u64| -> u64 {
         Kind::all()
             .filter(|kind| ways.contains(&kind.way()))
             .map(of)
@@ -146,7 +150,7 @@ fn assert_recorded(bench: &Bench, seen: &Totals) {
     };
     // No request completes inline here, so each is timed.
     let timed = |kind| record.times(Stage::Device, kind).count();
-    let moved = [Way::Read, Way::Write];
+    let moved = [Category::Read, Category::Write];
     assert_eq!(sum(&moved, &timed), totals.reads + totals.writes);
     let waited = |kind| record.times(Stage::Ring, kind).count();
     // After a lap in which only a part of a request completed, the time is unknown.

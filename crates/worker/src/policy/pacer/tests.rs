@@ -35,7 +35,7 @@ struct Trace<'a> {
     device_ns: u64,
     span_ns: u64,
     /// Period in which another thread wants the core for itself.
-    hog: (u64, u64),
+    competing: (u64, u64),
     /// The guest runs on the same core, so it is woken only when the worker sleeps.
     shares: bool,
 }
@@ -46,7 +46,7 @@ impl Trace<'_> {
             guest,
             device_ns,
             span_ns,
-            hog: (0, 0),
+            competing: (0, 0),
             shares: false,
         }
     }
@@ -103,7 +103,7 @@ fn asleep() -> Tuning {
 /// Runs a worker through a trace, and until it sleeps for good.
 fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     let (stats, budget) = (Stats::default(), Budget::default());
-    let terms = Terms {
+    let context = PacerContext {
         tuning,
         budget: &budget,
         stats: &stats,
@@ -118,33 +118,33 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     }
     let (mut now_ns, mut cpu_ns, mut slice_ns) = (0_u64, 0_u64, 0_u64);
     loop {
-        let mut did = Did::default();
+        let mut work = LapWork::default();
         let mut answered = Vec::new();
         while let Some(Reverse((_, asked_ns))) = flight.peek().copied()
             && flight.peek().is_some_and(|Reverse((at, _))| *at <= now_ns)
         {
             flight.pop();
-            did.ended += 1;
+            work.ended += 1;
             answered.push(asked_ns);
         }
         while let Some(Reverse(at)) = asks.peek().copied()
             && at <= now_ns
         {
             asks.pop();
-            did.arrived += 1;
+            work.arrived += 1;
             match trace.device_ns {
                 0 => {
-                    did.ended += 1;
+                    work.ended += 1;
                     answered.push(at);
                 }
                 device_ns => flight.push(Reverse((now_ns + device_ns, at))),
             }
         }
-        did.in_flight = flight.len() as u32;
-        let lap_ns = if did.any() { BUSY_LAP_NS } else { IDLE_LAP_NS };
+        work.in_flight = flight.len() as u32;
+        let lap_ns = if work.any() { BUSY_LAP_NS } else { IDLE_LAP_NS };
         (now_ns, cpu_ns, slice_ns) = (now_ns + lap_ns, cpu_ns + lap_ns, slice_ns + lap_ns);
-        if (trace.hog.0..trace.hog.1).contains(&now_ns) && slice_ns > SLICE_NS {
-            // It did not sleep for a whole timeslice, so the other thread gets one now.
+        if (trace.competing.0..trace.competing.1).contains(&now_ns) && slice_ns > SLICE_NS {
+            // It work not sleep for a whole timeslice, so the other thread gets one now.
             (now_ns, slice_ns) = (now_ns + SLICE_NS, 0);
         }
         let at = ((now_ns / SECOND) as usize).min(seconds.len() - 1);
@@ -158,8 +158,8 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
             second.latency_ns += now_ns - asked_ns;
         }
         let pace = pacer
-            .turn(did)
-            .unwrap_or_else(|| pacer.decide(did, now_ns, terms, || cpu_ns));
+            .note_lap(work)
+            .unwrap_or_else(|| pacer.decide(work, now_ns, context, || cpu_ns));
         if let Guest::Answers { think_ns, .. } = trace.guest
             && now_ns < trace.span_ns
         {
@@ -342,7 +342,7 @@ fn where_another_wants_the_core_it_sleeps_within_a_second_and_spins_again_later(
         think_ns: 5 * US,
     };
     let trace = Trace {
-        hog: (4 * SECOND, 8 * SECOND),
+        competing: (4 * SECOND, 8 * SECOND),
         ..Trace::of(guest, 80 * US, 25 * SECOND)
     };
     let [adaptive, slept] = [tuning(), asleep()].map(|tuning| run(trace, &tuning));
@@ -416,19 +416,19 @@ fn silence_is_slept_through_without_a_timer() {
 #[test]
 fn any_number_of_wake_ups_without_work_is_slept_after() {
     let (stats, budget, tuning) = (Stats::default(), Budget::default(), tuning());
-    let terms = Terms {
+    let context = PacerContext {
         tuning: &tuning,
         budget: &budget,
         stats: &stats,
     };
     let mut pacer = Pacer::new();
-    let turn = |pacer: &mut Pacer| {
-        let pace = pacer.turn(Did::default());
-        pace.unwrap_or_else(|| pacer.decide(Did::default(), 1, terms, || 0))
+    let lap = |pacer: &mut Pacer| {
+        let pace = pacer.note_lap(LapWork::default());
+        pace.unwrap_or_else(|| pacer.decide(LapWork::default(), 1, context, || 0))
     };
-    assert_eq!(turn(&mut pacer), Pace::Sleep);
-    pacer.laps = u32::MAX - 2 * LOOK_LAPS;
-    for _ in 0..4 * LOOK_LAPS {
-        assert_eq!(turn(&mut pacer), Pace::Sleep);
+    assert_eq!(lap(&mut pacer), Pace::Sleep);
+    pacer.laps = u32::MAX - 2 * CHECK_LAPS;
+    for _ in 0..4 * CHECK_LAPS {
+        assert_eq!(lap(&mut pacer), Pace::Sleep);
     }
 }

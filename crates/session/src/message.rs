@@ -87,11 +87,11 @@ impl Message {
     pub(crate) fn number(&self) -> Result<u64, Refusal> {
         <[u8; 8]>::try_from(self.payload.as_slice())
             .map(u64::from_ne_bytes)
-            .map_err(|_| self.misshapen())
+            .map_err(|_| self.malformed())
     }
 
     /// The refusal of a payload whose length does not fit its request.
-    pub(crate) fn misshapen(&self) -> Refusal {
+    pub(crate) fn malformed(&self) -> Refusal {
         Refusal::connection(format!(
             "message {} has a payload of {} bytes",
             self.name(),

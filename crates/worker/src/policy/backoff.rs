@@ -1,7 +1,7 @@
 //! How a polling worker keeps out of the way of other threads that want its core.
 
 /// Interval between two checks for other threads.
-const LOOK_EVERY_NS: u64 = 1_000_000;
+const CHECK_EVERY_NS: u64 = 1_000_000;
 /// How long the worker does not spin after two successive checks found another thread. The first may have been
 /// a kernel thread that is gone by the second. The rest doubles each time that the core is contended again.
 const REST_MIN_NS: u64 = 250_000;
@@ -9,38 +9,38 @@ const REST_MAX_NS: u64 = 256_000_000;
 
 /// What was seen of other threads on this core, and until when not to spin.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Crowd {
+pub(crate) struct ContentionBackoff {
     /// When the last check was.
-    looked_ns: Option<u64>,
+    checked_ns: Option<u64>,
     /// No spinning before this time.
     until_ns: u64,
     rest_ns: u64,
     /// The last check found another thread, the one before found none.
-    suspects: bool,
+    is_suspected: bool,
 }
 
-impl Crowd {
+impl ContentionBackoff {
     /// Whether a check is due: at the start of a spin, and periodically while it lasts.
     #[inline]
-    pub(crate) fn wants_look(&self, now_ns: u64) -> bool {
-        self.looked_ns
-            .is_none_or(|looked_ns| now_ns.saturating_sub(looked_ns) >= LOOK_EVERY_NS)
+    pub(crate) fn wants_check(&self, now_ns: u64) -> bool {
+        self.checked_ns
+            .is_none_or(|checked_ns| now_ns.saturating_sub(checked_ns) >= CHECK_EVERY_NS)
     }
 
     /// Records the result of a check.
-    pub(crate) fn looked(&mut self, now_ns: u64, others: bool) {
-        self.looked_ns = Some(now_ns);
-        if others && self.rest_ns == 0 && !self.suspects {
+    pub(crate) fn checked(&mut self, now_ns: u64, contended: bool) {
+        self.checked_ns = Some(now_ns);
+        if contended && self.rest_ns == 0 && !self.is_suspected {
             // A thread that stays is found again by an immediate second check.
-            (self.suspects, self.looked_ns) = (true, None);
+            (self.is_suspected, self.checked_ns) = (true, None);
             return;
         }
-        self.suspects = false;
-        if others {
+        self.is_suspected = false;
+        if contended {
             self.rest_ns = (self.rest_ns * 2).clamp(REST_MIN_NS, REST_MAX_NS);
             self.until_ns = now_ns.saturating_add(self.rest_ns);
             // The rest ends with a check.
-            self.looked_ns = None;
+            self.checked_ns = None;
         } else {
             self.rest_ns = 0;
         }
@@ -48,7 +48,7 @@ impl Crowd {
 
     /// Whether a rest is or was lately in force, so that the clock has to be read.
     #[inline]
-    pub(crate) fn rests(&self) -> bool {
+    pub(crate) fn is_resting(&self) -> bool {
         self.rest_ns > 0
     }
 
@@ -60,7 +60,7 @@ impl Crowd {
 
     /// Whether the worker must not spin now.
     #[inline]
-    pub(crate) fn is_crowded(&self, now_ns: u64) -> bool {
+    pub(crate) fn is_contended(&self, now_ns: u64) -> bool {
         now_ns < self.until_ns
     }
 }
@@ -73,38 +73,38 @@ mod tests {
 
     #[test]
     fn rests_grow_while_others_stay_and_end_when_they_are_gone() {
-        let mut crowd = Crowd::default();
-        assert!(crowd.wants_look(0) && !crowd.is_crowded(0));
+        let mut backoff = ContentionBackoff::default();
+        assert!(backoff.wants_check(0) && !backoff.is_contended(0));
         let mut now_ns = 0;
-        crowd.looked(now_ns, true);
+        backoff.checked(now_ns, true);
         for rest in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024] {
-            assert!(crowd.wants_look(now_ns));
-            crowd.looked(now_ns, true);
-            assert!(crowd.is_crowded(now_ns + rest * MS / 4 - 1));
+            assert!(backoff.wants_check(now_ns));
+            backoff.checked(now_ns, true);
+            assert!(backoff.is_contended(now_ns + rest * MS / 4 - 1));
             let until_ns = (rest < 1024).then_some(now_ns + rest * MS / 4);
-            assert_eq!(crowd.until_ns(), until_ns);
+            assert_eq!(backoff.until_ns(), until_ns);
             now_ns += rest * MS / 4;
-            assert!(!crowd.is_crowded(now_ns));
+            assert!(!backoff.is_contended(now_ns));
         }
-        crowd.looked(now_ns, false);
-        assert!(!crowd.wants_look(now_ns + MS - 1) && crowd.wants_look(now_ns + MS));
+        backoff.checked(now_ns, false);
+        assert!(!backoff.wants_check(now_ns + MS - 1) && backoff.wants_check(now_ns + MS));
         now_ns += MS;
         for _ in 0..2 {
-            crowd.looked(now_ns, true);
+            backoff.checked(now_ns, true);
         }
-        assert!(crowd.is_crowded(now_ns), "still there");
-        assert!(!crowd.is_crowded(now_ns + MS), "it begins anew");
+        assert!(backoff.is_contended(now_ns), "still there");
+        assert!(!backoff.is_contended(now_ns + MS), "it begins anew");
     }
 
     #[test]
-    fn one_who_passes_is_let_pass() {
-        let mut crowd = Crowd::default();
+    fn a_brief_contention_is_ignored() {
+        let mut backoff = ContentionBackoff::default();
         for now_ns in (0..10).map(|n| n * MS) {
-            crowd.looked(now_ns, true);
-            assert!(!crowd.is_crowded(now_ns) && !crowd.rests());
-            assert!(crowd.wants_look(now_ns), "at once");
-            crowd.looked(now_ns, false);
-            assert!(!crowd.wants_look(now_ns));
+            backoff.checked(now_ns, true);
+            assert!(!backoff.is_contended(now_ns) && !backoff.is_resting());
+            assert!(backoff.wants_check(now_ns), "at once");
+            backoff.checked(now_ns, false);
+            assert!(!backoff.wants_check(now_ns));
         }
     }
 }
