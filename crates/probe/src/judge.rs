@@ -14,7 +14,7 @@ const AS_GOOD: f64 = 0.97;
 /// The useful depth is the one that reaches this share of the best rate.
 const USEFUL: f64 = 0.95;
 
-/// What to do with requests of one size class.
+/// Recommended chunk for requests of one size class.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Recommendation {
     /// Minimum request size; the class extends to twice as much.
@@ -155,7 +155,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_drive_with_inner_parallelism_is_split() {
+    fn a_drive_with_internal_parallelism_is_split() {
         let judged = judge(&recorded(Direction::Read, p3700));
         assert!(judged.pays);
         let row = judged
@@ -174,7 +174,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_one_channel_is_left_whole() {
+    fn a_disk_with_one_channel_is_left_whole() {
         // Time is proportional to size at any depth.
         let judged = judge(&recorded(Direction::Read, |_| 5e8));
         assert!(!judged.pays);
@@ -185,7 +185,7 @@ pub(crate) mod tests {
 
     /// The gain of two pieces over one, and the decision.
     #[test]
-    fn a_gain_within_the_noise_is_none() {
+    fn a_gain_within_the_noise_is_ignored() {
         for (gain, splits) in [
             (0.8, false),
             (1.0, false),
@@ -205,7 +205,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_gain_within_the_doubt_is_none() {
+    fn a_gain_within_the_error_is_ignored() {
         for (error, splits) in [(0.03, true), (0.2, true), (0.3, false), (1.0, false)] {
             let rate = |p: Point| if p.depth == 1 { 1e9 } else { 1.4e9 };
             let mut matrix = recorded(Direction::Read, rate);
@@ -250,7 +250,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_judged() {
+    fn missing_measurements_are_not_judged() {
         let mut matrix = recorded(Direction::Read, p3700);
         matrix
             .measured

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn points_find_their_place() {
+    fn points_are_kept_in_order() {
         let mut matrix = Matrix::new(Direction::Read);
         for (outstanding_bytes, depth) in [(1024, 2), (512, 1), (1024, 1)] {
             matrix.add(Measured {

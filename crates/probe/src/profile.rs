@@ -190,17 +190,17 @@ pub(crate) fn write(report: &Report) -> String {
     let _ = write!(
         text,
         "\
-# How this disk answers, measured by `cleave probe` (cleave {}, Linux {}).
-# For `cleave serve --profile FILE`: its splitter starts from here instead of from nothing, and goes
-# on learning. Measure again when the disk, its driver or the machine has changed.
+# Performance of this disk, measured by `cleave probe` (cleave {}, Linux {}).
+# For `cleave serve --profile FILE`: its splitter starts from these figures and continues to learn.
+# Measure again when the disk, its driver or the machine has changed.
 
 version = {VERSION}
-# true: the measurement was broken off; what is missing is learnt while serving.
+# true: the measurement was interrupted; the splitter learns the rest while serving.
 partial = {}
-# true: never split. Set where the disk says that it spins and no size gained by being split.
+# true: never split. Set if the disk is rotational and no size gained from splitting.
 never = {}
 
-# The profile is refused for a disk that differs in any of these, its name apart; it may have grown.
+# The profile is refused for a disk that differs in any of these, except its name. A larger size is allowed.
 [device]
 name = {}
 serial = {}
@@ -226,7 +226,7 @@ direct = {}
         if let Some(depth) = side.judgement.useful_depth {
             let _ = write!(
                 text,
-                "# Ops in flight beyond which the disk answers no faster.\nuseful_depth = {depth}\n"
+                "# Number of ops in flight beyond which the disk gets no faster.\nuseful_depth = {depth}\n"
             );
         }
         if !side.judgement.chunks.is_empty() {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn a_written_profile_is_read_back() {
         let disk = disk("ram:1M");
         let profile = load(&written_for(&disk), &disk).unwrap();
         assert!(!profile.partial && !profile.never);
@@ -330,10 +330,10 @@ mod tests {
     fn another_version_is_refused_even_with_fields_unknown_here() {
         let ram = disk("ram:1M");
         let text = written_for(&ram).replace("version = 1", "version = 2\nnews = \"x\"");
-        let told = load(&text, &ram).unwrap_err().to_string();
+        let error = load(&text, &ram).unwrap_err().to_string();
         assert!(
-            told.contains("version 2") && told.contains("cleave probe"),
-            "{told}"
+            error.contains("version 2") && error.contains("cleave probe"),
+            "{error}"
         );
     }
 
@@ -343,19 +343,19 @@ mod tests {
         let text = written_for(&small);
         assert!(load(&text, &disk("ram:2M")).is_ok());
         for (other, part) in [("ram:512K", "size"), ("null:1M", "kind")] {
-            let told = load(&text, &disk(other)).unwrap_err().to_string();
-            assert!(told.contains(part) && told.contains(other), "{told}");
-            assert!(!told.contains('\n'));
+            let error = load(&text, &disk(other)).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains(other), "{error}");
+            assert!(!error.contains('\n'));
         }
         for (from, to, part) in [
             ("serial = \"cleave-ram\"", "serial = \"other\"", "the disk"),
             ("block_bytes = 512", "block_bytes = 4096", "smallest op"),
             ("direct = true", "direct = false", "page cache"),
         ] {
-            let told = load(&text.replace(from, to), &small)
+            let error = load(&text.replace(from, to), &small)
                 .unwrap_err()
                 .to_string();
-            assert!(told.contains(part), "{told}");
+            assert!(error.contains(part), "{error}");
         }
     }
 
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_one_line() {
+    fn garbage_is_reported_in_one_line() {
         let ram = disk("ram:1M");
         let good = written_for(&ram);
         let is_split = |line: &&str| line.starts_with("chunk_bytes") && !line.ends_with(" 0");
@@ -395,9 +395,9 @@ mod tests {
             with("partial = false", "partial = 0"),
             with("partial = false", "partial = false\nmore = 1"),
         ] {
-            let told = load(&text, &ram).unwrap_err().to_string();
-            assert!(told.contains("is not a profile"), "{told}");
-            assert!(!told.contains('\n') && told.len() < 300, "{told}");
+            let error = load(&text, &ram).unwrap_err().to_string();
+            assert!(error.contains("is not a profile"), "{error}");
+            assert!(!error.contains('\n') && error.len() < 300, "{error}");
         }
         let missing = Profile::load(Path::new("/none/p"), &ram)
             .unwrap_err()
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn never_needs_a_disk_that_says_it_spins_and_measures_so() {
+    fn never_needs_a_rotational_disk_without_gain() {
         for (rotational, partial, rate, never) in [
             (false, false, 0.0, false),
             (true, false, 0.0, true),

@@ -189,13 +189,13 @@ impl Report {
 /// A judgement in sentences.
 pub(crate) fn sentences(judged: &Judgement, direction: Direction) -> Vec<String> {
     let way = word(direction);
-    let mut told = Vec::new();
+    let mut sentences = Vec::new();
     if judged.chunks.is_empty() {
         return vec![format!(
             "Too little was measured to say whether splitting {way}s pays."
         )];
     }
-    told.push(match judged.best() {
+    sentences.push(match judged.best() {
         Some(best) => format!(
             "Splitting {way}s pays: at depth 1 a request of {} gains most, {:.2}×, as pieces of {}.",
             long(best.request_bytes),
@@ -220,7 +220,7 @@ pub(crate) fn sentences(judged: &Judgement, direction: Direction) -> Vec<String>
                 long(last.request_bytes)
             ),
         };
-        told.push(match first.chunk_bytes {
+        sentences.push(match first.chunk_bytes {
             0 => format!("Leave {which} whole."),
             chunk => format!(
                 "Split {which} into {}: {} at depth 1.",
@@ -230,12 +230,12 @@ pub(crate) fn sentences(judged: &Judgement, direction: Direction) -> Vec<String>
         });
     }
     if let Some(depth) = judged.useful_depth {
-        told.push(match depth {
+        sentences.push(match depth {
             1 => format!("The disk serves one {way} at a time; more in flight gain nothing."),
             _ => format!("More than {depth} {way}s in flight gain nothing."),
         });
     }
-    told
+    sentences
 }
 
 fn gains(first: f64, last: f64, count: usize) -> String {
@@ -274,11 +274,11 @@ pub(crate) mod tests {
 
     #[test]
     fn findings_are_sentences() {
-        let told = |rate: &dyn Fn(crate::Point) -> f64| {
+        let sentences = |rate: &dyn Fn(crate::Point) -> f64| {
             let report = report(vec![recorded(Direction::Read, rate)]);
             sentences(&report.sides[0].judgement, Direction::Read)
         };
-        let split = told(&p3700);
+        let split = sentences(&p3700);
         assert!(split[0].starts_with("Splitting reads pays: "), "{split:?}");
         assert!(
             split
@@ -287,7 +287,7 @@ pub(crate) mod tests {
                 .contains("More than 64 reads in flight"),
             "{split:?}"
         );
-        let flat = told(&|_| 5e8);
+        let flat = sentences(&|_| 5e8);
         assert_eq!(
             flat,
             [
@@ -301,7 +301,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn doubts_are_said() {
+    fn doubts_are_reported() {
         let mut matrix = recorded(Direction::Read, p3700);
         (matrix.looked_at, matrix.only_zeroes) = (100, 60);
         let mut report = report(vec![matrix]);

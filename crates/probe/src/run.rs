@@ -67,7 +67,7 @@ impl Pace {
     }
 }
 
-/// What to measure.
+/// Settings of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     /// Each gets a matrix.
@@ -170,9 +170,9 @@ pub fn run(
             let Some(limit) = clock.next_limit() else {
                 break;
             };
-            let mut told = |clock: &Clock| report(&clock.progress(direction, point));
-            told(&clock);
-            let ended = bench.measure(&mut matrix, point, limit, stop, &mut || told(&clock))?;
+            let mut report = |clock: &Clock| report(&clock.progress(direction, point));
+            report(&clock);
+            let ended = bench.measure(&mut matrix, point, limit, stop, &mut || report(&clock))?;
             if !ended {
                 break;
             }
@@ -284,14 +284,14 @@ impl Bench {
         point: Point,
         limit: (Duration, Duration),
         stop: &AtomicBool,
-        told: &mut dyn FnMut(),
+        report: &mut dyn FnMut(),
     ) -> Result<bool, RunError> {
         self.lay_out(point);
         let way = matrix.direction;
         for slot in 0..self.slots.len() {
             self.begin(way, point, slot);
         }
-        let measured = self.keep_going(way, point, limit, stop, told)?;
+        let measured = self.keep_going(way, point, limit, stop, report)?;
         // Requests in flight complete before their memory is used for another point.
         self.drain(way, point)?;
         let Some(measured) = measured else {
@@ -319,7 +319,7 @@ impl Bench {
         point: Point,
         (least, most): (Duration, Duration),
         stop: &AtomicBool,
-        told: &mut dyn FnMut(),
+        report: &mut dyn FnMut(),
     ) -> Result<Option<Measured>, RunError> {
         let start = Instant::now();
         let mut reported = start;
@@ -354,7 +354,7 @@ impl Bench {
             }
             if now - reported >= REPORT_PAUSE {
                 reported = now;
-                told();
+                report();
             }
         }
     }

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_as_people_write_them() {
+    fn sizes_have_the_usual_units() {
         for (bytes, few, many) in [
             (512, "512", "512 B"),
             (1024, "1K", "1 KiB"),

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_matrix_is_shown_as_far_as_it_goes() {
+    fn a_partial_matrix_is_displayed() {
         let mut matrix = recorded(Direction::Read, p3700);
         matrix
             .measured

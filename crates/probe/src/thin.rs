@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_and_data_are_told_apart() {
+    fn holes_and_data_are_distinguished() {
         let file = tempfile::tempfile().unwrap();
         let size = 8 << 20;
         file.set_len(size).unwrap();

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_or_closed_channel_is_not_waited_for() {
+    fn a_full_or_closed_channel_does_not_block() {
         let (stream, mut other) = UnixStream::pair().unwrap();
         let channel = Channel::new(stream.into()).unwrap();
         assert_eq!(channel.config_changed(), Notified::Sent);

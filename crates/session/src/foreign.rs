@@ -205,7 +205,7 @@ mod tests {
     use rustix::pipe::pipe;
 
     #[test]
-    fn descriptors_are_told_apart() {
+    fn descriptor_kinds_are_distinguished() {
         let new = |flags| eventfd(0, flags).unwrap();
         let (reader, writer) = pipe().unwrap();
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -236,7 +236,7 @@ mod tests {
 
     /// The third row is on a disk, or on tmpfs if the tests run there.
     #[test]
-    fn memory_is_what_no_server_is_asked_for() {
+    fn only_memory_without_a_server_is_accepted() {
         let memfd = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let opened = |path| open(path, OFlags::RDONLY, Mode::empty()).unwrap();
         let program = File::open(std::env::current_exe().unwrap()).unwrap();

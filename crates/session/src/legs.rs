@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_leg_and_the_spread_are_told() {
+    fn the_slowest_leg_and_the_spread_are_logged() {
         let leg = |bytes, latency_ns| LegTotals {
             reads: 2,
             bytes,

@@ -237,13 +237,13 @@ impl Session {
         if may_bring_our_end {
             self.connection.probe()?;
         }
-        let is_told = !reply.is_empty();
+        let has_reply = !reply.is_empty();
         let shared = &self.shared;
         self.connection.write(&reply, fd, &shared.wake, || {
             shared.hang_up.load(Ordering::Acquire)
         })?;
         let why = match outcome {
-            Err(Refusal::Message(why)) if is_told => why,
+            Err(Refusal::Message(why)) if has_reply => why,
             Err(Refusal::Vring(why)) => why,
             outcome => return outcome,
         };
@@ -270,7 +270,7 @@ impl Shared {
 }
 
 impl Remote {
-    /// What the frontend has agreed with the device so far.
+    /// The settings that the frontend has agreed with the device so far.
     pub fn view(&self) -> View {
         self.shared.lock_view().clone()
     }

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_taken_or_refused() {
+    fn headers_are_accepted_or_refused() {
         // (flags, size, taken)
         let rows = [
             (0x1, 0, true),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_written_as_it_was_read() {
+    fn a_header_is_written_as_it_was_parsed() {
         for flags in [0x1, 0x9] {
             let bytes = header_bytes(u32::MAX, flags, 77);
             let header = Header::parse(&bytes).unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_end_where_the_payload_does() {
+    fn numbers_beyond_the_payload_are_zero() {
         let bytes = [1, 0, 0, 0, 2, 0, 0, 0, 3];
         assert_eq!(word(&bytes, 4), 2);
         assert_eq!(long(&bytes, 0), 0x2_0000_0001);

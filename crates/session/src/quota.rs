@@ -67,14 +67,14 @@ mod tests {
     #[test]
     fn a_few_at_once_and_then_one_a_second() {
         let start = Instant::now();
-        let told = |burst, at_ms: &[u64]| -> Vec<Option<u64>> {
+        let admitted = |burst, at_ms: &[u64]| -> Vec<Option<u64>> {
             let mut quota = Quota::new(burst);
             let at = |ms: &u64| start + Duration::from_millis(*ms);
             at_ms.iter().map(|ms| quota.admit(at(ms))).collect()
         };
-        let one = told(1, &[0, 1, 999, 1000, 1001, 5000]);
+        let one = admitted(1, &[0, 1, 999, 1000, 1001, 5000]);
         assert_eq!(one, [Some(0), None, None, Some(2), None, Some(1)]);
-        let three = told(3, &[0, 0, 0, 0, 1000, 1000, 90_000, 90_000, 90_000, 90_000]);
+        let three = admitted(3, &[0, 0, 0, 0, 1000, 1000, 90_000, 90_000, 90_000, 90_000]);
         let expected = [
             Some(0),
             Some(0),

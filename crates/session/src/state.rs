@@ -63,7 +63,7 @@ pub(crate) struct State {
     protocol: VhostUserProtocolFeatures,
     /// The frontend has seen bit 30. The `vhost` crate acknowledges nothing before that, and our answers must
     /// be consistent with the crate's.
-    features_told: bool,
+    features_seen: bool,
     /// Virtio status, as last set by the frontend.
     status: u8,
     /// Number of vrings that were retired before the last reset.
@@ -92,7 +92,7 @@ impl State {
             workers: Workers::new(workers_max, alarm),
             features: None,
             protocol: VhostUserProtocolFeatures::empty(),
-            features_told: false,
+            features_seen: false,
             status: 0,
             retired_before,
             channel: None,
@@ -103,7 +103,7 @@ impl State {
 
     /// Whether a message that asks for an acknowledgement gets one.
     pub(crate) fn acknowledges(&self) -> bool {
-        self.features_told && self.took(VhostUserProtocolFeatures::REPLY_ACK)
+        self.features_seen && self.took(VhostUserProtocolFeatures::REPLY_ACK)
     }
 
     /// Protocol features that the frontend acknowledged.
@@ -128,7 +128,7 @@ impl State {
     // Features and status.
 
     pub(crate) fn offered(&mut self) -> u64 {
-        self.features_told = true;
+        self.features_seen = true;
         self.config().features() | feature::VHOST_USER_PROTOCOL
     }
 

@@ -318,8 +318,8 @@ fn fds_settle_at(count: usize) {
 
 /// Hostile cases 36, 40 and 46: all received descriptors are closed again.
 #[test]
-fn descriptors_stay_as_many_as_before() {
-    if !in_a_process_of_its_own("descriptors_stay_as_many_as_before") {
+fn no_descriptor_is_leaked() {
+    if !in_a_process_of_its_own("no_descriptor_is_leaked") {
         return;
     }
     let inherited = fds_inherited();

@@ -2,7 +2,7 @@
 
 use crate::state::State;
 
-/// What a frontend has agreed with the device so far.
+/// The settings that a frontend has agreed with the device so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
     /// Feature bits that the guest acknowledged. `None` until then.

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_as_many_as_eight_bits_can_name() {
+    fn there_are_as_many_vrings_as_eight_bits_can_name() {
         let rows = [
             (0, 1),
             (1, 1),

@@ -246,7 +246,7 @@ impl<S: Store> Acceptance<'_, S> {
     }
 }
 
-/// What became of a request that was pushed.
+/// Result of pushing a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pushed {
     /// In flight: its slot waits for its ops.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use cleave_blk::Verb;
 use rustix::io::Errno;
 
-/// What to do with a request that the disk failed.
+/// Treatment of a request that the disk failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Action {
     /// Report it to the guest as an I/O error.
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_read_as_documented() {
+    fn policies_parse_as_documented() {
         use Action::{Hold, Report};
         let rows = [
             ("report", [Report, Report, Report]),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_policy_is_named() {
+    fn invalid_policies_are_named_in_the_error() {
         let rows = [
             ("", "none of report"),
             ("stop", "\"stop\""),
@@ -301,7 +301,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_policy_reads_as_it_is_shown(read in action(), write in action(), enospc in action()) {
+        fn a_policy_parses_as_it_is_displayed(read in action(), write in action(), enospc in action()) {
             let policy = OnError { read, write, enospc };
             prop_assert_eq!(policy.to_string().parse(), Ok(policy));
         }

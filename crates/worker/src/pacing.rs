@@ -64,7 +64,7 @@ pub(crate) struct Waiting {
     pub(crate) budgeted: BudgetedPolling,
     /// Checks of a polled device since the last request or completion.
     pub(crate) empty_checks: u32,
-    /// Some guest may have been asked for kicks since all were last told that none are needed.
+    /// Some guest may have been asked for kicks since kicks were last disabled for all.
     pub(crate) armed: bool,
     /// When the first call that is held back or the first stalled request is due.
     pub(crate) due_ns: Option<u64>,
@@ -259,7 +259,7 @@ impl<S: Store> Worker<S> {
         found
     }
 
-    /// Tells all guests that kicks are not needed, unless they know.
+    /// Disables kicks for all guests, unless they are disabled.
     #[inline]
     fn disarm(&mut self) {
         if self.waiting.armed {

@@ -186,7 +186,7 @@ mod tests {
     use crate::stats::add;
 
     #[test]
-    fn sums_survive_the_worker_and_every_worker_hears_of_a_change() {
+    fn totals_survive_a_worker_and_a_change_reaches_every_worker() {
         let registry = Registry::new(Tuning::new(Split::Off));
         let bells: Vec<_> = (0..2)
             .map(|_| {

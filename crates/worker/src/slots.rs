@@ -65,7 +65,7 @@ impl Ended {
     }
 }
 
-/// What to do after the completion of an op.
+/// The next step after the completion of an op.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Wait for the request's other ops.
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn write_under_way_when_the_cache_is_switched_off_is_synced_before_it_ends() {
+    fn a_write_in_flight_when_the_cache_is_switched_off_is_synced_before_it_completes() {
         let mut slots = Slots::new(4);
         for (cached, write_through, failed, expected) in [
             (true, true, false, true),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn request_ends_with_its_last_op() {
+    fn a_request_completes_with_its_last_op() {
         let mut slots = Slots::new(8);
         slots.fill(3, read(4096, 3, 77, false));
         assert!(slots.is_taken(3) && !slots.is_taken(2));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn first_error_by_offset_decides_whatever_ends_first() {
+    fn the_first_error_by_offset_decides_in_any_order_of_completion() {
         let mut slots = Slots::new(1);
         slots.fill(0, read(4096, 3, 0, false));
         assert_eq!(slots.op_ended(0, 2, Err(5), false), Next::Wait);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_request_keeps_its_head_and_its_order_and_is_not_in_flight() {
+    fn a_stalled_request_keeps_its_head_and_its_order_and_is_not_in_flight() {
         let mut slots = Slots::new(4);
         slots.fill(2, read(512, 1, 0, false));
         let first = ended(slots.op_ended(2, 0, Err(5), false));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn head_beyond_the_table_counts_as_taken() {
+    fn a_head_outside_the_table_counts_as_taken() {
         assert!(Slots::new(4).is_taken(4));
     }
 }

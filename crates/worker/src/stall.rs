@@ -23,7 +23,7 @@ const PAUSE_MAX_NS: u64 = 1_000_000_000;
 const PAUSE_FULL_NS: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What a stalled request waits for.
+/// The event that a stalled request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The operator.

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a worker does when it has no work.
+/// The way a worker waits when it has no work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
     /// It sleeps, because it was configured to or because nothing is expected soon.
@@ -83,7 +83,7 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// What the worker does when it has no work.
+            /// The way the worker waits when it has no work.
             pub(crate) fn mode(&self) -> Mode {
                 match self.mode.load(Ordering::Relaxed) {
                     1 => Mode::Spins,

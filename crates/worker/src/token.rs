@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_and_back() {
+    fn a_token_survives_packing() {
         for token in [
             Token {
                 lane: 0,

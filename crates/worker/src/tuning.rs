@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vring_of_its_own_mind_differs_from_the_rest() {
+    fn a_vring_can_have_its_own_completion_mode() {
         let mut tuning = Tuning::new(Split::Off);
         tuning.vrings.insert(3, Completion::Poll);
         assert_eq!(tuning.completion_of(2), Completion::Adaptive);

@@ -142,7 +142,7 @@ pub(crate) struct Taking {
     /// The lane that accepts first: the one after the lane that accepted the store's last room. Without this a busy
     /// vring would starve those behind it.
     pub(crate) first: usize,
-    /// What is left of `DESCRIPTORS_MAX` in this lap.
+    /// Rest of `DESCRIPTORS_MAX` in this lap.
     pub(crate) descriptors_left: u32,
 }
 

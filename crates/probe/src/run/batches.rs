@@ -114,7 +114,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn warming_is_not_counted() {
+    fn the_warm_up_is_not_counted() {
         let mut batches = Batches::new(2);
         batches.add(5, 10 * MS);
         assert_eq!((batches.seen(), batches.requests()), (5, 0));

@@ -52,7 +52,7 @@ fn a_ram_disk_is_measured_at_every_point() {
 }
 
 #[test]
-fn a_small_file_is_measured_and_its_zeroes_are_seen() {
+fn a_small_file_is_measured_and_its_zeroes_are_detected() {
     let mut file = tempfile::NamedTempFile::new_in(".").unwrap();
     // Half data, half hole.
     file.write_all(&vec![7; 4 << 20]).unwrap();
@@ -85,19 +85,19 @@ fn writing_leaves_random_bytes_and_reading_none() {
 }
 
 #[test]
-fn what_was_measured_before_the_stop_is_kept() {
+fn measurements_before_a_stop_are_kept() {
     let disk = open("null:1G");
     let stop = AtomicBool::new(false);
-    let mut told = Vec::new();
+    let mut reports = Vec::new();
     let mut report = |progress: &Progress| {
-        told.push(*progress);
+        reports.push(*progress);
         stop.store(progress.done == 3, Ordering::Relaxed);
     };
     let (matrices, whole) =
         run(&disk, &source(&[Direction::Read], 5000), &stop, &mut report).unwrap();
     assert!(!whole);
     assert_eq!(matrices[0].measured.len(), 3);
-    assert!(told.iter().all(|p| p.total == 105 && p.left <= AGES));
+    assert!(reports.iter().all(|p| p.total == 105 && p.left <= AGES));
     // Stopped at once: no points at all.
     let (matrices, whole) =
         run(&disk, &source(&[Direction::Read], 5000), &stop, &mut |_| {}).unwrap();
@@ -105,7 +105,7 @@ fn what_was_measured_before_the_stop_is_kept() {
 }
 
 #[test]
-fn time_that_is_over_ends_it() {
+fn the_time_limit_ends_the_measurement() {
     let disk = open("null:1G");
     // A fifth of a second, of the hundred that its points would take.
     let mut brief = source(&[Direction::Read], 0);
@@ -130,10 +130,10 @@ fn an_error_of_the_disk_names_the_place() {
     file.as_file().set_len(0).unwrap();
     let stop = AtomicBool::new(false);
     let error = run(&disk, &source(&[Direction::Read], 500), &stop, &mut |_| {}).unwrap_err();
-    let told = error.to_string();
+    let text = error.to_string();
     assert!(
-        told.contains("read of") && told.contains(disk.name()),
-        "{told}"
+        text.contains("read of") && text.contains(disk.name()),
+        "{text}"
     );
 }
 

@@ -76,7 +76,7 @@ fn a_region_is_made_in_the_size_that_was_asked_for() {
 }
 
 #[test]
-fn what_is_no_region_is_refused() {
+fn invalid_regions_are_refused() {
     let file = memory_file(REGION_BYTES);
     let good = layout(REGION_BYTES, 0, 4, 256);
     let mut frontend = Frontend::with_memory();
@@ -137,7 +137,7 @@ fn leave(file: &File, vring: u64) {
 }
 
 #[test]
-fn what_a_daemon_left_is_done_again_whatever_base_says() {
+fn requests_left_by_a_daemon_are_repeated_whatever_base_says() {
     for base in [0, 1, 4711] {
         let file = memory_file(REGION_BYTES);
         let mut frontend = Frontend::with_memory();
@@ -181,7 +181,7 @@ fn a_vring_without_a_part_cannot_start_and_a_reset_forgets_the_region() {
 
 /// Random bytes: at worst that vring is retired.
 #[test]
-fn a_region_of_nonsense_costs_its_vring() {
+fn random_bytes_in_a_region_retire_only_its_vring() {
     let file = memory_file(REGION_BYTES);
     file.write_all_at(&[0xa5; REGION_BYTES as usize], 0)
         .unwrap();

@@ -4,7 +4,7 @@ use super::*;
 
 /// Hostile case 40, except for the checks in `Memory`.
 #[test]
-fn memory_tables_are_taken_or_refused_whole() {
+fn memory_tables_are_accepted_or_refused_as_a_whole() {
     let file = memory_file(MEM_BYTES);
     let region = |guest, bytes, user, offset| longs(&[guest, bytes, user, offset]);
     let table = |regions: &[Vec<u8>]| {
@@ -55,7 +55,7 @@ fn memory_tables_are_taken_or_refused_whole() {
 }
 
 #[test]
-fn regions_come_and_go() {
+fn regions_are_added_and_removed() {
     let mut frontend = Frontend::with_memory();
     let region = |user| longs(&[0, 0, MEM_BYTES, user, 0]);
     assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Nack, "twice");
@@ -81,7 +81,7 @@ fn regions_come_and_go() {
 
 /// Hostile case 40: 509 regions are accepted, and not one more.
 #[test]
-fn there_are_as_many_memory_slots_as_were_told() {
+fn there_are_as_many_memory_slots_as_reported() {
     let mut frontend = Frontend::negotiated();
     for at in 0..509 {
         let start = at * 0x10_0000;

@@ -4,7 +4,7 @@ use super::*;
 
 /// Hostile case 35.
 #[test]
-fn misshapen_messages_end_the_connection() {
+fn malformed_messages_end_the_connection() {
     // (request, flags, size, payload bytes sent)
     let rows = [
         (1, 0x0, 0, 0),
@@ -146,7 +146,7 @@ fn descriptors_that_a_message_does_not_take_end_the_connection() {
 
 /// Hostile case 43.
 #[test]
-fn half_a_message_is_not_waited_for() {
+fn an_incomplete_message_times_out() {
     let whole = {
         let mut bytes = words(&[2, 1, 8]);
         bytes.extend(longs(&[FEATURES]));
@@ -171,7 +171,7 @@ fn half_a_message_is_not_waited_for() {
 
 /// A message sent byte by byte, and several messages sent at once.
 #[test]
-fn messages_are_cut_where_they_end() {
+fn messages_are_separated_at_their_ends() {
     let mut frontend = Frontend::negotiated();
     let ask = words(&[1, 1, 0]);
     for byte in words(&[u32::from(Req::GET_STATUS), 1, 0]) {
@@ -190,7 +190,7 @@ fn messages_are_cut_where_they_end() {
 
 /// Hostile case 44.
 #[test]
-fn a_frontend_that_never_reads_is_dropped() {
+fn a_frontend_that_never_reads_is_disconnected() {
     let mut frontend = Frontend::connect();
     frontend.stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let asks = words(&[1, 1, 0]).repeat(100);

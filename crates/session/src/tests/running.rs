@@ -142,7 +142,7 @@ impl Frontend {
 }
 
 #[test]
-fn a_vring_serves_stops_and_goes_on_where_it_was() {
+fn a_stopped_vring_continues_at_its_position() {
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(1);
     for round in 1..=3 {
@@ -162,7 +162,7 @@ fn a_vring_serves_stops_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_vring_starts_when_the_last_of_its_messages_has_come() {
+fn a_vring_starts_when_its_last_message_has_arrived() {
     let messages = |driver: &Driver| {
         [
             (Req::SET_VRING_NUM, words(&[driver.index, 8])),
@@ -201,7 +201,7 @@ fn a_vring_starts_when_the_last_of_its_messages_has_come() {
 
 /// Hostile cases 34, 38 and 39.
 #[test]
-fn a_vring_that_runs_keeps_what_it_has() {
+fn a_running_vring_keeps_its_settings() {
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);
     let rows = [
@@ -386,7 +386,7 @@ fn memory_changes_under_a_running_vring() {
 
 /// Hostile case 45. QEMU before 8.1 pauses a guest in this way: status 0 first, then GET_VRING_BASE.
 #[test]
-fn a_reset_stops_all_vrings_and_still_knows_where() {
+fn a_reset_stops_all_vrings_and_keeps_their_positions() {
     let resets = [
         (Req::RESET_DEVICE, vec![]),
         (Req::SET_STATUS, longs(&[0])),
@@ -424,7 +424,7 @@ fn a_reset_stops_all_vrings_and_still_knows_where() {
 
 /// A driver that starts afresh after a reset starts at 0, whether or not the frontend says so.
 #[test]
-fn after_a_reset_a_vring_begins_anew() {
+fn after_a_reset_a_vring_starts_at_zero() {
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);
     (0..3).for_each(|_| driver.request());
@@ -453,7 +453,7 @@ fn after_a_reset_a_vring_begins_anew() {
 }
 
 #[test]
-fn the_guest_hears_of_a_change_only_while_it_is_served() {
+fn the_guest_is_notified_of_a_change_only_while_it_is_served() {
     let mut frontend = Frontend::with_memory();
     let (theirs, mut ours) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
@@ -520,7 +520,7 @@ fn a_retired_vring_needs_a_reset() {
 
 /// Hostile case 40: the memory file is truncated while a vring runs on it.
 #[test]
-fn cut_memory_costs_the_connection_only() {
+fn truncated_memory_ends_only_the_connection() {
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);
     driver.request();
@@ -536,8 +536,8 @@ fn cut_memory_costs_the_connection_only() {
 
 /// Hostile case 46.
 #[test]
-fn nothing_is_left_of_a_frontend_that_went() {
-    if !in_a_process_of_its_own("running::nothing_is_left_of_a_frontend_that_went") {
+fn a_frontend_that_left_leaves_nothing_behind() {
+    if !in_a_process_of_its_own("running::a_frontend_that_left_leaves_nothing_behind") {
         return;
     }
     let round = || {
@@ -570,7 +570,7 @@ fn workers() -> Vec<String> {
 }
 
 #[test]
-fn a_tuning_reaches_a_worker_that_sleeps_and_one_that_works() {
+fn a_tuning_reaches_sleeping_and_busy_workers() {
     use cleave_worker::{Coalesce, Mode};
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);

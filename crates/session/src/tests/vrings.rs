@@ -8,7 +8,7 @@ use crate::intake::is_readable;
 /// Hostile case 36: a descriptor that cannot signal is refused, and the connection goes on. A socket cannot be
 /// a kick.
 #[test]
-fn only_what_can_signal_becomes_kick_call_and_err() {
+fn only_descriptors_that_can_signal_are_accepted() {
     let mut frontend = Frontend::negotiated();
     let null = File::open("/dev/null").unwrap();
     let folder = File::open("/").unwrap();
@@ -46,7 +46,7 @@ fn only_what_can_signal_becomes_kick_call_and_err() {
 
 /// Our poll and our write are two steps. Between them the frontend fills its blocking err eventfd.
 #[test]
-fn an_err_eventfd_that_fills_up_meanwhile_holds_nobody() {
+fn an_err_eventfd_that_fills_up_meanwhile_blocks_nothing() {
     let mut frontend = Frontend::with_memory();
     let err = eventfd(0, EventfdFlags::empty()).unwrap();
     let number = longs(&[0]);

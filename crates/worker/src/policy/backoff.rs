@@ -7,7 +7,7 @@ const CHECK_EVERY_NS: u64 = 1_000_000;
 const REST_MIN_NS: u64 = 250_000;
 const REST_MAX_NS: u64 = 256_000_000;
 
-/// What was seen of other threads on this core, and until when not to spin.
+/// Contention that was seen on this core, and the rest that follows from it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ContentionBackoff {
     /// When the last check was.
@@ -72,7 +72,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn rests_grow_while_others_stay_and_end_when_they_are_gone() {
+    fn rests_grow_while_the_core_is_contended_and_end_afterwards() {
         let mut backoff = ContentionBackoff::default();
         assert!(backoff.wants_check(0) && !backoff.is_contended(0));
         let mut now_ns = 0;

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_spent_comes_back_at_the_share_that_was_granted() {
+    fn a_spent_budget_refills_at_the_configured_share() {
         let (budget, tuning) = (Budget::default(), tuning(25, None));
         assert_eq!(budget.left_ns(0, &tuning), 10 * MS);
         budget.spend(0, 9 * MS, 4 * MS, &tuning);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_of_all_spinning_has_a_bound_of_its_own() {
+    fn all_spinning_together_has_its_own_limit() {
         let (budget, tuning) = (Budget::default(), tuning(25, Some(50)));
         assert_eq!(Budget::size_ns(&tuning), 10 * MS);
         budget.spend(0, 16 * MS, 0, &tuning);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn no_share_is_no_spinning() {
+    fn a_share_of_zero_allows_no_spinning() {
         let (budget, tuning) = (Budget::default(), tuning(0, None));
         assert_eq!(budget.left_ns(MS, &tuning), 0);
         budget.spend(0, MS, MS, &tuning);

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_for_every_case() {
+    fn each_batch_is_called_as_it_should_be() {
         const NONE: Coalesce = Coalesce { us: 0, max: 0 };
         const TIME: Coalesce = Coalesce { us: 50, max: 0 };
         const BOTH: Coalesce = Coalesce { us: 50, max: 4 };
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn switching_coalescing_off_pays_what_is_owed() {
+    fn switching_coalescing_off_sends_the_held_call() {
         let mut caller = Caller::default();
         let held = Coalesce { us: 50, max: 0 };
         assert_eq!(caller.published(true, 1, 9, held, || 7000), Call::Later);

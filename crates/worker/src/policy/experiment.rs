@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drift_of_the_load_is_no_gain() {
+    fn a_drift_of_the_load_is_not_a_gain() {
         let mut now_ns = 0_u64;
         let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_after_each_round_and_goes_on_until_somebody_decides() {
+    fn each_round_yields_a_finding_until_the_caller_decides() {
         let mut now_ns = 0_u64;
         let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_falls_as_soon_as_it_is_plain() {
+    fn a_clear_result_ends_the_experiment_early() {
         use Arm::{Other, Plain};
         for (rounds, low, share, high, current, expected) in [
             (2, -0.1, 0.0, 0.04, Plain, Some(Plain)),
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn rests_grow_with_each_confirmation_and_end_with_another_load() {
+    fn rests_grow_with_each_confirmation_and_end_when_the_load_changes() {
         let mut now_ns = 0_u64;
         let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_in_which_the_load_goes_away_is_made_again() {
+    fn a_stretch_in_which_the_load_pauses_is_repeated() {
         let mut now_ns = 0_u64;
         let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);

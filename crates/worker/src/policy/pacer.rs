@@ -30,7 +30,7 @@ const WAKE_NS: u64 = 20_000;
 /// arm.
 const SETTLE_NS: u64 = 1_000_000;
 
-/// What one lap work, as far as pacing needs it.
+/// The work of one lap, as far as pacing needs it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LapWork {
     /// Requests that were taken.
@@ -39,7 +39,7 @@ pub(crate) struct LapWork {
     pub(crate) ended: u32,
     /// Ops in flight after the lap.
     pub(crate) in_flight: u32,
-    /// Chains are left that the lap work not take.
+    /// Chains are left that the lap did not take.
     pub(crate) more: bool,
 }
 
@@ -51,7 +51,7 @@ impl LapWork {
     }
 }
 
-/// What to do until the next lap.
+/// How to wait for the next lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pace {
     /// Run the next lap at once.

@@ -60,20 +60,20 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_a_second_are_cold_and_three_thousand_hot() {
+    fn a_thousand_per_second_are_slow_and_three_thousand_fast() {
         let is_fast = |gap_us, group| fast_after(gap_us, group, 1100);
         assert!(!is_fast(10_000, 1) && !is_fast(1000, 1) && !is_fast(4000, 4));
         assert!(is_fast(333, 1) && is_fast(10, 1) && is_fast(10_000, 100));
     }
 
     #[test]
-    fn another_least_rate_is_the_limit_and_with_none_it_is_always_hot() {
+    fn the_minimum_rate_is_configurable_and_zero_accepts_every_rate() {
         assert!(fast_after(10_000, 1, 80) && !fast_after(10_000, 1, 120));
         assert!(!fast_after(10, 1, 200_000) && fast_after(1_000_000, 0, 0));
     }
 
     #[test]
-    fn it_cools_within_some_tens_of_milliseconds() {
+    fn a_burst_is_forgotten_within_some_tens_of_milliseconds() {
         let mut bucket = RateBucket::default();
         bucket.add(0, 1000, 1100);
         bucket.add(9_000_000, 0, 1100);

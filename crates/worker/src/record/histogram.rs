@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_counts_as_the_longest() {
+    fn too_long_times_count_as_the_maximum() {
         let histogram = Coarse::new();
         for ns in [u64::MAX, 1 << 40, 1 << 33] {
             histogram.add(ns, 1);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_one_has_no_mean_and_no_quantile() {
+    fn an_empty_histogram_has_no_mean_and_no_quantile() {
         let read = Fine::new().read();
         assert_eq!((read.count(), read.sum_ns()), (0, 0));
         assert_eq!((read.mean_ns(), read.quantile_ns(0.5)), (None, None));
@@ -207,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn quantiles_are_near_the_exact_ones(
+        fn quantiles_are_near_the_exact_values(
             logs in prop::collection::vec(0.0f64..32.9, 1..400),
             share in 0.0f64..=1.0,
         ) {
@@ -221,14 +221,14 @@ mod tests {
             let truth = exact(&times, share);
             // One bucket is an eighth or a quarter of the value wide, and at least one unit.
             for (read, width) in [(fine.read(), 0.125), (coarse.read(), 0.25)] {
-                let told = read.quantile_ns(share).unwrap();
-                prop_assert!((told - truth).abs() <= truth * width + 32.0, "{told} for {truth}");
+                let quantile = read.quantile_ns(share).unwrap();
+                prop_assert!((quantile - truth).abs() <= truth * width + 32.0, "{quantile} for {truth}");
                 prop_assert_eq!(read.sum_ns(), times.iter().sum::<u64>());
             }
         }
 
         #[test]
-        fn a_merge_counts_all_and_bounds_are_exact(
+        fn a_merge_counts_all_and_powers_of_two_are_exact(
             left in prop::collection::vec(0u64..1 << 34, 0..100),
             right in prop::collection::vec(0u64..1 << 34, 0..100),
             power in 8u32..33,

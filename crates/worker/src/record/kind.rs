@@ -197,8 +197,8 @@ mod tests {
         ];
         for (verb, len_bytes, expected) in rows {
             let kind = Kind::of(verb, len_bytes);
-            let told = format!("{} {}", kind.way().name(), kind.size());
-            assert_eq!(told, expected, "{verb:?} of {len_bytes}");
+            let name = format!("{} {}", kind.way().name(), kind.size());
+            assert_eq!(name, expected, "{verb:?} of {len_bytes}");
             assert!(kind.index() < Kind::COUNT);
         }
         let mut names: Vec<_> = Kind::all().map(|kind| (kind.way(), kind.size())).collect();

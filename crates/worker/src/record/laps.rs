@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lap_without_requests_on_the_spot_has_no_length() {
+    fn a_lap_without_inline_requests_has_no_length() {
         let mut clock = Laps::new(Instant::now(), true);
         clock.now_ns();
         assert_eq!(clock.length_ns(), None);

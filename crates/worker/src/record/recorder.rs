@@ -11,7 +11,7 @@ use super::{ErrorKind, Kind, Laps, Stalled, VringEvent, VringRecord};
 use crate::slots::Ended;
 use crate::stats::add;
 
-/// What a lap left in a ring.
+/// Whether a lap left chains in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RingState {
     /// Nothing.
@@ -456,7 +456,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn looks_that_have_nothing_to_tell_may_be_kept_silent(plan in prop::collection::vec(lap(), 1..60)) {
+        fn checks_with_nothing_to_report_can_be_skipped(plan in prop::collection::vec(lap(), 1..60)) {
             let (mut full, all) = recorder();
             let (mut brief, most) = recorder();
             let mut laps = Laps::new(Instant::now(), true);
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_look_before_cannot_have_missed_waited_since_then() {
+    fn a_chain_waits_at_most_since_the_previous_check() {
         let (mut recorder, record) = recorder();
         let mut laps = Laps::new(Instant::now(), true);
         for seen in 1..=3 {

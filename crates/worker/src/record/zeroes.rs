@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_read_in_many_is_looked_at() {
+    fn one_read_in_many_is_checked() {
         let mut sampler = Sampler::new();
         let looked = |sampler: &mut Sampler, reads: u32| {
             (0..reads)
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_read_is_bounded() {
+    fn the_kept_part_of_a_read_is_bounded() {
         let mut sampler = Sampler::new();
         let page = Segment {
             addr: 4096,

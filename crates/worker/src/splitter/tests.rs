@@ -214,7 +214,7 @@ fn split_at_depth_1_is_nearly_twice_as_fast_on_a_parallel_drive() {
 }
 
 #[test]
-fn costs_nothing_where_there_is_no_parallelism() {
+fn splitting_costs_nothing_without_parallelism() {
     for seed in 0..5 {
         for depth in [1, 4, 64] {
             let whole =
@@ -234,7 +234,7 @@ fn costs_nothing_where_there_is_no_parallelism() {
 }
 
 #[test]
-fn a_disk_that_pieces_make_slower_is_let_alone_soon() {
+fn a_disk_that_is_slower_with_pieces_is_soon_left_alone() {
     for seed in 0..5 {
         for depth in [1, 8] {
             let rates = [Split::Off, fixed(13), Split::Auto(prior())].map(|split| {
@@ -258,7 +258,7 @@ fn a_disk_that_pieces_make_slower_is_let_alone_soon() {
 }
 
 #[test]
-fn does_nothing_where_more_than_half_the_useful_depth_is_in_flight() {
+fn nothing_is_split_beyond_half_the_useful_depth() {
     let splitter = Splitter::new(known(8 << 10));
     for (beside, chunk) in [(0, 8 << 10), (64, 8 << 10), (126, 256 << 10), (127, 0)] {
         let found = splitter.choose(Direction::Read, 512 << 10, beside, 0);
@@ -281,7 +281,7 @@ fn known(chunk_bytes: u32) -> Split {
 }
 
 #[test]
-fn useful_depth_is_dealt_out_evenly_to_all_workers() {
+fn the_useful_depth_is_shared_equally_by_all_workers() {
     let splitter = Splitter::new(known(8 << 10));
     for chunk in [8, 8, 16, 16, 32, 32, 32, 32, 64] {
         let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
@@ -295,7 +295,7 @@ fn useful_depth_is_dealt_out_evenly_to_all_workers() {
 
 /// Pieces that fail at once look faster than any served request.
 #[test]
-fn a_failed_request_teaches_nothing() {
+fn a_failed_request_is_no_observation() {
     let splitter = Splitter::new(Split::Auto(prior()));
     let (len_bytes, mut now_ns) = (512 << 10, 0);
     let mut split = 0;
@@ -351,7 +351,7 @@ fn a_device_that_changes_is_noticed_within_2000_requests() {
 }
 
 #[test]
-fn write_flood_beside_small_reads_is_left_whole() {
+fn a_write_flood_beside_small_reads_is_left_whole() {
     let p99 = |split: Split| {
         let mut run = Loop::new(p3700(9), split);
         let mut small = Vec::new();

@@ -88,7 +88,7 @@ fn vring(index: u16) -> VringStart {
 /// The frontend switches the cache off and gets its acknowledgement. The next write that the guest makes
 /// available is durable, although the worker was in the middle of a batch.
 #[test]
-fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
+fn a_write_after_the_cache_is_switched_off_is_durable_within_the_same_batch() {
     let device: Arc<Device> = device(cleave_worker::Split::Off);
     let driver = Rc::new(RefCell::new(Driver::new()));
     let memory = driver.borrow().memory();
@@ -122,7 +122,7 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
 
 /// Two vrings of one worker. The first always has more than the store has room for.
 #[test]
-fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
+fn a_vring_that_fills_the_store_leaves_room_for_the_others() {
     let device = device(cleave_worker::Split::Off);
     let mut driver = Driver::new();
     let memory = driver.memory();
@@ -159,7 +159,7 @@ fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
 /// A batch for an idle disk is short, so that the disk gets its first requests early. For inline completion
 /// there is no disk to wait, so the batch is as long as for a guest that is awake.
 #[test]
-fn a_batch_on_the_spot_is_not_cut_short_for_an_idle_drive() {
+fn an_inline_batch_is_not_cut_short_for_an_idle_disk() {
     for (on_the_spot, batch) in [(false, 8), (true, 16)] {
         let mut driver = Driver::new();
         let memory = driver.memory();
@@ -185,7 +185,7 @@ fn a_batch_on_the_spot_is_not_cut_short_for_an_idle_drive() {
 /// A chain of maximum length has many thousand descriptors. A lap reads a bounded number of them, so that
 /// commands and completions do not wait.
 #[test]
-fn a_lap_reads_no_more_descriptors_than_it_may() {
+fn a_lap_reads_a_bounded_number_of_descriptors() {
     let mut bench = Bench::new(quiet(1), FEATURES);
     bench.driver.submit_longest(9);
     let mut used = Vec::new();

@@ -21,7 +21,7 @@ fn write_through_makes_every_completed_write_durable() {
 }
 
 #[test]
-fn cache_switched_off_mid_load_makes_what_completes_afterwards_durable() {
+fn after_the_cache_is_switched_off_completed_writes_are_durable() {
     let config = |seed, ops| SimConfig {
         ops,
         delay_max: 30,
@@ -63,7 +63,7 @@ fn switch_off_mid_load(seed: u64, mut bench: Bench, place: impl Fn(usize) -> usi
 }
 
 #[test]
-fn write_back_write_is_not_durable_before_its_flush() {
+fn a_write_back_write_is_not_durable_before_its_flush() {
     // Proves that the durable copy of the simulation differs at all.
     let mut found = false;
     for seed in 0..20 {

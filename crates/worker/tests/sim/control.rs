@@ -18,7 +18,7 @@ fn slow(seed: u64) -> Bench {
 }
 
 #[test]
-fn stop_answers_the_position_only_when_all_has_ended() {
+fn a_stop_is_answered_only_when_all_requests_are_complete() {
     for seed in 0..50 {
         let mut bench = slow(seed);
         for n in 0..8 {
@@ -53,7 +53,7 @@ fn stop_answers_the_position_only_when_all_has_ended() {
 }
 
 #[test]
-fn disabled_vring_is_kept_and_looked_at_when_enabled() {
+fn a_disabled_vring_is_kept_and_checked_when_enabled() {
     let mut bench = Bench::new(quiet(4), FEATURES);
     let disabled = bench.control.enable(0, false);
     bench.carry_out(disabled);
@@ -74,7 +74,7 @@ fn disabled_vring_is_kept_and_looked_at_when_enabled() {
 }
 
 #[test]
-fn exit_drains_first() {
+fn an_exit_drains_first() {
     let mut bench = slow(5);
     for n in 0..8 {
         bench

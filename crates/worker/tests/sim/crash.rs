@@ -194,17 +194,17 @@ fn run_all(what: &str, runs: impl Fn(u64) -> Checked) {
 }
 
 #[test]
-fn no_crash_loses_what_one_leg_was_promised_to_keep() {
+fn no_crash_loses_durable_data_of_one_leg() {
     run_all("one leg", |seed| one_leg(seed, 0));
 }
 
 #[test]
-fn no_crash_loses_what_a_stripe_was_promised_to_keep() {
+fn no_crash_loses_durable_data_of_a_stripe() {
     run_all("four legs", |seed| four_legs(seed, 0));
 }
 
 #[test]
-fn no_crash_loses_what_was_promised_while_the_disk_fails() {
+fn no_crash_loses_durable_data_of_a_failing_disk() {
     run_all("failing", |seed| match seed % 2 {
         0 => one_leg(seed, 60),
         _ => four_legs(seed, 10),

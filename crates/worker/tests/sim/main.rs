@@ -226,7 +226,7 @@ fn seeds(default: std::ops::Range<u64>) -> Vec<u64> {
 }
 
 #[test]
-fn a_leg_that_fails_fails_what_touches_it_and_nothing_else() {
+fn a_failing_leg_fails_only_requests_that_use_it() {
     let bench = || {
         let bench = Bench::striped(
             SimConfig {
@@ -262,7 +262,7 @@ fn a_leg_that_fails_fails_what_touches_it_and_nothing_else() {
 }
 
 #[test]
-fn a_slow_leg_holds_up_only_what_touches_it() {
+fn a_slow_leg_delays_only_requests_that_use_it() {
     let mut bench = Bench::striped(
         SimConfig {
             ops: 2048,
@@ -328,7 +328,7 @@ fn requests_are_counted_with_recording_off() {
 }
 
 #[test]
-fn the_nth_failure_is_told_to_exactly_the_nth_request() {
+fn the_nth_failure_is_reported_to_exactly_the_nth_request() {
     for nth in 0..20 {
         let mut bench = Bench::new(
             SimConfig {

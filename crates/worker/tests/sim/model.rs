@@ -293,7 +293,7 @@ fn flush(model: &mut Model, covered: &[usize]) {
 }
 
 #[test]
-fn random_requests_keep_the_model_and_survive_a_power_cut() {
+fn random_requests_match_the_model_and_survive_a_power_cut() {
     for seed in seeds(0..30) {
         println!("CLEAVE_SEED={seed}");
         run(seed, 0, Split::Off);
@@ -302,7 +302,7 @@ fn random_requests_keep_the_model_and_survive_a_power_cut() {
 
 /// A guest whose disk fails from time to time notices only failed flushes.
 #[test]
-fn failing_ops_that_are_held_keep_the_model_and_survive_a_power_cut() {
+fn held_requests_match_the_model_and_survive_a_power_cut() {
     for seed in seeds(4000..4020) {
         println!("CLEAVE_SEED={seed}");
         let mut random = Random::new(seed);
@@ -330,7 +330,7 @@ fn failing_ops_that_are_held_keep_the_model_and_survive_a_power_cut() {
 
 /// A flush covers all legs: all writes that it acknowledges survive on each of them.
 #[test]
-fn a_stripe_keeps_the_model_and_survives_a_power_cut() {
+fn a_stripe_matches_the_model_and_survives_a_power_cut() {
     for seed in seeds(2000..2020) {
         println!("CLEAVE_SEED={seed}");
         run_striped(seed, 0);

@@ -4,7 +4,7 @@ use super::model::run;
 use super::*;
 
 #[test]
-fn split_requests_keep_the_model_survive_a_power_cut_and_fail_as_one() {
+fn split_requests_match_the_model_survive_a_power_cut_and_fail_as_one() {
     let chunk = |bytes| Split::Fixed(NonZeroU32::new(bytes).unwrap());
     let auto = || {
         Split::Auto(Prior {
@@ -77,7 +77,7 @@ fn the_splitter_learns_nothing_from_requests_that_fail() {
 
 /// A new splitter starts without findings, also if both changes happen before the worker checks.
 #[test]
-fn splitting_changed_and_changed_back_is_learnt_anew_and_told() {
+fn a_splitter_that_was_replaced_starts_afresh() {
     let auto = Split::Auto(Prior {
         useful_depth: 64,
         chunk_min_bytes: 4096,

@@ -128,7 +128,7 @@ fn pushed(bench: &Bench) -> Vec<u64> {
 }
 
 #[test]
-fn a_held_request_is_shown_and_closes_its_vring_until_it_is_done_again() {
+fn a_held_request_is_displayed_and_closes_its_vring_until_it_is_repeated() {
     for seed in 0..20 {
         let mut bench = bench(seed, "hold");
         break_disk(&bench, 512..1024, ENOSPC);
@@ -193,7 +193,7 @@ fn a_held_request_is_shown_and_closes_its_vring_until_it_is_done_again() {
 }
 
 #[test]
-fn held_requests_end_as_errors_when_the_operator_gives_them_up() {
+fn held_requests_fail_on_the_operators_order() {
     let mut bench = bench(1, "hold");
     hold_writes(&mut bench, 5);
     assert_eq!(bench.device.fail(), 5);
@@ -211,7 +211,7 @@ fn held_requests_end_as_errors_when_the_operator_gives_them_up() {
 /// Independent of the order in which they failed, and before later requests, also if there is room for only a
 /// few at a time.
 #[test]
-fn held_requests_are_done_again_in_the_order_in_which_they_were_taken() {
+fn held_requests_are_repeated_in_the_order_in_which_they_were_taken() {
     for (seed, ops) in (0..10).zip([64, 8].into_iter().cycle()) {
         let config = cleave_sim::SimConfig {
             delay_max: 20,
@@ -394,7 +394,7 @@ fn after_a_failed_sync_writes_are_reported_and_reads_are_not() {
 
 /// The policy in force at the failure decides. A held request stays held.
 #[test]
-fn a_changed_policy_holds_for_what_fails_from_then_on() {
+fn a_changed_policy_applies_to_later_failures() {
     let mut bench = bench(9, "hold");
     hold_writes(&mut bench, 3);
     set_policy(&mut bench, "report");
@@ -413,7 +413,7 @@ fn a_changed_policy_holds_for_what_fails_from_then_on() {
 }
 
 #[test]
-fn a_vring_that_is_stopped_ends_what_is_held_or_retried_as_errors() {
+fn stopping_a_vring_fails_its_stalled_requests() {
     for policy in ["hold", "retry:60", "retry:60:hold"] {
         let mut bench = bench(10, policy);
         break_disk(&bench, ALL, EIO);
@@ -442,7 +442,7 @@ fn a_vring_that_is_stopped_ends_what_is_held_or_retried_as_errors() {
 
 /// If the frontend keeps the requests in flight, they wait for the next daemon or connection.
 #[test]
-fn a_kept_vring_that_is_stopped_leaves_what_is_held_or_retried_to_the_next() {
+fn stopping_a_kept_vring_leaves_its_stalled_requests_in_the_region() {
     let layout = InflightLayout::new(1, SIZE);
     for policy in ["hold", "retry:60"] {
         let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
@@ -484,7 +484,7 @@ fn a_kept_vring_that_is_stopped_leaves_what_is_held_or_retried_to_the_next() {
 
 /// A stop does not wait for requests that fail after the stop was requested either.
 #[test]
-fn a_request_that_fails_while_its_vring_stops_ends() {
+fn a_request_that_fails_while_its_vring_stops_completes() {
     for seed in 0..20 {
         let config = cleave_sim::SimConfig {
             delay_max: 30,
@@ -514,7 +514,7 @@ fn a_request_that_fails_while_its_vring_stops_ends() {
 }
 
 #[test]
-fn a_worker_that_exits_ends_what_is_held_and_a_retired_vring_too() {
+fn an_exiting_worker_and_a_retired_vring_fail_held_requests() {
     let mut bench = bench(11, "hold");
     hold_writes(&mut bench, 3);
     bench.control.exit();
@@ -538,7 +538,7 @@ fn a_worker_that_exits_ends_what_is_held_and_a_retired_vring_too() {
 }
 
 #[test]
-fn a_held_request_keeps_no_memory_from_leaving_and_is_done_again_in_what_is_there_then() {
+fn a_held_request_does_not_keep_memory_and_is_repeated_in_the_new_table() {
     for rings_stay in [false, true] {
         let mut bench = bench(13, "hold");
         let table = |bench: &Bench, parts: &[Part]| {
@@ -585,7 +585,7 @@ fn a_held_request_keeps_no_memory_from_leaving_and_is_done_again_in_what_is_ther
 
 /// A chain that the guest has changed meanwhile is treated as a new one.
 #[test]
-fn a_chain_that_was_changed_while_it_was_held_is_a_new_chain() {
+fn a_chain_that_changed_while_it_was_held_is_a_new_chain() {
     let mut bench = bench(14, "hold");
     break_disk(&bench, ALL, ENOSPC);
     let head = bench.driver.submit(&write(1, 1)).unwrap();

@@ -91,7 +91,8 @@ fn soon_over(bench: &mut Bench, departure: &Departure) -> bool {
 }
 
 #[test]
-fn a_table_of_the_same_memory_is_in_force_at_once_and_the_old_one_goes_with_its_last_request() {
+fn a_table_of_the_same_memory_is_in_force_at_once_and_the_old_one_is_released_with_its_last_request()
+ {
     for seed in 0..30 {
         let (mut bench, memory) = bench(seed);
         write_some(&mut bench, 8);
@@ -105,7 +106,7 @@ fn a_table_of_the_same_memory_is_in_force_at_once_and_the_old_one_goes_with_its_
 }
 
 #[test]
-fn a_request_whose_status_byte_has_left_the_table_is_answered_all_the_same() {
+fn a_request_whose_status_byte_has_left_the_table_still_completes() {
     for seed in 0..30 {
         let (mut bench, memory) = bench(seed);
         write_some(&mut bench, 8);
@@ -130,7 +131,7 @@ fn a_request_whose_status_byte_has_left_the_table_is_answered_all_the_same() {
 }
 
 #[test]
-fn a_vring_whose_ring_has_left_answers_there_and_goes_on_when_it_is_back() {
+fn a_vring_without_its_ring_drains_and_continues_when_the_ring_is_back() {
     for seed in 0..30 {
         let (mut bench, memory) = bench(seed);
         write_some(&mut bench, 8);
@@ -153,7 +154,7 @@ fn a_vring_whose_ring_has_left_answers_there_and_goes_on_when_it_is_back() {
 }
 
 #[test]
-fn a_ring_in_other_memory_is_answered_in_the_old_and_goes_on_in_the_new() {
+fn a_moved_ring_drains_in_the_old_memory_and_continues_in_the_new() {
     for seed in 0..30 {
         let (mut bench, memory) = bench(seed);
         write_some(&mut bench, 8);
@@ -177,7 +178,7 @@ fn a_ring_in_other_memory_is_answered_in_the_old_and_goes_on_in_the_new() {
 }
 
 #[test]
-fn a_vring_that_is_retired_or_disabled_lets_go_too() {
+fn a_retired_or_disabled_vring_releases_memory_too() {
     for seed in 0..30 {
         for retired in [false, true] {
             let (mut bench, memory) = bench(seed);

@@ -262,7 +262,7 @@ fn run(
 }
 
 #[test]
-fn a_request_is_never_slept_on() {
+fn the_worker_never_sleeps_on_a_request() {
     let seed = std::env::var("CLEAVE_SEED").map_or(7, |seed| seed.parse().unwrap());
     println!("CLEAVE_SEED={seed}");
     let held = Tuning {
@@ -288,7 +288,7 @@ fn a_request_is_never_slept_on() {
 /// A store that has to be polled while an op is in flight. In every mode the worker does not sleep then, and
 /// sleeps as usual when nothing is in flight.
 #[test]
-fn what_has_to_be_asked_for_is_never_slept_on() {
+fn the_worker_never_sleeps_on_polled_ops() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
         let (totals, _) = run(11, MOMENTS / 10, true, tuning(completion), Ends::Asked);
         assert!(totals.sleeps > 50, "{completion:?}: {totals:?}");
@@ -299,7 +299,7 @@ fn what_has_to_be_asked_for_is_never_slept_on() {
 /// Polling a device that hangs would cost a core. It is polled less and less often, down to a limit, and as
 /// often as before once the guest has a new request.
 #[test]
-fn a_polled_device_that_hangs_is_asked_ever_less_often() {
+fn a_polled_device_that_hangs_is_polled_less_and_less_often() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
         let (mut worker, device, world, _control) = stage(3, true, tuning(completion), Ends::Never);
         world.borrow_mut().quiet = true;
@@ -340,7 +340,7 @@ fn a_polled_device_that_hangs_is_asked_ever_less_often() {
 /// A ring without a kick has to be polled, within the budget. When that is spent the worker sleeps between
 /// checks, longer and longer, and polls as often as before once there is work.
 #[test]
-fn a_guest_that_never_kicks_is_looked_at_within_the_budget() {
+fn a_guest_that_never_kicks_is_polled_within_the_budget() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
         let (mut worker, device, world, _control) =
             stage_with(5, true, tuning(completion), Ends::Told, None);

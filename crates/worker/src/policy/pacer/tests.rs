@@ -230,7 +230,7 @@ fn poisson(per_second: u64, span_ns: u64) -> Vec<u64> {
 }
 
 #[test]
-fn what_comes_slowly_is_slept_for() {
+fn a_slow_load_is_slept_for() {
     for per_second in [10, 100, 1000] {
         let moments = even(per_second, 2 * SECOND);
         let outcome = run(
@@ -245,7 +245,7 @@ fn what_comes_slowly_is_slept_for() {
 
 /// The guest sends requests by its own clock, so the rate shows nothing; the response time decides.
 #[test]
-fn what_comes_by_the_clock_is_met_awake_where_that_is_worth_its_price() {
+fn a_clocked_load_is_spun_for_if_that_is_worth_its_price() {
     for (per_second, device_us, awake) in [
         (3000, 0, true),
         (20_000, 0, true),
@@ -273,7 +273,7 @@ fn what_comes_by_the_clock_is_met_awake_where_that_is_worth_its_price() {
 }
 
 #[test]
-fn a_guest_that_waits_is_spun_for_where_it_then_asks_more_often() {
+fn a_closed_loop_is_spun_for_if_that_raises_its_rate() {
     for (depth, device_us) in [(1, 10), (1, 80), (8, 80)] {
         let name = format!("{depth} at a time, {device_us} us");
         let guest = Guest::Answers {
@@ -336,7 +336,7 @@ fn slow_devices_are_slept_for() {
 
 /// A thread that slept gets the core as soon as it has work. One that spins has used up its timeslice.
 #[test]
-fn where_another_wants_the_core_it_sleeps_within_a_second_and_spins_again_later() {
+fn a_contended_core_is_released_within_a_second_and_spun_on_again_later() {
     let guest = Guest::Answers {
         depth: 1,
         think_ns: 5 * US,
@@ -358,7 +358,7 @@ fn where_another_wants_the_core_it_sleeps_within_a_second_and_spins_again_later(
 }
 
 #[test]
-fn experiments_become_rare_where_the_answer_stays() {
+fn experiments_become_rare_while_the_verdict_stays() {
     for device_us in [80, 2000] {
         let guest = Guest::Answers {
             depth: 8,
@@ -397,7 +397,7 @@ fn a_tight_budget_is_kept_and_an_empty_one_never_spins() {
 
 /// Whenever the guest falls silent, also during an experiment, the worker sleeps for good.
 #[test]
-fn silence_is_slept_through_without_a_timer() {
+fn a_silent_guest_is_slept_for_without_a_timer() {
     for span_ms in (10..900).step_by(47) {
         for device_us in [0, 60, 700] {
             let moments = even(5000, span_ms * MS);
@@ -414,7 +414,7 @@ fn silence_is_slept_through_without_a_timer() {
 
 /// A guest may kick for days without making a request available.
 #[test]
-fn any_number_of_wake_ups_without_work_is_slept_after() {
+fn the_worker_sleeps_after_any_number_of_wake_ups_without_work() {
     let (stats, budget, tuning) = (Stats::default(), Budget::default(), tuning());
     let context = PacerContext {
         tuning: &tuning,
