@@ -341,7 +341,7 @@ impl Daemon {
         match &self.guest {
             Some(guest) if !has_left(&guest.stream) => {
                 offload::hang_up(stream);
-                self.crowding.tell(|more| {
+                self.crowding.log(|more| {
                     tracing::warn!(
                         "{name}: a second frontend was turned away: one is connected{more}"
                     );
@@ -350,7 +350,7 @@ impl Daemon {
             // The one before it has left and its session is about to end: this one waits its turn.
             _ => {
                 if self.seats.take(stream) {
-                    self.crowding.tell(|more| {
+                    self.crowding.log(|more| {
                         tracing::warn!(
                             "{name}: the oldest of many silent connections was closed{more}"
                         );
@@ -366,16 +366,16 @@ impl Daemon {
         match self.spawn(stream) {
             Ok(guest) => {
                 self.visits
-                    .tell(|more| tracing::info!("{name}: a frontend has connected{more}"));
+                    .log(|more| tracing::info!("{name}: a frontend has connected{more}"));
                 self.guest = Some(guest);
                 let waiting = self.seats.clear();
                 if waiting > 0 {
-                    self.crowding.tell(|more| {
+                    self.crowding.log(|more| {
                         tracing::warn!("{name}: {waiting} further frontends were turned away: one is connected{more}");
                     });
                 }
             }
-            Err(error) => self.faults.tell(|more| {
+            Err(error) => self.faults.log(|more| {
                 tracing::warn!("{name}: a frontend cannot be served: {error}{more}");
             }),
         }
@@ -421,18 +421,18 @@ impl Daemon {
         match ending {
             Some(Ending::HungUp) => self
                 .visits
-                .tell(|more| tracing::info!("{name}: the frontend has left after {served}{more}")),
-            Some(Ending::Refused(why)) => self.faults.tell(|more| {
+                .log(|more| tracing::info!("{name}: the frontend has left after {served}{more}")),
+            Some(Ending::Refused(why)) => self.faults.log(|more| {
                 tracing::warn!(
                     "{name}: the frontend broke the protocol and was let go: {why}{more}"
                 );
             }),
             Some(Ending::Lost(why)) => self
                 .faults
-                .tell(|more| tracing::warn!("{name}: the frontend was let go: {why}{more}")),
+                .log(|more| tracing::warn!("{name}: the frontend was let go: {why}{more}")),
             None => self
                 .faults
-                .tell(|more| tracing::error!("{name}: the session failed{more}")),
+                .log(|more| tracing::error!("{name}: the session failed{more}")),
         }
     }
 
@@ -489,7 +489,7 @@ impl Daemon {
             Ok(Resized::Short(..) | Resized::No) => {}
             Err(error) => self
                 .faults
-                .tell(|more| tracing::warn!("{name}: cannot look at its size: {error}{more}")),
+                .log(|more| tracing::warn!("{name}: cannot look at its size: {error}{more}")),
         }
     }
 
@@ -498,7 +498,7 @@ impl Daemon {
         self.accept_after = offload::is_full().then(|| Instant::now() + ACCEPT_PAUSE);
         if self.accept_after.is_some() {
             let name = self.disk.name();
-            self.faults.tell(|more| {
+            self.faults.log(|more| {
                 tracing::warn!(
                     "{name}: no frontend is accepted: earlier ones left descriptors that cannot be closed; end \
                      the programs that hold the other ends of their sockets and pipes{more}"
@@ -513,7 +513,7 @@ impl Daemon {
         self.seats.free_one();
         self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
         let name = self.disk.name();
-        self.faults.tell(|more| {
+        self.faults.log(|more| {
             tracing::warn!(
                 "{name}: cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=){more}"
             );

@@ -1,30 +1,30 @@
-//! Which disk was measured: what a profile is compared with.
+//! The identity of a measured disk, which a profile is compared with.
 
 use std::fmt;
 
 use cleave_disk::{Backing, Disk, FileKind, Leg};
 use serde::{Deserialize, Serialize};
 
-/// What tells a disk from another.
+/// Properties by which a disk is recognised.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// As the operator called it. Not compared: the same disk has many paths.
+    /// The path as given by the operator. Not compared, because a disk can have many paths.
     pub name: String,
-    /// The disk's own serial, which is made from its path with links followed.
+    /// The disk's serial, which is derived from its canonical path.
     pub serial: String,
     /// file, device, ram, null, model or stripe.
     pub kind: String,
-    /// Size when it was measured.
+    /// Size at the time of the measurement.
     pub size_bytes: u64,
-    /// Smallest op that the store takes as it is, at least 512.
+    /// Smallest op that the store runs without read-modify-write, at least 512.
     pub block_bytes: u32,
-    /// The page cache was bypassed.
+    /// Whether the page cache was bypassed.
     pub direct: bool,
 }
 
 impl Identity {
-    /// That of an opened disk.
+    /// The identity of an opened disk.
     pub fn of(disk: &Disk) -> Identity {
         let kind = match disk.legs().len() {
             1 => kind(disk.backing()),
@@ -32,7 +32,7 @@ impl Identity {
         };
         let serial = disk.serial();
         let serial = match disk.backing() {
-            // A model is all that its name says, its parameters included.
+            // A model is defined by its name, parameters included.
             Backing::Model { .. } => disk.name().as_bytes(),
             _ => serial.split(|byte| *byte == 0).next().unwrap_or_default(),
         };
@@ -46,8 +46,8 @@ impl Identity {
         }
     }
 
-    /// The first thing in which `now` is another disk, or is reached in another way. A disk that grew
-    /// is still the same: it may grow while it is served, and must be served again after that.
+    /// The first property in which `now` differs. A larger size is no difference, because a disk may grow while
+    /// it is served and must be served again afterwards.
     pub(crate) fn difference(&self, now: &Identity) -> Option<String> {
         let said = |what: &str, then: &dyn fmt::Display, now: &dyn fmt::Display| {
             Some(format!("{what} was {then} and is {now}"))
@@ -76,7 +76,7 @@ impl Identity {
     }
 }
 
-/// Smallest op that is run as it is; what is smaller is read-modify-write and no measure of the disk.
+/// Smallest op that is run as it is. Smaller ones are read-modify-write, which does not measure the disk.
 pub(crate) fn smallest_op(disk: &Disk) -> u32 {
     disk.limits().offset_align_bytes.max(512)
 }

@@ -1,4 +1,4 @@
-//! What a matrix says: arithmetic, and nothing else.
+//! Judges a matrix: arithmetic only.
 
 use cleave_blk::SPLIT_OPS_MAX;
 use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES, SPLIT_MIN_BYTES};
@@ -6,52 +6,52 @@ use serde::Serialize;
 
 use crate::matrix::{Matrix, Measured, OUTSTANDING_MAX};
 
-/// Below this gain a request is better left whole: its ops cost CPU time, and the gain is noise.
+/// With less gain a request is better left whole: its ops cost CPU time, and the gain may be noise.
 const GAIN_MIN: f64 = 1.05;
-/// Chunks whose rate is this close to the best one are as good; the largest of them has fewest ops.
-/// Points are known to ±3 %.
+/// Chunks whose rate is this close to the best one count as equal, and the largest of them is chosen because it
+/// needs the fewest ops. Points are known to ±3 %.
 const AS_GOOD: f64 = 0.97;
-/// An in-flight count is useful up to where this share of the best rate is reached.
+/// The useful depth is the one that reaches this share of the best rate.
 const USEFUL: f64 = 0.95;
 
-/// What to do with requests of one size class.
+/// Recommended chunk for requests of one size class.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Recommendation {
-    /// Requests of this size up to twice as much.
+    /// Minimum request size; the class extends to twice as much.
     pub request_bytes: u64,
-    /// Split into this; 0: leave whole.
+    /// The chunk to split into; 0: leave whole.
     pub chunk_bytes: u32,
-    /// Throughput when split so over throughput when whole, at depth 1; of the best chunk, also where
-    /// it is too small to be worth it.
+    /// Throughput with the best chunk over throughput of whole requests, at depth 1. Also given if it is too
+    /// small to be worth it.
     pub gain: f64,
 }
 
-/// What a matrix says of its direction.
+/// Findings of a matrix for its direction.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Judgement {
-    /// By size class; only those whose row was measured.
+    /// By size class; only classes whose row was measured.
     pub chunks: Vec<Recommendation>,
-    /// Ops in flight beyond which the disk answers no faster; `None`: not measured.
+    /// Number of in-flight ops beyond which the disk gets no faster. `None`: not measured.
     pub useful_depth: Option<u32>,
-    /// Some class gains by being split.
+    /// Whether some class gains from splitting.
     pub pays: bool,
 }
 
 impl Judgement {
-    /// The class that gains most.
+    /// The class with the largest gain.
     pub fn best(&self) -> Option<&Recommendation> {
         let split = self.chunks.iter().filter(|r| r.chunk_bytes > 0);
         split.max_by(|a, b| a.gain.total_cmp(&b.gain))
     }
 }
 
-/// Judges a matrix. For a request of size S the row of S outstanding tells what its pieces would do:
-/// the point of depth D is the same request as D pieces of S/D. That its pieces lie beside each other
-/// and those of the matrix do not is the difference that the splitter's own experiments then correct.
+/// Judges a matrix. For a request of size S the row with S bytes outstanding shows how its pieces would
+/// perform: the point of depth D is the same request as D pieces of S/D. Pieces of one request are adjacent and
+/// those of the matrix are not; the splitter's own experiments correct for that.
 ///
-/// Worked example, the row of 512 KiB of a drive with inner parallelism: 0.96 GB/s at depth 1, 1.30 at
-/// 2, 1.70 at 8, 1.95 at 32 (16 KiB each), 1.97 at 64 (8 KiB). The best is 1.97; 16 KiB is within 3 %
-/// of it with half the ops, so it is recommended, with a gain of 2.03.
+/// Worked example, the row of 512 KiB of a drive with internal parallelism: 0.96 GB/s at depth 1, 1.30 at 2,
+/// 1.70 at 8, 1.95 at 32 (16 KiB each), 1.97 at 64 (8 KiB). The best is 1.97. 16 KiB is within 3 % of it with
+/// half the ops, so it is recommended, with a gain of 2.03.
 pub fn judge(matrix: &Matrix) -> Judgement {
     let classes = std::iter::successors(Some(SPLIT_MIN_BYTES), |size| Some(size * 2))
         .take_while(|size| *size <= OUTSTANDING_MAX);
@@ -76,12 +76,12 @@ fn recommend(matrix: &Matrix, request_bytes: u64) -> Option<Recommendation> {
         .iter()
         .map(|m| m.bytes_per_second())
         .max_by(f64::total_cmp)?;
-    // By depth: the first that is good enough has the fewest ops.
+    // In order of depth, so the first that is good enough has the fewest ops.
     let chosen = split
         .iter()
         .find(|m| m.bytes_per_second() >= best * AS_GOOD)?;
     let gain = chosen.bytes_per_second() / whole.bytes_per_second().max(1.0);
-    // Two rates that are known badly differ by accident.
+    // The difference of two imprecise rates may be noise.
     let doubt = chosen.error.hypot(whole.error);
     Some(Recommendation {
         request_bytes,
@@ -94,8 +94,8 @@ fn recommend(matrix: &Matrix, request_bytes: u64) -> Option<Recommendation> {
     })
 }
 
-/// Along the smallest requests that a chunk could be: the fewest in flight that reach nearly the best
-/// rate. Larger ones reach the disk's bandwidth with fewer in flight and would hide its parallelism.
+/// The smallest depth that reaches nearly the best rate, for the smallest requests that can be a chunk. Larger
+/// requests reach the disk's bandwidth at a smaller depth and would hide its parallelism.
 fn useful_depth(matrix: &Matrix) -> Option<u32> {
     let sizes = matrix.measured.iter().map(|m| m.point.block_bytes());
     let block_bytes = sizes
@@ -107,7 +107,7 @@ fn useful_depth(matrix: &Matrix) -> Option<u32> {
             .iter()
             .filter(move |m| m.point.block_bytes() == block_bytes)
     };
-    // A column of less than that has not shown where it ends.
+    // A shorter column may end before the rate stops growing.
     if column().count() < 4 {
         return None;
     }
@@ -127,7 +127,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::matrix::{Point, points};
 
-    /// A matrix of a disk that answers so many bytes a second at each point.
+    /// A matrix of a disk with this many bytes per second at each point.
     pub(crate) fn recorded(direction: Direction, rate: impl Fn(Point) -> f64) -> Matrix {
         let mut matrix = Matrix::new(direction);
         for point in points(512, 1 << 40) {
@@ -143,8 +143,8 @@ pub(crate) mod tests {
         matrix
     }
 
-    /// As study A's P3700: 512 KiB outstanding give 0.96 GB/s whole and 1.97 as 64 × 8 KiB; 4 KiB
-    /// requests take 85 µs alone and reach 460 k/s.
+    /// The P3700 of study A: with 512 KiB outstanding 0.96 GB/s whole and 1.97 as 64 × 8 KiB. A 4 KiB request
+    /// takes 85 µs alone, and many reach 460 k/s.
     pub(crate) fn p3700(point: Point) -> f64 {
         let block = point.block_bytes() as f64;
         let pages = (block / 4096.0).max(1.0);
@@ -155,7 +155,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_drive_with_inner_parallelism_is_split() {
+    fn a_drive_with_internal_parallelism_is_split() {
         let judged = judge(&recorded(Direction::Read, p3700));
         assert!(judged.pays);
         let row = judged
@@ -174,8 +174,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_one_channel_is_left_whole() {
-        // Time proportional to size, whatever is in flight.
+    fn a_disk_with_one_channel_is_left_whole() {
+        // Time is proportional to size at any depth.
         let judged = judge(&recorded(Direction::Read, |_| 5e8));
         assert!(!judged.pays);
         assert!(judged.chunks.iter().all(|r| r.chunk_bytes == 0));
@@ -183,9 +183,9 @@ pub(crate) mod tests {
         assert_eq!(judged.best(), None);
     }
 
-    /// Gain of two pieces over one, and what is decided.
+    /// The gain of two pieces over one, and the decision.
     #[test]
-    fn a_gain_within_the_noise_is_none() {
+    fn a_gain_within_the_noise_is_ignored() {
         for (gain, splits) in [
             (0.8, false),
             (1.0, false),
@@ -199,13 +199,13 @@ pub(crate) mod tests {
             assert_eq!(judged.pays, splits, "{gain}");
             let row = judged.chunks[0];
             assert!((row.gain - gain).abs() < 0.01, "{row:?}");
-            // As good as the others with the fewest ops.
+            // As good as the others, with the fewest ops.
             assert_eq!(row.chunk_bytes, if splits { 16 << 10 } else { 0 });
         }
     }
 
     #[test]
-    fn a_gain_within_the_doubt_is_none() {
+    fn a_gain_within_the_error_is_ignored() {
         for (error, splits) in [(0.03, true), (0.2, true), (0.3, false), (1.0, false)] {
             let rate = |p: Point| if p.depth == 1 { 1e9 } else { 1.4e9 };
             let mut matrix = recorded(Direction::Read, rate);
@@ -241,7 +241,7 @@ pub(crate) mod tests {
             .unwrap();
         assert_eq!(row.chunk_bytes, 16 << 10, "and never more than 64 ops");
         assert!((row.gain - 1.95 / 0.96).abs() < 0.01);
-        // Nothing below 4 KiB is a chunk: the row of 32 KiB ends at 8 pieces.
+        // Nothing below 4 KiB is a chunk, so the row of 32 KiB ends at 8 pieces.
         let small = judged.chunks[0];
         assert_eq!(
             (small.request_bytes, small.chunk_bytes),
@@ -250,7 +250,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_judged() {
+    fn missing_measurements_are_not_judged() {
         let mut matrix = recorded(Direction::Read, p3700);
         matrix
             .measured

@@ -1,9 +1,9 @@
-//! Measures how a disk answers at every size and depth, and judges whether splitting pays. This crate
-//! forbids vrings, vhost messages, guests and unsafe code: it runs ops on an opened disk through an
-//! engine, in memory of its own, and what it learns leaves it as values and text.
+//! Measures a disk at every size and depth, and judges whether splitting pays. This crate forbids vrings, vhost
+//! messages, guests and unsafe code: it runs ops on an opened disk through an engine, in its own memory, and
+//! its results are values and text.
 //!
-//! [`run()`] measures a [`Matrix`] per direction, [`judge()`] reads it, [`Report`] holds both and is
-//! written as a table, JSON or SVG, and [`Profile`] is what a later `serve` starts from.
+//! [`run()`] measures a [`Matrix`] for each direction, and [`judge()`] evaluates it. [`Report`] holds both and
+//! is written as a table, JSON or SVG. A later `serve` starts from a [`Profile`].
 #![forbid(unsafe_code)]
 
 mod device;

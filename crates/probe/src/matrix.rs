@@ -1,18 +1,18 @@
-//! The points of study A and what was measured at each.
+//! The points of study A, and the measurement at each.
 
 use cleave_worker::Direction;
 use serde::{Serialize, Serializer};
 
-/// Least and most bytes outstanding.
+/// Minimum and maximum number of bytes outstanding.
 pub(crate) const OUTSTANDING_MIN: u64 = 512;
 pub(crate) const OUTSTANDING_MAX: u64 = 4 << 20;
-/// The row that the study looks at alone, and that is measured first.
+/// The row that the study discusses, which is measured first.
 pub(crate) const ROW_OF_INTEREST: u64 = 512 << 10;
 
-/// So many bytes outstanding, in so many requests of the same size.
+/// A number of bytes outstanding, in requests of equal size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Point {
-    /// All requests together.
+    /// Sum over all requests.
     pub outstanding_bytes: u64,
     /// Requests in flight.
     pub depth: u32,
@@ -25,17 +25,17 @@ impl Point {
     }
 }
 
-/// What was seen at a point.
+/// The measurement at a point.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Measured {
-    /// Where.
+    /// The point.
     #[serde(flatten)]
     pub point: Point,
-    /// Requests that ended in the time measured.
+    /// Requests that completed in the measured time.
     pub requests: u64,
-    /// That time.
+    /// The measured time.
     pub elapsed_ns: u64,
-    /// Half the width of the 95 % interval of the mean rate, as a share of it.
+    /// Half the width of the 95 % confidence interval of the mean rate, as a share of the rate.
     pub error: f64,
 }
 
@@ -50,28 +50,28 @@ impl Measured {
         self.requests as f64 * 1e9 / self.elapsed_ns.max(1) as f64
     }
 
-    /// Mean time of one request; by Little's law, since `depth` were in flight all the time.
+    /// Mean time of one request, by Little's law, since `depth` requests were always in flight.
     pub fn latency_us(&self) -> f64 {
         f64::from(self.point.depth) * 1e6 / self.requests_per_second().max(1e-9)
     }
 }
 
-/// All points of one direction that were measured, by outstanding bytes and depth.
+/// All measured points of one direction, by outstanding bytes and depth.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Matrix {
-    /// Reads or writes.
+    /// The direction.
     #[serde(serialize_with = "as_word")]
     pub direction: Direction,
-    /// In order.
+    /// The points, in order.
     pub measured: Vec<Measured>,
-    /// Reads looked at, and how many of them had found only zeroes.
+    /// Number of reads whose data was checked.
     pub looked_at: u64,
-    /// See there.
+    /// Number of those that found only zeroes.
     pub only_zeroes: u64,
 }
 
 impl Matrix {
-    /// Nothing measured yet.
+    /// A matrix without points.
     pub fn new(direction: Direction) -> Matrix {
         Matrix {
             direction,
@@ -81,26 +81,26 @@ impl Matrix {
         }
     }
 
-    /// Adds a point at its place.
+    /// Adds a point in order.
     pub fn add(&mut self, measured: Measured) {
         let key = |m: &Measured| (m.point.outstanding_bytes, m.point.depth);
         let at = self.measured.partition_point(|m| key(m) < key(&measured));
         self.measured.insert(at, measured);
     }
 
-    /// Points with so many bytes outstanding, by depth.
+    /// The points with this many bytes outstanding, by depth.
     pub fn row(&self, outstanding_bytes: u64) -> impl Iterator<Item = &Measured> {
         let is_in = move |m: &&Measured| m.point.outstanding_bytes == outstanding_bytes;
         self.measured.iter().filter(is_in)
     }
 
-    /// Share of the reads looked at that had found only zeroes; `None` where none was looked at.
+    /// Share of the checked reads that found only zeroes. `None`: none was checked.
     pub fn zero_share(&self) -> Option<f64> {
         (self.looked_at > 0).then(|| self.only_zeroes as f64 / self.looked_at as f64)
     }
 }
 
-/// How a direction is written in tables and files.
+/// The name of a direction in tables and files.
 pub(crate) fn word(direction: Direction) -> &'static str {
     match direction {
         Direction::Read => "read",
@@ -112,9 +112,9 @@ fn as_word<S: Serializer>(direction: &Direction, out: S) -> Result<S::Ok, S::Err
     out.serialize_str(word(*direction))
 }
 
-/// The matrix of a disk: sizes 512 B to 4 MiB outstanding, and for each all depths 1, 2, 4 … whose
-/// requests are no smaller than the block and no larger than the disk. The row of 512 KiB comes first
-/// and its neighbours next, so that a probe that is broken off has answered the main question.
+/// The points for a disk: from 512 B to 4 MiB outstanding, each with all depths 1, 2, 4 … whose requests are at
+/// least a block and at most the disk. The row of 512 KiB is first and its neighbours follow, so that a probe
+/// that is interrupted has answered the main question.
 pub fn points(block_bytes: u32, capacity_bytes: u64) -> Vec<Point> {
     let least = u64::from(block_bytes)
         .max(OUTSTANDING_MIN)
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn points_find_their_place() {
+    fn points_are_kept_in_order() {
         let mut matrix = Matrix::new(Direction::Read);
         for (outstanding_bytes, depth) in [(1024, 2), (512, 1), (1024, 1)] {
             matrix.add(Measured {

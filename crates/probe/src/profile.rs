@@ -1,4 +1,4 @@
-//! What a probe leaves for a later `serve`: a small TOML file that says of which disk it speaks.
+//! The result of a probe for a later `serve`: a small TOML file that names its disk.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -14,14 +14,13 @@ use serde::Deserialize;
 use crate::device::Identity;
 use crate::report::Report;
 
-/// Version of the file. One that this program does not know is refused, not guessed at.
+/// Version of the file. An unknown version is refused.
 const VERSION: i64 = 1;
-/// Longest file that is read; a profile has one or two KiB.
+/// Maximum size of a file that is read. A profile has one or two KiB.
 const LEN_MAX: u64 = 64 << 10;
-/// Whatever was measured, so many ops may be in flight: a disk that turns out quicker than it was could
-/// else never show it.
+/// Minimum useful depth, whatever was measured: otherwise a disk that has become faster could never show it.
 const USEFUL_DEPTH_MIN: u32 = 16;
-/// Most ops in flight that a worker has.
+/// Maximum number of in-flight ops of a worker.
 const USEFUL_DEPTH_MAX: u32 = 1 << 16;
 
 /// Why a profile is refused: a line that names the file and the remedy.
@@ -35,11 +34,11 @@ pub struct ProfileError(String);
 pub struct Profile {
     #[allow(dead_code, reason = "checked before the rest is read")]
     version: i64,
-    /// Not all was measured.
+    /// Whether points are missing.
     pub partial: bool,
-    /// Never split this disk.
+    /// Whether this disk must never be split.
     pub never: bool,
-    /// Of which disk.
+    /// The measured disk.
     pub device: Identity,
     read: Option<Side>,
     write: Option<Side>,
@@ -62,14 +61,14 @@ struct Chunk {
     gain: f64,
 }
 
-/// Only what says how to read the rest.
+/// The part that determines how to read the rest.
 #[derive(Deserialize)]
 struct Head {
     version: i64,
 }
 
 impl Profile {
-    /// Reads the profile of `disk`.
+    /// Reads the profile, and checks that it is for `disk`.
     pub fn load(path: &Path, disk: &Disk) -> Result<Profile, ProfileError> {
         let shown = path.display();
         let text = read(path)
@@ -89,11 +88,11 @@ impl Profile {
         let shown = path.display();
         let garbage = |why: String| {
             ProfileError(format!(
-                "{shown} is no profile ({why}); write one: cleave probe --profile {shown}"
+                "{shown} is not a profile ({why}); write one: cleave probe --profile {shown}"
             ))
         };
         let wrong = |error: toml::de::Error| {
-            // The first line says where, the rest draws it.
+            // The first line of the message has the cause; the others show the place.
             let line = error.span().map(|span| {
                 text.get(..span.start)
                     .unwrap_or(text)
@@ -123,7 +122,7 @@ impl Profile {
         }
     }
 
-    /// A number that no probe writes.
+    /// A value that no probe writes, if there is one.
     fn fault(&self) -> Option<String> {
         for side in self.read.iter().chain(&self.write) {
             if let Some(depth) = side.useful_depth
@@ -150,7 +149,7 @@ impl Profile {
         None
     }
 
-    /// What a splitter starts from.
+    /// The splitter's prior knowledge.
     pub fn prior(&self, limits: &Limits) -> Prior {
         let mut prior = Prior::from_limits(limits);
         prior.never = self.never;
@@ -183,7 +182,7 @@ fn read(path: &Path) -> io::Result<String> {
     }
 }
 
-/// A report as a profile.
+/// Writes a report as a profile.
 pub(crate) fn write(report: &Report) -> String {
     // Writing to a `String` cannot fail, so results of `write!` are dropped.
     let mut text = String::new();
@@ -191,17 +190,17 @@ pub(crate) fn write(report: &Report) -> String {
     let _ = write!(
         text,
         "\
-# How this disk answers, measured by `cleave probe` (cleave {}, Linux {}).
-# For `cleave serve --profile FILE`: its splitter starts from here instead of from nothing, and goes
-# on learning. Measure again when the disk, its driver or the machine has changed.
+# Performance of this disk, measured by `cleave probe` (cleave {}, Linux {}).
+# For `cleave serve --profile FILE`: its splitter starts from these figures and continues to learn.
+# Measure again when the disk, its driver or the machine has changed.
 
 version = {VERSION}
-# true: the measurement was broken off; what is missing is learnt while serving.
+# true: the measurement was interrupted; the splitter learns the rest while serving.
 partial = {}
-# true: never split. Set where the disk says that it spins and no size gained by being split.
+# true: never split. Set if the disk is rotational and no size gained from splitting.
 never = {}
 
-# The profile is refused for a disk that differs in any of these, its name apart; it may have grown.
+# The profile is refused for a disk that differs in any of these, except its name. A larger size is allowed.
 [device]
 name = {}
 serial = {}
@@ -227,7 +226,7 @@ direct = {}
         if let Some(depth) = side.judgement.useful_depth {
             let _ = write!(
                 text,
-                "# Ops in flight beyond which the disk answers no faster.\nuseful_depth = {depth}\n"
+                "# Number of ops in flight beyond which the disk gets no faster.\nuseful_depth = {depth}\n"
             );
         }
         if !side.judgement.chunks.is_empty() {
@@ -248,8 +247,8 @@ direct = {}
     text
 }
 
-/// What a disk says of its spinning is believed only where the measurement agrees: virtual disks and
-/// loop devices say so too. And only a whole measurement may rule out all learning.
+/// Whether to rule out splitting. Requires that the rotational flag agrees with the measurement, because
+/// virtual disks and loop devices set it too, and that the measurement is complete.
 fn is_never(report: &Report) -> bool {
     report.rotational && !report.partial && report.sides.iter().all(|side| !side.judgement.pays)
 }
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn a_written_profile_is_read_back() {
         let disk = disk("ram:1M");
         let profile = load(&written_for(&disk), &disk).unwrap();
         assert!(!profile.partial && !profile.never);
@@ -331,10 +330,10 @@ mod tests {
     fn another_version_is_refused_even_with_fields_unknown_here() {
         let ram = disk("ram:1M");
         let text = written_for(&ram).replace("version = 1", "version = 2\nnews = \"x\"");
-        let told = load(&text, &ram).unwrap_err().to_string();
+        let error = load(&text, &ram).unwrap_err().to_string();
         assert!(
-            told.contains("version 2") && told.contains("cleave probe"),
-            "{told}"
+            error.contains("version 2") && error.contains("cleave probe"),
+            "{error}"
         );
     }
 
@@ -344,19 +343,19 @@ mod tests {
         let text = written_for(&small);
         assert!(load(&text, &disk("ram:2M")).is_ok());
         for (other, part) in [("ram:512K", "size"), ("null:1M", "kind")] {
-            let told = load(&text, &disk(other)).unwrap_err().to_string();
-            assert!(told.contains(part) && told.contains(other), "{told}");
-            assert!(!told.contains('\n'));
+            let error = load(&text, &disk(other)).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains(other), "{error}");
+            assert!(!error.contains('\n'));
         }
         for (from, to, part) in [
             ("serial = \"cleave-ram\"", "serial = \"other\"", "the disk"),
             ("block_bytes = 512", "block_bytes = 4096", "smallest op"),
             ("direct = true", "direct = false", "page cache"),
         ] {
-            let told = load(&text.replace(from, to), &small)
+            let error = load(&text.replace(from, to), &small)
                 .unwrap_err()
                 .to_string();
-            assert!(told.contains(part), "{told}");
+            assert!(error.contains(part), "{error}");
         }
     }
 
@@ -371,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_one_line() {
+    fn garbage_is_reported_in_one_line() {
         let ram = disk("ram:1M");
         let good = written_for(&ram);
         let is_split = |line: &&str| line.starts_with("chunk_bytes") && !line.ends_with(" 0");
@@ -396,9 +395,9 @@ mod tests {
             with("partial = false", "partial = 0"),
             with("partial = false", "partial = false\nmore = 1"),
         ] {
-            let told = load(&text, &ram).unwrap_err().to_string();
-            assert!(told.contains("is no profile"), "{told}");
-            assert!(!told.contains('\n') && told.len() < 300, "{told}");
+            let error = load(&text, &ram).unwrap_err().to_string();
+            assert!(error.contains("is not a profile"), "{error}");
+            assert!(!error.contains('\n') && error.len() < 300, "{error}");
         }
         let missing = Profile::load(Path::new("/none/p"), &ram)
             .unwrap_err()
@@ -414,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn never_needs_a_disk_that_says_it_spins_and_measures_so() {
+    fn never_needs_a_rotational_disk_without_gain() {
         for (rotational, partial, rate, never) in [
             (false, false, 0.0, false),
             (true, false, 0.0, true),

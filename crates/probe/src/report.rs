@@ -1,4 +1,4 @@
-//! Everything that a probe found out, and how it is said.
+//! The result of a probe, and its text.
 
 use std::fs;
 
@@ -12,22 +12,22 @@ use crate::{Extent, Identity, Pace};
 
 /// Version of the JSON.
 const VERSION: u32 = 1;
-/// Points known worse than this are told of.
+/// Points with a larger error are mentioned.
 const VAGUE: f64 = 0.1;
 
-/// Where it was measured.
+/// The machine that ran the probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Host {
-    /// Release of the kernel.
+    /// Kernel release.
     pub kernel: String,
     /// Model name of the CPU.
     pub cpu: String,
-    /// CPUs of the machine.
+    /// Number of CPUs.
     pub cpus: usize,
 }
 
 impl Host {
-    /// This one.
+    /// This machine.
     pub fn here() -> Host {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info.lines().find_map(|line| {
@@ -45,60 +45,60 @@ impl Host {
     }
 }
 
-/// One direction, measured and judged.
+/// One direction: measurements and judgement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Side {
-    /// What was measured.
+    /// The measurements.
     #[serde(flatten)]
     pub matrix: Matrix,
-    /// What it says.
+    /// Their judgement.
     pub judgement: Judgement,
 }
 
 /// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// Of this form.
+    /// Version of this format.
     pub version: u32,
-    /// What measured.
+    /// Version of the program.
     pub cleave: String,
-    /// What was measured.
+    /// The measured disk.
     pub device: Identity,
-    /// Where.
+    /// The machine.
     pub host: Host,
-    /// It says of itself that it spins; true of many virtual disks that do not.
+    /// The disk's rotational flag, which many virtual disks set too.
     pub rotational: bool,
-    /// Timings of a model, not of a drive.
+    /// Whether the timings are those of a model, not of a drive.
     pub modelled: bool,
-    /// Not all points were measured.
+    /// Whether points are missing.
     pub partial: bool,
-    /// Share of the disk that was ever written, where that is known.
+    /// Share of the disk that was ever written, if known.
     pub stored_share: Option<f64>,
-    /// Time that all points shared, in seconds; each ended when it was known to ±3 %.
+    /// Time for all points together, in seconds. Each point ended when it was known to ±3 %.
     pub seconds_max: f64,
-    /// Of the random offsets.
+    /// Seed of the random offsets.
     pub seed: u64,
     /// Reads first.
     pub sides: Vec<Side>,
 }
 
-/// What a report says beside its matrices.
+/// Parts of a report that are not in its matrices.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Circumstances {
     /// See [`Report::rotational`].
     pub rotational: bool,
-    /// Of the disk, before anything was measured.
+    /// Share of the disk that was written before the measurement.
     pub stored: Extent,
-    /// How long each point took.
+    /// Time for each point.
     pub pace: Pace,
     /// See [`Report::seed`].
     pub seed: u64,
-    /// Not all points were measured.
+    /// Whether points are missing.
     pub partial: bool,
 }
 
 impl Report {
-    /// Judges what was measured.
+    /// Judges the measurements.
     pub fn new(device: Identity, matrices: Vec<Matrix>, around: &Circumstances) -> Report {
         Report {
             version: VERSION,
@@ -124,25 +124,25 @@ impl Report {
         }
     }
 
-    /// For machines; the fields are those of [`Report`].
+    /// The report as JSON, with the fields of [`Report`].
     pub fn json(&self) -> String {
-        // Maps with string keys and finite numbers always have a form.
+        // Maps with string keys and finite numbers can always be serialized.
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
         text.push('\n');
         text
     }
 
-    /// For a later `serve`; see [`Profile`](crate::Profile).
+    /// A profile for a later `serve`; see [`Profile`](crate::Profile).
     pub fn profile(&self) -> String {
         crate::profile::write(self)
     }
 
-    /// What makes the figures doubtful, a line each.
+    /// Reasons to doubt the figures, one per line.
     pub fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         if self.partial {
             doubts.push(
-                "The result is partial: it was broken off before all points were measured."
+                "The result is partial: the probe was interrupted before all points were measured."
                     .to_owned(),
             );
         }
@@ -157,7 +157,7 @@ impl Report {
         }
         if let Some(share) = self.stored_share.filter(|share| *share < 0.999) {
             doubts.push(format!(
-                "Only {:.0} % of the disk was ever written; the rest answers without the device.",
+                "Only {:.0} % of the disk was ever written; reads of the rest do not reach the device.",
                 share * 100.0
             ));
         }
@@ -165,7 +165,7 @@ impl Report {
         let vague = all().filter(|m| m.error > VAGUE).count();
         if vague > 0 {
             doubts.push(format!(
-                "{vague} of {} points are known to no better than ±{:.0} %: give it more time, or a quieter host.",
+                "{vague} of {} points are known to no better than ±{:.0} %: allow more time, or use a quieter host.",
                 all().count(),
                 VAGUE * 100.0
             ));
@@ -176,7 +176,7 @@ impl Report {
             };
             if !matches!(self.device.kind.as_str(), "null" | "model") {
                 doubts.push(format!(
-                    "{:.0} % of the {} reads looked at found only zeroes: thin areas, or a disk never filled.",
+                    "{:.0} % of the {} reads checked found only zeroes: the disk has areas that were never written.",
                     share * 100.0,
                     side.matrix.looked_at
                 ));
@@ -189,13 +189,13 @@ impl Report {
 /// A judgement in sentences.
 pub(crate) fn sentences(judged: &Judgement, direction: Direction) -> Vec<String> {
     let way = word(direction);
-    let mut told = Vec::new();
+    let mut sentences = Vec::new();
     if judged.chunks.is_empty() {
         return vec![format!(
             "Too little was measured to say whether splitting {way}s pays."
         )];
     }
-    told.push(match judged.best() {
+    sentences.push(match judged.best() {
         Some(best) => format!(
             "Splitting {way}s pays: at depth 1 a request of {} gains most, {:.2}×, as pieces of {}.",
             long(best.request_bytes),
@@ -204,7 +204,7 @@ pub(crate) fn sentences(judged: &Judgement, direction: Direction) -> Vec<String>
         ),
         None => format!("Splitting {way}s does not pay: no size gains 5 % by it."),
     });
-    // Neighbouring classes with the same chunk are one sentence.
+    // Adjacent classes with the same chunk share a sentence.
     let runs = judged
         .chunks
         .chunk_by(|a, b| a.chunk_bytes == b.chunk_bytes);
@@ -220,7 +220,7 @@ pub(crate) fn sentences(judged: &Judgement, direction: Direction) -> Vec<String>
                 long(last.request_bytes)
             ),
         };
-        told.push(match first.chunk_bytes {
+        sentences.push(match first.chunk_bytes {
             0 => format!("Leave {which} whole."),
             chunk => format!(
                 "Split {which} into {}: {} at depth 1.",
@@ -230,12 +230,12 @@ pub(crate) fn sentences(judged: &Judgement, direction: Direction) -> Vec<String>
         });
     }
     if let Some(depth) = judged.useful_depth {
-        told.push(match depth {
-            1 => format!("One {way} at a time is all that the disk has use for."),
-            _ => format!("More than {depth} {way}s in flight bring nothing more."),
+        sentences.push(match depth {
+            1 => format!("The disk serves one {way} at a time; more in flight gain nothing."),
+            _ => format!("More than {depth} {way}s in flight gain nothing."),
         });
     }
-    told
+    sentences
 }
 
 fn gains(first: f64, last: f64, count: usize) -> String {
@@ -274,11 +274,11 @@ pub(crate) mod tests {
 
     #[test]
     fn findings_are_sentences() {
-        let told = |rate: &dyn Fn(crate::Point) -> f64| {
+        let sentences = |rate: &dyn Fn(crate::Point) -> f64| {
             let report = report(vec![recorded(Direction::Read, rate)]);
             sentences(&report.sides[0].judgement, Direction::Read)
         };
-        let split = told(&p3700);
+        let split = sentences(&p3700);
         assert!(split[0].starts_with("Splitting reads pays: "), "{split:?}");
         assert!(
             split
@@ -287,12 +287,12 @@ pub(crate) mod tests {
                 .contains("More than 64 reads in flight"),
             "{split:?}"
         );
-        let flat = told(&|_| 5e8);
+        let flat = sentences(&|_| 5e8);
         assert_eq!(
             flat,
             [
                 "Splitting reads does not pay: no size gains 5 % by it.",
-                "One read at a time is all that the disk has use for."
+                "The disk serves one read at a time; more in flight gain nothing."
             ]
         );
         for line in split.iter().chain(&flat) {
@@ -301,7 +301,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn doubts_are_said() {
+    fn doubts_are_reported() {
         let mut matrix = recorded(Direction::Read, p3700);
         (matrix.looked_at, matrix.only_zeroes) = (100, 60);
         let mut report = report(vec![matrix]);

@@ -1,4 +1,4 @@
-//! Measuring: a closed loop of random requests at every point of the matrix.
+//! Measures: a closed loop of random requests at every point of the matrix.
 
 mod batches;
 
@@ -19,35 +19,35 @@ use crate::device::smallest_op;
 use crate::matrix::{Matrix, Measured, Point, points, word};
 use batches::Batches;
 
-/// How precisely the mean of a point is to be known.
+/// Required precision of a point's mean.
 pub(crate) const ERROR_MAX: f64 = 0.03;
-/// Longest sleep: how late a wish to stop is heard.
+/// Maximum sleep, which bounds the delay of a stop.
 const LAP_MAX: Duration = Duration::from_millis(50);
-/// Pause between two reports of progress.
+/// Interval between two progress reports.
 const REPORT_PAUSE: Duration = Duration::from_millis(100);
-/// Reads of a point that are looked at for zeroes.
+/// Maximum number of reads per point that are checked for zeroes.
 const LOOKED_AT_MAX: usize = 256;
-/// How much of a buffer is copied at a time to be looked at.
+/// Number of bytes of a buffer that are copied at a time to be checked.
 const LOOK_BYTES: usize = 64 << 10;
 
-/// How much time measuring may take.
+/// How much time the measurement may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
-    /// A point is measured at least so long …
+    /// Minimum time per point.
     pub point_min: Duration,
-    /// … and at most so long, known to ±3 % or not.
+    /// Maximum time per point, whether it is known to ±3 % or not.
     pub point_max: Duration,
-    /// When all of this is over, what was measured is the result.
+    /// Time after which the measurement ends with the points that it has.
     pub total: Duration,
 }
 
 impl Pace {
-    /// Within a minute, opening and writing included.
+    /// A minute in all, including the opening of the disk and the writing of results.
     pub fn quick() -> Pace {
         Pace::within(Duration::from_secs(52))
     }
 
-    /// Each point until it is known, at most five seconds.
+    /// Each point until it is precise, at most five seconds.
     pub fn full(points: usize) -> Pace {
         let point_max = Duration::from_secs(5);
         Pace {
@@ -57,7 +57,7 @@ impl Pace {
         }
     }
 
-    /// Whatever fits into this time.
+    /// As many points as fit into this time.
     pub fn within(total: Duration) -> Pace {
         Pace {
             point_min: (total / 500).min(Duration::from_millis(500)),
@@ -67,66 +67,66 @@ impl Pace {
     }
 }
 
-/// What is measured and how.
+/// Settings of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// One matrix for each.
+    /// Each gets a matrix.
     pub directions: Vec<Direction>,
-    /// How long.
+    /// The time to take.
     pub pace: Pace,
-    /// Of the random offsets; not 0.
+    /// Seed of the random offsets; not 0.
     pub seed: u64,
 }
 
-/// How far it is.
+/// Progress of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// Points measured.
+    /// Points that were measured.
     pub done: usize,
-    /// Points in all.
+    /// All points.
     pub total: usize,
-    /// What is being measured now.
+    /// The current point.
     pub now: (Direction, Point),
-    /// Expected time to the end.
+    /// Expected time until the end.
     pub left: Duration,
 }
 
-/// Why nothing could be measured.
+/// Why the measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// No memory to read into.
+    /// No memory for the buffers.
     #[error("no memory to read into: {0}; free some, or raise the limit of the cgroup")]
     Memory(#[source] io::Error),
-    /// As above.
+    /// The memory for the buffers cannot be mapped.
     #[error("no memory to read into: {0}")]
     Map(#[from] MapError),
-    /// No engine.
+    /// The engine could not be made.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The engine broke.
+    /// The engine failed.
     #[error("io_uring failed: {0}")]
     Enter(#[source] io::Error),
     /// The disk failed a request.
     #[error("a {} of {len_bytes} bytes at {offset_bytes} of {disk} failed: {source}", word(*.direction))]
     Disk {
-        /// Its name.
+        /// Name of the disk.
         disk: String,
         /// Read or write.
         direction: Direction,
-        /// Where.
+        /// Offset of the request.
         offset_bytes: u64,
-        /// How much.
+        /// Length of the request.
         len_bytes: u64,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// The disk is smaller than anything that is measured.
+    /// The disk is smaller than a block.
     #[error("disk {0} is too small to be measured; it needs at least one block")]
     TooSmall(String),
 }
 
-/// Measures `disk`. Returns the matrices, and whether all their points were measured before `stop` was set
-/// or the time was over.
+/// Measures `disk`. Returns the matrices, and whether all points were measured before `stop` was set or the
+/// time was over.
 pub fn run(
     disk: &Arc<Disk>,
     source: &Source,
@@ -170,9 +170,9 @@ pub fn run(
             let Some(limit) = clock.next_limit() else {
                 break;
             };
-            let mut told = |clock: &Clock| report(&clock.progress(direction, point));
-            told(&clock);
-            let ended = bench.measure(&mut matrix, point, limit, stop, &mut || told(&clock))?;
+            let mut report = |clock: &Clock| report(&clock.progress(direction, point));
+            report(&clock);
+            let ended = bench.measure(&mut matrix, point, limit, stop, &mut || report(&clock))?;
             if !ended {
                 break;
             }
@@ -185,13 +185,13 @@ pub fn run(
     Ok((matrices, clock.done == clock.total))
 }
 
-/// Longest request that there can be.
+/// Maximum length of a request.
 fn largest(disk: &Disk, cut: &Cut) -> u64 {
     let limit = cut.stripe.map_or(u64::MAX, |s| s.transfer_max_bytes());
     disk.capacity_bytes().min(limit)
 }
 
-/// Ops in flight at a point: on a stripe a request is one for each chunk that it touches.
+/// Number of ops in flight at a point. On a stripe a request is one op for each chunk that it touches.
 fn ops_of(point: &Point, cut: &Cut) -> u64 {
     let each = cut.stripe.map_or(1, |stripe| {
         point.block_bytes() / u64::from(stripe.chunk_bytes()) + 2
@@ -199,7 +199,7 @@ fn ops_of(point: &Point, cut: &Cut) -> u64 {
     u64::from(point.depth) * each
 }
 
-/// Shares the time out among the points.
+/// Shares the time among the points.
 struct Clock {
     pace: Pace,
     start: Instant,
@@ -221,8 +221,8 @@ impl Clock {
         u32::try_from(self.total - self.done).unwrap_or(u32::MAX)
     }
 
-    /// Least and most time for the next point; `None`: the time is over, and an eighth more. A disk so
-    /// slow that its points overrun still gets a little time for each of the rest.
+    /// Minimum and maximum time for the next point. `None`: an eighth more than the whole time has passed.
+    /// Until then the remaining points of a slow disk still get a little time each.
     fn next_limit(&self) -> Option<(Duration, Duration)> {
         let (elapsed, total) = (self.start.elapsed(), self.pace.total);
         let least = (total / 8).checked_div(u32::try_from(self.total).ok()?)?;
@@ -249,7 +249,7 @@ impl Clock {
     }
 }
 
-/// One place for a request: its part of memory is `stride × index`.
+/// The buffer of one request, at `stride × index` in memory.
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     offset_bytes: u64,
@@ -266,7 +266,7 @@ struct Bench {
     random: u64,
     slots: Vec<Slot>,
     segments: Vec<Segment>,
-    /// Slots whose requests have ended since the last look.
+    /// Slots whose requests have completed since the last lap.
     ended: Vec<usize>,
 }
 
@@ -277,22 +277,22 @@ impl Drop for Bench {
 }
 
 impl Bench {
-    /// Measures a point; `false`: told to stop before its end, and nothing was added.
+    /// Measures a point. `false`: it was stopped before its end, and nothing was added.
     fn measure(
         &mut self,
         matrix: &mut Matrix,
         point: Point,
         limit: (Duration, Duration),
         stop: &AtomicBool,
-        told: &mut dyn FnMut(),
+        report: &mut dyn FnMut(),
     ) -> Result<bool, RunError> {
         self.lay_out(point);
         let way = matrix.direction;
         for slot in 0..self.slots.len() {
             self.begin(way, point, slot);
         }
-        let measured = self.keep_going(way, point, limit, stop, told)?;
-        // Whatever is in flight ends before its memory is used for another point.
+        let measured = self.keep_going(way, point, limit, stop, report)?;
+        // Requests in flight complete before their memory is used for another point.
         self.drain(way, point)?;
         let Some(measured) = measured else {
             return Ok(false);
@@ -312,14 +312,14 @@ impl Bench {
         Ok(())
     }
 
-    /// The closed loop: each request that ends is followed by another, until the rate is known.
+    /// The closed loop: each completion is followed by a new request, until the rate is known.
     fn keep_going(
         &mut self,
         way: Direction,
         point: Point,
         (least, most): (Duration, Duration),
         stop: &AtomicBool,
-        told: &mut dyn FnMut(),
+        report: &mut dyn FnMut(),
     ) -> Result<Option<Measured>, RunError> {
         let start = Instant::now();
         let mut reported = start;
@@ -354,7 +354,7 @@ impl Bench {
             }
             if now - reported >= REPORT_PAUSE {
                 reported = now;
-                told();
+                report();
             }
         }
     }
@@ -373,7 +373,7 @@ impl Bench {
         self.ended.clear();
     }
 
-    /// Pushes a request at a random place. There is room: the engine was made for the deepest point.
+    /// Pushes a request at a random offset. There is room, because the engine was made for the deepest point.
     fn begin(&mut self, way: Direction, point: Point, slot: usize) {
         let len_bytes = point.block_bytes();
         let blocks = (self.disk.capacity_bytes() / len_bytes).max(1);
@@ -400,7 +400,7 @@ impl Bench {
         }
     }
 
-    /// Waits until something ended, and notes all that has in `ended`.
+    /// Waits for a completion, and puts all completed slots into `ended`.
     fn lap(&mut self, way: Direction, point: Point) -> Result<(), RunError> {
         let until = Instant::now() + LAP_MAX;
         self.reactor
@@ -435,8 +435,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Reads once more, when nothing is timed, and looks at what is found. What was in flight when the
-    /// time was over would not do: at any moment most of that is slow reads, and holes are quick.
+    /// Reads again, untimed, and checks the data. The requests that were in flight at the end are not a fair
+    /// sample: most of them are slow reads, and reads of holes are fast.
     fn look_for_zeroes(&mut self, matrix: &mut Matrix, point: Point) -> Result<(), RunError> {
         let slots = self.slots.len().min(LOOKED_AT_MAX);
         for slot in 0..slots {
@@ -463,7 +463,7 @@ fn next_random(state: &mut u64) -> u64 {
     state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
 }
 
-/// Stops at the first byte that is not zero, so it costs something only where there are zeroes.
+/// Stops at the first byte that is not zero, so it costs time only for zeroes.
 fn is_zero(memory: &Memory, segment: Segment) -> bool {
     let len_max = LOOK_BYTES.min(segment.len as usize);
     let (mut piece, zeroes) = (vec![0; len_max], vec![0; len_max]);
@@ -481,7 +481,7 @@ fn is_zero(memory: &Memory, segment: Segment) -> bool {
     true
 }
 
-/// Memory that an engine can be bound to, at guest address 0.
+/// Memory for an engine, at guest address 0.
 fn anonymous(len_bytes: u64) -> Result<Arc<Memory>, RunError> {
     let memfd = || -> io::Result<File> {
         let file: File = memfd_create("cleave-probe", MemfdFlags::CLOEXEC)?.into();
@@ -497,8 +497,8 @@ fn anonymous(len_bytes: u64) -> Result<Arc<Memory>, RunError> {
     }])?)
 }
 
-/// Random bytes: nothing between here and the flash can compress or fold what is written. It also
-/// makes every page present before anything is timed.
+/// Fills the memory with random bytes, which no layer can compress or deduplicate. This also maps every page
+/// before anything is timed.
 fn fill(memory: &Memory, len_bytes: u64, seed: u64) {
     let mut random = seed | 1;
     let mut piece = vec![0; LOOK_BYTES];
@@ -510,7 +510,7 @@ fn fill(memory: &Memory, len_bytes: u64, seed: u64) {
             addr,
             len: (len_bytes - addr).min(LOOK_BYTES as u64) as u32,
         };
-        // All of it is mapped: the memory was made so large.
+        // Cannot fail: the memory has this size.
         let _ = memory.copy_out(&[here], &piece);
     }
 }

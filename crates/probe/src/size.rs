@@ -1,6 +1,6 @@
-//! Sizes as people read them.
+//! Sizes for display.
 
-/// `512`, `4K`, `2M`: powers of 1024 where they divide it.
+/// `512`, `4K`, `2M`: with a unit if a power of 1024 divides it.
 pub(crate) fn short(bytes: u64) -> String {
     match bytes {
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_as_people_write_them() {
+    fn sizes_have_the_usual_units() {
         for (bytes, few, many) in [
             (512, "512", "512 B"),
             (1024, "1K", "1 KiB"),

@@ -6,15 +6,15 @@ use crate::matrix::{Matrix, ROW_OF_INTEREST, word};
 use crate::report::{Report, sentences};
 use crate::size::{long, short};
 
-/// Columns that a terminal is taken to have.
+/// Assumed width of a terminal.
 const WIDTH: usize = 100;
-/// Of the first column, and of each depth.
+/// Width of the first column, and of each depth.
 const LABEL_WIDTH: usize = 8;
 const CELL_WIDTH: usize = 6;
 
 // Writing to a `String` cannot fail, so results of `write!` are dropped below.
 
-/// The matrices, the row of 512 KiB, and what they say.
+/// The matrices, the row of 512 KiB, and their judgement.
 pub fn table(report: &Report) -> String {
     let mut text = String::new();
     let device = &report.device;
@@ -47,7 +47,7 @@ pub fn table(report: &Report) -> String {
     text
 }
 
-/// A line for each amount outstanding, a column for each depth; in parts where that is too wide.
+/// A line for each number of bytes outstanding and a column for each depth, in several parts if it is too wide.
 fn matrix(text: &mut String, matrix: &Matrix) {
     let _ = writeln!(
         text,
@@ -102,7 +102,7 @@ fn rate(bytes_per_second: f64) -> String {
     }
 }
 
-/// The row that the study looks at, in full.
+/// The row that the study discusses, in full.
 fn row(text: &mut String, matrix: &Matrix) {
     let mut points = matrix.row(ROW_OF_INTEREST).peekable();
     let Some(first) = points.peek().map(|m| m.bytes_per_second()) else {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_matrix_is_shown_as_far_as_it_goes() {
+    fn a_partial_matrix_is_displayed() {
         let mut matrix = recorded(Direction::Read, p3700);
         matrix
             .measured

@@ -1,4 +1,4 @@
-//! Thin areas: what was never written answers without the device and falsifies a measurement.
+//! Thin areas: reads of areas that were never written do not reach the device, which falsifies a measurement.
 
 use std::fs::File;
 
@@ -6,19 +6,19 @@ use cleave_disk::{Backing, Disk, FileKind};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// Holes and data beyond this many pieces are not told apart.
+/// Maximum number of holes and data ranges that are examined.
 const PIECES_MAX: u32 = 100_000;
 
-/// How much of a disk is backed by storage.
+/// Share of a disk that is backed by storage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Extent {
-    /// This share of it, from the file system's map.
+    /// The share according to the file system's map.
     Share(f64),
-    /// Nobody says: a block device, or a file system without a map.
+    /// Not known: a block device, or a file system without a map.
     Unknown,
 }
 
-/// Maps a disk. Memory has no thin areas that matter. A stripe is as full as its emptiest leg, and
+/// Examines a disk. Memory has no relevant thin areas. A stripe has the share of its emptiest leg, and is
 /// unknown if one of its legs is.
 pub fn stored(disk: &Disk) -> Extent {
     let legs = disk.legs();
@@ -38,8 +38,8 @@ pub fn stored(disk: &Disk) -> Extent {
     })
 }
 
-/// Whether writing to it at random could destroy something. A file that is one hole holds nothing; of
-/// a block device nobody can tell.
+/// Whether random writes could destroy data. A file that is one hole has none; for a block device this is not
+/// known.
 pub fn holds_data(disk: &Disk) -> bool {
     disk.legs().iter().any(|leg| match leg.backing() {
         Backing::File {
@@ -52,7 +52,7 @@ pub fn holds_data(disk: &Disk) -> bool {
     })
 }
 
-/// The file's own offset is moved, which nobody uses: all I/O is positioned.
+/// Moves the file's own offset, which nothing uses: all I/O is positioned.
 fn map(file: &File, capacity_bytes: u64) -> Extent {
     let (mut at, mut data_bytes) = (0, 0_u64);
     for _ in 0..PIECES_MAX {
@@ -71,7 +71,7 @@ fn map(file: &File, capacity_bytes: u64) -> Extent {
         }
         at = end;
     }
-    // So many pieces: what was seen stands for the rest.
+    // There are too many ranges, so those seen so far represent the rest.
     share(data_bytes, at)
 }
 
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_and_data_are_told_apart() {
+    fn holes_and_data_are_distinguished() {
         let file = tempfile::tempfile().unwrap();
         let size = 8 << 20;
         file.set_len(size).unwrap();

@@ -1,4 +1,4 @@
-//! The backend channel: the socket on which the daemon may speak first (vhost-user "Back-end
+//! The backend channel: the socket on which the daemon may send requests of its own (vhost-user "Back-end /
 //! communication").
 
 use rustix::io::Errno;
@@ -7,41 +7,44 @@ use vhost::vhost_user::message::BackendReq;
 
 use crate::Refusal;
 use crate::foreign::Foreign;
-use crate::wire::notice;
+use crate::message::notice;
 
 #[derive(Debug)]
 pub(crate) struct Channel(Foreign);
 
 /// Result of notifying the frontend.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    Yes,
-    /// The frontend has not read what was sent before.
+pub(crate) enum Notified {
+    Sent,
+    /// The frontend has not read the previous requests yet, so try again later.
     Later,
-    /// It can never be told here.
+    /// The channel is unusable.
     Never,
 }
 
 impl Channel {
-    /// Takes a stream socket of the local kind and nothing else.
+    /// Takes a local stream socket and nothing else.
     pub(crate) fn new(socket: Foreign) -> Result<Channel, Refusal> {
         match socket.close_for_reading() {
             true => Ok(Channel(socket)),
-            false => Err(Refusal::message("the backend channel is no stream socket")),
+            false => Err(Refusal::message(
+                "the backend channel is not a stream socket",
+            )),
         }
     }
 
-    /// Says that the configuration space has changed. Never waits, neither for room nor an answer.
-    pub(crate) fn config_changed(&self) -> Told {
+    /// Notifies the frontend that the configuration space has changed. Never waits, neither for room nor for an
+    /// answer.
+    pub(crate) fn config_changed(&self) -> Notified {
         let notice = notice(BackendReq::CONFIG_CHANGE_MSG.into());
         let Some(socket) = self.0.fd() else {
-            return Told::Never;
+            return Notified::Never;
         };
         match send(socket, &notice, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Ok(count) if count == notice.len() => Told::Yes,
-            Err(Errno::AGAIN | Errno::INTR) => Told::Later,
-            // Half a message would put every later one out of step.
-            Ok(_) | Err(_) => Told::Never,
+            Ok(count) if count == notice.len() => Notified::Sent,
+            Err(Errno::AGAIN | Errno::INTR) => Notified::Later,
+            // A partly sent message would put every later one out of step.
+            Ok(_) | Err(_) => Notified::Never,
         }
     }
 }
@@ -66,19 +69,19 @@ mod tests {
     }
 
     #[test]
-    fn a_full_or_closed_channel_is_not_waited_for() {
+    fn a_full_or_closed_channel_does_not_block() {
         let (stream, mut other) = UnixStream::pair().unwrap();
         let channel = Channel::new(stream.into()).unwrap();
-        assert_eq!(channel.config_changed(), Told::Yes);
+        assert_eq!(channel.config_changed(), Notified::Sent);
         let mut bytes = [0; 12];
         other.read_exact(&mut bytes).unwrap();
         // Request 2, version 1, no payload and no answer wanted.
         let words = [2u32, 1, 0].map(u32::to_ne_bytes).concat();
         assert_eq!(bytes.as_slice(), words);
-        while channel.config_changed() == Told::Yes {}
-        assert_eq!(channel.config_changed(), Told::Later);
-        // Not by closing it: a child of another test may hold a copy for a moment.
+        while channel.config_changed() == Notified::Sent {}
+        assert_eq!(channel.config_changed(), Notified::Later);
+        // By a shutdown: a child of another test may hold a copy of the descriptor for a moment.
         other.shutdown(Shutdown::Both).unwrap();
-        assert_eq!(channel.config_changed(), Told::Never);
+        assert_eq!(channel.config_changed(), Notified::Never);
     }
 }

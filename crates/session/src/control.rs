@@ -1,4 +1,4 @@
-//! Messages about vrings: configure, start, stop.
+//! Messages that configure, start and stop vrings.
 
 use std::os::fd::OwnedFd;
 
@@ -12,9 +12,9 @@ use crate::state::State;
 use crate::vrings::{Kick, UserAddrs};
 use crate::workers::answer;
 
-/// A descriptor of a vring that may change while it runs.
+/// A descriptor of a vring that can change while the vring runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wire {
+pub(crate) enum SignalFd {
     Call,
     Err,
 }
@@ -41,12 +41,12 @@ impl State {
         let (index, entry) = self.vrings.get(index)?;
         entry.must_be_stopped(index, "SET_VRING_BASE")?;
         let base = u16::try_from(base)
-            .map_err(|_| Refusal::message(format!("vring {index} begins at {base}")))?;
+            .map_err(|_| Refusal::message(format!("vring {index} cannot start at {base}")))?;
         entry.settings.set_base(base);
         Ok(())
     }
 
-    /// May come again for a vring that runs, saying where it is already.
+    /// May be repeated for a running vring with the addresses that it has.
     pub(crate) fn set_vring_addrs(&mut self, index: u64, addrs: UserAddrs) -> Result<(), Refusal> {
         let (index, entry) = self.vrings.get(index)?;
         if let Some(layout) = entry.running {
@@ -63,14 +63,14 @@ impl State {
             .inspect_err(|_| self.settings(index, |settings| settings.addrs = before))
     }
 
-    /// The kick starts a vring; without a descriptor it is polled.
+    /// The kick starts the vring. Without a descriptor the vring is polled.
     pub(crate) fn set_vring_kick(
         &mut self,
         index: u64,
         fd: Option<Foreign>,
     ) -> Result<(), Refusal> {
         let fd = fd.map(Foreign::into_eventfd).transpose();
-        let fd = fd.map_err(|_| Refusal::message("a descriptor for kicks is no eventfd"))?;
+        let fd = fd.map_err(|_| Refusal::message("the descriptor for kicks is not an eventfd"))?;
         let (index, entry) = self.vrings.get(index)?;
         if entry.running.is_some() {
             return answer(self.workers.get(index)?.set_kick(index, fd));
@@ -80,32 +80,37 @@ impl State {
             .inspect_err(|_| self.settings(index, |settings| settings.kick = Kick::Unset))
     }
 
-    pub(crate) fn set_vring_wire(
+    pub(crate) fn set_vring_signal(
         &mut self,
         index: u64,
-        wire: Wire,
+        signal: SignalFd,
         fd: Option<Foreign>,
     ) -> Result<(), Refusal> {
         let (number, _) = self.vrings.get(index)?;
-        let fd = self.bell((number, wire), fd)?;
+        let fd = self.bell((number, signal), fd)?;
         let copy = copy_of(fd.as_ref())?;
         let (index, entry) = self.vrings.get(index)?;
-        match wire {
-            Wire::Call => entry.settings.call = fd,
-            Wire::Err => entry.settings.err = fd,
+        match signal {
+            SignalFd::Call => entry.settings.call = fd,
+            SignalFd::Err => entry.settings.err = fd,
         }
         if entry.running.is_none() {
             return Ok(());
         }
         let worker = self.workers.get(index)?;
-        answer(match wire {
-            Wire::Call => worker.set_call(index, copy),
-            Wire::Err => worker.set_err(index, copy),
+        answer(match signal {
+            SignalFd::Call => worker.set_call(index, copy),
+            SignalFd::Err => worker.set_err(index, copy),
         })
     }
 
-    /// The eventfd that signals go to: the frontend's, or one of ours for its pipe or socket.
-    fn bell(&mut self, key: (u16, Wire), fd: Option<Foreign>) -> Result<Option<OwnedFd>, Refusal> {
+    /// The eventfd to write for this descriptor: the frontend's own, or one of ours that is forwarded to its
+    /// pipe or socket.
+    fn bell(
+        &mut self,
+        key: (u16, SignalFd),
+        fd: Option<Foreign>,
+    ) -> Result<Option<OwnedFd>, Refusal> {
         let stream = match fd.map(Foreign::into_eventfd).transpose() {
             Ok(fd) => {
                 self.forwarder.iter().for_each(|known| known.remove(key));
@@ -114,7 +119,7 @@ impl State {
             Err(other) if other.is_stream() => other,
             Err(_) => {
                 return Err(Refusal::message(
-                    "a descriptor for call or err is no eventfd, pipe or local stream socket",
+                    "the descriptor for call or err is not an eventfd, a pipe or a local stream socket",
                 ));
             }
         };
@@ -125,8 +130,8 @@ impl State {
         forwarder.add(key, stream).map(Some)
     }
 
-    /// Acknowledged only when the worker has seen it: the frontend kicks right after, and that kick
-    /// must not be lost.
+    /// Acknowledged only when the worker has done so: the frontend kicks right afterwards, and that kick must
+    /// not be lost.
     pub(crate) fn enable_vring(&mut self, index: u64, enabled: bool) -> Result<(), Refusal> {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.enabled = enabled;
@@ -136,18 +141,17 @@ impl State {
         answer(self.workers.get(index)?.enable(index, enabled))
     }
 
-    /// Drains and stops a vring; its position, also of one that never ran (vhost-user
-    /// "GET_VRING_BASE").
+    /// Drains and stops a vring. Returns its position, also if it never ran (vhost-user "GET_VRING_BASE").
     pub(crate) fn stop_vring(&mut self, index: u64) -> Result<(u16, u16), Refusal> {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.kick = Kick::Unset;
         if entry.running.take().is_some() {
             match answer(self.workers.get(index)?.stop(index))? {
                 Stopped::At(position) => entry.settings.set_base(position),
-                // An answer would say that nothing is in flight.
+                // A position would claim that nothing is in flight.
                 Stopped::Left => {
                     return Err(Refusal::connection(format!(
-                        "vring {index} stops while requests are held: they are left to the next connection"
+                        "vring {index} was stopped while requests are held: they are left to the next connection"
                     )));
                 }
                 Stopped::Unknown => {}
@@ -156,7 +160,7 @@ impl State {
         Ok((index, entry.settings.position))
     }
 
-    /// Stops all vrings; all are told before the first is waited for, so that they drain together.
+    /// Stops all vrings. All are asked before the first is waited for, so that they drain in parallel.
     pub(crate) fn stop_all(&mut self) -> Result<(), Refusal> {
         let mut answers = Vec::new();
         for (index, entry) in self.vrings.iter_mut() {
@@ -173,7 +177,7 @@ impl State {
         Ok(())
     }
 
-    /// Starts a vring of which all is known: the messages that make it known come in any order.
+    /// Starts a vring once all its settings are known. The messages arrive in any order.
     fn start_if_complete(&mut self, index: u16) -> Result<(), Refusal> {
         let (_, entry) = self.vrings.get(u64::from(index))?;
         let Some((size, addrs)) = entry.settings.complete() else {

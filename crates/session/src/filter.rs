@@ -1,5 +1,5 @@
-//! Who serves which message: the `vhost` crate those that it can serve safely, this file those with
-//! descriptors, those that the crate does not know, and those that are refused.
+//! Routes messages. The `vhost` crate serves those that it can serve safely. This file serves those with
+//! descriptors and those that the crate does not know, and refuses the rest.
 
 use std::os::fd::OwnedFd;
 
@@ -7,25 +7,26 @@ use cleave_guest::{InflightLayout, RegionSpec};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
 use crate::Refusal;
-use crate::control::Wire;
+use crate::control::SignalFd;
 use crate::foreign::Foreign;
+use crate::message::{Message, half, long, reply, word};
 use crate::relay::{Relay, Served};
 use crate::state::State;
-use crate::wire::{Message, half, long, reply, word};
 
-/// Set where a message about a vring's descriptor brings none (vhost-user "SET_VRING_KICK").
+/// Set if a message about a vring's descriptor has none (vhost-user "SET_VRING_KICK").
 const NO_FD: u64 = 0x100;
-/// The index in such a message. The bits above `NO_FD` mean nothing, and are no second way to name
-/// vring 0.
+/// The vring index in such a message. The bits above `NO_FD` are undefined, and must not become another way to
+/// name vring 0.
 const INDEX: u64 = 0xff;
-/// Bytes of one region: guest address, size, user address, offset in the file.
+/// Size of one region: guest address, size, user address, offset in the file.
 const REGION_BYTES: usize = 32;
-/// Bytes before the regions of SET_MEM_TABLE (their number) and the region of ADD_MEM_REG (nothing).
+/// Size of the field before the regions of SET_MEM_TABLE (their number) and before the region of ADD_MEM_REG
+/// (padding).
 const REGION_OFFSET: usize = 8;
-/// Bytes of GET_CONFIG before the space itself: offset, size, flags.
+/// Size of the fields before the configuration space in GET_CONFIG: offset, size, flags.
 const CONFIG_BYTES: usize = 12;
 
-/// Bytes that the two messages about requests in flight have, with their padding or without.
+/// Sizes of the messages about requests in flight, without and with padding.
 const INFLIGHT_BYTES: [usize; 2] = [20, 24];
 
 /// Serves one message.
@@ -40,7 +41,7 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
             | FrontendReq::SET_BACKEND_REQ_FD
             | FrontendReq::SET_INFLIGHT_FD,
         ) => acknowledged(relay, message, with_fds),
-        // A descriptor here is legal and means nothing (vhost-user "REM_MEM_REG").
+        // A descriptor is legal here and has no meaning (vhost-user "REM_MEM_REG").
         Some(FrontendReq::REM_MEM_REG) => relay.pass(&message),
         Some(request) if message.fds.len() > 0 => refused(format!(
             "{request:?} with {} descriptors, which it does not take",
@@ -80,7 +81,7 @@ fn refused(why: String) -> Served {
     Served::with(Vec::new(), Err(Refusal::connection(why)))
 }
 
-/// Serves a message that is answered by an acknowledgement alone, as the crate does for its own.
+/// Serves a message that is answered by an acknowledgement only, in the same way as the crate.
 fn acknowledged(
     relay: &Relay,
     mut message: Message,
@@ -107,7 +108,7 @@ fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
             let fd = message.only_fd()?;
             match message.payload.get(REGION_OFFSET..) {
                 Some(bytes) if bytes.len() == REGION_BYTES => state.add_memory(region(bytes, fd)?),
-                _ => Err(message.misshapen()),
+                _ => Err(message.malformed()),
             }
         }
         Some(FrontendReq::SET_BACKEND_REQ_FD) => {
@@ -126,16 +127,16 @@ fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
         }
         Some(FrontendReq::SET_VRING_CALL) => {
             let (index, fd) = vring_fd(message)?;
-            state.set_vring_wire(index, Wire::Call, fd)
+            state.set_vring_signal(index, SignalFd::Call, fd)
         }
         _ => {
             let (index, fd) = vring_fd(message)?;
-            state.set_vring_wire(index, Wire::Err, fd)
+            state.set_vring_signal(index, SignalFd::Err, fd)
         }
     }
 }
 
-/// The vring and the descriptor of SET_VRING_KICK, _CALL and _ERR.
+/// The vring and the descriptor of SET_VRING_KICK, SET_VRING_CALL or SET_VRING_ERR.
 fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), Refusal> {
     let number = message.number()?;
     if number & !(INDEX | NO_FD) != 0 {
@@ -149,23 +150,23 @@ fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), Refusal> {
     }
     if message.fds.len() > 0 {
         return Err(Refusal::connection(format!(
-            "{} brings a descriptor and says that it does not",
+            "{} has a descriptor, although its flag says that it has none",
             message.name()
         )));
     }
     Ok((number & INDEX, None))
 }
 
-/// The regions of SET_MEM_TABLE, one descriptor each.
+/// The regions of SET_MEM_TABLE, with one descriptor each.
 fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
     let count = usize::try_from(word(&message.payload, 0)).unwrap_or(usize::MAX);
     let regions = message.payload.get(REGION_OFFSET..).unwrap_or_default();
     let is_whole = message.payload.len() >= REGION_OFFSET
         && regions.len() % REGION_BYTES == 0
-        // User-mode Linux sends its whole array, of which it uses one entry.
+        // User-mode Linux sends its whole array, but uses only the first entry.
         && regions.len() / REGION_BYTES >= count;
     if !is_whole {
-        return Err(message.misshapen());
+        return Err(message.malformed());
     }
     if message.fds.len() != count {
         return Err(Refusal::connection(format!(
@@ -180,7 +181,7 @@ fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
         .collect()
 }
 
-/// One region. `Memory` checks sizes and overlaps; here only what it would have to add up.
+/// Parses one region. `Memory` checks sizes and overlaps; only the sums that it will form are checked here.
 fn region(bytes: &[u8], fd: Foreign) -> Result<RegionSpec, Refusal> {
     let spec = RegionSpec {
         guest_addr: long(bytes, 0),
@@ -200,7 +201,8 @@ fn region(bytes: &[u8], fd: Foreign) -> Result<RegionSpec, Refusal> {
     Ok(spec)
 }
 
-/// The crate would remember refused features, and then refuse SET_VRING_ENABLE for want of bit 30.
+/// Not passed to the crate if the features are refused: it would remember them, and then refuse
+/// SET_VRING_ENABLE because bit 30 is missing.
 fn set_features(relay: &mut Relay, message: Message) -> Served {
     let refusal = message
         .number()
@@ -222,7 +224,7 @@ fn get_status(relay: &Relay, message: &Message) -> Served {
     let state = relay.state();
     let outcome = match message.payload.is_empty() {
         true => state.require(VhostUserProtocolFeatures::STATUS),
-        false => Err(message.misshapen()),
+        false => Err(message.malformed()),
     };
     let status = u64::from(state.status()).to_ne_bytes();
     let reply = match &outcome {
@@ -232,8 +234,8 @@ fn get_status(relay: &Relay, message: &Message) -> Served {
     Served::with(reply, outcome)
 }
 
-/// The crate ends the connection over a size that no space has; the specification has an answer for
-/// it: no bytes (vhost-user "GET_CONFIG").
+/// The crate ends the connection if the size is larger than any space. The specification wants an answer
+/// without bytes (vhost-user "GET_CONFIG").
 fn get_config(relay: &mut Relay, message: &Message) -> Served {
     let (offset, size) = (word(&message.payload, 0), word(&message.payload, 4));
     let is_answered = message.payload.len() >= CONFIG_BYTES
@@ -250,7 +252,8 @@ fn get_config(relay: &mut Relay, message: &Message) -> Served {
     Served::with(reply(message.header.request, &payload), Ok(()))
 }
 
-/// A region for requests in flight, made for the frontend. Where there can be none it is told a size of 0, and does without.
+/// Makes a region for requests in flight for the frontend. If there can be none, the answer is a size of 0, and
+/// the frontend goes on without.
 fn get_inflight(relay: &Relay, message: &Message) -> Served {
     let state = relay.state();
     let asked = state
@@ -269,7 +272,7 @@ fn get_inflight(relay: &Relay, message: &Message) -> Served {
         }
     };
     let len_bytes = fd.as_ref().map_or(0, |_| layout.len_bytes);
-    // As long as it was asked: QEMU sends and expects the structure with its padding.
+    // The answer has the length of the request: QEMU sends and expects the structure with its padding.
     let mut payload = message.payload.clone();
     for (place, byte) in payload
         .iter_mut()
@@ -284,11 +287,12 @@ fn get_inflight(relay: &Relay, message: &Message) -> Served {
     }
 }
 
-/// Reads the payload of GET_INFLIGHT_FD or SET_INFLIGHT_FD: length, offset, vrings, their size; with padding or without.
+/// Parses GET_INFLIGHT_FD or SET_INFLIGHT_FD, with or without padding: length, offset, number of vrings, their
+/// size.
 fn inflight_layout(message: &Message) -> Result<InflightLayout, Refusal> {
     let payload = &message.payload;
     if !INFLIGHT_BYTES.contains(&payload.len()) {
-        return Err(message.misshapen());
+        return Err(message.malformed());
     }
     let layout = InflightLayout {
         len_bytes: long(payload, 0),

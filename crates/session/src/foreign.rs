@@ -1,5 +1,5 @@
-//! Descriptors that a frontend sent. They can be anything, and nothing that might wait is done to one
-//! here: what is not known to be harmless is asked, written and closed by [`offload`].
+//! Descriptors that a frontend sent. They can be anything, so nothing here does an operation on them that might
+//! block. Those not known to be harmless are queried, written and closed by [`offload`].
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,14 +19,14 @@ use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, recv, shutdown
 use crate::intake::is_ready;
 use crate::{Refusal, offload};
 
-/// Name of an eventfd in `/proc/self/fd`. The names of files begin with a slash.
+/// Name of an eventfd in `/proc/self/fd`. Names of files begin with a slash.
 const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
 const STREAMS: [&[u8]; 2] = [b"pipe:[", b"socket:["];
 
-/// How long the server of a memory file may take to tell what file system that is.
+/// Maximum time for the server of a memory file to report the type of its file system.
 const FILE_WITHIN: Duration = Duration::from_secs(2);
-/// `statfs` types (linux/magic.h) of file systems whose pages come from this host: ext4, XFS, Btrfs,
-/// F2FS, bcachefs, ZFS. Overlayfs is none: below it can be any other.
+/// `statfs` types (linux/magic.h) of file systems whose pages come from this host: ext4, XFS, Btrfs, F2FS,
+/// bcachefs, ZFS. Overlayfs is not one of them: its lower layer can be any file system.
 const LOCAL: [u64; 6] = [
     0xef53,
     0x5846_5342,
@@ -40,7 +40,7 @@ const LOCAL: [u64; 6] = [
 #[derive(Debug, Default)]
 pub(crate) struct Foreign(Vec<OwnedFd>);
 
-/// Kind of a descriptor, as far as the kernel can tell without asking a file's server.
+/// Kind of a descriptor, as far as the kernel knows it without a request to a file's server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Eventfd,
@@ -58,7 +58,7 @@ impl Foreign {
         self.0.len()
     }
 
-    /// Splits the first one off.
+    /// Removes and returns the first one.
     pub(crate) fn pop_first(&mut self) -> Option<Foreign> {
         (!self.0.is_empty()).then(|| Foreign(vec![self.0.remove(0)]))
     }
@@ -67,8 +67,8 @@ impl Foreign {
         self.0.first()
     }
 
-    /// The descriptor, where it is an eventfd. Its flags stay as they are: they belong to the open file,
-    /// which the frontend uses too.
+    /// The descriptor, if it is an eventfd. Its flags are not changed: they belong to the open file, which the
+    /// frontend uses too.
     pub(crate) fn into_eventfd(mut self) -> Result<OwnedFd, Foreign> {
         match self.0.pop() {
             Some(fd) if kind(&fd) == Kind::Eventfd => Ok(fd),
@@ -83,14 +83,14 @@ impl Foreign {
             .is_some_and(|fd| kind(fd) == Kind::Stream && (is_pipe(fd) || self.close_for_reading()))
     }
 
-    /// Closes a stream socket of the local kind for reading; `false`: it is none.
+    /// Closes a local stream socket for reading. `false`: it is not one.
     ///
-    /// Nothing is ever read from it, so what lies in it is thrown away and no more can come: it could hold
-    /// the frontend's end of the connection, which would then never end, and with it the only seat. The
-    /// same end as the socket itself is found by [`Line::probe`]: closed for reading, the connection cannot
-    /// be written.
+    /// Nothing is ever read from it, so queued data is discarded and no more can arrive. The queue could hold
+    /// the frontend's end of the connection, which would then stay open for ever and keep other frontends out.
+    /// If this socket is that end itself, [`Connection::probe`] detects it: the connection cannot be written
+    /// once it is closed for reading.
     ///
-    /// [`Line::probe`]: crate::intake::Line::probe
+    /// [`Connection::probe`]: crate::intake::Connection::probe
     pub(crate) fn close_for_reading(&self) -> bool {
         let copy = self.fd().filter(|fd| {
             socket_domain(fd) == Ok(AddressFamily::UNIX)
@@ -100,8 +100,8 @@ impl Foreign {
         let Some(copy) = copy.and_then(|fd| fd.try_clone().ok()) else {
             return false;
         };
-        // Without room for descriptors the kernel closes them, on the thread that reads. Ends: nothing is
-        // added.
+        // Received without room for descriptors, they are closed by the kernel, on this thread. The loop ends,
+        // because nothing can be added.
         offload::run(move || {
             let mut piece = [0u8; 512];
             while matches!(
@@ -112,22 +112,21 @@ impl Foreign {
         true
     }
 
-    /// The file, where no page of it can be missing for want of a server: a mapping of another could
-    /// block every thread that touches it.
+    /// The file, if none of its pages depends on a server: an access to a missing page would block the thread.
     pub(crate) fn into_memory(mut self) -> Result<File, Refusal> {
-        // Files on tmpfs and hugetlbfs, memfds among them, have seals, others do not.
+        // Files on tmpfs and hugetlbfs, which include memfds, have seals; others do not.
         if self.fd().is_some_and(|fd| fcntl_get_seals(fd).is_err()) {
-            let (tell, told) = sync_channel(1);
+            let (sender, receiver) = sync_channel(1);
             offload::run(move || {
                 if self.fd().is_some_and(is_local_file) {
-                    let _ = tell.send(self);
+                    let _ = sender.send(self);
                 }
             });
-            self = told.recv_timeout(FILE_WITHIN).unwrap_or_default();
+            self = receiver.recv_timeout(FILE_WITHIN).unwrap_or_default();
         }
         self.0.pop().map(File::from).ok_or_else(|| {
             Refusal::message(
-                "guest memory is no memfd and no file on tmpfs, hugetlbfs or a local disk",
+                "guest memory must be a memfd or a file on tmpfs, hugetlbfs or a local disk",
             )
         })
     }
@@ -142,7 +141,7 @@ impl Drop for Foreign {
 }
 
 fn kind(fd: &OwnedFd) -> Kind {
-    // An O_PATH descriptor has the name of its file and can neither be read nor written.
+    // An O_PATH descriptor has the name of its file but can be neither read nor written.
     if fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::PATH)) {
         return Kind::Other;
     }
@@ -156,7 +155,8 @@ fn kind(fd: &OwnedFd) -> Kind {
             Kind::Stream
         }
         Ok(_) => Kind::Other,
-        // No /proc in this sandbox. An anonymous inode has no file type. DONT_SYNC: without the server.
+        // Without /proc, as in some sandboxes. An anonymous inode has no file type. DONT_SYNC avoids a request
+        // to the server.
         Err(_) => {
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             let stat = statx(fd, "", flags, StatxFlags::TYPE);
@@ -177,8 +177,8 @@ fn is_local_file(fd: &OwnedFd) -> bool {
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
 
-/// Adds one to an eventfd. That may have to wait, whatever was seen before: the frontend may make it a
-/// blocking one and fill it at any moment. A full one is as good as written.
+/// Adds one to an eventfd. This may block regardless of earlier checks, because the frontend can make the
+/// eventfd blocking and fill it at any moment. A full eventfd needs no write.
 pub(crate) fn signal(fd: OwnedFd) {
     if offload::is_full() {
         return;
@@ -205,7 +205,7 @@ mod tests {
     use rustix::pipe::pipe;
 
     #[test]
-    fn descriptors_are_told_apart() {
+    fn descriptor_kinds_are_distinguished() {
         let new = |flags| eventfd(0, flags).unwrap();
         let (reader, writer) = pipe().unwrap();
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -234,9 +234,9 @@ mod tests {
         }
     }
 
-    /// The third row is on a disk, or on tmpfs where that is what tests are given.
+    /// The third row is on a disk, or on tmpfs if the tests run there.
     #[test]
-    fn memory_is_what_no_server_is_asked_for() {
+    fn only_memory_without_a_server_is_accepted() {
         let memfd = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let opened = |path| open(path, OFlags::RDONLY, Mode::empty()).unwrap();
         let program = File::open(std::env::current_exe().unwrap()).unwrap();

@@ -1,8 +1,8 @@
-//! Calls by pipe or socket, which user-mode Linux passes in place of eventfds.
+//! Calls through a pipe or a socket, which user-mode Linux passes in place of eventfds.
 //!
-//! Both can block whoever writes them, in spite of O_NONBLOCK: a pipe while somebody else splices into
-//! it, where not even SIGKILL ends the wait. So a worker writes an eventfd of ours, and a thread that
-//! may be lost passes each signal on.
+//! Both can block a writer in spite of O_NONBLOCK, for example a pipe while another process splices into it;
+//! not even SIGKILL ends that wait. So a worker writes an eventfd of ours, and a thread that may block for ever
+//! forwards each signal.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::net::{SendFlags, send};
 
-use crate::control::Wire;
+use crate::control::SignalFd;
 use crate::foreign::Foreign;
 use crate::intake::{is_ready, wait};
 use crate::{Refusal, offload};
 
-/// A vring and which of its descriptors.
-type Key = (u16, Wire);
+/// A vring, and which of its descriptors.
+type Key = (u16, SignalFd);
 
-/// Signals of `bell` go to the frontend's pipe or socket.
+/// Forwards signals of `bell` to the frontend's pipe or socket.
 struct Route {
     bell: OwnedFd,
     to: Foreign,
 }
 
-/// A session's thread for such descriptors; ends with this value, after it has passed on what is pending.
+/// A session's thread for such descriptors. It ends with this value, after it has forwarded pending signals.
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     /// `None` only while dropping.
@@ -39,15 +39,18 @@ impl Forwarder {
         let (changes, taken) = channel();
         let wake = Arc::new(bell()?);
         let woken = wake.clone();
-        offload::start(move || forward(&taken, &woken))
-            .map_err(|error| Refusal::lost(format!("no thread for calls by pipe: {error}")))?;
+        offload::start(move || forward(&taken, &woken)).map_err(|error| {
+            Refusal::lost(format!(
+                "cannot start a thread for calls through a pipe: {error}"
+            ))
+        })?;
         Ok(Forwarder {
             changes: Some(changes),
             wake,
         })
     }
 
-    /// Passes signals on to `to`; the eventfd to write instead.
+    /// Forwards signals to `to`. Returns the eventfd to write instead.
     pub(crate) fn add(&self, key: Key, to: Foreign) -> Result<OwnedFd, Refusal> {
         let bell = bell()?;
         let ours = bell.try_clone().map_err(lost)?;
@@ -55,13 +58,13 @@ impl Forwarder {
         Ok(ours)
     }
 
-    /// Forgets what was added.
+    /// Removes a route.
     pub(crate) fn remove(&self, key: Key) {
         self.change(key, None);
     }
 
     fn change(&self, key: Key, route: Option<Route>) {
-        // The thread takes changes until this value goes.
+        // The thread receives changes until this value is dropped.
         let _ = self
             .changes
             .as_ref()
@@ -82,13 +85,15 @@ fn bell() -> Result<OwnedFd, Refusal> {
 }
 
 fn lost(error: std::io::Error) -> Refusal {
-    Refusal::lost(format!("no eventfd: {error} (raise LimitNOFILE)"))
+    Refusal::lost(format!(
+        "cannot make an eventfd: {error} (raise LimitNOFILE)"
+    ))
 }
 
 fn forward(changes: &Receiver<(Key, Option<Route>)>, wake: &OwnedFd) {
     let mut routes: Vec<(Key, Route)> = Vec::new();
     loop {
-        // Emptied before the changes are taken: a later one has a write of its own.
+        // Read before the changes are taken: a later change writes the eventfd again.
         let _ = read(wake, &mut [0; 8]);
         let over = loop {
             match changes.try_recv() {
@@ -113,7 +118,8 @@ fn forward(changes: &Receiver<(Key, Option<Route>)>, wake: &OwnedFd) {
     }
 }
 
-/// Writes what an eventfd would be written. One that has no room holds signals that nobody has read.
+/// Writes the value that an eventfd would get. A pipe or socket without room still holds signals that were not
+/// read.
 fn pass_on(to: &OwnedFd) {
     let one = 1u64.to_ne_bytes();
     let sent = send(to, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);

@@ -1,8 +1,8 @@
-//! The messages that the `vhost` crate reads and answers, carried out on our [`State`].
+//! The messages that the `vhost` crate parses and answers, carried out on our [`State`].
 //!
-//! The crate returns an error of ours after it has sent the negative acknowledgement, without a
-//! difference between its errors and ours; so what was refused, and how far that goes, is kept in
-//! [`State::refusal`] for `relay`.
+//! The crate returns an error of ours only after it has sent the negative acknowledgement, and does not
+//! distinguish it from its own errors. So each refusal and its scope are kept in [`State::refusal`] for
+//! `relay`.
 
 use std::fs::File;
 use std::io;
@@ -19,41 +19,41 @@ use crate::Refusal;
 use crate::state::{State, protocol_features};
 use crate::vrings::UserAddrs;
 
-/// What SET_MEM_TABLE and ADD_MEM_REG answer with postcopy, which is not offered.
+/// Answer to SET_MEM_TABLE and ADD_MEM_REG with postcopy, which is not offered.
 type Never<T> = Result<Option<T>>;
 
 impl State {
-    /// Hands our refusal past the crate.
-    fn tell<T>(&mut self, done: std::result::Result<T, Refusal>) -> Result<T> {
+    /// Stores our refusal for `relay`, past the crate.
+    fn keep_refusal<T>(&mut self, done: std::result::Result<T, Refusal>) -> Result<T> {
         done.map_err(|refusal| {
             self.refusal = Some(refusal);
             Error::ReqHandlerError(io::Error::other("refused"))
         })
     }
 
-    /// The filter lets no such message through to the crate: those with descriptors are read by
-    /// ourselves, the others belong to features that are not offered.
+    /// The filter passes no such message to the crate: messages with descriptors are parsed by us, and the
+    /// others belong to features that are not offered.
     fn unrouted<T>(&mut self) -> Result<T> {
-        self.tell(Err(Refusal::connection("a message that is not offered")))
+        self.keep_refusal(Err(Refusal::connection("a message that is not offered")))
     }
 }
 
 impl VhostUserBackendReqHandlerMut for State {
-    /// Nobody else can own this connection, so a second claim is as good as the first.
+    /// The connection has only one owner, so a second claim has no effect.
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// "Either ignore this message, or use it to disable all rings" (vhost-user "RESET_OWNER"); a
-    /// frontend that sends it expects that nothing touches its memory any more.
+    /// "Either ignore this message, or use it to disable all rings" (vhost-user "RESET_OWNER"). A frontend that
+    /// sends it expects that its memory is not accessed any more.
     fn reset_owner(&mut self) -> Result<()> {
         let done = self.stop_all();
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn reset_device(&mut self) -> Result<()> {
         let done = self.reset();
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_features(&mut self) -> Result<u64> {
@@ -62,7 +62,7 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn set_features(&mut self, features: u64) -> Result<()> {
         let done = State::set_features(self, features);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
@@ -71,7 +71,7 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         let done = State::set_protocol_features(self, features);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
@@ -90,12 +90,12 @@ impl VhostUserBackendReqHandlerMut for State {
             ..
         } = **region;
         let done = self.remove_memory(guest_phys_addr, user_addr, memory_size);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let done = self.set_vring_size(index.into(), num.into());
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn set_vring_addr(
@@ -119,35 +119,34 @@ impl VhostUserBackendReqHandlerMut for State {
         } else {
             self.set_vring_addrs(index.into(), addrs)
         };
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let done = State::set_vring_base(self, index.into(), base.into());
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let done = self.stop_vring(index.into());
-        let (index, base) = self.tell(done)?;
+        let (index, base) = self.keep_refusal(done)?;
         Ok(VhostUserVringState::new(index.into(), base.into()))
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
         let done = self.enable_vring(index.into(), enable);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        // The crate answers an error with no bytes at all, as the specification wants; the connection
-        // goes on.
+        // The crate answers an error without any bytes, as the specification wants, and the connection goes on.
         self.read_config(offset, size).ok_or(Error::InvalidParam)
     }
 
-    /// Whether the guest or a migration writes it makes no difference to the one byte that counts.
+    /// The one writable byte has the same effect for a guest and for a migration, so the flag is ignored.
     fn set_config(&mut self, offset: u32, buf: &[u8], _: VhostUserConfigFlags) -> Result<()> {
         let done = self.write_config(offset, buf);
-        self.tell(done)
+        self.keep_refusal(done)
     }
 
     fn set_vring_kick(&mut self, _: u8, _: Option<File>) -> Result<()> {

@@ -1,9 +1,9 @@
-//! Reads whole messages, and writes answers, without ever waiting for the frontend unboundedly.
+//! Reads whole messages and writes answers, with a bound on every wait for the frontend.
 //!
-//! The `vhost` crate reads a socket by itself, but in ways that a hostile frontend turns into a hang:
-//! it spins or blocks where a message stops half-way, where more descriptors come than it has room
-//! for, and where nobody reads its answers; and descriptors arrive open across `exec`. So this is the
-//! only reader of the connection, and the crate is given complete messages (see `relay`).
+//! The `vhost` crate can read a socket itself, but a hostile frontend can make it hang: it spins or blocks if a
+//! message stops half-way, if more descriptors arrive than it has room for, or if its answers are not read. It
+//! also leaves descriptors open across `exec`. So only this module reads the connection, and the crate gets
+//! complete messages (see `relay`).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,25 +20,26 @@ use rustix::net::{
 };
 
 use crate::foreign::Foreign;
-use crate::wire::{FDS_MAX, HEADER_BYTES, Header, Message};
+use crate::message::{FDS_MAX, HEADER_BYTES, Header, Message};
 use crate::{Refusal, offload};
 
-/// A message that has begun must be whole within this, or the connection ends. Frontends write a
-/// message in one or two calls, so only a broken or hostile one is anywhere near.
+/// Maximum time from the first byte of a message to its last; after that the connection ends. Frontends write a
+/// message in one or two calls, so only a broken or hostile one comes near the limit.
 pub(crate) const MESSAGE_WITHIN: Duration = Duration::from_secs(5);
-/// Room for an answer must come within this: a frontend that asks and never reads is dropped.
+/// Maximum time until there is room for an answer. A frontend that sends requests and never reads is
+/// disconnected.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Descriptors of before must be closed within this, or no more are taken.
+/// Maximum wait for earlier descriptors to be closed, before new ones are refused.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
-/// Most descriptors that Linux carries in one control message (SCM_MAX_FD).
+/// Maximum number of descriptors in one control message of Linux (SCM_MAX_FD).
 const SCM_FDS_MAX: usize = 253;
 
-/// What reading came to.
+/// Result of reading.
 #[derive(Debug)]
 pub(crate) enum Intake {
     /// A whole message.
     Message(Message),
-    /// Nothing more is there now.
+    /// The message is not complete yet.
     Wanting,
     /// The frontend closed the connection.
     Gone,
@@ -46,7 +47,7 @@ pub(crate) enum Intake {
 
 /// The connection, and the message that is arriving on it.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Connection {
     socket: UnixStream,
     bytes: Vec<u8>,
     fds: Foreign,
@@ -54,9 +55,9 @@ pub(crate) struct Line {
     begun: Option<Instant>,
 }
 
-impl Line {
-    pub(crate) fn new(socket: UnixStream) -> Line {
-        Line {
+impl Connection {
+    pub(crate) fn new(socket: UnixStream) -> Connection {
+        Connection {
             socket,
             bytes: Vec::new(),
             fds: Foreign::default(),
@@ -65,13 +66,12 @@ impl Line {
         }
     }
 
-    /// When the message that has begun must be whole; `None` between messages, where silence is legal
-    /// for ever.
+    /// When the current message must be complete. `None` between messages, where there is no limit.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.begun.map(|begun| begun + MESSAGE_WITHIN)
     }
 
-    /// Reads what is there, up to the end of one message. Never waits.
+    /// Reads available bytes up to the end of one message. Never waits.
     pub(crate) fn read(&mut self) -> Result<Intake, Refusal> {
         loop {
             if self.header.is_none()
@@ -92,8 +92,8 @@ impl Line {
         }
     }
 
-    /// Bytes up to the next border, which is never crossed: the descriptors of one message must not
-    /// become those of another.
+    /// Number of bytes up to the next border of a header or message. Reads never cross it: the descriptors of
+    /// one message must not become those of the next.
     fn missing(&self) -> usize {
         let whole = HEADER_BYTES + self.header.map_or(0, |header| header.payload_bytes);
         whole.saturating_sub(self.bytes.len())
@@ -136,14 +136,14 @@ impl Line {
             }
         }
         if flags.contains(ReturnFlags::CTRUNC) {
-            // Descriptors are missing, so no message can be trusted to be what was sent.
+            // Some descriptors are missing, so this message and later ones cannot be trusted.
             return Err(Refusal::lost(
                 "descriptors of a message were lost: raise the limit of open files (LimitNOFILE)",
             ));
         }
         if self.fds.len() > 0 && offload::stays_full(CLOSE_WITHIN) {
             return Err(Refusal::lost(
-                "descriptors of frontends that cannot be closed block all threads for that",
+                "descriptors of frontends that cannot be closed block all threads that close them",
             ));
         }
         if self.fds.len() > FDS_MAX {
@@ -159,8 +159,8 @@ impl Line {
         Ok(Received::Bytes)
     }
 
-    /// Whether the connection can be written: not where the frontend's end of it was shut, as is the
-    /// end that it gave away as its backend channel.
+    /// Checks that the connection can be written. It cannot if the frontend's end was shut down, as it is if
+    /// the frontend sent that end as its backend channel.
     pub(crate) fn probe(&self) -> Result<(), Refusal> {
         match send(&self.socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Err(Errno::PIPE | Errno::CONNRESET) => Err(Refusal::Gone),
@@ -168,19 +168,19 @@ impl Line {
         }
     }
 
-    /// The connection, in which descriptors may be queued: to close it is to close those.
+    /// The connection. Descriptors may be queued in it, which are closed with it.
     pub(crate) fn into_socket(self) -> UnixStream {
         self.socket
     }
 
-    /// Ends the connection for both sides, whoever else has a descriptor of it.
+    /// Ends the connection for both sides, even if another process has a descriptor of it.
     pub(crate) fn close(&self) {
-        // It may have ended already.
+        // Fails if it has ended already.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Writes an answer. Waits for room at most [`ANSWER_WITHIN`], and not once `wake` is readable
-    /// and `is_over` says that it was for that. `fd` goes with the first byte.
+    /// Writes an answer. Waits for room for at most [`ANSWER_WITHIN`], and stops waiting when `wake` is
+    /// readable and `is_over` is true. `fd` is sent with the first byte.
     pub(crate) fn write(
         &self,
         mut bytes: &[u8],
@@ -227,10 +227,12 @@ impl Line {
             return Err(Refusal::Gone);
         }
         if Instant::now() >= until {
-            return Err(Refusal::connection("answers are not read"));
+            return Err(Refusal::connection(
+                "the frontend does not read its answers",
+            ));
         }
-        // A wake-up that was for something else stays readable; the session sees to it later, and
-        // meanwhile this would spin, so it is looked at only where nothing else is pending on it.
+        // A wake-up for another reason stays readable until the session handles it, and polling it would spin.
+        // So `wake` is polled only if no other wake-up is pending.
         let mut fds = vec![PollFd::new(&self.socket, PollFlags::OUT)];
         if !is_readable(wake) {
             fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
@@ -239,7 +241,7 @@ impl Line {
     }
 }
 
-impl AsFd for Line {
+impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -251,7 +253,7 @@ enum Received {
     End,
 }
 
-/// Sleeps until a descriptor is ready or `until` has come; no timer where there is none.
+/// Sleeps until a descriptor is ready or until `until`, if it is given.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<()> {
     let timeout = until.map(|until| {
         let left = until.saturating_duration_since(Instant::now());
@@ -266,7 +268,7 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result
     }
 }
 
-/// Whether a descriptor can be read now.
+/// Whether a descriptor is readable now.
 pub(crate) fn is_readable(fd: impl AsFd) -> bool {
     is_ready(fd, PollFlags::IN)
 }

@@ -1,11 +1,11 @@
-//! The work of a stripe's legs since the daemon started, for the log at a session's end.
+//! Totals of a stripe's legs since the daemon started, logged at the end of a session.
 
 use cleave_worker::LegTotals;
 
 use crate::state::State;
 
-/// Logs it: one line, and with `--log debug` one for each leg.
-pub(crate) fn tell(state: &State) {
+/// Logs one line, and with `--log debug` one per leg.
+pub(crate) fn log_totals(state: &State) {
     let totals = state.device.leg_totals();
     let disk = &state.device.disk;
     if totals.iter().all(|leg| *leg == LegTotals::default()) {
@@ -33,7 +33,7 @@ fn line(leg: &LegTotals) -> String {
     )
 }
 
-/// How even the load was, and which leg to look at.
+/// How evenly the load was spread, and which leg is slowest.
 fn summary<'a>(legs: impl Iterator<Item = (&'a str, &'a LegTotals)> + Clone) -> Option<String> {
     let count = legs.clone().count();
     let bytes = || legs.clone().map(|(_, leg)| leg.bytes);
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_leg_and_the_spread_are_told() {
+    fn the_slowest_leg_and_the_spread_are_logged() {
         let leg = |bytes, latency_ns| LegTotals {
             reads: 2,
             bytes,

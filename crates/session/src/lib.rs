@@ -1,9 +1,9 @@
-//! One vhost-user connection: features, memory table, vring life cycle, configuration, backend
-//! channel. This crate forbids data-path calls, tokio and unsafe code.
+//! One vhost-user connection: features, memory table, vring life cycle, configuration, backend channel. This
+//! crate forbids data-path calls, tokio and unsafe code.
 //!
-//! A message goes `intake` (read whole, with its descriptors) → `filter` (who serves it) → either
-//! `relay` and `handler` (the `vhost` crate parses and answers) or straight → `state` and `control`
-//! (what it does).
+//! A message passes through `intake` (reads it whole, with its descriptors) and `filter` (decides who serves
+//! it). Then `relay` and `handler` (the `vhost` crate parses and answers it) or `filter` itself apply it to
+//! `state` and `control`.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -14,6 +14,7 @@ mod forward;
 mod handler;
 mod intake;
 mod legs;
+mod message;
 pub mod offload;
 mod quota;
 mod refusal;
@@ -21,7 +22,6 @@ mod relay;
 mod state;
 mod view;
 mod vrings;
-mod wire;
 mod workers;
 
 use std::io;
@@ -34,82 +34,83 @@ use std::time::{Duration, Instant};
 use cleave_worker::{ALARM_RETIRED, Device};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-use intake::{Intake, Line, wait};
+use intake::{Connection, Intake, wait};
+use message::Message;
 pub use quota::Quota;
 use refusal::Refusal;
 use relay::{Relay, Served};
 use state::State;
 use vhost::vhost_user::message::FrontendReq;
 pub use view::{View, VringView};
-use wire::Message;
 
-/// A frontend that connects and says nothing is let go after this. Long, because an honest one can be
-/// silent at first: QEMU connects before it allocates guest memory, and touching all pages of a large
-/// guest takes minutes. An acceptor that has one seat to give should not give it to one that is
-/// silent: it waits until the socket is readable before it makes a session.
+/// A frontend that sends nothing is disconnected after this time. It is long because a correct one can be
+/// silent at first: QEMU connects before it allocates guest memory, and touching all pages of a large guest
+/// takes minutes. An acceptor that serves one frontend should wait until the socket is readable before it makes
+/// a session, so that a silent frontend keeps nobody out.
 pub const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(120);
 
-/// How a device is offered.
+/// Limits of a device that is offered to frontends.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
-    /// Most vrings offered; 256 at most, since messages name them in eight bits.
+    /// Maximum number of vrings that are offered; at most 256, since messages name them in eight bits.
     pub vrings_max: u16,
-    /// Largest vring size accepted.
+    /// Maximum vring size that is accepted.
     pub vring_size_max: u16,
-    /// Most workers, as far as the disk allows so many; vring `i` goes to worker `i` modulo their number.
+    /// Maximum number of workers, if the disk allows that many. Vring `i` is served by worker `i` modulo their
+    /// number.
     pub workers_max: u16,
 }
 
 /// How a session ended.
 #[derive(Debug)]
 pub enum Ending {
-    /// The frontend went, or `Remote::hang_up` was called.
+    /// The frontend closed the connection, or `Remote::hang_up` was called.
     HungUp,
-    /// The frontend broke the protocol: what it did.
+    /// The frontend broke the protocol, in this way.
     Refused(String),
-    /// Guest memory was cut, or a worker failed.
+    /// Guest memory was truncated, or a worker failed.
     Lost(String),
 }
 
-/// A connection to one frontend; `run` serves it on the calling thread.
+/// A connection to one frontend. `run` serves it on the calling thread.
 pub struct Session {
-    line: Line,
+    connection: Connection,
     relay: Relay,
     shared: Arc<Shared>,
-    /// Written by workers that cannot go on, or have retired a vring.
+    /// Written by workers that cannot go on, or that have retired a vring.
     alarm: Arc<OwnedFd>,
     complaints: Quota,
-    /// When a frontend that has said nothing must have spoken; `None` once it has.
+    /// When a frontend that has sent nothing is disconnected. `None` after its first message.
     silent_until: Option<Instant>,
 }
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session")
-            .field("line", &self.line)
+            .field("connection", &self.connection)
             .finish_non_exhaustive()
     }
 }
 
-/// Reaches into a running session from another thread.
+/// Controls a running session from another thread.
 #[derive(Debug, Clone)]
 pub struct Remote {
     shared: Arc<Shared>,
 }
 
-/// What a session and its remotes share.
+/// State that a session shares with its remotes.
 #[derive(Debug)]
 struct Shared {
-    /// Wakes the session to look at the flags.
+    /// Wakes the session to check the flags.
     wake: OwnedFd,
     hang_up: AtomicBool,
     config_changed: AtomicBool,
-    /// As of the last message.
+    /// State after the latest message.
     view: Mutex<View>,
 }
 
 impl Session {
-    /// Takes a connected socket (blocking or not).
+    /// Takes a connected socket, blocking or not.
     pub fn new(
         stream: UnixStream,
         device: Arc<Device>,
@@ -125,7 +126,7 @@ impl Session {
         });
         let state = State::new(device, &config, alarm.clone()).map_err(io::Error::other)?;
         let session = Session {
-            line: Line::new(stream),
+            connection: Connection::new(stream),
             relay: Relay::new(state)?,
             shared: shared.clone(),
             alarm,
@@ -135,28 +136,28 @@ impl Session {
         Ok((session, Remote { shared }))
     }
 
-    /// Serves until the frontend goes, then drains all vrings and lets go of everything.
+    /// Serves the frontend until it leaves, then drains all vrings and releases everything.
     pub fn run(mut self) -> Ending {
         let ending = loop {
-            if let Err(refusal) = self.turn() {
+            if let Err(refusal) = self.serve_next() {
                 break ending_of(refusal);
             }
         };
-        // All together rather than worker by worker. One that is gone has nothing left to drain.
+        // All in parallel rather than worker by worker. A worker that is gone has nothing left to drain.
         let _ = self.relay.state().stop_all();
-        legs::tell(&self.relay.state());
+        legs::log_totals(&self.relay.state());
         drop(self.relay);
-        // The frontend learns of the end only now: until here its memory might have been written. By a
-        // shutdown, since whoever accepted the connection may hold a descriptor of it too.
-        self.line.close();
-        offload::close(self.line.into_socket());
+        // The frontend learns of the end only now, because until here its memory might have been written. By a
+        // shutdown, since the acceptor may hold another descriptor of the connection.
+        self.connection.close();
+        offload::close(self.connection.into_socket());
         ending
     }
 
     /// Serves one message, or sleeps until there may be one.
-    fn turn(&mut self) -> Result<(), Refusal> {
-        self.look_around()?;
-        match self.line.read()? {
+    fn serve_next(&mut self) -> Result<(), Refusal> {
+        self.handle_requests()?;
+        match self.connection.read()? {
             Intake::Message(message) => {
                 self.silent_until = None;
                 self.serve(message)
@@ -166,25 +167,25 @@ impl Session {
         }
     }
 
-    /// Sees to what other threads want.
-    fn look_around(&mut self) -> Result<(), Refusal> {
-        // Emptied before the flags are read: a flag set later has a write of its own.
+    /// Handles requests from other threads and alarms from workers.
+    fn handle_requests(&mut self) -> Result<(), Refusal> {
+        // Read before the flags: a flag that is set later comes with another write.
         let _ = rustix::io::read(&self.shared.wake, &mut [0u8; 8]);
         if self.shared.hang_up.load(Ordering::Acquire) {
             return Err(Refusal::Gone);
         }
         let mut alarms = [0; 8];
         if rustix::io::read(&self.alarm, &mut alarms).is_ok() {
-            // The device's status, which changed with a vring that was retired, counts as its configuration.
+            // The device status, which a retired vring changes, counts as configuration.
             self.shared.config_changed.store(true, Ordering::Release);
             if u64::from_ne_bytes(alarms) % ALARM_RETIRED != 0 {
                 return Err(self.loss());
             }
         }
-        // Kept while the device is suspended or the frontend behind, and looked at again after its
-        // next message.
+        // While the device is suspended or the frontend has not read earlier requests, the flag is kept and
+        // checked again after the next message.
         if self.shared.config_changed.swap(false, Ordering::AcqRel)
-            && !self.relay.state().tell_config_changed()
+            && !self.relay.state().notify_config_changed()
         {
             self.shared.config_changed.store(true, Ordering::Release);
         }
@@ -193,24 +194,27 @@ impl Session {
 
     fn loss(&self) -> Refusal {
         Refusal::lost(if self.relay.state().memory.is_lost() {
-            "the frontend cut a memory file that it shares"
+            "the frontend truncated a memory file that it shares"
         } else {
             "a worker failed"
         })
     }
 
-    /// Sleeps until the frontend, a worker or another thread does something. There is a timer only
-    /// where a message is incomplete or the first one is awaited.
+    /// Sleeps until the frontend, a worker or another thread acts. There is a time-out only while a message is
+    /// incomplete or the first one has not arrived.
     fn sleep(&mut self) -> Result<(), Refusal> {
-        let (until, why) = match self.line.deadline() {
-            Some(until) => (Some(until), "half a message, and then silence"),
-            None => (self.silent_until, "connected, and said nothing"),
+        let (until, why) = match self.connection.deadline() {
+            Some(until) => (
+                Some(until),
+                "the frontend sent part of a message and then nothing",
+            ),
+            None => (self.silent_until, "the frontend connected and sent nothing"),
         };
         if until.is_some_and(|until| Instant::now() >= until) {
             return Err(Refusal::connection(why));
         }
         let mut fds = [
-            PollFd::new(&self.line, PollFlags::IN),
+            PollFd::new(&self.connection, PollFlags::IN),
             PollFd::new(&self.shared.wake, PollFlags::IN),
             PollFd::new(&self.alarm, PollFlags::IN),
         ];
@@ -227,24 +231,24 @@ impl Session {
             )
         );
         let Served { reply, fd, outcome } = filter::serve(&mut self.relay, message);
-        // Before the answer: who has it sees what it says.
+        // Before the answer, so that a frontend with the answer finds its effect in the view.
         let view = self.relay.state().view();
         *self.shared.lock_view() = view;
         if may_bring_our_end {
-            self.line.probe()?;
+            self.connection.probe()?;
         }
-        let is_told = !reply.is_empty();
+        let has_reply = !reply.is_empty();
         let shared = &self.shared;
-        self.line.write(&reply, fd, &shared.wake, || {
+        self.connection.write(&reply, fd, &shared.wake, || {
             shared.hang_up.load(Ordering::Acquire)
         })?;
         let why = match outcome {
-            Err(Refusal::Message(why)) if is_told => why,
+            Err(Refusal::Message(why)) if has_reply => why,
             Err(Refusal::Vring(why)) => why,
             outcome => return outcome,
         };
         self.complaints
-            .tell(|more| tracing::warn!("refused: {why}{more}"));
+            .log(|more| tracing::warn!("refused: {why}{more}"));
         Ok(())
     }
 }
@@ -266,7 +270,7 @@ impl Shared {
 }
 
 impl Remote {
-    /// What the frontend has agreed with the device by now.
+    /// The settings that the frontend has agreed with the device so far.
     pub fn view(&self) -> View {
         self.shared.lock_view().clone()
     }
@@ -277,14 +281,14 @@ impl Remote {
         self.wake();
     }
 
-    /// Tells the guest that the configuration (its size) changed, where the frontend gave a backend
-    /// channel; where the device is suspended, when it no longer is. Never waits.
+    /// Notifies the guest that the configuration (its size) has changed, if the frontend gave a backend
+    /// channel. If the device is suspended, this is done when it is resumed. Never waits.
     pub fn config_changed(&self) {
         self.shared.config_changed.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Full is as good as written.
+    /// A write fails only if the eventfd is full, which wakes just as well.
     fn wake(&self) {
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
     }

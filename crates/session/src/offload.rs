@@ -1,13 +1,14 @@
-//! Threads for what may block for ever: closing, asking and writing descriptors that a frontend sent.
+//! Threads for operations that may block for ever: closing, querying and writing descriptors that a frontend
+//! sent.
 //!
-//! Such a descriptor can be anything, and some things block whoever closes them: a TCP socket that
-//! lingers until unread data is gone, a pipe that somebody else holds locked, a file whose server does
-//! not answer. No thread that serves anybody does that, unless it knows that the kind is harmless. A
-//! unix socket holds whatever is queued in it, so it is never harmless.
+//! Such a descriptor can be anything, and closing some kinds blocks: a TCP socket that lingers until unread
+//! data is gone, a pipe that another process holds locked, a file whose server does not answer. A serving
+//! thread closes only descriptors that are known to be harmless. A unix socket can hold any of these in its
+//! queue, so it is never harmless.
 //!
-//! At most `THREADS_MAX` threads are lost at a time. While all of them are blocked, further jobs wait;
-//! with `WAITING_MAX` of those, [`is_full`] holds: no frontend is accepted and no descriptor is taken
-//! from a frontend until a thread comes back.
+//! At most `THREADS_MAX` threads can be blocked at a time. While all of them are, further jobs wait. With
+//! `WAITING_MAX` waiting jobs [`is_full`] is true: no frontend, and no descriptor of a frontend, is accepted
+//! until a thread is free.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -42,43 +43,44 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
 /// Notified when a job leaves the queue.
 static TAKEN: Condvar = Condvar::new();
 
-/// Drops something that is, or holds, a descriptor of a frontend.
+/// Drops a value that is, or holds, a descriptor of a frontend.
 pub fn close<T: Send + 'static>(held: T) {
     run(move || drop(held));
 }
 
-/// Ends a connection with a frontend. That learns of it at once, even where no thread is left to close it.
+/// Ends a connection with a frontend. The frontend notices at once, even if all threads are blocked.
 pub fn hang_up<T: AsFd + Send + 'static>(stream: T) {
-    // Fails where the frontend has left already.
+    // Fails if the frontend has left already.
     let _ = shutdown(&stream, Shutdown::Both);
     close(stream);
 }
 
-/// Nothing more that may have to be closed should be taken now.
+/// Whether nothing may be accepted now that may have to be closed here.
 pub fn is_full() -> bool {
     lock().is_full()
 }
 
-/// Waits at most so long until it is not full: a crowd of jobs that do not block passes. Whether it is.
+/// Waits for at most `time` until it is no longer full, since jobs that do not block finish soon. Returns
+/// whether it is still full.
 pub(crate) fn stays_full(time: Duration) -> bool {
     let waited = TAKEN.wait_timeout_while(lock(), time, |pool| pool.is_full());
     waited.unwrap_or_else(PoisonError::into_inner).0.is_full()
 }
 
-/// Runs a job, as soon as there is a thread for it.
+/// Runs a job as soon as a thread is free.
 pub(crate) fn run(job: impl FnOnce() + Send + 'static) {
     let mut pool = lock();
     pool.waiting.push_back(Box::new(job));
-    // Where no thread can be made, the job waits for the next attempt; it must not be dropped here.
+    // If no thread can be made, the job waits for the next attempt. It must not be dropped here.
     let _ = spawn(&mut pool);
 }
 
-/// Runs a job that lasts on a thread of its own, or not at all.
+/// Runs a long job on its own thread, or fails.
 pub(crate) fn start(job: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut pool = lock();
     pool.waiting.push_front(Box::new(job));
     let started = spawn(&mut pool);
-    // The lock was held, so the job is still the first; it is dropped after that is released.
+    // The lock was held, so the job is still the first one. It is dropped after the lock is released.
     let refused = started.is_err().then(|| pool.waiting.pop_front());
     drop(pool);
     drop(refused);
@@ -88,7 +90,7 @@ pub(crate) fn start(job: impl FnOnce() + Send + 'static) -> io::Result<()> {
 fn spawn(pool: &mut Pool) -> io::Result<()> {
     if pool.threads >= THREADS_MAX {
         return Err(io::Error::other(
-            "all threads wait for descriptors of frontends",
+            "all threads are blocked by descriptors of frontends",
         ));
     }
     let builder = thread::Builder::new().name("offload".to_owned());

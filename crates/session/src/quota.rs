@@ -1,11 +1,11 @@
-//! Messages that a frontend can cause at will: a few at once, then one a second.
+//! Rate limit for log messages that a frontend can cause at will: a few at once, then one per second.
 
 use std::time::{Duration, Instant};
 
-/// Time after which one more message may be told.
+/// Time after which one more message is allowed.
 const REFILL: Duration = Duration::from_secs(1);
 
-/// How many messages of one kind may be told.
+/// Rate limit for messages of one kind.
 #[derive(Debug)]
 pub struct Quota {
     burst: u32,
@@ -15,7 +15,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// `burst` at once, then one a second.
+    /// Allows `burst` messages at once, then one per second.
     pub fn new(burst: u32) -> Quota {
         Quota {
             burst,
@@ -25,12 +25,12 @@ impl Quota {
         }
     }
 
-    /// Tells a message or keeps it back. `line` is handed what to put at its end: how many were kept
-    /// back since the last one told, if any.
-    pub fn tell(&mut self, line: impl FnOnce(&str)) {
+    /// Calls `line`, or suppresses it. Its argument is a suffix for the message: how many were suppressed since
+    /// the last one, if any.
+    pub fn log(&mut self, line: impl FnOnce(&str)) {
         match self.admit(Instant::now()) {
             Some(0) => line(""),
-            Some(kept_back) => line(&format!(" ({kept_back} messages kept back before)")),
+            Some(kept_back) => line(&format!(" ({kept_back} earlier messages suppressed)")),
             None => {}
         }
     }
@@ -67,14 +67,14 @@ mod tests {
     #[test]
     fn a_few_at_once_and_then_one_a_second() {
         let start = Instant::now();
-        let told = |burst, at_ms: &[u64]| -> Vec<Option<u64>> {
+        let admitted = |burst, at_ms: &[u64]| -> Vec<Option<u64>> {
             let mut quota = Quota::new(burst);
             let at = |ms: &u64| start + Duration::from_millis(*ms);
             at_ms.iter().map(|ms| quota.admit(at(ms))).collect()
         };
-        let one = told(1, &[0, 1, 999, 1000, 1001, 5000]);
+        let one = admitted(1, &[0, 1, 999, 1000, 1001, 5000]);
         assert_eq!(one, [Some(0), None, None, Some(2), None, Some(1)]);
-        let three = told(3, &[0, 0, 0, 0, 1000, 1000, 90_000, 90_000, 90_000, 90_000]);
+        let three = admitted(3, &[0, 0, 0, 0, 1000, 1000, 90_000, 90_000, 90_000, 90_000]);
         let expected = [
             Some(0),
             Some(0),

@@ -1,17 +1,17 @@
-//! How far the harm of a refused message goes.
+//! Why a message is refused, and how far that reaches.
 
-/// Why a message is not obeyed, and what that costs.
+/// Why a message is refused, and what else ends with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The message alone: it has changed nothing. The frontend is told so where it asked for an
-    /// acknowledgement; where it did not, it would go on in a false belief, so the connection ends.
+    /// Only the message, which has changed nothing. The frontend gets a negative acknowledgement if it asked
+    /// for one. Otherwise it would assume success, so the connection ends.
     Message(String),
-    /// The vring alone, which does not start: told by a negative acknowledgement and by its err
-    /// descriptor, and no more than that, since the other vrings are sound.
+    /// Only the vring, which does not start. The frontend gets a negative acknowledgement and a signal on the
+    /// vring's err descriptor. The other vrings go on.
     Vring(String),
-    /// The connection: after this the two sides no longer agree.
+    /// The connection: the two sides no longer agree on its state.
     Connection(String),
-    /// The frontend went while it was owed an answer, or we were told to go.
+    /// The frontend left before its answer was written, or we were asked to hang up.
     Gone,
     /// Not the frontend's fault: a worker or the host failed.
     Lost(String),
@@ -30,7 +30,7 @@ impl Refusal {
         Refusal::Lost(why.into())
     }
 
-    /// What a worker's silence means.
+    /// A worker did not answer.
     pub(crate) fn worker_gone() -> Refusal {
         Refusal::lost("a worker ended before it answered")
     }

@@ -1,9 +1,8 @@
-//! Gives whole messages to the `vhost` crate and takes its answers, over a socket pair of our own.
+//! Passes whole messages to the `vhost` crate and takes its answers, over a socket pair of our own.
 //!
-//! The crate wants a socket that it alone reads and writes. Here it gets one on which a whole message
-//! lies ready before it looks and on which its answer always has room, so that neither its reads nor
-//! its writes can wait; and no message with a descriptor comes this way, since for those it can hang
-//! (it tries again for ever where descriptors do not fit) and leaves them open across `exec`.
+//! The crate needs a socket that it alone reads and writes. A whole message is in this one before the crate
+//! reads, and there is always room for its answer, so neither can block. No message with a descriptor is passed
+//! this way: the crate retries for ever if descriptors do not fit, and leaves them open across `exec`.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -14,15 +13,15 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::Refusal;
+use crate::message::Message;
 use crate::state::State;
-use crate::wire::Message;
 
-/// What became of a message, and the bytes that answer it.
+/// Result of serving a message, and its answer.
 #[derive(Debug)]
 pub(crate) struct Served {
-    /// Nothing where the message is not answered.
+    /// Empty if the message is not answered.
     pub(crate) reply: Vec<u8>,
-    /// Goes with the answer.
+    /// Sent with the answer.
     pub(crate) fd: Option<OwnedFd>,
     pub(crate) outcome: Result<(), Refusal>,
 }
@@ -55,13 +54,13 @@ impl Relay {
         })
     }
 
-    /// The state. One thread serves a session, so nobody ever waits here, and a poisoned lock is that
-    /// thread's own panic, which ends it.
+    /// The state. A session has one thread, so this never waits. A poisoned lock means that this thread has
+    /// panicked, which ends it.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the crate serve a message without descriptors.
+    /// Lets the crate serve a message without descriptors.
     pub(crate) fn pass(&mut self, message: &Message) -> Served {
         let outcome = self.hand_over(message).and_then(|()| {
             let handled = self.handler.handle_request();
@@ -83,7 +82,7 @@ impl Relay {
             SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
         ) {
             Ok(count) if count == bytes.len() => Ok(()),
-            // The pair is empty before each message, and one fits many times.
+            // The pair is empty before each message, and has room for many.
             Ok(_) => Err(Refusal::lost("a message did not fit our own socket pair")),
             Err(error) => Err(Refusal::lost(format!("our own socket pair: {error}"))),
         }
@@ -103,10 +102,10 @@ impl Relay {
     }
 }
 
-/// What the crate itself refuses is out of shape or out of turn.
+/// Messages that the crate itself refuses are malformed or were sent in the wrong state.
 fn refusal_of(message: &Message, error: &Error) -> Refusal {
     match error {
-        // All of these concern our own socket pair.
+        // These errors can only concern our own socket pair.
         Error::SocketBroken(_) | Error::SocketError(_) | Error::SocketRetry(_) => {
             Refusal::lost(format!("our own socket pair: {error}"))
         }

@@ -1,4 +1,4 @@
-//! The state that one frontend has agreed with the device, and the effect of its messages.
+//! The state that a frontend has agreed with the device, and the effect of its messages.
 //!
 //! A message that is refused has changed nothing. Messages about vrings are in `control`.
 
@@ -15,28 +15,28 @@ use cleave_guest::{Inflight, InflightLayout, MapError, Memory, RegionSpec};
 use cleave_worker::Device;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
-use crate::channel::{Channel, Told};
+use crate::channel::{Channel, Notified};
 use crate::foreign::Foreign;
 use crate::forward::Forwarder;
 use crate::vrings::Vrings;
 use crate::workers::Workers;
 use crate::{Refusal, SessionConfig};
 
-/// Data segments of one request that the guest is told of (`seg_max`, virtio 1.3 §5.2.4). With header and status they fit
-/// a vring of 128 entries, QEMU's default, also for a driver without indirect descriptors, which could never send a
-/// longer request; QEMU's own daemon tells the same. The daemon takes longer ones in any case.
+/// Maximum number of data segments per request that is reported to the guest (`seg_max`, virtio 1.3 §5.2.4).
+/// With header and status they fill a vring of 128 entries, QEMU's default, which matters for a driver without
+/// indirect descriptors. QEMU's storage daemon reports the same. The daemon accepts more in any case.
 const SEGMENTS_TOLD: u32 = 126;
 
-/// While memory is waited for: how often to look whether a worker has failed.
+/// How often to check for a failed worker while waiting for memory to be released.
 const WORKER_CHECK: Duration = Duration::from_millis(100);
 
 /// A vring is not served any more until the device is reset (virtio 1.3 §2.1.2).
 const DEVICE_NEEDS_RESET: u8 = 0x40;
 
-/// Largest configuration space of any device (VHOST_USER_MAX_CONFIG_SIZE).
+/// Maximum size of any device's configuration space (VHOST_USER_MAX_CONFIG_SIZE).
 const CONFIG_BYTES_MAX: usize = 256;
 
-/// Protocol features offered.
+/// The protocol features that are offered.
 pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
@@ -53,25 +53,25 @@ pub(crate) struct State {
     pub(crate) device: Arc<Device>,
     pub(crate) vring_size_max: u16,
     pub(crate) memory: Arc<Memory>,
-    /// Where the frontend wants the requests in flight written down.
+    /// The region in which the frontend keeps the requests in flight.
     pub(crate) inflight: Option<Inflight>,
     pub(crate) vrings: Vrings,
     pub(crate) workers: Workers,
-    /// Features that the guest took; `None` until it said so.
+    /// Features that the guest acknowledged. `None` until then.
     pub(crate) features: Option<u64>,
-    /// Protocol features that the frontend took.
+    /// Protocol features that the frontend acknowledged.
     protocol: VhostUserProtocolFeatures,
-    /// The frontend has seen bit 30. The `vhost` crate acknowledges nothing before, and both must
-    /// answer alike.
-    features_told: bool,
-    /// Virtio status as the frontend last set it.
+    /// The frontend has seen bit 30. The `vhost` crate acknowledges nothing before that, and our answers must
+    /// be consistent with the crate's.
+    features_seen: bool,
+    /// Virtio status, as last set by the frontend.
     status: u8,
-    /// Vrings retired before the last reset.
+    /// Number of vrings that were retired before the last reset.
     retired_before: u64,
     channel: Option<Channel>,
-    /// Where a vring's call or err is no eventfd.
+    /// Used if a vring's call or err descriptor is not an eventfd.
     pub(crate) forwarder: Option<Forwarder>,
-    /// What the crate's half of a message came to (see `handler`).
+    /// The refusal of a message that the crate parsed (see `handler`).
     pub(crate) refusal: Option<Refusal>,
 }
 
@@ -92,7 +92,7 @@ impl State {
             workers: Workers::new(workers_max, alarm),
             features: None,
             protocol: VhostUserProtocolFeatures::empty(),
-            features_told: false,
+            features_seen: false,
             status: 0,
             retired_before,
             channel: None,
@@ -103,10 +103,10 @@ impl State {
 
     /// Whether a message that asks for an acknowledgement gets one.
     pub(crate) fn acknowledges(&self) -> bool {
-        self.features_told && self.took(VhostUserProtocolFeatures::REPLY_ACK)
+        self.features_seen && self.took(VhostUserProtocolFeatures::REPLY_ACK)
     }
 
-    /// Protocol features that the frontend took.
+    /// Protocol features that the frontend acknowledged.
     pub(crate) fn protocol_bits(&self) -> u64 {
         self.protocol.bits()
     }
@@ -128,11 +128,11 @@ impl State {
     // Features and status.
 
     pub(crate) fn offered(&mut self) -> u64 {
-        self.features_told = true;
+        self.features_seen = true;
         self.config().features() | feature::VHOST_USER_PROTOCOL
     }
 
-    /// Whether SET_FEATURES would be obeyed.
+    /// Whether SET_FEATURES with these features would be accepted.
     pub(crate) fn check_features(&self, features: u64) -> Result<(), Refusal> {
         let offered = self.config().features() | feature::VHOST_USER_PROTOCOL;
         if features & !offered != 0 {
@@ -141,8 +141,8 @@ impl State {
                 "features {wrong:#x} were not offered"
             )));
         }
-        // Bit 30 alone is a frontend that has not heard of its driver yet; a driver that takes
-        // anything without VERSION_1 is a legacy one (virtio 1.3 §6.2 lets the device refuse it).
+        // Bit 30 alone comes from a frontend whose driver has not started yet. A driver that acknowledges any
+        // feature without VERSION_1 is a legacy driver, which virtio 1.3 §6.2 lets the device refuse.
         if features & !feature::VHOST_USER_PROTOCOL != 0 && features & feature::VERSION_1 == 0 {
             return Err(Refusal::message(
                 "the driver did not take VIRTIO_F_VERSION_1: legacy drivers are not served",
@@ -160,7 +160,7 @@ impl State {
         Ok(())
     }
 
-    /// A feature that was taken and not offered leaves both sides in doubt about every later message.
+    /// If the frontend took a feature that was not offered, the meaning of every later message is in doubt.
     pub(crate) fn set_protocol_features(&mut self, bits: u64) -> Result<(), Refusal> {
         match VhostUserProtocolFeatures::from_bits(bits) {
             Some(features) if protocol_features().contains(features) => {
@@ -180,10 +180,10 @@ impl State {
         self.status | DEVICE_NEEDS_RESET
     }
 
-    /// Status 0 is a reset (virtio 1.3 §2.1.2); the rest is kept for GET_STATUS.
+    /// Status 0 is a reset (virtio 1.3 §2.1.2). Other values are kept for GET_STATUS.
     pub(crate) fn set_status(&mut self, status: u64) -> Result<(), Refusal> {
         let status = u8::try_from(status)
-            .map_err(|_| Refusal::message(format!("status {status:#x} is no byte")))?;
+            .map_err(|_| Refusal::message(format!("status {status:#x} is not a byte")))?;
         if status == 0 {
             self.reset()?;
         }
@@ -191,16 +191,16 @@ impl State {
         Ok(())
     }
 
-    /// Drains and stops all vrings and forgets what the guest's driver has set up. Memory, protocol
-    /// features and the backend channel belong to the frontend and stay; so does the cache mode: QEMU
-    /// resets a device that it only pauses, and the guest still believes what it set.
+    /// Drains and stops all vrings, and forgets the settings of the guest's driver. Memory, protocol features
+    /// and the backend channel belong to the frontend and are kept. The cache mode is kept too: QEMU resets a
+    /// device that it only pauses, and the guest still relies on its setting.
     pub(crate) fn reset(&mut self) -> Result<(), Refusal> {
         self.stop_all()?;
         self.vrings
             .iter_mut()
             .for_each(|(_, entry)| entry.settings.reset());
         self.features = None;
-        // Another driver is another story. The frontend says anew what region is to be used, if it wants one.
+        // The next driver starts afresh. The frontend sends a region again if it wants one.
         self.inflight = None;
         self.status = 0;
         self.retired_before = self.device.totals().retired;
@@ -226,8 +226,8 @@ impl State {
         self.adopt(self.memory.without(guest_addr, user_addr, len_bytes))
     }
 
-    /// Puts a table in force; returns when nothing refers any more to regions that it has not. Where none
-    /// has gone that is at once, whatever is in flight.
+    /// Puts a table in force. Returns when nothing refers to regions that are no longer in it; at once if none
+    /// was removed, whatever is in flight.
     fn adopt(&mut self, memory: Result<Arc<Memory>, MapError>) -> Result<(), Refusal> {
         let memory = memory.map_err(|error| Refusal::message(error.to_string()))?;
         let before = std::mem::replace(&mut self.memory, memory);
@@ -235,7 +235,7 @@ impl State {
         drop(before);
         self.workers.bind(&self.memory)?;
         while !departure.is_over_within(WORKER_CHECK) {
-            // A worker that has failed keeps what the kernel may still write to.
+            // A failed worker keeps memory that the kernel may still write to.
             if self.workers.have_failed() {
                 return Err(Refusal::worker_gone());
             }
@@ -245,7 +245,7 @@ impl State {
 
     // Requests in flight.
 
-    /// A file for a region of so many vrings; `None`: the device has not as many, or not of that size.
+    /// A file for a region of this layout. `None`: the device has fewer vrings, or smaller ones.
     pub(crate) fn make_inflight(&self, layout: InflightLayout) -> io::Result<Option<File>> {
         let fits = (1..=self.vrings.count()).contains(&layout.vrings)
             && (1..=self.vring_size_max).contains(&layout.vring_size)
@@ -253,7 +253,7 @@ impl State {
         fits.then(|| Inflight::create(layout)).transpose()
     }
 
-    /// The region that vrings use which start from here on.
+    /// Sets the region for vrings that start from here on.
     pub(crate) fn set_inflight(
         &mut self,
         file: File,
@@ -275,7 +275,7 @@ impl State {
 
     // Configuration space.
 
-    /// The configuration space now.
+    /// The current configuration space.
     pub(crate) fn config(&self) -> Config {
         Config {
             capacity_bytes: self.device.disk.capacity_bytes(),
@@ -291,16 +291,16 @@ impl State {
         }
     }
 
-    /// A driver that can choose the cache mode but cannot flush finds write-through (virtio 1.3 §5.2.5.2),
-    /// which is how it is served.
+    /// A driver that negotiated CONFIG_WCE but not FLUSH is served write-through, and finds that mode (virtio
+    /// 1.3 §5.2.5.2).
     fn is_without_flush(&self) -> bool {
         let both = feature::CONFIG_WCE | feature::FLUSH;
         let taken = self.features.unwrap_or(both);
         taken & both == feature::CONFIG_WCE
     }
 
-    /// Exactly `len` bytes, or none. Frontends ask for the largest space there is, whatever the device;
-    /// beyond the fields of this one it is zero.
+    /// Exactly `len` bytes, or none. Frontends ask for the largest possible space; the part after this device's
+    /// fields is zero.
     pub(crate) fn read_config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
         let start = usize::try_from(offset).ok()?;
         let end = start.checked_add(usize::try_from(len).ok()?)?;
@@ -310,8 +310,8 @@ impl State {
         asked.map(<[u8]>::to_vec)
     }
 
-    /// The one byte that a driver may write (virtio 1.3 §5.2.5). It may come before SET_FEATURES,
-    /// which QEMU sends only when the device starts.
+    /// Writes the only byte that a driver may write (virtio 1.3 §5.2.5). May arrive before SET_FEATURES, which
+    /// QEMU sends only when the device starts.
     pub(crate) fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         let is_ours = usize::try_from(offset) == Ok(Config::WRITEBACK_OFFSET);
         let (true, &[mode]) = (is_ours, bytes) else {
@@ -327,8 +327,8 @@ impl State {
             return Err(Refusal::message("the driver did not take CONFIG_WCE"));
         }
         self.device.writeback.store(mode != 0, Ordering::Relaxed);
-        // Writes that end from here on are synced first. One whose end was decided a moment ago is shown to the guest before
-        // the guest is told of the new mode.
+        // Writes that complete from here on are synced first. A completion that was decided before is published
+        // before the guest's write is acknowledged.
         self.workers.pass()
     }
 
@@ -339,9 +339,9 @@ impl State {
         Ok(())
     }
 
-    /// Tells the frontend that the configuration changed; `false`: not now, the device is suspended
-    /// or the frontend is behind.
-    pub(crate) fn tell_config_changed(&mut self) -> bool {
+    /// Notifies the frontend that the configuration has changed. `false`: try again later, because the device
+    /// is suspended or the frontend has not read earlier requests.
+    pub(crate) fn notify_config_changed(&mut self) -> bool {
         let wanted = VhostUserProtocolFeatures::BACKEND_REQ | VhostUserProtocolFeatures::CONFIG;
         if !self.vrings.any_served(self.starts_enabled()) {
             return false;
@@ -350,17 +350,17 @@ impl State {
             return true;
         };
         match channel.config_changed() {
-            Told::Yes => true,
-            Told::Later => false,
-            Told::Never => {
+            Notified::Sent => true,
+            Notified::Later => false,
+            Notified::Never => {
                 self.channel = None;
                 true
             }
         }
     }
 
-    /// Without bit 30 there is no SET_VRING_ENABLE, and vrings are enabled by their start
-    /// (vhost-user "Ring states").
+    /// Without bit 30 there is no SET_VRING_ENABLE, and a vring is enabled when it starts (vhost-user "Ring
+    /// states").
     pub(crate) fn starts_enabled(&self) -> bool {
         self.features
             .is_some_and(|taken| taken & feature::VHOST_USER_PROTOCOL == 0)

@@ -1,4 +1,4 @@
-//! Sessions driven over a socket by hand-built messages: whatever a frontend can write, also what no
+//! Sessions driven over a socket with hand-made messages: all that a frontend can write, including what no
 //! frontend library would.
 
 use std::fs::File;
@@ -25,15 +25,15 @@ mod storm;
 mod vrings;
 
 const MEM_BYTES: u64 = 1 << 20;
-/// Where the frontend claims to have the memory; guest addresses begin at 0.
+/// The frontend's own address of the memory. Guest addresses begin at 0.
 const USER: u64 = 0x7f00_0000_0000;
 const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16;
 const FEATURES: u64 = feature::VERSION_1 | feature::CONFIG_WCE | feature::VHOST_USER_PROTOCOL;
 const CAPACITY: u64 = 8 << 20;
-/// How long is waited for what has to come: longer than a machine stops, and than a session waits for anything.
+/// Maximum wait for an expected event: longer than the machine may stall, and than any wait of a session.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What came of a message.
+/// Result of a message.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Ack,
@@ -75,7 +75,7 @@ fn words(numbers: &[u32]) -> Vec<u8> {
 }
 
 impl Frontend {
-    /// Connected, and nothing said.
+    /// Connected; nothing was sent.
     fn connect() -> Frontend {
         let options = OpenOptions {
             direct: Direct::Off,
@@ -108,16 +108,19 @@ impl Frontend {
         }
     }
 
-    /// Connected, all protocol features and the usual features taken.
+    /// Connected, with all protocol features and the usual features acknowledged.
     fn negotiated() -> Frontend {
         let mut frontend = Frontend::connect();
         frontend.ask_number(Req::GET_FEATURES);
         frontend.send(Req::SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), &[]);
-        assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+        assert_eq!(
+            frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+            Ack
+        );
         frontend
     }
 
-    /// With one region of memory, too.
+    /// Also with one region of memory.
     fn with_memory() -> Frontend {
         let mut frontend = Frontend::negotiated();
         assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
@@ -127,7 +130,7 @@ impl Frontend {
     fn add_memory(&mut self, guest: u64, bytes: u64, user: u64) -> Answer {
         let memory = self.memory.try_clone().unwrap();
         let payload = longs(&[0, guest, bytes, user, 0]);
-        self.tell_fds(Req::ADD_MEM_REG, &payload, &[memory.as_fd()])
+        self.request_fds(Req::ADD_MEM_REG, &payload, &[memory.as_fd()])
     }
 
     fn send(&mut self, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) {
@@ -149,7 +152,7 @@ impl Frontend {
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }
-        // The session may have closed already, which the answer shows.
+        // Fails if the session has ended, which the answer shows.
         let _ = sendmsg(
             &self.stream,
             &[IoSlice::new(&bytes)],
@@ -158,7 +161,7 @@ impl Frontend {
         );
     }
 
-    /// A reply's request and payload; `None` where the connection ended.
+    /// A reply's request and payload. `None`: the connection has ended.
     fn reply(&mut self) -> Option<(u32, Vec<u8>)> {
         let mut header = [0; 12];
         match self.stream.read_exact(&mut header) {
@@ -166,10 +169,10 @@ impl Frontend {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => panic!("no answer"),
             Err(_) => return None,
         }
-        assert_eq!(wire::word(&header, 4), 0x5, "flags of a reply");
-        let mut payload = vec![0; wire::word(&header, 8) as usize];
+        assert_eq!(message::word(&header, 4), 0x5, "flags of a reply");
+        let mut payload = vec![0; message::word(&header, 8) as usize];
         self.stream.read_exact(&mut payload).unwrap();
-        Some((wire::word(&header, 0), payload))
+        Some((message::word(&header, 0), payload))
     }
 
     fn answer(&mut self, request: u32) -> Answer {
@@ -178,7 +181,7 @@ impl Frontend {
             Some((replied, payload)) => {
                 assert_eq!(replied, request);
                 assert_eq!(payload.len(), 8);
-                if wire::long(&payload, 0) == 0 {
+                if message::long(&payload, 0) == 0 {
                     Ack
                 } else {
                     Nack
@@ -188,11 +191,11 @@ impl Frontend {
     }
 
     /// Sends a message that asks for an acknowledgement.
-    fn tell(&mut self, request: Req, payload: &[u8]) -> Answer {
-        self.tell_fds(request, payload, &[])
+    fn request(&mut self, request: Req, payload: &[u8]) -> Answer {
+        self.request_fds(request, payload, &[])
     }
 
-    fn tell_fds(&mut self, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Answer {
+    fn request_fds(&mut self, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Answer {
         self.send_raw(request.into(), 0x9, payload.len() as u32, payload, fds);
         self.answer(request.into())
     }
@@ -207,18 +210,18 @@ impl Frontend {
     fn ask_number(&mut self, request: Req) -> u64 {
         let payload = self.ask(request, &[]).unwrap();
         assert_eq!(payload.len(), 8);
-        wire::long(&payload, 0)
+        message::long(&payload, 0)
     }
 
     fn is_alive(&mut self) -> bool {
         self.ask(Req::GET_FEATURES, &[]).is_some()
     }
 
-    /// Lays vring `index` of 8 entries out and starts it.
+    /// Configures vring `index` with 8 entries and starts it.
     fn start(&mut self, index: u32) -> Answer {
         self.configure(index);
         let kick = bell();
-        self.tell_fds(
+        self.request_fds(
             Req::SET_VRING_KICK,
             &longs(&[index.into()]),
             &[kick.as_fd()],
@@ -226,14 +229,14 @@ impl Frontend {
     }
 
     fn configure(&mut self, index: u32) {
-        assert_eq!(self.tell(Req::SET_VRING_NUM, &words(&[index, 8])), Ack);
-        assert_eq!(self.tell(Req::SET_VRING_BASE, &words(&[index, 0])), Ack);
-        assert_eq!(self.tell(Req::SET_VRING_ADDR, &addrs(index, 0)), Ack);
+        assert_eq!(self.request(Req::SET_VRING_NUM, &words(&[index, 8])), Ack);
+        assert_eq!(self.request(Req::SET_VRING_BASE, &words(&[index, 0])), Ack);
+        assert_eq!(self.request(Req::SET_VRING_ADDR, &addrs(index, 0)), Ack);
     }
 
     fn base(&mut self, index: u32) -> Option<(u32, u32)> {
         let payload = self.ask(Req::GET_VRING_BASE, &words(&[index, 0]))?;
-        Some((wire::word(&payload, 0), wire::word(&payload, 4)))
+        Some((message::word(&payload, 0), message::word(&payload, 4)))
     }
 
     fn config(&mut self, offset: u32, bytes: u32) -> Option<Vec<u8>> {
@@ -242,7 +245,7 @@ impl Frontend {
         self.ask(Req::GET_CONFIG, &payload)
     }
 
-    /// Asks and never reads, until the session waits for room for its answers.
+    /// Sends requests without reading, until the session waits for room for its answers.
     fn ask_until_full(&mut self) {
         self.stream.set_nonblocking(true).unwrap();
         let asks = words(&[1, 1, 0]).repeat(100);
@@ -261,7 +264,7 @@ impl Frontend {
     }
 }
 
-/// SET_VRING_ADDR of a ring at 16 KiB a vring, moved by `shift`.
+/// SET_VRING_ADDR for a ring at `index` times 16 KiB, moved by `shift`.
 fn addrs(index: u32, shift: u64) -> Vec<u8> {
     let at = USER + u64::from(index) * 0x4000 + shift;
     let mut payload = words(&[index, 0]);
@@ -269,8 +272,8 @@ fn addrs(index: u32, shift: u64) -> Vec<u8> {
     payload
 }
 
-/// Runs a test again in a process of its own, where no other test opens descriptors meanwhile; `true`
-/// in that process.
+/// Runs a test again in its own process, where no other test opens descriptors meanwhile. Returns `true` in
+/// that process.
 fn in_a_process_of_its_own(name: &str) -> bool {
     const MARK: &str = "CLEAVE_ALONE";
     if std::env::var_os(MARK).is_some() {
@@ -286,7 +289,7 @@ fn in_a_process_of_its_own(name: &str) -> bool {
     false
 }
 
-/// Descriptors that a program started by this process would get.
+/// Number of descriptors that a child of this process would inherit.
 fn fds_inherited() -> usize {
     let is_inherited = |info: &String| {
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -304,7 +307,7 @@ fn fds_open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Waits for descriptors that another thread closes.
+/// Waits for another thread to close descriptors.
 fn fds_settle_at(count: usize) {
     let until = Instant::now() + PATIENCE;
     while fds_open() > count && Instant::now() < until {
@@ -313,10 +316,10 @@ fn fds_settle_at(count: usize) {
     assert!(fds_open() <= count);
 }
 
-/// Hostile cases 36, 40 and 46: what comes is closed again.
+/// Hostile cases 36, 40 and 46: all received descriptors are closed again.
 #[test]
-fn descriptors_stay_as_many_as_before() {
-    if !in_a_process_of_its_own("descriptors_stay_as_many_as_before") {
+fn no_descriptor_is_leaked() {
+    if !in_a_process_of_its_own("no_descriptor_is_leaked") {
         return;
     }
     let inherited = fds_inherited();
@@ -327,37 +330,41 @@ fn descriptors_stay_as_many_as_before() {
     let mut frontend = Frontend::with_memory();
     let mut round = || {
         assert_eq!(
-            frontend.tell_fds(Req::SET_MEM_TABLE, &table, &[file.as_fd()]),
+            frontend.request_fds(Req::SET_MEM_TABLE, &table, &[file.as_fd()]),
             Ack
         );
         for request in [Req::SET_VRING_KICK, Req::SET_VRING_CALL, Req::SET_VRING_ERR] {
             assert_eq!(
-                frontend.tell_fds(request, &longs(&[3]), &[kick.as_fd()]),
+                frontend.request_fds(request, &longs(&[3]), &[kick.as_fd()]),
                 Ack
             );
             assert_eq!(
-                frontend.tell_fds(request, &longs(&[3]), &[file.as_fd()]),
+                frontend.request_fds(request, &longs(&[3]), &[file.as_fd()]),
                 Nack
             );
             assert_eq!(
-                frontend.tell_fds(request, &longs(&[9]), &[kick.as_fd()]),
+                frontend.request_fds(request, &longs(&[9]), &[kick.as_fd()]),
                 Nack
             );
         }
         let (channel, _other) = UnixStream::pair().unwrap();
         assert_eq!(
-            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]),
+            frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]),
             Ack
         );
         assert_eq!(
-            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[file.as_fd()]),
+            frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[file.as_fd()]),
             Nack
         );
         frontend.send_raw(255, 0x9, 0, &[], &[file.as_fd(); 32]);
         assert_eq!(frontend.answer(255), Nack);
     };
     round();
-    assert_eq!(fds_inherited(), inherited, "what comes is closed on exec");
+    assert_eq!(
+        fds_inherited(),
+        inherited,
+        "received descriptors are closed on exec"
+    );
     let before = fds_open();
     (0..1000).for_each(|_| round());
     fds_settle_at(before);
@@ -366,7 +373,7 @@ fn descriptors_stay_as_many_as_before() {
     for _ in 0..100 {
         let mut frontend = Frontend::with_memory();
         assert_eq!(
-            frontend.tell_fds(Req::SET_OWNER, &[], &[file.as_fd(); 32]),
+            frontend.request_fds(Req::SET_OWNER, &[], &[file.as_fd(); 32]),
             Closed
         );
         frontend.end();

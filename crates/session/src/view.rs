@@ -1,33 +1,33 @@
-//! What others may see of a session while it runs.
+//! The parts of a running session's state that others may see.
 
 use crate::state::State;
 
-/// What a frontend has agreed with the device so far.
+/// The settings that a frontend has agreed with the device so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
-    /// Feature bits that the guest took; `None` until the frontend says so.
+    /// Feature bits that the guest acknowledged. `None` until then.
     pub features: Option<u64>,
-    /// Protocol features that the frontend took.
+    /// Protocol features that the frontend acknowledged.
     pub protocol_features: u64,
-    /// The frontend keeps the requests in flight, so that another daemon can do them again.
+    /// The frontend keeps the requests in flight, so that another daemon can repeat them.
     pub keeps_inflight: bool,
-    /// Vrings that run, by index.
+    /// Running vrings, by index.
     pub vrings: Vec<VringView>,
 }
 
-/// A vring that runs.
+/// A running vring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VringView {
     /// Its index.
     pub index: u16,
-    /// How many entries it has.
+    /// Number of its entries.
     pub size: u16,
-    /// Whether it is served: a frontend may hold one back.
+    /// Whether it is served; a frontend can disable it.
     pub enabled: bool,
 }
 
 impl State {
-    /// What there is to see now.
+    /// The current view.
     pub(crate) fn view(&mut self) -> View {
         let all_enabled = self.starts_enabled();
         let running = |(index, entry): (u16, &mut crate::vrings::Entry)| {

@@ -1,4 +1,4 @@
-//! What the frontend has said of each vring, and whether it runs.
+//! Settings of each vring, and whether it runs.
 
 use std::os::fd::OwnedFd;
 
@@ -6,7 +6,7 @@ use cleave_guest::{Memory, VringLayout};
 
 use crate::Refusal;
 
-/// Most vrings of a device: messages with a descriptor name them in eight bits.
+/// Maximum number of vrings of a device: messages with a descriptor name them in eight bits.
 pub(crate) const VRINGS_MAX: u16 = 256;
 
 /// Addresses in the frontend's own address space (SET_VRING_ADDR).
@@ -18,7 +18,7 @@ pub(crate) struct UserAddrs {
 }
 
 impl UserAddrs {
-    /// Where that is for the guest. `Vring::new` checks that all of each part is there.
+    /// Translates them to guest addresses. `Vring::new` checks that each part lies in memory entirely.
     pub(crate) fn layout(self, size: u16, memory: &Memory) -> Result<VringLayout, String> {
         let find = |part, addr| {
             memory
@@ -34,15 +34,15 @@ impl UserAddrs {
     }
 }
 
-/// How the guest says that it has made something available.
+/// How the guest notifies us of available requests.
 #[derive(Debug, Default)]
 pub(crate) enum Kick {
-    /// Not said yet: the vring must not start.
+    /// Not known yet: the vring must not start.
     #[default]
     Unset,
-    /// Not at all: the vring is polled.
+    /// Never: the vring is polled.
     Polled,
-    /// By an eventfd.
+    /// Through an eventfd.
     Fd(OwnedFd),
 }
 
@@ -51,7 +51,7 @@ impl Kick {
         fd.map_or(Kick::Polled, Kick::Fd)
     }
 
-    /// What a worker is given.
+    /// The descriptor for a worker.
     pub(crate) fn into_fd(self) -> Option<OwnedFd> {
         match self {
             Kick::Fd(fd) => Some(fd),
@@ -60,25 +60,27 @@ impl Kick {
     }
 }
 
-/// What is configured; survives a stop.
+/// The settings of a vring. They survive a stop.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) size: Option<u16>,
     pub(crate) addrs: Option<UserAddrs>,
-    /// Where it starts.
+    /// Available index to start at.
     pub(crate) base: u16,
-    /// What GET_VRING_BASE answers: where it starts or stopped. Apart from `base` for a reset's sake.
+    /// The answer to GET_VRING_BASE: where the vring starts or stopped. Separate from `base`, because a reset
+    /// keeps it.
     pub(crate) position: u16,
-    /// Handed to the worker by the start, so that a stopped vring waits for a new one.
+    /// Moved to the worker at the start, so that a stopped vring waits for a new one.
     pub(crate) kick: Kick,
-    /// Kept here too, for the next start: not every frontend sends it again.
+    /// Also kept for the next start: not every frontend sends it again.
     pub(crate) call: Option<OwnedFd>,
     pub(crate) err: Option<OwnedFd>,
     pub(crate) enabled: bool,
 }
 
 impl Settings {
-    /// All that must be said before a start: size and addresses, and the kick that asks for it.
+    /// Size and addresses, if all settings for a start are there: size, addresses, and the kick that triggers
+    /// it.
     pub(crate) fn complete(&self) -> Option<(u16, UserAddrs)> {
         match (&self.kick, self.size, self.addrs) {
             (Kick::Unset, _, _) => None,
@@ -87,16 +89,16 @@ impl Settings {
         }
     }
 
-    /// Begins, or has stopped, there.
+    /// Sets the position to start at, or the one at which it stopped.
     pub(crate) fn set_base(&mut self, base: u16) {
         self.base = base;
         self.position = base;
     }
 
-    /// Back to the beginning. The descriptors to the frontend stay: they are its wires, not the state
-    /// of the device, and QEMU does not promise to send them again. The position can still be asked
-    /// for: to pause a guest, QEMU before 8.1 sets status 0 first and asks for the position then, and
-    /// an answer of 0 would have all requests since the guest's boot served once more.
+    /// Resets the settings. The descriptors are kept: they belong to the frontend, not to the device state, and
+    /// QEMU does not promise to send them again. The position stays available: to pause a guest, QEMU before
+    /// 8.1 first sets status 0 and then asks for the position. An answer of 0 would repeat all requests since
+    /// the guest's boot.
     pub(crate) fn reset(&mut self) {
         *self = Settings {
             position: self.position,
@@ -107,16 +109,16 @@ impl Settings {
     }
 }
 
-/// One vring.
+/// A vring.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) settings: Settings,
-    /// Where it lies while a worker has it.
+    /// Its addresses while a worker serves it.
     pub(crate) running: Option<VringLayout>,
 }
 
 impl Entry {
-    /// Refuses what only a stopped vring takes.
+    /// Refuses a message that only a stopped vring accepts.
     pub(crate) fn must_be_stopped(&self, index: u16, what: &str) -> Result<(), Refusal> {
         match self.running {
             None => Ok(()),
@@ -135,12 +137,12 @@ impl Vrings {
         Vrings((0..count).map(|_| Entry::default()).collect())
     }
 
-    /// How many there are.
+    /// Number of vrings.
     pub(crate) fn count(&self) -> u16 {
         u16::try_from(self.0.len()).unwrap_or(VRINGS_MAX)
     }
 
-    /// The entry of an index as it came over the wire, all of its bits.
+    /// The entry for an index as it arrived in a message, with all of its bits.
     pub(crate) fn get(&mut self, index: u64) -> Result<(u16, &mut Entry), Refusal> {
         let count = self.0.len();
         u16::try_from(index)
@@ -157,8 +159,8 @@ impl Vrings {
         self.0.iter().any(|entry| entry.running.is_some())
     }
 
-    /// Whether the guest may be told things: with all vrings stopped or disabled the device is
-    /// suspended and must be silent (vhost-user "Suspended device state").
+    /// Whether the guest may be notified. With all vrings stopped or disabled the device is suspended and must
+    /// be silent (vhost-user "Suspended device state").
     pub(crate) fn any_served(&self, all_enabled: bool) -> bool {
         self.0
             .iter()
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_as_many_as_eight_bits_can_name() {
+    fn there_are_as_many_vrings_as_eight_bits_can_name() {
         let rows = [
             (0, 1),
             (1, 1),

@@ -1,4 +1,4 @@
-//! The workers of a session: started when a vring first needs one, kept until the session ends.
+//! The workers of a session. Each is started when a vring first needs it, and kept until the session ends.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use crate::Refusal;
 
 #[derive(Debug)]
 pub(crate) struct Workers {
-    /// Vring `i` belongs to place `i % handles.len()`.
+    /// Vring `i` is served by `handles[i % handles.len()]`.
     handles: Vec<Option<Handle>>,
-    /// Written by a worker that cannot go on, or has retired a vring.
+    /// Written by a worker that cannot go on or has retired a vring.
     alarm: Arc<OwnedFd>,
 }
 
@@ -28,14 +28,14 @@ impl Workers {
         usize::from(vring) % self.handles.len().max(1)
     }
 
-    /// The worker of a vring that runs.
+    /// The worker of a running vring.
     pub(crate) fn get(&self, vring: u16) -> Result<&Handle, Refusal> {
         let handle = self.handles.get(self.place(vring));
         let handle = handle.and_then(Option::as_ref);
         handle.ok_or_else(Refusal::worker_gone)
     }
 
-    /// The worker of a vring, started on `memory` where it does not run yet.
+    /// The worker of a vring. It is started with `memory` if it does not run yet.
     pub(crate) fn start(
         &mut self,
         vring: u16,
@@ -66,17 +66,17 @@ impl Workers {
         self.handles.iter().flatten().any(Handle::has_ended)
     }
 
-    /// Gives all workers a new memory table; returns when they all take requests in it.
+    /// Puts a memory table in force in all workers. Returns when all of them take requests in it.
     pub(crate) fn bind(&self, memory: &Arc<Memory>) -> Result<(), Refusal> {
         self.all(|worker| worker.bind(memory.clone()))
     }
 
-    /// Returns when each worker has ended a lap that it was in, answers of that lap included.
+    /// Returns when each worker has ended its current lap and published the completions of that lap.
     pub(crate) fn pass(&self) -> Result<(), Refusal> {
         self.all(|worker| worker.pass())
     }
 
-    /// Asks all, and then waits for all.
+    /// Sends a command to all workers, then waits for all answers.
     fn all(&self, ask: impl Fn(&Handle) -> Pending<()>) -> Result<(), Refusal> {
         let workers = self.handles.iter().flatten();
         let answers: Vec<_> = workers.map(ask).collect();

@@ -1,4 +1,4 @@
-//! From a chain just taken to ops pushed, or to an answer on the spot.
+//! Turns a chain that was just taken into ops for the store, or completes the request inline.
 
 use std::time::Instant;
 
@@ -15,43 +15,42 @@ use crate::splitter::{Direction, SPLIT_MIN_BYTES};
 use crate::token::Token;
 use crate::worker::Splitting;
 
-/// Everything that accepting needs beside the vring, borrowed from the worker for one batch. Settings that may
-/// change at any time (size, cache mode) are read anew for each chain: once the frontend has been told
-/// of a change, it holds for every chain that the guest makes available, and the batch at hand may
-/// take that one too.
+/// All that accepting a chain needs besides the vring, borrowed from the worker for one batch. Settings that
+/// can change at any time (size, cache mode) are read again for each chain: once the frontend has been notified
+/// of a change, the change applies to every chain that the guest makes available afterwards.
 pub(crate) struct Acceptance<'a, S> {
     pub(crate) reactor: &'a mut Reactor,
     pub(crate) store: &'a mut S,
     pub(crate) device: &'a Device,
-    /// The memory that requests are taken in.
+    /// The memory table in which requests are taken.
     pub(crate) epoch: &'a Epoch,
     pub(crate) lane_number: u16,
     pub(crate) splitting: &'a mut Splitting,
-    /// Requests of this batch that were done on the spot.
+    /// Requests of this batch that completed inline.
     pub(crate) ended: usize,
     pub(crate) laps: &'a mut Laps,
-    /// Requests are looked at closely for the record: in this lap, or the next read.
+    /// The record needs details of each request: this lap is timed, or the next read is checked for zeroes.
     pub(crate) watched: bool,
-    pub(crate) run: Run,
+    pub(crate) run: InlineRun,
 }
 
-/// Requests alike that were done on the spot one after the other, and are counted together.
+/// Consecutive inline requests of the same type and length, which are counted together.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct InlineRun {
     verb: Verb,
     len_bytes: u64,
     n: u32,
 }
 
-impl Run {
-    pub(crate) const NONE: Run = Run {
+impl InlineRun {
+    pub(crate) const NONE: InlineRun = InlineRun {
         verb: Verb::Flush,
         len_bytes: 0,
         n: 0,
     };
 
-    /// Counts them. Before the guest is shown any of them: it may ask how many there were
-    /// as soon as it has seen its requests end.
+    /// Counts them. Must be called before they are published: the guest may read the counters as soon as it has
+    /// seen its requests complete.
     #[inline]
     pub(crate) fn count(&mut self, record: &mut Recorder) {
         if self.n > 0 {
@@ -62,8 +61,8 @@ impl Run {
 }
 
 impl<S: Store> Acceptance<'_, S> {
-    /// Serves one chain as far as it goes without waiting. The head is free and there is room for a
-    /// whole request.
+    /// Handles one chain as far as possible without waiting. The head must be free, and the store must have
+    /// room for a whole request.
     pub(crate) fn begin(&mut self, lane: &mut Lane, taken: Taken, chain: &mut Chain) {
         if self.watched && self.laps.is_timed() {
             self.laps.taking();
@@ -72,7 +71,7 @@ impl<S: Store> Acceptance<'_, S> {
             .status_addr()
             .and_then(|addr| Some((addr, self.epoch.spot(addr)?)));
         let Some((status_addr, spot)) = status else {
-            // Nowhere to say what is wrong; the chain still goes back.
+            // The chain has no status byte to report the error in. It still goes back to the guest.
             lane.record.broken();
             return lane.push_used(taken.head, 0);
         };
@@ -80,24 +79,27 @@ impl<S: Store> Acceptance<'_, S> {
         match self.parse(lane, taken, chain, &cut) {
             Ok(request) if request.verb == Verb::GetId => {
                 let outcome = self.identify(lane, &request, chain);
-                lane.push_used(taken.head, tell(self.epoch, spot, outcome));
+                lane.push_used(taken.head, write_status_at(self.epoch, spot, outcome));
             }
             Ok(request) => {
                 let pushed = self.push(lane, taken.head, &request, status_addr, chain, cut);
                 if pushed == Pushed::Ended {
                     self.ended += 1;
                     let outcome = Outcome::ended(&request, Ok(()));
-                    lane.push_used(taken.head, tell(self.epoch, spot, outcome));
+                    lane.push_used(taken.head, write_status_at(self.epoch, spot, outcome));
                 }
             }
             Err(status) => {
                 lane.record.refused(status);
-                lane.push_used(taken.head, tell(self.epoch, spot, Outcome::refused(status)));
+                lane.push_used(
+                    taken.head,
+                    write_status_at(self.epoch, spot, Outcome::refused(status)),
+                );
             }
         }
     }
 
-    /// Copies the header (and a range, if there is one) out once and judges the copy.
+    /// Copies the header (and a range, if there is one) out of guest memory once and parses the copy.
     fn parse(
         &self,
         lane: &Lane,
@@ -114,7 +116,8 @@ impl<S: Store> Acceptance<'_, S> {
             return self.judge(lane, &header, shape, cut);
         }
         let mut head = [0; HEADER_BYTES + RANGE_BYTES];
-        // A range follows the header only where nothing else does; the data of a write stays alone.
+        // Only discard and write-zeroes have a range behind the header. The data of a write must not be read
+        // here.
         let head_bytes = if ranged { head.len() } else { HEADER_BYTES };
         let head = head.get_mut(..head_bytes).unwrap_or_default();
         let copied = self
@@ -124,7 +127,7 @@ impl<S: Store> Acceptance<'_, S> {
         self.judge(lane, head.get(..copied).unwrap_or_default(), shape, cut)
     }
 
-    // See `Request::parse`.
+    // Inlined for the reason given at `Request::parse`.
     #[inline(always)]
     fn judge(&self, lane: &Lane, head: &[u8], shape: Shape, cut: &Cut) -> Result<Request, Status> {
         let gate = Gate {
@@ -133,7 +136,7 @@ impl<S: Store> Acceptance<'_, S> {
             features: lane.features,
         };
         let request = Request::parse(head, shape, gate)?;
-        // Longer than the guest was told; its ops would not fit the engine.
+        // Longer than the limit that the guest was given: its ops would not fit into the store.
         match cut.takes(&request) {
             true => Ok(request),
             false => Err(Status::IoErr),
@@ -155,7 +158,7 @@ impl<S: Store> Acceptance<'_, S> {
         }
     }
 
-    /// A request was done on the spot.
+    /// A request completed inline.
     #[inline]
     fn ended(&mut self, lane: &mut Lane, request: &Request) {
         let run = &mut self.run;
@@ -166,7 +169,7 @@ impl<S: Store> Acceptance<'_, S> {
         run.n += 1;
     }
 
-    /// Hands a request to the engine, or has it done on the spot.
+    /// Pushes a request to the store, or completes it inline.
     #[inline]
     fn push(
         &mut self,
@@ -191,7 +194,7 @@ impl<S: Store> Acceptance<'_, S> {
         if self.watched {
             lane.record.planned(request, self.laps);
         }
-        // Requests that the splitter times take the long way.
+        // Requests that the splitter times are always pushed, so that they are timed to their completion.
         if timing.is_none()
             && let Some(op) = &whole
             && self.store.at_once(self.epoch, op)
@@ -217,7 +220,7 @@ impl<S: Store> Acceptance<'_, S> {
             None => Plan::new(request, data, &cut).for_each(push),
         }
         if token.op == 0 {
-            // No bytes asked for: done without the store.
+            // A request for no bytes needs no op.
             lane.record.at_once(request.verb, 0, 1);
             return Pushed::Ended;
         }
@@ -243,17 +246,17 @@ impl<S: Store> Acceptance<'_, S> {
     }
 }
 
-/// How far a request got on its way to the store.
+/// Result of pushing a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pushed {
-    /// Its slot waits for its ops.
+    /// In flight: its slot waits for its ops.
     UnderWay,
-    /// Done well already, and counted.
+    /// Completed successfully, and counted.
     Ended,
 }
 
 impl<S: Store> Acceptance<'_, S> {
-    /// How a read or write is split; small ones are not looked at twice, nor is a clock read for them.
+    /// How a read or write is split. For small requests no clock is read.
     #[inline]
     fn split(&mut self, request: &Request) -> Option<Timing> {
         let direction = Direction::of(request.verb)?;
@@ -280,24 +283,24 @@ impl<S: Store> Acceptance<'_, S> {
     }
 }
 
-/// Since the worker's start.
+/// Nanoseconds since this clock's start.
 pub(crate) fn nanoseconds(clock: Instant) -> u64 {
     u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// As [`tell`]; nothing is written where the byte lies outside memory by now (its region was removed
-/// meanwhile).
+/// As [`write_status_at`]. Writes nothing if the status byte is no longer in this memory because its region was
+/// removed.
 #[inline]
-pub(crate) fn answer(memory: &Memory, status_addr: u64, outcome: Outcome) -> u32 {
+pub(crate) fn write_status(memory: &Memory, status_addr: u64, outcome: Outcome) -> u32 {
     memory
         .spot(status_addr)
-        .map_or(0, |spot| tell(memory, spot, outcome))
+        .map_or(0, |spot| write_status_at(memory, spot, outcome))
 }
 
-/// Stores the status and tells the used length. In a memory that is lost nothing is written that
-/// could be vouched for.
+/// Stores the status byte and returns the used length. Writes nothing into memory that is lost, because what
+/// was read from it cannot be trusted.
 #[inline]
-fn tell(memory: &Memory, spot: Spot<'_>, outcome: Outcome) -> u32 {
+fn write_status_at(memory: &Memory, spot: Spot<'_>, outcome: Outcome) -> u32 {
     if memory.is_lost() {
         return 0;
     }

@@ -1,10 +1,10 @@
-//! Doors to private pieces, for the workspace's benchmarks alone. (Not behind a feature: every crate above would be
-//! compiled once with it and once without.)
+//! Access to private parts for the workspace's benchmarks. Not behind a feature, because every crate above
+//! would then be compiled twice.
 
 use cleave_blk::Request;
 use cleave_guest::{Epoch, Memory};
 
-use crate::policy::{Budget, Did, Pace, Pacer, Terms};
+use crate::policy::{Budget, LapWork, Pace, Pacer, PacerContext};
 use crate::record::Fine;
 use crate::slots::{Next, Slot, Slots};
 use crate::stats::Stats;
@@ -15,7 +15,7 @@ use crate::{Split, Tuning};
 pub struct InFlight(Slots, Epoch);
 
 impl InFlight {
-    /// None, of a vring of this size.
+    /// An empty table for a vring of this size.
     pub fn new(vring_size: u16) -> InFlight {
         let memory = Memory::new(Vec::new());
         InFlight(
@@ -24,7 +24,7 @@ impl InFlight {
         )
     }
 
-    /// A request begins, as the worker sees it: is the head free, then it is taken.
+    /// Begins a request as the worker does: checks that the head is free, then fills its slot.
     #[inline]
     pub fn begin(&mut self, head: u16, request: Request, ops: u32) {
         if !self.0.is_taken(head) {
@@ -42,14 +42,14 @@ impl InFlight {
         }
     }
 
-    /// One of its ops ends; whether that was the last.
+    /// Ends one op of a request. Returns whether it was the last.
     #[inline]
     pub fn end(&mut self, head: u16, op: u32) -> bool {
         matches!(self.0.op_ended(head, op, Ok(()), false), Next::End(_))
     }
 }
 
-/// What decides how an adaptive worker waits, with a clock of its own.
+/// The pacer of an adaptive worker, on a virtual clock.
 #[derive(Debug)]
 pub struct Pacing {
     pacer: Pacer,
@@ -60,11 +60,11 @@ pub struct Pacing {
     sleeps: bool,
 }
 
-/// Virtual time of a wake-up.
+/// Duration of a wake-up in virtual time.
 const WAKE_NS: u64 = 20_000;
 
 impl Pacing {
-    /// As at a worker's start, with the usual tuning.
+    /// A pacer as a worker starts with it, and the default tuning.
     #[expect(clippy::new_without_default, reason = "as the pacer itself")]
     pub fn new() -> Pacing {
         Pacing {
@@ -77,27 +77,27 @@ impl Pacing {
         }
     }
 
-    /// A lap that took so long, more where a request ended a sleep, and in which so many requests came and ended; nothing else is
-    /// in flight. Whether the next follows without a sleep.
+    /// A lap of `lap_ns` (plus a wake-up, if a request ended a sleep) in which so many requests arrived and
+    /// completed. Nothing else is in flight. Returns whether the next lap follows without a sleep.
     #[inline]
     pub fn lap(&mut self, requests: u32, lap_ns: u64) -> bool {
         let wakes = self.sleeps && requests > 0;
         self.now_ns += lap_ns + u64::from(wakes) * WAKE_NS;
-        let did = Did {
+        let work = LapWork {
             arrived: requests,
             ended: requests,
             in_flight: 0,
             more: false,
         };
         let Pacing { pacer, now_ns, .. } = self;
-        let terms = Terms {
+        let context = PacerContext {
             tuning: &self.tuning,
             budget: &self.budget,
             stats: &self.stats,
         };
-        let pace = match pacer.turn(did) {
+        let pace = match pacer.note_lap(work) {
             Some(pace) => pace,
-            None => pacer.decide(did, *now_ns, terms, || *now_ns),
+            None => pacer.decide(work, *now_ns, context, || *now_ns),
         };
         self.sleeps = pace != Pace::Spin;
         !self.sleeps
@@ -109,19 +109,19 @@ impl Pacing {
 pub struct Times(Fine);
 
 impl Times {
-    /// An empty one.
+    /// An empty histogram.
     #[expect(clippy::new_without_default, reason = "as the histogram itself")]
     pub fn new() -> Times {
         Times(Fine::new())
     }
 
-    /// Adds one time.
+    /// Adds a time.
     #[inline]
     pub fn add(&self, ns: u64) {
         self.0.add(ns, 1);
     }
 
-    /// How many were added.
+    /// Number of times that were added.
     pub fn count(&self) -> u64 {
         self.0.read().count()
     }

@@ -6,42 +6,43 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use cleave_guest::{Journal, Memory, VringError, VringLayout};
 
-/// A vring handed to a worker.
+/// A vring that is handed to a worker.
 #[derive(Debug)]
 pub struct VringStart {
-    /// Index in the device.
+    /// Its index in the device.
     pub index: u16,
-    /// Where it lies, in the memory that the worker has.
+    /// Its ring addresses, in the memory that the worker has.
     pub layout: VringLayout,
-    /// Available position that it begins at.
+    /// Available index to start at.
     pub base: u16,
-    /// Where its requests in flight are written down. Those of a daemon that died are done first, and `base` does not
-    /// count then.
+    /// The vring's part of the in-flight region. Requests that an earlier daemon left there are repeated first;
+    /// `base` is ignored in that case.
     pub journal: Option<Journal>,
     /// Feature bits that the guest acknowledged.
     pub features: u64,
-    /// Kick; `None`: the guest never kicks, so its ring is polled.
+    /// Kick eventfd. `None`: the guest never kicks, so its ring is polled.
     pub kick: Option<OwnedFd>,
-    /// Call; `None`: the guest polls. Written once when the vring starts.
+    /// Call eventfd. `None`: the guest polls. It is written once when the vring starts.
     pub call: Option<OwnedFd>,
-    /// Written when the vring is retired.
+    /// Err eventfd, written when the vring is retired.
     pub err: Option<OwnedFd>,
-    /// Disabled vrings are kept and not served.
+    /// A vring that is not enabled is kept but not served.
     pub enabled: bool,
 }
 
 /// How a vring stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// All that was taken is answered; this is the position of the next.
+    /// All requests that were taken are complete. The available index of the next request.
     At(u16),
-    /// Requests that the disk failed are left in the in-flight region, for whoever serves the vring next.
+    /// Requests that the disk failed remain in the in-flight region, for the next daemon or connection that
+    /// serves the vring.
     Left,
     /// The worker has no such vring.
     Unknown,
 }
 
-/// One descriptor of a vring that control may change while it runs.
+/// A descriptor of a vring, which control may change while the vring runs.
 #[derive(Debug)]
 pub(crate) enum Signal {
     Kick(Option<OwnedFd>),
@@ -49,7 +50,7 @@ pub(crate) enum Signal {
     Err(Option<OwnedFd>),
 }
 
-/// A command and where its answer goes. Answers are sent when the command has been carried out.
+/// A command and the channel for its answer, which is sent when the command has taken effect.
 #[derive(Debug)]
 pub(crate) enum Command {
     Start(Box<VringStart>, SyncSender<Result<(), VringError>>),
@@ -61,7 +62,7 @@ pub(crate) enum Command {
     Exit,
 }
 
-/// A worker's inbox: the queue, and the eventfd that says it is not empty.
+/// A worker's end of its command queue, and the eventfd that signals a new command.
 #[derive(Debug)]
 pub struct Commands {
     pub(crate) queue: Receiver<Command>,

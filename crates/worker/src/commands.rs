@@ -1,4 +1,4 @@
-//! Commands from control: carried out between laps, answered once they have become true.
+//! Commands from control. They are handled between laps, and answered when they have taken effect.
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TryRecvError};
@@ -12,23 +12,23 @@ use crate::registry::Orders;
 use crate::stats::add;
 use crate::worker::{LANES_MAX, Lap, Worker, call_bell, err_bell};
 
-/// Answers a command. Where nobody waits any more, the answer is dropped.
+/// Answers a command. If the waiter is gone, the answer is dropped.
 fn reply<T>(waiter: &SyncSender<T>, answer: T) {
     let _ = waiter.try_send(answer);
 }
 
-/// Commands from control that are under way.
+/// Commands from control that are in progress.
 pub(crate) struct Inbox {
     pub(crate) commands: Commands,
-    /// There may be a command: do not sleep before it is handled.
+    /// There may be a command in the queue: handle it before sleeping.
     pub(crate) is_pending: bool,
-    /// Vrings that control waits for.
+    /// Number of vrings that control waits for.
     pub(crate) stopping: usize,
-    /// Some vring that is not served still has memory of an earlier table.
-    pub(crate) unsettled: bool,
-    /// The worker is to end.
+    /// Some vring that is not served still holds memory of an earlier table.
+    pub(crate) holds_old_memory: bool,
+    /// Control asked the worker to exit.
     pub(crate) exiting: bool,
-    /// Orders about held requests that were carried out.
+    /// The operator's orders about held requests that were already carried out.
     pub(crate) orders: Orders,
 }
 
@@ -38,7 +38,7 @@ impl Inbox {
             commands,
             is_pending: true,
             stopping: 0,
-            unsettled: false,
+            holds_old_memory: false,
             exiting: false,
             orders,
         }
@@ -46,20 +46,20 @@ impl Inbox {
 }
 
 impl<S: Store> Worker<S> {
-    /// Control waits for something that a later lap makes true.
-    pub(crate) fn waits(&self) -> bool {
-        self.inbox.stopping > 0 || self.inbox.exiting || self.inbox.unsettled
+    /// Whether control waits for something that a later lap completes.
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.inbox.stopping > 0 || self.inbox.exiting || self.inbox.holds_old_memory
     }
 
-    /// Something that control waits for has become true.
-    pub(crate) fn is_due(&self) -> bool {
-        self.waits()
+    /// Whether something that control waits for has completed.
+    pub(crate) fn can_reply(&self) -> bool {
+        self.has_waiters()
             && (self.is_ended()
                 || self
                     .lanes
                     .iter()
                     .flatten()
-                    .any(|lane| lane.is_drained() || lane.can_settle()))
+                    .any(|lane| lane.is_drained() || lane.can_release_memory()))
     }
 
     fn is_ended(&self) -> bool {
@@ -68,10 +68,10 @@ impl<S: Store> Worker<S> {
             && self.lanes.iter().flatten().all(|lane| !lane.dirty)
     }
 
-    /// Carries out commands and answers those that have become true.
+    /// Handles commands, and answers those that have taken effect.
     pub(crate) fn handle_commands(&mut self) -> Lap {
         self.inbox.is_pending = false;
-        if self.tuned.number != self.device.registry.turn() {
+        if self.active.generation != self.device.registry.generation() {
             self.retune();
         }
         loop {
@@ -84,12 +84,12 @@ impl<S: Store> Worker<S> {
                 }
             }
         }
-        self.heed_orders();
-        self.settle();
-        // A vring that rested may go on.
+        self.handle_orders();
+        self.release_old_memory();
+        // A vring that rested may now be served again, and its stalled requests with it.
         self.schedule_stalls();
         self.release_drained_lanes();
-        self.update_wish();
+        self.update_wait_mode();
         if self.is_ended() {
             Lap::Ended
         } else {
@@ -129,8 +129,8 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Carries out what the operator wants of the held requests.
-    fn heed_orders(&mut self) {
+    /// Carries out the operator's orders about held requests.
+    fn handle_orders(&mut self) {
         let orders = self.device.registry.orders();
         let before = std::mem::replace(&mut self.inbox.orders, orders);
         if orders.fails != before.fails {
@@ -141,16 +141,16 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Takes the tuning over that control has put in force.
+    /// Adopts the tuning that control has put in force.
     fn retune(&mut self) {
         add(&self.meters.stats.switches_tuned, 1);
-        // The number first: should it change meanwhile, there is another look.
-        self.tuned.number = self.device.registry.turn();
+        // Read the generation first: if the tuning changes after that, the next check sees a newer generation.
+        self.active.generation = self.device.registry.generation();
         let tuning = self.device.tuning();
         for lane in self.lanes.iter_mut().flatten() {
             lane.completion = tuning.completion_of(lane.index);
         }
-        self.tuned.tuning = tuning;
+        self.active.tuning = tuning;
         let splitter = self.device.splitter();
         if Arc::ptr_eq(&splitter, &self.splitting.splitter) {
             return;
@@ -158,7 +158,7 @@ impl<S: Store> Worker<S> {
         for lane in self.lanes.iter_mut().flatten() {
             lane.slots.forget_choices();
         }
-        self.tuned.ops_max = self.device.ops_max(splitter.split());
+        self.active.ops_max = self.device.ops_max(splitter.split());
         let before = std::mem::replace(&mut self.splitting.splitter, splitter);
         before.forget(std::mem::take(&mut self.splitting.large));
     }
@@ -172,7 +172,7 @@ impl<S: Store> Worker<S> {
             if count > 0 {
                 let name = self.device.disk.name();
                 tracing::info!(
-                    "{name}: vring {index}: {count} requests of a daemon that ended are done again"
+                    "{name}: vring {index}: {count} requests that an earlier daemon left in flight are done again"
                 );
             }
         }
@@ -180,21 +180,21 @@ impl<S: Store> Worker<S> {
         let number = free.unwrap_or(self.lanes.len());
         if number >= usize::from(LANES_MAX) {
             tracing::error!(
-                "{}: vring {} is one too many for a worker",
+                "{}: vring {} exceeds the limit of vrings per worker",
                 self.device.disk.name(),
                 start.index
             );
             return Ok(());
         }
         let (kick, call, err) = (start.kick.take(), start.call.take(), start.err.take());
-        let completion = self.tuned.tuning.completion_of(start.index);
+        let completion = self.active.tuning.completion_of(start.index);
         let record = self.device.records.recorder(start.index, vring.size());
         let lane = Lane::new(start, vring, completion, record);
         if free.is_none() {
             self.lanes.push(None);
         }
         self.lanes[number] = Some(lane);
-        // A vring starts armed.
+        // A new vring is armed.
         self.waiting.armed = true;
         self.apply(number as u16, Signal::Kick(kick));
         self.apply(number as u16, Signal::Err(err));
@@ -213,7 +213,7 @@ impl<S: Store> Worker<S> {
             return reply(&done, Stopped::Unknown);
         };
         if let Some(lane) = self.lanes[number].as_mut() {
-            // A second stop of the same vring takes the place of the first.
+            // A second stop of the same vring replaces the first.
             self.inbox.stopping += usize::from(!matches!(lane.state, State::Stopping(_)));
             lane.vring.take_no_more();
             lane.state = State::Stopping(done);
@@ -253,7 +253,7 @@ impl<S: Store> Worker<S> {
                     lane.has_call = call.is_some();
                 }
                 self.reactor.set_bell(call_bell(number), call);
-                // The guest may have waited through a reconnect for a call that nobody sent.
+                // The guest may have waited through a reconnect for a call that was never sent.
                 self.reactor.ring(call_bell(number));
             }
             Signal::Err(err) => self.reactor.set_bell(err_bell(number), err),
@@ -263,13 +263,13 @@ impl<S: Store> Worker<S> {
     /// Puts a memory table in force.
     fn bind(&mut self, memory: Arc<Memory>) {
         self.epoch = memory.into();
-        self.inbox.unsettled = true;
+        self.inbox.holds_old_memory = true;
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].as_mut() else {
                 continue;
             };
-            // Some frontends take the memory away for a moment, when they move its borders.
-            if let Err(error) = lane.follow(&self.epoch) {
+            // A frontend that moves the border of a memory region removes it for a moment and adds it again.
+            if let Err(error) = lane.rebind(&self.epoch) {
                 let index = lane.index;
                 self.reactor.ring(err_bell(number as u16));
                 self.log_rarely(|name| {
@@ -281,19 +281,19 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Has vrings that are not served let go of memory that they need no longer.
-    fn settle(&mut self) {
-        if !self.inbox.unsettled {
+    /// Releases memory that vrings which are not served no longer need.
+    fn release_old_memory(&mut self) {
+        if !self.inbox.holds_old_memory {
             return;
         }
-        self.inbox.unsettled = false;
+        self.inbox.holds_old_memory = false;
         for lane in self.lanes.iter_mut().flatten() {
-            lane.settle(&self.epoch);
-            self.inbox.unsettled |= lane.holds_on();
+            lane.release_memory(&self.epoch);
+            self.inbox.holds_old_memory |= lane.holds_unused_memory();
         }
     }
 
-    /// Gives back the vrings that control waits for. Their last call was sent by the `enter` before.
+    /// Gives back the vrings that control waits for. The preceding `enter` sent their last call.
     fn release_drained_lanes(&mut self) {
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].take_if(|lane| lane.is_drained()) else {

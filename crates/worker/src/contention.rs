@@ -1,40 +1,41 @@
-//! Whether anybody else wants the core that this thread runs on.
+//! Whether another thread wants the core that this thread runs on.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// A yield that nobody takes up is over sooner than this; where the kernel does not count, that tells.
+/// A yield that switches to no other thread takes less than this. Used if the kernel has no schedstat.
 const ALONE: Duration = Duration::from_micros(10);
 
-/// The scheduler's counts of one thread.
+/// Detects contention through the scheduler's counters of one thread.
 #[derive(Debug)]
 pub(crate) struct CoreContention {
-    /// `None`: this kernel does not tell.
+    /// `None`: this kernel has no schedstat.
     schedstat: Option<File>,
 }
 
 impl CoreContention {
-    /// Of the calling thread, which is the one that has to ask.
+    /// For the calling thread, which must be the one that yields.
     pub(crate) fn of_this_thread() -> CoreContention {
         CoreContention {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
         }
     }
 
-    /// Gives way once; whether somebody took it. Three system calls, or two clock reads and one.
+    /// Yields the core once. Returns whether another thread took it. Three system calls, or one and two clock
+    /// reads.
     pub(crate) fn yield_once(&self) -> bool {
-        let before = self.turns();
+        let before = self.timeslices();
         let began = Instant::now();
         yield_core();
-        match (before, self.turns()) {
+        match (before, self.timeslices()) {
             (Some(before), Some(after)) => before != after,
             _ => began.elapsed() > ALONE,
         }
     }
 
-    /// How often this thread was put on a core: not counted where a yield leaves it there.
-    fn turns(&self) -> Option<u64> {
+    /// Number of timeslices that this thread has run. A yield that leaves it on the core does not add one.
+    fn timeslices(&self) -> Option<u64> {
         let mut text = [0; 64];
         let count = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;
         let text = std::str::from_utf8(text.get(..count)?).ok()?;
@@ -42,7 +43,7 @@ impl CoreContention {
     }
 }
 
-/// Gives way once.
+/// Yields the core once.
 pub(crate) fn yield_core() {
     rustix::thread::sched_yield();
 }
@@ -52,10 +53,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_kernel_counts_turns_and_a_sleep_is_one() {
+    fn this_kernel_counts_timeslices_and_a_sleep_adds_one() {
         let contention = CoreContention::of_this_thread();
-        let before = contention.turns().unwrap();
+        let before = contention.timeslices().unwrap();
         std::thread::sleep(Duration::from_millis(1));
-        assert!(contention.turns().unwrap() > before);
+        assert!(contention.timeslices().unwrap() > before);
     }
 }

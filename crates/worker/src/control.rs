@@ -1,4 +1,4 @@
-//! The way in: commands to a worker and their answers.
+//! Control's side of a worker's command queue.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,20 +13,21 @@ use crate::command::{Command, Commands, Signal};
 use crate::worker::signal;
 use crate::{Stopped, VringStart};
 
-/// Commands that may wait in the queue: control waits for most answers, so few ever do.
+/// Maximum number of commands in the queue. Control waits for most answers, so the queue is rarely long.
 const COMMANDS_MAX: usize = 64;
 
-/// The answer to a command, once it is carried out.
+/// The answer to a command, sent when the command has taken effect.
 #[derive(Debug)]
 pub struct Pending<T>(Receiver<T>);
 
 impl<T> Pending<T> {
-    /// Waits for it; `None` when the worker is gone.
+    /// Waits for the answer. `None`: the worker is gone.
     pub fn wait(self) -> Option<T> {
         self.0.recv().ok()
     }
 
-    /// Waits for it at most so long; `Err(self)` to wait on, `Ok(None)` when the worker is gone.
+    /// Waits for the answer until a time-out. `Err(self)`: the time-out has passed; `Ok(None)`: the worker is
+    /// gone.
     pub fn wait_for(self, time: Duration) -> Result<Option<T>, Pending<T>> {
         match self.0.recv_timeout(time) {
             Ok(answer) => Ok(Some(answer)),
@@ -57,46 +58,46 @@ impl Control {
         ))
     }
 
-    /// Hands a vring over; answered when it is served, or cannot be.
+    /// Hands a vring over. Answered when it is served, or when it turns out that it cannot be.
     pub fn start(&self, start: VringStart) -> Pending<Result<(), VringError>> {
         self.ask(|done| Command::Start(Box::new(start), done))
     }
 
-    /// Drains a vring and takes it back; answered when nothing of it is in flight.
+    /// Drains a vring and takes it back. Answered when none of its requests is in flight.
     pub fn stop(&self, index: u16) -> Pending<Stopped> {
         self.ask(|done| Command::Stop(index, done))
     }
 
-    /// Answered at the end of a lap: how a request ended was decided either after this was asked, or the guest was shown it
-    /// before the answer.
+    /// Answered at the end of a lap. By then every completion that was decided before this call has been
+    /// published.
     pub fn pass(&self) -> Pending<()> {
         self.ask(Command::Pass)
     }
 
-    /// Serves or keeps a vring; answered when the worker has seen it. An enabled ring is looked at
-    /// without a kick, since the kick may have come before.
+    /// Enables or disables a vring. Answered when the worker has done so. The ring of an enabled vring is
+    /// checked without a kick, since the kick may have arrived before.
     pub fn enable(&self, index: u16, enabled: bool) -> Pending<()> {
         self.ask(|done| Command::Enable(index, enabled, done))
     }
 
-    /// Changes the kick of a running vring.
+    /// Changes the kick eventfd of a running vring.
     pub fn set_kick(&self, index: u16, kick: Option<OwnedFd>) -> Pending<()> {
         self.ask(|done| Command::Signal(index, Signal::Kick(kick), done))
     }
 
-    /// Changes the call of a running vring, and writes it once.
+    /// Changes the call eventfd of a running vring, and writes it once.
     pub fn set_call(&self, index: u16, call: Option<OwnedFd>) -> Pending<()> {
         self.ask(|done| Command::Signal(index, Signal::Call(call), done))
     }
 
-    /// Changes the err descriptor of a running vring.
+    /// Changes the err eventfd of a running vring.
     pub fn set_err(&self, index: u16, err: Option<OwnedFd>) -> Pending<()> {
         self.ask(|done| Command::Signal(index, Signal::Err(err), done))
     }
 
-    /// A new memory table; answered when requests are taken in it. The old one is let go of when the last
-    /// request that was taken in it has been answered; [`Memory::departing`] tells. A vring that is not
-    /// in the new table rests until a later one has it.
+    /// Puts a new memory table in force. Answered when requests are taken in it. The old table is released when
+    /// the last request that was taken in it is complete; [`Memory::departing`] reports that. A vring that is
+    /// not in the new table rests until a later table has it.
     pub fn bind(&self, memory: Arc<Memory>) -> Pending<()> {
         self.ask(|done| Command::Bind(memory, done))
     }
@@ -109,7 +110,7 @@ impl Control {
 
     fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Pending<T> {
         let (done, answer) = sync_channel(1);
-        // A worker that is gone drops the command and with it `done`: the answer is `None`.
+        // If the worker is gone, the command is dropped together with `done`, and the answer is `None`.
         let _ = self.queue.send(command(done));
         signal(&self.bell);
         Pending(answer)

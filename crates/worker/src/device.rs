@@ -1,4 +1,4 @@
-//! What all workers of a device share.
+//! State that all workers of a device share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,38 +16,38 @@ use crate::registry::Registry;
 use crate::splitter::SplitState;
 use crate::{LegTotals, Mode, Split, Splitter, Totals, Tried, Tuning};
 
-/// How workers run, from their start to their end. What may change meanwhile is the [`Tuning`].
+/// Settings of workers that cannot change while they run. Those that can are in [`Tuning`].
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
-    /// CPUs that workers are pinned to, round robin; empty: not pinned.
+    /// CPUs to pin workers to, round robin. Empty: workers are not pinned.
     pub cpus: Vec<usize>,
-    /// Most ops in flight per worker.
+    /// Maximum number of ops in flight per worker.
     pub ops: u16,
 }
 
 /// One disk as the guest sees it.
 #[derive(Debug)]
 pub struct Device {
-    /// The store.
+    /// The disk that its stores are opened on.
     pub disk: Arc<Disk>,
-    /// Answer to GET_ID, zero-padded.
+    /// Answer to GET_ID, padded with zeroes.
     pub serial: [u8; ID_BYTES],
-    /// Write-back cache mode now (CONFIG_WCE lets the guest change it).
+    /// Whether the cache is write-back now. The guest can change it with CONFIG_WCE.
     pub writeback: AtomicBool,
-    /// How workers run.
+    /// Settings of its workers.
     pub config: WorkerConfig,
-    /// What its workers learn about splitting outlives them.
+    /// Outlives the workers, so that what they learn is kept.
     splitter: Mutex<Arc<Splitter>>,
-    /// What its vrings did, and how long it took.
+    /// Counters and times of its vrings.
     pub records: Records,
     pub(crate) registry: Registry,
     pub(crate) budget: Budget,
-    /// The clock that its workers share begins here.
+    /// Start of the clock that its workers share.
     pub(crate) began: Instant,
 }
 
 impl Device {
-    /// A disk that no worker serves yet. `writeback`: the cache mode that the guest finds.
+    /// Makes a device without workers. `writeback`: the cache mode that the guest finds.
     pub fn new(
         disk: Arc<Disk>,
         serial: [u8; ID_BYTES],
@@ -68,13 +68,13 @@ impl Device {
         }
     }
 
-    /// The same, recording or not.
+    /// Sets whether request times are recorded.
     pub fn recording(mut self, recording: Recording) -> Device {
         self.records = Records::new(recording);
         self
     }
 
-    /// The time that records are told in: since this device was made.
+    /// Nanoseconds since this device was made. All times of records are on this clock.
     pub fn now_ns(&self) -> u64 {
         nanoseconds(self.began)
     }
@@ -84,38 +84,38 @@ impl Device {
         self.registry.tuning()
     }
 
-    /// Changes the tuning, of the workers that run (which wake for it) and of those to come.
+    /// Changes the tuning. Running workers are woken to adopt it.
     pub fn tune(&self, tuning: Tuning) {
         let mut splitter = self.lock_splitter();
         if *splitter.split() != tuning.split {
-            // Of what the other had learnt, nothing is of use any more.
+            // The findings of the old splitter do not apply to other settings.
             *splitter = Arc::new(Splitter::new(tuning.split.clone()));
         }
         drop(splitter);
         self.registry.tune(tuning);
     }
 
-    /// Has held requests done again; how many there were.
+    /// Repeats all held requests. Returns how many there were.
     pub fn resume(&self) -> u64 {
         let held = self.records.held();
         self.registry.resume();
         held
     }
 
-    /// Ends held requests as I/O errors; how many there were.
+    /// Fails all held requests with I/O errors. Returns how many there were.
     pub fn fail(&self) -> u64 {
         let held = self.records.held();
         self.registry.fail();
         held
     }
 
-    /// Mode of each running worker: how it waits when it finds nothing to do.
+    /// Mode of each running worker: how it waits when it has no work.
     pub fn modes(&self) -> Vec<Mode> {
         self.registry.modes()
     }
 
-    /// What each running worker last found out about spinning, in the order of [`modes`](Device::modes), and how
-    /// long ago.
+    /// The latest spinning experiment of each running worker and its age, in the order of
+    /// [`modes`](Device::modes).
     pub fn tried(&self) -> Vec<Option<(Tried, Duration)>> {
         let now = self.began.elapsed();
         let ago = |tried: Tried| (tried, now.saturating_sub(tried.at));
@@ -123,24 +123,24 @@ impl Device {
         all.map(|tried| tried.map(ago)).collect()
     }
 
-    /// Sums over all workers and vrings that ever ran: never less than before.
+    /// Sums over all workers and vrings that ever ran. They never decrease.
     pub fn totals(&self) -> Totals {
         let mut totals = self.registry.totals();
         self.records.add_to(&mut totals);
         totals
     }
 
-    /// What each leg of a stripe did, over all workers that ever ran; empty where the disk has one leg.
+    /// Totals of each leg of a stripe over all workers that ever ran. Empty if the disk has one leg.
     pub fn leg_totals(&self) -> Vec<LegTotals> {
         self.registry.leg_totals()
     }
 
-    /// The splitter of all workers.
+    /// The splitter that all workers share.
     pub(crate) fn splitter(&self) -> Arc<Splitter> {
         self.lock_splitter().clone()
     }
 
-    /// What its splitter does now.
+    /// State of the splitter.
     pub fn split_states(&self) -> Vec<SplitState> {
         self.splitter().states()
     }
@@ -149,7 +149,7 @@ impl Device {
         self.splitter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long its workers may spin now, should it all be in vain, and how long at most.
+    /// How long the workers may spin in vain from now on, and the size of that budget.
     pub fn spin_left(&self) -> (Duration, Duration) {
         let tuning = self.tuning();
         let left_ns = self.budget.left_ns(nanoseconds(self.began), &tuning);
@@ -157,7 +157,7 @@ impl Device {
         (Duration::from_nanos(left_ns), Duration::from_nanos(size_ns))
     }
 
-    /// Most ops of a request, split by choice or not.
+    /// Maximum number of ops of a request, whether it is split by choice or not.
     pub(crate) fn ops_max(&self, split: &Split) -> usize {
         let by_choice = match split {
             Split::Off => 0,
@@ -166,7 +166,7 @@ impl Device {
         self.cut(0).ops_max().max(by_choice)
     }
 
-    /// How requests of a guest that took these features are cut.
+    /// How requests are cut for a guest with these features.
     pub(crate) fn cut(&self, features: u64) -> Cut {
         Cut {
             durable: self.is_write_through(features),
@@ -175,8 +175,8 @@ impl Device {
         }
     }
 
-    /// Whether a write must be on stable storage before it completes: the cache is write-through, or
-    /// the guest never took FLUSH and so cannot ask for durability (virtio 1.3 §5.2.5).
+    /// Whether a write must be on stable storage before it completes: the cache is write-through, or the guest
+    /// did not negotiate FLUSH and so cannot ask for durability (virtio 1.3 §5.2.5).
     pub(crate) fn is_write_through(&self, features: u64) -> bool {
         !self.writeback.load(Ordering::Relaxed) || features & feature::FLUSH == 0
     }

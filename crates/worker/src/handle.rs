@@ -1,4 +1,4 @@
-//! A worker on a thread of its own.
+//! A worker on its own thread.
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
@@ -16,21 +16,22 @@ use crate::command::Commands;
 use crate::worker::{BELLS, Lap, WATCHES, Worker, signal};
 use crate::{Control, Device};
 
-/// Fewest ops in flight: room for a few whole requests, or nothing would ever be taken.
+/// Minimum number of ops in flight: the room must suffice for a few whole requests, or none would ever be
+/// taken.
 const OPS_MIN: u16 = 256;
 
 /// Why a worker could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// No engine.
+    /// The reactor or the store could not be made.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// No thread, eventfd or memory for one.
+    /// The thread or an eventfd could not be made.
     #[error("cannot start a worker thread: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// A running worker. Dropping it drains what is in flight, then ends the thread.
+/// A running worker. Dropping the handle drains what is in flight, then ends the thread.
 #[derive(Debug)]
 pub struct Handle {
     control: Control,
@@ -38,9 +39,9 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Starts a worker thread, the `number`-th of its device, and makes its reactor and store there. `alarm`
-    /// (an eventfd) is written when the worker cannot go on (guest memory was lost, or the worker failed),
-    /// and `ALARM_RETIRED` is added when a vring is retired.
+    /// Starts worker thread `number` of its device, and makes its reactor and store there. `alarm` is an
+    /// eventfd: it is written when the worker cannot go on (guest memory was lost, or the worker failed), and
+    /// `ALARM_RETIRED` is added when a vring is retired.
     pub fn spawn(
         number: usize,
         cpu: Option<usize>,
@@ -60,7 +61,7 @@ impl Handle {
                 commands: inbox,
                 alarm,
             };
-            // The spawning thread waits for this one answer.
+            // The spawning thread waits for this single answer.
             let made = |answer| {
                 let _ = made.send(answer);
             };
@@ -74,7 +75,8 @@ impl Handle {
         })
     }
 
-    /// Whether its thread is over: it has drained, or failed and holds for ever what may still be written to.
+    /// Whether the thread has ended. A worker that failed keeps buffers for ever that the kernel may still
+    /// write to.
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -97,8 +99,7 @@ impl Drop for Handle {
     }
 }
 
-/// Pins this thread. A CPU that is not there is the operator's mistake, told at start; here it is
-/// only a lost preference.
+/// Pins this thread to a CPU. A missing CPU was reported to the operator at start, so here it is only logged.
 fn pin(cpu: Option<usize>) {
     let Some(cpu) = cpu else { return };
     let mut set = CpuSet::new();
@@ -108,12 +109,12 @@ fn pin(cpu: Option<usize>) {
     }
 }
 
-/// A reactor that has room for all that a worker watches and signals, with so many ops in flight at most.
+/// A reactor with room for all watches and bells of a worker, and for `ops` ops in flight.
 pub fn reactor(disk: &Disk, ops: u16) -> Result<Reactor, EngineError> {
     Reactor::new(&[disk], ops, WATCHES, BELLS)
 }
 
-/// Everything that a worker's thread needs at its start.
+/// All that a worker's thread needs at its start.
 struct Start {
     number: usize,
     device: Arc<Device>,
@@ -123,7 +124,7 @@ struct Start {
 }
 
 impl Start {
-    /// Makes reactor and store, says through `made` whether that went well, and turns until the end.
+    /// Makes the reactor and the store, reports success or failure through `made`, and runs the loop.
     fn run(self, made: impl FnOnce(Result<(), SpawnError>)) {
         let ops = self.device.config.ops.max(OPS_MIN);
         let opened = reactor(&self.device.disk, ops).and_then(|mut reactor| {
@@ -131,7 +132,7 @@ impl Start {
             Ok((reactor, store))
         });
         match opened {
-            Ok((reactor, store)) => store.visit(Run {
+            Ok((reactor, store)) => store.visit(RunWorker {
                 start: self,
                 reactor,
                 made,
@@ -141,14 +142,14 @@ impl Start {
     }
 }
 
-/// The rest of a start, once there is a store.
-struct Run<F> {
+/// Starts the loop once there is a store.
+struct RunWorker<F> {
     start: Start,
     reactor: Reactor,
     made: F,
 }
 
-impl<F: FnOnce(Result<(), SpawnError>)> Visitor for Run<F> {
+impl<F: FnOnce(Result<(), SpawnError>)> Visitor for RunWorker<F> {
     type Output = ();
 
     fn visit<S: Store>(self, store: S) {
@@ -162,16 +163,16 @@ impl<F: FnOnce(Result<(), SpawnError>)> Visitor for Run<F> {
         match Worker::new(self.reactor, store, device, memory, commands, alarm.clone()) {
             Ok(worker) => {
                 (self.made)(Ok(()));
-                turn(worker, &alarm);
+                run_laps(worker, &alarm);
             }
             Err(error) => (self.made)(Err(error.into())),
         }
     }
 }
 
-/// Turns until the end. A failure of our own (a broken ring, a panic) ends this device's session
-/// and no other: the alarm tells the session, and dropping the worker drains its store.
-fn turn<S: Store>(mut worker: Worker<S>, alarm: &OwnedFd) {
+/// Runs laps until the worker ends. A failure of our own (a broken ring, a panic) ends only this device's
+/// session: the alarm notifies the session, and dropping the worker drains its store.
+fn run_laps<S: Store>(mut worker: Worker<S>, alarm: &OwnedFd) {
     let ended = catch_unwind(AssertUnwindSafe(|| {
         loop {
             match worker.lap() {
@@ -183,7 +184,9 @@ fn turn<S: Store>(mut worker: Worker<S>, alarm: &OwnedFd) {
     }));
     match ended {
         Ok(Ok(())) => return,
-        Ok(Err(error)) => tracing::error!("a worker's ring failed: {error}"),
+        Ok(Err(error)) => {
+            tracing::error!("a worker's io_uring failed, so its session ends: {error}")
+        }
         Err(_) => tracing::error!("a worker panicked; its session ends"),
     }
     signal(alarm);

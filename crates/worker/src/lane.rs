@@ -1,4 +1,4 @@
-//! One vring in the hands of a worker.
+//! One vring that a worker serves.
 
 use std::sync::mpsc::SyncSender;
 
@@ -11,23 +11,24 @@ use crate::record::Recorder;
 use crate::slots::Slots;
 use crate::stall::Stalls;
 
-/// Where a vring is in its life with a worker.
+/// State of a vring with its worker.
 #[derive(Debug)]
 pub(crate) enum State {
     /// Served.
     Running,
-    /// Kept, not served; what is in flight still ends.
+    /// Kept but not served. Requests in flight still complete.
     Disabled,
-    /// Its ring is not in the memory table, or other memory is there. Requests in flight end in the memory
-    /// that they were taken in; then the vring goes on where the table in force has it, or waits for one that does.
+    /// Its ring is not in the memory table, or the table has other memory at its addresses. Requests in flight
+    /// complete in the memory in which they were taken. Then the vring continues where the table in force has
+    /// its ring, or waits for a table that has it.
     Resting { enabled: bool },
-    /// Broken by the guest: never served again, kept until control stops it.
+    /// Broken by the guest: never served again, and kept until control stops it.
     Retired,
-    /// Control waits for what is in flight, then for the position.
+    /// Control waits until nothing is in flight, and then for the position.
     Stopping(SyncSender<Stopped>),
 }
 
-/// A vring, its requests in flight and its life.
+/// A vring with its requests in flight and its state.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) index: u16,
@@ -36,45 +37,45 @@ pub(crate) struct Lane {
     pub(crate) features: u64,
     pub(crate) has_kick: bool,
     pub(crate) has_call: bool,
-    /// How it is waited for.
+    /// How the worker waits for its requests.
     pub(crate) completion: Completion,
     pub(crate) state: State,
-    /// Requests that the disk failed and that are to be done again.
+    /// Requests that the disk failed and that will be repeated.
     pub(crate) stalls: Stalls,
     /// Stalled requests were left in the in-flight region.
     pub(crate) left: bool,
-    /// Takes nothing new, because a request is held.
+    /// Takes no new requests, because one is held.
     pub(crate) is_closed: bool,
     /// Entries were pushed since the last publish.
     pub(crate) dirty: bool,
-    /// How many.
+    /// Number of entries that were pushed since the last publish.
     pub(crate) pushed: u32,
     pub(crate) caller: Caller,
     pub(crate) record: Recorder,
-    drowse: Drowse,
+    call_history: CallHistory,
 }
 
-/// Requests done on the spot before the guest is shown them, so that it works on them while we work on
-/// the next ones: few for one that has to be woken for them, or it is still waking up when we have run
-/// out of work; more for one that is awake, since showing costs both sides. (A lap that pushes ops
-/// is not cut short: one system call submits them all.)
+/// Maximum number of inline requests before the guest is shown them, so that it handles them while we work on
+/// the next ones. A guest that has to be woken gets few, or it would still be waking up when we run out of
+/// work. A guest that is awake gets more, since each publish costs both sides. A lap that pushes ops is not cut
+/// short, because one system call submits them all.
 const AT_ONCE_ASLEEP: usize = 4;
 const AT_ONCE_AWAKE: usize = 16;
-/// Publishes without a call that tell a guest which stays awake from one that nods off now and then.
-const DROWSY_PUBLISHES: u8 = 64;
+/// Consecutive publishes without a call after which the guest counts as awake.
+const ASLEEP_PUBLISHES: u8 = 64;
 
 /// Whether the guest had to be woken lately.
 #[derive(Debug, Default)]
-struct Drowse {
-    /// Publishes until it counts as awake.
+struct CallHistory {
+    /// Publishes that are left until the guest counts as awake.
     left: u8,
 }
 
-impl Drowse {
+impl CallHistory {
     #[inline]
     fn published(&mut self, call: bool) {
         self.left = match call {
-            true => DROWSY_PUBLISHES,
+            true => ASLEEP_PUBLISHES,
             false => self.left.saturating_sub(1),
         };
     }
@@ -89,7 +90,7 @@ impl Drowse {
 }
 
 impl Lane {
-    /// Takes a vring over; its descriptors go to the reactor.
+    /// Takes over a vring. The caller gives its descriptors to the reactor.
     pub(crate) fn new(
         start: VringStart,
         vring: Vring,
@@ -114,7 +115,7 @@ impl Lane {
             is_closed: false,
             dirty: false,
             record,
-            drowse: Drowse::default(),
+            call_history: CallHistory::default(),
             pushed: 0,
             caller: Caller::default(),
         }
@@ -125,12 +126,12 @@ impl Lane {
         matches!(self.state, State::Running) && !self.is_closed
     }
 
-    /// Has requests that stalled, and a ring to read them from again.
-    pub(crate) fn can_redo(&self) -> bool {
+    /// Whether it has stalled requests, and a ring to read them from again.
+    pub(crate) fn can_retry(&self) -> bool {
         matches!(self.state, State::Running | State::Disabled) && self.stalls.waiting() > 0
     }
 
-    /// Whether chains are taken: of a vring that stops those that a daemon before had taken, which count as in flight.
+    /// Whether chains are taken. A vring that stops still takes those that an earlier daemon left in flight.
     #[inline]
     pub(crate) fn takes(&self) -> bool {
         match self.state {
@@ -140,10 +141,10 @@ impl Lane {
         }
     }
 
-    /// Control lets it be served, or not.
+    /// Starts or stops serving it, for control.
     pub(crate) fn enable(&mut self, enable: bool) {
         match &mut self.state {
-            // The next lap looks at the ring, kick or no kick.
+            // The next lap checks the ring, so no kick is needed.
             State::Running | State::Disabled if enable => self.state = State::Running,
             State::Running | State::Disabled => self.state = State::Disabled,
             State::Resting { enabled } => *enabled = enable,
@@ -151,11 +152,11 @@ impl Lane {
         }
     }
 
-    /// Moves to a changed memory table. `Err`: the ring is not in it, and the vring was not resting yet.
-    pub(crate) fn follow(&mut self, epoch: &Epoch) -> Result<(), VringError> {
+    /// Moves to a changed memory table. `Err`: the ring is not in the table, and the vring was not resting yet.
+    pub(crate) fn rebind(&mut self, epoch: &Epoch) -> Result<(), VringError> {
         let waits = matches!(self.state, State::Resting { .. }) && self.vring.is_detached();
         if (waits || self.vring.is_in(epoch)) && self.vring.attach(epoch).is_ok() {
-            self.wake();
+            self.end_rest();
             return Ok(());
         }
         let enabled = match self.state {
@@ -168,27 +169,27 @@ impl Lane {
         self.vring.fits(epoch)
     }
 
-    /// Lets go of memory that is needed no longer: a vring that rests goes on where the table has it.
-    pub(crate) fn settle(&mut self, epoch: &Epoch) {
-        if !self.can_settle() {
+    /// Releases memory that is no longer needed. A resting vring continues if the table in force has its ring.
+    pub(crate) fn release_memory(&mut self, epoch: &Epoch) {
+        if !self.can_release_memory() {
             return;
         }
         let goes_on = matches!(self.state, State::Resting { .. });
         if goes_on && self.vring.attach(epoch).is_ok() {
-            self.wake();
+            self.end_rest();
         } else {
             self.vring.detach();
         }
     }
 
-    /// Is not served, and has memory all the same.
-    pub(crate) fn holds_on(&self) -> bool {
+    /// Whether it is not served but still holds memory.
+    pub(crate) fn holds_unused_memory(&self) -> bool {
         matches!(self.state, State::Resting { .. } | State::Retired) && !self.vring.is_detached()
     }
 
-    /// Nothing is left that needs the memory.
-    pub(crate) fn can_settle(&self) -> bool {
-        self.holds_on() && self.has_answered()
+    /// Whether it holds memory that none of its requests needs.
+    pub(crate) fn can_release_memory(&self) -> bool {
+        self.holds_unused_memory() && self.has_answered()
     }
 
     fn has_answered(&self) -> bool {
@@ -196,7 +197,7 @@ impl Lane {
     }
 
     /// Ends a rest.
-    fn wake(&mut self) {
+    fn end_rest(&mut self) {
         if let State::Resting { enabled } = self.state {
             self.state = match enabled {
                 true => State::Running,
@@ -205,23 +206,23 @@ impl Lane {
         }
     }
 
-    /// Control waits, and nothing is left to wait for.
+    /// Whether control waits for it and nothing is in flight.
     pub(crate) fn is_drained(&self) -> bool {
         matches!(self.state, State::Stopping(_)) && self.has_answered() && self.vring.again() == 0
     }
 
-    /// Most requests to do on the spot before the next publish.
+    /// Maximum number of inline requests before the next publish.
     #[inline]
     pub(crate) fn at_once_max(&self) -> usize {
-        self.drowse.at_once_max()
+        self.call_history.at_once_max()
     }
 
-    /// Shows the guest what was pushed; whether it wants a call for that.
+    /// Publishes what was pushed. Returns whether the guest wants a call for it.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         (self.dirty, self.pushed) = (false, 0);
         let call = self.vring.publish();
-        self.drowse.published(call);
+        self.call_history.published(call);
         call
     }
 
@@ -239,10 +240,10 @@ mod tests {
 
     #[test]
     fn a_guest_that_is_called_counts_as_asleep_for_a_while() {
-        let mut lane = Drowse::default();
+        let mut lane = CallHistory::default();
         assert_eq!(lane.at_once_max(), AT_ONCE_AWAKE);
         lane.published(true);
-        for _ in 1..DROWSY_PUBLISHES {
+        for _ in 1..ASLEEP_PUBLISHES {
             lane.published(false);
             assert_eq!(lane.at_once_max(), AT_ONCE_ASLEEP);
         }

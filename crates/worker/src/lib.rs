@@ -1,10 +1,10 @@
-//! One thread's loop over its vrings. This crate forbids waiting for locks and allocation after start, and
-//! unsafe code: a worker owns its vrings, engine and slots outright, and control hands ownership
-//! over by command instead of sharing it. What workers of a disk learn about splitting they share; one that finds
-//! another at it goes on without.
+//! One thread's loop over its vrings. This crate forbids waiting for locks, allocation after start, and unsafe
+//! code. A worker owns its vrings, store and slots outright; control hands ownership over by command instead of
+//! sharing it. The workers of a disk share only what they learn about splitting, and a worker that finds the
+//! splitter locked goes on without it.
 //!
-//! [`Handle`] is control's side: it starts the thread and sends commands. [`Worker`] is the loop
-//! itself, generic over its engine, so that a simulation turns it by hand.
+//! [`Handle`] is control's side: it starts the thread and sends commands. [`Worker`] is the loop itself,
+//! generic over its store, so that a simulation can run it lap by lap.
 #![forbid(unsafe_code)]
 
 mod accept;

@@ -1,4 +1,4 @@
-//! The policy for requests that the disk failed: `--on-error`.
+//! The policy for requests that the disk fails: `--on-error`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,52 +6,52 @@ use std::str::FromStr;
 use cleave_blk::Verb;
 use rustix::io::Errno;
 
-/// The answer to an error of the disk.
+/// Treatment of a request that the disk failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Action {
-    /// The guest gets it as an I/O error.
+    /// Report it to the guest as an I/O error.
     #[default]
     Report,
-    /// The request is done again, with pauses, for so long since it first failed.
+    /// Repeat it with pauses until this much time has passed since it first failed.
     Retry {
         /// From [`Action::SECONDS_MIN`] to [`Action::SECONDS_MAX`].
         seconds: u32,
-        /// Then it is held; else it is reported.
+        /// Afterwards hold it; otherwise it is reported.
         hold: bool,
     },
-    /// It waits until the operator has it done again or ended. Its vring takes nothing new meanwhile.
+    /// Keep it until the operator has it repeated or failed. Its vring takes no new requests meanwhile.
     Hold,
 }
 
 impl Action {
-    /// How long a request is done again where nobody says otherwise.
+    /// Default time for repeating a request.
     pub const SECONDS: u32 = 30;
-    /// Bounds of that.
+    /// Minimum of that time.
     pub const SECONDS_MIN: u32 = 1;
-    /// A day: beyond, an operator should know.
+    /// Maximum of that time: a day. An operator should notice a longer failure.
     pub const SECONDS_MAX: u32 = 86_400;
 }
 
 /// An [`Action`] for each kind of error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnError {
-    /// Of reads.
+    /// For reads.
     pub read: Action,
-    /// Of writes, discards and write-zeroes.
+    /// For writes, discards and write-zeroes.
     pub write: Action,
-    /// Of these, where the disk is full or a quota is used up.
+    /// For writes, discards and write-zeroes that failed because the disk is full or a quota is exhausted.
     pub enospc: Action,
 }
 
 impl OnError {
-    /// Whether requests may come to wait for the operator.
+    /// Whether any action can hold requests for the operator.
     pub fn may_hold(&self) -> bool {
         let holds = |action| matches!(action, Action::Hold | Action::Retry { hold: true, .. });
         [self.read, self.write, self.enospc].into_iter().any(holds)
     }
 
-    /// The policy for a request that failed with this errno. A failed flush is always reported: the kernel may
-    /// have dropped what it could not write, so a later flush that succeeds proves nothing.
+    /// The action for a request that failed with this errno. A failed flush is always reported: the kernel may
+    /// have dropped the pages that it could not write, so a later flush that succeeds proves nothing.
     pub(crate) fn action(&self, verb: Verb, errno: i32) -> Action {
         match (verb, kind_of(errno)) {
             (Verb::Flush | Verb::GetId, _) | (_, Fault::Ours) => Action::Report,
@@ -62,20 +62,21 @@ impl OnError {
     }
 }
 
-/// Where an error comes from.
+/// Cause of an error.
 enum Fault {
-    /// The disk, or the way to it: it may work again later.
+    /// The disk or the path to it. It may work again later.
     Disk,
-    /// It has no room.
+    /// The disk has no space left.
     Full,
-    /// The request or the daemon: the same request fails again.
+    /// The request or the daemon. The same request would fail again.
     Ours,
 }
 
 fn kind_of(errno: i32) -> Fault {
     match Errno::from_raw_os_error(errno) {
         Errno::NOSPC | Errno::DQUOT => Fault::Full,
-        // The medium, the device, what the block layer makes of them, and a file system that stopped writing.
+        // Errors of the medium or the device, the block layer's errors for them, and a file system that stopped
+        // writing.
         Errno::IO
         | Errno::NODATA
         | Errno::ILSEQ
@@ -85,7 +86,7 @@ fn kind_of(errno: i32) -> Fault {
         | Errno::NXIO
         | Errno::NOMEDIUM
         | Errno::ROFS => Fault::Disk,
-        // The path to it.
+        // Errors of the path to the disk.
         Errno::NOLINK
         | Errno::TIMEDOUT
         | Errno::NOTCONN
@@ -148,7 +149,7 @@ fn seconds(digits: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("retry takes {} to {} seconds", bounds.start(), bounds.end()))
 }
 
-/// Enough of what was written to recognise it.
+/// Enough of the input to recognise it.
 fn shortened(text: &str) -> String {
     const CHARS_MAX: usize = 40;
     text.chars().take(CHARS_MAX).collect()
@@ -171,8 +172,8 @@ impl fmt::Display for OnError {
 impl FromStr for OnError {
     type Err = String;
 
-    /// One action for all, or a list of `read=`, `write=` and `enospc=`. Without `enospc` a full disk is treated as any
-    /// other failed write; what else is left out is reported.
+    /// Parses one action for all errors, or a list of `read=`, `write=` and `enospc=`. Without `enospc` a full
+    /// disk is treated as any other failed write. Other kinds that are left out are reported.
     fn from_str(text: &str) -> Result<OnError, String> {
         if !text.contains('=') {
             let all = text.parse()?;
@@ -197,7 +198,7 @@ impl FromStr for OnError {
                 }
             };
             if place.replace(action.parse()?).is_some() {
-                return Err(format!("{name}= is there twice"));
+                return Err(format!("{name}= is given twice"));
             }
         }
         let write = write.unwrap_or_default();
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_read_as_documented() {
+    fn policies_parse_as_documented() {
         use Action::{Hold, Report};
         let rows = [
             ("report", [Report, Report, Report]),
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_policy_is_named() {
+    fn invalid_policies_are_named_in_the_error() {
         let rows = [
             ("", "none of report"),
             ("stop", "\"stop\""),
@@ -276,7 +277,7 @@ mod tests {
             ("read=", "none of"),
             ("read=hold,", "begins with none"),
             ("hold,read=report", "\"hold\" begins with none"),
-            ("read=hold,read=hold", "read= is there twice"),
+            ("read=hold,read=hold", "read= is given twice"),
             ("flush=hold", "\"flush=hold\" begins with none"),
             ("write=hold=hold", "\"hold=hold\""),
             (" hold", "none of"),
@@ -300,7 +301,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_policy_reads_as_it_is_shown(read in action(), write in action(), enospc in action()) {
+        fn a_policy_parses_as_it_is_displayed(read in action(), write in action(), enospc in action()) {
             let policy = OnError { read, write, enospc };
             prop_assert_eq!(policy.to_string().parse(), Ok(policy));
         }

@@ -1,5 +1,5 @@
-//! How a worker waits: the combined wish of its vrings, the pacer's decision, and the calls that are held back
-//! meanwhile. The clock is read here, and the core is yielded here.
+//! How a worker waits: the wait mode of its vrings, the pacer's decision, and calls that are held back
+//! meanwhile. This file reads the clock and yields the core.
 
 use std::time::Duration;
 
@@ -9,78 +9,78 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::Completion;
 use crate::accept::nanoseconds;
 use crate::contention::{CoreContention, yield_core};
-use crate::policy::{Call, Crowd, Did, Pace, Pacer, Terms};
+use crate::policy::{Call, ContentionBackoff, LapWork, Pace, Pacer, PacerContext};
 use crate::record::VringEvent;
 use crate::stats::{Mode, add};
 use crate::worker::{Worker, call_bell};
 
-/// Laps without work before a polling worker looks at the clock for the first time, and then again.
+/// Laps without work before a polling worker first reads the clock, and between later readings.
 const POLL_GRACE_LAPS: u32 = 64;
-const POLL_LOOK_LAPS: u32 = 1024;
-/// Checks in vain after which a polled device is taken for one that hangs: a few milliseconds, or a quarter of a second
-/// where a system call takes as long as in an emulated guest. Each check from then on is further from the one before,
-/// up to the last of these.
-const LATE_LOOKS: u32 = 4 * 1024;
-const NAP_STEP_NS: u64 = 50_000;
-const NAP_MAX_NS: u64 = 5_000_000;
+const POLL_CHECK_LAPS: u32 = 1024;
+/// Number of checks without a completion after which a polled device is assumed to hang. That is a few
+/// milliseconds, or a quarter of a second in an emulated guest where system calls are slow. From then on the
+/// worker sleeps between checks, longer each time, up to `DEVICE_SLEEP_MAX_NS`.
+const HUNG_CHECKS: u32 = 4 * 1024;
+const DEVICE_SLEEP_STEP_NS: u64 = 50_000;
+const DEVICE_SLEEP_MAX_NS: u64 = 5_000_000;
 
-/// The combined wish of a worker's vrings.
+/// How a worker waits for all its vrings together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// Sleep whenever there is nothing to do.
+pub(crate) enum WaitMode {
+    /// Sleep when there is no work.
     #[default]
     Sleep,
-    /// Spin where it pays.
-    Adapt,
-    /// A guest never kicks: look at its ring as often as the budget allows.
-    Look,
-    /// Do not sleep while the core is ours.
+    /// Spin if it pays.
+    Adaptive,
+    /// A guest never kicks: poll its ring as far as the budget allows.
+    PollBudgeted,
+    /// Poll, but yield the core if another thread wants it.
     Poll,
-    /// Do not sleep at all: it was asked for, of a guest that never kicks.
+    /// Never sleep: the vring is configured for polling and its guest never kicks.
     PollAlways,
 }
 
-/// How a worker looks at rings whose guests never kick: it spins as far as the budget of the disk allows, and
-/// naps between looks when that is spent, longer from nap to nap until there is work.
+/// State of polling rings whose guests never kick. The worker spins as far as the disk's budget allows, then
+/// sleeps between checks, longer each time until there is work.
 #[derive(Debug, Default)]
-pub(crate) struct Unkicked {
+pub(crate) struct BudgetedPolling {
     /// Laps without work.
     idle_laps: u32,
-    /// Spun in vain since then, and not charged to the budget yet.
+    /// When the spinning began that has not been charged to the budget yet.
     since_ns: Option<u64>,
-    naps: u32,
+    sleeps: u32,
 }
 
 /// How a worker waits.
 pub(crate) struct Waiting {
     pub(crate) pacer: Pacer,
-    /// Who else wants the core, of a worker that polls.
-    pub(crate) crowd: Crowd,
-    pub(crate) wish: Wish,
+    /// Keeps a polling worker out of the way of other threads.
+    pub(crate) backoff: ContentionBackoff,
+    pub(crate) mode: WaitMode,
     pub(crate) contention: CoreContention,
-    /// Laps without work, of a worker that polls.
+    /// Laps without work, while polling.
     pub(crate) idle_laps: u32,
-    /// How it looks at vrings without a kick.
-    pub(crate) unkicked: Unkicked,
-    /// Looks at a polled device since something came in or ended.
-    pub(crate) vain_looks: u32,
-    /// Guests were asked for kicks since they were last told that none are needed.
+    /// State for vrings without a kick.
+    pub(crate) budgeted: BudgetedPolling,
+    /// Checks of a polled device since the last request or completion.
+    pub(crate) empty_checks: u32,
+    /// Some guest may have been asked for kicks since kicks were last disabled for all.
     pub(crate) armed: bool,
-    /// When the first call that is held back has to go out, or the first stalled request is to be done again.
+    /// When the first call that is held back or the first stalled request is due.
     pub(crate) due_ns: Option<u64>,
 }
 
 impl Waiting {
-    /// Of a worker on this thread.
+    /// For a worker on this thread.
     pub(crate) fn new() -> Waiting {
         Waiting {
             pacer: Pacer::new(),
-            crowd: Crowd::default(),
-            wish: Wish::default(),
+            backoff: ContentionBackoff::default(),
+            mode: WaitMode::default(),
             contention: CoreContention::of_this_thread(),
             idle_laps: 0,
-            unkicked: Unkicked::default(),
-            vain_looks: 0,
+            budgeted: BudgetedPolling::default(),
+            empty_checks: 0,
             armed: true,
             due_ns: None,
         }
@@ -88,39 +88,39 @@ impl Waiting {
 }
 
 impl<S: Store> Worker<S> {
-    /// Time on the clock that all workers of the device share.
+    /// Now, on the clock that all workers of the device share.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         nanoseconds(self.device.began)
     }
 
-    /// Adds up what the vrings wish for: the one that wants to be waited for most wakefully decides.
-    pub(crate) fn update_wish(&mut self) {
-        let wish = |lane: &crate::lane::Lane| match lane.completion {
-            _ if !lane.is_running() => Wish::Sleep,
-            Completion::Poll if !lane.has_kick => Wish::PollAlways,
-            _ if !lane.has_kick => Wish::Look,
-            Completion::Interrupt => Wish::Sleep,
-            Completion::Adaptive => Wish::Adapt,
-            Completion::Poll => Wish::Poll,
+    /// Combines the modes of all vrings: the one that demands the most polling decides.
+    pub(crate) fn update_wait_mode(&mut self) {
+        let mode = |lane: &crate::lane::Lane| match lane.completion {
+            _ if !lane.is_running() => WaitMode::Sleep,
+            Completion::Poll if !lane.has_kick => WaitMode::PollAlways,
+            _ if !lane.has_kick => WaitMode::PollBudgeted,
+            Completion::Interrupt => WaitMode::Sleep,
+            Completion::Adaptive => WaitMode::Adaptive,
+            Completion::Poll => WaitMode::Poll,
         };
-        let wishes = self.lanes.iter().flatten().map(wish);
-        self.waiting.wish = wishes.max_by_key(|wish| *wish as u8).unwrap_or_default();
-        self.meters.stats.set_mode(match self.waiting.wish {
-            Wish::Sleep | Wish::Adapt => Mode::Sleeps,
-            Wish::Look | Wish::Poll | Wish::PollAlways => Mode::Polls,
+        let modes = self.lanes.iter().flatten().map(mode);
+        self.waiting.mode = modes.max_by_key(|mode| *mode as u8).unwrap_or_default();
+        self.meters.stats.set_mode(match self.waiting.mode {
+            WaitMode::Sleep | WaitMode::Adaptive => Mode::Sleeps,
+            WaitMode::PollBudgeted | WaitMode::Poll | WaitMode::PollAlways => Mode::Polls,
         });
     }
 
-    /// How the coming `enter` may wait.
-    pub(crate) fn pace(&mut self, did: Did) -> Wait {
-        let pace = match self.waiting.wish {
-            Wish::Sleep => Pace::Sleep,
-            Wish::Adapt => self.adapt(did),
-            Wish::Look => self.look_at_unkicked(did),
-            wish @ (Wish::Poll | Wish::PollAlways) => self.poll(did, wish),
+    /// Decides how the next `enter` waits.
+    pub(crate) fn pace(&mut self, work: LapWork) -> Wait {
+        let pace = match self.waiting.mode {
+            WaitMode::Sleep => Pace::Sleep,
+            WaitMode::Adaptive => self.adapt(work),
+            WaitMode::PollBudgeted => self.poll_within_budget(work),
+            mode @ (WaitMode::Poll | WaitMode::PollAlways) => self.poll(work, mode),
         };
-        if did.more || self.inbox.is_pending || self.is_due() {
+        if work.more || self.inbox.is_pending || self.can_reply() {
             return Wait::No;
         }
         let until_ns = match pace {
@@ -128,9 +128,9 @@ impl<S: Store> Worker<S> {
                 self.disarm();
                 return Wait::No;
             }
-            _ if self.store().polls() => match self.look_on(did) {
+            _ if self.store().polls() => match self.poll_device(work) {
                 None => return Wait::No,
-                nap => nap,
+                sleep => sleep,
             },
             Pace::Doze(until_ns) => Some(until_ns),
             Pace::Sleep => None,
@@ -150,125 +150,125 @@ impl<S: Store> Worker<S> {
         Wait::Until(until_ns.map(|ns| self.device.began + Duration::from_nanos(ns)))
     }
 
-    /// Polled I/O in flight has to be checked for, whatever the vrings wish and the pacer decides, because no
-    /// interrupt would end a sleep. Other threads get the core between two checks. Returns until when to nap: a
-    /// device that hangs would otherwise cost a core for as long as it does.
+    /// Polls the device for completions. Polled I/O in flight has to be checked for in every wait mode, because
+    /// no interrupt would end a sleep. Other threads get the core between two checks. Returns a time to sleep
+    /// until if the device seems to hang, because polling it would cost a core meanwhile.
     #[inline(never)]
-    fn look_on(&mut self, did: Did) -> Option<u64> {
-        self.poll(did, Wish::PollAlways);
-        self.waiting.vain_looks = self.waiting.vain_looks.saturating_add(1);
-        if let Some(naps @ 1..) = self.waiting.vain_looks.checked_sub(LATE_LOOKS) {
-            let nap_ns = (u64::from(naps) * NAP_STEP_NS).min(NAP_MAX_NS);
-            return Some(self.now_ns() + nap_ns);
+    fn poll_device(&mut self, work: LapWork) -> Option<u64> {
+        self.poll(work, WaitMode::PollAlways);
+        self.waiting.empty_checks = self.waiting.empty_checks.saturating_add(1);
+        if let Some(sleeps @ 1..) = self.waiting.empty_checks.checked_sub(HUNG_CHECKS) {
+            let sleep_ns = (u64::from(sleeps) * DEVICE_SLEEP_STEP_NS).min(DEVICE_SLEEP_MAX_NS);
+            return Some(self.now_ns() + sleep_ns);
         }
         self.meters.stats.set_mode(Mode::Polls);
         self.disarm();
         None
     }
 
-    fn adapt(&mut self, did: Did) -> Pace {
-        if let Some(pace) = self.waiting.pacer.turn(did) {
+    fn adapt(&mut self, work: LapWork) -> Pace {
+        if let Some(pace) = self.waiting.pacer.note_lap(work) {
             return pace;
         }
         let now_ns = self.now_ns();
-        let terms = Terms {
-            tuning: &self.tuned.tuning,
+        let context = PacerContext {
+            tuning: &self.active.tuning,
             budget: &self.device.budget,
             stats: &self.meters.stats,
         };
         let pacer = &mut self.waiting.pacer;
-        pacer.decide(did, now_ns, terms, || cpu_ns(ClockId::ThreadCPUTime))
+        pacer.decide(work, now_ns, context, || cpu_ns(ClockId::ThreadCPUTime))
     }
 
-    /// A lap of a worker with a guest that never kicks.
-    fn look_at_unkicked(&mut self, did: Did) -> Pace {
-        let unkicked = &mut self.waiting.unkicked;
-        if did.any() {
-            *unkicked = Unkicked::default();
+    /// Polls rings whose guests never kick, within the budget.
+    fn poll_within_budget(&mut self, work: LapWork) -> Pace {
+        let budgeted = &mut self.waiting.budgeted;
+        if work.any() {
+            *budgeted = BudgetedPolling::default();
             return Pace::Spin;
         }
-        unkicked.idle_laps = unkicked.idle_laps.wrapping_add(1);
-        if unkicked.naps == 0 && !unkicked.idle_laps.is_multiple_of(POLL_GRACE_LAPS) {
+        budgeted.idle_laps = budgeted.idle_laps.wrapping_add(1);
+        if budgeted.sleeps == 0 && !budgeted.idle_laps.is_multiple_of(POLL_GRACE_LAPS) {
             return Pace::Spin;
         }
         let now_ns = nanoseconds(self.device.began);
         let budget = &self.device.budget;
-        if let Some(since_ns) = unkicked.since_ns.replace(now_ns)
-            && unkicked.naps == 0
+        if let Some(since_ns) = budgeted.since_ns.replace(now_ns)
+            && budgeted.sleeps == 0
         {
             let spun_ns = now_ns.saturating_sub(since_ns);
-            budget.spend(now_ns, spun_ns, spun_ns, &self.tuned.tuning);
+            budget.spend(now_ns, spun_ns, spun_ns, &self.active.tuning);
         }
-        if unkicked.naps == 0 && budget.left_ns(now_ns, &self.tuned.tuning) > 0 {
+        if budgeted.sleeps == 0 && budget.left_ns(now_ns, &self.active.tuning) > 0 {
             return Pace::Spin;
         }
-        unkicked.naps = unkicked.naps.saturating_add(1);
-        let nap_ns = (u64::from(unkicked.naps) * NAP_STEP_NS).min(NAP_MAX_NS);
-        Pace::Doze(now_ns + nap_ns)
+        budgeted.sleeps = budgeted.sleeps.saturating_add(1);
+        let sleep_ns = (u64::from(budgeted.sleeps) * DEVICE_SLEEP_STEP_NS).min(DEVICE_SLEEP_MAX_NS);
+        Pace::Doze(now_ns + sleep_ns)
     }
 
-    /// Polling ends where others want the core: they would wait for whole slices of the scheduler, and a
-    /// guest among them would be slower than with interrupts.
+    /// Polls, and pauses while other threads want the core: they would wait for whole timeslices, and a guest
+    /// among them would be slower than with interrupts.
     #[inline]
-    fn poll(&mut self, did: Did, wish: Wish) -> Pace {
-        self.waiting.idle_laps = match did.any() {
+    fn poll(&mut self, work: LapWork, mode: WaitMode) -> Pace {
+        self.waiting.idle_laps = match work.any() {
             true => 0,
             false => self.waiting.idle_laps.wrapping_add(1),
         };
-        let crowd = &mut self.waiting.crowd;
-        let looks = self.waiting.idle_laps % POLL_LOOK_LAPS == POLL_GRACE_LAPS;
-        if !looks && !crowd.rests() {
+        let backoff = &mut self.waiting.backoff;
+        let is_check = self.waiting.idle_laps % POLL_CHECK_LAPS == POLL_GRACE_LAPS;
+        if !is_check && !backoff.is_resting() {
             return Pace::Spin;
         }
         let now_ns = nanoseconds(self.device.began);
-        if !crowd.is_crowded(now_ns) {
-            if !looks || !crowd.wants_look(now_ns) {
+        if !backoff.is_contended(now_ns) {
+            if !is_check || !backoff.wants_check(now_ns) {
                 return Pace::Spin;
             }
-            let others = self.waiting.contention.yield_once();
+            let contended = self.waiting.contention.yield_once();
             let now_ns = nanoseconds(self.device.began);
-            crowd.looked(now_ns, others);
-            if !crowd.is_crowded(now_ns) {
+            backoff.checked(now_ns, contended);
+            if !backoff.is_contended(now_ns) {
                 return Pace::Spin;
             }
             add(&self.meters.stats.switches_crowded, 1);
         }
-        match wish {
-            // Nobody would wake it.
-            Wish::PollAlways if !did.any() => {
+        match mode {
+            // Nothing would wake it, so it only yields.
+            WaitMode::PollAlways if !work.any() => {
                 yield_core();
                 Pace::Spin
             }
-            Wish::PollAlways => Pace::Spin,
-            // That others have gone is no event, and the next request would find it asleep.
-            _ => crowd.until_ns().map_or(Pace::Sleep, Pace::Doze),
+            WaitMode::PollAlways => Pace::Spin,
+            // The end of the contention is no event, so a timer has to end the sleep.
+            _ => backoff.until_ns().map_or(Pace::Sleep, Pace::Doze),
         }
     }
 
-    /// Asks all guests for kicks; `true` when one had added work before it could see that.
+    /// Asks all guests for kicks. `true`: a guest had added work before it could see that.
     fn arm(&mut self) -> bool {
         self.waiting.armed = true;
-        let mut work = false;
-        // With the engine full, completions come first and every lap looks at the rings again.
+        let mut found = false;
+        // If the store is full, completions arrive first, and every lap checks the rings again.
         let has_room = self.has_room();
         for lane in self.lanes.iter_mut().flatten() {
             if lane.is_running() && has_room {
-                work |= lane.vring.arm();
+                found |= lane.vring.arm();
             }
         }
-        work
+        found
     }
 
-    /// Tells all guests that kicks are not needed, if they do not know.
+    /// Disables kicks for all guests, unless they are disabled.
     #[inline]
     fn disarm(&mut self) {
         if self.waiting.armed {
             self.waiting.armed = false;
             if matches!(
-                self.waiting.wish,
-                Wish::Look | Wish::Poll | Wish::PollAlways
+                self.waiting.mode,
+                WaitMode::PollBudgeted | WaitMode::Poll | WaitMode::PollAlways
             ) {
-                // It may have slept, out of the way of others.
+                // It may have slept because the core was contended.
                 self.meters.stats.set_mode(Mode::Polls);
             }
             for lane in self.lanes.iter_mut().flatten() {
@@ -277,9 +277,9 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Shows the guests all that was pushed: one index store and at most one call a vring.
+    /// Publishes all that was pushed: one index store and at most one call per vring.
     pub(crate) fn publish(&mut self) {
-        let coalesce = self.tuned.tuning.coalesce;
+        let coalesce = self.active.tuning.coalesce;
         for (slot, lane) in (0..).zip(&mut self.lanes) {
             let Some(lane) = lane else { continue };
             if !lane.dirty {
@@ -312,15 +312,15 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Does what was put off until now: calls that were held back, and requests to be done again.
+    /// Sends calls that were held back and repeats stalled requests, if any are due.
     #[inline]
-    pub(crate) fn attend_due(&mut self) {
+    pub(crate) fn run_due(&mut self) {
         if self.waiting.due_ns.is_some() {
-            self.attend_if_due();
+            self.check_due();
         }
     }
 
-    fn attend_if_due(&mut self) {
+    fn check_due(&mut self) {
         let now_ns = self.now_ns();
         if self.waiting.due_ns.is_none_or(|due_ns| now_ns < due_ns) {
             return;
@@ -328,19 +328,19 @@ impl<S: Store> Worker<S> {
         self.waiting.due_ns = None;
         self.send_due_calls(now_ns);
         self.redo_due(now_ns);
-        // Those that ended at once.
+        // For requests that completed inline.
         self.publish();
     }
 
     fn send_due_calls(&mut self, now_ns: u64) {
-        let coalesce = self.tuned.tuning.coalesce;
+        let coalesce = self.active.tuning.coalesce;
         for (slot, lane) in (0..).zip(&mut self.lanes) {
             let Some(lane) = lane else { continue };
             match lane.caller.due_ns(coalesce) {
                 Some(due_ns) if due_ns <= now_ns => {
                     let since_ns = lane.caller.held_since_ns().unwrap_or(now_ns);
                     lane.record.called(now_ns.saturating_sub(since_ns));
-                    lane.caller.settle();
+                    lane.caller.clear();
                     self.reactor.ring(call_bell(slot));
                 }
                 due_ns => self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min(),

@@ -1,5 +1,5 @@
-//! Which workers of a device run, and how they hear of a change. Locked when a worker starts or ends, and
-//! by control; never on the data path.
+//! The running workers of a device, and how they learn of a change. The lock is taken by control and when a
+//! worker starts or ends, never on the data path.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,23 +15,23 @@ use crate::{Mode, Totals, Tried, Tuning};
 #[derive(Debug)]
 struct Live {
     stats: Arc<Stats>,
-    /// Wakes it; it then looks whether the tuning has changed.
+    /// Wakes the worker, which then checks whether the tuning has changed.
     bell: Arc<OwnedFd>,
     legs: Arc<[LegStats]>,
 }
 
-/// The workers of a device, the tuning in force, and what workers before them did.
+/// The workers of a device, the tuning in force, and the totals of workers that have ended.
 #[derive(Debug)]
 pub(crate) struct Registry {
     members: Mutex<Members>,
-    /// Counts the changes of the tuning: a worker that has seen another number looks.
-    turn: AtomicU64,
+    /// Counts changes of the tuning. A worker compares it with the generation that it has adopted.
+    generation: AtomicU64,
     resumes: AtomicU64,
     fails: AtomicU64,
 }
 
-/// How often the operator has had held requests done again, and given up. A worker that has seen other numbers carries
-/// that out.
+/// How often the operator has had held requests repeated, and failed. A worker compares them with those that it
+/// has carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Orders {
     pub(crate) resumes: u64,
@@ -55,25 +55,25 @@ impl Registry {
                 past: Totals::default(),
                 past_legs: Vec::new(),
             }),
-            turn: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
             resumes: AtomicU64::new(0),
             fails: AtomicU64::new(0),
         }
     }
 
-    /// Has all workers do their held requests again.
+    /// Has all workers repeat their held requests.
     pub(crate) fn resume(&self) {
         self.order(&self.resumes);
     }
 
-    /// Has all workers end their held requests as I/O errors.
+    /// Has all workers fail their held requests with I/O errors.
     pub(crate) fn fail(&self) {
         self.order(&self.fails);
     }
 
     fn order(&self, counter: &AtomicU64) {
         let members = self.lock();
-        // Before the bells, as in `tune`.
+        // Before the bells are rung, as in `tune`.
         counter.fetch_add(1, Ordering::Release);
         for worker in &members.live {
             signal(&worker.bell);
@@ -92,28 +92,28 @@ impl Registry {
         self.lock().tuning.clone()
     }
 
-    /// Puts another in force and wakes all workers for it.
+    /// Puts a tuning in force and wakes all workers to adopt it.
     pub(crate) fn tune(&self, tuning: Tuning) {
         let mut members = self.lock();
         members.tuning = Arc::new(tuning);
-        // Before the bells, or a worker could wake, see nothing new, and sleep on the old tuning.
-        self.turn.fetch_add(1, Ordering::Release);
+        // Before the bells are rung: otherwise a worker could wake, see no change, and sleep on the old tuning.
+        self.generation.fetch_add(1, Ordering::Release);
         for worker in &members.live {
             signal(&worker.bell);
         }
     }
 
-    /// Number of the tuning in force.
-    pub(crate) fn turn(&self) -> u64 {
-        self.turn.load(Ordering::Acquire)
+    /// Generation of the tuning in force.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     pub(crate) fn enter(&self, stats: Arc<Stats>, bell: Arc<OwnedFd>, legs: Arc<[LegStats]>) {
         self.lock().live.push(Live { stats, bell, legs });
     }
 
-    /// The counters pass over to the sum in the same moment, so that no reader sees them twice or not
-    /// at all.
+    /// Removes the worker and adds its counters to the sum under one lock, so that no reader counts them twice
+    /// or misses them.
     pub(crate) fn leave(&self, stats: &Arc<Stats>) {
         let mut members = self.lock();
         let place = members
@@ -127,7 +127,7 @@ impl Registry {
         }
     }
 
-    /// What the legs of a stripe did for all workers that ever ran; empty where the disk has one leg.
+    /// Totals of each leg of a stripe over all workers that ever ran. Empty if the disk has one leg.
     pub(crate) fn leg_totals(&self) -> Vec<LegTotals> {
         let members = self.lock();
         let mut sums = members.past_legs.clone();
@@ -137,24 +137,24 @@ impl Registry {
         sums
     }
 
-    /// No worker runs.
+    /// Whether no worker runs.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().live.is_empty()
     }
 
-    /// Mode of each running worker: how it waits when it finds nothing to do.
+    /// Mode of each running worker: how it waits when it has no work.
     pub(crate) fn modes(&self) -> Vec<Mode> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.mode()).collect()
     }
 
-    /// What each running worker last found out about spinning.
+    /// The latest spinning experiment of each running worker.
     pub(crate) fn tried(&self) -> Vec<Option<Tried>> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.tried()).collect()
     }
 
-    /// Sum over all workers that ever ran; what vrings did is not in it.
+    /// Sum over all workers that ever ran, without the counters of vrings.
     pub(crate) fn totals(&self) -> Totals {
         let members = self.lock();
         let mut sum = members.past;
@@ -165,7 +165,7 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Members> {
-        // Nothing here panics half-way through a change.
+        // No code here panics in the middle of a change, so a poisoned lock is still consistent.
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -186,7 +186,7 @@ mod tests {
     use crate::stats::add;
 
     #[test]
-    fn sums_survive_the_worker_and_every_worker_hears_of_a_change() {
+    fn totals_survive_a_worker_and_a_change_reaches_every_worker() {
         let registry = Registry::new(Tuning::new(Split::Off));
         let bells: Vec<_> = (0..2)
             .map(|_| {
@@ -203,13 +203,13 @@ mod tests {
         registry.leave(&stats[0]);
         registry.leave(&stats[0]);
         assert_eq!((registry.totals().laps, registry.modes().len()), (10, 1));
-        let before = registry.turn();
+        let before = registry.generation();
         let changed = Tuning {
             spin_cpu_max: 7,
             ..Tuning::new(Split::Off)
         };
         registry.tune(changed.clone());
-        assert_ne!(registry.turn(), before);
+        assert_ne!(registry.generation(), before);
         assert_eq!(*registry.tuning(), changed);
         let rung = |bell: &OwnedFd| rustix::io::read(bell, &mut [0; 8]).is_ok();
         assert_eq!((rung(&bells[0]), rung(&bells[1])), (false, true));

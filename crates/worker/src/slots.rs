@@ -1,4 +1,4 @@
-//! Requests in flight, by the head of their chain.
+//! Table of the requests in flight, indexed by the head of their chain.
 
 use std::num::NonZeroU32;
 
@@ -8,27 +8,27 @@ use cleave_guest::Epoch;
 /// How a large request is split, and when it was planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timing {
-    /// `None`: whole.
+    /// `None`: not split.
     pub(crate) chunk_bytes: Option<NonZeroU32>,
     pub(crate) start_ns: u64,
 }
 
-/// A request in flight, kept until all its ops have ended.
+/// A request in flight. It is kept until all its ops have completed.
 #[derive(Debug, Clone)]
 pub(crate) struct Slot {
     pub(crate) request: Request,
     pub(crate) status_addr: u64,
-    /// The memory in which it was taken, and is answered.
+    /// The memory table in which it was taken. Its data and status go there.
     pub(crate) epoch: Epoch,
-    /// At least one.
+    /// Ops that have not completed; at least one.
     pub(crate) ops_left: u32,
     /// A write that was pushed while the cache was write-back.
     pub(crate) cached: bool,
-    /// Of a large request that is split, or that the splitter wants to hear of.
+    /// Set if the request is split, or if the splitter is notified of its completion.
     pub(crate) timing: Option<Timing>,
-    /// Lowest-numbered op that failed, and its errno: the first error by offset decides the status.
+    /// The failed op with the lowest number, and its errno. The first error by offset decides the status.
     pub(crate) failed: Option<(u32, i32)>,
-    /// Grows from request to request, in the order in which they were taken.
+    /// Position in the order in which the vring's requests were taken.
     pub(crate) order: u64,
 }
 
@@ -37,11 +37,11 @@ pub(crate) struct Slot {
 enum Entry {
     Free,
     Busy(Slot),
-    /// Its request failed and is to be done again: see `stall`. It holds no memory.
+    /// Its request failed and will be repeated (see `stall`). Holds no memory.
     Stalled,
 }
 
-/// A request whose last op has ended.
+/// A request whose last op has completed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) verb: Verb,
@@ -51,13 +51,13 @@ pub(crate) struct Ended {
     pub(crate) epoch: Epoch,
     pub(crate) outcome: Outcome,
     pub(crate) timing: Option<Timing>,
-    /// Errno of the op that failed it.
+    /// Errno of the op that decides its status.
     pub(crate) errno: Option<i32>,
     pub(crate) order: u64,
 }
 
 impl Ended {
-    /// Whether it was cut into several ops by choice.
+    /// Whether it was cut into several ops by choice, not because of a stripe.
     #[inline]
     pub(crate) fn is_split(&self) -> bool {
         let chunk = self.timing.and_then(|timing| timing.chunk_bytes);
@@ -65,22 +65,22 @@ impl Ended {
     }
 }
 
-/// The next step after the end of an op.
+/// The next step after the completion of an op.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Others of the request are under way.
+    /// Wait for the request's other ops.
     Wait,
-    /// The request must be synced first; the sync is an op of it.
+    /// Sync first. The sync is one more op of the request.
     Sync,
-    /// It was the last.
+    /// Complete the request.
     End(Ended),
 }
 
-/// Fixed table, one slot a head: no allocator, O(1), and a head reused in flight is caught.
+/// A fixed table with one entry per head: no allocation, O(1), and it detects a head that is reused in flight.
 #[derive(Debug)]
 pub(crate) struct Slots {
     table: Box<[Entry]>,
-    /// Requests that went into the table, and that left it. Of the vring's life: neither comes to its end.
+    /// Number of requests that were entered, and of those that were removed, since the vring started.
     filled: u64,
     ended: u64,
 }
@@ -94,10 +94,10 @@ impl Slots {
         }
     }
 
-    /// Requests in flight. Stalled ones are not.
+    /// Number of requests in flight. Stalled requests do not count.
     #[inline]
     pub(crate) fn taken(&self) -> u32 {
-        // Never more than the table has entries.
+        // At most the size of the table, so this does not truncate.
         self.filled.wrapping_sub(self.ended) as u32
     }
 
@@ -109,13 +109,13 @@ impl Slots {
             .is_none_or(|entry| !matches!(entry, Entry::Free))
     }
 
-    /// The order that the next request gets.
+    /// The position in the order for the next request.
     #[inline]
     pub(crate) fn next_order(&self) -> u64 {
         self.filled
     }
 
-    /// Nothing more is learnt from the requests in flight: who chose for them is gone.
+    /// Stops timing the requests in flight, because the splitter that chose for them was replaced.
     pub(crate) fn forget_choices(&mut self) {
         for entry in &mut self.table {
             if let Entry::Busy(slot) = entry {
@@ -124,7 +124,7 @@ impl Slots {
         }
     }
 
-    /// Keeps a request whose ops have been pushed. The head must be free.
+    /// Enters a request whose ops have been pushed. The head must be free.
     #[inline]
     pub(crate) fn fill(&mut self, head: u16, request: Slot) {
         if let Some(entry) = self.table.get_mut(usize::from(head)) {
@@ -134,7 +134,7 @@ impl Slots {
         }
     }
 
-    /// A request that has just ended is to be done again: no other may have its head until then.
+    /// Reserves the head of a request that has just ended and will be repeated.
     pub(crate) fn stall(&mut self, head: u16) {
         if let Some(entry @ Entry::Free) = self.table.get_mut(usize::from(head)) {
             *entry = Entry::Stalled;
@@ -148,7 +148,7 @@ impl Slots {
         }
     }
 
-    /// A request that is done again keeps its place in the order. `false`: it has ended already.
+    /// Gives a repeated request its old position in the order. `false`: it has completed already.
     pub(crate) fn keep_order(&mut self, head: u16, order: u64) -> bool {
         match self.table.get_mut(usize::from(head)) {
             Some(Entry::Busy(slot)) => {
@@ -159,14 +159,13 @@ impl Slots {
         }
     }
 
-    /// Whether the request of this order is in flight.
+    /// Whether the request with this position in the order is in flight.
     pub(crate) fn has(&self, head: u16, order: u64) -> bool {
         let entry = self.table.get(usize::from(head));
         matches!(entry, Some(Entry::Busy(slot)) if slot.order == order)
     }
 
-    /// One op of a request has ended; what that means for the request. `write_through`: the cache mode
-    /// by now.
+    /// Records the completion of one op. `write_through`: the cache mode now.
     #[inline]
     pub(crate) fn op_ended(
         &mut self,
@@ -191,7 +190,8 @@ impl Slots {
             return Next::Wait;
         }
         if slot.cached && slot.failed.is_none() && write_through {
-            // The cache became write-through meanwhile: from then on whatever completes is durable.
+            // The cache was switched to write-through meanwhile. Every write that completes from then on must
+            // be durable.
             (slot.cached, slot.ops_left) = (false, 1);
             return Next::Sync;
         }
@@ -228,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// A read of so many bytes in so many ops.
+    /// A read of `len_bytes` in `ops_left` ops.
     fn read(len_bytes: u64, ops_left: u32, status_addr: u64, cached: bool) -> Slot {
         Slot {
             request: Request {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn write_under_way_when_the_cache_is_switched_off_is_synced_before_it_ends() {
+    fn a_write_in_flight_when_the_cache_is_switched_off_is_synced_before_it_completes() {
         let mut slots = Slots::new(4);
         for (cached, write_through, failed, expected) in [
             (true, true, false, true),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn request_ends_with_its_last_op() {
+    fn a_request_completes_with_its_last_op() {
         let mut slots = Slots::new(8);
         slots.fill(3, read(4096, 3, 77, false));
         assert!(slots.is_taken(3) && !slots.is_taken(2));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn first_error_by_offset_decides_whatever_ends_first() {
+    fn the_first_error_by_offset_decides_in_any_order_of_completion() {
         let mut slots = Slots::new(1);
         slots.fill(0, read(4096, 3, 0, false));
         assert_eq!(slots.op_ended(0, 2, Err(5), false), Next::Wait);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_request_keeps_its_head_and_its_order_and_is_not_in_flight() {
+    fn a_stalled_request_keeps_its_head_and_its_order_and_is_not_in_flight() {
         let mut slots = Slots::new(4);
         slots.fill(2, read(512, 1, 0, false));
         let first = ended(slots.op_ended(2, 0, Err(5), false));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn head_beyond_the_table_counts_as_taken() {
+    fn a_head_outside_the_table_counts_as_taken() {
         assert!(Slots::new(4).is_taken(4));
     }
 }

@@ -1,6 +1,6 @@
-//! Requests that the disk failed and that are not reported (`--on-error`): they stall, that is, they wait until they
-//! are done again, after a pause or when the operator says so. A stalled request keeps its head and no memory: its
-//! chain is read again from what the guest's memory holds then, so a stall delays no change of the memory table.
+//! Requests that the disk failed and that `--on-error` does not report. They stall: they wait until they are
+//! repeated after a pause or on the operator's order. A stalled request keeps its head but no memory. Its chain
+//! is read again from guest memory when it is repeated, so a stall does not delay a change of the memory table.
 
 use std::io;
 
@@ -9,17 +9,17 @@ use cleave_engine::Store;
 use cleave_guest::Epoch;
 
 use crate::Action;
-use crate::accept::{Acceptance, Run, answer};
+use crate::accept::{Acceptance, InlineRun, write_status};
 use crate::lane::{Lane, State};
 use crate::record::{Stalled, VringEvent};
 use crate::slots::{Ended, Slots};
 use crate::token::Token;
 use crate::worker::{DESCRIPTORS_MAX, Worker};
 
-/// Pause before a request is done again for the first time; it doubles each time, up to the other.
+/// Pause before a request is repeated for the first time. It doubles with each try, up to `PAUSE_MAX_NS`.
 const PAUSE_FIRST_NS: u64 = 10_000_000;
 const PAUSE_MAX_NS: u64 = 1_000_000_000;
-/// Pause where the store has no room for a request that is due.
+/// Pause if the store has no room for a request that is due.
 const PAUSE_FULL_NS: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -28,9 +28,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 enum Phase {
     /// The operator.
     Held,
-    /// That time. `closes`: it was held, and its vring takes nothing new before it is under way.
+    /// A time. `closes`: the request was held, so its vring takes no new requests until it is in flight.
     Due { at_ns: u64, closes: bool },
-    /// Nothing: it is being done again, or has ended since.
+    /// Nothing: it is in flight again, or has completed since.
     UnderWay,
 }
 
@@ -44,7 +44,7 @@ struct Stall {
     errno: i32,
     /// When it failed for the first time.
     first_ns: u64,
-    /// How often it was done again.
+    /// How often it was repeated.
     tries: u32,
     phase: Phase,
 }
@@ -54,7 +54,7 @@ impl Stall {
         self.phase != Phase::UnderWay
     }
 
-    /// As a request that fails now.
+    /// The same request as one that fails now.
     fn ended(&self, epoch: &Epoch) -> Ended {
         let Request {
             verb,
@@ -75,18 +75,18 @@ impl Stall {
     }
 }
 
-/// The stalled requests of a vring, in the order in which they were taken; among them some that were stalled.
+/// Stalled requests of a vring in the order in which they were taken. Some of them may be in flight again.
 #[derive(Debug, Default)]
 pub(crate) struct Stalls {
     list: Vec<Stall>,
-    /// Those that are held; those that wait for a time; and those before which the vring takes nothing new.
+    /// Numbers of requests that are held, that wait for a time, and that close the vring.
     held: u32,
     retrying: u32,
     closing: u32,
 }
 
 impl Stalls {
-    /// A request has failed: what it waits for from now on. `None`: for nothing, it ends.
+    /// Decides how a failed request waits, and enters it. `None`: it does not wait and is reported.
     fn failed(
         &mut self,
         head: u16,
@@ -100,7 +100,8 @@ impl Stalls {
             .binary_search_by_key(&ended.order, |stall| stall.order);
         let before = place.ok().and_then(|at| self.list.get(at));
         let (first_ns, tries) = before.map_or((now_ns, 0), |stall| (stall.first_ns, stall.tries));
-        // If it ends, what the list has of it stays under way, which is as good as gone.
+        // If the request is reported, an entry that it already has stays in flight and is removed by the next
+        // `tidy`.
         let phase = next_phase(action, first_ns, tries, now_ns)?;
         let stall = Stall {
             head,
@@ -137,7 +138,7 @@ impl Stalls {
         }
     }
 
-    /// Forgets those that have ended, and counts the others.
+    /// Removes entries of completed requests, and counts the others.
     fn tidy(&mut self, slots: &Slots) {
         self.list
             .retain(|stall| stall.is_waiting() || slots.has(stall.head, stall.order));
@@ -147,7 +148,7 @@ impl Stalls {
         }
     }
 
-    /// The one at a place of the list goes under way, if it waits for what has come.
+    /// Puts the request at this place in flight, if it waits for an event that has occurred.
     fn start(&mut self, at: usize, has_come: impl Fn(Phase) -> bool) -> Option<Stall> {
         let stall = self.list.get_mut(at)?;
         if !stall.is_waiting() || !has_come(stall.phase) {
@@ -158,7 +159,7 @@ impl Stalls {
         Some(*stall)
     }
 
-    /// It cannot yet: it waits a little longer.
+    /// Postpones a request that is due, because there is no room for it.
     fn put_off(&mut self, at: usize, now_ns: u64) {
         if let Some(Stall {
             phase: Phase::Due { at_ns, .. },
@@ -169,7 +170,7 @@ impl Stalls {
         }
     }
 
-    /// Has those that are held done again.
+    /// Makes all held requests due.
     fn resume(&mut self, now_ns: u64) {
         for stall in &mut self.list {
             if stall.phase == Phase::Held {
@@ -181,7 +182,7 @@ impl Stalls {
         }
     }
 
-    /// When the first is due.
+    /// When the first request is due.
     fn due_ns(&self) -> Option<u64> {
         let due = self.list.iter().filter_map(|stall| match stall.phase {
             Phase::Due { at_ns, .. } => Some(at_ns),
@@ -190,18 +191,18 @@ impl Stalls {
         due.min()
     }
 
-    /// How many wait.
+    /// Number of requests that wait.
     pub(crate) fn waiting(&self) -> u32 {
         self.held + self.retrying
     }
 
-    /// Forgets those that wait.
+    /// Forgets the requests that wait.
     fn leave(&mut self) {
         self.list.retain(|stall| !stall.is_waiting());
         (self.held, self.retrying, self.closing) = (0, 0, 0);
     }
 
-    /// A summary to show: how many there are, and the oldest of them (of those that are held, if any is).
+    /// Summary for display: counts, and the oldest request that waits (the oldest held one, if there is any).
     fn shown(&self) -> Option<Stalled> {
         let mut waiting = self.list.iter().filter(|stall| stall.is_waiting());
         let shown = match self.held {
@@ -219,7 +220,8 @@ impl Stalls {
     }
 }
 
-/// Next phase of a request that fails now, failed first at `first_ns` and was done again `tries` times. `None`: it ends.
+/// How a request waits that has just failed, that first failed at `first_ns` and that was repeated `tries`
+/// times. `None`: it is reported.
 fn next_phase(action: Action, first_ns: u64, tries: u32, now_ns: u64) -> Option<Phase> {
     let (seconds, hold) = match action {
         Action::Report => return None,
@@ -232,7 +234,7 @@ fn next_phase(action: Action, first_ns: u64, tries: u32, now_ns: u64) -> Option<
     }
     let pause_ns = (PAUSE_FIRST_NS << tries.min(10)).min(PAUSE_MAX_NS);
     Some(Phase::Due {
-        // The last time is at the end, not before.
+        // The last try is at the end of the period, not before.
         at_ns: now_ns.saturating_add(pause_ns).min(end_ns),
         closes: false,
     })
@@ -249,7 +251,7 @@ fn verb_of(verb: Verb) -> &'static str {
 }
 
 impl<S: Store> Worker<S> {
-    /// The last op of a request has ended, and the disk failed it.
+    /// Called when the last op of a request has completed and the disk failed it.
     #[cold]
     pub(crate) fn request_failed(&mut self, token: Token, ended: &Ended, errno: i32) {
         let now_ns = self.now_ns();
@@ -273,40 +275,41 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// After a failed sync nothing that changes the disk is done again. Behind the page cache a durable write could
-    /// not succeed any more, and every flush fails: the disk has to be opened again in any case.
+    /// After a failed sync no request that changes the disk is repeated. Behind the page cache a durable write
+    /// cannot succeed any more, and every flush fails, until the disk is opened again.
     fn action(&self, verb: Verb, errno: i32) -> Action {
         match verb {
             Verb::Read => {}
             _ if self.device.disk.sync_failed() => return Action::Report,
             _ => {}
         }
-        self.tuned.tuning.on_error.action(verb, errno)
+        self.active.tuning.on_error.action(verb, errno)
     }
 
-    /// Answers a request with an error.
+    /// Completes a request with an error.
     fn end_failed(&mut self, number: usize, head: u16, ended: &Ended) {
         let Some(Some(lane)) = self.lanes.get_mut(number) else {
             return;
         };
         let laps = &mut self.meters.laps;
         lane.record.ended(head, ended, None, &ended.epoch, laps);
-        let used_bytes = answer(&ended.epoch, ended.status_addr, ended.outcome);
+        let used_bytes = write_status(&ended.epoch, ended.status_addr, ended.outcome);
         lane.push_used(head, used_bytes);
         self.report(ended);
     }
 
-    /// Control or the guest has ended this vring.
+    /// Whether control or the guest has ended this vring.
     fn is_ending(&self, number: usize) -> bool {
         let lane = self.lanes.get(number).and_then(Option::as_ref);
         let is_ending = |lane: &Lane| matches!(lane.state, State::Stopping(_) | State::Retired);
         self.inbox.exiting || lane.is_some_and(is_ending)
     }
 
-    /// Decides what becomes of the stalled requests of a vring that ends (stopped, retired, or its worker exits), at once
-    /// and whenever one stalls later. Control must not wait for them. Where the frontend keeps the requests in flight they
-    /// are left there unanswered, for whoever serves the vring next. Else nobody could do them again, and they end as I/O
-    /// errors; so do those of a vring that its guest broke.
+    /// Decides about the stalled requests of a vring that ends (it was stopped or retired, or its worker
+    /// exits). Called when it ends, and whenever another request stalls later. Control must not wait for them.
+    /// If the frontend keeps the requests in flight, they stay there unanswered for the next daemon or
+    /// connection. Otherwise nobody could repeat them, so they fail with I/O errors. So do those of a vring
+    /// that its guest broke.
     pub(crate) fn abandon(&mut self, number: usize) {
         let Some(Some(lane)) = self.lanes.get_mut(number) else {
             return;
@@ -318,22 +321,22 @@ impl<S: Store> Worker<S> {
             lane.record.show_stalled(None);
             self.log_rarely(|name| {
                 tracing::warn!(
-                    "{name}: vring {index} was stopped while the disk failed: {waiting} requests that waited to be done again \
-                     are left to the next daemon or connection"
+                    "{name}: vring {index} was stopped while the disk failed: {waiting} requests that \
+                     waited for a retry are left to the next daemon or connection"
                 );
             });
         } else if waiting > 0 {
             self.log_rarely(|name| {
                 tracing::warn!(
-                    "{name}: vring {index} was stopped while the disk failed: its guest gets I/O errors for the requests that \
-                     waited to be done again ({waiting} of them)"
+                    "{name}: vring {index} was stopped while the disk failed: its guest gets I/O errors for {waiting} requests \
+                     that waited for a retry"
                 );
             });
             self.end_stalled(number, |_| true);
         }
     }
 
-    /// Ends those that wait for such a thing as I/O errors. The next lap shows them to the guest.
+    /// Fails the selected requests with I/O errors. The next lap publishes them.
     fn end_stalled(&mut self, number: usize, which: impl Fn(Phase) -> bool) {
         let mut at = 0;
         while let Some(Some(lane)) = self.lanes.get_mut(number)
@@ -349,7 +352,7 @@ impl<S: Store> Worker<S> {
         self.waiting.due_ns = Some(0);
     }
 
-    /// Does those again whose time has come.
+    /// Repeats the requests that are due.
     pub(crate) fn redo_due(&mut self, now_ns: u64) {
         let mut descriptors_left = DESCRIPTORS_MAX;
         for number in 0..self.lanes.len() {
@@ -367,14 +370,14 @@ impl<S: Store> Worker<S> {
             epoch,
             taking,
             splitting,
-            tuned,
+            active,
             meters,
             ..
         } = self;
         let Some(Some(lane)) = lanes.get_mut(number) else {
             return;
         };
-        if !lane.can_redo() {
+        if !lane.can_retry() {
             return;
         }
         let mut acceptance = Acceptance {
@@ -387,12 +390,12 @@ impl<S: Store> Worker<S> {
             ended: 0,
             laps: &mut meters.laps,
             watched: false,
-            run: Run::NONE,
+            run: InlineRun::NONE,
         };
         let is_due = |phase| matches!(phase, Phase::Due { at_ns, .. } if at_ns <= now_ns);
         let mut fault = None;
         for at in 0..lane.stalls.list.len() {
-            if acceptance.store.room() < tuned.ops_max || *descriptors_left == 0 {
+            if acceptance.store.room() < active.ops_max || *descriptors_left == 0 {
                 lane.stalls.put_off(at, now_ns);
                 continue;
             }
@@ -419,7 +422,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// The operator has the held requests done again.
+    /// Repeats the held requests, on the operator's order.
     pub(crate) fn resume_held(&mut self) {
         let now_ns = self.now_ns();
         for number in 0..self.lanes.len() {
@@ -430,7 +433,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// The operator gives the held requests up.
+    /// Fails the held requests, on the operator's order.
     pub(crate) fn fail_held(&mut self) {
         for number in 0..self.lanes.len() {
             self.end_stalled(number, |phase| phase == Phase::Held);
@@ -444,7 +447,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// After a change: shows what waits, and closes the vring or opens it.
+    /// Updates the vring's record, and closes or opens the vring.
     fn show_stalls(&mut self, number: usize) {
         let is_first = self.lanes.iter().flatten().all(|lane| !lane.is_closed);
         let Some(Some(lane)) = self.lanes.get_mut(number) else {
@@ -457,8 +460,9 @@ impl<S: Store> Worker<S> {
             return;
         }
         let index = lane.index;
-        self.update_wish();
-        // Before it can close again the operator has to open it, so a guest cannot cause this line at will.
+        self.update_wait_mode();
+        // The operator has to open a closed vring before it can close again, so a guest cannot cause this line
+        // at will.
         if let Some(shown) = shown.filter(|_| is_closed && is_first) {
             let error = io::Error::from_raw_os_error(shown.errno);
             tracing::warn!(
@@ -471,10 +475,10 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Sees to it that the worker wakes up for the first that is due. A vring that rests has none: it comes here again
-    /// with the command that ends the rest.
+    /// Wakes the worker when the first stalled request is due. Those of a resting vring are skipped; the
+    /// command that ends the rest calls this again.
     pub(crate) fn schedule_stalls(&mut self) {
-        let lanes = self.lanes.iter().flatten().filter(|lane| lane.can_redo());
+        let lanes = self.lanes.iter().flatten().filter(|lane| lane.can_retry());
         let due_ns = lanes.filter_map(|lane| lane.stalls.due_ns()).min();
         self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min();
     }

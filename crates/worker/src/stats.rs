@@ -1,17 +1,18 @@
-//! Counters of a worker's loop, written by that worker alone and read by anyone; and the sums that readers make.
+//! Counters of a worker's loop, written only by that worker and read by any thread, and the sums that readers
+//! make of them.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a worker does now when it finds nothing to do.
+/// The way a worker waits when it has no work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// It sleeps: as told, or because nothing is expected soon.
+    /// It sleeps, because it was configured to or because nothing is expected soon.
     #[default]
     Sleeps,
-    /// It spins because it pays.
+    /// It spins, because that pays.
     Spins,
-    /// It polls, as told, or because a guest never kicks.
+    /// It polls, because it was configured to or because a guest never kicks.
     Polls,
 }
 
@@ -25,17 +26,17 @@ impl std::fmt::Display for Mode {
     }
 }
 
-/// What an experiment of a worker found: spinning against sleeping, on the load at that time.
+/// The result of an experiment that compares spinning with sleeping on the live load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tried {
-    /// The worker spins since then; else it sleeps.
+    /// The worker spins from then on; otherwise it sleeps.
     pub spins: bool,
-    /// Share of the response time that spinning saves: median, and quartiles, of its rounds. Negative: it
+    /// Share of the response time that spinning saves: median and quartiles of the rounds. Negative if spinning
     /// takes longer.
     pub gain: [f32; 3],
-    /// Cores that spinning kept busy more.
+    /// Additional cores that spinning kept busy.
     pub cores: f32,
-    /// When it ended, on the clock of the device.
+    /// When the experiment ended, on the device's clock.
     pub at: Duration,
 }
 
@@ -49,14 +50,14 @@ fn halves(word: u64) -> [f32; 2] {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+; vrings: $($(#[$vring_doc:meta])* $vring_name:ident,)+) => {
-        /// Counters of one worker's loop. Only the worker writes, with plain loads and stores. Requests are counted
-        /// in the [`VringRecord`](crate::record::VringRecord) of their vring, and nowhere else.
+        /// Counters of one worker's loop. Only the worker writes them, with plain loads and stores. Requests
+        /// are counted in the [`VringRecord`](crate::record::VringRecord) of their vring, and nowhere else.
         #[derive(Debug, Default)]
         #[repr(align(64))]
         pub(crate) struct Stats {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)+
             mode: AtomicU8,
-            /// Of [`Tried`]: when, and whether it spins; gain; its quartiles; price. All 0: nothing was tried.
+            /// The parts of [`Tried`]: time and result, gain, quartiles, price. All 0: there was no experiment.
             tried: [AtomicU64; 4],
         }
 
@@ -82,7 +83,7 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// What the worker does now when it finds nothing to do.
+            /// The way the worker waits when it has no work.
             pub(crate) fn mode(&self) -> Mode {
                 match self.mode.load(Ordering::Relaxed) {
                     1 => Mode::Spins,
@@ -95,9 +96,10 @@ macro_rules! counters {
                 self.mode.store(mode as u8, Ordering::Relaxed);
             }
 
-            /// What the worker last found out about spinning.
+            /// The latest spinning experiment.
             pub(crate) fn tried(&self) -> Option<Tried> {
-                // Read amid a change, parts of two experiments are mixed: they are shown, and nothing follows.
+                // A reader during an update may see parts of two experiments. They are only displayed, so this
+                // does no harm.
                 let [at, gain, spread, price] = self.tried.each_ref().map(|word| word.load(Ordering::Relaxed));
                 let [low, high] = halves(spread);
                 (at > 0).then(|| Tried {
@@ -121,41 +123,41 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Of the disk's reads and writes, parts of requests too, those that were polled for and went well.
+    /// Reads and writes of the disk, including parts of requests, that completed on the polled ring.
     polled,
-    /// Turns of the loop that took or ended a request.
+    /// Laps that took or completed a request.
     laps,
-    /// Times that a worker slept with no end in sight.
+    /// Times that a worker slept without a time-out.
     sleeps,
-    /// Times that it slept for a given time: to look at what does not wake it, or to give way.
+    /// Times that it slept with a time-out, to check for what does not wake it or to yield the core.
     dozes,
-    /// Times that it came back from either.
+    /// Times that it woke from either.
     wakeups,
-    /// Nanoseconds spun that ended with something to do.
+    /// Nanoseconds of spinning that ended with work.
     spin_hit_ns,
-    /// Nanoseconds spun in vain.
+    /// Nanoseconds of spinning in vain.
     spin_wasted_ns,
-    /// Times that a worker took to spinning because events came fast enough.
+    /// Times that a worker started to spin because events arrived fast enough.
     switches_fast,
-    /// Times that it left spinning because they came too slowly.
+    /// Times that it stopped spinning because they arrived too slowly.
     switches_slow,
-    /// Times that it left spinning because the budget was spent.
+    /// Times that it stopped spinning because the budget was spent.
     switches_budget,
-    /// Times that it left spinning because an experiment showed that it does not pay.
+    /// Times that it stopped spinning because an experiment showed that it does not pay.
     switches_vain,
-    /// Experiments with spinning that came to a verdict.
+    /// Spinning experiments that came to a verdict.
     experiments,
-    /// Times that polling gave way because somebody else wanted its core.
+    /// Times that polling paused because another thread wanted the core.
     switches_crowded,
-    /// Times that control changed how it waits.
+    /// Times that control changed the tuning.
     switches_tuned,
     ;
     vrings:
-    /// Reads ended well.
+    /// Reads that succeeded.
     reads,
-    /// Writes ended well.
+    /// Writes that succeeded.
     writes,
-    /// Flushes, discards, write-zeroes and get-ids ended well.
+    /// Flushes, discards, write-zeroes and get-ids that succeeded.
     others,
     /// Bytes read.
     read_bytes,
@@ -163,23 +165,23 @@ counters! {
     write_bytes,
     /// Requests that the store failed.
     failed,
-    /// Requests refused without touching the store.
+    /// Requests that were refused without using the store.
     refused,
     /// Chains too broken to carry a status.
     broken,
     /// Calls to the guest.
     calls,
-    /// Published batches for which the guest wanted no call, or has no way to be called.
+    /// Published batches for which the guest wanted no call or has no call eventfd.
     calls_suppressed,
-    /// Published batches whose call was held back and became one with a later one.
+    /// Published batches whose call was held back and combined with a later one.
     calls_coalesced,
     /// Kicks from guests.
     kicks,
-    /// Vrings retired for a fault of the guest.
+    /// Vrings that were retired for a violation by the guest.
     retired,
     /// Times that a request which the disk failed was held.
     held,
-    /// Times that a request which the disk failed was done again.
+    /// Times that a request which the disk failed was repeated.
     redone,
 }
 
@@ -209,12 +211,12 @@ impl std::fmt::Display for Totals {
         if self.polled > 0 {
             write!(
                 f,
-                ", {} reads and writes of the disk polled for",
+                ", {} disk reads and writes completed by polling",
                 self.polled
             )?;
         }
         if self.held + self.redone > 0 {
-            write!(f, ", {} held, {} done again", self.held, self.redone)?;
+            write!(f, ", {} held, {} repeated", self.held, self.redone)?;
         }
         write!(f, ", {retired} vrings retired; ")?;
         self.write_pacing(f)
@@ -222,7 +224,7 @@ impl std::fmt::Display for Totals {
 }
 
 impl Totals {
-    /// How it was waited.
+    /// The part about waiting.
     fn write_pacing(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Totals {
             sleeps,
@@ -240,13 +242,13 @@ impl Totals {
         write!(
             f,
             "{kicks} kicks, slept {sleeps} times and dozed {dozes}, spun {spun_ms} ms, {wasted_ms} of \
-             them in vain; tried both {experiments} times, took to spinning {switches_fast} times, and left it \
+             them in vain; {experiments} experiments, started to spin {switches_fast} times, and stopped \
              {switches_slow} times for lack of requests, {switches_vain} of gain, {switches_budget} of budget"
         )
     }
 }
 
-/// Adds to a counter that only this thread writes: no locked instruction.
+/// Adds to a counter that only this thread writes, so no locked instruction is needed.
 #[inline]
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.store(

@@ -1,6 +1,6 @@
-//! The token by which a store names an op that has ended.
+//! The token that identifies an op to the store, and comes back with its completion.
 
-/// Lane, head and number of an op within its request, packed into an engine token.
+/// Lane, head, and the op's number within its request, packed into a store's token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token {
     pub(crate) lane: u16,
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_and_back() {
+    fn a_token_survives_packing() {
         for token in [
             Token {
                 lane: 0,

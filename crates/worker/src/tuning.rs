@@ -1,4 +1,4 @@
-//! What may change while a disk is served.
+//! The settings that can change while a disk is served.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use crate::{OnError, Split};
 /// How a worker learns of completions and kicks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Completion {
-    /// Sleeps whenever there is nothing to do.
+    /// Sleeps when it has no work.
     Interrupt,
-    /// Does not sleep while it has a vring to serve.
+    /// Never sleeps while it has a vring to serve.
     Poll,
-    /// Spins where the next event comes soon enough to be worth it, and sleeps else.
+    /// Spins if the next event is expected soon enough to be worth it, and sleeps otherwise.
     #[default]
     Adaptive,
 }
@@ -26,30 +26,30 @@ impl std::fmt::Display for Completion {
     }
 }
 
-/// How far calls to the guest may be held back to become fewer.
+/// How long calls to the guest may be held back so that several become one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Coalesce {
-    /// Longest that a call waits, in microseconds; 0: no call waits.
+    /// Maximum delay of a call in microseconds; 0: calls are not delayed.
     pub us: u32,
-    /// Requests whose calls may become one; 0: as many as come in that time.
+    /// Maximum number of requests per call; 0: as many as complete within the delay.
     pub max: u32,
 }
 
-/// What may change while a disk is served, all of it at once.
+/// All settings that can change while a disk is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tuning {
     /// How workers wait.
     pub completion: Completion,
-    /// Vrings that are waited for in another way, by index.
+    /// Exceptions from `completion`, by vring index.
     pub vrings: BTreeMap<u16, Completion>,
-    /// Most time that `adaptive` may spin in vain, over all workers, in per cent of one core.
+    /// Maximum time that `adaptive` may spin in vain, over all workers, in per cent of one core.
     pub spin_cpu_max: u32,
-    /// Most time that `adaptive` may spin at all, in vain or not, over all workers, in per cent of one
-    /// core; `None`: as much as pays.
+    /// Maximum time that `adaptive` may spin at all, in vain or not, over all workers, in per cent of one core.
+    /// `None`: no limit beside `spin_cpu_max`.
     pub spin_cpu_total: Option<u32>,
-    /// Requests a second below which `adaptive` does not spin.
+    /// Requests per second below which `adaptive` does not spin.
     pub spin_rate_min: u32,
-    /// Per cent of a core that `adaptive` may pay for each per cent that it gains.
+    /// Per cent of a core that `adaptive` may spend for each per cent of gain.
     pub spin_worth: u32,
     /// How calls are held back.
     pub coalesce: Coalesce,
@@ -60,16 +60,16 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Share of one core that may be spun in vain where nobody says otherwise, in per cent.
+    /// Default share of one core that may be spun in vain, in per cent.
     pub const SPIN_CPU_MAX: u32 = 25;
-    /// Requests a second below which the CPU time of sleeping is what counts, where nobody says otherwise: it is as
-    /// small as it can be. Above, latency counts too.
+    /// Default request rate below which `adaptive` does not spin. At such rates CPU time matters more than
+    /// latency, and a worker that sleeps uses the least.
     pub const SPIN_RATE_MIN: u32 = 1100;
 
-    /// Per cent of a core that a per cent of speed may cost where nobody says otherwise: a core for a fifth.
+    /// Default price of a gain: a core for a fifth of the response time.
     pub const SPIN_WORTH: u32 = 5;
 
-    /// Adaptive, as much spinning as is usual, no call held back, errors reported.
+    /// The defaults: adaptive, no call held back, errors reported.
     pub fn new(split: Split) -> Tuning {
         Tuning {
             completion: Completion::default(),
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vring_of_its_own_mind_differs_from_the_rest() {
+    fn a_vring_can_have_its_own_completion_mode() {
         let mut tuning = Tuning::new(Split::Off);
         tuning.vrings.insert(3, Completion::Poll);
         assert_eq!(tuning.completion_of(2), Completion::Adaptive);

@@ -1,4 +1,4 @@
-//! The loop.
+//! The worker's loop.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,43 +11,44 @@ use cleave_engine::{Event, Reactor, Store, Wait};
 use cleave_guest::{Chain, Epoch, Memory, VringFault};
 use rustix::time::ClockId;
 
-use crate::accept::{Acceptance, Run, answer};
+use crate::accept::{Acceptance, InlineRun, write_status};
 use crate::command::Commands;
 use crate::commands::Inbox;
 use crate::lane::{Lane, State};
 use crate::pacing::{Waiting, cpu_ns};
-use crate::policy::Did;
-use crate::record::{Laps, Look, Looked, VringEvent};
+use crate::policy::LapWork;
+use crate::record::{Laps, RingCheck, RingState, VringEvent};
 use crate::slots::{Ended, Next};
 use crate::stats::{Stats, add};
 use crate::token::Token;
 use crate::{Completion, Device, Direction, Splitter, Tuning};
 
-/// Added to the alarm's counter when a vring is retired; a worker that cannot go on adds 1.
+/// Added to the alarm eventfd's counter when a vring is retired. A worker that cannot go on adds 1.
 pub const ALARM_RETIRED: u64 = 1 << 32;
 
-/// Most vrings that one worker serves: a device has at most this many.
+/// Maximum number of vrings that one worker serves. A device has at most this many.
 pub const LANES_MAX: u16 = 256;
-/// Chains taken from one vring for the drive before the others have their turn; bounds how long a completion
-/// waits behind acceptance.
+/// Maximum number of chains that go from one vring to the disk before the other vrings are served. Bounds how
+/// long a completion waits behind acceptance.
 const TAKE_MAX: usize = 64;
-/// As `TAKE_MAX`, while nothing is in flight: an idle drive gets its first requests at once and works on
-/// them while the others of the batch are prepared. One system call more where a drive comes out of
-/// idleness, for a tenth less of response time where guest and drive take turns at depth 32.
+/// `TAKE_MAX` while nothing is in flight: an idle disk gets its first requests early and works on them while
+/// the rest of the batch is prepared. Costs one more system call after idleness, and saves a tenth of the
+/// response time where guest and disk alternate at depth 32.
 const TAKE_MAX_IDLE: usize = 8;
-/// Descriptors that are read in one lap, all vrings together, before commands and completions have their turn:
-/// a fifth of a millisecond. (One chain may have half as many, and 64 of them on each of 256 vrings would
-/// keep a stop waiting for seconds.)
+/// Maximum number of descriptors that are read in one lap from all vrings together: a fifth of a millisecond.
+/// One chain may have half as many, and 64 of those on each of 256 vrings would delay commands and completions
+/// for seconds.
 pub(crate) const DESCRIPTORS_MAX: u32 = 1 << 16;
-/// Watch slot of the command eventfd; lane `n` watches its kick in slot `n`.
+/// Watch slot of the command eventfd. Lane `n` watches its kick in slot `n`.
 const COMMAND_WATCH: u16 = LANES_MAX;
-/// Large requests of one kind that make what was learnt of them worth a line.
+/// Large requests of one kind after which the splitter's findings are worth a log line.
 const SEEN_WORTH_TELLING: u64 = 200;
-/// A log line that a guest or a disk can cause comes at most this often.
+/// Minimum interval between log lines that a guest or a disk can cause.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
-/// The op that follows the last of a write which the cache mode overtook, and its number: beyond all
-/// others. On a stripe, one leg after the other, counted downwards: there is room for one.
+/// A write that was pushed while the cache was write-back and completes after the switch to write-through is
+/// followed by this op. Its op number is beyond all others. On a stripe the legs are synced one after the
+/// other, with op numbers counting down from `SYNC_OP`, because there is room for only one op.
 const SYNC: Op<'static> = Op {
     kind: OpKind::Sync,
     leg: 0,
@@ -58,43 +59,43 @@ const SYNC: Op<'static> = Op {
 };
 const SYNC_OP: u32 = u32::MAX;
 
-/// Watch slots that a worker needs of its reactor.
+/// Number of watch slots that a worker needs in its reactor.
 pub(crate) const WATCHES: u16 = LANES_MAX + 1;
-/// Bell slots: lane `n` calls by `2n` and reports its end by `2n + 1`.
+/// Number of bell slots. Lane `n` uses `2n` for its call and `2n + 1` for its err eventfd.
 pub(crate) const BELLS: u16 = LANES_MAX * 2;
 
-/// The call eventfd's bell slot of a lane.
+/// Bell slot of a lane's call eventfd.
 pub(crate) fn call_bell(lane: u16) -> u16 {
     lane * 2
 }
 
-/// The err eventfd's bell slot of a lane.
+/// Bell slot of a lane's err eventfd.
 pub(crate) fn err_bell(lane: u16) -> u16 {
     lane * 2 + 1
 }
 
 /// Result of one round of acceptance.
 #[derive(Debug, Clone, Copy, Default)]
-struct Took {
+struct Accepted {
     chains: usize,
-    /// Of those, on vrings that spinning may be for.
+    /// Those on vrings whose completion mode may spin.
     awaited: usize,
-    /// Those that ended on the spot.
+    /// Those that completed inline.
     ended: usize,
-    /// The budget ended before the ring did.
+    /// A bound of the batch was reached before the ring was empty.
     more: bool,
 }
 
 /// Why no more chains were taken.
 enum Stop {
-    /// The ring is empty, or the engine full: its completions end the sleep.
+    /// The ring is empty, or the store is full. A kick or a completion ends the sleep.
     Drained,
-    /// The others have their turn; nothing would end a sleep.
+    /// A bound of the batch was reached. Nothing would end a sleep, so the worker must not sleep.
     Budget,
     Breach(Breach),
 }
 
-/// How a guest broke its vring.
+/// A guest's violation that retires its vring.
 #[derive(Debug, thiserror::Error)]
 enum Breach {
     #[error("head {0} is in flight already")]
@@ -106,13 +107,13 @@ enum Breach {
 /// Result of a lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lap {
-    /// Turn again.
+    /// Call `lap` again.
     Again,
-    /// Control asked for the end, and everything is drained.
+    /// Control asked the worker to exit, and everything is drained.
     Ended,
 }
 
-/// Serves some vrings of one device. `lap` until [`Lap::Ended`].
+/// Serves some vrings of one device. Call `lap` until it returns [`Lap::Ended`].
 pub struct Worker<S: Store> {
     pub(crate) reactor: Reactor,
     /// The disk's store on this thread.
@@ -125,52 +126,52 @@ pub struct Worker<S: Store> {
     pub(crate) splitting: Splitting,
     pub(crate) waiting: Waiting,
     pub(crate) inbox: Inbox,
-    pub(crate) tuned: Tuned,
+    pub(crate) active: ActiveTuning,
     pub(crate) meters: Meters,
-    /// Tells the session of what ends it, and of vrings that were retired.
+    /// Notifies the session that this worker cannot go on, or that a vring was retired.
     pub(crate) alarm: Arc<OwnedFd>,
-    /// Guest memory was cut off under us.
+    /// The frontend truncated the guest's memory file while we used it.
     pub(crate) lost: bool,
-    /// When a line that a guest or a disk can cause was logged last.
+    /// When a rate-limited line was last logged.
     pub(crate) logged: Option<Instant>,
 }
 
 /// How chains are taken from the vrings.
 pub(crate) struct Taking {
     pub(crate) chain: Chain,
-    /// Lane that accepts first: the one behind that which took the store's last room, or a busy vring
-    /// would keep those behind it from ever being served.
+    /// The lane that accepts first: the one after the lane that accepted the store's last room. Without this a busy
+    /// vring would starve those behind it.
     pub(crate) first: usize,
-    /// Of `DESCRIPTORS_MAX`, in this lap.
+    /// Rest of `DESCRIPTORS_MAX` in this lap.
     pub(crate) descriptors_left: u32,
 }
 
-/// How large requests are split, and what they are split beside.
+/// How large requests are split, and the load beside them.
 pub(crate) struct Splitting {
-    /// All workers of the disk share it.
+    /// Shared by all workers of the disk.
     pub(crate) splitter: Arc<Splitter>,
-    /// Requests in flight on all vrings; and those of them that the splitter hears of.
+    /// Requests in flight on all vrings, and those among them that the splitter is notified of.
     pub(crate) requests: u32,
     pub(crate) large: u32,
 }
 
 /// The tuning in force.
-pub(crate) struct Tuned {
+pub(crate) struct ActiveTuning {
     pub(crate) tuning: Arc<Tuning>,
-    /// Its number in the registry.
-    pub(crate) number: u64,
-    /// Most ops of a request under it.
+    /// Its generation in the registry.
+    pub(crate) generation: u64,
+    /// Maximum number of ops of a request under this tuning.
     pub(crate) ops_max: usize,
 }
 
-/// Watches the loop: counts what it did and times some of its laps. Nothing here decides anything.
+/// Observes the loop: counts what it did and times some of its laps. Takes no decisions.
 pub(crate) struct Meters {
     pub(crate) stats: Arc<Stats>,
     pub(crate) laps: Laps,
 }
 
 impl Meters {
-    /// A lap is over but for its system call; `worked`: it took or ended something.
+    /// Called at the end of a lap, before its system call. `worked`: the lap accepted or completed something.
     #[inline]
     fn lap_ended(&mut self, worked: bool, polled: u64, lanes: &mut [Option<Lane>]) {
         if !worked {
@@ -186,27 +187,27 @@ impl Meters {
         self.laps.worked();
     }
 
-    /// Tells the record of a vring whether anything was left in it. Most looks have nothing to tell: those at a
-    /// ring that is empty now, in laps without a clock reading.
+    /// Reports to the vring's record whether anything was left in the ring. Nothing is reported for a ring that
+    /// is now empty in a lap without a clock reading, which is the most frequent case.
     #[inline]
-    fn looked(&self, lane: &mut Lane, took: Took, has_room: bool) {
+    fn ring_checked(&self, lane: &mut Lane, accepted: Accepted, has_room: bool) {
         let (seen, left) = lane.vring.seen();
-        let looked = match took.more || !has_room {
-            true => Looked::Left,
-            // A ring that is not served may hold what was left in it before.
+        let state = match accepted.more || !has_room {
+            true => RingState::Left,
+            // A ring that is not served may still hold what was left in it before.
             false if left == 0 && self.laps.known_ns().is_none() => return lane.record.drained(),
-            false => Looked::Drained,
+            false => RingState::Drained,
         };
-        let look = Look {
+        let check = RingCheck {
             seen,
             left,
-            looked,
-            took: took.chains > 0,
+            state,
+            took: accepted.chains > 0,
         };
-        lane.record.looked(look, &self.laps);
+        lane.record.ring_checked(check, &self.laps);
     }
 
-    /// The thread is back from the kernel.
+    /// Called when the thread has returned from the kernel.
     #[inline]
     fn entered(&mut self, wait: Wait) {
         if wait != Wait::No {
@@ -217,7 +218,7 @@ impl Meters {
 }
 
 impl<S: Store> Worker<S> {
-    /// Puts a worker together, whose guest has this memory.
+    /// Makes a worker whose guest has this memory.
     pub fn new(
         mut reactor: Reactor,
         store: S,
@@ -227,13 +228,12 @@ impl<S: Store> Worker<S> {
         alarm: Arc<OwnedFd>,
     ) -> io::Result<Worker<S>> {
         reactor.watch(COMMAND_WATCH, commands.bell.try_clone()?);
-        // Known to control first: a change that comes from here on rings the bell, and one that came
-        // before is found.
+        // Register before the tuning is read: a later change rings the bell, and an earlier one is read here.
         let (bell, stats) = (commands.bell.clone(), Arc::new(Stats::default()));
         device
             .registry
             .enter(stats.clone(), bell, store.leg_stats());
-        let number = device.registry.turn();
+        let generation = device.registry.generation();
         let tuning = device.tuning();
         let splitter = device.splitter();
         let ops_max = device.ops_max(splitter.split());
@@ -254,8 +254,8 @@ impl<S: Store> Worker<S> {
             },
             waiting: Waiting::new(),
             inbox: Inbox::new(commands, device.registry.orders()),
-            tuned: Tuned {
-                number,
+            active: ActiveTuning {
+                generation,
                 ops_max,
                 tuning,
             },
@@ -270,50 +270,50 @@ impl<S: Store> Worker<S> {
         })
     }
 
-    /// One turn: reap, publish, accept, and what could be done on the spot; then at most one
-    /// system call, which sleeps if the pacer says so and nothing came in meanwhile.
+    /// One pass: reap, publish, accept, and publish what completed inline. Then at most one system call, which
+    /// sleeps if the pacer decides so and nothing has arrived meanwhile.
     pub fn lap(&mut self) -> io::Result<Lap> {
         let reaped = self.reap();
         if reaped > 0 {
             self.publish();
         }
-        self.attend_due();
-        let took = self.accept();
-        // Ops that ended in `push`; the kernel's completions are for the next lap.
+        self.run_due();
+        let accepted = self.accept();
+        // Ops that completed in `push`. The kernel's completions wait for the next lap.
         let at_once = match self.store().is_ready() {
             true => self.reap(),
             false => 0,
         };
-        if took.chains + at_once > 0 {
+        if accepted.chains + at_once > 0 {
             self.publish();
         }
-        let worked = took.chains + reaped + at_once > 0;
+        let worked = accepted.chains + reaped + at_once > 0;
         let polled = self.reactor.polled();
         self.meters.lap_ended(worked, polled, &mut self.lanes);
         if self.epoch.is_lost() {
             self.lose_memory();
         }
         if worked {
-            self.waiting.vain_looks = 0;
+            self.waiting.empty_checks = 0;
         }
-        let wait = self.pace(Did {
-            arrived: took.awaited as u32,
-            ended: (reaped + at_once + took.ended) as u32,
+        let wait = self.pace(LapWork {
+            arrived: accepted.awaited as u32,
+            ended: (reaped + at_once + accepted.ended) as u32,
             in_flight: self.store().in_flight() as u32,
-            more: took.more,
+            more: accepted.more,
         });
         if wait == Wait::No && !worked {
             std::hint::spin_loop();
         }
         self.reactor.enter(&mut self.store, wait)?;
         self.meters.entered(wait);
-        match self.inbox.is_pending || self.waits() {
+        match self.inbox.is_pending || self.has_waiters() {
             true => Ok(self.handle_commands()),
             false => Ok(Lap::Again),
         }
     }
 
-    /// Collects what has ended; how many ops that were.
+    /// Collects completions. Returns how many ops completed.
     pub(crate) fn reap(&mut self) -> usize {
         let mut ended = 0;
         while let Some(event) = self.reactor.reap(&mut self.store) {
@@ -325,7 +325,7 @@ impl<S: Store> Worker<S> {
                 Event::Woken {
                     slot: COMMAND_WATCH,
                 } => self.inbox.is_pending = true,
-                // A kick only ends the sleep: every lap looks at every ring.
+                // A kick only ends the sleep: every lap checks every ring.
                 Event::Woken { slot } => self.kicked(slot),
             }
         }
@@ -342,11 +342,11 @@ impl<S: Store> Worker<S> {
         let Some(Some(lane)) = self.lanes.get_mut(usize::from(token.lane)) else {
             return;
         };
-        // Of the syncs below, the next leg's takes the place of the one that has ended.
+        // On a stripe, the sync of the next leg replaces the one that has just completed.
         let synced_leg = SYNC_OP - token.op;
         let last_leg = self.device.disk.legs().len() as u32 - 1;
         if synced_leg < last_leg && result.is_ok() {
-            // At most 64 legs.
+            // A disk has at most 64 legs, so this does not truncate.
             let leg = synced_leg as u16 + 1;
             let op = token.op - 1;
             return self.push_sync(leg, Token { op, ..token });
@@ -359,7 +359,7 @@ impl<S: Store> Worker<S> {
             Next::Wait => return,
             Next::End(ended) => ended,
             Next::Sync => {
-                // There is room: the op that has just ended made it.
+                // There is room: the op that has just completed freed it.
                 let token = Token {
                     op: SYNC_OP,
                     ..token
@@ -397,8 +397,9 @@ impl<S: Store> Worker<S> {
             &ended.epoch,
             &mut self.meters.laps,
         );
-        // Through the memory in which it was taken, whatever the table in force has there.
-        let used = answer(&ended.epoch, ended.status_addr, ended.outcome);
+        // Through the epoch in which the request was taken: the table in force may have other memory at this
+        // address.
+        let used = write_status(&ended.epoch, ended.status_addr, ended.outcome);
         lane.push_used(token.head, used);
     }
 
@@ -418,9 +419,9 @@ impl<S: Store> Worker<S> {
         store
     }
 
-    /// Takes what is available, as far as there is room for whole requests.
-    fn accept(&mut self) -> Took {
-        let mut took = Took::default();
+    /// Takes available chains while the store has room for whole requests.
+    fn accept(&mut self) -> Accepted {
+        let mut accepted = Accepted::default();
         self.taking.descriptors_left = DESCRIPTORS_MAX;
         let count = self.lanes.len();
         let first = if self.taking.first < count {
@@ -434,23 +435,23 @@ impl<S: Store> Worker<S> {
             let more = self.accept_lane(slot);
             has_room = self.has_room();
             if let Some(Some(lane)) = self.lanes.get_mut(slot) {
-                self.meters.looked(lane, more, has_room);
+                self.meters.ring_checked(lane, more, has_room);
             }
-            took.chains += more.chains;
-            took.ended += more.ended;
+            accepted.chains += more.chains;
+            accepted.ended += more.ended;
             if self.is_awaited(slot) {
-                took.awaited += more.chains;
+                accepted.awaited += more.chains;
             }
-            took.more |= more.more;
+            accepted.more |= more.more;
             if had_room && !has_room {
                 self.taking.first = slot + 1;
             }
             if self.taking.descriptors_left == 0 {
-                (self.taking.first, took.more) = (slot + 1, true);
+                (self.taking.first, accepted.more) = (slot + 1, true);
                 break;
             }
         }
-        took
+        accepted
     }
 
     fn is_awaited(&self, slot: usize) -> bool {
@@ -459,10 +460,10 @@ impl<S: Store> Worker<S> {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.store().room() >= self.tuned.ops_max
+        self.store().room() >= self.active.ops_max
     }
 
-    fn accept_lane(&mut self, slot: usize) -> Took {
+    fn accept_lane(&mut self, slot: usize) -> Accepted {
         let Worker {
             lanes,
             reactor,
@@ -471,15 +472,15 @@ impl<S: Store> Worker<S> {
             epoch,
             taking,
             splitting,
-            tuned,
+            active,
             meters: Meters { laps, .. },
             ..
         } = self;
         let Some(Some(lane)) = lanes.get_mut(slot) else {
-            return Took::default();
+            return Accepted::default();
         };
         if !lane.takes() {
-            return Took::default();
+            return Accepted::default();
         }
         let mut acceptance = Acceptance {
             reactor,
@@ -490,16 +491,16 @@ impl<S: Store> Worker<S> {
             splitting,
             ended: 0,
             watched: laps.is_timed() || lane.record.watches(),
-            run: Run::NONE,
+            run: InlineRun::NONE,
             laps,
         };
-        let (chains, stop) = take_batch(&mut acceptance, lane, taking, tuned.ops_max);
+        let (chains, stop) = take_batch(&mut acceptance, lane, taking, active.ops_max);
         let ended = acceptance.ended;
         acceptance.run.count(&mut lane.record);
         if let Stop::Breach(breach) = &stop {
             self.retire(slot, breach);
         }
-        Took {
+        Accepted {
             chains,
             awaited: 0,
             ended,
@@ -507,7 +508,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Stops serving a vring whose guest broke it. Requests in flight still end.
+    /// Stops serving a vring after a guest's violation. Requests in flight still complete.
     pub(crate) fn retire(&mut self, slot: usize, why: &dyn std::fmt::Display) {
         let Some(Some(lane)) = self.lanes.get_mut(slot) else {
             return;
@@ -517,8 +518,8 @@ impl<S: Store> Worker<S> {
         }
         lane.record.count(VringEvent::Retired);
         let index = lane.index;
-        self.inbox.unsettled = true;
-        self.update_wish();
+        self.inbox.holds_old_memory = true;
+        self.update_wait_mode();
         self.reactor.ring(err_bell(slot as u16));
         add_to(&self.alarm, ALARM_RETIRED);
         self.log_rarely(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));
@@ -541,7 +542,7 @@ impl<S: Store> Worker<S> {
         });
     }
 
-    /// Logs at most once in [`LOG_EVERY`]: whatever is said here, a guest or a disk can cause at will.
+    /// Logs at most once in [`LOG_EVERY`], because a guest or a disk can cause these lines at will.
     pub(crate) fn log_rarely(&mut self, line: impl FnOnce(&str)) {
         let now = Instant::now();
         if self
@@ -553,8 +554,8 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// The frontend cut memory that we looked at: what was read there were zeroes, so nothing of this
-    /// connection can be trusted. The session ends it.
+    /// The frontend truncated memory that we read. Reads returned zeroes, so nothing of this connection can be
+    /// trusted; the session ends it.
     fn lose_memory(&mut self) {
         if std::mem::replace(&mut self.lost, true) {
             return;
@@ -567,7 +568,7 @@ impl<S: Store> Worker<S> {
 }
 
 impl<S: Store> Drop for Worker<S> {
-    /// Waits for the I/O in flight. What the splitter knows is logged with the last worker.
+    /// Waits for the I/O in flight. The last worker of the disk logs what the splitter has learnt.
     fn drop(&mut self) {
         self.reactor.close(&mut self.store);
         self.device.registry.leave(&self.meters.stats);
@@ -582,7 +583,8 @@ impl<S: Store> Drop for Worker<S> {
     }
 }
 
-/// Takes chains while there is room for whole requests, and time; how many, and why no more.
+/// Takes chains until the ring is empty, the store is full or a bound is reached. Returns how many were taken
+/// and why it stopped.
 #[inline]
 fn take_batch<S: Store>(
     acceptance: &mut Acceptance<'_, S>,
@@ -601,7 +603,7 @@ fn take_batch<S: Store>(
         0 => TAKE_MAX_IDLE,
         _ => TAKE_MAX,
     };
-    // No drive waits for what was done on the spot, so that has a bound of its own.
+    // The disk does not wait for requests that complete inline, so those have a bound of their own.
     let within = |chains: usize, ended| chains - ended < take_max && ended < at_once_max;
     while within(chains, acceptance.ended) && acceptance.store.room() >= ops_max {
         match lane.vring.take(chain) {
@@ -624,7 +626,7 @@ fn take_batch<S: Store>(
     }
 }
 
-/// Writes one of our own eventfds; full is as good as written.
+/// Writes to one of our own eventfds. A failure means that its counter is full, which signals just as well.
 pub(crate) fn signal(fd: &OwnedFd) {
     add_to(fd, 1);
 }

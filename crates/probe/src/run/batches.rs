@@ -1,31 +1,31 @@
-//! How well a mean is known: means of batches.
+//! The error of a mean, estimated from means of batches.
 
 use std::time::Duration;
 
-/// Batches kept; when there are so many, neighbours become one.
+/// Maximum number of batches. When it is reached, each two successive ones are merged.
 const BATCHES_MAX: usize = 64;
-/// Fewest batches that say anything of the error.
+/// Minimum number of batches for an estimate.
 const BATCHES_MIN: usize = 16;
 
-/// Requests that ended, in batches of equal count. Times of single requests depend on each other
-/// (they queue in the same device); means of batches that grow with the measurement hardly do.
+/// Completed requests in batches of equal count. Times of single requests depend on each other, because they
+/// queue in the same device. Means of batches that grow with the measurement are nearly independent.
 #[derive(Debug)]
 pub(super) struct Batches {
-    /// Requests of one batch, at least.
+    /// Minimum number of requests per batch.
     size: u64,
-    /// Requests and time of each.
+    /// Requests and duration of each batch.
     full: Vec<(u64, Duration)>,
     open: u64,
     opened: Duration,
     requests: u64,
     seen: u64,
-    /// When measuring began, and when the last request counted had ended.
+    /// When counting began, and when the last counted request completed.
     began: Option<Duration>,
     last: Duration,
 }
 
 impl Batches {
-    /// `size`: requests of the first batches; a round of all in flight.
+    /// `size`: requests of the first batches, as many as are in flight.
     pub(super) fn new(size: u64) -> Batches {
         Batches {
             size: size.max(1),
@@ -39,19 +39,19 @@ impl Batches {
         }
     }
 
-    /// Nothing counts yet: the device still fills.
+    /// Nothing is counted yet, because the device's queue still fills.
     pub(super) fn is_warming(&self) -> bool {
         self.began.is_none()
     }
 
-    /// From here on it counts. Called when a request has just ended, so that the time measured
-    /// begins and ends with one.
+    /// Begins counting. Called when a request has just completed, so that the measured time begins and ends
+    /// with a completion.
     pub(super) fn begin(&mut self, at: Duration) {
         self.began = Some(at);
         (self.opened, self.last) = (at, at);
     }
 
-    /// So many requests had ended at `at`.
+    /// `ended` requests had completed at `at`.
     pub(super) fn add(&mut self, ended: u64, at: Duration) {
         self.seen += ended;
         if ended == 0 || self.is_warming() {
@@ -74,22 +74,23 @@ impl Batches {
         }
     }
 
-    /// All that ended, warming included.
+    /// All completed requests, warm-up included.
     pub(super) fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// Requests that count.
+    /// Requests that were counted.
     pub(super) fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// Time in which they ended.
+    /// Time in which they completed.
     pub(super) fn elapsed(&self) -> Duration {
         self.last.saturating_sub(self.began.unwrap_or(self.last))
     }
 
-    /// Half the 95 % interval of the mean time of a request, as a share of it; `None`: too few batches.
+    /// Half the 95 % confidence interval of the mean time per request, as a share of it. `None`: there are too
+    /// few batches.
     pub(super) fn error(&self) -> Option<f64> {
         if self.full.len() < BATCHES_MIN {
             return None;
@@ -113,7 +114,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn warming_is_not_counted() {
+    fn the_warm_up_is_not_counted() {
         let mut batches = Batches::new(2);
         batches.add(5, 10 * MS);
         assert_eq!((batches.seen(), batches.requests()), (5, 0));

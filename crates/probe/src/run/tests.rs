@@ -4,7 +4,7 @@ use cleave_disk::{DiskSpec, OpenOptions};
 
 use super::*;
 
-/// More than any of the tests takes.
+/// Longer than any test takes.
 const AGES: Duration = Duration::from_secs(600);
 
 fn open(spec: &str) -> Arc<Disk> {
@@ -13,7 +13,7 @@ fn open(spec: &str) -> Arc<Disk> {
     Arc::new(Disk::open(&spec, &options).unwrap())
 }
 
-/// About so long, by a limit of each point alone: what a machine takes that stops is not taken from the points.
+/// Limits the time of each point, not of the whole, so that a stalled machine costs no points.
 fn source(directions: &[Direction], ms: u64) -> Source {
     let time = Duration::from_millis(ms);
     Source {
@@ -46,13 +46,13 @@ fn a_ram_disk_is_measured_at_every_point() {
                 .all(|m| m.requests > 0 && m.elapsed_ns > 0)
         );
     }
-    // Reads came first, before anything was written; writes are not looked at.
+    // Reads are measured first, before anything is written. Writes are not checked.
     assert_eq!(matrices[0].zero_share(), Some(1.0));
     assert_eq!(matrices[1].zero_share(), None);
 }
 
 #[test]
-fn a_small_file_is_measured_and_its_zeroes_are_seen() {
+fn a_small_file_is_measured_and_its_zeroes_are_detected() {
     let mut file = tempfile::NamedTempFile::new_in(".").unwrap();
     // Half data, half hole.
     file.write_all(&vec![7; 4 << 20]).unwrap();
@@ -85,29 +85,29 @@ fn writing_leaves_random_bytes_and_reading_none() {
 }
 
 #[test]
-fn what_was_measured_before_the_stop_is_kept() {
+fn measurements_before_a_stop_are_kept() {
     let disk = open("null:1G");
     let stop = AtomicBool::new(false);
-    let mut told = Vec::new();
+    let mut reports = Vec::new();
     let mut report = |progress: &Progress| {
-        told.push(*progress);
+        reports.push(*progress);
         stop.store(progress.done == 3, Ordering::Relaxed);
     };
     let (matrices, whole) =
         run(&disk, &source(&[Direction::Read], 5000), &stop, &mut report).unwrap();
     assert!(!whole);
     assert_eq!(matrices[0].measured.len(), 3);
-    assert!(told.iter().all(|p| p.total == 105 && p.left <= AGES));
-    // Stopped at once: nothing at all.
+    assert!(reports.iter().all(|p| p.total == 105 && p.left <= AGES));
+    // Stopped at once: no points at all.
     let (matrices, whole) =
         run(&disk, &source(&[Direction::Read], 5000), &stop, &mut |_| {}).unwrap();
     assert_eq!((matrices.len(), whole), (0, false));
 }
 
 #[test]
-fn time_that_is_over_ends_it() {
+fn the_time_limit_ends_the_measurement() {
     let disk = open("null:1G");
-    // Of the hundred seconds that its points would take, a fifth of one.
+    // A fifth of a second, of the hundred that its points would take.
     let mut brief = source(&[Direction::Read], 0);
     brief.pace = Pace {
         point_min: Duration::from_secs(1),
@@ -126,18 +126,18 @@ fn an_error_of_the_disk_names_the_place() {
     let file = tempfile::NamedTempFile::new_in(".").unwrap();
     file.as_file().set_len(1 << 20).unwrap();
     let disk = open(file.path().to_str().unwrap());
-    // Cut under us: what is beyond the end is an error, not zeroes.
+    // Truncated meanwhile: reads beyond the end are errors, not zeroes.
     file.as_file().set_len(0).unwrap();
     let stop = AtomicBool::new(false);
     let error = run(&disk, &source(&[Direction::Read], 500), &stop, &mut |_| {}).unwrap_err();
-    let told = error.to_string();
+    let text = error.to_string();
     assert!(
-        told.contains("read of") && told.contains(disk.name()),
-        "{told}"
+        text.contains("read of") && text.contains(disk.name()),
+        "{text}"
     );
 }
 
-/// Only what a busy machine cannot change: a model may be late, it is never early.
+/// Only properties that hold on a busy machine: a model may be late, but never early.
 #[test]
 fn a_model_is_measured_by_its_own_arithmetic() {
     let disk = open("model:p3700,size=64M");

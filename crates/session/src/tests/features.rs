@@ -14,10 +14,13 @@ fn the_handshake_works_in_both_orders() {
         assert_eq!(frontend.ask_number(Req::GET_PROTOCOL_FEATURES), PROTOCOL);
         frontend.send(Req::SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), &[]);
         if protocol_first {
-            assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+            assert_eq!(
+                frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+                Ack
+            );
         }
         for _ in 0..2 {
-            assert_eq!(frontend.tell(Req::SET_OWNER, &[]), Ack);
+            assert_eq!(frontend.request(Req::SET_OWNER, &[]), Ack);
         }
         assert_eq!(frontend.ask_number(Req::GET_QUEUE_NUM), 4);
         assert_eq!(frontend.ask_number(Req::GET_MAX_MEM_SLOTS), 509);
@@ -41,16 +44,25 @@ fn features_that_were_not_offered_are_refused() {
     ];
     for (features, answer) in rows {
         assert_eq!(
-            frontend.tell(Req::SET_FEATURES, &longs(&[features])),
+            frontend.request(Req::SET_FEATURES, &longs(&[features])),
             answer,
             "{features:#x}"
         );
     }
-    // What was refused has changed nothing, also not what the `vhost` crate thinks.
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[1 << 34])), Nack);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
-    // Without an acknowledgement the frontend could not know.
+    // The refused messages have changed nothing, in the `vhost` crate either.
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+        Ack
+    );
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[1 << 34])),
+        Nack
+    );
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+        Ack
+    );
+    // Without an acknowledgement the frontend would not notice the refusal.
     frontend.send(Req::SET_FEATURES, &longs(&[u64::MAX]), &[]);
     assert!(!frontend.is_alive());
     assert!(matches!(frontend.end(), Ending::Refused(_)));
@@ -76,7 +88,7 @@ fn the_configuration_space_is_read_within_its_bounds() {
     let mut frontend = Frontend::negotiated();
     let whole = frontend.config(0, 256).unwrap();
     assert_eq!(whole.len(), 12 + 256);
-    assert_eq!(wire::long(&whole, 12), CAPACITY / 512);
+    assert_eq!(message::long(&whole, 12), CAPACITY / 512);
     assert!(whole[12 + 96..].iter().all(|byte| *byte == 0));
     let within = [
         (0, 8),
@@ -89,8 +101,8 @@ fn the_configuration_space_is_read_within_its_bounds() {
     ];
     for (offset, bytes) in within {
         let part = frontend.config(offset, bytes).unwrap();
-        assert_eq!(wire::word(&part, 0), offset);
-        assert_eq!(wire::word(&part, 4), bytes);
+        assert_eq!(message::word(&part, 0), offset);
+        assert_eq!(message::word(&part, 4), bytes);
         let range = 12 + offset as usize..12 + (offset + bytes) as usize;
         assert_eq!(part[12..], whole[range], "{offset} {bytes}");
     }
@@ -118,7 +130,7 @@ fn the_configuration_space_is_read_within_its_bounds() {
 fn only_the_cache_mode_is_written() {
     let mut frontend = Frontend::negotiated();
     let all = longs(&[FEATURES | feature::FLUSH]);
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &all), Ack);
+    assert_eq!(frontend.request(Req::SET_FEATURES, &all), Ack);
     let device = frontend.device.clone();
     let writeback = || device.writeback.load(Ordering::Relaxed);
     let message = |offset, flags, bytes: &[u8]| {
@@ -141,7 +153,7 @@ fn only_the_cache_mode_is_written() {
     for (offset, flags, bytes, answer, after) in rows {
         let payload = message(offset, flags, bytes);
         assert_eq!(
-            frontend.tell(Req::SET_CONFIG, &payload),
+            frontend.request(Req::SET_CONFIG, &payload),
             answer,
             "{offset} {bytes:?}"
         );
@@ -149,10 +161,16 @@ fn only_the_cache_mode_is_written() {
         let read = frontend.config(32, 1).unwrap();
         assert_eq!(read[12], u8::from(after));
     }
-    // A driver that did not take CONFIG_WCE has no such byte.
+    // A driver that did not acknowledge CONFIG_WCE has no such byte.
     let features = FEATURES & !feature::CONFIG_WCE;
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[features])), Ack);
-    assert_eq!(frontend.tell(Req::SET_CONFIG, &message(32, 0, &[0])), Nack);
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[features])),
+        Ack
+    );
+    assert_eq!(
+        frontend.request(Req::SET_CONFIG, &message(32, 0, &[0])),
+        Nack
+    );
     assert!(writeback());
 }
 
@@ -162,7 +180,7 @@ fn the_cache_mode_of_a_driver_that_cannot_flush_is_write_through() {
     let mut frontend = Frontend::negotiated();
     let bit_30 = feature::VHOST_USER_PROTOCOL;
     let wce = feature::VERSION_1 | feature::CONFIG_WCE | bit_30;
-    // Before a driver has chosen, and the rows of what it may choose.
+    // Before a driver has chosen, and for each of its choices.
     for (features, mode) in [
         (bit_30, 1),
         (wce, 0),
@@ -170,7 +188,7 @@ fn the_cache_mode_of_a_driver_that_cannot_flush_is_write_through() {
         (feature::VERSION_1 | bit_30, 1),
     ] {
         let taken = longs(&[features]);
-        assert_eq!(frontend.tell(Req::SET_FEATURES, &taken), Ack);
+        assert_eq!(frontend.request(Req::SET_FEATURES, &taken), Ack);
         assert_eq!(frontend.config(32, 1).unwrap()[12], mode, "{features:#x}");
     }
 }
@@ -180,18 +198,18 @@ fn the_status_is_kept_and_zero_resets() {
     let mut frontend = Frontend::negotiated();
     assert_eq!(frontend.ask_number(Req::GET_STATUS), 0);
     for status in [1, 3, 11, 15, 0x8f, 0] {
-        assert_eq!(frontend.tell(Req::SET_STATUS, &longs(&[status])), Ack);
+        assert_eq!(frontend.request(Req::SET_STATUS, &longs(&[status])), Ack);
         assert_eq!(frontend.ask_number(Req::GET_STATUS), status);
     }
-    assert_eq!(frontend.tell(Req::SET_STATUS, &longs(&[256])), Nack);
+    assert_eq!(frontend.request(Req::SET_STATUS, &longs(&[256])), Nack);
     for (request, payload) in [
         (Req::SET_STATUS, longs(&[0])),
         (Req::RESET_DEVICE, vec![]),
         (Req::RESET_OWNER, vec![]),
     ] {
-        assert_eq!(frontend.tell(Req::SET_VRING_BASE, &words(&[0, 77])), Ack);
+        assert_eq!(frontend.request(Req::SET_VRING_BASE, &words(&[0, 77])), Ack);
         assert_eq!(frontend.base(0), Some((0, 77)));
-        assert_eq!(frontend.tell(request, &payload), Ack);
+        assert_eq!(frontend.request(request, &payload), Ack);
         assert_eq!(frontend.base(0), Some((0, 77)), "{request:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Requests in flight that the frontend keeps.
+//! The in-flight region, which the frontend keeps.
 
 use std::io::IoSliceMut;
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ fn layout(len_bytes: u64, offset: u64, vrings: u16, size: u16) -> Vec<u8> {
 }
 
 impl Frontend {
-    /// Asks for a region: its length, its offset and its file.
+    /// Asks for a region. Returns its length, offset and file.
     fn region(&mut self, asked: &[u8]) -> (u64, u64, Option<File>) {
         self.send(Req::GET_INFLIGHT_FD, asked, &[]);
         let mut bytes = [0; 64];
@@ -36,8 +36,8 @@ impl Frontend {
         );
         let count = got.unwrap().bytes;
         assert_eq!(count, 12 + asked.len(), "as long as it was asked");
-        assert_eq!(wire::word(&bytes, 0), u32::from(Req::GET_INFLIGHT_FD));
-        assert_eq!(wire::word(&bytes, 8) as usize, asked.len());
+        assert_eq!(message::word(&bytes, 0), u32::from(Req::GET_INFLIGHT_FD));
+        assert_eq!(message::word(&bytes, 8) as usize, asked.len());
         let mut fds = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -46,11 +46,11 @@ impl Frontend {
         }
         assert!(fds.len() <= 1);
         let file = fds.pop().map(File::from);
-        (wire::long(&bytes, 12), wire::long(&bytes, 20), file)
+        (message::long(&bytes, 12), message::long(&bytes, 20), file)
     }
 
     fn give(&mut self, payload: &[u8], file: &File) -> Answer {
-        self.tell_fds(Req::SET_INFLIGHT_FD, payload, &[file.as_fd()])
+        self.request_fds(Req::SET_INFLIGHT_FD, payload, &[file.as_fd()])
     }
 }
 
@@ -63,10 +63,10 @@ fn a_region_is_made_in_the_size_that_was_asked_for() {
         let file = file.unwrap();
         assert_eq!((bytes, offset), (REGION_BYTES, 0));
         assert_eq!(file.metadata().unwrap().len(), REGION_BYTES);
-        assert!(file.set_len(0).is_err(), "nobody can cut it");
+        assert!(file.set_len(0).is_err(), "the file cannot be truncated");
         assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
     }
-    // More than the device has. The frontend does without.
+    // More than the device has. The frontend goes on without a region.
     for (vrings, size) in [(5, 256), (4, 257), (4, 96), (0, 256), (4, 0)] {
         let (bytes, _, file) = frontend.region(&layout(0, 0, vrings, size));
         assert_eq!((bytes, file.is_some()), (0, false), "{vrings} {size}");
@@ -76,7 +76,7 @@ fn a_region_is_made_in_the_size_that_was_asked_for() {
 }
 
 #[test]
-fn what_is_no_region_is_refused() {
+fn invalid_regions_are_refused() {
     let file = memory_file(REGION_BYTES);
     let good = layout(REGION_BYTES, 0, 4, 256);
     let mut frontend = Frontend::with_memory();
@@ -103,19 +103,19 @@ fn what_is_no_region_is_refused() {
         assert_eq!(frontend.give(&payload, &file), Nack, "{what}");
     }
     let kick = bell();
-    let refused = frontend.tell_fds(Req::SET_INFLIGHT_FD, &good, &[kick.as_fd()]);
+    let refused = frontend.request_fds(Req::SET_INFLIGHT_FD, &good, &[kick.as_fd()]);
     assert_eq!(refused, Nack, "no memory");
     assert_eq!(frontend.give(&good, &file), Ack);
     assert_eq!(frontend.start(0), Ack);
     assert_eq!(frontend.give(&good, &file), Nack, "a vring runs");
-    assert_eq!(frontend.tell(Req::SET_INFLIGHT_FD, &good), Closed);
+    assert_eq!(frontend.request(Req::SET_INFLIGHT_FD, &good), Closed);
     frontend.end();
     for payload in [&good[..19], &good[..21], &[]] {
         let mut frontend = Frontend::with_memory();
         assert_eq!(frontend.give(payload, &file), Closed);
         frontend.end();
         let mut frontend = Frontend::with_memory();
-        assert_eq!(frontend.tell(Req::GET_INFLIGHT_FD, payload), Closed);
+        assert_eq!(frontend.request(Req::GET_INFLIGHT_FD, payload), Closed);
         frontend.end();
     }
     let mut frontend = Frontend::with_memory();
@@ -128,7 +128,7 @@ fn what_is_no_region_is_refused() {
     frontend.end();
 }
 
-/// Writes into a region what a daemon left that had taken request 0 of this vring.
+/// Writes a region as a daemon leaves it that has taken request 0 of this vring.
 fn leave(file: &File, vring: u64) {
     let at = vring * 4160;
     file.write_all_at(&1u16.to_ne_bytes(), at + 8).unwrap();
@@ -137,7 +137,7 @@ fn leave(file: &File, vring: u64) {
 }
 
 #[test]
-fn what_a_daemon_left_is_done_again_whatever_base_says() {
+fn requests_left_by_a_daemon_are_repeated_whatever_base_says() {
     for base in [0, 1, 4711] {
         let file = memory_file(REGION_BYTES);
         let mut frontend = Frontend::with_memory();
@@ -145,10 +145,13 @@ fn what_a_daemon_left_is_done_again_whatever_base_says() {
         let mut driver = Driver::new(&frontend, 2);
         driver.make();
         leave(&file, 2);
-        frontend.wire_at(&driver, base);
-        assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[2, 1])), Ack);
+        frontend.configure_at(&driver, base);
+        assert_eq!(
+            frontend.request(Req::SET_VRING_ENABLE, &words(&[2, 1])),
+            Ack
+        );
         driver.finish();
-        // And the position that it stops at is the ring's.
+        // And it stops at the ring's position.
         assert_eq!(frontend.base(2), Some((2, 1)));
         frontend.end();
         let mut in_flight = [7];
@@ -163,8 +166,11 @@ fn a_vring_without_a_part_cannot_start_and_a_reset_forgets_the_region() {
     let mut frontend = Frontend::with_memory();
     assert_eq!(frontend.give(&layout(4160, 0, 1, 256), &file), Ack);
     assert_eq!(frontend.start(1), Nack);
-    assert_eq!(frontend.tell(Req::RESET_DEVICE, &[]), Ack);
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+    assert_eq!(frontend.request(Req::RESET_DEVICE, &[]), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+        Ack
+    );
     assert_eq!(frontend.start(1), Ack);
     assert_eq!(frontend.start(0), Ack);
     frontend.end();
@@ -173,9 +179,9 @@ fn a_vring_without_a_part_cannot_start_and_a_reset_forgets_the_region() {
     assert_eq!(version, [0; 2], "it is another driver's");
 }
 
-/// Bytes of any kind: at worst that vring is retired.
+/// Random bytes: at worst that vring is retired.
 #[test]
-fn a_region_of_nonsense_costs_its_vring() {
+fn random_bytes_in_a_region_retire_only_its_vring() {
     let file = memory_file(REGION_BYTES);
     file.write_all_at(&[0xa5; REGION_BYTES as usize], 0)
         .unwrap();
@@ -183,8 +189,11 @@ fn a_region_of_nonsense_costs_its_vring() {
     assert_eq!(frontend.give(&layout(REGION_BYTES, 0, 4, 256), &file), Ack);
     let mut driver = Driver::new(&frontend, 0);
     driver.make();
-    frontend.wire_at(&driver, 0);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    frontend.configure_at(&driver, 0);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+        Ack
+    );
     let until = Instant::now() + PATIENCE;
     while frontend.device.totals().retired == 0 {
         assert!(Instant::now() < until, "not retired");

@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Hostile case 40, as far as it is not `Memory`'s.
+/// Hostile case 40, except for the checks in `Memory`.
 #[test]
-fn memory_tables_are_taken_or_refused_whole() {
+fn memory_tables_are_accepted_or_refused_as_a_whole() {
     let file = memory_file(MEM_BYTES);
     let region = |guest, bytes, user, offset| longs(&[guest, bytes, user, offset]);
     let table = |regions: &[Vec<u8>]| {
@@ -35,49 +35,53 @@ fn memory_tables_are_taken_or_refused_whole() {
     for (row, (payload, answer)) in rows.iter().enumerate() {
         let fds = vec![file.as_fd(); payload.len() / 32];
         assert_eq!(
-            frontend.tell_fds(Req::SET_MEM_TABLE, payload, &fds),
+            frontend.request_fds(Req::SET_MEM_TABLE, payload, &fds),
             *answer,
             "row {row}"
         );
     }
-    // As user-mode Linux sends it: one region, and room for another.
+    // As sent by user-mode Linux: one region, in a message with room for two.
     let mut roomy = table(&good[..1]);
     roomy.resize(8 + 2 * 32, 0);
-    let answer = frontend.tell_fds(Req::SET_MEM_TABLE, &roomy, &[file.as_fd()]);
+    let answer = frontend.request_fds(Req::SET_MEM_TABLE, &roomy, &[file.as_fd()]);
     assert_eq!(answer, Ack);
-    // Not as many descriptors as regions; more than are carried.
+    // Fewer or more descriptors than regions, and more regions than allowed.
     for (regions, fds) in [(1, 0), (1, 2), (2, 1), (0, 1), (8, 9)] {
         let mut frontend = Frontend::negotiated();
         let fds = vec![file.as_fd(); fds];
-        let answer = frontend.tell_fds(Req::SET_MEM_TABLE, &table(&good[..regions]), &fds);
+        let answer = frontend.request_fds(Req::SET_MEM_TABLE, &table(&good[..regions]), &fds);
         assert_eq!(answer, Closed, "{regions} regions");
     }
 }
 
 #[test]
-fn regions_come_and_go() {
+fn regions_are_added_and_removed() {
     let mut frontend = Frontend::with_memory();
     let region = |user| longs(&[0, 0, MEM_BYTES, user, 0]);
     assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Nack, "twice");
     assert_eq!(
-        frontend.tell(Req::REM_MEM_REG, &region(USER + 1)),
+        frontend.request(Req::REM_MEM_REG, &region(USER + 1)),
         Nack,
         "another"
     );
-    // With a descriptor: legal, and seen in the field.
+    // With a descriptor, which is legal and is sent by some frontends.
     let file = memory_file(4096);
     assert_eq!(
-        frontend.tell_fds(Req::REM_MEM_REG, &region(USER), &[file.as_fd()]),
+        frontend.request_fds(Req::REM_MEM_REG, &region(USER), &[file.as_fd()]),
         Ack
     );
-    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region(USER)), Nack, "gone");
+    assert_eq!(
+        frontend.request(Req::REM_MEM_REG, &region(USER)),
+        Nack,
+        "gone"
+    );
     assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
-    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region(USER)), Ack);
+    assert_eq!(frontend.request(Req::REM_MEM_REG, &region(USER)), Ack);
 }
 
-/// Hostile case 40: 509 regions and not one more.
+/// Hostile case 40: 509 regions are accepted, and not one more.
 #[test]
-fn there_are_as_many_memory_slots_as_were_told() {
+fn there_are_as_many_memory_slots_as_reported() {
     let mut frontend = Frontend::negotiated();
     for at in 0..509 {
         let start = at * 0x10_0000;

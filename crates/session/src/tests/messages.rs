@@ -1,10 +1,10 @@
-//! Messages of every shape, and connections that end.
+//! Messages of every shape, and the end of connections.
 
 use super::*;
 
 /// Hostile case 35.
 #[test]
-fn misshapen_messages_end_the_connection() {
+fn malformed_messages_end_the_connection() {
     // (request, flags, size, payload bytes sent)
     let rows = [
         (1, 0x0, 0, 0),
@@ -120,13 +120,14 @@ fn descriptors_that_a_message_does_not_take_end_the_connection() {
         let mut frontend = Frontend::negotiated();
         let fds = vec![file.as_fd(); count];
         assert_eq!(
-            frontend.tell_fds(request, payload, &fds),
+            frontend.request_fds(request, payload, &fds),
             Closed,
             "{request:?} with {count}"
         );
         assert!(matches!(frontend.end(), Ending::Refused(_)));
     }
-    // Not even a message that nobody knows brings more than can be held, at once or bit by bit.
+    // An unknown message cannot have more descriptors than there is room for either, at once or spread over its
+    // bytes.
     let fds = [file.as_fd(); 33];
     for pieces in [1, 3] {
         let mut frontend = Frontend::negotiated();
@@ -145,7 +146,7 @@ fn descriptors_that_a_message_does_not_take_end_the_connection() {
 
 /// Hostile case 43.
 #[test]
-fn half_a_message_is_not_waited_for() {
+fn an_incomplete_message_times_out() {
     let whole = {
         let mut bytes = words(&[2, 1, 8]);
         bytes.extend(longs(&[FEATURES]));
@@ -164,13 +165,13 @@ fn half_a_message_is_not_waited_for() {
         assert_eq!(frontend.reply(), None);
         assert!(matches!(frontend.end(), Ending::Refused(_)));
     }
-    // Not before; and not never, which would have been no answer above.
+    // Not before the limit. A connection that never ends would have failed above.
     assert!(started.elapsed() >= intake::MESSAGE_WITHIN);
 }
 
-/// A message in single bytes, and messages one behind the other, are messages all the same.
+/// A message sent byte by byte, and several messages sent at once.
 #[test]
-fn messages_are_cut_where_they_end() {
+fn messages_are_separated_at_their_ends() {
     let mut frontend = Frontend::negotiated();
     let ask = words(&[1, 1, 0]);
     for byte in words(&[u32::from(Req::GET_STATUS), 1, 0]) {
@@ -189,7 +190,7 @@ fn messages_are_cut_where_they_end() {
 
 /// Hostile case 44.
 #[test]
-fn a_frontend_that_never_reads_is_dropped() {
+fn a_frontend_that_never_reads_is_disconnected() {
     let mut frontend = Frontend::connect();
     frontend.stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let asks = words(&[1, 1, 0]).repeat(100);
@@ -198,7 +199,11 @@ fn a_frontend_that_never_reads_is_dropped() {
             break error;
         }
     };
-    assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "it is not dropped");
+    assert_ne!(
+        error.kind(),
+        io::ErrorKind::WouldBlock,
+        "it is not disconnected"
+    );
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::Refused(_)), "{ending:?}");
 }
@@ -209,7 +214,7 @@ fn a_remote_hangs_up() {
     frontend.remote.hang_up();
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::HungUp));
-    // Also a frontend that does not read, and before it is given up for that.
+    // Also for a frontend that does not read, before its own limit has passed.
     let limit = intake::ANSWER_WITHIN;
     let is_soon = cleave_tests::unless_late("hangs-up", limit / 2, |_| {
         let mut frontend = Frontend::connect();
@@ -225,8 +230,8 @@ fn a_remote_hangs_up() {
     is_soon.unwrap();
 }
 
-/// A daemon that holds the frontend's end of the connection never sees it leave, and its only seat
-/// stays taken for ever.
+/// If the daemon holds the frontend's end of the connection, it never sees the frontend leave, and no other
+/// frontend can ever be served.
 #[test]
 fn a_frontend_cannot_keep_its_own_end_alive_through_the_backend_channel() {
     for queued in [false, true] {
@@ -245,9 +250,9 @@ fn a_frontend_cannot_keep_its_own_end_alive_through_the_backend_channel() {
                 SendFlags::empty(),
             )
             .unwrap();
-            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()])
+            frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()])
         } else {
-            frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[own.as_fd()])
+            frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[own.as_fd()])
         };
         assert_eq!(answer, if queued { Ack } else { Closed });
         drop(own);

@@ -1,14 +1,14 @@
-//! Vrings that run: what may change meanwhile, how they stop, what a stop leaves behind.
+//! Running vrings: what can change meanwhile, how they stop, and what remains afterwards.
 
 use std::os::unix::fs::FileExt;
 
 use super::*;
 
-/// Bytes from one vring to the next: descriptors, used ring at 0x1000, available ring at 0x2000,
-/// headers and status bytes at 0x3000.
+/// Distance between two vrings: descriptors, used ring at 0x1000, available ring at 0x2000, headers and status
+/// bytes at 0x3000.
 const RING: u64 = 0x4000;
 
-/// The guest's driver of one vring, over the memory file. Every request reads one sector.
+/// The guest's driver of one vring, on the memory file. Every request reads one sector.
 pub(super) struct Driver {
     memory: File,
     index: u32,
@@ -35,7 +35,7 @@ impl Driver {
         self.memory.write_all_at(bytes, at).unwrap();
     }
 
-    /// Makes a request available, without a kick.
+    /// Makes a request available without a kick.
     pub(super) fn make(&mut self) {
         let at = u64::from(self.index) * RING;
         let descriptor = |addr: u64, len: u32, flags: u16, next: u16| {
@@ -66,7 +66,7 @@ impl Driver {
         u16::from_le_bytes(bytes)
     }
 
-    /// Waits until all requests have ended well.
+    /// Waits until all requests have succeeded.
     pub(super) fn finish(&self) {
         let until = Instant::now() + PATIENCE;
         while self.used() != self.made {
@@ -90,7 +90,7 @@ impl Driver {
         self.finish();
     }
 
-    /// Waits for a signal, and takes it.
+    /// Waits for a signal and consumes it.
     fn signalled(fd: &OwnedFd) -> u64 {
         let mut fds = [PollFd::new(fd, PollFlags::IN)];
         wait(&mut fds, Some(Instant::now() + PATIENCE)).unwrap();
@@ -100,23 +100,26 @@ impl Driver {
 }
 
 impl Frontend {
-    /// Starts a vring, with all its descriptors, and enables it.
+    /// Starts a vring with all its descriptors, and enables it.
     fn drive(&mut self, index: u32) -> Driver {
         let driver = Driver::new(self, index);
-        self.wire(&driver);
-        assert_eq!(self.tell(Req::SET_VRING_ENABLE, &words(&[index, 1])), Ack);
+        self.configure_with(&driver);
+        assert_eq!(
+            self.request(Req::SET_VRING_ENABLE, &words(&[index, 1])),
+            Ack
+        );
         driver
     }
 
-    fn wire(&mut self, driver: &Driver) {
-        self.wire_at(driver, 0);
+    fn configure_with(&mut self, driver: &Driver) {
+        self.configure_at(driver, 0);
     }
 
-    pub(super) fn wire_at(&mut self, driver: &Driver, base: u32) {
+    pub(super) fn configure_at(&mut self, driver: &Driver, base: u32) {
         let number = longs(&[driver.index.into()]);
         self.configure(driver.index);
         assert_eq!(
-            self.tell(Req::SET_VRING_BASE, &words(&[driver.index, base])),
+            self.request(Req::SET_VRING_BASE, &words(&[driver.index, base])),
             Ack
         );
         for (request, fd) in [
@@ -125,7 +128,7 @@ impl Frontend {
             (Req::SET_VRING_KICK, &driver.kick),
         ] {
             assert_eq!(
-                self.tell_fds(request, &number, &[fd.as_fd()]),
+                self.request_fds(request, &number, &[fd.as_fd()]),
                 Ack,
                 "{request:?}"
             );
@@ -134,18 +137,18 @@ impl Frontend {
 
     fn kick_on(&mut self, driver: &Driver) -> Answer {
         let number = longs(&[driver.index.into()]);
-        self.tell_fds(Req::SET_VRING_KICK, &number, &[driver.kick.as_fd()])
+        self.request_fds(Req::SET_VRING_KICK, &number, &[driver.kick.as_fd()])
     }
 }
 
 #[test]
-fn a_vring_serves_stops_and_goes_on_where_it_was() {
+fn a_stopped_vring_continues_at_its_position() {
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(1);
     for round in 1..=3 {
         (0..20).for_each(|_| driver.request());
         assert_eq!(frontend.base(1), Some((1, round * 20)));
-        // Stopped: nothing is served, until a kick starts it again at its position.
+        // Stopped: nothing is served until a kick starts it again at its position.
         driver.make();
         driver.kick();
         assert_eq!(frontend.base(1), Some((1, round * 20)));
@@ -159,7 +162,7 @@ fn a_vring_serves_stops_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_vring_starts_when_the_last_of_its_messages_has_come() {
+fn a_vring_starts_when_its_last_message_has_arrived() {
     let messages = |driver: &Driver| {
         [
             (Req::SET_VRING_NUM, words(&[driver.index, 8])),
@@ -178,13 +181,16 @@ fn a_vring_starts_when_the_last_of_its_messages_has_come() {
     for order in orders {
         let mut frontend = Frontend::with_memory();
         let mut driver = Driver::new(&frontend, 0);
-        assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+        assert_eq!(
+            frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+            Ack
+        );
         for at in order {
             let (request, payload) = &messages(&driver)[at];
             let kick = driver.kick.as_fd();
             let fds = if at == 2 { &[kick][..] } else { &[] };
             assert_eq!(
-                frontend.tell_fds(*request, payload, fds),
+                frontend.request_fds(*request, payload, fds),
                 Ack,
                 "{order:?} {request:?}"
             );
@@ -195,7 +201,7 @@ fn a_vring_starts_when_the_last_of_its_messages_has_come() {
 
 /// Hostile cases 34, 38 and 39.
 #[test]
-fn a_vring_that_runs_keeps_what_it_has() {
+fn a_running_vring_keeps_its_settings() {
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);
     let rows = [
@@ -211,13 +217,13 @@ fn a_vring_that_runs_keeps_what_it_has() {
             longs(&[FEATURES | feature::EVENT_IDX]),
             Nack,
         ),
-        // The others do not run.
+        // The other vrings do not run.
         (Req::SET_VRING_NUM, words(&[1, 16]), Ack),
         (Req::SET_VRING_BASE, words(&[1, 3]), Ack),
     ];
     for (request, payload, answer) in rows {
         assert_eq!(
-            frontend.tell(request, &payload),
+            frontend.request(request, &payload),
             answer,
             "{request:?} {payload:?}"
         );
@@ -225,7 +231,7 @@ fn a_vring_that_runs_keeps_what_it_has() {
     }
     assert!(matches!(frontend.base(0), Some((0, 10))));
     assert_eq!(
-        frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES | feature::EVENT_IDX])),
+        frontend.request(Req::SET_FEATURES, &longs(&[FEATURES | feature::EVENT_IDX])),
         Ack
     );
 }
@@ -234,17 +240,26 @@ fn a_vring_that_runs_keeps_what_it_has() {
 fn a_vring_that_is_not_enabled_waits() {
     let mut frontend = Frontend::with_memory();
     let mut driver = Driver::new(&frontend, 0);
-    frontend.wire(&driver);
+    frontend.configure_with(&driver);
     driver.make();
     driver.kick();
-    // GET_FEATURES and an ENABLE of another vring go by; nothing is served meanwhile.
+    // GET_FEATURES and an ENABLE of another vring pass; nothing is served meanwhile.
     assert!(frontend.is_alive());
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[1, 1])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[1, 1])),
+        Ack
+    );
     assert_eq!(driver.used(), 0);
-    // The kick came long ago, so the ring is looked at without one.
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    // The kick arrived long ago, so the ring is checked without one.
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+        Ack
+    );
     driver.finish();
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 0])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 0])),
+        Ack
+    );
     driver.make();
     driver.kick();
     assert_eq!(frontend.base(0), Some((0, 1)));
@@ -256,9 +271,12 @@ fn a_vring_that_is_not_enabled_waits() {
 fn without_bit_30_vrings_start_enabled() {
     let mut frontend = Frontend::with_memory();
     let features = FEATURES & !feature::VHOST_USER_PROTOCOL;
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[features])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[features])),
+        Ack
+    );
     let mut driver = Driver::new(&frontend, 0);
-    frontend.wire(&driver);
+    frontend.configure_with(&driver);
     driver.request();
     frontend.send(Req::SET_VRING_ENABLE, &words(&[0, 1]), &[]);
     assert!(!frontend.is_alive());
@@ -269,10 +287,16 @@ fn without_bit_30_vrings_start_enabled() {
 fn without_version_1_nothing_starts() {
     let mut frontend = Frontend::with_memory();
     for features in [0, feature::VHOST_USER_PROTOCOL] {
-        assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[features])), Ack);
+        assert_eq!(
+            frontend.request(Req::SET_FEATURES, &longs(&[features])),
+            Ack
+        );
         assert_eq!(frontend.start(0), Nack);
     }
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+        Ack
+    );
     assert_eq!(frontend.start(0), Ack);
 }
 
@@ -281,8 +305,11 @@ fn a_vring_without_a_kick_is_polled() {
     let mut frontend = Frontend::with_memory();
     let mut driver = Driver::new(&frontend, 2);
     frontend.configure(2);
-    assert_eq!(frontend.tell(Req::SET_VRING_KICK, &longs(&[0x102])), Ack);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[2, 1])), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_KICK, &longs(&[0x102])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[2, 1])),
+        Ack
+    );
     for _ in 0..3 {
         driver.make();
         driver.finish();
@@ -299,7 +326,7 @@ fn descriptors_change_while_a_vring_runs() {
     let call = driver.call.try_clone().unwrap();
     assert_eq!(frontend.kick_on(&driver), Ack);
     assert_eq!(
-        frontend.tell_fds(Req::SET_VRING_CALL, &longs(&[0]), &[call.as_fd()]),
+        frontend.request_fds(Req::SET_VRING_CALL, &longs(&[0]), &[call.as_fd()]),
         Ack
     );
     assert!(
@@ -310,7 +337,7 @@ fn descriptors_change_while_a_vring_runs() {
     assert!(Driver::signalled(&driver.call) > 0);
 }
 
-/// Hostile case 41, as far as a session sees it.
+/// Hostile case 41, except for the checks in the worker.
 #[test]
 fn memory_changes_under_a_running_vring() {
     let mut frontend = Frontend::with_memory();
@@ -323,16 +350,16 @@ fn memory_changes_under_a_running_vring() {
     let memory = frontend.memory.try_clone().unwrap();
     for _ in 0..50 {
         assert_eq!(
-            frontend.tell_fds(Req::SET_MEM_TABLE, &table, &[memory.as_fd()]),
+            frontend.request_fds(Req::SET_MEM_TABLE, &table, &[memory.as_fd()]),
             Ack
         );
         driver.request();
     }
-    // Without the vring's own memory it rests, and says so; the connection goes on, and so does the vring with what
-    // came meanwhile, kick or no kick.
+    // Without its memory the vring rests, and writes its err descriptor. The connection goes on. So does the
+    // vring when its memory is back, with requests that were made meanwhile, with or without a kick.
     let region = longs(&[0, 0, MEM_BYTES, USER, 0]);
     for _ in 0..2 {
-        assert_eq!(frontend.tell(Req::REM_MEM_REG, &region), Ack);
+        assert_eq!(frontend.request(Req::REM_MEM_REG, &region), Ack);
         assert!(Driver::signalled(&driver.err) > 0);
         driver.make();
         driver.kick();
@@ -340,26 +367,26 @@ fn memory_changes_under_a_running_vring() {
         driver.finish();
         driver.request();
     }
-    // One that is disabled or stopped meanwhile is not served, and is where it was.
-    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region), Ack);
+    // A vring that was disabled or stopped meanwhile is not served, and keeps its position.
+    assert_eq!(frontend.request(Req::REM_MEM_REG, &region), Ack);
     let enable = |enabled| words(&[0, enabled]);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &enable(0)), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_ENABLE, &enable(0)), Ack);
     driver.make();
     assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(driver.used() + 1, driver.made);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &enable(1)), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_ENABLE, &enable(1)), Ack);
     driver.finish();
-    assert_eq!(frontend.tell(Req::REM_MEM_REG, &region), Ack);
+    assert_eq!(frontend.request(Req::REM_MEM_REG, &region), Ack);
     assert_eq!(frontend.base(0), Some((0, 57)));
     assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
     assert_eq!(frontend.kick_on(&driver), Ack);
     driver.request();
 }
 
-/// Hostile case 45. QEMU before 8.1 pauses a guest so: status 0 first, then GET_VRING_BASE.
+/// Hostile case 45. QEMU before 8.1 pauses a guest in this way: status 0 first, then GET_VRING_BASE.
 #[test]
-fn a_reset_stops_all_vrings_and_still_knows_where() {
+fn a_reset_stops_all_vrings_and_keeps_their_positions() {
     let resets = [
         (Req::RESET_DEVICE, vec![]),
         (Req::SET_STATUS, longs(&[0])),
@@ -371,7 +398,7 @@ fn a_reset_stops_all_vrings_and_still_knows_where() {
         for driver in &mut drivers {
             (0..3).for_each(|_| driver.request());
         }
-        assert_eq!(frontend.tell(request, &payload), Ack);
+        assert_eq!(frontend.request(request, &payload), Ack);
         for driver in &mut drivers {
             driver.make();
             driver.kick();
@@ -380,34 +407,43 @@ fn a_reset_stops_all_vrings_and_still_knows_where() {
             assert_eq!(frontend.base(index), Some((index, 3)), "{request:?}");
             assert_eq!(driver.used(), 3, "{request:?}");
         }
-        // The memory is still there, and goes on being served from the position that was told.
-        assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+        // The memory is still there, and the vring goes on at the reported position.
+        assert_eq!(
+            frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+            Ack
+        );
         for driver in &mut drivers {
-            frontend.wire_at(driver, 3);
+            frontend.configure_at(driver, 3);
             let enable = words(&[driver.index, 1]);
-            assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &enable), Ack);
+            assert_eq!(frontend.request(Req::SET_VRING_ENABLE, &enable), Ack);
             driver.finish();
             driver.request();
         }
     }
 }
 
-/// A driver that begins anew after a reset begins at 0, whether or not the frontend says so.
+/// A driver that starts afresh after a reset starts at 0, whether or not the frontend says so.
 #[test]
-fn after_a_reset_a_vring_begins_anew() {
+fn after_a_reset_a_vring_starts_at_zero() {
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);
     (0..3).for_each(|_| driver.request());
-    assert_eq!(frontend.tell(Req::RESET_DEVICE, &[]), Ack);
+    assert_eq!(frontend.request(Req::RESET_DEVICE, &[]), Ack);
     Driver::signalled(&driver.call);
     driver.made = 0;
     driver.put(0x1000, &[0; 4]);
     driver.put(0x2000, &[0; 4]);
-    assert_eq!(frontend.tell(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
-    assert_eq!(frontend.tell(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
-    assert_eq!(frontend.tell(Req::SET_VRING_ADDR, &addrs(0, 0)), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+        Ack
+    );
+    assert_eq!(frontend.request(Req::SET_VRING_NUM, &words(&[0, 8])), Ack);
+    assert_eq!(frontend.request(Req::SET_VRING_ADDR, &addrs(0, 0)), Ack);
     assert_eq!(frontend.kick_on(&driver), Ack);
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+        Ack
+    );
     driver.request();
     assert_eq!(frontend.base(0), Some((0, 1)));
     assert!(
@@ -417,16 +453,16 @@ fn after_a_reset_a_vring_begins_anew() {
 }
 
 #[test]
-fn the_guest_hears_of_a_change_only_while_it_is_served() {
+fn the_guest_is_notified_of_a_change_only_while_it_is_served() {
     let mut frontend = Frontend::with_memory();
     let (theirs, mut ours) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     assert_eq!(
-        frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]),
+        frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]),
         Ack
     );
     let mut heard = |frontend: &mut Frontend| {
-        // Two messages later the session has looked at its flags.
+        // After two more messages the session has checked its flags.
         assert!(frontend.is_alive() && frontend.is_alive());
         let mut bytes = [0; 64];
         match ours.read(&mut bytes) {
@@ -440,11 +476,14 @@ fn the_guest_hears_of_a_change_only_while_it_is_served() {
     frontend.remote.config_changed();
     assert!(!heard(&mut frontend), "nothing runs");
     let driver = Driver::new(&frontend, 0);
-    frontend.wire(&driver);
+    frontend.configure_with(&driver);
     assert!(!heard(&mut frontend), "nothing is enabled");
-    assert_eq!(frontend.tell(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
-    assert!(heard(&mut frontend), "told late");
-    assert!(!heard(&mut frontend), "told once");
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[0, 1])),
+        Ack
+    );
+    assert!(heard(&mut frontend), "notified late");
+    assert!(!heard(&mut frontend), "notified once");
     frontend.remote.config_changed();
     assert!(heard(&mut frontend));
     frontend.base(0);
@@ -452,20 +491,20 @@ fn the_guest_hears_of_a_change_only_while_it_is_served() {
     assert!(!heard(&mut frontend), "stopped");
 }
 
-/// virtio 1.3 §2.1.2: the status says it, and a notification where there is a way for one.
+/// virtio 1.3 §2.1.2: the status shows it, and the guest is notified if there is a way.
 #[test]
 fn a_retired_vring_needs_a_reset() {
     let mut frontend = Frontend::with_memory();
     let (channel, mut ours) = UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(
-        frontend.tell_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]),
+        frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]),
         Ack
     );
     let mut other = frontend.drive(1);
     let driver = frontend.drive(0);
-    assert_eq!(frontend.tell(Req::SET_STATUS, &longs(&[15])), Ack);
-    // A head beyond the table.
+    assert_eq!(frontend.request(Req::SET_STATUS, &longs(&[15])), Ack);
+    // A head outside the table.
     driver.put(0x2004, &9999u16.to_le_bytes());
     driver.put(0x2002, &1u16.to_le_bytes());
     driver.kick();
@@ -473,15 +512,15 @@ fn a_retired_vring_needs_a_reset() {
     assert_eq!(frontend.ask_number(Req::GET_STATUS), 15 | 0x40);
     let mut notice = [0; 12];
     ours.read_exact(&mut notice).unwrap();
-    assert_eq!(wire::word(&notice, 0), 2, "the configuration changed");
+    assert_eq!(message::word(&notice, 0), 2, "the configuration changed");
     other.request();
-    assert_eq!(frontend.tell(Req::SET_STATUS, &longs(&[0])), Ack);
+    assert_eq!(frontend.request(Req::SET_STATUS, &longs(&[0])), Ack);
     assert_eq!(frontend.ask_number(Req::GET_STATUS), 0);
 }
 
-/// Hostile case 40: the memory file is cut while a vring runs on it.
+/// Hostile case 40: the memory file is truncated while a vring runs on it.
 #[test]
-fn cut_memory_costs_the_connection_only() {
+fn truncated_memory_ends_only_the_connection() {
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);
     driver.request();
@@ -490,15 +529,15 @@ fn cut_memory_costs_the_connection_only() {
     assert_eq!(frontend.reply(), None);
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::Lost(_)), "{ending:?}");
-    // Another goes on.
+    // Another connection works.
     let mut frontend = Frontend::with_memory();
     frontend.drive(0).request();
 }
 
 /// Hostile case 46.
 #[test]
-fn nothing_is_left_of_a_frontend_that_went() {
-    if !in_a_process_of_its_own("running::nothing_is_left_of_a_frontend_that_went") {
+fn a_frontend_that_left_leaves_nothing_behind() {
+    if !in_a_process_of_its_own("running::a_frontend_that_left_leaves_nothing_behind") {
         return;
     }
     let round = || {
@@ -531,7 +570,7 @@ fn workers() -> Vec<String> {
 }
 
 #[test]
-fn a_tuning_reaches_a_worker_that_sleeps_and_one_that_works() {
+fn a_tuning_reaches_sleeping_and_busy_workers() {
     use cleave_worker::{Coalesce, Mode};
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);
@@ -549,9 +588,9 @@ fn a_tuning_reaches_a_worker_that_sleeps_and_one_that_works() {
         (Completion::Adaptive, Mode::Sleeps),
     ] {
         device.tune(tuned(completion));
-        // Nobody kicks: the change alone wakes it.
+        // There is no kick: only the change wakes it.
         while device.modes()[0] != mode {
-            assert!(Instant::now() < until, "{completion} is not heard of");
+            assert!(Instant::now() < until, "{completion} was not adopted");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

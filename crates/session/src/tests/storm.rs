@@ -1,12 +1,12 @@
-//! Random messages, near enough to sound ones to reach everything: a session may refuse and end, and
-//! must not panic, hang, or blame anyone but the frontend.
+//! Random messages, similar enough to valid ones to reach all code. A session may refuse them and end. It must
+//! not panic, hang, or report a fault of anyone but the frontend.
 
 use super::*;
 
 const CONNECTIONS: u64 = 150;
 const MESSAGES: usize = 200;
 
-/// xorshift64*: all of a storm follows from its seed.
+/// xorshift64*: the seed determines the whole storm.
 struct Dice(u64);
 
 impl Dice {
@@ -44,7 +44,7 @@ impl Dice {
         ])
     }
 
-    /// A request, its payload, and how many descriptors it should have.
+    /// A request, its payload, and the number of descriptors that it should have.
     fn message(&mut self) -> (u32, Vec<u8>, usize) {
         let index = self.index();
         let number = self.pick(&[0, 1, 3, 8, 8, 64, 256, 65535, 65536, u32::MAX]);
@@ -115,7 +115,7 @@ fn storm(seed: u64) {
     let null = File::open("/dev/null").unwrap();
     let bells = [bell(), bell()];
     let memory = frontend.memory.try_clone().unwrap();
-    // Answers are taken as they come, so that the session is never held up by them.
+    // Answers are read as they arrive, so that the session never waits for room for them.
     let mut reader = frontend.stream.try_clone().unwrap();
     let sink = std::thread::spawn(move || io::copy(&mut reader, &mut io::sink()));
     for _ in 0..MESSAGES {
@@ -165,7 +165,7 @@ fn storm(seed: u64) {
     if dice.one_in(8) {
         frontend.remote.hang_up();
     }
-    // What was sent is still served.
+    // Messages that were sent are still served.
     let _ = frontend.stream.shutdown(std::net::Shutdown::Write);
     let ending = frontend.thread.join().unwrap();
     assert!(
@@ -176,7 +176,7 @@ fn storm(seed: u64) {
 }
 
 #[test]
-fn random_messages_end_in_good_order() {
+fn random_messages_do_no_harm() {
     let replay = std::env::var("CLEAVE_SEED").ok();
     if let Some(seed) = replay.and_then(|seed| seed.parse().ok()) {
         return storm(seed);

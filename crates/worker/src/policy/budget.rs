@@ -1,14 +1,14 @@
-//! How much the workers of a disk may spin: shared by them, kept in two words, no lock.
+//! How much the workers of a disk may spin. They share it; it is kept in two words, without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Tuning;
 
-/// What is not used is kept for so long; with a quarter of a core that is 10 ms of spinning at a stretch.
+/// Unused time accumulates for this long. With a quarter of a core that is 10 ms of uninterrupted spinning.
 const WINDOW_NS: u64 = 40_000_000;
 
-/// A share of time. Kept as the moment up to which it is spent: spending moves that moment on by what
-/// it takes to earn as much again, so nothing has to be refilled.
+/// A share of time, stored as the moment up to which it is spent. Spending moves that moment forward by the
+/// time that it takes to earn as much again, so nothing has to be refilled.
 #[derive(Debug, Default)]
 struct Share {
     spent_until_ns: AtomicU64,
@@ -27,14 +27,14 @@ impl Share {
         let cost_ns = ns.saturating_mul(100) / u64::from(percent);
         let floor_ns = now_ns.saturating_sub(WINDOW_NS);
         let spend = |until_ns: u64| Some(until_ns.max(floor_ns).saturating_add(cost_ns));
-        // Others may spend at the same time; each is counted.
+        // Other workers may spend at the same time; each is counted.
         let _ = self
             .spent_until_ns
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend);
     }
 }
 
-/// The spinning that a disk's workers may do, in vain and at all. `now_ns` is a clock that they share.
+/// How much the workers of a disk may spin, in vain and altogether. `now_ns` is a clock that they share.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     vain: Share,
@@ -42,9 +42,9 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// How long may be spun now, should it all be in vain.
+    /// Nanoseconds that may be spun now, if all of it turns out to be in vain.
     pub(crate) fn left_ns(&self, now_ns: u64, tuning: &Tuning) -> u64 {
-        // What is kept at the start: as if nobody had spun before.
+        // A new budget is full, as if nothing had been spun before.
         let now_ns = now_ns.saturating_add(WINDOW_NS);
         let vain_ns = self.vain.left_ns(now_ns, tuning.spin_cpu_max);
         match tuning.spin_cpu_total {
@@ -53,7 +53,7 @@ impl Budget {
         }
     }
 
-    /// What a full budget holds.
+    /// Nanoseconds in a full budget.
     pub(crate) fn size_ns(tuning: &Tuning) -> u64 {
         let percent = tuning.spin_cpu_max;
         let percent = tuning
@@ -62,7 +62,7 @@ impl Budget {
         WINDOW_NS * u64::from(percent) / 100
     }
 
-    /// So long was spun, `vain_ns` of it for nothing.
+    /// Charges `spun_ns` of spinning, of which `vain_ns` were in vain.
     pub(crate) fn spend(&self, now_ns: u64, spun_ns: u64, vain_ns: u64, tuning: &Tuning) {
         let now_ns = now_ns.saturating_add(WINDOW_NS);
         if vain_ns > 0 {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_spent_comes_back_at_the_share_that_was_granted() {
+    fn a_spent_budget_refills_at_the_configured_share() {
         let (budget, tuning) = (Budget::default(), tuning(25, None));
         assert_eq!(budget.left_ns(0, &tuning), 10 * MS);
         budget.spend(0, 9 * MS, 4 * MS, &tuning);
@@ -103,13 +103,13 @@ mod tests {
         );
         budget.spend(900 * MS, 30 * MS, 30 * MS, &tuning);
         assert_eq!(budget.left_ns(900 * MS, &tuning), 0);
-        // 20 ms too much were spun: they are earned first.
+        // 20 ms too much were spun, and have to be earned first.
         assert_eq!(budget.left_ns(980 * MS, &tuning), 0);
         assert_eq!(budget.left_ns(984 * MS, &tuning), MS);
     }
 
     #[test]
-    fn the_sum_of_all_spinning_has_a_bound_of_its_own() {
+    fn all_spinning_together_has_its_own_limit() {
         let (budget, tuning) = (Budget::default(), tuning(25, Some(50)));
         assert_eq!(Budget::size_ns(&tuning), 10 * MS);
         budget.spend(0, 16 * MS, 0, &tuning);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn no_share_is_no_spinning() {
+    fn a_share_of_zero_allows_no_spinning() {
         let (budget, tuning) = (Budget::default(), tuning(0, None));
         assert_eq!(budget.left_ns(MS, &tuning), 0);
         budget.spend(0, MS, MS, &tuning);

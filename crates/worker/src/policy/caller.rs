@@ -1,31 +1,31 @@
-//! When a guest is called for what was published.
+//! When a guest is called for published requests.
 
 use crate::Coalesce;
 
-/// What a published batch asks for.
+/// Whether a published batch needs a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
-    /// Nothing: the guest wants no call.
+    /// None: the guest does not want one.
     None,
-    /// Call at once.
+    /// At once.
     Now,
-    /// Call later, together with what is published until then.
+    /// Later, together with requests that are published until then.
     Later,
 }
 
-/// What one vring's guest is owed.
+/// The call that one vring's guest is owed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Caller {
-    /// Requests published whose call is held back; 0: none is.
+    /// Published requests whose call is held back.
     owed: u32,
-    /// Since when.
+    /// When the first of them was published.
     since_ns: u64,
 }
 
 impl Caller {
-    /// A batch of so many requests was published. `wanted`: the guest wants to be called for it (exact
-    /// EVENT_IDX, or its flag). `in_flight`: requests of the vring that have not ended. Where nothing is
-    /// in flight nothing follows that the call could be one with, so a lone request never waits.
+    /// Decides about a batch of `requests` that was published. `wanted`: the guest wants a call for it
+    /// (EVENT_IDX, or its flag). `in_flight`: requests of the vring that have not completed. If there are none,
+    /// no later batch could share the call, so a lone request never waits.
     #[inline]
     pub(crate) fn published(
         &mut self,
@@ -58,20 +58,20 @@ impl Caller {
         Call::Later
     }
 
-    /// Since when a call is held back; `None`: none is.
+    /// Since when a call is held back, if one is.
     #[inline]
     pub(crate) fn held_since_ns(&self) -> Option<u64> {
         (self.owed > 0).then_some(self.since_ns)
     }
 
-    /// When the call that is held back has to go out; `None`: none is.
+    /// When the call that is held back is due, if one is.
     #[inline]
     pub(crate) fn due_ns(&self, coalesce: Coalesce) -> Option<u64> {
         (self.owed > 0).then(|| self.since_ns.saturating_add(u64::from(coalesce.us) * 1000))
     }
 
-    /// The call goes out.
-    pub(crate) fn settle(&mut self) {
+    /// The call was made.
+    pub(crate) fn clear(&mut self) {
         self.owed = 0;
     }
 }
@@ -81,11 +81,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_for_every_case() {
+    fn each_batch_is_called_as_it_should_be() {
         const NONE: Coalesce = Coalesce { us: 0, max: 0 };
         const TIME: Coalesce = Coalesce { us: 50, max: 0 };
         const BOTH: Coalesce = Coalesce { us: 50, max: 4 };
-        // Coalescing; then batches: wanted, requests, in flight, microseconds since the first.
+        // Coalescing, then batches: wanted, requests, in flight, microseconds since the first.
         type Batch = (bool, u32, u32, u64);
         let cases: [(&str, Coalesce, &[Batch], &[Call]); 7] = [
             (
@@ -144,13 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn switching_coalescing_off_pays_what_is_owed() {
+    fn switching_coalescing_off_sends_the_held_call() {
         let mut caller = Caller::default();
         let held = Coalesce { us: 50, max: 0 };
         assert_eq!(caller.published(true, 1, 9, held, || 7000), Call::Later);
         assert_eq!(caller.due_ns(held), Some(57_000));
         assert_eq!(caller.due_ns(Coalesce::default()), Some(7000), "at once");
-        caller.settle();
+        caller.clear();
         assert_eq!(caller.due_ns(held), None);
     }
 }

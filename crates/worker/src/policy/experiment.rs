@@ -1,22 +1,23 @@
-//! Which of two ways to do the same is better, found out on the load as it is.
+//! Compares two ways of doing the same on the live load.
 //!
-//! Both are tried in turn for some milliseconds, in rounds of four stretches (plain, other, other, plain), so that a
-//! drift of the load or of the disk falls on both alike. Each round is compared by itself, and the quartiles of the rounds
-//! are what is judged, after each round: what is plain soon ends soon. Then it rests, longer each time that the answer is
-//! the same. A load that changes its kind ends the rest.
+//! Both arms run alternately for some milliseconds, in rounds of four stretches (plain, other, other, plain),
+//! so that a drift of the load or of the disk affects both alike. Each round yields one comparison. The
+//! quartiles over the rounds are judged after each round, so a clear result ends the experiment early. Then the
+//! experiment rests, longer each time that the verdict is confirmed. A load that changes ends the rest.
 
-/// Rounds of an experiment, at most. A quarter of them tells what is plain, half of them what is just so.
+/// Maximum number of rounds of an experiment. A quarter of them suffices for a clear result.
 const ROUNDS: usize = 8;
-/// Rest between two experiments, as a multiple of what one takes: at first, and at most.
+/// Rest between two experiments as a multiple of the experiment's duration: the first rest, and the longest.
 const REST_MIN: u64 = 4;
 const REST_MAX: u64 = 100;
-/// The rate of requests is looked at in windows of at least this, and of the requests of two stretches.
+/// Minimum length of the windows in which the request rate is measured during a rest. They also last for as
+/// many requests as two stretches.
 const WINDOW_NS: u64 = 50_000_000;
 
 /// How long an arm is tried at a time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stretch {
-    /// Requests, where they come fast. Less than a quarter of them tell nothing.
+    /// Requests of a stretch at high rates. With less than a quarter of them a stretch is void.
     pub(crate) requests: u64,
     pub(crate) min_ns: u64,
     pub(crate) max_ns: u64,
@@ -25,29 +26,29 @@ pub(crate) struct Stretch {
 /// One of the two ways.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Arm {
-    /// The one that costs nothing where it changes nothing.
+    /// The default, which wins where there is no difference.
     #[default]
     Plain,
-    /// The one that has to earn its price.
+    /// The alternative, which has to be worth its price.
     Other,
 }
 
-/// What a stretch of time brought and cost.
+/// Work and cost of a stretch of time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Spent {
     pub(crate) requests: u64,
     pub(crate) wall_ns: u64,
-    /// Each request's time in flight, and what is added to it for a wake-up before.
+    /// Sum of the requests' times in flight, wake-ups before them included.
     pub(crate) held_ns: u64,
     pub(crate) cpu_ns: u64,
     /// Time with nothing in flight.
     pub(crate) idle_ns: u64,
-    /// Requests that came soon after an answer, each after another one.
+    /// Requests that followed soon after an answer, at most one per answer.
     pub(crate) prompted: u64,
 }
 
 impl Spent {
-    /// Cores that were kept busy.
+    /// Average number of cores that were busy.
     pub(crate) fn cores(&self) -> f32 {
         self.cpu_ns as f32 / self.wall_ns.max(1) as f32
     }
@@ -62,36 +63,37 @@ impl Spent {
     }
 }
 
-/// What the other arm took less (or, negative, more) of something than the plain one, as a share of that.
+/// The saving of the other arm as a share of the plain arm's cost. Negative if the other arm costs more.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gain {
     /// Median of the rounds.
     pub(crate) share: f32,
-    /// Its quartiles.
+    /// Quartiles of the rounds.
     pub(crate) spread: (f32, f32),
 }
 
-/// What an experiment found so far.
+/// Results of an experiment so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Finding {
     pub(crate) rounds: usize,
     /// There will be no further round.
     pub(crate) is_last: bool,
-    /// Of the time between two requests.
+    /// For the time between two requests.
     pub(crate) wall: Gain,
-    /// Of the time that requests were held.
+    /// For the time that requests were in flight.
     pub(crate) response: Gain,
-    /// All of each arm.
+    /// Totals of each arm.
     pub(crate) plain: Spent,
     pub(crate) other: Spent,
 }
 
 impl Finding {
-    /// The verdict, as soon as it is plain: whether the other arm gains as much as is needed. Where it never is, the
-    /// median tells; `standing`: what does not stand yet has to gain in three quarters of the rounds besides.
-    pub(crate) fn judge(&self, gain: &Gain, needed: f32, standing: Arm) -> Option<Arm> {
+    /// The verdict as soon as it is clear: whether the other arm gains at least `needed`. After the last round
+    /// the median decides. An arm that is not in force yet (`current` is) must also win three quarters of the
+    /// rounds.
+    pub(crate) fn judge(&self, gain: &Gain, needed: f32, current: Arm) -> Option<Arm> {
         let (low, high) = gain.spread;
-        let holds = gain.share >= needed && (standing == Arm::Other || low > 0.0);
+        let holds = gain.share >= needed && (current == Arm::Other || low > 0.0);
         match () {
             () if high < needed => Some(Arm::Plain),
             () if low >= needed && self.rounds >= ROUNDS / 2 => Some(Arm::Other),
@@ -102,35 +104,35 @@ impl Finding {
     }
 }
 
-/// An experiment that is made again and again.
+/// An experiment that is repeated for ever.
 #[derive(Debug)]
 pub(crate) struct Experiment {
     lasts: Stretch,
-    /// In force between experiments.
+    /// The arm in force between experiments.
     verdict: Arm,
-    /// Stretch of the round; `None`: it rests.
+    /// Current stretch of the round. `None`: it rests.
     stretch: Option<usize>,
     round: [Spent; 2],
     rounds: [[Spent; 2]; ROUNDS],
     done: usize,
-    /// When the next one begins.
+    /// When the next experiment begins.
     next_ns: u64,
-    /// Time of the stretches of this one: without a pause of the load, however long.
+    /// Duration of this experiment's stretches, without pauses of the load.
     took_ns: u64,
-    /// The rest, as a multiple of what the experiment took; and the end of the shortest.
+    /// The rest as a multiple of the experiment's duration, and the end of the shortest rest.
     rest: u64,
     rested_ns: u64,
-    /// Requests a second in the first window after the verdict; 0: not known yet.
+    /// Requests per second in the first window after the verdict; 0: not known yet.
     rate: u64,
-    /// Windows in a row in which the rate was another.
-    strange: u32,
+    /// Number of successive windows with a different rate.
+    changed: u32,
 }
 
-/// The arms of a round's stretches.
+/// The arm of each stretch of a round.
 const ROUND: [Arm; 4] = [Arm::Plain, Arm::Other, Arm::Other, Arm::Plain];
 
 impl Experiment {
-    /// The plain arm is in force until the first verdict, and tried at once.
+    /// An experiment that begins at once. The plain arm is in force until the first verdict.
     pub(crate) fn new(lasts: Stretch) -> Experiment {
         Experiment {
             lasts,
@@ -144,7 +146,7 @@ impl Experiment {
             rest: REST_MIN / 2,
             rested_ns: 0,
             rate: 0,
-            strange: 0,
+            changed: 0,
         }
     }
 
@@ -157,7 +159,7 @@ impl Experiment {
         }
     }
 
-    /// The last verdict.
+    /// The latest verdict.
     pub(crate) fn verdict(&self) -> Arm {
         self.verdict
     }
@@ -167,7 +169,7 @@ impl Experiment {
         self.stretch.is_some()
     }
 
-    /// Whether what was spent since the last [`pass`](Experiment::pass) is to be passed now.
+    /// Whether `spent`, counted since the last [`pass`](Experiment::pass), completes a stretch or a window.
     #[inline]
     pub(crate) fn wants(&self, spent: &Spent) -> bool {
         match self.stretch {
@@ -177,15 +179,15 @@ impl Experiment {
         }
     }
 
-    /// A stretch or a window is over. What was found so far, with the last stretch of a round: goes on with another one
-    /// unless somebody [decides](Experiment::decide).
+    /// Ends a stretch or a window. With the last stretch of a round it returns the results so far. The next
+    /// round follows unless the caller [decides](Experiment::decide).
     pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<Finding> {
         let Some(stretch) = self.stretch else {
             self.rest(now_ns, spent);
             return None;
         };
         if 4 * spent.requests < self.lasts.requests || spent.wall_ns > 4 * self.lasts.max_ns {
-            // The load went away meanwhile: that stretch is made again when it is back.
+            // The load paused during this stretch, which is repeated when it is back.
             return None;
         }
         self.took_ns += spent.wall_ns;
@@ -205,7 +207,7 @@ impl Experiment {
         (self.done >= ROUNDS / 4).then(|| self.finding())
     }
 
-    /// The verdict on what was found.
+    /// Ends the experiment with a verdict.
     pub(crate) fn decide(&mut self, now_ns: u64, verdict: Arm) {
         self.rest = match verdict == self.verdict {
             true => (2 * self.rest).min(REST_MAX),
@@ -214,36 +216,36 @@ impl Experiment {
         self.verdict = verdict;
         self.rested_ns = now_ns + REST_MIN * self.took_ns;
         (self.stretch, self.next_ns) = (None, now_ns + self.rest * self.took_ns);
-        (self.rate, self.strange) = (0, 0);
+        (self.rate, self.changed) = (0, 0);
     }
 
-    /// A window between two experiments.
+    /// Ends a window between two experiments.
     fn rest(&mut self, now_ns: u64, spent: Spent) {
         let rate = spent.requests * 1_000_000_000 / spent.wall_ns.max(1);
         if self.rate == 0 {
             self.rate = rate;
         }
-        self.strange = match 2 * rate > 3 * self.rate || 3 * rate < 2 * self.rate {
-            true => self.strange + 1,
+        self.changed = match 2 * rate > 3 * self.rate || 3 * rate < 2 * self.rate {
+            true => self.changed + 1,
             false => 0,
         };
-        if self.strange >= 2 {
+        if self.changed >= 2 {
             self.next_ns = self.next_ns.min(self.rested_ns);
-            (self.rate, self.strange) = (rate, 0);
+            (self.rate, self.changed) = (rate, 0);
         }
         if now_ns >= self.next_ns {
             self.begin();
         }
     }
 
-    /// The next one begins now.
+    /// Begins the next experiment now.
     pub(crate) fn begin(&mut self) {
         (self.stretch, self.done, self.took_ns) = (Some(0), 0, 0);
         self.round = [Spent::default(); 2];
     }
 
-    /// The arms stand for something else from now on, and this one for what is in force.
-    pub(crate) fn stand(&mut self, arm: Arm) {
+    /// Gives the arms a new meaning, and puts one of them in force.
+    pub(crate) fn set_arms(&mut self, arm: Arm) {
         self.verdict = arm;
     }
 
@@ -264,7 +266,7 @@ impl Experiment {
     }
 }
 
-/// What the other arm saves of a cost.
+/// The other arm's saving of a cost.
 fn gain(rounds: &[[Spent; 2]], cost: impl Fn(&Spent) -> u64) -> Gain {
     let per_request = |spent: &Spent| cost(spent) as f32 / spent.requests.max(1) as f32;
     let mut all = [0.0; ROUNDS];
@@ -293,7 +295,8 @@ mod tests {
         max_ns: 20 * MS,
     };
 
-    /// Stretches until the verdict, of a load in which a request takes so many nanoseconds in each arm, by stretch.
+    /// Number of stretches until the verdict, for a load in which `takes` returns the nanoseconds per request
+    /// of an arm in a stretch.
     fn find(
         experiment: &mut Experiment,
         now_ns: &mut u64,
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drift_of_the_load_is_no_gain() {
+    fn a_drift_of_the_load_is_not_a_gain() {
         let mut now_ns = 0_u64;
         let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
@@ -353,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_after_each_round_and_goes_on_until_somebody_decides() {
+    fn each_round_yields_a_finding_until_the_caller_decides() {
         let mut now_ns = 0_u64;
         let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
@@ -373,9 +376,9 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_falls_as_soon_as_it_is_plain() {
+    fn a_clear_result_ends_the_experiment_early() {
         use Arm::{Other, Plain};
-        for (rounds, low, share, high, standing, expected) in [
+        for (rounds, low, share, high, current, expected) in [
             (2, -0.1, 0.0, 0.04, Plain, Some(Plain)),
             (2, 0.06, 0.3, 0.3, Plain, None),
             (2, 0.1, 0.3, 0.3, Plain, Some(Other)),
@@ -392,13 +395,13 @@ mod tests {
                 ..Finding::default()
             };
             let spread = (low, high);
-            let verdict = found.judge(&Gain { share, spread }, 0.05, standing);
+            let verdict = found.judge(&Gain { share, spread }, 0.05, current);
             assert_eq!(verdict, expected, "{rounds} {low} {share} {high}");
         }
     }
 
     #[test]
-    fn rests_grow_with_each_confirmation_and_end_with_another_load() {
+    fn rests_grow_with_each_confirmation_and_end_when_the_load_changes() {
         let mut now_ns = 0_u64;
         let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);
@@ -413,7 +416,7 @@ mod tests {
         }
         find(&mut experiment, &mut now_ns, |_, _| 200_000);
         experiment.decide(now_ns, Arm::Plain);
-        // The first window tells what is usual.
+        // The first window measures the usual rate.
         let window = |per_second: u64| Spent {
             requests: per_second / 20,
             wall_ns: WINDOW_NS,
@@ -423,7 +426,7 @@ mod tests {
             now_ns += WINDOW_NS;
             experiment.pass(now_ns, window(per_second));
         }
-        // The shortest rest is over, and then two windows tell.
+        // After the shortest rest, two windows decide.
         while now_ns < experiment.rested_ns {
             now_ns += WINDOW_NS;
             experiment.pass(now_ns, window(10_000));
@@ -433,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_in_which_the_load_goes_away_is_made_again() {
+    fn a_stretch_in_which_the_load_pauses_is_repeated() {
         let mut now_ns = 0_u64;
         let mut experiment = Experiment::new(LASTS);
         rest(&mut experiment, &mut now_ns, 10_000);

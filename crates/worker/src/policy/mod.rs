@@ -1,16 +1,16 @@
-//! When to spin and when to call: arithmetic over observations. Nothing here reads a clock or holds a
-//! descriptor; time comes in as an argument.
+//! Policies for spinning, sleeping and calling: arithmetic on observations. Nothing here reads a clock or holds
+//! a descriptor; time is an argument.
 
+mod backoff;
 mod budget;
 mod caller;
-mod crowd;
 mod experiment;
-mod heat;
 mod pacer;
+mod rate;
 
+pub(crate) use backoff::ContentionBackoff;
 pub(crate) use budget::Budget;
 pub(crate) use caller::{Call, Caller};
-pub(crate) use crowd::Crowd;
 pub(crate) use experiment::{Arm, Experiment, Finding, Gain, Spent, Stretch};
-pub(crate) use heat::Heat;
-pub(crate) use pacer::{Did, Pace, Pacer, Terms};
+pub(crate) use pacer::{LapWork, Pace, Pacer, PacerContext};
+pub(crate) use rate::RateBucket;

@@ -1,21 +1,21 @@
-//! Whether a worker that finds nothing to do spins or sleeps.
+//! Whether a worker without work spins or sleeps.
 //!
-//! While requests come fast enough (`Heat`) an experiment finds out, again and again, whether spinning makes anything
-//! better on this load, and for what CPU time. Where it does the worker spins in each gap for as long as gaps of
-//! this kind lately took (`Window`), as far as the budget goes. Else it sleeps at once.
+//! While requests arrive fast enough (`RateBucket`) an experiment compares spinning with sleeping on this load, again
+//! and again: what it gains, and how much CPU time it costs. If spinning pays, the worker spins in each gap for
+//! as long as gaps of this kind lately took (`Window`), within the budget. Otherwise it sleeps at once.
 
 use std::time::Duration;
 
-use super::{Arm, Budget, Experiment, Finding, Gain, Heat, Spent, Stretch};
+use super::{Arm, Budget, Experiment, Finding, Gain, RateBucket, Spent, Stretch};
 use crate::Tuning;
 use crate::stats::{Mode, Stats, Tried, add};
 
-/// Laps between two looks at the clock: without work before it counts as a gap, of a spin, and where it sleeps because
+/// Laps without work before the clock is read: before a gap begins, during a spin, and before a sleep if
 /// spinning does not pay.
-const LOOK_LAPS: u32 = 32;
-/// Longest that is spun in a gap.
+const CHECK_LAPS: u32 = 32;
+/// Maximum time of spinning in a gap.
 const WINDOW_MAX_NS: u64 = 1_000_000;
-/// Spinning that gains less than this share sleeps.
+/// Minimum gain for which spinning pays.
 const GAIN_MIN: f32 = 0.05;
 /// A stretch of an experiment.
 const STRETCH: Stretch = Stretch {
@@ -23,41 +23,42 @@ const STRETCH: Stretch = Stretch {
     min_ns: 8_000_000,
     max_ns: 20_000_000,
 };
-/// What a wake-up is taken for that nobody saw: the one before a request is taken. A request that comes within two of
-/// them after an answer was prompted by it.
+/// Assumed duration of a wake-up that cannot be measured: the one before a request is taken. A request that
+/// arrives within twice this time after an answer counts as prompted by it.
 const WAKE_NS: u64 = 20_000;
-/// What is in flight when the arm changes was begun with the other one: so long nothing is counted.
+/// Time after a change of the arm in which nothing is counted: requests in flight were begun with the other
+/// arm.
 const SETTLE_NS: u64 = 1_000_000;
 
-/// What one lap did, as far as pacing cares.
+/// The work of one lap, as far as pacing needs it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Did {
-    /// Requests taken.
+pub(crate) struct LapWork {
+    /// Requests that were taken.
     pub(crate) arrived: u32,
-    /// Ops ended.
+    /// Ops that completed.
     pub(crate) ended: u32,
-    /// Ops in flight after it.
+    /// Ops in flight after the lap.
     pub(crate) in_flight: u32,
-    /// There is more than it took.
+    /// Chains are left that the lap did not take.
     pub(crate) more: bool,
 }
 
-impl Did {
-    /// It found something to do.
+impl LapWork {
+    /// Whether the lap had work.
     #[inline]
     pub(crate) fn any(self) -> bool {
         self.arrived + self.ended > 0
     }
 }
 
-/// What to do until the next lap.
+/// How to wait for the next lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// Look again at once.
+    /// Run the next lap at once.
     Spin,
-    /// Ask for kicks, look once more, sleep until then.
+    /// Arm the vrings, check them once more, and sleep until this time.
     Doze(u64),
-    /// Ask for kicks, look once more, sleep.
+    /// Arm the vrings, check them once more, and sleep.
     Sleep,
 }
 
@@ -68,8 +69,8 @@ struct Window {
 }
 
 impl Window {
-    /// A gap took so long, and ended in a sleep unless it was `hit`. The window doubles where the event came soon enough
-    /// to be spun for, and goes to nothing where it did not.
+    /// Adapts to a gap of `gap_ns`, which ended during the spin if `hit`. The window doubles if the gap was
+    /// short enough to be spun for, and becomes 0 if it was not.
     fn note(&mut self, gap_ns: u64, hit: bool) {
         self.ns = match gap_ns {
             _ if hit => self.ns,
@@ -79,78 +80,78 @@ impl Window {
     }
 }
 
-/// Where in a gap it is.
+/// The worker's state within a gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// Not in one: the last laps did something.
+enum GapPhase {
+    /// Not in a gap: recent laps had work.
     Busy,
     Spin,
     Asleep,
 }
 
-/// Why it does not spin.
+/// Why the worker does not spin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reason {
-    /// Requests come too slowly.
+    /// Requests arrive too slowly.
     Slow,
     /// It does not pay.
     Vain,
     Budget,
 }
 
-/// What decisions are made with and counted in.
+/// Settings and counters that a decision needs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Terms<'a> {
+pub(crate) struct PacerContext<'a> {
     pub(crate) tuning: &'a Tuning,
     pub(crate) budget: &'a Budget,
     pub(crate) stats: &'a Stats,
 }
 
-/// Decides the pace of one worker's adaptive vrings.
+/// Decides the pace for a worker's adaptive vrings.
 #[derive(Debug)]
 pub(crate) struct Pacer {
-    heat: Heat,
+    rate: RateBucket,
     /// Plain: sleep. Other: spin.
     experiment: Experiment,
-    /// Since the experiment was last told.
+    /// Counted since the last stretch or window of the experiment.
     spent: Spent,
-    /// CPU time of the thread then; 0: it was told nothing of this load yet.
+    /// CPU time of the thread at that moment; 0: nothing of this load was reported yet.
     cpu_ns: u64,
-    /// When the load has settled with the arm in force.
+    /// When requests of the previous arm have drained.
     settled_ns: u64,
-    /// Gaps in which the guest is waited for, and those in which the disk is.
+    /// One for gaps in which the guest is waited for, one for those in which the disk is.
     windows: [Window; 2],
-    stage: Stage,
+    phase: GapPhase,
     /// When the gap began, and whether something was in flight.
     since_ns: u64,
     waits_for_disk: bool,
-    /// Laps without work, as many as 32 bits hold.
+    /// Laps without work; wraps.
     laps: u32,
-    /// Requests since the clock was read, and ops that ended.
+    /// Requests that arrived and ops that completed since the clock was last read.
     arrived: u32,
     ended: u32,
-    /// Answers that no request was prompted by yet, and when the last one was given.
+    /// Answers that no request has followed yet, and when the last one was given.
     answers: u32,
     answered_ns: u64,
-    /// When that was, and ops in flight since.
+    /// When the clock was last read, and ops in flight since.
     at_ns: u64,
     in_flight: u32,
-    /// Spinning is considered at all; why not, otherwise.
+    /// Whether spinning is considered, and why not otherwise.
     spins: Result<(), Reason>,
-    /// The budget was found empty: not before it is nearly full again.
-    broke: bool,
+    /// The budget was found empty. It has to be nearly full before it is used again.
+    is_exhausted: bool,
 }
 
 impl Pacer {
     pub(crate) fn new() -> Pacer {
         Pacer {
-            heat: Heat::default(),
+            rate: RateBucket::default(),
             experiment: Experiment::new(STRETCH),
             spent: Spent::default(),
             cpu_ns: 0,
             settled_ns: 0,
             windows: [Window::default(); 2],
-            stage: Stage::Asleep,
+            phase: GapPhase::Asleep,
             since_ns: 0,
             waits_for_disk: false,
             laps: 0,
@@ -161,128 +162,128 @@ impl Pacer {
             at_ns: 0,
             in_flight: 0,
             spins: Err(Reason::Slow),
-            broke: false,
+            is_exhausted: false,
         }
     }
 
-    /// A lap is over. `None`: [`Pacer::decide`] wants to know the time. Most laps of a busy worker, and
-    /// most of a spin, need none.
+    /// Counts a lap. `None`: [`Pacer::decide`] must be called, which needs the time. Most laps of a busy worker
+    /// and most laps of a spin need no clock.
     #[inline]
-    pub(crate) fn turn(&mut self, did: Did) -> Option<Pace> {
+    pub(crate) fn note_lap(&mut self, work: LapWork) -> Option<Pace> {
         let tries = self.experiment.is_under_way();
-        if did.any() {
-            self.arrived = self.arrived.saturating_add(did.arrived);
-            self.ended = self.ended.saturating_add(did.ended);
+        if work.any() {
+            self.arrived = self.arrived.saturating_add(work.arrived);
+            self.ended = self.ended.saturating_add(work.ended);
         }
-        if self.spins == Err(Reason::Vain) && !tries && self.stage == Stage::Asleep {
-            // As cheap as interrupts are.
+        if self.spins == Err(Reason::Vain) && !tries && self.phase == GapPhase::Asleep {
+            // As a worker with interrupts does, and as cheap.
             self.laps = self.laps.wrapping_add(1);
-            let looks = self.laps.is_multiple_of(LOOK_LAPS);
-            return (!looks).then_some(match did.more {
+            let is_check = self.laps.is_multiple_of(CHECK_LAPS);
+            return (!is_check).then_some(match work.more {
                 true => Pace::Spin,
                 false => Pace::Sleep,
             });
         }
-        if !did.any() {
+        if !work.any() {
             self.laps = self.laps.wrapping_add(1);
-            let spins = match self.stage {
-                Stage::Busy => self.spins.is_ok() && self.laps < LOOK_LAPS,
-                Stage::Spin => !self.laps.is_multiple_of(LOOK_LAPS),
-                Stage::Asleep => false,
+            let spins = match self.phase {
+                GapPhase::Busy => self.spins.is_ok() && self.laps < CHECK_LAPS,
+                GapPhase::Spin => !self.laps.is_multiple_of(CHECK_LAPS),
+                GapPhase::Asleep => false,
             };
             return spins.then_some(Pace::Spin);
         }
-        if tries || self.stage != Stage::Busy || self.spins.is_err() {
+        if tries || self.phase != GapPhase::Busy || self.spins.is_err() {
             return None;
         }
-        (self.laps, self.waits_for_disk) = (0, did.in_flight > 0);
+        (self.laps, self.waits_for_disk) = (0, work.in_flight > 0);
         Some(Pace::Spin)
     }
 
-    /// What to do now, after a lap of which `turn` could not tell. `cpu_ns`: CPU time of this thread.
+    /// Decides what to do after a lap for which `note_lap` returned `None`. `cpu_ns`: CPU time of this thread.
     pub(crate) fn decide(
         &mut self,
-        did: Did,
+        work: LapWork,
         now_ns: u64,
-        terms: Terms<'_>,
+        context: PacerContext<'_>,
         cpu_ns: impl FnOnce() -> u64,
     ) -> Pace {
         let arrived = std::mem::take(&mut self.arrived);
         let ended = std::mem::take(&mut self.ended);
-        self.heat.pass(now_ns, arrived, terms.tuning.spin_rate_min);
-        self.count(now_ns, did.in_flight, [arrived, ended]);
-        self.account(now_ns, terms, cpu_ns);
-        if did.any() {
-            self.end_gap(now_ns, terms);
-            (self.stage, self.laps) = (Stage::Busy, 0);
-            self.waits_for_disk = did.in_flight > 0;
+        self.rate.add(now_ns, arrived, context.tuning.spin_rate_min);
+        self.count(now_ns, work.in_flight, [arrived, ended]);
+        self.account(now_ns, context, cpu_ns);
+        if work.any() {
+            self.end_gap(now_ns, context);
+            (self.phase, self.laps) = (GapPhase::Busy, 0);
+            self.waits_for_disk = work.in_flight > 0;
         }
-        self.judge(now_ns, terms);
-        if did.more {
+        self.judge(now_ns, context);
+        if work.more {
             return Pace::Spin;
         }
         if self.spins.is_err() {
-            self.give_up(now_ns, terms);
-            return self.sleep(now_ns, terms);
+            self.end_vain_spin(now_ns, context);
+            return self.sleep(now_ns, context);
         }
         let window_ns = self.window().ns;
-        match self.stage {
-            Stage::Busy if did.any() => Pace::Spin,
-            Stage::Busy => self.begin(now_ns, terms),
-            Stage::Spin if self.gap_ns(now_ns) < window_ns => Pace::Spin,
-            Stage::Spin => {
-                self.give_up(now_ns, terms);
-                self.sleep(now_ns, terms)
+        match self.phase {
+            GapPhase::Busy if work.any() => Pace::Spin,
+            GapPhase::Busy => self.begin(now_ns, context),
+            GapPhase::Spin if self.gap_ns(now_ns) < window_ns => Pace::Spin,
+            GapPhase::Spin => {
+                self.end_vain_spin(now_ns, context);
+                self.sleep(now_ns, context)
             }
-            Stage::Asleep => Pace::Sleep,
+            GapPhase::Asleep => Pace::Sleep,
         }
     }
 
-    /// A gap begins: nothing was done for some laps.
-    fn begin(&mut self, now_ns: u64, terms: Terms<'_>) -> Pace {
+    /// Begins a gap: some laps had no work.
+    fn begin(&mut self, now_ns: u64, context: PacerContext<'_>) -> Pace {
         self.since_ns = now_ns;
         let window_ns = self.window().ns;
-        if window_ns == 0 || !self.affords(window_ns, now_ns, terms) {
-            return self.sleep(now_ns, terms);
+        if window_ns == 0 || !self.has_budget(window_ns, now_ns, context) {
+            return self.sleep(now_ns, context);
         }
-        self.stage = Stage::Spin;
-        terms.stats.set_mode(Mode::Spins);
+        self.phase = GapPhase::Spin;
+        context.stats.set_mode(Mode::Spins);
         Pace::Spin
     }
 
-    fn sleep(&mut self, now_ns: u64, terms: Terms<'_>) -> Pace {
-        if self.stage == Stage::Busy {
+    fn sleep(&mut self, now_ns: u64, context: PacerContext<'_>) -> Pace {
+        if self.phase == GapPhase::Busy {
             self.since_ns = now_ns;
         }
-        self.stage = Stage::Asleep;
-        terms.stats.set_mode(Mode::Sleeps);
+        self.phase = GapPhase::Asleep;
+        context.stats.set_mode(Mode::Sleeps);
         Pace::Sleep
     }
 
-    /// Whether the budget has as much left, should the spin be in vain. Found empty, it is left alone
-    /// until it is nearly full.
-    fn affords(&mut self, spin_ns: u64, now_ns: u64, terms: Terms<'_>) -> bool {
-        let left_ns = terms.budget.left_ns(now_ns, terms.tuning);
+    /// Whether the budget suffices if the spin turns out to be in vain. A budget that was found empty is not
+    /// used until it is nearly full.
+    fn has_budget(&mut self, spin_ns: u64, now_ns: u64, context: PacerContext<'_>) -> bool {
+        let left_ns = context.budget.left_ns(now_ns, context.tuning);
         if left_ns < spin_ns {
-            self.broke = true;
-            self.judge(now_ns, terms);
+            self.is_exhausted = true;
+            self.judge(now_ns, context);
         }
         left_ns >= spin_ns
     }
 
-    /// Whether spinning is to be considered, and counts it when that changes.
-    fn judge(&mut self, now_ns: u64, terms: Terms<'_>) {
-        if self.broke {
-            // Not with the first little that is earned, or it would be spent and gone in no time.
-            let size_ns = Budget::size_ns(terms.tuning);
+    /// Updates whether spinning is considered, and counts each change.
+    fn judge(&mut self, now_ns: u64, context: PacerContext<'_>) {
+        if self.is_exhausted {
+            // Not as soon as a little is earned, or it would be spent again at once.
+            let size_ns = Budget::size_ns(context.tuning);
             let enough_ns = (size_ns / 4 * 3).max(size_ns.min(2 * WINDOW_MAX_NS));
-            self.broke = terms.budget.left_ns(now_ns, terms.tuning) < enough_ns;
+            self.is_exhausted = context.budget.left_ns(now_ns, context.tuning) < enough_ns;
         }
-        let spins = if !self.heat.is_hot() {
+        let spins = if !self.rate.is_fast() {
             Err(Reason::Slow)
         } else if self.experiment.arm() == Arm::Plain {
             Err(Reason::Vain)
-        } else if self.broke || Budget::size_ns(terms.tuning) == 0 {
+        } else if self.is_exhausted || Budget::size_ns(context.tuning) == 0 {
             Err(Reason::Budget)
         } else {
             Ok(())
@@ -291,7 +292,7 @@ impl Pacer {
         if self.experiment.is_under_way() {
             return;
         }
-        let stats = terms.stats;
+        let stats = context.stats;
         match (was, spins) {
             (Ok(()), Err(Reason::Slow)) => add(&stats.switches_slow, 1),
             (Ok(()), Err(Reason::Budget)) => add(&stats.switches_budget, 1),
@@ -300,7 +301,7 @@ impl Pacer {
         }
     }
 
-    /// Counts what was spent since the clock was read last.
+    /// Counts what was spent since the clock was last read.
     fn count(&mut self, now_ns: u64, in_flight: u32, [arrived, ended]: [u32; 2]) {
         let gone_ns = now_ns.saturating_sub(self.at_ns);
         if arrived > 0 {
@@ -316,7 +317,7 @@ impl Pacer {
         }
         if self.in_flight == 0 {
             self.spent.idle_ns += gone_ns;
-            if self.stage == Stage::Asleep {
+            if self.phase == GapPhase::Asleep {
                 self.spent.held_ns += WAKE_NS * u64::from(arrived);
             }
         }
@@ -327,14 +328,14 @@ impl Pacer {
         (self.at_ns, self.in_flight) = (now_ns, in_flight);
     }
 
-    /// Tells the experiment what was spent, where that is enough.
-    fn account(&mut self, now_ns: u64, terms: Terms<'_>, cpu_ns: impl FnOnce() -> u64) {
-        if !self.heat.is_hot() || Budget::size_ns(terms.tuning) == 0 {
+    /// Reports to the experiment when a stretch or a window is complete.
+    fn account(&mut self, now_ns: u64, context: PacerContext<'_>, cpu_ns: impl FnOnce() -> u64) {
+        if !self.rate.is_fast() || Budget::size_ns(context.tuning) == 0 {
             (self.spent, self.cpu_ns) = (Spent::default(), 0);
             return;
         }
         if self.cpu_ns == 0 {
-            // A load begins or comes back, or an arm is new to it.
+            // A load begins or comes back, or the arm has just changed.
             self.spent = Spent::default();
             if now_ns >= self.settled_ns {
                 self.cpu_ns = cpu_ns();
@@ -348,17 +349,17 @@ impl Pacer {
         self.spent.cpu_ns = cpu_ns.saturating_sub(std::mem::replace(&mut self.cpu_ns, cpu_ns));
         let spent = std::mem::take(&mut self.spent);
         let was = self.experiment.arm();
-        let standing = self.experiment.verdict();
+        let current = self.experiment.verdict();
         if let Some(found) = self.experiment.pass(now_ns, spent)
-            && let Some((verdict, gain)) = verdict(&found, standing, terms.tuning.spin_worth)
+            && let Some((verdict, gain)) = verdict(&found, current, context.tuning.spin_worth)
         {
             self.experiment.decide(now_ns, verdict);
-            match (standing, verdict) {
-                (Arm::Other, Arm::Plain) => add(&terms.stats.switches_vain, 1),
-                (Arm::Plain, Arm::Other) => add(&terms.stats.switches_fast, 1),
+            match (current, verdict) {
+                (Arm::Other, Arm::Plain) => add(&context.stats.switches_vain, 1),
+                (Arm::Plain, Arm::Other) => add(&context.stats.switches_fast, 1),
                 _ => {}
             }
-            publish(&found, verdict, gain, now_ns, terms.stats);
+            publish(&found, verdict, gain, now_ns, context.stats);
         }
         if self.experiment.arm() != was {
             (self.cpu_ns, self.settled_ns) = (0, now_ns + SETTLE_NS);
@@ -377,33 +378,36 @@ impl Pacer {
         now_ns.saturating_sub(self.since_ns)
     }
 
-    /// A spin ends and nothing came of it.
-    fn give_up(&mut self, now_ns: u64, terms: Terms<'_>) {
-        if self.stage == Stage::Spin {
+    /// Ends a spin in vain.
+    fn end_vain_spin(&mut self, now_ns: u64, context: PacerContext<'_>) {
+        if self.phase == GapPhase::Spin {
             let spun_ns = self.gap_ns(now_ns);
-            add(&terms.stats.spin_wasted_ns, spun_ns);
-            terms.budget.spend(now_ns, spun_ns, spun_ns, terms.tuning);
+            add(&context.stats.spin_wasted_ns, spun_ns);
+            context
+                .budget
+                .spend(now_ns, spun_ns, spun_ns, context.tuning);
         }
     }
 
-    /// There is something to do again: what the gap was like.
-    fn end_gap(&mut self, now_ns: u64, terms: Terms<'_>) {
+    /// Ends a gap, because there is work again.
+    fn end_gap(&mut self, now_ns: u64, context: PacerContext<'_>) {
         let gap_ns = self.gap_ns(now_ns);
-        match self.stage {
-            Stage::Busy => {}
-            Stage::Spin => {
-                add(&terms.stats.spin_hit_ns, gap_ns);
-                terms.budget.spend(now_ns, gap_ns, 0, terms.tuning);
+        match self.phase {
+            GapPhase::Busy => {}
+            GapPhase::Spin => {
+                add(&context.stats.spin_hit_ns, gap_ns);
+                context.budget.spend(now_ns, gap_ns, 0, context.tuning);
                 self.window().note(gap_ns, true);
             }
-            Stage::Asleep => self.window().note(gap_ns, false),
+            GapPhase::Asleep => self.window().note(gap_ns, false),
         }
     }
 }
 
-/// Whether to spin, as soon as that is plain. A guest that asks as soon as it is answered asks more often, or less, where
-/// spinning helps it, or takes its core. Of one that asks by its own clock, the time to the answer tells.
-fn verdict(found: &Finding, standing: Arm, spin_worth: u32) -> Option<(Arm, Gain)> {
+/// Whether to spin, as soon as the result is clear. A guest that sends its next request after an answer has a
+/// rate that shows whether spinning helps it or takes its core. For a guest that sends requests by its own
+/// clock the response time decides.
+fn verdict(found: &Finding, current: Arm, spin_worth: u32) -> Option<(Arm, Gain)> {
     let plain = &found.plain;
     let is_clocked =
         4 * plain.prompted < 3 * plain.requests || 4 * plain.idle_ns > 3 * plain.wall_ns;
@@ -415,7 +419,7 @@ fn verdict(found: &Finding, standing: Arm, spin_worth: u32) -> Option<(Arm, Gain
     };
     let cores = found.other.cores() - plain.cores();
     let needed = (cores / spin_worth as f32).max(GAIN_MIN);
-    Some((found.judge(&gain, needed, standing)?, gain))
+    Some((found.judge(&gain, needed, current)?, gain))
 }
 
 fn publish(found: &Finding, verdict: Arm, gain: Gain, now_ns: u64, stats: &Stats) {

@@ -1,19 +1,20 @@
-//! Log-linear histograms of times: the octave of a value and the first bits after its leading one.
+//! Log-linear histograms of times: a bucket is the octave of a value and the bits after its leading one.
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::stats::add;
 
-/// Times are counted in units of 32 ns: nothing here is measured more exactly than that.
+/// Times are counted in units of 32 ns; no measurement here is more precise.
 const UNIT_LOG: u32 = 5;
 
-/// Eight buckets an octave: a quantile is off by 6 % at most. From 0 to 8.6 s; what is longer counts as that.
+/// Eight buckets per octave: the error of a quantile is at most 6 %. Covers 0 to 8.6 s; longer times count as
+/// the maximum.
 pub(crate) type Fine = Histogram<3, 208>;
-/// Four buckets an octave, over the same range.
+/// Four buckets per octave, over the same range.
 pub(crate) type Coarse = Histogram<2, 108>;
 
-/// `1 << SUB_LOG` buckets to an octave, `BUCKETS` of them. One writer.
+/// A histogram with `1 << SUB_LOG` buckets per octave and `BUCKETS` in total. It has one writer.
 #[derive(Debug)]
 pub(crate) struct Histogram<const SUB_LOG: u32, const BUCKETS: usize> {
     counts: [AtomicU64; BUCKETS],
@@ -37,7 +38,7 @@ impl<const SUB_LOG: u32, const BUCKETS: usize> Histogram<SUB_LOG, BUCKETS> {
         }
     }
 
-    /// Its values now.
+    /// A snapshot.
     pub(crate) fn read(&self) -> Distribution {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Distribution {
@@ -48,10 +49,10 @@ impl<const SUB_LOG: u32, const BUCKETS: usize> Histogram<SUB_LOG, BUCKETS> {
     }
 }
 
-/// The bucket of a time: the first `1 << sub_log` units have one each, then every octave has as many.
+/// The bucket of a time. The first `1 << sub_log` units have one bucket each; every octave above has as many.
 ///
-/// With four to an octave: 0–31 ns is 0, 96–127 ns is 3, 128–159 ns is 4, 224–255 ns is 7, and
-/// 256–319 ns is 8.
+/// With four buckets per octave: 0–31 ns is 0, 96–127 ns is 3, 128–159 ns is 4, 224–255 ns is 7, and 256–319 ns
+/// is 8.
 #[inline]
 fn bucket_of(ns: u64, sub_log: u32) -> usize {
     let units = ns >> UNIT_LOG;
@@ -64,7 +65,7 @@ fn bucket_of(ns: u64, sub_log: u32) -> usize {
     (u64::from(octave) * sub + (units >> octave)) as usize
 }
 
-/// Where a bucket begins.
+/// The lower bound of a bucket.
 fn start_of(bucket: usize, sub_log: u32) -> u64 {
     let (bucket, sub) = (bucket as u64, 1u64 << sub_log);
     if bucket < sub {
@@ -74,7 +75,7 @@ fn start_of(bucket: usize, sub_log: u32) -> u64 {
     (sub + bucket % sub) << octave << UNIT_LOG
 }
 
-/// What a histogram held at one moment.
+/// A snapshot of a histogram.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Distribution {
     sub_log: u32,
@@ -83,19 +84,19 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// How many times were added.
+    /// Number of times that were added.
     pub fn count(&self) -> u64 {
         self.counts
             .iter()
             .fold(0, |sum: u64, n| sum.wrapping_add(*n))
     }
 
-    /// Their sum.
+    /// Sum of the times.
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns
     }
 
-    /// Their mean; `None` where there are none.
+    /// Mean of the times. `None`: the histogram is empty.
     pub fn mean_ns(&self) -> Option<f64> {
         match self.count() {
             0 => None,
@@ -103,8 +104,8 @@ impl Distribution {
         }
     }
 
-    /// The time that a share of them did not exceed, interpolated within its bucket; `None` where there
-    /// are none.
+    /// The time that this share of the times does not exceed, interpolated within its bucket. `None`: the
+    /// histogram is empty.
     pub fn quantile_ns(&self, share: f64) -> Option<f64> {
         let count = self.count();
         if count == 0 {
@@ -124,24 +125,24 @@ impl Distribution {
             }
             below += n;
         }
-        // Rounding alone leads here.
+        // Only reached through rounding errors.
         Some(start_of(self.counts.len(), self.sub_log) as f64)
     }
 
-    /// How many were below a power of two of nanoseconds, from 256 on: exact, since buckets begin there.
+    /// Number of times below a power of two of nanoseconds, from 256 up. Exact, since buckets begin there.
     pub fn below_ns(&self, power: u32) -> u64 {
         let first_above = bucket_of(1 << power, self.sub_log);
         let below = self.counts.iter().take(first_above);
         below.fold(0, |sum: u64, n| sum.wrapping_add(*n))
     }
 
-    /// Buckets that hold anything: where each begins, in nanoseconds, and how many are in it.
+    /// The buckets that are not empty: lower bound in nanoseconds, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
         let counts = self.counts.iter().enumerate().filter(|(_, n)| **n > 0);
         counts.map(|(bucket, n)| (start_of(bucket, self.sub_log), *n))
     }
 
-    /// Adds another of the same kind of histogram.
+    /// Adds a snapshot of a histogram of the same kind.
     pub fn merge(&mut self, other: &Distribution) {
         debug_assert_eq!(self.sub_log, other.sub_log);
         for (own, other) in self.counts.iter_mut().zip(&other.counts) {
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_counts_as_the_longest() {
+    fn too_long_times_count_as_the_maximum() {
         let histogram = Coarse::new();
         for ns in [u64::MAX, 1 << 40, 1 << 33] {
             histogram.add(ns, 1);
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_one_has_no_mean_and_no_quantile() {
+    fn an_empty_histogram_has_no_mean_and_no_quantile() {
         let read = Fine::new().read();
         assert_eq!((read.count(), read.sum_ns()), (0, 0));
         assert_eq!((read.mean_ns(), read.quantile_ns(0.5)), (None, None));
@@ -206,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn quantiles_are_near_the_exact_ones(
+        fn quantiles_are_near_the_exact_values(
             logs in prop::collection::vec(0.0f64..32.9, 1..400),
             share in 0.0f64..=1.0,
         ) {
@@ -218,16 +219,16 @@ mod tests {
             }
             times.sort_unstable();
             let truth = exact(&times, share);
-            // One bucket's width, of an eighth and a quarter of the value, and never less than a unit.
+            // One bucket is an eighth or a quarter of the value wide, and at least one unit.
             for (read, width) in [(fine.read(), 0.125), (coarse.read(), 0.25)] {
-                let told = read.quantile_ns(share).unwrap();
-                prop_assert!((told - truth).abs() <= truth * width + 32.0, "{told} for {truth}");
+                let quantile = read.quantile_ns(share).unwrap();
+                prop_assert!((quantile - truth).abs() <= truth * width + 32.0, "{quantile} for {truth}");
                 prop_assert_eq!(read.sum_ns(), times.iter().sum::<u64>());
             }
         }
 
         #[test]
-        fn a_merge_counts_all_and_bounds_are_exact(
+        fn a_merge_counts_all_and_powers_of_two_are_exact(
             left in prop::collection::vec(0u64..1 << 34, 0..100),
             right in prop::collection::vec(0u64..1 << 34, 0..100),
             power in 8u32..33,

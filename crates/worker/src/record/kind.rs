@@ -1,50 +1,50 @@
-//! What sort of request a number is about, and what sort of error.
+//! Kinds of requests and of errors, for counters.
 
 use cleave_blk::{Status, Verb};
 
 /// Size classes: up to 4 KiB, 16 KiB, 64 KiB, 256 KiB, and larger.
 const CLASSES: usize = 5;
-/// The last so many classes hold requests that may be split: those of 32 KiB and more.
+/// The last classes, which contain requests that may be split: those of 32 KiB and more.
 const SPLIT_CLASSES: usize = 3;
 
-/// Which way the data of a request goes.
+/// Direction of a request's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum Category {
     /// To the guest.
     Read,
     /// From the guest.
     Write,
-    /// None: a flush.
+    /// A flush, which has none.
     Flush,
-    /// None: discard, write-zeroes, get-id, and requests for no bytes.
+    /// Discard, write-zeroes, get-id, and requests for no bytes.
     Other,
 }
 
-impl Way {
-    /// One word.
+impl Category {
+    /// Its name in output.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Read => "read",
-            Way::Write => "write",
-            Way::Flush => "flush",
-            Way::Other => "other",
+            Category::Read => "read",
+            Category::Write => "write",
+            Category::Flush => "flush",
+            Category::Other => "other",
         }
     }
 }
 
-/// A direction and, of reads and writes, a size class.
+/// A direction, and for reads and writes a size class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind(u8);
 
 impl Kind {
-    /// How many there are.
+    /// Number of kinds.
     pub const COUNT: usize = 2 * CLASSES + 2;
-    /// How many of them may be split.
+    /// Number of kinds whose requests may be split.
     pub(crate) const SPLIT_COUNT: usize = 2 * SPLIT_CLASSES;
     const FLUSH: Kind = Kind(2 * CLASSES as u8);
     const OTHER: Kind = Kind(2 * CLASSES as u8 + 1);
 
-    /// All of them, in order.
+    /// All kinds, in order.
     pub fn all() -> impl Iterator<Item = Kind> {
         (0..Kind::COUNT as u8).map(Kind)
     }
@@ -60,21 +60,23 @@ impl Kind {
     }
 
     /// Its direction.
-    pub fn way(self) -> Way {
+    pub fn way(self) -> Category {
         match self {
-            Kind::FLUSH => Way::Flush,
-            Kind::OTHER => Way::Other,
-            Kind(at) if usize::from(at) < CLASSES => Way::Read,
-            Kind(_) => Way::Write,
+            Kind::FLUSH => Category::Flush,
+            Kind::OTHER => Category::Other,
+            Kind(at) if usize::from(at) < CLASSES => Category::Read,
+            Kind(_) => Category::Write,
         }
     }
 
-    /// Its size class in one word: the largest size in it.
+    /// The name of its size class: the largest size in it.
     pub fn size(self) -> &'static str {
         const NAMES: [&str; CLASSES] = ["4K", "16K", "64K", "256K", "larger"];
         match self.way() {
-            Way::Read | Way::Write => NAMES.get(self.class()).copied().unwrap_or("larger"),
-            Way::Flush | Way::Other => "none",
+            Category::Read | Category::Write => {
+                NAMES.get(self.class()).copied().unwrap_or("larger")
+            }
+            Category::Flush | Category::Other => "none",
         }
     }
 
@@ -87,19 +89,19 @@ impl Kind {
         usize::from(self.0)
     }
 
-    /// Its place among the kinds that a request may be split in.
+    /// Its index among the kinds whose requests may be split.
     #[inline]
     pub(crate) fn split_index(self) -> Option<usize> {
         let above = self.class().checked_sub(CLASSES - SPLIT_CLASSES)?;
         match self.way() {
-            Way::Read => Some(above),
-            Way::Write => Some(above + SPLIT_CLASSES),
-            Way::Flush | Way::Other => None,
+            Category::Read => Some(above),
+            Category::Write => Some(above + SPLIT_CLASSES),
+            Category::Flush | Category::Other => None,
         }
     }
 }
 
-/// Powers of four: the class of a length is how often four divides what is left of its 4 KiB blocks.
+/// The classes are powers of four: the class is how often four divides the length in 4 KiB blocks.
 #[inline]
 fn class_of(len_bytes: u64) -> u8 {
     match (len_bytes.saturating_sub(1) >> 12).checked_ilog2() {
@@ -108,25 +110,25 @@ fn class_of(len_bytes: u64) -> u8 {
     }
 }
 
-/// Why a request did not end well.
+/// Why a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The store failed it.
     Store,
-    /// The store had no room left.
+    /// The disk had no space left.
     Space,
-    /// Its data lay where no guest memory is.
+    /// Its data was outside guest memory.
     Memory,
-    /// It was no valid request for this disk: out of range, of a wrong length, a write to a read-only disk.
+    /// It was not valid for this disk: out of range, of a wrong length, or a write to a read-only disk.
     Invalid,
-    /// Of a type that this disk does not do, or that its store turned out not to do.
+    /// Its type is not supported by this disk, or was found to be unsupported by its store.
     Unsupported,
-    /// A chain too broken to carry a status.
+    /// The chain was too broken to carry a status.
     Broken,
 }
 
 impl ErrorKind {
-    /// All of them, in order.
+    /// All kinds of errors, in order.
     pub const ALL: [ErrorKind; 6] = [
         ErrorKind::Store,
         ErrorKind::Space,
@@ -136,7 +138,7 @@ impl ErrorKind {
         ErrorKind::Broken,
     ];
 
-    /// One word.
+    /// Its name in output.
     pub fn name(self) -> &'static str {
         match self {
             ErrorKind::Store => "store",
@@ -148,7 +150,7 @@ impl ErrorKind {
         }
     }
 
-    /// Of an op that failed.
+    /// The kind for an op that failed.
     pub(crate) fn of_errno(errno: i32) -> ErrorKind {
         use rustix::io::Errno;
         match Errno::from_raw_os_error(errno) {
@@ -159,7 +161,7 @@ impl ErrorKind {
         }
     }
 
-    /// Of a request that was refused.
+    /// The kind for a request that was refused.
     pub(crate) fn of_status(status: Status) -> ErrorKind {
         match status {
             Status::Unsupp => ErrorKind::Unsupported,
@@ -195,8 +197,8 @@ mod tests {
         ];
         for (verb, len_bytes, expected) in rows {
             let kind = Kind::of(verb, len_bytes);
-            let told = format!("{} {}", kind.way().name(), kind.size());
-            assert_eq!(told, expected, "{verb:?} of {len_bytes}");
+            let name = format!("{} {}", kind.way().name(), kind.size());
+            assert_eq!(name, expected, "{verb:?} of {len_bytes}");
             assert!(kind.index() < Kind::COUNT);
         }
         let mut names: Vec<_> = Kind::all().map(|kind| (kind.way(), kind.size())).collect();

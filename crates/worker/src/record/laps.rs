@@ -1,45 +1,45 @@
-//! Time as a worker's loop sees it.
+//! When a worker reads the clock.
 
 use std::time::Instant;
 
-/// Of so many working laps, the first few are timed where requests end on the spot: reading the clock costs
-/// a third of such a request. Several in a row, as the time between two tells how long a chain can have
-/// waited.
+/// Of this many laps with work, the first few are timed if requests complete inline: reading the clock costs a
+/// third of such a request. Several successive laps are timed, since the time between two of them bounds how
+/// long a chain waited.
 const LAPS: u32 = 512;
 const TIMED: u32 = 4;
-/// Of laps that follow a sleep, one in so many is timed.
+/// One in this many laps after a sleep is timed.
 const WOKEN_EVERY: u32 = 4;
-/// Timed laps between two in which a request's planning and publishing are timed too.
+/// Number of timed laps between two in which the planning and publishing of a request are timed too.
 const PROBED_EVERY: u32 = 8;
 
-/// The clock of one worker, in nanoseconds of its disk's time.
+/// The clock of one worker, in nanoseconds on its device's clock.
 ///
-/// A lap in which a request goes to the engine, or comes back from it, reads the clock once, when it is first
-/// asked for; its requests are taken and end at that time. Requests that end on the spot need no time
-/// but their lap's length, and those of [`TIMED`] laps in [`LAPS`] stand for the rest; one in
-/// [`WOKEN_EVERY`] of those that follow a sleep is timed too. A lap that finds nothing reads no clock.
+/// A lap in which a request is pushed to the store or completes there reads the clock once, when the time is
+/// first needed; all its requests are taken and complete at that time. For inline requests only the lap's
+/// length is needed: [`TIMED`] laps in [`LAPS`] are timed for all, and one in [`WOKEN_EVERY`] of those after a
+/// sleep. A lap without work reads no clock.
 #[derive(Debug)]
 pub(crate) struct Laps {
     epoch: Instant,
     on: bool,
     now_ns: u64,
-    /// `now_ns` is of this lap.
+    /// `now_ns` was read in this lap.
     fresh: bool,
-    /// The lap before found nothing, or the worker has slept since.
+    /// The previous lap had no work, or the worker has slept since.
     idle: bool,
     /// This lap is timed.
     timed: bool,
-    /// A request ended on the spot in this timed lap.
+    /// A request completed inline in this timed lap.
     spot: bool,
     left: u32,
     woken_left: u32,
     probes_left: u32,
     probe: Probe,
-    /// When the request whose planning is timed was taken.
+    /// When the request was taken whose planning is timed.
     taken_ns: Option<u64>,
 }
 
-/// What of a request is timed apart in this lap.
+/// Which stages of a request are timed in this lap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Probe {
     plan: bool,
@@ -64,7 +64,7 @@ impl Laps {
         }
     }
 
-    /// This lap's time.
+    /// The time of this lap.
     #[inline]
     pub(crate) fn now_ns(&mut self) -> u64 {
         if !self.fresh {
@@ -74,64 +74,64 @@ impl Laps {
         self.now_ns
     }
 
-    /// The time, read anew; never 0.
+    /// Reads the clock. Never returns 0.
     pub(crate) fn read(&self) -> u64 {
         let ns = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
         ns.max(1)
     }
 
-    /// Whether this lap's length is wanted.
+    /// Whether the length of this lap is to be recorded.
     #[inline]
     pub(crate) fn is_timed(&self) -> bool {
         self.timed
     }
 
-    /// A request has ended on the spot, in a timed lap.
+    /// A request completed inline in a timed lap.
     pub(crate) fn note_spot(&mut self) {
         self.now_ns();
         self.spot = true;
     }
 
-    /// How long this lap took until now, where that is wanted.
+    /// Length of this lap so far, if it is to be recorded.
     #[inline]
     pub(crate) fn length_ns(&self) -> Option<u64> {
         self.spot.then(|| self.read().saturating_sub(self.now_ns))
     }
 
-    /// This lap's time, if it has one.
+    /// The time of this lap, if the clock was read.
     #[inline]
     pub(crate) fn known_ns(&self) -> Option<u64> {
         self.fresh.then_some(self.now_ns)
     }
 
-    /// Whether the lap before found nothing, or the worker has slept since: what was not there then came a
-    /// moment ago, or woke the worker.
+    /// Whether the previous lap had no work, or the worker has slept since. A chain that was not in the ring
+    /// then has just arrived, or has woken the worker.
     #[inline]
     pub(crate) fn was_idle(&self) -> bool {
         self.idle
     }
 
-    /// A chain was taken, in a timed lap: the time of that is wanted of the first in a lap now and then.
+    /// A chain was taken in a timed lap. The first one of some laps is timed by itself.
     #[cold]
     pub(crate) fn taking(&mut self) {
         self.now_ns();
         let wanted = std::mem::take(&mut self.probe.plan);
-        // The lap's time may be that of an end before.
+        // Read again: the lap's time may be that of an earlier completion.
         self.taken_ns = wanted.then(|| self.read());
     }
 
-    /// How long the planning of the request at hand took until now, where that is wanted.
+    /// How long the planning of the current request took, if it is timed.
     pub(crate) fn plan_ns(&mut self) -> Option<u64> {
         let taken_ns = self.taken_ns.take()?;
         Some(self.read().saturating_sub(taken_ns))
     }
 
-    /// Whether to time from the end of this request to its publishing.
+    /// Whether to time the publishing of this request.
     pub(crate) fn wants_publish(&mut self) -> bool {
         std::mem::take(&mut self.probe.publish)
     }
 
-    /// A lap that worked has ended, without having slept so far.
+    /// A lap with work has ended, and has not slept yet.
     #[inline]
     pub(crate) fn worked(&mut self) {
         if !self.on {
@@ -142,7 +142,7 @@ impl Laps {
             Some(left) => left,
         };
         let timed = self.left > LAPS - TIMED;
-        // The last of a few has its successor's chains told when they cannot have been there.
+        // The lap after the last timed one still reports when its chains cannot have been in the ring.
         if !timed && !self.timed && !self.fresh {
             self.idle = false;
             return;
@@ -151,7 +151,7 @@ impl Laps {
         self.idle = false;
     }
 
-    /// A lap that found nothing has ended.
+    /// A lap without work has ended.
     #[inline]
     pub(crate) fn idled(&mut self) {
         self.fresh = false;
@@ -187,7 +187,7 @@ impl Laps {
 mod tests {
     use super::*;
 
-    /// How many of so many laps were timed, `sleep` after each or not.
+    /// How many of `laps` were timed, with or without a sleep after each.
     fn timed(laps: u32, sleep: bool, on: bool) -> u32 {
         let mut clock = Laps::new(Instant::now(), on);
         (0..laps)
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lap_without_requests_on_the_spot_has_no_length() {
+    fn a_lap_without_inline_requests_has_no_length() {
         let mut clock = Laps::new(Instant::now(), true);
         clock.now_ns();
         assert_eq!(clock.length_ns(), None);

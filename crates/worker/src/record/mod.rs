@@ -1,9 +1,8 @@
-//! What a disk did and how long it took: counters and histograms that a worker writes and anyone reads.
+//! Counters and times of a disk: written by its workers, readable by any thread.
 //!
-//! A `Lane` writes its vring's [`VringRecord`] through a `Recorder`, with plain loads
-//! and stores: it is the only writer. Readers load each number for itself, so that sums over several may be
-//! a request apart. The clock is read at most once in a lap, and seldom where a lap is only a few hundred
-//! nanoseconds long (see `Laps`).
+//! A `Lane` writes its vring's [`VringRecord`] through a `Recorder` with plain loads and stores, as the only
+//! writer. Readers load each number separately, so sums over several numbers can differ by a request. The clock
+//! is read at most once per lap, and rarely where a lap lasts only a few hundred nanoseconds (see `Laps`).
 
 mod histogram;
 mod kind;
@@ -17,16 +16,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use histogram::Distribution;
 pub(crate) use histogram::{Coarse, Fine};
-pub use kind::{ErrorKind, Kind, Way};
+pub use kind::{Category, ErrorKind, Kind};
 pub(crate) use laps::Laps;
-pub(crate) use recorder::{Look, Looked, Recorder};
+pub(crate) use recorder::{Recorder, RingCheck, RingState};
 pub(crate) use vring::VringEvent;
 pub use vring::{Stage, Stalled, VringRecord};
 
 use crate::Totals;
 
-/// The records of a device's vrings. A vring that once started keeps its record, so that totals survive
-/// sessions; the lock is taken when one starts, and by readers.
+/// The records of a device's vrings. A record is kept once its vring has started, so that totals survive
+/// sessions. The lock is taken by readers and when a vring starts.
 #[derive(Debug)]
 pub struct Records {
     on: bool,
@@ -34,7 +33,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// None yet.
+    /// An empty set.
     pub(crate) fn new(recording: Recording) -> Records {
         Records {
             on: recording == Recording::On,
@@ -42,25 +41,25 @@ impl Records {
         }
     }
 
-    /// Whether more than counts is recorded, and [`Records::all`] shows it.
+    /// Whether times are recorded, and [`Records::all`] shows them.
     pub fn is_on(&self) -> bool {
         self.on
     }
 
-    /// Of all vrings that ever started, by index; none where only counts are kept.
+    /// Records of all vrings that ever started, by index. Empty if only counts are kept.
     pub fn all(&self) -> Vec<Arc<VringRecord>> {
         let vrings = self.lock();
         vrings.values().filter(|_| self.on).cloned().collect()
     }
 
-    /// Adds what all vrings did, whatever else is recorded.
+    /// Adds the counters of all vrings, which are kept even if times are not.
     pub(crate) fn add_to(&self, totals: &mut Totals) {
         self.lock()
             .values()
             .for_each(|record| record.add_to(totals));
     }
 
-    /// The requests of each vring that the disk failed and that wait. Recorded also where nothing else is.
+    /// The stalled requests of each vring. Recorded even if times are not.
     pub fn stalled(&self) -> Vec<(u16, Stalled)> {
         let vrings = self.lock();
         let each = vrings.iter();
@@ -68,7 +67,7 @@ impl Records {
             .collect()
     }
 
-    /// How many requests are held.
+    /// Number of held requests.
     pub(crate) fn held(&self) -> u64 {
         let stalled = self.stalled();
         stalled
@@ -77,7 +76,7 @@ impl Records {
             .sum()
     }
 
-    /// The writer for a vring of this size that starts.
+    /// A writer for a vring of this size that starts.
     pub(crate) fn recorder(&self, index: u16, vring_size: u16) -> Recorder {
         let mut vrings = self.lock();
         let record = vrings
@@ -91,12 +90,12 @@ impl Records {
     }
 }
 
-/// Whether workers record what [`Records`] shows.
+/// Whether workers record times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Recording {
-    /// They do.
+    /// Counts and times.
     #[default]
     On,
-    /// They count, and measure no times.
+    /// Only counts.
     Off,
 }

@@ -1,4 +1,4 @@
-//! The one writer of a vring's record.
+//! The writer of a vring's record.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,23 +11,23 @@ use super::{ErrorKind, Kind, Laps, Stalled, VringEvent, VringRecord};
 use crate::slots::Ended;
 use crate::stats::add;
 
-/// Whether a lane has taken all that is in its ring.
+/// Whether a lap left chains in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Looked {
-    /// It did.
+pub(crate) enum RingState {
+    /// Nothing.
     Drained,
-    /// Chains were left for want of room or of time.
+    /// Chains that the lap had no room or no time for.
     Left,
 }
 
-/// A look at a ring, as it was when its lap had taken what it could.
+/// A check of a ring, at the end of its lap's acceptance.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look {
-    /// See [`Vring::seen`](cleave_guest::Vring::seen).
+pub(crate) struct RingCheck {
+    /// The available index that was read; see [`Vring::seen`](cleave_guest::Vring::seen).
     pub(crate) seen: u16,
     pub(crate) left: u16,
-    pub(crate) looked: Looked,
-    /// Chains were taken in this lap.
+    pub(crate) state: RingState,
+    /// Whether chains were taken in this lap.
     pub(crate) took: bool,
 }
 
@@ -37,8 +37,9 @@ pub(crate) struct Recorder {
     record: Arc<VringRecord>,
     /// `None`: it only counts.
     open: Option<Box<Open>>,
-    /// The last look left the ring empty at a time that is not known, and `Looks` was not told: nearly every
-    /// look of a worker that polls a disk which answers on the spot, so this is one store beside the lane.
+    /// The last check found the ring empty at an unknown time, and `RingChecks` does not know of it yet. This is
+    /// nearly every check of a worker that polls a disk with inline completion, so it costs one store, next to
+    /// the lane.
     drained: bool,
 }
 
@@ -46,68 +47,67 @@ pub(crate) struct Recorder {
 struct Open {
     /// When the request of each head was taken; 0: none.
     begun: Arc<[AtomicU64]>,
-    /// Requests taken in this lap, of each kind: all that were timed, and of these the ones that ended on
-    /// the spot.
+    /// Requests that were taken in this lap, by kind: all requests that were timed, and those among them that
+    /// completed inline.
     taken: Batch,
     spot: Batch,
-    looks: Looks,
-    /// A request that has ended, whose publishing is timed.
+    checks: RingChecks,
+    /// A completed request whose publishing is timed.
     publishing: Option<(Kind, u64)>,
     zeroes: Sampler,
 }
 
-/// When the ring was looked at. A look finds all chains that are there, which are then taken in this lap or
-/// later ones; so whatever one look brought came after the look before it.
+/// When the ring was checked. A check finds all chains that are in the ring; they are taken in the same lap or
+/// in later ones. So a chain that a check found arrived after the previous check.
 #[derive(Debug, Default)]
-struct Looks {
-    /// The available index that the last look found.
+struct RingChecks {
+    /// The available index that the last check read.
     seen: u16,
-    /// Time of the last look, where that lap had one.
+    /// Time of the last check, if its lap has one.
     last_ns: Option<u64>,
-    /// Time of the look before those chains came that are being taken; `None`: not known.
+    /// Time of the check before the one that found the chains which are being taken. `None`: not known.
     since_ns: Option<u64>,
-    /// So many of those are left, and more may be in the ring.
+    /// How many of those chains are left.
     left: u16,
     more: bool,
 }
 
-impl Looks {
-    /// The look before left nothing, at a time that is not known. So this one found something if
-    /// something was taken.
-    fn drained_before(&mut self, look: Look) {
-        self.seen = look.seen.wrapping_sub(u16::from(look.took));
+impl RingChecks {
+    /// The previous check left nothing, at an unknown time. So this check found something if chains were taken.
+    fn drained_before(&mut self, check: RingCheck) {
+        self.seen = check.seen.wrapping_sub(u16::from(check.took));
         self.last_ns = None;
         (self.left, self.more) = (0, false);
     }
 
-    /// At the end of a lap's acceptance: how long what was taken in it waited at most.
+    /// At the end of a lap's acceptance: the maximum time that the chains which it took had waited.
     #[inline]
-    fn waited_ns(&mut self, look: Look, laps: &Laps) -> Option<u64> {
+    fn waited_ns(&mut self, check: RingCheck, laps: &Laps) -> Option<u64> {
         let now_ns = laps.known_ns();
-        let found = look.seen != self.seen;
+        let found = check.seen != self.seen;
         let mut since_ns = self.since_ns;
         if found {
             let before_ns = match laps.was_idle() && !self.more {
                 true => now_ns,
                 false => self.last_ns,
             };
-            // Of what this lap took, the first may have been left by the look before.
+            // The first chains that this lap took may be left over from the previous check.
             since_ns = match self.left {
                 0 => before_ns,
                 _ => since_ns.and_then(|since| Some(since.min(before_ns?))),
             };
             self.since_ns = before_ns;
-            self.seen = look.seen;
+            self.seen = check.seen;
         }
-        if found || look.looked == Looked::Drained {
+        if found || check.state == RingState::Drained {
             self.last_ns = now_ns;
         }
-        (self.left, self.more) = (look.left, look.looked == Looked::Left);
+        (self.left, self.more) = (check.left, check.state == RingState::Left);
         Some(now_ns?.saturating_sub(since_ns?))
     }
 }
 
-/// Numbers of requests by kind, and which kinds there are.
+/// Numbers of requests by kind, and the kinds that occur.
 #[derive(Debug, Default)]
 struct Batch {
     counts: [u32; Kind::COUNT],
@@ -123,7 +123,7 @@ impl Batch {
         }
     }
 
-    /// Empties it, kind by kind.
+    /// Empties it and passes on each kind and number.
     #[inline]
     fn drain(&mut self, mut to: impl FnMut(usize, u64)) {
         while self.kinds != 0 {
@@ -137,14 +137,14 @@ impl Batch {
 }
 
 impl Recorder {
-    /// For a vring of this size that starts; `None`: only counts.
+    /// For a vring that starts. `vring_size` is `None` if only counts are kept.
     pub(super) fn new(record: Arc<VringRecord>, vring_size: Option<u16>) -> Recorder {
         let open = vring_size.map(|vring_size| {
             Box::new(Open {
                 begun: record.begin(vring_size),
                 taken: Batch::default(),
                 spot: Batch::default(),
-                looks: Looks::default(),
+                checks: RingChecks::default(),
                 publishing: None,
                 zeroes: Sampler::new(),
             })
@@ -156,9 +156,9 @@ impl Recorder {
         }
     }
 
-    // What happens to a request, in this order.
+    // Events of a request, in order.
 
-    /// A request is about to go to the engine: times its planning now and then. In a timed lap only.
+    /// A request is about to be pushed to the store. Called in timed laps, of which some time the planning.
     #[cold]
     pub(crate) fn planned(&mut self, request: &Request, laps: &mut Laps) {
         if self.open.is_some()
@@ -171,7 +171,7 @@ impl Recorder {
         }
     }
 
-    /// It has gone there. `data`: where a read's data goes.
+    /// It was pushed. `data`: the destination of a read's data.
     #[inline]
     pub(crate) fn began(
         &mut self,
@@ -193,7 +193,7 @@ impl Recorder {
         }
     }
 
-    /// So many like this went there and came back on the spot, well; or never needed to go.
+    /// `n` such requests completed inline successfully, or needed no op.
     #[inline]
     pub(crate) fn at_once(&mut self, verb: Verb, len_bytes: u64, n: u32) {
         let kind = Kind::of(verb, len_bytes);
@@ -205,13 +205,13 @@ impl Recorder {
         }
     }
 
-    /// Whether a request that ends on the spot is to be looked at more closely, in any lap.
+    /// Whether details of an inline request are needed, also outside timed laps.
     #[inline]
     pub(crate) fn watches(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.zeroes.wants())
     }
 
-    /// Looks at a request that ended on the spot, in a lap that is timed or where [`Recorder::watches`].
+    /// Details of a request that completed inline, in a timed lap or if [`Recorder::watches`].
     #[cold]
     pub(crate) fn watch(
         &mut self,
@@ -238,7 +238,7 @@ impl Recorder {
         }
     }
 
-    /// Its last op has ended.
+    /// Its last op has completed.
     #[inline]
     pub(crate) fn ended(
         &mut self,
@@ -288,7 +288,7 @@ impl Recorder {
         }
     }
 
-    /// It failed and is about to be done again: what follows is as of a new request.
+    /// It failed and is about to be repeated. The events that follow are those of a new request.
     #[cold]
     pub(crate) fn redone(&mut self, head: u16) {
         self.record.count(VringEvent::Redone);
@@ -299,7 +299,7 @@ impl Recorder {
         open.zeroes.take(head);
     }
 
-    /// The requests that began since the last look at the ring did not come from there.
+    /// The requests that began since the last check of the ring did not come from the ring.
     #[cold]
     pub(crate) fn forget_taken(&mut self) {
         if let Some(open) = &mut self.open {
@@ -307,25 +307,25 @@ impl Recorder {
         }
     }
 
-    /// Shows what waits because the disk failed it.
+    /// Shows the stalled requests.
     #[cold]
     pub(crate) fn show_stalled(&mut self, stalled: Option<Stalled>) {
         self.record.show_stalled(stalled);
     }
 
-    /// It never went to the engine.
+    /// It was refused before it reached the store.
     #[cold]
     pub(crate) fn refused(&mut self, status: Status) {
         count(&self.record.refused, ErrorKind::of_status(status));
     }
 
-    /// It was no request at all.
+    /// The chain held no request.
     #[cold]
     pub(crate) fn broken(&mut self) {
         count(&self.record.refused, ErrorKind::Broken);
     }
 
-    /// The guest was shown what has ended, and called if it wants that.
+    /// Completed requests were published, and the guest was called if it wants that.
     #[cold]
     pub(crate) fn published(&mut self, laps: &Laps) {
         let Some(open) = &mut self.open else { return };
@@ -338,7 +338,7 @@ impl Recorder {
 
     // Signals.
 
-    /// The guest was called, so long after what it is told of was published.
+    /// The guest was called. The call was held back for `held_ns`.
     #[inline]
     pub(crate) fn called(&mut self, held_ns: u64) {
         self.record.count(VringEvent::Call);
@@ -347,7 +347,7 @@ impl Recorder {
         }
     }
 
-    /// Counts whatever else is no request.
+    /// Counts any other event.
     #[inline]
     pub(crate) fn count(&mut self, event: VringEvent) {
         self.record.count(event);
@@ -355,21 +355,21 @@ impl Recorder {
 
     // Laps.
 
-    /// A lap without a clock reading has taken all that was in the ring, or found nothing there.
+    /// A lap without a clock reading has left the ring empty.
     #[inline]
     pub(crate) fn drained(&mut self) {
         self.drained = true;
     }
 
-    /// Any other lap has taken what it could: tells how long that waited in the ring, at most.
+    /// Any other lap: records how long the chains that it took had waited in the ring, at most.
     #[inline]
-    pub(crate) fn looked(&mut self, look: Look, laps: &Laps) {
+    pub(crate) fn ring_checked(&mut self, check: RingCheck, laps: &Laps) {
         let drained = std::mem::take(&mut self.drained);
         let Some(open) = &mut self.open else { return };
         if drained {
-            open.looks.drained_before(look);
+            open.checks.drained_before(check);
         }
-        let waited_ns = open.looks.waited_ns(look, laps);
+        let waited_ns = open.checks.waited_ns(check, laps);
         if open.taken.kinds != 0 {
             let ring = &self.record.ring;
             open.taken.drain(|at, n| {
@@ -380,7 +380,7 @@ impl Recorder {
         }
     }
 
-    /// A timed lap has ended that took so long: that is the time of all that ended in it on the spot.
+    /// A timed lap has ended. Its length is recorded for all requests that completed inline in it.
     pub(crate) fn lap_ended(&mut self, ns: u64) {
         let Some(open) = &mut self.open else { return };
         let device = &self.record.device;
@@ -397,14 +397,14 @@ fn count(errors: &[AtomicU64; ErrorKind::ALL.len()], kind: ErrorKind) {
 }
 
 impl Drop for Recorder {
-    /// As below.
+    /// Counts the requests of the last lap.
     fn drop(&mut self) {
         self.record.show_stalled(None);
     }
 }
 
 impl Drop for Open {
-    /// Nothing is in flight on a vring that has stopped, or whose worker failed.
+    /// Nothing is in flight on a vring that has stopped or whose worker failed.
     fn drop(&mut self) {
         for begun in &*self.begun {
             begun.store(0, Ordering::Relaxed);
@@ -427,7 +427,7 @@ mod tests {
         /// Chains that the guest has added, and how many there is room for.
         added: u16,
         take_max: u16,
-        /// The clock was read in it.
+        /// The clock was read in this lap.
         has_time: bool,
         /// Another ring kept the worker busy.
         is_busy: bool,
@@ -444,7 +444,7 @@ mod tests {
         )
     }
 
-    /// A recorder, and the one number that tells what it was told.
+    /// A recorder, and the record that it writes.
     fn recorder() -> (Recorder, Arc<VringRecord>) {
         let record = Arc::new(VringRecord::new(0));
         (Recorder::new(record.clone(), Some(8)), record)
@@ -456,13 +456,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn looks_that_have_nothing_to_tell_may_be_kept_silent(plan in prop::collection::vec(lap(), 1..60)) {
+        fn checks_with_nothing_to_report_can_be_skipped(plan in prop::collection::vec(lap(), 1..60)) {
             let (mut full, all) = recorder();
             let (mut brief, most) = recorder();
             let mut laps = Laps::new(Instant::now(), true);
             let (mut seen, mut left, mut unseen) = (0u16, 0u16, 0u16);
             for lap in plan {
-                // What is left from before is taken first, and the ring looked at when none is.
+                // Leftover chains are taken first; the ring is checked only when none are left.
                 let before = left.min(lap.take_max);
                 left -= before;
                 let mut took = before;
@@ -472,9 +472,9 @@ mod tests {
                     let found = unseen.min(lap.take_max - took);
                     (left, took, unseen) = (unseen - found, took + found, 0);
                 }
-                let looked = match took == lap.take_max {
-                    true => Looked::Left,
-                    false => Looked::Drained,
+                let state = match took == lap.take_max {
+                    true => RingState::Left,
+                    false => RingState::Drained,
                 };
                 if lap.has_time {
                     laps.now_ns();
@@ -483,18 +483,18 @@ mod tests {
                         (0..took).for_each(|_| open.taken.add(kind()));
                     }
                 }
-                let look = Look { seen, left, looked, took: took > 0 };
-                full.looked(look, &laps);
-                match looked == Looked::Drained && !lap.has_time {
+                let check = RingCheck { seen, left, state, took: took > 0 };
+                full.ring_checked(check, &laps);
+                match state == RingState::Drained && !lap.has_time {
                     true => brief.drained(),
-                    false => brief.looked(look, &laps),
+                    false => brief.ring_checked(check, &laps),
                 }
                 prop_assert_eq!(all.times(Stage::Ring, kind()), most.times(Stage::Ring, kind()));
                 match took > 0 || lap.is_busy {
                     true => laps.worked(),
                     false => laps.idled(),
                 }
-                // A unit of the histograms, so that two looks are never at one time.
+                // At least one unit of the histograms, so that no two checks have the same time.
                 let now_ns = laps.read();
                 while laps.read() < now_ns + 64 {}
             }
@@ -502,34 +502,34 @@ mod tests {
     }
 
     #[test]
-    fn what_the_look_before_cannot_have_missed_waited_since_then() {
+    fn a_chain_waits_at_most_since_the_previous_check() {
         let (mut recorder, record) = recorder();
         let mut laps = Laps::new(Instant::now(), true);
         for seen in 1..=3 {
             laps.now_ns();
             recorder.open.as_mut().unwrap().taken.add(kind());
-            let look = Look {
+            let check = RingCheck {
                 seen,
                 left: 0,
-                looked: Looked::Drained,
+                state: RingState::Drained,
                 took: true,
             };
-            recorder.looked(look, &laps);
+            recorder.ring_checked(check, &laps);
             laps.worked();
         }
-        // Once a look has no time, nothing tells how long what the next one finds was there.
+        // After a check without a time it is unknown how long the chains of the next check had waited.
         assert_eq!(record.times(Stage::Ring, kind()).count(), 3);
         recorder.drained();
         laps.worked();
         laps.now_ns();
         recorder.open.as_mut().unwrap().taken.add(kind());
-        let look = Look {
+        let check = RingCheck {
             seen: 4,
             left: 0,
-            looked: Looked::Drained,
+            state: RingState::Drained,
             took: true,
         };
-        recorder.looked(look, &laps);
+        recorder.ring_checked(check, &laps);
         assert_eq!(record.times(Stage::Ring, kind()).count(), 3);
     }
 }

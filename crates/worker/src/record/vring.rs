@@ -1,31 +1,31 @@
-//! The record of one vring: what any thread may read of it.
+//! The record of one vring, which any thread may read.
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Coarse, Distribution, ErrorKind, Fine, Kind, Way};
+use super::{Category, Coarse, Distribution, ErrorKind, Fine, Kind};
 use crate::Totals;
 use crate::stats::add;
 
-/// A part of a request's way.
+/// A stage of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// In the ring, while the worker was awake: at most so long.
+    /// In the ring while the worker was awake: the maximum time.
     Ring,
-    /// From the ring to the engine. Sampled.
+    /// From the ring to the store. Sampled.
     Plan,
-    /// With the engine.
+    /// In the store.
     Device,
-    /// From its end to the used index that shows it. Sampled.
+    /// From its completion to the used index that publishes it. Sampled.
     Publish,
 }
 
 impl Stage {
-    /// All of them, in order.
+    /// All stages, in order.
     pub const ALL: [Stage; 4] = [Stage::Ring, Stage::Plan, Stage::Device, Stage::Publish];
 
-    /// One word.
+    /// Its name in output.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Ring => "ring",
@@ -36,7 +36,7 @@ impl Stage {
     }
 }
 
-/// Events of a vring beside its requests; each is counted in the field of [`Totals`] of the same name.
+/// Events of a vring that are not requests. Each is counted in the field of [`Totals`] with the same name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum VringEvent {
     Kick,
@@ -48,40 +48,40 @@ pub(crate) enum VringEvent {
     Redone,
 }
 
-/// Requests of a vring that the disk failed and that wait to be done again: how many, and one of them.
+/// Stalled requests of a vring: how many, and the oldest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stalled {
-    /// Until the operator has them done again or ended.
+    /// Requests that wait for the operator.
     pub held: u32,
-    /// Until a pause is over.
+    /// Requests that wait for a retry.
     pub retrying: u32,
-    /// The oldest, of those that are held if any is: `read`, `write`, `discard` or `write-zeroes`.
+    /// The oldest one, or the oldest held one if any is held: `read`, `write`, `discard` or `write-zeroes`.
     pub verb: &'static str,
-    /// Where, in 512 bytes.
+    /// Its start, in units of 512 bytes.
     pub sector: u64,
-    /// How it failed last.
+    /// The errno of its last failure.
     pub errno: i32,
-    /// When it failed for the first time, on the clock of the device.
+    /// When it first failed, on the device's clock.
     pub since_ns: u64,
 }
 
-/// As they are kept in a record.
+/// The verbs, as a record encodes them.
 const STALL_VERBS: [&str; 5] = ["read", "write", "discard", "write-zeroes", "other"];
 
-/// Counters and times of one vring since the daemon started, over all sessions. Aligned: records of two
-/// workers share no cache line.
+/// Counters and times of one vring since the daemon started, over all sessions. Aligned so that the records of
+/// two workers share no cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct VringRecord {
     index: u16,
-    /// Requests that ended well, and their bytes.
+    /// Requests that succeeded, and their bytes.
     done: [[AtomicU64; 2]; Kind::COUNT],
     /// Requests that the store failed.
     pub(super) failed: [AtomicU64; ErrorKind::ALL.len()],
-    /// Requests that never went there.
+    /// Requests that were refused.
     pub(super) refused: [AtomicU64; ErrorKind::ALL.len()],
     events: [AtomicU64; 7],
-    /// Of [`Stalled`]: both counts, sector, verb and errno, since when.
+    /// The parts of [`Stalled`]: counts, sector, verb and errno, time.
     stalled: [AtomicU64; 4],
     pub(super) zero_looked: AtomicU64,
     pub(super) zero_found: AtomicU64,
@@ -125,7 +125,7 @@ impl VringRecord {
         add(&self.events[event as usize], 1);
     }
 
-    /// So many requests like this ended well.
+    /// Counts `n` such requests that succeeded.
     #[inline]
     pub(super) fn ended(&self, kind: Kind, len_bytes: u64, n: u64) {
         if let Some([requests, bytes]) = self.done.get(kind.index()) {
@@ -134,26 +134,26 @@ impl VringRecord {
         }
     }
 
-    /// Requests of a kind that ended well, and the bytes that they moved.
+    /// Requests of a kind that succeeded, and the bytes that they moved.
     pub fn done(&self, kind: Kind) -> [u64; 2] {
         let done = self.done.get(kind.index());
         done.map_or([0; 2], |done| done.each_ref().map(load))
     }
 
-    /// Requests that did not end well.
+    /// Requests that failed with this kind of error.
     pub fn errors(&self, kind: ErrorKind) -> u64 {
         let both = [&self.failed, &self.refused];
         both.map(|errors| load(&errors[kind as usize])).iter().sum()
     }
 
-    /// Adds what it counted.
+    /// Adds its counters.
     pub fn add_to(&self, totals: &mut Totals) {
         for kind in Kind::all() {
             let [requests, bytes] = self.done(kind);
             let (requests_sum, bytes_sum) = match kind.way() {
-                Way::Read => (&mut totals.reads, &mut totals.read_bytes),
-                Way::Write => (&mut totals.writes, &mut totals.write_bytes),
-                Way::Flush | Way::Other => (&mut totals.others, &mut 0),
+                Category::Read => (&mut totals.reads, &mut totals.read_bytes),
+                Category::Write => (&mut totals.writes, &mut totals.write_bytes),
+                Category::Flush | Category::Other => (&mut totals.others, &mut 0),
             };
             *requests_sum += requests;
             *bytes_sum += bytes;
@@ -193,8 +193,8 @@ impl VringRecord {
         }
     }
 
-    /// Requests that the disk failed and that wait; `None`: there are none. Read amid a change, parts of two are mixed: they are
-    /// shown, and nothing follows.
+    /// The stalled requests, if there are any. A reader during an update may see parts of two values. They are
+    /// only displayed, so this does no harm.
     pub fn stalled(&self) -> Option<Stalled> {
         let [counts, sector, fault, since_ns] = self.stalled.each_ref().map(load);
         (counts > 0).then(|| Stalled {
@@ -210,9 +210,9 @@ impl VringRecord {
         })
     }
 
-    /// Reads whose data was looked at, and how many of those held nothing but zeroes.
+    /// Number of reads whose data was checked, and of those that found only zeroes.
     pub fn zero_reads(&self) -> (u64, u64) {
-        // In this order: never more found than looked at.
+        // In this order, or more could be found than were checked.
         let found = self.zero_found.load(Ordering::Acquire);
         (self.zero_looked.load(Ordering::Relaxed), found)
     }
@@ -221,13 +221,13 @@ impl VringRecord {
     pub(super) fn found(&self, is_zero: bool) {
         add(&self.zero_looked, 1);
         if is_zero {
-            // Behind the other, for readers that load them in the other order.
+            // Stored after the other counter, since readers load them in the opposite order.
             let found = self.zero_found.load(Ordering::Relaxed);
             self.zero_found.store(found + 1, Ordering::Release);
         }
     }
 
-    /// How long requests of a kind took in a stage, split ones included.
+    /// How long requests of a kind took in a stage, split requests included.
     pub fn times(&self, stage: Stage, kind: Kind) -> Distribution {
         let at = kind.index();
         let read = match stage {
@@ -244,7 +244,7 @@ impl VringRecord {
         read.unwrap_or_else(|| Coarse::new().read())
     }
 
-    /// How long the engine had those of them that were split; `None`: of this kind none can be.
+    /// How long the split requests of this kind took in the store. `None`: this kind is never split.
     pub fn split_times(&self, kind: Kind) -> Option<Distribution> {
         Some(self.split.get(kind.split_index()?)?.read())
     }
@@ -254,8 +254,8 @@ impl VringRecord {
         self.call.read()
     }
 
-    /// Requests in flight, and when the oldest of them was taken, in nanoseconds of the disk's time.
-    /// Requests that end at once are never seen here.
+    /// Number of requests in flight, and when the oldest was taken, on the device's clock. Inline requests
+    /// never appear here.
     pub fn in_flight(&self) -> (u32, Option<u64>) {
         let begun = self
             .begun
@@ -272,8 +272,7 @@ impl VringRecord {
         )
     }
 
-    /// A table for a vring of this size that starts: when the request of each head was taken, 0 where
-    /// there is none.
+    /// A table for a vring of this size that starts: when the request of each head was taken, or 0.
     pub(super) fn begin(&self, vring_size: u16) -> Arc<[AtomicU64]> {
         let table: Arc<[AtomicU64]> = (0..vring_size).map(|_| AtomicU64::new(0)).collect();
         *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = table.clone();

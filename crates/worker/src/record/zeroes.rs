@@ -1,17 +1,18 @@
-//! Reads that found nothing but zeroes: areas never written answer faster than a disk that is full, and a
-//! benchmark of them says nothing.
+//! Detects reads that found only zeroes. Areas that were never written answer faster than a full disk, so a
+//! benchmark of them is misleading.
 
 use cleave_blk::Segment;
 use cleave_guest::Memory;
 
-/// One read in this many is looked at.
+/// One in this many reads is checked.
 const LOOK_EVERY: u32 = 1024;
-/// And of it at most so many bytes, from its start, so that a long read costs no more than the disk did.
+/// Maximum number of bytes to check, from the start of the read, so that checking a long read does not cost
+/// more than reading it.
 const LOOK_BYTES_MAX: u32 = 64 << 10;
-/// Parts of memory that are kept of a read until it ends: 64 KiB in pages.
+/// Maximum number of segments to keep of a read until it completes: 64 KiB in pages.
 const SEGMENTS_MAX: usize = 16;
 
-/// Chooses the reads that are looked at, and keeps where the data of one of them goes.
+/// Chooses the reads to check, and keeps the destination of one read at a time.
 #[derive(Debug)]
 pub(super) struct Sampler {
     left: u32,
@@ -30,19 +31,19 @@ impl Sampler {
         }
     }
 
-    /// So many reads went by.
+    /// Counts reads.
     #[inline]
     pub(super) fn pass(&mut self, n: u32) {
         self.left = self.left.saturating_sub(n);
     }
 
-    /// Whether the next read is to be looked at. One at a time.
+    /// Whether the next read is to be checked. One at a time.
     #[inline]
     pub(super) fn wants(&self) -> bool {
         self.left == 0 && self.head.is_none()
     }
 
-    /// The read at hand is looked at, if it is to be.
+    /// Whether to check the current read.
     pub(super) fn chooses(&mut self) -> bool {
         let wants = self.wants();
         if wants {
@@ -51,7 +52,7 @@ impl Sampler {
         wants
     }
 
-    /// Keeps where the chosen read's data goes until its end.
+    /// Keeps the destination of the chosen read until it completes.
     pub(super) fn keep(&mut self, head: u16, data: &[Segment]) {
         self.count = 0;
         for (kept, segment) in self.segments.iter_mut().zip(data) {
@@ -61,7 +62,7 @@ impl Sampler {
         self.head = Some(head);
     }
 
-    /// The data of a read that has ended, if it is the one kept.
+    /// The destination of a completed read, if it is the one that was kept.
     #[inline]
     pub(super) fn take(&mut self, head: u16) -> Option<&[Segment]> {
         self.head.take_if(|kept| *kept == head)?;
@@ -69,10 +70,10 @@ impl Sampler {
     }
 }
 
-/// What is compared at a time.
+/// Bytes that are compared at a time.
 const STEP: usize = 1024;
 
-/// Whether all of the data that is looked at is zero; `None`: it is not there any more.
+/// Whether the checked data is all zero. `None`: the memory is gone.
 pub(super) fn is_zero(memory: &Memory, data: &[Segment]) -> Option<bool> {
     let zero = [0; STEP];
     let mut bytes = [0; STEP];
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_read_in_many_is_looked_at() {
+    fn one_read_in_many_is_checked() {
         let mut sampler = Sampler::new();
         let looked = |sampler: &mut Sampler, reads: u32| {
             (0..reads)
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_read_is_bounded() {
+    fn the_kept_part_of_a_read_is_bounded() {
         let mut sampler = Sampler::new();
         let page = Segment {
             addr: 4096,

@@ -1,11 +1,11 @@
-//! What is tried for requests of one direction and size class.
+//! Experiments for the requests of one direction and size class.
 
 use std::time::Duration;
 
 use super::{Direction, SplitState, SplitTried};
 use crate::policy::{Arm, Experiment, Finding, Spent, Stretch};
 
-/// What each doubling of the number of ops has to save, as a share of what requests cost.
+/// Required saving for each doubling of the number of ops, as a share of the cost of requests.
 const GAIN_OF_DOUBLING: f32 = 0.02;
 /// A stretch of an experiment.
 const STRETCH: Stretch = Stretch {
@@ -14,10 +14,11 @@ const STRETCH: Stretch = Stretch {
     max_ns: 1_000_000_000,
 };
 
-/// Running totals over all large requests of a disk: time spent by all of them together, and what was moved. They wrap.
+/// Running totals over all large requests of a disk: the time that they spend together, and the bytes that they
+/// moved. They wrap.
 ///
-/// The time counts those still in flight too. Latencies alone would not do: where a split request
-/// takes the device from whole ones beside it, the fast ones end often and the starved ones never.
+/// The time includes requests still in flight. Latencies alone would mislead: if split requests take the device
+/// from whole ones, the fast ones complete often, and the starved ones never.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Account {
     /// Requests in flight, integrated over time.
@@ -35,7 +36,7 @@ impl Account {
         self.moved_bytes = self.moved_bytes.wrapping_add(bytes);
     }
 
-    /// Nanoseconds that requests spent for each KiB since then.
+    /// Nanoseconds per KiB that requests spent since `start`.
     fn cost_since(&self, start: &Account) -> f64 {
         let spent_ns = self.spent_ns.wrapping_sub(start.spent_ns) as f64;
         let moved_bytes = self.moved_bytes.wrapping_sub(start.moved_bytes) as f64;
@@ -43,44 +44,45 @@ impl Account {
     }
 }
 
-/// When a stretch or a window began.
+/// The start of a stretch or a window.
 #[derive(Debug, Clone, Copy)]
 struct Start {
     at_ns: u64,
     account: Account,
-    /// Known in stretches only.
+    /// Only set in stretches.
     cpu_ns: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Cell {
     experiment: Experiment,
-    /// Chunks of its arms. The plain one has the larger chunks, or whole requests (0).
+    /// The chunk of each arm. The plain arm has the larger chunk, or whole requests (0).
     pair: [u32; 2],
-    /// Pairs tried with what is in force.
-    turn: usize,
-    /// Experiments that do not rest before they begin: until everything was tried, or something was better than
-    /// whole requests.
+    /// Number of pairs that were tried against the chunk in force.
+    pairs_tried: usize,
+    /// Number of experiments that begin without a rest: until every pair was tried, or some chunk was better
+    /// than whole requests.
     at_once: usize,
     class_bytes: u64,
     chunk_min_bytes: u64,
-    /// All that were seen, and those since the start.
+    /// Number of all requests, and of those since the start.
     requests: u64,
     counted: u64,
     start: Option<Start>,
-    /// Requests that still end first: they were in flight in another arm, or beside such.
+    /// Number of requests that have to complete before measuring: they were in flight under another arm, or
+    /// beside one that was.
     settle: u32,
     tried: Option<SplitTried>,
 }
 
 impl Cell {
-    /// `measured`: the chunk that a probe found best, 0 for whole requests.
+    /// `measured`: the best chunk according to a probe, 0 for whole requests.
     pub(super) fn new(chunk_min_bytes: u32, class_bytes: u64, measured: Option<u32>) -> Cell {
         let fewest = class_bytes / u64::from(super::SPLIT_OPS_MAX);
         let mut cell = Cell {
             experiment: Experiment::new(STRETCH),
             pair: [0; 2],
-            turn: 0,
+            pairs_tried: 0,
             at_once: 0,
             class_bytes,
             chunk_min_bytes: u64::from(chunk_min_bytes).max(fewest),
@@ -102,12 +104,12 @@ impl Cell {
         self.requests
     }
 
-    /// Chunk in force now; 0: whole.
+    /// Chunk in force; 0: requests stay whole.
     pub(super) fn chunk_bytes(&self) -> u32 {
         self.chunk_of(self.experiment.arm())
     }
 
-    /// A request has ended, so many being in flight with it.
+    /// A request has completed while `in_flight` were in flight.
     pub(super) fn ended(
         &mut self,
         account: Account,
@@ -160,7 +162,7 @@ impl Cell {
         }
     }
 
-    /// What was measured in this stretch is void, and what those in flight bring.
+    /// Discards the current stretch, and ignores the requests in flight.
     pub(super) fn measure_anew(&mut self, in_flight: u32) {
         (self.start, self.settle) = (None, in_flight);
     }
@@ -196,8 +198,8 @@ impl Cell {
         let was = self.chunk_of(self.experiment.verdict());
         self.experiment.decide(now_ns, verdict);
         let now = self.chunk_of(verdict);
-        (self.turn, self.at_once) = match now == was {
-            true => (self.turn + 1, self.at_once.saturating_sub(1)),
+        (self.pairs_tried, self.at_once) = match now == was {
+            true => (self.pairs_tried + 1, self.at_once.saturating_sub(1)),
             false => (0, 0),
         };
         self.set_up(now);
@@ -211,12 +213,12 @@ impl Cell {
         self.measure_anew(in_flight);
     }
 
-    /// What is to be tried next, with this in force.
+    /// Chooses the next pair, with this chunk in force.
     fn set_up(&mut self, chunk_bytes: u32) {
         let chunk = u64::from(chunk_bytes);
-        let (pair, stands) = if chunk == 0 {
+        let (pair, in_force) = if chunk == 0 {
             let count = self.first_chunks().count().max(1);
-            let other = self.first_chunks().nth(self.turn % count);
+            let other = self.first_chunks().nth(self.pairs_tried % count);
             ([0, other.unwrap_or(0)], Arm::Plain)
         } else {
             let (half, double) = (chunk / 2, 2 * chunk);
@@ -225,14 +227,18 @@ impl Cell {
             let whole = Some(([0, chunk], Arm::Other));
             let pairs: [_; 3] = [coarser, finer, whole];
             let count = pairs.iter().flatten().count();
-            let pair = pairs.into_iter().flatten().nth(self.turn % count.max(1));
+            let pair = pairs
+                .into_iter()
+                .flatten()
+                .nth(self.pairs_tried % count.max(1));
             pair.unwrap_or(([0, chunk], Arm::Other))
         };
         self.pair = pair.map(|bytes| u32::try_from(bytes).unwrap_or(0));
-        self.experiment.stand(stands);
+        self.experiment.set_arms(in_force);
     }
 
-    /// What is tried from whole requests: the smallest first, since what gains by pieces mostly gains most by many.
+    /// Chunks to try against whole requests. The smallest first, because a request that gains from pieces
+    /// usually gains most from many.
     fn first_chunks(&self) -> impl Iterator<Item = u64> {
         let largest_bytes = self.class_bytes / 2;
         std::iter::successors(Some(self.chunk_min_bytes), |bytes| Some(bytes * 2))

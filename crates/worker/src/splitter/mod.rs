@@ -1,10 +1,10 @@
-//! Which chunk size a large request is split into, now: arithmetic on what the workers of a disk observed.
+//! Chooses the chunk size that a large request is split into, from observations by the workers of a disk.
 //!
-//! Requests of one direction and size class are a *cell*. All of them are served in the way that is in force, whole or
-//! in chunks of one size, but for experiments on the live load: a few requests in another way, a few in this, in turn
-//! (`cell`). What all large requests cost is compared, not what the split ones do: one that is quicker only
-//! because its ops push aside those beside it has gained nothing. Nothing here reads a clock or draws from a global
-//! source: the same observations give the same decisions.
+//! Requests of one direction and size class form a *cell*. All of them are served with the chunk in force,
+//! except during experiments on the live load, which alternate between two chunks (see `cell`). The cost of all
+//! large requests is compared, not that of the split ones: requests that are faster only because their ops
+//! displace others gain nothing. Nothing here reads a clock or a global random source, so the same observations
+//! lead to the same decisions.
 
 mod cell;
 mod state;
@@ -20,22 +20,22 @@ use cleave_blk::{Limits, Verb};
 use cell::{Account, Cell};
 pub use state::{SplitState, SplitTried};
 
-/// Requests below this are never split: their ops would cost more than they could save.
+/// Smaller requests are never split: the additional ops would cost more than they could save.
 pub const SPLIT_MIN_BYTES: u64 = 32 << 10;
-/// Smallest chunk considered, and allowed.
+/// Minimum chunk size.
 pub const CHUNK_MIN_BYTES: u32 = 4 << 10;
-/// Largest chunk allowed.
+/// Maximum chunk size.
 pub const CHUNK_MAX_BYTES: u32 = 4 << 20;
-/// Most ops of a request that is split by choice.
+/// Maximum number of ops of a request that is split by choice.
 const SPLIT_OPS_MAX: u32 = cleave_blk::SPLIT_OPS_MAX as u32;
-/// In-flight ops beyond which a solid-state device answers no faster, where nothing better is known:
-/// vendors name 128 to 256 outstanding commands as the peak.
+/// Default number of in-flight ops beyond which a solid-state device gets no faster. Vendors give 128 to 256
+/// outstanding commands as the peak.
 pub const USEFUL_DEPTH_DEFAULT: u32 = 128;
 
-/// Size classes: from 32 KiB, 128 KiB, 512 KiB, and from 2 MiB on.
+/// Size classes: from 32 KiB, 128 KiB, 512 KiB and 2 MiB.
 const CLASSES: usize = 4;
 const CELLS: usize = 2 * CLASSES;
-/// After a small read, this many large writes are left whole.
+/// Number of large writes that are left whole after a small read.
 const MIXED_WRITES: u32 = 64;
 
 /// How requests are split.
@@ -43,32 +43,32 @@ const MIXED_WRITES: u32 = 64;
 pub enum Split {
     /// Never.
     Off,
-    /// Always into this size.
+    /// Always, into chunks of this size.
     Fixed(NonZeroU32),
-    /// As it pays, starting from what is known.
+    /// If it pays, starting from prior knowledge.
     Auto(Prior),
 }
 
-/// What is known of a device before the first request.
+/// Knowledge about a device before the first request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prior {
-    /// In-flight ops beyond which the device answers no faster.
+    /// In-flight ops beyond which the device gets no faster.
     pub useful_depth: u32,
-    /// Smallest chunk: no op below the device's block.
+    /// Minimum chunk size: at least the device's block size.
     pub chunk_min_bytes: u32,
-    /// Never split, nor try to: it says that it spins, and a probe found no gain.
+    /// Never split, and do not experiment: the device is rotational, and a probe found no gain.
     pub never: bool,
-    /// Chunks measured by a probe, by direction and size; 0: whole requests were best.
+    /// The best chunks according to a probe, by direction and request size; 0: whole requests.
     pub measured: Vec<(Direction, u64, u32)>,
 }
 
 impl Prior {
-    /// What the device's limits tell.
+    /// From the device's limits.
     ///
-    /// That it spins is not among it: virtio disks of virtual machines, loop devices and many emulated
-    /// SCSI disks say so of themselves whatever is below them. A disk that does spin starts whole like
-    /// every other and stays so, since no chunk proves faster; finding that out costs the few requests
-    /// that are tried. Only a probe that measured it may rule splitting out for good (`never`).
+    /// The rotational flag is ignored: virtio disks of virtual machines, loop devices and many emulated SCSI
+    /// disks set it whatever their storage is. A disk that does rotate starts with whole requests and keeps
+    /// them, since no chunk proves faster; the experiments cost a few requests. Only a probe can rule out
+    /// splitting for good (`never`).
     pub fn from_limits(limits: &Limits) -> Prior {
         Prior {
             useful_depth: USEFUL_DEPTH_DEFAULT,
@@ -81,7 +81,7 @@ impl Prior {
         }
     }
 
-    /// The chunk that a probe found best for requests of a cell.
+    /// The best chunk for requests of a cell according to a probe.
     fn chunk_of(&self, direction: Direction, class: usize) -> Option<u32> {
         let mut measured = self.measured.iter();
         let found = measured.find(|(way, bytes, _)| {
@@ -91,7 +91,7 @@ impl Prior {
     }
 }
 
-/// Which way the data goes.
+/// Direction of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the disk.
@@ -103,7 +103,7 @@ pub enum Direction {
 impl Direction {
     const ALL: [Direction; 2] = [Direction::Read, Direction::Write];
 
-    /// `None`: no data goes.
+    /// `None`: the request has no data.
     #[inline]
     pub(crate) fn of(verb: Verb) -> Option<Direction> {
         match verb {
@@ -114,21 +114,21 @@ impl Direction {
     }
 }
 
-/// Decides and learns for all workers of a disk. None ever waits for another: what one cannot add to what was learnt
-/// because another is just doing so is left out.
+/// Decides and learns for all workers of a disk. Workers never wait for each other: an observation is dropped
+/// if another worker is just adding one.
 #[derive(Debug)]
 pub struct Splitter {
     split: Split,
-    /// Chunk in force of each cell; 0: whole requests.
+    /// Chunk in force for each cell; 0: whole requests.
     chunks: [AtomicU32; CELLS],
     /// Large requests in flight.
     in_flight: AtomicU32,
-    /// Large writes still to be left whole because small reads run beside them.
+    /// Number of large writes that are still to be left whole because of small reads.
     mixed: AtomicU32,
     learner: Mutex<Learner>,
 }
 
-/// What was observed.
+/// The observations.
 #[derive(Debug, Default)]
 struct Learner {
     cells: Vec<Cell>,
@@ -137,7 +137,7 @@ struct Learner {
 }
 
 impl Splitter {
-    /// Allocates all it will ever need.
+    /// Allocates all that it will ever need.
     pub fn new(split: Split) -> Splitter {
         let mut cells = Vec::new();
         if let Split::Auto(prior) = &split
@@ -164,18 +164,18 @@ impl Splitter {
         }
     }
 
-    /// What it started from.
+    /// The setting that it was made with.
     pub fn split(&self) -> &Split {
         &self.split
     }
 
-    /// Whether it wants to hear of the end of each large request.
+    /// Whether it has to be notified of the completion of each large request.
     #[inline]
     pub fn learns(&self) -> bool {
         matches!(&self.split, Split::Auto(prior) if !prior.never)
     }
 
-    /// Takes note of a request too small to be split.
+    /// Notes a request that is too small to be split.
     #[inline]
     pub fn note_small(&self, direction: Direction) {
         if direction == Direction::Read && self.mixed.load(Ordering::Relaxed) != MIXED_WRITES {
@@ -183,8 +183,8 @@ impl Splitter {
         }
     }
 
-    /// Chunk to split a request of at least [`SPLIT_MIN_BYTES`] into that begins now; `None`: it stays whole. `beside`:
-    /// requests in flight on this worker that are not large.
+    /// Chooses the chunk for a request of at least [`SPLIT_MIN_BYTES`] that begins now. `None`: it stays whole.
+    /// `beside`: requests in flight on this worker that are not large.
     pub fn choose(
         &self,
         direction: Direction,
@@ -202,8 +202,8 @@ impl Splitter {
         if let Some(mut learner) = self.try_learner() {
             learner.pass_time(now_ns, others);
         }
-        if direction == Direction::Write && self.takes_turn() {
-            // A flood of writes spread over all channels would make the reads beside it wait.
+        if direction == Direction::Write && self.leave_whole() {
+            // A flood of writes spread over all channels would delay the reads beside it.
             return None;
         }
         let ops_max = prior.ops_max(beside, others + 1);
@@ -212,7 +212,7 @@ impl Splitter {
         if chunk_bytes == 0 || ops_max < 2 {
             return None;
         }
-        // As large as it has to be for so few ops.
+        // The smallest chunk that results in at most `ops_max` ops.
         let least_bytes = len_bytes.div_ceil(ops_max.into()).next_power_of_two();
         let chunk_bytes = chunk_bytes.max(least_bytes);
         if chunk_bytes >= len_bytes {
@@ -221,7 +221,7 @@ impl Splitter {
         u32::try_from(chunk_bytes).ok().and_then(NonZeroU32::new)
     }
 
-    /// A request has ended well. `cpu_ns`: CPU time of this process, asked for at the ends of stretches.
+    /// A request has succeeded. `cpu_ns`: CPU time of this process, read at the ends of stretches.
     pub fn ended(
         &self,
         direction: Direction,
@@ -239,7 +239,7 @@ impl Splitter {
             return;
         };
         if prior.ops_max(0, in_flight) < 2 {
-            // Whole in either way.
+            // The chunk is not smaller than the request, so either arm leaves it whole.
             return;
         }
         let number = number_of(direction, len_bytes);
@@ -252,8 +252,8 @@ impl Splitter {
         }
     }
 
-    /// A request has failed. How long that took says nothing about the drive, and the cost of the requests
-    /// beside it is measured anew.
+    /// A request has failed. Its time says nothing about the disk, so it is ignored, and the cost of the
+    /// requests beside it is measured again.
     pub fn failed(&self, now_ns: u64) {
         let in_flight = self.in_flight.fetch_sub(1, Ordering::Relaxed);
         if let Some(mut learner) = self.try_learner() {
@@ -263,12 +263,12 @@ impl Splitter {
         }
     }
 
-    /// So many large requests of a worker will end unseen.
+    /// The completion of this many large requests of a worker will not be reported.
     pub(crate) fn forget(&self, requests: u32) {
         self.in_flight.fetch_sub(requests, Ordering::Relaxed);
     }
 
-    /// What it does now and why, one entry for every cell that has seen requests.
+    /// The state of every cell that has seen requests.
     pub fn states(&self) -> Vec<SplitState> {
         let learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
         let numbered = learner.cells.iter().enumerate();
@@ -281,8 +281,8 @@ impl Splitter {
             .collect()
     }
 
-    /// Counts one of the large writes that are left whole; `false`: there are none left.
-    fn takes_turn(&self) -> bool {
+    /// Counts one of the large writes that are left whole. `false`: there are none left.
+    fn leave_whole(&self) -> bool {
         let one_less = |left: u32| left.checked_sub(1);
         self.mixed
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
@@ -299,14 +299,14 @@ impl Splitter {
 }
 
 impl Prior {
-    /// Most ops of each of so many large requests: the useful depth, evenly dealt out.
+    /// Maximum number of ops for each of `large` requests: the useful depth, shared equally.
     fn ops_max(&self, beside: u32, large: u32) -> u32 {
         (self.useful_depth.saturating_sub(beside) / large.max(1)).min(SPLIT_OPS_MAX)
     }
 }
 
 impl Learner {
-    /// So many requests were in flight until now.
+    /// Accounts for the time until now, in which `in_flight` requests were in flight.
     fn pass_time(&mut self, now_ns: u64, in_flight: u32) {
         let passed_ns = now_ns.saturating_sub(self.updated_ns);
         self.account.spend(passed_ns, in_flight);
@@ -319,7 +319,7 @@ fn class_of(len_bytes: u64) -> usize {
     (log / 2).min(CLASSES - 1)
 }
 
-/// Smallest request of a class.
+/// Minimum request size of a class.
 fn class_bytes(class: usize) -> u64 {
     SPLIT_MIN_BYTES << (2 * class)
 }

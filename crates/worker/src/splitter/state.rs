@@ -1,36 +1,36 @@
-//! What a splitter shows of itself.
+//! The state of a splitter, for display.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::Direction;
 
-/// One cell of a splitter.
+/// The state of one cell.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SplitState {
-    /// Which way the data goes.
+    /// Direction of the data.
     pub direction: Direction,
-    /// Requests of this size up to four times as much.
+    /// Minimum request size; the class extends to four times as much.
     pub class_bytes: u64,
-    /// Chunk in force; 0: whole.
+    /// Chunk in force; 0: whole requests.
     pub chunk_bytes: u32,
-    /// Requests seen.
+    /// Number of requests.
     pub requests: u64,
-    /// What was found out last.
+    /// Result of the latest experiment.
     pub tried: Option<SplitTried>,
 }
 
-/// What an experiment found: fewer ops against more.
+/// Result of an experiment that compares fewer ops with more.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SplitTried {
-    /// Chunks of those with fewer ops (0: whole) and of those with more.
+    /// The two chunks: of the arm with fewer ops (0: whole requests), and of the one with more.
     pub chunks_bytes: [u32; 2],
-    /// Share of the response time that more ops save: median, and quartiles, of its rounds. Negative: it takes
+    /// Share of the response time that more ops save: median and quartiles of the rounds. Negative if they take
     /// longer.
     pub gain: [f32; 3],
-    /// Cores that more ops kept busy more.
+    /// Additional cores that more ops kept busy.
     pub cores: f32,
-    /// When it ended, on the clock of the device.
+    /// When the experiment ended, on the device's clock.
     pub at: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The splitter against modelled drives in virtual time: closed loops of large random requests.
+//! The splitter on modelled drives in virtual time, in closed loops of large random requests.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -30,7 +30,7 @@ fn flat(seed: u64) -> Drive {
         channels: 1,
         read_ns: 2_000,
         write_ns: 2_000,
-        // Commands are served whole, in order: no share of the channel is gained by being many.
+        // Commands are served whole and in order, so more of them gain no larger share of the channel.
         window: 65_536,
         command_ns: 1_000,
         ..p3700(seed)
@@ -45,7 +45,7 @@ struct Request {
     start: u64,
 }
 
-/// A closed loop of requests on a drive in virtual time.
+/// A closed loop of requests on a modelled drive in virtual time.
 struct Loop {
     timing: Timing,
     splitter: Splitter,
@@ -53,7 +53,7 @@ struct Loop {
     now: u64,
     requests: HashMap<u32, Request>,
     next: u32,
-    /// What the worker takes to submit an op.
+    /// Time that the worker takes to submit an op.
     op_ns: u64,
 }
 
@@ -112,7 +112,7 @@ impl Loop {
         self.next += 1;
     }
 
-    /// Waits for one request to end; its length and latency.
+    /// Waits for one completion. Returns the request's length and latency.
     fn end(&mut self) -> (u64, u64) {
         loop {
             while let Some(token) = self.timing.finished() {
@@ -132,7 +132,7 @@ impl Loop {
         }
     }
 
-    /// Bytes a second over so many requests at a depth.
+    /// Bytes per second over `requests` requests at this depth.
     fn run(&mut self, direction: Direction, len: u64, depth: usize, requests: usize) -> f64 {
         let start = self.now;
         while self.requests.len() < depth {
@@ -166,7 +166,7 @@ fn fixed(log: u32) -> Split {
     NonZeroU32::new(1 << log).map_or(Split::Off, Split::Fixed)
 }
 
-/// Rate of the best fixed chunk (or of none), and of none.
+/// Rate with the best fixed chunk (or whole requests), and rate with whole requests.
 fn best_fixed(drive: &Drive, direction: Direction, len: u64, depth: usize) -> (f64, f64) {
     let rate = |split| Loop::new(drive.clone(), split).run(direction, len, depth, 400);
     let whole = rate(Split::Off);
@@ -214,7 +214,7 @@ fn split_at_depth_1_is_nearly_twice_as_fast_on_a_parallel_drive() {
 }
 
 #[test]
-fn costs_nothing_where_there_is_no_parallelism() {
+fn splitting_costs_nothing_without_parallelism() {
     for seed in 0..5 {
         for depth in [1, 4, 64] {
             let whole =
@@ -234,7 +234,7 @@ fn costs_nothing_where_there_is_no_parallelism() {
 }
 
 #[test]
-fn a_disk_that_pieces_make_slower_is_let_alone_soon() {
+fn a_disk_that_is_slower_with_pieces_is_soon_left_alone() {
     for seed in 0..5 {
         for depth in [1, 8] {
             let rates = [Split::Off, fixed(13), Split::Auto(prior())].map(|split| {
@@ -258,7 +258,7 @@ fn a_disk_that_pieces_make_slower_is_let_alone_soon() {
 }
 
 #[test]
-fn does_nothing_where_more_than_half_the_useful_depth_is_in_flight() {
+fn nothing_is_split_beyond_half_the_useful_depth() {
     let splitter = Splitter::new(known(8 << 10));
     for (beside, chunk) in [(0, 8 << 10), (64, 8 << 10), (126, 256 << 10), (127, 0)] {
         let found = splitter.choose(Direction::Read, 512 << 10, beside, 0);
@@ -271,7 +271,7 @@ fn does_nothing_where_more_than_half_the_useful_depth_is_in_flight() {
     }
 }
 
-/// Splits requests of 512 KiB into this from the start.
+/// Splits requests of 512 KiB into this chunk from the start.
 fn known(chunk_bytes: u32) -> Split {
     let measured = vec![(Direction::Read, 512 << 10, chunk_bytes)];
     Split::Auto(Prior {
@@ -281,21 +281,21 @@ fn known(chunk_bytes: u32) -> Split {
 }
 
 #[test]
-fn useful_depth_is_dealt_out_evenly_to_all_workers() {
+fn the_useful_depth_is_shared_equally_by_all_workers() {
     let splitter = Splitter::new(known(8 << 10));
     for chunk in [8, 8, 16, 16, 32, 32, 32, 32, 64] {
         let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
         assert_eq!(found.map(NonZeroU32::get), Some(chunk << 10));
     }
-    // Those of a worker that goes make room again.
+    // The requests of a worker that ends make room again.
     splitter.forget(9);
     let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
     assert_eq!(found.map(NonZeroU32::get), Some(8 << 10));
 }
 
-/// Pieces that fail at once look faster than any request that is served.
+/// Pieces that fail at once look faster than any served request.
 #[test]
-fn a_failed_request_teaches_nothing() {
+fn a_failed_request_is_no_observation() {
     let splitter = Splitter::new(Split::Auto(prior()));
     let (len_bytes, mut now_ns) = (512 << 10, 0);
     let mut split = 0;
@@ -326,7 +326,7 @@ fn a_device_that_changes_is_noticed_within_2000_requests() {
         let mut run = Loop::new(p3700(seed), Split::Auto(prior()));
         run.run(Direction::Read, 512 << 10, 1, 3000);
         assert!(run.chunk(512 << 10) > 0);
-        // The drive loses its parallelism: every command now goes page by page, in a deep window.
+        // The drive loses its parallelism: every command now takes its pages one by one, in a deep window.
         let slow = Drive {
             window: 1_000,
             read_ns: 8_000,
@@ -351,7 +351,7 @@ fn a_device_that_changes_is_noticed_within_2000_requests() {
 }
 
 #[test]
-fn write_flood_beside_small_reads_is_left_whole() {
+fn a_write_flood_beside_small_reads_is_left_whole() {
     let p99 = |split: Split| {
         let mut run = Loop::new(p3700(9), split);
         let mut small = Vec::new();

@@ -1,5 +1,5 @@
-//! Acceptance turn by turn: what changes while a batch is taken counts for the chains that come after
-//! it, and a busy vring leaves room for the others.
+//! Acceptance lap by lap: settings that change during a batch apply to the chains that follow, and a busy vring
+//! leaves room for the others.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,11 +15,11 @@ use cleave_worker::{Control, Device, VringStart, Worker, reactor};
 use crate::driver::{Ask, Driver};
 use crate::{Bench, FEATURES, device, event, quiet};
 
-/// Ends every op at once, and does one thing to the world in the middle of the first.
+/// Completes every op at once, and calls a closure in the middle of the first.
 struct Meddler {
-    /// Ops that it takes at once.
+    /// Number of ops that it has room for.
     ops: usize,
-    /// It does each op here and now.
+    /// Completes each op inline.
     on_the_spot: bool,
     /// Kind and token of each op.
     pushed: Rc<RefCell<Vec<(OpKind, u64)>>>,
@@ -57,7 +57,7 @@ impl Store for Meddler {
     }
 }
 
-/// A worker that serves a store, and what commands it.
+/// A worker that serves a store, and its control.
 fn worker_with(
     store: Meddler,
     device: Arc<Device>,
@@ -70,7 +70,7 @@ fn worker_with(
     (worker.unwrap(), control)
 }
 
-/// A vring on the driver's ring, from its beginning.
+/// A vring on the driver's ring, from position 0.
 fn vring(index: u16) -> VringStart {
     VringStart {
         index,
@@ -85,10 +85,10 @@ fn vring(index: u16) -> VringStart {
     }
 }
 
-/// The frontend switches the cache off and is answered; the write that the guest makes available
-/// after that is durable by itself, though the worker was in the midst of a batch.
+/// The frontend switches the cache off and gets its acknowledgement. The next write that the guest makes
+/// available is durable, although the worker was in the middle of a batch.
 #[test]
-fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
+fn a_write_after_the_cache_is_switched_off_is_durable_within_the_same_batch() {
     let device: Arc<Device> = device(cleave_worker::Split::Off);
     let driver = Rc::new(RefCell::new(Driver::new()));
     let memory = driver.borrow().memory();
@@ -115,14 +115,14 @@ fn a_write_after_the_cache_went_off_is_durable_within_the_same_batch() {
     started.wait().unwrap().unwrap();
     worker.lap().unwrap();
     let expected = [false, true].map(|durable| OpKind::Write { durable });
-    // Behind them comes the sync that makes up for the first.
+    // Followed by the sync for the first write.
     let kinds: Vec<_> = pushed.borrow().iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds[..2], expected);
 }
 
-/// Two vrings of one worker, the first always with more than the engine takes.
+/// Two vrings of one worker. The first always has more than the store has room for.
 #[test]
-fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
+fn a_vring_that_fills_the_store_leaves_room_for_the_others() {
     let device = device(cleave_worker::Split::Off);
     let mut driver = Driver::new();
     let memory = driver.memory();
@@ -135,7 +135,7 @@ fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
         ended: Vec::new(),
     };
     let (mut worker, control) = worker_with(store, device, memory);
-    // Both look at the same ring, so that both have the same work.
+    // Both use the same ring, so both have the same work.
     for index in 0..2 {
         let _started = control.start(vring(index));
     }
@@ -156,10 +156,10 @@ fn a_vring_that_fills_the_engine_leaves_turns_to_the_others() {
     assert!(lanes[..4].contains(&1), "{lanes:?}");
 }
 
-/// An idle drive is to get its first requests soon, so a batch for it is short. One that is done on the spot
-/// has no drive to wait for it, and is as long as a guest that is awake makes good use of.
+/// A batch for an idle disk is short, so that the disk gets its first requests early. For inline completion
+/// there is no disk to wait, so the batch is as long as for a guest that is awake.
 #[test]
-fn a_batch_on_the_spot_is_not_cut_short_for_an_idle_drive() {
+fn an_inline_batch_is_not_cut_short_for_an_idle_disk() {
     for (on_the_spot, batch) in [(false, 8), (true, 16)] {
         let mut driver = Driver::new();
         let memory = driver.memory();
@@ -182,10 +182,10 @@ fn a_batch_on_the_spot_is_not_cut_short_for_an_idle_drive() {
     }
 }
 
-/// Chains as long as can be are many thousand descriptors each: a lap reads a bounded number of them, so that
+/// A chain of maximum length has many thousand descriptors. A lap reads a bounded number of them, so that
 /// commands and completions do not wait.
 #[test]
-fn a_lap_reads_no_more_descriptors_than_it_may() {
+fn a_lap_reads_a_bounded_number_of_descriptors() {
     let mut bench = Bench::new(quiet(1), FEATURES);
     bench.driver.submit_longest(9);
     let mut used = Vec::new();

@@ -1,4 +1,4 @@
-//! The cache modes: which writes are durable, and from when on.
+//! Which writes are durable in each cache mode, and from when on.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn write_through_makes_every_completed_write_durable() {
 }
 
 #[test]
-fn cache_switched_off_mid_load_makes_what_completes_afterwards_durable() {
+fn after_the_cache_is_switched_off_completed_writes_are_durable() {
     let config = |seed, ops| SimConfig {
         ops,
         delay_max: 30,
@@ -29,14 +29,14 @@ fn cache_switched_off_mid_load_makes_what_completes_afterwards_durable() {
     };
     for seed in 0..50 {
         switch_off_mid_load(seed, Bench::new(config(seed, 64), FEATURES), |n| n * 4096);
-        // Chunks of a page: one leg after the other.
+        // Chunks of one page, dealt out to the legs in turn.
         switch_off_mid_load(seed, Bench::striped(config(seed, 2048), FEATURES), |n| {
             n % LEGS * (DISK_BYTES / LEGS) + n / LEGS * 4096
         });
     }
 }
 
-/// `place`: where in the store page `n` of the disk is.
+/// `place`: the store's page that holds page `n` of the disk.
 fn switch_off_mid_load(seed: u64, mut bench: Bench, place: impl Fn(usize) -> usize) {
     for n in 0..8 {
         let ask = Ask::write(n * 8, vec![n as u8 + 1; 4096], 4096, true);
@@ -49,7 +49,7 @@ fn switch_off_mid_load(seed: u64, mut bench: Bench, place: impl Fn(usize) -> usi
     for _ in 0..600 {
         bench.lap();
         answers += bench.driver.collect(|_| 0).len();
-        // At once: later the simulated disk may have written back by itself.
+        // Checked at once: later the simulated disk may have written back by itself.
         let store = bench.store.lock().unwrap();
         let durable = (0..8)
             .filter(|n| store.durable[place(*n)] == *n as u8 + 1)
@@ -63,8 +63,8 @@ fn switch_off_mid_load(seed: u64, mut bench: Bench, place: impl Fn(usize) -> usi
 }
 
 #[test]
-fn write_back_write_is_not_durable_before_its_flush() {
-    // Shows that the durable copy of the simulation can tell the difference at all.
+fn a_write_back_write_is_not_durable_before_its_flush() {
+    // Proves that the durable copy of the simulation differs at all.
     let mut found = false;
     for seed in 0..20 {
         let mut bench = Bench::new(quiet(seed), FEATURES);

@@ -1,4 +1,4 @@
-//! What control asks of a worker: each is answered when it has become true, and not before.
+//! Each command is answered when it has taken effect, and not before.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use cleave_worker::{Lap, Stopped};
 use crate::driver::Ask;
 use crate::{Bench, FEATURES, quiet};
 
-/// On a disk that takes some laps for everything.
+/// A disk that takes some laps for each op.
 fn slow(seed: u64) -> Bench {
     let config = SimConfig {
         delay_max: 30,
@@ -18,7 +18,7 @@ fn slow(seed: u64) -> Bench {
 }
 
 #[test]
-fn stop_answers_the_position_only_when_all_has_ended() {
+fn a_stop_is_answered_only_when_all_requests_are_complete() {
     for seed in 0..50 {
         let mut bench = slow(seed);
         for n in 0..8 {
@@ -45,7 +45,7 @@ fn stop_answers_the_position_only_when_all_has_ended() {
         assert_eq!(
             answers.len(),
             usize::from(base),
-            "seed {seed}: a drained vring owes nothing"
+            "seed {seed}: a drained vring has answered all requests"
         );
         assert!((8..=9).contains(&base));
         assert_eq!(bench.driver.in_flight(), 9 - answers.len());
@@ -53,7 +53,7 @@ fn stop_answers_the_position_only_when_all_has_ended() {
 }
 
 #[test]
-fn disabled_vring_is_kept_and_looked_at_when_enabled() {
+fn a_disabled_vring_is_kept_and_checked_when_enabled() {
     let mut bench = Bench::new(quiet(4), FEATURES);
     let disabled = bench.control.enable(0, false);
     bench.carry_out(disabled);
@@ -69,12 +69,12 @@ fn disabled_vring_is_kept_and_looked_at_when_enabled() {
     assert_eq!(
         bench.driver.collect(|_| 512).len(),
         1,
-        "no kick came, and none was needed"
+        "no kick arrived, and none was needed"
     );
 }
 
 #[test]
-fn exit_drains_first() {
+fn an_exit_drains_first() {
     let mut bench = slow(5);
     for n in 0..8 {
         bench

@@ -6,10 +6,10 @@ use cleave_states::{Ask as Asked, Checked, Extent, Layout, Log, Number, check};
 
 use super::*;
 
-/// States that a run of all seeds must come to.
+/// Minimum number of disk states over all seeds.
 const STATES_MIN: u64 = 10_000;
 
-/// A guest's requests in flight: what was recorded of each, unless it is a read.
+/// A guest's requests in flight, with the recorded number of each unless it is a read.
 type Flying = HashMap<u16, (Option<Number>, u32)>;
 
 struct Recorded {
@@ -32,11 +32,11 @@ impl Recorded {
         record(self.bench.store.lock().unwrap().log.as_mut().unwrap())
     }
 
-    /// Offers a request, also on sectors that others in flight write.
+    /// Submits a request, also on sectors that others in flight write.
     fn submit(&mut self, random: &mut Random) {
         let len_max = [4, 64, DATA_MAX / 512][random.below(3) as usize];
         let len = 1 + random.below(len_max);
-        // Half of the requests share a small part of the disk, so that they overlap.
+        // Half of the requests use a small part of the disk, so that they overlap.
         let room = [64, SECTORS][random.below(2) as usize].max(len + 1);
         let sector = random.below(room - len);
         let cut = [512, 1000, 4096, 65536][random.below(4) as usize];
@@ -90,7 +90,7 @@ impl Recorded {
         self.collect();
     }
 
-    /// The guest switches its write cache. What is answered afterwards is answered in the new mode.
+    /// The guest switches its write cache. Requests that complete afterwards follow the new mode.
     fn switch(&mut self) {
         self.write_through = !self.write_through;
         let on = self.write_through;
@@ -114,7 +114,7 @@ impl Recorded {
             }
             self.lap();
         }
-        assert!(self.flying.is_empty(), "seed {seed}: some never ended");
+        assert!(self.flying.is_empty(), "seed {seed}: some never completed");
         self.judge(seed, random)
     }
 
@@ -151,7 +151,7 @@ fn striped_layout() -> Layout {
     }
 }
 
-/// One leg, with or without split requests and failures.
+/// One leg, with or without failures.
 fn one_leg(seed: u64, fail_per_mille: u32) -> Checked {
     let mut random = Random::new(seed);
     let config = config(seed, 100, fail_per_mille, &mut random);
@@ -170,7 +170,7 @@ fn four_legs(seed: u64, fail_per_mille: u32) -> Checked {
     Recorded::new(bench, striped_layout()).run(seed, &mut random)
 }
 
-/// Runs the seeds; enough states must have been built, and some of each kind.
+/// Runs the seeds and checks that enough states of each kind were built.
 fn run_all(what: &str, runs: impl Fn(u64) -> Checked) {
     let mut all = Checked::default();
     let seeds = seeds(0..8);
@@ -194,17 +194,17 @@ fn run_all(what: &str, runs: impl Fn(u64) -> Checked) {
 }
 
 #[test]
-fn no_crash_loses_what_one_leg_was_promised_to_keep() {
+fn no_crash_loses_durable_data_of_one_leg() {
     run_all("one leg", |seed| one_leg(seed, 0));
 }
 
 #[test]
-fn no_crash_loses_what_a_stripe_was_promised_to_keep() {
+fn no_crash_loses_durable_data_of_a_stripe() {
     run_all("four legs", |seed| four_legs(seed, 0));
 }
 
 #[test]
-fn no_crash_loses_what_was_promised_while_the_disk_fails() {
+fn no_crash_loses_durable_data_of_a_failing_disk() {
     run_all("failing", |seed| match seed % 2 {
         0 => one_leg(seed, 60),
         _ => four_legs(seed, 10),

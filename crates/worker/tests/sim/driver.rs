@@ -1,5 +1,5 @@
-//! A guest's side of one vring, written for these tests alone: it reaches shared memory through
-//! `pread`/`pwrite` of the memory file, so that it shares no code with what it tests.
+//! A guest's driver for one vring, written for these tests only. It accesses shared memory with `pread` and
+//! `pwrite` on the memory file, so it shares no code with the code under test.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,29 +17,29 @@ const MEMORY_BYTES: u64 = 16 << 20;
 const DESC: u64 = 0;
 const AVAIL: u64 = 0x4000;
 const USED: u64 = 0x5000;
-/// Each head has an area of its own: header, status, indirect table, data.
+/// Each head has its own area: header, status, indirect table, data.
 const AREAS: u64 = 0x10000;
 const AREA_BYTES: u64 = 0x40000;
 const STATUS_OFF: u64 = 64;
 const TABLE_OFF: u64 = 0x1000;
 const DATA_OFF: u64 = 0x8000;
-/// Data bytes that an area holds.
+/// Bytes for data in an area.
 pub(crate) const DATA_MAX: u64 = 0x20000;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// A request as the guest makes it.
+/// A request as the driver submits it.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) kind: u32,
     pub(crate) sector: u64,
     /// Bytes to write, or the range of a discard.
     pub(crate) out: Vec<u8>,
-    /// Bytes of room for an answer.
+    /// Size of the buffer for a read.
     pub(crate) room: u32,
-    /// Descriptor lengths to cut the data into.
+    /// Length of the descriptors that the data is cut into.
     pub(crate) cut: u32,
     pub(crate) indirect: bool,
 }
@@ -58,12 +58,12 @@ pub(crate) struct Driver {
     avail: u16,
     seen: u16,
     free: Vec<u16>,
-    /// Descriptors that a head's chain occupies.
+    /// Descriptors of each head's chain.
     chains: Vec<Vec<u16>>,
     free_desc: Vec<u16>,
 }
 
-/// A used entry and what lies in memory with it.
+/// A used entry, and the request's status and data.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) head: u16,
@@ -77,7 +77,7 @@ impl Driver {
         Driver::at(BASE)
     }
 
-    /// One whose memory is elsewhere.
+    /// A driver with its memory at another address.
     pub(crate) fn at(base: u64) -> Driver {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(MEMORY_BYTES).unwrap();
@@ -104,7 +104,7 @@ impl Driver {
         Memory::new(vec![region]).unwrap()
     }
 
-    /// Part of the memory: the rings, or all that requests name.
+    /// One part of the memory: the rings, or everything that requests use.
     pub(crate) fn region(&self, part: Part) -> RegionSpec {
         let (start, len_bytes) = match part {
             Part::Rings => (0, AREAS),
@@ -119,7 +119,7 @@ impl Driver {
         }
     }
 
-    /// Goes on in a copy of the memory; gives back the file that it was in.
+    /// Moves to a copy of the memory. Returns the old file.
     pub(crate) fn move_to_a_copy(&mut self) -> File {
         let mut bytes = vec![0; MEMORY_BYTES as usize];
         self.file.read_exact_at(&mut bytes, 0).unwrap();
@@ -128,7 +128,7 @@ impl Driver {
         std::mem::replace(&mut self.file, copy)
     }
 
-    /// The used index in a file that the memory was in before.
+    /// The used index in an old memory file.
     pub(crate) fn used_index_in(file: &File) -> u16 {
         let mut bytes = [0; 2];
         file.read_exact_at(&mut bytes, USED + 2).unwrap();
@@ -148,7 +148,7 @@ impl Driver {
         }
     }
 
-    /// Makes a chain in flight one that never ends.
+    /// Turns a chain in flight into an endless one.
     pub(crate) fn break_chain(&self, head: u16) {
         self.desc(DESC, head, AREAS, 16, NEXT, head);
     }
@@ -157,7 +157,7 @@ impl Driver {
         usize::from(SIZE) - self.free.len()
     }
 
-    /// Makes a request available; `None` when descriptors are short. Answers its area number.
+    /// Makes a request available. `None`: there are not enough descriptors. Returns its area number.
     pub(crate) fn submit(&mut self, ask: &Ask) -> Option<u16> {
         let area = *self.free.last()?;
         let at = AREAS + u64::from(area) * AREA_BYTES;
@@ -210,7 +210,7 @@ impl Driver {
         Some(head)
     }
 
-    /// Whether the device asked to be kicked for the request just made (virtio 1.3 §2.7.13.4).
+    /// Whether the device wants a kick for the latest request (virtio 1.3 §2.7.13.4).
     pub(crate) fn wants_kick(&self, event_idx: bool) -> bool {
         if event_idx {
             let event = u16::from_le_bytes(self.read(USED + 4 + 8 * u64::from(SIZE)));
@@ -220,7 +220,7 @@ impl Driver {
         }
     }
 
-    /// Used entries since the last look. `room` tells how much data each head asked for.
+    /// Used entries since the last call. `room` returns the size of each head's buffer.
     pub(crate) fn collect(&mut self, room: impl Fn(u16) -> u32) -> Vec<Answer> {
         let index = u16::from_le_bytes(self.read(USED + 2));
         let mut answers = Vec::new();
@@ -248,7 +248,7 @@ impl Driver {
         answers
     }
 
-    /// Makes head `n` available for each of `heads`, all with one indirect table as long as can be.
+    /// Makes head `n` available for each of `heads`, all with the same indirect table of maximum length.
     pub(crate) fn submit_longest(&mut self, heads: u16) {
         const TABLE: u64 = 0xc0_0000;
         const ENTRIES: u32 = 32768;
@@ -273,7 +273,7 @@ impl Driver {
         u16::from_le_bytes(self.read(USED + 2))
     }
 
-    /// Makes a raw head available, whatever it points at.
+    /// Makes a raw head available, valid or not.
     pub(crate) fn submit_raw(&mut self, head: u16) {
         self.write(
             AVAIL + 4 + 2 * u64::from(self.avail % SIZE),

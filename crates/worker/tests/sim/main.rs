@@ -1,7 +1,7 @@
-//! A worker turned by hand over a simulated engine, against a model of the disk. Every run is
-//! replayed by its seed: `CLEAVE_SEED=n cargo test -p cleave-worker --test sim`.
+//! A worker run lap by lap on a simulated store, against a model of the disk. A seed replays a run:
+//! `CLEAVE_SEED=n cargo test -p cleave-worker --test sim`.
 
-// A test's own mistake ends the test.
+// A fault of the test itself ends the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod batch;
@@ -26,7 +26,7 @@ use std::time::Duration;
 use cleave_blk::spec::{feature, request_type, status};
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_sim::{Random, Sim, SimConfig, SimStore};
-use cleave_worker::record::{ErrorKind, Kind, Recording, Stage, Way};
+use cleave_worker::record::{Category, ErrorKind, Kind, Recording, Stage};
 use cleave_worker::{
     Action, Coalesce, Completion, Control, Device, Direction, Lap, Pending as Commanded, Prior,
     Split, Totals, Tuning, VringStart, Worker, WorkerConfig, reactor,
@@ -35,7 +35,7 @@ use driver::{Answer, Ask, DATA_MAX, Driver};
 use rustix::event::{EventfdFlags, eventfd};
 
 const DISK_BYTES: usize = 1 << 20;
-/// Legs and chunk where the disk is a stripe.
+/// Number of legs and chunk size of the striped disk.
 const LEGS: usize = 4;
 const CHUNK: u32 = 4096;
 const SECTORS: u64 = DISK_BYTES as u64 / 512;
@@ -80,7 +80,7 @@ fn device(split: Split) -> Arc<Device> {
     )
 }
 
-/// A stripe of `LEGS`, of which only the layout is used: the data is in the store, leg behind leg.
+/// A stripe of `LEGS`. Only its layout is used: the data is in the store, leg after leg.
 fn striped_device() -> Arc<Device> {
     let options = OpenOptions {
         direct: Direct::Off,
@@ -180,7 +180,7 @@ impl Bench {
         self.device.totals()
     }
 
-    /// Turns until a command is carried out, which takes a few laps at most: one to hear of it.
+    /// Runs laps until a command has taken effect, which takes a few laps at most.
     fn carry_out<T>(&mut self, mut pending: Commanded<T>) -> T {
         for _ in 0..4 {
             self.lap();
@@ -189,10 +189,10 @@ impl Bench {
                 Err(again) => pending = again,
             }
         }
-        panic!("not carried out");
+        panic!("the command has not taken effect");
     }
 
-    /// Submits and turns until it is answered.
+    /// Submits a request and runs laps until it completes.
     fn ask(&mut self, ask: &Ask) -> Answer {
         let head = self.driver.submit(ask).unwrap();
         for _ in 0..10_000 {
@@ -228,7 +228,7 @@ fn seeds(default: std::ops::Range<u64>) -> Vec<u64> {
 }
 
 #[test]
-fn a_leg_that_fails_fails_what_touches_it_and_nothing_else() {
+fn a_failing_leg_fails_only_requests_that_use_it() {
     let bench = || {
         let bench = Bench::striped(
             SimConfig {
@@ -240,7 +240,7 @@ fn a_leg_that_fails_fails_what_touches_it_and_nothing_else() {
         bench.store.lock().unwrap().failing_leg = Some(2);
         bench
     };
-    // A row of the stripe has 32 sectors, 8 a leg; leg 2 has those from 16 on.
+    // A row of the stripe has 32 sectors, 8 per leg. Leg 2 starts at sector 16.
     for (sector, sectors, expected) in [
         (0, 16, status::OK),
         (0, 17, status::IOERR),
@@ -264,7 +264,7 @@ fn a_leg_that_fails_fails_what_touches_it_and_nothing_else() {
 }
 
 #[test]
-fn a_slow_leg_holds_up_only_what_touches_it() {
+fn a_slow_leg_delays_only_requests_that_use_it() {
     let mut bench = Bench::striped(
         SimConfig {
             ops: 2048,
@@ -298,7 +298,7 @@ fn a_slow_leg_holds_up_only_what_touches_it() {
     }
 }
 
-/// Recording adds times; what is counted is the same without.
+/// Recording adds only times; the counts are the same without it.
 #[test]
 fn requests_are_counted_with_recording_off() {
     for (recording, records) in [(Recording::On, 1), (Recording::Off, 0)] {
@@ -330,7 +330,7 @@ fn requests_are_counted_with_recording_off() {
 }
 
 #[test]
-fn the_nth_failure_is_told_to_exactly_the_nth_request() {
+fn the_nth_failure_is_reported_to_exactly_the_nth_request() {
     for nth in 0..20 {
         let mut bench = Bench::new(
             SimConfig {
@@ -373,7 +373,10 @@ fn duplicate_head_in_flight_retires_the_vring_and_lets_the_first_end() {
     }
     assert_eq!(bench.driver.collect(|_| 4096).len(), 1);
     assert_eq!(bench.totals().retired, 1);
-    assert!(is_rung(&bench.err), "the err descriptor tells the frontend");
+    assert!(
+        is_rung(&bench.err),
+        "the err descriptor notifies the frontend"
+    );
     bench
         .driver
         .submit(&Ask::read(0, 4096, 4096, true))
@@ -391,6 +394,6 @@ fn duplicate_head_in_flight_retires_the_vring_and_lets_the_first_end() {
     assert_eq!(
         u64::from_ne_bytes(alarms),
         cleave_worker::ALARM_RETIRED,
-        "one vring's fault is not the session's"
+        "the session goes on"
     );
 }

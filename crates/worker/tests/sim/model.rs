@@ -1,26 +1,26 @@
-//! Random requests against a model of the disk, which a power cut at the end must bear out.
+//! Random requests against a model of the disk, which must agree with the disk after a power cut.
 
 use super::*;
 
-/// Contents of a sector: exactly these, or anything (a write to it failed half-way).
+/// Contents of a sector: these bytes, or anything (after a failed write).
 type Known = Option<[u8; 512]>;
 
 struct Model {
     sectors: Vec<Known>,
-    /// Values that a sector may have after a power cut: all since the last acknowledged flush that
-    /// followed their completion, and that flush's.
+    /// Values that a sector may have after a power cut: the value at the last acknowledged flush, and all later
+    /// ones.
     maybe: Vec<Vec<Known>>,
-    /// How many values a sector had before the first of `maybe`.
+    /// Number of values that a sector had before the first of `maybe`.
     ruled_out: Vec<usize>,
-    /// Requests answered, as a reader of the counters should see them.
+    /// Completed requests, as the counters should show them.
     answered: Totals,
 }
 
-/// A request in flight and what it does to the model.
+/// A request in flight, and its effect on the model.
 struct Pending {
     ask: Ask,
     sectors: std::ops::Range<usize>,
-    /// For a flush: how many values each sector had had when it was submitted.
+    /// For a flush: how many values each sector had when it was submitted.
     covered: Option<Vec<usize>>,
 }
 
@@ -85,9 +85,13 @@ fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
             break;
         }
     }
-    assert!(pending.is_empty(), "{} requests never ended", pending.len());
+    assert!(
+        pending.is_empty(),
+        "{} requests never completed",
+        pending.len()
+    );
     assert_recorded(&bench, &model.answered);
-    // A power cut now: every sector holds a value that no acknowledged flush has ruled out.
+    // After a power cut every sector holds a value that no acknowledged flush has ruled out.
     let store = bench.store.lock().unwrap();
     for (sector, maybe) in model.maybe.iter().enumerate() {
         let at = match bench.device.disk.stripe() {
@@ -105,7 +109,7 @@ fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
     }
 }
 
-/// Control changes its mind under load.
+/// Control changes the tuning under load.
 fn retune(device: &Device, random: &mut Random) {
     let completion = [
         Completion::Poll,
@@ -124,7 +128,7 @@ fn retune(device: &Device, random: &mut Random) {
     });
 }
 
-/// The counters shown for the vring match the requests that the guest saw.
+/// The counters of the vring match the requests that the guest saw.
 fn assert_recorded(bench: &Bench, seen: &Totals) {
     let totals = bench.totals();
     let counted = |totals: &Totals| {
@@ -137,18 +141,18 @@ fn assert_recorded(bench: &Bench, seen: &Totals) {
     let [record] = &records[..] else {
         panic!("{} records", records.len());
     };
-    let sum = |ways: &[Way], of: &dyn Fn(Kind) -> u64| -> u64 {
+    let sum = |ways: &[Category], of: &dyn Fn(Kind) -> u64| -> u64 {
         Kind::all()
             .filter(|kind| ways.contains(&kind.way()))
             .map(of)
             .sum()
     };
-    // Nothing ends on the spot here, so each is timed.
+    // No request completes inline here, so each is timed.
     let timed = |kind| record.times(Stage::Device, kind).count();
-    let moved = [Way::Read, Way::Write];
+    let moved = [Category::Read, Category::Write];
     assert_eq!(sum(&moved, &timed), totals.reads + totals.writes);
     let waited = |kind| record.times(Stage::Ring, kind).count();
-    // After a lap that only saw a part of a request end, it is not known.
+    // After a lap in which only a part of a request completed, the time is unknown.
     let (waited, most) = (
         sum(&moved, &waited),
         totals.reads + totals.writes + totals.failed,
@@ -261,7 +265,7 @@ fn take_answers(
     }
 }
 
-/// Counts a request as its guest saw it end.
+/// Counts a request as the guest saw it complete.
 fn count(answered: &mut Totals, ask: &Ask, ok: bool) {
     match ask.kind {
         _ if !ok => answered.failed += 1,
@@ -277,10 +281,10 @@ fn count(answered: &mut Totals, ask: &Ask, ok: bool) {
     }
 }
 
-/// The values from when the flush was submitted are durable now: older ones are ruled out.
+/// The values from the submission of the flush are durable now, so older ones are ruled out.
 fn flush(model: &mut Model, covered: &[usize]) {
     for (sector, &had) in covered.iter().enumerate() {
-        // The last value that the flush saw stays possible, as do those after it.
+        // The last value before the flush stays possible, as do later ones.
         let older = (had - 1).saturating_sub(model.ruled_out[sector]);
         model.maybe[sector].drain(..older);
         model.ruled_out[sector] += older;
@@ -288,16 +292,16 @@ fn flush(model: &mut Model, covered: &[usize]) {
 }
 
 #[test]
-fn random_requests_keep_the_model_and_survive_a_power_cut() {
+fn random_requests_match_the_model_and_survive_a_power_cut() {
     for seed in seeds(0..30) {
         println!("CLEAVE_SEED={seed}");
         run(seed, 0, Split::Off);
     }
 }
 
-/// A guest whose disk fails now and then sees nothing of it, but for failed flushes.
+/// A guest whose disk fails from time to time notices only failed flushes.
 #[test]
-fn failing_ops_that_are_held_keep_the_model_and_survive_a_power_cut() {
+fn held_requests_match_the_model_and_survive_a_power_cut() {
     for seed in seeds(4000..4020) {
         println!("CLEAVE_SEED={seed}");
         let mut random = Random::new(seed);
@@ -314,7 +318,7 @@ fn failing_ops_that_are_held_keep_the_model_and_survive_a_power_cut() {
             on_error: "hold".parse().unwrap(),
             ..Tuning::clone(&bench.device.tuning())
         });
-        // Of a sector, either value is there after a power cut, never half of it.
+        // After a power cut a sector has either value, never half of each.
         bench.store.lock().unwrap().whole_sectors = true;
         let device = bench.device.clone();
         run_on(bench, random, 20);
@@ -323,9 +327,9 @@ fn failing_ops_that_are_held_keep_the_model_and_survive_a_power_cut() {
     }
 }
 
-/// A flush is about all legs: what it acknowledged survives on each of them.
+/// A flush covers all legs: all writes that it acknowledges survive on each of them.
 #[test]
-fn a_stripe_keeps_the_model_and_survives_a_power_cut() {
+fn a_stripe_matches_the_model_and_survives_a_power_cut() {
     for seed in seeds(2000..2020) {
         println!("CLEAVE_SEED={seed}");
         run_striped(seed, 0);

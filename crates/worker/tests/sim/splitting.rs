@@ -1,10 +1,10 @@
-//! Requests that are split, and what is learnt about that.
+//! Requests that are split, and what the splitter learns from them.
 
 use super::model::run;
 use super::*;
 
 #[test]
-fn split_requests_keep_the_model_survive_a_power_cut_and_fail_as_one() {
+fn split_requests_match_the_model_survive_a_power_cut_and_fail_as_one() {
     let chunk = |bytes| Split::Fixed(NonZeroU32::new(bytes).unwrap());
     let auto = || {
         Split::Auto(Prior {
@@ -35,7 +35,7 @@ fn split_request_is_several_ops_and_one_answer() {
         bench.ask(&Ask::read(16, 128 << 10, 65536, true)).status,
         status::OK
     );
-    // The simulated store is asked 16 times; the twelfth failing fails the whole, once.
+    // The simulated store gets 16 ops. The failure of the twelfth fails the whole request, once.
     let mut failing = Bench::with_split(
         SimConfig {
             fail_at: Some(11),
@@ -75,9 +75,9 @@ fn the_splitter_learns_nothing_from_requests_that_fail() {
     }
 }
 
-/// A new splitter begins anew, also where both changes come before the worker looks.
+/// A new splitter starts without findings, also if both changes happen before the worker checks.
 #[test]
-fn splitting_changed_and_changed_back_is_learnt_anew_and_told() {
+fn a_splitter_that_was_replaced_starts_afresh() {
     let auto = Split::Auto(Prior {
         useful_depth: 64,
         chunk_min_bytes: 4096,
@@ -95,7 +95,7 @@ fn splitting_changed_and_changed_back_is_learnt_anew_and_told() {
         ..tuning.clone()
     });
     bench.device.tune(tuning);
-    // To hear of it.
+    // Time for the worker to adopt it.
     for _ in 0..4 {
         bench.lap();
     }

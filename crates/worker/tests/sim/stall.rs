@@ -1,4 +1,4 @@
-//! Requests that the disk fails and that are not reported: held until control says, or done again after a pause.
+//! Requests that the disk fails and that are not reported: held for the operator, or repeated after a pause.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const ALL: std::ops::Range<usize> = 0..DISK_BYTES;
 
-/// A disk that takes some laps for everything, with this policy.
+/// A disk that takes some laps for each op, with this policy.
 fn bench(seed: u64, on_error: &str) -> Bench {
     let mut bench = Bench::new(quiet(seed), FEATURES);
     set_policy(&mut bench, on_error);
@@ -29,7 +29,7 @@ fn set_policy(bench: &mut Bench, on_error: &str) {
     heard(bench);
 }
 
-/// Turns until the worker has heard of all that it was told.
+/// Runs laps until the worker has handled all its commands.
 fn heard(bench: &mut Bench) {
     let enabled = bench.control.enable(0, true);
     bench.carry_out(enabled);
@@ -43,7 +43,7 @@ fn mend_disk(bench: &Bench) {
     bench.store.lock().unwrap().failing = None;
 }
 
-/// As many laps as anything takes.
+/// Runs more laps than any request takes.
 fn settle(bench: &mut Bench) {
     settle_for(bench, 60);
 }
@@ -71,7 +71,7 @@ fn write(sector: u64, byte: u8) -> Ask {
     Ask::write(sector, vec![byte; 512], 512, true)
 }
 
-/// Turns until so many answers have come.
+/// Runs laps until `n` requests have completed.
 fn collect(bench: &mut Bench, n: usize) -> Vec<Answer> {
     let (mut answers, began) = (Vec::new(), Instant::now());
     while answers.len() < n {
@@ -86,8 +86,8 @@ fn statuses(answers: &[Answer]) -> Vec<u8> {
     answers.iter().map(|answer| answer.status).collect()
 }
 
-/// Holds writes of the bytes 1 to n, to as many sectors: more than are in flight at a time, since each is retried until
-/// all have failed.
+/// Holds writes of the bytes 1 to n, each to its own sector. More than are in flight at a time, since each is
+/// retried until all have failed.
 fn hold_writes(bench: &mut Bench, n: u8) {
     break_disk(bench, ALL, ENOSPC);
     set_policy(bench, "retry:60");
@@ -104,7 +104,7 @@ fn hold_writes(bench: &mut Bench, n: u8) {
     assert!(bench.driver.collect(|_| 0).is_empty());
 }
 
-/// Turns until that is shown.
+/// Runs laps until the displayed value satisfies `is_so`.
 fn until(bench: &mut Bench, is_so: impl Fn(Option<Stalled>) -> bool) {
     let began = Instant::now();
     while !is_so(stalled(bench)) {
@@ -128,13 +128,13 @@ fn pushed(bench: &Bench) -> Vec<u64> {
 }
 
 #[test]
-fn a_held_request_is_shown_and_closes_its_vring_until_it_is_done_again() {
+fn a_held_request_is_displayed_and_closes_its_vring_until_it_is_repeated() {
     for seed in 0..20 {
         let mut bench = bench(seed, "hold");
         break_disk(&bench, 512..1024, ENOSPC);
         bench.driver.submit(&write(9, 9)).unwrap();
         let bad = bench.driver.submit(&write(1, 1)).unwrap();
-        // In flight at the same time: ends as ever.
+        // It was in flight at the same time, and completes as usual.
         let [other] = &collect(&mut bench, 1)[..] else {
             panic!("one answer")
         };
@@ -155,12 +155,12 @@ fn a_held_request_is_shown_and_closes_its_vring_until_it_is_done_again() {
             (1, 0, "write", 1, ENOSPC)
         );
         assert!(0 < since_ns && since_ns < now_ns);
-        // Nothing new is taken, however healthy its part of the disk is.
+        // No new request is taken, even if its part of the disk works.
         bench.driver.submit(&write(10, 10)).unwrap();
         settle(&mut bench);
         assert!(bench.driver.collect(|_| 0).is_empty());
         assert_eq!(bench.store.lock().unwrap().now[10 * 512], 0);
-        // Done again while the disk still fails: held again. The other may be taken before it fails.
+        // Repeated while the disk still fails, so it is held again. The other one may be taken before it fails.
         assert_eq!(bench.device.resume(), 1);
         settle(&mut bench);
         assert_eq!(stalled(&bench), Some(shown), "since it first failed");
@@ -193,7 +193,7 @@ fn a_held_request_is_shown_and_closes_its_vring_until_it_is_done_again() {
 }
 
 #[test]
-fn held_requests_end_as_errors_when_the_operator_gives_them_up() {
+fn held_requests_fail_on_the_operators_order() {
     let mut bench = bench(1, "hold");
     hold_writes(&mut bench, 5);
     assert_eq!(bench.device.fail(), 5);
@@ -208,9 +208,10 @@ fn held_requests_end_as_errors_when_the_operator_gives_them_up() {
     assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
 }
 
-/// In whatever order they failed; and before anything that came later, also where there is room for few at a time.
+/// Independent of the order in which they failed, and before later requests, also if there is room for only a
+/// few at a time.
 #[test]
-fn held_requests_are_done_again_in_the_order_in_which_they_were_taken() {
+fn held_requests_are_repeated_in_the_order_in_which_they_were_taken() {
     for (seed, ops) in (0..10).zip([64, 8].into_iter().cycle()) {
         let config = cleave_sim::SimConfig {
             delay_max: 20,
@@ -219,7 +220,7 @@ fn held_requests_are_done_again_in_the_order_in_which_they_were_taken() {
         };
         let mut bench = Bench::new(config, FEATURES);
         hold_writes(&mut bench, 12);
-        // Comes meanwhile.
+        // A request that arrives meanwhile.
         bench.driver.submit(&write(100, 100)).unwrap();
         settle(&mut bench);
         // Some fail again.
@@ -228,7 +229,7 @@ fn held_requests_are_done_again_in_the_order_in_which_they_were_taken() {
         assert_eq!(bench.device.resume(), 12);
         let answers = collect(&mut bench, 9);
         settle(&mut bench);
-        // The last, which came later, if it was taken before the first failed again.
+        // The last one arrived later, and may have been taken before the first one failed again.
         let late = bench.driver.collect(|_| 0);
         let all = answers.iter().chain(&late);
         assert!(all.clone().all(|answer| answer.status == status::OK));
@@ -298,7 +299,7 @@ fn a_retry_succeeds_after_pauses_and_the_guest_sees_no_error() {
     let shown = stalled(&bench).unwrap();
     assert_eq!((shown.held, shown.retrying, shown.errno), (0, 1, EIO));
     assert!(shown.since_ns > 0);
-    // The vring is not closed meanwhile.
+    // The vring stays open meanwhile.
     assert_eq!(bench.ask(&write(9, 9)).status, status::OK);
     mend_disk(&bench);
     assert_eq!(statuses(&collect(&mut bench, 1)), [status::OK]);
@@ -331,7 +332,7 @@ fn a_retry_that_runs_out_is_reported_or_held() {
             assert_eq!((stalled(&bench), bench.totals().failed), (None, 1));
             continue;
         }
-        // Its time is over: it is held again without another second of attempts.
+        // Its time is over, so it is held again without another second of tries.
         let redone = bench.totals().redone;
         bench.device.resume();
         settle(&mut bench);
@@ -375,7 +376,7 @@ fn each_error_has_the_policy_of_its_kind_and_a_flush_is_reported() {
     assert_eq!(bench.ask(&Ask::flush()).status, status::IOERR);
 }
 
-/// It cannot succeed any more, or would prove nothing: the disk has to be opened again.
+/// A retry cannot succeed any more, or would prove nothing: the disk has to be opened again.
 #[test]
 fn after_a_failed_sync_writes_are_reported_and_reads_are_not() {
     for policy in ["hold", "retry:60"] {
@@ -391,9 +392,9 @@ fn after_a_failed_sync_writes_are_reported_and_reads_are_not() {
     }
 }
 
-/// The policy in force when a request fails decides; what is held stays held.
+/// The policy in force at the failure decides. A held request stays held.
 #[test]
-fn a_changed_policy_holds_for_what_fails_from_then_on() {
+fn a_changed_policy_applies_to_later_failures() {
     let mut bench = bench(9, "hold");
     hold_writes(&mut bench, 3);
     set_policy(&mut bench, "report");
@@ -412,7 +413,7 @@ fn a_changed_policy_holds_for_what_fails_from_then_on() {
 }
 
 #[test]
-fn a_vring_that_is_stopped_ends_what_is_held_or_retried_as_errors() {
+fn stopping_a_vring_fails_its_stalled_requests() {
     for policy in ["hold", "retry:60", "retry:60:hold"] {
         let mut bench = bench(10, policy);
         break_disk(&bench, ALL, EIO);
@@ -439,16 +440,16 @@ fn a_vring_that_is_stopped_ends_what_is_held_or_retried_as_errors() {
     }
 }
 
-/// Where the frontend keeps the requests in flight, they wait for the next who serves the vring.
+/// If the frontend keeps the requests in flight, they wait for the next daemon or connection.
 #[test]
-fn a_kept_vring_that_is_stopped_leaves_what_is_held_or_retried_to_the_next() {
+fn stopping_a_kept_vring_leaves_its_stalled_requests_in_the_region() {
     let layout = InflightLayout::new(1, SIZE);
     for policy in ["hold", "retry:60"] {
         let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
         let start = || VringStart {
             index: 0,
             layout: Driver::layout(),
-            // The frontend may say anything.
+            // The frontend's value must be ignored.
             base: 4711,
             journal: region.journal(0),
             features: FEATURES,
@@ -475,15 +476,15 @@ fn a_kept_vring_that_is_stopped_leaves_what_is_held_or_retried_to_the_next() {
         let started = bench.control.start(start());
         bench.carry_out(started).unwrap();
         assert_eq!(statuses(&collect(&mut bench, 4)), [status::OK; 4]);
-        // And nothing is left in the end.
+        // Afterwards nothing is left.
         let stopped = bench.control.stop(0);
         assert_eq!(bench.carry_out(stopped), Stopped::At(4));
     }
 }
 
-/// A stop does not wait for requests that fail after it was asked for either.
+/// A stop does not wait for requests that fail after the stop was requested either.
 #[test]
-fn a_request_that_fails_while_its_vring_stops_ends() {
+fn a_request_that_fails_while_its_vring_stops_completes() {
     for seed in 0..20 {
         let config = cleave_sim::SimConfig {
             delay_max: 30,
@@ -513,7 +514,7 @@ fn a_request_that_fails_while_its_vring_stops_ends() {
 }
 
 #[test]
-fn a_worker_that_exits_ends_what_is_held_and_a_retired_vring_too() {
+fn an_exiting_worker_and_a_retired_vring_fail_held_requests() {
     let mut bench = bench(11, "hold");
     hold_writes(&mut bench, 3);
     bench.control.exit();
@@ -537,7 +538,7 @@ fn a_worker_that_exits_ends_what_is_held_and_a_retired_vring_too() {
 }
 
 #[test]
-fn a_held_request_keeps_no_memory_from_leaving_and_is_done_again_in_what_is_there_then() {
+fn a_held_request_does_not_keep_memory_and_is_repeated_in_the_new_table() {
     for rings_stay in [false, true] {
         let mut bench = bench(13, "hold");
         let table = |bench: &Bench, parts: &[Part]| {
@@ -563,7 +564,7 @@ fn a_held_request_keeps_no_memory_from_leaving_and_is_done_again_in_what_is_ther
         assert!(departure.is_over_within(Duration::ZERO), "{rings_stay}");
         assert_eq!(held(&bench), 3);
         if !rings_stay {
-            // Nowhere to read the chains from: they wait, and cost nothing.
+            // There is no memory to read the chains from: they wait, at no cost.
             mend_disk(&bench);
             let redone = bench.totals().redone;
             bench.device.resume();
@@ -582,9 +583,9 @@ fn a_held_request_keeps_no_memory_from_leaving_and_is_done_again_in_what_is_ther
     }
 }
 
-/// A chain that the guest changed meanwhile is judged as a new one is.
+/// A chain that the guest has changed meanwhile is treated as a new one.
 #[test]
-fn a_chain_that_was_changed_while_it_was_held_is_a_new_chain() {
+fn a_chain_that_changed_while_it_was_held_is_a_new_chain() {
     let mut bench = bench(14, "hold");
     break_disk(&bench, ALL, ENOSPC);
     let head = bench.driver.submit(&write(1, 1)).unwrap();
@@ -605,7 +606,7 @@ fn a_chain_that_was_changed_while_it_was_held_is_a_new_chain() {
     assert_eq!(bench.ask(&write(1, 2)).status, status::OK);
 }
 
-/// A held request costs nothing, and one that is retried a timer.
+/// A held request costs nothing, and a retried one costs a timer.
 #[test]
 fn a_worker_sleeps_without_a_timer_while_requests_are_held() {
     for completion in [
@@ -638,7 +639,7 @@ fn a_worker_sleeps_without_a_timer_while_requests_are_held() {
         while began.elapsed() < Duration::from_secs(3) {
             bench.lap();
         }
-        // A second from one attempt to the next by now.
+        // The pause is one second by now.
         let redone = bench.totals().redone;
         let [timed, endless] = waits(&mut bench);
         assert!(timed > 0 && endless == 0, "{timed} {endless}");

@@ -1,5 +1,6 @@
-//! Changes of the memory table under requests: each is answered in the memory in which it was taken, and
-//! memory that a table no longer has is let go of when the last request is answered, whatever the vring does.
+//! Changes of the memory table under requests. Each request completes in the memory in which it was taken.
+//! Memory that is no longer in the table is released when its last request has completed, in every state of the
+//! vring.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ fn table(driver: &Driver, parts: &[Part]) -> Arc<Memory> {
     Memory::new(parts.iter().map(|part| driver.region(*part)).collect()).unwrap()
 }
 
-/// A guest on a disk that takes a while, with its memory in two regions.
+/// A guest on a slow disk, with its memory in two regions.
 fn bench(seed: u64) -> (Bench, Arc<Memory>) {
     let config = SimConfig {
         delay_max: 30,
@@ -30,13 +31,13 @@ fn bench(seed: u64) -> (Bench, Arc<Memory>) {
     (bench, memory)
 }
 
-/// Puts a table in force: the worker's next turn does it, whatever is in flight.
+/// Puts a table in force in the worker's next lap, whatever is in flight.
 fn bind(bench: &mut Bench, memory: &Arc<Memory>) {
     let bound = bench.control.bind(memory.clone());
     bench.carry_out(bound);
 }
 
-/// Replaces a table, and forgets it here.
+/// Replaces a table, and drops this test's reference to it.
 fn replace(bench: &mut Bench, old: Arc<Memory>, new: &Arc<Memory>) -> Departure {
     let departure = old.departing(new);
     bind(bench, new);
@@ -61,7 +62,7 @@ fn write_some(bench: &mut Bench, n: u64) {
     bench.lap();
 }
 
-/// Turns until so many answers were collected; what was known of the departure when the last but one came.
+/// Runs laps until `n` requests have completed. Checks that the old memory is not released before the last one.
 fn collect(bench: &mut Bench, departure: &Departure, n: usize) -> Vec<Answer> {
     let mut answers = Vec::new();
     for _ in 0..10_000 {
@@ -81,7 +82,7 @@ fn all_well(answers: &[Answer]) {
     }
 }
 
-/// The worker has done with the memory after its last answer, within a turn or two.
+/// Whether the worker releases the memory within a lap or two after the last completion.
 fn soon_over(bench: &mut Bench, departure: &Departure) -> bool {
     (0..3).any(|_| {
         bench.lap();
@@ -90,7 +91,8 @@ fn soon_over(bench: &mut Bench, departure: &Departure) -> bool {
 }
 
 #[test]
-fn a_table_of_the_same_memory_is_in_force_at_once_and_the_old_one_goes_with_its_last_request() {
+fn a_table_of_the_same_memory_is_in_force_at_once_and_the_old_one_is_released_with_its_last_request()
+ {
     for seed in 0..30 {
         let (mut bench, memory) = bench(seed);
         write_some(&mut bench, 8);
@@ -104,7 +106,7 @@ fn a_table_of_the_same_memory_is_in_force_at_once_and_the_old_one_goes_with_its_
 }
 
 #[test]
-fn a_request_whose_status_byte_has_left_the_table_is_answered_all_the_same() {
+fn a_request_whose_status_byte_has_left_the_table_still_completes() {
     for seed in 0..30 {
         let (mut bench, memory) = bench(seed);
         write_some(&mut bench, 8);
@@ -112,7 +114,7 @@ fn a_request_whose_status_byte_has_left_the_table_is_answered_all_the_same() {
         let departure = replace(&mut bench, memory, &rings);
         all_well(&collect(&mut bench, &departure, 8));
         assert!(soon_over(&mut bench, &departure), "seed {seed}");
-        // A request in memory that is not there is not served, and the vring goes on.
+        // A request for memory that is gone fails, and the vring goes on.
         bench
             .driver
             .submit(&Ask::write(0, vec![1; 512], 512, false))
@@ -129,15 +131,15 @@ fn a_request_whose_status_byte_has_left_the_table_is_answered_all_the_same() {
 }
 
 #[test]
-fn a_vring_whose_ring_has_left_answers_there_and_goes_on_when_it_is_back() {
+fn a_vring_without_its_ring_drains_and_continues_when_the_ring_is_back() {
     for seed in 0..30 {
         let (mut bench, memory) = bench(seed);
         write_some(&mut bench, 8);
         let requests = table(&bench.driver, &[Part::Requests]);
         let departure = replace(&mut bench, memory, &requests);
         bench.lap();
-        assert!(is_rung(&bench.err), "the frontend is told");
-        // Not taken: the ring is nowhere.
+        assert!(is_rung(&bench.err), "the frontend is notified");
+        // Not taken, because the ring is gone.
         bench.driver.submit(&Ask::read(0, 512, 512, true)).unwrap();
         all_well(&collect(&mut bench, &departure, 8));
         assert!(soon_over(&mut bench, &departure), "seed {seed}");
@@ -152,7 +154,7 @@ fn a_vring_whose_ring_has_left_answers_there_and_goes_on_when_it_is_back() {
 }
 
 #[test]
-fn a_ring_in_other_memory_is_answered_in_the_old_and_goes_on_in_the_new() {
+fn a_moved_ring_drains_in_the_old_memory_and_continues_in_the_new() {
     for seed in 0..30 {
         let (mut bench, memory) = bench(seed);
         write_some(&mut bench, 8);
@@ -167,7 +169,7 @@ fn a_ring_in_other_memory_is_answered_in_the_old_and_goes_on_in_the_new() {
             "all of them where they were taken"
         );
         assert!(bench.driver.collect(|_| 0).is_empty(), "and none elsewhere");
-        // The driver knows nothing of the eight, but the ring goes on behind them.
+        // The driver does not know of the eight, but the ring continues after them.
         bench.driver.submit(&Ask::read(0, 512, 512, true)).unwrap();
         turn(&mut bench, 1000);
         assert_eq!(bench.device.totals().reads, 1);
@@ -176,7 +178,7 @@ fn a_ring_in_other_memory_is_answered_in_the_old_and_goes_on_in_the_new() {
 }
 
 #[test]
-fn a_vring_that_is_retired_or_disabled_lets_go_too() {
+fn a_retired_or_disabled_vring_releases_memory_too() {
     for seed in 0..30 {
         for retired in [false, true] {
             let (mut bench, memory) = bench(seed);

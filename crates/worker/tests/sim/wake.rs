@@ -1,5 +1,5 @@
-//! A guest that acts at any moment of a lap, and kicks only when it is asked to: whatever the worker does
-//! then, it does not fall asleep on a request, and an idle one sleeps without a timer.
+//! A guest that acts at any moment of a lap, and kicks only if asked to. The worker never sleeps while there is
+//! a request, and sleeps without a timer when it is idle.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -18,30 +18,30 @@ use cleave_worker::{
 use crate::driver::{Ask, Driver, SIZE};
 use crate::{FEATURES, Random, device, event};
 
-/// Moments at which the guest may act, over all runs.
+/// Number of moments at which the guest may act, over all runs.
 const MOMENTS: u64 = 1_000_000;
 
-/// The guest, and what the worker sees of it.
+/// The guest, and the part of it that the worker sees.
 struct World {
     driver: Driver,
     random: Random,
     event_idx: bool,
     moments: u64,
-    /// Until then the guest asks for nothing by itself: long enough for a worker to notice.
+    /// Until then the guest adds no request by itself: long enough for a worker to notice.
     lull: u64,
-    /// The guest has kicked, and that has ended no sleep yet.
+    /// The guest has kicked, and no sleep has ended for it yet.
     kicked: bool,
-    /// The guest says no more: what is under way ends, and then nothing happens.
+    /// The guest is silent: requests in flight complete, and then nothing happens.
     quiet: bool,
-    /// Sleeps without an end.
+    /// Number of sleeps without a time-out.
     sleeps: u64,
     dozes: u64,
-    /// Sleeps on what never ends, and how long they were to be.
+    /// Durations of sleeps while an op is in flight that never completes.
     naps: Vec<Duration>,
 }
 
 impl World {
-    /// Something may happen now.
+    /// A moment at which something may happen.
     fn moment(&mut self) {
         self.moments += 1;
         if self.quiet || self.moments < self.lull || self.random.below(8) > 0 {
@@ -54,7 +54,7 @@ impl World {
         self.add();
     }
 
-    /// One more request, and a kick if one is wanted.
+    /// Adds a request, and kicks if the device wants a kick.
     fn add(&mut self) {
         if self.driver.in_flight() < usize::from(SIZE) / 3
             && self.driver.submit(&Ask::flush()).is_some()
@@ -64,20 +64,20 @@ impl World {
     }
 }
 
-/// A disk that lets the guest act whenever the worker asks it for anything.
+/// A store that lets the guest act at each call by the worker.
 struct Stage {
     world: Rc<RefCell<World>>,
     flying: Vec<u64>,
     ends: Ends,
 }
 
-/// How the worker hears of the end of what flies.
+/// How the worker learns of a completion.
 #[derive(Clone, Copy, PartialEq)]
 enum Ends {
     Told,
-    /// It has to ask.
+    /// By polling.
     Asked,
-    /// It has to ask, and there is none.
+    /// By polling, and there never is one.
     Never,
 }
 
@@ -112,7 +112,7 @@ impl Store for Stage {
     fn is_ready(&self) -> bool {
         false
     }
-    /// The sleep itself: the reactor's own is over at once.
+    /// The sleep itself: the reactor's own sleep returns at once.
     fn before_enter(&mut self, _: &mut Reactor, wait: Wait) -> Option<Duration> {
         self.moment();
         let mut world = self.world.borrow_mut();
@@ -123,9 +123,9 @@ impl Store for Stage {
         match self.ends {
             _ if self.flying.is_empty() => {}
             Ends::Told => {}
-            Ends::Asked => panic!("asleep on an op that has to be asked for"),
+            Ends::Asked => panic!("asleep on an op that has to be polled"),
             Ends::Never => {
-                let until = until.expect("asleep for ever on an op that has to be asked for");
+                let until = until.expect("asleep for ever on an op that has to be polled");
                 world
                     .naps
                     .push(until.saturating_duration_since(Instant::now()));
@@ -147,7 +147,7 @@ impl Store for Stage {
         assert_eq!(
             world.driver.in_flight(),
             0,
-            "asleep on a request that nobody kicks for, after {} moments",
+            "asleep on a request without a kick, after {} moments",
             world.moments
         );
         if !world.quiet {
@@ -169,7 +169,7 @@ fn tuning(completion: Completion) -> Tuning {
     }
 }
 
-/// A worker whose guest acts, its device, the guest, and who controls it.
+/// A worker with its guest: the worker, its device, the guest, and the control.
 type Staged = (Worker<Stage>, Arc<Device>, Rc<RefCell<World>>, Control);
 
 fn stage(seed: u64, event_idx: bool, tuning: Tuning, ends: Ends) -> Staged {
@@ -228,7 +228,7 @@ fn stage_with(
     (worker, device, world, control)
 }
 
-/// Runs for so many moments and then falls silent; what the worker counted, what the guest saw.
+/// Runs for this many moments, then lets the guest fall silent. Returns the worker's and the guest's counters.
 fn run(
     seed: u64,
     moments: u64,
@@ -262,7 +262,7 @@ fn run(
 }
 
 #[test]
-fn a_request_is_never_slept_on() {
+fn the_worker_never_sleeps_on_a_request() {
     let seed = std::env::var("CLEAVE_SEED").map_or(7, |seed| seed.parse().unwrap());
     println!("CLEAVE_SEED={seed}");
     let held = Tuning {
@@ -285,10 +285,10 @@ fn a_request_is_never_slept_on() {
     }
 }
 
-/// An engine that has to be looked at while something flies (a polled queue): whatever was asked for, the
-/// worker does not sleep then, and sleeps as ever when nothing does.
+/// A store that has to be polled while an op is in flight. In every mode the worker does not sleep then, and
+/// sleeps as usual when nothing is in flight.
 #[test]
-fn what_has_to_be_asked_for_is_never_slept_on() {
+fn the_worker_never_sleeps_on_polled_ops() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
         let (totals, _) = run(11, MOMENTS / 10, true, tuning(completion), Ends::Asked);
         assert!(totals.sleeps > 50, "{completion:?}: {totals:?}");
@@ -296,10 +296,10 @@ fn what_has_to_be_asked_for_is_never_slept_on() {
     }
 }
 
-/// One that hangs would cost a core for as long as it does: it is asked ever less often, up to a limit, and as
-/// often as ever once the guest has something new.
+/// Polling a device that hangs would cost a core. It is polled less and less often, down to a limit, and as
+/// often as before once the guest has a new request.
 #[test]
-fn a_polled_device_that_hangs_is_asked_ever_less_often() {
+fn a_polled_device_that_hangs_is_polled_less_and_less_often() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
         let (mut worker, device, world, _control) = stage(3, true, tuning(completion), Ends::Never);
         world.borrow_mut().quiet = true;
@@ -329,7 +329,7 @@ fn a_polled_device_that_hangs_is_asked_ever_less_often() {
             "{first:?} {longest:?}"
         );
         assert!(device.totals().dozes > 200);
-        // It asked for kicks meanwhile.
+        // It armed the vring meanwhile.
         ask();
         assert!(world.borrow().kicked, "{completion:?}");
         let laps = laps_to_nap(&mut worker);
@@ -337,10 +337,10 @@ fn a_polled_device_that_hangs_is_asked_ever_less_often() {
     }
 }
 
-/// A ring without a kick has to be looked at. That may cost what the budget allows; then the worker naps
-/// between looks, longer and longer, and looks on as often as before once there is work.
+/// A ring without a kick has to be polled, within the budget. When that is spent the worker sleeps between
+/// checks, longer and longer, and polls as often as before once there is work.
 #[test]
-fn a_guest_that_never_kicks_is_looked_at_within_the_budget() {
+fn a_guest_that_never_kicks_is_polled_within_the_budget() {
     for completion in [Completion::Interrupt, Completion::Adaptive] {
         let (mut worker, device, world, _control) =
             stage_with(5, true, tuning(completion), Ends::Told, None);

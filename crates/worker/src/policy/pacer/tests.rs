@@ -1,4 +1,4 @@
-//! Traces through the pacer: a worker in virtual time, with a guest and a device that take given times.
+//! Traces for the pacer: a worker in virtual time, with a guest and a device of given speed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,32 +11,32 @@ use crate::{Split, Totals};
 const US: u64 = 1000;
 const MS: u64 = 1000 * US;
 const SECOND: u64 = 1000 * MS;
-/// What things take in virtual time.
+/// Durations in virtual time.
 const SLOW_WAKE_NS: u64 = 30 * US;
 const WAKE_CPU_NS: u64 = 10 * US;
 const BUSY_LAP_NS: u64 = 400;
 const IDLE_LAP_NS: u64 = 300;
-/// What the scheduler gives to a thread at a time, where there is another.
+/// Timeslice of the scheduler when another thread wants the core.
 const SLICE_NS: u64 = 3 * MS;
 
-/// When a guest asks.
+/// When a guest sends requests.
 #[derive(Clone, Copy)]
 enum Guest<'a> {
-    /// At these moments.
+    /// At these times.
     Clock(&'a [u64]),
-    /// So many at a time, each again so long after its answer.
+    /// `depth` at a time, each again `think_ns` after its answer.
     Answers { depth: u32, think_ns: u64 },
 }
 
-/// What a worker is put through.
+/// Conditions for a worker.
 #[derive(Clone, Copy)]
 struct Trace<'a> {
     guest: Guest<'a>,
     device_ns: u64,
     span_ns: u64,
-    /// From here to there another thread wants the core for itself.
-    hog: (u64, u64),
-    /// The guest has the same core: it is woken only when the worker sleeps.
+    /// Period in which another thread wants the core for itself.
+    competing: (u64, u64),
+    /// The guest runs on the same core, so it is woken only when the worker sleeps.
     shares: bool,
 }
 
@@ -46,13 +46,13 @@ impl Trace<'_> {
             guest,
             device_ns,
             span_ns,
-            hog: (0, 0),
+            competing: (0, 0),
             shares: false,
         }
     }
 }
 
-/// What a trace came to, a second at a time.
+/// Result of one second of a trace.
 #[derive(Default, Debug, Clone, Copy)]
 struct Second {
     requests: u64,
@@ -75,7 +75,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// The seconds from this one on, in one.
+    /// Sum of the seconds from `second` on.
     fn after(&self, second: usize) -> Second {
         let mut sum = Second::default();
         for second in &self.seconds[second..] {
@@ -92,7 +92,7 @@ fn tuning() -> Tuning {
     Tuning::new(Split::Off)
 }
 
-/// Of a worker that always sleeps.
+/// For a worker that always sleeps.
 fn asleep() -> Tuning {
     Tuning {
         spin_cpu_max: 0,
@@ -100,17 +100,17 @@ fn asleep() -> Tuning {
     }
 }
 
-/// Turns a worker through a trace, and on until it sleeps for good.
+/// Runs a worker through a trace, and until it sleeps for good.
 fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     let (stats, budget) = (Stats::default(), Budget::default());
-    let terms = Terms {
+    let context = PacerContext {
         tuning,
         budget: &budget,
         stats: &stats,
     };
     let mut pacer = Pacer::new();
     let mut seconds = vec![Second::default(); (trace.span_ns / SECOND) as usize + 1];
-    // What the guest is to ask, and what the device is to end: when, and when the guest asked.
+    // Requests that the guest will send, and ops that the device will complete, each with its time.
     let (mut asks, mut flight) = (BinaryHeap::new(), BinaryHeap::new());
     match trace.guest {
         Guest::Clock(moments) => asks.extend(moments.iter().map(|at| Reverse(*at))),
@@ -118,33 +118,33 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     }
     let (mut now_ns, mut cpu_ns, mut slice_ns) = (0_u64, 0_u64, 0_u64);
     loop {
-        let mut did = Did::default();
+        let mut work = LapWork::default();
         let mut answered = Vec::new();
         while let Some(Reverse((_, asked_ns))) = flight.peek().copied()
             && flight.peek().is_some_and(|Reverse((at, _))| *at <= now_ns)
         {
             flight.pop();
-            did.ended += 1;
+            work.ended += 1;
             answered.push(asked_ns);
         }
         while let Some(Reverse(at)) = asks.peek().copied()
             && at <= now_ns
         {
             asks.pop();
-            did.arrived += 1;
+            work.arrived += 1;
             match trace.device_ns {
                 0 => {
-                    did.ended += 1;
+                    work.ended += 1;
                     answered.push(at);
                 }
                 device_ns => flight.push(Reverse((now_ns + device_ns, at))),
             }
         }
-        did.in_flight = flight.len() as u32;
-        let lap_ns = if did.any() { BUSY_LAP_NS } else { IDLE_LAP_NS };
+        work.in_flight = flight.len() as u32;
+        let lap_ns = if work.any() { BUSY_LAP_NS } else { IDLE_LAP_NS };
         (now_ns, cpu_ns, slice_ns) = (now_ns + lap_ns, cpu_ns + lap_ns, slice_ns + lap_ns);
-        if (trace.hog.0..trace.hog.1).contains(&now_ns) && slice_ns > SLICE_NS {
-            // It did not sleep for a whole slice, so the other has one now.
+        if (trace.competing.0..trace.competing.1).contains(&now_ns) && slice_ns > SLICE_NS {
+            // It work not sleep for a whole timeslice, so the other thread gets one now.
             (now_ns, slice_ns) = (now_ns + SLICE_NS, 0);
         }
         let at = ((now_ns / SECOND) as usize).min(seconds.len() - 1);
@@ -158,8 +158,8 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
             second.latency_ns += now_ns - asked_ns;
         }
         let pace = pacer
-            .turn(did)
-            .unwrap_or_else(|| pacer.decide(did, now_ns, terms, || cpu_ns));
+            .note_lap(work)
+            .unwrap_or_else(|| pacer.decide(work, now_ns, context, || cpu_ns));
         if let Guest::Answers { think_ns, .. } = trace.guest
             && now_ns < trace.span_ns
         {
@@ -183,7 +183,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
             }
             Pace::Sleep => event_ns,
         };
-        // The worker arms and looks once more: what is there already is not slept on.
+        // The worker arms the vrings and checks them once more, so it does not sleep if there is work already.
         match wake_ns {
             Some(wake_ns) if wake_ns <= now_ns => {}
             Some(wake_ns) => {
@@ -198,7 +198,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     }
     let mut totals = Totals::default();
     totals.add(&stats);
-    // Wasted spinning stays within its share, and what was saved up; give or take a look at the clock.
+    // Spinning in vain stays within its share and the accumulated budget, give or take one clock reading.
     let granted_ns = now_ns / 100 * u64::from(tuning.spin_cpu_max) + Budget::size_ns(tuning);
     assert!(
         totals.spin_wasted_ns <= granted_ns + now_ns / 1000,
@@ -230,7 +230,7 @@ fn poisson(per_second: u64, span_ns: u64) -> Vec<u64> {
 }
 
 #[test]
-fn what_comes_slowly_is_slept_for() {
+fn a_slow_load_is_slept_for() {
     for per_second in [10, 100, 1000] {
         let moments = even(per_second, 2 * SECOND);
         let outcome = run(
@@ -243,15 +243,15 @@ fn what_comes_slowly_is_slept_for() {
     }
 }
 
-/// The guest asks by its own clock, so its rate says nothing; what it waits for does.
+/// The guest sends requests by its own clock, so the rate shows nothing; the response time decides.
 #[test]
-fn what_comes_by_the_clock_is_met_awake_where_that_is_worth_its_price() {
+fn a_clocked_load_is_spun_for_if_that_is_worth_its_price() {
     for (per_second, device_us, awake) in [
         (3000, 0, true),
         (20_000, 0, true),
         (3000, 60, true),
         (6000, 60, true),
-        // A wake-up is a small part of what it takes.
+        // A wake-up is a small part of the response time.
         (3000, 2000, false),
     ] {
         let name = format!("{per_second}/s, {device_us} us");
@@ -273,7 +273,7 @@ fn what_comes_by_the_clock_is_met_awake_where_that_is_worth_its_price() {
 }
 
 #[test]
-fn a_guest_that_waits_is_spun_for_where_it_then_asks_more_often() {
+fn a_closed_loop_is_spun_for_if_that_raises_its_rate() {
     for (depth, device_us) in [(1, 10), (1, 80), (8, 80)] {
         let name = format!("{depth} at a time, {device_us} us");
         let guest = Guest::Answers {
@@ -301,14 +301,14 @@ fn a_guest_that_waits_is_spun_for_where_it_then_asks_more_often() {
     }
 }
 
-/// What the worker gains the guest loses, as it cannot run meanwhile.
+/// Spinning saves the worker time that the guest loses, because it cannot run meanwhile.
 #[test]
 fn a_guest_on_the_same_core_is_slept_for() {
     let guest = Guest::Answers {
         depth: 1,
         think_ns: 5 * US,
     };
-    // Two wake-ups for each request of a worker that sleeps.
+    // Two wake-ups per request if the worker sleeps.
     let trace = Trace {
         shares: true,
         ..Trace::of(guest, 5 * MS, 20 * SECOND)
@@ -334,15 +334,15 @@ fn slow_devices_are_slept_for() {
     }
 }
 
-/// Who sleeps is let in at once when there is something for it, who spins has used up its slice.
+/// A thread that slept gets the core as soon as it has work. One that spins has used up its timeslice.
 #[test]
-fn where_another_wants_the_core_it_sleeps_within_a_second_and_spins_again_later() {
+fn a_contended_core_is_released_within_a_second_and_spun_on_again_later() {
     let guest = Guest::Answers {
         depth: 1,
         think_ns: 5 * US,
     };
     let trace = Trace {
-        hog: (4 * SECOND, 8 * SECOND),
+        competing: (4 * SECOND, 8 * SECOND),
         ..Trace::of(guest, 80 * US, 25 * SECOND)
     };
     let [adaptive, slept] = [tuning(), asleep()].map(|tuning| run(trace, &tuning));
@@ -358,7 +358,7 @@ fn where_another_wants_the_core_it_sleeps_within_a_second_and_spins_again_later(
 }
 
 #[test]
-fn experiments_become_rare_where_the_answer_stays() {
+fn experiments_become_rare_while_the_verdict_stays() {
     for device_us in [80, 2000] {
         let guest = Guest::Answers {
             depth: 8,
@@ -395,9 +395,9 @@ fn a_tight_budget_is_kept_and_an_empty_one_never_spins() {
     assert!(spun_ns < 220 * MS, "{totals:?}");
 }
 
-/// Whenever the guest falls silent, in the middle of an experiment too, so does the worker, for good.
+/// Whenever the guest falls silent, also during an experiment, the worker sleeps for good.
 #[test]
-fn silence_is_slept_through_without_a_timer() {
+fn a_silent_guest_is_slept_for_without_a_timer() {
     for span_ms in (10..900).step_by(47) {
         for device_us in [0, 60, 700] {
             let moments = even(5000, span_ms * MS);
@@ -412,23 +412,23 @@ fn silence_is_slept_through_without_a_timer() {
     }
 }
 
-/// A guest may kick for days and never ask for anything.
+/// A guest may kick for days without making a request available.
 #[test]
-fn any_number_of_wake_ups_without_work_is_slept_after() {
+fn the_worker_sleeps_after_any_number_of_wake_ups_without_work() {
     let (stats, budget, tuning) = (Stats::default(), Budget::default(), tuning());
-    let terms = Terms {
+    let context = PacerContext {
         tuning: &tuning,
         budget: &budget,
         stats: &stats,
     };
     let mut pacer = Pacer::new();
-    let turn = |pacer: &mut Pacer| {
-        let pace = pacer.turn(Did::default());
-        pace.unwrap_or_else(|| pacer.decide(Did::default(), 1, terms, || 0))
+    let lap = |pacer: &mut Pacer| {
+        let pace = pacer.note_lap(LapWork::default());
+        pace.unwrap_or_else(|| pacer.decide(LapWork::default(), 1, context, || 0))
     };
-    assert_eq!(turn(&mut pacer), Pace::Sleep);
-    pacer.laps = u32::MAX - 2 * LOOK_LAPS;
-    for _ in 0..4 * LOOK_LAPS {
-        assert_eq!(turn(&mut pacer), Pace::Sleep);
+    assert_eq!(lap(&mut pacer), Pace::Sleep);
+    pacer.laps = u32::MAX - 2 * CHECK_LAPS;
+    for _ in 0..4 * CHECK_LAPS {
+        assert_eq!(lap(&mut pacer), Pace::Sleep);
     }
 }

@@ -1,17 +1,17 @@
-//! Messages as they stand on the socket (vhost-user "Message format").
+//! Messages in their format on the socket (vhost-user "Message format").
 
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
 
 use crate::Refusal;
 use crate::foreign::Foreign;
 
-/// Request, flags and size: three 32-bit numbers in the byte order of the host.
+/// Size of request, flags and size: three 32-bit numbers in the byte order of the host.
 pub(crate) const HEADER_BYTES: usize = 12;
-/// Longest payload: the longest that the `vhost` crate takes, and more than any message that is
-/// served here needs (32 regions of 32 bytes, or a configuration space).
+/// Maximum payload: the limit of the `vhost` crate, and more than any served message needs (32 regions of 32
+/// bytes, or a configuration space).
 pub(crate) const PAYLOAD_BYTES_MAX: usize = MAX_MSG_SIZE;
-/// Most descriptors of one message; a table of 32 regions is the largest that the crates below know,
-/// where the specification asks for 8.
+/// Maximum number of descriptors per message: a table of 32 regions is the largest that the crates below
+/// support. The specification asks for 8.
 pub(crate) const FDS_MAX: usize = 32;
 
 const FLAG_VERSION: u32 = 0x3;
@@ -19,20 +19,19 @@ const VERSION: u32 = 0x1;
 const FLAG_REPLY: u32 = 0x4;
 const FLAG_NEED_REPLY: u32 = 0x8;
 
-/// A sound header.
+/// A valid header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// What is asked. Not an enum: the specification grows, and a number that nobody knows is
-    /// answered, not misread.
+    /// The request. Not an enum: the specification grows, and an unknown number is refused, not misread.
     pub(crate) request: u32,
     /// The frontend wants an acknowledgement (REPLY_ACK).
     pub(crate) need_reply: bool,
-    /// Bytes that follow.
+    /// Number of bytes that follow.
     pub(crate) payload_bytes: usize,
 }
 
 impl Header {
-    /// Reads a header, or says what is wrong with it.
+    /// Parses a header, or returns what is wrong with it.
     pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Refusal> {
         let (request, flags, size) = (word(bytes, 0), word(bytes, 4), word(bytes, 8));
         if flags & FLAG_VERSION != VERSION {
@@ -43,7 +42,7 @@ impl Header {
         }
         if flags & !(FLAG_VERSION | FLAG_NEED_REPLY) != 0 {
             return Err(Refusal::connection(format!(
-                "message {request} has flags {flags:#x}, which no request has"
+                "message {request} has flags {flags:#x}, which are not valid in a request"
             )));
         }
         let payload_bytes = usize::try_from(size).unwrap_or(usize::MAX);
@@ -59,7 +58,7 @@ impl Header {
         })
     }
 
-    /// The bytes that this was read from.
+    /// The header as bytes.
     pub(crate) fn bytes(&self) -> [u8; HEADER_BYTES] {
         let need_reply = if self.need_reply { FLAG_NEED_REPLY } else { 0 };
         let size = u32::try_from(self.payload_bytes).unwrap_or(u32::MAX);
@@ -79,20 +78,20 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// The request, where it is one that exists.
+    /// The request, if its number is known.
     pub(crate) fn request(&self) -> Option<FrontendReq> {
         FrontendReq::try_from(self.header.request).ok()
     }
 
-    /// The payload as one 64-bit number, where it is one.
+    /// The payload as one 64-bit number, if it has that length.
     pub(crate) fn number(&self) -> Result<u64, Refusal> {
         <[u8; 8]>::try_from(self.payload.as_slice())
             .map(u64::from_ne_bytes)
-            .map_err(|_| self.misshapen())
+            .map_err(|_| self.malformed())
     }
 
-    /// What is said of a payload whose length does not fit its request.
-    pub(crate) fn misshapen(&self) -> Refusal {
+    /// The refusal of a payload whose length does not fit its request.
+    pub(crate) fn malformed(&self) -> Refusal {
         Refusal::connection(format!(
             "message {} has a payload of {} bytes",
             self.name(),
@@ -100,7 +99,7 @@ impl Message {
         ))
     }
 
-    /// What an operator reads.
+    /// The request's name for messages to an operator.
     pub(crate) fn name(&self) -> String {
         match self.request() {
             Some(request) => format!("{request:?}"),
@@ -108,7 +107,7 @@ impl Message {
         }
     }
 
-    /// The only descriptor.
+    /// The descriptor of a message that must have exactly one.
     pub(crate) fn only_fd(&mut self) -> Result<Foreign, Refusal> {
         match self.fds.len() {
             1 => Ok(std::mem::take(&mut self.fds)),
@@ -128,24 +127,24 @@ pub(crate) fn reply(request: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A request of ours on the backend channel, without a payload and without asking for an answer:
-/// QEMU reads the configuration on the main socket before it acknowledges, so waiting for that on
-/// the thread that serves the main socket would be a deadlock.
+/// A request of ours on the backend channel, without a payload, which asks for no answer. QEMU reads the
+/// configuration on the main socket before it acknowledges, so waiting for an answer on the thread that serves
+/// the main socket would be a deadlock.
 pub(crate) fn notice(request: u32) -> [u8; HEADER_BYTES] {
     header_bytes(request, VERSION, 0)
 }
 
-/// The 16-bit number at `offset`, 0 where the bytes end before it does.
+/// The 16-bit number at `offset`, or 0 if the bytes end before it does.
 pub(crate) fn half(bytes: &[u8], offset: usize) -> u16 {
     field::<2>(bytes, offset).map_or(0, u16::from_ne_bytes)
 }
 
-/// The 32-bit number at `offset`, 0 where the bytes end before it does.
+/// The 32-bit number at `offset`, or 0 if the bytes end before it does.
 pub(crate) fn word(bytes: &[u8], offset: usize) -> u32 {
     field::<4>(bytes, offset).map_or(0, u32::from_ne_bytes)
 }
 
-/// The 64-bit number at `offset`, 0 where the bytes end before it does.
+/// The 64-bit number at `offset`, or 0 if the bytes end before it does.
 pub(crate) fn long(bytes: &[u8], offset: usize) -> u64 {
     field::<8>(bytes, offset).map_or(0, u64::from_ne_bytes)
 }
@@ -167,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_taken_or_refused() {
+    fn headers_are_accepted_or_refused() {
         // (flags, size, taken)
         let rows = [
             (0x1, 0, true),
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_written_as_it_was_read() {
+    fn a_header_is_written_as_it_was_parsed() {
         for flags in [0x1, 0x9] {
             let bytes = header_bytes(u32::MAX, flags, 77);
             let header = Header::parse(&bytes).unwrap();
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_end_where_the_payload_does() {
+    fn numbers_beyond_the_payload_are_zero() {
         let bytes = [1, 0, 0, 0, 2, 0, 0, 0, 3];
         assert_eq!(word(&bytes, 4), 2);
         assert_eq!(long(&bytes, 0), 0x2_0000_0001);
