@@ -1,5 +1,5 @@
-//! Frontends come and go, signals end the program, sockets and images are not taken from others.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+//! Frontends connect and disconnect, signals end the program, and it takes no socket or image from another program.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 #[test]
 fn frontends_come_and_go() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
-    // The first ones make whatever is made once.
+    // The first sessions allocate everything that is allocated only once.
     for _ in 0..5 {
         exercise(&mut daemon.open(&small(2))).unwrap();
     }
@@ -67,7 +67,7 @@ fn a_second_frontend_is_turned_away() {
         let second = Socket::connect(daemon.socket(), PATIENCE).unwrap();
         assert!(
             closes_within(&second, PATIENCE),
-            "the second was not turned away"
+            "the second frontend was not refused"
         );
         exercise(&mut first).unwrap();
     }
@@ -84,7 +84,7 @@ fn once_means_once() {
     exercise(&mut client).unwrap();
     daemon.alive().unwrap();
     drop(client);
-    let (code, took) = daemon.wait().expect("it leaves with its frontend");
+    let (code, took) = daemon.wait().expect("it exits with its frontend");
     assert_eq!(code, Some(0), "{}", daemon.log());
     assert!(took < Duration::from_secs(2));
     assert!(!daemon.socket().exists());
@@ -116,7 +116,7 @@ fn term_and_int_end_it_in_order_under_load() {
                         read_percent: 50,
                         ..Workload::reads(16 << 10, depth, 32 << 20, time)
                     };
-                    // Ends in a time-out, as its daemon goes.
+                    // Fails with a time-out, because its daemon exits.
                     if queues > 0 {
                         let _ = client.run(&mix, |_| |_| ());
                     }
@@ -127,7 +127,7 @@ fn term_and_int_end_it_in_order_under_load() {
                     Some((Some(0), took)) if took < Duration::from_secs(2) => {}
                     other => panic!("{signal:?}, {queues} vrings: {other:?}\n{}", daemon.log()),
                 }
-                assert!(!daemon.socket().exists(), "the socket file is left behind");
+                assert!(!daemon.socket().exists(), "the socket file remains");
                 load.join().unwrap();
             });
         }
@@ -175,7 +175,7 @@ fn a_worker_per_vring_and_no_child() {
     exercise(&mut client).unwrap();
     assert!(
         daemon.threads() >= alone + 4,
-        "{alone} threads became {}",
+        "the number of threads went from {alone} to {}",
         daemon.threads()
     );
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", daemon.pid()));
@@ -190,7 +190,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     let scratch = Scratch::new();
     let socket = scratch.join("socket");
     drop(UnixListener::bind(&socket).unwrap());
-    assert!(socket.exists(), "a stale socket file");
+    assert!(socket.exists(), "no stale socket file");
     let other = scratch.image("other", 1 << 20);
     let args = [
         "serve",
@@ -216,7 +216,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     drop(client);
     exercise(&mut daemon.open(&small(1))).unwrap();
     daemon.finish();
-    assert!(!socket.exists(), "the socket file is left behind");
+    assert!(!socket.exists(), "the socket file remains");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn an_image_in_use_is_not_shared() {
             "{}",
             ended.stderr
         );
-        assert!(!scratch.join("rival").exists(), "a socket is left behind");
+        assert!(!scratch.join("rival").exists(), "a socket file remains");
     }
     daemon.finish();
     let first = Daemon::serve(&["--disk", disk, "--read-only"]);
@@ -253,17 +253,17 @@ fn an_image_in_use_is_not_shared() {
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     second.finish();
     first.finish();
-    // A lock does not outlive its holder, however that ended.
+    // A lock is released when its holder dies, in whatever way.
     let mut killed = Daemon::serve(&["--disk", disk]);
     killed.abandon();
     Daemon::serve(&["--disk", disk]).finish();
 }
 
-/// A QEMU with a disk of its own, paused before its guest does anything.
+/// A QEMU with a disk of its own, paused before its guest runs.
 struct Qemu(PathBuf);
 
 impl Qemu {
-    /// Starts it; `Err`: what it says.
+    /// Starts it; `Err`: its error output.
     fn start(folder: &Path, disk: &Path, read_only: bool) -> Result<Qemu, String> {
         let pid_file = folder.join("qemu.pid");
         let access = if read_only { "on" } else { "off" };
@@ -363,7 +363,7 @@ fn of_unit(key: &str) -> String {
     text.lines().find_map(value).unwrap_or_default()
 }
 
-/// As a process of this user and group; the thread that calls this keeps them.
+/// Runs as this user and group; the calling thread keeps them.
 fn connects_as(user: u32, group: u32, socket: &Path) -> std::io::Result<UnixStream> {
     use rustix::process::{Gid, Uid};
     use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -379,7 +379,7 @@ fn connects_as(user: u32, group: u32, socket: &Path) -> std::io::Result<UnixStre
     })
 }
 
-/// The folder, group and umask of the unit file let QEMU connect as libvirt runs it, and nobody else.
+/// With the folder, group and umask of the unit file, QEMU can connect as libvirt runs it, and no other user can.
 #[test]
 fn the_service_can_be_reached_by_the_group_of_qemu() {
     if !is_root() {
@@ -432,7 +432,7 @@ fn frontends_killed_in_the_middle_of_their_requests() {
         for index in 0..2 {
             flood(client.queue(index), 20, 64 << 10);
         }
-        // Memory, sockets and eventfds go at once, as they do when a VMM is killed.
+        // Memory, sockets and eventfds are closed at once, as when a VMM is killed.
         drop(client);
         if round % 25 == 0 {
             exercise(&mut daemon.open(&small(2))).unwrap_or_else(|what| panic!("{round}: {what}"));
@@ -447,7 +447,7 @@ fn frontends_killed_in_the_middle_of_their_requests() {
 #[test]
 fn a_log_that_nobody_reads_stops_nothing() {
     use std::process::Command;
-    // Its stderr is a pipe that is full before it starts, and never read.
+    // Its stderr is a pipe that is full before it starts and never read.
     let (reader, mut writer) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
     while writer.write(&[b'x'; 4096]).is_ok() {}
@@ -476,7 +476,7 @@ fn a_log_that_nobody_reads_stops_nothing() {
             client = Client::open(&socket, &small(2)).ok();
             client.is_some()
         });
-        let mut client = client.unwrap_or_else(|| panic!("it stands after {rounds} rounds"));
+        let mut client = client.unwrap_or_else(|| panic!("it blocks after {rounds} rounds"));
         exercise(&mut client).unwrap();
         rounds += 1;
     }
@@ -490,7 +490,7 @@ fn a_log_that_nobody_reads_stops_nothing() {
     let Some(status) = status else {
         let _ = child.kill();
         let _ = child.wait();
-        panic!("it does not end while its log is blocked");
+        panic!("it does not exit while its log is blocked");
     };
     assert_eq!(status.code(), Some(0));
     drop(reader);
@@ -506,12 +506,12 @@ fn running_out_of_descriptors_is_waited_out_without_spinning() {
         let maximum = all.maximum;
         prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
     };
-    // Not even one connection can be accepted.
+    // Not a single connection can be accepted.
     limit(Some(3));
     let waiting = Socket::connect(daemon.socket(), PATIENCE).unwrap();
     daemon.does_not_spin().unwrap();
     limit(all.maximum);
-    // The one that waited says nothing, and keeps nobody out.
+    // The waiting connection sends nothing, and does not block others.
     exercise(&mut daemon.open(&small(1))).unwrap();
     drop(waiting);
     daemon.finish();

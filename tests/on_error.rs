@@ -1,5 +1,5 @@
-//! `--on-error` from outside: a disk that fails and works again later is no error for its guest.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+//! `--on-error` from outside: a disk that fails and recovers causes no error for its guest.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A daemon with this policy and a control socket, and where that is.
+/// A daemon with this policy and a control socket, and the path of that socket.
 fn serve(on_error: &str, disk: &Path, more: &[&str]) -> (Daemon, PathBuf) {
     let scratch = Scratch::new();
     let (socket, control) = (scratch.join("socket"), scratch.join("control"));
@@ -60,24 +60,24 @@ fn io_error(result: &Result<(), Error>) -> bool {
     matches!(result, Err(Error::Status { status: 1, .. }))
 }
 
-/// Cuts the disk's file, or makes it as long as before, and waits until the daemon has noticed.
+/// Truncates the disk's file, or restores its length, and waits until the daemon has noticed.
 fn resize(image: &Path, bytes: u64, daemon: &Daemon) {
     let file = File::options().write(true).open(image).unwrap();
     let lines = |daemon: &Daemon| daemon.log().matches("has shrunk").count();
     let before = lines(daemon);
     file.set_len(bytes).unwrap();
-    // It may not have begun to watch the file yet.
+    // The daemon may not watch the file yet.
     daemon.signal(Signal::HUP);
     if bytes < DISK {
         assert!(comes(|| lines(daemon) > before), "{}", daemon.log());
     }
 }
 
-/// Where the file is cut to, and a place beyond.
+/// Length to which the file is cut, and an offset beyond it.
 const CUT: u64 = 32 << 20;
 const BEYOND: u64 = 40 << 20;
 
-/// A daemon on a disk whose file was cut, so that everything beyond fails with EIO.
+/// A daemon on a disk whose file was cut, so that requests beyond the cut fail with EIO.
 fn cut_disk(scratch: &Scratch, on_error: &str) -> (Daemon, PathBuf, PathBuf) {
     let image = scratch.image("disk", DISK);
     let (daemon, control) = serve(on_error, &image, &[]);
@@ -85,7 +85,7 @@ fn cut_disk(scratch: &Scratch, on_error: &str) -> (Daemon, PathBuf, PathBuf) {
     (daemon, control, image)
 }
 
-/// A file system of 16 MiB, a disk of more there, and what fills it.
+/// A file system of 16 MiB with a larger disk on it, and the file that fills it.
 fn full_disk(scratch: &Scratch) -> (Mount, PathBuf, PathBuf) {
     let mount = Mount::tmpfs(scratch, 16 << 20).unwrap();
     let [image, filler] = ["disk", "filler"].map(|name| mount.path().join(name));
@@ -94,7 +94,8 @@ fn full_disk(scratch: &Scratch) -> (Mount, PathBuf, PathBuf) {
     (mount, image, filler)
 }
 
-/// Writes a pattern to the first 12 MiB, several at a time on two vrings, while `meanwhile` happens; then finds it there.
+/// Writes a pattern to the first 12 MiB, several requests at a time on two vrings, while `meanwhile` runs; then reads
+/// it back.
 fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
     let mut client = daemon.open(&small(2));
     for queue in client.queues() {
@@ -147,7 +148,7 @@ fn a_full_disk_holds_its_guest_until_there_is_room() {
         assert!(ended.stdout.starts_with("disk: ") && ended.stdout.ends_with("done again\n"));
         assert!(comes(|| holds(&control)));
         std::fs::remove_file(&filler).unwrap();
-        // Of several vrings one may be held a moment later than the other.
+        // With several vrings, one may be held a moment later than the others.
         let goes_on = comes(|| {
             assert_eq!(order("resume", &control).code, Some(0));
             !holds(&control)
@@ -186,7 +187,7 @@ fn a_full_disk_is_retried_until_there_is_room() {
     );
     assert!(totals["redone"].as_u64() > Some(0), "{report}");
     daemon.finish();
-    // The same without room: an error in the end, and not before.
+    // The same without free space: one error, at the end and not before.
     let (daemon, _) = serve("retry:1", &image, &["--direct", "off"]);
     std::fs::write(&filler, vec![1; 3 << 20]).unwrap();
     let mut client = daemon.open(&small(1));
@@ -224,7 +225,7 @@ fn held_requests_are_ended_when_the_operator_gives_up() {
                     || get(&control, "/v1/disks/disk")["store"]["size_bytes"] == DISK
                 ));
             }
-            // The daemon may hear of the size a little later than we.
+            // The daemon may notice the new size a little later than the test.
             let ended = comes(|| {
                 let ended = order(word, &control);
                 assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -272,7 +273,7 @@ fn a_held_vring_costs_nothing_and_the_others_go_on() {
     }
 }
 
-/// Its guest gets an error then: without a record of what is in flight, nobody else could give it an answer.
+/// The guest gets an error then: without an in-flight region, no other daemon could answer the request.
 fn a_held_request_keeps_neither_the_frontend_nor_the_end_waiting() {
     let scratch = Scratch::new();
     let (mut daemon, control, _) = cut_disk(&scratch, "hold");
@@ -282,7 +283,7 @@ fn a_held_request_keeps_neither_the_frontend_nor_the_end_waiting() {
         assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
         assert!(holds(&control));
     };
-    // A frontend that asks for the vring's position has it at once, and the request back.
+    // A frontend that asks for the vring's position gets it at once, and the request back.
     let mut client = daemon.open(&small(1));
     hold(&mut client);
     let watch = Stopwatch::start();
@@ -292,13 +293,13 @@ fn a_held_request_keeps_neither_the_frontend_nor_the_end_waiting() {
     assert_eq!(stalled(&control), json!([]));
     assert!(daemon.log_has("waited to be done again (1 of them)"));
     drop(client);
-    // One that leaves does not keep the next one out.
+    // A frontend that disconnects does not block the next one.
     let mut client = daemon.open(&small(1));
     hold(&mut client);
     drop(client);
     let mut client = daemon.open(&small(1));
     client.queue(0).read(0, &mut [0; 4096]).unwrap();
-    // Nor does the end wait.
+    // Nor does it delay the exit.
     hold(&mut client);
     daemon.signal(Signal::TERM);
     match daemon.wait() {
@@ -307,7 +308,8 @@ fn a_held_request_keeps_neither_the_frontend_nor_the_end_waiting() {
     }
 }
 
-/// Where the frontend keeps the requests in flight, a held one is left there: the next connection has it, and the next daemon.
+/// If the frontend keeps the requests in flight, a held request stays in its region: the next connection takes it
+/// over, and so does the next daemon.
 fn a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon() {
     let scratch = Scratch::new();
     let (mut daemon, control, image) = cut_disk(&scratch, "hold");
@@ -319,7 +321,7 @@ fn a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon() {
     let stuck = client.queue(0).write(BEYOND, &[7; 4096]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     assert!(holds(&control));
-    // A position would say that nothing is in flight. The connection ends instead.
+    // A position would claim that nothing is in flight. The daemon closes the connection instead.
     let told = client.frontend().vring_base(0);
     assert!(matches!(told, Err(Error::Closed)), "{told:?}");
     let come_back = |client: &mut Client| {
@@ -327,7 +329,7 @@ fn a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon() {
         assert!(came, "no connection");
     };
     come_back(&mut client);
-    assert!(comes(|| holds(&control)), "done again, it fails again");
+    assert!(comes(|| holds(&control)), "the retry must fail again");
     daemon.signal(Signal::TERM);
     match daemon.wait() {
         Some((Some(0), took)) if took < Duration::from_millis(1500) => {}

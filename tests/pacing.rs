@@ -1,7 +1,7 @@
-//! Every way of waiting, with every kind of guest: data stays right, nobody waits for a signal that does not
-//! come, and a disk that nobody uses costs nothing.
+//! Every completion mode with every kind of guest: data stays right, no side waits for a signal that never arrives,
+//! and an idle disk costs nothing.
 
-// A test's own mistake ends the test.
+// A mistake in the test ends the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 const SPAN: u64 = 8 << 20;
 
-/// Fills and then mixes on all vrings, checking every byte read.
+/// Fills the disk and then mixes reads and writes on all vrings, checking every byte read.
 fn load(daemon: &Daemon, options: &Options, name: &str) {
     let mut client = daemon.open(options);
     let fill = Workload {
@@ -96,8 +96,8 @@ fn an_adaptive_disk_that_falls_silent_is_not_woken_again() {
     daemon.finish();
 }
 
-/// A worker that polls and had to share its core polls again when it is alone, though no request tells it to. Where
-/// somebody else stays on that core it rightly sleeps, and is seen to wait for the core.
+/// A worker that polls and had to share its core polls again when it is alone, without a request to trigger that. If
+/// other work stays on that core, the worker sleeps instead, and its wait for the core is visible.
 #[test]
 fn polling_goes_on_when_others_have_left_the_core() {
     unless_late("polls-again", Duration::from_millis(2), polls_again).unwrap();
@@ -127,7 +127,7 @@ fn polls_again(lateness: &mut Lateness) -> Result<(), String> {
         });
     });
     *lateness = Lateness::start(&[daemon.pid()]);
-    // Where others want the core it at least looks from time to time, each time a wake-up.
+    // If other work wants the core, the worker still checks from time to time, with one wake-up each.
     let polled = || daemon.cpu() + 10 * Duration::from_millis(daemon.wakes());
     let (before, watch) = (polled(), Stopwatch::start());
     let goes_on = || polled() >= before + Duration::from_millis(50);

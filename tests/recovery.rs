@@ -1,5 +1,5 @@
-//! A daemon that is killed, and the one that comes after it.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+//! A daemon that is killed, and its successor.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A disk whose server keeps what it is asked to do, with a daemon that was killed meanwhile.
+/// A disk whose server holds requests, with a daemon that was killed while they were in flight.
 struct Killed {
     mute: Mute,
     daemon: Daemon,
@@ -54,7 +54,7 @@ impl Killed {
         Killed { mute, daemon, args }
     }
 
-    /// The next daemon is started, and waits.
+    /// Starts the next daemon, which waits.
     fn next(&self) -> Daemon {
         let socket = self.daemon.socket().display().to_string();
         let mut all = vec!["serve", "--socket-path", &socket];
@@ -62,15 +62,15 @@ impl Killed {
         let next = Daemon::without_socket(&all);
         let waits = next.log_has("waiting for the daemon that served");
         if !waits || is_listened_on(self.daemon.socket()) {
-            // Else it could not end.
+            // Otherwise it could not exit.
             self.mute.hold(false);
             self.mute.let_go();
-            panic!("it does not wait: {}", next.log());
+            panic!("the next daemon does not wait: {}", next.log());
         }
         next
     }
 
-    /// The server does what it keeps, and then the next daemon serves.
+    /// The server completes the requests that it held; then the next daemon serves.
     fn let_go(&self, next: &Daemon) {
         self.mute.hold(false);
         self.mute.let_go();
@@ -82,13 +82,13 @@ impl Killed {
 fn nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended() {
     let killed = Killed::with(&[], true);
     let path = killed.mute.file();
-    // Without the lock: a write that comes after the daemon's end is overtaken by one from before.
+    // Without the lock, a write from the killed daemon overtakes a write that was made after its death.
     killed.mute.hold(false);
     let careless = File::options().write(true).open(&path).unwrap();
     careless.write_all_at(&[b'B'; BLOCK], 0).unwrap();
     drop(careless);
     let next = killed.next();
-    // At another socket it is still another daemon's disk.
+    // On another socket it is still a disk of another daemon.
     let scratch = Scratch::new();
     let other = scratch.join("other").display().to_string();
     let mut args = vec!["serve", "--socket-path", &other];
@@ -104,8 +104,8 @@ fn nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended() {
     let mut client = cleave_client::Client::open(killed.daemon.socket(), &small(1)).unwrap();
     let mut back = [0; BLOCK];
     client.queue(0).read(0, &mut back).unwrap();
-    assert!(back == [b'A'; BLOCK], "the write from before came last");
-    // With it: what is written through the next daemon stays.
+    assert!(back == [b'A'; BLOCK], "the old write overtook the new one");
+    // With the lock, a write through the next daemon survives.
     client.queue(0).write(0, &[b'C'; BLOCK]).unwrap();
     client.queue(0).read(0, &mut back).unwrap();
     assert!(back == [b'C'; BLOCK]);
@@ -113,7 +113,8 @@ fn nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended() {
     next.finish();
 }
 
-/// The memory that they go to may be in use for something else by then. Several may read a disk, so its own lock says nothing.
+/// The memory that they read into may be reused by then. Several daemons may read one disk, so the lock of the disk
+/// does not prevent it.
 fn nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended() {
     let killed = Killed::with(&["--read-only"], false);
     let next = killed.next();
@@ -124,7 +125,8 @@ fn nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended() {
     next.finish();
 }
 
-/// An end in order does not wait for a disk that hangs, and loses nothing where the frontend keeps the requests in flight.
+/// An orderly exit does not wait for a disk that hangs, and loses nothing if the frontend keeps the requests in
+/// flight.
 fn what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon() {
     let scratch = Scratch::new();
     let mute = Mute::mount(&scratch, DISK).unwrap();

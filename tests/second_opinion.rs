@@ -1,9 +1,9 @@
-//! Another project's driver (libblkio's `virtio-driver`) against the same daemon: what both drivers agree on is
-//! less likely to be a misreading of one.
+//! Another project's driver (libblkio's `virtio-driver`) against the same daemon: if both drivers agree, a misreading
+//! of the specification is less likely.
 //!
 //! Unsafe: that driver takes raw pointers; they lead into a mapping that outlives it.
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Other {
     polling: bool,
 }
 
-/// What happens to one block.
+/// An operation on one block.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Deed {
     Read,
@@ -38,7 +38,7 @@ enum Deed {
 impl Other {
     fn open(daemon: &Daemon, features: VirtioFeatureFlags, polling: bool, queues: usize) -> Other {
         let socket = daemon.socket().to_str().unwrap();
-        let block_features = 0xffff; // all of the block device's own
+        let block_features = 0xffff; // all feature bits of the block device
         let transport = VhostUser::new(socket, features.bits() | block_features).unwrap();
         let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
         let memory = GuestMemory::new(&[RegionPlan::new(0, (DEPTH * BLOCK) as u64)]).unwrap();
@@ -60,7 +60,7 @@ impl Other {
         other
     }
 
-    /// Does the same deed to many blocks at depth; `model` is what the disk holds.
+    /// Runs the same operation on many blocks in parallel; `model` is the expected contents of the disk.
     fn run(
         &mut self,
         index: usize,
@@ -203,7 +203,7 @@ fn the_other_driver_reads_what_it_wrote() {
                     }
                 }
             }
-            // Discarded blocks may hold anything: they lie beyond the model.
+            // Discarded blocks may hold anything, so they lie outside of the model.
             let beyond: Vec<u64> = blocks(&mut random, 200, SPAN)
                 .into_iter()
                 .map(|offset| offset + SPAN)
@@ -217,7 +217,7 @@ fn the_other_driver_reads_what_it_wrote() {
     }
 }
 
-/// The session before may still be draining: its daemon turns the next frontend away until then.
+/// Connects, and retries while the previous session drains: until then the daemon refuses the next frontend.
 fn open_patiently(
     daemon: &Daemon,
     features: VirtioFeatureFlags,
@@ -231,7 +231,7 @@ fn open_patiently(
     )
     .is_err()
     {
-        assert!(Instant::now() < end, "not let in");
+        assert!(Instant::now() < end, "the daemon refused every connection");
         std::thread::sleep(Duration::from_millis(2));
     }
     std::thread::sleep(Duration::from_millis(20));

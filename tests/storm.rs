@@ -1,11 +1,11 @@
-//! Requests of every kind and shape are in flight on every vring while everything that may change does: vrings stop
-//! and start, memory is added, removed and cut elsewhere, the device is reset, the frontend disconnects and reconnects,
-//! and control retunes the workers. Some requests fail: their data is beyond the end of the disk or of its file, or
-//! their memory has been removed. Each vring compares what it reads with a model, and sleeps until it is called, so
-//! that a lost call is found.
+//! Requests of every kind and shape are in flight on every vring while everything that can change does: vrings stop
+//! and start, memory is added, removed and split elsewhere, the device is reset, the frontend disconnects and
+//! reconnects, and the control socket changes the tuning of the workers. Some requests fail: their data lies beyond
+//! the end of the disk or of its file, or their memory has been removed. Each vring compares its reads with a model,
+//! and sleeps until it is called, so that a lost call is noticed.
 //!
 //! `CLEAVE_STORM_SECONDS=600 cargo test -p cleave-tests --test storm` runs it for ten minutes on each disk.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::ops::Range;
@@ -26,43 +26,43 @@ use cleave_tests::{
 };
 
 const DISK: u64 = 64 << 20;
-/// Where images are cut off while they are served, and from where on reads of them fail: a leg of a stripe holds more
-/// than its data.
+/// Size to which images are truncated while they are served, and the offset from which reads of them fail: a leg of a
+/// stripe holds more than its data.
 const FILE: u64 = 56 << 20;
 const LOST: u64 = 57 << 20;
-/// What a vring has of the disk; parts begin at odd sectors, so that neighbours share blocks.
+/// A vring's share of the disk. Parts start at odd sectors, so that adjacent ones share blocks.
 const PART: u64 = 4 << 20;
 const VRINGS: u16 = 4;
-/// Requests in flight on each, and guest memory of each request.
+/// Requests in flight on each vring, and guest memory for each request.
 const DEPTH: u64 = 12;
 const SLOT: u64 = (3 << 20) + 8192;
 const LONGEST: u64 = 2 << 20;
-/// Where the guest's RAM begins, and how much of it the rings have; then comes a region of data, and one that is added
-/// and removed.
+/// Start of the guest's RAM and the size of its first region, which holds the rings. A region of data follows, then a
+/// spare one that is added and removed.
 const RAM: u64 = 0x1_0000_0000;
 const RINGS: u64 = 2 << 20;
 const DATA: u64 = SLOT * DEPTH * VRINGS as u64;
 const SPARE: u64 = RAM << 4;
-/// Share of the spare region that a request has.
+/// A request's share of the spare region.
 const SPARE_SLOT: u64 = 16 << 10;
 /// A SET_MEM_TABLE carries at most eight regions: the rings, the spare one, and this many of data.
 const PIECES_MAX: usize = 6;
 const WCE_AT: u32 = 32;
 
-/// How a request may end.
+/// Permitted results of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     Well,
     Fails,
-    /// It reads into memory that may have been removed when it is taken.
+    /// It reads into memory that may have been removed when the daemon takes it.
     Either,
 }
 
-/// A request under way.
+/// A request in flight.
 struct Flying {
     kind: u32,
     fate: Fate,
-    /// Its range of the vring's part; empty if it lies elsewhere.
+    /// Its range in the vring's part; empty if it lies elsewhere.
     range: Range<usize>,
     pieces: Vec<(u64, usize)>,
     bytes: Vec<u8>,
@@ -80,7 +80,7 @@ struct Driver<'a> {
     flying: Vec<Option<Flying>>,
     offset: u64,
     model: Vec<u8>,
-    /// Discarded: a byte is what it was, or zero.
+    /// Discarded: a byte keeps its value or reads as zero.
     discarded: Vec<bool>,
     indirect: bool,
     /// Reads that end beyond this byte of the disk fail.
@@ -89,7 +89,7 @@ struct Driver<'a> {
     failed: usize,
 }
 
-/// Whether a driver is to rest, and does.
+/// Whether a driver is asked to pause, and has paused.
 const RUN: u8 = 0;
 const REST: u8 = 1;
 const RESTS: u8 = 2;
@@ -114,7 +114,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Drives its vring until `stop`; returns how many requests were served and how many failed as they had to.
+    /// Drives its vring until `stop`; returns how many requests succeeded and how many failed as expected.
     fn run(&mut self, stop: &AtomicBool, rest: &AtomicU8) -> (usize, usize) {
         loop {
             let stopped = stop.load(Ordering::Relaxed);
@@ -139,21 +139,21 @@ impl<'a> Driver<'a> {
                 true if stopped => return (self.served, self.failed),
                 true if !going => {
                     rest.store(RESTS, Ordering::Release);
-                    // Only while nobody has changed it: it may be asked to rest again before it has seen RUN.
+                    // Only if it is unchanged: the driver may be asked to pause again before it has seen RUN.
                     while rest.load(Ordering::Acquire) == RESTS && !stop.load(Ordering::Relaxed) {
                         std::thread::sleep(Duration::from_micros(50));
                     }
                 }
                 true => std::thread::sleep(Duration::from_micros(self.random.below(200))),
                 false if !any && !self.queue.ring().arm() => {
-                    assert!(self.queue.called(PATIENCE), "no call came");
+                    assert!(self.queue.called(PATIENCE), "no call arrived");
                 }
                 false => {}
             }
         }
     }
 
-    /// Offers a request on sectors that nothing in flight touches.
+    /// Sends a request for sectors that no request in flight touches.
     fn submit(&mut self) {
         let Some(&slot) = self.free.last() else {
             return;
@@ -222,7 +222,7 @@ impl<'a> Driver<'a> {
         });
     }
 
-    /// A range of the part, every third on blocks of 4 KiB, every other one behind something in flight.
+    /// A range of the part: every third one on blocks of 4 KiB, every other one directly after a request in flight.
     fn draw(&mut self) -> Range<usize> {
         let unit = if self.random.below(3) == 0 { 4096 } else { 512 };
         let longest = match self.random.below(8) {
@@ -240,7 +240,7 @@ impl<'a> Driver<'a> {
         from as usize..(from + len) as usize
     }
 
-    /// Writes the header, in one piece or several; how many bytes of data follow.
+    /// Writes the header, in one piece or several; returns how many bytes of data follow.
     fn head(&mut self, what: u32, place: u64, len: usize, at: &mut u64) -> (Vec<Buffer>, usize) {
         let sector = place / 512;
         let (bytes, moved) = match what {
@@ -263,8 +263,8 @@ impl<'a> Driver<'a> {
         (buffers, moved)
     }
 
-    /// Puts data into guest memory, in pieces that are aligned well, a little or not at all; the last one into `spare`
-    /// if it fits.
+    /// Puts data into guest memory, in pieces with good, poor or no alignment; the last piece goes into `spare` if it
+    /// fits.
     fn data(&mut self, bytes: &[u8], at: &mut u64, spare: Option<u64>) -> Vec<(u64, usize)> {
         let unit = [4096, 512, 256, 1][self.random.below(4) as usize];
         let most = if self.indirect { 30 } else { 3 };
@@ -338,21 +338,21 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// What the frontend keeps of a vring while its driver works.
+/// The frontend's state of a vring while its driver runs.
 struct Wires {
     layout: RingLayout,
     kick: OwnedFd,
     call: OwnedFd,
 }
 
-/// The frontend, which changes all that it may.
+/// The frontend, which changes everything that it may.
 struct Storm<'a> {
     socket: PathBuf,
     control: PathBuf,
     memory: &'a std::sync::Arc<GuestMemory>,
     options: Options,
     wires: Vec<Wires>,
-    /// Where the region of data is cut: in many pieces at first.
+    /// Positions at which the region of data is split: in many pieces at first.
     cuts: Vec<u64>,
     first_cuts: Vec<u64>,
     client: Option<Client>,
@@ -389,7 +389,7 @@ impl Storm<'_> {
                 let kick = self.wires[vring as usize].kick.try_clone().unwrap();
                 let set = self.frontend().set_vring_kick(vring, Some(kick.as_fd()));
                 set.unwrap();
-                // What was kicked meanwhile may be lost.
+                // Kicks that were sent meanwhile may be lost.
                 rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
             }
             5 => self.reset(),
@@ -437,7 +437,7 @@ impl Storm<'_> {
         self.has_spare = !self.has_spare;
     }
 
-    /// A whole table in one message, under all that is in flight: the same memory, cut elsewhere.
+    /// Replaces the whole table in one message, with requests in flight: the same memory, split elsewhere.
     fn tell_table(&mut self) {
         let (memory, random) = (self.memory, &mut self.random);
         if self.cuts.len() >= PIECES_MAX || random.below(4) > 0 {
@@ -455,8 +455,8 @@ impl Storm<'_> {
         self.frontend().set_mem_table(&regions, &fds).unwrap();
     }
 
-    /// Two pieces of data are removed and added with their border elsewhere. As a guest that lets go of memory, the
-    /// drivers that use it rest meanwhile; the others go on.
+    /// Removes two pieces of data and adds them with another border between them. The drivers that use them pause
+    /// meanwhile, as a guest does when it gives memory back; the others continue.
     fn move_border(&mut self) {
         let memory = self.memory;
         if self.cuts.is_empty() {
@@ -476,7 +476,7 @@ impl Storm<'_> {
             rest.store(REST, Ordering::Release);
         }
         let is_at_rest = || rests.iter().all(|one| one.load(Ordering::Acquire) == RESTS);
-        assert!(comes(is_at_rest), "a driver does not come to rest");
+        assert!(comes(is_at_rest), "a driver does not pause");
         self.cuts[at] = start + 1 + self.random.below(end - start - 1);
         let new = self.pieces();
         for piece in &old[at..at + 2] {
@@ -490,7 +490,7 @@ impl Storm<'_> {
         }
     }
 
-    /// The region of data in pieces that begin and end anywhere.
+    /// The region of data, in pieces with arbitrary borders.
     fn pieces(&self) -> Vec<RegionBytes> {
         let region = self.memory.region(1);
         let from = [0].into_iter().chain(self.cuts.iter().copied());
@@ -514,7 +514,7 @@ impl Storm<'_> {
         }
     }
 
-    /// As QEMU pauses a guest: everything is drained, and goes on where it was.
+    /// Pauses the guest as QEMU does: everything is drained, and continues from its position.
     fn reset(&mut self) {
         let features = self.client.as_ref().unwrap().features();
         let frontend = self.frontend();
@@ -528,7 +528,7 @@ impl Storm<'_> {
         self.frontend().set_status(15).unwrap();
     }
 
-    /// Without a word; what was taken has ended before the next frontend is answered.
+    /// Disconnects without a message. Requests that were taken have completed before the next frontend gets a reply.
     fn come_again(&mut self) {
         self.client = None;
         let frontend = Frontend::connect(&self.socket, PATIENCE).unwrap();
@@ -561,7 +561,7 @@ impl Storm<'_> {
     }
 }
 
-/// Sorted, distinct places to cut the region of data at.
+/// Sorted, distinct positions at which to split the region of data.
 fn draw_cuts(random: &mut Random, count: usize) -> Vec<u64> {
     let mut cuts: Vec<u64> = (0..count).map(|_| 1 + random.below(DATA - 1)).collect();
     cuts.sort_unstable();
@@ -569,7 +569,7 @@ fn draw_cuts(random: &mut Random, count: usize) -> Vec<u64> {
     cuts
 }
 
-/// Drives a disk. `images`: what is cut off while it is served.
+/// Drives a disk. `images`: files that are truncated while they are served.
 fn storm(name: &str, disk: &[String], images: &[&Path]) {
     let random = &mut Random::announced(name);
     let scratch = Scratch::new();
@@ -636,7 +636,7 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
     };
     storm.carve();
     let (changes, served, failed) = drive(&mut storm, &mut queues, lost_from, random);
-    println!("{name}: {changes} changes, {served} requests served, {failed} failed as they had to");
+    println!("{name}: {changes} changes, {served} requests served, {failed} failed as expected");
     assert!(
         served > 0 && failed > 0,
         "{name}: {served} served, {failed} failed"
@@ -645,7 +645,8 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
     daemon.finish();
 }
 
-/// Changes things while all vrings are driven. Returns how often, and how many requests were served and failed.
+/// Changes things while all vrings are driven. Returns the number of changes, and of requests that succeeded and
+/// failed.
 fn drive(
     storm: &mut Storm<'_>,
     queues: &mut [Queue],

@@ -1,5 +1,5 @@
-//! Several files as one disk, through the real program and a guest-like client.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+//! Several files as one disk, through the real program and the test client.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ const CHUNK: u64 = 64 << 10;
 const LEG: u64 = 4 << 20;
 const SEED: u64 = 11;
 
-/// Legs of a stripe that is created, in a folder of their own, and what serves it.
+/// Legs of a new stripe in their own folder, and the arguments that serve it.
 fn created(legs: usize, more: &[&str]) -> (Scratch, Vec<PathBuf>, Daemon) {
     let (scratch, folder) = (Scratch::new(), Scratch::new());
     let paths: Vec<_> = (0..legs)
@@ -62,7 +62,7 @@ fn workload(read_percent: u8, order: Order, requests: u64, span_bytes: u64) -> W
     }
 }
 
-/// Bytes that each leg moved, from the log's lines at the end of the session.
+/// Bytes that each leg moved, from the log lines at the end of the session.
 fn moved(log: &str) -> Vec<u64> {
     log.lines()
         .filter(|line| line.contains("leg ") && line.contains(" bytes; mean"))
@@ -87,7 +87,7 @@ fn twenty_threads_on_twenty_eight_legs_find_what_they_wrote() {
         assert_eq!((tally.failed, tally.requests()), (0, 1500));
     }
     client.queue(3).flush().unwrap();
-    // Larger than a row of the stripe, and beginning inside a chunk.
+    // Longer than a row of the stripe, starting inside a chunk.
     let mut bytes = vec![0; 2 << 20];
     client.queue(5).read(CHUNK / 2, &mut bytes).unwrap();
     for (word, at) in bytes.chunks(8).zip((CHUNK / 2 / 8)..) {
@@ -105,7 +105,7 @@ fn twenty_threads_on_twenty_eight_legs_find_what_they_wrote() {
         "{moved:?}"
     );
     daemon.finish();
-    // Where each byte has to lie, by arithmetic of this test's own.
+    // The expected position of each byte, computed independently.
     for (leg, path) in (0..).zip(&legs) {
         let file = std::fs::File::open(path).unwrap();
         for row in 0..LEG / CHUNK {
@@ -131,7 +131,7 @@ fn a_leg_that_is_cut_fails_its_requests_alone() {
         queue.write(chunk * CHUNK, &data).unwrap();
     }
     queue.flush().unwrap();
-    // Leg 1 loses all but its first chunk: chunk 4 of the disk is its second.
+    // Leg 1 keeps only its first chunk; chunk 4 of the disk is its second.
     let leg = OpenOptions::new().write(true).open(&legs[1]).unwrap();
     leg.set_len(CHUNK).unwrap();
     let mut back = vec![0; CHUNK as usize];

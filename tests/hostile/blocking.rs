@@ -1,4 +1,4 @@
-//! Descriptors that block whoever closes, asks or writes them: for the daemon no reason to stop.
+//! Descriptors that block the thread that closes, queries or writes them. They must not stop the daemon.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -31,9 +31,9 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// A TCP socket whose last close waits ten minutes for data that nobody reads, while the other end is kept.
+/// A TCP socket whose last close waits ten minutes for unread data, while the other end stays open.
 struct Lingering {
-    // Dropped first: without it nobody waits.
+    // Dropped first: without it the close does not wait.
     unread: TcpStream,
     socket: OwnedFd,
 }
@@ -49,7 +49,7 @@ impl Lingering {
             "linger",
         )?;
         told(stream.set_nonblocking(true), "non-blocking")?;
-        // Full for good: the kernel moves a little on to the other end meanwhile.
+        // Fill it until it stays full: the kernel still moves some data to the other end meanwhile.
         let mut full = 0;
         while full < 5 {
             full = match stream.write(&[0; 1 << 16]) {
@@ -64,7 +64,7 @@ impl Lingering {
         })
     }
 
-    /// Closes ours; the copy that was sent is then the last one.
+    /// Closes our copy; the copy that was sent is then the last one.
     fn give_up(self) -> TcpStream {
         self.unread
     }
@@ -72,7 +72,7 @@ impl Lingering {
 
 fn lingering(rows: &mut Vec<Row>) {
     rows.push(row(
-        "a lingering socket of a frontend that is turned away",
+        "a lingering socket of a frontend that is refused",
         |daemon| {
             let mut client = open(daemon)?;
             let _unread = while_stopped(daemon, || queue_lingering(daemon))?;
@@ -81,7 +81,7 @@ fn lingering(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row(
-        "forty lingering sockets of frontends that are turned away",
+        "40 lingering sockets of frontends that are refused",
         |daemon| {
             let mut client = open(daemon)?;
             let mut unread = Vec::new();
@@ -93,7 +93,7 @@ fn lingering(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row(
-        "forty lingering sockets of former frontends, more than there are threads to lose",
+        "40 lingering sockets of former frontends, more than the offload threads",
         |daemon| {
             let bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
             let mut unread = Vec::new();
@@ -105,7 +105,9 @@ fn lingering(rows: &mut Vec<Row>) {
                     unread.push(lingering.give_up());
                     Ok(former)
                 })?;
-                ensure(closes_within(&former, PATIENCE), || "is not let go".into())?;
+                ensure(closes_within(&former, PATIENCE), || {
+                    "the connection is not closed".into()
+                })?;
             }
             let first = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
             told(first.send_raw(&bytes, &[]), "send")?;
@@ -113,14 +115,14 @@ fn lingering(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row(
-        "lingering sockets of silent frontends that make room",
+        "lingering sockets of silent frontends that are closed for others",
         |daemon| {
             let mut unread = Vec::new();
             let mut silent = Vec::new();
             while_stopped(daemon, || {
                 (0..20).try_for_each(|_| {
                     let connection = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
-                    // A message of one byte is none yet, and holds a socket that holds the lingering one.
+                    // A one-byte message is incomplete; its socket carries the socket that carries the lingering one.
                     let (inner, outer) = told(UnixStream::pair(), "pair")?;
                     let lingering = Lingering::new()?;
                     send(&outer, b"x", &[lingering.socket.as_fd()])?;
@@ -187,7 +189,8 @@ fn lingering(rows: &mut Vec<Row>) {
     ));
 }
 
-/// Acts while the daemon is stopped, which then finds all of it at once: a descriptor whose last copy it has.
+/// Runs an action while the daemon is stopped, so that the daemon finds the result complete and owns the last copy of
+/// a descriptor.
 fn while_stopped<T>(daemon: &Daemon, act: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     daemon.signal(Signal::STOP);
     let done = act();
@@ -201,7 +204,7 @@ fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(),
     told(socket.send_raw(bytes, fds), "send")
 }
 
-/// Connects and sends a message with a lingering socket, which waits for nobody to read it.
+/// Connects and sends a message with a lingering socket, without waiting for the daemon to read it.
 fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
     let connection = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
     let lingering = Lingering::new()?;
@@ -211,16 +214,16 @@ fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
     Ok(lingering.give_up())
 }
 
-/// The control loop still answers a frontend that is one too many.
+/// Checks that the control loop still refuses a second frontend.
 fn turned_away(daemon: &Daemon) -> Outcome {
     let closed = comes(|| {
         let second = Socket::connect(daemon.socket(), PATIENCE);
         second.is_ok_and(|second| closes_within(&second, Duration::from_secs(5)))
     });
-    ensure(closed, || "a second frontend is not turned away".into())
+    ensure(closed, || "a second frontend is not refused".into())
 }
 
-/// A file system whose server never answers, where one can be mounted.
+/// A file system whose server never answers, if this process can mount one.
 fn silent_file(scratch: &Scratch) -> Option<Mute> {
     if !is_root() {
         println!("skipped: mounting a file system takes root");
@@ -258,7 +261,7 @@ fn silent_files(rows: &mut Vec<Row>) {
                 refused(said)?;
                 drop(bare);
                 let served = assert_serves(daemon);
-                // Closing it asks its server, so that goes first.
+                // The daemon's close queries the server, so that connection goes first.
                 drop(mute);
                 served
             },
@@ -294,7 +297,7 @@ fn set(client: &mut Client, part: &str, fd: BorrowedFd<'_>) -> Result<(), cleave
     }
 }
 
-/// A frontend that has agreed on features and sent no memory yet.
+/// A frontend that has negotiated features and has sent no memory yet.
 fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
     let mut bare = told(frontend(daemon), "connect")?;
     let offered = told(bare.features(), "features")?;
@@ -304,7 +307,7 @@ fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
     Ok(bare)
 }
 
-/// Two ends that carry signals: what is written to the second is read from the first.
+/// Two ends that carry signals: a write to the second is read from the first.
 type Ends = (OwnedFd, OwnedFd);
 
 fn pipe_of(blocking: bool) -> Result<Ends, String> {
@@ -319,7 +322,7 @@ fn socket_of(blocking: bool) -> Result<Ends, String> {
     Ok((reader.into(), writer.into()))
 }
 
-/// One signal: eight bytes, as an eventfd is written.
+/// One signal: eight bytes, as for an eventfd.
 fn comes_through(reader: &OwnedFd) -> Outcome {
     let mut bytes = [0; 8];
     let mut stream = std::fs::File::from(told(reader.try_clone(), "copy")?);
@@ -337,7 +340,7 @@ fn comes_through(reader: &OwnedFd) -> Outcome {
     ensure(bytes == 1u64.to_ne_bytes(), || format!("{bytes:?}"))
 }
 
-/// As user-mode Linux passes them.
+/// Signals through pipes and sockets, as user-mode Linux passes them.
 fn pipes_and_sockets(rows: &mut Vec<Row>) {
     type Make = fn(bool) -> Result<Ends, String>;
     for (name, make) in [("pipe", pipe_of as Make), ("socket", socket_of)] {
@@ -358,7 +361,7 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                         flood(client.queue(0), 1, 512);
                         comes_through(&reader)?;
                         let seen = settle(client.queue(0).ring(), 1);
-                        ensure(seen == 1, || "called, and nothing has ended".into())?;
+                        ensure(seen == 1, || "a call without a completion".into())?;
                     }
                     neighbour_serves(&mut client)?;
                     drop(client);
@@ -366,7 +369,7 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                 },
             ));
             rows.push(row(
-                format!("the end of a vring told by a {name} that {mode}"),
+                format!("the fault of a vring reported by a {name} that {mode}"),
                 move |daemon| {
                     let mut client = open(daemon)?;
                     let (reader, writer) = make(blocking)?;
@@ -380,7 +383,7 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                 },
             ));
             rows.push(row(
-                format!("calls by a {name} that {mode}, and that nobody reads"),
+                format!("calls by a {name} that {mode} and is never read"),
                 move |daemon| {
                     let mut client = open_with(daemon, &polling())?;
                     let (_reader, writer) = make(blocking)?;
@@ -404,44 +407,41 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
     }
 }
 
-/// A pipe that somebody splices into while there is nothing to splice: whoever writes or closes it waits in the
-/// kernel, where no signal ends that.
+/// A pipe that another thread splices into without any data to splice: a write or close of it then waits in the
+/// kernel and cannot be interrupted.
 fn held_pipes(rows: &mut Vec<Row>) {
     for part in ["kick", "call", "err"] {
-        rows.push(row(
-            format!("a pipe that is held as {part}"),
-            move |daemon| {
-                let (reader, writer) = pipe_of(false)?;
-                let (source, feed) = told(UnixStream::pair(), "pair")?;
-                let into = told(writer.try_clone(), "copy")?;
-                let holder = std::thread::spawn(move || {
-                    let _ = splice(source, None, &into, None, 4096, SpliceFlags::empty());
-                });
-                std::thread::sleep(Duration::from_millis(20));
-                let mut client = open_with(daemon, &polling())?;
-                let said = set(&mut client, part, writer.as_fd());
-                drop(writer);
-                let mut outcome = Ok(());
-                if said.is_ok() {
-                    for _ in 0..3 {
-                        client.queue(0).ring().arm();
-                        flood(client.queue(0), 1, 512);
-                        let seen = settle(client.queue(0).ring(), 1);
-                        outcome = outcome.and(ensure(seen == 1, || "it stops the vring".into()));
-                    }
-                    let stopped = client.frontend().vring_base(0);
-                    outcome = outcome.and(told(stopped, "stop").map(drop));
-                    outcome = outcome.and(neighbour_serves(&mut client));
+        rows.push(row(format!("a blocked pipe as {part}"), move |daemon| {
+            let (reader, writer) = pipe_of(false)?;
+            let (source, feed) = told(UnixStream::pair(), "pair")?;
+            let into = told(writer.try_clone(), "copy")?;
+            let holder = std::thread::spawn(move || {
+                let _ = splice(source, None, &into, None, 4096, SpliceFlags::empty());
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            let mut client = open_with(daemon, &polling())?;
+            let said = set(&mut client, part, writer.as_fd());
+            drop(writer);
+            let mut outcome = Ok(());
+            if said.is_ok() {
+                for _ in 0..3 {
+                    client.queue(0).ring().arm();
+                    flood(client.queue(0), 1, 512);
+                    let seen = settle(client.queue(0).ring(), 1);
+                    outcome = outcome.and(ensure(seen == 1, || "the pipe stops the vring".into()));
                 }
-                drop(client);
-                outcome = outcome.and(assert_serves(daemon));
-                // The holder ends when there is something to splice, and what waits for the pipe with it.
-                let _ = (&feed).write_all(b"x");
-                drop(feed);
-                told(holder.join().map_err(|_| "panicked"), "holder")?;
-                drop(reader);
-                outcome
-            },
-        ));
+                let stopped = client.frontend().vring_base(0);
+                outcome = outcome.and(told(stopped, "stop").map(drop));
+                outcome = outcome.and(neighbour_serves(&mut client));
+            }
+            drop(client);
+            outcome = outcome.and(assert_serves(daemon));
+            // Data ends the splice, and with it the wait of everything that is blocked on the pipe.
+            let _ = (&feed).write_all(b"x");
+            drop(feed);
+            told(holder.join().map_err(|_| "panicked"), "holder")?;
+            drop(reader);
+            outcome
+        }));
     }
 }

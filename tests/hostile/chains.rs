@@ -1,4 +1,4 @@
-//! Misdeeds in descriptor chains.
+//! Invalid descriptor chains.
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::Descriptor;
@@ -20,7 +20,7 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// A row that shoots a read whose descriptor table is made from the parts.
+/// A row that sends a read with a descriptor table built by `table`.
 fn direct(
     rows: &mut Vec<Row>,
     name: impl Into<String>,
@@ -35,7 +35,7 @@ fn direct(
     rows.push(row(name, move |daemon| shoot(daemon, expect, &aim)));
 }
 
-/// A row that shoots through an indirect table.
+/// A row that sends a chain through an indirect table.
 fn through(
     rows: &mut Vec<Row>,
     name: impl Into<String>,
@@ -69,20 +69,20 @@ fn changed(parts: Parts, index: usize, change: impl Fn(&mut Descriptor)) -> Vec<
 fn links(rows: &mut Vec<Row>) {
     direct(
         rows,
-        "the usual chain is served",
+        "an ordinary chain is served",
         Expect::Served(513),
         |parts| parts.usual().to_vec(),
     );
     for next in [64u16, 65, 1000, 0x7fff, 0x8000, 0xffff] {
         for index in [0, 1] {
-            let name = format!("descriptor {index} goes on at {next} of 64");
+            let name = format!("descriptor {index} links to {next} of 64");
             direct(rows, name, Expect::Refused, move |parts| {
                 changed(parts, index, |entry| entry.next = next)
             });
         }
         direct(
             rows,
-            format!("the status goes on at {next} of 64"),
+            format!("the status links to {next} of 64"),
             Expect::Refused,
             move |parts| {
                 changed(parts, 2, |entry| {
@@ -383,14 +383,14 @@ fn indirect(rows: &mut Vec<Row>) {
     for next in [3u16, 4, 100, 0xffff] {
         through(
             rows,
-            format!("an indirect table of 3 goes on at {next}"),
+            format!("an indirect table of 3 links to {next}"),
             Expect::Refused,
             move |parts| changed(parts, 1, |entry| entry.next = next),
         );
     }
     through(
         rows,
-        "an indirect table whose unused end is garbage",
+        "an indirect table with garbage after its chain",
         Expect::Served(513),
         |parts| {
             let mut table = parts.usual().to_vec();
@@ -426,7 +426,7 @@ fn indirect(rows: &mut Vec<Row>) {
         queue.ring().push(0);
         queue.ring().publish();
         queue.ring_kick();
-        told(queue.wait_used(), "it did not come back")?;
+        told(queue.wait_used(), "the chain did not complete")?;
         queue.ring().free_all();
         both_serve(&mut client)
     }));
@@ -494,7 +494,7 @@ fn lengths(rows: &mut Vec<Row>) {
                     next: 1,
                 }];
                 for next in 2..=count as u16 + 1 {
-                    // The address of nothing does not matter.
+                    // The address of an empty descriptor has no meaning.
                     table.push(Descriptor {
                         addr: 0xdead_0000,
                         len: 0,
@@ -571,7 +571,7 @@ fn lengths(rows: &mut Vec<Row>) {
     );
     direct(
         rows,
-        "an empty descriptor behind the status",
+        "an empty descriptor after the status",
         Expect::Served(513),
         |parts| {
             let mut table = parts.usual().to_vec();
@@ -616,7 +616,7 @@ fn lengths(rows: &mut Vec<Row>) {
                 flags: NEXT,
                 next: 1,
             }];
-            // 1020 times 4.5 MiB; the data area is 4 MiB and its neighbours follow it.
+            // 1020 times 4.5 MiB; the data area is 4 MiB, and other areas follow it.
             for next in 2..=1021 {
                 table.push(Descriptor {
                     addr: parts.data,
@@ -798,7 +798,7 @@ fn directions(rows: &mut Vec<Row>) {
     );
     direct(
         rows,
-        "readable data behind writable",
+        "readable data after writable data",
         Expect::Refused,
         |parts| {
             let mut table = parts.usual().to_vec();
@@ -840,7 +840,7 @@ fn statuses(rows: &mut Vec<Row>) {
     });
     for len in [2u32, 3, 16, 512, 4096] {
         rows.push(row(
-            format!("a flush with {len} writable bytes: the last is the status"),
+            format!("a flush with {len} writable bytes: the last byte is the status"),
             move |daemon| {
                 let mut client = open(daemon)?;
                 let parts = Parts::of(client.queue(0));
@@ -859,7 +859,7 @@ fn statuses(rows: &mut Vec<Row>) {
                     .iter()
                     .enumerate()
                     .all(|(at, byte)| at == last || *byte == 0xa5);
-                ensure(rest, || "bytes beside the status were written".into())?;
+                ensure(rest, || "bytes other than the status were written".into())?;
                 ensure(used.len <= len, || format!("used {} of {len}", used.len))?;
                 both_serve(&mut client)
             },
@@ -869,7 +869,7 @@ fn statuses(rows: &mut Vec<Row>) {
     let places: [(&str, Place); 3] = [
         ("in the data", |parts| parts.data + 100),
         ("in the header", |parts| parts.header),
-        ("behind the header", |parts| parts.header + 15),
+        ("at the end of the header", |parts| parts.header + 15),
     ];
     for (name, place) in places {
         direct(
@@ -931,7 +931,7 @@ fn headers(rows: &mut Vec<Row>) {
     }
     for extra in [1usize, 16, 511, 512] {
         rows.push(row(
-            format!("a read with {extra} readable bytes behind its header"),
+            format!("a read with {extra} readable bytes after its header"),
             move |daemon| {
                 let mut client = open(daemon)?;
                 let readable = [&header(kind::IN, 0)[..], &vec![0; extra]].concat();

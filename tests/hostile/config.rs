@@ -1,4 +1,4 @@
-//! Misdeeds with features and the configuration space.
+//! Invalid features and accesses to the configuration space.
 
 use cleave_blk::spec::feature;
 use cleave_client::{Error, Frontend, Options, wire};
@@ -14,11 +14,11 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// Refused by an answer or by the end of the connection; anything else is a fault.
+/// Checks for a refusal, by a reply or by a closed connection.
 pub(crate) fn refused<T>(result: Result<T, Error>) -> Outcome {
     match result {
         Err(Error::Refused { .. } | Error::Closed) => Ok(()),
-        Err(other) => Err(format!("{other} where a refusal is due")),
+        Err(other) => Err(format!("{other} instead of a refusal")),
         Ok(_) => Err("accepted".into()),
     }
 }
@@ -43,7 +43,7 @@ fn reading(rows: &mut Vec<Row>) {
             },
         ));
     }
-    // The last rows are what initiators of SPDK ask for, and what lies behind the fields of a disk.
+    // SPDK's initiators read the last sizes, which exceed the fields of a disk.
     let served = [
         (0u32, 1u32),
         (0, 8),
@@ -71,8 +71,8 @@ fn reading(rows: &mut Vec<Row>) {
         ));
     }
     for (name, said, carried) in [
-        ("more bytes than carried", 60u32, 8usize),
-        ("fewer bytes than carried", 8, 60),
+        ("more bytes than the message carries", 60u32, 8usize),
+        ("fewer bytes than the message carries", 8, 60),
         ("none carried", 8, 0),
     ] {
         rows.push(row(format!("reading a size of {name}"), move |daemon| {
@@ -82,7 +82,9 @@ fn reading(rows: &mut Vec<Row>) {
                 .frontend()
                 .ask(wire::request::GET_CONFIG, &payload, &[]);
             match got {
-                Ok(message) => ensure(message.payload.len() <= 12 + 96, || "a long answer".into()),
+                Ok(message) => ensure(message.payload.len() <= 12 + 96, || {
+                    "the reply is too long".into()
+                }),
                 Err(Error::Closed) => Ok(()),
                 Err(other) => Err(other.to_string()),
             }
@@ -94,7 +96,7 @@ fn writing(rows: &mut Vec<Row>) {
     for (name, offset, bytes) in [
         ("the capacity", 0u32, vec![1u8; 8]),
         ("the byte before the cache mode", 31, vec![1]),
-        ("the byte behind the cache mode", 33, vec![1]),
+        ("the byte after the cache mode", 33, vec![1]),
         ("the cache mode and one more", 32, vec![0, 1]),
         ("a word around the cache mode", 30, vec![0; 4]),
         ("the number of vrings", 34, vec![9, 9]),
@@ -107,7 +109,7 @@ fn writing(rows: &mut Vec<Row>) {
         rows.push(row(format!("writing {name}"), move |daemon| {
             let mut client = open(daemon)?;
             let before = client.config().clone();
-            // Refused or ignored; what counts is that nothing but the cache mode can change.
+            // Refused or ignored; only the cache mode may change.
             let answer = client.frontend().set_config(offset, &bytes);
             if !matches!(answer, Ok(()) | Err(Error::Refused { .. } | Error::Closed)) {
                 return Err(format!("{answer:?}"));
@@ -162,7 +164,7 @@ fn features(rows: &mut Vec<Row>) {
     ];
     for (name, bit) in foreign {
         rows.push(row(
-            format!("taking {name}, which was not offered"),
+            format!("accepting {name}, which was not offered"),
             move |daemon| {
                 let mut frontend = told(frontend(daemon), "connect")?;
                 let offered = told(frontend.features(), "features")?;
@@ -194,7 +196,7 @@ fn features(rows: &mut Vec<Row>) {
         ("bit 40", 1 << 40),
     ] {
         rows.push(row(
-            format!("taking protocol feature {name}, where it was not offered"),
+            format!("accepting protocol feature {name}, which was not offered"),
             move |daemon| {
                 let mut frontend = told(frontend(daemon), "connect")?;
                 told(frontend.features(), "features")?;
@@ -242,7 +244,7 @@ fn features(rows: &mut Vec<Row>) {
             Ok(())
         },
     ));
-    rows.push(row("the owner set twice, and reset", |daemon| {
+    rows.push(row("the owner set twice, then reset", |daemon| {
         let mut client = open(daemon)?;
         let _ = client.frontend().set_owner();
         let _ = client.frontend().set_owner();
@@ -256,7 +258,7 @@ fn features(rows: &mut Vec<Row>) {
 
 pub(crate) fn frontend(daemon: &cleave_tests::Daemon) -> Result<Frontend, Error> {
     let end = std::time::Instant::now() + PATIENCE;
-    // The session before may still be draining.
+    // The previous session may still be draining.
     loop {
         let made = Frontend::connect(daemon.socket(), PATIENCE);
         let made = made.and_then(|frontend| frontend.features().map(|_| frontend));

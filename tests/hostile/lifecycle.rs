@@ -1,4 +1,4 @@
-//! Stops, resets and ends in the middle of everything.
+//! Stops, resets and disconnects under load.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ fn stops(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row(
-        "all vrings stopped, then all started at their positions",
+        "all vrings stopped, then all restarted at their positions",
         |daemon| {
             let mut client = open_with(daemon, &small(4))?;
             for _ in 0..scale(20) {
@@ -85,36 +85,34 @@ fn stops(rows: &mut Vec<Row>) {
             exercise(&mut client)
         },
     ));
-    rows.push(row(
-        "messages while another vring works without pause",
-        |daemon| {
-            let mut client = open(daemon)?;
-            let (frontend, queues) = client.parts();
-            let [first, second] = queues else {
-                return Err("two vrings".into());
-            };
-            std::thread::scope(|scope| {
-                let load = scope.spawn(|| {
-                    let time = Duration::from_millis(400);
-                    second.run(&Workload::reads(4096, 16, 32 << 20, time), |_| ())
-                });
-                while !load.is_finished() {
-                    told(frontend.config(0, 60), "config")?;
-                    told(frontend.set_vring_enable(0, false), "disable")?;
-                    told(frontend.set_vring_enable(0, true), "enable")?;
-                    flood(first, 2, 512);
-                    let seen = settle(first.ring(), 2);
-                    ensure(seen == 2, || format!("{seen} of 2"))?;
-                }
-                let done = load.join().unwrap();
-                let done = told(done, "load")?;
-                ensure(done.failed == 0 && done.reads > 0, || format!("{done:?}"))
-            })
-        },
-    ));
+    rows.push(row("messages while another vring is busy", |daemon| {
+        let mut client = open(daemon)?;
+        let (frontend, queues) = client.parts();
+        let [first, second] = queues else {
+            return Err("two vrings".into());
+        };
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| {
+                let time = Duration::from_millis(400);
+                second.run(&Workload::reads(4096, 16, 32 << 20, time), |_| ())
+            });
+            while !load.is_finished() {
+                told(frontend.config(0, 60), "config")?;
+                told(frontend.set_vring_enable(0, false), "disable")?;
+                told(frontend.set_vring_enable(0, true), "enable")?;
+                flood(first, 2, 512);
+                let seen = settle(first.ring(), 2);
+                ensure(seen == 2, || format!("{seen} of 2"))?;
+            }
+            let done = load.join().unwrap();
+            let done = told(done, "load")?;
+            ensure(done.failed == 0 && done.reads > 0, || format!("{done:?}"))
+        })
+    }));
 }
 
-/// After GET_VRING_BASE: the position is exact, all that was taken is completed, and nothing is written any more.
+/// After GET_VRING_BASE: the position is exact, every request that was taken has completed, and nothing is written
+/// any more.
 fn stop_and_judge(client: &mut Client) -> Result<u16, String> {
     let base = told(client.frontend().vring_base(0), "stop")? as u16;
     let used = client.queue(0).ring().used_index();
@@ -128,7 +126,7 @@ fn stop_and_judge(client: &mut Client) -> Result<u16, String> {
     std::thread::sleep(Duration::from_millis(5));
     let bytes = memory.bytes(area, len);
     ensure(bytes.iter().all(|byte| *byte == 0x77), || {
-        "written after the answer".into()
+        "written after the reply".into()
     })?;
     Ok(base)
 }
@@ -162,42 +160,39 @@ fn resets(rows: &mut Vec<Row>) {
                     std::thread::sleep(Duration::from_millis(5));
                     let bytes = memory.bytes(area, 2 << 20);
                     let rests = bytes.iter().all(|byte| *byte == 0x77);
-                    ensure(rests, || "written after the answer".into())?;
+                    ensure(rests, || "written after the reply".into())?;
                 }
                 Ok(())
             },
         ));
     }
-    rows.push(row(
-        "RESET_DEVICE, then vrings from the beginning",
-        |daemon| {
-            let mut client = open(daemon)?;
-            for _ in 0..5 {
-                exercise(&mut client)?;
-                let features = client.features();
-                told(client.frontend().reset_device(), "reset")?;
-                told(client.frontend().set_features(features), "features")?;
-                for index in 0..2 {
-                    let mut queue = told(client.start_queue(index, &tiny()), "start")?;
-                    told(queue.read(0, &mut [0; 512]), "read")?;
-                }
-                let mut next = told(client.start_queue(2, &tiny()), "start")?;
-                told(next.read(0, &mut [0; 512]), "read")?;
-                for index in 0..3 {
-                    told(client.frontend().vring_base(index), "stop")?;
-                }
-                for index in 0..2 {
-                    let layout = client.queue(index).ring().layout();
-                    let memory = client.memory().clone();
-                    let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
-                    let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
-                    *client.queue(index).ring() = told(fresh, "lay out")?;
-                    told(client.announce_again(index, 0), "start")?;
-                }
+    rows.push(row("RESET_DEVICE, then vrings from position 0", |daemon| {
+        let mut client = open(daemon)?;
+        for _ in 0..5 {
+            exercise(&mut client)?;
+            let features = client.features();
+            told(client.frontend().reset_device(), "reset")?;
+            told(client.frontend().set_features(features), "features")?;
+            for index in 0..2 {
+                let mut queue = told(client.start_queue(index, &tiny()), "start")?;
+                told(queue.read(0, &mut [0; 512]), "read")?;
             }
-            exercise(&mut client)
-        },
-    ));
+            let mut next = told(client.start_queue(2, &tiny()), "start")?;
+            told(next.read(0, &mut [0; 512]), "read")?;
+            for index in 0..3 {
+                told(client.frontend().vring_base(index), "stop")?;
+            }
+            for index in 0..2 {
+                let layout = client.queue(index).ring().layout();
+                let memory = client.memory().clone();
+                let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
+                let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
+                *client.queue(index).ring() = told(fresh, "lay out")?;
+                told(client.announce_again(index, 0), "start")?;
+            }
+        }
+        exercise(&mut client)
+    }));
     for status in [0x80u8, 0x40, 0xff, 1, 3, 11] {
         rows.push(row(format!("device status {status:#x}"), move |daemon| {
             let mut client = open(daemon)?;
@@ -220,7 +215,7 @@ fn tiny() -> Options {
 
 fn ends(rows: &mut Vec<Row>) {
     rows.push(row(
-        "the connection dropped with requests in flight, again and again",
+        "repeated disconnects with requests in flight",
         |daemon| {
             exercise(&mut open(daemon)?)?;
             let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
@@ -250,7 +245,7 @@ fn ends(rows: &mut Vec<Row>) {
         ));
     }
     rows.push(row(
-        "writes in flight when the connection drops are whole or absent",
+        "writes in flight at a disconnect are whole or absent",
         |daemon| {
             for turn in 1..=scale(10) as u8 {
                 let mut client = open(daemon)?;
@@ -275,18 +270,18 @@ fn ends(rows: &mut Vec<Row>) {
                 let first = back[0];
                 ensure(
                     back.iter().all(|byte| *byte == first) && first <= turn,
-                    || format!("turn {turn}: half of it"),
+                    || format!("round {turn}: a partial write"),
                 )?;
             }
             Ok(())
         },
     ));
     rows.push(row(
-        "the next frontend is served within 100 ms of a violent end",
+        "the next frontend is served within 100 ms of an abrupt disconnect",
         violent_end,
     ));
     rows.push(row(
-        "a connected frontend that does nothing costs nothing",
+        "a connected but idle frontend costs no CPU",
         |daemon| {
             let mut client = open(daemon)?;
             exercise(&mut client)?;
@@ -294,7 +289,7 @@ fn ends(rows: &mut Vec<Row>) {
             exercise(&mut client)
         },
     ));
-    rows.push(row("more requests than the engine holds", |daemon| {
+    rows.push(row("more requests than the engine can hold", |daemon| {
         let options = Options {
             queue_size: 1024,
             data_bytes: 64 << 20,

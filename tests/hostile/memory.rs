@@ -1,4 +1,4 @@
-//! Misdeeds with guest memory: tables that lie, files that are cut, regions that go.
+//! Hostile guest memory: false tables, truncated files, regions that disappear.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -22,14 +22,14 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// A frontend that has agreed on features and sent no memory yet.
+/// A frontend that has negotiated features and has sent no memory yet.
 fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
     let mut bare = told(frontend(daemon), "connect")?;
     let offered = told(bare.features(), "features")?;
     told(bare.set_owner(), "owner")?;
     let protocol = told(bare.protocol_features(), "protocol features")?;
     told(bare.set_protocol_features(protocol), "protocol features")?;
-    // Without logging, which this client does not keep.
+    // Without logging, which this client does not implement.
     told(bare.set_features(offered & !(1 << 26)), "features")?;
     Ok(bare)
 }
@@ -143,14 +143,14 @@ fn lying_tables(rows: &mut Vec<Row>) {
             let payload = wire::mem_table(count, &regions);
             let answer = bare.tell(number::SET_MEM_TABLE, &payload, &fds);
             match answer {
-                // More regions than the message is made for, all of them true, may be taken.
+                // More regions than the message can hold, all of them valid, may be accepted.
                 Ok(()) if count as usize == carried && carried == files => Ok(()),
                 other => refused(other),
             }
         }));
     }
     rows.push(row(
-        "a table of no regions is taken, and vrings in it are not served",
+        "a table of no regions is accepted, and no vring is served in it",
         |daemon| {
             let mut client = open(daemon)?;
             match client.frontend().set_mem_table(&[], &[]) {
@@ -170,7 +170,7 @@ fn strange_files(rows: &mut Vec<Row>) {
             let bare = greeted(daemon)?;
             let fd = make()?;
             let answer = bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[fd.as_fd()]);
-            // /dev/zero can be mapped: memory of nobody, and harmless.
+            // /dev/zero can be mapped: private memory, which is harmless.
             if name == "/dev/zero" {
                 Ok(())
             } else {
@@ -213,7 +213,7 @@ fn strange_files(rows: &mut Vec<Row>) {
         rows.push(row(
             format!("a region of {len} bytes at file offset {offset}"),
             move |daemon| {
-                // Odd, and a frontend's own business: taken or refused, not fatal.
+                // Unusual, but the frontend's own choice: accepted or refused, never fatal.
                 let bare = greeted(daemon)?;
                 let file = memfd(2 * MIB);
                 match bare
@@ -227,7 +227,7 @@ fn strange_files(rows: &mut Vec<Row>) {
     }
     rows.push(row("the disk image itself as guest memory", |daemon| {
         let bare = greeted(daemon)?;
-        // The daemon's own disk, as it has it open.
+        // The disk of the daemon itself, through the daemon's own descriptor.
         let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
         let image = folder.flatten().find_map(|entry| {
             let target = std::fs::read_link(entry.path()).ok()?;
@@ -285,7 +285,7 @@ fn slots(rows: &mut Vec<Row>) {
     }));
     for with_fd in [false, true] {
         rows.push(row(
-            format!("slots given and taken back, descriptor {with_fd}"),
+            format!("slots added and removed, descriptor {with_fd}"),
             move |daemon| {
                 let mut client = open(daemon)?;
                 let fds = daemon.fds();
@@ -316,7 +316,7 @@ fn slots(rows: &mut Vec<Row>) {
         ("of no bytes", |one| one.len_bytes = 0),
     ];
     for (name, change) in changes {
-        rows.push(row(format!("taking a slot back {name}"), move |daemon| {
+        rows.push(row(format!("removing a slot {name}"), move |daemon| {
             let mut client = open(daemon)?;
             let mut one = client.memory().region(0);
             change(&mut one);
@@ -326,7 +326,7 @@ fn slots(rows: &mut Vec<Row>) {
             }
         }));
     }
-    rows.push(row("adding a slot over memory that is there", |daemon| {
+    rows.push(row("adding a slot that overlaps a region", |daemon| {
         let mut client = open(daemon)?;
         let file = memfd(MIB);
         let mut one = client.memory().region(0);
@@ -373,7 +373,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
         both_serve(&mut client)
     }));
     rows.push(row(
-        "the vrings' region taken away while requests run",
+        "the vrings' region removed while requests run",
         |daemon| {
             let mut client = open(daemon)?;
             flood(client.queue(0), 20, 64 << 10);
@@ -381,7 +381,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
             match client.frontend().rem_mem_reg(one, None) {
                 Ok(()) => {
                     let retired = client.queue(0).err_signalled(PATIENCE);
-                    ensure(retired, || "its vring did not say so".into())?;
+                    ensure(retired, || "its vring did not signal err".into())?;
                     quiet(&mut client)
                 }
                 other => refused(other),
@@ -389,7 +389,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row(
-        "a region of data taken away while it is written",
+        "a region of data removed while it is written",
         |daemon| {
             let plans = [
                 RegionPlan::new(0x1000_0000, 16 << 20),
@@ -412,7 +412,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
                 client.queue(0).ring_kick();
                 let one = client.memory().region(1);
                 told(client.frontend().rem_mem_reg(one, None), "remove")?;
-                // Nothing is written there after the answer.
+                // The daemon writes nothing there after its reply.
                 let memory = Arc::clone(client.memory());
                 memory.fill(0x4000_0000, 16 << 20, 0x77);
                 let seen = settle(client.queue(0).ring(), 16);
@@ -421,7 +421,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
                 })?;
                 let bytes = memory.bytes(0x4000_0000, 16 << 20);
                 ensure(bytes.iter().all(|byte| *byte == 0x77), || {
-                    format!("turn {turn}: memory was written after it was taken away")
+                    format!("round {turn}: memory was written after its removal")
                 })?;
                 let fd = memory.fd(1);
                 told(client.frontend().add_mem_reg(one, fd), "add again")?;
@@ -440,13 +440,13 @@ fn changing_tables(rows: &mut Vec<Row>) {
             if answer.is_err() {
                 return refused(answer);
             }
-            // The vrings now lie in zeroes: whatever comes of them, ours is no longer written.
+            // The vrings now lie in zeroes. Their requests may fail, but our old memory is no longer written.
             quiet(&mut client)
         },
     ));
 }
 
-/// Guest memory must rest.
+/// Checks that guest memory does not change any more.
 fn quiet(client: &mut Client) -> Outcome {
     let (area, _) = client.queue(0).data_area();
     let memory = Arc::clone(client.memory());
@@ -454,12 +454,12 @@ fn quiet(client: &mut Client) -> Outcome {
     std::thread::sleep(Duration::from_millis(50));
     let bytes = memory.bytes(area, 2 << 20);
     ensure(bytes.iter().all(|byte| *byte == 0x77), || {
-        "memory was written afterwards".into()
+        "memory was written after the reply".into()
     })
 }
 
-/// Memory whose file is cut under the daemon: SIGBUS kills those that do not expect it. The connection may go;
-/// the daemon may not.
+/// Memory whose file is truncated under the daemon: SIGBUS would kill a program without a handler. The daemon may
+/// close the connection, but must not die.
 fn cut_files(rows: &mut Vec<Row>) {
     const DATA: u64 = 0x4000_0000;
     let plans = [
@@ -515,7 +515,7 @@ fn cut_files(rows: &mut Vec<Row>) {
             } else {
                 client.queue(0).chain(&chain)
             };
-            // A status byte written to memory that is not there tells nobody anything: no lie.
+            // The status byte would be written to missing memory, so the guest cannot be misled.
             let lie = part != 1 && used.as_ref().is_ok_and(|used| used.len > 0);
             after_the_cut(used.map(|_| u8::from(!lie)), &mut client)
         }));
@@ -545,11 +545,14 @@ fn cut_files(rows: &mut Vec<Row>) {
         }
         Ok(())
     }));
-    rows.push(row("memory that is short from the beginning", |daemon| {
-        let bare = greeted(daemon)?;
-        let file = memfd(4096);
-        refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
-    }));
+    rows.push(row(
+        "a memory file that is too short from the start",
+        |daemon| {
+            let bare = greeted(daemon)?;
+            let file = memfd(4096);
+            refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
+        },
+    ));
     rows.push(row(
         "a hole punched into data memory is read as zeroes, and served",
         move |daemon| {
@@ -576,7 +579,7 @@ fn plans_of_one() -> [RegionPlan; 1] {
     [RegionPlan::new(0x1000_0000, 32 << 20)]
 }
 
-/// A vring of its own region, which is cut.
+/// A vring in a region of its own, which is truncated.
 fn cut_ring(daemon: &Daemon, part: usize, load: bool) -> Outcome {
     let plans = [
         RegionPlan::new(0x1000_0000, 16 << 20),
@@ -607,11 +610,11 @@ fn cut_ring(daemon: &Daemon, part: usize, load: bool) -> Outcome {
     flood(client.queue(0), 1, 512);
     client.queue(0).ring_kick();
     std::thread::sleep(Duration::from_millis(30));
-    // The vring is gone and the connection with it, or the vring alone: either is fair.
+    // The daemon may retire the vring or close the connection.
     neighbour_serves_or_all_is_gone(&mut client)
 }
 
-/// The request failed, or the connection is gone; a success would be a lie.
+/// Checks that the request failed or the connection is closed; a success would be wrong.
 fn after_the_cut(status: Result<u8, Error>, client: &mut Client) -> Outcome {
     match status {
         Ok(0) => Err("a request on memory that is not there succeeded".into()),

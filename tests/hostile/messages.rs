@@ -1,4 +1,4 @@
-//! Misdeeds of a frontend: headers, payloads, indices, descriptors.
+//! Hostile frontends: bad headers, payloads, indices and descriptors.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,19 +28,19 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// After hostile bytes a daemon answers, closes, or waits for more: whatever it does, it must not spin.
+/// After hostile bytes a daemon may reply, close the connection, or wait for more. It must not spin.
 fn not_spinning(daemon: &Daemon) -> Outcome {
     daemon.does_not_spin()
 }
 
 fn send(daemon: &Daemon, bytes: &[u8]) -> Outcome {
     let frontend = told(frontend(daemon), "connect")?;
-    // It may close while we still send.
+    // The daemon may close the connection while we still send.
     let _ = frontend.socket().send_raw(bytes, &[]);
     not_spinning(daemon)
 }
 
-/// Sooner than a message would be given up that does not come.
+/// Less than the daemon's time limit for an incomplete message.
 fn closes_soon(socket: &Socket) -> Outcome {
     let watch = Stopwatch::start();
     let closed = closes_within(socket, PATIENCE);
@@ -76,20 +76,16 @@ fn headers(rows: &mut Vec<Row>) {
                 not_spinning(daemon)?;
                 daemon
                     .stays_small(before, 1023)
-                    .map_err(|what| format!("{what}: held for a promise"))
+                    .map_err(|what| format!("{what}: the daemon waits for the announced bytes"))
             },
         ));
     }
-    rows.push(row("sixty-four kilobytes of zeroes", |daemon| {
-        send(daemon, &[0; 65536])
-    }));
-    rows.push(row("sixty-four kilobytes of 0xff", |daemon| {
-        send(daemon, &[0xff; 65536])
-    }));
-    rows.push(row("sixty-four kilobytes of noise", |daemon| {
+    rows.push(row("64 KiB of zeroes", |daemon| send(daemon, &[0; 65536])));
+    rows.push(row("64 KiB of 0xff", |daemon| send(daemon, &[0xff; 65536])));
+    rows.push(row("64 KiB of noise", |daemon| {
         send(daemon, &cleave_tests::Random::new(8).bytes(65536))
     }));
-    rows.push(row("noise behind a good message", |daemon| {
+    rows.push(row("noise after a valid message", |daemon| {
         let mut bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
         bytes.extend(cleave_tests::Random::new(9).bytes(4096));
         send(daemon, &bytes)
@@ -99,7 +95,7 @@ fn headers(rows: &mut Vec<Row>) {
     }));
 }
 
-/// Every message there is and some that are not, with payloads that do not fit them.
+/// All existing messages and some unknown ones, with payloads of the wrong length.
 fn every_number(rows: &mut Vec<Row>) {
     let numbers = (0..=45).chain([
         64,
@@ -122,7 +118,7 @@ fn every_number(rows: &mut Vec<Row>) {
                         let flags = VERSION | FLAG_NEED_REPLY;
                         let bytes = wire::message(request, flags, &vec![byte; len]);
                         let _ = client.socket().send_raw(&bytes, &[]);
-                        // The next message is answered, or the connection is closed.
+                        // The daemon replies to the next message, or closes the connection.
                         let ask = wire::message(number::GET_FEATURES, VERSION, &[]);
                         let _ = client.socket().send_raw(&ask, &[]);
                         let _ = client.socket().stream().shutdown(std::net::Shutdown::Write);
@@ -136,7 +132,7 @@ fn every_number(rows: &mut Vec<Row>) {
     }
 }
 
-/// The eight messages that carry a vring's index, with indices that do not exist.
+/// The eight messages that carry a vring index, with indices that do not exist.
 fn indices(rows: &mut Vec<Row>) {
     type Say = fn(&mut Client, u32) -> Result<(), Error>;
     let messages: [(&str, Say); 8] = [
@@ -189,7 +185,7 @@ fn indices(rows: &mut Vec<Row>) {
             0x8000_0000,
             0xffff_ffff,
         ] {
-            // In messages with descriptors the low 8 bits are the index and bit 8 says "no descriptor".
+            // In messages with descriptors, the low 8 bits are the index and bit 8 means "no descriptor".
             let masked = matches!(name, "SET_VRING_KICK" | "SET_VRING_CALL" | "SET_VRING_ERR");
             if masked && (index & 0xff) < 64 {
                 continue;
@@ -259,13 +255,13 @@ fn vring_sizes(rows: &mut Vec<Row>) {
             },
         ));
     }
-    rows.push(row("another size for a vring that runs", |daemon| {
+    rows.push(row("another size for a running vring", |daemon| {
         let mut client = open(daemon)?;
         for size in [32u32, 128, 1024] {
             match client.frontend().set_vring_num(0, size) {
                 Err(Error::Closed) => return Ok(()),
                 Err(Error::Refused { .. }) => both_serve(&mut client)?,
-                Ok(()) => return Err(format!("{size} entries were accepted while it runs")),
+                Ok(()) => return Err(format!("{size} entries were accepted while the vring runs")),
                 Err(other) => return Err(other.to_string()),
             }
         }
@@ -356,7 +352,7 @@ fn vring_addresses(rows: &mut Vec<Row>) {
             let region = client.memory().region(0);
             change(&mut place, region.user_addr + region.len_bytes);
             let kick = client.queue(0).kick_descriptor().ok_or("no kick")?;
-            // Refused at once or when the vring would start, never served.
+            // Refused at once or when the vring starts; never served.
             let frontend = client.frontend();
             let said = frontend
                 .set_vring_addr(place)
@@ -368,7 +364,7 @@ fn vring_addresses(rows: &mut Vec<Row>) {
                 Err(other) => Err(other.to_string()),
                 Ok(()) => {
                     let retired = client.queue(0).err_signalled(PATIENCE);
-                    ensure(retired, || "accepted, and not retired either".into())?;
+                    ensure(retired, || "accepted and not retired".into())?;
                     neighbour_serves(&mut client)
                 }
             }
@@ -419,7 +415,7 @@ fn vring_addresses(rows: &mut Vec<Row>) {
 }
 
 fn order(rows: &mut Vec<Row>) {
-    rows.push(row("a vring enabled that has nothing", |daemon| {
+    rows.push(row("a vring enabled without any set-up", |daemon| {
         let mut client = open(daemon)?;
         let _ = client.frontend().set_vring_enable(9, true);
         if client.frontend().features().is_ok() {
@@ -427,7 +423,7 @@ fn order(rows: &mut Vec<Row>) {
         }
         Ok(())
     }));
-    rows.push(row("a vring kicked off that has no address", |daemon| {
+    rows.push(row("a vring started without addresses", |daemon| {
         let mut client = open(daemon)?;
         let kick = client.queue(0).kick_descriptor().ok_or("no kick")?;
         let _ = client.frontend().set_vring_kick(7, Some(kick.as_fd()));
@@ -437,7 +433,7 @@ fn order(rows: &mut Vec<Row>) {
         }
         Ok(())
     }));
-    rows.push(row("the position of a vring that never ran", |daemon| {
+    rows.push(row("the base of a vring that never ran", |daemon| {
         let mut client = open(daemon)?;
         match client.frontend().vring_base(5) {
             Ok(0) => both_serve(&mut client),
@@ -492,7 +488,7 @@ fn order(rows: &mut Vec<Row>) {
 }
 
 fn slowness(rows: &mut Vec<Row>) {
-    rows.push(row("a header that comes a byte at a time", |daemon| {
+    rows.push(row("a header that arrives byte by byte", |daemon| {
         let slow = told(frontend(daemon), "connect")?;
         for byte in wire::message(number::GET_FEATURES, VERSION, &[]) {
             told(slow.socket().send_raw(&[byte], &[]), "send")?;
@@ -502,7 +498,7 @@ fn slowness(rows: &mut Vec<Row>) {
     }));
     for half in [1usize, 4, 11, 12, 15] {
         rows.push(row(
-            format!("{half} bytes of a message, then the end"),
+            format!("{half} bytes of a message, then a disconnect"),
             move |daemon| {
                 let slow = told(frontend(daemon), "connect")?;
                 let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
@@ -513,30 +509,27 @@ fn slowness(rows: &mut Vec<Row>) {
         ));
     }
     rows.push(row(
-        "half a message, then silence: closed in time, the next is served",
+        "half a message, then nothing: closed in time, the next frontend is served",
         |daemon| {
             let slow = told(frontend(daemon), "connect")?;
             let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
             told(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
             let closed = closes_within(slow.socket(), PATIENCE);
-            ensure(closed, || "half a message holds the seat".into())
+            ensure(closed, || "half a message keeps the connection open".into())
         },
     ));
+    rows.push(row("300 silent connections", |daemon| {
+        let before = daemon.fds_at_rest();
+        let silent: Vec<_> = (0..300)
+            .filter_map(|_| Socket::connect(daemon.socket(), PATIENCE).ok())
+            .collect();
+        let mut client = open(daemon)?;
+        both_serve(&mut client)?;
+        drop((silent, client));
+        daemon.fds_settle_at(before)
+    }));
     rows.push(row(
-        "three hundred connections that say nothing",
-        |daemon| {
-            let before = daemon.fds_at_rest();
-            let silent: Vec<_> = (0..300)
-                .filter_map(|_| Socket::connect(daemon.socket(), PATIENCE).ok())
-                .collect();
-            let mut client = open(daemon)?;
-            both_serve(&mut client)?;
-            drop((silent, client));
-            daemon.fds_settle_at(before)
-        },
-    ));
-    rows.push(row(
-        "connections that come and go without a word",
+        "connections that open and close without a message",
         |daemon| {
             let before = daemon.fds_at_rest();
             for _ in 0..scale(500) {
@@ -545,7 +538,7 @@ fn slowness(rows: &mut Vec<Row>) {
             daemon.fds_settle_at(before)
         },
     ));
-    rows.push(row("a frontend that never reads its answers", |daemon| {
+    rows.push(row("a frontend that never reads its replies", |daemon| {
         let deaf = told(frontend(daemon), "connect")?;
         let ask = wire::message(number::GET_FEATURES, VERSION, &[]).repeat(1000);
         let stream = deaf.socket().stream();
@@ -557,7 +550,7 @@ fn slowness(rows: &mut Vec<Row>) {
                 break;
             }
         }
-        ensure(full, || "a million answers fitted nowhere".into())?;
+        ensure(full, || "the daemon never stopped reading".into())?;
         not_spinning(daemon)
     }));
 }
@@ -589,7 +582,7 @@ fn repetition(rows: &mut Vec<Row>) {
             client.frontend().set_vring_enable(0, true)
         }),
         ("GET_INFLIGHT_FD", 300, |client| {
-            // Not offered: refused, without a descriptor left open.
+            // A message for a feature that is not offered: refused, without a leaked descriptor.
             match client.frontend().inflight_fd(2, 64) {
                 Err(Error::Closed) => Err(Error::Closed),
                 _ => Ok(()),
@@ -611,7 +604,7 @@ fn repetition(rows: &mut Vec<Row>) {
                     other => other.map_err(|error| error.to_string())?,
                 }
             }
-            // The backend channel may be one descriptor more.
+            // The backend channel may add one descriptor.
             daemon.fds_settle_at(fds + 1)?;
             daemon.settles_small(rss, 511)?;
             neighbour_serves(&mut client)
@@ -619,7 +612,7 @@ fn repetition(rows: &mut Vec<Row>) {
     }
 }
 
-/// Makes descriptors that are no eventfd.
+/// Makes descriptors that are not eventfds.
 pub(crate) type Make = fn() -> Result<OwnedFd, String>;
 
 pub(crate) fn strange_descriptors() -> Vec<(&'static str, Make)> {
@@ -648,7 +641,7 @@ pub(crate) fn strange_descriptors() -> Vec<(&'static str, Make)> {
             rustix::io::ioctl_fionbio(&writer, true).unwrap();
             while rustix::io::write(&writer, &[1; 4096]).is_ok() {}
             rustix::io::ioctl_fionbio(&writer, false).unwrap();
-            // Its reader lives as long as this program.
+            // The reader lives as long as this program.
             std::mem::forget(reader);
             Ok(writer)
         }),
@@ -672,7 +665,7 @@ pub(crate) fn strange_descriptors() -> Vec<(&'static str, Make)> {
     ]
 }
 
-/// Descriptors where none, or others, are expected; none may stay open.
+/// Descriptors on messages that expect none, or others; none may stay open.
 pub(crate) fn descriptor_rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for request in (1..=43).chain([255]) {
@@ -684,7 +677,7 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
                     for round in 0..3 {
                         attach(daemon, request, count)?;
                         if round == 0 {
-                            // What is made once is made by now.
+                            // By now everything that is allocated only once exists.
                             before = daemon.fds_at_rest();
                         }
                     }
@@ -729,7 +722,8 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
                 let _ = client.frontend().tell(request, payload, &[own.as_fd()]);
                 flood(client.queue(0), 2, 512);
                 std::thread::sleep(Duration::from_millis(10));
-                // Closing is all that is done: a daemon that kept our end would never see it.
+                // The test only closes its end: if the daemon kept its copy of this end open, it would never see the
+                // hang-up.
                 Ok(())
             },
         ));

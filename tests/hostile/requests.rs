@@ -1,4 +1,4 @@
-//! Misdeeds in requests: ranges, lengths, types.
+//! Invalid requests: ranges, lengths, types.
 
 use cleave_blk::spec::{feature, request_type as kind, status};
 use cleave_client::{Client, Options, Queue};
@@ -13,7 +13,7 @@ const ONE: Cut = Cut {
     indirect: false,
 };
 
-/// Sends a readable stream, checks status, used length, and that nothing but what was answered was written.
+/// Sends a readable stream; checks the status, the used length, and that nothing beyond the reply was written.
 fn send(
     queue: &mut Queue,
     readable: &[u8],
@@ -37,12 +37,12 @@ fn send(
     };
     let rest = &out[answered..writable - 1];
     ensure(rest.iter().all(|byte| *byte == 0xa5), || {
-        "room that was not used was written".into()
+        "bytes beyond the used length were written".into()
     })?;
     Ok(out)
 }
 
-/// A row that must end with a status and used length 1, changing nothing on the disk.
+/// A row whose request must fail with this status and used length 1, without a change of the disk.
 fn refused(
     rows: &mut Vec<Row>,
     name: impl Into<String>,
@@ -75,9 +75,9 @@ pub(crate) fn rows() -> Vec<Row> {
 fn ranges(rows: &mut Vec<Row>) {
     let table: [(&str, u64, usize); 12] = [
         ("at the capacity", CAPACITY, 512),
-        ("of two sectors at the last one", CAPACITY - 1, 1024),
+        ("of two sectors from the last one", CAPACITY - 1, 1024),
         (
-            "of a mebibyte half beyond the end",
+            "of 1 MiB, half of it beyond the end",
             CAPACITY - 1024,
             1 << 20,
         ),
@@ -120,7 +120,7 @@ fn lengths(rows: &mut Vec<Row>) {
     }
     for request in [kind::IN, kind::OUT] {
         rows.push(row(
-            format!("no data at all, type {request}: served, and always so"),
+            format!("no data, type {request}: served, and repeatably so"),
             move |daemon| {
                 let mut client = open(daemon)?;
                 mark_disk(&mut client)?;
@@ -176,7 +176,7 @@ fn kinds(rows: &mut Vec<Row>) {
         let readable = [&header(request, 0)[..], &[7; 512]].concat();
         refused(
             rows,
-            format!("type {request:#x} with data to write"),
+            format!("type {request:#x} with readable data"),
             status::UNSUPP,
             readable,
             1,
@@ -184,7 +184,7 @@ fn kinds(rows: &mut Vec<Row>) {
         let readable = header(request, 0).to_vec();
         refused(
             rows,
-            format!("type {request:#x} with room to read"),
+            format!("type {request:#x} with writable data"),
             status::UNSUPP,
             readable,
             513,
@@ -243,7 +243,11 @@ fn discards(rows: &mut Vec<Row>) {
         let beyond: [(&str, u64, u32); 9] = [
             ("at the capacity", CAPACITY, 1),
             ("across the capacity", CAPACITY - 1, 2),
-            ("of everything and one more", 0, CAPACITY as u32 + 1),
+            (
+                "of the whole disk and one sector more",
+                0,
+                CAPACITY as u32 + 1,
+            ),
             ("of 2^32 - 1 sectors", 0, u32::MAX),
             ("whose bytes wrap 32 bits", 0, 1 << 23),
             ("at 2^55", 1 << 55, 8),
@@ -256,7 +260,7 @@ fn discards(rows: &mut Vec<Row>) {
             refused(rows, format!("{name} {what}"), status::IOERR, readable, 1);
         }
         rows.push(row(
-            format!("{name} of no sectors: stable"),
+            format!("{name} of no sectors: the same result each time"),
             move |daemon| {
                 let mut client = open(daemon)?;
                 mark_disk(&mut client)?;
@@ -278,13 +282,13 @@ fn discards(rows: &mut Vec<Row>) {
         ));
         refused(
             rows,
-            format!("{name} with its range writable"),
+            format!("{name} whose range is writable"),
             status::IOERR,
             header(request, 0).to_vec(),
             17,
         );
         rows.push(row(
-            format!("{name} of odd sectors leaves its neighbours"),
+            format!("{name} of odd sectors changes no other sector"),
             move |daemon| {
                 let mut client = open(daemon)?;
                 mark_disk(&mut client)?;
@@ -296,7 +300,7 @@ fn discards(rows: &mut Vec<Row>) {
                     .iter()
                     .chain(&back[10 * 512..])
                     .all(|byte| *byte == 0x3c);
-                ensure(near, || "a neighbour was changed".into())?;
+                ensure(near, || "a neighbouring sector was changed".into())?;
                 if request == kind::WRITE_ZEROES {
                     let zero = back[3 * 512..10 * 512].iter().all(|byte| *byte == 0);
                     ensure(zero, || "not zero".into())?;
@@ -338,7 +342,7 @@ fn ids(rows: &mut Vec<Row>) {
     let readable = [&header(kind::GET_ID, 0)[..], &[0; 20]].concat();
     refused(
         rows,
-        "get-id with data to write",
+        "get-id with readable data",
         status::IOERR,
         readable,
         21,
@@ -360,28 +364,31 @@ fn flushes(rows: &mut Vec<Row>) {
             both_serve(&mut client)
         }));
     }
-    rows.push(row("flushes as deep as the ring among writes", |daemon| {
-        let mut client = open(daemon)?;
-        let queue = client.queue(0);
-        let (head, status) = queue.control();
-        queue.write_header(kind::FLUSH, 0);
-        for round in 0..20 {
-            let chain = [
-                cleave_client::Buffer::readable(head, 16),
-                cleave_client::Buffer::writable(status, 1),
-            ];
-            let mut count = 0;
-            while queue.ring().add(&chain).is_some() {
-                count += 1;
+    rows.push(row(
+        "as many flushes as the ring holds, among writes",
+        |daemon| {
+            let mut client = open(daemon)?;
+            let queue = client.queue(0);
+            let (head, status) = queue.control();
+            queue.write_header(kind::FLUSH, 0);
+            for round in 0..20 {
+                let chain = [
+                    cleave_client::Buffer::readable(head, 16),
+                    cleave_client::Buffer::writable(status, 1),
+                ];
+                let mut count = 0;
+                while queue.ring().add(&chain).is_some() {
+                    count += 1;
+                }
+                queue.ring().publish();
+                queue.ring_kick();
+                for _ in 0..count {
+                    told(queue.wait_used(), &format!("round {round}"))?;
+                }
             }
-            queue.ring().publish();
-            queue.ring_kick();
-            for _ in 0..count {
-                told(queue.wait_used(), &format!("round {round}"))?;
-            }
-        }
-        both_serve(&mut client)
-    }));
+            both_serve(&mut client)
+        },
+    ));
 }
 
 fn without_features(rows: &mut Vec<Row>) {
@@ -389,23 +396,20 @@ fn without_features(rows: &mut Vec<Row>) {
         ("discard", feature::DISCARD, kind::DISCARD),
         ("write-zeroes", feature::WRITE_ZEROES, kind::WRITE_ZEROES),
     ] {
-        rows.push(row(
-            format!("{name} without having taken the feature"),
-            move |daemon| {
-                let mut client = open_with(
-                    daemon,
-                    &Options {
-                        features: !bit,
-                        ..small(2)
-                    },
-                )?;
-                mark_disk(&mut client)?;
-                let readable = [&header(request, 0)[..], &range(0, 8, 0)].concat();
-                send(client.queue(0), &readable, 1, status::UNSUPP, 1)?;
-                check_disk(&mut client)?;
-                both_serve(&mut client)
-            },
-        ));
+        rows.push(row(format!("{name} without its feature"), move |daemon| {
+            let mut client = open_with(
+                daemon,
+                &Options {
+                    features: !bit,
+                    ..small(2)
+                },
+            )?;
+            mark_disk(&mut client)?;
+            let readable = [&header(request, 0)[..], &range(0, 8, 0)].concat();
+            send(client.queue(0), &readable, 1, status::UNSUPP, 1)?;
+            check_disk(&mut client)?;
+            both_serve(&mut client)
+        }));
     }
 }
 
@@ -427,7 +431,7 @@ fn successes(rows: &mut Vec<Row>) {
                     status::OK,
                     used,
                 )?;
-                ensure(out[..len] == bytes, || "something else was read".into())?;
+                ensure(out[..len] == bytes, || "other data was read".into())?;
                 both_serve(&mut client)
             },
         ));

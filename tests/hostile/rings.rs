@@ -1,4 +1,4 @@
-//! Misdeeds on the rings themselves.
+//! Hostile drivers: faults in the rings themselves.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,7 +50,7 @@ fn heads(rows: &mut Vec<Row>) {
         publish(&mut client);
         expect_retired(&mut client)
     }));
-    rows.push(row("kicks after a vring was retired", |daemon| {
+    rows.push(row("kicks for a retired vring", |daemon| {
         let mut client = open(daemon)?;
         client.queue(0).ring().push(64);
         publish(&mut client);
@@ -64,7 +64,7 @@ fn heads(rows: &mut Vec<Row>) {
         ensure(used == 0, || "a retired vring was served".into())
     }));
     rows.push(row(
-        "a retired vring is started again by its driver",
+        "a retired vring is restarted by its driver",
         |daemon| {
             let mut client = open(daemon)?;
             client.queue(0).ring().push(64);
@@ -76,25 +76,22 @@ fn heads(rows: &mut Vec<Row>) {
             neighbour_serves(&mut client)
         },
     ));
-    rows.push(row(
-        "both vrings are retired and both started again",
-        |daemon| {
-            let mut client = open(daemon)?;
-            for index in 0..2 {
-                client.queue(index).ring().push(9999);
-                client.queue(index).ring().publish();
-                client.queue(index).ring_kick();
-                let signalled = client.queue(index).err_signalled(PATIENCE);
-                ensure(signalled, || format!("vring {index} was not retired"))?;
-            }
-            for index in 0..2u16 {
-                told(client.frontend().vring_base(index.into()), "stop")?;
-                let mut fresh = told(client.start_queue(index, &tiny()), "start again")?;
-                told(fresh.read(0, &mut [0; 4096]), "read again")?;
-            }
-            Ok(())
-        },
-    ));
+    rows.push(row("both vrings are retired and restarted", |daemon| {
+        let mut client = open(daemon)?;
+        for index in 0..2 {
+            client.queue(index).ring().push(9999);
+            client.queue(index).ring().publish();
+            client.queue(index).ring_kick();
+            let signalled = client.queue(index).err_signalled(PATIENCE);
+            ensure(signalled, || format!("vring {index} was not retired"))?;
+        }
+        for index in 0..2u16 {
+            told(client.frontend().vring_base(index.into()), "stop")?;
+            let mut fresh = told(client.start_queue(index, &tiny()), "start again")?;
+            told(fresh.read(0, &mut [0; 4096]), "read again")?;
+        }
+        Ok(())
+    }));
 }
 
 fn tiny() -> Options {
@@ -105,7 +102,7 @@ fn tiny() -> Options {
     }
 }
 
-/// Stores any number into a word of the rings, behind the driver's back.
+/// Stores any number in a word of the rings, without the driver's knowledge.
 fn store(ring: &DriverRing, addr: u64, word: u16) {
     ring.memory().write(addr, &word.to_le_bytes());
 }
@@ -151,14 +148,17 @@ fn indices(rows: &mut Vec<Row>) {
             },
         ));
     }
-    rows.push(row("an available index at rest is no fault", |daemon| {
-        let mut client = open(daemon)?;
-        told(client.queue(0).read(0, &mut [0; 512]), "read")?;
-        for _ in 0..10 {
-            client.queue(0).ring_kick();
-        }
-        both_serve(&mut client)
-    }));
+    rows.push(row(
+        "an unchanged available index is not a fault",
+        |daemon| {
+            let mut client = open(daemon)?;
+            told(client.queue(0).read(0, &mut [0; 512]), "read")?;
+            for _ in 0..10 {
+                client.queue(0).ring_kick();
+            }
+            both_serve(&mut client)
+        },
+    ));
     rows.push(row("a ring filled to its last entry", |daemon| {
         let mut client = open(daemon)?;
         let queue = client.queue(0);
@@ -206,8 +206,8 @@ fn indices(rows: &mut Vec<Row>) {
     }));
 }
 
-/// The same head again while it is in flight, or as good as. A daemon that has completed the first when it sees the
-/// second may serve both.
+/// The same head again while it may be in flight. A daemon that has completed the first before it sees the second may
+/// serve both.
 fn twice(rows: &mut Vec<Row>) {
     for times in [2u16, 3, 64] {
         rows.push(row(
@@ -279,7 +279,7 @@ fn twice(rows: &mut Vec<Row>) {
     }));
 }
 
-/// Starts vring 0 again from scratch in its old memory.
+/// Restarts vring 0 from the beginning in its old memory.
 fn restart(client: &mut Client) -> Outcome {
     let layout = client.queue(0).ring().layout();
     let memory = client.memory().clone();
@@ -342,22 +342,22 @@ fn notifications(rows: &mut Vec<Row>) {
                 let ring = client.queue(0).ring();
                 store(ring, ring.layout().used + 2, index);
                 flood(client.queue(0), 1, 512);
-                // The daemon counts by itself: two requests, index 2.
+                // The daemon keeps its own count: two requests, index 2.
                 let counts = comes(|| client.queue(0).ring().used_index() == 2);
                 ensure(counts, || "the used index is not the daemon's own".into())?;
                 neighbour_serves(&mut client)
             },
         ));
     }
-    rows.push(row("a thousand kicks for nothing", |daemon| {
+    rows.push(row("1000 kicks without a request", |daemon| {
         let mut client = open(daemon)?;
         (0..1000).for_each(|_| client.queue(0).ring_kick());
         ensure(client.queue(0).ring().used_index() == 0, || {
-            "something came of nothing".into()
+            "a completion without a request".into()
         })?;
         both_serve(&mut client)
     }));
-    rows.push(row("a storm of kicks, then silence", |daemon| {
+    rows.push(row("a storm of kicks, then an idle vring", |daemon| {
         let mut client = open(daemon)?;
         let end = std::time::Instant::now() + Duration::from_millis(300);
         while std::time::Instant::now() < end {
@@ -368,7 +368,8 @@ fn notifications(rows: &mut Vec<Row>) {
         both_serve(&mut client)
     }));
     for features in [!0, !feature::EVENT_IDX] {
-        let name = format!("a flip-flopping driver under load, features {features:#x}");
+        let name =
+            format!("a driver that toggles notifications under load, features {features:#x}");
         rows.push(row(name, move |daemon| {
             flip_flop(&mut open_with(
                 daemon,
@@ -381,7 +382,7 @@ fn notifications(rows: &mut Vec<Row>) {
     }
 }
 
-/// Another thread changes events and flags without end while requests run.
+/// Another thread changes events and flags continuously while requests run.
 fn flip_flop(client: &mut Client) -> Outcome {
     let layout = client.queue(0).ring().layout();
     let memory = client.memory().clone();
@@ -495,7 +496,7 @@ fn overlaps(rows: &mut Vec<Row>) {
     }));
 }
 
-/// A call or kick descriptor that is nothing of the kind. Refused or harmless.
+/// A call or kick descriptor of the wrong type: refused or harmless.
 fn doorbells(rows: &mut Vec<Row>) {
     for (name, make) in crate::messages::strange_descriptors() {
         for part in ["kick", "call", "err"] {
@@ -518,7 +519,7 @@ fn doorbells(rows: &mut Vec<Row>) {
                     publish(&mut client);
                 }
                 std::thread::sleep(Duration::from_millis(10));
-                // Where the message was refused the connection may have gone with it.
+                // If the message was refused, the connection may be closed too.
                 neighbour_serves_or_all_is_gone(&mut client)
             }));
         }
@@ -553,7 +554,7 @@ fn doorbells(rows: &mut Vec<Row>) {
     }
 }
 
-/// Case "checked once, used twice": another thread rewrites what the daemon reads.
+/// Time of check to time of use: another thread rewrites the memory that the daemon reads.
 fn rewriting(rows: &mut Vec<Row>) {
     for (name, part) in [
         ("descriptors", 0),
@@ -577,7 +578,7 @@ fn serves_or_retired_after_noise(client: &mut Client) -> Outcome {
     if client.queue(0).err_signalled(Duration::ZERO) {
         return neighbour_serves(client);
     }
-    // Whatever is in flight still lies where it was put: start afresh rather than guess.
+    // Chains in flight cannot be reclaimed, so start from a fresh ring.
     told(client.frontend().vring_base(0), "stop")?;
     restart(client)?;
     serves_or_retired(client)
@@ -664,7 +665,7 @@ fn scribble(
             } else {
                 random.below(16) as u32
             };
-            // Never a write: the disk's first sectors belong to other rows.
+            // Never a write: other rows rely on the disk's first sectors.
             let request = if matches!(request, 1 | 11 | 13) {
                 kind::IN
             } else {

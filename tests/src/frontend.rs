@@ -1,5 +1,5 @@
-//! Parts of a frontend that tests alone need: messages that no start of a device sends, the backend channel, and
-//! what is seen of a connection and of a listening socket from outside.
+//! Parts of a frontend that only tests need: messages that setting up a device never sends, the backend channel, and
+//! checks of a connection and a listening socket from outside.
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use crate::PATIENCE;
 /// A message of the backend channel (vhost-user "Back-end message types").
 const CONFIG_CHANGE: u32 = 2;
 
-/// Messages that only tests send, by a [`Frontend`].
+/// Messages that only tests send through a [`Frontend`].
 pub trait Messages {
     /// RESET_OWNER.
     fn reset_owner(&self) -> Result<(), Error>;
@@ -31,11 +31,11 @@ pub trait Messages {
     fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), Error>;
     /// SET_BACKEND_REQ_FD with a new socket pair.
     fn open_backend_channel(&self) -> Result<BackendChannel, Error>;
-    /// REM_MEM_REG, with or without a descriptor (both are legal).
+    /// REM_MEM_REG, with or without a descriptor (both are allowed).
     fn rem_mem_reg(&self, region: RegionBytes, fd: Option<BorrowedFd<'_>>) -> Result<(), Error>;
     /// GET_MAX_MEM_SLOTS.
     fn max_mem_slots(&self) -> Result<u64, Error>;
-    /// GET_INFLIGHT_FD: the answer's payload and its descriptor.
+    /// GET_INFLIGHT_FD: the payload and descriptor of the reply.
     fn inflight_fd(&self, vrings: u16, size: u16) -> Result<(Vec<u8>, Option<OwnedFd>), Error>;
     /// GET_VRING_BASE: stops the vring.
     fn vring_base(&self, index: u32) -> Result<u32, Error>;
@@ -92,7 +92,7 @@ impl Messages for Frontend {
         let got = self.ask(request::GET_VRING_BASE, &wire::vring_state(index, 0), &[])?;
         match (wire::u32_at(&got.payload, 0), wire::u32_at(&got.payload, 4)) {
             (Some(found), Some(base)) if found == index => Ok(base),
-            _ => Err(Error::Protocol("vring base of another vring".into())),
+            _ => Err(Error::Protocol("the base of another vring".into())),
         }
     }
 }
@@ -104,7 +104,7 @@ pub struct BackendChannel {
 }
 
 impl BackendChannel {
-    /// Waits for a CONFIG_CHANGE and acknowledges it where that is asked for; `false`: none came in time.
+    /// Waits for a CONFIG_CHANGE and acknowledges it if requested; `false`: none arrived in time.
     pub fn config_change(&self, time: Duration) -> Result<bool, Error> {
         self.socket.stream().set_read_timeout(Some(time)).unwrap();
         let got = match self.socket.recv() {
@@ -122,7 +122,7 @@ impl BackendChannel {
     }
 }
 
-/// Whether the peer closes the connection within the time given. Reads whatever it still says.
+/// Whether the peer closes the connection within the time limit. Any data that it still sends is discarded.
 pub fn closes_within(socket: &Socket, time: Duration) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted};
     let deadline = Instant::now() + time;
@@ -130,7 +130,7 @@ pub fn closes_within(socket: &Socket, time: Duration) -> bool {
     let patience = stream.read_timeout().unwrap();
     let closes = loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // A time-out of zero is refused.
+        // The kernel rejects a time-out of zero.
         if stream.set_read_timeout(Some(left)).is_err() {
             break false;
         }
@@ -145,8 +145,8 @@ pub fn closes_within(socket: &Socket, time: Duration) -> bool {
     closes
 }
 
-/// Whether somebody listens on a socket of this name, without connecting: a frontend that comes and goes would
-/// be one. A socket's file is there a moment before that.
+/// Whether a process listens on a socket of this path. Does not connect, because the daemon would see a frontend. The
+/// socket's file exists a moment before the daemon listens.
 pub fn is_listened_on(path: &Path) -> bool {
     // Num RefCount Protocol Flags Type State Inode Path; the flag is __SO_ACCEPTCON.
     const ACCEPTS: &str = "00010000";

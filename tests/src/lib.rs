@@ -1,6 +1,6 @@
-//! What the integration tests stand on: the real `cleave` program in a folder of its own, disks to serve, a
-//! table runner, and a model to compare data with. This crate forbids looking inside the daemon: what
-//! the tests know of it comes over its socket, its exit code, its output and `/proc`.
+//! Shared parts of the integration tests: the real `cleave` program in a temporary folder, disks to serve, a table
+//! runner, and a model to compare data with. This crate forbids access to the daemon's internals: the tests observe
+//! its socket, exit code, output and `/proc`.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that cannot go on must stop
 
@@ -31,7 +31,7 @@ pub use table::{Outcome, Row, ensure, row, run_rows, scale};
 use cleave_blk::spec::request_type;
 use cleave_client::{Buffer, Client, Options, Queue};
 
-/// Small rings and data areas: what most tests want.
+/// Small rings and data areas, which are enough for most tests.
 pub fn small(queues: u16) -> Options {
     Options {
         queues,
@@ -42,8 +42,8 @@ pub fn small(queues: u16) -> Options {
     }
 }
 
-/// Opens a fresh client, and writes and reads a little on every vring: what must hold after anything that
-/// somebody else did to the daemon.
+/// Opens a new client, and writes and reads a little on every vring. This must succeed after any other frontend's
+/// misbehaviour.
 pub fn assert_serves(daemon: &Daemon) -> Outcome {
     let mut client = daemon
         .try_open(&small(2))
@@ -51,7 +51,7 @@ pub fn assert_serves(daemon: &Daemon) -> Outcome {
     exercise(&mut client).map_err(|error| format!("new client: {error}"))
 }
 
-/// Puts reads from the start of the disk into flight without waiting, as many as the vring holds.
+/// Starts reads from the beginning of the disk without waiting, as many as the vring holds.
 pub fn flood(queue: &mut Queue, count: u64, bytes: u32) {
     let (area, room) = queue.data_area();
     let (head, status) = queue.control();
@@ -71,7 +71,8 @@ pub fn flood(queue: &mut Queue, count: u64, bytes: u32) {
     queue.ring_kick();
 }
 
-/// Writes and reads back a block per vring; of a read-only disk, only reads. Not for a null disk, which keeps nothing.
+/// Writes and reads back a block on each vring; on a read-only disk, only reads. Not for a null disk, which stores
+/// nothing.
 pub fn exercise(client: &mut Client) -> Outcome {
     let count = client.queues().len();
     (0..count).try_for_each(|index| exercise_queue(client, index))
@@ -82,7 +83,7 @@ pub fn exercise_queue(client: &mut Client, index: usize) -> Outcome {
     use cleave_blk::spec::feature;
     let capacity = client.config().capacity_bytes();
     let read_only = client.offered() & feature::RO != 0;
-    // The last blocks of the disk belong to this check; hostile tests stay away from them.
+    // The last blocks of the disk are reserved for this check; the hostile tests do not write there.
     let block = 4096;
     let offset = capacity - block * (index as u64 + 1);
     let seed = std::time::SystemTime::now();
@@ -101,6 +102,6 @@ pub fn exercise_queue(client: &mut Client, index: usize) -> Outcome {
     }
     queue.read(offset, &mut back).map_err(told)?;
     ensure(read_only || back == bytes, || {
-        format!("vring {index} read back something else")
+        format!("vring {index} read back other data")
     })
 }

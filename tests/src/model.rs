@@ -1,15 +1,15 @@
-//! What a disk should hold.
+//! A model of the disk's contents, and the seeded generator that drives random tests.
 
 use cleave_client::{Error, Queue};
 
-/// A small generator; its seed replays a run.
+/// A small random generator; its seed replays a run.
 #[derive(Debug, Clone)]
 pub struct Random {
     state: u64,
 }
 
 impl Random {
-    /// A generator whose seed is printed; `CLEAVE_TEST_SEED` sets it.
+    /// A generator that prints its seed; `CLEAVE_TEST_SEED` sets it.
     pub fn announced(test: &str) -> Random {
         let given = std::env::var("CLEAVE_TEST_SEED")
             .ok()
@@ -24,7 +24,7 @@ impl Random {
         Random::new(seed)
     }
 
-    /// A generator from a seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Random {
         Random {
             state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -55,17 +55,17 @@ impl Random {
     }
 }
 
-/// The bytes that a part of the disk must hold.
+/// The expected contents of one part of the disk.
 #[derive(Debug)]
 pub struct Model {
     /// First byte of the part.
     pub offset: u64,
-    /// What it holds.
+    /// Expected bytes.
     pub bytes: Vec<u8>,
 }
 
 impl Model {
-    /// A part of which nothing has been written yet.
+    /// A part that has not been written yet.
     pub fn zeroed(offset: u64, len: usize) -> Model {
         Model {
             offset,
@@ -73,7 +73,7 @@ impl Model {
         }
     }
 
-    /// Does one random operation on the disk and here, or reads and compares.
+    /// Does one random operation on the disk and on the model, or reads and compares.
     pub fn step(
         &mut self,
         queue: &mut Queue,
@@ -121,7 +121,7 @@ impl Model {
         }
     }
 
-    /// Compares all of it.
+    /// Compares the whole part.
     pub fn compare_all(&self, queue: &mut Queue) -> Result<(), Error> {
         let step = 1 << 20;
         (0..self.bytes.len())

@@ -1,28 +1,29 @@
-//! Time as tests may judge it. A machine that others use too stops for moments, and what runs on it is late then
-//! through no fault of its own.
+//! Time limits for tests. A shared machine pauses now and then, so a program on it can be late without being at
+//! fault.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long is waited for what has to come. Longer than any machine stops, and it costs nothing where it comes.
+/// Longest wait for something that must happen. It exceeds any pause of the machine, and costs nothing when the test
+/// passes.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 const TICK: Duration = Duration::from_millis(2);
 
-/// Ticks since the first stopwatch was started, by a thread that sleeps for each.
+/// Ticks since the first stopwatch was started, counted by a thread that sleeps for one tick at a time.
 static TICKS: AtomicU64 = AtomicU64::new(0);
 
-/// Measures time, but for that in which the machine stood: a sleep that it prolongs counts as long as it was meant
-/// to be. For all that must not take long; up to a tick too short.
+/// Measures time without the pauses of the machine: it counts sleeps of fixed length, and a sleep that the machine
+/// prolongs counts once. Up to one tick too short.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch {
     began: u64,
 }
 
 impl Stopwatch {
-    /// Begins to measure.
+    /// Starts measuring.
     pub fn start() -> Stopwatch {
         static TICKING: Once = Once::new();
         TICKING.call_once(|| {
@@ -38,14 +39,14 @@ impl Stopwatch {
         }
     }
 
-    /// Since it was started.
+    /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         let ticks = TICKS.load(Ordering::Relaxed) - self.began;
         TICK * u32::try_from(ticks).unwrap()
     }
 }
 
-/// Whether something comes to hold before [`PATIENCE`] ends.
+/// Polls until the condition holds; `false` if [`PATIENCE`] passes first.
 pub fn comes(mut holds: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + PATIENCE;
     while !holds() {

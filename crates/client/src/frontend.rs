@@ -1,5 +1,5 @@
-//! One method for each vhost-user message that sets a device up, with its answer checked; any other message
-//! goes through `tell` and `ask`.
+//! One method for each vhost-user message that sets a device up, with its reply checked. Any other message goes
+//! through `tell` and `ask`.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -12,8 +12,8 @@ use crate::wire::{
 };
 use crate::{Error, Message, Socket};
 
-/// A connection to a daemon. Setters ask for an acknowledgement once REPLY_ACK has been negotiated, so
-/// an `Ok` means "accepted" then, and "sent" before.
+/// A connection to a daemon. Once REPLY_ACK has been negotiated, setters request an acknowledgement: `Ok` then means
+/// "accepted", and before that only "sent".
 #[derive(Debug)]
 pub struct Frontend {
     socket: Socket,
@@ -21,13 +21,13 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// Connects to a listening daemon. `patience` bounds every receive and send.
+    /// Connects to a listening daemon. `patience` limits each receive and send.
     pub fn connect(path: &Path, patience: Duration) -> Result<Frontend, Error> {
         let stream = UnixStream::connect(path).map_err(Error::io("connect"))?;
         Frontend::new(stream, patience)
     }
 
-    /// Takes a connected stream.
+    /// Wraps a connected stream.
     pub fn new(stream: UnixStream, patience: Duration) -> Result<Frontend, Error> {
         let socket = Socket::new(stream, patience)?;
         Ok(Frontend {
@@ -41,12 +41,12 @@ impl Frontend {
         &self.socket
     }
 
-    /// Acts as if REPLY_ACK were (not) negotiated.
+    /// Turns requests for acknowledgements on or off, regardless of negotiation.
     pub fn set_reply_ack(&mut self, on: bool) {
         self.reply_ack = on;
     }
 
-    /// Sends any message and waits for what answers it: the acknowledgement where one is due.
+    /// Sends any message, and waits for its acknowledgement if it requests one.
     pub fn tell(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let flags = if self.reply_ack {
             VERSION | FLAG_NEED_REPLY
@@ -62,7 +62,7 @@ impl Frontend {
         }
     }
 
-    /// Sends any message that has an answer of its own, and returns it.
+    /// Sends any message that has a reply, and returns the reply.
     pub fn ask(
         &self,
         number: u32,
@@ -94,7 +94,7 @@ impl Frontend {
         Ok(got)
     }
 
-    /// As `ask`, where the answer is a number.
+    /// As `ask`, for replies that are a number.
     pub fn ask_word(&self, number: u32) -> Result<u64, Error> {
         word(&self.ask(number, &[], &[])?)
     }
@@ -117,7 +117,7 @@ impl Frontend {
         self.ask_word(request::GET_PROTOCOL_FEATURES)
     }
 
-    /// SET_PROTOCOL_FEATURES; from then on acknowledgements are asked for where REPLY_ACK is among them.
+    /// SET_PROTOCOL_FEATURES; later messages request acknowledgements if REPLY_ACK is included.
     pub fn set_protocol_features(&mut self, features: u64) -> Result<(), Error> {
         self.tell(request::SET_PROTOCOL_FEATURES, &features.to_le_bytes(), &[])?;
         self.reply_ack = features & protocol::REPLY_ACK != 0;
@@ -134,8 +134,7 @@ impl Frontend {
         self.tell(request::SET_STATUS, &u64::from(status).to_le_bytes(), &[])
     }
 
-    /// GET_CONFIG of `size` bytes from `offset`. An answer of length 0 is the refusal that the
-    /// specification gives this message.
+    /// GET_CONFIG of `size` bytes from `offset`. The specification signals a refusal by a reply of length 0.
     pub fn config(&self, offset: u32, size: u32) -> Result<Vec<u8>, Error> {
         let room = vec![0; size.min(256) as usize];
         let payload = wire::config_space(offset, size, 0, &room);
@@ -158,7 +157,7 @@ impl Frontend {
 
 /// Memory.
 impl Frontend {
-    /// SET_MEM_TABLE, one descriptor per region.
+    /// SET_MEM_TABLE, one descriptor for each region.
     pub fn set_mem_table(
         &self,
         regions: &[RegionBytes],
@@ -174,10 +173,10 @@ impl Frontend {
     }
 }
 
-/// A region in which the daemon writes the requests in flight down, kept by the frontend while daemons come and go.
+/// A region in which the daemon records requests in flight. The frontend keeps it across daemons.
 #[derive(Debug)]
 pub struct Inflight {
-    /// The payload of both messages: length, offset, vrings, their size, padding.
+    /// The payload of both messages: length, offset, number of vrings, their size, padding.
     pub payload: Vec<u8>,
     /// Its file.
     pub fd: OwnedFd,
@@ -185,12 +184,15 @@ pub struct Inflight {
 
 /// Requests in flight.
 impl Frontend {
-    /// GET_INFLIGHT_FD: a region for so many vrings. `None`: the daemon has none to give.
+    /// GET_INFLIGHT_FD: a region for so many vrings. `None`: the daemon declines.
     pub fn inflight(&self, vrings: u16, vring_size: u16) -> Result<Option<Inflight>, Error> {
         let payload = wire::inflight(vrings, vring_size);
         let got = self.ask(request::GET_INFLIGHT_FD, &payload, &[])?;
         if got.payload.len() != payload.len() {
-            let what = format!("an in-flight region told in {} bytes", got.payload.len());
+            let what = format!(
+                "an in-flight region described in {} bytes",
+                got.payload.len()
+            );
             return Err(Error::Protocol(what));
         }
         let fd = got.fds.into_iter().next();
@@ -233,7 +235,7 @@ impl Frontend {
         self.vring_fd(request::SET_VRING_KICK, index, fd)
     }
 
-    /// SET_VRING_CALL; `None`: we poll.
+    /// SET_VRING_CALL; `None`: the frontend polls.
     pub fn set_vring_call(&self, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         self.vring_fd(request::SET_VRING_CALL, index, fd)
     }
@@ -264,7 +266,11 @@ impl Frontend {
 
 fn word(message: &Message) -> Result<u64, Error> {
     if message.payload.len() != 8 {
-        let what = format!("{} bytes answer {}", message.payload.len(), message.request);
+        let what = format!(
+            "{} bytes in reply to {}",
+            message.payload.len(),
+            message.request
+        );
         return Err(Error::Protocol(what));
     }
     Ok(wire::u64_at(&message.payload, 0).unwrap_or_default())

@@ -1,4 +1,4 @@
-//! One vring of a device as a driver uses it: requests one at a time.
+//! One vring as a driver uses it: requests one at a time.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -11,24 +11,25 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::socket::readable;
 use crate::{Buffer, DriverRing, Error, GuestMemory, Used};
 
-/// Fills guest memory before data is read into it, so that bytes which a read leaves alone show.
+/// Filler for guest memory before a read, so that bytes which the read leaves alone are noticed.
 const UNREAD: u8 = 0xee;
 
-/// How completions are waited for.
+/// How to wait for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Asleep on the call descriptor.
+    /// Sleep on the call descriptor.
     Sleep,
-    /// Looking at the used ring without end.
+    /// Poll the used ring.
     Poll,
 }
 
-/// How a kick or call descriptor is made.
+/// How to make a kick or call descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doorbell {
-    /// As QEMU makes them. The flag belongs to the open file, hence to the daemon as well.
+    /// A non-blocking eventfd, as QEMU makes them. The flag belongs to the open file, so it applies to the daemon
+    /// too.
     NonBlocking,
-    /// As others make them.
+    /// A blocking eventfd, as other frontends make them.
     Blocking,
     /// A pipe. User-mode Linux takes one for its calls, because eventfds raise no SIGIO.
     Pipe,
@@ -40,7 +41,7 @@ pub enum Doorbell {
 #[derive(Debug)]
 pub(crate) struct Ends {
     pub(crate) reader: OwnedFd,
-    /// None where both ends are one descriptor.
+    /// `None` if both ends are one descriptor.
     writer: Option<OwnedFd>,
 }
 
@@ -81,20 +82,20 @@ pub struct Request {
     pub sector: u64,
     /// Data in guest memory: address and length.
     pub data: (u64, u32),
-    /// The device writes the data.
+    /// Whether the device writes the data.
     pub writable: bool,
 }
 
-/// What came of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     /// Status byte; 0xff where the device wrote none.
     pub status: u8,
-    /// Bytes that the device says to have written.
+    /// Bytes that the device reports as written.
     pub used_bytes: u32,
 }
 
-/// Guest memory that a queue owns.
+/// Guest memory of a queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arena {
     pub(crate) addr: u64,
@@ -105,12 +106,12 @@ pub(crate) struct Arena {
 
 /// Bytes of control block per ring entry: a cache line for header and status, one for an indirect table.
 pub(crate) const CONTROL_BYTES: u64 = 128;
-/// Where the status byte lies in a control block.
+/// Offset of the status byte in a control block.
 pub(crate) const STATUS_AT: u64 = 16;
-/// Where the indirect table lies in a control block.
+/// Offset of the indirect table in a control block.
 pub(crate) const TABLE_AT: u64 = 64;
 
-/// One vring, its kick and its call. Requests run one at a time here; `run` drives it at depth.
+/// One vring, its kick and its call. The methods here run one request at a time; `run` keeps several in flight.
 #[derive(Debug)]
 pub struct Queue {
     pub(crate) index: u16,
@@ -140,28 +141,28 @@ impl Queue {
         Arc::clone(self.ring.memory())
     }
 
-    /// Guest address and length of this queue's data area, which requests here use from its beginning.
+    /// Guest address and length of this queue's data area; the requests here use its start.
     pub fn data_area(&self) -> (u64, u64) {
         (self.arena.addr, self.arena.len)
     }
 
-    /// Another descriptor for the daemon's end of its kick.
+    /// A duplicate of the daemon's end of the kick.
     pub fn kick_descriptor(&self) -> Option<OwnedFd> {
         self.kick.as_ref()?.reader.try_clone().ok()
     }
 
-    /// Another descriptor for the daemon's end of its call.
+    /// A duplicate of the daemon's end of the call.
     pub fn call_descriptor(&self) -> Option<OwnedFd> {
         self.call.as_ref()?.writer().try_clone().ok()
     }
 
-    /// How long a completion may take.
+    /// Time limit for a completion.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
 
-    /// Reads into `out`. Checks status and used length. Guest memory holds `UNREAD` before, so that what was
-    /// written from it last does not pass for what was read.
+    /// Reads into `out`. Checks status and used length. Guest memory is filled with `UNREAD` first, so that data of
+    /// an earlier write is not mistaken for the result.
     pub fn read(&mut self, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error> {
         let step = self.step_bytes();
         for (index, part) in out.chunks_mut(step).enumerate() {
@@ -189,12 +190,12 @@ impl Queue {
         self.transfer(request_type::FLUSH, 0, 0, false)
     }
 
-    /// Gives space back.
+    /// Discards a range.
     pub fn discard(&mut self, offset_bytes: u64, len_bytes: u64) -> Result<(), Error> {
         self.range(request_type::DISCARD, offset_bytes, len_bytes, 0)
     }
 
-    /// Zeroes; `unmap`: space may be given back.
+    /// Zeroes a range; `unmap`: the disk may deallocate it.
     pub fn write_zeroes(&mut self, offset: u64, len: u64, unmap: bool) -> Result<(), Error> {
         self.range(request_type::WRITE_ZEROES, offset, len, unmap.into())
     }
@@ -208,7 +209,7 @@ impl Queue {
         Ok(id)
     }
 
-    /// Runs one request in the usual layout (header, data, status) and says what came of it.
+    /// Runs one request in the usual layout (header, data, status) and returns its result.
     pub fn execute(&mut self, request: &Request) -> Result<Completion, Error> {
         let (header, status_addr) = (self.arena.control, self.arena.control + STATUS_AT);
         self.write_header(request.kind, request.sector);
@@ -246,7 +247,7 @@ impl Queue {
         (self.arena.control, self.arena.control + STATUS_AT)
     }
 
-    /// Runs one chain by itself and returns its used entry.
+    /// Runs a single chain and returns its used entry.
     pub fn chain(&mut self, buffers: &[Buffer]) -> Result<Used, Error> {
         let head = self.ring.add(buffers).ok_or(Error::Full)?;
         if self.ring.publish() {
@@ -268,7 +269,7 @@ impl Queue {
         self.wait_used()
     }
 
-    /// The next used entry, waited for as the queue is set to.
+    /// Waits for the next used entry, asleep or polling as configured.
     pub fn wait_used(&mut self) -> Result<Used, Error> {
         let deadline = Instant::now() + self.patience;
         loop {
@@ -279,7 +280,7 @@ impl Queue {
         }
     }
 
-    /// Waits until used entries may be there, at most until the deadline.
+    /// Waits until used entries may have arrived, at most until the deadline.
     pub(crate) fn wait_some(&mut self, deadline: Instant) -> Result<(), Error> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -307,7 +308,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Sleeps on the call descriptor; without one, a little.
+    /// Sleeps on the call descriptor; without one, sleeps briefly.
     pub(crate) fn sleep(&self, time: Duration) -> bool {
         let Some(call) = &self.call else {
             std::thread::sleep(time.min(Duration::from_micros(50)));
@@ -329,7 +330,7 @@ impl Queue {
         signalled
     }
 
-    /// Whether the daemon has called (and takes the call).
+    /// Whether the daemon has called; consumes the call.
     pub fn called(&self, time: Duration) -> bool {
         match &self.call {
             Some(call) if readable(call.reader.as_fd(), time) => {
@@ -340,10 +341,10 @@ impl Queue {
         }
     }
 
-    /// Kicks, wanted or not.
+    /// Kicks even if the daemon did not ask for it.
     pub fn ring_kick(&self) {
         if let Some(kick) = &self.kick {
-            // A full counter of a non-blocking eventfd is a kick that is pending already.
+            // A non-blocking eventfd with a full counter has a kick pending already.
             let _ = rustix::io::write(kick.writer(), &1u64.to_ne_bytes());
         }
     }
@@ -407,8 +408,8 @@ fn check(kind: u32, sector: u64, done: Completion, wanted: u32) -> Result<(), Er
     Ok(())
 }
 
-/// Takes the count of an eventfd, or what a pipe holds. It was readable, so this does not wait, although its flags
-/// belong to the daemon as well.
+/// Reads the count of an eventfd, or the contents of a pipe. It was readable, so this does not block even though the
+/// daemon shares the flags.
 fn drain(fd: &OwnedFd) {
     let mut taken = [0; 4096];
     let _ = rustix::io::read(fd, &mut taken);

@@ -1,4 +1,4 @@
-//! Bytes and file descriptors over a UNIX socket, with a time-out on everything.
+//! Bytes and file descriptors over a UNIX socket, with a time limit for every operation.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,23 +17,23 @@ use crate::wire::{self, HEADER_BYTES};
 
 /// Most file descriptors that the kernel carries in one message.
 const FDS_MAX: usize = 253;
-/// Longest payload accepted here: no answer of a block device comes near it.
+/// Longest payload that is accepted: every reply of a block device is far shorter.
 const PAYLOAD_MAX: usize = 1 << 16;
 
 /// A received message.
 #[derive(Debug)]
 pub struct Message {
-    /// Number of the message.
+    /// Message type.
     pub request: u32,
     /// Header flags.
     pub flags: u32,
-    /// What follows the header.
+    /// Payload.
     pub payload: Vec<u8>,
-    /// File descriptors that came with it.
+    /// File descriptors attached to it.
     pub fds: Vec<OwnedFd>,
 }
 
-/// A connected socket that speaks in whole messages, or in whatever bytes a hostile test wants.
+/// A connected socket that carries whole messages, or any bytes for hostile tests.
 #[derive(Debug)]
 pub struct Socket {
     stream: UnixStream,
@@ -47,7 +47,7 @@ impl Socket {
         Socket::new(stream, patience)
     }
 
-    /// Takes a connected stream.
+    /// Wraps a connected stream.
     pub fn new(stream: UnixStream, patience: Duration) -> Result<Socket, Error> {
         let setup = |stream: &UnixStream| {
             stream.set_nonblocking(false)?;
@@ -58,12 +58,12 @@ impl Socket {
         Ok(Socket { stream, patience })
     }
 
-    /// The stream itself: shutdown, peer credentials, half-closing.
+    /// The stream itself, to shut it down or read peer credentials.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
 
-    /// Sends bytes as they are, with file descriptors attached to the first of them.
+    /// Sends bytes unchanged, with file descriptors attached to the first of them.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -86,7 +86,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives exactly `out.len()` bytes and the file descriptors that come along.
+    /// Receives exactly `out.len()` bytes and the file descriptors that arrive with them.
     pub fn recv_raw(&self, out: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), Error> {
         let mut filled = 0;
         while filled < out.len() {
@@ -156,7 +156,7 @@ impl Socket {
     }
 }
 
-/// Whether a descriptor becomes readable (or hangs up) in time.
+/// Whether a descriptor becomes readable (or is hung up) in time.
 pub(crate) fn readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let time = Timespec {

@@ -1,7 +1,7 @@
-//! The client against another program's daemon, so that it is not proven by ours alone. Ignored where
+//! The client against another project's daemon, so that it is not verified by ours alone. Ignored if
 //! `qemu-storage-daemon` is not installed.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
@@ -13,7 +13,7 @@ use cleave_client::{
 };
 use cleave_tests::{Lateness, Messages as _, Needs, ensure, run_cases, unless_late};
 
-/// How long is waited for what has to come.
+/// Time limit for anything that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "/usr/bin/qemu-storage-daemon";
 const PEER: Needs = Needs::Program(PROGRAM);
@@ -56,7 +56,7 @@ impl Peer {
         let peer = Peer { process, folder };
         let end = Instant::now() + PATIENCE;
         while !peer.socket().exists() {
-            assert!(Instant::now() < end, "the peer did not start");
+            assert!(Instant::now() < end, "qemu-storage-daemon did not start");
             std::thread::sleep(Duration::from_millis(5));
         }
         peer
@@ -66,7 +66,7 @@ impl Peer {
         self.folder.path().join("socket")
     }
 
-    /// The peer serves one frontend at a time and takes a moment between two.
+    /// The daemon serves one frontend at a time, and needs a moment between two.
     fn open(&self, options: &Options) -> Client {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -235,7 +235,7 @@ fn offered_requests_keep_their_rate() {
         stop: Stop::Requests(1000),
         ..Workload::reads(4096, 32, 8 << 20, Duration::ZERO)
     };
-    // Never ahead; and behind only as far as the machine is.
+    // Never early, and late only by the machine's own delays.
     let keeps = unless_late("offered-rate", Duration::from_millis(40), |lateness| {
         *lateness = Lateness::start(&[peer.process.id()]);
         let done = client.queue(0).run(&workload, |_| ()).unwrap();

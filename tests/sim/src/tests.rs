@@ -16,7 +16,7 @@ enum Event {
     Woken { slot: u16 },
 }
 
-/// A reactor with one simulated disk, and the memory that its ops are for.
+/// A reactor with one simulated disk, and the guest memory of its ops.
 struct Solo {
     reactor: Reactor,
     stores: [Sim; 1],
@@ -139,7 +139,7 @@ const EIO: Result<(), i32> = Err(5);
 const EFAULT: Result<(), i32> = Err(14);
 const ENOSPC: Result<(), i32> = Err(28);
 
-/// Runs one op to its end.
+/// Runs one op until it completes.
 fn run(sim: &mut Solo, op: Op<'_>) -> Result<(), i32> {
     sim.push(op, 77);
     loop {
@@ -150,10 +150,10 @@ fn run(sim: &mut Solo, op: Op<'_>) -> Result<(), i32> {
     }
 }
 
-/// Events with the lap of each; the store now and durable; guest memory.
+/// Events with the lap of each, the store now and durable, and guest memory.
 type Trace = (Vec<(u64, Event)>, Vec<u8>, Vec<u8>, Vec<u8>);
 
-/// What 200 random ops look like from outside.
+/// The observable result of 200 random ops.
 fn trace(seed: u64) -> Trace {
     let mut random = Random(99);
     let (mut sim, store, memory) = sim(SimConfig {
@@ -204,7 +204,7 @@ fn every_op_ends_once_and_in_time_and_not_in_order() {
             assert_eq!((sim.room(), sim.in_flight()), (16 - token, token));
             sim.push(op(OpKind::Read, 0, &[at(0, 512)]), token as u64);
         }
-        assert_eq!(sim.reap(), None, "nothing ends before an enter");
+        assert_eq!(sim.reap(), None, "nothing completes before an enter");
         let mut tokens = Vec::new();
         for _ in 0..6 {
             sim.enter(Wait::No).unwrap();
@@ -387,14 +387,14 @@ fn a_share_of_ops_fails() {
     assert_eq!(counts.len(), 3);
 }
 
-/// Every cell holds the number of the last write to it. After a sync no cell of the durable copy is
-/// older than it was when the sync was pushed; none ever goes back.
+/// Each cell holds the number of its last write. After a sync, no cell of the durable copy may be older than it was
+/// when the sync was pushed, and none may ever go back.
 #[test]
 fn a_sync_covers_what_ended_before_it_and_nothing_durable_goes_back() {
     let (mut early, mut late) = (0, 0);
     for seed in 0..30 {
         let (store, memory) = (store(), memory());
-        // Two engines share the store: a sync of one covers writes of the other.
+        // Two engines share the store: a sync of one covers the writes of the other.
         let mut sims =
             [seed, seed + 1000].map(|seed| Solo::new(config(seed), store.clone(), memory.clone()));
         let mut random = Random(seed);
@@ -420,7 +420,7 @@ fn a_sync_covers_what_ended_before_it_and_nothing_durable_goes_back() {
                 let pushed = lock(&store).now.clone();
                 let which = random.up_to(1) as usize;
                 sims[which].push(bare(OpKind::Sync, 0, 0), 1);
-                // Another write while the sync is under way.
+                // Another write while the sync is in flight.
                 memory.copy_out(&[at(0, 512)], &[number; 512]).unwrap();
                 run(&mut sims[1 - which], op(WRITE, 0, &[at(0, 512)])).unwrap();
                 while sims[which].reap().is_none() {
@@ -524,7 +524,7 @@ fn an_op_keeps_its_memory_until_it_is_reported() {
     }
     let weak = Arc::downgrade(&old);
     drop(old);
-    assert!(weak.upgrade().is_none(), "nothing holds it any more");
+    assert!(weak.upgrade().is_none(), "nothing may hold it any more");
     let store = lock(&store);
     assert_eq!(
         (&store.now[..512], &store.now[512..1024]),

@@ -4,33 +4,34 @@ use crate::Log;
 use crate::log::{Event, IoKind, RequestKind, Value};
 use crate::model::Model;
 
-/// How many states are built.
+/// How many states to build.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
-    /// Random ones at each moment at which something new may be lost, besides the one in which all that may be lost is.
+    /// Random states at each moment at which the disk may lose something new, besides the state in which it loses
+    /// everything that it may.
     pub subsets: usize,
-    /// Something above the recorded disk (the page cache) answers readers: that what was answered can be read is not
-    /// checked.
+    /// A layer above the recorded disk (the page cache) serves readers, so the check that completed writes are
+    /// readable is skipped.
     pub cached_above: bool,
 }
 
-/// Counts of checks.
+/// Counts of the checks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checked {
     /// States of the disk that were compared with the model, sector by sector.
     pub states: u64,
-    /// Of those, states that differ from what a reader would have seen at that moment.
+    /// Of these, states that differ from what a reader would have seen at that moment.
     pub lossy: u64,
-    /// Of those, states in which a write was torn.
+    /// Of these, states with a torn write.
     pub torn: u64,
-    /// Flushes that ended on a leg.
+    /// Flushes that completed on a leg.
     pub epochs: u64,
-    /// Times that the guest was promised that something is safe.
+    /// How often the guest was promised that something is safe.
     pub promises: u64,
 }
 
-/// Builds the states after each event of the log: the one in which the disk has lost everything that it may lose,
-/// and random ones (`below(n)`: a number from 0 to below `n`). `Err` names the first that breaks a promise.
+/// Builds the states after each event of the log: the one in which the disk has lost everything that it may lose, and
+/// random ones (`below(n)`: a number from 0 to below `n`). `Err` names the first that breaks a promise.
 pub fn check(
     log: &Log,
     extent: Extent,
@@ -60,7 +61,7 @@ pub fn check(
     Ok(replay.checked)
 }
 
-/// A sector's content and when that was applied: what was applied later stays on top.
+/// Contents of a sector and when they were applied; later contents replace earlier ones.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     value: Value,
@@ -71,24 +72,24 @@ struct Cell {
 #[derive(Debug)]
 struct Pending {
     io: usize,
-    /// When it was applied; `None`: it is under way.
+    /// When it was applied; `None`: it is in flight.
     turn: Option<u64>,
     ended: bool,
 }
 
-/// The disk as of one moment of the log.
+/// The disk at one moment of the log.
 #[derive(Debug)]
 struct Disk {
-    /// The disk without anything that it may lose.
+    /// The disk without everything that it may lose.
     least: Vec<Cell>,
     /// The disk as readers see it.
     live: Vec<Value>,
     pending: Vec<Pending>,
-    /// Flushes under way, and what they cover.
+    /// Flushes in flight, and the writes that they cover.
     flushes: Vec<(usize, Vec<usize>)>,
     turns: u64,
     epochs: u64,
-    /// `least` has changed since it was looked at.
+    /// `least` has changed since it was last compared.
     kept: bool,
 }
 
@@ -96,9 +97,9 @@ struct Replay<'a> {
     log: &'a Log,
     disk: Disk,
     model: Model,
-    /// Where each of the guest's sectors lies.
+    /// The recorded position of each of the guest's sectors.
     places: Vec<usize>,
-    /// Room for a state.
+    /// Buffer for a state.
     state: Vec<Cell>,
     checked: Checked,
 }
@@ -116,7 +117,7 @@ impl Disk {
         }
     }
 
-    /// Takes in what the disk did; whether there is more that it may lose.
+    /// Applies an event of the disk; returns whether it may lose more now.
     fn turn(&mut self, log: &Log, event: Event) -> bool {
         match event {
             Event::Began(io) => {
@@ -176,7 +177,7 @@ impl Disk {
         }
     }
 
-    /// From here on these cannot be lost.
+    /// From here on these writes cannot be lost.
     fn keep(&mut self, log: &Log, ios: &[usize]) {
         let Disk { least, pending, .. } = self;
         pending.retain(|one| {
@@ -190,7 +191,7 @@ impl Disk {
     }
 }
 
-/// Puts the chosen sectors of a write on a disk. Those that are under way come last.
+/// Stores the chosen sectors of a write on a disk. Writes in flight are applied last.
 fn put(cells: &mut [Cell], log: &Log, write: &Pending, mut chosen: impl FnMut(usize) -> bool) {
     let io = &log.ios[write.io];
     let turn = write.turn.unwrap_or(u64::MAX);
@@ -221,14 +222,14 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The disk has lost all that it may lose.
+    /// Compares the state in which the disk has lost everything that it may.
     fn compare_least(&mut self, at: usize) -> Result<(), String> {
         self.state.clone_from(&self.disk.least);
-        self.compare(at, "without anything that it may lose")
+        self.compare(at, "after it lost everything that it may")
     }
 
-    /// The disk has lost some of that: a beginning of the epoch is there and the last write of it is torn, or any writes are
-    /// there, whole or torn.
+    /// Compares a state in which the disk has lost some of that: either the writes up to a point of the epoch
+    /// survive, with the last one torn, or any subset of the writes does, whole or torn.
     fn compare_subset(
         &mut self,
         at: usize,
@@ -253,7 +254,7 @@ impl<'a> Replay<'a> {
             }
         }
         self.checked.torn += u64::from(torn);
-        self.compare(at, "with some of what it may lose")
+        self.compare(at, "after it lost a part of what it may")
     }
 
     fn compare(&mut self, at: usize, which: &str) -> Result<(), String> {
@@ -271,7 +272,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// An answered request has been done, also where nothing crashes.
+    /// A completed request has been applied, even without a crash.
     fn look(&self, at: usize, request: usize) -> Result<(), String> {
         let asked = &self.log.requests[request];
         if asked.kind == RequestKind::Flush {

@@ -17,14 +17,14 @@ fn write(sector: u64, bytes: &[u8]) -> Ask<'_> {
     Ask::Write { sector, bytes }
 }
 
-/// An I/O from its beginning to its end.
+/// An I/O from start to completion.
 fn done(log: &mut Log, sector: u64, bytes: &[u8], fua: bool) {
     let io = log.write_begins(sector, bytes, fua);
     log.applied(io);
     log.ended(io);
 }
 
-/// A request that is asked for and answered, with what the disk does meanwhile.
+/// A request from submission to completion, with the disk's events in between.
 fn request(log: &mut Log, ask: Ask<'_>, disk: impl FnOnce(&mut Log)) {
     let number = log.asked(ask);
     disk(log);
@@ -54,7 +54,7 @@ fn verdict(log: &Log) -> Result<Checked, String> {
     )
 }
 
-/// The first promise that is broken, in short.
+/// The first broken promise, in short.
 fn broken(log: &Log) -> String {
     let told = verdict(log).expect_err("this breaks a promise");
     println!("{told}");
@@ -110,7 +110,7 @@ fn a_flush_that_begins_before_a_write_has_ended_does_not_cover_it() {
     let written = log.asked(write(0, &ONE));
     let io = log.write_begins(0, &ONE, false);
     log.applied(io);
-    // For another request: one that is asked for later must not share it.
+    // For another request: one that is submitted later must not share the fsync.
     let shared = log.flush_begins(0);
     log.ended(io);
     log.told(written, true);
@@ -129,7 +129,7 @@ fn write_through_without_a_sync_is_found() {
         request(&mut log, write(0, &ONE), |log| done(log, 0, &ONE, fua));
         assert_eq!(verdict(&log).is_ok(), fua);
     }
-    // Answered before the cache was switched off, it is promised by the next flush only.
+    // Completed before the cache was switched off, so only the next flush makes it durable.
     let mut log = two_legs();
     request(&mut log, write(0, &ONE), |log| done(log, 0, &ONE, false));
     log.write_through(true);
@@ -138,7 +138,7 @@ fn write_through_without_a_sync_is_found() {
 
 #[test]
 fn what_comes_over_a_later_write_is_found() {
-    // A discard that is applied after its answer.
+    // A discard that is applied after its completion.
     let mut log = two_legs();
     request(&mut log, write(0, &ONE), |log| done(log, 0, &ONE, false));
     let discard = Ask::Discard {
@@ -148,7 +148,7 @@ fn what_comes_over_a_later_write_is_found() {
     request(&mut log, discard, |_| ());
     assert!(broken(&log).contains("as readers see it"));
 
-    // Two writes of one sector, of which the older one comes last: also where nothing crashes.
+    // Two writes of one sector are applied in the wrong order: an error even without a crash.
     let mut log = two_legs();
     let old = log.asked(write(0, &ONE));
     let late = log.write_begins(0, &ONE, false);
@@ -164,13 +164,13 @@ fn what_a_guest_never_wrote_is_found() {
     let mut log = two_legs();
     request(&mut log, write(0, &ONE), |log| {
         done(log, 0, &ONE, false);
-        // A neighbour's sector, as a read-modify-write could spoil it.
+        // A neighbouring sector, as a read-modify-write could damage it.
         done(log, 8, &TWO, false);
     });
     assert!(broken(&log).contains("sector 1 "));
 }
 
-/// Reads the file as the format is described, byte by byte, with nothing of what wrote it.
+/// Reads the file as the format describes it, byte by byte, and shares no code with the writer.
 struct Reader<'a>(&'a [u8]);
 
 #[derive(Debug, PartialEq, Eq)]
@@ -211,7 +211,7 @@ impl Reader<'_> {
         let [sector, sectors, flags, bytes] = [0, 8, 16, 24].map(|at| Reader::number(&head, at, 8));
         assert!(
             flags < 16 && (flags != 0 || sectors != 0),
-            "replay-log refuses it"
+            "replay-log rejected it"
         );
         let (text, mut data) = match flags {
             8 => (bytes as usize, head[32..32 + bytes as usize].to_vec()),
