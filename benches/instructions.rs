@@ -10,7 +10,7 @@
 
 use std::process::ExitCode;
 
-use cleave_benches::{Guest, Place, Signals, Turn, null};
+use cleave_benches::{Guest, ManualWorker, Place, Signals, null};
 use cleave_engine::Null;
 
 /// I/Os that are counted for a case; more only take longer.
@@ -67,7 +67,7 @@ fn refuse(why: &str) -> ExitCode {
 /// Returns the number of I/Os that were counted.
 fn run(&(_, place, depth, signals): &Case) -> u32 {
     let guest = Guest::new(1);
-    let mut turn = Turn::new(&guest, place, depth, signals, null);
+    let mut turn = ManualWorker::new(&guest, place, depth, signals, null);
     // Work that happens once, at the first I/O, is not part of the cost of an I/O.
     for _ in 0..8 {
         turn.offer();
@@ -83,6 +83,6 @@ fn run(&(_, place, depth, signals): &Case) -> u32 {
 
 /// The code that callgrind counts.
 #[inline(never)]
-fn counted(turn: &mut Turn<'_, Null>) {
+fn counted(turn: &mut ManualWorker<'_, Null>) {
     turn.lap();
 }

@@ -7,7 +7,7 @@ mod settings;
 
 use std::time::Duration;
 
-use cleave_client::{Client, Doorbell, Options, Stop, Wait, Workload};
+use cleave_client::{Client, Notifier, Options, Stop, Wait, Workload};
 use cleave_tests::Daemon;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -30,8 +30,8 @@ fn reads(c: &mut Criterion) {
             let args = ["--disk", disk, "--completion", completion, "--queues", "1"];
             let daemon = Daemon::serve(&args);
             let bell = match wait {
-                Wait::Sleep => Doorbell::NonBlocking,
-                Wait::Poll => Doorbell::Absent,
+                Wait::Sleep => Notifier::NonBlocking,
+                Wait::Poll => Notifier::Absent,
             };
             let options = Options {
                 wait,

@@ -8,7 +8,7 @@ mod settings;
 
 use std::sync::{Arc, Mutex};
 
-use cleave_benches::{Guest, Place, Signals, Turn, null};
+use cleave_benches::{Guest, ManualWorker, Place, Signals, null};
 use cleave_engine::Store;
 use cleave_sim::{Sim, SimConfig, SimStore};
 use criterion::measurement::WallTime;
@@ -42,9 +42,9 @@ fn turn(c: &mut Criterion) {
     for depth in DEPTHS {
         group.throughput(Throughput::Elements(depth.into()));
         let place = Place::Indirect;
-        let over_sim = Turn::new(&guest, place, depth, Signals::None, |_, _| sim());
+        let over_sim = ManualWorker::new(&guest, place, depth, Signals::None, |_, _| sim());
         bench(&mut group, "sim", depth, over_sim);
-        let over_null = Turn::new(&guest, place, depth, Signals::None, null);
+        let over_null = ManualWorker::new(&guest, place, depth, Signals::None, null);
         bench(&mut group, "null disk", depth, over_null);
     }
     group.finish();
@@ -56,7 +56,7 @@ fn signalled(c: &mut Criterion) {
     let mut group = c.benchmark_group("worker with kicks and calls");
     for depth in DEPTHS {
         group.throughput(Throughput::Elements(depth.into()));
-        let turn = Turn::new(&guest, Place::Indirect, depth, Signals::KickAndCall, null);
+        let turn = ManualWorker::new(&guest, Place::Indirect, depth, Signals::KickAndCall, null);
         bench(&mut group, "null disk", depth, turn);
     }
     group.finish();
@@ -66,7 +66,7 @@ fn bench<S: Store>(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,
     depth: u16,
-    mut turn: Turn<'_, S>,
+    mut turn: ManualWorker<'_, S>,
 ) {
     group.bench_function(BenchmarkId::new(name, format!("depth {depth}")), |b| {
         b.iter(|| {

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{
-    Buffer, Client, Doorbell, Error, GuestMemory, Layout, Options, Order, RegionPlan, Request,
-    Stop, Table, Verify, Wait, Workload,
+    Buffer, Client, Error, GuestMemory, Layout, MemoryMessages, Notifier, Options, Order,
+    RegionOptions, Request, Stop, Verify, Wait, Workload,
 };
 use cleave_tests::{
-    Cut, Daemon, Lateness, LoopDevice, Messages as _, Model, Needs, PATIENCE, Random, Scratch,
-    case, comes, ensure, exercise, exercise_queue, header, range, run_cases, scale, small, stream,
-    unless_late,
+    Cut, Daemon, Lateness, LoopDevice, Messages as _, Model, Random, Requirement, Scratch, TIMEOUT,
+    case, ensure, exercise, exercise_queue, header, range, run_cases, scale, small, stream,
+    unless_late, wait_until,
 };
 
 const DISK: u64 = 64 << 20;
@@ -57,10 +57,10 @@ const KINDS: &[Kind] = &[
 ];
 
 impl Kind {
-    fn needs(&self) -> Needs {
+    fn needs(&self) -> Requirement {
         match self.store {
-            Store::Ram | Store::File => Needs::Nothing,
-            Store::Loop(_) => Needs::LoopDevices,
+            Store::Ram | Store::File => Requirement::Nothing,
+            Store::Loop(_) => Requirement::LoopDevices,
         }
     }
 
@@ -117,18 +117,18 @@ fn main() -> ExitCode {
     cases.extend(cleave_tests::cases![
         patterns_at_depth_on_many_vrings,
         memory_of_several_regions_that_do_not_touch_on_the_host,
-        discard_gives_space_back_to_the_host,
-        the_configuration_says_what_was_asked_for,
+        discard_frees_space_on_the_host,
+        the_configuration_matches_the_options,
         a_request_of_a_mebibyte_in_pages,
-        a_null_disk_reads_zeroes_and_takes_everything,
+        a_null_disk_reads_zeroes_and_accepts_every_write,
         the_checks_find_a_disk_that_reads_zeroes,
-        the_checks_find_data_that_went_elsewhere,
+        the_checks_find_a_read_whose_data_went_elsewhere,
         a_read_only_disk_reads_and_refuses_every_change,
         write_back_is_turned_off_and_on_by_the_guest,
-        a_grown_image_is_told_to_the_guest,
-        a_hang_up_signal_looks_at_the_size_at_once,
+        the_guest_is_notified_of_a_grown_image,
+        sighup_checks_the_size_at_once,
         every_way_of_setting_up,
-        a_call_pipe_that_nobody_reads_holds_no_other_vring_up,
+        a_full_call_pipe_does_not_block_other_vrings,
         the_largest_ring,
         one_partial_start_as_firmware_does_it,
     ]);
@@ -317,16 +317,16 @@ fn patterns_at_depth_on_many_vrings() {
 
 fn memory_of_several_regions_that_do_not_touch_on_the_host() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
-    for table in [Table::Whole, Table::Slots] {
+    for table in [MemoryMessages::Whole, MemoryMessages::Slots] {
         let at = 0x8000_0000;
         let plans = [
-            RegionPlan::new(at, 16 << 20),
-            RegionPlan::new(at + (16 << 20), 64 << 10),
-            RegionPlan::new(at + (16 << 20) + (64 << 10), 64 << 10),
+            RegionOptions::new(at, 16 << 20),
+            RegionOptions::new(at + (16 << 20), 64 << 10),
+            RegionOptions::new(at + (16 << 20) + (64 << 10), 64 << 10),
         ];
         let memory = GuestMemory::new(&plans).unwrap();
         let options = Options { table, ..small(1) };
-        let frontend = cleave_client::Frontend::connect(daemon.socket(), options.patience).unwrap();
+        let frontend = cleave_client::Frontend::connect(daemon.socket(), options.timeout).unwrap();
         let mut client = Client::start_in(frontend, memory, &options).unwrap();
         let memory = client.memory().clone();
         let border = at + (16 << 20) + (64 << 10);
@@ -413,7 +413,7 @@ fn discard_and_write_zeroes(name: &str, daemon: &Daemon) {
     }
 }
 
-fn discard_gives_space_back_to_the_host() {
+fn discard_frees_space_on_the_host() {
     use std::os::unix::fs::MetadataExt;
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
@@ -443,7 +443,7 @@ fn discard_gives_space_back_to_the_host() {
     daemon.finish();
 }
 
-fn the_configuration_says_what_was_asked_for() {
+fn the_configuration_matches_the_options() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
     let path = image.to_str().unwrap();
@@ -566,7 +566,7 @@ fn a_request_of_a_mebibyte_in_pages() {
     }
 }
 
-fn a_null_disk_reads_zeroes_and_takes_everything() {
+fn a_null_disk_reads_zeroes_and_accepts_every_write() {
     let daemon = Daemon::serve(&["--disk", "null:1G"]);
     let mut client = daemon.open(&small(2));
     let queue = client.queue(1);
@@ -603,11 +603,11 @@ fn the_checks_find_a_disk_that_reads_zeroes() {
 
 /// As above, for a read that completes successfully but whose data went elsewhere: the test's own earlier contents of
 /// guest memory must not be mistaken for data.
-fn the_checks_find_data_that_went_elsewhere() {
+fn the_checks_find_a_read_whose_data_went_elsewhere() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
-    let regions = [0x8000_0000, 0x1_0000_0000].map(|at| RegionPlan::new(at, 16 << 20));
+    let regions = [0x8000_0000, 0x1_0000_0000].map(|at| RegionOptions::new(at, 16 << 20));
     let memory = GuestMemory::new(&regions).unwrap();
-    let frontend = cleave_client::Frontend::connect(daemon.socket(), PATIENCE).unwrap();
+    let frontend = cleave_client::Frontend::connect(daemon.socket(), TIMEOUT).unwrap();
     let mut client = Client::start_in(frontend, memory.clone(), &small(1)).unwrap();
     exercise(&mut client).unwrap();
     let (area, _) = client.queue(0).data_area();
@@ -689,7 +689,7 @@ fn write_back_is_turned_off_and_on_by_the_guest() {
     daemon.finish();
 }
 
-fn a_grown_image_is_told_to_the_guest() {
+fn the_guest_is_notified_of_a_grown_image() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
     let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
@@ -703,7 +703,7 @@ fn a_grown_image_is_told_to_the_guest() {
             .set_len(bytes)
             .unwrap();
         assert!(
-            channel.config_change(PATIENCE).unwrap(),
+            channel.config_change(TIMEOUT).unwrap(),
             "the frontend was not notified"
         );
         assert_eq!(client.refresh_config().unwrap().capacity_bytes(), bytes);
@@ -741,7 +741,7 @@ fn is_watching(daemon: &Daemon) -> bool {
     descriptors.any(watching)
 }
 
-fn a_hang_up_signal_looks_at_the_size_at_once() {
+fn sighup_checks_the_size_at_once() {
     let scratch = Scratch::new();
     let path = scratch.image("disk", DISK);
     let daemon = Daemon::serve(&["--disk", path.to_str().unwrap()]);
@@ -753,7 +753,7 @@ fn a_hang_up_signal_looks_at_the_size_at_once() {
         bytes += 1 << 20;
         image.set_len(bytes).unwrap();
     };
-    let is_told = || channel.config_change(PATIENCE).unwrap();
+    let is_told = || channel.config_change(TIMEOUT).unwrap();
     // The daemon does not watch the file for a second after a change. If the test takes longer than that between its
     // two changes, either the signal or the watch may notice the second one.
     let noticed = unless_late("hang-up", Duration::from_millis(500), |lateness| {
@@ -818,7 +818,7 @@ fn every_way_of_setting_up() {
         (
             "memory by slots",
             Options {
-                table: Table::Slots,
+                table: MemoryMessages::Slots,
                 ..base.clone()
             },
         ),
@@ -832,22 +832,22 @@ fn every_way_of_setting_up() {
         (
             "blocking eventfds",
             Options {
-                kick: Doorbell::Blocking,
-                call: Doorbell::Blocking,
+                kick: Notifier::Blocking,
+                call: Notifier::Blocking,
                 ..base.clone()
             },
         ),
         (
             "calls through a pipe",
             Options {
-                call: Doorbell::Pipe,
+                call: Notifier::Pipe,
                 ..base.clone()
             },
         ),
         (
             "no call descriptor",
             Options {
-                call: Doorbell::Absent,
+                call: Notifier::Absent,
                 wait: Wait::Poll,
                 ..base.clone()
             },
@@ -855,7 +855,7 @@ fn every_way_of_setting_up() {
         (
             "no kick descriptor",
             Options {
-                kick: Doorbell::Absent,
+                kick: Notifier::Absent,
                 ..base.clone()
             },
         ),
@@ -952,11 +952,11 @@ fn one_partial_start_as_firmware_does_it() {
 }
 
 /// User-mode Linux uses a pipe for calls. A full pipe must not block the worker, which serves other vrings too.
-fn a_call_pipe_that_nobody_reads_holds_no_other_vring_up() {
+fn a_full_call_pipe_does_not_block_other_vrings() {
     let daemon = Daemon::serve(&["--disk", "ram:16M", "--workers", "1"]);
     let mut client = daemon.open(&Options {
         features: !feature::EVENT_IDX,
-        call: Doorbell::Pipe,
+        call: Notifier::Pipe,
         ..small(2)
     });
     let queue = client.queue(0);
@@ -980,7 +980,7 @@ fn a_call_pipe_that_nobody_reads_holds_no_other_vring_up() {
         client.queue(0).ring().publish();
         client.queue(0).ring_kick();
         assert!(
-            comes(|| client.queue(0).ring().reap().is_some()),
+            wait_until(|| client.queue(0).ring().reap().is_some()),
             "no answer"
         );
         exercise_queue(&mut client, 1).unwrap();

@@ -7,15 +7,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
+use cleave_client::{Client, Notifier, Options, Socket, Wait, Workload};
 use cleave_tests::{
-    Daemon, Lateness, PATIENCE, Scratch, Stopwatch, closes_within, comes, ensure, exercise, flood,
-    is_root, run, run_to_end, scale, small, unless_late,
+    Daemon, Lateness, Scratch, Stopwatch, TIMEOUT, closes_within, ensure, exercise, flood, is_root,
+    run, run_to_exit, scale, small, unless_late, wait_until,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 #[test]
-fn frontends_come_and_go() {
+fn repeated_connections_leak_nothing() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     // The first sessions allocate everything that is allocated only once.
     for _ in 0..5 {
@@ -60,13 +60,13 @@ fn the_next_frontend_is_served_at_once() {
 }
 
 #[test]
-fn a_second_frontend_is_turned_away() {
+fn a_second_frontend_is_refused() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     let mut first = daemon.open(&small(2));
     for _ in 0..3 {
-        let second = Socket::connect(daemon.socket(), PATIENCE).unwrap();
+        let second = Socket::connect(daemon.socket(), TIMEOUT).unwrap();
         assert!(
-            closes_within(&second, PATIENCE),
+            closes_within(&second, TIMEOUT),
             "the second frontend was not refused"
         );
         exercise(&mut first).unwrap();
@@ -78,7 +78,7 @@ fn a_second_frontend_is_turned_away() {
 }
 
 #[test]
-fn once_means_once() {
+fn it_exits_with_its_frontend_under_once() {
     let mut daemon = Daemon::serve(&["--disk", "ram:64M", "--once"]);
     let mut client = daemon.open(&small(2));
     exercise(&mut client).unwrap();
@@ -91,7 +91,7 @@ fn once_means_once() {
 }
 
 #[test]
-fn term_and_int_end_it_in_order_under_load() {
+fn sigterm_and_sigint_shut_down_cleanly_under_load() {
     for signal in [Signal::TERM, Signal::INT] {
         for (queues, depth, completion) in
             [(4, 32, "interrupt"), (2, 16, "poll"), (0, 0, "interrupt")]
@@ -107,7 +107,7 @@ fn term_and_int_end_it_in_order_under_load() {
             let mut daemon = Daemon::serve(&args);
             let mut client = daemon.open(&small(queues));
             for queue in client.queues() {
-                queue.set_patience(Duration::from_millis(700));
+                queue.set_timeout(Duration::from_millis(700));
             }
             std::thread::scope(|scope| {
                 let load = scope.spawn(|| {
@@ -150,7 +150,7 @@ fn an_idle_disk_costs_nothing() {
 fn polling_spins_only_while_there_is_a_vring() {
     let daemon = Daemon::serve(&["--disk", "ram:64M", "--completion", "poll"]);
     let mut client = daemon.open(&Options {
-        kick: Doorbell::Absent,
+        kick: Notifier::Absent,
         wait: Wait::Poll,
         ..small(1)
     });
@@ -210,7 +210,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         "--disk",
         other.to_str().unwrap(),
     ];
-    let ended = run_to_end(&rival);
+    let ended = run_to_exit(&rival);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     exercise(&mut client).unwrap();
     drop(client);
@@ -235,7 +235,7 @@ fn an_image_in_use_is_not_shared() {
     let read_only = [&rival[..], &["--read-only"]].concat();
     let daemon = Daemon::serve(&["--disk", disk]);
     for args in [&rival[..], &read_only] {
-        let ended = run_to_end(args);
+        let ended = run_to_exit(args);
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
         assert!(
             ended.stderr.contains(disk) && ended.stderr.contains("in use"),
@@ -249,7 +249,7 @@ fn an_image_in_use_is_not_shared() {
     let second = Daemon::serve(&["--disk", disk, "--read-only"]);
     exercise(&mut first.open(&small(1))).unwrap();
     exercise(&mut second.open(&small(1))).unwrap();
-    let ended = run_to_end(&rival);
+    let ended = run_to_exit(&rival);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     second.finish();
     first.finish();
@@ -292,13 +292,13 @@ impl Drop for Qemu {
         let pid = text.trim().parse().ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {
             let _ = rustix::process::kill_process(pid, Signal::TERM);
-            comes(|| rustix::process::test_kill_process(pid).is_err());
+            wait_until(|| rustix::process::test_kill_process(pid).is_err());
         }
     }
 }
 
 #[test]
-fn an_image_is_not_shared_with_qemu_but_for_reading() {
+fn an_image_is_shared_with_qemu_only_for_reading() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 64 << 20);
     let disk = image.to_str().unwrap();
@@ -308,7 +308,7 @@ fn an_image_is_not_shared_with_qemu_but_for_reading() {
         let access: &[&str] = if cleave_reads { &["--read-only"] } else { &[] };
         let args = [&start[..], &["--disk", disk], access].concat();
         let qemu = Qemu::start(scratch.path(), &image, qemu_reads).unwrap();
-        let ended = run_to_end(&args);
+        let ended = run_to_exit(&args);
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
         assert!(
             ended.stderr.contains(disk) && ended.stderr.contains("in use by QEMU"),
@@ -407,7 +407,7 @@ fn the_service_can_be_reached_by_the_group_of_qemu() {
         .arg(&socket)
         .spawn()
         .unwrap();
-    let reached = comes(|| connects_as(qemu, kvm, &socket).is_ok());
+    let reached = wait_until(|| connects_as(qemu, kvm, &socket).is_ok());
     let kept_out = connects_as(other, other, &socket);
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
@@ -445,7 +445,7 @@ fn frontends_killed_in_the_middle_of_their_requests() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_nothing() {
+fn an_unread_log_blocks_nothing() {
     use std::process::Command;
     // Its stderr is a pipe that is full before it starts and never read.
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -472,7 +472,7 @@ fn a_log_that_nobody_reads_stops_nothing() {
     let mut rounds = 0;
     while rounds <= 10 || rounds < 300 && Instant::now() < enough {
         let mut client = None;
-        comes(|| {
+        wait_until(|| {
             client = Client::open(&socket, &small(2)).ok();
             client.is_some()
         });
@@ -483,7 +483,7 @@ fn a_log_that_nobody_reads_stops_nothing() {
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     let mut status = None;
-    comes(|| {
+    wait_until(|| {
         status = child.try_wait().unwrap();
         status.is_some()
     });
@@ -497,7 +497,7 @@ fn a_log_that_nobody_reads_stops_nothing() {
 }
 
 #[test]
-fn running_out_of_descriptors_is_waited_out_without_spinning() {
+fn waiting_for_free_descriptors_does_not_spin() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     exercise(&mut daemon.open(&small(1))).unwrap();
     let pid = Pid::from_raw(daemon.pid().cast_signed());
@@ -508,7 +508,7 @@ fn running_out_of_descriptors_is_waited_out_without_spinning() {
     };
     // Not a single connection can be accepted.
     limit(Some(3));
-    let waiting = Socket::connect(daemon.socket(), PATIENCE).unwrap();
+    let waiting = Socket::connect(daemon.socket(), TIMEOUT).unwrap();
     daemon.does_not_spin().unwrap();
     limit(all.maximum);
     // The waiting connection sends nothing, and does not block others.

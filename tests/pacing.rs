@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
-use cleave_client::{Doorbell, Layout, Offered, Options, Order, Stop, Verify, Wait, Workload};
+use cleave_client::{Layout, Notifier, Offered, Options, Order, Stop, Verify, Wait, Workload};
 use cleave_tests::{Daemon, Lateness, Stopwatch, ensure, scale, small, unless_late};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
@@ -54,18 +54,18 @@ fn every_way_of_waiting_serves_every_kind_of_guest() {
             let daemon = Daemon::serve(&args);
             for queues in [1, 8] {
                 for (guest, features, call, wait) in [
-                    ("event index", !0, Doorbell::NonBlocking, Wait::Sleep),
+                    ("event index", !0, Notifier::NonBlocking, Wait::Sleep),
                     (
                         "no event index",
                         !feature::EVENT_IDX,
-                        Doorbell::NonBlocking,
+                        Notifier::NonBlocking,
                         Wait::Sleep,
                     ),
-                    ("no call", !0, Doorbell::Absent, Wait::Poll),
+                    ("no call", !0, Notifier::Absent, Wait::Poll),
                     (
                         "no call, no event index",
                         !feature::EVENT_IDX,
-                        Doorbell::Absent,
+                        Notifier::Absent,
                         Wait::Poll,
                     ),
                 ] {
@@ -85,7 +85,7 @@ fn every_way_of_waiting_serves_every_kind_of_guest() {
 }
 
 #[test]
-fn an_adaptive_disk_that_falls_silent_is_not_woken_again() {
+fn an_adaptive_disk_that_becomes_idle_is_not_woken_again() {
     let daemon = Daemon::serve(&["--disk", "ram:16M", "--workers", "2"]);
     let mut client = daemon.open(&small(4));
     let busy = Workload::reads(4096, 16, SPAN, Duration::from_millis(200));
@@ -99,7 +99,7 @@ fn an_adaptive_disk_that_falls_silent_is_not_woken_again() {
 /// A worker that polls and had to share its core polls again when it is alone, without a request to trigger that. If
 /// other work stays on that core, the worker sleeps instead, and its wait for the core is visible.
 #[test]
-fn polling_goes_on_when_others_have_left_the_core() {
+fn polling_resumes_when_the_core_is_free_again() {
     unless_late("polls-again", Duration::from_millis(2), polls_again).unwrap();
 }
 

@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cleave_client::wire::protocol;
+use cleave_client::message::protocol;
 use cleave_client::{Base, Error};
 use cleave_tests::{
-    Daemon, Mute, Needs, PATIENCE, Scratch, comes, is_listened_on, run_cases, run_to_end, small,
+    Daemon, Requirement, Scratch, TIMEOUT, UnresponsiveFs, has_listener, run_cases, run_to_exit,
+    small, wait_until,
 };
 use rustix::process::Signal;
 
@@ -18,15 +19,15 @@ const BLOCK: usize = 4096;
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
-        nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended: Needs::Fuse,
-        nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended: Needs::Fuse,
-        what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon: Needs::Fuse,
+        nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended: Requirement::Fuse,
+        nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended: Requirement::Fuse,
+        requests_on_a_hanging_disk_are_left_to_the_next_daemon: Requirement::Fuse,
     ])
 }
 
 /// A disk whose server holds requests, with a daemon that was killed while they were in flight.
 struct Killed {
-    mute: Mute,
+    mute: UnresponsiveFs,
     daemon: Daemon,
     args: Vec<String>,
 }
@@ -35,7 +36,7 @@ impl Killed {
     /// Kills a daemon that has one request in flight.
     fn with(options: &[&str], is_write: bool) -> Killed {
         let scratch = Scratch::new();
-        let mute = Mute::mount(&scratch, DISK).unwrap();
+        let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
         let disk = mute.file().display().to_string();
         let mut args = vec!["--direct", "on", "--disk", disk.as_str()];
         args.extend(options);
@@ -43,13 +44,13 @@ impl Killed {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         let mut client = daemon.open(&small(1));
         mute.hold(true);
-        client.queue(0).set_patience(Duration::from_millis(300));
+        client.queue(0).set_timeout(Duration::from_millis(300));
         let stuck = match is_write {
             true => client.queue(0).write(0, &[b'A'; BLOCK]),
             false => client.queue(0).read(0, &mut [0; BLOCK]),
         };
         assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
-        assert!(comes(|| mute.held() == 1));
+        assert!(wait_until(|| mute.held() == 1));
         daemon.abandon();
         Killed { mute, daemon, args }
     }
@@ -61,7 +62,7 @@ impl Killed {
         all.extend(self.args.iter().map(String::as_str));
         let next = Daemon::without_socket(&all);
         let waits = next.log_has("waiting for the daemon that served");
-        if !waits || is_listened_on(self.daemon.socket()) {
+        if !waits || has_listener(self.daemon.socket()) {
             // Otherwise it could not exit.
             self.mute.hold(false);
             self.mute.let_go();
@@ -74,7 +75,7 @@ impl Killed {
     fn let_go(&self, next: &Daemon) {
         self.mute.hold(false);
         self.mute.let_go();
-        let served = comes(|| is_listened_on(self.daemon.socket()));
+        let served = wait_until(|| has_listener(self.daemon.socket()));
         assert!(served, "{}", next.log());
     }
 }
@@ -93,7 +94,7 @@ fn nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended() {
     let other = scratch.join("other").display().to_string();
     let mut args = vec!["serve", "--socket-path", &other];
     args.extend(killed.args.iter().map(String::as_str));
-    let refused = run_to_end(&args);
+    let refused = run_to_exit(&args);
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(
         refused.stderr.contains("in use by another cleave"),
@@ -127,9 +128,9 @@ fn nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended() {
 
 /// An orderly exit does not wait for a disk that hangs, and loses nothing if the frontend keeps the requests in
 /// flight.
-fn what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon() {
+fn requests_on_a_hanging_disk_are_left_to_the_next_daemon() {
     let scratch = Scratch::new();
-    let mute = Mute::mount(&scratch, DISK).unwrap();
+    let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
     let disk = mute.file().display().to_string();
     let options = ["--direct", "on", "--disk", &disk, "--stop-deadline", "1"];
     let mut daemon = Daemon::serve(&options);
@@ -138,7 +139,7 @@ fn what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon() {
     keeps.protocol_features |= protocol::INFLIGHT_SHMFD;
     let mut client = daemon.open(&keeps);
     mute.hold(true);
-    client.queue(0).set_patience(Duration::from_millis(300));
+    client.queue(0).set_timeout(Duration::from_millis(300));
     let stuck = client.queue(0).write(0, &[b'A'; BLOCK]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     daemon.signal(Signal::TERM);
@@ -158,7 +159,7 @@ fn what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon() {
     all.extend(options);
     let next = Daemon::with_args(Scratch::new(), socket.clone(), &all);
     client.reconnect(&socket, &keeps, Base::Avail).unwrap();
-    client.queue(0).set_patience(PATIENCE);
+    client.queue(0).set_timeout(TIMEOUT);
     client.queue(0).wait_used().unwrap();
     let mut back = [0; BLOCK];
     client.queue(0).read(0, &mut back).unwrap();

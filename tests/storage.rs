@@ -9,11 +9,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
-use cleave_client::wire::RegionBytes;
+use cleave_client::message::RegionBytes;
 use cleave_client::{Client, Error, Queue};
 use cleave_tests::{
-    Daemon, LoopDevice, Messages as _, Mount, Mute, Needs, Random, Scratch, Stopwatch,
-    assert_serves, comes, exercise, ignored, run, run_cases, run_to_end, small,
+    Daemon, LoopDevice, Messages as _, Mount, Random, Requirement, Scratch, Stopwatch,
+    UnresponsiveFs, assert_serves, exercise, ignored, run, run_cases, run_to_exit, small,
+    wait_until,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
@@ -22,23 +23,23 @@ const DISK: u64 = 64 << 20;
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
-        no_space_is_an_error_until_there_is_space: Needs::Root,
-        no_space_on_ext4_is_an_error_until_there_is_space: Needs::LoopDevices,
+        no_space_is_an_error_until_there_is_space: Requirement::Root,
+        no_space_on_ext4_is_an_error_until_there_is_space: Requirement::LoopDevices,
         a_file_size_limit_is_an_error_and_no_signal,
-        a_file_cut_under_us_is_an_error_beyond_its_end,
+        a_truncated_file_fails_requests_beyond_its_end,
         a_leg_cut_while_the_disk_is_busy_does_not_grow_again,
-        a_file_renamed_over_or_deleted_goes_on_being_served,
-        a_device_set_read_only_refuses_writes_until_it_is_not: Needs::LoopDevices,
-        a_loop_device_whose_file_is_cut_gives_errors: Needs::LoopDevices,
-        a_device_that_hangs_does_not_hold_the_program: Needs::LoopDevices,
-        a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_does: Needs::LoopDevices,
-        a_file_system_that_no_longer_answers_does_not_hold_the_program: Needs::Fuse,
-        a_disk_that_hung_and_came_back_completes_what_it_held: Needs::LoopDevices,
-        memory_is_plugged_and_unplugged_while_the_disk_hangs: Needs::LoopDevices,
+        a_replaced_or_deleted_file_is_still_served,
+        a_device_set_read_only_refuses_writes_until_it_is_not: Requirement::LoopDevices,
+        a_loop_device_whose_file_is_cut_gives_errors: Requirement::LoopDevices,
+        a_hanging_device_does_not_delay_the_exit: Requirement::LoopDevices,
+        a_hanging_file_system_delays_the_exit_only_as_long_as_the_kernel_must: Requirement::LoopDevices,
+        an_unresponsive_file_system_does_not_delay_the_exit: Requirement::Fuse,
+        a_disk_that_recovers_completes_its_requests: Requirement::LoopDevices,
+        memory_is_plugged_and_unplugged_while_the_disk_hangs: Requirement::LoopDevices,
         too_few_descriptors_are_refused_at_start,
         descriptors_are_counted_for_all_vrings_and_workers,
         no_locked_memory_is_needed,
-        what_was_flushed_survives_a_killed_program,
+        flushed_data_survives_a_killed_program,
     ])
 }
 
@@ -79,7 +80,7 @@ fn full_then_not(folder: &Path, direct: &str) {
     client.queue(1).read(0, &mut back).unwrap();
     std::fs::remove_file(&filler).unwrap();
     // The file system may free the space a little later.
-    let recovers = comes(|| client.queue(0).write(taken, &back).is_ok());
+    let recovers = wait_until(|| client.queue(0).write(taken, &back).is_ok());
     assert!(recovers, "freed space was not used");
     client.queue(0).flush().unwrap();
     client.queue(1).read(taken, &mut back).unwrap();
@@ -123,7 +124,7 @@ fn a_file_size_limit_is_an_error_and_no_signal() {
     }
 }
 
-fn a_file_cut_under_us_is_an_error_beyond_its_end() {
+fn a_truncated_file_fails_requests_beyond_its_end() {
     let scratch = Scratch::new();
     for direct in ["auto", "off"] {
         let image = scratch.image("disk", DISK);
@@ -175,7 +176,7 @@ fn a_file_cut_under_us_is_an_error_beyond_its_end() {
         assert_eq!(daemon.log().matches(said).count(), 1, "{direct}: once");
         file.set_len(DISK).unwrap();
         assert!(
-            comes(|| queue.read(40 << 20, &mut back).is_ok()),
+            wait_until(|| queue.read(40 << 20, &mut back).is_ok()),
             "{direct}: grown again"
         );
         assert!(back == [0; 8192], "{direct}: grown again");
@@ -204,7 +205,7 @@ fn a_leg_cut_while_the_disk_is_busy_does_not_grow_again() {
         let end = DISK * legs as u64;
         queue.write(0, &[7; 4096]).unwrap();
         run("truncate", &["-s", "32M", last.to_str().unwrap()]).unwrap();
-        let noticed = comes(|| {
+        let noticed = wait_until(|| {
             // Inside the remaining range, so that the disk is busy.
             queue.write(0, &[7; 4096]).unwrap();
             daemon.log().contains("has shrunk to 33554432 bytes")
@@ -213,14 +214,14 @@ fn a_leg_cut_while_the_disk_is_busy_does_not_grow_again() {
         assert!(io_error(queue.write(end - 4096, &[7; 4096])), "{legs} legs");
         assert_eq!(last.metadata().unwrap().len(), 32 << 20, "{legs} legs");
         run("truncate", &["-s", "64M", last.to_str().unwrap()]).unwrap();
-        let grown = comes(|| queue.write(end - 4096, &[7; 4096]).is_ok());
+        let grown = wait_until(|| queue.write(end - 4096, &[7; 4096]).is_ok());
         assert!(grown, "{legs} legs: {}", daemon.log());
         drop(client);
         daemon.finish();
     }
 }
 
-fn a_file_renamed_over_or_deleted_goes_on_being_served() {
+fn a_replaced_or_deleted_file_is_still_served() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
     let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
@@ -261,7 +262,7 @@ fn a_device_set_read_only_refuses_writes_until_it_is_not() {
     daemon.finish();
     run("blockdev", &["--setro", path]).unwrap();
     let socket = scratch.join("socket");
-    let ended = run_to_end(&[
+    let ended = run_to_exit(&[
         "serve",
         "--socket-path",
         socket.to_str().unwrap(),
@@ -328,7 +329,7 @@ fn hang_and_end(daemon: &mut Daemon, at: &Path) -> (Freeze, Client, Stopwatch) {
     exercise(&mut client).unwrap();
     client.queue(0).flush().unwrap();
     let freeze = Freeze::new(at);
-    client.queue(0).set_patience(Duration::from_millis(500));
+    client.queue(0).set_timeout(Duration::from_millis(500));
     let stuck = client.queue(0).write(1 << 20, &[1; 4096]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     client.refresh_config().unwrap();
@@ -336,7 +337,7 @@ fn hang_and_end(daemon: &mut Daemon, at: &Path) -> (Freeze, Client, Stopwatch) {
     (freeze, client, Stopwatch::start())
 }
 
-fn a_device_that_hangs_does_not_hold_the_program() {
+fn a_hanging_device_does_not_delay_the_exit() {
     let scratch = Scratch::new();
     let (mount, image) = freezable(&scratch);
     // The file of a loop device on a frozen file system: the device never answers, like a storage path that is lost.
@@ -355,7 +356,7 @@ fn a_device_that_hangs_does_not_hold_the_program() {
     drop((client, device));
 }
 
-fn a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_does() {
+fn a_hanging_file_system_delays_the_exit_only_as_long_as_the_kernel_must() {
     let scratch = Scratch::new();
     let (mount, image) = freezable(&scratch);
     let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
@@ -376,18 +377,18 @@ fn a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_doe
 
 /// A lost server does not answer a size query either, and the daemon queries the size whenever the file may have
 /// grown.
-fn a_file_system_that_no_longer_answers_does_not_hold_the_program() {
+fn an_unresponsive_file_system_does_not_delay_the_exit() {
     if std::env::var("ASAN_OPTIONS").is_ok_and(|options| options.contains("detect_leaks=1")) {
         return ignored("the leak checker waits for the thread that is blocked in the kernel");
     }
     let scratch = Scratch::new();
-    let mute = Mute::mount(&scratch, DISK).unwrap();
+    let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
     let disk = mute.file();
     let mut daemon = Daemon::serve(&["--disk", disk.to_str().unwrap(), "--read-only"]);
     let mut client = daemon.open(&small(1));
     client.queue(0).read(0, &mut [1; 4096]).unwrap();
     drop(client);
-    mute.fall_silent();
+    mute.stop_answering();
     for _ in 0..3 {
         daemon.signal(Signal::HUP);
         std::thread::sleep(Duration::from_millis(50));
@@ -423,7 +424,7 @@ impl Drop for Freeze {
     }
 }
 
-fn a_disk_that_hung_and_came_back_completes_what_it_held() {
+fn a_disk_that_recovers_completes_its_requests() {
     let scratch = Scratch::new();
     let (mount, image) = freezable(&scratch);
     let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
@@ -452,7 +453,7 @@ fn memory_is_plugged_and_unplugged_while_the_disk_hangs() {
     let mut client = daemon.open(&small(2));
     exercise(&mut client).unwrap();
     let freeze = Freeze::new(mount.path());
-    client.queue(0).set_patience(Duration::from_millis(500));
+    client.queue(0).set_timeout(Duration::from_millis(500));
     let stuck = client.queue(0).write(1 << 20, &[1; 4096]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     let plugged: File = memfd_create("plugged", MemfdFlags::CLOEXEC).unwrap().into();
@@ -485,10 +486,13 @@ fn too_few_descriptors_are_refused_at_start() {
             .arg(&socket)
             .output()
             .unwrap();
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "limit {limit}: {told}");
-        assert_eq!(told.lines().count(), 1, "limit {limit}: {told}");
-        assert!(told.contains(&format!("at most {limit} files")), "{told}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "limit {limit}: {message}");
+        assert_eq!(message.lines().count(), 1, "limit {limit}: {message}");
+        assert!(
+            message.contains(&format!("at most {limit} files")),
+            "{message}"
+        );
         assert!(!socket.exists(), "limit {limit}: a socket file remains");
     }
     let daemon = Daemon::serve_after("ulimit -n 1024", &["--disk", "ram:64M"]);
@@ -516,12 +520,12 @@ fn descriptors_are_counted_for_all_vrings_and_workers() {
         .args(start.iter().chain(&args))
         .output()
         .unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    let needed = told
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    let needed = message
         .split_once("and ")
         .and_then(|(_, rest)| rest.split_once(" are needed"))
-        .unwrap_or_else(|| panic!("{told}"))
+        .unwrap_or_else(|| panic!("{message}"))
         .0;
     let daemon = Daemon::serve_after(&format!("ulimit -n {needed}"), &args);
     let mut client = daemon.open(&cleave_client::Options {
@@ -542,7 +546,7 @@ fn no_locked_memory_is_needed() {
     daemon.finish();
 }
 
-fn what_was_flushed_survives_a_killed_program() {
+fn flushed_data_survives_a_killed_program() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
     let mut random = Random::announced("killed program");

@@ -16,13 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{feature, request_type as kind};
-use cleave_client::wire::{RegionBytes, VringAddr};
+use cleave_client::message::{RegionBytes, VringAddr};
 use cleave_client::{
-    Buffer, Client, Doorbell, Frontend, GuestMemory, Options, Queue, RegionPlan, RingLayout, Table,
+    Buffer, Client, Frontend, GuestMemory, MemoryMessages, Notifier, Options, Queue, RegionOptions,
+    RingLayout,
 };
 use cleave_tests::{
-    Daemon, LoopDevice, Messages as _, Needs, PATIENCE, Random, Scratch, case, comes, header, http,
-    range, run_cases, run_to_end, scale,
+    Daemon, LoopDevice, Messages as _, Random, Requirement, Scratch, TIMEOUT, case, header, http,
+    range, run_cases, run_to_exit, scale, wait_until,
 };
 
 const DISK: u64 = 64 << 20;
@@ -51,7 +52,7 @@ const WCE_AT: u32 = 32;
 
 /// Permitted results of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Fate {
+enum Expected {
     Well,
     Fails,
     /// It reads into memory that may have been removed when the daemon takes it.
@@ -59,9 +60,9 @@ enum Fate {
 }
 
 /// A request in flight.
-struct Flying {
+struct InFlight {
     kind: u32,
-    fate: Fate,
+    fate: Expected,
     /// Its range in the vring's part; empty if it lies elsewhere.
     range: Range<usize>,
     pieces: Vec<(u64, usize)>,
@@ -77,7 +78,7 @@ struct Driver<'a> {
     random: Random,
     area: u64,
     free: Vec<u64>,
-    flying: Vec<Option<Flying>>,
+    flying: Vec<Option<InFlight>>,
     offset: u64,
     model: Vec<u8>,
     /// Discarded: a byte keeps its value or reads as zero.
@@ -146,7 +147,7 @@ impl<'a> Driver<'a> {
                 }
                 true => std::thread::sleep(Duration::from_micros(self.random.below(200))),
                 false if !any && !self.queue.ring().arm() => {
-                    assert!(self.queue.called(PATIENCE), "no call arrived");
+                    assert!(self.queue.called(TIMEOUT), "no call arrived");
                 }
                 false => {}
             }
@@ -167,15 +168,15 @@ impl<'a> Driver<'a> {
             30 => kind::GET_ID,
             _ => kind::FLUSH,
         };
-        let apart = |one: &Flying| one.range.end <= range.start || range.end <= one.range.start;
+        let apart = |one: &InFlight| one.range.end <= range.start || range.end <= one.range.start;
         if !self.flying.iter().flatten().all(apart) {
             return;
         }
         let len = range.len();
         let mut place = self.offset + range.start as u64;
-        let mut fate = Fate::Well;
+        let mut fate = Expected::Well;
         if what == kind::IN && self.random.below(6) == 0 {
-            fate = Fate::Fails;
+            fate = Expected::Fails;
             let end = self.lost_from + 512 * (1 + self.random.below(8192));
             place = end - len as u64;
             range = 0..0;
@@ -190,8 +191,8 @@ impl<'a> Driver<'a> {
         let spare = SPARE + number * SPARE_SLOT;
         let spare = (what == kind::IN && self.random.below(4) == 0).then_some(spare);
         let pieces = self.data(&bytes, &mut at, spare);
-        if fate == Fate::Well && pieces.last().is_some_and(|&(addr, _)| addr >= SPARE) {
-            fate = Fate::Either;
+        if fate == Expected::Well && pieces.last().is_some_and(|&(addr, _)| addr >= SPARE) {
+            fate = Expected::Either;
         }
         let writable = what != kind::OUT;
         buffers.extend(pieces.iter().map(|&(addr, len)| Buffer {
@@ -210,7 +211,7 @@ impl<'a> Driver<'a> {
         };
         let Some(head) = head else { return };
         self.free.pop();
-        self.flying[usize::from(head)] = Some(Flying {
+        self.flying[usize::from(head)] = Some(InFlight {
             kind: what,
             fate,
             range,
@@ -296,15 +297,15 @@ impl<'a> Driver<'a> {
         let one = one.unwrap_or_else(|| panic!("head {head} ended twice"));
         let memory = self.queue.memory();
         let what = (one.kind, one.fate, one.range.clone(), one.bytes.len());
-        let told = (memory.bytes(one.status_at, 1)[0], used_bytes);
-        let is_well = told == (0, one.used_bytes);
-        let is_failed = told == (1, 1);
+        let result = (memory.bytes(one.status_at, 1)[0], used_bytes);
+        let is_well = result == (0, one.used_bytes);
+        let is_failed = result == (1, 1);
         let is_right = match one.fate {
-            Fate::Well => is_well,
-            Fate::Fails => is_failed,
-            Fate::Either => is_well || is_failed,
+            Expected::Well => is_well,
+            Expected::Fails => is_failed,
+            Expected::Either => is_well || is_failed,
         };
-        assert!(is_right, "status, used length {told:?} of {what:?}");
+        assert!(is_right, "status, used length {result:?} of {what:?}");
         self.free.push(one.slot);
         self.served += usize::from(is_well);
         self.failed += usize::from(is_failed);
@@ -339,7 +340,7 @@ impl<'a> Driver<'a> {
 }
 
 /// The frontend's state of a vring while its driver runs.
-struct Wires {
+struct VringFiles {
     layout: RingLayout,
     kick: OwnedFd,
     call: OwnedFd,
@@ -351,7 +352,7 @@ struct Storm<'a> {
     control: PathBuf,
     memory: &'a std::sync::Arc<GuestMemory>,
     options: Options,
-    wires: Vec<Wires>,
+    wires: Vec<VringFiles>,
     /// Positions at which the region of data is split: in many pieces at first.
     cuts: Vec<u64>,
     first_cuts: Vec<u64>,
@@ -399,7 +400,7 @@ impl Storm<'_> {
     }
 
     fn announce(&mut self, vring: u32, base: u32) {
-        let Wires { layout, kick, call } = &self.wires[vring as usize];
+        let VringFiles { layout, kick, call } = &self.wires[vring as usize];
         let user = |addr| self.memory.user_addr(addr).unwrap();
         let addrs = VringAddr {
             index: vring,
@@ -476,7 +477,7 @@ impl Storm<'_> {
             rest.store(REST, Ordering::Release);
         }
         let is_at_rest = || rests.iter().all(|one| one.load(Ordering::Acquire) == RESTS);
-        assert!(comes(is_at_rest), "a driver does not pause");
+        assert!(wait_until(is_at_rest), "a driver does not pause");
         self.cuts[at] = start + 1 + self.random.below(end - start - 1);
         let new = self.pieces();
         for piece in &old[at..at + 2] {
@@ -531,7 +532,7 @@ impl Storm<'_> {
     /// Disconnects without a message. Requests that were taken have completed before the next frontend gets a reply.
     fn come_again(&mut self) {
         self.client = None;
-        let frontend = Frontend::connect(&self.socket, PATIENCE).unwrap();
+        let frontend = Frontend::connect(&self.socket, TIMEOUT).unwrap();
         let memory = self.memory.clone();
         self.client = Some(Client::start_in(frontend, memory, &self.options).unwrap());
         self.has_spare = true;
@@ -556,7 +557,7 @@ impl Storm<'_> {
             r#"{"split": "off"}"#,
         ];
         let body = bodies[self.random.below(bodies.len() as u64) as usize];
-        let answer = http::ask(&self.control, "PATCH", "/v1/disks/disk", body);
+        let answer = http::fetch(&self.control, "PATCH", "/v1/disks/disk", body);
         assert_eq!(answer.status, 200, "{body}: {}", answer.body);
     }
 }
@@ -574,7 +575,7 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
     let random = &mut Random::announced(name);
     let scratch = Scratch::new();
     let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let (at, told) = (socket.to_str().unwrap(), control.to_str().unwrap());
+    let (at, result) = (socket.to_str().unwrap(), control.to_str().unwrap());
     let args = [
         "serve",
         "--serial",
@@ -582,7 +583,7 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         "--socket-path",
         at,
         "--control",
-        told,
+        result,
     ];
     let args: Vec<_> = args
         .into_iter()
@@ -590,9 +591,9 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         .collect();
     let daemon = Daemon::with_args(scratch, socket.clone(), &args);
     let memory = GuestMemory::new(&[
-        RegionPlan::new(RAM, RINGS),
-        RegionPlan::new(RAM + RINGS, DATA),
-        RegionPlan::new(SPARE, 1 << 20),
+        RegionOptions::new(RAM, RINGS),
+        RegionOptions::new(RAM + RINGS, DATA),
+        RegionOptions::new(SPARE, 1 << 20),
     ]);
     let memory = memory.unwrap();
     let options = Options {
@@ -601,16 +602,16 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         data_bytes: 4096,
         base: [0, 65530, 32760][random.below(3) as usize],
         features: [!0, !feature::EVENT_IDX][random.below(2) as usize],
-        call: [Doorbell::Blocking, Doorbell::NonBlocking][random.below(2) as usize],
-        table: Table::Slots,
-        patience: PATIENCE,
+        call: [Notifier::Blocking, Notifier::NonBlocking][random.below(2) as usize],
+        table: MemoryMessages::Slots,
+        timeout: TIMEOUT,
         ..Options::default()
     };
-    let frontend = Frontend::connect(&socket, PATIENCE).unwrap();
+    let frontend = Frontend::connect(&socket, TIMEOUT).unwrap();
     let client = Client::start_in(frontend, memory.clone(), &options).unwrap();
     let start = |vring| client.start_queue(vring, &options).unwrap();
     let mut queues: Vec<Queue> = (0..VRINGS).map(start).collect();
-    let wires = queues.iter_mut().map(|queue| Wires {
+    let wires = queues.iter_mut().map(|queue| VringFiles {
         layout: queue.ring().layout(),
         kick: queue.kick_descriptor().unwrap(),
         call: queue.call_descriptor().unwrap(),
@@ -709,7 +710,7 @@ fn stripe() {
     let scratch = Scratch::new();
     let legs = ["one", "two"].map(|name| scratch.image(name, DISK / 2 + (64 << 10)));
     let paths = legs.each_ref().map(|leg| leg.to_str().unwrap());
-    let made = run_to_end(&[&["stripe", "create", "--chunk", "4K"], &paths[..]].concat());
+    let made = run_to_exit(&[&["stripe", "create", "--chunk", "4K"], &paths[..]].concat());
     assert_eq!(made.code, Some(0), "{}", made.stderr);
     let args = ["--stripe", "4K", "--disk", paths[0], "--disk", paths[1]];
     storm(
@@ -733,7 +734,7 @@ fn large_blocks(direct: &str) {
 }
 
 fn main() -> ExitCode {
-    let (none, loops) = (Needs::Nothing, Needs::LoopDevices);
+    let (none, loops) = (Requirement::Nothing, Requirement::LoopDevices);
     run_cases(vec![
         case("nothing_that_changes_harms_ram", none, ram),
         case("nothing_that_changes_harms_a_file", none, || file("auto")),

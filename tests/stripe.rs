@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use cleave_client::{Error, Layout, Order, Stop, Verify, Workload, pattern_word};
-use cleave_tests::{Daemon, Scratch, run_to_end, small};
+use cleave_tests::{Daemon, Scratch, run_to_exit, small};
 
 const CHUNK: u64 = 64 << 10;
 const LEG: u64 = 4 << 20;
@@ -19,9 +19,9 @@ fn created(legs: usize, more: &[&str]) -> (Scratch, Vec<PathBuf>, Daemon) {
         .map(|leg| folder.image(&format!("leg{leg:02}"), LEG + CHUNK))
         .collect();
     let names: Vec<_> = paths.iter().map(|path| path.to_str().unwrap()).collect();
-    let made = run_to_end(&[&["stripe", "create", "--chunk", "64K"], &*names].concat());
+    let made = run_to_exit(&[&["stripe", "create", "--chunk", "64K"], &*names].concat());
     assert_eq!(made.code, Some(0), "{}", made.stderr);
-    let shown = run_to_end(&[&["stripe", "show"], &*names].concat());
+    let shown = run_to_exit(&[&["stripe", "show"], &*names].concat());
     assert_eq!(shown.code, Some(0), "{}", shown.stderr);
     assert!(
         shown.stdout.contains(&format!("leg {legs} of {legs}")),
@@ -74,7 +74,7 @@ fn moved(log: &str) -> Vec<u64> {
 }
 
 #[test]
-fn twenty_threads_on_twenty_eight_legs_find_what_they_wrote() {
+fn twenty_threads_on_twenty_eight_legs_read_back_their_writes() {
     let (_folder, legs, daemon) = created(28, &["--log", "debug"]);
     let mut client = daemon.open(&small(20));
     let capacity = client.config().capacity_bytes();
@@ -122,7 +122,7 @@ fn twenty_threads_on_twenty_eight_legs_find_what_they_wrote() {
 }
 
 #[test]
-fn a_leg_that_is_cut_fails_its_requests_alone() {
+fn only_requests_to_a_truncated_leg_fail() {
     let (_folder, legs, daemon) = created(3, &[]);
     let mut client = daemon.open(&small(1));
     let queue = client.queue(0);
@@ -153,7 +153,7 @@ fn a_leg_that_is_cut_fails_its_requests_alone() {
     drop(client);
     daemon.finish();
     let names: Vec<_> = legs.iter().map(|path| path.to_str().unwrap()).collect();
-    let served = run_to_end(
+    let served = run_to_exit(
         &[
             &[
                 "serve",

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // A benchmark that cannot be set up has nothing to measure.
 
 mod guest;
-mod turn;
+mod manual;
 
 pub use guest::{BATCH, Driver, Guest, Place, REGION_BYTES, VRING_SIZE, region_addr};
-pub use turn::{Signals, Turn, null};
+pub use manual::{ManualWorker, Signals, null};

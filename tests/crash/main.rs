@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Buffer, Client};
-use cleave_states::{Ask, Extent, Layout, Log, Number, SECTOR, check};
+use cleave_states::{Extent, Layout, Log, Number, SECTOR, Submission, check};
 use cleave_tests::{
-    Daemon, Messages as _, Needs, Random, Scratch, case, comes, header, range, run_cases,
-    run_to_end, small,
+    Daemon, Messages as _, Random, Requirement, Scratch, case, header, range, run_cases,
+    run_to_exit, small, wait_until,
 };
-use disk::{Plan, RecordedDisk};
+use disk::{FileOptions, RecordedDisk};
 
 /// Size of the guest's disk, and the part that half of the requests share.
 const SECTORS: u64 = 4096;
@@ -35,7 +35,7 @@ const STATES_MIN: u64 = 10_000;
 const WCE_AT: u32 = 32;
 
 /// A request in flight.
-struct Flying {
+struct InFlight {
     /// Its number in the log; `None`: a read.
     number: Option<Number>,
     slot: u64,
@@ -50,7 +50,7 @@ struct Guest<'a> {
     unit: u64,
     random: Random,
     free: Vec<Vec<u64>>,
-    flying: Vec<HashMap<u32, Flying>>,
+    flying: Vec<HashMap<u32, InFlight>>,
     write_through: bool,
     asked: usize,
 }
@@ -74,7 +74,7 @@ impl Guest<'_> {
             self.reap_all();
             std::thread::sleep(Duration::from_micros(self.random.below(150)));
         }
-        let is_over = comes(|| {
+        let is_over = wait_until(|| {
             self.reap_all();
             self.flying.iter().all(HashMap::is_empty)
         });
@@ -128,15 +128,15 @@ impl Guest<'_> {
         let sectors = len;
         let ask = match what {
             kind::IN => None,
-            kind::OUT => Some(Ask::Write {
+            kind::OUT => Some(Submission::Write {
                 sector,
                 bytes: &bytes,
             }),
-            kind::WRITE_ZEROES => Some(Ask::Zero { sector, sectors }),
+            kind::WRITE_ZEROES => Some(Submission::Zero { sector, sectors }),
             kind::DISCARD => Some(self.discard(sector, len)),
-            _ => Some(Ask::Flush),
+            _ => Some(Submission::Flush),
         };
-        let number = ask.map(|ask| self.log(|log| log.asked(ask)));
+        let number = ask.map(|ask| self.log(|log| log.submit(ask)));
         self.asked += usize::from(number.is_some());
         let place = match what {
             kind::IN | kind::OUT => sector,
@@ -170,7 +170,7 @@ impl Guest<'_> {
             .ring()
             .add(&buffers)
             .expect("the ring has room for all slots");
-        let flying = Flying {
+        let flying = InFlight {
             number,
             slot,
             status_at,
@@ -179,11 +179,11 @@ impl Guest<'_> {
     }
 
     /// Effect of a discard: the partial blocks at its ends keep their contents.
-    fn discard(&self, sector: u64, len: u64) -> Ask<'static> {
+    fn discard(&self, sector: u64, len: u64) -> Submission<'static> {
         let unit = self.unit / 512;
         let from = sector.next_multiple_of(unit);
         let sectors = ((sector + len) / unit * unit).saturating_sub(from);
-        Ask::Discard {
+        Submission::Discard {
             sector: from,
             sectors,
         }
@@ -197,7 +197,7 @@ impl Guest<'_> {
                 assert_eq!(status, 0, "every request must succeed");
                 self.free[vring].push(one.slot);
                 if let Some(number) = one.number {
-                    self.log(|log| log.told(number, true));
+                    self.log(|log| log.complete_request(number, true));
                 }
             }
         }
@@ -221,7 +221,7 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
     let bytes = SECTORS / files * 512 + if is_stripe { 4096 } else { 0 };
     let disk = RecordedDisk::mount(
         &scratch,
-        Plan {
+        FileOptions {
             files,
             bytes,
             unit,
@@ -234,7 +234,7 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
     args.extend(options);
     if is_stripe {
         let legs: Vec<&str> = paths.iter().map(String::as_str).collect();
-        let made = run_to_end(&[&["stripe", "create", "--chunk", "4K"], &legs[..]].concat());
+        let made = run_to_exit(&[&["stripe", "create", "--chunk", "4K"], &legs[..]].concat());
         assert_eq!(made.code, Some(0), "{}", made.stderr);
         args.extend(["--stripe", "4K"]);
     }
@@ -286,7 +286,7 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
 }
 
 fn main() -> ExitCode {
-    let fuse = Needs::Fuse;
+    let fuse = Requirement::Fuse;
     run_cases(vec![
         case("a_file_past_the_page_cache", fuse, || {
             crash("direct", 1, 512, Direct::On, &[]);

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Descriptor, DriverRing, Options, Queue, Used, Wait};
-use cleave_tests::{Daemon, Outcome, PATIENCE, ensure, exercise_queue, header, small};
+use cleave_tests::{Daemon, Outcome, TIMEOUT, ensure, exercise_queue, header, small};
 
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
@@ -16,7 +16,7 @@ pub(crate) const UNTOUCHED: u8 = 0xa5;
 pub(crate) const ON_DISK: u8 = 0x3c;
 
 /// Turns any error into the failure of a row.
-pub(crate) fn told<T, E: Display>(result: Result<T, E>, doing: &str) -> Result<T, String> {
+pub(crate) fn context<T, E: Display>(result: Result<T, E>, doing: &str) -> Result<T, String> {
     result.map_err(|error| format!("{doing}: {error}"))
 }
 
@@ -27,52 +27,52 @@ pub(crate) fn open(daemon: &Daemon) -> Result<Client, String> {
 
 /// As `open`, with options.
 pub(crate) fn open_with(daemon: &Daemon, options: &Options) -> Result<Client, String> {
-    told(daemon.try_open(options), "open")
+    context(daemon.try_open(options), "open")
 }
 
 /// Checks that the vring is retired, that its err descriptor is signalled, and that the other vring works.
 pub(crate) fn expect_retired(client: &mut Client) -> Outcome {
-    let signalled = client.queue(0).err_signalled(PATIENCE);
+    let signalled = client.queue(0).err_signalled(TIMEOUT);
     ensure(signalled, || "the err descriptor was not signalled".into())?;
-    neighbour_serves(client)
+    check_other_vring(client)
 }
 
 /// Checks that the other vring works.
-pub(crate) fn neighbour_serves(client: &mut Client) -> Outcome {
+pub(crate) fn check_other_vring(client: &mut Client) -> Outcome {
     exercise_queue(client, 1).map_err(|what| format!("the other vring: {what}"))
 }
 
-/// As `neighbour_serves`, but the daemon may also close the whole connection at any moment.
-pub(crate) fn neighbour_serves_or_all_is_gone(client: &mut Client) -> Outcome {
+/// As `check_other_vring`, but the daemon may also close the whole connection at any moment.
+pub(crate) fn check_other_vring_or_closed(client: &mut Client) -> Outcome {
     let is_gone = |client: &mut Client| client.frontend().features().is_err();
     if is_gone(client) {
         return Ok(());
     }
-    neighbour_serves(client).or_else(|what| match is_gone(client) {
+    check_other_vring(client).or_else(|what| match is_gone(client) {
         true => Ok(()),
         false => Err(what),
     })
 }
 
 /// Checks that both vrings work.
-pub(crate) fn both_serve(client: &mut Client) -> Outcome {
+pub(crate) fn check_both_vrings(client: &mut Client) -> Outcome {
     exercise_queue(client, 0).map_err(|what| format!("the vring: {what}"))?;
-    neighbour_serves(client)
+    check_other_vring(client)
 }
 
 /// Checks that the vring still completes requests or has been retired. Either is permitted; a hang is not.
-pub(crate) fn serves_or_retired(client: &mut Client) -> Outcome {
+pub(crate) fn check_served_or_retired(client: &mut Client) -> Outcome {
     let retired = client.queue(0).err_signalled(Duration::from_millis(20));
     if !retired {
         // The daemon may retire it during this wait, which then times out.
-        client.queue(0).set_patience(Duration::from_secs(5));
+        client.queue(0).set_timeout(Duration::from_secs(5));
         let served = exercise_queue(client, 0);
-        let retired = served.is_err() && client.queue(0).err_signalled(PATIENCE);
+        let retired = served.is_err() && client.queue(0).err_signalled(TIMEOUT);
         ensure(served.is_ok() || retired, || {
             format!("neither served nor retired: {served:?}")
         })?;
     }
-    neighbour_serves(client)
+    check_other_vring(client)
 }
 
 /// Addresses of the parts of a chain.
@@ -123,7 +123,7 @@ impl Parts {
 }
 
 /// One hostile chain.
-pub(crate) struct Shot {
+pub(crate) struct HostileChain {
     /// Request type in the header.
     pub(crate) kind: u32,
     /// The descriptor table from its start; the head is 0.
@@ -134,13 +134,13 @@ pub(crate) struct Shot {
 
 /// Result of a chain.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Hit {
+pub(crate) struct ChainResult {
     pub(crate) used: Used,
     pub(crate) status: u8,
 }
 
 /// Writes a chain by hand, and waits for its used entry.
-pub(crate) fn fire(queue: &mut Queue, shot: &Shot) -> Result<Hit, String> {
+pub(crate) fn fire(queue: &mut Queue, shot: &HostileChain) -> Result<ChainResult, String> {
     let parts = Parts::of(queue);
     let memory = queue.memory();
     memory.fill(parts.data, 512 << 10, UNTOUCHED);
@@ -156,10 +156,10 @@ pub(crate) fn fire(queue: &mut Queue, shot: &Shot) -> Result<Hit, String> {
     ring.push(0);
     ring.publish();
     queue.ring_kick();
-    let used = told(queue.wait_used(), "the chain did not complete")?;
+    let used = context(queue.wait_used(), "the chain did not complete")?;
     ensure(used.head == 0, || format!("head {} came back", used.head))?;
     queue.ring().free_all();
-    Ok(Hit {
+    Ok(ChainResult {
         used,
         status: memory.bytes(parts.status, 1)[0],
     })
@@ -180,9 +180,13 @@ pub(crate) enum Expect {
 
 /// Sends a chain on a fresh client. Checks its result, that nothing else was written, and that both vrings still
 /// work.
-pub(crate) fn shoot(daemon: &Daemon, expect: Expect, aim: impl Fn(Parts) -> Shot) -> Outcome {
+pub(crate) fn shoot(
+    daemon: &Daemon,
+    expect: Expect,
+    aim: impl Fn(Parts) -> HostileChain,
+) -> Outcome {
     let mut client = open(daemon)?;
-    mark_disk(&mut client)?;
+    fill_disk(&mut client)?;
     let parts = Parts::of(client.queue(0));
     let shot = aim(parts);
     let hit = fire(client.queue(0), &shot)?;
@@ -200,10 +204,10 @@ pub(crate) fn shoot(daemon: &Daemon, expect: Expect, aim: impl Fn(Parts) -> Shot
         })?;
         check_disk(&mut client)?;
     }
-    both_serve(&mut client)
+    check_both_vrings(&mut client)
 }
 
-impl Shot {
+impl HostileChain {
     /// Offset of the chain's last writable byte in the data area, if it lies there.
     fn status_in(&self, parts: Parts) -> Option<usize> {
         let mut all = self.table.iter().chain(&self.indirect);
@@ -214,7 +218,7 @@ impl Shot {
     }
 }
 
-pub(crate) fn judge(expect: Expect, hit: Hit) -> Outcome {
+pub(crate) fn judge(expect: Expect, hit: ChainResult) -> Outcome {
     let fair = match expect {
         Expect::Refused => {
             hit.used.len == 0 && matches!(hit.status, 0xff | 1 | 2)
@@ -228,8 +232,8 @@ pub(crate) fn judge(expect: Expect, hit: Hit) -> Outcome {
 }
 
 /// Fills the first MiB of the disk through vring 1.
-pub(crate) fn mark_disk(client: &mut Client) -> Outcome {
-    told(
+pub(crate) fn fill_disk(client: &mut Client) -> Outcome {
+    context(
         client.queue(1).write(0, &[ON_DISK; 64 << 10]),
         "fill the disk",
     )
@@ -238,7 +242,7 @@ pub(crate) fn mark_disk(client: &mut Client) -> Outcome {
 /// Checks that this MiB has not changed.
 pub(crate) fn check_disk(client: &mut Client) -> Outcome {
     let mut back = vec![0; 64 << 10];
-    told(client.queue(1).read(0, &mut back), "read the disk")?;
+    context(client.queue(1).read(0, &mut back), "read the disk")?;
     let changed = back.iter().position(|byte| *byte != ON_DISK);
     ensure(changed.is_none(), || {
         format!("the disk was changed at byte {changed:?}")
@@ -247,7 +251,7 @@ pub(crate) fn check_disk(client: &mut Client) -> Outcome {
 
 /// Waits for so many completions; returns how many arrived.
 pub(crate) fn settle(ring: &mut DriverRing, count: usize) -> usize {
-    settle_within(ring, count, PATIENCE)
+    settle_within(ring, count, TIMEOUT)
 }
 
 /// As `settle`, with a time limit.

@@ -6,17 +6,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use cleave_client::wire::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
+use cleave_client::message::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
 use cleave_client::{Client, Frontend, Socket};
 use cleave_tests::{
-    Daemon, Messages as _, Mute, Outcome, PATIENCE, Row, Scratch, assert_serves, closes_within,
-    comes, ensure, flood, is_root, row,
+    Daemon, Messages as _, Outcome, Row, Scratch, TIMEOUT, UnresponsiveFs, assert_serves,
+    closes_within, ensure, flood, is_root, row, wait_until,
 };
 use rustix::net::sockopt::set_socket_linger;
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use rustix::process::Signal;
 
-use crate::attack::{both_serve, neighbour_serves, open, open_with, polling, settle, told};
+use crate::attack::{
+    check_both_vrings, check_other_vring, context, open, open_with, polling, settle,
+};
 use crate::config::{frontend, refused};
 
 const MIB: u64 = 1 << 20;
@@ -40,15 +42,15 @@ struct Lingering {
 
 impl Lingering {
     fn new() -> Result<Lingering, String> {
-        let listener = told(TcpListener::bind("127.0.0.1:0"), "listen")?;
-        let address = told(listener.local_addr(), "address")?;
-        let mut stream = told(TcpStream::connect(address), "connect")?;
-        let (unread, _) = told(listener.accept(), "accept")?;
-        told(
+        let listener = context(TcpListener::bind("127.0.0.1:0"), "listen")?;
+        let address = context(listener.local_addr(), "address")?;
+        let mut stream = context(TcpStream::connect(address), "connect")?;
+        let (unread, _) = context(listener.accept(), "accept")?;
+        context(
             set_socket_linger(&stream, Some(Duration::from_secs(600))),
             "linger",
         )?;
-        told(stream.set_nonblocking(true), "non-blocking")?;
+        context(stream.set_nonblocking(true), "non-blocking")?;
         // Fill it until it stays full: the kernel still moves some data to the other end meanwhile.
         let mut full = 0;
         while full < 5 {
@@ -77,7 +79,7 @@ fn lingering(rows: &mut Vec<Row>) {
             let mut client = open(daemon)?;
             let _unread = while_stopped(daemon, || queue_lingering(daemon))?;
             turned_away(daemon)?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
@@ -89,28 +91,28 @@ fn lingering(rows: &mut Vec<Row>) {
                 unread.push(while_stopped(daemon, || queue_lingering(daemon))?);
             }
             turned_away(daemon)?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
         "40 lingering sockets of former frontends, more than the offload threads",
         |daemon| {
-            let bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
+            let bytes = message::message(number::GET_FEATURES, VERSION, &[]);
             let mut unread = Vec::new();
             for _ in 0..40 {
                 let former = while_stopped(daemon, || {
-                    let former = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+                    let former = context(Socket::connect(daemon.socket(), TIMEOUT), "connect")?;
                     let lingering = Lingering::new()?;
-                    told(former.send_raw(&bytes, &[lingering.socket.as_fd()]), "send")?;
+                    context(former.send_raw(&bytes, &[lingering.socket.as_fd()]), "send")?;
                     unread.push(lingering.give_up());
                     Ok(former)
                 })?;
-                ensure(closes_within(&former, PATIENCE), || {
+                ensure(closes_within(&former, TIMEOUT), || {
                     "the connection is not closed".into()
                 })?;
             }
-            let first = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
-            told(first.send_raw(&bytes, &[]), "send")?;
+            let first = context(Socket::connect(daemon.socket(), TIMEOUT), "connect")?;
+            context(first.send_raw(&bytes, &[]), "send")?;
             turned_away(daemon)
         },
     ));
@@ -121,12 +123,12 @@ fn lingering(rows: &mut Vec<Row>) {
             let mut silent = Vec::new();
             while_stopped(daemon, || {
                 (0..20).try_for_each(|_| {
-                    let connection = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+                    let connection = context(Socket::connect(daemon.socket(), TIMEOUT), "connect")?;
                     // A one-byte message is incomplete; its socket carries the socket that carries the lingering one.
-                    let (inner, outer) = told(UnixStream::pair(), "pair")?;
+                    let (inner, outer) = context(UnixStream::pair(), "pair")?;
                     let lingering = Lingering::new()?;
                     send(&outer, b"x", &[lingering.socket.as_fd()])?;
-                    told(connection.send_raw(b"x", &[inner.as_fd()]), "send")?;
+                    context(connection.send_raw(b"x", &[inner.as_fd()]), "send")?;
                     unread.push(lingering.give_up());
                     silent.push(connection);
                     Ok(())
@@ -146,10 +148,10 @@ fn lingering(rows: &mut Vec<Row>) {
         rows.push(row(format!("a lingering socket {name}"), move |daemon| {
             let mut client = open(daemon)?;
             let lingering = Lingering::new()?;
-            let bytes = wire::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
+            let bytes = message::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
             let _unread = while_stopped(daemon, || {
                 let fds = [lingering.socket.as_fd()];
-                told(client.frontend().socket().send_raw(&bytes, &fds), "send")?;
+                context(client.frontend().socket().send_raw(&bytes, &fds), "send")?;
                 Ok(lingering.give_up())
             })?;
             drop(client);
@@ -160,15 +162,15 @@ fn lingering(rows: &mut Vec<Row>) {
         "a lingering socket inside the backend channel",
         |daemon| {
             let mut client = open(daemon)?;
-            let (ours, theirs) = told(UnixStream::pair(), "pair")?;
+            let (ours, theirs) = context(UnixStream::pair(), "pair")?;
             let lingering = Lingering::new()?;
             send(&ours, b"x", &[lingering.socket.as_fd()])?;
             let _unread = lingering.give_up();
             let said = client
                 .frontend()
-                .tell(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
-            told(said, "set")?;
-            both_serve(&mut client)
+                .send(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+            context(said, "set")?;
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
@@ -177,14 +179,14 @@ fn lingering(rows: &mut Vec<Row>) {
             let mut client = open_with(daemon, &polling())?;
             let mut unread = Vec::new();
             for _ in 0..3 {
-                let (ours, theirs) = told(UnixStream::pair(), "pair")?;
+                let (ours, theirs) = context(UnixStream::pair(), "pair")?;
                 let lingering = Lingering::new()?;
                 send(&ours, b"x", &[lingering.socket.as_fd()])?;
                 let fd = Some(theirs.as_fd());
                 unread.push(lingering.give_up());
-                told(client.frontend().set_vring_call(0, fd), "call")?;
+                context(client.frontend().set_vring_call(0, fd), "call")?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
 }
@@ -200,37 +202,37 @@ fn while_stopped<T>(daemon: &Daemon, act: impl FnOnce() -> Result<T, String>) ->
 
 fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
     let socket = stream.try_clone().map_err(|error| error.to_string())?;
-    let socket = told(Socket::new(socket, PATIENCE), "socket")?;
-    told(socket.send_raw(bytes, fds), "send")
+    let socket = context(Socket::new(socket, TIMEOUT), "socket")?;
+    context(socket.send_raw(bytes, fds), "send")
 }
 
 /// Connects and sends a message with a lingering socket, without waiting for the daemon to read it.
 fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
-    let connection = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+    let connection = context(Socket::connect(daemon.socket(), TIMEOUT), "connect")?;
     let lingering = Lingering::new()?;
-    let bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
+    let bytes = message::message(number::GET_FEATURES, VERSION, &[]);
     let sent = connection.send_raw(&bytes, &[lingering.socket.as_fd()]);
-    told(sent, "send")?;
+    context(sent, "send")?;
     Ok(lingering.give_up())
 }
 
 /// Checks that the control loop still refuses a second frontend.
 fn turned_away(daemon: &Daemon) -> Outcome {
-    let closed = comes(|| {
-        let second = Socket::connect(daemon.socket(), PATIENCE);
+    let closed = wait_until(|| {
+        let second = Socket::connect(daemon.socket(), TIMEOUT);
         second.is_ok_and(|second| closes_within(&second, Duration::from_secs(5)))
     });
     ensure(closed, || "a second frontend is not refused".into())
 }
 
 /// A file system whose server never answers, if this process can mount one.
-fn silent_file(scratch: &Scratch) -> Option<Mute> {
+fn silent_file(scratch: &Scratch) -> Option<UnresponsiveFs> {
     if !is_root() {
         println!("skipped: mounting a file system takes root");
         return None;
     }
-    let mute = Mute::mount(scratch, MIB);
-    mute.inspect_err(|why| println!("skipped: {why}")).ok()
+    let server = UnresponsiveFs::mount(scratch, MIB);
+    server.inspect_err(|why| println!("skipped: {why}")).ok()
 }
 
 fn silent_files(rows: &mut Vec<Row>) {
@@ -242,11 +244,11 @@ fn silent_files(rows: &mut Vec<Row>) {
             format!("a file whose server is silent {name}"),
             move |daemon| {
                 let scratch = Scratch::new();
-                let Some(mute) = silent_file(&scratch) else {
+                let Some(server) = silent_file(&scratch) else {
                     return Ok(());
                 };
-                let file = told(std::fs::File::open(mute.file()), "open")?;
-                mute.fall_silent();
+                let file = context(std::fs::File::open(server.file()), "open")?;
+                server.stop_answering();
                 let bare = greeted(daemon)?;
                 let region = RegionBytes {
                     guest_addr: 0,
@@ -262,7 +264,7 @@ fn silent_files(rows: &mut Vec<Row>) {
                 drop(bare);
                 let served = assert_serves(daemon);
                 // The daemon's close queries the server, so that connection goes first.
-                drop(mute);
+                drop(server);
                 served
             },
         ));
@@ -272,16 +274,16 @@ fn silent_files(rows: &mut Vec<Row>) {
             format!("a file whose server is silent as {part}"),
             move |daemon| {
                 let scratch = Scratch::new();
-                let Some(mute) = silent_file(&scratch) else {
+                let Some(server) = silent_file(&scratch) else {
                     return Ok(());
                 };
-                let file = told(std::fs::File::open(mute.file()), "open")?;
-                mute.fall_silent();
+                let file = context(std::fs::File::open(server.file()), "open")?;
+                server.stop_answering();
                 let mut client = open(daemon)?;
                 refused(set(&mut client, part, file.as_fd()))?;
                 drop(client);
                 let served = assert_serves(daemon);
-                drop(mute);
+                drop(server);
                 served
             },
         ));
@@ -299,11 +301,11 @@ fn set(client: &mut Client, part: &str, fd: BorrowedFd<'_>) -> Result<(), cleave
 
 /// A frontend that has negotiated features and has sent no memory yet.
 fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
-    let mut bare = told(frontend(daemon), "connect")?;
-    let offered = told(bare.features(), "features")?;
-    let protocol = told(bare.protocol_features(), "protocol features")?;
-    told(bare.set_protocol_features(protocol), "protocol features")?;
-    told(bare.set_features(offered & !(1 << 26)), "features")?;
+    let mut bare = context(frontend(daemon), "connect")?;
+    let offered = context(bare.features(), "features")?;
+    let protocol = context(bare.protocol_features(), "protocol features")?;
+    context(bare.set_protocol_features(protocol), "protocol features")?;
+    context(bare.set_features(offered & !(1 << 26)), "features")?;
     Ok(bare)
 }
 
@@ -311,32 +313,32 @@ fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
 type Ends = (OwnedFd, OwnedFd);
 
 fn pipe_of(blocking: bool) -> Result<Ends, String> {
-    let (reader, writer) = told(pipe(), "pipe")?;
-    told(rustix::io::ioctl_fionbio(&writer, !blocking), "flags")?;
+    let (reader, writer) = context(pipe(), "pipe")?;
+    context(rustix::io::ioctl_fionbio(&writer, !blocking), "flags")?;
     Ok((reader, writer))
 }
 
 fn socket_of(blocking: bool) -> Result<Ends, String> {
-    let (reader, writer) = told(UnixStream::pair(), "pair")?;
-    told(writer.set_nonblocking(!blocking), "flags")?;
+    let (reader, writer) = context(UnixStream::pair(), "pair")?;
+    context(writer.set_nonblocking(!blocking), "flags")?;
     Ok((reader.into(), writer.into()))
 }
 
 /// One signal: eight bytes, as for an eventfd.
 fn comes_through(reader: &OwnedFd) -> Outcome {
     let mut bytes = [0; 8];
-    let mut stream = std::fs::File::from(told(reader.try_clone(), "copy")?);
+    let mut stream = std::fs::File::from(context(reader.try_clone(), "copy")?);
     let mut fds = [rustix::event::PollFd::new(
         reader,
         rustix::event::PollFlags::IN,
     )];
-    let patience = rustix::time::Timespec {
+    let timeout = rustix::time::Timespec {
         tv_sec: 30,
         tv_nsec: 0,
     };
-    let ready = told(rustix::event::poll(&mut fds, Some(&patience)), "poll")?;
+    let ready = context(rustix::event::poll(&mut fds, Some(&timeout)), "poll")?;
     ensure(ready == 1, || "no signal came".into())?;
-    told(stream.read_exact(&mut bytes), "read")?;
+    context(stream.read_exact(&mut bytes), "read")?;
     ensure(bytes == 1u64.to_ne_bytes(), || format!("{bytes:?}"))
 }
 
@@ -352,7 +354,7 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                     let mut client = open(daemon)?;
                     let (reader, writer) = make(blocking)?;
                     let call = Some(writer.as_fd());
-                    told(client.frontend().set_vring_call(0, call), "call")?;
+                    context(client.frontend().set_vring_call(0, call), "call")?;
                     drop(writer);
                     // A new call descriptor is signalled at once.
                     comes_through(&reader)?;
@@ -363,7 +365,7 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                         let seen = settle(client.queue(0).ring(), 1);
                         ensure(seen == 1, || "a call without a completion".into())?;
                     }
-                    neighbour_serves(&mut client)?;
+                    check_other_vring(&mut client)?;
                     drop(client);
                     daemon.fds_settle_at(before)
                 },
@@ -374,12 +376,12 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                     let mut client = open(daemon)?;
                     let (reader, writer) = make(blocking)?;
                     let err = Some(writer.as_fd());
-                    told(client.frontend().set_vring_err(0, err), "err")?;
+                    context(client.frontend().set_vring_err(0, err), "err")?;
                     client.queue(0).ring().push(9999);
                     client.queue(0).ring().publish();
                     client.queue(0).ring_kick();
                     comes_through(&reader)?;
-                    neighbour_serves(&mut client)
+                    check_other_vring(&mut client)
                 },
             ));
             rows.push(row(
@@ -387,20 +389,20 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                 move |daemon| {
                     let mut client = open_with(daemon, &polling())?;
                     let (_reader, writer) = make(blocking)?;
-                    let filler = told(writer.try_clone(), "copy")?;
-                    told(rustix::io::ioctl_fionbio(&filler, true), "flags")?;
+                    let filler = context(writer.try_clone(), "copy")?;
+                    context(rustix::io::ioctl_fionbio(&filler, true), "flags")?;
                     while rustix::io::write(&filler, &[0; 4096]).is_ok() {}
-                    told(rustix::io::ioctl_fionbio(&filler, !blocking), "flags")?;
+                    context(rustix::io::ioctl_fionbio(&filler, !blocking), "flags")?;
                     let call = Some(writer.as_fd());
-                    told(client.frontend().set_vring_call(0, call), "call")?;
+                    context(client.frontend().set_vring_call(0, call), "call")?;
                     for _ in 0..3 {
                         client.queue(0).ring().arm();
                         flood(client.queue(0), 1, 512);
                         let seen = settle(client.queue(0).ring(), 1);
                         ensure(seen == 1, || "a full pipe stops the vring".into())?;
                     }
-                    told(client.frontend().vring_base(0), "stop")?;
-                    neighbour_serves(&mut client)
+                    context(client.frontend().vring_base(0), "stop")?;
+                    check_other_vring(&mut client)
                 },
             ));
         }
@@ -413,8 +415,8 @@ fn held_pipes(rows: &mut Vec<Row>) {
     for part in ["kick", "call", "err"] {
         rows.push(row(format!("a blocked pipe as {part}"), move |daemon| {
             let (reader, writer) = pipe_of(false)?;
-            let (source, feed) = told(UnixStream::pair(), "pair")?;
-            let into = told(writer.try_clone(), "copy")?;
+            let (source, feed) = context(UnixStream::pair(), "pair")?;
+            let into = context(writer.try_clone(), "copy")?;
             let holder = std::thread::spawn(move || {
                 let _ = splice(source, None, &into, None, 4096, SpliceFlags::empty());
             });
@@ -431,15 +433,15 @@ fn held_pipes(rows: &mut Vec<Row>) {
                     outcome = outcome.and(ensure(seen == 1, || "the pipe stops the vring".into()));
                 }
                 let stopped = client.frontend().vring_base(0);
-                outcome = outcome.and(told(stopped, "stop").map(drop));
-                outcome = outcome.and(neighbour_serves(&mut client));
+                outcome = outcome.and(context(stopped, "stop").map(drop));
+                outcome = outcome.and(check_other_vring(&mut client));
             }
             drop(client);
             outcome = outcome.and(assert_serves(daemon));
             // Data ends the splice, and with it the wait of everything that is blocked on the pipe.
             let _ = (&feed).write_all(b"x");
             drop(feed);
-            told(holder.join().map_err(|_| "panicked"), "holder")?;
+            context(holder.join().map_err(|_| "panicked"), "holder")?;
             drop(reader);
             outcome
         }));

@@ -4,7 +4,9 @@ use cleave_blk::spec::request_type as kind;
 use cleave_client::Descriptor;
 use cleave_tests::{Cut, Random, Row, ensure, header, row, stream};
 
-use crate::attack::{Expect, INDIRECT, NEXT, Parts, Shot, WRITE, both_serve, open, shoot, told};
+use crate::attack::{
+    Expect, HostileChain, INDIRECT, NEXT, Parts, WRITE, check_both_vrings, context, open, shoot,
+};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -27,7 +29,7 @@ fn direct(
     expect: Expect,
     table: impl Fn(Parts) -> Vec<Descriptor> + 'static,
 ) {
-    let aim = move |parts| Shot {
+    let aim = move |parts| HostileChain {
         kind: kind::IN,
         table: table(parts),
         indirect: Vec::new(),
@@ -51,7 +53,7 @@ fn through(
             flags: INDIRECT,
             next: 0,
         };
-        Shot {
+        HostileChain {
             kind: kind::IN,
             table: vec![head],
             indirect,
@@ -256,7 +258,7 @@ fn indirect(rows: &mut Vec<Row>) {
         rows.push(row(
             format!("an indirect table of {len:#x} bytes"),
             move |daemon| {
-                shoot(daemon, Expect::Refused, |parts| Shot {
+                shoot(daemon, Expect::Refused, |parts| HostileChain {
                     kind: kind::IN,
                     table: vec![Descriptor {
                         addr: parts.table,
@@ -308,7 +310,7 @@ fn indirect(rows: &mut Vec<Row>) {
         ),
     ] {
         rows.push(row(name, move |daemon| {
-            shoot(daemon, expect, |parts| Shot {
+            shoot(daemon, expect, |parts| HostileChain {
                 kind: kind::IN,
                 table: vec![Descriptor {
                     addr: parts.table,
@@ -325,7 +327,7 @@ fn indirect(rows: &mut Vec<Row>) {
         shoot(daemon, Expect::Served(513), |parts| {
             let [first, mut data, status] = parts.usual();
             data.next = 1;
-            Shot {
+            HostileChain {
                 kind: kind::IN,
                 table: vec![
                     first,
@@ -347,7 +349,7 @@ fn indirect(rows: &mut Vec<Row>) {
         ("beyond the address space", u64::MAX - 31),
     ] {
         rows.push(row(format!("an indirect table {name}"), move |daemon| {
-            shoot(daemon, Expect::NoStatus, |_| Shot {
+            shoot(daemon, Expect::NoStatus, |_| HostileChain {
                 kind: kind::IN,
                 table: vec![Descriptor {
                     addr,
@@ -368,7 +370,7 @@ fn indirect(rows: &mut Vec<Row>) {
                 let _ = client.queue(0);
                 memory.guest_addr + memory.len_bytes
             };
-            shoot(daemon, Expect::NoStatus, |_| Shot {
+            shoot(daemon, Expect::NoStatus, |_| HostileChain {
                 kind: kind::IN,
                 table: vec![Descriptor {
                     addr: end - 32,
@@ -426,9 +428,9 @@ fn indirect(rows: &mut Vec<Row>) {
         queue.ring().push(0);
         queue.ring().publish();
         queue.ring_kick();
-        told(queue.wait_used(), "the chain did not complete")?;
+        context(queue.wait_used(), "the chain did not complete")?;
         queue.ring().free_all();
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     through(
         rows,
@@ -703,7 +705,7 @@ fn addresses(rows: &mut Vec<Row>) {
             shoot(daemon, Expect::Refused, |parts| {
                 let mut table = changed(parts, 1, |entry| entry.addr = addr);
                 table[1].flags = NEXT;
-                Shot {
+                HostileChain {
                     kind: kind::OUT,
                     table,
                     indirect: Vec::new(),
@@ -733,7 +735,7 @@ fn addresses(rows: &mut Vec<Row>) {
             let region = client.memory().region(0);
             let end = region.guest_addr + region.len_bytes;
             drop(client);
-            shoot(daemon, expect, |parts| Shot {
+            shoot(daemon, expect, |parts| HostileChain {
                 kind: kind::IN,
                 table: changed(parts, 1, |entry| entry.addr = place(end)),
                 indirect: Vec::new(),
@@ -747,7 +749,7 @@ fn addresses(rows: &mut Vec<Row>) {
             let parts = Parts::of(client.queue(0));
             let user = client.memory().user_addr(parts.data).unwrap_or(0);
             drop(client);
-            shoot(daemon, Expect::Refused, |parts| Shot {
+            shoot(daemon, Expect::Refused, |parts| HostileChain {
                 kind: kind::IN,
                 table: changed(parts, 1, |entry| entry.addr = user),
                 indirect: Vec::new(),
@@ -770,7 +772,7 @@ fn directions(rows: &mut Vec<Row>) {
         changed(parts, 2, |entry| entry.flags = 0)
     });
     rows.push(row("a write from a writable buffer", |daemon| {
-        shoot(daemon, Expect::Refused, |parts| Shot {
+        shoot(daemon, Expect::Refused, |parts| HostileChain {
             kind: kind::OUT,
             table: parts.usual().to_vec(),
             indirect: Vec::new(),
@@ -851,7 +853,7 @@ fn statuses(rows: &mut Vec<Row>) {
                     cleave_client::Buffer::readable(parts.header, 16),
                     cleave_client::Buffer::writable(parts.data, len),
                 ];
-                let used = told(client.queue(0).chain(&chain), "flush")?;
+                let used = context(client.queue(0).chain(&chain), "flush")?;
                 let bytes = memory.bytes(parts.data, 8192);
                 let last = len as usize - 1;
                 ensure(bytes[last] == 0, || format!("status {:#x}", bytes[last]))?;
@@ -861,7 +863,7 @@ fn statuses(rows: &mut Vec<Row>) {
                     .all(|(at, byte)| at == last || *byte == 0xa5);
                 ensure(rest, || "bytes other than the status were written".into())?;
                 ensure(used.len <= len, || format!("used {} of {len}", used.len))?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -896,14 +898,14 @@ fn headers(rows: &mut Vec<Row>) {
             };
             let head = header(kind::IN, 0);
             let got = stream(client.queue(0), cut, &mut random, &head[..len], 513);
-            let (used, out) = told(got, "read")?;
+            let (used, out) = context(got, "read")?;
             ensure(used == 1 && out[512] == 1, || {
                 format!("used {used}, status {}", out[512])
             })?;
             ensure(out[..512].iter().all(|byte| *byte == 0xa5), || {
                 "data was written".into()
             })?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         }));
     }
     for pieces in [2usize, 3, 8, 16] {
@@ -921,10 +923,10 @@ fn headers(rows: &mut Vec<Row>) {
                         };
                         let got =
                             stream(client.queue(0), cut, &mut random, &header(kind::IN, 0), 513);
-                        let (used, out) = told(got, "read")?;
+                        let (used, out) = context(got, "read")?;
                         ensure(used == 513 && out[512] == 0, || format!("used {used}"))?;
                     }
-                    both_serve(&mut client)
+                    check_both_vrings(&mut client)
                 },
             ));
         }
@@ -941,11 +943,11 @@ fn headers(rows: &mut Vec<Row>) {
                     indirect: false,
                 };
                 let got = stream(client.queue(0), cut, &mut Random::new(1), &readable, 513);
-                let (used, out) = told(got, "read")?;
+                let (used, out) = context(got, "read")?;
                 ensure(used == 1 && out[512] == 1, || {
                     format!("used {used}, status {}", out[512])
                 })?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }

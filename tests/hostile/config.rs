@@ -1,10 +1,10 @@
 //! Invalid features and accesses to the configuration space.
 
 use cleave_blk::spec::feature;
-use cleave_client::{Error, Frontend, Options, wire};
-use cleave_tests::{Messages as _, Outcome, PATIENCE, Row, ensure, flood, row, small};
+use cleave_client::{Error, Frontend, Options, message};
+use cleave_tests::{Messages as _, Outcome, Row, TIMEOUT, ensure, flood, row, small};
 
-use crate::attack::{both_serve, mark_disk, open, told};
+use crate::attack::{check_both_vrings, context, fill_disk, open};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -61,12 +61,12 @@ fn reading(rows: &mut Vec<Row>) {
             format!("reading {size} bytes at {offset} is served"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                let mut whole = told(client.frontend().config(0, 96), "whole")?;
+                let mut whole = context(client.frontend().config(0, 96), "whole")?;
                 whole.resize(256, 0);
-                let part = told(client.frontend().config(offset, size), "part")?;
+                let part = context(client.frontend().config(offset, size), "part")?;
                 let wanted = &whole[offset as usize..(offset + size) as usize];
                 ensure(part == wanted, || format!("{part:?}, not {wanted:?}"))?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -77,10 +77,10 @@ fn reading(rows: &mut Vec<Row>) {
     ] {
         rows.push(row(format!("reading a size of {name}"), move |daemon| {
             let mut client = open(daemon)?;
-            let payload = wire::config_space(0, said, 0, &vec![0; carried]);
+            let payload = message::config_space(0, said, 0, &vec![0; carried]);
             let got = client
                 .frontend()
-                .ask(wire::request::GET_CONFIG, &payload, &[]);
+                .request(message::request::GET_CONFIG, &payload, &[]);
             match got {
                 Ok(message) => ensure(message.payload.len() <= 12 + 96, || {
                     "the reply is too long".into()
@@ -120,7 +120,7 @@ fn writing(rows: &mut Vec<Row>) {
             };
             after.writeback = before.writeback;
             ensure(after == before, || format!("{after:?}"))?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         }));
     }
     for value in [2u8, 0x80, 0xff] {
@@ -131,7 +131,7 @@ fn writing(rows: &mut Vec<Row>) {
                 Ok(config) => {
                     let mode = config.writeback;
                     ensure(mode <= 1, || format!("cache mode {mode}"))?;
-                    both_serve(&mut client)
+                    check_both_vrings(&mut client)
                 }
                 Err(Error::Closed) => Ok(()),
                 Err(other) => Err(other.to_string()),
@@ -142,12 +142,12 @@ fn writing(rows: &mut Vec<Row>) {
         let mut client = open(daemon)?;
         for round in 0..50u8 {
             flood(client.queue(0), 8, 4096);
-            told(client.frontend().set_config(32, &[round & 1]), "switch")?;
+            context(client.frontend().set_config(32, &[round & 1]), "switch")?;
             let seen = crate::attack::settle(client.queue(0).ring(), 8);
             ensure(seen == 8, || format!("{seen} of 8"))?;
-            mark_disk(&mut client)?;
+            fill_disk(&mut client)?;
         }
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
 }
 
@@ -166,12 +166,12 @@ fn features(rows: &mut Vec<Row>) {
         rows.push(row(
             format!("accepting {name}, which was not offered"),
             move |daemon| {
-                let mut frontend = told(frontend(daemon), "connect")?;
-                let offered = told(frontend.features(), "features")?;
+                let mut frontend = context(frontend(daemon), "connect")?;
+                let offered = context(frontend.features(), "features")?;
                 ensure(offered & bit == 0, || "it was offered".into())?;
-                told(frontend.set_owner(), "owner")?;
-                let protocol = told(frontend.protocol_features(), "protocol features")?;
-                told(
+                context(frontend.set_owner(), "owner")?;
+                let protocol = context(frontend.protocol_features(), "protocol features")?;
+                context(
                     frontend.set_protocol_features(protocol),
                     "protocol features",
                 )?;
@@ -187,7 +187,7 @@ fn features(rows: &mut Vec<Row>) {
         match daemon.try_open(&options) {
             Err(Error::Refused { .. } | Error::Closed) => Ok(()),
             Err(other) => Err(other.to_string()),
-            Ok(mut client) => both_serve(&mut client),
+            Ok(mut client) => check_both_vrings(&mut client),
         }
     }));
     for (name, bits) in [
@@ -198,9 +198,9 @@ fn features(rows: &mut Vec<Row>) {
         rows.push(row(
             format!("accepting protocol feature {name}, which was not offered"),
             move |daemon| {
-                let mut frontend = told(frontend(daemon), "connect")?;
-                told(frontend.features(), "features")?;
-                let protocol = told(frontend.protocol_features(), "protocol features")?;
+                let mut frontend = context(frontend(daemon), "connect")?;
+                context(frontend.features(), "features")?;
+                let protocol = context(frontend.protocol_features(), "protocol features")?;
                 if protocol & bits != 0 {
                     return Ok(());
                 }
@@ -220,7 +220,7 @@ fn features(rows: &mut Vec<Row>) {
                 let seen = crate::attack::settle(client.queue(0).ring(), 4);
                 ensure(seen == 4, || format!("{seen} of 4"))?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row("other features while vrings run", |daemon| {
@@ -228,7 +228,7 @@ fn features(rows: &mut Vec<Row>) {
         let features = client.features() & !(feature::EVENT_IDX | feature::INDIRECT_DESC);
         let answer = client.frontend().set_features(features);
         match answer {
-            Err(Error::Refused { .. }) => both_serve(&mut client),
+            Err(Error::Refused { .. }) => check_both_vrings(&mut client),
             Ok(()) | Err(Error::Closed) => Ok(()),
             Err(other) => Err(other.to_string()),
         }
@@ -236,7 +236,7 @@ fn features(rows: &mut Vec<Row>) {
     rows.push(row(
         "no feature message at all, then vring messages",
         |daemon| {
-            let frontend = told(frontend(daemon), "connect")?;
+            let frontend = context(frontend(daemon), "connect")?;
             let _ = frontend.set_vring_num(0, 64);
             let _ = frontend.set_vring_base(0, 0);
             let _ = frontend.set_vring_kick(0, None);
@@ -249,7 +249,7 @@ fn features(rows: &mut Vec<Row>) {
         let _ = client.frontend().set_owner();
         let _ = client.frontend().set_owner();
         if client.frontend().features().is_ok() {
-            both_serve(&mut client)?;
+            check_both_vrings(&mut client)?;
         }
         let _ = client.frontend().reset_owner();
         Ok(())
@@ -257,10 +257,10 @@ fn features(rows: &mut Vec<Row>) {
 }
 
 pub(crate) fn frontend(daemon: &cleave_tests::Daemon) -> Result<Frontend, Error> {
-    let end = std::time::Instant::now() + PATIENCE;
+    let end = std::time::Instant::now() + TIMEOUT;
     // The previous session may still be draining.
     loop {
-        let made = Frontend::connect(daemon.socket(), PATIENCE);
+        let made = Frontend::connect(daemon.socket(), TIMEOUT);
         let made = made.and_then(|frontend| frontend.features().map(|_| frontend));
         match made {
             Err(_) if std::time::Instant::now() < end => {

@@ -10,7 +10,7 @@ use cleave_tests::{
     scale, small, unless_late,
 };
 
-use crate::attack::{both_serve, neighbour_serves, open, open_with, settle, told};
+use crate::attack::{check_both_vrings, check_other_vring, context, open, open_with, settle};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -38,15 +38,15 @@ fn stops(rows: &mut Vec<Row>) {
                     flood(client.queue(0), count, bytes);
                     let stopped = stop_and_judge(&mut client);
                     let base = stopped.map_err(|what| format!("turn {turn}: {what}"))?;
-                    neighbour_serves(&mut client)?;
-                    told(client.announce_again(0, base), "start again")?;
+                    check_other_vring(&mut client)?;
+                    context(client.resume_queue(0, base), "start again")?;
                     let left = client.queue(0).ring().in_flight();
                     let seen = settle(client.queue(0).ring(), left.into());
                     ensure(seen == usize::from(left), || {
                         format!("turn {turn}: {seen} of {left}")
                     })?;
                 }
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -56,12 +56,12 @@ fn stops(rows: &mut Vec<Row>) {
             let mut client = open(daemon)?;
             for turn in 0..scale(100) {
                 flood(client.queue(0), 8, 16 << 10);
-                told(client.frontend().set_vring_enable(0, false), "disable")?;
-                told(client.frontend().set_vring_enable(0, true), "enable")?;
+                context(client.frontend().set_vring_enable(0, false), "disable")?;
+                context(client.frontend().set_vring_enable(0, true), "enable")?;
                 let seen = settle(client.queue(0).ring(), 8);
                 ensure(seen == 8, || format!("turn {turn}: {seen} of 8"))?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
@@ -72,14 +72,14 @@ fn stops(rows: &mut Vec<Row>) {
                 exercise(&mut client)?;
                 for index in 0..4usize {
                     let wanted = client.queue(index).ring().reaped();
-                    let base = told(client.frontend().vring_base(index as u32), "stop")?;
+                    let base = context(client.frontend().vring_base(index as u32), "stop")?;
                     ensure(base == u32::from(wanted), || {
                         format!("position {base}, not {wanted}")
                     })?;
                 }
                 for index in 0..4 {
                     let base = client.queue(index).ring().reaped();
-                    told(client.announce_again(index, base), "start")?;
+                    context(client.resume_queue(index, base), "start")?;
                 }
             }
             exercise(&mut client)
@@ -97,15 +97,15 @@ fn stops(rows: &mut Vec<Row>) {
                 second.run(&Workload::reads(4096, 16, 32 << 20, time), |_| ())
             });
             while !load.is_finished() {
-                told(frontend.config(0, 60), "config")?;
-                told(frontend.set_vring_enable(0, false), "disable")?;
-                told(frontend.set_vring_enable(0, true), "enable")?;
+                context(frontend.config(0, 60), "config")?;
+                context(frontend.set_vring_enable(0, false), "disable")?;
+                context(frontend.set_vring_enable(0, true), "enable")?;
                 flood(first, 2, 512);
                 let seen = settle(first.ring(), 2);
                 ensure(seen == 2, || format!("{seen} of 2"))?;
             }
             let done = load.join().unwrap();
-            let done = told(done, "load")?;
+            let done = context(done, "load")?;
             ensure(done.failed == 0 && done.reads > 0, || format!("{done:?}"))
         })
     }));
@@ -114,7 +114,7 @@ fn stops(rows: &mut Vec<Row>) {
 /// After GET_VRING_BASE: the position is exact, every request that was taken has completed, and nothing is written
 /// any more.
 fn stop_and_judge(client: &mut Client) -> Result<u16, String> {
-    let base = told(client.frontend().vring_base(0), "stop")? as u16;
+    let base = context(client.frontend().vring_base(0), "stop")? as u16;
     let used = client.queue(0).ring().used_index();
     ensure(used == base, || {
         format!("position {base}, but {used} completed")
@@ -149,7 +149,7 @@ fn resets(rows: &mut Vec<Row>) {
                         Err(Error::Refused { .. } | Error::Closed) if name == "RESET_OWNER" => {
                             continue;
                         }
-                        other => told(other, "say")?,
+                        other => context(other, "say")?,
                     }
                     if name == "RESET_OWNER" {
                         continue;
@@ -171,24 +171,24 @@ fn resets(rows: &mut Vec<Row>) {
         for _ in 0..5 {
             exercise(&mut client)?;
             let features = client.features();
-            told(client.frontend().reset_device(), "reset")?;
-            told(client.frontend().set_features(features), "features")?;
+            context(client.frontend().reset_device(), "reset")?;
+            context(client.frontend().set_features(features), "features")?;
             for index in 0..2 {
-                let mut queue = told(client.start_queue(index, &tiny()), "start")?;
-                told(queue.read(0, &mut [0; 512]), "read")?;
+                let mut queue = context(client.start_queue(index, &tiny()), "start")?;
+                context(queue.read(0, &mut [0; 512]), "read")?;
             }
-            let mut next = told(client.start_queue(2, &tiny()), "start")?;
-            told(next.read(0, &mut [0; 512]), "read")?;
+            let mut next = context(client.start_queue(2, &tiny()), "start")?;
+            context(next.read(0, &mut [0; 512]), "read")?;
             for index in 0..3 {
-                told(client.frontend().vring_base(index), "stop")?;
+                context(client.frontend().vring_base(index), "stop")?;
             }
             for index in 0..2 {
                 let layout = client.queue(index).ring().layout();
                 let memory = client.memory().clone();
                 let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
                 let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
-                *client.queue(index).ring() = told(fresh, "lay out")?;
-                told(client.announce_again(index, 0), "start")?;
+                *client.queue(index).ring() = context(fresh, "lay out")?;
+                context(client.resume_queue(index, 0), "start")?;
             }
         }
         exercise(&mut client)
@@ -266,7 +266,7 @@ fn ends(rows: &mut Vec<Row>) {
                 drop(client);
                 let mut next = open(daemon)?;
                 let mut back = vec![0; 4096];
-                told(next.queue(0).read(1 << 20, &mut back), "read")?;
+                context(next.queue(0).read(1 << 20, &mut back), "read")?;
                 let first = back[0];
                 ensure(
                     back.iter().all(|byte| *byte == first) && first <= turn,
@@ -301,7 +301,7 @@ fn ends(rows: &mut Vec<Row>) {
             stop: Stop::Requests(scale(20_000) as u64),
             ..Workload::reads(4096, 1024, 32 << 20, Duration::ZERO)
         };
-        let all = told(client.run(&workload, |_| |_| ()), "run")?;
+        let all = context(client.run(&workload, |_| |_| ()), "run")?;
         ensure(all.iter().all(|tally| tally.failed == 0), || {
             format!("{all:?}")
         })

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
-use cleave_client::wire::{self, RegionBytes, request as number};
-use cleave_client::{Client, Error, Frontend, GuestMemory, Options, RegionPlan, Request, Table};
-use cleave_tests::{Daemon, Messages as _, Outcome, PATIENCE, Row, ensure, flood, row, small};
+use cleave_client::message::{self, RegionBytes, request as number};
+use cleave_client::{
+    Client, Error, Frontend, GuestMemory, MemoryMessages, Options, RegionOptions, Request,
+};
+use cleave_tests::{Daemon, Messages as _, Outcome, Row, TIMEOUT, ensure, flood, row, small};
 
-use crate::attack::{both_serve, neighbour_serves_or_all_is_gone, open, settle, told};
+use crate::attack::{check_both_vrings, check_other_vring_or_closed, context, open, settle};
 use crate::config::{frontend, refused};
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -24,13 +26,13 @@ pub(crate) fn rows() -> Vec<Row> {
 
 /// A frontend that has negotiated features and has sent no memory yet.
 fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
-    let mut bare = told(frontend(daemon), "connect")?;
-    let offered = told(bare.features(), "features")?;
-    told(bare.set_owner(), "owner")?;
-    let protocol = told(bare.protocol_features(), "protocol features")?;
-    told(bare.set_protocol_features(protocol), "protocol features")?;
+    let mut bare = context(frontend(daemon), "connect")?;
+    let offered = context(bare.features(), "features")?;
+    context(bare.set_owner(), "owner")?;
+    let protocol = context(bare.protocol_features(), "protocol features")?;
+    context(bare.set_protocol_features(protocol), "protocol features")?;
     // Without logging, which this client does not implement.
-    told(bare.set_features(offered & !(1 << 26)), "features")?;
+    context(bare.set_features(offered & !(1 << 26)), "features")?;
     Ok(bare)
 }
 
@@ -140,8 +142,8 @@ fn lying_tables(rows: &mut Vec<Row>) {
             let regions: Vec<_> = (0..carried as u64)
                 .map(|at| region(at * MIB, MIB, user + at * MIB, 0))
                 .collect();
-            let payload = wire::mem_table(count, &regions);
-            let answer = bare.tell(number::SET_MEM_TABLE, &payload, &fds);
+            let payload = message::mem_table(count, &regions);
+            let answer = bare.send(number::SET_MEM_TABLE, &payload, &fds);
             match answer {
                 // More regions than the message can hold, all of them valid, may be accepted.
                 Ok(()) if count as usize == carried && carried == files => Ok(()),
@@ -155,7 +157,7 @@ fn lying_tables(rows: &mut Vec<Row>) {
             let mut client = open(daemon)?;
             match client.frontend().set_mem_table(&[], &[]) {
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(PATIENCE);
+                    let retired = client.queue(0).err_signalled(TIMEOUT);
                     ensure(retired, || "its vring was not retired".into())
                 }
                 other => refused(other),
@@ -192,19 +194,19 @@ fn strange_files(rows: &mut Vec<Row>) {
         refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
     }));
     rows.push(row("memory sealed against shrinking is served", |daemon| {
-        let plan = RegionPlan {
+        let plan = RegionOptions {
             sealed: true,
-            ..RegionPlan::new(0x1000_0000, 16 << 20)
+            ..RegionOptions::new(0x1000_0000, 16 << 20)
         };
-        let mut client = in_memory(daemon, &[plan], Table::Whole)?;
-        both_serve(&mut client)
+        let mut client = in_memory(daemon, &[plan], MemoryMessages::Whole)?;
+        check_both_vrings(&mut client)
     }));
     rows.push(row("the same file as two regions is served", |daemon| {
         let bare = greeted(daemon)?;
         let file = memfd(2 * MIB);
         let user = 0x7f00_0000_0000;
         let regions = [region(0, MIB, user, 0), region(MIB, MIB, user + MIB, 0)];
-        told(
+        context(
             bare.set_mem_table(&regions, &[file.as_fd(), file.as_fd()]),
             "set",
         )
@@ -219,7 +221,7 @@ fn strange_files(rows: &mut Vec<Row>) {
                 match bare
                     .set_mem_table(&[region(0, len, 0x7f00_0000_0000, offset)], &[file.as_fd()])
                 {
-                    Ok(()) => told(bare.features(), "afterwards").map(drop),
+                    Ok(()) => context(bare.features(), "afterwards").map(drop),
                     other => refused(other),
                 }
             },
@@ -244,30 +246,34 @@ fn strange_files(rows: &mut Vec<Row>) {
     }));
 }
 
-fn in_memory(daemon: &Daemon, plans: &[RegionPlan], table: Table) -> Result<Client, String> {
+fn in_memory(
+    daemon: &Daemon,
+    plans: &[RegionOptions],
+    table: MemoryMessages,
+) -> Result<Client, String> {
     let options = Options { table, ..small(2) };
-    let memory = told(GuestMemory::new(plans), "memory")?;
-    let bare = told(frontend(daemon), "connect")?;
-    told(Client::start_in(bare, memory, &options), "start")
+    let memory = context(GuestMemory::new(plans), "memory")?;
+    let bare = context(frontend(daemon), "connect")?;
+    context(Client::start_in(bare, memory, &options), "start")
 }
 
 fn slots(rows: &mut Vec<Row>) {
     rows.push(row("509 slots, and one more", |daemon| {
         let bare = greeted(daemon)?;
-        let most = told(bare.max_mem_slots(), "slots")?;
+        let most = context(bare.max_mem_slots(), "slots")?;
         ensure(most >= 509, || format!("{most} slots"))?;
         let file = memfd(4096);
         for at in 0..most {
             let one = region(at * 8192, 4096, 0x7f00_0000_0000 + at * 8192, 0);
-            told(bare.add_mem_reg(one, file.as_fd()), &format!("slot {at}"))?;
+            context(bare.add_mem_reg(one, file.as_fd()), &format!("slot {at}"))?;
         }
         let one = region(most * 8192, 4096, 0x7f00_0000_0000 + most * 8192, 0);
         refused(bare.add_mem_reg(one, file.as_fd()))
     }));
     rows.push(row("a client whose memory is 300 slots", |daemon| {
-        let mut plans = vec![RegionPlan::new(0x1000_0000, 16 << 20)];
-        plans.extend((0..300).map(|at| RegionPlan::new(0x4000_0000 + at * 8192, 4096)));
-        let mut client = in_memory(daemon, &plans, Table::Slots)?;
+        let mut plans = vec![RegionOptions::new(0x1000_0000, 16 << 20)];
+        plans.extend((0..300).map(|at| RegionOptions::new(0x4000_0000 + at * 8192, 4096)));
+        let mut client = in_memory(daemon, &plans, MemoryMessages::Slots)?;
         let memory = client.memory().clone();
         for at in [0u64, 150, 299] {
             let data = (0x4000_0000 + at * 8192, 4096);
@@ -278,10 +284,10 @@ fn slots(rows: &mut Vec<Row>) {
                 data,
                 writable: false,
             };
-            let done = told(client.queue(0).execute(&write), "write")?;
+            let done = context(client.queue(0).execute(&write), "write")?;
             ensure(done.status == 0, || format!("{done:?}"))?;
         }
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     for with_fd in [false, true] {
         rows.push(row(
@@ -293,18 +299,18 @@ fn slots(rows: &mut Vec<Row>) {
                 for turn in 0..200u64 {
                     let one = region(0x9_0000_0000, MIB, 0x7e00_0000_0000, 0);
                     let frontend = client.frontend();
-                    told(
+                    context(
                         frontend.add_mem_reg(one, file.as_fd()),
                         &format!("add, turn {turn}"),
                     )?;
                     let fd = with_fd.then(|| file.as_fd());
-                    told(
+                    context(
                         frontend.rem_mem_reg(one, fd),
                         &format!("remove, turn {turn}"),
                     )?;
                 }
                 daemon.fds_settle_at(fds)?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -321,7 +327,7 @@ fn slots(rows: &mut Vec<Row>) {
             let mut one = client.memory().region(0);
             change(&mut one);
             match client.frontend().rem_mem_reg(one, None) {
-                Err(Error::Refused { .. }) => both_serve(&mut client),
+                Err(Error::Refused { .. }) => check_both_vrings(&mut client),
                 other => refused(other),
             }
         }));
@@ -333,14 +339,14 @@ fn slots(rows: &mut Vec<Row>) {
         one.guest_addr += 4096;
         one.len_bytes = MIB;
         match client.frontend().add_mem_reg(one, file.as_fd()) {
-            Err(Error::Refused { .. }) => both_serve(&mut client),
+            Err(Error::Refused { .. }) => check_both_vrings(&mut client),
             other => refused(other),
         }
     }));
     rows.push(row("ADD_MEM_REG without a descriptor", |daemon| {
         let bare = greeted(daemon)?;
-        let payload = wire::mem_reg(region(0, MIB, 0x7f00_0000_0000, 0));
-        refused(bare.tell(number::ADD_MEM_REG, &payload, &[]))
+        let payload = message::mem_reg(region(0, MIB, 0x7f00_0000_0000, 0));
+        refused(bare.send(number::ADD_MEM_REG, &payload, &[]))
     }));
 }
 
@@ -349,11 +355,11 @@ fn changing_tables(rows: &mut Vec<Row>) {
         let mut client = open(daemon)?;
         for turn in 0..50 {
             flood(client.queue(0), 16, 16 << 10);
-            told(client.send_memory(), "table")?;
+            context(client.send_memory(), "table")?;
             let seen = settle(client.queue(0).ring(), 16);
             ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
         }
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     rows.push(row("slots added under load", |daemon| {
         let mut client = open(daemon)?;
@@ -366,11 +372,11 @@ fn changing_tables(rows: &mut Vec<Row>) {
                 0x7e00_0000_0000 + turn * MIB,
                 0,
             );
-            told(client.frontend().add_mem_reg(one, file.as_fd()), "add")?;
+            context(client.frontend().add_mem_reg(one, file.as_fd()), "add")?;
             let seen = settle(client.queue(0).ring(), 16);
             ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
         }
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     rows.push(row(
         "the vrings' region removed while requests run",
@@ -380,7 +386,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
             let one = client.memory().region(0);
             match client.frontend().rem_mem_reg(one, None) {
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(PATIENCE);
+                    let retired = client.queue(0).err_signalled(TIMEOUT);
                     ensure(retired, || "its vring did not signal err".into())?;
                     quiet(&mut client)
                 }
@@ -392,10 +398,10 @@ fn changing_tables(rows: &mut Vec<Row>) {
         "a region of data removed while it is written",
         |daemon| {
             let plans = [
-                RegionPlan::new(0x1000_0000, 16 << 20),
-                RegionPlan::new(0x4000_0000, 16 << 20),
+                RegionOptions::new(0x1000_0000, 16 << 20),
+                RegionOptions::new(0x4000_0000, 16 << 20),
             ];
-            let mut client = in_memory(daemon, &plans, Table::Slots)?;
+            let mut client = in_memory(daemon, &plans, MemoryMessages::Slots)?;
             for turn in 0..10u64 {
                 let (head, status) = client.queue(0).control();
                 client.queue(0).write_header(kind::IN, 0);
@@ -411,7 +417,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
                 client.queue(0).ring().publish();
                 client.queue(0).ring_kick();
                 let one = client.memory().region(1);
-                told(client.frontend().rem_mem_reg(one, None), "remove")?;
+                context(client.frontend().rem_mem_reg(one, None), "remove")?;
                 // The daemon writes nothing there after its reply.
                 let memory = Arc::clone(client.memory());
                 memory.fill(0x4000_0000, 16 << 20, 0x77);
@@ -424,9 +430,9 @@ fn changing_tables(rows: &mut Vec<Row>) {
                     format!("round {turn}: memory was written after its removal")
                 })?;
                 let fd = memory.fd(1);
-                told(client.frontend().add_mem_reg(one, fd), "add again")?;
+                context(client.frontend().add_mem_reg(one, fd), "add again")?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
@@ -463,8 +469,8 @@ fn quiet(client: &mut Client) -> Outcome {
 fn cut_files(rows: &mut Vec<Row>) {
     const DATA: u64 = 0x4000_0000;
     let plans = [
-        RegionPlan::new(0x1000_0000, 16 << 20),
-        RegionPlan::new(DATA, 4 << 20),
+        RegionOptions::new(0x1000_0000, 16 << 20),
+        RegionOptions::new(DATA, 4 << 20),
     ];
     for (name, keep) in [
         ("wholly", 0u64),
@@ -475,8 +481,8 @@ fn cut_files(rows: &mut Vec<Row>) {
             rows.push(row(
                 format!("data memory cut {name}, then a {what}"),
                 move |daemon| {
-                    let mut client = in_memory(daemon, &plans, Table::Whole)?;
-                    told(client.memory().truncate(1, keep), "cut")?;
+                    let mut client = in_memory(daemon, &plans, MemoryMessages::Whole)?;
+                    context(client.memory().truncate(1, keep), "cut")?;
                     let data = (DATA + (4 << 20) - 4096, 4096);
                     let one = Request {
                         kind: request,
@@ -494,7 +500,7 @@ fn cut_files(rows: &mut Vec<Row>) {
     }
     for (name, part) in [("header", 0), ("status byte", 1), ("indirect table", 2)] {
         rows.push(row(format!("the memory of a {name} cut"), move |daemon| {
-            let mut client = in_memory(daemon, &plans, Table::Whole)?;
+            let mut client = in_memory(daemon, &plans, MemoryMessages::Whole)?;
             let (head, status) = client.queue(0).control();
             let memory = Arc::clone(client.memory());
             client.queue(0).write_header(kind::FLUSH, 0);
@@ -509,7 +515,7 @@ fn cut_files(rows: &mut Vec<Row>) {
                 cleave_client::Buffer::readable(head, 16),
                 cleave_client::Buffer::writable(status, 1),
             ];
-            told(memory.truncate(1, 0), "cut")?;
+            context(memory.truncate(1, 0), "cut")?;
             let used = if part == 2 {
                 client.queue(0).chain_through(far + 4096, &chain)
             } else {
@@ -535,10 +541,10 @@ fn cut_files(rows: &mut Vec<Row>) {
     }
     rows.push(row("all memory cut under load", |daemon| {
         for _ in 0..5 {
-            let mut client = in_memory(daemon, &plans_of_one(), Table::Whole)?;
+            let mut client = in_memory(daemon, &plans_of_one(), MemoryMessages::Whole)?;
             flood(client.queue(0), 20, 64 << 10);
             flood(client.queue(1), 20, 64 << 10);
-            told(client.memory().truncate(0, 0), "cut")?;
+            context(client.memory().truncate(0, 0), "cut")?;
             client.queue(0).ring_kick();
             client.queue(1).ring_kick();
             std::thread::sleep(Duration::from_millis(10));
@@ -556,7 +562,7 @@ fn cut_files(rows: &mut Vec<Row>) {
     rows.push(row(
         "a hole punched into data memory is read as zeroes, and served",
         move |daemon| {
-            let mut client = in_memory(daemon, &plans, Table::Whole)?;
+            let mut client = in_memory(daemon, &plans, MemoryMessages::Whole)?;
             let memory = Arc::clone(client.memory());
             memory.fill(DATA, 4096, 9);
             use rustix::fs::FallocateFlags;
@@ -568,25 +574,25 @@ fn cut_files(rows: &mut Vec<Row>) {
                 data: (DATA, 4096),
                 writable: false,
             };
-            let done = told(client.queue(0).execute(&write), "write")?;
+            let done = context(client.queue(0).execute(&write), "write")?;
             ensure(done.status == 0, || format!("{done:?}"))?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
 }
 
-fn plans_of_one() -> [RegionPlan; 1] {
-    [RegionPlan::new(0x1000_0000, 32 << 20)]
+fn plans_of_one() -> [RegionOptions; 1] {
+    [RegionOptions::new(0x1000_0000, 32 << 20)]
 }
 
 /// A vring in a region of its own, which is truncated.
 fn cut_ring(daemon: &Daemon, part: usize, load: bool) -> Outcome {
     let plans = [
-        RegionPlan::new(0x1000_0000, 16 << 20),
-        RegionPlan::new(0x4000_0000, 1 << 20),
+        RegionOptions::new(0x1000_0000, 16 << 20),
+        RegionOptions::new(0x4000_0000, 1 << 20),
     ];
-    let mut client = in_memory(daemon, &plans, Table::Whole)?;
-    told(client.frontend().vring_base(0), "stop")?;
+    let mut client = in_memory(daemon, &plans, MemoryMessages::Whole)?;
+    context(client.frontend().vring_base(0), "stop")?;
     let memory = Arc::clone(client.memory());
     let mut layout = client.queue(0).ring().layout();
     let far = 0x4000_0000;
@@ -597,21 +603,21 @@ fn cut_ring(daemon: &Daemon, part: usize, load: bool) -> Outcome {
     }
     let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
     let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
-    *client.queue(0).ring() = told(fresh, "lay out")?;
-    told(client.announce_again(0, 0), "start")?;
-    told(
+    *client.queue(0).ring() = context(fresh, "lay out")?;
+    context(client.resume_queue(0, 0), "start")?;
+    context(
         client.queue(0).read(0, &mut [0; 512]),
         "read before the cut",
     )?;
     if load {
         flood(client.queue(0), 20, 64 << 10);
     }
-    told(memory.truncate(1, 0), "cut")?;
+    context(memory.truncate(1, 0), "cut")?;
     flood(client.queue(0), 1, 512);
     client.queue(0).ring_kick();
     std::thread::sleep(Duration::from_millis(30));
     // The daemon may retire the vring or close the connection.
-    neighbour_serves_or_all_is_gone(&mut client)
+    check_other_vring_or_closed(&mut client)
 }
 
 /// Checks that the request failed or the connection is closed; a success would be wrong.

@@ -5,14 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use cleave_client::wire::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
+use cleave_client::message::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
 use cleave_client::{Client, Error, Socket};
 use cleave_tests::{
-    Daemon, Messages as _, Outcome, PATIENCE, Row, Stopwatch, closes_within, ensure, exercise,
+    Daemon, Messages as _, Outcome, Row, Stopwatch, TIMEOUT, closes_within, ensure, exercise,
     flood, row, scale, small,
 };
 
-use crate::attack::{both_serve, neighbour_serves, open, told};
+use crate::attack::{check_both_vrings, check_other_vring, context, open};
 use crate::config::{frontend, refused};
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -34,7 +34,7 @@ fn not_spinning(daemon: &Daemon) -> Outcome {
 }
 
 fn send(daemon: &Daemon, bytes: &[u8]) -> Outcome {
-    let frontend = told(frontend(daemon), "connect")?;
+    let frontend = context(frontend(daemon), "connect")?;
     // The daemon may close the connection while we still send.
     let _ = frontend.socket().send_raw(bytes, &[]);
     not_spinning(daemon)
@@ -43,7 +43,7 @@ fn send(daemon: &Daemon, bytes: &[u8]) -> Outcome {
 /// Less than the daemon's time limit for an incomplete message.
 fn closes_soon(socket: &Socket) -> Outcome {
     let watch = Stopwatch::start();
-    let closed = closes_within(socket, PATIENCE);
+    let closed = closes_within(socket, TIMEOUT);
     let took = watch.elapsed();
     ensure(closed && took < Duration::from_secs(2), || {
         format!("still open after {took:?}")
@@ -61,17 +61,17 @@ fn headers(rows: &mut Vec<Row>) {
         1 << 31,
     ] {
         rows.push(row(format!("header flags {flags:#x}"), move |daemon| {
-            send(daemon, &wire::message(number::GET_FEATURES, flags, &[]))
+            send(daemon, &message::message(number::GET_FEATURES, flags, &[]))
         }));
     }
     for size in [0u32, 7, 9, 4096, 65536, 0x7fff_ffff, 0xffff_ffff] {
         rows.push(row(
             format!("SET_FEATURES that says {size:#x} bytes and carries 8"),
             move |daemon| {
-                let mut bytes = wire::header(number::SET_FEATURES, VERSION, size).to_vec();
+                let mut bytes = message::header(number::SET_FEATURES, VERSION, size).to_vec();
                 bytes.extend_from_slice(&[0; 8]);
                 let before = daemon.rss_kib();
-                let frontend = told(frontend(daemon), "connect")?;
+                let frontend = context(frontend(daemon), "connect")?;
                 let _ = frontend.socket().send_raw(&bytes, &[]);
                 not_spinning(daemon)?;
                 daemon
@@ -86,7 +86,7 @@ fn headers(rows: &mut Vec<Row>) {
         send(daemon, &cleave_tests::Random::new(8).bytes(65536))
     }));
     rows.push(row("noise after a valid message", |daemon| {
-        let mut bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
+        let mut bytes = message::message(number::GET_FEATURES, VERSION, &[]);
         bytes.extend(cleave_tests::Random::new(9).bytes(4096));
         send(daemon, &bytes)
     }));
@@ -113,13 +113,13 @@ fn every_number(rows: &mut Vec<Row>) {
             move |daemon| {
                 for len in [0usize, 1, 4, 7, 8, 9, 12, 16, 24, 31, 40, 41, 256, 4000] {
                     for byte in [0u8, 0xff] {
-                        let mut client = told(frontend(daemon), "connect")?;
+                        let mut client = context(frontend(daemon), "connect")?;
                         client.set_reply_ack(true);
                         let flags = VERSION | FLAG_NEED_REPLY;
-                        let bytes = wire::message(request, flags, &vec![byte; len]);
+                        let bytes = message::message(request, flags, &vec![byte; len]);
                         let _ = client.socket().send_raw(&bytes, &[]);
                         // The daemon replies to the next message, or closes the connection.
-                        let ask = wire::message(number::GET_FEATURES, VERSION, &[]);
+                        let ask = message::message(number::GET_FEATURES, VERSION, &[]);
                         let _ = client.socket().send_raw(&ask, &[]);
                         let _ = client.socket().stream().shutdown(std::net::Shutdown::Write);
                         closes_soon(client.socket())
@@ -143,7 +143,7 @@ fn indices(rows: &mut Vec<Row>) {
             let layout = client.queue(1).ring().layout();
             let user = |addr| client.memory().user_addr(addr).unwrap_or(0);
             let (desc, avail, used) = (user(layout.desc), user(layout.avail), user(layout.used));
-            let place = wire::VringAddr {
+            let place = message::VringAddr {
                 index,
                 flags: 0,
                 desc,
@@ -204,7 +204,7 @@ fn indices(rows: &mut Vec<Row>) {
             let event = client.queue(0).kick_descriptor().ok_or("no kick")?;
             let _ = client
                 .frontend()
-                .tell(number::SET_VRING_KICK, &payload, &[event.as_fd()]);
+                .send(number::SET_VRING_KICK, &payload, &[event.as_fd()]);
             Ok(())
         },
     ));
@@ -215,7 +215,7 @@ fn vring_fd(client: &mut Client, request: u32, index: u32) -> Result<(), Error> 
     let payload = u64::from(index & 0xff) | u64::from(index) & !0x1ff;
     client
         .frontend()
-        .tell(request, &payload.to_le_bytes(), &[event.as_fd()])
+        .send(request, &payload.to_le_bytes(), &[event.as_fd()])
 }
 
 fn vring_sizes(rows: &mut Vec<Row>) {
@@ -237,7 +237,7 @@ fn vring_sizes(rows: &mut Vec<Row>) {
     ] {
         rows.push(row(format!("a vring of {size} entries"), move |daemon| {
             let mut client = open(daemon)?;
-            told(client.frontend().vring_base(0), "stop")?;
+            context(client.frontend().vring_base(0), "stop")?;
             refused(client.frontend().set_vring_num(0, size))
         }));
     }
@@ -246,9 +246,9 @@ fn vring_sizes(rows: &mut Vec<Row>) {
             format!("a vring of {size} entries is served or refused"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                told(client.frontend().vring_base(0), "stop")?;
+                context(client.frontend().vring_base(0), "stop")?;
                 match client.frontend().set_vring_num(0, size) {
-                    Ok(()) | Err(Error::Refused { .. }) => neighbour_serves(&mut client),
+                    Ok(()) | Err(Error::Refused { .. }) => check_other_vring(&mut client),
                     Err(Error::Closed) => Ok(()),
                     Err(other) => Err(other.to_string()),
                 }
@@ -260,7 +260,7 @@ fn vring_sizes(rows: &mut Vec<Row>) {
         for size in [32u32, 128, 1024] {
             match client.frontend().set_vring_num(0, size) {
                 Err(Error::Closed) => return Ok(()),
-                Err(Error::Refused { .. }) => both_serve(&mut client)?,
+                Err(Error::Refused { .. }) => check_both_vrings(&mut client)?,
                 Ok(()) => return Err(format!("{size} entries were accepted while the vring runs")),
                 Err(other) => return Err(other.to_string()),
             }
@@ -275,8 +275,8 @@ fn vring_sizes(rows: &mut Vec<Row>) {
                     base: base as u16,
                     ..small(2)
                 };
-                let mut client = told(daemon.try_open(&options), "open")?;
-                (0..5).try_for_each(|_| both_serve(&mut client))
+                let mut client = context(daemon.try_open(&options), "open")?;
+                (0..5).try_for_each(|_| check_both_vrings(&mut client))
             },
         ));
     }
@@ -285,7 +285,7 @@ fn vring_sizes(rows: &mut Vec<Row>) {
             format!("a vring from position {base:#x}"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                told(client.frontend().vring_base(0), "stop")?;
+                context(client.frontend().vring_base(0), "stop")?;
                 refused(client.frontend().set_vring_base(0, base))
             },
         ));
@@ -293,7 +293,7 @@ fn vring_sizes(rows: &mut Vec<Row>) {
 }
 
 fn vring_addresses(rows: &mut Vec<Row>) {
-    type Change = fn(&mut wire::VringAddr, u64);
+    type Change = fn(&mut message::VringAddr, u64);
     let changes: [(&str, Change); 17] = [
         ("a descriptor table 1 byte off", |place, _| place.desc += 1),
         ("a descriptor table 8 bytes off", |place, _| place.desc += 8),
@@ -337,11 +337,11 @@ fn vring_addresses(rows: &mut Vec<Row>) {
     for (name, change) in changes {
         rows.push(row(name, move |daemon| {
             let mut client = open(daemon)?;
-            told(client.frontend().vring_base(0), "stop")?;
+            context(client.frontend().vring_base(0), "stop")?;
             let layout = client.queue(0).ring().layout();
             let user = |addr| client.memory().user_addr(addr).unwrap_or(0);
             let (desc, avail, used) = (user(layout.desc), user(layout.avail), user(layout.used));
-            let mut place = wire::VringAddr {
+            let mut place = message::VringAddr {
                 index: 0,
                 flags: 0,
                 desc,
@@ -360,23 +360,23 @@ fn vring_addresses(rows: &mut Vec<Row>) {
                 .and_then(|()| frontend.set_vring_enable(0, true));
             match said {
                 Err(Error::Closed) => Ok(()),
-                Err(Error::Refused { .. }) => neighbour_serves(&mut client),
+                Err(Error::Refused { .. }) => check_other_vring(&mut client),
                 Err(other) => Err(other.to_string()),
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(PATIENCE);
+                    let retired = client.queue(0).err_signalled(TIMEOUT);
                     ensure(retired, || "accepted and not retired".into())?;
-                    neighbour_serves(&mut client)
+                    check_other_vring(&mut client)
                 }
             }
         }));
     }
     rows.push(row("vring addresses before any memory", |daemon| {
-        let mut bare = told(frontend(daemon), "connect")?;
+        let mut bare = context(frontend(daemon), "connect")?;
         bare.set_reply_ack(false);
         let _ = bare.set_owner();
         let _ = bare.set_features(1 << 32);
         let _ = bare.set_vring_num(0, 64);
-        let place = wire::VringAddr {
+        let place = message::VringAddr {
             index: 0,
             flags: 0,
             desc: 4096,
@@ -397,7 +397,7 @@ fn vring_addresses(rows: &mut Vec<Row>) {
             let layout = client.queue(0).ring().layout();
             let user = |addr| client.memory().user_addr(addr).unwrap_or(0);
             let (desc, avail, used) = (user(layout.desc), user(layout.avail), user(layout.used));
-            let place = wire::VringAddr {
+            let place = message::VringAddr {
                 index: 0,
                 flags: 0,
                 desc,
@@ -406,8 +406,8 @@ fn vring_addresses(rows: &mut Vec<Row>) {
                 log: 0,
             };
             for _ in 0..10 {
-                told(client.frontend().set_vring_addr(place), "set")?;
-                both_serve(&mut client)?;
+                context(client.frontend().set_vring_addr(place), "set")?;
+                check_both_vrings(&mut client)?;
             }
             Ok(())
         },
@@ -419,7 +419,7 @@ fn order(rows: &mut Vec<Row>) {
         let mut client = open(daemon)?;
         let _ = client.frontend().set_vring_enable(9, true);
         if client.frontend().features().is_ok() {
-            both_serve(&mut client)?;
+            check_both_vrings(&mut client)?;
         }
         Ok(())
     }));
@@ -429,14 +429,14 @@ fn order(rows: &mut Vec<Row>) {
         let _ = client.frontend().set_vring_kick(7, Some(kick.as_fd()));
         let _ = client.frontend().set_vring_enable(7, true);
         if client.frontend().features().is_ok() {
-            both_serve(&mut client)?;
+            check_both_vrings(&mut client)?;
         }
         Ok(())
     }));
     rows.push(row("the base of a vring that never ran", |daemon| {
         let mut client = open(daemon)?;
         match client.frontend().vring_base(5) {
-            Ok(0) => both_serve(&mut client),
+            Ok(0) => check_both_vrings(&mut client),
             Ok(base) => Err(format!("position {base}")),
             Err(Error::Closed) => Ok(()),
             Err(other) => Err(other.to_string()),
@@ -445,64 +445,64 @@ fn order(rows: &mut Vec<Row>) {
     rows.push(row("a vring stopped twice", |daemon| {
         let mut client = open(daemon)?;
         exercise(&mut client)?;
-        let first = told(client.frontend().vring_base(0), "first")?;
-        let second = told(client.frontend().vring_base(0), "second")?;
+        let first = context(client.frontend().vring_base(0), "first")?;
+        let second = context(client.frontend().vring_base(0), "second")?;
         ensure(first == second && first == 2, || {
             format!("positions {first}, {second}")
         })?;
-        neighbour_serves(&mut client)
+        check_other_vring(&mut client)
     }));
     rows.push(row(
         "enabled and disabled by other values than 0 and 1",
         |daemon| {
             let mut client = open(daemon)?;
             for value in [2u32, 0xff, 0xffff_ffff] {
-                let payload = wire::vring_state(0, value);
+                let payload = message::vring_state(0, value);
                 let _ = client
                     .frontend()
-                    .tell(number::SET_VRING_ENABLE, &payload, &[]);
+                    .send(number::SET_VRING_ENABLE, &payload, &[]);
             }
             if client.frontend().features().is_err() {
                 return Ok(());
             }
-            told(client.frontend().set_vring_enable(0, true), "enable")?;
-            both_serve(&mut client)
+            context(client.frontend().set_vring_enable(0, true), "enable")?;
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
         "a disabled vring is not served, and is when enabled",
         |daemon| {
             let mut client = open(daemon)?;
-            told(client.frontend().set_vring_enable(0, false), "disable")?;
+            context(client.frontend().set_vring_enable(0, false), "disable")?;
             flood(client.queue(0), 1, 512);
             std::thread::sleep(Duration::from_millis(30));
             ensure(client.queue(0).ring().used_index() == 0, || {
                 "served while disabled".into()
             })?;
-            told(client.frontend().set_vring_enable(0, true), "enable")?;
+            context(client.frontend().set_vring_enable(0, true), "enable")?;
             let seen = crate::attack::settle(client.queue(0).ring(), 1);
             ensure(seen == 1, || "not served when enabled".into())?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
 }
 
 fn slowness(rows: &mut Vec<Row>) {
     rows.push(row("a header that arrives byte by byte", |daemon| {
-        let slow = told(frontend(daemon), "connect")?;
-        for byte in wire::message(number::GET_FEATURES, VERSION, &[]) {
-            told(slow.socket().send_raw(&[byte], &[]), "send")?;
+        let slow = context(frontend(daemon), "connect")?;
+        for byte in message::message(number::GET_FEATURES, VERSION, &[]) {
+            context(slow.socket().send_raw(&[byte], &[]), "send")?;
             std::thread::sleep(Duration::from_millis(5));
         }
-        told(slow.socket().recv(), "answer").map(drop)
+        context(slow.socket().recv(), "answer").map(drop)
     }));
     for half in [1usize, 4, 11, 12, 15] {
         rows.push(row(
             format!("{half} bytes of a message, then a disconnect"),
             move |daemon| {
-                let slow = told(frontend(daemon), "connect")?;
-                let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
-                told(slow.socket().send_raw(&bytes[..half], &[]), "send")?;
+                let slow = context(frontend(daemon), "connect")?;
+                let bytes = message::message(number::SET_FEATURES, VERSION, &[0; 8]);
+                context(slow.socket().send_raw(&bytes[..half], &[]), "send")?;
                 let _ = slow.socket().stream().shutdown(std::net::Shutdown::Write);
                 closes_soon(slow.socket())
             },
@@ -511,20 +511,20 @@ fn slowness(rows: &mut Vec<Row>) {
     rows.push(row(
         "half a message, then nothing: closed in time, the next frontend is served",
         |daemon| {
-            let slow = told(frontend(daemon), "connect")?;
-            let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
-            told(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
-            let closed = closes_within(slow.socket(), PATIENCE);
+            let slow = context(frontend(daemon), "connect")?;
+            let bytes = message::message(number::SET_FEATURES, VERSION, &[0; 8]);
+            context(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
+            let closed = closes_within(slow.socket(), TIMEOUT);
             ensure(closed, || "half a message keeps the connection open".into())
         },
     ));
     rows.push(row("300 silent connections", |daemon| {
         let before = daemon.fds_at_rest();
         let silent: Vec<_> = (0..300)
-            .filter_map(|_| Socket::connect(daemon.socket(), PATIENCE).ok())
+            .filter_map(|_| Socket::connect(daemon.socket(), TIMEOUT).ok())
             .collect();
         let mut client = open(daemon)?;
-        both_serve(&mut client)?;
+        check_both_vrings(&mut client)?;
         drop((silent, client));
         daemon.fds_settle_at(before)
     }));
@@ -539,8 +539,8 @@ fn slowness(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row("a frontend that never reads its replies", |daemon| {
-        let deaf = told(frontend(daemon), "connect")?;
-        let ask = wire::message(number::GET_FEATURES, VERSION, &[]).repeat(1000);
+        let deaf = context(frontend(daemon), "connect")?;
+        let ask = message::message(number::GET_FEATURES, VERSION, &[]).repeat(1000);
         let stream = deaf.socket().stream();
         let _ = stream.set_write_timeout(Some(Duration::from_millis(500)));
         let mut full = false;
@@ -590,7 +590,7 @@ fn repetition(rows: &mut Vec<Row>) {
         }),
         ("the start and stop of a vring", 200, |client| {
             let base = client.frontend().vring_base(1)?;
-            client.announce_again(1, base as u16)
+            client.resume_queue(1, base as u16)
         }),
     ];
     for (name, rounds, say) in messages {
@@ -607,7 +607,7 @@ fn repetition(rows: &mut Vec<Row>) {
             // The backend channel may add one descriptor.
             daemon.fds_settle_at(fds + 1)?;
             daemon.settles_small(rss, 511)?;
-            neighbour_serves(&mut client)
+            check_other_vring(&mut client)
         }));
     }
 }
@@ -690,9 +690,9 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
         "descriptors beside single bytes of a message",
         |daemon| {
             let before = daemon.fds_at_rest();
-            let slow = told(frontend(daemon), "connect")?;
+            let slow = context(frontend(daemon), "connect")?;
             let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-            for byte in wire::message(number::GET_FEATURES, VERSION, &[]) {
+            for byte in message::message(number::GET_FEATURES, VERSION, &[]) {
                 if slow.socket().send_raw(&[byte], &[event.as_fd()]).is_err() {
                     break;
                 }
@@ -719,7 +719,7 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
                 } else {
                     &payload
                 };
-                let _ = client.frontend().tell(request, payload, &[own.as_fd()]);
+                let _ = client.frontend().send(request, payload, &[own.as_fd()]);
                 flood(client.queue(0), 2, 512);
                 std::thread::sleep(Duration::from_millis(10));
                 // The test only closes its end: if the daemon kept its copy of this end open, it would never see the
@@ -734,11 +734,11 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
             let fd = make()?;
             let _ = client
                 .frontend()
-                .tell(number::SET_BACKEND_REQ_FD, &[], &[fd.as_fd()]);
+                .send(number::SET_BACKEND_REQ_FD, &[], &[fd.as_fd()]);
             daemon.signal(rustix::process::Signal::HUP);
             std::thread::sleep(Duration::from_millis(5));
             if client.frontend().features().is_ok() {
-                both_serve(&mut client)?;
+                check_both_vrings(&mut client)?;
             }
             Ok(())
         }));
@@ -747,7 +747,7 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
 }
 
 fn attach(daemon: &Daemon, request: u32, count: usize) -> Outcome {
-    let client = told(frontend(daemon), "connect")?;
+    let client = context(frontend(daemon), "connect")?;
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     let fds: Vec<BorrowedFd<'_>> = (0..count).map(|_| event.as_fd()).collect();
     let len = match request {
@@ -758,7 +758,7 @@ fn attach(daemon: &Daemon, request: u32, count: usize) -> Outcome {
         number::GET_INFLIGHT_FD | number::SET_INFLIGHT_FD => 24,
         _ => 8,
     };
-    let bytes = wire::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
+    let bytes = message::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
     let _ = client.socket().send_raw(&bytes, &fds);
     let _ = client.socket().stream().shutdown(std::net::Shutdown::Write);
     closes_soon(client.socket())

@@ -4,7 +4,7 @@ use cleave_blk::spec::{feature, request_type as kind, status};
 use cleave_client::{Client, Options, Queue};
 use cleave_tests::{Cut, Outcome, Random, Row, ensure, header, range, row, small, stream};
 
-use crate::attack::{both_serve, check_disk, mark_disk, open, open_with, told};
+use crate::attack::{check_both_vrings, check_disk, context, fill_disk, open, open_with};
 
 const CAPACITY: u64 = (64 << 20) / 512;
 const ONE: Cut = Cut {
@@ -22,7 +22,7 @@ fn send(
     used: u32,
 ) -> Result<Vec<u8>, String> {
     let got = stream(queue, ONE, &mut Random::new(1), readable, writable);
-    let (found, out) = told(got, "no answer")?;
+    let (found, out) = context(got, "no answer")?;
     let code = out[writable - 1];
     ensure(code == wanted, || {
         format!("status {code} where {wanted} is due")
@@ -52,10 +52,10 @@ fn refused(
 ) {
     rows.push(row(name, move |daemon| {
         let mut client = open(daemon)?;
-        mark_disk(&mut client)?;
+        fill_disk(&mut client)?;
         send(client.queue(0), &readable, writable, wanted, 1)?;
         check_disk(&mut client)?;
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
 }
 
@@ -123,7 +123,7 @@ fn lengths(rows: &mut Vec<Row>) {
             format!("no data, type {request}: served, and repeatably so"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                mark_disk(&mut client)?;
+                fill_disk(&mut client)?;
                 for sector in [0, 1, CAPACITY] {
                     send(client.queue(0), &header(request, sector), 1, status::OK, 1)?;
                 }
@@ -135,7 +135,7 @@ fn lengths(rows: &mut Vec<Row>) {
                     1,
                 )?;
                 check_disk(&mut client)?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -220,14 +220,14 @@ fn discards(rows: &mut Vec<Row>) {
                 format!("{name} of {len} bytes of range"),
                 move |daemon| {
                     let mut client = open(daemon)?;
-                    mark_disk(&mut client)?;
+                    fill_disk(&mut client)?;
                     let readable = [&header(request, 0)[..], &rest].concat();
                     let got = stream(client.queue(0), ONE, &mut Random::new(1), &readable, 1);
-                    let (used, out) = told(got, "no answer")?;
+                    let (used, out) = context(got, "no answer")?;
                     let fair = used == 1 && matches!(out[0], status::IOERR | status::UNSUPP);
                     ensure(fair, || format!("used {used}, status {}", out[0]))?;
                     check_disk(&mut client)?;
-                    both_serve(&mut client)
+                    check_both_vrings(&mut client)
                 },
             ));
         }
@@ -263,13 +263,13 @@ fn discards(rows: &mut Vec<Row>) {
             format!("{name} of no sectors: the same result each time"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                mark_disk(&mut client)?;
+                fill_disk(&mut client)?;
                 let readable = [&header(request, 0)[..], &range(0, 0, 0)].concat();
-                let (first, _) = told(
+                let (first, _) = context(
                     stream(client.queue(0), ONE, &mut Random::new(1), &readable, 1),
                     "",
                 )?;
-                let (again, _) = told(
+                let (again, _) = context(
                     stream(client.queue(0), ONE, &mut Random::new(1), &readable, 1),
                     "",
                 )?;
@@ -277,7 +277,7 @@ fn discards(rows: &mut Vec<Row>) {
                     format!("used {first}, then {again}")
                 })?;
                 check_disk(&mut client)?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
         refused(
@@ -291,11 +291,11 @@ fn discards(rows: &mut Vec<Row>) {
             format!("{name} of odd sectors changes no other sector"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                mark_disk(&mut client)?;
+                fill_disk(&mut client)?;
                 let readable = [&header(request, 0)[..], &range(3, 7, 0)].concat();
                 send(client.queue(0), &readable, 1, status::OK, 1)?;
                 let mut back = vec![0; 64 << 10];
-                told(client.queue(1).read(0, &mut back), "read")?;
+                context(client.queue(1).read(0, &mut back), "read")?;
                 let near = back[..3 * 512]
                     .iter()
                     .chain(&back[10 * 512..])
@@ -305,7 +305,7 @@ fn discards(rows: &mut Vec<Row>) {
                     let zero = back[3 * 512..10 * 512].iter().all(|byte| *byte == 0);
                     ensure(zero, || "not zero".into())?;
                 }
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -325,7 +325,7 @@ fn ids(rows: &mut Vec<Row>) {
                 status::OK,
                 used,
             )?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         }));
     }
     rows.push(row("get-id with a sector", |daemon| {
@@ -337,7 +337,7 @@ fn ids(rows: &mut Vec<Row>) {
             status::OK,
             21,
         )?;
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     let readable = [&header(kind::GET_ID, 0)[..], &[0; 20]].concat();
     refused(
@@ -357,11 +357,11 @@ fn flushes(rows: &mut Vec<Row>) {
     ] {
         rows.push(row(format!("flush with {name}"), move |daemon| {
             let mut client = open(daemon)?;
-            mark_disk(&mut client)?;
+            fill_disk(&mut client)?;
             let readable = [&header(kind::FLUSH, sector)[..], &vec![1; len]].concat();
             send(client.queue(0), &readable, 1, status::OK, 1)?;
             check_disk(&mut client)?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         }));
     }
     rows.push(row(
@@ -383,10 +383,10 @@ fn flushes(rows: &mut Vec<Row>) {
                 queue.ring().publish();
                 queue.ring_kick();
                 for _ in 0..count {
-                    told(queue.wait_used(), &format!("round {round}"))?;
+                    context(queue.wait_used(), &format!("round {round}"))?;
                 }
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
 }
@@ -404,11 +404,11 @@ fn without_features(rows: &mut Vec<Row>) {
                     ..small(2)
                 },
             )?;
-            mark_disk(&mut client)?;
+            fill_disk(&mut client)?;
             let readable = [&header(request, 0)[..], &range(0, 8, 0)].concat();
             send(client.queue(0), &readable, 1, status::UNSUPP, 1)?;
             check_disk(&mut client)?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         }));
     }
 }
@@ -432,7 +432,7 @@ fn successes(rows: &mut Vec<Row>) {
                     used,
                 )?;
                 ensure(out[..len] == bytes, || "other data was read".into())?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -473,7 +473,7 @@ pub(crate) fn read_only_rows() -> Vec<Row> {
                 )?;
                 send(client.queue(0), &readable, 1, status::IOERR, 1)?;
                 still_zero(&mut client)?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             }));
         }
     }
@@ -482,7 +482,7 @@ pub(crate) fn read_only_rows() -> Vec<Row> {
 
 fn still_zero(client: &mut Client) -> Outcome {
     let mut back = vec![1; 64 << 10];
-    told(client.queue(1).read(0, &mut back), "read")?;
+    context(client.queue(1).read(0, &mut back), "read")?;
     ensure(back.iter().all(|byte| *byte == 0), || {
         "the disk was changed".into()
     })

@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type as kind};
-use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, RingLayout, Wait, wire};
+use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, RingLayout, Wait, message};
 use cleave_tests::{
-    Messages as _, Outcome, PATIENCE, Random, Row, comes, ensure, exercise_queue, flood, header,
-    row, scale, small,
+    Messages as _, Outcome, Random, Row, TIMEOUT, ensure, exercise_queue, flood, header, row,
+    scale, small, wait_until,
 };
 
 use crate::attack::{
-    INDIRECT, NEXT, Parts, WRITE, both_serve, expect_retired, neighbour_serves,
-    neighbour_serves_or_all_is_gone, open, open_with, polling, serves_or_retired, settle,
-    settle_within, told,
+    INDIRECT, NEXT, Parts, WRITE, check_both_vrings, check_other_vring,
+    check_other_vring_or_closed, check_served_or_retired, context, expect_retired, open, open_with,
+    polling, settle, settle_within,
 };
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -60,7 +60,7 @@ fn heads(rows: &mut Vec<Row>) {
             publish(&mut client);
         }
         let used = client.queue(0).ring().used_index();
-        neighbour_serves(&mut client)?;
+        check_other_vring(&mut client)?;
         ensure(used == 0, || "a retired vring was served".into())
     }));
     rows.push(row(
@@ -70,10 +70,10 @@ fn heads(rows: &mut Vec<Row>) {
             client.queue(0).ring().push(64);
             publish(&mut client);
             expect_retired(&mut client)?;
-            told(client.frontend().vring_base(0), "stop")?;
-            let mut fresh = told(client.start_queue(0, &tiny()), "start again")?;
-            told(fresh.read(0, &mut [0; 4096]), "read again")?;
-            neighbour_serves(&mut client)
+            context(client.frontend().vring_base(0), "stop")?;
+            let mut fresh = context(client.start_queue(0, &tiny()), "start again")?;
+            context(fresh.read(0, &mut [0; 4096]), "read again")?;
+            check_other_vring(&mut client)
         },
     ));
     rows.push(row("both vrings are retired and restarted", |daemon| {
@@ -82,13 +82,13 @@ fn heads(rows: &mut Vec<Row>) {
             client.queue(index).ring().push(9999);
             client.queue(index).ring().publish();
             client.queue(index).ring_kick();
-            let signalled = client.queue(index).err_signalled(PATIENCE);
+            let signalled = client.queue(index).err_signalled(TIMEOUT);
             ensure(signalled, || format!("vring {index} was not retired"))?;
         }
         for index in 0..2u16 {
-            told(client.frontend().vring_base(index.into()), "stop")?;
-            let mut fresh = told(client.start_queue(index, &tiny()), "start again")?;
-            told(fresh.read(0, &mut [0; 4096]), "read again")?;
+            context(client.frontend().vring_base(index.into()), "stop")?;
+            let mut fresh = context(client.start_queue(index, &tiny()), "start again")?;
+            context(fresh.read(0, &mut [0; 4096]), "read again")?;
         }
         Ok(())
     }));
@@ -139,7 +139,7 @@ fn indices(rows: &mut Vec<Row>) {
             move |daemon| {
                 let mut client = open(daemon)?;
                 for _ in 0..3 {
-                    told(client.queue(0).read(0, &mut [0; 512]), "read")?;
+                    context(client.queue(0).read(0, &mut [0; 512]), "read")?;
                 }
                 let position = client.queue(0).ring().position();
                 set_avail_index(client.queue(0).ring(), position - back);
@@ -152,11 +152,11 @@ fn indices(rows: &mut Vec<Row>) {
         "an unchanged available index is not a fault",
         |daemon| {
             let mut client = open(daemon)?;
-            told(client.queue(0).read(0, &mut [0; 512]), "read")?;
+            context(client.queue(0).read(0, &mut [0; 512]), "read")?;
             for _ in 0..10 {
                 client.queue(0).ring_kick();
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row("a ring filled to its last entry", |daemon| {
@@ -202,7 +202,7 @@ fn indices(rows: &mut Vec<Row>) {
             })?;
         }
         queue.ring().free_all();
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
 }
 
@@ -224,14 +224,14 @@ fn twice(rows: &mut Vec<Row>) {
                 queue.ring().publish();
                 queue.ring_kick();
                 let mut seen = 0;
-                let is_over = comes(|| {
+                let is_over = wait_until(|| {
                     seen += std::iter::from_fn(|| client.queue(0).ring().reap()).count();
                     seen >= usize::from(times) || client.queue(0).err_signalled(Duration::ZERO)
                 });
                 ensure(is_over, || {
                     format!("neither retired nor served: {seen} of {times}")
                 })?;
-                neighbour_serves(&mut client)
+                check_other_vring(&mut client)
             },
         ));
     }
@@ -253,10 +253,10 @@ fn twice(rows: &mut Vec<Row>) {
                     queue.ring().publish();
                     queue.ring_kick();
                 }
-                told(client.frontend().vring_base(0), "stop")?;
+                context(client.frontend().vring_base(0), "stop")?;
                 restart(&mut client)?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row("two heads whose chains share descriptors", |daemon| {
@@ -275,7 +275,7 @@ fn twice(rows: &mut Vec<Row>) {
         let seen = settle(queue.ring(), 2);
         ensure(seen == 2, || format!("{seen} of 2 came back"))?;
         queue.ring().free_all();
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
 }
 
@@ -285,9 +285,9 @@ fn restart(client: &mut Client) -> Outcome {
     let memory = client.memory().clone();
     let event_idx = client.features() & feature::EVENT_IDX != 0;
     let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
-    *client.queue(0).ring() = told(fresh, "lay the ring out")?;
+    *client.queue(0).ring() = context(fresh, "lay the ring out")?;
     client.queue(0).err_signalled(Duration::ZERO);
-    told(client.announce_again(0, 0), "start again")
+    context(client.resume_queue(0, 0), "start again")
 }
 
 fn notifications(rows: &mut Vec<Row>) {
@@ -306,7 +306,7 @@ fn notifications(rows: &mut Vec<Row>) {
                     let seen = settle(client.queue(0).ring(), 2);
                     ensure(seen == 2, || format!("{seen} of 2 came back"))?;
                 }
-                neighbour_serves(&mut client)
+                check_other_vring(&mut client)
             },
         ));
     }
@@ -329,7 +329,7 @@ fn notifications(rows: &mut Vec<Row>) {
                     let seen = settle(client.queue(0).ring(), 2);
                     ensure(seen == 2, || format!("{seen} of 2 came back"))?;
                 }
-                neighbour_serves(&mut client)
+                check_other_vring(&mut client)
             }));
         }
     }
@@ -338,14 +338,14 @@ fn notifications(rows: &mut Vec<Row>) {
             format!("the guest stores used index {index}"),
             move |daemon| {
                 let mut client = open_with(daemon, &polling())?;
-                told(client.queue(0).read(0, &mut [0; 512]), "read")?;
+                context(client.queue(0).read(0, &mut [0; 512]), "read")?;
                 let ring = client.queue(0).ring();
                 store(ring, ring.layout().used + 2, index);
                 flood(client.queue(0), 1, 512);
                 // The daemon keeps its own count: two requests, index 2.
-                let counts = comes(|| client.queue(0).ring().used_index() == 2);
+                let counts = wait_until(|| client.queue(0).ring().used_index() == 2);
                 ensure(counts, || "the used index is not the daemon's own".into())?;
-                neighbour_serves(&mut client)
+                check_other_vring(&mut client)
             },
         ));
     }
@@ -355,7 +355,7 @@ fn notifications(rows: &mut Vec<Row>) {
         ensure(client.queue(0).ring().used_index() == 0, || {
             "a completion without a request".into()
         })?;
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     rows.push(row("a storm of kicks, then an idle vring", |daemon| {
         let mut client = open(daemon)?;
@@ -363,15 +363,15 @@ fn notifications(rows: &mut Vec<Row>) {
         while std::time::Instant::now() < end {
             client.queue(0).ring_kick();
         }
-        neighbour_serves(&mut client)?;
+        check_other_vring(&mut client)?;
         daemon.stays_at_rest()?;
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     for features in [!0, !feature::EVENT_IDX] {
         let name =
             format!("a driver that toggles notifications under load, features {features:#x}");
         rows.push(row(name, move |daemon| {
-            flip_flop(&mut open_with(
+            toggle_notifications(&mut open_with(
                 daemon,
                 &Options {
                     features,
@@ -383,7 +383,7 @@ fn notifications(rows: &mut Vec<Row>) {
 }
 
 /// Another thread changes events and flags continuously while requests run.
-fn flip_flop(client: &mut Client) -> Outcome {
+fn toggle_notifications(client: &mut Client) -> Outcome {
     let layout = client.queue(0).ring().layout();
     let memory = client.memory().clone();
     let stop = AtomicBool::new(false);
@@ -410,7 +410,7 @@ fn flip_flop(client: &mut Client) -> Outcome {
         stop.store(true, Ordering::Relaxed);
         done
     })?;
-    neighbour_serves(client)
+    check_other_vring(client)
 }
 
 fn overlaps(rows: &mut Vec<Row>) {
@@ -442,16 +442,16 @@ fn overlaps(rows: &mut Vec<Row>) {
                 queue.ring().publish();
                 queue.ring_kick();
                 std::thread::sleep(Duration::from_millis(10));
-                neighbour_serves(&mut client)
+                check_other_vring(&mut client)
             }));
         }
     }
     rows.push(row("two vrings in the same memory", |daemon| {
         let mut client = open_with(daemon, &small(3))?;
         let layout = client.queue(0).ring().layout();
-        told(client.frontend().vring_base(2), "stop")?;
+        context(client.frontend().vring_base(2), "stop")?;
         let addr = |client: &Client, addr| client.memory().user_addr(addr).unwrap_or(0);
-        let place = wire::VringAddr {
+        let place = message::VringAddr {
             index: 2,
             flags: 0,
             desc: addr(&client, layout.desc),
@@ -466,14 +466,14 @@ fn overlaps(rows: &mut Vec<Row>) {
             client.queue(2).ring_kick();
         }
         std::thread::sleep(Duration::from_millis(20));
-        neighbour_serves(&mut client)
+        check_other_vring(&mut client)
     }));
     rows.push(row("all three parts of a vring at one address", |daemon| {
         let mut client = open(daemon)?;
-        told(client.frontend().vring_base(0), "stop")?;
+        context(client.frontend().vring_base(0), "stop")?;
         let at = client.queue(0).ring().layout().desc;
         let user = client.memory().user_addr(at).unwrap_or(0);
-        let place = wire::VringAddr {
+        let place = message::VringAddr {
             index: 0,
             flags: 0,
             desc: user,
@@ -492,7 +492,7 @@ fn overlaps(rows: &mut Vec<Row>) {
         client.memory().fill(at, 4096, 0xff);
         client.queue(0).ring_kick();
         std::thread::sleep(Duration::from_millis(10));
-        neighbour_serves(&mut client)
+        check_other_vring(&mut client)
     }));
 }
 
@@ -520,7 +520,7 @@ fn doorbells(rows: &mut Vec<Row>) {
                 }
                 std::thread::sleep(Duration::from_millis(10));
                 // If the message was refused, the connection may be closed too.
-                neighbour_serves_or_all_is_gone(&mut client)
+                check_other_vring_or_closed(&mut client)
             }));
         }
     }
@@ -529,7 +529,7 @@ fn doorbells(rows: &mut Vec<Row>) {
             format!("a {name} counter that is full and blocks"),
             move |daemon| {
                 let options = Options {
-                    call: cleave_client::Doorbell::Blocking,
+                    call: cleave_client::Notifier::Blocking,
                     wait: Wait::Poll,
                     ..small(2)
                 };
@@ -538,17 +538,17 @@ fn doorbells(rows: &mut Vec<Row>) {
                 rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
                 let frontend = client.frontend();
                 if part {
-                    told(frontend.set_vring_call(0, Some(full.as_fd())), "set call")?;
+                    context(frontend.set_vring_call(0, Some(full.as_fd())), "set call")?;
                 } else {
-                    told(frontend.set_vring_err(0, Some(full.as_fd())), "set err")?;
+                    context(frontend.set_vring_err(0, Some(full.as_fd())), "set err")?;
                     client.queue(0).ring().push(9999);
                 }
                 for _ in 0..3 {
                     flood(client.queue(0), 2, 512);
                 }
                 std::thread::sleep(Duration::from_millis(20));
-                told(client.frontend().features(), "ask for features")?;
-                neighbour_serves(&mut client)
+                context(client.frontend().features(), "ask for features")?;
+                check_other_vring(&mut client)
             },
         ));
     }
@@ -568,20 +568,20 @@ fn rewriting(rows: &mut Vec<Row>) {
             move |daemon| {
                 let mut client = open_with(daemon, &polling())?;
                 rewrite(&mut client, part)?;
-                serves_or_retired_after_noise(&mut client)
+                check_served_or_retired_after_noise(&mut client)
             },
         ));
     }
 }
 
-fn serves_or_retired_after_noise(client: &mut Client) -> Outcome {
+fn check_served_or_retired_after_noise(client: &mut Client) -> Outcome {
     if client.queue(0).err_signalled(Duration::ZERO) {
-        return neighbour_serves(client);
+        return check_other_vring(client);
     }
     // Chains in flight cannot be reclaimed, so start from a fresh ring.
-    told(client.frontend().vring_base(0), "stop")?;
+    context(client.frontend().vring_base(0), "stop")?;
     restart(client)?;
-    serves_or_retired(client)
+    check_served_or_retired(client)
 }
 
 fn rewrite(client: &mut Client, part: usize) -> Outcome {

@@ -129,7 +129,7 @@ pub(crate) fn contents(change: Change, range: Range) -> Vec<u8> {
 }
 
 /// Checks that the model rejects each of these: otherwise the tests would prove nothing.
-pub(crate) fn an_old_byte_a_torn_sector_and_a_stranger_are_seen() {
+pub(crate) fn old_torn_and_foreign_sectors_are_found() {
     let mut disk = Disk::new();
     let range = disk.take(8, 8).unwrap();
     assert!(disk.take(15, 8).is_none(), "no two requests on one sector");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{request_type, status};
 use cleave_client::{Buffer, Client};
-use cleave_tests::{PATIENCE, Random};
+use cleave_tests::{Random, TIMEOUT};
 
 use crate::disk::{Change, DISK_BYTES, Disk, Range, SECTOR, contents};
 
@@ -20,7 +20,7 @@ const VERIFIED: usize = 24;
 
 /// A request in flight.
 #[derive(Debug, Clone, Copy)]
-struct Out {
+struct InFlight {
     head: u16,
     kind: u32,
     /// Its sectors; empty for a flush.
@@ -32,7 +32,7 @@ struct Out {
 struct Vring {
     control: u64,
     data: u64,
-    slots: Vec<Option<Out>>,
+    slots: Vec<Option<InFlight>>,
 }
 
 pub(crate) struct Guest {
@@ -165,7 +165,7 @@ impl Guest {
         buffers.push(Buffer::writable(control + STATUS_AT, 1));
         let ring = client.queue(index).ring();
         let head = ring.add_indirect(control + TABLE_AT, &buffers).unwrap();
-        vring.slots[slot] = Some(Out {
+        vring.slots[slot] = Some(InFlight {
             head,
             kind,
             range,
@@ -186,15 +186,15 @@ impl Guest {
     /// Checks one completion: it must belong to a request in flight and have the right result.
     fn end(&mut self, client: &Client, index: usize, head: u32) {
         let vring = &mut self.vrings[index];
-        let waits = |slot: &Option<Out>| slot.is_some_and(|out| u32::from(out.head) == head);
+        let waits = |slot: &Option<InFlight>| slot.is_some_and(|out| u32::from(out.head) == head);
         let Some(slot) = vring.slots.iter().position(waits) else {
             panic!("vring {index}: head {head} completed, but it is not in flight");
         };
         let out = vring.slots[slot].take().unwrap();
         let control = vring.control + CONTROL_BYTES * slot as u64;
         let data = vring.data + DATA_BYTES * slot as u64;
-        let told = client.memory().bytes(control + STATUS_AT, 1)[0];
-        assert_eq!(told, status::OK, "vring {index}: {out:?}");
+        let result = client.memory().bytes(control + STATUS_AT, 1)[0];
+        assert_eq!(result, status::OK, "vring {index}: {out:?}");
         if let Some(range) = out.range {
             if out.kind == request_type::IN {
                 let bytes = client.memory().bytes(data, range.count * SECTOR);
@@ -212,7 +212,7 @@ impl Guest {
 
     /// Waits for any completion.
     pub(crate) fn await_one(&mut self, client: &mut Client) {
-        let (before, end) = (self.answered, Instant::now() + PATIENCE);
+        let (before, end) = (self.answered, Instant::now() + TIMEOUT);
         while self.answered == before {
             self.collect(client);
             assert!(
@@ -225,7 +225,7 @@ impl Guest {
 
     /// Waits for all completions, asleep on the call or polling.
     pub(crate) fn await_all(&mut self, client: &mut Client, sleeps: bool) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         for index in 0..self.vrings.len() {
             loop {
                 let left = self.vrings[index].slots.iter().flatten().count();

@@ -13,17 +13,17 @@ mod guest;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use cleave_client::wire::protocol;
+use cleave_client::message::protocol;
 use cleave_client::{Base, Client, Options};
-use cleave_tests::{PATIENCE, Random, Scratch, program_path, run_cases};
+use cleave_tests::{Random, Scratch, TIMEOUT, program_path, run_cases};
 
-use disk::{DISK_BYTES, Disk, an_old_byte_a_torn_sector_and_a_stranger_are_seen};
+use disk::{DISK_BYTES, Disk, old_torn_and_foreign_sectors_are_found};
 use guest::Guest;
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
-        an_old_byte_a_torn_sector_and_a_stranger_are_seen,
-        nothing_is_lost_and_nothing_is_done_twice,
+        old_torn_and_foreign_sectors_are_found,
+        no_request_is_lost_or_repeated,
     ])
 }
 
@@ -59,7 +59,7 @@ struct Sums {
     read_bytes: u64,
 }
 
-fn nothing_is_lost_and_nothing_is_done_twice() {
+fn no_request_is_lost_or_repeated() {
     let kills = std::env::var("CLEAVE_KILLS").ok();
     let kills = kills.map_or(200, |text| text.parse().unwrap());
     let mut random = Random::announced("kill");
@@ -112,7 +112,7 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
         queues: vrings,
         queue_size: 256,
         data_bytes: 16 << 20,
-        patience: PATIENCE,
+        timeout: TIMEOUT,
         protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
         ..Options::default()
     };
@@ -173,7 +173,7 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
 
 /// Retries until the daemon listens.
 fn connect<T>(mut attempt: impl FnMut() -> Result<T, cleave_client::Error>) -> T {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         match attempt() {
             Ok(connected) => return connected,

@@ -14,7 +14,7 @@ pub type Case = Trial;
 
 /// Requirement of a case on the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needs {
+pub enum Requirement {
     /// Nothing special.
     Nothing,
     /// Root.
@@ -27,21 +27,21 @@ pub enum Needs {
     Program(&'static str),
 }
 
-impl Needs {
+impl Requirement {
     /// The reason if the machine does not meet it.
     fn missing(self) -> Option<String> {
         match self {
-            Needs::Nothing => None,
-            Needs::Program(path) => {
+            Requirement::Nothing => None,
+            Requirement::Program(path) => {
                 (!Path::new(path).exists()).then(|| format!("{path} is not installed"))
             }
             _ if !is_root() => Some("needs root".to_owned()),
-            Needs::Root => None,
-            Needs::LoopDevices => {
+            Requirement::Root => None,
+            Requirement::LoopDevices => {
                 let scratch = Scratch::new();
                 LoopDevice::attach(&scratch.image("probe", 1 << 20)).err()
             }
-            Needs::Fuse => {
+            Requirement::Fuse => {
                 (!Path::new("/dev/fuse").exists()).then(|| "there is no /dev/fuse".to_owned())
             }
         }
@@ -49,7 +49,11 @@ impl Needs {
 }
 
 /// Makes a case. It fails if `run` panics.
-pub fn case(name: impl Into<String>, needs: Needs, run: impl FnOnce() + Send + 'static) -> Case {
+pub fn case(
+    name: impl Into<String>,
+    needs: Requirement,
+    run: impl FnOnce() + Send + 'static,
+) -> Case {
     Trial::ignorable_test(name, move || match needs.missing() {
         Some(reason) => Ok(Completion::ignored_with(reason)),
         None => {
@@ -73,10 +77,10 @@ pub fn ignored(why: &str) {
     let _ = writeln!(std::io::stderr(), "ignored: {name}: {why}");
 }
 
-/// A list of cases: functions, each with what it needs beyond [`Needs::Nothing`].
+/// A list of cases: functions, each with what it needs beyond [`Requirement::Nothing`].
 #[macro_export]
 macro_rules! cases {
-    (@needs) => { $crate::Needs::Nothing };
+    (@needs) => { $crate::Requirement::Nothing };
     (@needs $needs:expr) => { $needs };
     ($($name:ident $(: $needs:expr)?),* $(,)?) => {
         vec![$($crate::case(stringify!($name), $crate::cases!(@needs $($needs)?), $name)),*]

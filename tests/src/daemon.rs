@@ -11,7 +11,7 @@ use cleave_client::{Client, Error, Options};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lateness::stolen;
-use crate::{PATIENCE, Scratch, Stopwatch, comes};
+use crate::{Scratch, Stopwatch, TIMEOUT, wait_until};
 
 /// A daemon that has done nothing for this long is idle. Longer than the pause before it watches a file again.
 const QUIET: Duration = Duration::from_millis(1500);
@@ -22,7 +22,7 @@ const SPIN_WINDOW: Duration = Duration::from_secs(1);
 
 /// Output of a program that has exited.
 #[derive(Debug)]
-pub struct Ended {
+pub struct Exited {
     /// Exit code; `None`: a signal ended it.
     pub code: Option<i32>,
     /// Standard output.
@@ -67,7 +67,7 @@ pub fn program_copy(scratch: &Scratch) -> PathBuf {
 }
 
 /// Runs `cleave` with these arguments until it exits.
-pub fn run_to_end<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Ended {
+pub fn run_to_exit<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Exited {
     let mut child = Command::new(program_path())
         .args(args)
         .stdin(Stdio::null())
@@ -89,7 +89,7 @@ pub fn run_to_end<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Ended {
     stdout.read_to_string(&mut text).unwrap();
     let stderr = errors.join().unwrap().unwrap();
     let status = code.unwrap_or_else(|| panic!("{:?} did not exit: {stderr}", words(args)));
-    Ended {
+    Exited {
         code: status.code(),
         stdout: text,
         stderr,
@@ -104,7 +104,7 @@ fn words<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Vec<String> {
 
 fn wait_for(child: &mut Child) -> Option<std::process::ExitStatus> {
     let mut status = None;
-    comes(|| {
+    wait_until(|| {
         status = child.try_wait().unwrap();
         status.is_some()
     });
@@ -180,9 +180,9 @@ impl Daemon {
     fn start(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
         let mut daemon = Daemon::spawn(scratch, socket, command.stdin(Stdio::null()));
         let mut ended = Ok(());
-        let is_there = comes(|| {
+        let is_there = wait_until(|| {
             ended = daemon.alive();
-            ended.is_err() || crate::is_listened_on(&daemon.socket)
+            ended.is_err() || crate::has_listener(&daemon.socket)
         });
         if let Err(how) = ended {
             panic!("the daemon exited at start: {how}\n{}", daemon.log_tail());
@@ -229,7 +229,7 @@ impl Daemon {
     /// Opens a client. While the previous session drains, the daemon refuses another frontend; this call retries
     /// then.
     pub fn try_open(&self, options: &Options) -> Result<Client, Error> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             match Client::open(&self.socket, options) {
                 Err(Error::Closed | Error::Io { .. }) if Instant::now() < end => {
@@ -300,7 +300,7 @@ impl Daemon {
 
     /// Waits until its log contains a text.
     pub fn log_has(&self, text: &str) -> bool {
-        comes(|| self.log().contains(text))
+        wait_until(|| self.log().contains(text))
     }
 
     /// Number of open descriptors.
@@ -324,7 +324,7 @@ impl Daemon {
 
     /// Waits until it has at most `most` descriptors; fails if it keeps more.
     pub fn fds_settle_at(&self, most: usize) -> Result<(), String> {
-        match comes(|| self.fds() <= most) {
+        match wait_until(|| self.fds() <= most) {
             true => Ok(()),
             false => Err(format!("{} descriptors, more than {most}", self.fds())),
         }
@@ -337,7 +337,7 @@ impl Daemon {
 
     /// Waits until it has at most `most` threads; fails if it keeps more.
     pub fn threads_settle_at(&self, most: usize) -> Result<(), String> {
-        match comes(|| self.threads() <= most) {
+        match wait_until(|| self.threads() <= most) {
             true => Ok(()),
             false => Err(format!("{} threads, more than {most}", self.threads())),
         }
@@ -369,7 +369,7 @@ impl Daemon {
     /// As [`Daemon::stays_small`], but waits for sessions that are ending to free their memory.
     pub fn settles_small(&self, before: u64, more: u64) -> Result<(), String> {
         let mut verdict = Ok(());
-        comes(|| {
+        wait_until(|| {
             verdict = self.stays_small(before, more);
             verdict.is_ok()
         });
@@ -425,7 +425,7 @@ impl Daemon {
                 look() == before
             }
         };
-        if !comes(is_quiet) {
+        if !wait_until(is_quiet) {
             return Err(format!("it is never idle: {:?}", look()));
         }
         let (before, stolen_before) = (look(), stolen());

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// A response.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct Response {
     /// Status code.
     pub status: u16,
     /// Header block, unparsed.
@@ -18,12 +18,12 @@ pub struct Answer {
     pub body: String,
 }
 
-impl Answer {
+impl Response {
     /// Parses a response.
-    pub fn parse(text: &str) -> Option<Answer> {
+    pub fn parse(text: &str) -> Option<Response> {
         let (header, body) = text.split_once("\r\n\r\n")?;
         let status = header.split(' ').nth(1)?.parse().ok()?;
-        Some(Answer {
+        Some(Response {
             status,
             header: header.to_owned(),
             body: body.to_owned(),
@@ -61,18 +61,18 @@ pub fn converse(socket: &Path, bytes: &[u8], time: Duration) -> std::io::Result<
 }
 
 /// Sends one request and returns the response.
-pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> Answer {
+pub fn fetch(socket: &Path, method: &str, path: &str, body: &str) -> Response {
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
-    let text = converse(socket, request.as_bytes(), crate::PATIENCE).unwrap();
-    Answer::parse(&text).unwrap_or_else(|| panic!("no response to {method} {path}: {text}"))
+    let text = converse(socket, request.as_bytes(), crate::TIMEOUT).unwrap();
+    Response::parse(&text).unwrap_or_else(|| panic!("no response to {method} {path}: {text}"))
 }
 
 /// GETs a path and returns its JSON.
 pub fn get(socket: &Path, path: &str) -> Value {
-    let answer = ask(socket, "GET", path, "");
+    let answer = fetch(socket, "GET", path, "");
     assert_eq!(answer.status, 200, "{path}: {}", answer.body);
     answer.json()
 }

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn late_failures_are_kept_and_the_third_is_one() {
+    fn late_failures_are_kept_and_the_third_is_final() {
         for (right_from, is_ok, attempts, kept) in [(3, true, 3, 2), (4, false, 3, 3)] {
             let folder = tempfile::tempdir().unwrap();
             let mut number = 0;

@@ -11,22 +11,22 @@ pub mod fuse;
 pub mod http;
 mod lateness;
 mod model;
-mod mute;
-mod patience;
 mod scratch;
 mod stream;
 mod table;
+mod timing;
+mod unresponsive;
 
-pub use cases::{Case, Needs, case, ignored, run_cases};
-pub use daemon::{Daemon, Ended, program_copy, program_path, run_to_end};
-pub use frontend::{BackendChannel, Messages, closes_within, is_listened_on};
+pub use cases::{Case, Requirement, case, ignored, run_cases};
+pub use daemon::{Daemon, Exited, program_copy, program_path, run_to_exit};
+pub use frontend::{BackendChannel, Messages, closes_within, has_listener};
 pub use lateness::{Lateness, unless_late};
 pub use model::{Model, Random};
-pub use mute::Mute;
-pub use patience::{PATIENCE, Stopwatch, comes};
 pub use scratch::{LoopDevice, Mount, Scratch, is_root, run};
 pub use stream::{Cut, header, range, stream};
 pub use table::{Outcome, Row, ensure, row, run_rows, scale};
+pub use timing::{Stopwatch, TIMEOUT, wait_until};
+pub use unresponsive::UnresponsiveFs;
 
 use cleave_blk::spec::request_type;
 use cleave_client::{Buffer, Client, Options, Queue};
@@ -37,7 +37,7 @@ pub fn small(queues: u16) -> Options {
         queues,
         queue_size: 64,
         data_bytes: 4 << 20,
-        patience: PATIENCE,
+        timeout: TIMEOUT,
         ..Options::default()
     }
 }
@@ -96,11 +96,11 @@ pub fn exercise_queue(client: &mut Client, index: usize) -> Outcome {
         .collect();
     let mut back = vec![0; block as usize];
     let queue = client.queue(index);
-    let told = |error| format!("vring {index}: {error}");
+    let context = |error| format!("vring {index}: {error}");
     if !read_only {
-        queue.write(offset, &bytes).map_err(told)?;
+        queue.write(offset, &bytes).map_err(context)?;
     }
-    queue.read(offset, &mut back).map_err(told)?;
+    queue.read(offset, &mut back).map_err(context)?;
     ensure(read_only || back == bytes, || {
         format!("vring {index} read back other data")
     })

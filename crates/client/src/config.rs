@@ -2,7 +2,7 @@
 
 use cleave_blk::spec::SECTOR_BYTES;
 
-use crate::wire::u32_at;
+use crate::message::u32_at;
 
 /// The daemon's configuration of its disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use cleave_blk::spec::feature;
 
+use crate::message::{VringAddr, protocol};
 use crate::queue::{Arena, CONTROL_BYTES};
-use crate::wire::{VringAddr, protocol};
 use crate::{
-    Config, Doorbell, DriverRing, Error, Frontend, GuestMemory, Inflight, Queue, RegionPlan,
+    Config, DriverRing, Error, Frontend, GuestMemory, Inflight, Notifier, Queue, RegionOptions,
     RingLayout, Wait,
 };
 
 /// The messages that describe memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Table {
+pub enum MemoryMessages {
     /// SET_MEM_TABLE.
     Whole,
     /// ADD_MEM_REG, one for each region.
@@ -37,11 +37,11 @@ pub struct Options {
     /// How to wait for completions.
     pub wait: Wait,
     /// Kind of kick descriptors.
-    pub kick: Doorbell,
+    pub kick: Notifier,
     /// Kind of call descriptors.
-    pub call: Doorbell,
+    pub call: Notifier,
     /// Messages that describe memory.
-    pub table: Table,
+    pub table: MemoryMessages,
     /// Feature messages before protocol feature messages, as some frontends send them.
     pub features_first: bool,
     /// Data area of each vring, in bytes (only touched pages use memory).
@@ -49,7 +49,7 @@ pub struct Options {
     /// Initial position of each vring.
     pub base: u16,
     /// Time limit for each reply and each request.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for Options {
@@ -66,13 +66,13 @@ impl Default for Options {
                 | protocol::STATUS
                 | protocol::BACKEND_REQ,
             wait: Wait::Sleep,
-            kick: Doorbell::NonBlocking,
-            call: Doorbell::NonBlocking,
-            table: Table::Whole,
+            kick: Notifier::NonBlocking,
+            call: Notifier::NonBlocking,
+            table: MemoryMessages::Whole,
             features_first: false,
             data_bytes: 64 << 20,
             base: 0,
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
         }
     }
 }
@@ -107,7 +107,7 @@ pub struct Client {
     offered: u64,
     features: u64,
     protocol_features: u64,
-    table: Table,
+    table: MemoryMessages,
     /// Kept for the next daemon.
     inflight: Option<Inflight>,
 }
@@ -126,7 +126,7 @@ pub enum Base {
 impl Client {
     /// Connects and sets a device up.
     pub fn open(path: &Path, options: &Options) -> Result<Client, Error> {
-        Client::start(Frontend::connect(path, options.patience)?, options)
+        Client::start(Frontend::connect(path, options.timeout)?, options)
     }
 
     /// Sets a device up with new memory.
@@ -136,7 +136,7 @@ impl Client {
             (entries * (16 + 2 + 8 + CONTROL_BYTES) + (4 << 12)).next_multiple_of(4096);
         let each = ring_bytes + options.data_bytes.next_multiple_of(4096) + 4096;
         let bytes = (each * u64::from(options.queues.max(1))).next_multiple_of(2 << 20) + (2 << 20);
-        let memory = GuestMemory::new(&[RegionPlan::new(RAM_AT, bytes)])?;
+        let memory = GuestMemory::new(&[RegionOptions::new(RAM_AT, bytes)])?;
         Client::start_in(frontend, memory, options)
     }
 
@@ -205,7 +205,7 @@ impl Client {
 
     /// Connects to the successor of a daemon that died, with the same guest memory, vrings and requests in flight.
     pub fn reconnect(&mut self, path: &Path, options: &Options, base: Base) -> Result<(), Error> {
-        let frontend = Frontend::connect(path, options.patience)?;
+        let frontend = Frontend::connect(path, options.timeout)?;
         let before = std::mem::replace(
             self,
             Client::handshake(frontend, Arc::clone(&self.memory), options)?,
@@ -290,12 +290,12 @@ impl Client {
     pub fn send_memory(&self) -> Result<(), Error> {
         let count = self.memory.len();
         match self.table {
-            Table::Whole => {
+            MemoryMessages::Whole => {
                 let regions: Vec<_> = (0..count).map(|index| self.memory.region(index)).collect();
                 let fds: Vec<_> = (0..count).map(|index| self.memory.fd(index)).collect();
                 self.frontend.set_mem_table(&regions, &fds)
             }
-            Table::Slots => (0..count).try_for_each(|index| {
+            MemoryMessages::Slots => (0..count).try_for_each(|index| {
                 self.frontend
                     .add_mem_reg(self.memory.region(index), self.memory.fd(index))
             }),
@@ -318,7 +318,7 @@ impl Client {
             call: options.call.make()?,
             err: err_descriptor()?,
             wait: options.wait,
-            patience: options.patience,
+            timeout: options.timeout,
             arena: Arena {
                 addr,
                 len: options.data_bytes,
@@ -331,7 +331,7 @@ impl Client {
     }
 
     /// Sends the set-up of a stopped vring again; `base`: its position.
-    pub fn announce_again(&mut self, index: usize, base: u16) -> Result<(), Error> {
+    pub fn resume_queue(&mut self, index: usize, base: u16) -> Result<(), Error> {
         self.announce(&self.queues[index], base)
     }
 
@@ -367,7 +367,7 @@ impl Client {
 }
 
 fn err_descriptor() -> Result<OwnedFd, Error> {
-    let made = Doorbell::NonBlocking.make()?;
+    let made = Notifier::NonBlocking.make()?;
     made.map(|ends| ends.reader)
         .ok_or_else(|| Error::Protocol("no err descriptor".into()))
 }

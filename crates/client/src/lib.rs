@@ -17,18 +17,18 @@ mod error;
 mod frontend;
 mod load;
 mod memory;
+pub mod message;
 mod queue;
 mod ring;
 mod socket;
-pub mod wire;
 mod workload;
 
 pub use config::Config;
-pub use device::{Base, Client, Options, Table};
+pub use device::{Base, Client, MemoryMessages, Options};
 pub use error::Error;
 pub use frontend::{Frontend, Inflight};
-pub use memory::{GuestMemory, RegionPlan};
-pub use queue::{Completion, Doorbell, Queue, Request, Wait};
+pub use memory::{GuestMemory, RegionOptions};
+pub use queue::{Completion, Notifier, Queue, Request, Wait};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};
 pub use socket::{Message, Socket};
 pub use workload::{

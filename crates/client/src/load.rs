@@ -420,11 +420,11 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
             // Nothing is in flight; only the clock matters.
             self.progress_ns = self.now_ns;
         }
-        let patience = self.queue.patience.as_nanos() as u64;
-        if self.now_ns - self.progress_ns > patience {
+        let timeout = self.queue.timeout.as_nanos() as u64;
+        if self.now_ns - self.progress_ns > timeout {
             return Err(Error::TimedOut {
                 what: "a request",
-                after: self.queue.patience,
+                after: self.queue.timeout,
             });
         }
         match self.queue.wait {
@@ -450,7 +450,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
     }
 
     fn sleep(&mut self) {
-        let mut time = self.queue.patience;
+        let mut time = self.queue.timeout;
         if !self.free.is_empty() && !self.ended() {
             let due = self.due_ns().saturating_sub(self.now_ns);
             time = time.min(Duration::from_nanos(due));

@@ -12,13 +12,13 @@ use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::Error;
-use crate::wire::RegionBytes;
+use crate::message::RegionBytes;
 
 const PAGE_BYTES: u64 = 4096;
 
 /// Parameters of a region.
 #[derive(Debug, Clone, Copy)]
-pub struct RegionPlan {
+pub struct RegionOptions {
     /// Guest-physical address.
     pub guest_addr: u64,
     /// Length in bytes, a multiple of the page size.
@@ -27,10 +27,10 @@ pub struct RegionPlan {
     pub sealed: bool,
 }
 
-impl RegionPlan {
+impl RegionOptions {
     /// An ordinary region, which can be truncated later.
-    pub fn new(guest_addr: u64, len_bytes: u64) -> RegionPlan {
-        RegionPlan {
+    pub fn new(guest_addr: u64, len_bytes: u64) -> RegionOptions {
+        RegionOptions {
             guest_addr,
             len_bytes,
             sealed: false,
@@ -63,7 +63,7 @@ unsafe impl Sync for GuestMemory {}
 
 impl GuestMemory {
     /// Creates and maps regions.
-    pub fn new(plans: &[RegionPlan]) -> Result<Arc<GuestMemory>, Error> {
+    pub fn new(plans: &[RegionOptions]) -> Result<Arc<GuestMemory>, Error> {
         let regions = plans
             .iter()
             .map(Region::new)
@@ -268,7 +268,7 @@ fn not_guest_memory(addr: u64) -> ! {
 }
 
 impl Region {
-    fn new(plan: &RegionPlan) -> Result<Region, Error> {
+    fn new(plan: &RegionOptions) -> Result<Region, Error> {
         let made = || -> rustix::io::Result<Region> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let file = memfd_create("cleave-client-guest", flags)?;
@@ -319,8 +319,8 @@ mod tests {
     #[test]
     fn regions_that_touch_in_the_guest_are_read_and_written_as_one() {
         let plans = [
-            RegionPlan::new(0x10000, 0x1000),
-            RegionPlan::new(0x11000, 0x1000),
+            RegionOptions::new(0x10000, 0x1000),
+            RegionOptions::new(0x11000, 0x1000),
         ];
         let memory = GuestMemory::new(&plans).unwrap();
         let bytes: Vec<u8> = (0..200).collect();
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn allocation_aligns_and_ends() {
-        let memory = GuestMemory::new(&[RegionPlan::new(0x10000, 0x1000)]).unwrap();
+        let memory = GuestMemory::new(&[RegionOptions::new(0x10000, 0x1000)]).unwrap();
         assert_eq!(memory.alloc(1, 1).unwrap(), 0x10000);
         assert_eq!(memory.alloc(1, 64).unwrap(), 0x10040);
         assert!(memory.alloc(0x1000, 1).is_err());
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_cut_region_stays_readable_here_and_is_short_for_others() {
-        let memory = GuestMemory::new(&[RegionPlan::new(0, 0x4000)]).unwrap();
+        let memory = GuestMemory::new(&[RegionOptions::new(0, 0x4000)]).unwrap();
         memory.fill(0, 0x4000, 7);
         memory.truncate(0, 0x1000).unwrap();
         assert_eq!(memory.bytes(0x0fff, 2), [7, 0]);
@@ -352,9 +352,9 @@ mod tests {
 
     #[test]
     fn a_sealed_region_cannot_be_cut() {
-        let plan = RegionPlan {
+        let plan = RegionOptions {
             sealed: true,
-            ..RegionPlan::new(0, 0x4000)
+            ..RegionOptions::new(0, 0x4000)
         };
         assert!(
             GuestMemory::new(&[plan])

@@ -25,7 +25,7 @@ pub enum Wait {
 
 /// How to make a kick or call descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doorbell {
+pub enum Notifier {
     /// A non-blocking eventfd, as QEMU makes them. The flag belongs to the open file, so it applies to the daemon
     /// too.
     NonBlocking,
@@ -51,7 +51,7 @@ impl Ends {
     }
 }
 
-impl Doorbell {
+impl Notifier {
     pub(crate) fn make(self) -> Result<Option<Ends>, Error> {
         let event = |flags| {
             eventfd(0, flags | EventfdFlags::CLOEXEC).map(|reader| Ends {
@@ -60,13 +60,13 @@ impl Doorbell {
             })
         };
         let made = match self {
-            Doorbell::NonBlocking => event(EventfdFlags::NONBLOCK),
-            Doorbell::Blocking => event(EventfdFlags::empty()),
-            Doorbell::Pipe => pipe_with(PipeFlags::CLOEXEC).map(|(reader, writer)| Ends {
+            Notifier::NonBlocking => event(EventfdFlags::NONBLOCK),
+            Notifier::Blocking => event(EventfdFlags::empty()),
+            Notifier::Pipe => pipe_with(PipeFlags::CLOEXEC).map(|(reader, writer)| Ends {
                 reader,
                 writer: Some(writer),
             }),
-            Doorbell::Absent => return Ok(None),
+            Notifier::Absent => return Ok(None),
         };
         made.map(Some)
             .map_err(|error| Error::io("make an eventfd or a pipe")(error.into()))
@@ -120,7 +120,7 @@ pub struct Queue {
     pub(crate) call: Option<Ends>,
     pub(crate) err: OwnedFd,
     pub(crate) wait: Wait,
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
     pub(crate) arena: Arena,
     pub(crate) indirect: bool,
 }
@@ -157,8 +157,8 @@ impl Queue {
     }
 
     /// Time limit for a completion.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
     /// Reads into `out`. Checks status and used length. Guest memory is filled with `UNREAD` first, so that data of
@@ -271,7 +271,7 @@ impl Queue {
 
     /// Waits for the next used entry, asleep or polling as configured.
     pub fn wait_used(&mut self) -> Result<Used, Error> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         loop {
             if let Some(used) = self.ring.reap() {
                 return Ok(used);
@@ -286,7 +286,7 @@ impl Queue {
         if left.is_zero() {
             return Err(Error::TimedOut {
                 what: "a request",
-                after: self.patience,
+                after: self.timeout,
             });
         }
         match self.wait {

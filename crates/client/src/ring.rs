@@ -488,10 +488,10 @@ fn passes(event: u16, new: u16, old: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RegionPlan;
+    use crate::RegionOptions;
 
     fn ring(size: u16, event_idx: bool, base: u16) -> DriverRing {
-        let memory = GuestMemory::new(&[RegionPlan::new(0x1000, 1 << 20)]).unwrap();
+        let memory = GuestMemory::new(&[RegionOptions::new(0x1000, 1 << 20)]).unwrap();
         let layout = RingLayout::alloc(&memory, 0, size).unwrap();
         DriverRing::new(&memory, layout, event_idx, base).unwrap()
     }
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_are_linked_ended_and_freed_over_the_wrap_of_the_index() {
+    fn chains_are_linked_completed_and_freed_across_the_index_wrap() {
         let mut ring = ring(8, false, 65530);
         for turn in 0..20u16 {
             let buffers = [
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn arming_tells_what_came_meanwhile() {
+    fn arming_reports_completions_that_arrived_meanwhile() {
         let mut ring = ring(4, true, 0);
         ring.push(0);
         ring.publish();

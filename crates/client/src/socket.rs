@@ -13,7 +13,7 @@ use rustix::net::{
 };
 
 use crate::Error;
-use crate::wire::{self, HEADER_BYTES};
+use crate::message::{self, HEADER_BYTES};
 
 /// Most file descriptors that the kernel carries in one message.
 const FDS_MAX: usize = 253;
@@ -37,25 +37,25 @@ pub struct Message {
 #[derive(Debug)]
 pub struct Socket {
     stream: UnixStream,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Socket {
     /// Connects to a listening daemon.
-    pub fn connect(path: &Path, patience: Duration) -> Result<Socket, Error> {
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Socket, Error> {
         let stream = UnixStream::connect(path).map_err(Error::io("connect"))?;
-        Socket::new(stream, patience)
+        Socket::new(stream, timeout)
     }
 
     /// Wraps a connected stream.
-    pub fn new(stream: UnixStream, patience: Duration) -> Result<Socket, Error> {
+    pub fn new(stream: UnixStream, timeout: Duration) -> Result<Socket, Error> {
         let setup = |stream: &UnixStream| {
             stream.set_nonblocking(false)?;
-            stream.set_read_timeout(Some(patience))?;
-            stream.set_write_timeout(Some(patience))
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))
         };
         setup(&stream).map_err(Error::io("set up the socket"))?;
-        Ok(Socket { stream, patience })
+        Ok(Socket { stream, timeout })
     }
 
     /// The stream itself, to shut it down or read peer credentials.
@@ -105,7 +105,7 @@ impl Socket {
         let mut fds = Vec::new();
         self.recv_raw(&mut header, &mut fds)?;
         let [request, flags, size] =
-            [0, 4, 8].map(|at| wire::u32_at(&header, at).unwrap_or_default());
+            [0, 4, 8].map(|at| message::u32_at(&header, at).unwrap_or_default());
         let size = size as usize;
         if size > PAYLOAD_MAX {
             return Err(Error::Protocol(format!("a payload of {size} bytes")));
@@ -145,7 +145,7 @@ impl Socket {
         match error {
             Errno::AGAIN => Error::TimedOut {
                 what,
-                after: self.patience,
+                after: self.timeout,
             },
             Errno::PIPE | Errno::CONNRESET => Error::Closed,
             other => Error::Io {

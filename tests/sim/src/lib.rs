@@ -72,7 +72,7 @@ impl Random {
 /// An op in flight. It holds all that the transfer needs, so memory that is replaced meanwhile stays mapped until the
 /// op completes.
 #[derive(Debug)]
-struct Flight {
+struct InFlight {
     token: u64,
     kind: OpKind,
     /// Bytes that move: all of them, or a first part if the op fails.
@@ -101,7 +101,7 @@ pub struct Sim {
     tick: u64,
     /// Ops so far.
     pushed: u64,
-    flights: Vec<Flight>,
+    flights: Vec<InFlight>,
     /// Completed ops, for `reap`.
     ready: VecDeque<Done>,
 }
@@ -171,7 +171,7 @@ impl Sim {
         }
         self.write_back();
         loop {
-            let due = |flight: &Flight| flight.ends_at <= self.tick;
+            let due = |flight: &InFlight| flight.ends_at <= self.tick;
             let count = self.flights.iter().filter(|flight| due(flight)).count();
             let Some(last) = count.checked_sub(1) else {
                 break;
@@ -200,11 +200,11 @@ impl Sim {
         }
     }
 
-    fn end(&mut self, flight: &Flight) {
+    fn end(&mut self, flight: &InFlight) {
         if let (Some(io), Some(log), Ok(())) =
             (flight.io, &mut lock(&self.store).log, flight.result)
         {
-            log.ended(io);
+            log.complete_io(io);
         }
         if flight.kind == OpKind::Sync {
             // Data that moved since the push may become durable too; after a failed sync, any data may.
@@ -269,10 +269,10 @@ impl Store for Sim {
             range.end = range.start + len as usize / unit * unit;
         }
         let io = match (op.kind, &mut lock(&self.store).log) {
-            (OpKind::Sync, Some(log)) => Some(log.flush_begins(op.leg.into())),
+            (OpKind::Sync, Some(log)) => Some(log.start_flush(op.leg.into())),
             _ => None,
         };
-        self.flights.push(Flight {
+        self.flights.push(InFlight {
             token,
             kind: op.kind,
             range,
@@ -347,7 +347,7 @@ fn stream(op: &Op<'_>) -> Option<Vec<Segment>> {
 }
 
 /// Moves the op's data between guest memory and the store; a sync takes effect when it completes.
-fn move_data(flight: &mut Flight, store: &Mutex<SimStore>) -> Result<(), i32> {
+fn move_data(flight: &mut InFlight, store: &Mutex<SimStore>) -> Result<(), i32> {
     let fault = |_| Errno::FAULT.raw_os_error();
     let (memory, segments) = (&flight.epoch, &flight.segments);
     let mut store = lock(store);

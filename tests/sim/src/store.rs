@@ -81,10 +81,10 @@ impl SimStore {
         let (log, sector) = (self.log.as_mut()?, (range.start / SECTOR) as u64);
         let bytes = self.now.get(range)?;
         let io = match is_discard {
-            true => log.discard_begins(sector, (bytes.len() / SECTOR) as u64),
-            false => log.write_begins(sector, bytes, fua),
+            true => log.start_discard(sector, (bytes.len() / SECTOR) as u64),
+            false => log.start_write(sector, bytes, fua),
         };
-        log.applied(io);
+        log.apply(io);
         Some(io)
     }
 

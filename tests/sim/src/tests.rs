@@ -17,15 +17,15 @@ enum Event {
 }
 
 /// A reactor with one simulated disk, and the guest memory of its ops.
-struct Solo {
+struct SingleStore {
     reactor: Reactor,
     stores: [Sim; 1],
     epoch: Epoch,
 }
 
-impl Solo {
-    fn new(config: SimConfig, store: Arc<Mutex<SimStore>>, memory: Arc<Memory>) -> Solo {
-        Solo {
+impl SingleStore {
+    fn new(config: SimConfig, store: Arc<Mutex<SimStore>>, memory: Arc<Memory>) -> SingleStore {
+        SingleStore {
             reactor: Reactor::new(&[], 1, 4, 4).unwrap(),
             stores: [Sim::new(config, store)],
             epoch: Epoch::from(memory),
@@ -95,10 +95,10 @@ fn config(seed: u64) -> SimConfig {
     }
 }
 
-fn sim(config: SimConfig) -> (Solo, Arc<Mutex<SimStore>>, Arc<Memory>) {
+fn sim(config: SimConfig) -> (SingleStore, Arc<Mutex<SimStore>>, Arc<Memory>) {
     let (store, memory) = (store(), memory());
     (
-        Solo::new(config, store.clone(), memory.clone()),
+        SingleStore::new(config, store.clone(), memory.clone()),
         store,
         memory,
     )
@@ -140,7 +140,7 @@ const EFAULT: Result<(), i32> = Err(14);
 const ENOSPC: Result<(), i32> = Err(28);
 
 /// Runs one op until it completes.
-fn run(sim: &mut Solo, op: Op<'_>) -> Result<(), i32> {
+fn run(sim: &mut SingleStore, op: Op<'_>) -> Result<(), i32> {
     sim.push(op, 77);
     loop {
         sim.enter(Wait::No).unwrap();
@@ -329,7 +329,7 @@ fn impossible_ops_fail_alone_and_move_nothing() {
 }
 
 #[test]
-fn a_store_that_is_cut_in_flight_is_an_error() {
+fn a_store_that_is_truncated_in_flight_fails_the_op() {
     let (mut sim, store, _) = sim(config(6));
     sim.push(op(WRITE, STORE as u64 - 512, &[at(0, 512)]), 1);
     lock(&store).now.truncate(512);
@@ -395,8 +395,8 @@ fn a_sync_covers_what_ended_before_it_and_nothing_durable_goes_back() {
     for seed in 0..30 {
         let (store, memory) = (store(), memory());
         // Two engines share the store: a sync of one covers the writes of the other.
-        let mut sims =
-            [seed, seed + 1000].map(|seed| Solo::new(config(seed), store.clone(), memory.clone()));
+        let mut sims = [seed, seed + 1000]
+            .map(|seed| SingleStore::new(config(seed), store.clone(), memory.clone()));
         let mut random = Random(seed);
         let mut before = vec![0; STORE];
         for number in 1..250_u8 {

@@ -23,7 +23,7 @@ mod log;
 mod model;
 mod replay;
 
-pub use log::{Ask, Log, Number};
+pub use log::{Log, Number, Submission};
 pub use replay::{Checked, Extent, check};
 
 /// Bytes of a sector.

@@ -20,7 +20,7 @@ impl Number {
 
 /// A request that changes the disk or makes changes durable. Sectors are those of the guest's disk.
 #[derive(Debug, Clone, Copy)]
-pub enum Ask<'a> {
+pub enum Submission<'a> {
     /// Write these bytes.
     Write {
         /// First sector.
@@ -122,18 +122,18 @@ impl Log {
 
     /// A write has started on the disk. `sector` counts over all legs, so preceding legs are included; `fua`: the
     /// write is durable once it completes.
-    pub fn write_begins(&mut self, sector: u64, bytes: &[u8], fua: bool) -> Number {
+    pub fn start_write(&mut self, sector: u64, bytes: &[u8], fua: bool) -> Number {
         let values = self.values(bytes);
         self.begin(IoKind::Write { fua }, sector, values)
     }
 
     /// A discard has started.
-    pub fn discard_begins(&mut self, sector: u64, sectors: u64) -> Number {
+    pub fn start_discard(&mut self, sector: u64, sectors: u64) -> Number {
         self.begin(IoKind::Discard, sector, vec![0; sectors as usize])
     }
 
     /// A flush of a leg has started.
-    pub fn flush_begins(&mut self, leg: u64) -> Number {
+    pub fn start_flush(&mut self, leg: u64) -> Number {
         self.begin(
             IoKind::Flush { leg },
             leg * self.layout.leg_sectors,
@@ -142,23 +142,25 @@ impl Log {
     }
 
     /// The data of a write or discard is stored, and readers see it.
-    pub fn applied(&mut self, io: Number) {
+    pub fn apply(&mut self, io: Number) {
         self.events.push(Event::Applied(io.0));
     }
 
     /// The disk has completed the I/O successfully.
-    pub fn ended(&mut self, io: Number) {
+    pub fn complete_io(&mut self, io: Number) {
         self.events.push(Event::Ended(io.0));
     }
 
     /// The guest submits a request.
-    pub fn asked(&mut self, ask: Ask<'_>) -> Number {
+    pub fn submit(&mut self, ask: Submission<'_>) -> Number {
         let zeroes = |sectors: u64| vec![0; sectors as usize];
         let (kind, sector, values) = match ask {
-            Ask::Write { sector, bytes } => (RequestKind::Write, sector, self.values(bytes)),
-            Ask::Zero { sector, sectors } => (RequestKind::Zero, sector, zeroes(sectors)),
-            Ask::Discard { sector, sectors } => (RequestKind::Discard, sector, zeroes(sectors)),
-            Ask::Flush => (RequestKind::Flush, 0, Vec::new()),
+            Submission::Write { sector, bytes } => (RequestKind::Write, sector, self.values(bytes)),
+            Submission::Zero { sector, sectors } => (RequestKind::Zero, sector, zeroes(sectors)),
+            Submission::Discard { sector, sectors } => {
+                (RequestKind::Discard, sector, zeroes(sectors))
+            }
+            Submission::Flush => (RequestKind::Flush, 0, Vec::new()),
         };
         self.requests.push(Request {
             kind,
@@ -171,7 +173,7 @@ impl Log {
     }
 
     /// The guest has seen the completion; `ok`: it succeeded.
-    pub fn told(&mut self, request: Number, ok: bool) {
+    pub fn complete_request(&mut self, request: Number, ok: bool) {
         let request = request.0;
         self.events.push(Event::Told { request, ok });
     }

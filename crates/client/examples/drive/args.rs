@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
-use cleave_client::wire::protocol;
+use cleave_client::message::protocol;
 use cleave_client::{Layout, Offered, Options, Order, Pulse, Stop, Verify, Wait, Workload};
 
 pub(crate) struct Args {

@@ -33,12 +33,12 @@ struct Disk {
 }
 
 /// The results of a vring's thread: its latencies, and its own cost.
-struct Keeper<'a> {
+struct ThreadResults<'a> {
     latencies: Option<&'a mut Histogram>,
     ended: &'a Mutex<Cost>,
 }
 
-impl Drop for Keeper<'_> {
+impl Drop for ThreadResults<'_> {
     fn drop(&mut self) {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         *ended = ended.plus(Cost::of_this_thread());
@@ -170,7 +170,7 @@ fn run_disk(
 ) -> Result<Vec<Tally>, String> {
     let mut left = latencies.iter_mut();
     let tallies = disk.client.run(work, |_| {
-        let mut keeper = Keeper {
+        let mut keeper = ThreadResults {
             latencies: left.next(),
             ended,
         };

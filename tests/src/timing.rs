@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for something that must happen. It exceeds any pause of the machine, and costs nothing when the test
 /// passes.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 const TICK: Duration = Duration::from_millis(2);
 
@@ -46,9 +46,9 @@ impl Stopwatch {
     }
 }
 
-/// Polls until the condition holds; `false` if [`PATIENCE`] passes first.
-pub fn comes(mut holds: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + PATIENCE;
+/// Polls until the condition holds; `false` if [`TIMEOUT`] passes first.
+pub fn wait_until(mut holds: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + TIMEOUT;
     while !holds() {
         if Instant::now() > end {
             return false;

@@ -61,7 +61,7 @@ pub fn null(_: &mut Reactor, disk: &Arc<Disk>) -> Null {
 }
 
 /// One worker with one vring, and the driver of that vring.
-pub struct Turn<'a, S: Store> {
+pub struct ManualWorker<'a, S: Store> {
     worker: Worker<S>,
     driver: Driver<'a>,
     kick: Option<OwnedFd>,
@@ -69,7 +69,7 @@ pub struct Turn<'a, S: Store> {
     _control: Control,
 }
 
-impl<'a, S: Store> Turn<'a, S> {
+impl<'a, S: Store> ManualWorker<'a, S> {
     /// Reads of 4 KiB, `depth` (a power of two) at a time. `store` makes the disk's store.
     pub fn new(
         guest: &'a Guest,
@@ -77,7 +77,7 @@ impl<'a, S: Store> Turn<'a, S> {
         depth: u16,
         signals: Signals,
         store: impl FnOnce(&mut Reactor, &Arc<Disk>) -> S,
-    ) -> Turn<'a, S> {
+    ) -> ManualWorker<'a, S> {
         let completion = match signals {
             Signals::None | Signals::NoneAndKept => Completion::Poll,
             Signals::KickAndCall => Completion::Interrupt,
@@ -105,7 +105,7 @@ impl<'a, S: Store> Turn<'a, S> {
         });
         assert_eq!(worker.lap().unwrap(), Lap::Again);
         assert_eq!(started.wait_for(Duration::ZERO).unwrap(), Some(Ok(())));
-        Turn {
+        ManualWorker {
             worker,
             driver,
             kick,
@@ -132,11 +132,11 @@ impl<'a, S: Store> Turn<'a, S> {
 
     /// Runs laps until the batch is used.
     pub fn serve(&mut self) {
-        self.serve_by(Turn::lap);
+        self.serve_by(ManualWorker::lap);
     }
 
     /// As `serve`, but calls `lap` for each lap; it must run exactly one.
-    pub fn serve_by(&mut self, mut lap: impl FnMut(&mut Turn<'a, S>)) {
+    pub fn serve_by(&mut self, mut lap: impl FnMut(&mut ManualWorker<'a, S>)) {
         for _ in 0..LAPS_MAX {
             lap(self);
             if self.driver.is_done() {

@@ -27,7 +27,7 @@ const TICK: Timespec = Timespec {
 };
 
 /// The server and its mount.
-pub struct Mute {
+pub struct UnresponsiveFs {
     at: PathBuf,
     flags: Arc<Flags>,
     server: Option<JoinHandle<()>>,
@@ -43,15 +43,15 @@ struct Flags {
     over: AtomicBool,
 }
 
-impl Mute {
+impl UnresponsiveFs {
     /// Mounts a file of so many bytes.
-    pub fn mount(scratch: &Scratch, bytes: u64) -> Result<Mute, String> {
+    pub fn mount(scratch: &Scratch, bytes: u64) -> Result<UnresponsiveFs, String> {
         let at = scratch.join("mute");
         let device = fuse::mount_at(&at, "mute")?;
         let flags = Arc::new(Flags::default());
         let seen = flags.clone();
         let server = std::thread::spawn(move || serve(device, bytes, &seen));
-        let mute = Mute {
+        let mute = UnresponsiveFs {
             at,
             flags,
             server: Some(server),
@@ -67,7 +67,7 @@ impl Mute {
     }
 
     /// Stops answering every request.
-    pub fn fall_silent(&self) {
+    pub fn stop_answering(&self) {
         self.flags.silent.store(true, Ordering::SeqCst);
         // A request that was being handled at this moment is still answered.
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -89,7 +89,7 @@ impl Mute {
     }
 }
 
-impl Drop for Mute {
+impl Drop for UnresponsiveFs {
     fn drop(&mut self) {
         self.flags.over.store(true, Ordering::SeqCst);
         // Closing the device makes the kernel abort every waiting request.
@@ -146,7 +146,7 @@ fn answer(input: Input<'_>, content: &mut [u8]) -> Option<Vec<u8>> {
     const NO_SUCH: i32 = -2;
     const UNKNOWN: i32 = -38;
     let bytes = content.len() as u64;
-    let told = match input.opcode() {
+    let result = match input.opcode() {
         // Valid for no time at all, so the kernel asks again each time.
         LOOKUP if input.name() == NAME => Ok(fuse::entry(FILE_NODE, bytes, 0)),
         LOOKUP => Err(NO_SUCH),
@@ -164,7 +164,7 @@ fn answer(input: Input<'_>, content: &mut [u8]) -> Option<Vec<u8>> {
         FSYNC | RELEASE | RELEASEDIR => Ok(Vec::new()),
         _ => Err(UNKNOWN),
     };
-    Some(fuse::answer(input.unique(), told))
+    Some(fuse::answer(input.unique(), result))
 }
 
 /// The byte range of a read or write, cut at the end of the file.
