@@ -11,7 +11,7 @@ use cleave_client::{
 };
 use cleave_tests::{
     Cut, Daemon, Lateness, LoopDevice, Messages as _, Model, Random, Requirement, Scratch, TIMEOUT,
-    case, ensure, exercise, exercise_queue, header, range, run_cases, scale, small, stream,
+    case, ensure, exercise, exercise_queue, header, range, run_cases, scale, seeded, small, stream,
     unless_late, wait_until,
 };
 
@@ -136,7 +136,7 @@ fn main() -> ExitCode {
 }
 
 fn random_operations_match_a_model(name: &str, daemon: &Daemon) {
-    let mut random = Random::announced("random operations");
+    let mut random = seeded("random operations");
     let options = Options {
         queues: 4,
         ..small(4)
@@ -144,7 +144,7 @@ fn random_operations_match_a_model(name: &str, daemon: &Daemon) {
     let mut client = daemon.open(&options);
     assert_eq!(client.config().capacity_bytes(), DISK, "{name}");
     let part = 2 << 20;
-    let seeds: Vec<u64> = (0..4).map(|_| random.word()).collect();
+    let seeds: Vec<u64> = (0..4).map(|_| random.draw()).collect();
     std::thread::scope(|scope| {
         for ((queue, index), seed) in client.queues().iter_mut().zip(0u64..).zip(seeds) {
             scope.spawn(move || {
@@ -166,7 +166,7 @@ fn random_operations_match_a_model(name: &str, daemon: &Daemon) {
 }
 
 fn any_descriptor_layout_is_served(name: &str, daemon: &Daemon) {
-    let mut random = Random::announced("descriptor layouts");
+    let mut random = seeded("descriptor layouts");
     for features in [!0, !feature::EVENT_IDX, !feature::INDIRECT_DESC] {
         let mut client = daemon.open(&Options {
             features,
@@ -587,7 +587,7 @@ fn the_checks_find_a_disk_that_reads_zeroes() {
     let found = exercise(&mut client).unwrap_err();
     assert!(found.contains("read back other data"), "{found}");
     let mut model = Model::zeroed(0, 64 << 10);
-    let mut random = Random::announced("forgotten writes");
+    let mut random = seeded("forgotten writes");
     let found = (0..100).find_map(|_| model.step(client.queue(0), &mut random, 4096).err());
     assert!(matches!(found, Some(Error::Verify { .. })), "{found:?}");
     let load = Workload {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_client::{GuestMemory, RegionOptions};
-use cleave_tests::{Daemon, Random, Scratch, TIMEOUT, scale};
+use cleave_tests::{Daemon, Random, Scratch, TIMEOUT, scale, seeded};
 use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
 
 const DEPTH: usize = 32;
@@ -177,7 +177,7 @@ fn blocks(random: &mut Random, count: usize, span: u64) -> Vec<u64> {
 
 #[test]
 fn the_other_driver_reads_back_its_writes() {
-    let mut random = Random::announced("second opinion");
+    let mut random = seeded("second opinion");
     let scratch = Scratch::new();
     let image = scratch.image("disk", 64 << 20);
     let event_idx = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;

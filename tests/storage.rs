@@ -12,9 +12,8 @@ use cleave_blk::spec::feature;
 use cleave_client::message::RegionBytes;
 use cleave_client::{Client, Error, Queue};
 use cleave_tests::{
-    Daemon, LoopDevice, Messages as _, Mount, Random, Requirement, Scratch, Stopwatch,
-    UnresponsiveFs, assert_serves, exercise, ignored, run, run_cases, run_to_exit, small,
-    wait_until,
+    Daemon, LoopDevice, Messages as _, Mount, Requirement, Scratch, Stopwatch, UnresponsiveFs,
+    assert_serves, exercise, ignored, run, run_cases, run_to_exit, seeded, small, wait_until,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
@@ -50,10 +49,10 @@ fn io_error(result: Result<(), Error>) -> bool {
 /// Writes from the beginning until the store refuses; returns how many bytes it accepted.
 fn write_until_refused(queue: &mut Queue) -> u64 {
     let bytes = vec![0xab; 1 << 20];
-    for turn in 0..DISK >> 20 {
-        match queue.write(turn << 20, &bytes) {
+    for round in 0..DISK >> 20 {
+        match queue.write(round << 20, &bytes) {
             Ok(()) => {}
-            Err(Error::Status { status: 1, .. }) => return turn << 20,
+            Err(Error::Status { status: 1, .. }) => return round << 20,
             Err(other) => panic!("{other}"),
         }
     }
@@ -72,9 +71,9 @@ fn full_then_not(folder: &Path, direct: &str) {
     let taken = write_until_refused(queue);
     assert!(taken > 0, "no write was accepted");
     let mut back = vec![0; 1 << 20];
-    for turn in 0..taken >> 20 {
-        queue.read(turn << 20, &mut back).unwrap();
-        assert!(back.iter().all(|byte| *byte == 0xab), "at {turn} MiB");
+    for round in 0..taken >> 20 {
+        queue.read(round << 20, &mut back).unwrap();
+        assert!(back.iter().all(|byte| *byte == 0xab), "at {round} MiB");
     }
     assert!(io_error(queue.write(taken, &back)), "still full");
     client.queue(1).read(0, &mut back).unwrap();
@@ -549,20 +548,20 @@ fn no_locked_memory_is_needed() {
 fn flushed_data_survives_a_killed_program() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
-    let mut random = Random::announced("killed program");
+    let mut random = seeded("killed program");
     let bytes = random.bytes(1 << 20);
-    for turn in 0..5u64 {
+    for round in 0..5u64 {
         let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
         let mut client = daemon.open(&small(2));
         let mut back = vec![0; 1 << 20];
-        for before in 0..turn {
+        for before in 0..round {
             client.queue(0).read(before << 20, &mut back).unwrap();
             assert!(
                 back == bytes,
-                "round {turn}: the write of round {before} is lost"
+                "round {round}: the write of round {before} is lost"
             );
         }
-        client.queue(0).write(turn << 20, &bytes).unwrap();
+        client.queue(0).write(round << 20, &bytes).unwrap();
         client.queue(0).flush().unwrap();
         daemon.abandon();
     }

@@ -23,7 +23,7 @@ use cleave_client::{
 };
 use cleave_tests::{
     Daemon, LoopDevice, Messages as _, Random, Requirement, Scratch, TIMEOUT, case, header, http,
-    range, run_cases, run_to_exit, scale, wait_until,
+    range, run_cases, run_to_exit, scale, seeded, wait_until,
 };
 
 const DISK: u64 = 64 << 20;
@@ -572,7 +572,7 @@ fn draw_cuts(random: &mut Random, count: usize) -> Vec<u64> {
 
 /// Drives a disk. `images`: files that are truncated while they are served.
 fn storm(name: &str, disk: &[String], images: &[&Path]) {
-    let random = &mut Random::announced(name);
+    let random = &mut seeded(name);
     let scratch = Scratch::new();
     let (socket, control) = (scratch.join("socket"), scratch.join("control"));
     let (at, result) = (socket.to_str().unwrap(), control.to_str().unwrap());
@@ -633,7 +633,7 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         client: Some(client),
         has_spare: true,
         rests: &rests,
-        random: Random::new(random.word()),
+        random: Random::new(random.draw()),
     };
     storm.carve();
     let (changes, served, failed) = drive(&mut storm, &mut queues, lost_from, random);
@@ -661,7 +661,7 @@ fn drive(
             .iter_mut()
             .zip(rests)
             .map(|(queue, rest)| {
-                let (seed, indirect) = (random.word(), random.below(3) > 0);
+                let (seed, indirect) = (random.draw(), random.below(3) > 0);
                 let stop = &stop;
                 scope.spawn(move || Driver::new(queue, seed, indirect, lost_from).run(stop, rest))
             })

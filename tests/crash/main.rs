@@ -16,7 +16,7 @@ use cleave_client::{Buffer, Client};
 use cleave_states::{Extent, Layout, Log, Number, SECTOR, Submission, check};
 use cleave_tests::{
     Daemon, Messages as _, Random, Requirement, Scratch, case, header, range, run_cases,
-    run_to_exit, small, wait_until,
+    run_to_exit, seeded, small, wait_until,
 };
 use disk::{FileOptions, RecordedDisk};
 
@@ -214,7 +214,7 @@ enum Direct {
 /// Runs the daemon with these options on recorded files.
 fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
     let cached = direct == Direct::Off;
-    let random = &mut Random::announced(name);
+    let random = &mut seeded(name);
     let scratch = Scratch::new();
     let is_stripe = files > 1;
     // A leg ends with its superblock.
@@ -226,7 +226,7 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
             bytes,
             unit,
             cached,
-            seed: random.word(),
+            seed: random.draw(),
         },
     );
     let paths = disk.paths();
@@ -256,7 +256,7 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
         client,
         disk: &disk,
         unit,
-        random: Random::new(random.word()),
+        random: Random::new(random.draw()),
         free: vec![slots(), slots()],
         flying: vec![HashMap::new(), HashMap::new()],
         write_through: false,

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Descriptor, DriverRing, Options, Queue, Used, Wait};
+use cleave_client::{Client, Descriptor, DriverRing, Error, Frontend, Options, Queue, Used, Wait};
 use cleave_tests::{Daemon, Outcome, TIMEOUT, ensure, exercise_queue, header, small};
 
 pub(crate) const NEXT: u16 = 1;
@@ -28,6 +28,33 @@ pub(crate) fn open(daemon: &Daemon) -> Result<Client, String> {
 /// As `open`, with options.
 pub(crate) fn open_with(daemon: &Daemon, options: &Options) -> Result<Client, String> {
     context(daemon.try_open(options), "open")
+}
+
+/// Connects. The previous session may still be draining; the daemon refuses connections until it has ended.
+pub(crate) fn frontend(daemon: &Daemon) -> Result<Frontend, Error> {
+    let end = Instant::now() + TIMEOUT;
+    loop {
+        let made = Frontend::connect(daemon.socket(), TIMEOUT);
+        let made = made.and_then(|frontend| frontend.features().map(|_| frontend));
+        match made {
+            Err(_) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// A frontend that has negotiated features and has sent no memory yet.
+pub(crate) fn negotiated(daemon: &Daemon) -> Result<Frontend, String> {
+    let mut bare = context(frontend(daemon), "connect")?;
+    let offered = context(bare.features(), "features")?;
+    context(bare.set_owner(), "owner")?;
+    let protocol = context(bare.protocol_features(), "protocol features")?;
+    context(bare.set_protocol_features(protocol), "protocol features")?;
+    // Without logging, which this client does not implement.
+    context(bare.set_features(offered & !(1 << 26)), "features")?;
+    Ok(bare)
 }
 
 /// Checks that the vring is retired, that its err descriptor is signalled, and that the other vring works.

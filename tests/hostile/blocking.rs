@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use cleave_client::message::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
-use cleave_client::{Client, Frontend, Socket};
+use cleave_client::{Client, Socket};
 use cleave_tests::{
     Daemon, Messages as _, Outcome, Row, Scratch, TIMEOUT, UnresponsiveFs, assert_serves,
     closes_within, ensure, flood, is_root, row, wait_until,
@@ -17,9 +17,9 @@ use rustix::pipe::{SpliceFlags, pipe, splice};
 use rustix::process::Signal;
 
 use crate::attack::{
-    check_both_vrings, check_other_vring, context, open, open_with, polling, settle,
+    check_both_vrings, check_other_vring, context, negotiated, open, open_with, polling, settle,
 };
-use crate::config::{frontend, refused};
+use crate::config::refused;
 
 const MIB: u64 = 1 << 20;
 const USER: u64 = 0x7f00_0000_0000;
@@ -249,7 +249,7 @@ fn silent_files(rows: &mut Vec<Row>) {
                 };
                 let file = context(std::fs::File::open(server.file()), "open")?;
                 server.stop_answering();
-                let bare = greeted(daemon)?;
+                let bare = negotiated(daemon)?;
                 let region = RegionBytes {
                     guest_addr: 0,
                     len_bytes: MIB,
@@ -299,16 +299,6 @@ fn set(client: &mut Client, part: &str, fd: BorrowedFd<'_>) -> Result<(), cleave
     }
 }
 
-/// A frontend that has negotiated features and has sent no memory yet.
-fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
-    let mut bare = context(frontend(daemon), "connect")?;
-    let offered = context(bare.features(), "features")?;
-    let protocol = context(bare.protocol_features(), "protocol features")?;
-    context(bare.set_protocol_features(protocol), "protocol features")?;
-    context(bare.set_features(offered & !(1 << 26)), "features")?;
-    Ok(bare)
-}
-
 /// Two ends that carry signals: a write to the second is read from the first.
 type Ends = (OwnedFd, OwnedFd);
 
@@ -325,7 +315,7 @@ fn socket_of(blocking: bool) -> Result<Ends, String> {
 }
 
 /// One signal: eight bytes, as for an eventfd.
-fn comes_through(reader: &OwnedFd) -> Outcome {
+fn check_signal(reader: &OwnedFd) -> Outcome {
     let mut bytes = [0; 8];
     let mut stream = std::fs::File::from(context(reader.try_clone(), "copy")?);
     let mut fds = [rustix::event::PollFd::new(
@@ -357,11 +347,11 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                     context(client.frontend().set_vring_call(0, call), "call")?;
                     drop(writer);
                     // A new call descriptor is signalled at once.
-                    comes_through(&reader)?;
+                    check_signal(&reader)?;
                     for _ in 0..3 {
                         client.queue(0).ring().arm();
                         flood(client.queue(0), 1, 512);
-                        comes_through(&reader)?;
+                        check_signal(&reader)?;
                         let seen = settle(client.queue(0).ring(), 1);
                         ensure(seen == 1, || "a call without a completion".into())?;
                     }
@@ -380,7 +370,7 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                     client.queue(0).ring().push(9999);
                     client.queue(0).ring().publish();
                     client.queue(0).ring_kick();
-                    comes_through(&reader)?;
+                    check_signal(&reader)?;
                     check_other_vring(&mut client)
                 },
             ));

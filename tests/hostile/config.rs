@@ -1,10 +1,10 @@
 //! Invalid features and accesses to the configuration space.
 
 use cleave_blk::spec::feature;
-use cleave_client::{Error, Frontend, Options, message};
-use cleave_tests::{Messages as _, Outcome, Row, TIMEOUT, ensure, flood, row, small};
+use cleave_client::{Error, Options, message};
+use cleave_tests::{Messages as _, Outcome, Row, ensure, flood, row, small};
 
-use crate::attack::{check_both_vrings, context, fill_disk, open};
+use crate::attack::{check_both_vrings, context, fill_disk, frontend, open};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -254,19 +254,4 @@ fn features(rows: &mut Vec<Row>) {
         let _ = client.frontend().reset_owner();
         Ok(())
     }));
-}
-
-pub(crate) fn frontend(daemon: &cleave_tests::Daemon) -> Result<Frontend, Error> {
-    let end = std::time::Instant::now() + TIMEOUT;
-    // The previous session may still be draining.
-    loop {
-        let made = Frontend::connect(daemon.socket(), TIMEOUT);
-        let made = made.and_then(|frontend| frontend.features().map(|_| frontend));
-        match made {
-            Err(_) if std::time::Instant::now() < end => {
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-            other => return other,
-        }
-    }
 }

@@ -34,16 +34,16 @@ fn stops(rows: &mut Vec<Row>) {
                     ..small(2)
                 };
                 let mut client = open_with(daemon, &options)?;
-                for turn in 0..scale(20) {
+                for round in 0..scale(20) {
                     flood(client.queue(0), count, bytes);
                     let stopped = stop_and_judge(&mut client);
-                    let base = stopped.map_err(|what| format!("turn {turn}: {what}"))?;
+                    let base = stopped.map_err(|what| format!("round {round}: {what}"))?;
                     check_other_vring(&mut client)?;
                     context(client.resume_queue(0, base), "start again")?;
                     let left = client.queue(0).ring().in_flight();
                     let seen = settle(client.queue(0).ring(), left.into());
                     ensure(seen == usize::from(left), || {
-                        format!("turn {turn}: {seen} of {left}")
+                        format!("round {round}: {seen} of {left}")
                     })?;
                 }
                 check_both_vrings(&mut client)
@@ -54,12 +54,12 @@ fn stops(rows: &mut Vec<Row>) {
         "a vring disabled and enabled under load loses nothing",
         |daemon| {
             let mut client = open(daemon)?;
-            for turn in 0..scale(100) {
+            for round in 0..scale(100) {
                 flood(client.queue(0), 8, 16 << 10);
                 context(client.frontend().set_vring_enable(0, false), "disable")?;
                 context(client.frontend().set_vring_enable(0, true), "enable")?;
                 let seen = settle(client.queue(0).ring(), 8);
-                ensure(seen == 8, || format!("turn {turn}: {seen} of 8"))?;
+                ensure(seen == 8, || format!("round {round}: {seen} of 8"))?;
             }
             check_both_vrings(&mut client)
         },
@@ -247,13 +247,13 @@ fn ends(rows: &mut Vec<Row>) {
     rows.push(row(
         "writes in flight at a disconnect are whole or absent",
         |daemon| {
-            for turn in 1..=scale(10) as u8 {
+            for round in 1..=scale(10) as u8 {
                 let mut client = open(daemon)?;
                 let queue = client.queue(0);
                 let (area, _) = queue.data_area();
                 let (head, status) = queue.control();
                 let memory = queue.memory();
-                memory.fill(area, 1 << 20, turn);
+                memory.fill(area, 1 << 20, round);
                 queue.write_header(kind::OUT, 2048);
                 let chain = [
                     Buffer::readable(head, 16),
@@ -269,8 +269,8 @@ fn ends(rows: &mut Vec<Row>) {
                 context(next.queue(0).read(1 << 20, &mut back), "read")?;
                 let first = back[0];
                 ensure(
-                    back.iter().all(|byte| *byte == first) && first <= turn,
-                    || format!("round {turn}: a partial write"),
+                    back.iter().all(|byte| *byte == first) && first <= round,
+                    || format!("round {round}: a partial write"),
                 )?;
             }
             Ok(())

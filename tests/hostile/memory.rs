@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::message::{self, RegionBytes, request as number};
-use cleave_client::{
-    Client, Error, Frontend, GuestMemory, MemoryMessages, Options, RegionOptions, Request,
-};
+use cleave_client::{Client, Error, GuestMemory, MemoryMessages, Options, RegionOptions, Request};
 use cleave_tests::{Daemon, Messages as _, Outcome, Row, TIMEOUT, ensure, flood, row, small};
 
-use crate::attack::{check_both_vrings, check_other_vring_or_closed, context, open, settle};
-use crate::config::{frontend, refused};
+use crate::attack::{
+    check_both_vrings, check_other_vring_or_closed, context, frontend, negotiated, open, settle,
+};
+use crate::config::refused;
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -22,18 +22,6 @@ pub(crate) fn rows() -> Vec<Row> {
     changing_tables(&mut rows);
     cut_files(&mut rows);
     rows
-}
-
-/// A frontend that has negotiated features and has sent no memory yet.
-fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
-    let mut bare = context(frontend(daemon), "connect")?;
-    let offered = context(bare.features(), "features")?;
-    context(bare.set_owner(), "owner")?;
-    let protocol = context(bare.protocol_features(), "protocol features")?;
-    context(bare.set_protocol_features(protocol), "protocol features")?;
-    // Without logging, which this client does not implement.
-    context(bare.set_features(offered & !(1 << 26)), "features")?;
-    Ok(bare)
 }
 
 const MIB: u64 = 1 << 20;
@@ -111,13 +99,13 @@ fn lying_tables(rows: &mut Vec<Row>) {
     for (name, regions) in tables {
         let whole = regions.clone();
         rows.push(row(format!("a table {name}"), move |daemon| {
-            let bare = greeted(daemon)?;
+            let bare = negotiated(daemon)?;
             let files: Vec<OwnedFd> = whole.iter().map(|_| memfd(MIB)).collect();
             let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
             refused(bare.set_mem_table(&whole, &fds))
         }));
         rows.push(row(format!("slots {name}"), move |daemon| {
-            let bare = greeted(daemon)?;
+            let bare = negotiated(daemon)?;
             let file = memfd(MIB);
             let mut last = Ok(());
             for one in &regions {
@@ -136,7 +124,7 @@ fn lying_tables(rows: &mut Vec<Row>) {
         ("a count of 33", 33, 33, 33),
     ] {
         rows.push(row(format!("a table with {name}"), move |daemon| {
-            let bare = greeted(daemon)?;
+            let bare = negotiated(daemon)?;
             let fds: Vec<OwnedFd> = (0..files).map(|_| memfd(MIB)).collect();
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             let regions: Vec<_> = (0..carried as u64)
@@ -169,7 +157,7 @@ fn lying_tables(rows: &mut Vec<Row>) {
 fn strange_files(rows: &mut Vec<Row>) {
     for (name, make) in crate::messages::strange_descriptors() {
         rows.push(row(format!("{name} as guest memory"), move |daemon| {
-            let bare = greeted(daemon)?;
+            let bare = negotiated(daemon)?;
             let fd = make()?;
             let answer = bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[fd.as_fd()]);
             // /dev/zero can be mapped: private memory, which is harmless.
@@ -181,14 +169,14 @@ fn strange_files(rows: &mut Vec<Row>) {
         }));
     }
     rows.push(row("memory that cannot be written", |daemon| {
-        let bare = greeted(daemon)?;
+        let bare = negotiated(daemon)?;
         let file = memfd(MIB);
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
         let read_only = OwnedFd::from(std::fs::File::open(path).unwrap());
         refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[read_only.as_fd()]))
     }));
     rows.push(row("memory sealed against writing", |daemon| {
-        let bare = greeted(daemon)?;
+        let bare = negotiated(daemon)?;
         let file = memfd(MIB);
         rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).unwrap();
         refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
@@ -202,7 +190,7 @@ fn strange_files(rows: &mut Vec<Row>) {
         check_both_vrings(&mut client)
     }));
     rows.push(row("the same file as two regions is served", |daemon| {
-        let bare = greeted(daemon)?;
+        let bare = negotiated(daemon)?;
         let file = memfd(2 * MIB);
         let user = 0x7f00_0000_0000;
         let regions = [region(0, MIB, user, 0), region(MIB, MIB, user + MIB, 0)];
@@ -216,7 +204,7 @@ fn strange_files(rows: &mut Vec<Row>) {
             format!("a region of {len} bytes at file offset {offset}"),
             move |daemon| {
                 // Unusual, but the frontend's own choice: accepted or refused, never fatal.
-                let bare = greeted(daemon)?;
+                let bare = negotiated(daemon)?;
                 let file = memfd(2 * MIB);
                 match bare
                     .set_mem_table(&[region(0, len, 0x7f00_0000_0000, offset)], &[file.as_fd()])
@@ -228,7 +216,7 @@ fn strange_files(rows: &mut Vec<Row>) {
         ));
     }
     rows.push(row("the disk image itself as guest memory", |daemon| {
-        let bare = greeted(daemon)?;
+        let bare = negotiated(daemon)?;
         // The disk of the daemon itself, through the daemon's own descriptor.
         let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
         let image = folder.flatten().find_map(|entry| {
@@ -259,7 +247,7 @@ fn in_memory(
 
 fn slots(rows: &mut Vec<Row>) {
     rows.push(row("509 slots, and one more", |daemon| {
-        let bare = greeted(daemon)?;
+        let bare = negotiated(daemon)?;
         let most = context(bare.max_mem_slots(), "slots")?;
         ensure(most >= 509, || format!("{most} slots"))?;
         let file = memfd(4096);
@@ -296,17 +284,17 @@ fn slots(rows: &mut Vec<Row>) {
                 let mut client = open(daemon)?;
                 let fds = daemon.fds();
                 let file = memfd(MIB);
-                for turn in 0..200u64 {
+                for round in 0..200u64 {
                     let one = region(0x9_0000_0000, MIB, 0x7e00_0000_0000, 0);
                     let frontend = client.frontend();
                     context(
                         frontend.add_mem_reg(one, file.as_fd()),
-                        &format!("add, turn {turn}"),
+                        &format!("add, round {round}"),
                     )?;
                     let fd = with_fd.then(|| file.as_fd());
                     context(
                         frontend.rem_mem_reg(one, fd),
-                        &format!("remove, turn {turn}"),
+                        &format!("remove, round {round}"),
                     )?;
                 }
                 daemon.fds_settle_at(fds)?;
@@ -344,7 +332,7 @@ fn slots(rows: &mut Vec<Row>) {
         }
     }));
     rows.push(row("ADD_MEM_REG without a descriptor", |daemon| {
-        let bare = greeted(daemon)?;
+        let bare = negotiated(daemon)?;
         let payload = message::mem_reg(region(0, MIB, 0x7f00_0000_0000, 0));
         refused(bare.send(number::ADD_MEM_REG, &payload, &[]))
     }));
@@ -353,28 +341,28 @@ fn slots(rows: &mut Vec<Row>) {
 fn changing_tables(rows: &mut Vec<Row>) {
     rows.push(row("the same table again and again under load", |daemon| {
         let mut client = open(daemon)?;
-        for turn in 0..50 {
+        for round in 0..50 {
             flood(client.queue(0), 16, 16 << 10);
             context(client.send_memory(), "table")?;
             let seen = settle(client.queue(0).ring(), 16);
-            ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
+            ensure(seen == 16, || format!("round {round}: {seen} of 16"))?;
         }
         check_both_vrings(&mut client)
     }));
     rows.push(row("slots added under load", |daemon| {
         let mut client = open(daemon)?;
         let file = memfd(MIB);
-        for turn in 0..50u64 {
+        for round in 0..50u64 {
             flood(client.queue(0), 16, 16 << 10);
             let one = region(
-                0x9_0000_0000 + turn * MIB,
+                0x9_0000_0000 + round * MIB,
                 MIB,
-                0x7e00_0000_0000 + turn * MIB,
+                0x7e00_0000_0000 + round * MIB,
                 0,
             );
             context(client.frontend().add_mem_reg(one, file.as_fd()), "add")?;
             let seen = settle(client.queue(0).ring(), 16);
-            ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
+            ensure(seen == 16, || format!("round {round}: {seen} of 16"))?;
         }
         check_both_vrings(&mut client)
     }));
@@ -402,7 +390,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
                 RegionOptions::new(0x4000_0000, 16 << 20),
             ];
             let mut client = in_memory(daemon, &plans, MemoryMessages::Slots)?;
-            for turn in 0..10u64 {
+            for round in 0..10u64 {
                 let (head, status) = client.queue(0).control();
                 client.queue(0).write_header(kind::IN, 0);
                 for place in 0..16u64 {
@@ -423,11 +411,11 @@ fn changing_tables(rows: &mut Vec<Row>) {
                 memory.fill(0x4000_0000, 16 << 20, 0x77);
                 let seen = settle(client.queue(0).ring(), 16);
                 ensure(seen == 16, || {
-                    format!("turn {turn}: {seen} of 16 came back")
+                    format!("round {round}: {seen} of 16 came back")
                 })?;
                 let bytes = memory.bytes(0x4000_0000, 16 << 20);
                 ensure(bytes.iter().all(|byte| *byte == 0x77), || {
-                    format!("round {turn}: memory was written after its removal")
+                    format!("round {round}: memory was written after its removal")
                 })?;
                 let fd = memory.fd(1);
                 context(client.frontend().add_mem_reg(one, fd), "add again")?;
@@ -554,7 +542,7 @@ fn cut_files(rows: &mut Vec<Row>) {
     rows.push(row(
         "a memory file that is too short from the start",
         |daemon| {
-            let bare = greeted(daemon)?;
+            let bare = negotiated(daemon)?;
             let file = memfd(4096);
             refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
         },

@@ -12,8 +12,8 @@ use cleave_tests::{
     flood, row, scale, small,
 };
 
-use crate::attack::{check_both_vrings, check_other_vring, context, open};
-use crate::config::{frontend, refused};
+use crate::attack::{check_both_vrings, check_other_vring, context, frontend, open};
+use crate::config::refused;
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();

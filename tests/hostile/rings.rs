@@ -183,7 +183,7 @@ fn indices(rows: &mut Vec<Row>) {
             parts.table,
             &[table[0].to_bytes(), table[1].to_bytes()].concat(),
         );
-        for turn in 0..3 {
+        for round in 0..3 {
             for index in 0..64 {
                 let entry = Descriptor {
                     addr: parts.table,
@@ -198,7 +198,7 @@ fn indices(rows: &mut Vec<Row>) {
             queue.ring_kick();
             let seen = settle(queue.ring(), 64);
             ensure(seen == 64, || {
-                format!("turn {turn}: {seen} of 64 came back")
+                format!("round {round}: {seen} of 64 came back")
             })?;
         }
         queue.ring().free_all();
@@ -391,11 +391,11 @@ fn toggle_notifications(client: &mut Client) -> Outcome {
         scope.spawn(|| {
             let mut random = Random::new(11);
             while !stop.load(Ordering::Relaxed) {
-                memory.write(layout.avail, &random.word().to_le_bytes()[..2]);
+                memory.write(layout.avail, &random.draw().to_le_bytes()[..2]);
                 let event = layout.avail + 4 + 2 * u64::from(layout.size);
-                memory.write(event, &random.word().to_le_bytes()[..2]);
+                memory.write(event, &random.draw().to_le_bytes()[..2]);
                 let event = layout.used + 4 + 8 * u64::from(layout.size);
-                memory.write(event, &random.word().to_le_bytes()[..2]);
+                memory.write(event, &random.draw().to_le_bytes()[..2]);
             }
         });
         let mut done = Ok(());
@@ -649,17 +649,17 @@ fn scribble(
             let mut entry = usual[index as usize];
             if !good {
                 match random.below(4) {
-                    0 => entry.addr = random.word(),
-                    1 => entry.len = random.word() as u32,
-                    2 => entry.flags = random.word() as u16 & 7,
-                    _ => entry.next = random.word() as u16,
+                    0 => entry.addr = random.draw(),
+                    1 => entry.len = random.draw() as u32,
+                    2 => entry.flags = random.draw() as u16 & 7,
+                    _ => entry.next = random.draw() as u16,
                 }
             }
             let table = if which == 0 { layout.desc } else { parts.table };
             memory.write(table + 16 * index, &entry.to_bytes());
         }
         1 => {
-            let sector = if good { 0 } else { random.word() };
+            let sector = if good { 0 } else { random.draw() };
             let request = if good {
                 kind::IN
             } else {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use cleave_client::message::protocol;
 use cleave_client::{Base, Client, Options};
-use cleave_tests::{Random, Scratch, TIMEOUT, program_path, run_cases};
+use cleave_tests::{Random, Scratch, TIMEOUT, program_path, run_cases, seeded};
 
 use disk::{DISK_BYTES, Disk, old_torn_and_foreign_sectors_are_found};
 use guest::Guest;
@@ -62,7 +62,7 @@ struct Sums {
 fn no_request_is_lost_or_repeated() {
     let kills = std::env::var("CLEAVE_KILLS").ok();
     let kills = kills.map_or(200, |text| text.parse().unwrap());
-    let mut random = Random::announced("kill");
+    let mut random = seeded("kill");
     let (mut sums, mut recovered) = (Sums::default(), Recovered::default());
     let begun = Instant::now();
     while sums.kills < kills {
@@ -137,7 +137,7 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
             // The guest does not notice.
             guest.submit(&mut client, random);
         }
-        let base = [Base::Used, Base::Avail, Base::At(random.word() as u16)][(kill % 3) as usize];
+        let base = [Base::Used, Base::Avail, Base::At(random.draw() as u16)][(kill % 3) as usize];
         daemon = Killed(start(random));
         // Some die during their start, and some while they repeat the requests left in flight.
         if random.below(6) == 0 {

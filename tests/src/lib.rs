@@ -18,12 +18,14 @@ mod timing;
 mod unresponsive;
 
 pub use cases::{Case, Requirement, case, ignored, run_cases};
+pub use cleave_client::{header, range};
+pub use cleave_states::Random;
 pub use daemon::{Daemon, Exited, program_copy, program_path, run_to_exit};
 pub use frontend::{BackendChannel, Messages, closes_within, has_listener};
 pub use lateness::{Lateness, unless_late};
-pub use model::{Model, Random};
+pub use model::{Model, seeded};
 pub use scratch::{LoopDevice, Mount, Scratch, is_root, run};
-pub use stream::{Cut, header, range, stream};
+pub use stream::{Cut, stream};
 pub use table::{Outcome, Row, ensure, row, run_rows, scale};
 pub use timing::{Stopwatch, TIMEOUT, wait_until};
 pub use unresponsive::UnresponsiveFs;
@@ -56,8 +58,8 @@ pub fn flood(queue: &mut Queue, count: u64, bytes: u32) {
     let (area, room) = queue.data_area();
     let (head, status) = queue.control();
     queue.write_header(request_type::IN, 0);
-    for turn in 0..count {
-        let addr = area + turn * u64::from(bytes) % (room - u64::from(bytes));
+    for round in 0..count {
+        let addr = area + round * u64::from(bytes) % (room - u64::from(bytes));
         let chain = [
             Buffer::readable(head, 16),
             Buffer::writable(addr, bytes),

@@ -5,23 +5,6 @@ use cleave_client::{Buffer, Error, Queue};
 
 use crate::Random;
 
-/// Header of a request (virtio 1.3 §5.2.6).
-pub fn header(kind: u32, sector: u64) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[0..4].copy_from_slice(&kind.to_le_bytes());
-    bytes[8..16].copy_from_slice(&sector.to_le_bytes());
-    bytes
-}
-
-/// One discard or write-zeroes range (virtio 1.3 §5.2.6).
-pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[0..8].copy_from_slice(&sector.to_le_bytes());
-    bytes[8..12].copy_from_slice(&sectors.to_le_bytes());
-    bytes[12..16].copy_from_slice(&flags.to_le_bytes());
-    bytes
-}
-
 /// How the streams are cut.
 #[derive(Debug, Clone, Copy)]
 pub struct Cut {

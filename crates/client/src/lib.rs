@@ -28,7 +28,7 @@ pub use device::{Base, Client, MemoryMessages, Options};
 pub use error::Error;
 pub use frontend::{Frontend, Inflight};
 pub use memory::{GuestMemory, RegionOptions};
-pub use queue::{Completion, Notifier, Queue, Request, Wait};
+pub use queue::{Completion, Notifier, Queue, Request, Wait, header, range};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};
 pub use socket::{Message, Socket};
 pub use workload::{

@@ -235,11 +235,9 @@ impl Queue {
 
     /// Writes the header of the first control block and resets its status byte.
     pub fn write_header(&self, kind: u32, sector: u64) {
-        let mut header = [0xff; HEADER_BYTES + 1];
-        header[0..4].copy_from_slice(&kind.to_le_bytes());
-        header[4..8].fill(0);
-        header[8..16].copy_from_slice(&sector.to_le_bytes());
-        self.ring.memory().write(self.arena.control, &header);
+        let mut block = [0xff; HEADER_BYTES + 1];
+        block[..HEADER_BYTES].copy_from_slice(&header(kind, sector));
+        self.ring.memory().write(self.arena.control, &block);
     }
 
     /// Guest addresses of the header and the status byte of the first control block.
@@ -373,10 +371,7 @@ impl Queue {
 
     fn range(&mut self, kind: u32, offset: u64, len: u64, flags: u32) -> Result<(), Error> {
         let sector = offset / SECTOR_BYTES;
-        let mut segment = [0; 16];
-        segment[0..8].copy_from_slice(&sector.to_le_bytes());
-        segment[8..12].copy_from_slice(&((len / SECTOR_BYTES) as u32).to_le_bytes());
-        segment[12..16].copy_from_slice(&flags.to_le_bytes());
+        let segment = range(sector, (len / SECTOR_BYTES) as u32, flags);
         self.ring.memory().write(self.arena.addr, &segment);
         let request = Request {
             kind,
@@ -387,6 +382,23 @@ impl Queue {
         let done = self.execute(&request)?;
         check(kind, sector, done, 1)
     }
+}
+
+/// Header of a request (virtio 1.3 §5.2.6).
+pub fn header(kind: u32, sector: u64) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[0..4].copy_from_slice(&kind.to_le_bytes());
+    bytes[8..16].copy_from_slice(&sector.to_le_bytes());
+    bytes
+}
+
+/// One discard or write-zeroes range (virtio 1.3 §5.2.6).
+pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[0..8].copy_from_slice(&sector.to_le_bytes());
+    bytes[8..12].copy_from_slice(&sectors.to_le_bytes());
+    bytes[12..16].copy_from_slice(&flags.to_le_bytes());
+    bytes
 }
 
 fn check(kind: u32, sector: u64, done: Completion, wanted: u32) -> Result<(), Error> {

@@ -19,6 +19,7 @@ use cleave_guest::{Epoch, Memory};
 use cleave_states::{Number, SECTOR};
 use rustix::io::Errno;
 
+pub use cleave_states::Random;
 pub use store::SimStore;
 
 /// Longest sleep of an `enter` with nothing in flight: the owner checks again, so it cannot hang.
@@ -37,36 +38,6 @@ pub struct SimConfig {
     pub fail_at: Option<u64>,
     /// Most `enter`s for which an op stays in flight; at least one.
     pub delay_max: u32,
-}
-
-/// Random numbers, also for the tests that drive a [`Sim`]: SplitMix64 (Steele, Lea, Flood 2014). The same seed
-/// yields the same numbers.
-#[derive(Debug)]
-pub struct Random(u64);
-
-impl Random {
-    /// A generator with this seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    /// Any number.
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number from 0 to `max`, both included.
-    fn up_to(&mut self, max: u64) -> u64 {
-        self.below(max.saturating_add(1))
-    }
-
-    /// A number from 0 to below `n`.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.draw() % n.max(1)
-    }
 }
 
 /// An op in flight. It holds all that the transfer needs, so memory that is replaced meanwhile stays mapped until the
@@ -110,7 +81,7 @@ impl Sim {
     /// Makes a disk over bytes that several disks may share.
     pub fn new(config: SimConfig, store: Arc<Mutex<SimStore>>) -> Sim {
         Sim {
-            random: Random(config.seed),
+            random: Random::new(config.seed),
             config,
             store,
             tick: 0,
@@ -209,7 +180,7 @@ impl Sim {
         if flight.kind == OpKind::Sync {
             // Data that moved since the push may become durable too; after a failed sync, any data may.
             let salt = self.random.draw();
-            let is_lucky = |number: u64| Random(salt ^ number).up_to(1) == 1;
+            let is_lucky = |number: u64| Random::new(salt ^ number).up_to(1) == 1;
             let (covered, is_done) = (flight.covered, flight.result.is_ok());
             lock(&self.store).harden(|change| {
                 let is_ours = flight.leg.contains(&change.range.start);

@@ -155,7 +155,7 @@ type Trace = (Vec<(u64, Event)>, Vec<u8>, Vec<u8>, Vec<u8>);
 
 /// The observable result of 200 random ops.
 fn trace(seed: u64) -> Trace {
-    let mut random = Random(99);
+    let mut random = Random::new(99);
     let (mut sim, store, memory) = sim(SimConfig {
         fail_per_mille: 100,
         ..config(seed)
@@ -397,7 +397,7 @@ fn a_sync_covers_what_ended_before_it_and_nothing_durable_goes_back() {
         // Two engines share the store: a sync of one covers the writes of the other.
         let mut sims = [seed, seed + 1000]
             .map(|seed| SingleStore::new(config(seed), store.clone(), memory.clone()));
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut before = vec![0; STORE];
         for number in 1..250_u8 {
             let cells = 1 + random.up_to(300);

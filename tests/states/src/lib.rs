@@ -21,9 +21,11 @@
 mod format;
 mod log;
 mod model;
+mod random;
 mod replay;
 
 pub use log::{Log, Number, Submission};
+pub use random::Random;
 pub use replay::{Checked, Extent, check};
 
 /// Bytes of a sector.

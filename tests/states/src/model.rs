@@ -88,7 +88,7 @@ impl Model {
     }
 
     /// Applies an event of the guest; returns whether it adds a promise.
-    pub(crate) fn turn(&mut self, log: &Log, at: usize, event: Event) -> bool {
+    pub(crate) fn apply(&mut self, log: &Log, at: usize, event: Event) -> bool {
         match event {
             Event::Asked(request) => {
                 self.times.push(Times {

@@ -39,8 +39,8 @@ pub fn check(
 ) -> Result<Checked, String> {
     let mut replay = Replay::new(log);
     for (at, event) in log.events.iter().enumerate() {
-        let may_lose = replay.disk.turn(log, *event);
-        let is_promise = replay.model.turn(log, at, *event);
+        let may_lose = replay.disk.apply(log, *event);
+        let is_promise = replay.model.apply(log, at, *event);
         replay.checked.promises += u64::from(is_promise);
         if let (Event::Told { request, ok: true }, false) = (*event, extent.cached_above) {
             replay.look(at, request)?;
@@ -65,7 +65,7 @@ pub fn check(
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     value: Value,
-    turn: u64,
+    step: u64,
 }
 
 /// A write that the disk has, or is about to have, and may lose.
@@ -73,7 +73,7 @@ struct Cell {
 struct Pending {
     io: usize,
     /// When it was applied; `None`: it is in flight.
-    turn: Option<u64>,
+    step: Option<u64>,
     ended: bool,
 }
 
@@ -87,7 +87,7 @@ struct Disk {
     pending: Vec<Pending>,
     /// Flushes in flight, and the writes that they cover.
     flushes: Vec<(usize, Vec<usize>)>,
-    turns: u64,
+    step: u64,
     epochs: u64,
     /// `least` has changed since it was last compared.
     kept: bool,
@@ -111,25 +111,25 @@ impl Disk {
             live: vec![0; sectors as usize],
             pending: Vec::new(),
             flushes: Vec::new(),
-            turns: 0,
+            step: 0,
             epochs: 0,
             kept: false,
         }
     }
 
     /// Applies an event of the disk; returns whether it may lose more now.
-    fn turn(&mut self, log: &Log, event: Event) -> bool {
+    fn apply(&mut self, log: &Log, event: Event) -> bool {
         match event {
             Event::Began(io) => {
                 self.begin(log, io);
                 false
             }
             Event::Applied(io) => {
-                self.turns += 1;
+                self.step += 1;
                 let pending = self.pending.iter_mut().find(|pending| pending.io == io);
                 pending
                     .into_iter()
-                    .for_each(|one| one.turn = Some(self.turns));
+                    .for_each(|one| one.step = Some(self.step));
                 let sectors = log.ios[io].sector as usize..;
                 for (sector, value) in sectors.zip(&log.ios[io].values) {
                     self.live[sector] = *value;
@@ -148,7 +148,7 @@ impl Disk {
         let IoKind::Flush { leg } = log.ios[io].kind else {
             return self.pending.push(Pending {
                 io,
-                turn: None,
+                step: None,
                 ended: false,
             });
         };
@@ -194,13 +194,13 @@ impl Disk {
 /// Stores the chosen sectors of a write on a disk. Writes in flight are applied last.
 fn put(cells: &mut [Cell], log: &Log, write: &Pending, mut chosen: impl FnMut(usize) -> bool) {
     let io = &log.ios[write.io];
-    let turn = write.turn.unwrap_or(u64::MAX);
+    let step = write.step.unwrap_or(u64::MAX);
     let (from, to) = (io.sector as usize, io.sector as usize + io.values.len());
     for (nth, (cell, value)) in cells[from..to].iter_mut().zip(&io.values).enumerate() {
-        if turn > cell.turn && chosen(nth) {
+        if step > cell.step && chosen(nth) {
             *cell = Cell {
                 value: *value,
-                turn,
+                step,
             };
         }
     }
@@ -241,7 +241,7 @@ impl<'a> Replay<'a> {
         let mut torn = false;
         for (nth, write) in (0..).zip(&self.disk.pending) {
             let is_there = if is_prefix { nth <= cut } else { below(2) == 0 };
-            let is_torn = write.turn.is_none()
+            let is_torn = write.step.is_none()
                 || match is_prefix {
                     true => nth == cut,
                     false => below(3) < tears,
