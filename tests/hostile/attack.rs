@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Descriptor, DriverRing, Error, Frontend, Options, Queue, Used, Wait};
-use cleave_tests::{Daemon, Outcome, TIMEOUT, ensure, exercise_queue, header, small};
+use cleave_tests::{Daemon, Outcome, ensure, exercise_queue, header, small, time_limit};
 
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
@@ -32,9 +32,9 @@ pub(crate) fn open_with(daemon: &Daemon, options: &Options) -> Result<Client, St
 
 /// Connects. The previous session may still be draining; the daemon refuses connections until it has ended.
 pub(crate) fn frontend(daemon: &Daemon) -> Result<Frontend, Error> {
-    let end = Instant::now() + TIMEOUT;
+    let end = Instant::now() + time_limit();
     loop {
-        let made = Frontend::connect(daemon.socket(), TIMEOUT);
+        let made = Frontend::connect(daemon.socket(), time_limit());
         let made = made.and_then(|frontend| frontend.features().map(|_| frontend));
         match made {
             Err(_) if Instant::now() < end => {
@@ -59,7 +59,7 @@ pub(crate) fn negotiated(daemon: &Daemon) -> Result<Frontend, String> {
 
 /// Checks that the vring is retired, that its err descriptor is signalled, and that the other vring works.
 pub(crate) fn expect_retired(client: &mut Client) -> Outcome {
-    let signalled = client.queue(0).err_signalled(TIMEOUT);
+    let signalled = client.queue(0).err_signalled(time_limit());
     ensure(signalled, || "the err descriptor was not signalled".into())?;
     check_other_vring(client)
 }
@@ -94,7 +94,7 @@ pub(crate) fn check_served_or_retired(client: &mut Client) -> Outcome {
         // The daemon may retire it during this wait, which then times out.
         client.queue(0).set_timeout(Duration::from_secs(5));
         let served = exercise_queue(client, 0);
-        let retired = served.is_err() && client.queue(0).err_signalled(TIMEOUT);
+        let retired = served.is_err() && client.queue(0).err_signalled(time_limit());
         ensure(served.is_ok() || retired, || {
             format!("neither served nor retired: {served:?}")
         })?;
@@ -278,7 +278,7 @@ pub(crate) fn check_disk(client: &mut Client) -> Outcome {
 
 /// Waits for so many completions; returns how many arrived.
 pub(crate) fn settle(ring: &mut DriverRing, count: usize) -> usize {
-    settle_within(ring, count, TIMEOUT)
+    settle_within(ring, count, time_limit())
 }
 
 /// As `settle`, with a time limit.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use cleave_client::message::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
 use cleave_client::{Client, Socket};
 use cleave_tests::{
-    Daemon, Messages as _, Outcome, Row, Scratch, TIMEOUT, UnresponsiveFs, assert_serves,
-    closes_within, ensure, flood, is_root, row, wait_until,
+    Daemon, Messages as _, Outcome, Row, Scratch, UnresponsiveFs, assert_serves, closes_within,
+    ensure, flood, is_root, row, time_limit, wait_until,
 };
 use rustix::net::sockopt::set_socket_linger;
 use rustix::pipe::{SpliceFlags, pipe, splice};
@@ -101,17 +101,18 @@ fn lingering(rows: &mut Vec<Row>) {
             let mut unread = Vec::new();
             for _ in 0..40 {
                 let former = while_stopped(daemon, || {
-                    let former = context(Socket::connect(daemon.socket(), TIMEOUT), "connect")?;
+                    let former =
+                        context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
                     let lingering = Lingering::new()?;
                     context(former.send_raw(&bytes, &[lingering.socket.as_fd()]), "send")?;
                     unread.push(lingering.give_up());
                     Ok(former)
                 })?;
-                ensure(closes_within(&former, TIMEOUT), || {
+                ensure(closes_within(&former, time_limit()), || {
                     "the connection is not closed".into()
                 })?;
             }
-            let first = context(Socket::connect(daemon.socket(), TIMEOUT), "connect")?;
+            let first = context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
             context(first.send_raw(&bytes, &[]), "send")?;
             turned_away(daemon)
         },
@@ -123,7 +124,8 @@ fn lingering(rows: &mut Vec<Row>) {
             let mut silent = Vec::new();
             while_stopped(daemon, || {
                 (0..20).try_for_each(|_| {
-                    let connection = context(Socket::connect(daemon.socket(), TIMEOUT), "connect")?;
+                    let connection =
+                        context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
                     // A one-byte message is incomplete; its socket carries the socket that carries the lingering one.
                     let (inner, outer) = context(UnixStream::pair(), "pair")?;
                     let lingering = Lingering::new()?;
@@ -202,13 +204,13 @@ fn while_stopped<T>(daemon: &Daemon, act: impl FnOnce() -> Result<T, String>) ->
 
 fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
     let socket = stream.try_clone().map_err(|error| error.to_string())?;
-    let socket = context(Socket::new(socket, TIMEOUT), "socket")?;
+    let socket = context(Socket::new(socket, time_limit()), "socket")?;
     context(socket.send_raw(bytes, fds), "send")
 }
 
 /// Connects and sends a message with a lingering socket, without waiting for the daemon to read it.
 fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
-    let connection = context(Socket::connect(daemon.socket(), TIMEOUT), "connect")?;
+    let connection = context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
     let lingering = Lingering::new()?;
     let bytes = message::message(number::GET_FEATURES, VERSION, &[]);
     let sent = connection.send_raw(&bytes, &[lingering.socket.as_fd()]);
@@ -219,7 +221,7 @@ fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
 /// Checks that the control loop still refuses a second frontend.
 fn turned_away(daemon: &Daemon) -> Outcome {
     let closed = wait_until(|| {
-        let second = Socket::connect(daemon.socket(), TIMEOUT);
+        let second = Socket::connect(daemon.socket(), time_limit());
         second.is_ok_and(|second| closes_within(&second, Duration::from_secs(5)))
     });
     ensure(closed, || "a second frontend is not refused".into())

@@ -27,7 +27,7 @@ fn direct(
     rows: &mut Vec<Row>,
     name: impl Into<String>,
     expect: Expect,
-    table: impl Fn(Parts) -> Vec<Descriptor> + 'static,
+    table: impl Fn(Parts) -> Vec<Descriptor> + Send + 'static,
 ) {
     let aim = move |parts| HostileChain {
         kind: kind::IN,
@@ -42,7 +42,7 @@ fn through(
     rows: &mut Vec<Row>,
     name: impl Into<String>,
     expect: Expect,
-    table: impl Fn(Parts) -> Vec<Descriptor> + 'static,
+    table: impl Fn(Parts) -> Vec<Descriptor> + Send + 'static,
 ) {
     let aim = move |parts: Parts| {
         let indirect = table(parts);

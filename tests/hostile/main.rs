@@ -11,6 +11,7 @@ mod config;
 mod lifecycle;
 mod memory;
 mod messages;
+mod recovery;
 mod requests;
 mod rings;
 
@@ -86,4 +87,9 @@ fn memory() {
 #[test]
 fn lifecycle() {
     run_rows("life cycle", on_file(), lifecycle::rows());
+}
+
+#[test]
+fn recovery() {
+    run_rows("recovery", on_file(), recovery::rows());
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cleave_blk::spec::request_type as kind;
 use cleave_client::message::{self, RegionBytes, request as number};
 use cleave_client::{Client, Error, GuestMemory, MemoryMessages, Options, RegionOptions, Request};
-use cleave_tests::{Daemon, Messages as _, Outcome, Row, TIMEOUT, ensure, flood, row, small};
+use cleave_tests::{Daemon, Messages as _, Outcome, Row, ensure, flood, row, small, time_limit};
 
 use crate::attack::{
     check_both_vrings, check_other_vring_or_closed, context, frontend, negotiated, open, settle,
@@ -145,7 +145,7 @@ fn lying_tables(rows: &mut Vec<Row>) {
             let mut client = open(daemon)?;
             match client.frontend().set_mem_table(&[], &[]) {
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(TIMEOUT);
+                    let retired = client.queue(0).err_signalled(time_limit());
                     ensure(retired, || "its vring was not retired".into())
                 }
                 other => refused(other),
@@ -374,7 +374,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
             let one = client.memory().region(0);
             match client.frontend().rem_mem_reg(one, None) {
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(TIMEOUT);
+                    let retired = client.queue(0).err_signalled(time_limit());
                     ensure(retired, || "its vring did not signal err".into())?;
                     quiet(&mut client)
                 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use cleave_client::message::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
 use cleave_client::{Client, Error, Socket};
 use cleave_tests::{
-    Daemon, Messages as _, Outcome, Row, Stopwatch, TIMEOUT, closes_within, ensure, exercise,
-    flood, row, scale, small,
+    Daemon, Messages as _, Outcome, Row, Stopwatch, closes_within, ensure, exercise, flood, row,
+    scale, small, time_limit,
 };
 
 use crate::attack::{check_both_vrings, check_other_vring, context, frontend, open};
@@ -43,7 +43,7 @@ fn send(daemon: &Daemon, bytes: &[u8]) -> Outcome {
 /// Less than the daemon's time limit for an incomplete message.
 fn closes_soon(socket: &Socket) -> Outcome {
     let watch = Stopwatch::start();
-    let closed = closes_within(socket, TIMEOUT);
+    let closed = closes_within(socket, time_limit());
     let took = watch.elapsed();
     ensure(closed && took < Duration::from_secs(2), || {
         format!("still open after {took:?}")
@@ -363,7 +363,7 @@ fn vring_addresses(rows: &mut Vec<Row>) {
                 Err(Error::Refused { .. }) => check_other_vring(&mut client),
                 Err(other) => Err(other.to_string()),
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(TIMEOUT);
+                    let retired = client.queue(0).err_signalled(time_limit());
                     ensure(retired, || "accepted and not retired".into())?;
                     check_other_vring(&mut client)
                 }
@@ -514,14 +514,14 @@ fn slowness(rows: &mut Vec<Row>) {
             let slow = context(frontend(daemon), "connect")?;
             let bytes = message::message(number::SET_FEATURES, VERSION, &[0; 8]);
             context(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
-            let closed = closes_within(slow.socket(), TIMEOUT);
+            let closed = closes_within(slow.socket(), time_limit());
             ensure(closed, || "half a message keeps the connection open".into())
         },
     ));
     rows.push(row("300 silent connections", |daemon| {
         let before = daemon.fds_at_rest();
         let silent: Vec<_> = (0..300)
-            .filter_map(|_| Socket::connect(daemon.socket(), TIMEOUT).ok())
+            .filter_map(|_| Socket::connect(daemon.socket(), time_limit()).ok())
             .collect();
         let mut client = open(daemon)?;
         check_both_vrings(&mut client)?;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, RingLayout, Wait, message};
 use cleave_tests::{
-    Messages as _, Outcome, Random, Row, TIMEOUT, ensure, exercise_queue, flood, header, row,
-    scale, small, wait_until,
+    Messages as _, Outcome, Random, Row, ensure, exercise_queue, flood, header, row, scale, small,
+    time_limit, wait_until,
 };
 
 use crate::attack::{
@@ -82,7 +82,7 @@ fn heads(rows: &mut Vec<Row>) {
             client.queue(index).ring().push(9999);
             client.queue(index).ring().publish();
             client.queue(index).ring_kick();
-            let signalled = client.queue(index).err_signalled(TIMEOUT);
+            let signalled = client.queue(index).err_signalled(time_limit());
             ensure(signalled, || format!("vring {index} was not retired"))?;
         }
         for index in 0..2u16 {

@@ -1,17 +1,18 @@
 //! The program under test.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Error, Options};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lateness::stolen;
-use crate::{Scratch, Stopwatch, TIMEOUT, wait_until};
+use crate::{Scratch, Stopwatch, ensure, time_limit, wait_until};
 
 /// A daemon that has done nothing for this long is idle. Longer than the pause before it watches a file again.
 const QUIET: Duration = Duration::from_millis(1500);
@@ -116,7 +117,10 @@ fn wait_for(child: &mut Child) -> Option<std::process::ExitStatus> {
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    scratch: Scratch,
+    /// Program and arguments, for a successor.
+    line: Vec<OsString>,
+    /// Shared with the successors.
+    scratch: Arc<Scratch>,
     socket: PathBuf,
     done: bool,
 }
@@ -164,7 +168,7 @@ impl Daemon {
     ) -> Daemon {
         let scratch = Scratch::new();
         Daemon::spawn(
-            scratch,
+            Arc::new(scratch),
             PathBuf::new(),
             Command::new(program_path()).args(args).stdin(stdin),
         )
@@ -174,10 +178,49 @@ impl Daemon {
     pub fn without_socket(args: &[&str]) -> Daemon {
         let mut command = Command::new(program_path());
         command.args(args).stdin(Stdio::null());
-        Daemon::spawn(Scratch::new(), PathBuf::new(), &mut command)
+        Daemon::spawn(Arc::new(Scratch::new()), PathBuf::new(), &mut command)
+    }
+
+    /// Starts any back-end by a shell command, in which `{socket}`, `{disk}` and `{queues}` are replaced. Returns an
+    /// error if it does not listen in time.
+    pub fn by_command(template: &str, disk_bytes: u64, queues: u16) -> Result<Daemon, String> {
+        let scratch = Arc::new(Scratch::new());
+        let socket = scratch.join("socket");
+        let line = template
+            .replace("{socket}", &socket.to_string_lossy())
+            .replace(
+                "{disk}",
+                &scratch.image("disk", disk_bytes).to_string_lossy(),
+            )
+            .replace("{queues}", &queues.to_string());
+        let mut command = Command::new("sh");
+        // Without `exec` the process that is watched and killed would be the shell.
+        command.args(["-c", &format!("exec {line}")]);
+        Daemon::try_start(scratch, socket, &mut command)
+    }
+
+    /// Kills it with SIGKILL and starts the same command again, with the same socket and files.
+    pub fn succeed(&self) -> Result<Daemon, String> {
+        self.signal(Signal::KILL);
+        // Its descriptors are closed before its status changes, so that a successor finds no lock.
+        let status = format!("/proc/{}/stat", self.pid());
+        let is_dead =
+            || std::fs::read_to_string(&status).map_or(true, |stat| stat.contains(") Z "));
+        ensure(wait_until(is_dead), || "it survives SIGKILL".into())?;
+        let mut command = Command::new(&self.line[0]);
+        command.args(&self.line[1..]);
+        Daemon::try_start(Arc::clone(&self.scratch), self.socket.clone(), &mut command)
     }
 
     fn start(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
+        Daemon::try_start(Arc::new(scratch), socket, command).unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    fn try_start(
+        scratch: Arc<Scratch>,
+        socket: PathBuf,
+        command: &mut Command,
+    ) -> Result<Daemon, String> {
         let mut daemon = Daemon::spawn(scratch, socket, command.stdin(Stdio::null()));
         let mut ended = Ok(());
         let is_there = wait_until(|| {
@@ -185,20 +228,27 @@ impl Daemon {
             ended.is_err() || crate::has_listener(&daemon.socket)
         });
         if let Err(how) = ended {
-            panic!("the daemon exited at start: {how}\n{}", daemon.log_tail());
+            return Err(format!(
+                "the daemon exited at start: {how}\n{}",
+                daemon.log_tail()
+            ));
         }
-        assert!(is_there, "no socket appeared\n{}", daemon.log_tail());
-        daemon
+        ensure(is_there, || {
+            format!("no socket appeared\n{}", daemon.log_tail())
+        })?;
+        Ok(daemon)
     }
 
-    fn spawn(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
+    fn spawn(scratch: Arc<Scratch>, socket: PathBuf, command: &mut Command) -> Daemon {
         let log = File::create(scratch.join("log")).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
         let child = command
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let line = std::iter::once(command.get_program()).chain(command.get_args());
         Daemon {
             child,
+            line: line.map(OsString::from).collect(),
             scratch,
             socket,
             done: false,
@@ -229,7 +279,7 @@ impl Daemon {
     /// Opens a client. While the previous session drains, the daemon refuses another frontend; this call retries
     /// then.
     pub fn try_open(&self, options: &Options) -> Result<Client, Error> {
-        let end = Instant::now() + TIMEOUT;
+        let end = Instant::now() + time_limit();
         loop {
             match Client::open(&self.socket, options) {
                 Err(Error::Closed | Error::Io { .. }) if Instant::now() < end => {

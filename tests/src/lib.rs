@@ -26,8 +26,8 @@ pub use lateness::{Lateness, unless_late};
 pub use model::{Model, seeded};
 pub use scratch::{LoopDevice, Mount, Scratch, is_root, run};
 pub use stream::{Cut, stream};
-pub use table::{Outcome, Row, ensure, row, run_rows, scale};
-pub use timing::{Stopwatch, TIMEOUT, wait_until};
+pub use table::{Basis, Outcome, Row, ensure, policy, row, run_rows, scale, specified};
+pub use timing::{Stopwatch, TIMEOUT, set_time_limit, time_limit, wait_until};
 pub use unresponsive::UnresponsiveFs;
 
 use cleave_blk::spec::request_type;
@@ -39,7 +39,7 @@ pub fn small(queues: u16) -> Options {
         queues,
         queue_size: 64,
         data_bytes: 4 << 20,
-        timeout: TIMEOUT,
+        timeout: time_limit(),
         ..Options::default()
     }
 }

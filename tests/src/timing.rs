@@ -10,6 +10,19 @@ use std::time::{Duration, Instant};
 /// passes.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The time limit in force, in milliseconds.
+static LIMIT_MS: AtomicU64 = AtomicU64::new(TIMEOUT.as_millis() as u64);
+
+/// Time limit of the shared steps: [`TIMEOUT`], unless the program has set another.
+pub fn time_limit() -> Duration {
+    Duration::from_millis(LIMIT_MS.load(Ordering::Relaxed))
+}
+
+/// Sets the time limit of the shared steps: shorter for back-ends that are expected to miss it.
+pub fn set_time_limit(limit: Duration) {
+    LIMIT_MS.store(limit.as_millis() as u64, Ordering::Relaxed);
+}
+
 const TICK: Duration = Duration::from_millis(2);
 
 /// Ticks since the first stopwatch was started, counted by a thread that sleeps for one tick at a time.
@@ -46,9 +59,9 @@ impl Stopwatch {
     }
 }
 
-/// Polls until the condition holds; `false` if [`TIMEOUT`] passes first.
+/// Polls until the condition holds; `false` if [`time_limit`] passes first.
 pub fn wait_until(mut holds: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + TIMEOUT;
+    let end = Instant::now() + time_limit();
     while !holds() {
         if Instant::now() > end {
             return false;
