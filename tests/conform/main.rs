@@ -20,6 +20,7 @@ mod memory;
 mod messages;
 #[path = "../hostile/recovery.rs"]
 mod recovery;
+#[allow(dead_code, reason = "a read-only disk needs another command line")]
 #[path = "../hostile/requests.rs"]
 mod requests;
 #[path = "../hostile/rings.rs"]
@@ -40,11 +41,11 @@ const DISK_BYTES: u64 = 64 << 20;
 /// Vrings of the back-end: as many as the tables use.
 const QUEUES: u16 = 16;
 /// Time limit of each step of a row. A back-end that ignores an attack uses it up.
-const STEP_LIMIT: Duration = Duration::from_secs(5);
+const STEP_LIMIT: Duration = Duration::from_secs(3);
 /// Time limit of a row; then its back-end is killed.
 const ROW_LIMIT: Duration = Duration::from_secs(60);
 /// Rows that run at a time: most of a row is waiting.
-const JOBS: usize = 4;
+const JOBS: usize = 8;
 
 /// Features that a back-end offers.
 struct Offered {

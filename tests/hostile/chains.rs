@@ -2,7 +2,7 @@
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::Descriptor;
-use cleave_tests::{Cut, Random, Row, ensure, header, row, stream};
+use cleave_tests::{Cut, Daemon, Outcome, Random, Row, ensure, header, policy, row, stream};
 
 use crate::attack::{
     Expect, HostileChain, INDIRECT, NEXT, Parts, WRITE, check_both_vrings, context, open, shoot,
@@ -10,16 +10,25 @@ use crate::attack::{
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    links(&mut rows);
-    loops(&mut rows);
-    short(&mut rows);
-    indirect(&mut rows);
-    lengths(&mut rows);
-    addresses(&mut rows);
-    directions(&mut rows);
-    statuses(&mut rows);
-    headers(&mut rows);
+    policy(&mut rows, "virtio 1.3 §2.7.5", links);
+    policy(&mut rows, "virtio 1.3 §2.7.5", loops);
+    policy(&mut rows, "virtio 1.3 §5.2.6", short);
+    policy(&mut rows, "virtio 1.3 §2.7.5.3", indirect);
+    policy(&mut rows, "virtio 1.3 §2.7.5", lengths);
+    policy(&mut rows, "virtio 1.3 §2.7.5", addresses);
+    policy(&mut rows, "virtio 1.3 §2.7.4.2", directions);
+    policy(&mut rows, "virtio 1.3 §5.2.6", statuses);
+    policy(&mut rows, "virtio 1.3 §2.7.4", headers);
     rows
+}
+
+/// A row of which the name says whether its chain is an ordinary one, which has to be served.
+fn chain_row(name: impl Into<String>, check: impl Fn(&Daemon) -> Outcome + Send + 'static) -> Row {
+    let made = row(name, check);
+    match made.name.ends_with("is served") {
+        true => made.specified("virtio 1.3 §2.7.4.2"),
+        false => made,
+    }
 }
 
 /// A row that sends a read with a descriptor table built by `table`.
@@ -34,7 +43,7 @@ fn direct(
         table: table(parts),
         indirect: Vec::new(),
     };
-    rows.push(row(name, move |daemon| shoot(daemon, expect, &aim)));
+    rows.push(chain_row(name, move |daemon| shoot(daemon, expect, &aim)));
 }
 
 /// A row that sends a chain through an indirect table.
@@ -59,7 +68,7 @@ fn through(
             indirect,
         }
     };
-    rows.push(row(name, move |daemon| shoot(daemon, expect, &aim)));
+    rows.push(chain_row(name, move |daemon| shoot(daemon, expect, &aim)));
 }
 
 fn changed(parts: Parts, index: usize, change: impl Fn(&mut Descriptor)) -> Vec<Descriptor> {
@@ -910,25 +919,33 @@ fn headers(rows: &mut Vec<Row>) {
     }
     for pieces in [2usize, 3, 8, 16] {
         for indirect in [false, true] {
-            rows.push(row(
-                format!("a header in {pieces} pieces, indirect {indirect}"),
-                move |daemon| {
-                    let mut client = open(daemon)?;
-                    let mut random = Random::new(pieces as u64);
-                    for _ in 0..10 {
-                        let cut = Cut {
-                            pieces,
-                            empty: false,
-                            indirect,
-                        };
-                        let got =
-                            stream(client.queue(0), cut, &mut random, &header(kind::IN, 0), 513);
-                        let (used, out) = context(got, "read")?;
-                        ensure(used == 513 && out[512] == 0, || format!("used {used}"))?;
-                    }
-                    check_both_vrings(&mut client)
-                },
-            ));
+            rows.push(
+                row(
+                    format!("a header in {pieces} pieces, indirect {indirect}"),
+                    move |daemon| {
+                        let mut client = open(daemon)?;
+                        let mut random = Random::new(pieces as u64);
+                        for _ in 0..10 {
+                            let cut = Cut {
+                                pieces,
+                                empty: false,
+                                indirect,
+                            };
+                            let got = stream(
+                                client.queue(0),
+                                cut,
+                                &mut random,
+                                &header(kind::IN, 0),
+                                513,
+                            );
+                            let (used, out) = context(got, "read")?;
+                            ensure(used == 513 && out[512] == 0, || format!("used {used}"))?;
+                        }
+                        check_both_vrings(&mut client)
+                    },
+                )
+                .specified("virtio 1.3 §2.7.4.2"),
+            );
         }
     }
     for extra in [1usize, 16, 511, 512] {

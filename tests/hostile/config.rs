@@ -2,15 +2,19 @@
 
 use cleave_blk::spec::feature;
 use cleave_client::{Error, Options, message};
-use cleave_tests::{Messages as _, Outcome, Row, ensure, flood, row, small};
+use cleave_tests::{Messages as _, Outcome, Row, ensure, flood, policy, row, small};
 
 use crate::attack::{check_both_vrings, context, fill_disk, frontend, open};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    reading(&mut rows);
-    writing(&mut rows);
-    features(&mut rows);
+    policy(&mut rows, "vhost-user GET_CONFIG", reading);
+    policy(&mut rows, "vhost-user SET_CONFIG", writing);
+    rows = rows
+        .into_iter()
+        .map(|row| row.with_protocol(message::protocol::CONFIG))
+        .collect();
+    policy(&mut rows, "vhost-user SET_FEATURES", features);
     rows
 }
 

@@ -4,20 +4,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::request_type as kind;
+use cleave_client::message::protocol;
 use cleave_client::{Buffer, Client, Error, Options, Stop, Workload};
 use cleave_tests::{
-    Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, flood, row,
-    scale, small, unless_late,
+    Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, flood, policy,
+    row, scale, small, specified, unless_late,
 };
 
 use crate::attack::{check_both_vrings, check_other_vring, context, open, open_with, settle};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    stops(&mut rows);
-    resets(&mut rows);
-    ends(&mut rows);
-    rows
+    specified(&mut rows, "vhost-user GET_VRING_BASE", stops);
+    specified(&mut rows, "vhost-user RESET_DEVICE, SET_STATUS", resets);
+    policy(&mut rows, "vhost-user \"Communication\"", ends);
+    rows.into_iter()
+        .map(|row| match row.name.split_whitespace().next() {
+            Some("RESET_DEVICE," | "RESET_DEVICE") => row.with_protocol(protocol::RESET_DEVICE),
+            Some("SET_STATUS" | "device") => row.with_protocol(protocol::STATUS),
+            _ => row,
+        })
+        .collect()
 }
 
 fn stops(rows: &mut Vec<Row>) {

@@ -7,7 +7,9 @@ use std::time::Duration;
 use cleave_blk::spec::request_type as kind;
 use cleave_client::message::{self, RegionBytes, request as number};
 use cleave_client::{Client, Error, GuestMemory, MemoryMessages, Options, RegionOptions, Request};
-use cleave_tests::{Daemon, Messages as _, Outcome, Row, ensure, flood, row, small, time_limit};
+use cleave_tests::{
+    Daemon, Messages as _, Outcome, Row, ensure, flood, policy, row, small, time_limit,
+};
 
 use crate::attack::{
     check_both_vrings, check_other_vring_or_closed, context, frontend, negotiated, open, settle,
@@ -16,12 +18,27 @@ use crate::config::refused;
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    lying_tables(&mut rows);
-    strange_files(&mut rows);
-    slots(&mut rows);
-    changing_tables(&mut rows);
-    cut_files(&mut rows);
-    rows
+    policy(&mut rows, "vhost-user SET_MEM_TABLE", lying_tables);
+    policy(&mut rows, "vhost-user SET_MEM_TABLE", strange_files);
+    policy(&mut rows, "vhost-user ADD_MEM_REG, REM_MEM_REG", slots);
+    policy(&mut rows, "vhost-user \"Memory access\"", changing_tables);
+    policy(&mut rows, "vhost-user \"Memory access\"", cut_files);
+    let with_slots = [
+        "slot",
+        "region removed",
+        "region of data removed",
+        "replaced",
+        "cut",
+        "ADD_MEM",
+    ];
+    rows.into_iter()
+        .map(
+            |row| match with_slots.iter().any(|word| row.name.contains(word)) {
+                true => row.with_protocol(message::protocol::CONFIGURE_MEM_SLOTS),
+                false => row,
+            },
+        )
+        .collect()
 }
 
 const MIB: u64 = 1 << 20;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use cleave_client::message::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
 use cleave_client::{Client, Error, Socket};
 use cleave_tests::{
-    Daemon, Messages as _, Outcome, Row, Stopwatch, closes_within, ensure, exercise, flood, row,
-    scale, small, time_limit,
+    Daemon, Messages as _, Outcome, Row, Stopwatch, TIMEOUT, closes_within, ensure, exercise,
+    flood, policy, row, scale, small, time_limit,
 };
 
 use crate::attack::{check_both_vrings, check_other_vring, context, frontend, open};
@@ -17,14 +17,18 @@ use crate::config::refused;
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    headers(&mut rows);
-    every_number(&mut rows);
-    indices(&mut rows);
-    vring_sizes(&mut rows);
-    vring_addresses(&mut rows);
-    order(&mut rows);
-    slowness(&mut rows);
-    repetition(&mut rows);
+    policy(&mut rows, "vhost-user \"Header\"", headers);
+    policy(
+        &mut rows,
+        "vhost-user \"Front-end message types\"",
+        every_number,
+    );
+    policy(&mut rows, "vhost-user \"Multiple queue support\"", indices);
+    policy(&mut rows, "virtio 1.3 §2.7", vring_sizes);
+    policy(&mut rows, "virtio 1.3 §2.7", vring_addresses);
+    policy(&mut rows, "vhost-user \"Ring states\"", order);
+    policy(&mut rows, "vhost-user \"Communication\"", slowness);
+    policy(&mut rows, "vhost-user \"Communication\"", repetition);
     rows
 }
 
@@ -268,17 +272,17 @@ fn vring_sizes(rows: &mut Vec<Row>) {
         Ok(())
     }));
     for base in [65535u32, 65534] {
-        rows.push(row(
-            format!("a vring from position {base}"),
-            move |daemon| {
+        rows.push(
+            row(format!("a vring from position {base}"), move |daemon| {
                 let options = cleave_client::Options {
                     base: base as u16,
                     ..small(2)
                 };
                 let mut client = context(daemon.try_open(&options), "open")?;
                 (0..5).try_for_each(|_| check_both_vrings(&mut client))
-            },
-        ));
+            })
+            .specified("vhost-user SET_VRING_BASE"),
+        );
     }
     for base in [65536u32, 0x1_0005, 0x8000_0000, 0xffff_ffff] {
         rows.push(row(
@@ -442,16 +446,19 @@ fn order(rows: &mut Vec<Row>) {
             Err(other) => Err(other.to_string()),
         }
     }));
-    rows.push(row("a vring stopped twice", |daemon| {
-        let mut client = open(daemon)?;
-        exercise(&mut client)?;
-        let first = context(client.frontend().vring_base(0), "first")?;
-        let second = context(client.frontend().vring_base(0), "second")?;
-        ensure(first == second && first == 2, || {
-            format!("positions {first}, {second}")
-        })?;
-        check_other_vring(&mut client)
-    }));
+    rows.push(
+        row("a vring stopped twice", |daemon| {
+            let mut client = open(daemon)?;
+            exercise(&mut client)?;
+            let first = context(client.frontend().vring_base(0), "first")?;
+            let second = context(client.frontend().vring_base(0), "second")?;
+            ensure(first == second && first == 2, || {
+                format!("positions {first}, {second}")
+            })?;
+            check_other_vring(&mut client)
+        })
+        .specified("vhost-user GET_VRING_BASE"),
+    );
     rows.push(row(
         "enabled and disabled by other values than 0 and 1",
         |daemon| {
@@ -469,33 +476,39 @@ fn order(rows: &mut Vec<Row>) {
             check_both_vrings(&mut client)
         },
     ));
-    rows.push(row(
-        "a disabled vring is not served, and is when enabled",
-        |daemon| {
-            let mut client = open(daemon)?;
-            context(client.frontend().set_vring_enable(0, false), "disable")?;
-            flood(client.queue(0), 1, 512);
-            std::thread::sleep(Duration::from_millis(30));
-            ensure(client.queue(0).ring().used_index() == 0, || {
-                "served while disabled".into()
-            })?;
-            context(client.frontend().set_vring_enable(0, true), "enable")?;
-            let seen = crate::attack::settle(client.queue(0).ring(), 1);
-            ensure(seen == 1, || "not served when enabled".into())?;
-            check_both_vrings(&mut client)
-        },
-    ));
+    rows.push(
+        row(
+            "a disabled vring is not served, and is when enabled",
+            |daemon| {
+                let mut client = open(daemon)?;
+                context(client.frontend().set_vring_enable(0, false), "disable")?;
+                flood(client.queue(0), 1, 512);
+                std::thread::sleep(Duration::from_millis(30));
+                ensure(client.queue(0).ring().used_index() == 0, || {
+                    "served while disabled".into()
+                })?;
+                context(client.frontend().set_vring_enable(0, true), "enable")?;
+                let seen = crate::attack::settle(client.queue(0).ring(), 1);
+                ensure(seen == 1, || "not served when enabled".into())?;
+                check_both_vrings(&mut client)
+            },
+        )
+        .specified("vhost-user \"Ring states\""),
+    );
 }
 
 fn slowness(rows: &mut Vec<Row>) {
-    rows.push(row("a header that arrives byte by byte", |daemon| {
-        let slow = context(frontend(daemon), "connect")?;
-        for byte in message::message(number::GET_FEATURES, VERSION, &[]) {
-            context(slow.socket().send_raw(&[byte], &[]), "send")?;
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        context(slow.socket().recv(), "answer").map(drop)
-    }));
+    rows.push(
+        row("a header that arrives byte by byte", |daemon| {
+            let slow = context(frontend(daemon), "connect")?;
+            for byte in message::message(number::GET_FEATURES, VERSION, &[]) {
+                context(slow.socket().send_raw(&[byte], &[]), "send")?;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            context(slow.socket().recv(), "answer").map(drop)
+        })
+        .specified("vhost-user \"Communication\""),
+    );
     for half in [1usize, 4, 11, 12, 15] {
         rows.push(row(
             format!("{half} bytes of a message, then a disconnect"),
@@ -514,7 +527,7 @@ fn slowness(rows: &mut Vec<Row>) {
             let slow = context(frontend(daemon), "connect")?;
             let bytes = message::message(number::SET_FEATURES, VERSION, &[0; 8]);
             context(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
-            let closed = closes_within(slow.socket(), time_limit());
+            let closed = closes_within(slow.socket(), TIMEOUT);
             ensure(closed, || "half a message keeps the connection open".into())
         },
     ));

@@ -2,7 +2,9 @@
 
 use cleave_blk::spec::{feature, request_type as kind, status};
 use cleave_client::{Client, Options, Queue};
-use cleave_tests::{Cut, Outcome, Random, Row, ensure, header, range, row, small, stream};
+use cleave_tests::{
+    Cut, Outcome, Random, Row, ensure, header, policy, range, row, small, specified, stream,
+};
 
 use crate::attack::{check_both_vrings, check_disk, context, fill_disk, open, open_with};
 
@@ -61,15 +63,21 @@ fn refused(
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    ranges(&mut rows);
-    lengths(&mut rows);
-    kinds(&mut rows);
-    discards(&mut rows);
-    ids(&mut rows);
-    flushes(&mut rows);
-    without_features(&mut rows);
-    successes(&mut rows);
-    rows
+    policy(&mut rows, "virtio 1.3 §5.2.6.2", ranges);
+    policy(&mut rows, "virtio 1.3 §5.2.6.1", lengths);
+    specified(&mut rows, "virtio 1.3 §5.2.6, §2.7.8.2", kinds);
+    policy(&mut rows, "virtio 1.3 §5.2.6.1", discards);
+    policy(&mut rows, "virtio 1.3 §5.2.6", ids);
+    policy(&mut rows, "virtio 1.3 §5.2.6.1", flushes);
+    policy(&mut rows, "virtio 1.3 §5.2.6.1", without_features);
+    specified(&mut rows, "virtio 1.3 §2.7.8.2", successes);
+    rows.into_iter()
+        .map(|row| match row.name.split_whitespace().next() {
+            Some("discard") => row.with_features(feature::DISCARD),
+            Some("write-zeroes") => row.with_features(feature::WRITE_ZEROES),
+            _ => row,
+        })
+        .collect()
 }
 
 fn ranges(rows: &mut Vec<Row>) {
@@ -364,31 +372,34 @@ fn flushes(rows: &mut Vec<Row>) {
             check_both_vrings(&mut client)
         }));
     }
-    rows.push(row(
-        "as many flushes as the ring holds, among writes",
-        |daemon| {
-            let mut client = open(daemon)?;
-            let queue = client.queue(0);
-            let (head, status) = queue.control();
-            queue.write_header(kind::FLUSH, 0);
-            for round in 0..20 {
-                let chain = [
-                    cleave_client::Buffer::readable(head, 16),
-                    cleave_client::Buffer::writable(status, 1),
-                ];
-                let mut count = 0;
-                while queue.ring().add(&chain).is_some() {
-                    count += 1;
+    rows.push(
+        row(
+            "as many flushes as the ring holds, among writes",
+            |daemon| {
+                let mut client = open(daemon)?;
+                let queue = client.queue(0);
+                let (head, status) = queue.control();
+                queue.write_header(kind::FLUSH, 0);
+                for round in 0..20 {
+                    let chain = [
+                        cleave_client::Buffer::readable(head, 16),
+                        cleave_client::Buffer::writable(status, 1),
+                    ];
+                    let mut count = 0;
+                    while queue.ring().add(&chain).is_some() {
+                        count += 1;
+                    }
+                    queue.ring().publish();
+                    queue.ring_kick();
+                    for _ in 0..count {
+                        context(queue.wait_used(), &format!("round {round}"))?;
+                    }
                 }
-                queue.ring().publish();
-                queue.ring_kick();
-                for _ in 0..count {
-                    context(queue.wait_used(), &format!("round {round}"))?;
-                }
-            }
-            check_both_vrings(&mut client)
-        },
-    ));
+                check_both_vrings(&mut client)
+            },
+        )
+        .specified("virtio 1.3 §5.2.6.2"),
+    );
 }
 
 fn without_features(rows: &mut Vec<Row>) {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, RingLayout, Wait, message};
 use cleave_tests::{
-    Messages as _, Outcome, Random, Row, ensure, exercise_queue, flood, header, row, scale, small,
-    time_limit, wait_until,
+    Messages as _, Outcome, Random, Row, ensure, exercise_queue, flood, header, policy, row, scale,
+    small, time_limit, wait_until,
 };
 
 use crate::attack::{
@@ -19,13 +19,17 @@ use crate::attack::{
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    heads(&mut rows);
-    indices(&mut rows);
-    twice(&mut rows);
-    notifications(&mut rows);
-    overlaps(&mut rows);
-    doorbells(&mut rows);
-    rewriting(&mut rows);
+    policy(&mut rows, "virtio 1.3 §2.7.6", heads);
+    policy(&mut rows, "virtio 1.3 §2.7.6", indices);
+    policy(&mut rows, "virtio 1.3 §2.7.6", twice);
+    policy(&mut rows, "virtio 1.3 §2.7.8", notifications);
+    policy(&mut rows, "virtio 1.3 §2.7", overlaps);
+    policy(
+        &mut rows,
+        "vhost-user SET_VRING_KICK, SET_VRING_CALL",
+        doorbells,
+    );
+    policy(&mut rows, "virtio 1.3 §2.7", rewriting);
     rows
 }
 
@@ -148,62 +152,65 @@ fn indices(rows: &mut Vec<Row>) {
             },
         ));
     }
-    rows.push(row(
-        "an unchanged available index is not a fault",
-        |daemon| {
+    rows.push(
+        row("an unchanged available index is not a fault", |daemon| {
             let mut client = open(daemon)?;
             context(client.queue(0).read(0, &mut [0; 512]), "read")?;
             for _ in 0..10 {
                 client.queue(0).ring_kick();
             }
             check_both_vrings(&mut client)
-        },
-    ));
-    rows.push(row("a ring filled to its last entry", |daemon| {
-        let mut client = open(daemon)?;
-        let queue = client.queue(0);
-        let parts = Parts::of(queue);
-        let memory = queue.memory();
-        memory.write(parts.header, &header(kind::FLUSH, 0));
-        let table = [
-            Descriptor {
-                addr: parts.header,
-                len: 16,
-                flags: NEXT,
-                next: 1,
-            },
-            Descriptor {
-                addr: parts.status,
-                len: 1,
-                flags: WRITE,
-                next: 0,
-            },
-        ];
-        memory.write(
-            parts.table,
-            &[table[0].to_bytes(), table[1].to_bytes()].concat(),
-        );
-        for round in 0..3 {
-            for index in 0..64 {
-                let entry = Descriptor {
-                    addr: parts.table,
-                    len: 32,
-                    flags: INDIRECT,
+        })
+        .specified("virtio 1.3 §2.7.6"),
+    );
+    rows.push(
+        row("a ring filled to its last entry", |daemon| {
+            let mut client = open(daemon)?;
+            let queue = client.queue(0);
+            let parts = Parts::of(queue);
+            let memory = queue.memory();
+            memory.write(parts.header, &header(kind::FLUSH, 0));
+            let table = [
+                Descriptor {
+                    addr: parts.header,
+                    len: 16,
+                    flags: NEXT,
+                    next: 1,
+                },
+                Descriptor {
+                    addr: parts.status,
+                    len: 1,
+                    flags: WRITE,
                     next: 0,
-                };
-                queue.ring().write_descriptor(index, entry);
-                queue.ring().push(index);
+                },
+            ];
+            memory.write(
+                parts.table,
+                &[table[0].to_bytes(), table[1].to_bytes()].concat(),
+            );
+            for round in 0..3 {
+                for index in 0..64 {
+                    let entry = Descriptor {
+                        addr: parts.table,
+                        len: 32,
+                        flags: INDIRECT,
+                        next: 0,
+                    };
+                    queue.ring().write_descriptor(index, entry);
+                    queue.ring().push(index);
+                }
+                queue.ring().publish();
+                queue.ring_kick();
+                let seen = settle(queue.ring(), 64);
+                ensure(seen == 64, || {
+                    format!("round {round}: {seen} of 64 came back")
+                })?;
             }
-            queue.ring().publish();
-            queue.ring_kick();
-            let seen = settle(queue.ring(), 64);
-            ensure(seen == 64, || {
-                format!("round {round}: {seen} of 64 came back")
-            })?;
-        }
-        queue.ring().free_all();
-        check_both_vrings(&mut client)
-    }));
+            queue.ring().free_all();
+            check_both_vrings(&mut client)
+        })
+        .specified("virtio 1.3 §2.7.6"),
+    );
 }
 
 /// The same head again while it may be in flight. A daemon that has completed the first before it sees the second may
@@ -292,23 +299,26 @@ fn restart(client: &mut Client) -> Outcome {
 
 fn notifications(rows: &mut Vec<Row>) {
     for event in [0u16, 1, 63, 0x7fff, 0x8000, 0xffff] {
-        rows.push(row(
-            format!("used event {event} and available event {event} by the guest"),
-            move |daemon| {
-                let mut client = open_with(daemon, &polling())?;
-                for _ in 0..20 {
-                    let ring = client.queue(0).ring();
-                    set_used_event(ring, event);
-                    let behind_used = ring.layout().used + 4 + 8 * u64::from(ring.size());
-                    store(ring, behind_used, event);
-                    flood(client.queue(0), 2, 512);
-                    set_used_event(client.queue(0).ring(), event);
-                    let seen = settle(client.queue(0).ring(), 2);
-                    ensure(seen == 2, || format!("{seen} of 2 came back"))?;
-                }
-                check_other_vring(&mut client)
-            },
-        ));
+        rows.push(
+            row(
+                format!("used event {event} and available event {event} by the guest"),
+                move |daemon| {
+                    let mut client = open_with(daemon, &polling())?;
+                    for _ in 0..20 {
+                        let ring = client.queue(0).ring();
+                        set_used_event(ring, event);
+                        let behind_used = ring.layout().used + 4 + 8 * u64::from(ring.size());
+                        store(ring, behind_used, event);
+                        flood(client.queue(0), 2, 512);
+                        set_used_event(client.queue(0).ring(), event);
+                        let seen = settle(client.queue(0).ring(), 2);
+                        ensure(seen == 2, || format!("{seen} of 2 came back"))?;
+                    }
+                    check_other_vring(&mut client)
+                },
+            )
+            .specified("virtio 1.3 §2.7.7"),
+        );
     }
     for flags in [1u16, 2, 0xfffe, 0xffff] {
         for event_idx in [true, false] {
@@ -349,24 +359,30 @@ fn notifications(rows: &mut Vec<Row>) {
             },
         ));
     }
-    rows.push(row("1000 kicks without a request", |daemon| {
-        let mut client = open(daemon)?;
-        (0..1000).for_each(|_| client.queue(0).ring_kick());
-        ensure(client.queue(0).ring().used_index() == 0, || {
-            "a completion without a request".into()
-        })?;
-        check_both_vrings(&mut client)
-    }));
-    rows.push(row("a storm of kicks, then an idle vring", |daemon| {
-        let mut client = open(daemon)?;
-        let end = std::time::Instant::now() + Duration::from_millis(300);
-        while std::time::Instant::now() < end {
-            client.queue(0).ring_kick();
-        }
-        check_other_vring(&mut client)?;
-        daemon.stays_at_rest()?;
-        check_both_vrings(&mut client)
-    }));
+    rows.push(
+        row("1000 kicks without a request", |daemon| {
+            let mut client = open(daemon)?;
+            (0..1000).for_each(|_| client.queue(0).ring_kick());
+            ensure(client.queue(0).ring().used_index() == 0, || {
+                "a completion without a request".into()
+            })?;
+            check_both_vrings(&mut client)
+        })
+        .specified("virtio 1.3 §2.7.13"),
+    );
+    rows.push(
+        row("a storm of kicks, then an idle vring", |daemon| {
+            let mut client = open(daemon)?;
+            let end = std::time::Instant::now() + Duration::from_millis(300);
+            while std::time::Instant::now() < end {
+                client.queue(0).ring_kick();
+            }
+            check_other_vring(&mut client)?;
+            daemon.stays_at_rest()?;
+            check_both_vrings(&mut client)
+        })
+        .specified("virtio 1.3 §2.7.13"),
+    );
     for features in [!0, !feature::EVENT_IDX] {
         let name =
             format!("a driver that toggles notifications under load, features {features:#x}");

@@ -12,7 +12,7 @@ use cleave_client::{Client, Error, Options};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lateness::stolen;
-use crate::{Scratch, Stopwatch, ensure, time_limit, wait_until};
+use crate::{Scratch, Stopwatch, TIMEOUT, ensure, time_limit, wait_until, wait_until_within};
 
 /// A daemon that has done nothing for this long is idle. Longer than the pause before it watches a file again.
 const QUIET: Duration = Duration::from_millis(1500);
@@ -207,6 +207,8 @@ impl Daemon {
         let is_dead =
             || std::fs::read_to_string(&status).map_or(true, |stat| stat.contains(") Z "));
         ensure(wait_until(is_dead), || "it survives SIGKILL".into())?;
+        // The kernel may close its socket later, with its io_uring.
+        wait_until_within(TIMEOUT, || !crate::has_listener(&self.socket));
         let mut command = Command::new(&self.line[0]);
         command.args(&self.line[1..]);
         Daemon::try_start(Arc::clone(&self.scratch), self.socket.clone(), &mut command)
@@ -223,7 +225,7 @@ impl Daemon {
     ) -> Result<Daemon, String> {
         let mut daemon = Daemon::spawn(scratch, socket, command.stdin(Stdio::null()));
         let mut ended = Ok(());
-        let is_there = wait_until(|| {
+        let is_there = wait_until_within(TIMEOUT, || {
             ended = daemon.alive();
             ended.is_err() || crate::has_listener(&daemon.socket)
         });

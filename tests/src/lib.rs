@@ -30,6 +30,8 @@ pub use table::{Basis, Outcome, Row, ensure, policy, row, run_rows, scale, speci
 pub use timing::{Stopwatch, TIMEOUT, set_time_limit, time_limit, wait_until};
 pub use unresponsive::UnresponsiveFs;
 
+use timing::wait_until_within;
+
 use cleave_blk::spec::request_type;
 use cleave_client::{Buffer, Client, Options, Queue};
 

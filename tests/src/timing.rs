@@ -60,8 +60,13 @@ impl Stopwatch {
 }
 
 /// Polls until the condition holds; `false` if [`time_limit`] passes first.
-pub fn wait_until(mut holds: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + time_limit();
+pub fn wait_until(holds: impl FnMut() -> bool) -> bool {
+    wait_until_within(time_limit(), holds)
+}
+
+/// As [`wait_until`], with another time limit.
+pub(crate) fn wait_until_within(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
     while !holds() {
         if Instant::now() > end {
             return false;
