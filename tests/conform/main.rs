@@ -202,20 +202,26 @@ fn judge_alone(template: &str, row: Row) -> Outcome {
     }
 }
 
+/// Prints a table. Rows that differ only in numbers share a line.
 fn print_table(title: &str, lines: &[Line]) {
     println!("## {title}\n\n| Row | Basis | Result |\n| --- | --- | --- |");
+    let mut groups: Vec<([String; 3], [String; 3], usize)> = Vec::new();
     for line in lines {
-        let basis = match line.basis {
-            Some(Basis::Specified(section)) => section.to_owned(),
-            Some(Basis::Policy(section)) => format!("policy ({section})"),
-            None => "policy".to_owned(),
-        };
-        let verdict = match &line.verdict {
-            Verdict::Passed => "passed".to_owned(),
-            Verdict::Failed(why) => format!("**failed**: {}", one_line(why)),
-            Verdict::NotOffered => "not offered".to_owned(),
-        };
-        println!("| {} | {basis} | {verdict} |", one_line(&line.name));
+        let cells = line.cells();
+        let key = cells.clone().map(|cell| without_numbers(&cell));
+        match groups.iter_mut().find(|(other, ..)| *other == key) {
+            Some((.., count)) => *count += 1,
+            None => groups.push((key, cells, 1)),
+        }
+    }
+    for (_, [name, basis, verdict], count) in groups {
+        match count {
+            1 => println!("| {name} | {basis} | {verdict} |"),
+            _ => println!(
+                "| {name}, and {} like it | {basis} | {verdict} |",
+                count - 1
+            ),
+        }
     }
     let count = |wanted: fn(&Verdict) -> bool| lines.iter().filter(|l| wanted(&l.verdict)).count();
     println!(
@@ -224,6 +230,33 @@ fn print_table(title: &str, lines: &[Line]) {
         count(|verdict| matches!(verdict, Verdict::Failed(_))),
         count(|verdict| matches!(verdict, Verdict::NotOffered)),
     );
+}
+
+impl Line {
+    /// Name, basis and result as cells of a Markdown table.
+    fn cells(&self) -> [String; 3] {
+        let basis = match self.basis {
+            Some(Basis::Specified(section)) => section.to_owned(),
+            Some(Basis::Policy(section)) => format!("policy ({section})"),
+            None => "policy".to_owned(),
+        };
+        let verdict = match &self.verdict {
+            Verdict::Passed => "passed".to_owned(),
+            Verdict::Failed(why) => format!("**failed**: {}", one_line(why)),
+            Verdict::NotOffered => "not offered".to_owned(),
+        };
+        [one_line(&self.name), basis, verdict]
+    }
+}
+
+/// A text with each number replaced by `#`.
+fn without_numbers(text: &str) -> String {
+    let mut words: Vec<&str> = Vec::new();
+    for word in text.split_inclusive(|letter: char| !letter.is_alphanumeric() && letter != '.') {
+        let is_number = word.starts_with(|letter: char| letter.is_ascii_digit());
+        words.push(if is_number { "# " } else { word });
+    }
+    words.concat()
 }
 
 /// The first line of a text as the cell of a table; what follows is the log of a back-end.
