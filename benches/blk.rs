@@ -1,4 +1,4 @@
-//! The pure part of a request: header parse, plan, outcome; and the configuration space.
+//! The computations of a request: header parser, plan, outcome; and the configuration space.
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 
 mod settings;
@@ -30,7 +30,7 @@ fn limits() -> Limits {
     }
 }
 
-/// Header and one range, as copied out of guest memory.
+/// Header and one range, as copied from guest memory.
 fn head(kind: u32) -> [u8; 32] {
     let mut head = [0; 32];
     head[..4].copy_from_slice(&kind.to_le_bytes());
@@ -74,7 +74,7 @@ fn parse(c: &mut Criterion) {
     group.finish();
 }
 
-/// A read into pages that lie apart, as a guest's page cache gives them.
+/// A read into separate pages, like those of a guest's page cache.
 fn read(len_bytes: u64, segment_bytes: u32) -> (Request, Vec<Segment>) {
     let request = Request {
         verb: Verb::Read,
@@ -124,7 +124,7 @@ fn plan(c: &mut Criterion) {
             );
         }
     }
-    // The largest request, in the most segments: cut where the kernel would.
+    // The largest request, in the most segments: cut at the kernel's limit.
     let largest = read((1 << 32) - 512, 4 << 20);
     bench_plan(&mut group, "4GiB in 1024 segments", largest, &cuts[0].1);
     group.finish();

@@ -1,5 +1,5 @@
-//! What a request costs at the guest's memory: taking and returning chains, and address translation,
-//! each beside what the `rust-vmm` crates do for the same bytes.
+//! The cost of a request in guest memory: taking and returning chains, and address translation, each next to the
+//! `rust-vmm` crates on the same bytes.
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 #![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
 
@@ -18,8 +18,8 @@ use criterion::{
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
-/// Take, push_used and publish of a batch in a split vring, the only kind that is served; the rate printed is
-/// of chains.
+/// Take, push_used and publish for a batch in a split vring, the only kind that is supported; the printed rate counts
+/// chains.
 fn vring(c: &mut Criterion) {
     let guest = Guest::new(1);
     let mut group = c.benchmark_group("vring");
@@ -85,7 +85,7 @@ fn theirs(b: &mut Bencher<'_>, guest: &Guest, mut driver: Driver<'_>) {
     driver.check();
 }
 
-/// Translation of a page: always in the region of the page before, or in any of them.
+/// Translation of a page: always in the same region as the page before, or in any region.
 fn translate(c: &mut Criterion) {
     let mut group = c.benchmark_group("translate");
     for regions in [1, 8, 509] {
@@ -102,8 +102,8 @@ fn translate(c: &mut Criterion) {
     group.finish();
 }
 
-/// An order without a short period, for a branch predictor to have no easy time, and the same in
-/// every run (multiples of the golden ratio, middle bits).
+/// An order without a short period, so that branch predictors cannot learn it, and identical in each run (multiples
+/// of the golden ratio, middle bits).
 fn scatter(n: u64) -> u64 {
     n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40
 }

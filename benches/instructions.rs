@@ -1,6 +1,6 @@
-//! A worker turned by hand, for callgrind to count: a null disk, 4 KiB reads, one vring, one thread. Run by
-//! `cargo xtask bench instructions`, which has callgrind count what happens inside of `counted` and nothing
-//! else: neither the guest's driver nor the set-up.
+//! Runs a worker lap by lap for callgrind: a null disk, 4 KiB reads, one vring, one thread. `cargo xtask bench
+//! instructions` runs it and has callgrind count only the code inside of `counted`, without the guest's driver and
+//! the set-up.
 //!
 //! ```text
 //! instructions          names the cases
@@ -10,13 +10,13 @@
 
 use std::process::ExitCode;
 
-use cleave_benches::{Guest, Place, Signals, Turn, null};
+use cleave_benches::{Guest, ManualWorker, Place, Signals, null};
 use cleave_engine::Null;
 
-/// I/Os that a case is counted over; more change nothing but the time that it takes.
+/// I/Os that are counted for a case; more only take longer.
 const IOS: u32 = 3200;
 
-/// A name, where the descriptors lie, reads at once, who signals whom.
+/// A name, the placement of descriptors, reads in a batch, and how guest and worker notify each other.
 type Case = (&'static str, Place, u16, Signals);
 
 const CASES: &[Case] = &[
@@ -60,15 +60,15 @@ fn main() -> ExitCode {
 }
 
 fn refuse(why: &str) -> ExitCode {
-    eprintln!("{why}; without a word the cases are named");
+    eprintln!("{why}; without an argument it lists the cases");
     ExitCode::from(2)
 }
 
-/// How many I/Os were counted.
+/// Returns the number of I/Os that were counted.
 fn run(&(_, place, depth, signals): &Case) -> u32 {
     let guest = Guest::new(1);
-    let mut turn = Turn::new(&guest, place, depth, signals, null);
-    // What happens once, at the first I/O, is not what an I/O costs.
+    let mut turn = ManualWorker::new(&guest, place, depth, signals, null);
+    // Work that happens once, at the first I/O, is not part of the cost of an I/O.
     for _ in 0..8 {
         turn.offer();
         turn.serve();
@@ -81,8 +81,8 @@ fn run(&(_, place, depth, signals): &Case) -> u32 {
     rounds * u32::from(depth)
 }
 
-/// What callgrind counts.
+/// The code that callgrind counts.
 #[inline(never)]
-fn counted(turn: &mut Turn<'_, Null>) {
+fn counted(turn: &mut ManualWorker<'_, Null>) {
     turn.lap();
 }

@@ -1,4 +1,4 @@
-//! The worker's own bookkeeping.
+//! The bookkeeping of a worker.
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 #![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
 
@@ -12,7 +12,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 
 const VRING_SIZE: u16 = 256;
 
-/// Requests that begin and end, as many at once as there are in flight; the rate printed is of requests.
+/// Requests that start and complete, with a constant number in flight; the printed rate counts requests.
 fn slots(c: &mut Criterion) {
     let request = Request {
         verb: Verb::Read,
@@ -45,15 +45,15 @@ fn slots(c: &mut Criterion) {
     group.finish();
 }
 
-/// Requests that come one by one to an adaptive worker: a name, how many laps from one to the next, how long a lap
-/// takes, and whether the laps between are spun.
+/// Requests that arrive one by one at an adaptive worker: a name, the number of laps between two requests, the length
+/// of a lap, and whether the laps in between are spun.
 const PACES: [(&str, u64, u64, bool); 3] = [
     ("a request in every lap", 1, 500, true),
     ("6 us apart, spun", 100, 60, true),
     ("10 ms apart, slept", 2, 5_000_000, false),
 ];
 
-/// The rate printed is of laps. The clock is made up, so that every run decides the same.
+/// The printed rate counts laps. The clock is simulated, so that every run decides the same.
 fn pacer(c: &mut Criterion) {
     let mut group = c.benchmark_group("pacer");
     group.throughput(Throughput::Elements(1));
@@ -78,7 +78,7 @@ fn pacer(c: &mut Criterion) {
     group.finish();
 }
 
-/// A time entered, beside the crate that our client keeps its times in; from 1 us to 1 ms in no order.
+/// Recording one time, next to the crate that our client keeps its times in; from 1 us to 1 ms, shuffled.
 fn histogram(c: &mut Criterion) {
     let times: Vec<u64> = (1..=1024_u64)
         .map(|n| 1000 + (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44))
@@ -89,7 +89,7 @@ fn histogram(c: &mut Criterion) {
     group.bench_function("cleave", |b| {
         b.iter(|| times.iter().for_each(|ns| ours.add(black_box(*ns))));
     });
-    assert!(ours.count() > 0, "nothing was entered");
+    assert!(ours.count() > 0, "nothing was recorded");
     let mut theirs: hdrhistogram::Histogram<u64> = hdrhistogram::Histogram::new(2).unwrap();
     group.bench_function("hdrhistogram", |b| {
         b.iter(|| {

@@ -1,12 +1,11 @@
-//! How criterion measures.
+//! Settings of criterion.
 
 use std::time::Duration;
 
 use criterion::Criterion;
 
-/// Settings of all groups: about a second per benchmark, so that the whole suite fits into a check
-/// of every change. For a comparison of two builds use criterion's `--save-baseline`, `--baseline`
-/// and a longer `--measurement-time`.
+/// Settings of all groups: about a second for each benchmark, so that the whole suite can check every change. To
+/// compare two builds use criterion's `--save-baseline`, `--baseline` and a longer `--measurement-time`.
 pub(crate) fn settings() -> Criterion {
     Criterion::default()
         .warm_up_time(Duration::from_millis(200))

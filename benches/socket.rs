@@ -1,5 +1,5 @@
-//! End to end over a socket: the program `cleave serve` in a process of its own, driven by our client, on disks that
-//! take no time. What is timed goes on on two CPUs; where there are fewer, driver and daemon wait for each other.
+//! End to end over a socket: `cleave serve` in its own process, driven by our client, on disks that take no time. The
+//! measurement needs two CPUs; with fewer, driver and daemon wait for each other.
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 #![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
 
@@ -7,7 +7,7 @@ mod settings;
 
 use std::time::Duration;
 
-use cleave_client::{Client, Doorbell, Options, Stop, Wait, Workload};
+use cleave_client::{Client, Notifier, Options, Stop, Wait, Workload};
 use cleave_tests::Daemon;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -15,13 +15,13 @@ const DISKS: [&str; 2] = ["null:1G", "ram:64M"];
 const SPAN_BYTES: u64 = 64 << 20;
 const DEPTHS: [u16; 2] = [1, 32];
 
-/// A name, how the daemon waits for the guest, and the guest for the daemon.
+/// A name, the daemon's way to wait for the guest, and the guest's way to wait for the daemon.
 const WAYS: [(&str, &str, Wait); 2] = [
     ("asleep", "interrupt", Wait::Sleep),
     ("polling", "poll", Wait::Poll),
 ];
 
-/// 4 KiB random reads; the rate printed is of requests.
+/// 4 KiB random reads; the printed rate counts requests.
 fn reads(c: &mut Criterion) {
     let mut group = c.benchmark_group("socket");
     group.throughput(Throughput::Elements(1));
@@ -30,8 +30,8 @@ fn reads(c: &mut Criterion) {
             let args = ["--disk", disk, "--completion", completion, "--queues", "1"];
             let daemon = Daemon::serve(&args);
             let bell = match wait {
-                Wait::Sleep => Doorbell::NonBlocking,
-                Wait::Poll => Doorbell::Absent,
+                Wait::Sleep => Notifier::NonBlocking,
+                Wait::Poll => Notifier::Absent,
             };
             let options = Options {
                 wait,
@@ -52,7 +52,7 @@ fn reads(c: &mut Criterion) {
     group.finish();
 }
 
-/// How long so many requests take.
+/// Time for so many requests.
 fn run(client: &mut Client, depth: u16, requests: u64) -> Duration {
     let load = Workload {
         stop: Stop::Requests(requests),

@@ -1,4 +1,4 @@
-//! The splitter's decisions, and planning by them: what they cost, and that they never allocate.
+//! The splitter's decisions and the plans that follow from them: their cost, and that they never allocate.
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 
 mod settings;
@@ -12,7 +12,7 @@ use cleave_blk::{Cut, Plan, Request, Segment, Verb};
 use cleave_worker::{Direction, Prior, Split, Splitter};
 use criterion::{Criterion, criterion_group, criterion_main};
 
-/// Counts what is allocated.
+/// Counts allocations.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -45,7 +45,7 @@ fn splitter() -> Splitter {
     }))
 }
 
-/// A request that the splitter hears of from beginning to end; its virtual clock goes on.
+/// Passes one request through the splitter from start to completion; its virtual clock advances.
 fn large(splitter: &Splitter, now_ns: &mut u64) -> Option<NonZeroU32> {
     let chunk_bytes = splitter.choose(Direction::Read, LARGE_BYTES, 0, *now_ns);
     *now_ns += 300_000;
@@ -53,7 +53,7 @@ fn large(splitter: &Splitter, now_ns: &mut u64) -> Option<NonZeroU32> {
     chunk_bytes
 }
 
-/// How many ops a plan has.
+/// Number of ops in a plan.
 fn plan(len_bytes: u64, data: &[Segment], chunk_bytes: Option<NonZeroU32>) -> usize {
     let request = Request {
         verb: Verb::Read,
@@ -77,7 +77,7 @@ fn data() -> Vec<Segment> {
         .collect()
 }
 
-/// Ends the program when deciding and planning allocate.
+/// Exits if deciding or planning allocates.
 fn allocates_nothing(_: &mut Criterion) {
     let (splitter, mut now_ns, data) = (splitter(), 0, data());
     let before = ALLOCATIONS.load(Ordering::Relaxed);

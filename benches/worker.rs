@@ -1,6 +1,6 @@
-//! A worker's turn: batches of 4 KiB reads from offer to used index, on the caller's thread. Over the real engine on a null
-//! disk, where nothing but the worker's own work and the zeroing of the pages is left; and over the simulated engine
-//! that the tests turn, whose own bookkeeping (a copy, a lock and an allocation an op) is part of what is seen.
+//! Batches of 4 KiB reads through a worker, from the available index to the used index, on the caller's thread. The
+//! real engine on a null disk shows only the worker's own work and the zeroing of the pages. The simulated engine of
+//! the tests adds its own bookkeeping (a copy, a lock and an allocation for each op).
 #![allow(missing_docs)] // Criterion's macros make undocumented public items.
 #![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
 
@@ -8,7 +8,7 @@ mod settings;
 
 use std::sync::{Arc, Mutex};
 
-use cleave_benches::{Guest, Place, Signals, Turn, null};
+use cleave_benches::{Guest, ManualWorker, Place, Signals, null};
 use cleave_engine::Store;
 use cleave_sim::{Sim, SimConfig, SimStore};
 use criterion::measurement::WallTime;
@@ -18,7 +18,7 @@ use criterion::{
 
 const DEPTHS: [u16; 3] = [1, 32, 256];
 
-/// Without delay or failure; every read of the benchmark is of the first 4 KiB.
+/// No delay and no failure; every read of the benchmark is of the first 4 KiB.
 fn sim() -> Sim {
     let config = SimConfig {
         seed: 1,
@@ -35,16 +35,16 @@ fn sim() -> Sim {
     Sim::new(config, Arc::new(Mutex::new(store)))
 }
 
-/// The rate printed is of requests.
+/// The printed rate counts requests.
 fn turn(c: &mut Criterion) {
     let guest = Guest::new(1);
     let mut group = c.benchmark_group("worker turn");
     for depth in DEPTHS {
         group.throughput(Throughput::Elements(depth.into()));
         let place = Place::Indirect;
-        let over_sim = Turn::new(&guest, place, depth, Signals::None, |_, _| sim());
+        let over_sim = ManualWorker::new(&guest, place, depth, Signals::None, |_, _| sim());
         bench(&mut group, "sim", depth, over_sim);
-        let over_null = Turn::new(&guest, place, depth, Signals::None, null);
+        let over_null = ManualWorker::new(&guest, place, depth, Signals::None, null);
         bench(&mut group, "null disk", depth, over_null);
     }
     group.finish();
@@ -53,10 +53,10 @@ fn turn(c: &mut Criterion) {
 /// The same with a guest that kicks and is called for each batch, which costs system calls.
 fn signalled(c: &mut Criterion) {
     let guest = Guest::new(1);
-    let mut group = c.benchmark_group("worker turn, kicked and calling");
+    let mut group = c.benchmark_group("worker with kicks and calls");
     for depth in DEPTHS {
         group.throughput(Throughput::Elements(depth.into()));
-        let turn = Turn::new(&guest, Place::Indirect, depth, Signals::KickAndCall, null);
+        let turn = ManualWorker::new(&guest, Place::Indirect, depth, Signals::KickAndCall, null);
         bench(&mut group, "null disk", depth, turn);
     }
     group.finish();
@@ -66,7 +66,7 @@ fn bench<S: Store>(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,
     depth: u16,
-    mut turn: Turn<'_, S>,
+    mut turn: ManualWorker<'_, S>,
 ) {
     group.bench_function(BenchmarkId::new(name, format!("depth {depth}")), |b| {
         b.iter(|| {

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use cleave_client::{Client, Frontend};
 use cleave_tests::{
-    Daemon, PATIENCE, Scratch, closes_within, comes, exercise, flood, is_root, run, run_to_end,
-    small,
+    Daemon, Scratch, TIMEOUT, closes_within, exercise, flood, is_root, run, run_to_exit, small,
+    wait_until,
 };
 use rustix::process::Signal;
 
@@ -24,7 +24,7 @@ fn files(folder: &Path) -> Vec<String> {
 /// Asserts the form of a refusal: code 2, one line that names the thing, nothing on stdout, nothing left behind.
 fn refused(folder: &Path, name: &str, args: &[&str], says: &str) {
     let before = files(folder);
-    let ended = run_to_end(args);
+    let ended = run_to_exit(args);
     assert_eq!(ended.code, Some(2), "{name}: {}", ended.stderr);
     assert_eq!(
         ended.stderr.trim_end().lines().count(),
@@ -353,7 +353,7 @@ fn no_permission_is_named() {
     let image = scratch.image("disk", 1 << 20);
     run("chmod", &["755", scratch.path().to_str().unwrap()]).unwrap();
     run("chmod", &["600", image.to_str().unwrap()]).unwrap();
-    let probe = run_to_end(&["--version"]);
+    let probe = run_to_exit(&["--version"]);
     assert_eq!(probe.code, Some(0));
     let program = cleave_tests::program_copy(&scratch);
     let socket = scratch.join("socket");
@@ -394,14 +394,14 @@ fn help_and_version_are_printed() {
         &["--version"],
         &["-h"],
     ] {
-        let ended = run_to_end(args);
+        let ended = run_to_exit(args);
         assert_eq!(ended.code, Some(0), "{args:?}: {}", ended.stderr);
         assert!(
             !ended.stdout.is_empty() && ended.stderr.is_empty(),
             "{args:?}"
         );
     }
-    let help = run_to_end(&["serve", "--help"]).stdout;
+    let help = run_to_exit(&["serve", "--help"]).stdout;
     for option in [
         "--socket-path",
         "--fd",
@@ -431,7 +431,7 @@ fn capabilities_are_those_of_a_block_program() {
         &["--print-capabilities"][..],
         &["--print-capabilities", "--socket-path", "/nowhere/x"],
     ] {
-        let ended = run_to_end(args);
+        let ended = run_to_exit(args);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
         assert_eq!(json["type"], "block");
@@ -508,7 +508,7 @@ fn an_inherited_connected_socket_ends_with_its_frontend() {
     ] {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut daemon = Daemon::with_stdin(OwnedFd::from(theirs), &args);
-        let frontend = Frontend::new(ours, PATIENCE).unwrap();
+        let frontend = Frontend::new(ours, TIMEOUT).unwrap();
         let mut client = Client::start(frontend, &small(2)).unwrap();
         exercise(&mut client).unwrap();
         daemon.alive().unwrap();
@@ -525,15 +525,15 @@ fn an_inherited_connection_stays_open_until_everything_is_answered() {
     let slow = "model:custom,size=64M,channels=1,window=1,page=64K,read_us=20000,jitter=0";
     let args = ["serve", "--fd", "0", "--disk", slow];
     let mut daemon = Daemon::with_stdin(OwnedFd::from(theirs), &args);
-    let frontend = Frontend::new(ours, PATIENCE).unwrap();
+    let frontend = Frontend::new(ours, TIMEOUT).unwrap();
     let mut client = Client::start(frontend, &small(1)).unwrap();
     exercise(&mut client).unwrap();
     let queue = client.queue(0);
     let before = queue.ring().used_index();
     flood(queue, u64::from(READS), 64 << 10);
-    comes(|| client.queue(0).ring().used_index() != before);
+    wait_until(|| client.queue(0).ring().used_index() != before);
     daemon.signal(Signal::TERM);
-    assert!(closes_within(client.frontend().socket(), PATIENCE));
+    assert!(closes_within(client.frontend().socket(), TIMEOUT));
     let answered = client.queue(0).ring().used_index().wrapping_sub(before);
     assert_eq!(answered, READS, "{}", daemon.log());
     let (code, _) = daemon.wait().expect("it ends");
@@ -542,7 +542,7 @@ fn an_inherited_connection_stays_open_until_everything_is_answered() {
 
 fn open(path: &Path) -> Client {
     let mut client = None;
-    comes(|| {
+    wait_until(|| {
         client = Client::open(path, &small(2)).ok();
         client.is_some()
     });

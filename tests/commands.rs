@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use cleave_tests::{Daemon, Ended, Scratch, exercise, program_path, run_to_end, small};
+use cleave_tests::{Daemon, Exited, Scratch, exercise, program_path, run_to_exit, small};
 use rustix::process::Signal;
 
 fn text(path: &Path) -> &str {
@@ -19,7 +19,7 @@ fn fill(image: &Path) {
 }
 
 /// Asserts that it ended as bad input does; what it said.
-fn refusal(ended: Ended) -> String {
+fn refusal(ended: Exited) -> String {
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
     ended.stderr
@@ -110,7 +110,7 @@ fn a_probe_that_is_interrupted_leaves_a_partial_result() {
 fn a_probe_refuses_what_would_mislead_or_destroy() {
     let scratch = Scratch::new();
     let image = scratch.image("image", 8 << 20);
-    let probe = |more: &[&str]| refusal(run_to_end(&[&["probe", text(&image)], more].concat()));
+    let probe = |more: &[&str]| refusal(run_to_exit(&[&["probe", text(&image)], more].concat()));
     let thin = probe(&[]);
     assert!(
         thin.contains("only 0 %") && thin.contains("--allow-thin"),
@@ -140,7 +140,7 @@ fn a_probe_prints_json_alone_and_a_profile_is_for_its_disk_alone() {
     let [profile, socket] = ["profile", "socket"].map(|name| scratch.join(name));
     let (profile, socket) = (text(&profile), text(&socket));
     let image = scratch.image("image", 8 << 20);
-    let ended = run_to_end(&[
+    let ended = run_to_exit(&[
         "probe",
         "ram:1M",
         "--seconds",
@@ -160,7 +160,7 @@ fn a_probe_prints_json_alone_and_a_profile_is_for_its_disk_alone() {
         (&["--split", "off", "--profile", profile], "leave one"),
     ] {
         let serve = ["serve", "--socket-path", socket, "--disk", text(&image)];
-        let told = refusal(run_to_end(&[&serve, more].concat()));
+        let told = refusal(run_to_exit(&[&serve, more].concat()));
         assert!(told.contains(part), "{told}");
     }
 }

@@ -1,5 +1,5 @@
-//! Frontends come and go, signals end the program, sockets and images are not taken from others.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+//! Frontends connect and disconnect, signals end the program, and it takes no socket or image from another program.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,17 +7,17 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Doorbell, Options, Socket, Wait, Workload};
+use cleave_client::{Client, Notifier, Options, Socket, Wait, Workload};
 use cleave_tests::{
-    Daemon, Lateness, PATIENCE, Scratch, Stopwatch, closes_within, comes, ensure, exercise, flood,
-    is_root, run, run_to_end, scale, small, unless_late,
+    Daemon, Lateness, Scratch, Stopwatch, TIMEOUT, closes_within, ensure, exercise, flood, is_root,
+    run, run_to_exit, scale, small, unless_late, wait_until,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 #[test]
-fn frontends_come_and_go() {
+fn repeated_connections_leak_nothing() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
-    // The first ones make whatever is made once.
+    // The first sessions allocate everything that is allocated only once.
     for _ in 0..5 {
         exercise(&mut daemon.open(&small(2))).unwrap();
     }
@@ -60,14 +60,14 @@ fn the_next_frontend_is_served_at_once() {
 }
 
 #[test]
-fn a_second_frontend_is_turned_away() {
+fn a_second_frontend_is_refused() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     let mut first = daemon.open(&small(2));
     for _ in 0..3 {
-        let second = Socket::connect(daemon.socket(), PATIENCE).unwrap();
+        let second = Socket::connect(daemon.socket(), TIMEOUT).unwrap();
         assert!(
-            closes_within(&second, PATIENCE),
-            "the second was not turned away"
+            closes_within(&second, TIMEOUT),
+            "the second frontend was not refused"
         );
         exercise(&mut first).unwrap();
     }
@@ -78,20 +78,20 @@ fn a_second_frontend_is_turned_away() {
 }
 
 #[test]
-fn once_means_once() {
+fn it_exits_with_its_frontend_under_once() {
     let mut daemon = Daemon::serve(&["--disk", "ram:64M", "--once"]);
     let mut client = daemon.open(&small(2));
     exercise(&mut client).unwrap();
     daemon.alive().unwrap();
     drop(client);
-    let (code, took) = daemon.wait().expect("it leaves with its frontend");
+    let (code, took) = daemon.wait().expect("it exits with its frontend");
     assert_eq!(code, Some(0), "{}", daemon.log());
     assert!(took < Duration::from_secs(2));
     assert!(!daemon.socket().exists());
 }
 
 #[test]
-fn term_and_int_end_it_in_order_under_load() {
+fn sigterm_and_sigint_shut_down_cleanly_under_load() {
     for signal in [Signal::TERM, Signal::INT] {
         for (queues, depth, completion) in
             [(4, 32, "interrupt"), (2, 16, "poll"), (0, 0, "interrupt")]
@@ -107,7 +107,7 @@ fn term_and_int_end_it_in_order_under_load() {
             let mut daemon = Daemon::serve(&args);
             let mut client = daemon.open(&small(queues));
             for queue in client.queues() {
-                queue.set_patience(Duration::from_millis(700));
+                queue.set_timeout(Duration::from_millis(700));
             }
             std::thread::scope(|scope| {
                 let load = scope.spawn(|| {
@@ -116,7 +116,7 @@ fn term_and_int_end_it_in_order_under_load() {
                         read_percent: 50,
                         ..Workload::reads(16 << 10, depth, 32 << 20, time)
                     };
-                    // Ends in a time-out, as its daemon goes.
+                    // Fails with a time-out, because its daemon exits.
                     if queues > 0 {
                         let _ = client.run(&mix, |_| |_| ());
                     }
@@ -127,7 +127,7 @@ fn term_and_int_end_it_in_order_under_load() {
                     Some((Some(0), took)) if took < Duration::from_secs(2) => {}
                     other => panic!("{signal:?}, {queues} vrings: {other:?}\n{}", daemon.log()),
                 }
-                assert!(!daemon.socket().exists(), "the socket file is left behind");
+                assert!(!daemon.socket().exists(), "the socket file remains");
                 load.join().unwrap();
             });
         }
@@ -150,7 +150,7 @@ fn an_idle_disk_costs_nothing() {
 fn polling_spins_only_while_there_is_a_vring() {
     let daemon = Daemon::serve(&["--disk", "ram:64M", "--completion", "poll"]);
     let mut client = daemon.open(&Options {
-        kick: Doorbell::Absent,
+        kick: Notifier::Absent,
         wait: Wait::Poll,
         ..small(1)
     });
@@ -175,7 +175,7 @@ fn a_worker_per_vring_and_no_child() {
     exercise(&mut client).unwrap();
     assert!(
         daemon.threads() >= alone + 4,
-        "{alone} threads became {}",
+        "the number of threads went from {alone} to {}",
         daemon.threads()
     );
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", daemon.pid()));
@@ -190,7 +190,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     let scratch = Scratch::new();
     let socket = scratch.join("socket");
     drop(UnixListener::bind(&socket).unwrap());
-    assert!(socket.exists(), "a stale socket file");
+    assert!(socket.exists(), "no stale socket file");
     let other = scratch.image("other", 1 << 20);
     let args = [
         "serve",
@@ -210,13 +210,13 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         "--disk",
         other.to_str().unwrap(),
     ];
-    let ended = run_to_end(&rival);
+    let ended = run_to_exit(&rival);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     exercise(&mut client).unwrap();
     drop(client);
     exercise(&mut daemon.open(&small(1))).unwrap();
     daemon.finish();
-    assert!(!socket.exists(), "the socket file is left behind");
+    assert!(!socket.exists(), "the socket file remains");
 }
 
 #[test]
@@ -235,35 +235,35 @@ fn an_image_in_use_is_not_shared() {
     let read_only = [&rival[..], &["--read-only"]].concat();
     let daemon = Daemon::serve(&["--disk", disk]);
     for args in [&rival[..], &read_only] {
-        let ended = run_to_end(args);
+        let ended = run_to_exit(args);
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
         assert!(
             ended.stderr.contains(disk) && ended.stderr.contains("in use"),
             "{}",
             ended.stderr
         );
-        assert!(!scratch.join("rival").exists(), "a socket is left behind");
+        assert!(!scratch.join("rival").exists(), "a socket file remains");
     }
     daemon.finish();
     let first = Daemon::serve(&["--disk", disk, "--read-only"]);
     let second = Daemon::serve(&["--disk", disk, "--read-only"]);
     exercise(&mut first.open(&small(1))).unwrap();
     exercise(&mut second.open(&small(1))).unwrap();
-    let ended = run_to_end(&rival);
+    let ended = run_to_exit(&rival);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     second.finish();
     first.finish();
-    // A lock does not outlive its holder, however that ended.
+    // A lock is released when its holder dies, in whatever way.
     let mut killed = Daemon::serve(&["--disk", disk]);
     killed.abandon();
     Daemon::serve(&["--disk", disk]).finish();
 }
 
-/// A QEMU with a disk of its own, paused before its guest does anything.
+/// A QEMU with a disk of its own, paused before its guest runs.
 struct Qemu(PathBuf);
 
 impl Qemu {
-    /// Starts it; `Err`: what it says.
+    /// Starts it; `Err`: its error output.
     fn start(folder: &Path, disk: &Path, read_only: bool) -> Result<Qemu, String> {
         let pid_file = folder.join("qemu.pid");
         let access = if read_only { "on" } else { "off" };
@@ -292,13 +292,13 @@ impl Drop for Qemu {
         let pid = text.trim().parse().ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {
             let _ = rustix::process::kill_process(pid, Signal::TERM);
-            comes(|| rustix::process::test_kill_process(pid).is_err());
+            wait_until(|| rustix::process::test_kill_process(pid).is_err());
         }
     }
 }
 
 #[test]
-fn an_image_is_not_shared_with_qemu_but_for_reading() {
+fn an_image_is_shared_with_qemu_only_for_reading() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 64 << 20);
     let disk = image.to_str().unwrap();
@@ -308,7 +308,7 @@ fn an_image_is_not_shared_with_qemu_but_for_reading() {
         let access: &[&str] = if cleave_reads { &["--read-only"] } else { &[] };
         let args = [&start[..], &["--disk", disk], access].concat();
         let qemu = Qemu::start(scratch.path(), &image, qemu_reads).unwrap();
-        let ended = run_to_end(&args);
+        let ended = run_to_exit(&args);
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
         assert!(
             ended.stderr.contains(disk) && ended.stderr.contains("in use by QEMU"),
@@ -363,7 +363,7 @@ fn of_unit(key: &str) -> String {
     text.lines().find_map(value).unwrap_or_default()
 }
 
-/// As a process of this user and group; the thread that calls this keeps them.
+/// Runs as this user and group; the calling thread keeps them.
 fn connects_as(user: u32, group: u32, socket: &Path) -> std::io::Result<UnixStream> {
     use rustix::process::{Gid, Uid};
     use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -379,7 +379,7 @@ fn connects_as(user: u32, group: u32, socket: &Path) -> std::io::Result<UnixStre
     })
 }
 
-/// The folder, group and umask of the unit file let QEMU connect as libvirt runs it, and nobody else.
+/// With the folder, group and umask of the unit file, QEMU can connect as libvirt runs it, and no other user can.
 #[test]
 fn the_service_can_be_reached_by_the_group_of_qemu() {
     if !is_root() {
@@ -407,7 +407,7 @@ fn the_service_can_be_reached_by_the_group_of_qemu() {
         .arg(&socket)
         .spawn()
         .unwrap();
-    let reached = comes(|| connects_as(qemu, kvm, &socket).is_ok());
+    let reached = wait_until(|| connects_as(qemu, kvm, &socket).is_ok());
     let kept_out = connects_as(other, other, &socket);
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
@@ -432,7 +432,7 @@ fn frontends_killed_in_the_middle_of_their_requests() {
         for index in 0..2 {
             flood(client.queue(index), 20, 64 << 10);
         }
-        // Memory, sockets and eventfds go at once, as they do when a VMM is killed.
+        // Memory, sockets and eventfds are closed at once, as when a VMM is killed.
         drop(client);
         if round % 25 == 0 {
             exercise(&mut daemon.open(&small(2))).unwrap_or_else(|what| panic!("{round}: {what}"));
@@ -445,9 +445,9 @@ fn frontends_killed_in_the_middle_of_their_requests() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_nothing() {
+fn an_unread_log_blocks_nothing() {
     use std::process::Command;
-    // Its stderr is a pipe that is full before it starts, and never read.
+    // Its stderr is a pipe that is full before it starts and never read.
     let (reader, mut writer) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
     while writer.write(&[b'x'; 4096]).is_ok() {}
@@ -472,32 +472,32 @@ fn a_log_that_nobody_reads_stops_nothing() {
     let mut rounds = 0;
     while rounds <= 10 || rounds < 300 && Instant::now() < enough {
         let mut client = None;
-        comes(|| {
+        wait_until(|| {
             client = Client::open(&socket, &small(2)).ok();
             client.is_some()
         });
-        let mut client = client.unwrap_or_else(|| panic!("it stands after {rounds} rounds"));
+        let mut client = client.unwrap_or_else(|| panic!("it blocks after {rounds} rounds"));
         exercise(&mut client).unwrap();
         rounds += 1;
     }
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     let mut status = None;
-    comes(|| {
+    wait_until(|| {
         status = child.try_wait().unwrap();
         status.is_some()
     });
     let Some(status) = status else {
         let _ = child.kill();
         let _ = child.wait();
-        panic!("it does not end while its log is blocked");
+        panic!("it does not exit while its log is blocked");
     };
     assert_eq!(status.code(), Some(0));
     drop(reader);
 }
 
 #[test]
-fn running_out_of_descriptors_is_waited_out_without_spinning() {
+fn waiting_for_free_descriptors_does_not_spin() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     exercise(&mut daemon.open(&small(1))).unwrap();
     let pid = Pid::from_raw(daemon.pid().cast_signed());
@@ -506,12 +506,12 @@ fn running_out_of_descriptors_is_waited_out_without_spinning() {
         let maximum = all.maximum;
         prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
     };
-    // Not even one connection can be accepted.
+    // Not a single connection can be accepted.
     limit(Some(3));
-    let waiting = Socket::connect(daemon.socket(), PATIENCE).unwrap();
+    let waiting = Socket::connect(daemon.socket(), TIMEOUT).unwrap();
     daemon.does_not_spin().unwrap();
     limit(all.maximum);
-    // The one that waited says nothing, and keeps nobody out.
+    // The waiting connection sends nothing, and does not block others.
     exercise(&mut daemon.open(&small(1))).unwrap();
     drop(waiting);
     daemon.finish();

@@ -1,17 +1,17 @@
-//! `--on-error` from outside: a disk that fails and works again later is no error for its guest.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+//! `--on-error` from outside: a disk that fails and recovers causes no error for its guest.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use cleave_client::wire::protocol;
+use cleave_client::message::protocol;
 use cleave_client::{Base, Client, Error, Order, Stop, Verify, Workload};
-use cleave_tests::http::{ask, get};
+use cleave_tests::http::{fetch, get};
 use cleave_tests::{
-    Daemon, Ended, Messages as _, Mount, Needs, PATIENCE, Scratch, Stopwatch, assert_serves, comes,
-    run_cases, run_to_end, small,
+    Daemon, Exited, Messages as _, Mount, Requirement, Scratch, Stopwatch, TIMEOUT, assert_serves,
+    run_cases, run_to_exit, small, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -20,18 +20,18 @@ const DISK: u64 = 64 << 20;
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
-        a_full_disk_holds_its_guest_until_there_is_room: Needs::Root,
-        a_full_disk_is_retried_until_there_is_room: Needs::Root,
+        a_full_disk_holds_its_guest_until_there_is_room: Requirement::Root,
+        a_full_disk_is_retried_until_there_is_room: Requirement::Root,
         held_requests_are_ended_when_the_operator_gives_up,
-        a_held_vring_costs_nothing_and_the_others_go_on,
-        a_held_request_keeps_neither_the_frontend_nor_the_end_waiting,
+        a_held_vring_costs_nothing_and_the_others_continue,
+        a_held_request_delays_neither_the_frontend_nor_the_exit,
         a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon,
         the_policy_is_changed_while_the_disk_is_served,
-        orders_are_refused_where_there_is_nothing_to_order,
+        resume_and_fail_need_a_held_request,
     ])
 }
 
-/// A daemon with this policy and a control socket, and where that is.
+/// A daemon with this policy and a control socket, and the path of that socket.
 fn serve(on_error: &str, disk: &Path, more: &[&str]) -> (Daemon, PathBuf) {
     let scratch = Scratch::new();
     let (socket, control) = (scratch.join("socket"), scratch.join("control"));
@@ -52,32 +52,32 @@ fn holds(control: &Path) -> bool {
     stalled(control)[0]["held"].as_u64() > Some(0)
 }
 
-fn order(word: &str, control: &Path) -> Ended {
-    run_to_end(&[word, "--control", control.to_str().unwrap()])
+fn order(word: &str, control: &Path) -> Exited {
+    run_to_exit(&[word, "--control", control.to_str().unwrap()])
 }
 
 fn io_error(result: &Result<(), Error>) -> bool {
     matches!(result, Err(Error::Status { status: 1, .. }))
 }
 
-/// Cuts the disk's file, or makes it as long as before, and waits until the daemon has noticed.
+/// Truncates the disk's file, or restores its length, and waits until the daemon has noticed.
 fn resize(image: &Path, bytes: u64, daemon: &Daemon) {
     let file = File::options().write(true).open(image).unwrap();
     let lines = |daemon: &Daemon| daemon.log().matches("has shrunk").count();
     let before = lines(daemon);
     file.set_len(bytes).unwrap();
-    // It may not have begun to watch the file yet.
+    // The daemon may not watch the file yet.
     daemon.signal(Signal::HUP);
     if bytes < DISK {
-        assert!(comes(|| lines(daemon) > before), "{}", daemon.log());
+        assert!(wait_until(|| lines(daemon) > before), "{}", daemon.log());
     }
 }
 
-/// Where the file is cut to, and a place beyond.
+/// Length to which the file is cut, and an offset beyond it.
 const CUT: u64 = 32 << 20;
 const BEYOND: u64 = 40 << 20;
 
-/// A daemon on a disk whose file was cut, so that everything beyond fails with EIO.
+/// A daemon on a disk whose file was cut, so that requests beyond the cut fail with EIO.
 fn cut_disk(scratch: &Scratch, on_error: &str) -> (Daemon, PathBuf, PathBuf) {
     let image = scratch.image("disk", DISK);
     let (daemon, control) = serve(on_error, &image, &[]);
@@ -85,7 +85,7 @@ fn cut_disk(scratch: &Scratch, on_error: &str) -> (Daemon, PathBuf, PathBuf) {
     (daemon, control, image)
 }
 
-/// A file system of 16 MiB, a disk of more there, and what fills it.
+/// A file system of 16 MiB with a larger disk on it, and the file that fills it.
 fn full_disk(scratch: &Scratch) -> (Mount, PathBuf, PathBuf) {
     let mount = Mount::tmpfs(scratch, 16 << 20).unwrap();
     let [image, filler] = ["disk", "filler"].map(|name| mount.path().join(name));
@@ -94,11 +94,12 @@ fn full_disk(scratch: &Scratch) -> (Mount, PathBuf, PathBuf) {
     (mount, image, filler)
 }
 
-/// Writes a pattern to the first 12 MiB, several at a time on two vrings, while `meanwhile` happens; then finds it there.
+/// Writes a pattern to the first 12 MiB, several requests at a time on two vrings, while `meanwhile` runs; then reads
+/// it back.
 fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
     let mut client = daemon.open(&small(2));
     for queue in client.queues() {
-        queue.set_patience(Duration::from_secs(60));
+        queue.set_timeout(Duration::from_secs(60));
     }
     let fill = Workload {
         read_percent: 0,
@@ -127,14 +128,14 @@ fn a_full_disk_holds_its_guest_until_there_is_room() {
     let (_mount, image, filler) = full_disk(&scratch);
     let (daemon, control) = serve("enospc=hold", &image, &["--direct", "off"]);
     writes_all(&daemon, || {
-        assert!(comes(|| holds(&control)), "{}", daemon.log());
+        assert!(wait_until(|| holds(&control)), "{}", daemon.log());
         let shown = &stalled(&control)[0];
         assert_eq!(
             (&shown["verb"], &shown["errno"]),
             (&json!("write"), &json!(28))
         );
         assert!(daemon.log_has("is held: a write at sector"));
-        let metrics = ask(&control, "GET", "/metrics", "").body;
+        let metrics = fetch(&control, "GET", "/metrics", "").body;
         assert!(
             metrics.contains("cleave_held_requests{disk=\"disk\",vring=\""),
             "{metrics}"
@@ -145,10 +146,10 @@ fn a_full_disk_holds_its_guest_until_there_is_room() {
         let ended = order("resume", &control);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         assert!(ended.stdout.starts_with("disk: ") && ended.stdout.ends_with("done again\n"));
-        assert!(comes(|| holds(&control)));
+        assert!(wait_until(|| holds(&control)));
         std::fs::remove_file(&filler).unwrap();
-        // Of several vrings one may be held a moment later than the other.
-        let goes_on = comes(|| {
+        // With several vrings, one may be held a moment later than the others.
+        let goes_on = wait_until(|| {
             assert_eq!(order("resume", &control).code, Some(0));
             !holds(&control)
         });
@@ -173,7 +174,7 @@ fn a_full_disk_is_retried_until_there_is_room() {
     let (daemon, control) = serve("retry:60", &image, &["--direct", "off"]);
     writes_all(&daemon, || {
         let retries = || stalled(&control)[0]["retrying"].as_u64() > Some(0);
-        assert!(comes(retries), "{}", daemon.log());
+        assert!(wait_until(retries), "{}", daemon.log());
         std::thread::sleep(Duration::from_millis(300));
         assert!(retries());
         std::fs::remove_file(&filler).unwrap();
@@ -186,7 +187,7 @@ fn a_full_disk_is_retried_until_there_is_room() {
     );
     assert!(totals["redone"].as_u64() > Some(0), "{report}");
     daemon.finish();
-    // The same without room: an error in the end, and not before.
+    // The same without free space: one error, at the end and not before.
     let (daemon, _) = serve("retry:1", &image, &["--direct", "off"]);
     std::fs::write(&filler, vec![1; 3 << 20]).unwrap();
     let mut client = daemon.open(&small(1));
@@ -212,7 +213,7 @@ fn held_requests_are_ended_when_the_operator_gives_up() {
     for (word, is_error) in [("fail", true), ("resume", false)] {
         std::thread::scope(|scope| {
             let write = scope.spawn(|| queue.write(BEYOND, &[7; 4096]));
-            assert!(comes(|| holds(&control)), "{}", daemon.log());
+            assert!(wait_until(|| holds(&control)), "{}", daemon.log());
             let shown = stalled(&control)[0].clone();
             let expected = json!({"vring": 0, "held": 1, "retrying": 0, "verb": "write",
                 "sector": BEYOND / 512, "errno": 5, "error": "Input/output error (os error 5)",
@@ -220,15 +221,15 @@ fn held_requests_are_ended_when_the_operator_gives_up() {
             assert_eq!(shown, expected);
             if !is_error {
                 resize(&image, DISK, &daemon);
-                assert!(comes(
+                assert!(wait_until(
                     || get(&control, "/v1/disks/disk")["store"]["size_bytes"] == DISK
                 ));
             }
-            // The daemon may hear of the size a little later than we.
-            let ended = comes(|| {
+            // The daemon may notice the new size a little later than the test.
+            let ended = wait_until(|| {
                 let ended = order(word, &control);
                 assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-                comes(|| stalled(&control)[0]["retrying"] != 1);
+                wait_until(|| stalled(&control)[0]["retrying"] != 1);
                 !holds(&control)
             });
             assert!(ended, "{}", stalled(&control));
@@ -244,7 +245,7 @@ fn held_requests_are_ended_when_the_operator_gives_up() {
     daemon.finish();
 }
 
-fn a_held_vring_costs_nothing_and_the_others_go_on() {
+fn a_held_vring_costs_nothing_and_the_others_continue() {
     for completion in ["poll", "adaptive"] {
         let scratch = Scratch::new();
         let image = scratch.image("disk", DISK);
@@ -252,7 +253,7 @@ fn a_held_vring_costs_nothing_and_the_others_go_on() {
         let (daemon, control) = serve("hold", &image, &more);
         resize(&image, CUT, &daemon);
         let mut client = daemon.open(&small(2));
-        client.queue(0).set_patience(Duration::from_millis(500));
+        client.queue(0).set_timeout(Duration::from_millis(500));
         let stuck = client.queue(0).read(BEYOND, &mut [0; 4096]);
         assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
         assert!(holds(&control));
@@ -272,17 +273,17 @@ fn a_held_vring_costs_nothing_and_the_others_go_on() {
     }
 }
 
-/// Its guest gets an error then: without a record of what is in flight, nobody else could give it an answer.
-fn a_held_request_keeps_neither_the_frontend_nor_the_end_waiting() {
+/// The guest gets an error then: without an in-flight region, no other daemon could answer the request.
+fn a_held_request_delays_neither_the_frontend_nor_the_exit() {
     let scratch = Scratch::new();
     let (mut daemon, control, _) = cut_disk(&scratch, "hold");
     let hold = |client: &mut Client| {
-        client.queue(0).set_patience(Duration::from_millis(300));
+        client.queue(0).set_timeout(Duration::from_millis(300));
         let stuck = client.queue(0).write(BEYOND, &[1; 4096]);
         assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
         assert!(holds(&control));
     };
-    // A frontend that asks for the vring's position has it at once, and the request back.
+    // A frontend that asks for the vring's position gets it at once, and the request back.
     let mut client = daemon.open(&small(1));
     hold(&mut client);
     let watch = Stopwatch::start();
@@ -292,13 +293,13 @@ fn a_held_request_keeps_neither_the_frontend_nor_the_end_waiting() {
     assert_eq!(stalled(&control), json!([]));
     assert!(daemon.log_has("waited to be done again (1 of them)"));
     drop(client);
-    // One that leaves does not keep the next one out.
+    // A frontend that disconnects does not block the next one.
     let mut client = daemon.open(&small(1));
     hold(&mut client);
     drop(client);
     let mut client = daemon.open(&small(1));
     client.queue(0).read(0, &mut [0; 4096]).unwrap();
-    // Nor does the end wait.
+    // Nor does it delay the exit.
     hold(&mut client);
     daemon.signal(Signal::TERM);
     match daemon.wait() {
@@ -307,7 +308,8 @@ fn a_held_request_keeps_neither_the_frontend_nor_the_end_waiting() {
     }
 }
 
-/// Where the frontend keeps the requests in flight, a held one is left there: the next connection has it, and the next daemon.
+/// If the frontend keeps the requests in flight, a held request stays in its region: the next connection takes it
+/// over, and so does the next daemon.
 fn a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon() {
     let scratch = Scratch::new();
     let (mut daemon, control, image) = cut_disk(&scratch, "hold");
@@ -315,19 +317,19 @@ fn a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon() {
     let mut keeps = small(1);
     keeps.protocol_features |= protocol::INFLIGHT_SHMFD;
     let mut client = daemon.open(&keeps);
-    client.queue(0).set_patience(Duration::from_millis(300));
+    client.queue(0).set_timeout(Duration::from_millis(300));
     let stuck = client.queue(0).write(BEYOND, &[7; 4096]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     assert!(holds(&control));
-    // A position would say that nothing is in flight. The connection ends instead.
-    let told = client.frontend().vring_base(0);
-    assert!(matches!(told, Err(Error::Closed)), "{told:?}");
+    // A position would claim that nothing is in flight. The daemon closes the connection instead.
+    let result = client.frontend().vring_base(0);
+    assert!(matches!(result, Err(Error::Closed)), "{result:?}");
     let come_back = |client: &mut Client| {
-        let came = comes(|| client.reconnect(&socket, &keeps, Base::Used).is_ok());
+        let came = wait_until(|| client.reconnect(&socket, &keeps, Base::Used).is_ok());
         assert!(came, "no connection");
     };
     come_back(&mut client);
-    assert!(comes(|| holds(&control)), "done again, it fails again");
+    assert!(wait_until(|| holds(&control)), "the retry must fail again");
     daemon.signal(Signal::TERM);
     match daemon.wait() {
         Some((Some(0), took)) if took < Duration::from_millis(1500) => {}
@@ -349,7 +351,7 @@ fn a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon() {
     let next = Daemon::with_args(Scratch::new(), socket.clone(), &args);
     come_back(&mut client);
     let queue = client.queue(0);
-    queue.set_patience(PATIENCE);
+    queue.set_timeout(TIMEOUT);
     queue.wait_used().unwrap();
     let mut back = [0; 4096];
     queue.read(BEYOND, &mut back).unwrap();
@@ -363,11 +365,11 @@ fn the_policy_is_changed_while_the_disk_is_served() {
     let (daemon, control, _) = cut_disk(&scratch, "report");
     let mut client = daemon.open(&small(1));
     let queue = client.queue(0);
-    queue.set_patience(Duration::from_millis(300));
+    queue.set_timeout(Duration::from_millis(300));
     assert!(io_error(&queue.read(BEYOND, &mut [0; 512])));
     let set = |policy: &str, shown: &str| {
         let body = json!({ "on_error": policy }).to_string();
-        let answer = ask(&control, "PATCH", "/v1/disks/disk", &body);
+        let answer = fetch(&control, "PATCH", "/v1/disks/disk", &body);
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert_eq!(answer.json()["tuning"]["on_error"], shown);
     };
@@ -379,19 +381,19 @@ fn the_policy_is_changed_while_the_disk_is_served() {
     ));
     assert!(holds(&control));
     set("report", "report");
-    let answer = ask(&control, "POST", "/v1/disks/disk/resume", "");
+    let answer = fetch(&control, "POST", "/v1/disks/disk/resume", "");
     assert_eq!(
         (answer.status, answer.json()),
         (200, json!({"requests": 1}))
     );
-    assert!(comes(|| stalled(&control) == json!([])));
+    assert!(wait_until(|| stalled(&control) == json!([])));
     queue.wait_used().unwrap();
     assert!(io_error(&queue.read(BEYOND, &mut [0; 512])));
     drop(client);
     daemon.finish();
 }
 
-fn orders_are_refused_where_there_is_nothing_to_order() {
+fn resume_and_fail_need_a_held_request() {
     let scratch = Scratch::new();
     let (daemon, control) = serve("retry:60:hold", &scratch.image("disk", DISK), &[]);
     for word in ["resume", "fail"] {
@@ -401,16 +403,16 @@ fn orders_are_refused_where_there_is_nothing_to_order() {
             (Some(0), "disk: nothing is held\n")
         );
         let path = format!("/v1/disks/disk/{word}");
-        assert_eq!(ask(&control, "GET", &path, "").status, 405);
-        assert_eq!(ask(&control, "POST", &path, "{\"junk").status, 200);
+        assert_eq!(fetch(&control, "GET", &path, "").status, 405);
+        assert_eq!(fetch(&control, "POST", &path, "{\"junk").status, 200);
         let other = format!("/v1/disks/other/{word}");
-        assert_eq!(ask(&control, "POST", &other, "").status, 404);
+        assert_eq!(fetch(&control, "POST", &other, "").status, 404);
         let ended = order(word, &scratch.join("none"));
         assert_eq!(ended.code, Some(1));
         assert!(ended.stderr.contains("no such socket"), "{}", ended.stderr);
     }
     assert_eq!(
-        ask(&control, "POST", "/v1/disks/disk/retire", "").status,
+        fetch(&control, "POST", "/v1/disks/disk/retire", "").status,
         404
     );
     daemon.finish();

@@ -1,19 +1,19 @@
-//! Every way of waiting, with every kind of guest: data stays right, nobody waits for a signal that does not
-//! come, and a disk that nobody uses costs nothing.
+//! Every completion mode with every kind of guest: data stays right, no side waits for a signal that never arrives,
+//! and an idle disk costs nothing.
 
-// A test's own mistake ends the test.
+// A mistake in the test ends the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
-use cleave_client::{Doorbell, Layout, Offered, Options, Order, Stop, Verify, Wait, Workload};
+use cleave_client::{Layout, Notifier, Offered, Options, Order, Stop, Verify, Wait, Workload};
 use cleave_tests::{Daemon, Lateness, Stopwatch, ensure, scale, small, unless_late};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 const SPAN: u64 = 8 << 20;
 
-/// Fills and then mixes on all vrings, checking every byte read.
+/// Fills the disk and then mixes reads and writes on all vrings, checking every byte read.
 fn load(daemon: &Daemon, options: &Options, name: &str) {
     let mut client = daemon.open(options);
     let fill = Workload {
@@ -54,18 +54,18 @@ fn every_way_of_waiting_serves_every_kind_of_guest() {
             let daemon = Daemon::serve(&args);
             for queues in [1, 8] {
                 for (guest, features, call, wait) in [
-                    ("event index", !0, Doorbell::NonBlocking, Wait::Sleep),
+                    ("event index", !0, Notifier::NonBlocking, Wait::Sleep),
                     (
                         "no event index",
                         !feature::EVENT_IDX,
-                        Doorbell::NonBlocking,
+                        Notifier::NonBlocking,
                         Wait::Sleep,
                     ),
-                    ("no call", !0, Doorbell::Absent, Wait::Poll),
+                    ("no call", !0, Notifier::Absent, Wait::Poll),
                     (
                         "no call, no event index",
                         !feature::EVENT_IDX,
-                        Doorbell::Absent,
+                        Notifier::Absent,
                         Wait::Poll,
                     ),
                 ] {
@@ -85,7 +85,7 @@ fn every_way_of_waiting_serves_every_kind_of_guest() {
 }
 
 #[test]
-fn an_adaptive_disk_that_falls_silent_is_not_woken_again() {
+fn an_adaptive_disk_that_becomes_idle_is_not_woken_again() {
     let daemon = Daemon::serve(&["--disk", "ram:16M", "--workers", "2"]);
     let mut client = daemon.open(&small(4));
     let busy = Workload::reads(4096, 16, SPAN, Duration::from_millis(200));
@@ -96,10 +96,10 @@ fn an_adaptive_disk_that_falls_silent_is_not_woken_again() {
     daemon.finish();
 }
 
-/// A worker that polls and had to share its core polls again when it is alone, though no request tells it to. Where
-/// somebody else stays on that core it rightly sleeps, and is seen to wait for the core.
+/// A worker that polls and had to share its core polls again when it is alone, without a request to trigger that. If
+/// other work stays on that core, the worker sleeps instead, and its wait for the core is visible.
 #[test]
-fn polling_goes_on_when_others_have_left_the_core() {
+fn polling_resumes_when_the_core_is_free_again() {
     unless_late("polls-again", Duration::from_millis(2), polls_again).unwrap();
 }
 
@@ -127,7 +127,7 @@ fn polls_again(lateness: &mut Lateness) -> Result<(), String> {
         });
     });
     *lateness = Lateness::start(&[daemon.pid()]);
-    // Where others want the core it at least looks from time to time, each time a wake-up.
+    // If other work wants the core, the worker still checks from time to time, with one wake-up each.
     let polled = || daemon.cpu() + 10 * Duration::from_millis(daemon.wakes());
     let (before, watch) = (polled(), Stopwatch::start());
     let goes_on = || polled() >= before + Duration::from_millis(50);

@@ -1,15 +1,16 @@
-//! A daemon that is killed, and the one that comes after it.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+//! A daemon that is killed, and its successor.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cleave_client::wire::protocol;
+use cleave_client::message::protocol;
 use cleave_client::{Base, Error};
 use cleave_tests::{
-    Daemon, Mute, Needs, PATIENCE, Scratch, comes, is_listened_on, run_cases, run_to_end, small,
+    Daemon, Requirement, Scratch, TIMEOUT, UnresponsiveFs, has_listener, run_cases, run_to_exit,
+    small, wait_until,
 };
 use rustix::process::Signal;
 
@@ -18,15 +19,15 @@ const BLOCK: usize = 4096;
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
-        nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended: Needs::Fuse,
-        nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended: Needs::Fuse,
-        what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon: Needs::Fuse,
+        nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended: Requirement::Fuse,
+        nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended: Requirement::Fuse,
+        requests_on_a_hanging_disk_are_left_to_the_next_daemon: Requirement::Fuse,
     ])
 }
 
-/// A disk whose server keeps what it is asked to do, with a daemon that was killed meanwhile.
+/// A disk whose server holds requests, with a daemon that was killed while they were in flight.
 struct Killed {
-    mute: Mute,
+    mute: UnresponsiveFs,
     daemon: Daemon,
     args: Vec<String>,
 }
@@ -35,7 +36,7 @@ impl Killed {
     /// Kills a daemon that has one request in flight.
     fn with(options: &[&str], is_write: bool) -> Killed {
         let scratch = Scratch::new();
-        let mute = Mute::mount(&scratch, DISK).unwrap();
+        let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
         let disk = mute.file().display().to_string();
         let mut args = vec!["--direct", "on", "--disk", disk.as_str()];
         args.extend(options);
@@ -43,38 +44,38 @@ impl Killed {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         let mut client = daemon.open(&small(1));
         mute.hold(true);
-        client.queue(0).set_patience(Duration::from_millis(300));
+        client.queue(0).set_timeout(Duration::from_millis(300));
         let stuck = match is_write {
             true => client.queue(0).write(0, &[b'A'; BLOCK]),
             false => client.queue(0).read(0, &mut [0; BLOCK]),
         };
         assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
-        assert!(comes(|| mute.held() == 1));
+        assert!(wait_until(|| mute.held() == 1));
         daemon.abandon();
         Killed { mute, daemon, args }
     }
 
-    /// The next daemon is started, and waits.
+    /// Starts the next daemon, which waits.
     fn next(&self) -> Daemon {
         let socket = self.daemon.socket().display().to_string();
         let mut all = vec!["serve", "--socket-path", &socket];
         all.extend(self.args.iter().map(String::as_str));
         let next = Daemon::without_socket(&all);
         let waits = next.log_has("waiting for the daemon that served");
-        if !waits || is_listened_on(self.daemon.socket()) {
-            // Else it could not end.
+        if !waits || has_listener(self.daemon.socket()) {
+            // Otherwise it could not exit.
             self.mute.hold(false);
             self.mute.let_go();
-            panic!("it does not wait: {}", next.log());
+            panic!("the next daemon does not wait: {}", next.log());
         }
         next
     }
 
-    /// The server does what it keeps, and then the next daemon serves.
+    /// The server completes the requests that it held; then the next daemon serves.
     fn let_go(&self, next: &Daemon) {
         self.mute.hold(false);
         self.mute.let_go();
-        let served = comes(|| is_listened_on(self.daemon.socket()));
+        let served = wait_until(|| has_listener(self.daemon.socket()));
         assert!(served, "{}", next.log());
     }
 }
@@ -82,18 +83,18 @@ impl Killed {
 fn nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended() {
     let killed = Killed::with(&[], true);
     let path = killed.mute.file();
-    // Without the lock: a write that comes after the daemon's end is overtaken by one from before.
+    // Without the lock, a write from the killed daemon overtakes a write that was made after its death.
     killed.mute.hold(false);
     let careless = File::options().write(true).open(&path).unwrap();
     careless.write_all_at(&[b'B'; BLOCK], 0).unwrap();
     drop(careless);
     let next = killed.next();
-    // At another socket it is still another daemon's disk.
+    // On another socket it is still a disk of another daemon.
     let scratch = Scratch::new();
     let other = scratch.join("other").display().to_string();
     let mut args = vec!["serve", "--socket-path", &other];
     args.extend(killed.args.iter().map(String::as_str));
-    let refused = run_to_end(&args);
+    let refused = run_to_exit(&args);
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(
         refused.stderr.contains("in use by another cleave"),
@@ -104,8 +105,8 @@ fn nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended() {
     let mut client = cleave_client::Client::open(killed.daemon.socket(), &small(1)).unwrap();
     let mut back = [0; BLOCK];
     client.queue(0).read(0, &mut back).unwrap();
-    assert!(back == [b'A'; BLOCK], "the write from before came last");
-    // With it: what is written through the next daemon stays.
+    assert!(back == [b'A'; BLOCK], "the old write overtook the new one");
+    // With the lock, a write through the next daemon survives.
     client.queue(0).write(0, &[b'C'; BLOCK]).unwrap();
     client.queue(0).read(0, &mut back).unwrap();
     assert!(back == [b'C'; BLOCK]);
@@ -113,7 +114,8 @@ fn nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended() {
     next.finish();
 }
 
-/// The memory that they go to may be in use for something else by then. Several may read a disk, so its own lock says nothing.
+/// The memory that they read into may be reused by then. Several daemons may read one disk, so the lock of the disk
+/// does not prevent it.
 fn nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended() {
     let killed = Killed::with(&["--read-only"], false);
     let next = killed.next();
@@ -124,10 +126,11 @@ fn nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended() {
     next.finish();
 }
 
-/// An end in order does not wait for a disk that hangs, and loses nothing where the frontend keeps the requests in flight.
-fn what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon() {
+/// An orderly exit does not wait for a disk that hangs, and loses nothing if the frontend keeps the requests in
+/// flight.
+fn requests_on_a_hanging_disk_are_left_to_the_next_daemon() {
     let scratch = Scratch::new();
-    let mute = Mute::mount(&scratch, DISK).unwrap();
+    let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
     let disk = mute.file().display().to_string();
     let options = ["--direct", "on", "--disk", &disk, "--stop-deadline", "1"];
     let mut daemon = Daemon::serve(&options);
@@ -136,7 +139,7 @@ fn what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon() {
     keeps.protocol_features |= protocol::INFLIGHT_SHMFD;
     let mut client = daemon.open(&keeps);
     mute.hold(true);
-    client.queue(0).set_patience(Duration::from_millis(300));
+    client.queue(0).set_timeout(Duration::from_millis(300));
     let stuck = client.queue(0).write(0, &[b'A'; BLOCK]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     daemon.signal(Signal::TERM);
@@ -156,7 +159,7 @@ fn what_a_hanging_disk_holds_at_the_end_is_left_to_the_next_daemon() {
     all.extend(options);
     let next = Daemon::with_args(Scratch::new(), socket.clone(), &all);
     client.reconnect(&socket, &keeps, Base::Avail).unwrap();
-    client.queue(0).set_patience(PATIENCE);
+    client.queue(0).set_timeout(TIMEOUT);
     client.queue(0).wait_used().unwrap();
     let mut back = [0; BLOCK];
     client.queue(0).read(0, &mut back).unwrap();

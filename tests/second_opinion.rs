@@ -1,16 +1,16 @@
-//! Another project's driver (libblkio's `virtio-driver`) against the same daemon: what both drivers agree on is
-//! less likely to be a misreading of one.
+//! Another project's driver (libblkio's `virtio-driver`) against the same daemon: if both drivers agree, a misreading
+//! of the specification is less likely.
 //!
 //! Unsafe: that driver takes raw pointers; they lead into a mapping that outlives it.
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cleave_client::{GuestMemory, RegionPlan};
-use cleave_tests::{Daemon, PATIENCE, Random, Scratch, scale};
+use cleave_client::{GuestMemory, RegionOptions};
+use cleave_tests::{Daemon, Random, Scratch, TIMEOUT, scale, seeded};
 use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
 
 const DEPTH: usize = 32;
@@ -25,9 +25,9 @@ struct Other {
     polling: bool,
 }
 
-/// What happens to one block.
+/// An operation on one block.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Deed {
+enum Operation {
     Read,
     Write,
     Zero,
@@ -38,10 +38,10 @@ enum Deed {
 impl Other {
     fn open(daemon: &Daemon, features: VirtioFeatureFlags, polling: bool, queues: usize) -> Other {
         let socket = daemon.socket().to_str().unwrap();
-        let block_features = 0xffff; // all of the block device's own
+        let block_features = 0xffff; // all feature bits of the block device
         let transport = VhostUser::new(socket, features.bits() | block_features).unwrap();
         let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
-        let memory = GuestMemory::new(&[RegionPlan::new(0, (DEPTH * BLOCK) as u64)]).unwrap();
+        let memory = GuestMemory::new(&[RegionOptions::new(0, (DEPTH * BLOCK) as u64)]).unwrap();
         let region = memory.region(0);
         let fd = memory.fd(0).as_raw_fd();
         transport
@@ -60,11 +60,11 @@ impl Other {
         other
     }
 
-    /// Does the same deed to many blocks at depth; `model` is what the disk holds.
+    /// Runs the same operation on many blocks in parallel; `model` is the expected contents of the disk.
     fn run(
         &mut self,
         index: usize,
-        deed: Deed,
+        operation: Operation,
         offsets: &[u64],
         model: &mut [u8],
         random: &mut Random,
@@ -82,7 +82,7 @@ impl Other {
                 start(
                     &mut self.queues[index],
                     &self.memory,
-                    deed,
+                    operation,
                     slot,
                     *offset,
                     model,
@@ -99,7 +99,7 @@ impl Other {
                 let offset = flying[slot]
                     .take()
                     .unwrap_or_else(|| panic!("{slot} completed twice"));
-                if deed == Deed::Read {
+                if operation == Operation::Read {
                     let found = self.memory.bytes((slot * BLOCK) as u64, BLOCK);
                     let wanted = &model[offset as usize..offset as usize + BLOCK];
                     assert!(found == wanted, "wrong data at {offset}");
@@ -110,7 +110,7 @@ impl Other {
     }
 
     fn wait(&mut self, index: usize) -> Vec<usize> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             let done: Vec<_> = self.queues[index]
                 .completions()
@@ -131,7 +131,7 @@ impl Other {
 fn start(
     queue: &mut VirtioBlkQueue<'static, usize>,
     memory: &GuestMemory,
-    deed: Deed,
+    operation: Operation,
     slot: usize,
     offset: u64,
     model: &mut [u8],
@@ -140,25 +140,25 @@ fn start(
     let guest = (slot * BLOCK) as u64;
     let host = memory.user_addr(guest).unwrap() as *mut u8;
     let place = offset as usize..offset as usize + BLOCK;
-    let started = match deed {
-        Deed::Read => {
+    let started = match operation {
+        Operation::Read => {
             memory.fill(guest, BLOCK, 0xee);
             // SAFETY: the block lies in `memory`, which lives as long as the queue in `Other`.
             unsafe { queue.read_raw(offset, host, BLOCK, slot) }
         }
-        Deed::Write => {
+        Operation::Write => {
             let bytes = random.bytes(BLOCK);
             memory.write(guest, &bytes);
             model[place].copy_from_slice(&bytes);
             // SAFETY: as above.
             unsafe { queue.write_raw(offset, host, BLOCK, slot) }
         }
-        Deed::Zero => {
+        Operation::Zero => {
             model[place].fill(0);
             queue.write_zeroes(offset, BLOCK as u64, random.below(2) == 0, slot)
         }
-        Deed::Discard => queue.discard(offset, BLOCK as u64, slot),
-        Deed::Flush => queue.flush(slot),
+        Operation::Discard => queue.discard(offset, BLOCK as u64, slot),
+        Operation::Flush => queue.flush(slot),
     };
     started.unwrap();
 }
@@ -176,8 +176,8 @@ fn blocks(random: &mut Random, count: usize, span: u64) -> Vec<u64> {
 }
 
 #[test]
-fn the_other_driver_reads_what_it_wrote() {
-    let mut random = Random::announced("second opinion");
+fn the_other_driver_reads_back_its_writes() {
+    let mut random = seeded("second opinion");
     let scratch = Scratch::new();
     let image = scratch.image("disk", 64 << 20);
     let event_idx = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
@@ -197,41 +197,47 @@ fn the_other_driver_reads_what_it_wrote() {
             let mut other = open_patiently(&daemon, features, polling, 2);
             for _ in 0..scale(3) {
                 for index in 0..2 {
-                    for deed in [Deed::Write, Deed::Flush, Deed::Read, Deed::Zero, Deed::Read] {
+                    for operation in [
+                        Operation::Write,
+                        Operation::Flush,
+                        Operation::Read,
+                        Operation::Zero,
+                        Operation::Read,
+                    ] {
                         let offsets = blocks(&mut random, 500, SPAN);
-                        other.run(index, deed, &offsets, &mut model, &mut random);
+                        other.run(index, operation, &offsets, &mut model, &mut random);
                     }
                 }
             }
-            // Discarded blocks may hold anything: they lie beyond the model.
+            // Discarded blocks may hold anything, so they lie outside of the model.
             let beyond: Vec<u64> = blocks(&mut random, 200, SPAN)
                 .into_iter()
                 .map(|offset| offset + SPAN)
                 .collect();
             let mut nothing = Vec::new();
-            other.run(0, Deed::Discard, &beyond, &mut nothing, &mut random);
+            other.run(0, Operation::Discard, &beyond, &mut nothing, &mut random);
             let all = blocks(&mut random, usize::MAX, SPAN);
-            other.run(1, Deed::Read, &all, &mut model, &mut random);
+            other.run(1, Operation::Read, &all, &mut model, &mut random);
         }
         daemon.finish();
     }
 }
 
-/// The session before may still be draining: its daemon turns the next frontend away until then.
+/// Connects, and retries while the previous session drains: until then the daemon refuses the next frontend.
 fn open_patiently(
     daemon: &Daemon,
     features: VirtioFeatureFlags,
     polling: bool,
     queues: usize,
 ) -> Other {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while VhostUser::<virtio_driver::VirtioBlkConfig, virtio_driver::VirtioBlkReqBuf>::new(
         daemon.socket().to_str().unwrap(),
         features.bits(),
     )
     .is_err()
     {
-        assert!(Instant::now() < end, "not let in");
+        assert!(Instant::now() < end, "the daemon refused every connection");
         std::thread::sleep(Duration::from_millis(2));
     }
     std::thread::sleep(Duration::from_millis(20));
@@ -239,7 +245,7 @@ fn open_patiently(
 }
 
 #[test]
-fn the_other_driver_sees_the_disk_as_we_do() {
+fn both_drivers_read_the_same_configuration() {
     let daemon = Daemon::serve(&["--disk", "ram:64M", "--queues", "5"]);
     let other = Other::open(&daemon, VirtioFeatureFlags::VERSION_1, false, 1);
     let config = other.transport.get_config().unwrap();

@@ -1,6 +1,6 @@
-//! What happens when the store fails, for as much of it as can be made to fail here for real. Errors at the n-th
-//! operation are made in the worker's simulation instead.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+//! Store failures that can be caused for real on a test machine. The worker's simulation makes errors at the n-th
+//! operation.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -9,11 +9,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
-use cleave_client::wire::RegionBytes;
+use cleave_client::message::RegionBytes;
 use cleave_client::{Client, Error, Queue};
 use cleave_tests::{
-    Daemon, LoopDevice, Messages as _, Mount, Mute, Needs, Random, Scratch, Stopwatch,
-    assert_serves, comes, exercise, ignored, run, run_cases, run_to_end, small,
+    Daemon, LoopDevice, Messages as _, Mount, Requirement, Scratch, Stopwatch, UnresponsiveFs,
+    assert_serves, exercise, ignored, run, run_cases, run_to_exit, seeded, small, wait_until,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
@@ -22,23 +22,23 @@ const DISK: u64 = 64 << 20;
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
-        no_space_is_an_error_until_there_is_space: Needs::Root,
-        no_space_on_ext4_is_an_error_until_there_is_space: Needs::LoopDevices,
+        no_space_is_an_error_until_there_is_space: Requirement::Root,
+        no_space_on_ext4_is_an_error_until_there_is_space: Requirement::LoopDevices,
         a_file_size_limit_is_an_error_and_no_signal,
-        a_file_cut_under_us_is_an_error_beyond_its_end,
+        a_truncated_file_fails_requests_beyond_its_end,
         a_leg_cut_while_the_disk_is_busy_does_not_grow_again,
-        a_file_renamed_over_or_deleted_goes_on_being_served,
-        a_device_set_read_only_refuses_writes_until_it_is_not: Needs::LoopDevices,
-        a_loop_device_whose_file_is_cut_gives_errors: Needs::LoopDevices,
-        a_device_that_hangs_does_not_hold_the_program: Needs::LoopDevices,
-        a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_does: Needs::LoopDevices,
-        a_file_system_that_no_longer_answers_does_not_hold_the_program: Needs::Fuse,
-        a_disk_that_hung_and_came_back_completes_what_it_held: Needs::LoopDevices,
-        memory_is_plugged_and_unplugged_while_the_disk_hangs: Needs::LoopDevices,
+        a_replaced_or_deleted_file_is_still_served,
+        a_device_set_read_only_refuses_writes_until_it_is_not: Requirement::LoopDevices,
+        a_loop_device_whose_file_is_cut_gives_errors: Requirement::LoopDevices,
+        a_hanging_device_does_not_delay_the_exit: Requirement::LoopDevices,
+        a_hanging_file_system_delays_the_exit_only_as_long_as_the_kernel_must: Requirement::LoopDevices,
+        an_unresponsive_file_system_does_not_delay_the_exit: Requirement::Fuse,
+        a_disk_that_recovers_completes_its_requests: Requirement::LoopDevices,
+        memory_is_plugged_and_unplugged_while_the_disk_hangs: Requirement::LoopDevices,
         too_few_descriptors_are_refused_at_start,
         descriptors_are_counted_for_all_vrings_and_workers,
         no_locked_memory_is_needed,
-        what_was_flushed_survives_a_killed_program,
+        flushed_data_survives_a_killed_program,
     ])
 }
 
@@ -46,20 +46,20 @@ fn io_error(result: Result<(), Error>) -> bool {
     matches!(result, Err(Error::Status { status: 1, .. }))
 }
 
-/// Writes from the beginning until the store refuses; how many bytes it took.
+/// Writes from the beginning until the store refuses; returns how many bytes it accepted.
 fn write_until_refused(queue: &mut Queue) -> u64 {
     let bytes = vec![0xab; 1 << 20];
-    for turn in 0..DISK >> 20 {
-        match queue.write(turn << 20, &bytes) {
+    for round in 0..DISK >> 20 {
+        match queue.write(round << 20, &bytes) {
             Ok(()) => {}
-            Err(Error::Status { status: 1, .. }) => return turn << 20,
+            Err(Error::Status { status: 1, .. }) => return round << 20,
             Err(other) => panic!("{other}"),
         }
     }
-    panic!("the store took everything");
+    panic!("the store accepted everything");
 }
 
-/// A store that is full: errors for what does not fit, all else served; recovers when there is space.
+/// A full store fails the requests that do not fit and serves all others; it recovers when there is space.
 fn full_then_not(folder: &Path, direct: &str) {
     let image = folder.join("disk");
     File::create(&image).unwrap().set_len(DISK).unwrap();
@@ -69,18 +69,18 @@ fn full_then_not(folder: &Path, direct: &str) {
     let mut client = daemon.open(&small(2));
     let queue = client.queue(0);
     let taken = write_until_refused(queue);
-    assert!(taken > 0, "nothing was taken at all");
+    assert!(taken > 0, "no write was accepted");
     let mut back = vec![0; 1 << 20];
-    for turn in 0..taken >> 20 {
-        queue.read(turn << 20, &mut back).unwrap();
-        assert!(back.iter().all(|byte| *byte == 0xab), "at {turn} MiB");
+    for round in 0..taken >> 20 {
+        queue.read(round << 20, &mut back).unwrap();
+        assert!(back.iter().all(|byte| *byte == 0xab), "at {round} MiB");
     }
     assert!(io_error(queue.write(taken, &back)), "still full");
     client.queue(1).read(0, &mut back).unwrap();
     std::fs::remove_file(&filler).unwrap();
-    // The file system may give the space back a little later.
-    let recovers = comes(|| client.queue(0).write(taken, &back).is_ok());
-    assert!(recovers, "no space again");
+    // The file system may free the space a little later.
+    let recovers = wait_until(|| client.queue(0).write(taken, &back).is_ok());
+    assert!(recovers, "freed space was not used");
     client.queue(0).flush().unwrap();
     client.queue(1).read(taken, &mut back).unwrap();
     assert!(back.iter().all(|byte| *byte == 0xab));
@@ -104,7 +104,7 @@ fn no_space_on_ext4_is_an_error_until_there_is_space() {
 fn a_file_size_limit_is_an_error_and_no_signal() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
-    // `ulimit -f` counts in 512 bytes: 16 MiB.
+    // `ulimit -f` counts in units of 512 bytes: 16 MiB.
     for direct in ["auto", "off"] {
         let args = ["--disk", image.to_str().unwrap(), "--direct", direct];
         let daemon = Daemon::serve_after("ulimit -f 32768", &args);
@@ -123,7 +123,7 @@ fn a_file_size_limit_is_an_error_and_no_signal() {
     }
 }
 
-fn a_file_cut_under_us_is_an_error_beyond_its_end() {
+fn a_truncated_file_fails_requests_beyond_its_end() {
     let scratch = Scratch::new();
     for direct in ["auto", "off"] {
         let image = scratch.image("disk", DISK);
@@ -136,7 +136,7 @@ fn a_file_cut_under_us_is_an_error_beyond_its_end() {
         file.set_len((32 << 20) + 4096).unwrap();
         let mut back = [1; 8192];
         queue.read(0, &mut back).unwrap();
-        assert!(back == [7; 8192], "{direct}: what is left reads as before");
+        assert!(back == [7; 8192], "{direct}: the remaining data changed");
         assert!(
             io_error(queue.read(40 << 20, &mut back)),
             "{direct}: beyond the end"
@@ -148,7 +148,7 @@ fn a_file_cut_under_us_is_an_error_beyond_its_end() {
         queue.read(32 << 20, &mut back[..4096]).unwrap();
         let said = "has shrunk to 33558528 bytes";
         assert!(daemon.log_has(said), "{direct}");
-        // A write would make the file grow again, with zeroes in the place of what is lost.
+        // A write would make the file grow again, with zeroes in the place of the lost data.
         for range in [(60 << 20, 4096), (32 << 20, 8192), ((32 << 20) + 4096, 512)] {
             let (at, len) = range;
             assert!(
@@ -165,7 +165,7 @@ fn a_file_cut_under_us_is_an_error_beyond_its_end() {
         );
         assert!(
             io_error(queue.read(40 << 20, &mut back)),
-            "{direct}: lost, whatever was written behind it"
+            "{direct}: the lost range must still fail"
         );
         queue.write((32 << 20) + 3584, &[1; 512]).unwrap();
         for _ in 0..3 {
@@ -175,7 +175,7 @@ fn a_file_cut_under_us_is_an_error_beyond_its_end() {
         assert_eq!(daemon.log().matches(said).count(), 1, "{direct}: once");
         file.set_len(DISK).unwrap();
         assert!(
-            comes(|| queue.read(40 << 20, &mut back).is_ok()),
+            wait_until(|| queue.read(40 << 20, &mut back).is_ok()),
             "{direct}: grown again"
         );
         assert!(back == [0; 8192], "{direct}: grown again");
@@ -185,7 +185,7 @@ fn a_file_cut_under_us_is_an_error_beyond_its_end() {
     }
 }
 
-/// Its own writes change the file too, which must not hide that somebody else does.
+/// The daemon's own writes change the file too, which must not hide a change by another program.
 fn a_leg_cut_while_the_disk_is_busy_does_not_grow_again() {
     for legs in [1, 2] {
         let scratch = Scratch::new();
@@ -204,8 +204,8 @@ fn a_leg_cut_while_the_disk_is_busy_does_not_grow_again() {
         let end = DISK * legs as u64;
         queue.write(0, &[7; 4096]).unwrap();
         run("truncate", &["-s", "32M", last.to_str().unwrap()]).unwrap();
-        let noticed = comes(|| {
-            // Inside what is left, so that it is busy.
+        let noticed = wait_until(|| {
+            // Inside the remaining range, so that the disk is busy.
             queue.write(0, &[7; 4096]).unwrap();
             daemon.log().contains("has shrunk to 33554432 bytes")
         });
@@ -213,14 +213,14 @@ fn a_leg_cut_while_the_disk_is_busy_does_not_grow_again() {
         assert!(io_error(queue.write(end - 4096, &[7; 4096])), "{legs} legs");
         assert_eq!(last.metadata().unwrap().len(), 32 << 20, "{legs} legs");
         run("truncate", &["-s", "64M", last.to_str().unwrap()]).unwrap();
-        let grown = comes(|| queue.write(end - 4096, &[7; 4096]).is_ok());
+        let grown = wait_until(|| queue.write(end - 4096, &[7; 4096]).is_ok());
         assert!(grown, "{legs} legs: {}", daemon.log());
         drop(client);
         daemon.finish();
     }
 }
 
-fn a_file_renamed_over_or_deleted_goes_on_being_served() {
+fn a_replaced_or_deleted_file_is_still_served() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
     let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
@@ -261,7 +261,7 @@ fn a_device_set_read_only_refuses_writes_until_it_is_not() {
     daemon.finish();
     run("blockdev", &["--setro", path]).unwrap();
     let socket = scratch.join("socket");
-    let ended = run_to_end(&[
+    let ended = run_to_exit(&[
         "serve",
         "--socket-path",
         socket.to_str().unwrap(),
@@ -300,17 +300,18 @@ fn a_loop_device_whose_file_is_cut_gives_errors() {
     let mut back = [0; 4096];
     client.queue(0).read(0, &mut back).unwrap();
     assert!(back == [3; 4096]);
-    // The kernel fails or zero-fills a read beyond the end of a loop device's file; neither may hang or end us.
+    // The kernel fails or zero-fills a read beyond the end of a loop device's file; neither may hang or kill the
+    // daemon.
     let _ = client.queue(0).read(32 << 20, &mut back);
     client.queue(1).read(0, &mut back).unwrap();
-    // Detached while it is open: gone when we let go.
+    // Detached while it is open: the kernel removes it when we close it.
     run("losetup", &["-d", device.path.to_str().unwrap()]).unwrap();
     client.queue(1).read(0, &mut back).unwrap();
     drop(client);
     daemon.finish();
 }
 
-/// A file system of its own with an image on it, to be frozen.
+/// A separate file system with an image on it, to be frozen.
 fn freezable(scratch: &Scratch) -> (Mount, std::path::PathBuf) {
     let mount = Mount::ext4(scratch, 128 << 20).unwrap();
     let image = mount.path().join("disk");
@@ -318,16 +319,16 @@ fn freezable(scratch: &Scratch) -> (Mount, std::path::PathBuf) {
     (mount, image)
 }
 
-/// How long the daemon may take to end: its deadline of two seconds, and a moment to say so.
+/// Time limit for the daemon's exit: its deadline of two seconds, and a moment to log it.
 const END_MAX: Duration = Duration::from_millis(2500);
 
-/// Starts a write that never ends, sees that all else goes on, and asks the daemon to end.
+/// Starts a write that never completes, checks that everything else still works, and sends SIGTERM.
 fn hang_and_end(daemon: &mut Daemon, at: &Path) -> (Freeze, Client, Stopwatch) {
     let mut client = daemon.open(&small(2));
     exercise(&mut client).unwrap();
     client.queue(0).flush().unwrap();
     let freeze = Freeze::new(at);
-    client.queue(0).set_patience(Duration::from_millis(500));
+    client.queue(0).set_timeout(Duration::from_millis(500));
     let stuck = client.queue(0).write(1 << 20, &[1; 4096]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     client.refresh_config().unwrap();
@@ -335,10 +336,10 @@ fn hang_and_end(daemon: &mut Daemon, at: &Path) -> (Freeze, Client, Stopwatch) {
     (freeze, client, Stopwatch::start())
 }
 
-fn a_device_that_hangs_does_not_hold_the_program() {
+fn a_hanging_device_does_not_delay_the_exit() {
     let scratch = Scratch::new();
     let (mount, image) = freezable(&scratch);
-    // The file of a loop device on a frozen file system: the device never answers, as a lost path to a store.
+    // The file of a loop device on a frozen file system: the device never answers, like a storage path that is lost.
     let device = LoopDevice::attach(&image).unwrap();
     let mut daemon = Daemon::serve(&["--disk", device.path.to_str().unwrap()]);
     let (freeze, client, _) = hang_and_end(&mut daemon, mount.path());
@@ -354,13 +355,13 @@ fn a_device_that_hangs_does_not_hold_the_program() {
     drop((client, device));
 }
 
-fn a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_does() {
+fn a_hanging_file_system_delays_the_exit_only_as_long_as_the_kernel_must() {
     let scratch = Scratch::new();
     let (mount, image) = freezable(&scratch);
     let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
     let (freeze, client, asked) = hang_and_end(&mut daemon, mount.path());
-    // A thread that the kernel has put to uninterruptible sleep inside the file system cannot be ended by anybody.
-    // Soon after two seconds the program must have done all that it can: said so, closed its door, and asked to exit.
+    // A thread in uninterruptible sleep inside the file system cannot be killed. Soon after two seconds the program
+    // must have done everything that it can: logged the loss, closed its socket, and started to exit.
     assert!(daemon.log_has("1 request is lost"), "{}", daemon.log());
     assert!(asked.elapsed() < END_MAX && !daemon.socket().exists());
     drop(freeze);
@@ -373,37 +374,38 @@ fn a_file_system_that_hangs_does_not_hold_the_program_longer_than_the_kernel_doe
     drop(client);
 }
 
-/// A lost server does not even tell the size of a file, and that is asked for whenever the file may have grown.
-fn a_file_system_that_no_longer_answers_does_not_hold_the_program() {
+/// A lost server does not answer a size query either, and the daemon queries the size whenever the file may have
+/// grown.
+fn an_unresponsive_file_system_does_not_delay_the_exit() {
     if std::env::var("ASAN_OPTIONS").is_ok_and(|options| options.contains("detect_leaks=1")) {
-        return ignored("the leak checker waits for the thread that the kernel holds");
+        return ignored("the leak checker waits for the thread that is blocked in the kernel");
     }
     let scratch = Scratch::new();
-    let mute = Mute::mount(&scratch, DISK).unwrap();
+    let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
     let disk = mute.file();
     let mut daemon = Daemon::serve(&["--disk", disk.to_str().unwrap(), "--read-only"]);
     let mut client = daemon.open(&small(1));
     client.queue(0).read(0, &mut [1; 4096]).unwrap();
     drop(client);
-    mute.fall_silent();
+    mute.stop_answering();
     for _ in 0..3 {
         daemon.signal(Signal::HUP);
         std::thread::sleep(Duration::from_millis(50));
     }
-    // Frontends still come and go.
+    // Frontends can still connect and disconnect.
     drop(daemon.open(&small(1)));
     daemon.signal(Signal::TERM);
     match daemon.wait() {
         Some((Some(0), took)) if took < Duration::from_secs(2) => {}
         other => {
-            // Nothing can end it before.
+            // Nothing can end it before that.
             drop(mute);
             panic!("{other:?}\n{}", daemon.log());
         }
     }
 }
 
-/// A frozen file system, thawed at the end.
+/// A frozen file system, thawed when dropped.
 struct Freeze {
     at: std::path::PathBuf,
 }
@@ -421,7 +423,7 @@ impl Drop for Freeze {
     }
 }
 
-fn a_disk_that_hung_and_came_back_completes_what_it_held() {
+fn a_disk_that_recovers_completes_its_requests() {
     let scratch = Scratch::new();
     let (mount, image) = freezable(&scratch);
     let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
@@ -442,7 +444,7 @@ fn a_disk_that_hung_and_came_back_completes_what_it_held() {
     daemon.finish();
 }
 
-/// A write that hangs holds the memory that it was taken in, and no other.
+/// A write that hangs keeps the memory that it was submitted in mapped, and no other.
 fn memory_is_plugged_and_unplugged_while_the_disk_hangs() {
     let scratch = Scratch::new();
     let (mount, image) = freezable(&scratch);
@@ -450,7 +452,7 @@ fn memory_is_plugged_and_unplugged_while_the_disk_hangs() {
     let mut client = daemon.open(&small(2));
     exercise(&mut client).unwrap();
     let freeze = Freeze::new(mount.path());
-    client.queue(0).set_patience(Duration::from_millis(500));
+    client.queue(0).set_timeout(Duration::from_millis(500));
     let stuck = client.queue(0).write(1 << 20, &[1; 4096]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     let plugged: File = memfd_create("plugged", MemfdFlags::CLOEXEC).unwrap().into();
@@ -483,18 +485,21 @@ fn too_few_descriptors_are_refused_at_start() {
             .arg(&socket)
             .output()
             .unwrap();
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "limit {limit}: {told}");
-        assert_eq!(told.lines().count(), 1, "limit {limit}: {told}");
-        assert!(told.contains(&format!("at most {limit} files")), "{told}");
-        assert!(!socket.exists(), "limit {limit}: a socket is left behind");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "limit {limit}: {message}");
+        assert_eq!(message.lines().count(), 1, "limit {limit}: {message}");
+        assert!(
+            message.contains(&format!("at most {limit} files")),
+            "{message}"
+        );
+        assert!(!socket.exists(), "limit {limit}: a socket file remains");
     }
     let daemon = Daemon::serve_after("ulimit -n 1024", &["--disk", "ram:64M"]);
     exercise(&mut daemon.open(&small(2))).unwrap();
     daemon.finish();
 }
 
-/// Exactly as many as are said to be needed are enough for every vring and worker.
+/// The reported number of descriptors is exactly enough for every vring and worker.
 fn descriptors_are_counted_for_all_vrings_and_workers() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
@@ -514,19 +519,19 @@ fn descriptors_are_counted_for_all_vrings_and_workers() {
         .args(start.iter().chain(&args))
         .output()
         .unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    let needed = told
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    let needed = message
         .split_once("and ")
         .and_then(|(_, rest)| rest.split_once(" are needed"))
-        .unwrap_or_else(|| panic!("{told}"))
+        .unwrap_or_else(|| panic!("{message}"))
         .0;
     let daemon = Daemon::serve_after(&format!("ulimit -n {needed}"), &args);
     let mut client = daemon.open(&cleave_client::Options {
         data_bytes: 16 << 10,
         ..small(256)
     });
-    println!("{needed} said to be needed, {} open", daemon.fds());
+    println!("{needed} reported as needed, {} open", daemon.fds());
     for queue in client.queues() {
         queue.read(0, &mut [0; 4096]).unwrap();
     }
@@ -540,23 +545,23 @@ fn no_locked_memory_is_needed() {
     daemon.finish();
 }
 
-fn what_was_flushed_survives_a_killed_program() {
+fn flushed_data_survives_a_killed_program() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
-    let mut random = Random::announced("killed program");
+    let mut random = seeded("killed program");
     let bytes = random.bytes(1 << 20);
-    for turn in 0..5u64 {
+    for round in 0..5u64 {
         let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
         let mut client = daemon.open(&small(2));
         let mut back = vec![0; 1 << 20];
-        for before in 0..turn {
+        for before in 0..round {
             client.queue(0).read(before << 20, &mut back).unwrap();
             assert!(
                 back == bytes,
-                "turn {turn}: what turn {before} wrote is gone"
+                "round {round}: the write of round {before} is lost"
             );
         }
-        client.queue(0).write(turn << 20, &bytes).unwrap();
+        client.queue(0).write(round << 20, &bytes).unwrap();
         client.queue(0).flush().unwrap();
         daemon.abandon();
     }

@@ -1,11 +1,11 @@
-//! Requests of every kind and shape are in flight on every vring while everything that may change does: vrings stop
-//! and start, memory is added, removed and cut elsewhere, the device is reset, the frontend disconnects and reconnects,
-//! and control retunes the workers. Some requests fail: their data is beyond the end of the disk or of its file, or
-//! their memory has been removed. Each vring compares what it reads with a model, and sleeps until it is called, so
-//! that a lost call is found.
+//! Requests of every kind and shape are in flight on every vring while everything that can change does: vrings stop
+//! and start, memory is added, removed and split elsewhere, the device is reset, the frontend disconnects and
+//! reconnects, and the control socket changes the tuning of the workers. Some requests fail: their data lies beyond
+//! the end of the disk or of its file, or their memory has been removed. Each vring compares its reads with a model,
+//! and sleeps until it is called, so that a lost call is noticed.
 //!
 //! `CLEAVE_STORM_SECONDS=600 cargo test -p cleave-tests --test storm` runs it for ten minutes on each disk.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,53 +16,54 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{feature, request_type as kind};
-use cleave_client::wire::{RegionBytes, VringAddr};
+use cleave_client::message::{RegionBytes, VringAddr};
 use cleave_client::{
-    Buffer, Client, Doorbell, Frontend, GuestMemory, Options, Queue, RegionPlan, RingLayout, Table,
+    Buffer, Client, Frontend, GuestMemory, MemoryMessages, Notifier, Options, Queue, RegionOptions,
+    RingLayout,
 };
 use cleave_tests::{
-    Daemon, LoopDevice, Messages as _, Needs, PATIENCE, Random, Scratch, case, comes, header, http,
-    range, run_cases, run_to_end, scale,
+    Daemon, LoopDevice, Messages as _, Random, Requirement, Scratch, TIMEOUT, case, header, http,
+    range, run_cases, run_to_exit, scale, seeded, wait_until,
 };
 
 const DISK: u64 = 64 << 20;
-/// Where images are cut off while they are served, and from where on reads of them fail: a leg of a stripe holds more
-/// than its data.
+/// Size to which images are truncated while they are served, and the offset from which reads of them fail: a leg of a
+/// stripe holds more than its data.
 const FILE: u64 = 56 << 20;
 const LOST: u64 = 57 << 20;
-/// What a vring has of the disk; parts begin at odd sectors, so that neighbours share blocks.
+/// A vring's share of the disk. Parts start at odd sectors, so that adjacent ones share blocks.
 const PART: u64 = 4 << 20;
 const VRINGS: u16 = 4;
-/// Requests in flight on each, and guest memory of each request.
+/// Requests in flight on each vring, and guest memory for each request.
 const DEPTH: u64 = 12;
 const SLOT: u64 = (3 << 20) + 8192;
 const LONGEST: u64 = 2 << 20;
-/// Where the guest's RAM begins, and how much of it the rings have; then comes a region of data, and one that is added
-/// and removed.
+/// Start of the guest's RAM and the size of its first region, which holds the rings. A region of data follows, then a
+/// spare one that is added and removed.
 const RAM: u64 = 0x1_0000_0000;
 const RINGS: u64 = 2 << 20;
 const DATA: u64 = SLOT * DEPTH * VRINGS as u64;
 const SPARE: u64 = RAM << 4;
-/// Share of the spare region that a request has.
+/// A request's share of the spare region.
 const SPARE_SLOT: u64 = 16 << 10;
 /// A SET_MEM_TABLE carries at most eight regions: the rings, the spare one, and this many of data.
 const PIECES_MAX: usize = 6;
 const WCE_AT: u32 = 32;
 
-/// How a request may end.
+/// Permitted results of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Fate {
+enum Expected {
     Well,
     Fails,
-    /// It reads into memory that may have been removed when it is taken.
+    /// It reads into memory that may have been removed when the daemon takes it.
     Either,
 }
 
-/// A request under way.
-struct Flying {
+/// A request in flight.
+struct InFlight {
     kind: u32,
-    fate: Fate,
-    /// Its range of the vring's part; empty if it lies elsewhere.
+    fate: Expected,
+    /// Its range in the vring's part; empty if it lies elsewhere.
     range: Range<usize>,
     pieces: Vec<(u64, usize)>,
     bytes: Vec<u8>,
@@ -77,10 +78,10 @@ struct Driver<'a> {
     random: Random,
     area: u64,
     free: Vec<u64>,
-    flying: Vec<Option<Flying>>,
+    flying: Vec<Option<InFlight>>,
     offset: u64,
     model: Vec<u8>,
-    /// Discarded: a byte is what it was, or zero.
+    /// Discarded: a byte keeps its value or reads as zero.
     discarded: Vec<bool>,
     indirect: bool,
     /// Reads that end beyond this byte of the disk fail.
@@ -89,7 +90,7 @@ struct Driver<'a> {
     failed: usize,
 }
 
-/// Whether a driver is to rest, and does.
+/// Whether a driver is asked to pause, and has paused.
 const RUN: u8 = 0;
 const REST: u8 = 1;
 const RESTS: u8 = 2;
@@ -114,7 +115,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Drives its vring until `stop`; returns how many requests were served and how many failed as they had to.
+    /// Drives its vring until `stop`; returns how many requests succeeded and how many failed as expected.
     fn run(&mut self, stop: &AtomicBool, rest: &AtomicU8) -> (usize, usize) {
         loop {
             let stopped = stop.load(Ordering::Relaxed);
@@ -139,21 +140,21 @@ impl<'a> Driver<'a> {
                 true if stopped => return (self.served, self.failed),
                 true if !going => {
                     rest.store(RESTS, Ordering::Release);
-                    // Only while nobody has changed it: it may be asked to rest again before it has seen RUN.
+                    // Only if it is unchanged: the driver may be asked to pause again before it has seen RUN.
                     while rest.load(Ordering::Acquire) == RESTS && !stop.load(Ordering::Relaxed) {
                         std::thread::sleep(Duration::from_micros(50));
                     }
                 }
                 true => std::thread::sleep(Duration::from_micros(self.random.below(200))),
                 false if !any && !self.queue.ring().arm() => {
-                    assert!(self.queue.called(PATIENCE), "no call came");
+                    assert!(self.queue.called(TIMEOUT), "no call arrived");
                 }
                 false => {}
             }
         }
     }
 
-    /// Offers a request on sectors that nothing in flight touches.
+    /// Sends a request for sectors that no request in flight touches.
     fn submit(&mut self) {
         let Some(&slot) = self.free.last() else {
             return;
@@ -167,15 +168,15 @@ impl<'a> Driver<'a> {
             30 => kind::GET_ID,
             _ => kind::FLUSH,
         };
-        let apart = |one: &Flying| one.range.end <= range.start || range.end <= one.range.start;
+        let apart = |one: &InFlight| one.range.end <= range.start || range.end <= one.range.start;
         if !self.flying.iter().flatten().all(apart) {
             return;
         }
         let len = range.len();
         let mut place = self.offset + range.start as u64;
-        let mut fate = Fate::Well;
+        let mut fate = Expected::Well;
         if what == kind::IN && self.random.below(6) == 0 {
-            fate = Fate::Fails;
+            fate = Expected::Fails;
             let end = self.lost_from + 512 * (1 + self.random.below(8192));
             place = end - len as u64;
             range = 0..0;
@@ -190,8 +191,8 @@ impl<'a> Driver<'a> {
         let spare = SPARE + number * SPARE_SLOT;
         let spare = (what == kind::IN && self.random.below(4) == 0).then_some(spare);
         let pieces = self.data(&bytes, &mut at, spare);
-        if fate == Fate::Well && pieces.last().is_some_and(|&(addr, _)| addr >= SPARE) {
-            fate = Fate::Either;
+        if fate == Expected::Well && pieces.last().is_some_and(|&(addr, _)| addr >= SPARE) {
+            fate = Expected::Either;
         }
         let writable = what != kind::OUT;
         buffers.extend(pieces.iter().map(|&(addr, len)| Buffer {
@@ -210,7 +211,7 @@ impl<'a> Driver<'a> {
         };
         let Some(head) = head else { return };
         self.free.pop();
-        self.flying[usize::from(head)] = Some(Flying {
+        self.flying[usize::from(head)] = Some(InFlight {
             kind: what,
             fate,
             range,
@@ -222,7 +223,7 @@ impl<'a> Driver<'a> {
         });
     }
 
-    /// A range of the part, every third on blocks of 4 KiB, every other one behind something in flight.
+    /// A range of the part: every third one on blocks of 4 KiB, every other one directly after a request in flight.
     fn draw(&mut self) -> Range<usize> {
         let unit = if self.random.below(3) == 0 { 4096 } else { 512 };
         let longest = match self.random.below(8) {
@@ -240,7 +241,7 @@ impl<'a> Driver<'a> {
         from as usize..(from + len) as usize
     }
 
-    /// Writes the header, in one piece or several; how many bytes of data follow.
+    /// Writes the header, in one piece or several; returns how many bytes of data follow.
     fn head(&mut self, what: u32, place: u64, len: usize, at: &mut u64) -> (Vec<Buffer>, usize) {
         let sector = place / 512;
         let (bytes, moved) = match what {
@@ -263,8 +264,8 @@ impl<'a> Driver<'a> {
         (buffers, moved)
     }
 
-    /// Puts data into guest memory, in pieces that are aligned well, a little or not at all; the last one into `spare`
-    /// if it fits.
+    /// Puts data into guest memory, in pieces with good, poor or no alignment; the last piece goes into `spare` if it
+    /// fits.
     fn data(&mut self, bytes: &[u8], at: &mut u64, spare: Option<u64>) -> Vec<(u64, usize)> {
         let unit = [4096, 512, 256, 1][self.random.below(4) as usize];
         let most = if self.indirect { 30 } else { 3 };
@@ -296,15 +297,15 @@ impl<'a> Driver<'a> {
         let one = one.unwrap_or_else(|| panic!("head {head} ended twice"));
         let memory = self.queue.memory();
         let what = (one.kind, one.fate, one.range.clone(), one.bytes.len());
-        let told = (memory.bytes(one.status_at, 1)[0], used_bytes);
-        let is_well = told == (0, one.used_bytes);
-        let is_failed = told == (1, 1);
+        let result = (memory.bytes(one.status_at, 1)[0], used_bytes);
+        let is_well = result == (0, one.used_bytes);
+        let is_failed = result == (1, 1);
         let is_right = match one.fate {
-            Fate::Well => is_well,
-            Fate::Fails => is_failed,
-            Fate::Either => is_well || is_failed,
+            Expected::Well => is_well,
+            Expected::Fails => is_failed,
+            Expected::Either => is_well || is_failed,
         };
-        assert!(is_right, "status, used length {told:?} of {what:?}");
+        assert!(is_right, "status, used length {result:?} of {what:?}");
         self.free.push(one.slot);
         self.served += usize::from(is_well);
         self.failed += usize::from(is_failed);
@@ -338,21 +339,21 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// What the frontend keeps of a vring while its driver works.
-struct Wires {
+/// The frontend's state of a vring while its driver runs.
+struct VringFiles {
     layout: RingLayout,
     kick: OwnedFd,
     call: OwnedFd,
 }
 
-/// The frontend, which changes all that it may.
+/// The frontend, which changes everything that it may.
 struct Storm<'a> {
     socket: PathBuf,
     control: PathBuf,
     memory: &'a std::sync::Arc<GuestMemory>,
     options: Options,
-    wires: Vec<Wires>,
-    /// Where the region of data is cut: in many pieces at first.
+    wires: Vec<VringFiles>,
+    /// Positions at which the region of data is split: in many pieces at first.
     cuts: Vec<u64>,
     first_cuts: Vec<u64>,
     client: Option<Client>,
@@ -389,7 +390,7 @@ impl Storm<'_> {
                 let kick = self.wires[vring as usize].kick.try_clone().unwrap();
                 let set = self.frontend().set_vring_kick(vring, Some(kick.as_fd()));
                 set.unwrap();
-                // What was kicked meanwhile may be lost.
+                // Kicks that were sent meanwhile may be lost.
                 rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
             }
             5 => self.reset(),
@@ -399,7 +400,7 @@ impl Storm<'_> {
     }
 
     fn announce(&mut self, vring: u32, base: u32) {
-        let Wires { layout, kick, call } = &self.wires[vring as usize];
+        let VringFiles { layout, kick, call } = &self.wires[vring as usize];
         let user = |addr| self.memory.user_addr(addr).unwrap();
         let addrs = VringAddr {
             index: vring,
@@ -437,7 +438,7 @@ impl Storm<'_> {
         self.has_spare = !self.has_spare;
     }
 
-    /// A whole table in one message, under all that is in flight: the same memory, cut elsewhere.
+    /// Replaces the whole table in one message, with requests in flight: the same memory, split elsewhere.
     fn tell_table(&mut self) {
         let (memory, random) = (self.memory, &mut self.random);
         if self.cuts.len() >= PIECES_MAX || random.below(4) > 0 {
@@ -455,8 +456,8 @@ impl Storm<'_> {
         self.frontend().set_mem_table(&regions, &fds).unwrap();
     }
 
-    /// Two pieces of data are removed and added with their border elsewhere. As a guest that lets go of memory, the
-    /// drivers that use it rest meanwhile; the others go on.
+    /// Removes two pieces of data and adds them with another border between them. The drivers that use them pause
+    /// meanwhile, as a guest does when it gives memory back; the others continue.
     fn move_border(&mut self) {
         let memory = self.memory;
         if self.cuts.is_empty() {
@@ -476,7 +477,7 @@ impl Storm<'_> {
             rest.store(REST, Ordering::Release);
         }
         let is_at_rest = || rests.iter().all(|one| one.load(Ordering::Acquire) == RESTS);
-        assert!(comes(is_at_rest), "a driver does not come to rest");
+        assert!(wait_until(is_at_rest), "a driver does not pause");
         self.cuts[at] = start + 1 + self.random.below(end - start - 1);
         let new = self.pieces();
         for piece in &old[at..at + 2] {
@@ -490,7 +491,7 @@ impl Storm<'_> {
         }
     }
 
-    /// The region of data in pieces that begin and end anywhere.
+    /// The region of data, in pieces with arbitrary borders.
     fn pieces(&self) -> Vec<RegionBytes> {
         let region = self.memory.region(1);
         let from = [0].into_iter().chain(self.cuts.iter().copied());
@@ -514,7 +515,7 @@ impl Storm<'_> {
         }
     }
 
-    /// As QEMU pauses a guest: everything is drained, and goes on where it was.
+    /// Pauses the guest as QEMU does: everything is drained, and continues from its position.
     fn reset(&mut self) {
         let features = self.client.as_ref().unwrap().features();
         let frontend = self.frontend();
@@ -528,10 +529,10 @@ impl Storm<'_> {
         self.frontend().set_status(15).unwrap();
     }
 
-    /// Without a word; what was taken has ended before the next frontend is answered.
+    /// Disconnects without a message. Requests that were taken have completed before the next frontend gets a reply.
     fn come_again(&mut self) {
         self.client = None;
-        let frontend = Frontend::connect(&self.socket, PATIENCE).unwrap();
+        let frontend = Frontend::connect(&self.socket, TIMEOUT).unwrap();
         let memory = self.memory.clone();
         self.client = Some(Client::start_in(frontend, memory, &self.options).unwrap());
         self.has_spare = true;
@@ -556,12 +557,12 @@ impl Storm<'_> {
             r#"{"split": "off"}"#,
         ];
         let body = bodies[self.random.below(bodies.len() as u64) as usize];
-        let answer = http::ask(&self.control, "PATCH", "/v1/disks/disk", body);
+        let answer = http::fetch(&self.control, "PATCH", "/v1/disks/disk", body);
         assert_eq!(answer.status, 200, "{body}: {}", answer.body);
     }
 }
 
-/// Sorted, distinct places to cut the region of data at.
+/// Sorted, distinct positions at which to split the region of data.
 fn draw_cuts(random: &mut Random, count: usize) -> Vec<u64> {
     let mut cuts: Vec<u64> = (0..count).map(|_| 1 + random.below(DATA - 1)).collect();
     cuts.sort_unstable();
@@ -569,12 +570,12 @@ fn draw_cuts(random: &mut Random, count: usize) -> Vec<u64> {
     cuts
 }
 
-/// Drives a disk. `images`: what is cut off while it is served.
+/// Drives a disk. `images`: files that are truncated while they are served.
 fn storm(name: &str, disk: &[String], images: &[&Path]) {
-    let random = &mut Random::announced(name);
+    let random = &mut seeded(name);
     let scratch = Scratch::new();
     let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let (at, told) = (socket.to_str().unwrap(), control.to_str().unwrap());
+    let (at, result) = (socket.to_str().unwrap(), control.to_str().unwrap());
     let args = [
         "serve",
         "--serial",
@@ -582,7 +583,7 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         "--socket-path",
         at,
         "--control",
-        told,
+        result,
     ];
     let args: Vec<_> = args
         .into_iter()
@@ -590,9 +591,9 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         .collect();
     let daemon = Daemon::with_args(scratch, socket.clone(), &args);
     let memory = GuestMemory::new(&[
-        RegionPlan::new(RAM, RINGS),
-        RegionPlan::new(RAM + RINGS, DATA),
-        RegionPlan::new(SPARE, 1 << 20),
+        RegionOptions::new(RAM, RINGS),
+        RegionOptions::new(RAM + RINGS, DATA),
+        RegionOptions::new(SPARE, 1 << 20),
     ]);
     let memory = memory.unwrap();
     let options = Options {
@@ -601,16 +602,16 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         data_bytes: 4096,
         base: [0, 65530, 32760][random.below(3) as usize],
         features: [!0, !feature::EVENT_IDX][random.below(2) as usize],
-        call: [Doorbell::Blocking, Doorbell::NonBlocking][random.below(2) as usize],
-        table: Table::Slots,
-        patience: PATIENCE,
+        call: [Notifier::Blocking, Notifier::NonBlocking][random.below(2) as usize],
+        table: MemoryMessages::Slots,
+        timeout: TIMEOUT,
         ..Options::default()
     };
-    let frontend = Frontend::connect(&socket, PATIENCE).unwrap();
+    let frontend = Frontend::connect(&socket, TIMEOUT).unwrap();
     let client = Client::start_in(frontend, memory.clone(), &options).unwrap();
     let start = |vring| client.start_queue(vring, &options).unwrap();
     let mut queues: Vec<Queue> = (0..VRINGS).map(start).collect();
-    let wires = queues.iter_mut().map(|queue| Wires {
+    let wires = queues.iter_mut().map(|queue| VringFiles {
         layout: queue.ring().layout(),
         kick: queue.kick_descriptor().unwrap(),
         call: queue.call_descriptor().unwrap(),
@@ -632,11 +633,11 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         client: Some(client),
         has_spare: true,
         rests: &rests,
-        random: Random::new(random.word()),
+        random: Random::new(random.draw()),
     };
     storm.carve();
     let (changes, served, failed) = drive(&mut storm, &mut queues, lost_from, random);
-    println!("{name}: {changes} changes, {served} requests served, {failed} failed as they had to");
+    println!("{name}: {changes} changes, {served} requests served, {failed} failed as expected");
     assert!(
         served > 0 && failed > 0,
         "{name}: {served} served, {failed} failed"
@@ -645,7 +646,8 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
     daemon.finish();
 }
 
-/// Changes things while all vrings are driven. Returns how often, and how many requests were served and failed.
+/// Changes things while all vrings are driven. Returns the number of changes, and of requests that succeeded and
+/// failed.
 fn drive(
     storm: &mut Storm<'_>,
     queues: &mut [Queue],
@@ -659,7 +661,7 @@ fn drive(
             .iter_mut()
             .zip(rests)
             .map(|(queue, rest)| {
-                let (seed, indirect) = (random.word(), random.below(3) > 0);
+                let (seed, indirect) = (random.draw(), random.below(3) > 0);
                 let stop = &stop;
                 scope.spawn(move || Driver::new(queue, seed, indirect, lost_from).run(stop, rest))
             })
@@ -708,7 +710,7 @@ fn stripe() {
     let scratch = Scratch::new();
     let legs = ["one", "two"].map(|name| scratch.image(name, DISK / 2 + (64 << 10)));
     let paths = legs.each_ref().map(|leg| leg.to_str().unwrap());
-    let made = run_to_end(&[&["stripe", "create", "--chunk", "4K"], &paths[..]].concat());
+    let made = run_to_exit(&[&["stripe", "create", "--chunk", "4K"], &paths[..]].concat());
     assert_eq!(made.code, Some(0), "{}", made.stderr);
     let args = ["--stripe", "4K", "--disk", paths[0], "--disk", paths[1]];
     storm(
@@ -732,7 +734,7 @@ fn large_blocks(direct: &str) {
 }
 
 fn main() -> ExitCode {
-    let (none, loops) = (Needs::Nothing, Needs::LoopDevices);
+    let (none, loops) = (Requirement::Nothing, Requirement::LoopDevices);
     run_cases(vec![
         case("nothing_that_changes_harms_ram", none, ram),
         case("nothing_that_changes_harms_a_file", none, || file("auto")),

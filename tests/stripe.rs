@@ -1,27 +1,27 @@
-//! Several files as one disk, through the real program and a guest-like client.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+//! Several files as one disk, through the real program and the test client.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use cleave_client::{Error, Layout, Order, Stop, Verify, Workload, pattern_word};
-use cleave_tests::{Daemon, Scratch, run_to_end, small};
+use cleave_tests::{Daemon, Scratch, run_to_exit, small};
 
 const CHUNK: u64 = 64 << 10;
 const LEG: u64 = 4 << 20;
 const SEED: u64 = 11;
 
-/// Legs of a stripe that is created, in a folder of their own, and what serves it.
+/// Legs of a new stripe in their own folder, and the arguments that serve it.
 fn created(legs: usize, more: &[&str]) -> (Scratch, Vec<PathBuf>, Daemon) {
     let (scratch, folder) = (Scratch::new(), Scratch::new());
     let paths: Vec<_> = (0..legs)
         .map(|leg| folder.image(&format!("leg{leg:02}"), LEG + CHUNK))
         .collect();
     let names: Vec<_> = paths.iter().map(|path| path.to_str().unwrap()).collect();
-    let made = run_to_end(&[&["stripe", "create", "--chunk", "64K"], &*names].concat());
+    let made = run_to_exit(&[&["stripe", "create", "--chunk", "64K"], &*names].concat());
     assert_eq!(made.code, Some(0), "{}", made.stderr);
-    let shown = run_to_end(&[&["stripe", "show"], &*names].concat());
+    let shown = run_to_exit(&[&["stripe", "show"], &*names].concat());
     assert_eq!(shown.code, Some(0), "{}", shown.stderr);
     assert!(
         shown.stdout.contains(&format!("leg {legs} of {legs}")),
@@ -62,7 +62,7 @@ fn workload(read_percent: u8, order: Order, requests: u64, span_bytes: u64) -> W
     }
 }
 
-/// Bytes that each leg moved, from the log's lines at the end of the session.
+/// Bytes that each leg moved, from the log lines at the end of the session.
 fn moved(log: &str) -> Vec<u64> {
     log.lines()
         .filter(|line| line.contains("leg ") && line.contains(" bytes; mean"))
@@ -74,7 +74,7 @@ fn moved(log: &str) -> Vec<u64> {
 }
 
 #[test]
-fn twenty_threads_on_twenty_eight_legs_find_what_they_wrote() {
+fn twenty_threads_on_twenty_eight_legs_read_back_their_writes() {
     let (_folder, legs, daemon) = created(28, &["--log", "debug"]);
     let mut client = daemon.open(&small(20));
     let capacity = client.config().capacity_bytes();
@@ -87,7 +87,7 @@ fn twenty_threads_on_twenty_eight_legs_find_what_they_wrote() {
         assert_eq!((tally.failed, tally.requests()), (0, 1500));
     }
     client.queue(3).flush().unwrap();
-    // Larger than a row of the stripe, and beginning inside a chunk.
+    // Longer than a row of the stripe, starting inside a chunk.
     let mut bytes = vec![0; 2 << 20];
     client.queue(5).read(CHUNK / 2, &mut bytes).unwrap();
     for (word, at) in bytes.chunks(8).zip((CHUNK / 2 / 8)..) {
@@ -105,7 +105,7 @@ fn twenty_threads_on_twenty_eight_legs_find_what_they_wrote() {
         "{moved:?}"
     );
     daemon.finish();
-    // Where each byte has to lie, by arithmetic of this test's own.
+    // The expected position of each byte, computed independently.
     for (leg, path) in (0..).zip(&legs) {
         let file = std::fs::File::open(path).unwrap();
         for row in 0..LEG / CHUNK {
@@ -122,7 +122,7 @@ fn twenty_threads_on_twenty_eight_legs_find_what_they_wrote() {
 }
 
 #[test]
-fn a_leg_that_is_cut_fails_its_requests_alone() {
+fn only_requests_to_a_truncated_leg_fail() {
     let (_folder, legs, daemon) = created(3, &[]);
     let mut client = daemon.open(&small(1));
     let queue = client.queue(0);
@@ -131,7 +131,7 @@ fn a_leg_that_is_cut_fails_its_requests_alone() {
         queue.write(chunk * CHUNK, &data).unwrap();
     }
     queue.flush().unwrap();
-    // Leg 1 loses all but its first chunk: chunk 4 of the disk is its second.
+    // Leg 1 keeps only its first chunk; chunk 4 of the disk is its second.
     let leg = OpenOptions::new().write(true).open(&legs[1]).unwrap();
     leg.set_len(CHUNK).unwrap();
     let mut back = vec![0; CHUNK as usize];
@@ -153,7 +153,7 @@ fn a_leg_that_is_cut_fails_its_requests_alone() {
     drop(client);
     daemon.finish();
     let names: Vec<_> = legs.iter().map(|path| path.to_str().unwrap()).collect();
-    let served = run_to_end(
+    let served = run_to_exit(
         &[
             &[
                 "serve",

@@ -1,5 +1,5 @@
-//! A guest to measure against: memory that is mapped twice, once by the room under test and once by
-//! `vm-memory`, so that our vring and `virtio_queue`'s see the very same bytes.
+//! A guest to measure with: memory that is mapped twice, once by the crate under test and once by `vm-memory`, so
+//! that our vring and `virtio_queue`'s use the same bytes.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 /// Length of each region.
 pub const REGION_BYTES: u64 = 1 << 20;
-/// Entries of the vring; a multiple of [`BATCH`], so that its entries need writing only once.
+/// Entries of the vring; a multiple of [`BATCH`], so that its entries are written only once.
 pub const VRING_SIZE: u16 = 256;
-/// Chains made available at once where nothing else is said.
+/// Default number of chains in a batch.
 pub const BATCH: u16 = 16;
 
-// A page for each part. (`MockSplitQueue` would lay them out by itself, but takes the available ring's
-// entries for bytes and puts the used ring into the middle of it.)
+// One page for each part. (`MockSplitQueue` could choose addresses, but it confuses entries of the available ring
+// with bytes and places the used ring inside it.)
 const DESC_ADDR: u64 = 0x1000;
 const AVAIL_ADDR: u64 = 0x2000;
 const USED_ADDR: u64 = 0x3000;
@@ -31,7 +31,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// Memory of a guest, by both its mappings.
+/// Guest memory in both mappings.
 #[derive(Debug)]
 pub struct Guest {
     /// As the daemon maps it.
@@ -41,7 +41,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// `regions` regions with holes between them, so that none can be joined to its neighbour.
+    /// Makes `regions` regions with holes between them, so that adjacent ones cannot be joined.
     pub fn new(regions: u64) -> Guest {
         let fd = memfd_create("bench", MemfdFlags::CLOEXEC).unwrap();
         let file = File::from(fd);
@@ -76,16 +76,16 @@ pub fn region_addr(region: u64) -> u64 {
     region * 2 * REGION_BYTES
 }
 
-/// Where the descriptors of a chain lie.
+/// Placement of a chain's descriptors.
 #[derive(Debug, Clone, Copy)]
 pub enum Place {
     /// In the vring's own table.
     Direct,
-    /// In a table of the chain's own.
+    /// In an indirect table.
     Indirect,
 }
 
-/// The driver's side of a vring whose entries stand ready and are made available again and again.
+/// The driver's side of a vring whose entries are written once and made available repeatedly.
 pub struct Driver<'a> {
     mem: &'a GuestMemoryMmap<()>,
     avail: AvailRing<'a, GuestMemoryMmap<()>>,
@@ -95,13 +95,13 @@ pub struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// Writes [`BATCH`] chains of so many descriptors, and the whole available ring. A chain of three
-    /// is a read of the disk's first 4 KiB.
+    /// Writes [`BATCH`] chains of so many descriptors, and the whole available ring. A chain of three reads the first
+    /// 4 KiB of the disk.
     pub fn new(guest: &'a Guest, descriptors: u16, place: Place) -> Driver<'a> {
         Driver::with_batch(guest, descriptors, place, BATCH)
     }
 
-    /// As `new`, with so many chains at once: a power of two, and the vring must hold them all.
+    /// As `new`, with this many chains in a batch: a power of two, at most the size of the vring.
     pub fn with_batch(guest: &'a Guest, descriptors: u16, place: Place, batch: u16) -> Driver<'a> {
         let mem = &guest.mmap;
         let table = |addr, len| DescriptorTable::new(mem, GuestAddress(addr), len);
@@ -138,25 +138,25 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Makes the next batch available: one store, whose cost all contenders share.
+    /// Makes the next batch available: one store, whose cost all candidates share.
     pub fn offer(&mut self) {
         self.next = self.next.wrapping_add(self.batch);
         self.avail.idx().store(self.next.to_le());
     }
 
-    /// Asks to be called for the last chain of the batch that is offered next.
+    /// Requests a call for the last chain of the next batch.
     pub fn want_call(&self) {
         let last = self.next.wrapping_add(self.batch).wrapping_sub(1);
         let at = AVAIL_ADDR + 4 + 2 * u64::from(VRING_SIZE);
         self.mem.write_obj(last.to_le(), GuestAddress(at)).unwrap();
     }
 
-    /// Whether the device has used all that was offered.
+    /// Whether the device has used the whole batch.
     pub fn is_done(&self) -> bool {
         u16::from_le(self.used.idx().load()) == self.next
     }
 
-    /// Fails where the device has not used all that was offered.
+    /// Panics if the device has not used the whole batch.
     pub fn check(&self) {
         assert_eq!(u16::from_le(self.used.idx().load()), self.next);
     }
@@ -171,7 +171,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The same vring as `virtio_queue` serves it.
+    /// The same vring for `virtio_queue`.
     pub fn queue(&self) -> Queue {
         let mut queue = Queue::new(VRING_SIZE).unwrap();
         let addrs = [DESC_ADDR, AVAIL_ADDR, USED_ADDR].map(GuestAddress);
@@ -191,7 +191,7 @@ fn write_chain(table: &DescriptorTable<'_, GuestMemoryMmap<()>>, head: u16, desc
     }
 }
 
-/// A read request's shape: header readable, all else writable.
+/// Layout of a read request: header readable, everything else writable.
 fn descriptor(first: u16, n: u16, of: u16) -> RawDescriptor {
     let is_last = n + 1 == of;
     let flags = if is_last { 0 } else { NEXT } | if n == 0 && of > 1 { 0 } else { WRITE };

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use cleave_client::{Order, Stop, Verify, Workload};
-use cleave_tests::http::{Answer, ask, get};
-use cleave_tests::{comes, small};
+use cleave_tests::http::{Response, fetch, get};
+use cleave_tests::{small, wait_until};
 use serde_json::{Value, json};
 
 use crate::{report, serve};
 
-fn patch(control: &std::path::Path, body: &str) -> Answer {
-    ask(control, "PATCH", "/v1/disks/disk", body)
+fn patch(control: &std::path::Path, body: &str) -> Response {
+    fetch(control, "PATCH", "/v1/disks/disk", body)
 }
 
 const ARGS: [&str; 4] = ["--disk", "ram:64M", "--serial", "disk"];
@@ -112,7 +112,10 @@ fn a_wrong_change_changes_nothing_and_names_what_is_wrong() {
     }
     let large = format!("{{\"split\": \"{}\"}}", "y".repeat(1 << 20));
     assert_eq!(patch(&control, &large).status, 413);
-    assert_eq!(ask(&control, "PATCH", "/v1/disks/other", "{}").status, 404);
+    assert_eq!(
+        fetch(&control, "PATCH", "/v1/disks/other", "{}").status,
+        404
+    );
     assert_eq!(report(&control)["tuning"], start);
     daemon.finish();
 }
@@ -191,7 +194,7 @@ fn a_change_reaches_a_worker_at_rest() {
         ("poll", "polls"),
     ] {
         patch(&control, &json!({"completion": completion}).to_string());
-        let does = comes(|| workers() == json!([expected]));
+        let does = wait_until(|| workers() == json!([expected]));
         assert!(does, "{completion}: {}", workers());
         client.queue(0).read(0, &mut [0; 512]).unwrap();
     }

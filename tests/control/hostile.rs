@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cleave_tests::http::{Answer, ask, converse, get};
-use cleave_tests::{PATIENCE, assert_serves};
+use cleave_tests::http::{Response, converse, fetch, get};
+use cleave_tests::{TIMEOUT, assert_serves};
 
 use crate::serve;
 
@@ -155,14 +155,14 @@ fn odd_requests_are_refused() {
     let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
     let mut wrong = Vec::new();
     for (name, bytes, expected) in rows() {
-        let text = converse(&control, &bytes, PATIENCE).unwrap();
-        let status = Answer::parse(&text).map_or(0, |answer| answer.status);
+        let text = converse(&control, &bytes, TIMEOUT).unwrap();
+        let status = Response::parse(&text).map_or(0, |answer| answer.status);
         println!("{name}: {status}");
         if !expected.contains(&status) {
             wrong.push(format!("{name}: {status}, {text}"));
         }
         assert_eq!(
-            ask(&control, "GET", "/v1/disks", "").status,
+            fetch(&control, "GET", "/v1/disks", "").status,
             200,
             "after {name}"
         );
@@ -205,7 +205,7 @@ fn half_a_request_and_silence_is_not_waited_for() {
         })
         .collect();
     for stream in &mut half {
-        assert!(closes(stream, PATIENCE));
+        assert!(closes(stream, TIMEOUT));
     }
     daemon.finish();
 }
@@ -215,7 +215,7 @@ fn crowd(control: &Path, count: usize, said: &[u8]) -> Vec<UnixStream> {
     (0..count)
         .map(|_| {
             let mut stream = UnixStream::connect(control).unwrap();
-            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            stream.set_write_timeout(Some(TIMEOUT)).unwrap();
             // The oldest are closed as others come.
             let _ = stream.write_all(said);
             stream
@@ -231,7 +231,7 @@ fn a_crowd_keeps_nobody_out_and_costs_little() {
     let unread = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(200);
     for said in [&b""[..], b"GET ", &unread] {
         let held = crowd(&control, 300, said);
-        assert_eq!(ask(&control, "GET", "/v1/disks", "").status, 200);
+        assert_eq!(fetch(&control, "GET", "/v1/disks", "").status, 200);
         assert_serves(&daemon).unwrap();
         assert!(
             daemon.fds() < fds + 60,

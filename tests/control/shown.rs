@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use cleave_client::{Order, Stop, Verify, Workload};
-use cleave_tests::http::{ask, get};
-use cleave_tests::{Daemon, Scratch, comes, run_to_end, small};
+use cleave_tests::http::{fetch, get};
+use cleave_tests::{Daemon, Scratch, run_to_exit, small, wait_until};
 use serde_json::Value;
 
 use crate::prometheus::{parse, sum};
@@ -77,7 +77,7 @@ fn counters_equal_what_the_client_did() {
             number(&shown["zero_reads"]["sampled"]) >= 2,
             "the first of each vring"
         );
-        let text = ask(&control, "GET", "/metrics", "").body;
+        let text = fetch(&control, "GET", "/metrics", "").body;
         let families = parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
         let of = |name: &str, with: &[(&str, &str)]| sum(&families, name, with) as u64;
         let reads = [("direction", "read"), ("size", "4K")];
@@ -86,8 +86,8 @@ fn counters_equal_what_the_client_did() {
         assert_eq!(of("cleave_disk_requests_total", &[]), 222);
         assert_eq!(of("cleave_request_errors_total", &[("kind", "invalid")]), 1);
         // The last of them are counted after the requests that they were for.
-        let agree = comes(|| {
-            let families = parse(&ask(&control, "GET", "/metrics", "").body).unwrap();
+        let agree = wait_until(|| {
+            let families = parse(&fetch(&control, "GET", "/metrics", "").body).unwrap();
             let totals = &report(&control)["totals"];
             ["calls", "kicks"].iter().all(|name| {
                 let shown = sum(&families, &format!("cleave_{name}_total"), &[]) as u64;
@@ -128,7 +128,9 @@ fn totals_survive_sessions() {
         assert_eq!(number(&shown["totals"]["writes"]), round * 10);
         drop(client);
         // The daemon notices a moment later.
-        assert!(comes(|| report(&control)["session"]["connected"] == false));
+        assert!(wait_until(
+            || report(&control)["session"]["connected"] == false
+        ));
     }
     daemon.finish();
 }
@@ -153,7 +155,7 @@ fn a_disk_goes_by_its_serial_its_name_and_the_end_of_it() {
         assert_eq!(get(&control, &format!("/v1/disks/{id}"))["name"], name);
     }
     for id in ["a", "..", "%00", "%ff", "a%20disk.img/x"] {
-        let status = ask(&control, "GET", &format!("/v1/disks/{id}"), "").status;
+        let status = fetch(&control, "GET", &format!("/v1/disks/{id}"), "").status;
         assert!((400..500).contains(&status), "{id}: {status}");
     }
     daemon.finish();
@@ -188,7 +190,7 @@ fn answers_are_sound_under_load() {
                 let shown = report(&control);
                 let now = number(&shown["totals"]["reads"]);
                 assert!(now >= before, "{now} after {before}");
-                let text = ask(&control, "GET", "/metrics", "").body;
+                let text = fetch(&control, "GET", "/metrics", "").body;
                 parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
                 before = now;
                 asked.fetch_add(1, Ordering::Relaxed);
@@ -219,7 +221,7 @@ fn recording_can_be_switched_off() {
     assert_eq!(shown["recording"], false);
     assert_eq!(shown["vrings"].as_array().unwrap().len(), 0);
     assert_eq!(number(&shown["totals"]["reads"]), 10);
-    let text = ask(&control, "GET", "/metrics", "").body;
+    let text = fetch(&control, "GET", "/metrics", "").body;
     let families = parse(&text).unwrap();
     assert_eq!(sum(&families, "cleave_disk_requests_total", &[]) as u64, 10);
     assert_eq!(sum(&families, "cleave_requests_total", &[]) as u64, 0);
@@ -279,7 +281,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         ]
         .map(str::to_owned)
     };
-    let refused = run_to_end(&words(control.to_str().unwrap()));
+    let refused = run_to_exit(&words(control.to_str().unwrap()));
     assert_eq!(refused.code, Some(2));
     assert!(refused.stderr.contains("in use"), "{}", refused.stderr);
     assert!(
@@ -289,12 +291,12 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     assert_eq!(report(&control)["connected"], Value::Null);
     let file = daemon.scratch().join("file");
     std::fs::write(&file, "kept").unwrap();
-    let refused = run_to_end(&words(file.to_str().unwrap()));
+    let refused = run_to_exit(&words(file.to_str().unwrap()));
     assert_eq!(
         (refused.code, std::fs::read(&file).unwrap()),
         (Some(2), b"kept".to_vec())
     );
-    let refused = run_to_end(&words(&format!("/tmp/{}", "x".repeat(120))));
+    let refused = run_to_exit(&words(&format!("/tmp/{}", "x".repeat(120))));
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     daemon.abandon();
     assert!(
@@ -318,7 +320,7 @@ fn two_daemons_are_told_apart() {
     one.open(&small(1)).queue(0).read(0, &mut [0; 512]).unwrap();
     assert_eq!(report(&control_one)["totals"]["reads"], 1);
     assert_eq!(report(&control_two)["totals"]["reads"], 0);
-    assert_eq!(ask(&control_two, "GET", "/v1/disks/one", "").status, 404);
+    assert_eq!(fetch(&control_two, "GET", "/v1/disks/one", "").status, 404);
     one.finish();
     assert_eq!(report(&control_two)["id"], "two");
     two.finish();
@@ -337,13 +339,13 @@ fn what_is_tried_on_the_live_load_is_shown() {
             let load = Workload::reads(bytes, 2, 32 << 20, time);
             assert_eq!(client.queue(0).run(&load, |_| {}).unwrap().failed, 0);
         };
-        let tried = comes(|| {
+        let tried = wait_until(|| {
             reads(4096);
             report(&control)["pacing"]["experiments"].as_u64() > Some(0)
         });
         let pacing = &report(&control)["pacing"];
         assert!(tried && pacing["tried"][0].is_object(), "{disk}: {pacing}");
-        let tried = comes(|| {
+        let tried = wait_until(|| {
             reads(128 << 10);
             report(&control)["splitting"][0]["tried"].is_object()
         });

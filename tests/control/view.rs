@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cleave_tests::{Daemon, PATIENCE, Stopwatch, comes, program_path, run_to_end, small};
+use cleave_tests::{Daemon, Stopwatch, TIMEOUT, program_path, run_to_exit, small, wait_until};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -28,7 +28,7 @@ fn stats_prints_once() {
     some_load(&one);
     let sockets = [control_one.to_str().unwrap(), control_two.to_str().unwrap()];
     let words = ["stats", "--control", sockets[0], "--control", sockets[1]];
-    let text = run_to_end(&words);
+    let text = run_to_exit(&words);
     assert_eq!(text.code, Some(0), "{}", text.stderr);
     assert!(text.stdout.contains("one: ram:16M") && text.stdout.contains("two: null:16M"));
     assert!(
@@ -36,13 +36,13 @@ fn stats_prints_once() {
         "{}",
         text.stdout
     );
-    let json = run_to_end(&[&words[..], &["--json"]].concat());
+    let json = run_to_exit(&[&words[..], &["--json"]].concat());
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(json[0]["totals"]["writes"], 50);
     assert_eq!(json[1]["id"], "two");
     two.finish();
     // The one that is there is shown, and the one that is not is an error.
-    let text = run_to_end(&words);
+    let text = run_to_exit(&words);
     assert_eq!(text.code, Some(1));
     assert!(text.stdout.contains("one: ram:16M"));
     assert!(text.stderr.contains("no such socket") && text.stderr.contains(sockets[1]));
@@ -60,7 +60,7 @@ fn top(sockets: &[&std::path::Path]) -> Command {
 
 fn ends(child: &mut Child) -> Option<i32> {
     let mut status = None;
-    if comes(|| {
+    if wait_until(|| {
         status = child.try_wait().unwrap();
         status.is_some()
     }) {
@@ -78,7 +78,7 @@ fn signal(child: &Child, signal: Signal) {
 fn read_until(from: &mut impl std::io::Read, text: &str, times: usize) -> String {
     let mut read = String::new();
     let mut piece = [0; 4096];
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while read.matches(text).count() < times {
         assert!(Instant::now() < end, "{read}");
         match from.read(&mut piece) {
@@ -285,16 +285,16 @@ fn top_copes_with_a_daemon_that_goes_and_comes_back() {
 
 #[test]
 fn a_socket_that_never_answers_is_not_waited_for() {
-    let missing = run_to_end(&["top"]);
+    let missing = run_to_exit(&["top"]);
     assert_eq!(missing.code, Some(2));
-    let bad = run_to_end(&["top", "--control", "x", "--interval", "0"]);
+    let bad = run_to_exit(&["top", "--control", "x", "--interval", "0"]);
     assert_eq!(bad.code, Some(2));
     let scratch = cleave_tests::Scratch::new();
     let silent = scratch.join("silent");
     let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
     let words = ["stats", "--control", silent.to_str().unwrap()];
     let watch = Stopwatch::start();
-    let ended = run_to_end(&words);
+    let ended = run_to_exit(&words);
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.contains("no answer"), "{}", ended.stderr);
     let took = watch.elapsed();

@@ -1,6 +1,6 @@
-//! A disk with a volatile cache behind the real kernel: files on a file system of our own (FUSE) that
-//! notes each write, discard and fsync which reaches them. Several I/O are held at a time and answered in a random order, and
-//! data may be there long before its answer.
+//! A disk with a volatile cache below the real kernel: files on a FUSE file system that records each write, discard
+//! and fsync that reaches it. It holds several I/Os at a time and answers them in random order. Data may be stored
+//! long before its I/O is answered.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -21,54 +21,54 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::mount::{UnmountFlags, unmount};
 
-/// Most I/O that is held back, and how long the oldest one is.
+/// Most I/Os that are held, and the longest time for which one is held.
 const HELD_MAX: u64 = 6;
 const HELD_FOR: Duration = Duration::from_micros(400);
-/// Most fsyncs take this long: writes are answered meanwhile, and flushes asked for that they do not cover.
+/// Duration of most fsyncs: meanwhile writes are answered, and flushes requested, that the fsync does not cover.
 const SYNC_FOR: Duration = Duration::from_millis(2);
 
-/// Nothing about the files changes but their data.
+/// How long the kernel may cache attributes: nothing but the data of the files changes.
 const VALID_SECONDS: u64 = 3600;
 
 const NO_SUCH: i32 = -2;
 const INVALID: i32 = -22;
 const UNKNOWN: i32 = -38;
 
-/// How the files are.
+/// Properties of the files.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Plan {
+pub(crate) struct FileOptions {
     pub(crate) files: u64,
     pub(crate) bytes: u64,
-    /// Unit of I/O past the page cache: what is not aligned to it is refused.
+    /// Block size of direct I/O: an unaligned request is refused.
     pub(crate) unit: u64,
-    /// The kernel keeps what is written through the page cache until it is synced.
+    /// The kernel caches data that is written through the page cache until it is synced.
     pub(crate) cached: bool,
     pub(crate) seed: u64,
 }
 
-/// The mounted file system; gone when dropped.
+/// The mounted file system, unmounted when dropped.
 pub(crate) struct RecordedDisk {
     at: PathBuf,
     over: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
     log: Arc<Mutex<Option<Log>>>,
-    plan: Plan,
+    options: FileOptions,
 }
 
 impl RecordedDisk {
-    /// Mounts files of zeroes. Nothing is noted until there is a log.
-    pub(crate) fn mount(scratch: &Scratch, plan: Plan) -> RecordedDisk {
+    /// Mounts files of zeroes. Nothing is recorded until a log is set.
+    pub(crate) fn mount(scratch: &Scratch, options: FileOptions) -> RecordedDisk {
         let at = scratch.join("recorded");
         let device = fuse::mount_at(&at, "recorded").unwrap();
         rustix::fs::fcntl_setfl(&device, OFlags::NONBLOCK).unwrap();
         let (over, log) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
         let mut server = Server {
             device,
-            plan,
-            images: vec![vec![0; plan.bytes as usize]; plan.files as usize],
+            options,
+            images: vec![vec![0; options.bytes as usize]; options.files as usize],
             log: log.clone(),
             held: Vec::new(),
-            random: Random::new(plan.seed),
+            random: Random::new(options.seed),
         };
         let seen = over.clone();
         let server = std::thread::spawn(move || server.serve(&seen));
@@ -77,17 +77,17 @@ impl RecordedDisk {
             over,
             server: Some(server),
             log,
-            plan,
+            options,
         }
     }
 
-    /// The files.
+    /// Paths of the files.
     pub(crate) fn paths(&self) -> Vec<String> {
         let path = |number: u64| self.at.join(number.to_string()).display().to_string();
-        (0..self.plan.files).map(path).collect()
+        (0..self.options.files).map(path).collect()
     }
 
-    /// Notes from here on what happens. The disk holds zeroes where the guest will look.
+    /// Starts recording. The guest's part of the disk is zero at this moment.
     pub(crate) fn record(&self, log: Log) {
         *self.log.lock().unwrap() = Some(log);
     }
@@ -100,7 +100,7 @@ impl RecordedDisk {
 impl Drop for RecordedDisk {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
-        // With its end the kernel gives up all that waits.
+        // Closing the device makes the kernel abort every waiting request.
         let ended = self.server.take().map(JoinHandle::join);
         let at: &Path = &self.at;
         let _ = unmount(at, UnmountFlags::DETACH);
@@ -111,18 +111,18 @@ impl Drop for RecordedDisk {
     }
 }
 
-/// An I/O that has arrived and not been answered.
+/// An I/O that has arrived and has no reply yet.
 struct Held {
     unique: u64,
     file: u64,
-    what: What,
-    /// In the log.
+    what: Operation,
+    /// Its number in the log.
     io: Option<Number>,
     since: Instant,
     applied: bool,
 }
 
-enum What {
+enum Operation {
     Read {
         at: usize,
         len: usize,
@@ -145,7 +145,7 @@ enum What {
 
 struct Server {
     device: File,
-    plan: Plan,
+    options: FileOptions,
     images: Vec<Vec<u8>>,
     log: Arc<Mutex<Option<Log>>>,
     held: Vec<Held>,
@@ -156,7 +156,7 @@ impl Server {
     fn serve(&mut self, over: &AtomicBool) {
         let mut request = vec![0; REQUEST_BYTES];
         while !over.load(Ordering::SeqCst) {
-            // Everything submitted by now is read before more is answered: an fsync covers only what had been
+            // Read everything that has been submitted before the next reply: an fsync covers only the I/O that was
             // answered when it was submitted.
             while let Ok(count) = self.device.read(&mut request) {
                 self.take(&Input(&request[..count]));
@@ -187,10 +187,10 @@ impl Server {
         );
     }
 
-    /// One of those that are held makes a step: its data moves, or it is answered, or both.
+    /// Advances one held I/O: its data moves, or it is answered, or both.
     fn work(&mut self) {
         let nth = self.random.below(self.held.len() as u64) as usize;
-        let is_sync = matches!(self.held[nth].what, What::Sync);
+        let is_sync = matches!(self.held[nth].what, Operation::Sync);
         if is_sync && self.held[nth].since.elapsed() < SYNC_FOR && self.random.below(4) > 0 {
             return self.wait();
         }
@@ -202,13 +202,15 @@ impl Server {
         }
         let held = self.held.swap_remove(nth);
         let body = match &held.what {
-            What::Read { at, len } => self.images[held.file as usize][*at..*at + *len].to_vec(),
-            What::Write { bytes, .. } => fuse::words(&[bytes.len() as u32, 0]),
-            What::Zero { .. } | What::Discard { .. } | What::Sync => Vec::new(),
+            Operation::Read { at, len } => {
+                self.images[held.file as usize][*at..*at + *len].to_vec()
+            }
+            Operation::Write { bytes, .. } => fuse::words(&[bytes.len() as u32, 0]),
+            Operation::Zero { .. } | Operation::Discard { .. } | Operation::Sync => Vec::new(),
         };
-        // Before the answer goes out: the daemon may build upon it at once.
+        // Recorded before the reply goes out, because the daemon may rely on it immediately.
         if let (Some(io), Some(log)) = (held.io, &mut *self.log.lock().unwrap()) {
-            log.ended(io);
+            log.complete_io(io);
         }
         self.reply(held.unique, Ok(body));
     }
@@ -218,14 +220,16 @@ impl Server {
         held.applied = true;
         let image = &mut self.images[held.file as usize];
         match &held.what {
-            What::Write { at, bytes, .. } => image[*at..*at + bytes.len()].copy_from_slice(bytes),
-            What::Zero { at, len } | What::Discard { at, len } => {
+            Operation::Write { at, bytes, .. } => {
+                image[*at..*at + bytes.len()].copy_from_slice(bytes)
+            }
+            Operation::Zero { at, len } | Operation::Discard { at, len } => {
                 image[*at..*at + *len].fill(0);
             }
-            What::Read { .. } | What::Sync => return,
+            Operation::Read { .. } | Operation::Sync => return,
         }
         if let (Some(io), Some(log)) = (held.io, &mut *self.log.lock().unwrap()) {
-            log.applied(io);
+            log.apply(io);
         }
     }
 
@@ -235,8 +239,8 @@ impl Server {
         let answer = match input.opcode() {
             FORGET | BATCH_FORGET | INTERRUPT => return,
             LOOKUP => self.lookup(input),
-            // Times alone are set here, and nobody asks for them.
-            GETATTR | SETATTR => Ok(fuse::attr(node, self.plan.bytes, VALID_SECONDS)),
+            // Only times are set here, and nothing reads them.
+            GETATTR | SETATTR => Ok(fuse::attr(node, self.options.bytes, VALID_SECONDS)),
             OPEN | OPENDIR => Ok(fuse::longs(&[0, 0])),
             RELEASE | RELEASEDIR => Ok(Vec::new()),
             INIT => Ok(self.init()),
@@ -249,9 +253,9 @@ impl Server {
         self.reply(unique, answer);
     }
 
-    /// Reads and direct I/O are asynchronous, many of them at a time.
+    /// Reads and direct I/O are asynchronous, with many in flight.
     fn init(&self) -> Vec<u8> {
-        let cache = match self.plan.cached {
+        let cache = match self.options.cached {
             true => flag::WRITEBACK_CACHE,
             false => 0,
         };
@@ -260,73 +264,76 @@ impl Server {
 
     fn lookup(&self, input: &Input<'_>) -> Result<Vec<u8>, i32> {
         let number: u64 = input.name().parse().map_err(|_| NO_SUCH)?;
-        if number >= self.plan.files {
+        if number >= self.options.files {
             return Err(NO_SUCH);
         }
         Ok(fuse::entry(
             FILE_NODE + number,
-            self.plan.bytes,
+            self.options.bytes,
             VALID_SECONDS,
         ))
     }
 
-    /// The bytes that a request wants, where they can be had.
-    fn io(&self, input: &Input<'_>) -> Result<What, i32> {
+    /// The bytes that a read asks for, if the file has them.
+    fn io(&self, input: &Input<'_>) -> Result<Operation, i32> {
         if input.opcode() == FSYNC {
-            return Ok(What::Sync);
+            return Ok(Operation::Sync);
         }
         let (at, size) = (input.long(48), u64::from(input.word(56)));
         Ok(match input.opcode() {
             READ => {
                 self.refuse_odd(input.word(72), at, size)?;
-                // Behind the end there is nothing.
-                let at = at.min(self.plan.bytes) as usize;
-                let len = (size as usize).min(self.plan.bytes as usize - at);
-                What::Read { at, len }
+                // A read beyond the end of the file returns nothing.
+                let at = at.min(self.options.bytes) as usize;
+                let len = (size as usize).min(self.options.bytes as usize - at);
+                Operation::Read { at, len }
             }
             WRITE => {
                 self.refuse_odd(input.word(72), at, size)?;
                 let bytes = input.0[80..][..size as usize].to_vec();
                 let (at, fua) = (at as usize, input.word(72) & DSYNC != 0);
-                What::Write { at, bytes, fua }
+                Operation::Write { at, bytes, fua }
             }
             _ => {
                 let (len, mode) = (input.long(56), input.word(64));
-                assert!(at + len <= self.plan.bytes, "{at}+{len} is beyond the end");
+                assert!(
+                    at + len <= self.options.bytes,
+                    "{at}+{len} is beyond the end"
+                );
                 let (at, len) = (at as usize, len as usize);
                 match mode & !KEEP_SIZE {
-                    PUNCH_HOLE => What::Discard { at, len },
-                    ZERO_RANGE => What::Zero { at, len },
+                    PUNCH_HOLE => Operation::Discard { at, len },
+                    ZERO_RANGE => Operation::Zero { at, len },
                     _ => return Err(INVALID),
                 }
             }
         })
     }
 
-    /// Past the page cache everything has to be aligned.
+    /// Direct I/O must be aligned.
     fn refuse_odd(&self, flags: u32, at: u64, size: u64) -> Result<(), i32> {
         let is_direct = OFlags::from_bits_retain(flags).contains(OFlags::DIRECT);
-        match is_direct && (at | size) & (self.plan.unit - 1) != 0 {
+        match is_direct && (at | size) & (self.options.unit - 1) != 0 {
             true => Err(INVALID),
             false => Ok(()),
         }
     }
 
-    fn hold(&mut self, unique: u64, file: u64, what: What) {
-        let first = file * self.plan.bytes;
+    fn hold(&mut self, unique: u64, file: u64, what: Operation) {
+        let first = file * self.options.bytes;
         let sector = |at: usize| {
             assert_eq!(at % SECTOR, 0, "the daemon writes whole sectors");
             (first + at as u64) / SECTOR as u64
         };
         let io = self.log.lock().unwrap().as_mut().and_then(|log| {
             Some(match &what {
-                What::Read { .. } => return None,
-                What::Write { at, bytes, fua } => log.write_begins(sector(*at), bytes, *fua),
-                What::Zero { at, len } => log.write_begins(sector(*at), &vec![0; *len], false),
-                What::Discard { at, len } => {
-                    log.discard_begins(sector(*at), (*len / SECTOR) as u64)
+                Operation::Read { .. } => return None,
+                Operation::Write { at, bytes, fua } => log.start_write(sector(*at), bytes, *fua),
+                Operation::Zero { at, len } => log.start_write(sector(*at), &vec![0; *len], false),
+                Operation::Discard { at, len } => {
+                    log.start_discard(sector(*at), (*len / SECTOR) as u64)
                 }
-                What::Sync => log.flush_begins(file),
+                Operation::Sync => log.start_flush(file),
             })
         });
         self.held.push(Held {
@@ -340,12 +347,12 @@ impl Server {
     }
 
     fn reply(&mut self, unique: u64, answer: Result<Vec<u8>, i32>) {
-        // One that was given up meanwhile is not missed.
+        // The kernel may have aborted this request meanwhile; the error is harmless.
         let _ = self.device.write_all(&fuse::answer(unique, answer));
     }
 }
 
-/// O_DSYNC of open(2), which stands for RWF_DSYNC here; rustix has another bit by that name.
+/// O_DSYNC of open(2). It stands for RWF_DSYNC here; rustix uses another bit under that name.
 const DSYNC: u32 = 0o10_000;
 const KEEP_SIZE: u32 = 1;
 const PUNCH_HOLE: u32 = 2;

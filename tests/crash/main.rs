@@ -1,9 +1,9 @@
-//! A power cut leaves a disk below the running daemon that keeps all promises to the guest. Guest, program and kernel
-//! are real; the disk is a file system that records what reaches it, and `cleave_states` builds and checks the
-//! states that it may be found in.
+//! After a power cut below the running daemon, the disk still keeps every promise that was made to the guest. The
+//! guest, the program and the kernel are real. The disk is a file system that records every I/O; `cleave_states`
+//! builds the states that a power cut may leave, and checks them.
 //!
 //! `CLEAVE_STATES_LOG=FILE` keeps the last recording, for `replay-log` of xfstests.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test's own mistake ends the test
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a mistake in the test ends the test
 
 mod disk;
 
@@ -13,44 +13,44 @@ use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Buffer, Client};
-use cleave_states::{Ask, Extent, Layout, Log, Number, SECTOR, check};
+use cleave_states::{Extent, Layout, Log, Number, SECTOR, Submission, check};
 use cleave_tests::{
-    Daemon, Messages as _, Needs, Random, Scratch, case, comes, header, range, run_cases,
-    run_to_end, small,
+    Daemon, Messages as _, Random, Requirement, Scratch, case, header, range, run_cases,
+    run_to_exit, seeded, small, wait_until,
 };
-use disk::{Plan, RecordedDisk};
+use disk::{FileOptions, RecordedDisk};
 
-/// The guest's disk, and the part of it that half of the requests share.
+/// Size of the guest's disk, and the part that half of the requests share.
 const SECTORS: u64 = 4096;
 const CROWDED: u64 = 96;
 const VRINGS: u16 = 2;
-/// Requests in flight on each, and guest memory of each request.
+/// Requests in flight on each vring, and guest memory for each request.
 const DEPTH: u64 = 12;
 const SLOT: u64 = 256 << 10;
-/// Longest request in sectors: more than the disk moves at once.
+/// Longest request in sectors: longer than one I/O of the disk.
 const LONGEST: u64 = 320;
 const REQUESTS: usize = 900;
-/// States that a run must come to.
+/// States that a run must reach.
 const STATES_MIN: u64 = 10_000;
 const WCE_AT: u32 = 32;
 
-/// A request under way.
-struct Flying {
-    /// As recorded, unless it is a read.
+/// A request in flight.
+struct InFlight {
+    /// Its number in the log; `None`: a read.
     number: Option<Number>,
     slot: u64,
     status_at: u64,
 }
 
-/// A guest that writes, zeroes, discards, flushes and switches its cache, all at random.
+/// A guest that writes, zeroes, discards, flushes and switches its cache at random.
 struct Guest<'a> {
     client: Client,
     disk: &'a RecordedDisk,
-    /// Unit of the disk's I/O.
+    /// Block size of the disk's I/O.
     unit: u64,
     random: Random,
     free: Vec<Vec<u64>>,
-    flying: Vec<HashMap<u32, Flying>>,
+    flying: Vec<HashMap<u32, InFlight>>,
     write_through: bool,
     asked: usize,
 }
@@ -74,14 +74,14 @@ impl Guest<'_> {
             self.reap_all();
             std::thread::sleep(Duration::from_micros(self.random.below(150)));
         }
-        let is_over = comes(|| {
+        let is_over = wait_until(|| {
             self.reap_all();
             self.flying.iter().all(HashMap::is_empty)
         });
-        assert!(is_over, "some requests never ended");
+        assert!(is_over, "some requests never completed");
     }
 
-    /// Switches the write cache, under what is in flight.
+    /// Switches the write cache while requests are in flight.
     fn switch(&mut self) {
         self.write_through = !self.write_through;
         let on = self.write_through;
@@ -92,7 +92,8 @@ impl Guest<'_> {
         self.client.frontend().set_config(WCE_AT, &mode).unwrap();
         self.reap_all();
         if on {
-            // All that the guest sees from here on is promised to be durable, whenever it was asked for.
+            // The guest may treat every completion that it sees from here on as durable, even for requests that it
+            // sent earlier.
             self.log(|log| log.write_through(true));
         }
     }
@@ -122,20 +123,20 @@ impl Guest<'_> {
             _ => kind::FLUSH,
         };
         let unmap = what == kind::WRITE_ZEROES && random.below(2) == 0;
-        // Aligned well or badly.
+        // Aligned or unaligned at random.
         let shift = [0, 512, 16][random.below(3) as usize];
         let sectors = len;
         let ask = match what {
             kind::IN => None,
-            kind::OUT => Some(Ask::Write {
+            kind::OUT => Some(Submission::Write {
                 sector,
                 bytes: &bytes,
             }),
-            kind::WRITE_ZEROES => Some(Ask::Zero { sector, sectors }),
+            kind::WRITE_ZEROES => Some(Submission::Zero { sector, sectors }),
             kind::DISCARD => Some(self.discard(sector, len)),
-            _ => Some(Ask::Flush),
+            _ => Some(Submission::Flush),
         };
-        let number = ask.map(|ask| self.log(|log| log.asked(ask)));
+        let number = ask.map(|ask| self.log(|log| log.submit(ask)));
         self.asked += usize::from(number.is_some());
         let place = match what {
             kind::IN | kind::OUT => sector,
@@ -169,7 +170,7 @@ impl Guest<'_> {
             .ring()
             .add(&buffers)
             .expect("the ring has room for all slots");
-        let flying = Flying {
+        let flying = InFlight {
             number,
             slot,
             status_at,
@@ -177,12 +178,12 @@ impl Guest<'_> {
         assert!(self.flying[vring].insert(head.into(), flying).is_none());
     }
 
-    /// The effect of a discard: parts of blocks stay as they are.
-    fn discard(&self, sector: u64, len: u64) -> Ask<'static> {
+    /// Effect of a discard: the partial blocks at its ends keep their contents.
+    fn discard(&self, sector: u64, len: u64) -> Submission<'static> {
         let unit = self.unit / 512;
         let from = sector.next_multiple_of(unit);
         let sectors = ((sector + len) / unit * unit).saturating_sub(from);
-        Ask::Discard {
+        Submission::Discard {
             sector: from,
             sectors,
         }
@@ -193,39 +194,39 @@ impl Guest<'_> {
             while let Some(used) = self.client.queue(vring).ring().reap() {
                 let one = self.flying[vring].remove(&used.head).unwrap();
                 let status = self.client.queue(vring).memory().bytes(one.status_at, 1)[0];
-                assert_eq!(status, 0, "nothing fails here");
+                assert_eq!(status, 0, "every request must succeed");
                 self.free[vring].push(one.slot);
                 if let Some(number) = one.number {
-                    self.log(|log| log.told(number, true));
+                    self.log(|log| log.complete_request(number, true));
                 }
             }
         }
     }
 }
 
-/// Whether the daemon bypasses the page cache.
+/// Whether the daemon can bypass the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direct {
     On,
     Off,
 }
 
-/// A run of the daemon with these options over recorded files.
+/// Runs the daemon with these options on recorded files.
 fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
     let cached = direct == Direct::Off;
-    let random = &mut Random::announced(name);
+    let random = &mut seeded(name);
     let scratch = Scratch::new();
     let is_stripe = files > 1;
     // A leg ends with its superblock.
     let bytes = SECTORS / files * 512 + if is_stripe { 4096 } else { 0 };
     let disk = RecordedDisk::mount(
         &scratch,
-        Plan {
+        FileOptions {
             files,
             bytes,
             unit,
             cached,
-            seed: random.word(),
+            seed: random.draw(),
         },
     );
     let paths = disk.paths();
@@ -233,7 +234,7 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
     args.extend(options);
     if is_stripe {
         let legs: Vec<&str> = paths.iter().map(String::as_str).collect();
-        let made = run_to_end(&[&["stripe", "create", "--chunk", "4K"], &legs[..]].concat());
+        let made = run_to_exit(&[&["stripe", "create", "--chunk", "4K"], &legs[..]].concat());
         assert_eq!(made.code, Some(0), "{}", made.stderr);
         args.extend(["--stripe", "4K"]);
     }
@@ -255,7 +256,7 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
         client,
         disk: &disk,
         unit,
-        random: Random::new(random.word()),
+        random: Random::new(random.draw()),
         free: vec![slots(), slots()],
         flying: vec![HashMap::new(), HashMap::new()],
         write_through: false,
@@ -285,7 +286,7 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
 }
 
 fn main() -> ExitCode {
-    let fuse = Needs::Fuse;
+    let fuse = Requirement::Fuse;
     run_cases(vec![
         case("a_file_past_the_page_cache", fuse, || {
             crash("direct", 1, 512, Direct::On, &[]);

@@ -1,87 +1,114 @@
-//! Steps that misdeeds share.
+//! Shared steps of the hostile tables.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Descriptor, DriverRing, Options, Queue, Used, Wait};
-use cleave_tests::{Daemon, Outcome, PATIENCE, ensure, exercise_queue, header, small};
+use cleave_client::{Client, Descriptor, DriverRing, Error, Frontend, Options, Queue, Used, Wait};
+use cleave_tests::{Daemon, Outcome, ensure, exercise_queue, header, small, time_limit};
 
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
 
-/// Bytes of guest memory that nobody asked the daemon to write.
+/// Filler of guest memory that the daemon must not write.
 pub(crate) const UNTOUCHED: u8 = 0xa5;
-/// What stands on the first MiB of the disk.
+/// Filler of the first MiB of the disk.
 pub(crate) const ON_DISK: u8 = 0x3c;
 
-/// Turns any error into a row's verdict.
-pub(crate) fn told<T, E: Display>(result: Result<T, E>, doing: &str) -> Result<T, String> {
+/// Turns any error into the failure of a row.
+pub(crate) fn context<T, E: Display>(result: Result<T, E>, doing: &str) -> Result<T, String> {
     result.map_err(|error| format!("{doing}: {error}"))
 }
 
-/// A client of two vrings: 0 misbehaves, 1 must not notice.
+/// Opens a client with two vrings: vring 0 misbehaves, and vring 1 must not be affected.
 pub(crate) fn open(daemon: &Daemon) -> Result<Client, String> {
     open_with(daemon, &small(2))
 }
 
 /// As `open`, with options.
 pub(crate) fn open_with(daemon: &Daemon, options: &Options) -> Result<Client, String> {
-    told(daemon.try_open(options), "open")
+    context(daemon.try_open(options), "open")
 }
 
-/// The vring must be retired, its err descriptor signalled, and the other one must go on.
+/// Connects. The previous session may still be draining; the daemon refuses connections until it has ended.
+pub(crate) fn frontend(daemon: &Daemon) -> Result<Frontend, Error> {
+    let end = Instant::now() + time_limit();
+    loop {
+        let made = Frontend::connect(daemon.socket(), time_limit());
+        let made = made.and_then(|frontend| frontend.features().map(|_| frontend));
+        match made {
+            Err(_) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// A frontend that has negotiated features and has sent no memory yet.
+pub(crate) fn negotiated(daemon: &Daemon) -> Result<Frontend, String> {
+    let mut bare = context(frontend(daemon), "connect")?;
+    let offered = context(bare.features(), "features")?;
+    context(bare.set_owner(), "owner")?;
+    let protocol = context(bare.protocol_features(), "protocol features")?;
+    context(bare.set_protocol_features(protocol), "protocol features")?;
+    // Without logging, which this client does not implement.
+    context(bare.set_features(offered & !(1 << 26)), "features")?;
+    Ok(bare)
+}
+
+/// Checks that the vring is retired, that its err descriptor is signalled, and that the other vring works.
 pub(crate) fn expect_retired(client: &mut Client) -> Outcome {
-    let signalled = client.queue(0).err_signalled(PATIENCE);
+    let signalled = client.queue(0).err_signalled(time_limit());
     ensure(signalled, || "the err descriptor was not signalled".into())?;
-    neighbour_serves(client)
+    check_other_vring(client)
 }
 
-/// The other vring goes on.
-pub(crate) fn neighbour_serves(client: &mut Client) -> Outcome {
+/// Checks that the other vring works.
+pub(crate) fn check_other_vring(client: &mut Client) -> Outcome {
     exercise_queue(client, 1).map_err(|what| format!("the other vring: {what}"))
 }
 
-/// As `neighbour_serves`, where the connection may go with the first vring, at any moment.
-pub(crate) fn neighbour_serves_or_all_is_gone(client: &mut Client) -> Outcome {
+/// As `check_other_vring`, but the daemon may also close the whole connection at any moment.
+pub(crate) fn check_other_vring_or_closed(client: &mut Client) -> Outcome {
     let is_gone = |client: &mut Client| client.frontend().features().is_err();
     if is_gone(client) {
         return Ok(());
     }
-    neighbour_serves(client).or_else(|what| match is_gone(client) {
+    check_other_vring(client).or_else(|what| match is_gone(client) {
         true => Ok(()),
         false => Err(what),
     })
 }
 
-/// Both vrings go on.
-pub(crate) fn both_serve(client: &mut Client) -> Outcome {
-    exercise_queue(client, 0).map_err(|what| format!("the vring itself: {what}"))?;
-    neighbour_serves(client)
+/// Checks that both vrings work.
+pub(crate) fn check_both_vrings(client: &mut Client) -> Outcome {
+    exercise_queue(client, 0).map_err(|what| format!("the vring: {what}"))?;
+    check_other_vring(client)
 }
 
-/// Whether the vring still completes requests, or has been retired: both are fair, silence is not.
-pub(crate) fn serves_or_retired(client: &mut Client) -> Outcome {
+/// Checks that the vring still completes requests or has been retired. Either is permitted; a hang is not.
+pub(crate) fn check_served_or_retired(client: &mut Client) -> Outcome {
     let retired = client.queue(0).err_signalled(Duration::from_millis(20));
     if !retired {
-        // It may be retired yet, and then this is waited for in vain.
-        client.queue(0).set_patience(Duration::from_secs(5));
+        // The daemon may retire it during this wait, which then times out.
+        client.queue(0).set_timeout(Duration::from_secs(5));
         let served = exercise_queue(client, 0);
-        let retired = served.is_err() && client.queue(0).err_signalled(PATIENCE);
+        let retired = served.is_err() && client.queue(0).err_signalled(time_limit());
         ensure(served.is_ok() || retired, || {
             format!("neither served nor retired: {served:?}")
         })?;
     }
-    neighbour_serves(client)
+    check_other_vring(client)
 }
 
-/// Where a shot's parts lie.
+/// Addresses of the parts of a chain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
     pub(crate) header: u64,
     pub(crate) status: u64,
     pub(crate) data: u64,
-    /// Room for indirect tables, 512 KiB beyond the data.
+    /// Space for indirect tables, 512 KiB after the data.
     pub(crate) table: u64,
 }
 
@@ -123,24 +150,24 @@ impl Parts {
 }
 
 /// One hostile chain.
-pub(crate) struct Shot {
+pub(crate) struct HostileChain {
     /// Request type in the header.
     pub(crate) kind: u32,
-    /// The descriptor table from its beginning; the head is 0.
+    /// The descriptor table from its start; the head is 0.
     pub(crate) table: Vec<Descriptor>,
-    /// What stands at `Parts::table`.
+    /// Contents at `Parts::table`.
     pub(crate) indirect: Vec<Descriptor>,
 }
 
-/// What came back.
+/// Result of a chain.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Hit {
+pub(crate) struct ChainResult {
     pub(crate) used: Used,
     pub(crate) status: u8,
 }
 
 /// Writes a chain by hand, and waits for its used entry.
-pub(crate) fn fire(queue: &mut Queue, shot: &Shot) -> Result<Hit, String> {
+pub(crate) fn fire(queue: &mut Queue, shot: &HostileChain) -> Result<ChainResult, String> {
     let parts = Parts::of(queue);
     let memory = queue.memory();
     memory.fill(parts.data, 512 << 10, UNTOUCHED);
@@ -156,33 +183,37 @@ pub(crate) fn fire(queue: &mut Queue, shot: &Shot) -> Result<Hit, String> {
     ring.push(0);
     ring.publish();
     queue.ring_kick();
-    let used = told(queue.wait_used(), "the chain did not come back")?;
+    let used = context(queue.wait_used(), "the chain did not complete")?;
     ensure(used.head == 0, || format!("head {} came back", used.head))?;
     queue.ring().free_all();
-    Ok(Hit {
+    Ok(ChainResult {
         used,
         status: memory.bytes(parts.status, 1)[0],
     })
 }
 
-/// What must come of a chain.
+/// Expected result of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// An error status with used length 1, or used length 0 where no status byte is known.
+    /// An error status with used length 1, or used length 0 if the status byte cannot be located.
     Refused,
     /// Used length 0: there is no status byte.
     NoStatus,
     /// Status OK with this used length.
     Served(u32),
-    /// Any of these: the specification leaves it open.
+    /// Any of these: the specification does not decide.
     Any,
 }
 
-/// Fires a shot on a fresh client and checks what came of it, that nothing else was written, and that both
-/// vrings go on.
-pub(crate) fn shoot(daemon: &Daemon, expect: Expect, aim: impl Fn(Parts) -> Shot) -> Outcome {
+/// Sends a chain on a fresh client. Checks its result, that nothing else was written, and that both vrings still
+/// work.
+pub(crate) fn shoot(
+    daemon: &Daemon,
+    expect: Expect,
+    aim: impl Fn(Parts) -> HostileChain,
+) -> Outcome {
     let mut client = open(daemon)?;
-    mark_disk(&mut client)?;
+    fill_disk(&mut client)?;
     let parts = Parts::of(client.queue(0));
     let shot = aim(parts);
     let hit = fire(client.queue(0), &shot)?;
@@ -190,7 +221,7 @@ pub(crate) fn shoot(daemon: &Daemon, expect: Expect, aim: impl Fn(Parts) -> Shot
     if matches!(expect, Expect::Refused | Expect::NoStatus) {
         let data = client.memory().bytes(parts.data, 512 << 10);
         let changed = data.iter().position(|byte| *byte != UNTOUCHED);
-        // A status byte inside the data area is the one thing that may be written on refusal.
+        // A refused chain may write only its status byte, which may lie inside the data area.
         let allowed = changed.is_none_or(|at| {
             let status = shot.status_in(parts);
             status == Some(at) && data[at + 1..].iter().all(|byte| *byte == UNTOUCHED)
@@ -200,11 +231,11 @@ pub(crate) fn shoot(daemon: &Daemon, expect: Expect, aim: impl Fn(Parts) -> Shot
         })?;
         check_disk(&mut client)?;
     }
-    both_serve(&mut client)
+    check_both_vrings(&mut client)
 }
 
-impl Shot {
-    /// Offset in the data area of the chain's last writable byte, where it lies there.
+impl HostileChain {
+    /// Offset of the chain's last writable byte in the data area, if it lies there.
     fn status_in(&self, parts: Parts) -> Option<usize> {
         let mut all = self.table.iter().chain(&self.indirect);
         let last = all.rfind(|entry| entry.flags & WRITE != 0 && entry.len > 0)?;
@@ -214,7 +245,7 @@ impl Shot {
     }
 }
 
-pub(crate) fn judge(expect: Expect, hit: Hit) -> Outcome {
+pub(crate) fn judge(expect: Expect, hit: ChainResult) -> Outcome {
     let fair = match expect {
         Expect::Refused => {
             hit.used.len == 0 && matches!(hit.status, 0xff | 1 | 2)
@@ -227,30 +258,30 @@ pub(crate) fn judge(expect: Expect, hit: Hit) -> Outcome {
     ensure(fair, || format!("{hit:?} where {expect:?} is due"))
 }
 
-/// Fills the first MiB of the disk through the good vring.
-pub(crate) fn mark_disk(client: &mut Client) -> Outcome {
-    told(
+/// Fills the first MiB of the disk through vring 1.
+pub(crate) fn fill_disk(client: &mut Client) -> Outcome {
+    context(
         client.queue(1).write(0, &[ON_DISK; 64 << 10]),
-        "mark the disk",
+        "fill the disk",
     )
 }
 
-/// Nothing of it has changed.
+/// Checks that this MiB has not changed.
 pub(crate) fn check_disk(client: &mut Client) -> Outcome {
     let mut back = vec![0; 64 << 10];
-    told(client.queue(1).read(0, &mut back), "look at the disk")?;
+    context(client.queue(1).read(0, &mut back), "read the disk")?;
     let changed = back.iter().position(|byte| *byte != ON_DISK);
     ensure(changed.is_none(), || {
         format!("the disk was changed at byte {changed:?}")
     })
 }
 
-/// Waits for so many completions; how many came.
+/// Waits for so many completions; returns how many arrived.
 pub(crate) fn settle(ring: &mut DriverRing, count: usize) -> usize {
-    settle_within(ring, count, PATIENCE)
+    settle_within(ring, count, time_limit())
 }
 
-/// As `settle`, for so long.
+/// As `settle`, with a time limit.
 pub(crate) fn settle_within(ring: &mut DriverRing, count: usize, time: Duration) -> usize {
     let end = Instant::now() + time;
     let mut seen = 0;
@@ -263,7 +294,7 @@ pub(crate) fn settle_within(ring: &mut DriverRing, count: usize, time: Duration)
     seen
 }
 
-/// Options whose first vring is looked at and never slept on.
+/// Options for a client that polls its first vring and never sleeps on it.
 pub(crate) fn polling() -> Options {
     Options {
         wait: Wait::Poll,

@@ -1,4 +1,4 @@
-//! Descriptors that block whoever closes, asks or writes them: for the daemon no reason to stop.
+//! Descriptors that block the thread that closes, queries or writes them. They must not stop the daemon.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -6,18 +6,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use cleave_client::wire::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
-use cleave_client::{Client, Frontend, Socket};
+use cleave_client::message::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
+use cleave_client::{Client, Socket};
 use cleave_tests::{
-    Daemon, Messages as _, Mute, Outcome, PATIENCE, Row, Scratch, assert_serves, closes_within,
-    comes, ensure, flood, is_root, row,
+    Daemon, Messages as _, Outcome, Row, Scratch, UnresponsiveFs, assert_serves, closes_within,
+    ensure, flood, is_root, row, time_limit, wait_until,
 };
 use rustix::net::sockopt::set_socket_linger;
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use rustix::process::Signal;
 
-use crate::attack::{both_serve, neighbour_serves, open, open_with, polling, settle, told};
-use crate::config::{frontend, refused};
+use crate::attack::{
+    check_both_vrings, check_other_vring, context, negotiated, open, open_with, polling, settle,
+};
+use crate::config::refused;
 
 const MIB: u64 = 1 << 20;
 const USER: u64 = 0x7f00_0000_0000;
@@ -31,25 +33,25 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// A TCP socket whose last close waits ten minutes for data that nobody reads, while the other end is kept.
+/// A TCP socket whose last close waits ten minutes for unread data, while the other end stays open.
 struct Lingering {
-    // Dropped first: without it nobody waits.
+    // Dropped first: without it the close does not wait.
     unread: TcpStream,
     socket: OwnedFd,
 }
 
 impl Lingering {
     fn new() -> Result<Lingering, String> {
-        let listener = told(TcpListener::bind("127.0.0.1:0"), "listen")?;
-        let address = told(listener.local_addr(), "address")?;
-        let mut stream = told(TcpStream::connect(address), "connect")?;
-        let (unread, _) = told(listener.accept(), "accept")?;
-        told(
+        let listener = context(TcpListener::bind("127.0.0.1:0"), "listen")?;
+        let address = context(listener.local_addr(), "address")?;
+        let mut stream = context(TcpStream::connect(address), "connect")?;
+        let (unread, _) = context(listener.accept(), "accept")?;
+        context(
             set_socket_linger(&stream, Some(Duration::from_secs(600))),
             "linger",
         )?;
-        told(stream.set_nonblocking(true), "non-blocking")?;
-        // Full for good: the kernel moves a little on to the other end meanwhile.
+        context(stream.set_nonblocking(true), "non-blocking")?;
+        // Fill it until it stays full: the kernel still moves some data to the other end meanwhile.
         let mut full = 0;
         while full < 5 {
             full = match stream.write(&[0; 1 << 16]) {
@@ -64,7 +66,7 @@ impl Lingering {
         })
     }
 
-    /// Closes ours; the copy that was sent is then the last one.
+    /// Closes our copy; the copy that was sent is then the last one.
     fn give_up(self) -> TcpStream {
         self.unread
     }
@@ -72,16 +74,16 @@ impl Lingering {
 
 fn lingering(rows: &mut Vec<Row>) {
     rows.push(row(
-        "a lingering socket of a frontend that is turned away",
+        "a lingering socket of a frontend that is refused",
         |daemon| {
             let mut client = open(daemon)?;
             let _unread = while_stopped(daemon, || queue_lingering(daemon))?;
             turned_away(daemon)?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
-        "forty lingering sockets of frontends that are turned away",
+        "40 lingering sockets of frontends that are refused",
         |daemon| {
             let mut client = open(daemon)?;
             let mut unread = Vec::new();
@@ -89,42 +91,46 @@ fn lingering(rows: &mut Vec<Row>) {
                 unread.push(while_stopped(daemon, || queue_lingering(daemon))?);
             }
             turned_away(daemon)?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
-        "forty lingering sockets of former frontends, more than there are threads to lose",
+        "40 lingering sockets of former frontends, more than the offload threads",
         |daemon| {
-            let bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
+            let bytes = message::message(number::GET_FEATURES, VERSION, &[]);
             let mut unread = Vec::new();
             for _ in 0..40 {
                 let former = while_stopped(daemon, || {
-                    let former = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+                    let former =
+                        context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
                     let lingering = Lingering::new()?;
-                    told(former.send_raw(&bytes, &[lingering.socket.as_fd()]), "send")?;
+                    context(former.send_raw(&bytes, &[lingering.socket.as_fd()]), "send")?;
                     unread.push(lingering.give_up());
                     Ok(former)
                 })?;
-                ensure(closes_within(&former, PATIENCE), || "is not let go".into())?;
+                ensure(closes_within(&former, time_limit()), || {
+                    "the connection is not closed".into()
+                })?;
             }
-            let first = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
-            told(first.send_raw(&bytes, &[]), "send")?;
+            let first = context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
+            context(first.send_raw(&bytes, &[]), "send")?;
             turned_away(daemon)
         },
     ));
     rows.push(row(
-        "lingering sockets of silent frontends that make room",
+        "lingering sockets of silent frontends that are closed for others",
         |daemon| {
             let mut unread = Vec::new();
             let mut silent = Vec::new();
             while_stopped(daemon, || {
                 (0..20).try_for_each(|_| {
-                    let connection = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
-                    // A message of one byte is none yet, and holds a socket that holds the lingering one.
-                    let (inner, outer) = told(UnixStream::pair(), "pair")?;
+                    let connection =
+                        context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
+                    // A one-byte message is incomplete; its socket carries the socket that carries the lingering one.
+                    let (inner, outer) = context(UnixStream::pair(), "pair")?;
                     let lingering = Lingering::new()?;
                     send(&outer, b"x", &[lingering.socket.as_fd()])?;
-                    told(connection.send_raw(b"x", &[inner.as_fd()]), "send")?;
+                    context(connection.send_raw(b"x", &[inner.as_fd()]), "send")?;
                     unread.push(lingering.give_up());
                     silent.push(connection);
                     Ok(())
@@ -144,10 +150,10 @@ fn lingering(rows: &mut Vec<Row>) {
         rows.push(row(format!("a lingering socket {name}"), move |daemon| {
             let mut client = open(daemon)?;
             let lingering = Lingering::new()?;
-            let bytes = wire::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
+            let bytes = message::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
             let _unread = while_stopped(daemon, || {
                 let fds = [lingering.socket.as_fd()];
-                told(client.frontend().socket().send_raw(&bytes, &fds), "send")?;
+                context(client.frontend().socket().send_raw(&bytes, &fds), "send")?;
                 Ok(lingering.give_up())
             })?;
             drop(client);
@@ -158,15 +164,15 @@ fn lingering(rows: &mut Vec<Row>) {
         "a lingering socket inside the backend channel",
         |daemon| {
             let mut client = open(daemon)?;
-            let (ours, theirs) = told(UnixStream::pair(), "pair")?;
+            let (ours, theirs) = context(UnixStream::pair(), "pair")?;
             let lingering = Lingering::new()?;
             send(&ours, b"x", &[lingering.socket.as_fd()])?;
             let _unread = lingering.give_up();
             let said = client
                 .frontend()
-                .tell(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
-            told(said, "set")?;
-            both_serve(&mut client)
+                .send(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+            context(said, "set")?;
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
@@ -175,19 +181,20 @@ fn lingering(rows: &mut Vec<Row>) {
             let mut client = open_with(daemon, &polling())?;
             let mut unread = Vec::new();
             for _ in 0..3 {
-                let (ours, theirs) = told(UnixStream::pair(), "pair")?;
+                let (ours, theirs) = context(UnixStream::pair(), "pair")?;
                 let lingering = Lingering::new()?;
                 send(&ours, b"x", &[lingering.socket.as_fd()])?;
                 let fd = Some(theirs.as_fd());
                 unread.push(lingering.give_up());
-                told(client.frontend().set_vring_call(0, fd), "call")?;
+                context(client.frontend().set_vring_call(0, fd), "call")?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
 }
 
-/// Acts while the daemon is stopped, which then finds all of it at once: a descriptor whose last copy it has.
+/// Runs an action while the daemon is stopped, so that the daemon finds the result complete and owns the last copy of
+/// a descriptor.
 fn while_stopped<T>(daemon: &Daemon, act: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     daemon.signal(Signal::STOP);
     let done = act();
@@ -197,37 +204,37 @@ fn while_stopped<T>(daemon: &Daemon, act: impl FnOnce() -> Result<T, String>) ->
 
 fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
     let socket = stream.try_clone().map_err(|error| error.to_string())?;
-    let socket = told(Socket::new(socket, PATIENCE), "socket")?;
-    told(socket.send_raw(bytes, fds), "send")
+    let socket = context(Socket::new(socket, time_limit()), "socket")?;
+    context(socket.send_raw(bytes, fds), "send")
 }
 
-/// Connects and sends a message with a lingering socket, which waits for nobody to read it.
+/// Connects and sends a message with a lingering socket, without waiting for the daemon to read it.
 fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
-    let connection = told(Socket::connect(daemon.socket(), PATIENCE), "connect")?;
+    let connection = context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
     let lingering = Lingering::new()?;
-    let bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
+    let bytes = message::message(number::GET_FEATURES, VERSION, &[]);
     let sent = connection.send_raw(&bytes, &[lingering.socket.as_fd()]);
-    told(sent, "send")?;
+    context(sent, "send")?;
     Ok(lingering.give_up())
 }
 
-/// The control loop still answers a frontend that is one too many.
+/// Checks that the control loop still refuses a second frontend.
 fn turned_away(daemon: &Daemon) -> Outcome {
-    let closed = comes(|| {
-        let second = Socket::connect(daemon.socket(), PATIENCE);
+    let closed = wait_until(|| {
+        let second = Socket::connect(daemon.socket(), time_limit());
         second.is_ok_and(|second| closes_within(&second, Duration::from_secs(5)))
     });
-    ensure(closed, || "a second frontend is not turned away".into())
+    ensure(closed, || "a second frontend is not refused".into())
 }
 
-/// A file system whose server never answers, where one can be mounted.
-fn silent_file(scratch: &Scratch) -> Option<Mute> {
+/// A file system whose server never answers, if this process can mount one.
+fn silent_file(scratch: &Scratch) -> Option<UnresponsiveFs> {
     if !is_root() {
         println!("skipped: mounting a file system takes root");
         return None;
     }
-    let mute = Mute::mount(scratch, MIB);
-    mute.inspect_err(|why| println!("skipped: {why}")).ok()
+    let server = UnresponsiveFs::mount(scratch, MIB);
+    server.inspect_err(|why| println!("skipped: {why}")).ok()
 }
 
 fn silent_files(rows: &mut Vec<Row>) {
@@ -239,12 +246,12 @@ fn silent_files(rows: &mut Vec<Row>) {
             format!("a file whose server is silent {name}"),
             move |daemon| {
                 let scratch = Scratch::new();
-                let Some(mute) = silent_file(&scratch) else {
+                let Some(server) = silent_file(&scratch) else {
                     return Ok(());
                 };
-                let file = told(std::fs::File::open(mute.file()), "open")?;
-                mute.fall_silent();
-                let bare = greeted(daemon)?;
+                let file = context(std::fs::File::open(server.file()), "open")?;
+                server.stop_answering();
+                let bare = negotiated(daemon)?;
                 let region = RegionBytes {
                     guest_addr: 0,
                     len_bytes: MIB,
@@ -258,8 +265,8 @@ fn silent_files(rows: &mut Vec<Row>) {
                 refused(said)?;
                 drop(bare);
                 let served = assert_serves(daemon);
-                // Closing it asks its server, so that goes first.
-                drop(mute);
+                // The daemon's close queries the server, so that connection goes first.
+                drop(server);
                 served
             },
         ));
@@ -269,16 +276,16 @@ fn silent_files(rows: &mut Vec<Row>) {
             format!("a file whose server is silent as {part}"),
             move |daemon| {
                 let scratch = Scratch::new();
-                let Some(mute) = silent_file(&scratch) else {
+                let Some(server) = silent_file(&scratch) else {
                     return Ok(());
                 };
-                let file = told(std::fs::File::open(mute.file()), "open")?;
-                mute.fall_silent();
+                let file = context(std::fs::File::open(server.file()), "open")?;
+                server.stop_answering();
                 let mut client = open(daemon)?;
                 refused(set(&mut client, part, file.as_fd()))?;
                 drop(client);
                 let served = assert_serves(daemon);
-                drop(mute);
+                drop(server);
                 served
             },
         ));
@@ -294,50 +301,40 @@ fn set(client: &mut Client, part: &str, fd: BorrowedFd<'_>) -> Result<(), cleave
     }
 }
 
-/// A frontend that has agreed on features and sent no memory yet.
-fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
-    let mut bare = told(frontend(daemon), "connect")?;
-    let offered = told(bare.features(), "features")?;
-    let protocol = told(bare.protocol_features(), "protocol features")?;
-    told(bare.set_protocol_features(protocol), "protocol features")?;
-    told(bare.set_features(offered & !(1 << 26)), "features")?;
-    Ok(bare)
-}
-
-/// Two ends that carry signals: what is written to the second is read from the first.
+/// Two ends that carry signals: a write to the second is read from the first.
 type Ends = (OwnedFd, OwnedFd);
 
 fn pipe_of(blocking: bool) -> Result<Ends, String> {
-    let (reader, writer) = told(pipe(), "pipe")?;
-    told(rustix::io::ioctl_fionbio(&writer, !blocking), "flags")?;
+    let (reader, writer) = context(pipe(), "pipe")?;
+    context(rustix::io::ioctl_fionbio(&writer, !blocking), "flags")?;
     Ok((reader, writer))
 }
 
 fn socket_of(blocking: bool) -> Result<Ends, String> {
-    let (reader, writer) = told(UnixStream::pair(), "pair")?;
-    told(writer.set_nonblocking(!blocking), "flags")?;
+    let (reader, writer) = context(UnixStream::pair(), "pair")?;
+    context(writer.set_nonblocking(!blocking), "flags")?;
     Ok((reader.into(), writer.into()))
 }
 
-/// One signal: eight bytes, as an eventfd is written.
-fn comes_through(reader: &OwnedFd) -> Outcome {
+/// One signal: eight bytes, as for an eventfd.
+fn check_signal(reader: &OwnedFd) -> Outcome {
     let mut bytes = [0; 8];
-    let mut stream = std::fs::File::from(told(reader.try_clone(), "copy")?);
+    let mut stream = std::fs::File::from(context(reader.try_clone(), "copy")?);
     let mut fds = [rustix::event::PollFd::new(
         reader,
         rustix::event::PollFlags::IN,
     )];
-    let patience = rustix::time::Timespec {
+    let timeout = rustix::time::Timespec {
         tv_sec: 30,
         tv_nsec: 0,
     };
-    let ready = told(rustix::event::poll(&mut fds, Some(&patience)), "poll")?;
+    let ready = context(rustix::event::poll(&mut fds, Some(&timeout)), "poll")?;
     ensure(ready == 1, || "no signal came".into())?;
-    told(stream.read_exact(&mut bytes), "read")?;
+    context(stream.read_exact(&mut bytes), "read")?;
     ensure(bytes == 1u64.to_ne_bytes(), || format!("{bytes:?}"))
 }
 
-/// As user-mode Linux passes them.
+/// Signals through pipes and sockets, as user-mode Linux passes them.
 fn pipes_and_sockets(rows: &mut Vec<Row>) {
     type Make = fn(bool) -> Result<Ends, String>;
     for (name, make) in [("pipe", pipe_of as Make), ("socket", socket_of)] {
@@ -349,99 +346,96 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
                     let mut client = open(daemon)?;
                     let (reader, writer) = make(blocking)?;
                     let call = Some(writer.as_fd());
-                    told(client.frontend().set_vring_call(0, call), "call")?;
+                    context(client.frontend().set_vring_call(0, call), "call")?;
                     drop(writer);
                     // A new call descriptor is signalled at once.
-                    comes_through(&reader)?;
+                    check_signal(&reader)?;
                     for _ in 0..3 {
                         client.queue(0).ring().arm();
                         flood(client.queue(0), 1, 512);
-                        comes_through(&reader)?;
+                        check_signal(&reader)?;
                         let seen = settle(client.queue(0).ring(), 1);
-                        ensure(seen == 1, || "called, and nothing has ended".into())?;
+                        ensure(seen == 1, || "a call without a completion".into())?;
                     }
-                    neighbour_serves(&mut client)?;
+                    check_other_vring(&mut client)?;
                     drop(client);
                     daemon.fds_settle_at(before)
                 },
             ));
             rows.push(row(
-                format!("the end of a vring told by a {name} that {mode}"),
+                format!("the fault of a vring reported by a {name} that {mode}"),
                 move |daemon| {
                     let mut client = open(daemon)?;
                     let (reader, writer) = make(blocking)?;
                     let err = Some(writer.as_fd());
-                    told(client.frontend().set_vring_err(0, err), "err")?;
+                    context(client.frontend().set_vring_err(0, err), "err")?;
                     client.queue(0).ring().push(9999);
                     client.queue(0).ring().publish();
                     client.queue(0).ring_kick();
-                    comes_through(&reader)?;
-                    neighbour_serves(&mut client)
+                    check_signal(&reader)?;
+                    check_other_vring(&mut client)
                 },
             ));
             rows.push(row(
-                format!("calls by a {name} that {mode}, and that nobody reads"),
+                format!("calls by a {name} that {mode} and is never read"),
                 move |daemon| {
                     let mut client = open_with(daemon, &polling())?;
                     let (_reader, writer) = make(blocking)?;
-                    let filler = told(writer.try_clone(), "copy")?;
-                    told(rustix::io::ioctl_fionbio(&filler, true), "flags")?;
+                    let filler = context(writer.try_clone(), "copy")?;
+                    context(rustix::io::ioctl_fionbio(&filler, true), "flags")?;
                     while rustix::io::write(&filler, &[0; 4096]).is_ok() {}
-                    told(rustix::io::ioctl_fionbio(&filler, !blocking), "flags")?;
+                    context(rustix::io::ioctl_fionbio(&filler, !blocking), "flags")?;
                     let call = Some(writer.as_fd());
-                    told(client.frontend().set_vring_call(0, call), "call")?;
+                    context(client.frontend().set_vring_call(0, call), "call")?;
                     for _ in 0..3 {
                         client.queue(0).ring().arm();
                         flood(client.queue(0), 1, 512);
                         let seen = settle(client.queue(0).ring(), 1);
                         ensure(seen == 1, || "a full pipe stops the vring".into())?;
                     }
-                    told(client.frontend().vring_base(0), "stop")?;
-                    neighbour_serves(&mut client)
+                    context(client.frontend().vring_base(0), "stop")?;
+                    check_other_vring(&mut client)
                 },
             ));
         }
     }
 }
 
-/// A pipe that somebody splices into while there is nothing to splice: whoever writes or closes it waits in the
-/// kernel, where no signal ends that.
+/// A pipe that another thread splices into without any data to splice: a write or close of it then waits in the
+/// kernel and cannot be interrupted.
 fn held_pipes(rows: &mut Vec<Row>) {
     for part in ["kick", "call", "err"] {
-        rows.push(row(
-            format!("a pipe that is held as {part}"),
-            move |daemon| {
-                let (reader, writer) = pipe_of(false)?;
-                let (source, feed) = told(UnixStream::pair(), "pair")?;
-                let into = told(writer.try_clone(), "copy")?;
-                let holder = std::thread::spawn(move || {
-                    let _ = splice(source, None, &into, None, 4096, SpliceFlags::empty());
-                });
-                std::thread::sleep(Duration::from_millis(20));
-                let mut client = open_with(daemon, &polling())?;
-                let said = set(&mut client, part, writer.as_fd());
-                drop(writer);
-                let mut outcome = Ok(());
-                if said.is_ok() {
-                    for _ in 0..3 {
-                        client.queue(0).ring().arm();
-                        flood(client.queue(0), 1, 512);
-                        let seen = settle(client.queue(0).ring(), 1);
-                        outcome = outcome.and(ensure(seen == 1, || "it stops the vring".into()));
-                    }
-                    let stopped = client.frontend().vring_base(0);
-                    outcome = outcome.and(told(stopped, "stop").map(drop));
-                    outcome = outcome.and(neighbour_serves(&mut client));
+        rows.push(row(format!("a blocked pipe as {part}"), move |daemon| {
+            let (reader, writer) = pipe_of(false)?;
+            let (source, feed) = context(UnixStream::pair(), "pair")?;
+            let into = context(writer.try_clone(), "copy")?;
+            let holder = std::thread::spawn(move || {
+                let _ = splice(source, None, &into, None, 4096, SpliceFlags::empty());
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            let mut client = open_with(daemon, &polling())?;
+            let said = set(&mut client, part, writer.as_fd());
+            drop(writer);
+            let mut outcome = Ok(());
+            if said.is_ok() {
+                for _ in 0..3 {
+                    client.queue(0).ring().arm();
+                    flood(client.queue(0), 1, 512);
+                    let seen = settle(client.queue(0).ring(), 1);
+                    outcome = outcome.and(ensure(seen == 1, || "the pipe stops the vring".into()));
                 }
-                drop(client);
-                outcome = outcome.and(assert_serves(daemon));
-                // The holder ends when there is something to splice, and what waits for the pipe with it.
-                let _ = (&feed).write_all(b"x");
-                drop(feed);
-                told(holder.join().map_err(|_| "panicked"), "holder")?;
-                drop(reader);
-                outcome
-            },
-        ));
+                let stopped = client.frontend().vring_base(0);
+                outcome = outcome.and(context(stopped, "stop").map(drop));
+                outcome = outcome.and(check_other_vring(&mut client));
+            }
+            drop(client);
+            outcome = outcome.and(assert_serves(daemon));
+            // Data ends the splice, and with it the wait of everything that is blocked on the pipe.
+            let _ = (&feed).write_all(b"x");
+            drop(feed);
+            context(holder.join().map_err(|_| "panicked"), "holder")?;
+            drop(reader);
+            outcome
+        }));
     }
 }

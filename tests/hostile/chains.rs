@@ -1,46 +1,57 @@
-//! Misdeeds in descriptor chains.
+//! Invalid descriptor chains.
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::Descriptor;
-use cleave_tests::{Cut, Random, Row, ensure, header, row, stream};
+use cleave_tests::{Cut, Daemon, Outcome, Random, Row, ensure, header, policy, row, stream};
 
-use crate::attack::{Expect, INDIRECT, NEXT, Parts, Shot, WRITE, both_serve, open, shoot, told};
+use crate::attack::{
+    Expect, HostileChain, INDIRECT, NEXT, Parts, WRITE, check_both_vrings, context, open, shoot,
+};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    links(&mut rows);
-    loops(&mut rows);
-    short(&mut rows);
-    indirect(&mut rows);
-    lengths(&mut rows);
-    addresses(&mut rows);
-    directions(&mut rows);
-    statuses(&mut rows);
-    headers(&mut rows);
+    policy(&mut rows, "virtio 1.3 §2.7.5", links);
+    policy(&mut rows, "virtio 1.3 §2.7.5", loops);
+    policy(&mut rows, "virtio 1.3 §5.2.6", short);
+    policy(&mut rows, "virtio 1.3 §2.7.5.3", indirect);
+    policy(&mut rows, "virtio 1.3 §2.7.5", lengths);
+    policy(&mut rows, "virtio 1.3 §2.7.5", addresses);
+    policy(&mut rows, "virtio 1.3 §2.7.4.2", directions);
+    policy(&mut rows, "virtio 1.3 §5.2.6", statuses);
+    policy(&mut rows, "virtio 1.3 §2.7.4", headers);
     rows
 }
 
-/// A row that shoots a read whose descriptor table is made from the parts.
+/// A row of which the name says whether its chain is an ordinary one, which has to be served.
+fn chain_row(name: impl Into<String>, check: impl Fn(&Daemon) -> Outcome + Send + 'static) -> Row {
+    let made = row(name, check);
+    match made.name.ends_with("is served") {
+        true => made.specified("virtio 1.3 §2.7.4.2"),
+        false => made,
+    }
+}
+
+/// A row that sends a read with a descriptor table built by `table`.
 fn direct(
     rows: &mut Vec<Row>,
     name: impl Into<String>,
     expect: Expect,
-    table: impl Fn(Parts) -> Vec<Descriptor> + 'static,
+    table: impl Fn(Parts) -> Vec<Descriptor> + Send + 'static,
 ) {
-    let aim = move |parts| Shot {
+    let aim = move |parts| HostileChain {
         kind: kind::IN,
         table: table(parts),
         indirect: Vec::new(),
     };
-    rows.push(row(name, move |daemon| shoot(daemon, expect, &aim)));
+    rows.push(chain_row(name, move |daemon| shoot(daemon, expect, &aim)));
 }
 
-/// A row that shoots through an indirect table.
+/// A row that sends a chain through an indirect table.
 fn through(
     rows: &mut Vec<Row>,
     name: impl Into<String>,
     expect: Expect,
-    table: impl Fn(Parts) -> Vec<Descriptor> + 'static,
+    table: impl Fn(Parts) -> Vec<Descriptor> + Send + 'static,
 ) {
     let aim = move |parts: Parts| {
         let indirect = table(parts);
@@ -51,13 +62,13 @@ fn through(
             flags: INDIRECT,
             next: 0,
         };
-        Shot {
+        HostileChain {
             kind: kind::IN,
             table: vec![head],
             indirect,
         }
     };
-    rows.push(row(name, move |daemon| shoot(daemon, expect, &aim)));
+    rows.push(chain_row(name, move |daemon| shoot(daemon, expect, &aim)));
 }
 
 fn changed(parts: Parts, index: usize, change: impl Fn(&mut Descriptor)) -> Vec<Descriptor> {
@@ -69,20 +80,20 @@ fn changed(parts: Parts, index: usize, change: impl Fn(&mut Descriptor)) -> Vec<
 fn links(rows: &mut Vec<Row>) {
     direct(
         rows,
-        "the usual chain is served",
+        "an ordinary chain is served",
         Expect::Served(513),
         |parts| parts.usual().to_vec(),
     );
     for next in [64u16, 65, 1000, 0x7fff, 0x8000, 0xffff] {
         for index in [0, 1] {
-            let name = format!("descriptor {index} goes on at {next} of 64");
+            let name = format!("descriptor {index} links to {next} of 64");
             direct(rows, name, Expect::Refused, move |parts| {
                 changed(parts, index, |entry| entry.next = next)
             });
         }
         direct(
             rows,
-            format!("the status goes on at {next} of 64"),
+            format!("the status links to {next} of 64"),
             Expect::Refused,
             move |parts| {
                 changed(parts, 2, |entry| {
@@ -256,7 +267,7 @@ fn indirect(rows: &mut Vec<Row>) {
         rows.push(row(
             format!("an indirect table of {len:#x} bytes"),
             move |daemon| {
-                shoot(daemon, Expect::Refused, |parts| Shot {
+                shoot(daemon, Expect::Refused, |parts| HostileChain {
                     kind: kind::IN,
                     table: vec![Descriptor {
                         addr: parts.table,
@@ -308,7 +319,7 @@ fn indirect(rows: &mut Vec<Row>) {
         ),
     ] {
         rows.push(row(name, move |daemon| {
-            shoot(daemon, expect, |parts| Shot {
+            shoot(daemon, expect, |parts| HostileChain {
                 kind: kind::IN,
                 table: vec![Descriptor {
                     addr: parts.table,
@@ -325,7 +336,7 @@ fn indirect(rows: &mut Vec<Row>) {
         shoot(daemon, Expect::Served(513), |parts| {
             let [first, mut data, status] = parts.usual();
             data.next = 1;
-            Shot {
+            HostileChain {
                 kind: kind::IN,
                 table: vec![
                     first,
@@ -347,7 +358,7 @@ fn indirect(rows: &mut Vec<Row>) {
         ("beyond the address space", u64::MAX - 31),
     ] {
         rows.push(row(format!("an indirect table {name}"), move |daemon| {
-            shoot(daemon, Expect::NoStatus, |_| Shot {
+            shoot(daemon, Expect::NoStatus, |_| HostileChain {
                 kind: kind::IN,
                 table: vec![Descriptor {
                     addr,
@@ -368,7 +379,7 @@ fn indirect(rows: &mut Vec<Row>) {
                 let _ = client.queue(0);
                 memory.guest_addr + memory.len_bytes
             };
-            shoot(daemon, Expect::NoStatus, |_| Shot {
+            shoot(daemon, Expect::NoStatus, |_| HostileChain {
                 kind: kind::IN,
                 table: vec![Descriptor {
                     addr: end - 32,
@@ -383,14 +394,14 @@ fn indirect(rows: &mut Vec<Row>) {
     for next in [3u16, 4, 100, 0xffff] {
         through(
             rows,
-            format!("an indirect table of 3 goes on at {next}"),
+            format!("an indirect table of 3 links to {next}"),
             Expect::Refused,
             move |parts| changed(parts, 1, |entry| entry.next = next),
         );
     }
     through(
         rows,
-        "an indirect table whose unused end is garbage",
+        "an indirect table with garbage after its chain",
         Expect::Served(513),
         |parts| {
             let mut table = parts.usual().to_vec();
@@ -426,9 +437,9 @@ fn indirect(rows: &mut Vec<Row>) {
         queue.ring().push(0);
         queue.ring().publish();
         queue.ring_kick();
-        told(queue.wait_used(), "it did not come back")?;
+        context(queue.wait_used(), "the chain did not complete")?;
         queue.ring().free_all();
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     through(
         rows,
@@ -494,7 +505,7 @@ fn lengths(rows: &mut Vec<Row>) {
                     next: 1,
                 }];
                 for next in 2..=count as u16 + 1 {
-                    // The address of nothing does not matter.
+                    // The address of an empty descriptor has no meaning.
                     table.push(Descriptor {
                         addr: 0xdead_0000,
                         len: 0,
@@ -571,7 +582,7 @@ fn lengths(rows: &mut Vec<Row>) {
     );
     direct(
         rows,
-        "an empty descriptor behind the status",
+        "an empty descriptor after the status",
         Expect::Served(513),
         |parts| {
             let mut table = parts.usual().to_vec();
@@ -616,7 +627,7 @@ fn lengths(rows: &mut Vec<Row>) {
                 flags: NEXT,
                 next: 1,
             }];
-            // 1020 times 4.5 MiB; the data area is 4 MiB and its neighbours follow it.
+            // 1020 times 4.5 MiB; the data area is 4 MiB, and other areas follow it.
             for next in 2..=1021 {
                 table.push(Descriptor {
                     addr: parts.data,
@@ -703,7 +714,7 @@ fn addresses(rows: &mut Vec<Row>) {
             shoot(daemon, Expect::Refused, |parts| {
                 let mut table = changed(parts, 1, |entry| entry.addr = addr);
                 table[1].flags = NEXT;
-                Shot {
+                HostileChain {
                     kind: kind::OUT,
                     table,
                     indirect: Vec::new(),
@@ -733,7 +744,7 @@ fn addresses(rows: &mut Vec<Row>) {
             let region = client.memory().region(0);
             let end = region.guest_addr + region.len_bytes;
             drop(client);
-            shoot(daemon, expect, |parts| Shot {
+            shoot(daemon, expect, |parts| HostileChain {
                 kind: kind::IN,
                 table: changed(parts, 1, |entry| entry.addr = place(end)),
                 indirect: Vec::new(),
@@ -747,7 +758,7 @@ fn addresses(rows: &mut Vec<Row>) {
             let parts = Parts::of(client.queue(0));
             let user = client.memory().user_addr(parts.data).unwrap_or(0);
             drop(client);
-            shoot(daemon, Expect::Refused, |parts| Shot {
+            shoot(daemon, Expect::Refused, |parts| HostileChain {
                 kind: kind::IN,
                 table: changed(parts, 1, |entry| entry.addr = user),
                 indirect: Vec::new(),
@@ -770,7 +781,7 @@ fn directions(rows: &mut Vec<Row>) {
         changed(parts, 2, |entry| entry.flags = 0)
     });
     rows.push(row("a write from a writable buffer", |daemon| {
-        shoot(daemon, Expect::Refused, |parts| Shot {
+        shoot(daemon, Expect::Refused, |parts| HostileChain {
             kind: kind::OUT,
             table: parts.usual().to_vec(),
             indirect: Vec::new(),
@@ -798,7 +809,7 @@ fn directions(rows: &mut Vec<Row>) {
     );
     direct(
         rows,
-        "readable data behind writable",
+        "readable data after writable data",
         Expect::Refused,
         |parts| {
             let mut table = parts.usual().to_vec();
@@ -840,7 +851,7 @@ fn statuses(rows: &mut Vec<Row>) {
     });
     for len in [2u32, 3, 16, 512, 4096] {
         rows.push(row(
-            format!("a flush with {len} writable bytes: the last is the status"),
+            format!("a flush with {len} writable bytes: the last byte is the status"),
             move |daemon| {
                 let mut client = open(daemon)?;
                 let parts = Parts::of(client.queue(0));
@@ -851,7 +862,7 @@ fn statuses(rows: &mut Vec<Row>) {
                     cleave_client::Buffer::readable(parts.header, 16),
                     cleave_client::Buffer::writable(parts.data, len),
                 ];
-                let used = told(client.queue(0).chain(&chain), "flush")?;
+                let used = context(client.queue(0).chain(&chain), "flush")?;
                 let bytes = memory.bytes(parts.data, 8192);
                 let last = len as usize - 1;
                 ensure(bytes[last] == 0, || format!("status {:#x}", bytes[last]))?;
@@ -859,9 +870,9 @@ fn statuses(rows: &mut Vec<Row>) {
                     .iter()
                     .enumerate()
                     .all(|(at, byte)| at == last || *byte == 0xa5);
-                ensure(rest, || "bytes beside the status were written".into())?;
+                ensure(rest, || "bytes other than the status were written".into())?;
                 ensure(used.len <= len, || format!("used {} of {len}", used.len))?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -869,7 +880,7 @@ fn statuses(rows: &mut Vec<Row>) {
     let places: [(&str, Place); 3] = [
         ("in the data", |parts| parts.data + 100),
         ("in the header", |parts| parts.header),
-        ("behind the header", |parts| parts.header + 15),
+        ("at the end of the header", |parts| parts.header + 15),
     ];
     for (name, place) in places {
         direct(
@@ -896,42 +907,50 @@ fn headers(rows: &mut Vec<Row>) {
             };
             let head = header(kind::IN, 0);
             let got = stream(client.queue(0), cut, &mut random, &head[..len], 513);
-            let (used, out) = told(got, "read")?;
+            let (used, out) = context(got, "read")?;
             ensure(used == 1 && out[512] == 1, || {
                 format!("used {used}, status {}", out[512])
             })?;
             ensure(out[..512].iter().all(|byte| *byte == 0xa5), || {
                 "data was written".into()
             })?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         }));
     }
     for pieces in [2usize, 3, 8, 16] {
         for indirect in [false, true] {
-            rows.push(row(
-                format!("a header in {pieces} pieces, indirect {indirect}"),
-                move |daemon| {
-                    let mut client = open(daemon)?;
-                    let mut random = Random::new(pieces as u64);
-                    for _ in 0..10 {
-                        let cut = Cut {
-                            pieces,
-                            empty: false,
-                            indirect,
-                        };
-                        let got =
-                            stream(client.queue(0), cut, &mut random, &header(kind::IN, 0), 513);
-                        let (used, out) = told(got, "read")?;
-                        ensure(used == 513 && out[512] == 0, || format!("used {used}"))?;
-                    }
-                    both_serve(&mut client)
-                },
-            ));
+            rows.push(
+                row(
+                    format!("a header in {pieces} pieces, indirect {indirect}"),
+                    move |daemon| {
+                        let mut client = open(daemon)?;
+                        let mut random = Random::new(pieces as u64);
+                        for _ in 0..10 {
+                            let cut = Cut {
+                                pieces,
+                                empty: false,
+                                indirect,
+                            };
+                            let got = stream(
+                                client.queue(0),
+                                cut,
+                                &mut random,
+                                &header(kind::IN, 0),
+                                513,
+                            );
+                            let (used, out) = context(got, "read")?;
+                            ensure(used == 513 && out[512] == 0, || format!("used {used}"))?;
+                        }
+                        check_both_vrings(&mut client)
+                    },
+                )
+                .specified("virtio 1.3 §2.7.4.2"),
+            );
         }
     }
     for extra in [1usize, 16, 511, 512] {
         rows.push(row(
-            format!("a read with {extra} readable bytes behind its header"),
+            format!("a read with {extra} readable bytes after its header"),
             move |daemon| {
                 let mut client = open(daemon)?;
                 let readable = [&header(kind::IN, 0)[..], &vec![0; extra]].concat();
@@ -941,11 +960,11 @@ fn headers(rows: &mut Vec<Row>) {
                     indirect: false,
                 };
                 let got = stream(client.queue(0), cut, &mut Random::new(1), &readable, 513);
-                let (used, out) = told(got, "read")?;
+                let (used, out) = context(got, "read")?;
                 ensure(used == 1 && out[512] == 1, || {
                     format!("used {used}, status {}", out[512])
                 })?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }

@@ -1,24 +1,28 @@
-//! Misdeeds with features and the configuration space.
+//! Invalid features and accesses to the configuration space.
 
 use cleave_blk::spec::feature;
-use cleave_client::{Error, Frontend, Options, wire};
-use cleave_tests::{Messages as _, Outcome, PATIENCE, Row, ensure, flood, row, small};
+use cleave_client::{Error, Options, message};
+use cleave_tests::{Messages as _, Outcome, Row, ensure, flood, policy, row, small};
 
-use crate::attack::{both_serve, mark_disk, open, told};
+use crate::attack::{check_both_vrings, context, fill_disk, frontend, open};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    reading(&mut rows);
-    writing(&mut rows);
-    features(&mut rows);
+    policy(&mut rows, "vhost-user GET_CONFIG", reading);
+    policy(&mut rows, "vhost-user SET_CONFIG", writing);
+    rows = rows
+        .into_iter()
+        .map(|row| row.with_protocol(message::protocol::CONFIG))
+        .collect();
+    policy(&mut rows, "vhost-user SET_FEATURES", features);
     rows
 }
 
-/// Refused by an answer or by the end of the connection; anything else is a fault.
+/// Checks for a refusal, by a reply or by a closed connection.
 pub(crate) fn refused<T>(result: Result<T, Error>) -> Outcome {
     match result {
         Err(Error::Refused { .. } | Error::Closed) => Ok(()),
-        Err(other) => Err(format!("{other} where a refusal is due")),
+        Err(other) => Err(format!("{other} instead of a refusal")),
         Ok(_) => Err("accepted".into()),
     }
 }
@@ -43,7 +47,7 @@ fn reading(rows: &mut Vec<Row>) {
             },
         ));
     }
-    // The last rows are what initiators of SPDK ask for, and what lies behind the fields of a disk.
+    // SPDK's initiators read the last sizes, which exceed the fields of a disk.
     let served = [
         (0u32, 1u32),
         (0, 8),
@@ -61,28 +65,30 @@ fn reading(rows: &mut Vec<Row>) {
             format!("reading {size} bytes at {offset} is served"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                let mut whole = told(client.frontend().config(0, 96), "whole")?;
+                let mut whole = context(client.frontend().config(0, 96), "whole")?;
                 whole.resize(256, 0);
-                let part = told(client.frontend().config(offset, size), "part")?;
+                let part = context(client.frontend().config(offset, size), "part")?;
                 let wanted = &whole[offset as usize..(offset + size) as usize];
                 ensure(part == wanted, || format!("{part:?}, not {wanted:?}"))?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
     for (name, said, carried) in [
-        ("more bytes than carried", 60u32, 8usize),
-        ("fewer bytes than carried", 8, 60),
+        ("more bytes than the message carries", 60u32, 8usize),
+        ("fewer bytes than the message carries", 8, 60),
         ("none carried", 8, 0),
     ] {
         rows.push(row(format!("reading a size of {name}"), move |daemon| {
             let mut client = open(daemon)?;
-            let payload = wire::config_space(0, said, 0, &vec![0; carried]);
+            let payload = message::config_space(0, said, 0, &vec![0; carried]);
             let got = client
                 .frontend()
-                .ask(wire::request::GET_CONFIG, &payload, &[]);
+                .request(message::request::GET_CONFIG, &payload, &[]);
             match got {
-                Ok(message) => ensure(message.payload.len() <= 12 + 96, || "a long answer".into()),
+                Ok(message) => ensure(message.payload.len() <= 12 + 96, || {
+                    "the reply is too long".into()
+                }),
                 Err(Error::Closed) => Ok(()),
                 Err(other) => Err(other.to_string()),
             }
@@ -94,7 +100,7 @@ fn writing(rows: &mut Vec<Row>) {
     for (name, offset, bytes) in [
         ("the capacity", 0u32, vec![1u8; 8]),
         ("the byte before the cache mode", 31, vec![1]),
-        ("the byte behind the cache mode", 33, vec![1]),
+        ("the byte after the cache mode", 33, vec![1]),
         ("the cache mode and one more", 32, vec![0, 1]),
         ("a word around the cache mode", 30, vec![0; 4]),
         ("the number of vrings", 34, vec![9, 9]),
@@ -107,7 +113,7 @@ fn writing(rows: &mut Vec<Row>) {
         rows.push(row(format!("writing {name}"), move |daemon| {
             let mut client = open(daemon)?;
             let before = client.config().clone();
-            // Refused or ignored; what counts is that nothing but the cache mode can change.
+            // Refused or ignored; only the cache mode may change.
             let answer = client.frontend().set_config(offset, &bytes);
             if !matches!(answer, Ok(()) | Err(Error::Refused { .. } | Error::Closed)) {
                 return Err(format!("{answer:?}"));
@@ -118,7 +124,7 @@ fn writing(rows: &mut Vec<Row>) {
             };
             after.writeback = before.writeback;
             ensure(after == before, || format!("{after:?}"))?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         }));
     }
     for value in [2u8, 0x80, 0xff] {
@@ -129,7 +135,7 @@ fn writing(rows: &mut Vec<Row>) {
                 Ok(config) => {
                     let mode = config.writeback;
                     ensure(mode <= 1, || format!("cache mode {mode}"))?;
-                    both_serve(&mut client)
+                    check_both_vrings(&mut client)
                 }
                 Err(Error::Closed) => Ok(()),
                 Err(other) => Err(other.to_string()),
@@ -140,12 +146,12 @@ fn writing(rows: &mut Vec<Row>) {
         let mut client = open(daemon)?;
         for round in 0..50u8 {
             flood(client.queue(0), 8, 4096);
-            told(client.frontend().set_config(32, &[round & 1]), "switch")?;
+            context(client.frontend().set_config(32, &[round & 1]), "switch")?;
             let seen = crate::attack::settle(client.queue(0).ring(), 8);
             ensure(seen == 8, || format!("{seen} of 8"))?;
-            mark_disk(&mut client)?;
+            fill_disk(&mut client)?;
         }
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
 }
 
@@ -162,14 +168,14 @@ fn features(rows: &mut Vec<Row>) {
     ];
     for (name, bit) in foreign {
         rows.push(row(
-            format!("taking {name}, which was not offered"),
+            format!("accepting {name}, which was not offered"),
             move |daemon| {
-                let mut frontend = told(frontend(daemon), "connect")?;
-                let offered = told(frontend.features(), "features")?;
+                let mut frontend = context(frontend(daemon), "connect")?;
+                let offered = context(frontend.features(), "features")?;
                 ensure(offered & bit == 0, || "it was offered".into())?;
-                told(frontend.set_owner(), "owner")?;
-                let protocol = told(frontend.protocol_features(), "protocol features")?;
-                told(
+                context(frontend.set_owner(), "owner")?;
+                let protocol = context(frontend.protocol_features(), "protocol features")?;
+                context(
                     frontend.set_protocol_features(protocol),
                     "protocol features",
                 )?;
@@ -185,7 +191,7 @@ fn features(rows: &mut Vec<Row>) {
         match daemon.try_open(&options) {
             Err(Error::Refused { .. } | Error::Closed) => Ok(()),
             Err(other) => Err(other.to_string()),
-            Ok(mut client) => both_serve(&mut client),
+            Ok(mut client) => check_both_vrings(&mut client),
         }
     }));
     for (name, bits) in [
@@ -194,11 +200,11 @@ fn features(rows: &mut Vec<Row>) {
         ("bit 40", 1 << 40),
     ] {
         rows.push(row(
-            format!("taking protocol feature {name}, where it was not offered"),
+            format!("accepting protocol feature {name}, which was not offered"),
             move |daemon| {
-                let mut frontend = told(frontend(daemon), "connect")?;
-                told(frontend.features(), "features")?;
-                let protocol = told(frontend.protocol_features(), "protocol features")?;
+                let mut frontend = context(frontend(daemon), "connect")?;
+                context(frontend.features(), "features")?;
+                let protocol = context(frontend.protocol_features(), "protocol features")?;
                 if protocol & bits != 0 {
                     return Ok(());
                 }
@@ -218,7 +224,7 @@ fn features(rows: &mut Vec<Row>) {
                 let seen = crate::attack::settle(client.queue(0).ring(), 4);
                 ensure(seen == 4, || format!("{seen} of 4"))?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row("other features while vrings run", |daemon| {
@@ -226,7 +232,7 @@ fn features(rows: &mut Vec<Row>) {
         let features = client.features() & !(feature::EVENT_IDX | feature::INDIRECT_DESC);
         let answer = client.frontend().set_features(features);
         match answer {
-            Err(Error::Refused { .. }) => both_serve(&mut client),
+            Err(Error::Refused { .. }) => check_both_vrings(&mut client),
             Ok(()) | Err(Error::Closed) => Ok(()),
             Err(other) => Err(other.to_string()),
         }
@@ -234,7 +240,7 @@ fn features(rows: &mut Vec<Row>) {
     rows.push(row(
         "no feature message at all, then vring messages",
         |daemon| {
-            let frontend = told(frontend(daemon), "connect")?;
+            let frontend = context(frontend(daemon), "connect")?;
             let _ = frontend.set_vring_num(0, 64);
             let _ = frontend.set_vring_base(0, 0);
             let _ = frontend.set_vring_kick(0, None);
@@ -242,29 +248,14 @@ fn features(rows: &mut Vec<Row>) {
             Ok(())
         },
     ));
-    rows.push(row("the owner set twice, and reset", |daemon| {
+    rows.push(row("the owner set twice, then reset", |daemon| {
         let mut client = open(daemon)?;
         let _ = client.frontend().set_owner();
         let _ = client.frontend().set_owner();
         if client.frontend().features().is_ok() {
-            both_serve(&mut client)?;
+            check_both_vrings(&mut client)?;
         }
         let _ = client.frontend().reset_owner();
         Ok(())
     }));
-}
-
-pub(crate) fn frontend(daemon: &cleave_tests::Daemon) -> Result<Frontend, Error> {
-    let end = std::time::Instant::now() + PATIENCE;
-    // The session before may still be draining.
-    loop {
-        let made = Frontend::connect(daemon.socket(), PATIENCE);
-        let made = made.and_then(|frontend| frontend.features().map(|_| frontend));
-        match made {
-            Err(_) if std::time::Instant::now() < end => {
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-            other => return other,
-        }
-    }
 }

@@ -1,23 +1,30 @@
-//! Stops, resets and ends in the middle of everything.
+//! Stops, resets and disconnects under load.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::request_type as kind;
+use cleave_client::message::protocol;
 use cleave_client::{Buffer, Client, Error, Options, Stop, Workload};
 use cleave_tests::{
-    Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, flood, row,
-    scale, small, unless_late,
+    Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, flood, policy,
+    row, scale, small, specified, unless_late,
 };
 
-use crate::attack::{both_serve, neighbour_serves, open, open_with, settle, told};
+use crate::attack::{check_both_vrings, check_other_vring, context, open, open_with, settle};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    stops(&mut rows);
-    resets(&mut rows);
-    ends(&mut rows);
-    rows
+    specified(&mut rows, "vhost-user GET_VRING_BASE", stops);
+    specified(&mut rows, "vhost-user RESET_DEVICE, SET_STATUS", resets);
+    policy(&mut rows, "vhost-user \"Communication\"", ends);
+    rows.into_iter()
+        .map(|row| match row.name.split_whitespace().next() {
+            Some("RESET_DEVICE," | "RESET_DEVICE") => row.with_protocol(protocol::RESET_DEVICE),
+            Some("SET_STATUS" | "device") => row.with_protocol(protocol::STATUS),
+            _ => row,
+        })
+        .collect()
 }
 
 fn stops(rows: &mut Vec<Row>) {
@@ -34,19 +41,19 @@ fn stops(rows: &mut Vec<Row>) {
                     ..small(2)
                 };
                 let mut client = open_with(daemon, &options)?;
-                for turn in 0..scale(20) {
+                for round in 0..scale(20) {
                     flood(client.queue(0), count, bytes);
                     let stopped = stop_and_judge(&mut client);
-                    let base = stopped.map_err(|what| format!("turn {turn}: {what}"))?;
-                    neighbour_serves(&mut client)?;
-                    told(client.announce_again(0, base), "start again")?;
+                    let base = stopped.map_err(|what| format!("round {round}: {what}"))?;
+                    check_other_vring(&mut client)?;
+                    context(client.resume_queue(0, base), "start again")?;
                     let left = client.queue(0).ring().in_flight();
                     let seen = settle(client.queue(0).ring(), left.into());
                     ensure(seen == usize::from(left), || {
-                        format!("turn {turn}: {seen} of {left}")
+                        format!("round {round}: {seen} of {left}")
                     })?;
                 }
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -54,69 +61,67 @@ fn stops(rows: &mut Vec<Row>) {
         "a vring disabled and enabled under load loses nothing",
         |daemon| {
             let mut client = open(daemon)?;
-            for turn in 0..scale(100) {
+            for round in 0..scale(100) {
                 flood(client.queue(0), 8, 16 << 10);
-                told(client.frontend().set_vring_enable(0, false), "disable")?;
-                told(client.frontend().set_vring_enable(0, true), "enable")?;
+                context(client.frontend().set_vring_enable(0, false), "disable")?;
+                context(client.frontend().set_vring_enable(0, true), "enable")?;
                 let seen = settle(client.queue(0).ring(), 8);
-                ensure(seen == 8, || format!("turn {turn}: {seen} of 8"))?;
+                ensure(seen == 8, || format!("round {round}: {seen} of 8"))?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
-        "all vrings stopped, then all started at their positions",
+        "all vrings stopped, then all restarted at their positions",
         |daemon| {
             let mut client = open_with(daemon, &small(4))?;
             for _ in 0..scale(20) {
                 exercise(&mut client)?;
                 for index in 0..4usize {
                     let wanted = client.queue(index).ring().reaped();
-                    let base = told(client.frontend().vring_base(index as u32), "stop")?;
+                    let base = context(client.frontend().vring_base(index as u32), "stop")?;
                     ensure(base == u32::from(wanted), || {
                         format!("position {base}, not {wanted}")
                     })?;
                 }
                 for index in 0..4 {
                     let base = client.queue(index).ring().reaped();
-                    told(client.announce_again(index, base), "start")?;
+                    context(client.resume_queue(index, base), "start")?;
                 }
             }
             exercise(&mut client)
         },
     ));
-    rows.push(row(
-        "messages while another vring works without pause",
-        |daemon| {
-            let mut client = open(daemon)?;
-            let (frontend, queues) = client.parts();
-            let [first, second] = queues else {
-                return Err("two vrings".into());
-            };
-            std::thread::scope(|scope| {
-                let load = scope.spawn(|| {
-                    let time = Duration::from_millis(400);
-                    second.run(&Workload::reads(4096, 16, 32 << 20, time), |_| ())
-                });
-                while !load.is_finished() {
-                    told(frontend.config(0, 60), "config")?;
-                    told(frontend.set_vring_enable(0, false), "disable")?;
-                    told(frontend.set_vring_enable(0, true), "enable")?;
-                    flood(first, 2, 512);
-                    let seen = settle(first.ring(), 2);
-                    ensure(seen == 2, || format!("{seen} of 2"))?;
-                }
-                let done = load.join().unwrap();
-                let done = told(done, "load")?;
-                ensure(done.failed == 0 && done.reads > 0, || format!("{done:?}"))
-            })
-        },
-    ));
+    rows.push(row("messages while another vring is busy", |daemon| {
+        let mut client = open(daemon)?;
+        let (frontend, queues) = client.parts();
+        let [first, second] = queues else {
+            return Err("two vrings".into());
+        };
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| {
+                let time = Duration::from_millis(400);
+                second.run(&Workload::reads(4096, 16, 32 << 20, time), |_| ())
+            });
+            while !load.is_finished() {
+                context(frontend.config(0, 60), "config")?;
+                context(frontend.set_vring_enable(0, false), "disable")?;
+                context(frontend.set_vring_enable(0, true), "enable")?;
+                flood(first, 2, 512);
+                let seen = settle(first.ring(), 2);
+                ensure(seen == 2, || format!("{seen} of 2"))?;
+            }
+            let done = load.join().unwrap();
+            let done = context(done, "load")?;
+            ensure(done.failed == 0 && done.reads > 0, || format!("{done:?}"))
+        })
+    }));
 }
 
-/// After GET_VRING_BASE: the position is exact, all that was taken is completed, and nothing is written any more.
+/// After GET_VRING_BASE: the position is exact, every request that was taken has completed, and nothing is written
+/// any more.
 fn stop_and_judge(client: &mut Client) -> Result<u16, String> {
-    let base = told(client.frontend().vring_base(0), "stop")? as u16;
+    let base = context(client.frontend().vring_base(0), "stop")? as u16;
     let used = client.queue(0).ring().used_index();
     ensure(used == base, || {
         format!("position {base}, but {used} completed")
@@ -128,7 +133,7 @@ fn stop_and_judge(client: &mut Client) -> Result<u16, String> {
     std::thread::sleep(Duration::from_millis(5));
     let bytes = memory.bytes(area, len);
     ensure(bytes.iter().all(|byte| *byte == 0x77), || {
-        "written after the answer".into()
+        "written after the reply".into()
     })?;
     Ok(base)
 }
@@ -151,7 +156,7 @@ fn resets(rows: &mut Vec<Row>) {
                         Err(Error::Refused { .. } | Error::Closed) if name == "RESET_OWNER" => {
                             continue;
                         }
-                        other => told(other, "say")?,
+                        other => context(other, "say")?,
                     }
                     if name == "RESET_OWNER" {
                         continue;
@@ -162,42 +167,39 @@ fn resets(rows: &mut Vec<Row>) {
                     std::thread::sleep(Duration::from_millis(5));
                     let bytes = memory.bytes(area, 2 << 20);
                     let rests = bytes.iter().all(|byte| *byte == 0x77);
-                    ensure(rests, || "written after the answer".into())?;
+                    ensure(rests, || "written after the reply".into())?;
                 }
                 Ok(())
             },
         ));
     }
-    rows.push(row(
-        "RESET_DEVICE, then vrings from the beginning",
-        |daemon| {
-            let mut client = open(daemon)?;
-            for _ in 0..5 {
-                exercise(&mut client)?;
-                let features = client.features();
-                told(client.frontend().reset_device(), "reset")?;
-                told(client.frontend().set_features(features), "features")?;
-                for index in 0..2 {
-                    let mut queue = told(client.start_queue(index, &tiny()), "start")?;
-                    told(queue.read(0, &mut [0; 512]), "read")?;
-                }
-                let mut next = told(client.start_queue(2, &tiny()), "start")?;
-                told(next.read(0, &mut [0; 512]), "read")?;
-                for index in 0..3 {
-                    told(client.frontend().vring_base(index), "stop")?;
-                }
-                for index in 0..2 {
-                    let layout = client.queue(index).ring().layout();
-                    let memory = client.memory().clone();
-                    let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
-                    let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
-                    *client.queue(index).ring() = told(fresh, "lay out")?;
-                    told(client.announce_again(index, 0), "start")?;
-                }
+    rows.push(row("RESET_DEVICE, then vrings from position 0", |daemon| {
+        let mut client = open(daemon)?;
+        for _ in 0..5 {
+            exercise(&mut client)?;
+            let features = client.features();
+            context(client.frontend().reset_device(), "reset")?;
+            context(client.frontend().set_features(features), "features")?;
+            for index in 0..2 {
+                let mut queue = context(client.start_queue(index, &tiny()), "start")?;
+                context(queue.read(0, &mut [0; 512]), "read")?;
             }
-            exercise(&mut client)
-        },
-    ));
+            let mut next = context(client.start_queue(2, &tiny()), "start")?;
+            context(next.read(0, &mut [0; 512]), "read")?;
+            for index in 0..3 {
+                context(client.frontend().vring_base(index), "stop")?;
+            }
+            for index in 0..2 {
+                let layout = client.queue(index).ring().layout();
+                let memory = client.memory().clone();
+                let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
+                let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
+                *client.queue(index).ring() = context(fresh, "lay out")?;
+                context(client.resume_queue(index, 0), "start")?;
+            }
+        }
+        exercise(&mut client)
+    }));
     for status in [0x80u8, 0x40, 0xff, 1, 3, 11] {
         rows.push(row(format!("device status {status:#x}"), move |daemon| {
             let mut client = open(daemon)?;
@@ -220,7 +222,7 @@ fn tiny() -> Options {
 
 fn ends(rows: &mut Vec<Row>) {
     rows.push(row(
-        "the connection dropped with requests in flight, again and again",
+        "repeated disconnects with requests in flight",
         |daemon| {
             exercise(&mut open(daemon)?)?;
             let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
@@ -250,15 +252,15 @@ fn ends(rows: &mut Vec<Row>) {
         ));
     }
     rows.push(row(
-        "writes in flight when the connection drops are whole or absent",
+        "writes in flight at a disconnect are whole or absent",
         |daemon| {
-            for turn in 1..=scale(10) as u8 {
+            for round in 1..=scale(10) as u8 {
                 let mut client = open(daemon)?;
                 let queue = client.queue(0);
                 let (area, _) = queue.data_area();
                 let (head, status) = queue.control();
                 let memory = queue.memory();
-                memory.fill(area, 1 << 20, turn);
+                memory.fill(area, 1 << 20, round);
                 queue.write_header(kind::OUT, 2048);
                 let chain = [
                     Buffer::readable(head, 16),
@@ -271,22 +273,22 @@ fn ends(rows: &mut Vec<Row>) {
                 drop(client);
                 let mut next = open(daemon)?;
                 let mut back = vec![0; 4096];
-                told(next.queue(0).read(1 << 20, &mut back), "read")?;
+                context(next.queue(0).read(1 << 20, &mut back), "read")?;
                 let first = back[0];
                 ensure(
-                    back.iter().all(|byte| *byte == first) && first <= turn,
-                    || format!("turn {turn}: half of it"),
+                    back.iter().all(|byte| *byte == first) && first <= round,
+                    || format!("round {round}: a partial write"),
                 )?;
             }
             Ok(())
         },
     ));
     rows.push(row(
-        "the next frontend is served within 100 ms of a violent end",
+        "the next frontend is served within 100 ms of an abrupt disconnect",
         violent_end,
     ));
     rows.push(row(
-        "a connected frontend that does nothing costs nothing",
+        "a connected but idle frontend costs no CPU",
         |daemon| {
             let mut client = open(daemon)?;
             exercise(&mut client)?;
@@ -294,7 +296,7 @@ fn ends(rows: &mut Vec<Row>) {
             exercise(&mut client)
         },
     ));
-    rows.push(row("more requests than the engine holds", |daemon| {
+    rows.push(row("more requests than the engine can hold", |daemon| {
         let options = Options {
             queue_size: 1024,
             data_bytes: 64 << 20,
@@ -306,7 +308,7 @@ fn ends(rows: &mut Vec<Row>) {
             stop: Stop::Requests(scale(20_000) as u64),
             ..Workload::reads(4096, 1024, 32 << 20, Duration::ZERO)
         };
-        let all = told(client.run(&workload, |_| |_| ()), "run")?;
+        let all = context(client.run(&workload, |_| |_| ()), "run")?;
         ensure(all.iter().all(|tally| tally.failed == 0), || {
             format!("{all:?}")
         })

@@ -1,8 +1,8 @@
-//! A guest or frontend that misbehaves costs itself only: a bad chain that chain, a bad ring that vring, a bad
-//! message that connection. Every row is a misdeed with a name; after each one the same process must
-//! serve a new client. `CLEAVE_TEST_ROW=TEXT` runs the rows whose names hold the text, `CLEAVE_TEST_SCALE=N` makes the
-//! repeating ones N times longer.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+//! The damage of a hostile guest or frontend is limited to itself: a bad chain fails alone, a bad ring retires its
+//! vring, and a bad message closes its connection. Each row is one named attack; after it the same process must serve
+//! a new client. `CLEAVE_TEST_ROW=TEXT` runs the rows whose names contain the text. `CLEAVE_TEST_SCALE=N` makes rows
+//! that repeat N times longer.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 mod attack;
 mod blocking;
@@ -11,12 +11,13 @@ mod config;
 mod lifecycle;
 mod memory;
 mod messages;
+mod recovery;
 mod requests;
 mod rings;
 
 use cleave_tests::{Daemon, Scratch, run_rows};
 
-/// A daemon on a file of 64 MiB, past the page cache where that works, with two workers.
+/// A daemon on a file of 64 MiB with two workers; with O_DIRECT if the file system supports it.
 fn on_file() -> impl Fn() -> Daemon {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 64 << 20);
@@ -86,4 +87,9 @@ fn memory() {
 #[test]
 fn lifecycle() {
     run_rows("life cycle", on_file(), lifecycle::rows());
+}
+
+#[test]
+fn recovery() {
+    run_rows("recovery", on_file(), recovery::rows());
 }

@@ -1,37 +1,44 @@
-//! Misdeeds with guest memory: tables that lie, files that are cut, regions that go.
+//! Hostile guest memory: false tables, truncated files, regions that disappear.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
-use cleave_client::wire::{self, RegionBytes, request as number};
-use cleave_client::{Client, Error, Frontend, GuestMemory, Options, RegionPlan, Request, Table};
-use cleave_tests::{Daemon, Messages as _, Outcome, PATIENCE, Row, ensure, flood, row, small};
+use cleave_client::message::{self, RegionBytes, request as number};
+use cleave_client::{Client, Error, GuestMemory, MemoryMessages, Options, RegionOptions, Request};
+use cleave_tests::{
+    Daemon, Messages as _, Outcome, Row, ensure, flood, policy, row, small, time_limit,
+};
 
-use crate::attack::{both_serve, neighbour_serves_or_all_is_gone, open, settle, told};
-use crate::config::{frontend, refused};
+use crate::attack::{
+    check_both_vrings, check_other_vring_or_closed, context, frontend, negotiated, open, settle,
+};
+use crate::config::refused;
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    lying_tables(&mut rows);
-    strange_files(&mut rows);
-    slots(&mut rows);
-    changing_tables(&mut rows);
-    cut_files(&mut rows);
-    rows
-}
-
-/// A frontend that has agreed on features and sent no memory yet.
-fn greeted(daemon: &Daemon) -> Result<Frontend, String> {
-    let mut bare = told(frontend(daemon), "connect")?;
-    let offered = told(bare.features(), "features")?;
-    told(bare.set_owner(), "owner")?;
-    let protocol = told(bare.protocol_features(), "protocol features")?;
-    told(bare.set_protocol_features(protocol), "protocol features")?;
-    // Without logging, which this client does not keep.
-    told(bare.set_features(offered & !(1 << 26)), "features")?;
-    Ok(bare)
+    policy(&mut rows, "vhost-user SET_MEM_TABLE", lying_tables);
+    policy(&mut rows, "vhost-user SET_MEM_TABLE", strange_files);
+    policy(&mut rows, "vhost-user ADD_MEM_REG, REM_MEM_REG", slots);
+    policy(&mut rows, "vhost-user \"Memory access\"", changing_tables);
+    policy(&mut rows, "vhost-user \"Memory access\"", cut_files);
+    let with_slots = [
+        "slot",
+        "region removed",
+        "region of data removed",
+        "replaced",
+        "cut",
+        "ADD_MEM",
+    ];
+    rows.into_iter()
+        .map(
+            |row| match with_slots.iter().any(|word| row.name.contains(word)) {
+                true => row.with_protocol(message::protocol::CONFIGURE_MEM_SLOTS),
+                false => row,
+            },
+        )
+        .collect()
 }
 
 const MIB: u64 = 1 << 20;
@@ -109,13 +116,13 @@ fn lying_tables(rows: &mut Vec<Row>) {
     for (name, regions) in tables {
         let whole = regions.clone();
         rows.push(row(format!("a table {name}"), move |daemon| {
-            let bare = greeted(daemon)?;
+            let bare = negotiated(daemon)?;
             let files: Vec<OwnedFd> = whole.iter().map(|_| memfd(MIB)).collect();
             let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
             refused(bare.set_mem_table(&whole, &fds))
         }));
         rows.push(row(format!("slots {name}"), move |daemon| {
-            let bare = greeted(daemon)?;
+            let bare = negotiated(daemon)?;
             let file = memfd(MIB);
             let mut last = Ok(());
             for one in &regions {
@@ -134,28 +141,28 @@ fn lying_tables(rows: &mut Vec<Row>) {
         ("a count of 33", 33, 33, 33),
     ] {
         rows.push(row(format!("a table with {name}"), move |daemon| {
-            let bare = greeted(daemon)?;
+            let bare = negotiated(daemon)?;
             let fds: Vec<OwnedFd> = (0..files).map(|_| memfd(MIB)).collect();
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             let regions: Vec<_> = (0..carried as u64)
                 .map(|at| region(at * MIB, MIB, user + at * MIB, 0))
                 .collect();
-            let payload = wire::mem_table(count, &regions);
-            let answer = bare.tell(number::SET_MEM_TABLE, &payload, &fds);
+            let payload = message::mem_table(count, &regions);
+            let answer = bare.send(number::SET_MEM_TABLE, &payload, &fds);
             match answer {
-                // More regions than the message is made for, all of them true, may be taken.
+                // More regions than the message can hold, all of them valid, may be accepted.
                 Ok(()) if count as usize == carried && carried == files => Ok(()),
                 other => refused(other),
             }
         }));
     }
     rows.push(row(
-        "a table of no regions is taken, and vrings in it are not served",
+        "a table of no regions is accepted, and no vring is served in it",
         |daemon| {
             let mut client = open(daemon)?;
             match client.frontend().set_mem_table(&[], &[]) {
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(PATIENCE);
+                    let retired = client.queue(0).err_signalled(time_limit());
                     ensure(retired, || "its vring was not retired".into())
                 }
                 other => refused(other),
@@ -167,10 +174,10 @@ fn lying_tables(rows: &mut Vec<Row>) {
 fn strange_files(rows: &mut Vec<Row>) {
     for (name, make) in crate::messages::strange_descriptors() {
         rows.push(row(format!("{name} as guest memory"), move |daemon| {
-            let bare = greeted(daemon)?;
+            let bare = negotiated(daemon)?;
             let fd = make()?;
             let answer = bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[fd.as_fd()]);
-            // /dev/zero can be mapped: memory of nobody, and harmless.
+            // /dev/zero can be mapped: private memory, which is harmless.
             if name == "/dev/zero" {
                 Ok(())
             } else {
@@ -179,32 +186,32 @@ fn strange_files(rows: &mut Vec<Row>) {
         }));
     }
     rows.push(row("memory that cannot be written", |daemon| {
-        let bare = greeted(daemon)?;
+        let bare = negotiated(daemon)?;
         let file = memfd(MIB);
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
         let read_only = OwnedFd::from(std::fs::File::open(path).unwrap());
         refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[read_only.as_fd()]))
     }));
     rows.push(row("memory sealed against writing", |daemon| {
-        let bare = greeted(daemon)?;
+        let bare = negotiated(daemon)?;
         let file = memfd(MIB);
         rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).unwrap();
         refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
     }));
     rows.push(row("memory sealed against shrinking is served", |daemon| {
-        let plan = RegionPlan {
+        let plan = RegionOptions {
             sealed: true,
-            ..RegionPlan::new(0x1000_0000, 16 << 20)
+            ..RegionOptions::new(0x1000_0000, 16 << 20)
         };
-        let mut client = in_memory(daemon, &[plan], Table::Whole)?;
-        both_serve(&mut client)
+        let mut client = in_memory(daemon, &[plan], MemoryMessages::Whole)?;
+        check_both_vrings(&mut client)
     }));
     rows.push(row("the same file as two regions is served", |daemon| {
-        let bare = greeted(daemon)?;
+        let bare = negotiated(daemon)?;
         let file = memfd(2 * MIB);
         let user = 0x7f00_0000_0000;
         let regions = [region(0, MIB, user, 0), region(MIB, MIB, user + MIB, 0)];
-        told(
+        context(
             bare.set_mem_table(&regions, &[file.as_fd(), file.as_fd()]),
             "set",
         )
@@ -213,21 +220,21 @@ fn strange_files(rows: &mut Vec<Row>) {
         rows.push(row(
             format!("a region of {len} bytes at file offset {offset}"),
             move |daemon| {
-                // Odd, and a frontend's own business: taken or refused, not fatal.
-                let bare = greeted(daemon)?;
+                // Unusual, but the frontend's own choice: accepted or refused, never fatal.
+                let bare = negotiated(daemon)?;
                 let file = memfd(2 * MIB);
                 match bare
                     .set_mem_table(&[region(0, len, 0x7f00_0000_0000, offset)], &[file.as_fd()])
                 {
-                    Ok(()) => told(bare.features(), "afterwards").map(drop),
+                    Ok(()) => context(bare.features(), "afterwards").map(drop),
                     other => refused(other),
                 }
             },
         ));
     }
     rows.push(row("the disk image itself as guest memory", |daemon| {
-        let bare = greeted(daemon)?;
-        // The daemon's own disk, as it has it open.
+        let bare = negotiated(daemon)?;
+        // The disk of the daemon itself, through the daemon's own descriptor.
         let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
         let image = folder.flatten().find_map(|entry| {
             let target = std::fs::read_link(entry.path()).ok()?;
@@ -244,30 +251,34 @@ fn strange_files(rows: &mut Vec<Row>) {
     }));
 }
 
-fn in_memory(daemon: &Daemon, plans: &[RegionPlan], table: Table) -> Result<Client, String> {
+fn in_memory(
+    daemon: &Daemon,
+    plans: &[RegionOptions],
+    table: MemoryMessages,
+) -> Result<Client, String> {
     let options = Options { table, ..small(2) };
-    let memory = told(GuestMemory::new(plans), "memory")?;
-    let bare = told(frontend(daemon), "connect")?;
-    told(Client::start_in(bare, memory, &options), "start")
+    let memory = context(GuestMemory::new(plans), "memory")?;
+    let bare = context(frontend(daemon), "connect")?;
+    context(Client::start_in(bare, memory, &options), "start")
 }
 
 fn slots(rows: &mut Vec<Row>) {
     rows.push(row("509 slots, and one more", |daemon| {
-        let bare = greeted(daemon)?;
-        let most = told(bare.max_mem_slots(), "slots")?;
+        let bare = negotiated(daemon)?;
+        let most = context(bare.max_mem_slots(), "slots")?;
         ensure(most >= 509, || format!("{most} slots"))?;
         let file = memfd(4096);
         for at in 0..most {
             let one = region(at * 8192, 4096, 0x7f00_0000_0000 + at * 8192, 0);
-            told(bare.add_mem_reg(one, file.as_fd()), &format!("slot {at}"))?;
+            context(bare.add_mem_reg(one, file.as_fd()), &format!("slot {at}"))?;
         }
         let one = region(most * 8192, 4096, 0x7f00_0000_0000 + most * 8192, 0);
         refused(bare.add_mem_reg(one, file.as_fd()))
     }));
     rows.push(row("a client whose memory is 300 slots", |daemon| {
-        let mut plans = vec![RegionPlan::new(0x1000_0000, 16 << 20)];
-        plans.extend((0..300).map(|at| RegionPlan::new(0x4000_0000 + at * 8192, 4096)));
-        let mut client = in_memory(daemon, &plans, Table::Slots)?;
+        let mut plans = vec![RegionOptions::new(0x1000_0000, 16 << 20)];
+        plans.extend((0..300).map(|at| RegionOptions::new(0x4000_0000 + at * 8192, 4096)));
+        let mut client = in_memory(daemon, &plans, MemoryMessages::Slots)?;
         let memory = client.memory().clone();
         for at in [0u64, 150, 299] {
             let data = (0x4000_0000 + at * 8192, 4096);
@@ -278,33 +289,33 @@ fn slots(rows: &mut Vec<Row>) {
                 data,
                 writable: false,
             };
-            let done = told(client.queue(0).execute(&write), "write")?;
+            let done = context(client.queue(0).execute(&write), "write")?;
             ensure(done.status == 0, || format!("{done:?}"))?;
         }
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     for with_fd in [false, true] {
         rows.push(row(
-            format!("slots given and taken back, descriptor {with_fd}"),
+            format!("slots added and removed, descriptor {with_fd}"),
             move |daemon| {
                 let mut client = open(daemon)?;
                 let fds = daemon.fds();
                 let file = memfd(MIB);
-                for turn in 0..200u64 {
+                for round in 0..200u64 {
                     let one = region(0x9_0000_0000, MIB, 0x7e00_0000_0000, 0);
                     let frontend = client.frontend();
-                    told(
+                    context(
                         frontend.add_mem_reg(one, file.as_fd()),
-                        &format!("add, turn {turn}"),
+                        &format!("add, round {round}"),
                     )?;
                     let fd = with_fd.then(|| file.as_fd());
-                    told(
+                    context(
                         frontend.rem_mem_reg(one, fd),
-                        &format!("remove, turn {turn}"),
+                        &format!("remove, round {round}"),
                     )?;
                 }
                 daemon.fds_settle_at(fds)?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -316,72 +327,72 @@ fn slots(rows: &mut Vec<Row>) {
         ("of no bytes", |one| one.len_bytes = 0),
     ];
     for (name, change) in changes {
-        rows.push(row(format!("taking a slot back {name}"), move |daemon| {
+        rows.push(row(format!("removing a slot {name}"), move |daemon| {
             let mut client = open(daemon)?;
             let mut one = client.memory().region(0);
             change(&mut one);
             match client.frontend().rem_mem_reg(one, None) {
-                Err(Error::Refused { .. }) => both_serve(&mut client),
+                Err(Error::Refused { .. }) => check_both_vrings(&mut client),
                 other => refused(other),
             }
         }));
     }
-    rows.push(row("adding a slot over memory that is there", |daemon| {
+    rows.push(row("adding a slot that overlaps a region", |daemon| {
         let mut client = open(daemon)?;
         let file = memfd(MIB);
         let mut one = client.memory().region(0);
         one.guest_addr += 4096;
         one.len_bytes = MIB;
         match client.frontend().add_mem_reg(one, file.as_fd()) {
-            Err(Error::Refused { .. }) => both_serve(&mut client),
+            Err(Error::Refused { .. }) => check_both_vrings(&mut client),
             other => refused(other),
         }
     }));
     rows.push(row("ADD_MEM_REG without a descriptor", |daemon| {
-        let bare = greeted(daemon)?;
-        let payload = wire::mem_reg(region(0, MIB, 0x7f00_0000_0000, 0));
-        refused(bare.tell(number::ADD_MEM_REG, &payload, &[]))
+        let bare = negotiated(daemon)?;
+        let payload = message::mem_reg(region(0, MIB, 0x7f00_0000_0000, 0));
+        refused(bare.send(number::ADD_MEM_REG, &payload, &[]))
     }));
 }
 
 fn changing_tables(rows: &mut Vec<Row>) {
     rows.push(row("the same table again and again under load", |daemon| {
         let mut client = open(daemon)?;
-        for turn in 0..50 {
+        for round in 0..50 {
             flood(client.queue(0), 16, 16 << 10);
-            told(client.send_memory(), "table")?;
+            context(client.send_memory(), "table")?;
             let seen = settle(client.queue(0).ring(), 16);
-            ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
+            ensure(seen == 16, || format!("round {round}: {seen} of 16"))?;
         }
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     rows.push(row("slots added under load", |daemon| {
         let mut client = open(daemon)?;
         let file = memfd(MIB);
-        for turn in 0..50u64 {
+        for round in 0..50u64 {
             flood(client.queue(0), 16, 16 << 10);
             let one = region(
-                0x9_0000_0000 + turn * MIB,
+                0x9_0000_0000 + round * MIB,
                 MIB,
-                0x7e00_0000_0000 + turn * MIB,
+                0x7e00_0000_0000 + round * MIB,
                 0,
             );
-            told(client.frontend().add_mem_reg(one, file.as_fd()), "add")?;
+            context(client.frontend().add_mem_reg(one, file.as_fd()), "add")?;
             let seen = settle(client.queue(0).ring(), 16);
-            ensure(seen == 16, || format!("turn {turn}: {seen} of 16"))?;
+            ensure(seen == 16, || format!("round {round}: {seen} of 16"))?;
         }
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     rows.push(row(
-        "the vrings' region taken away while requests run",
+        "the vrings' region removed while requests run",
         |daemon| {
             let mut client = open(daemon)?;
             flood(client.queue(0), 20, 64 << 10);
             let one = client.memory().region(0);
             match client.frontend().rem_mem_reg(one, None) {
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(PATIENCE);
-                    ensure(retired, || "its vring did not say so".into())?;
+                    let retired = client.queue(0).err_signalled(time_limit());
+                    ensure(retired, || "its vring did not signal err".into())?;
                     quiet(&mut client)
                 }
                 other => refused(other),
@@ -389,14 +400,14 @@ fn changing_tables(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row(
-        "a region of data taken away while it is written",
+        "a region of data removed while it is written",
         |daemon| {
             let plans = [
-                RegionPlan::new(0x1000_0000, 16 << 20),
-                RegionPlan::new(0x4000_0000, 16 << 20),
+                RegionOptions::new(0x1000_0000, 16 << 20),
+                RegionOptions::new(0x4000_0000, 16 << 20),
             ];
-            let mut client = in_memory(daemon, &plans, Table::Slots)?;
-            for turn in 0..10u64 {
+            let mut client = in_memory(daemon, &plans, MemoryMessages::Slots)?;
+            for round in 0..10u64 {
                 let (head, status) = client.queue(0).control();
                 client.queue(0).write_header(kind::IN, 0);
                 for place in 0..16u64 {
@@ -411,22 +422,22 @@ fn changing_tables(rows: &mut Vec<Row>) {
                 client.queue(0).ring().publish();
                 client.queue(0).ring_kick();
                 let one = client.memory().region(1);
-                told(client.frontend().rem_mem_reg(one, None), "remove")?;
-                // Nothing is written there after the answer.
+                context(client.frontend().rem_mem_reg(one, None), "remove")?;
+                // The daemon writes nothing there after its reply.
                 let memory = Arc::clone(client.memory());
                 memory.fill(0x4000_0000, 16 << 20, 0x77);
                 let seen = settle(client.queue(0).ring(), 16);
                 ensure(seen == 16, || {
-                    format!("turn {turn}: {seen} of 16 came back")
+                    format!("round {round}: {seen} of 16 came back")
                 })?;
                 let bytes = memory.bytes(0x4000_0000, 16 << 20);
                 ensure(bytes.iter().all(|byte| *byte == 0x77), || {
-                    format!("turn {turn}: memory was written after it was taken away")
+                    format!("round {round}: memory was written after its removal")
                 })?;
                 let fd = memory.fd(1);
-                told(client.frontend().add_mem_reg(one, fd), "add again")?;
+                context(client.frontend().add_mem_reg(one, fd), "add again")?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row(
@@ -440,13 +451,13 @@ fn changing_tables(rows: &mut Vec<Row>) {
             if answer.is_err() {
                 return refused(answer);
             }
-            // The vrings now lie in zeroes: whatever comes of them, ours is no longer written.
+            // The vrings now lie in zeroes. Their requests may fail, but our old memory is no longer written.
             quiet(&mut client)
         },
     ));
 }
 
-/// Guest memory must rest.
+/// Checks that guest memory does not change any more.
 fn quiet(client: &mut Client) -> Outcome {
     let (area, _) = client.queue(0).data_area();
     let memory = Arc::clone(client.memory());
@@ -454,17 +465,17 @@ fn quiet(client: &mut Client) -> Outcome {
     std::thread::sleep(Duration::from_millis(50));
     let bytes = memory.bytes(area, 2 << 20);
     ensure(bytes.iter().all(|byte| *byte == 0x77), || {
-        "memory was written afterwards".into()
+        "memory was written after the reply".into()
     })
 }
 
-/// Memory whose file is cut under the daemon: SIGBUS kills those that do not expect it. The connection may go;
-/// the daemon may not.
+/// Memory whose file is truncated under the daemon: SIGBUS would kill a program without a handler. The daemon may
+/// close the connection, but must not die.
 fn cut_files(rows: &mut Vec<Row>) {
     const DATA: u64 = 0x4000_0000;
     let plans = [
-        RegionPlan::new(0x1000_0000, 16 << 20),
-        RegionPlan::new(DATA, 4 << 20),
+        RegionOptions::new(0x1000_0000, 16 << 20),
+        RegionOptions::new(DATA, 4 << 20),
     ];
     for (name, keep) in [
         ("wholly", 0u64),
@@ -475,8 +486,8 @@ fn cut_files(rows: &mut Vec<Row>) {
             rows.push(row(
                 format!("data memory cut {name}, then a {what}"),
                 move |daemon| {
-                    let mut client = in_memory(daemon, &plans, Table::Whole)?;
-                    told(client.memory().truncate(1, keep), "cut")?;
+                    let mut client = in_memory(daemon, &plans, MemoryMessages::Whole)?;
+                    context(client.memory().truncate(1, keep), "cut")?;
                     let data = (DATA + (4 << 20) - 4096, 4096);
                     let one = Request {
                         kind: request,
@@ -494,7 +505,7 @@ fn cut_files(rows: &mut Vec<Row>) {
     }
     for (name, part) in [("header", 0), ("status byte", 1), ("indirect table", 2)] {
         rows.push(row(format!("the memory of a {name} cut"), move |daemon| {
-            let mut client = in_memory(daemon, &plans, Table::Whole)?;
+            let mut client = in_memory(daemon, &plans, MemoryMessages::Whole)?;
             let (head, status) = client.queue(0).control();
             let memory = Arc::clone(client.memory());
             client.queue(0).write_header(kind::FLUSH, 0);
@@ -509,13 +520,13 @@ fn cut_files(rows: &mut Vec<Row>) {
                 cleave_client::Buffer::readable(head, 16),
                 cleave_client::Buffer::writable(status, 1),
             ];
-            told(memory.truncate(1, 0), "cut")?;
+            context(memory.truncate(1, 0), "cut")?;
             let used = if part == 2 {
                 client.queue(0).chain_through(far + 4096, &chain)
             } else {
                 client.queue(0).chain(&chain)
             };
-            // A status byte written to memory that is not there tells nobody anything: no lie.
+            // The status byte would be written to missing memory, so the guest cannot be misled.
             let lie = part != 1 && used.as_ref().is_ok_and(|used| used.len > 0);
             after_the_cut(used.map(|_| u8::from(!lie)), &mut client)
         }));
@@ -535,25 +546,28 @@ fn cut_files(rows: &mut Vec<Row>) {
     }
     rows.push(row("all memory cut under load", |daemon| {
         for _ in 0..5 {
-            let mut client = in_memory(daemon, &plans_of_one(), Table::Whole)?;
+            let mut client = in_memory(daemon, &plans_of_one(), MemoryMessages::Whole)?;
             flood(client.queue(0), 20, 64 << 10);
             flood(client.queue(1), 20, 64 << 10);
-            told(client.memory().truncate(0, 0), "cut")?;
+            context(client.memory().truncate(0, 0), "cut")?;
             client.queue(0).ring_kick();
             client.queue(1).ring_kick();
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
     }));
-    rows.push(row("memory that is short from the beginning", |daemon| {
-        let bare = greeted(daemon)?;
-        let file = memfd(4096);
-        refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
-    }));
+    rows.push(row(
+        "a memory file that is too short from the start",
+        |daemon| {
+            let bare = negotiated(daemon)?;
+            let file = memfd(4096);
+            refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
+        },
+    ));
     rows.push(row(
         "a hole punched into data memory is read as zeroes, and served",
         move |daemon| {
-            let mut client = in_memory(daemon, &plans, Table::Whole)?;
+            let mut client = in_memory(daemon, &plans, MemoryMessages::Whole)?;
             let memory = Arc::clone(client.memory());
             memory.fill(DATA, 4096, 9);
             use rustix::fs::FallocateFlags;
@@ -565,25 +579,25 @@ fn cut_files(rows: &mut Vec<Row>) {
                 data: (DATA, 4096),
                 writable: false,
             };
-            let done = told(client.queue(0).execute(&write), "write")?;
+            let done = context(client.queue(0).execute(&write), "write")?;
             ensure(done.status == 0, || format!("{done:?}"))?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
 }
 
-fn plans_of_one() -> [RegionPlan; 1] {
-    [RegionPlan::new(0x1000_0000, 32 << 20)]
+fn plans_of_one() -> [RegionOptions; 1] {
+    [RegionOptions::new(0x1000_0000, 32 << 20)]
 }
 
-/// A vring of its own region, which is cut.
+/// A vring in a region of its own, which is truncated.
 fn cut_ring(daemon: &Daemon, part: usize, load: bool) -> Outcome {
     let plans = [
-        RegionPlan::new(0x1000_0000, 16 << 20),
-        RegionPlan::new(0x4000_0000, 1 << 20),
+        RegionOptions::new(0x1000_0000, 16 << 20),
+        RegionOptions::new(0x4000_0000, 1 << 20),
     ];
-    let mut client = in_memory(daemon, &plans, Table::Whole)?;
-    told(client.frontend().vring_base(0), "stop")?;
+    let mut client = in_memory(daemon, &plans, MemoryMessages::Whole)?;
+    context(client.frontend().vring_base(0), "stop")?;
     let memory = Arc::clone(client.memory());
     let mut layout = client.queue(0).ring().layout();
     let far = 0x4000_0000;
@@ -594,24 +608,24 @@ fn cut_ring(daemon: &Daemon, part: usize, load: bool) -> Outcome {
     }
     let event_idx = client.features() & cleave_blk::spec::feature::EVENT_IDX != 0;
     let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
-    *client.queue(0).ring() = told(fresh, "lay out")?;
-    told(client.announce_again(0, 0), "start")?;
-    told(
+    *client.queue(0).ring() = context(fresh, "lay out")?;
+    context(client.resume_queue(0, 0), "start")?;
+    context(
         client.queue(0).read(0, &mut [0; 512]),
         "read before the cut",
     )?;
     if load {
         flood(client.queue(0), 20, 64 << 10);
     }
-    told(memory.truncate(1, 0), "cut")?;
+    context(memory.truncate(1, 0), "cut")?;
     flood(client.queue(0), 1, 512);
     client.queue(0).ring_kick();
     std::thread::sleep(Duration::from_millis(30));
-    // The vring is gone and the connection with it, or the vring alone: either is fair.
-    neighbour_serves_or_all_is_gone(&mut client)
+    // The daemon may retire the vring or close the connection.
+    check_other_vring_or_closed(&mut client)
 }
 
-/// The request failed, or the connection is gone; a success would be a lie.
+/// Checks that the request failed or the connection is closed; a success would be wrong.
 fn after_the_cut(status: Result<u8, Error>, client: &mut Client) -> Outcome {
     match status {
         Ok(0) => Err("a request on memory that is not there succeeded".into()),

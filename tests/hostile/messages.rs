@@ -1,49 +1,53 @@
-//! Misdeeds of a frontend: headers, payloads, indices, descriptors.
+//! Hostile frontends: bad headers, payloads, indices and descriptors.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use cleave_client::wire::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
+use cleave_client::message::{self, FLAG_NEED_REPLY, FLAG_REPLY, VERSION, request as number};
 use cleave_client::{Client, Error, Socket};
 use cleave_tests::{
-    Daemon, Messages as _, Outcome, PATIENCE, Row, Stopwatch, closes_within, ensure, exercise,
-    flood, row, scale, small,
+    Daemon, Messages as _, Outcome, Row, Stopwatch, TIMEOUT, closes_within, ensure, exercise,
+    flood, policy, row, scale, small, time_limit,
 };
 
-use crate::attack::{both_serve, neighbour_serves, open, told};
-use crate::config::{frontend, refused};
+use crate::attack::{check_both_vrings, check_other_vring, context, frontend, open};
+use crate::config::refused;
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    headers(&mut rows);
-    every_number(&mut rows);
-    indices(&mut rows);
-    vring_sizes(&mut rows);
-    vring_addresses(&mut rows);
-    order(&mut rows);
-    slowness(&mut rows);
-    repetition(&mut rows);
+    policy(&mut rows, "vhost-user \"Header\"", headers);
+    policy(
+        &mut rows,
+        "vhost-user \"Front-end message types\"",
+        every_number,
+    );
+    policy(&mut rows, "vhost-user \"Multiple queue support\"", indices);
+    policy(&mut rows, "virtio 1.3 §2.7", vring_sizes);
+    policy(&mut rows, "virtio 1.3 §2.7", vring_addresses);
+    policy(&mut rows, "vhost-user \"Ring states\"", order);
+    policy(&mut rows, "vhost-user \"Communication\"", slowness);
+    policy(&mut rows, "vhost-user \"Communication\"", repetition);
     rows
 }
 
-/// After hostile bytes a daemon answers, closes, or waits for more: whatever it does, it must not spin.
+/// After hostile bytes a daemon may reply, close the connection, or wait for more. It must not spin.
 fn not_spinning(daemon: &Daemon) -> Outcome {
     daemon.does_not_spin()
 }
 
 fn send(daemon: &Daemon, bytes: &[u8]) -> Outcome {
-    let frontend = told(frontend(daemon), "connect")?;
-    // It may close while we still send.
+    let frontend = context(frontend(daemon), "connect")?;
+    // The daemon may close the connection while we still send.
     let _ = frontend.socket().send_raw(bytes, &[]);
     not_spinning(daemon)
 }
 
-/// Sooner than a message would be given up that does not come.
+/// Less than the daemon's time limit for an incomplete message.
 fn closes_soon(socket: &Socket) -> Outcome {
     let watch = Stopwatch::start();
-    let closed = closes_within(socket, PATIENCE);
+    let closed = closes_within(socket, time_limit());
     let took = watch.elapsed();
     ensure(closed && took < Duration::from_secs(2), || {
         format!("still open after {took:?}")
@@ -61,36 +65,32 @@ fn headers(rows: &mut Vec<Row>) {
         1 << 31,
     ] {
         rows.push(row(format!("header flags {flags:#x}"), move |daemon| {
-            send(daemon, &wire::message(number::GET_FEATURES, flags, &[]))
+            send(daemon, &message::message(number::GET_FEATURES, flags, &[]))
         }));
     }
     for size in [0u32, 7, 9, 4096, 65536, 0x7fff_ffff, 0xffff_ffff] {
         rows.push(row(
             format!("SET_FEATURES that says {size:#x} bytes and carries 8"),
             move |daemon| {
-                let mut bytes = wire::header(number::SET_FEATURES, VERSION, size).to_vec();
+                let mut bytes = message::header(number::SET_FEATURES, VERSION, size).to_vec();
                 bytes.extend_from_slice(&[0; 8]);
                 let before = daemon.rss_kib();
-                let frontend = told(frontend(daemon), "connect")?;
+                let frontend = context(frontend(daemon), "connect")?;
                 let _ = frontend.socket().send_raw(&bytes, &[]);
                 not_spinning(daemon)?;
                 daemon
                     .stays_small(before, 1023)
-                    .map_err(|what| format!("{what}: held for a promise"))
+                    .map_err(|what| format!("{what}: the daemon waits for the announced bytes"))
             },
         ));
     }
-    rows.push(row("sixty-four kilobytes of zeroes", |daemon| {
-        send(daemon, &[0; 65536])
-    }));
-    rows.push(row("sixty-four kilobytes of 0xff", |daemon| {
-        send(daemon, &[0xff; 65536])
-    }));
-    rows.push(row("sixty-four kilobytes of noise", |daemon| {
+    rows.push(row("64 KiB of zeroes", |daemon| send(daemon, &[0; 65536])));
+    rows.push(row("64 KiB of 0xff", |daemon| send(daemon, &[0xff; 65536])));
+    rows.push(row("64 KiB of noise", |daemon| {
         send(daemon, &cleave_tests::Random::new(8).bytes(65536))
     }));
-    rows.push(row("noise behind a good message", |daemon| {
-        let mut bytes = wire::message(number::GET_FEATURES, VERSION, &[]);
+    rows.push(row("noise after a valid message", |daemon| {
+        let mut bytes = message::message(number::GET_FEATURES, VERSION, &[]);
         bytes.extend(cleave_tests::Random::new(9).bytes(4096));
         send(daemon, &bytes)
     }));
@@ -99,7 +99,7 @@ fn headers(rows: &mut Vec<Row>) {
     }));
 }
 
-/// Every message there is and some that are not, with payloads that do not fit them.
+/// All existing messages and some unknown ones, with payloads of the wrong length.
 fn every_number(rows: &mut Vec<Row>) {
     let numbers = (0..=45).chain([
         64,
@@ -117,13 +117,13 @@ fn every_number(rows: &mut Vec<Row>) {
             move |daemon| {
                 for len in [0usize, 1, 4, 7, 8, 9, 12, 16, 24, 31, 40, 41, 256, 4000] {
                     for byte in [0u8, 0xff] {
-                        let mut client = told(frontend(daemon), "connect")?;
+                        let mut client = context(frontend(daemon), "connect")?;
                         client.set_reply_ack(true);
                         let flags = VERSION | FLAG_NEED_REPLY;
-                        let bytes = wire::message(request, flags, &vec![byte; len]);
+                        let bytes = message::message(request, flags, &vec![byte; len]);
                         let _ = client.socket().send_raw(&bytes, &[]);
-                        // The next message is answered, or the connection is closed.
-                        let ask = wire::message(number::GET_FEATURES, VERSION, &[]);
+                        // The daemon replies to the next message, or closes the connection.
+                        let ask = message::message(number::GET_FEATURES, VERSION, &[]);
                         let _ = client.socket().send_raw(&ask, &[]);
                         let _ = client.socket().stream().shutdown(std::net::Shutdown::Write);
                         closes_soon(client.socket())
@@ -136,7 +136,7 @@ fn every_number(rows: &mut Vec<Row>) {
     }
 }
 
-/// The eight messages that carry a vring's index, with indices that do not exist.
+/// The eight messages that carry a vring index, with indices that do not exist.
 fn indices(rows: &mut Vec<Row>) {
     type Say = fn(&mut Client, u32) -> Result<(), Error>;
     let messages: [(&str, Say); 8] = [
@@ -147,7 +147,7 @@ fn indices(rows: &mut Vec<Row>) {
             let layout = client.queue(1).ring().layout();
             let user = |addr| client.memory().user_addr(addr).unwrap_or(0);
             let (desc, avail, used) = (user(layout.desc), user(layout.avail), user(layout.used));
-            let place = wire::VringAddr {
+            let place = message::VringAddr {
                 index,
                 flags: 0,
                 desc,
@@ -189,7 +189,7 @@ fn indices(rows: &mut Vec<Row>) {
             0x8000_0000,
             0xffff_ffff,
         ] {
-            // In messages with descriptors the low 8 bits are the index and bit 8 says "no descriptor".
+            // In messages with descriptors, the low 8 bits are the index and bit 8 means "no descriptor".
             let masked = matches!(name, "SET_VRING_KICK" | "SET_VRING_CALL" | "SET_VRING_ERR");
             if masked && (index & 0xff) < 64 {
                 continue;
@@ -208,7 +208,7 @@ fn indices(rows: &mut Vec<Row>) {
             let event = client.queue(0).kick_descriptor().ok_or("no kick")?;
             let _ = client
                 .frontend()
-                .tell(number::SET_VRING_KICK, &payload, &[event.as_fd()]);
+                .send(number::SET_VRING_KICK, &payload, &[event.as_fd()]);
             Ok(())
         },
     ));
@@ -219,7 +219,7 @@ fn vring_fd(client: &mut Client, request: u32, index: u32) -> Result<(), Error> 
     let payload = u64::from(index & 0xff) | u64::from(index) & !0x1ff;
     client
         .frontend()
-        .tell(request, &payload.to_le_bytes(), &[event.as_fd()])
+        .send(request, &payload.to_le_bytes(), &[event.as_fd()])
 }
 
 fn vring_sizes(rows: &mut Vec<Row>) {
@@ -241,7 +241,7 @@ fn vring_sizes(rows: &mut Vec<Row>) {
     ] {
         rows.push(row(format!("a vring of {size} entries"), move |daemon| {
             let mut client = open(daemon)?;
-            told(client.frontend().vring_base(0), "stop")?;
+            context(client.frontend().vring_base(0), "stop")?;
             refused(client.frontend().set_vring_num(0, size))
         }));
     }
@@ -250,46 +250,46 @@ fn vring_sizes(rows: &mut Vec<Row>) {
             format!("a vring of {size} entries is served or refused"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                told(client.frontend().vring_base(0), "stop")?;
+                context(client.frontend().vring_base(0), "stop")?;
                 match client.frontend().set_vring_num(0, size) {
-                    Ok(()) | Err(Error::Refused { .. }) => neighbour_serves(&mut client),
+                    Ok(()) | Err(Error::Refused { .. }) => check_other_vring(&mut client),
                     Err(Error::Closed) => Ok(()),
                     Err(other) => Err(other.to_string()),
                 }
             },
         ));
     }
-    rows.push(row("another size for a vring that runs", |daemon| {
+    rows.push(row("another size for a running vring", |daemon| {
         let mut client = open(daemon)?;
         for size in [32u32, 128, 1024] {
             match client.frontend().set_vring_num(0, size) {
                 Err(Error::Closed) => return Ok(()),
-                Err(Error::Refused { .. }) => both_serve(&mut client)?,
-                Ok(()) => return Err(format!("{size} entries were accepted while it runs")),
+                Err(Error::Refused { .. }) => check_both_vrings(&mut client)?,
+                Ok(()) => return Err(format!("{size} entries were accepted while the vring runs")),
                 Err(other) => return Err(other.to_string()),
             }
         }
         Ok(())
     }));
     for base in [65535u32, 65534] {
-        rows.push(row(
-            format!("a vring from position {base}"),
-            move |daemon| {
+        rows.push(
+            row(format!("a vring from position {base}"), move |daemon| {
                 let options = cleave_client::Options {
                     base: base as u16,
                     ..small(2)
                 };
-                let mut client = told(daemon.try_open(&options), "open")?;
-                (0..5).try_for_each(|_| both_serve(&mut client))
-            },
-        ));
+                let mut client = context(daemon.try_open(&options), "open")?;
+                (0..5).try_for_each(|_| check_both_vrings(&mut client))
+            })
+            .specified("vhost-user SET_VRING_BASE"),
+        );
     }
     for base in [65536u32, 0x1_0005, 0x8000_0000, 0xffff_ffff] {
         rows.push(row(
             format!("a vring from position {base:#x}"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                told(client.frontend().vring_base(0), "stop")?;
+                context(client.frontend().vring_base(0), "stop")?;
                 refused(client.frontend().set_vring_base(0, base))
             },
         ));
@@ -297,7 +297,7 @@ fn vring_sizes(rows: &mut Vec<Row>) {
 }
 
 fn vring_addresses(rows: &mut Vec<Row>) {
-    type Change = fn(&mut wire::VringAddr, u64);
+    type Change = fn(&mut message::VringAddr, u64);
     let changes: [(&str, Change); 17] = [
         ("a descriptor table 1 byte off", |place, _| place.desc += 1),
         ("a descriptor table 8 bytes off", |place, _| place.desc += 8),
@@ -341,11 +341,11 @@ fn vring_addresses(rows: &mut Vec<Row>) {
     for (name, change) in changes {
         rows.push(row(name, move |daemon| {
             let mut client = open(daemon)?;
-            told(client.frontend().vring_base(0), "stop")?;
+            context(client.frontend().vring_base(0), "stop")?;
             let layout = client.queue(0).ring().layout();
             let user = |addr| client.memory().user_addr(addr).unwrap_or(0);
             let (desc, avail, used) = (user(layout.desc), user(layout.avail), user(layout.used));
-            let mut place = wire::VringAddr {
+            let mut place = message::VringAddr {
                 index: 0,
                 flags: 0,
                 desc,
@@ -356,7 +356,7 @@ fn vring_addresses(rows: &mut Vec<Row>) {
             let region = client.memory().region(0);
             change(&mut place, region.user_addr + region.len_bytes);
             let kick = client.queue(0).kick_descriptor().ok_or("no kick")?;
-            // Refused at once or when the vring would start, never served.
+            // Refused at once or when the vring starts; never served.
             let frontend = client.frontend();
             let said = frontend
                 .set_vring_addr(place)
@@ -364,23 +364,23 @@ fn vring_addresses(rows: &mut Vec<Row>) {
                 .and_then(|()| frontend.set_vring_enable(0, true));
             match said {
                 Err(Error::Closed) => Ok(()),
-                Err(Error::Refused { .. }) => neighbour_serves(&mut client),
+                Err(Error::Refused { .. }) => check_other_vring(&mut client),
                 Err(other) => Err(other.to_string()),
                 Ok(()) => {
-                    let retired = client.queue(0).err_signalled(PATIENCE);
-                    ensure(retired, || "accepted, and not retired either".into())?;
-                    neighbour_serves(&mut client)
+                    let retired = client.queue(0).err_signalled(time_limit());
+                    ensure(retired, || "accepted and not retired".into())?;
+                    check_other_vring(&mut client)
                 }
             }
         }));
     }
     rows.push(row("vring addresses before any memory", |daemon| {
-        let mut bare = told(frontend(daemon), "connect")?;
+        let mut bare = context(frontend(daemon), "connect")?;
         bare.set_reply_ack(false);
         let _ = bare.set_owner();
         let _ = bare.set_features(1 << 32);
         let _ = bare.set_vring_num(0, 64);
-        let place = wire::VringAddr {
+        let place = message::VringAddr {
             index: 0,
             flags: 0,
             desc: 4096,
@@ -401,7 +401,7 @@ fn vring_addresses(rows: &mut Vec<Row>) {
             let layout = client.queue(0).ring().layout();
             let user = |addr| client.memory().user_addr(addr).unwrap_or(0);
             let (desc, avail, used) = (user(layout.desc), user(layout.avail), user(layout.used));
-            let place = wire::VringAddr {
+            let place = message::VringAddr {
                 index: 0,
                 flags: 0,
                 desc,
@@ -410,8 +410,8 @@ fn vring_addresses(rows: &mut Vec<Row>) {
                 log: 0,
             };
             for _ in 0..10 {
-                told(client.frontend().set_vring_addr(place), "set")?;
-                both_serve(&mut client)?;
+                context(client.frontend().set_vring_addr(place), "set")?;
+                check_both_vrings(&mut client)?;
             }
             Ok(())
         },
@@ -419,124 +419,130 @@ fn vring_addresses(rows: &mut Vec<Row>) {
 }
 
 fn order(rows: &mut Vec<Row>) {
-    rows.push(row("a vring enabled that has nothing", |daemon| {
+    rows.push(row("a vring enabled without any set-up", |daemon| {
         let mut client = open(daemon)?;
         let _ = client.frontend().set_vring_enable(9, true);
         if client.frontend().features().is_ok() {
-            both_serve(&mut client)?;
+            check_both_vrings(&mut client)?;
         }
         Ok(())
     }));
-    rows.push(row("a vring kicked off that has no address", |daemon| {
+    rows.push(row("a vring started without addresses", |daemon| {
         let mut client = open(daemon)?;
         let kick = client.queue(0).kick_descriptor().ok_or("no kick")?;
         let _ = client.frontend().set_vring_kick(7, Some(kick.as_fd()));
         let _ = client.frontend().set_vring_enable(7, true);
         if client.frontend().features().is_ok() {
-            both_serve(&mut client)?;
+            check_both_vrings(&mut client)?;
         }
         Ok(())
     }));
-    rows.push(row("the position of a vring that never ran", |daemon| {
+    rows.push(row("the base of a vring that never ran", |daemon| {
         let mut client = open(daemon)?;
         match client.frontend().vring_base(5) {
-            Ok(0) => both_serve(&mut client),
+            Ok(0) => check_both_vrings(&mut client),
             Ok(base) => Err(format!("position {base}")),
             Err(Error::Closed) => Ok(()),
             Err(other) => Err(other.to_string()),
         }
     }));
-    rows.push(row("a vring stopped twice", |daemon| {
-        let mut client = open(daemon)?;
-        exercise(&mut client)?;
-        let first = told(client.frontend().vring_base(0), "first")?;
-        let second = told(client.frontend().vring_base(0), "second")?;
-        ensure(first == second && first == 2, || {
-            format!("positions {first}, {second}")
-        })?;
-        neighbour_serves(&mut client)
-    }));
+    rows.push(
+        row("a vring stopped twice", |daemon| {
+            let mut client = open(daemon)?;
+            exercise(&mut client)?;
+            let first = context(client.frontend().vring_base(0), "first")?;
+            let second = context(client.frontend().vring_base(0), "second")?;
+            ensure(first == second && first == 2, || {
+                format!("positions {first}, {second}")
+            })?;
+            check_other_vring(&mut client)
+        })
+        .specified("vhost-user GET_VRING_BASE"),
+    );
     rows.push(row(
         "enabled and disabled by other values than 0 and 1",
         |daemon| {
             let mut client = open(daemon)?;
             for value in [2u32, 0xff, 0xffff_ffff] {
-                let payload = wire::vring_state(0, value);
+                let payload = message::vring_state(0, value);
                 let _ = client
                     .frontend()
-                    .tell(number::SET_VRING_ENABLE, &payload, &[]);
+                    .send(number::SET_VRING_ENABLE, &payload, &[]);
             }
             if client.frontend().features().is_err() {
                 return Ok(());
             }
-            told(client.frontend().set_vring_enable(0, true), "enable")?;
-            both_serve(&mut client)
+            context(client.frontend().set_vring_enable(0, true), "enable")?;
+            check_both_vrings(&mut client)
         },
     ));
-    rows.push(row(
-        "a disabled vring is not served, and is when enabled",
-        |daemon| {
-            let mut client = open(daemon)?;
-            told(client.frontend().set_vring_enable(0, false), "disable")?;
-            flood(client.queue(0), 1, 512);
-            std::thread::sleep(Duration::from_millis(30));
-            ensure(client.queue(0).ring().used_index() == 0, || {
-                "served while disabled".into()
-            })?;
-            told(client.frontend().set_vring_enable(0, true), "enable")?;
-            let seen = crate::attack::settle(client.queue(0).ring(), 1);
-            ensure(seen == 1, || "not served when enabled".into())?;
-            both_serve(&mut client)
-        },
-    ));
+    rows.push(
+        row(
+            "a disabled vring is not served, and is when enabled",
+            |daemon| {
+                let mut client = open(daemon)?;
+                context(client.frontend().set_vring_enable(0, false), "disable")?;
+                flood(client.queue(0), 1, 512);
+                std::thread::sleep(Duration::from_millis(30));
+                ensure(client.queue(0).ring().used_index() == 0, || {
+                    "served while disabled".into()
+                })?;
+                context(client.frontend().set_vring_enable(0, true), "enable")?;
+                let seen = crate::attack::settle(client.queue(0).ring(), 1);
+                ensure(seen == 1, || "not served when enabled".into())?;
+                check_both_vrings(&mut client)
+            },
+        )
+        .specified("vhost-user \"Ring states\""),
+    );
 }
 
 fn slowness(rows: &mut Vec<Row>) {
-    rows.push(row("a header that comes a byte at a time", |daemon| {
-        let slow = told(frontend(daemon), "connect")?;
-        for byte in wire::message(number::GET_FEATURES, VERSION, &[]) {
-            told(slow.socket().send_raw(&[byte], &[]), "send")?;
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        told(slow.socket().recv(), "answer").map(drop)
-    }));
+    rows.push(
+        row("a header that arrives byte by byte", |daemon| {
+            let slow = context(frontend(daemon), "connect")?;
+            for byte in message::message(number::GET_FEATURES, VERSION, &[]) {
+                context(slow.socket().send_raw(&[byte], &[]), "send")?;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            context(slow.socket().recv(), "answer").map(drop)
+        })
+        .specified("vhost-user \"Communication\""),
+    );
     for half in [1usize, 4, 11, 12, 15] {
         rows.push(row(
-            format!("{half} bytes of a message, then the end"),
+            format!("{half} bytes of a message, then a disconnect"),
             move |daemon| {
-                let slow = told(frontend(daemon), "connect")?;
-                let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
-                told(slow.socket().send_raw(&bytes[..half], &[]), "send")?;
+                let slow = context(frontend(daemon), "connect")?;
+                let bytes = message::message(number::SET_FEATURES, VERSION, &[0; 8]);
+                context(slow.socket().send_raw(&bytes[..half], &[]), "send")?;
                 let _ = slow.socket().stream().shutdown(std::net::Shutdown::Write);
                 closes_soon(slow.socket())
             },
         ));
     }
     rows.push(row(
-        "half a message, then silence: closed in time, the next is served",
+        "half a message, then nothing: closed in time, the next frontend is served",
         |daemon| {
-            let slow = told(frontend(daemon), "connect")?;
-            let bytes = wire::message(number::SET_FEATURES, VERSION, &[0; 8]);
-            told(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
-            let closed = closes_within(slow.socket(), PATIENCE);
-            ensure(closed, || "half a message holds the seat".into())
+            let slow = context(frontend(daemon), "connect")?;
+            let bytes = message::message(number::SET_FEATURES, VERSION, &[0; 8]);
+            context(slow.socket().send_raw(&bytes[..15], &[]), "send")?;
+            let closed = closes_within(slow.socket(), TIMEOUT);
+            ensure(closed, || "half a message keeps the connection open".into())
         },
     ));
+    rows.push(row("300 silent connections", |daemon| {
+        let before = daemon.fds_at_rest();
+        let silent: Vec<_> = (0..300)
+            .filter_map(|_| Socket::connect(daemon.socket(), time_limit()).ok())
+            .collect();
+        let mut client = open(daemon)?;
+        check_both_vrings(&mut client)?;
+        drop((silent, client));
+        daemon.fds_settle_at(before)
+    }));
     rows.push(row(
-        "three hundred connections that say nothing",
-        |daemon| {
-            let before = daemon.fds_at_rest();
-            let silent: Vec<_> = (0..300)
-                .filter_map(|_| Socket::connect(daemon.socket(), PATIENCE).ok())
-                .collect();
-            let mut client = open(daemon)?;
-            both_serve(&mut client)?;
-            drop((silent, client));
-            daemon.fds_settle_at(before)
-        },
-    ));
-    rows.push(row(
-        "connections that come and go without a word",
+        "connections that open and close without a message",
         |daemon| {
             let before = daemon.fds_at_rest();
             for _ in 0..scale(500) {
@@ -545,9 +551,9 @@ fn slowness(rows: &mut Vec<Row>) {
             daemon.fds_settle_at(before)
         },
     ));
-    rows.push(row("a frontend that never reads its answers", |daemon| {
-        let deaf = told(frontend(daemon), "connect")?;
-        let ask = wire::message(number::GET_FEATURES, VERSION, &[]).repeat(1000);
+    rows.push(row("a frontend that never reads its replies", |daemon| {
+        let deaf = context(frontend(daemon), "connect")?;
+        let ask = message::message(number::GET_FEATURES, VERSION, &[]).repeat(1000);
         let stream = deaf.socket().stream();
         let _ = stream.set_write_timeout(Some(Duration::from_millis(500)));
         let mut full = false;
@@ -557,7 +563,7 @@ fn slowness(rows: &mut Vec<Row>) {
                 break;
             }
         }
-        ensure(full, || "a million answers fitted nowhere".into())?;
+        ensure(full, || "the daemon never stopped reading".into())?;
         not_spinning(daemon)
     }));
 }
@@ -589,7 +595,7 @@ fn repetition(rows: &mut Vec<Row>) {
             client.frontend().set_vring_enable(0, true)
         }),
         ("GET_INFLIGHT_FD", 300, |client| {
-            // Not offered: refused, without a descriptor left open.
+            // A message for a feature that is not offered: refused, without a leaked descriptor.
             match client.frontend().inflight_fd(2, 64) {
                 Err(Error::Closed) => Err(Error::Closed),
                 _ => Ok(()),
@@ -597,7 +603,7 @@ fn repetition(rows: &mut Vec<Row>) {
         }),
         ("the start and stop of a vring", 200, |client| {
             let base = client.frontend().vring_base(1)?;
-            client.announce_again(1, base as u16)
+            client.resume_queue(1, base as u16)
         }),
     ];
     for (name, rounds, say) in messages {
@@ -611,15 +617,15 @@ fn repetition(rows: &mut Vec<Row>) {
                     other => other.map_err(|error| error.to_string())?,
                 }
             }
-            // The backend channel may be one descriptor more.
+            // The backend channel may add one descriptor.
             daemon.fds_settle_at(fds + 1)?;
             daemon.settles_small(rss, 511)?;
-            neighbour_serves(&mut client)
+            check_other_vring(&mut client)
         }));
     }
 }
 
-/// Makes descriptors that are no eventfd.
+/// Makes descriptors that are not eventfds.
 pub(crate) type Make = fn() -> Result<OwnedFd, String>;
 
 pub(crate) fn strange_descriptors() -> Vec<(&'static str, Make)> {
@@ -648,7 +654,7 @@ pub(crate) fn strange_descriptors() -> Vec<(&'static str, Make)> {
             rustix::io::ioctl_fionbio(&writer, true).unwrap();
             while rustix::io::write(&writer, &[1; 4096]).is_ok() {}
             rustix::io::ioctl_fionbio(&writer, false).unwrap();
-            // Its reader lives as long as this program.
+            // The reader lives as long as this program.
             std::mem::forget(reader);
             Ok(writer)
         }),
@@ -672,7 +678,7 @@ pub(crate) fn strange_descriptors() -> Vec<(&'static str, Make)> {
     ]
 }
 
-/// Descriptors where none, or others, are expected; none may stay open.
+/// Descriptors on messages that expect none, or others; none may stay open.
 pub(crate) fn descriptor_rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for request in (1..=43).chain([255]) {
@@ -684,7 +690,7 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
                     for round in 0..3 {
                         attach(daemon, request, count)?;
                         if round == 0 {
-                            // What is made once is made by now.
+                            // By now everything that is allocated only once exists.
                             before = daemon.fds_at_rest();
                         }
                     }
@@ -697,9 +703,9 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
         "descriptors beside single bytes of a message",
         |daemon| {
             let before = daemon.fds_at_rest();
-            let slow = told(frontend(daemon), "connect")?;
+            let slow = context(frontend(daemon), "connect")?;
             let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-            for byte in wire::message(number::GET_FEATURES, VERSION, &[]) {
+            for byte in message::message(number::GET_FEATURES, VERSION, &[]) {
                 if slow.socket().send_raw(&[byte], &[event.as_fd()]).is_err() {
                     break;
                 }
@@ -726,10 +732,11 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
                 } else {
                     &payload
                 };
-                let _ = client.frontend().tell(request, payload, &[own.as_fd()]);
+                let _ = client.frontend().send(request, payload, &[own.as_fd()]);
                 flood(client.queue(0), 2, 512);
                 std::thread::sleep(Duration::from_millis(10));
-                // Closing is all that is done: a daemon that kept our end would never see it.
+                // The test only closes its end: if the daemon kept its copy of this end open, it would never see the
+                // hang-up.
                 Ok(())
             },
         ));
@@ -740,11 +747,11 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
             let fd = make()?;
             let _ = client
                 .frontend()
-                .tell(number::SET_BACKEND_REQ_FD, &[], &[fd.as_fd()]);
+                .send(number::SET_BACKEND_REQ_FD, &[], &[fd.as_fd()]);
             daemon.signal(rustix::process::Signal::HUP);
             std::thread::sleep(Duration::from_millis(5));
             if client.frontend().features().is_ok() {
-                both_serve(&mut client)?;
+                check_both_vrings(&mut client)?;
             }
             Ok(())
         }));
@@ -753,7 +760,7 @@ pub(crate) fn descriptor_rows() -> Vec<Row> {
 }
 
 fn attach(daemon: &Daemon, request: u32, count: usize) -> Outcome {
-    let client = told(frontend(daemon), "connect")?;
+    let client = context(frontend(daemon), "connect")?;
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     let fds: Vec<BorrowedFd<'_>> = (0..count).map(|_| event.as_fd()).collect();
     let len = match request {
@@ -764,7 +771,7 @@ fn attach(daemon: &Daemon, request: u32, count: usize) -> Outcome {
         number::GET_INFLIGHT_FD | number::SET_INFLIGHT_FD => 24,
         _ => 8,
     };
-    let bytes = wire::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
+    let bytes = message::message(request, VERSION | FLAG_NEED_REPLY, &vec![0; len]);
     let _ = client.socket().send_raw(&bytes, &fds);
     let _ = client.socket().stream().shutdown(std::net::Shutdown::Write);
     closes_soon(client.socket())

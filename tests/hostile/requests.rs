@@ -1,10 +1,12 @@
-//! Misdeeds in requests: ranges, lengths, types.
+//! Invalid requests: ranges, lengths, types.
 
 use cleave_blk::spec::{feature, request_type as kind, status};
 use cleave_client::{Client, Options, Queue};
-use cleave_tests::{Cut, Outcome, Random, Row, ensure, header, range, row, small, stream};
+use cleave_tests::{
+    Cut, Outcome, Random, Row, ensure, header, policy, range, row, small, specified, stream,
+};
 
-use crate::attack::{both_serve, check_disk, mark_disk, open, open_with, told};
+use crate::attack::{check_both_vrings, check_disk, context, fill_disk, open, open_with};
 
 const CAPACITY: u64 = (64 << 20) / 512;
 const ONE: Cut = Cut {
@@ -13,7 +15,7 @@ const ONE: Cut = Cut {
     indirect: false,
 };
 
-/// Sends a readable stream, checks status, used length, and that nothing but what was answered was written.
+/// Sends a readable stream; checks the status, the used length, and that nothing beyond the reply was written.
 fn send(
     queue: &mut Queue,
     readable: &[u8],
@@ -22,7 +24,7 @@ fn send(
     used: u32,
 ) -> Result<Vec<u8>, String> {
     let got = stream(queue, ONE, &mut Random::new(1), readable, writable);
-    let (found, out) = told(got, "no answer")?;
+    let (found, out) = context(got, "no answer")?;
     let code = out[writable - 1];
     ensure(code == wanted, || {
         format!("status {code} where {wanted} is due")
@@ -37,12 +39,12 @@ fn send(
     };
     let rest = &out[answered..writable - 1];
     ensure(rest.iter().all(|byte| *byte == 0xa5), || {
-        "room that was not used was written".into()
+        "bytes beyond the used length were written".into()
     })?;
     Ok(out)
 }
 
-/// A row that must end with a status and used length 1, changing nothing on the disk.
+/// A row whose request must fail with this status and used length 1, without a change of the disk.
 fn refused(
     rows: &mut Vec<Row>,
     name: impl Into<String>,
@@ -52,32 +54,38 @@ fn refused(
 ) {
     rows.push(row(name, move |daemon| {
         let mut client = open(daemon)?;
-        mark_disk(&mut client)?;
+        fill_disk(&mut client)?;
         send(client.queue(0), &readable, writable, wanted, 1)?;
         check_disk(&mut client)?;
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
 }
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    ranges(&mut rows);
-    lengths(&mut rows);
-    kinds(&mut rows);
-    discards(&mut rows);
-    ids(&mut rows);
-    flushes(&mut rows);
-    without_features(&mut rows);
-    successes(&mut rows);
-    rows
+    policy(&mut rows, "virtio 1.3 §5.2.6.2", ranges);
+    policy(&mut rows, "virtio 1.3 §5.2.6.1", lengths);
+    specified(&mut rows, "virtio 1.3 §5.2.6, §2.7.8.2", kinds);
+    policy(&mut rows, "virtio 1.3 §5.2.6.1", discards);
+    policy(&mut rows, "virtio 1.3 §5.2.6", ids);
+    policy(&mut rows, "virtio 1.3 §5.2.6.1", flushes);
+    policy(&mut rows, "virtio 1.3 §5.2.6.1", without_features);
+    specified(&mut rows, "virtio 1.3 §2.7.8.2", successes);
+    rows.into_iter()
+        .map(|row| match row.name.split_whitespace().next() {
+            Some("discard") => row.with_features(feature::DISCARD),
+            Some("write-zeroes") => row.with_features(feature::WRITE_ZEROES),
+            _ => row,
+        })
+        .collect()
 }
 
 fn ranges(rows: &mut Vec<Row>) {
     let table: [(&str, u64, usize); 12] = [
         ("at the capacity", CAPACITY, 512),
-        ("of two sectors at the last one", CAPACITY - 1, 1024),
+        ("of two sectors from the last one", CAPACITY - 1, 1024),
         (
-            "of a mebibyte half beyond the end",
+            "of 1 MiB, half of it beyond the end",
             CAPACITY - 1024,
             1 << 20,
         ),
@@ -120,10 +128,10 @@ fn lengths(rows: &mut Vec<Row>) {
     }
     for request in [kind::IN, kind::OUT] {
         rows.push(row(
-            format!("no data at all, type {request}: served, and always so"),
+            format!("no data, type {request}: served, and repeatably so"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                mark_disk(&mut client)?;
+                fill_disk(&mut client)?;
                 for sector in [0, 1, CAPACITY] {
                     send(client.queue(0), &header(request, sector), 1, status::OK, 1)?;
                 }
@@ -135,7 +143,7 @@ fn lengths(rows: &mut Vec<Row>) {
                     1,
                 )?;
                 check_disk(&mut client)?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -176,7 +184,7 @@ fn kinds(rows: &mut Vec<Row>) {
         let readable = [&header(request, 0)[..], &[7; 512]].concat();
         refused(
             rows,
-            format!("type {request:#x} with data to write"),
+            format!("type {request:#x} with readable data"),
             status::UNSUPP,
             readable,
             1,
@@ -184,7 +192,7 @@ fn kinds(rows: &mut Vec<Row>) {
         let readable = header(request, 0).to_vec();
         refused(
             rows,
-            format!("type {request:#x} with room to read"),
+            format!("type {request:#x} with writable data"),
             status::UNSUPP,
             readable,
             513,
@@ -220,14 +228,14 @@ fn discards(rows: &mut Vec<Row>) {
                 format!("{name} of {len} bytes of range"),
                 move |daemon| {
                     let mut client = open(daemon)?;
-                    mark_disk(&mut client)?;
+                    fill_disk(&mut client)?;
                     let readable = [&header(request, 0)[..], &rest].concat();
                     let got = stream(client.queue(0), ONE, &mut Random::new(1), &readable, 1);
-                    let (used, out) = told(got, "no answer")?;
+                    let (used, out) = context(got, "no answer")?;
                     let fair = used == 1 && matches!(out[0], status::IOERR | status::UNSUPP);
                     ensure(fair, || format!("used {used}, status {}", out[0]))?;
                     check_disk(&mut client)?;
-                    both_serve(&mut client)
+                    check_both_vrings(&mut client)
                 },
             ));
         }
@@ -243,7 +251,11 @@ fn discards(rows: &mut Vec<Row>) {
         let beyond: [(&str, u64, u32); 9] = [
             ("at the capacity", CAPACITY, 1),
             ("across the capacity", CAPACITY - 1, 2),
-            ("of everything and one more", 0, CAPACITY as u32 + 1),
+            (
+                "of the whole disk and one sector more",
+                0,
+                CAPACITY as u32 + 1,
+            ),
             ("of 2^32 - 1 sectors", 0, u32::MAX),
             ("whose bytes wrap 32 bits", 0, 1 << 23),
             ("at 2^55", 1 << 55, 8),
@@ -256,16 +268,16 @@ fn discards(rows: &mut Vec<Row>) {
             refused(rows, format!("{name} {what}"), status::IOERR, readable, 1);
         }
         rows.push(row(
-            format!("{name} of no sectors: stable"),
+            format!("{name} of no sectors: the same result each time"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                mark_disk(&mut client)?;
+                fill_disk(&mut client)?;
                 let readable = [&header(request, 0)[..], &range(0, 0, 0)].concat();
-                let (first, _) = told(
+                let (first, _) = context(
                     stream(client.queue(0), ONE, &mut Random::new(1), &readable, 1),
                     "",
                 )?;
-                let (again, _) = told(
+                let (again, _) = context(
                     stream(client.queue(0), ONE, &mut Random::new(1), &readable, 1),
                     "",
                 )?;
@@ -273,35 +285,35 @@ fn discards(rows: &mut Vec<Row>) {
                     format!("used {first}, then {again}")
                 })?;
                 check_disk(&mut client)?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
         refused(
             rows,
-            format!("{name} with its range writable"),
+            format!("{name} whose range is writable"),
             status::IOERR,
             header(request, 0).to_vec(),
             17,
         );
         rows.push(row(
-            format!("{name} of odd sectors leaves its neighbours"),
+            format!("{name} of odd sectors changes no other sector"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                mark_disk(&mut client)?;
+                fill_disk(&mut client)?;
                 let readable = [&header(request, 0)[..], &range(3, 7, 0)].concat();
                 send(client.queue(0), &readable, 1, status::OK, 1)?;
                 let mut back = vec![0; 64 << 10];
-                told(client.queue(1).read(0, &mut back), "read")?;
+                context(client.queue(1).read(0, &mut back), "read")?;
                 let near = back[..3 * 512]
                     .iter()
                     .chain(&back[10 * 512..])
                     .all(|byte| *byte == 0x3c);
-                ensure(near, || "a neighbour was changed".into())?;
+                ensure(near, || "a neighbouring sector was changed".into())?;
                 if request == kind::WRITE_ZEROES {
                     let zero = back[3 * 512..10 * 512].iter().all(|byte| *byte == 0);
                     ensure(zero, || "not zero".into())?;
                 }
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -321,7 +333,7 @@ fn ids(rows: &mut Vec<Row>) {
                 status::OK,
                 used,
             )?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         }));
     }
     rows.push(row("get-id with a sector", |daemon| {
@@ -333,12 +345,12 @@ fn ids(rows: &mut Vec<Row>) {
             status::OK,
             21,
         )?;
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
     let readable = [&header(kind::GET_ID, 0)[..], &[0; 20]].concat();
     refused(
         rows,
-        "get-id with data to write",
+        "get-id with readable data",
         status::IOERR,
         readable,
         21,
@@ -353,35 +365,41 @@ fn flushes(rows: &mut Vec<Row>) {
     ] {
         rows.push(row(format!("flush with {name}"), move |daemon| {
             let mut client = open(daemon)?;
-            mark_disk(&mut client)?;
+            fill_disk(&mut client)?;
             let readable = [&header(kind::FLUSH, sector)[..], &vec![1; len]].concat();
             send(client.queue(0), &readable, 1, status::OK, 1)?;
             check_disk(&mut client)?;
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         }));
     }
-    rows.push(row("flushes as deep as the ring among writes", |daemon| {
-        let mut client = open(daemon)?;
-        let queue = client.queue(0);
-        let (head, status) = queue.control();
-        queue.write_header(kind::FLUSH, 0);
-        for round in 0..20 {
-            let chain = [
-                cleave_client::Buffer::readable(head, 16),
-                cleave_client::Buffer::writable(status, 1),
-            ];
-            let mut count = 0;
-            while queue.ring().add(&chain).is_some() {
-                count += 1;
-            }
-            queue.ring().publish();
-            queue.ring_kick();
-            for _ in 0..count {
-                told(queue.wait_used(), &format!("round {round}"))?;
-            }
-        }
-        both_serve(&mut client)
-    }));
+    rows.push(
+        row(
+            "as many flushes as the ring holds, among writes",
+            |daemon| {
+                let mut client = open(daemon)?;
+                let queue = client.queue(0);
+                let (head, status) = queue.control();
+                queue.write_header(kind::FLUSH, 0);
+                for round in 0..20 {
+                    let chain = [
+                        cleave_client::Buffer::readable(head, 16),
+                        cleave_client::Buffer::writable(status, 1),
+                    ];
+                    let mut count = 0;
+                    while queue.ring().add(&chain).is_some() {
+                        count += 1;
+                    }
+                    queue.ring().publish();
+                    queue.ring_kick();
+                    for _ in 0..count {
+                        context(queue.wait_used(), &format!("round {round}"))?;
+                    }
+                }
+                check_both_vrings(&mut client)
+            },
+        )
+        .specified("virtio 1.3 §5.2.6.2"),
+    );
 }
 
 fn without_features(rows: &mut Vec<Row>) {
@@ -389,23 +407,20 @@ fn without_features(rows: &mut Vec<Row>) {
         ("discard", feature::DISCARD, kind::DISCARD),
         ("write-zeroes", feature::WRITE_ZEROES, kind::WRITE_ZEROES),
     ] {
-        rows.push(row(
-            format!("{name} without having taken the feature"),
-            move |daemon| {
-                let mut client = open_with(
-                    daemon,
-                    &Options {
-                        features: !bit,
-                        ..small(2)
-                    },
-                )?;
-                mark_disk(&mut client)?;
-                let readable = [&header(request, 0)[..], &range(0, 8, 0)].concat();
-                send(client.queue(0), &readable, 1, status::UNSUPP, 1)?;
-                check_disk(&mut client)?;
-                both_serve(&mut client)
-            },
-        ));
+        rows.push(row(format!("{name} without its feature"), move |daemon| {
+            let mut client = open_with(
+                daemon,
+                &Options {
+                    features: !bit,
+                    ..small(2)
+                },
+            )?;
+            fill_disk(&mut client)?;
+            let readable = [&header(request, 0)[..], &range(0, 8, 0)].concat();
+            send(client.queue(0), &readable, 1, status::UNSUPP, 1)?;
+            check_disk(&mut client)?;
+            check_both_vrings(&mut client)
+        }));
     }
 }
 
@@ -427,8 +442,8 @@ fn successes(rows: &mut Vec<Row>) {
                     status::OK,
                     used,
                 )?;
-                ensure(out[..len] == bytes, || "something else was read".into())?;
-                both_serve(&mut client)
+                ensure(out[..len] == bytes, || "other data was read".into())?;
+                check_both_vrings(&mut client)
             },
         ));
     }
@@ -469,7 +484,7 @@ pub(crate) fn read_only_rows() -> Vec<Row> {
                 )?;
                 send(client.queue(0), &readable, 1, status::IOERR, 1)?;
                 still_zero(&mut client)?;
-                both_serve(&mut client)
+                check_both_vrings(&mut client)
             }));
         }
     }
@@ -478,7 +493,7 @@ pub(crate) fn read_only_rows() -> Vec<Row> {
 
 fn still_zero(client: &mut Client) -> Outcome {
     let mut back = vec![1; 64 << 10];
-    told(client.queue(1).read(0, &mut back), "read")?;
+    context(client.queue(1).read(0, &mut back), "read")?;
     ensure(back.iter().all(|byte| *byte == 0), || {
         "the disk was changed".into()
     })

@@ -1,31 +1,35 @@
-//! Misdeeds on the rings themselves.
+//! Hostile drivers: faults in the rings themselves.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type as kind};
-use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, RingLayout, Wait, wire};
+use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, RingLayout, Wait, message};
 use cleave_tests::{
-    Messages as _, Outcome, PATIENCE, Random, Row, comes, ensure, exercise_queue, flood, header,
-    row, scale, small,
+    Messages as _, Outcome, Random, Row, ensure, exercise_queue, flood, header, policy, row, scale,
+    small, time_limit, wait_until,
 };
 
 use crate::attack::{
-    INDIRECT, NEXT, Parts, WRITE, both_serve, expect_retired, neighbour_serves,
-    neighbour_serves_or_all_is_gone, open, open_with, polling, serves_or_retired, settle,
-    settle_within, told,
+    INDIRECT, NEXT, Parts, WRITE, check_both_vrings, check_other_vring,
+    check_other_vring_or_closed, check_served_or_retired, context, expect_retired, open, open_with,
+    polling, settle, settle_within,
 };
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    heads(&mut rows);
-    indices(&mut rows);
-    twice(&mut rows);
-    notifications(&mut rows);
-    overlaps(&mut rows);
-    doorbells(&mut rows);
-    rewriting(&mut rows);
+    policy(&mut rows, "virtio 1.3 §2.7.6", heads);
+    policy(&mut rows, "virtio 1.3 §2.7.6", indices);
+    policy(&mut rows, "virtio 1.3 §2.7.6", twice);
+    policy(&mut rows, "virtio 1.3 §2.7.8", notifications);
+    policy(&mut rows, "virtio 1.3 §2.7", overlaps);
+    policy(
+        &mut rows,
+        "vhost-user SET_VRING_KICK, SET_VRING_CALL",
+        doorbells,
+    );
+    policy(&mut rows, "virtio 1.3 §2.7", rewriting);
     rows
 }
 
@@ -50,7 +54,7 @@ fn heads(rows: &mut Vec<Row>) {
         publish(&mut client);
         expect_retired(&mut client)
     }));
-    rows.push(row("kicks after a vring was retired", |daemon| {
+    rows.push(row("kicks for a retired vring", |daemon| {
         let mut client = open(daemon)?;
         client.queue(0).ring().push(64);
         publish(&mut client);
@@ -60,41 +64,38 @@ fn heads(rows: &mut Vec<Row>) {
             publish(&mut client);
         }
         let used = client.queue(0).ring().used_index();
-        neighbour_serves(&mut client)?;
+        check_other_vring(&mut client)?;
         ensure(used == 0, || "a retired vring was served".into())
     }));
     rows.push(row(
-        "a retired vring is started again by its driver",
+        "a retired vring is restarted by its driver",
         |daemon| {
             let mut client = open(daemon)?;
             client.queue(0).ring().push(64);
             publish(&mut client);
             expect_retired(&mut client)?;
-            told(client.frontend().vring_base(0), "stop")?;
-            let mut fresh = told(client.start_queue(0, &tiny()), "start again")?;
-            told(fresh.read(0, &mut [0; 4096]), "read again")?;
-            neighbour_serves(&mut client)
+            context(client.frontend().vring_base(0), "stop")?;
+            let mut fresh = context(client.start_queue(0, &tiny()), "start again")?;
+            context(fresh.read(0, &mut [0; 4096]), "read again")?;
+            check_other_vring(&mut client)
         },
     ));
-    rows.push(row(
-        "both vrings are retired and both started again",
-        |daemon| {
-            let mut client = open(daemon)?;
-            for index in 0..2 {
-                client.queue(index).ring().push(9999);
-                client.queue(index).ring().publish();
-                client.queue(index).ring_kick();
-                let signalled = client.queue(index).err_signalled(PATIENCE);
-                ensure(signalled, || format!("vring {index} was not retired"))?;
-            }
-            for index in 0..2u16 {
-                told(client.frontend().vring_base(index.into()), "stop")?;
-                let mut fresh = told(client.start_queue(index, &tiny()), "start again")?;
-                told(fresh.read(0, &mut [0; 4096]), "read again")?;
-            }
-            Ok(())
-        },
-    ));
+    rows.push(row("both vrings are retired and restarted", |daemon| {
+        let mut client = open(daemon)?;
+        for index in 0..2 {
+            client.queue(index).ring().push(9999);
+            client.queue(index).ring().publish();
+            client.queue(index).ring_kick();
+            let signalled = client.queue(index).err_signalled(time_limit());
+            ensure(signalled, || format!("vring {index} was not retired"))?;
+        }
+        for index in 0..2u16 {
+            context(client.frontend().vring_base(index.into()), "stop")?;
+            let mut fresh = context(client.start_queue(index, &tiny()), "start again")?;
+            context(fresh.read(0, &mut [0; 4096]), "read again")?;
+        }
+        Ok(())
+    }));
 }
 
 fn tiny() -> Options {
@@ -105,7 +106,7 @@ fn tiny() -> Options {
     }
 }
 
-/// Stores any number into a word of the rings, behind the driver's back.
+/// Stores any number in a word of the rings, without the driver's knowledge.
 fn store(ring: &DriverRing, addr: u64, word: u16) {
     ring.memory().write(addr, &word.to_le_bytes());
 }
@@ -142,7 +143,7 @@ fn indices(rows: &mut Vec<Row>) {
             move |daemon| {
                 let mut client = open(daemon)?;
                 for _ in 0..3 {
-                    told(client.queue(0).read(0, &mut [0; 512]), "read")?;
+                    context(client.queue(0).read(0, &mut [0; 512]), "read")?;
                 }
                 let position = client.queue(0).ring().position();
                 set_avail_index(client.queue(0).ring(), position - back);
@@ -151,63 +152,69 @@ fn indices(rows: &mut Vec<Row>) {
             },
         ));
     }
-    rows.push(row("an available index at rest is no fault", |daemon| {
-        let mut client = open(daemon)?;
-        told(client.queue(0).read(0, &mut [0; 512]), "read")?;
-        for _ in 0..10 {
-            client.queue(0).ring_kick();
-        }
-        both_serve(&mut client)
-    }));
-    rows.push(row("a ring filled to its last entry", |daemon| {
-        let mut client = open(daemon)?;
-        let queue = client.queue(0);
-        let parts = Parts::of(queue);
-        let memory = queue.memory();
-        memory.write(parts.header, &header(kind::FLUSH, 0));
-        let table = [
-            Descriptor {
-                addr: parts.header,
-                len: 16,
-                flags: NEXT,
-                next: 1,
-            },
-            Descriptor {
-                addr: parts.status,
-                len: 1,
-                flags: WRITE,
-                next: 0,
-            },
-        ];
-        memory.write(
-            parts.table,
-            &[table[0].to_bytes(), table[1].to_bytes()].concat(),
-        );
-        for turn in 0..3 {
-            for index in 0..64 {
-                let entry = Descriptor {
-                    addr: parts.table,
-                    len: 32,
-                    flags: INDIRECT,
-                    next: 0,
-                };
-                queue.ring().write_descriptor(index, entry);
-                queue.ring().push(index);
+    rows.push(
+        row("an unchanged available index is not a fault", |daemon| {
+            let mut client = open(daemon)?;
+            context(client.queue(0).read(0, &mut [0; 512]), "read")?;
+            for _ in 0..10 {
+                client.queue(0).ring_kick();
             }
-            queue.ring().publish();
-            queue.ring_kick();
-            let seen = settle(queue.ring(), 64);
-            ensure(seen == 64, || {
-                format!("turn {turn}: {seen} of 64 came back")
-            })?;
-        }
-        queue.ring().free_all();
-        both_serve(&mut client)
-    }));
+            check_both_vrings(&mut client)
+        })
+        .specified("virtio 1.3 §2.7.6"),
+    );
+    rows.push(
+        row("a ring filled to its last entry", |daemon| {
+            let mut client = open(daemon)?;
+            let queue = client.queue(0);
+            let parts = Parts::of(queue);
+            let memory = queue.memory();
+            memory.write(parts.header, &header(kind::FLUSH, 0));
+            let table = [
+                Descriptor {
+                    addr: parts.header,
+                    len: 16,
+                    flags: NEXT,
+                    next: 1,
+                },
+                Descriptor {
+                    addr: parts.status,
+                    len: 1,
+                    flags: WRITE,
+                    next: 0,
+                },
+            ];
+            memory.write(
+                parts.table,
+                &[table[0].to_bytes(), table[1].to_bytes()].concat(),
+            );
+            for round in 0..3 {
+                for index in 0..64 {
+                    let entry = Descriptor {
+                        addr: parts.table,
+                        len: 32,
+                        flags: INDIRECT,
+                        next: 0,
+                    };
+                    queue.ring().write_descriptor(index, entry);
+                    queue.ring().push(index);
+                }
+                queue.ring().publish();
+                queue.ring_kick();
+                let seen = settle(queue.ring(), 64);
+                ensure(seen == 64, || {
+                    format!("round {round}: {seen} of 64 came back")
+                })?;
+            }
+            queue.ring().free_all();
+            check_both_vrings(&mut client)
+        })
+        .specified("virtio 1.3 §2.7.6"),
+    );
 }
 
-/// The same head again while it is in flight, or as good as. A daemon that has completed the first when it sees the
-/// second may serve both.
+/// The same head again while it may be in flight. A daemon that has completed the first before it sees the second may
+/// serve both.
 fn twice(rows: &mut Vec<Row>) {
     for times in [2u16, 3, 64] {
         rows.push(row(
@@ -224,14 +231,14 @@ fn twice(rows: &mut Vec<Row>) {
                 queue.ring().publish();
                 queue.ring_kick();
                 let mut seen = 0;
-                let is_over = comes(|| {
+                let is_over = wait_until(|| {
                     seen += std::iter::from_fn(|| client.queue(0).ring().reap()).count();
                     seen >= usize::from(times) || client.queue(0).err_signalled(Duration::ZERO)
                 });
                 ensure(is_over, || {
                     format!("neither retired nor served: {seen} of {times}")
                 })?;
-                neighbour_serves(&mut client)
+                check_other_vring(&mut client)
             },
         ));
     }
@@ -253,10 +260,10 @@ fn twice(rows: &mut Vec<Row>) {
                     queue.ring().publish();
                     queue.ring_kick();
                 }
-                told(client.frontend().vring_base(0), "stop")?;
+                context(client.frontend().vring_base(0), "stop")?;
                 restart(&mut client)?;
             }
-            both_serve(&mut client)
+            check_both_vrings(&mut client)
         },
     ));
     rows.push(row("two heads whose chains share descriptors", |daemon| {
@@ -275,40 +282,43 @@ fn twice(rows: &mut Vec<Row>) {
         let seen = settle(queue.ring(), 2);
         ensure(seen == 2, || format!("{seen} of 2 came back"))?;
         queue.ring().free_all();
-        both_serve(&mut client)
+        check_both_vrings(&mut client)
     }));
 }
 
-/// Starts vring 0 again from scratch in its old memory.
+/// Restarts vring 0 from the beginning in its old memory.
 fn restart(client: &mut Client) -> Outcome {
     let layout = client.queue(0).ring().layout();
     let memory = client.memory().clone();
     let event_idx = client.features() & feature::EVENT_IDX != 0;
     let fresh = cleave_client::DriverRing::new(&memory, layout, event_idx, 0);
-    *client.queue(0).ring() = told(fresh, "lay the ring out")?;
+    *client.queue(0).ring() = context(fresh, "lay the ring out")?;
     client.queue(0).err_signalled(Duration::ZERO);
-    told(client.announce_again(0, 0), "start again")
+    context(client.resume_queue(0, 0), "start again")
 }
 
 fn notifications(rows: &mut Vec<Row>) {
     for event in [0u16, 1, 63, 0x7fff, 0x8000, 0xffff] {
-        rows.push(row(
-            format!("used event {event} and available event {event} by the guest"),
-            move |daemon| {
-                let mut client = open_with(daemon, &polling())?;
-                for _ in 0..20 {
-                    let ring = client.queue(0).ring();
-                    set_used_event(ring, event);
-                    let behind_used = ring.layout().used + 4 + 8 * u64::from(ring.size());
-                    store(ring, behind_used, event);
-                    flood(client.queue(0), 2, 512);
-                    set_used_event(client.queue(0).ring(), event);
-                    let seen = settle(client.queue(0).ring(), 2);
-                    ensure(seen == 2, || format!("{seen} of 2 came back"))?;
-                }
-                neighbour_serves(&mut client)
-            },
-        ));
+        rows.push(
+            row(
+                format!("used event {event} and available event {event} by the guest"),
+                move |daemon| {
+                    let mut client = open_with(daemon, &polling())?;
+                    for _ in 0..20 {
+                        let ring = client.queue(0).ring();
+                        set_used_event(ring, event);
+                        let behind_used = ring.layout().used + 4 + 8 * u64::from(ring.size());
+                        store(ring, behind_used, event);
+                        flood(client.queue(0), 2, 512);
+                        set_used_event(client.queue(0).ring(), event);
+                        let seen = settle(client.queue(0).ring(), 2);
+                        ensure(seen == 2, || format!("{seen} of 2 came back"))?;
+                    }
+                    check_other_vring(&mut client)
+                },
+            )
+            .specified("virtio 1.3 §2.7.7"),
+        );
     }
     for flags in [1u16, 2, 0xfffe, 0xffff] {
         for event_idx in [true, false] {
@@ -329,7 +339,7 @@ fn notifications(rows: &mut Vec<Row>) {
                     let seen = settle(client.queue(0).ring(), 2);
                     ensure(seen == 2, || format!("{seen} of 2 came back"))?;
                 }
-                neighbour_serves(&mut client)
+                check_other_vring(&mut client)
             }));
         }
     }
@@ -338,39 +348,46 @@ fn notifications(rows: &mut Vec<Row>) {
             format!("the guest stores used index {index}"),
             move |daemon| {
                 let mut client = open_with(daemon, &polling())?;
-                told(client.queue(0).read(0, &mut [0; 512]), "read")?;
+                context(client.queue(0).read(0, &mut [0; 512]), "read")?;
                 let ring = client.queue(0).ring();
                 store(ring, ring.layout().used + 2, index);
                 flood(client.queue(0), 1, 512);
-                // The daemon counts by itself: two requests, index 2.
-                let counts = comes(|| client.queue(0).ring().used_index() == 2);
+                // The daemon keeps its own count: two requests, index 2.
+                let counts = wait_until(|| client.queue(0).ring().used_index() == 2);
                 ensure(counts, || "the used index is not the daemon's own".into())?;
-                neighbour_serves(&mut client)
+                check_other_vring(&mut client)
             },
         ));
     }
-    rows.push(row("a thousand kicks for nothing", |daemon| {
-        let mut client = open(daemon)?;
-        (0..1000).for_each(|_| client.queue(0).ring_kick());
-        ensure(client.queue(0).ring().used_index() == 0, || {
-            "something came of nothing".into()
-        })?;
-        both_serve(&mut client)
-    }));
-    rows.push(row("a storm of kicks, then silence", |daemon| {
-        let mut client = open(daemon)?;
-        let end = std::time::Instant::now() + Duration::from_millis(300);
-        while std::time::Instant::now() < end {
-            client.queue(0).ring_kick();
-        }
-        neighbour_serves(&mut client)?;
-        daemon.stays_at_rest()?;
-        both_serve(&mut client)
-    }));
+    rows.push(
+        row("1000 kicks without a request", |daemon| {
+            let mut client = open(daemon)?;
+            (0..1000).for_each(|_| client.queue(0).ring_kick());
+            ensure(client.queue(0).ring().used_index() == 0, || {
+                "a completion without a request".into()
+            })?;
+            check_both_vrings(&mut client)
+        })
+        .specified("virtio 1.3 §2.7.13"),
+    );
+    rows.push(
+        row("a storm of kicks, then an idle vring", |daemon| {
+            let mut client = open(daemon)?;
+            let end = std::time::Instant::now() + Duration::from_millis(300);
+            while std::time::Instant::now() < end {
+                client.queue(0).ring_kick();
+            }
+            check_other_vring(&mut client)?;
+            daemon.stays_at_rest()?;
+            check_both_vrings(&mut client)
+        })
+        .specified("virtio 1.3 §2.7.13"),
+    );
     for features in [!0, !feature::EVENT_IDX] {
-        let name = format!("a flip-flopping driver under load, features {features:#x}");
+        let name =
+            format!("a driver that toggles notifications under load, features {features:#x}");
         rows.push(row(name, move |daemon| {
-            flip_flop(&mut open_with(
+            toggle_notifications(&mut open_with(
                 daemon,
                 &Options {
                     features,
@@ -381,8 +398,8 @@ fn notifications(rows: &mut Vec<Row>) {
     }
 }
 
-/// Another thread changes events and flags without end while requests run.
-fn flip_flop(client: &mut Client) -> Outcome {
+/// Another thread changes events and flags continuously while requests run.
+fn toggle_notifications(client: &mut Client) -> Outcome {
     let layout = client.queue(0).ring().layout();
     let memory = client.memory().clone();
     let stop = AtomicBool::new(false);
@@ -390,11 +407,11 @@ fn flip_flop(client: &mut Client) -> Outcome {
         scope.spawn(|| {
             let mut random = Random::new(11);
             while !stop.load(Ordering::Relaxed) {
-                memory.write(layout.avail, &random.word().to_le_bytes()[..2]);
+                memory.write(layout.avail, &random.draw().to_le_bytes()[..2]);
                 let event = layout.avail + 4 + 2 * u64::from(layout.size);
-                memory.write(event, &random.word().to_le_bytes()[..2]);
+                memory.write(event, &random.draw().to_le_bytes()[..2]);
                 let event = layout.used + 4 + 8 * u64::from(layout.size);
-                memory.write(event, &random.word().to_le_bytes()[..2]);
+                memory.write(event, &random.draw().to_le_bytes()[..2]);
             }
         });
         let mut done = Ok(());
@@ -409,7 +426,7 @@ fn flip_flop(client: &mut Client) -> Outcome {
         stop.store(true, Ordering::Relaxed);
         done
     })?;
-    neighbour_serves(client)
+    check_other_vring(client)
 }
 
 fn overlaps(rows: &mut Vec<Row>) {
@@ -441,16 +458,16 @@ fn overlaps(rows: &mut Vec<Row>) {
                 queue.ring().publish();
                 queue.ring_kick();
                 std::thread::sleep(Duration::from_millis(10));
-                neighbour_serves(&mut client)
+                check_other_vring(&mut client)
             }));
         }
     }
     rows.push(row("two vrings in the same memory", |daemon| {
         let mut client = open_with(daemon, &small(3))?;
         let layout = client.queue(0).ring().layout();
-        told(client.frontend().vring_base(2), "stop")?;
+        context(client.frontend().vring_base(2), "stop")?;
         let addr = |client: &Client, addr| client.memory().user_addr(addr).unwrap_or(0);
-        let place = wire::VringAddr {
+        let place = message::VringAddr {
             index: 2,
             flags: 0,
             desc: addr(&client, layout.desc),
@@ -465,14 +482,14 @@ fn overlaps(rows: &mut Vec<Row>) {
             client.queue(2).ring_kick();
         }
         std::thread::sleep(Duration::from_millis(20));
-        neighbour_serves(&mut client)
+        check_other_vring(&mut client)
     }));
     rows.push(row("all three parts of a vring at one address", |daemon| {
         let mut client = open(daemon)?;
-        told(client.frontend().vring_base(0), "stop")?;
+        context(client.frontend().vring_base(0), "stop")?;
         let at = client.queue(0).ring().layout().desc;
         let user = client.memory().user_addr(at).unwrap_or(0);
-        let place = wire::VringAddr {
+        let place = message::VringAddr {
             index: 0,
             flags: 0,
             desc: user,
@@ -491,11 +508,11 @@ fn overlaps(rows: &mut Vec<Row>) {
         client.memory().fill(at, 4096, 0xff);
         client.queue(0).ring_kick();
         std::thread::sleep(Duration::from_millis(10));
-        neighbour_serves(&mut client)
+        check_other_vring(&mut client)
     }));
 }
 
-/// A call or kick descriptor that is nothing of the kind. Refused or harmless.
+/// A call or kick descriptor of the wrong type: refused or harmless.
 fn doorbells(rows: &mut Vec<Row>) {
     for (name, make) in crate::messages::strange_descriptors() {
         for part in ["kick", "call", "err"] {
@@ -518,8 +535,8 @@ fn doorbells(rows: &mut Vec<Row>) {
                     publish(&mut client);
                 }
                 std::thread::sleep(Duration::from_millis(10));
-                // Where the message was refused the connection may have gone with it.
-                neighbour_serves_or_all_is_gone(&mut client)
+                // If the message was refused, the connection may be closed too.
+                check_other_vring_or_closed(&mut client)
             }));
         }
     }
@@ -528,7 +545,7 @@ fn doorbells(rows: &mut Vec<Row>) {
             format!("a {name} counter that is full and blocks"),
             move |daemon| {
                 let options = Options {
-                    call: cleave_client::Doorbell::Blocking,
+                    call: cleave_client::Notifier::Blocking,
                     wait: Wait::Poll,
                     ..small(2)
                 };
@@ -537,23 +554,23 @@ fn doorbells(rows: &mut Vec<Row>) {
                 rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
                 let frontend = client.frontend();
                 if part {
-                    told(frontend.set_vring_call(0, Some(full.as_fd())), "set call")?;
+                    context(frontend.set_vring_call(0, Some(full.as_fd())), "set call")?;
                 } else {
-                    told(frontend.set_vring_err(0, Some(full.as_fd())), "set err")?;
+                    context(frontend.set_vring_err(0, Some(full.as_fd())), "set err")?;
                     client.queue(0).ring().push(9999);
                 }
                 for _ in 0..3 {
                     flood(client.queue(0), 2, 512);
                 }
                 std::thread::sleep(Duration::from_millis(20));
-                told(client.frontend().features(), "ask for features")?;
-                neighbour_serves(&mut client)
+                context(client.frontend().features(), "ask for features")?;
+                check_other_vring(&mut client)
             },
         ));
     }
 }
 
-/// Case "checked once, used twice": another thread rewrites what the daemon reads.
+/// Time of check to time of use: another thread rewrites the memory that the daemon reads.
 fn rewriting(rows: &mut Vec<Row>) {
     for (name, part) in [
         ("descriptors", 0),
@@ -567,20 +584,20 @@ fn rewriting(rows: &mut Vec<Row>) {
             move |daemon| {
                 let mut client = open_with(daemon, &polling())?;
                 rewrite(&mut client, part)?;
-                serves_or_retired_after_noise(&mut client)
+                check_served_or_retired_after_noise(&mut client)
             },
         ));
     }
 }
 
-fn serves_or_retired_after_noise(client: &mut Client) -> Outcome {
+fn check_served_or_retired_after_noise(client: &mut Client) -> Outcome {
     if client.queue(0).err_signalled(Duration::ZERO) {
-        return neighbour_serves(client);
+        return check_other_vring(client);
     }
-    // Whatever is in flight still lies where it was put: start afresh rather than guess.
-    told(client.frontend().vring_base(0), "stop")?;
+    // Chains in flight cannot be reclaimed, so start from a fresh ring.
+    context(client.frontend().vring_base(0), "stop")?;
     restart(client)?;
-    serves_or_retired(client)
+    check_served_or_retired(client)
 }
 
 fn rewrite(client: &mut Client, part: usize) -> Outcome {
@@ -648,23 +665,23 @@ fn scribble(
             let mut entry = usual[index as usize];
             if !good {
                 match random.below(4) {
-                    0 => entry.addr = random.word(),
-                    1 => entry.len = random.word() as u32,
-                    2 => entry.flags = random.word() as u16 & 7,
-                    _ => entry.next = random.word() as u16,
+                    0 => entry.addr = random.draw(),
+                    1 => entry.len = random.draw() as u32,
+                    2 => entry.flags = random.draw() as u16 & 7,
+                    _ => entry.next = random.draw() as u16,
                 }
             }
             let table = if which == 0 { layout.desc } else { parts.table };
             memory.write(table + 16 * index, &entry.to_bytes());
         }
         1 => {
-            let sector = if good { 0 } else { random.word() };
+            let sector = if good { 0 } else { random.draw() };
             let request = if good {
                 kind::IN
             } else {
                 random.below(16) as u32
             };
-            // Never a write: the disk's first sectors belong to other rows.
+            // Never a write: other rows rely on the disk's first sectors.
             let request = if matches!(request, 1 | 11 | 13) {
                 kind::IN
             } else {

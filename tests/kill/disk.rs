@@ -6,14 +6,14 @@ pub(crate) const DISK_BYTES: u64 = 32 << 20;
 pub(crate) const SECTOR: usize = 512;
 const SECTORS: usize = DISK_BYTES as usize / SECTOR;
 
-/// Contents of a sector: which write it is of; 0: zeroes.
+/// Contents of a sector: the write that they come from; 0: zeroes.
 type Stamp = u32;
 
-/// A sector, as far as it is known.
+/// The known state of a sector.
 #[derive(Debug, Clone, Copy)]
 struct Sector {
     stamp: Stamp,
-    /// It was discarded: zeroes as well.
+    /// It was discarded, so it may also read as zeroes.
     or_zeroes: bool,
     /// A request that changes or reads it is in flight.
     busy: bool,
@@ -32,11 +32,11 @@ pub(crate) enum Change {
     Write(Stamp),
     Zero,
     Discard,
-    /// It is read.
+    /// Read only.
     Nothing,
 }
 
-/// Sectors from one up to another.
+/// Sectors from one to before another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) first: usize,
@@ -56,7 +56,7 @@ impl Disk {
         }
     }
 
-    /// Takes sectors for a request, near a place; `None`: they are in use.
+    /// Reserves sectors for a request near a position; `None`: they are in use.
     pub(crate) fn take(&mut self, near: usize, count: usize) -> Option<Range> {
         let first = near.min(SECTORS - count);
         let range = Range { first, count };
@@ -68,13 +68,13 @@ impl Disk {
         Some(range)
     }
 
-    /// The next write.
+    /// Number of the next write.
     pub(crate) fn stamp(&mut self) -> Change {
         self.stamps += 1;
         Change::Write(self.stamps)
     }
 
-    /// A request was answered.
+    /// Records the completion of a request.
     pub(crate) fn ended(&mut self, range: Range, change: Change) {
         for sector in self.of(range) {
             sector.busy = false;
@@ -87,7 +87,7 @@ impl Disk {
         }
     }
 
-    /// Whether these bytes may be there; else which sector is wrong, and how.
+    /// Checks whether these bytes are permitted; the error names the wrong sector and the difference.
     pub(crate) fn check(&self, range: Range, bytes: &[u8]) -> Result<(), String> {
         for (at, found) in (range.first..).zip(bytes.chunks_exact(SECTOR)) {
             let known = self.sectors[at];
@@ -96,7 +96,7 @@ impl Disk {
                 continue;
             }
             let found = u64::from_le_bytes(*found.first_chunk().unwrap());
-            return Err(format!("sector {at}: {known:?} and found {found:#x}"));
+            return Err(format!("sector {at}: found {found:#x}, expected {known:?}"));
         }
         Ok(())
     }
@@ -106,7 +106,7 @@ impl Disk {
     }
 }
 
-/// The bytes of a sector: in each word which write, which sector, and which word.
+/// Contents of a sector: each word encodes the write, the sector and its own index.
 fn content(stamp: Stamp, sector: usize) -> [u8; SECTOR] {
     let mut bytes = [0; SECTOR];
     if stamp > 0 {
@@ -128,8 +128,8 @@ pub(crate) fn contents(change: Change, range: Range) -> Vec<u8> {
         .collect()
 }
 
-/// The oracle must object to these, or the tests would prove nothing.
-pub(crate) fn an_old_byte_a_torn_sector_and_a_stranger_are_seen() {
+/// Checks that the model rejects each of these: otherwise the tests would prove nothing.
+pub(crate) fn old_torn_and_foreign_sectors_are_found() {
     let mut disk = Disk::new();
     let range = disk.take(8, 8).unwrap();
     assert!(disk.take(15, 8).is_none(), "no two requests on one sector");
@@ -138,7 +138,7 @@ pub(crate) fn an_old_byte_a_torn_sector_and_a_stranger_are_seen() {
     let range = disk.take(8, 8).unwrap();
     let new = disk.stamp();
     let (before, after) = (contents(old, range), contents(new, range));
-    assert!(disk.check(range, &before).is_ok(), "not answered yet");
+    assert!(disk.check(range, &before).is_ok(), "not completed yet");
     disk.ended(range, new);
     assert!(disk.check(range, &after).is_ok());
     assert!(disk.check(range, &before).is_err(), "a lost write");

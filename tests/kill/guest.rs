@@ -1,38 +1,38 @@
-//! The guest's driver: requests of every kind in flight on every vring, and what came of them.
+//! The guest's driver: requests of every kind in flight on every vring, and their results.
 
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{request_type, status};
 use cleave_client::{Buffer, Client};
-use cleave_tests::{PATIENCE, Random};
+use cleave_tests::{Random, TIMEOUT};
 
 use crate::disk::{Change, DISK_BYTES, Disk, Range, SECTOR, contents};
 
-/// Requests in flight on a vring, at most.
+/// Most requests in flight on a vring.
 const SLOTS: usize = 128;
 /// Bytes of a slot: header, status and indirect table, and its data.
 const CONTROL_BYTES: u64 = 256;
 const STATUS_AT: u64 = 16;
 const TABLE_AT: u64 = 64;
 const DATA_BYTES: u64 = 64 << 10;
-/// Ranges that are read back after each kill.
+/// Most ranges that are read back after each kill.
 const VERIFIED: usize = 24;
 
 /// A request in flight.
 #[derive(Debug, Clone, Copy)]
-struct Out {
+struct InFlight {
     head: u16,
     kind: u32,
-    /// Sectors; none of a flush.
+    /// Its sectors; empty for a flush.
     range: Option<Range>,
     change: Change,
 }
 
-/// Slots of one vring.
+/// Request slots of one vring.
 struct Vring {
     control: u64,
     data: u64,
-    slots: Vec<Option<Out>>,
+    slots: Vec<Option<InFlight>>,
 }
 
 pub(crate) struct Guest {
@@ -66,13 +66,13 @@ impl Guest {
         }
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub(crate) fn out(&self) -> u64 {
         let all = self.vrings.iter().flat_map(|vring| &vring.slots);
         all.flatten().count() as u64
     }
 
-    /// Keeps the daemon busy for so long.
+    /// Keeps the daemon busy for this long.
     pub(crate) fn work(&mut self, client: &mut Client, random: &mut Random, time: Duration) {
         let end = Instant::now() + time;
         loop {
@@ -89,7 +89,7 @@ impl Guest {
         }
     }
 
-    /// Makes a batch available on some vring, small or large.
+    /// Makes a batch of random size available on some vring.
     pub(crate) fn submit(&mut self, client: &mut Client, random: &mut Random) {
         let index = random.below(self.vrings.len() as u64) as usize;
         let batch = 1 << random.below(8);
@@ -112,7 +112,7 @@ impl Guest {
     /// Puts one request into the ring; `false`: its sectors are in use.
     fn add(&mut self, client: &mut Client, random: &mut Random, index: usize, slot: usize) -> bool {
         let sectors = DISK_BYTES / SECTOR as u64;
-        // Of the block size that direct I/O takes, most of them small.
+        // Multiples of the block size of direct I/O, most of them small.
         let count = 8 << random.below(5).saturating_sub(random.below(4));
         let near = (random.below(sectors) & !7) as usize;
         let (kind, change) = match random.below(20) {
@@ -165,7 +165,7 @@ impl Guest {
         buffers.push(Buffer::writable(control + STATUS_AT, 1));
         let ring = client.queue(index).ring();
         let head = ring.add_indirect(control + TABLE_AT, &buffers).unwrap();
-        vring.slots[slot] = Some(Out {
+        vring.slots[slot] = Some(InFlight {
             head,
             kind,
             range,
@@ -174,7 +174,7 @@ impl Guest {
         true
     }
 
-    /// Takes the answers that are there.
+    /// Handles the completions that have arrived.
     fn collect(&mut self, client: &mut Client) {
         for index in 0..self.vrings.len() {
             while let Some(used) = client.queue(index).ring().reap() {
@@ -183,18 +183,18 @@ impl Guest {
         }
     }
 
-    /// One answer: of a request that waits for one, and as it should be.
+    /// Checks one completion: it must belong to a request in flight and have the right result.
     fn end(&mut self, client: &Client, index: usize, head: u32) {
         let vring = &mut self.vrings[index];
-        let waits = |slot: &Option<Out>| slot.is_some_and(|out| u32::from(out.head) == head);
+        let waits = |slot: &Option<InFlight>| slot.is_some_and(|out| u32::from(out.head) == head);
         let Some(slot) = vring.slots.iter().position(waits) else {
-            panic!("vring {index}: head {head} is answered, and no request waits for that");
+            panic!("vring {index}: head {head} completed, but it is not in flight");
         };
         let out = vring.slots[slot].take().unwrap();
         let control = vring.control + CONTROL_BYTES * slot as u64;
         let data = vring.data + DATA_BYTES * slot as u64;
-        let told = client.memory().bytes(control + STATUS_AT, 1)[0];
-        assert_eq!(told, status::OK, "vring {index}: {out:?}");
+        let result = client.memory().bytes(control + STATUS_AT, 1)[0];
+        assert_eq!(result, status::OK, "vring {index}: {out:?}");
         if let Some(range) = out.range {
             if out.kind == request_type::IN {
                 let bytes = client.memory().bytes(data, range.count * SECTOR);
@@ -210,18 +210,22 @@ impl Guest {
         self.answered += 1;
     }
 
-    /// Waits for any answer.
+    /// Waits for any completion.
     pub(crate) fn await_one(&mut self, client: &mut Client) {
-        let (before, end) = (self.answered, Instant::now() + PATIENCE);
+        let (before, end) = (self.answered, Instant::now() + TIMEOUT);
         while self.answered == before {
             self.collect(client);
-            assert!(Instant::now() < end, "no answer to {} requests", self.out());
+            assert!(
+                Instant::now() < end,
+                "{} requests did not complete",
+                self.out()
+            );
         }
     }
 
-    /// Waits for all answers; asleep until the daemon calls, or not.
+    /// Waits for all completions, asleep on the call or polling.
     pub(crate) fn await_all(&mut self, client: &mut Client, sleeps: bool) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         for index in 0..self.vrings.len() {
             loop {
                 let left = self.vrings[index].slots.iter().flatten().count();
@@ -238,11 +242,11 @@ impl Guest {
                 assert!(Instant::now() < end, "vring {index}: {left} are lost");
             }
         }
-        // A second answer would come about now.
+        // A duplicate completion would arrive about now.
         self.collect(client);
     }
 
-    /// Reads back what was changed, or all. Nothing is in flight.
+    /// Reads back the changed ranges, or everything. Nothing is in flight.
     pub(crate) fn verify(&mut self, client: &mut Client, whole: bool) {
         let piece = 1 << 20;
         let mut ranges: Vec<Range> = match whole {
@@ -256,7 +260,7 @@ impl Guest {
         };
         self.touched.clear();
         if !whole {
-            // The last ones are those that were in flight.
+            // The last ranges are those that were in flight.
             let first = ranges.len().saturating_sub(VERIFIED);
             ranges.drain(..first);
         }

@@ -1,11 +1,11 @@
-//! The daemon is killed at random moments, and nothing may be lost: each request is answered once, and each byte is the
-//! last that was written.
+//! Kills the daemon at random moments and checks that nothing is lost: each request is answered once, and each sector
+//! holds the last write.
 //!
-//! The client keeps its memory, its vrings and the in-flight region, as a VMM does, and goes on with the next daemon. What
-//! a sector holds is known exactly, since no two requests in flight touch the same one.
+//! The client keeps its memory, its vrings and the in-flight region, as a VMM does, and continues with the next
+//! daemon. The contents of each sector are known exactly, because no two requests in flight touch the same sector.
 //!
-//! `CLEAVE_KILLS` sets how often (200 otherwise), `CLEAVE_TEST_SEED` the seed.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+//! `CLEAVE_KILLS` sets the number of kills (default 200), `CLEAVE_TEST_SEED` the seed.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 mod disk;
 mod guest;
@@ -13,31 +13,31 @@ mod guest;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use cleave_client::wire::protocol;
+use cleave_client::message::protocol;
 use cleave_client::{Base, Client, Options};
-use cleave_tests::{PATIENCE, Random, Scratch, program_path, run_cases};
+use cleave_tests::{Random, Scratch, TIMEOUT, program_path, run_cases, seeded};
 
-use disk::{DISK_BYTES, Disk, an_old_byte_a_torn_sector_and_a_stranger_are_seen};
+use disk::{DISK_BYTES, Disk, old_torn_and_foreign_sectors_are_found};
 use guest::Guest;
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
-        an_old_byte_a_torn_sector_and_a_stranger_are_seen,
-        nothing_is_lost_and_nothing_is_done_twice,
+        old_torn_and_foreign_sectors_are_found,
+        no_request_is_lost_or_repeated,
     ])
 }
 
 /// Latest moment of a kill, after the first request.
 const LIFE_MAX_US: u64 = 6000;
-/// The same after a start, and after the next daemon has got its vrings.
+/// Latest moment of a kill after a start, and after the next daemon has received its vrings.
 const START_MAX_US: u64 = 20_000;
 const AGAIN_MAX_US: u64 = 3000;
 /// Kills after which the whole disk is read.
 const WHOLE_EVERY: u64 = 100;
-/// Kills on one disk. Then the number of vrings is another.
+/// Kills on one disk; the next disk has another number of vrings.
 const ROUND: u64 = 50;
 
-/// Durations from a kill to the first answer.
+/// Times from a kill to the first completion.
 #[derive(Default)]
 struct Recovered(Vec<Duration>);
 
@@ -59,10 +59,10 @@ struct Sums {
     read_bytes: u64,
 }
 
-fn nothing_is_lost_and_nothing_is_done_twice() {
+fn no_request_is_lost_or_repeated() {
     let kills = std::env::var("CLEAVE_KILLS").ok();
     let kills = kills.map_or(200, |text| text.parse().unwrap());
-    let mut random = Random::announced("kill");
+    let mut random = seeded("kill");
     let (mut sums, mut recovered) = (Sums::default(), Recovered::default());
     let begun = Instant::now();
     while sums.kills < kills {
@@ -87,12 +87,12 @@ fn nothing_is_lost_and_nothing_is_done_twice() {
     );
 }
 
-/// Some kills on one disk.
+/// Runs several kills on one disk.
 fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovered: &mut Recovered) {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK_BYTES);
     let socket = scratch.join("socket");
-    // Some of the requests are split, and some pass the page cache by.
+    // Some of the requests are split, and some bypass the page cache.
     let start = |random: &mut Random| {
         let direct = ["on", "off"][random.below(2) as usize];
         let split = ["off", "8K"][random.below(2) as usize];
@@ -112,7 +112,7 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
         queues: vrings,
         queue_size: 256,
         data_bytes: 16 << 20,
-        patience: PATIENCE,
+        timeout: TIMEOUT,
         protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
         ..Options::default()
     };
@@ -120,7 +120,7 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
     let mut client = connect(|| Client::open(&socket, &options));
     assert!(
         client.keeps_inflight(),
-        "the daemon has no in-flight region"
+        "the daemon offers no in-flight region"
     );
     let mut guest = Guest::new(&mut client, Disk::new());
     let end = sums.kills + kills;
@@ -134,12 +134,12 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
         let killed = Instant::now();
         let out = guest.out();
         if random.below(3) == 0 {
-            // The guest does not know.
+            // The guest does not notice.
             guest.submit(&mut client, random);
         }
-        let base = [Base::Used, Base::Avail, Base::At(random.word() as u16)][(kill % 3) as usize];
+        let base = [Base::Used, Base::Avail, Base::At(random.draw() as u16)][(kill % 3) as usize];
         daemon = Killed(start(random));
-        // Some die while they start, and some while they do again what was left.
+        // Some die during their start, and some while they repeat the requests left in flight.
         if random.below(6) == 0 {
             std::thread::sleep(Duration::from_micros(random.below(START_MAX_US)));
             daemon.kill();
@@ -158,7 +158,7 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
             guest.await_one(&mut client);
             recovered.0.push(killed.elapsed());
         }
-        // Asleep on the call, or looking.
+        // Sleep on the call, or poll.
         guest.await_all(&mut client, kill % 2 == 0);
         guest.verify(&mut client, (kill + 1) % WHOLE_EVERY == 0);
         sums.kills += 1;
@@ -171,9 +171,9 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
     daemon.kill();
 }
 
-/// Tries until the daemon listens.
+/// Retries until the daemon listens.
 fn connect<T>(mut attempt: impl FnMut() -> Result<T, cleave_client::Error>) -> T {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         match attempt() {
             Ok(connected) => return connected,
@@ -185,13 +185,13 @@ fn connect<T>(mut attempt: impl FnMut() -> Result<T, cleave_client::Error>) -> T
     }
 }
 
-/// A daemon that ends by SIGKILL only.
+/// A daemon that only SIGKILL may end.
 struct Killed(Child);
 
 impl Killed {
     fn kill(&mut self) {
         if let Some(status) = self.0.try_wait().unwrap() {
-            panic!("the daemon ended by itself: {status}");
+            panic!("the daemon exited by itself: {status}");
         }
         self.0.kill().unwrap();
         self.0.wait().unwrap();

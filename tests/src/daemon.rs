@@ -1,37 +1,38 @@
 //! The program under test.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Error, Options};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lateness::stolen;
-use crate::{PATIENCE, Scratch, Stopwatch, comes};
+use crate::{Scratch, Stopwatch, TIMEOUT, ensure, time_limit, wait_until, wait_until_within};
 
-/// A daemon that has done nothing for this long is at rest: longer than it waits before it watches a file again.
+/// A daemon that has done nothing for this long is idle. Longer than the pause before it watches a file again.
 const QUIET: Duration = Duration::from_millis(1500);
-/// How long a daemon at rest is watched.
+/// For how long an idle daemon is watched.
 const WINDOW: Duration = Duration::from_secs(2);
-/// How long a daemon may be busy with what came before it must be seen not to spin.
+/// A daemon may stay busy with earlier work for this long before it counts as spinning.
 const SPIN_WINDOW: Duration = Duration::from_secs(1);
 
-/// How a program ended.
+/// Output of a program that has exited.
 #[derive(Debug)]
-pub struct Ended {
-    /// Its exit code; `None`: a signal.
+pub struct Exited {
+    /// Exit code; `None`: a signal ended it.
     pub code: Option<i32>,
-    /// What it said.
+    /// Standard output.
     pub stdout: String,
-    /// What it complained of.
+    /// Standard error.
     pub stderr: String,
 }
 
-/// The program: `CLEAVE_BIN`, else built now, in the same profile as what asks for it.
+/// Path of the program: `CLEAVE_BIN` if set; otherwise it is built now, in the caller's profile.
 pub fn program_path() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -56,18 +57,18 @@ pub fn program_path() -> &'static Path {
     })
 }
 
-/// A copy of the program where every user can reach it.
+/// Copies the program to a place that every user can reach.
 pub fn program_copy(scratch: &Scratch) -> PathBuf {
     let copy = scratch.join("cleave");
-    // By another process: a test that forks meanwhile would hold a descriptor of ours that is open for
-    // writing, and a program that is being written to cannot be run.
+    // Another process makes the copy: a test that forks at this moment would inherit our writable descriptor, and a
+    // program that is open for writing cannot be executed.
     let copied = Command::new("cp").arg(program_path()).arg(&copy).status();
     assert!(copied.unwrap().success());
     copy
 }
 
-/// Runs `cleave` with arguments until it ends by itself.
-pub fn run_to_end<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Ended {
+/// Runs `cleave` with these arguments until it exits.
+pub fn run_to_exit<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Exited {
     let mut child = Command::new(program_path())
         .args(args)
         .stdin(Stdio::null())
@@ -88,8 +89,8 @@ pub fn run_to_end<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Ended {
     let mut text = String::new();
     stdout.read_to_string(&mut text).unwrap();
     let stderr = errors.join().unwrap().unwrap();
-    let status = code.unwrap_or_else(|| panic!("{:?} did not end: {stderr}", words(args)));
-    Ended {
+    let status = code.unwrap_or_else(|| panic!("{:?} did not exit: {stderr}", words(args)));
+    Exited {
         code: status.code(),
         stdout: text,
         stderr,
@@ -104,19 +105,22 @@ fn words<A: AsRef<std::ffi::OsStr>>(args: &[A]) -> Vec<String> {
 
 fn wait_for(child: &mut Child) -> Option<std::process::ExitStatus> {
     let mut status = None;
-    comes(|| {
+    wait_until(|| {
         status = child.try_wait().unwrap();
         status.is_some()
     });
     status
 }
 
-/// A running `cleave`. End it with [`Daemon::finish`], which asserts that it lived and ends well; a test that
-/// fails before that leaves its log in the output.
+/// A running `cleave`. End it with [`Daemon::finish`], which asserts that it still runs and exits cleanly. A test
+/// that fails earlier leaves the daemon's log in the output.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    scratch: Scratch,
+    /// Program and arguments, for a successor.
+    line: Vec<OsString>,
+    /// Shared with the successors.
+    scratch: Arc<Scratch>,
     socket: PathBuf,
     done: bool,
 }
@@ -148,7 +152,7 @@ impl Daemon {
         Daemon::start(scratch, socket.clone(), command.arg(socket).args(args))
     }
 
-    /// Starts it with arguments of all kinds; `socket` is where it will listen.
+    /// Starts it with any arguments; `socket` is the path on which it will listen.
     pub fn with_args<A: AsRef<std::ffi::OsStr>>(
         scratch: Scratch,
         socket: PathBuf,
@@ -157,68 +161,113 @@ impl Daemon {
         Daemon::start(scratch, socket, Command::new(program_path()).args(args))
     }
 
-    /// Starts it with a descriptor as its standard input: for `--fd 0`.
+    /// Starts it with a descriptor as its standard input, for `--fd 0`.
     pub fn with_stdin<A: AsRef<std::ffi::OsStr>>(
         stdin: std::os::fd::OwnedFd,
         args: &[A],
     ) -> Daemon {
         let scratch = Scratch::new();
         Daemon::spawn(
-            scratch,
+            Arc::new(scratch),
             PathBuf::new(),
             Command::new(program_path()).args(args).stdin(stdin),
         )
     }
 
-    /// Starts a command that waits for no frontend: `demo`, `probe`. What it prints is in its log too.
+    /// Starts a command that serves no socket, such as `demo` or `probe`. Its output goes to the log too.
     pub fn without_socket(args: &[&str]) -> Daemon {
         let mut command = Command::new(program_path());
         command.args(args).stdin(Stdio::null());
-        Daemon::spawn(Scratch::new(), PathBuf::new(), &mut command)
+        Daemon::spawn(Arc::new(Scratch::new()), PathBuf::new(), &mut command)
+    }
+
+    /// Starts any back-end by a shell command, in which `{socket}`, `{disk}` and `{queues}` are replaced. Returns an
+    /// error if it does not listen in time.
+    pub fn by_command(template: &str, disk_bytes: u64, queues: u16) -> Result<Daemon, String> {
+        let scratch = Arc::new(Scratch::new());
+        let socket = scratch.join("socket");
+        let line = template
+            .replace("{socket}", &socket.to_string_lossy())
+            .replace(
+                "{disk}",
+                &scratch.image("disk", disk_bytes).to_string_lossy(),
+            )
+            .replace("{queues}", &queues.to_string());
+        let mut command = Command::new("sh");
+        // Without `exec` the process that is watched and killed would be the shell.
+        command.args(["-c", &format!("exec {line}")]);
+        Daemon::try_start(scratch, socket, &mut command)
+    }
+
+    /// Kills it with SIGKILL and starts the same command again, with the same socket and files.
+    pub fn succeed(&self) -> Result<Daemon, String> {
+        self.signal(Signal::KILL);
+        // Its descriptors are closed before its status changes, so that a successor finds no lock.
+        let status = format!("/proc/{}/stat", self.pid());
+        let is_dead =
+            || std::fs::read_to_string(&status).map_or(true, |stat| stat.contains(") Z "));
+        ensure(wait_until(is_dead), || "it survives SIGKILL".into())?;
+        // The kernel may close its socket later, with its io_uring.
+        wait_until_within(TIMEOUT, || !crate::has_listener(&self.socket));
+        let mut command = Command::new(&self.line[0]);
+        command.args(&self.line[1..]);
+        Daemon::try_start(Arc::clone(&self.scratch), self.socket.clone(), &mut command)
     }
 
     fn start(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
-        let mut daemon = Daemon::spawn(scratch, socket, command.stdin(Stdio::null()));
-        let mut ended = Ok(());
-        let is_there = comes(|| {
-            ended = daemon.alive();
-            ended.is_err() || crate::is_listened_on(&daemon.socket)
-        });
-        if let Err(how) = ended {
-            panic!(
-                "the daemon ended at its start: {how}\n{}",
-                daemon.log_tail()
-            );
-        }
-        assert!(is_there, "no socket appeared\n{}", daemon.log_tail());
-        daemon
+        Daemon::try_start(Arc::new(scratch), socket, command).unwrap_or_else(|why| panic!("{why}"))
     }
 
-    fn spawn(scratch: Scratch, socket: PathBuf, command: &mut Command) -> Daemon {
+    fn try_start(
+        scratch: Arc<Scratch>,
+        socket: PathBuf,
+        command: &mut Command,
+    ) -> Result<Daemon, String> {
+        let mut daemon = Daemon::spawn(scratch, socket, command.stdin(Stdio::null()));
+        let mut ended = Ok(());
+        let is_there = wait_until_within(TIMEOUT, || {
+            ended = daemon.alive();
+            ended.is_err() || crate::has_listener(&daemon.socket)
+        });
+        if let Err(how) = ended {
+            return Err(format!(
+                "the daemon exited at start: {how}\n{}",
+                daemon.log_tail()
+            ));
+        }
+        ensure(is_there, || {
+            format!("no socket appeared\n{}", daemon.log_tail())
+        })?;
+        Ok(daemon)
+    }
+
+    fn spawn(scratch: Arc<Scratch>, socket: PathBuf, command: &mut Command) -> Daemon {
         let log = File::create(scratch.join("log")).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
         let child = command
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let line = std::iter::once(command.get_program()).chain(command.get_args());
         Daemon {
             child,
+            line: line.map(OsString::from).collect(),
             scratch,
             socket,
             done: false,
         }
     }
 
-    /// Its socket.
+    /// The path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its folder.
+    /// Its temporary folder.
     pub fn scratch(&self) -> &Scratch {
         &self.scratch
     }
 
-    /// Its process.
+    /// Its process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -229,10 +278,10 @@ impl Daemon {
             .unwrap_or_else(|error| panic!("{error}\n{}", self.log_tail()))
     }
 
-    /// Opens a client. The session before may still be draining, during which another frontend is refused: that is
-    /// tried again.
+    /// Opens a client. While the previous session drains, the daemon refuses another frontend; this call retries
+    /// then.
     pub fn try_open(&self, options: &Options) -> Result<Client, Error> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + time_limit();
         loop {
             match Client::open(&self.socket, options) {
                 Err(Error::Closed | Error::Io { .. }) if Instant::now() < end => {
@@ -243,7 +292,7 @@ impl Daemon {
         }
     }
 
-    /// Whether it still runs; else how it ended.
+    /// `Err` with the exit status if it has exited.
     pub fn alive(&mut self) -> Result<(), String> {
         match self.child.try_wait().unwrap() {
             None => Ok(()),
@@ -257,7 +306,7 @@ impl Daemon {
         let _ = kill_process(pid, signal);
     }
 
-    /// Waits until it ends by itself; how, and after how long.
+    /// Waits until it exits: exit code, and how long that took.
     pub fn wait(&mut self) -> Option<(Option<i32>, Duration)> {
         let watch = Stopwatch::start();
         let status = wait_for(&mut self.child)?;
@@ -265,13 +314,10 @@ impl Daemon {
         Some((status.code(), watch.elapsed()))
     }
 
-    /// Asserts that it lives, ends it by SIGTERM, and asserts that it ends well and in time.
+    /// Asserts that it runs, sends SIGTERM, and asserts that it exits cleanly and in time.
     pub fn finish(mut self) {
         if let Err(how) = self.alive() {
-            panic!(
-                "the daemon did not live to the end: {how}\n{}",
-                self.log_tail()
-            );
+            panic!("the daemon exited early: {how}\n{}", self.log_tail());
         }
         self.signal(Signal::TERM);
         match self.wait() {
@@ -280,14 +326,14 @@ impl Daemon {
         }
     }
 
-    /// Kills it without a word.
+    /// Kills it with SIGKILL.
     pub fn abandon(&mut self) {
         self.done = true;
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// What it has logged.
+    /// Its whole log.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.scratch.join("log")).unwrap_or_default())
             .into_owned()
@@ -304,17 +350,17 @@ impl Daemon {
         )
     }
 
-    /// Waits until its log holds a text.
+    /// Waits until its log contains a text.
     pub fn log_has(&self, text: &str) -> bool {
-        comes(|| self.log().contains(text))
+        wait_until(|| self.log().contains(text))
     }
 
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub fn fds(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, |dir| dir.count())
     }
 
-    /// How many descriptors it has once their number rests: sessions that are ending let go of theirs.
+    /// Number of open descriptors once it no longer changes: sessions that are ending still close some.
     pub fn fds_at_rest(&self) -> usize {
         let (mut last, mut since) = (self.fds(), Instant::now());
         let end = since + Duration::from_secs(3);
@@ -328,24 +374,24 @@ impl Daemon {
         last
     }
 
-    /// Waits until it has at most so many descriptors; fails where it keeps more.
+    /// Waits until it has at most `most` descriptors; fails if it keeps more.
     pub fn fds_settle_at(&self, most: usize) -> Result<(), String> {
-        match comes(|| self.fds() <= most) {
+        match wait_until(|| self.fds() <= most) {
             true => Ok(()),
-            false => Err(format!("{} descriptors, and not {most}", self.fds())),
+            false => Err(format!("{} descriptors, more than {most}", self.fds())),
         }
     }
 
-    /// Threads.
+    /// Number of threads.
     pub fn threads(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/task", self.pid())).map_or(0, |dir| dir.count())
     }
 
-    /// Waits until it has at most so many threads; fails where it keeps more.
+    /// Waits until it has at most `most` threads; fails if it keeps more.
     pub fn threads_settle_at(&self, most: usize) -> Result<(), String> {
-        match comes(|| self.threads() <= most) {
+        match wait_until(|| self.threads() <= most) {
             true => Ok(()),
-            false => Err(format!("{} threads, and not {most}", self.threads())),
+            false => Err(format!("{} threads, more than {most}", self.threads())),
         }
     }
 
@@ -360,9 +406,8 @@ impl Daemon {
         number.unwrap_or(0)
     }
 
-    /// Fails where [`Daemon::rss_kib`] has become more than `more` KiB larger than `before`. Where the daemon's allocator
-    /// is known to keep what is freed, what it may keep comes on top: `CLEAVE_TEST_KEPT_KIB`, which
-    /// `cargo xtask sanitize` sets.
+    /// Fails if [`Daemon::rss_kib`] has grown by more than `more` KiB since `before`. `CLEAVE_TEST_KEPT_KIB`, which
+    /// `cargo xtask sanitize` sets, adds the memory that a sanitizer's allocator keeps after it is freed.
     pub fn stays_small(&self, before: u64, more: u64) -> Result<(), String> {
         let kept = std::env::var("CLEAVE_TEST_KEPT_KIB").ok();
         let kept: u64 = kept.map_or(0, |kib| kib.parse().unwrap());
@@ -373,17 +418,17 @@ impl Daemon {
         Err(format!("{before} KiB became {now}"))
     }
 
-    /// As [`Daemon::stays_small`], of memory that sessions let go of as they end: waits for that.
+    /// As [`Daemon::stays_small`], but waits for sessions that are ending to free their memory.
     pub fn settles_small(&self, before: u64, more: u64) -> Result<(), String> {
         let mut verdict = Ok(());
-        comes(|| {
+        wait_until(|| {
             verdict = self.stays_small(before, more);
             verdict.is_ok()
         });
         verdict
     }
 
-    /// Contents of the files of this name for each of its threads.
+    /// Contents of this file in `/proc` for each of its threads.
     fn tasks<T>(&self, file: &str, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
         let texts = tasks
@@ -400,7 +445,7 @@ impl Daemon {
         Duration::from_nanos(self.tasks("schedstat", first).iter().sum())
     }
 
-    /// How often its threads went to sleep so far, which is how often they were woken; `None`: one of them is awake.
+    /// How often its threads have gone to sleep, which is how often they were woken; `None`: a thread is awake.
     fn wakes_asleep(&self) -> Option<u64> {
         let all = self.tasks("status", |text| {
             let value = |key| text.lines().find_map(|line| line.strip_prefix(key));
@@ -411,7 +456,7 @@ impl Daemon {
         all.into_iter().sum()
     }
 
-    /// How often its threads went to sleep so far.
+    /// How often its threads have gone to sleep.
     pub fn wakes(&self) -> u64 {
         let key = "voluntary_ctxt_switches:";
         let count = |text: &str| {
@@ -421,8 +466,8 @@ impl Daemon {
         self.tasks("status", count).iter().sum()
     }
 
-    /// Waits until it has done what there was to do, then watches it for one long window: no thread of it is woken, and
-    /// it spends no CPU time but what the hypervisor may have taken meanwhile.
+    /// Waits until it is idle, then watches it for one long window: none of its threads may wake, and it may use no
+    /// CPU time beyond what the hypervisor may have stolen.
     pub fn stays_at_rest(&self) -> Result<(), String> {
         let look = || (self.wakes_asleep(), self.cpu());
         let is_quiet = || {
@@ -432,8 +477,8 @@ impl Daemon {
                 look() == before
             }
         };
-        if !comes(is_quiet) {
-            return Err(format!("it is never at rest: {:?}", look()));
+        if !wait_until(is_quiet) {
+            return Err(format!("it is never idle: {:?}", look()));
         }
         let (before, stolen_before) = (look(), stolen());
         std::thread::sleep(WINDOW);
@@ -448,7 +493,7 @@ impl Daemon {
         ))
     }
 
-    /// Fails where it spends 10 % of a core or more, over one window that ends when it is seen to spend less.
+    /// Fails if it uses 10 % of a core or more throughout; one window below that is enough.
     pub fn does_not_spin(&self) -> Result<(), String> {
         let (began, before, stolen_before) = (Instant::now(), self.cpu(), stolen());
         loop {

@@ -1,5 +1,5 @@
-//! Parts of a frontend that tests alone need: messages that no start of a device sends, the backend channel, and
-//! what is seen of a connection and of a listening socket from outside.
+//! Parts of a frontend that only tests need: messages that setting up a device never sends, the backend channel, and
+//! checks of a connection and a listening socket from outside.
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -7,17 +7,17 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cleave_client::wire::{
+use cleave_client::message::{
     self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, message, request,
 };
 use cleave_client::{Error, Frontend, Socket};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 /// A message of the backend channel (vhost-user "Back-end message types").
 const CONFIG_CHANGE: u32 = 2;
 
-/// Messages that only tests send, by a [`Frontend`].
+/// Messages that only tests send through a [`Frontend`].
 pub trait Messages {
     /// RESET_OWNER.
     fn reset_owner(&self) -> Result<(), Error>;
@@ -31,11 +31,11 @@ pub trait Messages {
     fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), Error>;
     /// SET_BACKEND_REQ_FD with a new socket pair.
     fn open_backend_channel(&self) -> Result<BackendChannel, Error>;
-    /// REM_MEM_REG, with or without a descriptor (both are legal).
+    /// REM_MEM_REG, with or without a descriptor (both are allowed).
     fn rem_mem_reg(&self, region: RegionBytes, fd: Option<BorrowedFd<'_>>) -> Result<(), Error>;
     /// GET_MAX_MEM_SLOTS.
     fn max_mem_slots(&self) -> Result<u64, Error>;
-    /// GET_INFLIGHT_FD: the answer's payload and its descriptor.
+    /// GET_INFLIGHT_FD: the payload and descriptor of the reply.
     fn inflight_fd(&self, vrings: u16, size: u16) -> Result<(Vec<u8>, Option<OwnedFd>), Error>;
     /// GET_VRING_BASE: stops the vring.
     fn vring_base(&self, index: u32) -> Result<u32, Error>;
@@ -43,11 +43,11 @@ pub trait Messages {
 
 impl Messages for Frontend {
     fn reset_owner(&self) -> Result<(), Error> {
-        self.tell(request::RESET_OWNER, &[], &[])
+        self.send(request::RESET_OWNER, &[], &[])
     }
 
     fn reset_device(&self) -> Result<(), Error> {
-        self.tell(request::RESET_DEVICE, &[], &[])
+        self.send(request::RESET_DEVICE, &[], &[])
     }
 
     fn status(&self) -> Result<u64, Error> {
@@ -59,20 +59,24 @@ impl Messages for Frontend {
     }
 
     fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), Error> {
-        let payload = wire::config_space(offset, bytes.len() as u32, 0, bytes);
-        self.tell(request::SET_CONFIG, &payload, &[])
+        let payload = message::config_space(offset, bytes.len() as u32, 0, bytes);
+        self.send(request::SET_CONFIG, &payload, &[])
     }
 
     fn open_backend_channel(&self) -> Result<BackendChannel, Error> {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        self.tell(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+        self.send(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
         Ok(BackendChannel {
-            socket: Socket::new(ours, PATIENCE)?,
+            socket: Socket::new(ours, TIMEOUT)?,
         })
     }
 
     fn rem_mem_reg(&self, region: RegionBytes, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
-        self.tell(request::REM_MEM_REG, &wire::mem_reg(region), fd.as_slice())
+        self.send(
+            request::REM_MEM_REG,
+            &message::mem_reg(region),
+            fd.as_slice(),
+        )
     }
 
     fn max_mem_slots(&self) -> Result<u64, Error> {
@@ -84,15 +88,22 @@ impl Messages for Frontend {
         let mut asked = [0; 24];
         asked[16..18].copy_from_slice(&vrings.to_le_bytes());
         asked[18..20].copy_from_slice(&size.to_le_bytes());
-        let mut got = self.ask(request::GET_INFLIGHT_FD, &asked, &[])?;
+        let mut got = self.request(request::GET_INFLIGHT_FD, &asked, &[])?;
         Ok((got.payload, got.fds.pop()))
     }
 
     fn vring_base(&self, index: u32) -> Result<u32, Error> {
-        let got = self.ask(request::GET_VRING_BASE, &wire::vring_state(index, 0), &[])?;
-        match (wire::u32_at(&got.payload, 0), wire::u32_at(&got.payload, 4)) {
+        let got = self.request(
+            request::GET_VRING_BASE,
+            &message::vring_state(index, 0),
+            &[],
+        )?;
+        match (
+            message::u32_at(&got.payload, 0),
+            message::u32_at(&got.payload, 4),
+        ) {
             (Some(found), Some(base)) if found == index => Ok(base),
-            _ => Err(Error::Protocol("vring base of another vring".into())),
+            _ => Err(Error::Protocol("the base of another vring".into())),
         }
     }
 }
@@ -104,7 +115,7 @@ pub struct BackendChannel {
 }
 
 impl BackendChannel {
-    /// Waits for a CONFIG_CHANGE and acknowledges it where that is asked for; `false`: none came in time.
+    /// Waits for a CONFIG_CHANGE and acknowledges it if requested; `false`: none arrived in time.
     pub fn config_change(&self, time: Duration) -> Result<bool, Error> {
         self.socket.stream().set_read_timeout(Some(time)).unwrap();
         let got = match self.socket.recv() {
@@ -122,15 +133,15 @@ impl BackendChannel {
     }
 }
 
-/// Whether the peer closes the connection within the time given. Reads whatever it still says.
+/// Whether the peer closes the connection within the time limit. Any data that it still sends is discarded.
 pub fn closes_within(socket: &Socket, time: Duration) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted};
     let deadline = Instant::now() + time;
     let mut stream = socket.stream();
-    let patience = stream.read_timeout().unwrap();
+    let timeout = stream.read_timeout().unwrap();
     let closes = loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // A time-out of zero is refused.
+        // The kernel rejects a time-out of zero.
         if stream.set_read_timeout(Some(left)).is_err() {
             break false;
         }
@@ -141,13 +152,13 @@ pub fn closes_within(socket: &Socket, time: Duration) -> bool {
             Err(error) => break matches!(error.kind(), BrokenPipe | ConnectionReset),
         }
     };
-    stream.set_read_timeout(patience).unwrap();
+    stream.set_read_timeout(timeout).unwrap();
     closes
 }
 
-/// Whether somebody listens on a socket of this name, without connecting: a frontend that comes and goes would
-/// be one. A socket's file is there a moment before that.
-pub fn is_listened_on(path: &Path) -> bool {
+/// Whether a process listens on a socket of this path. Does not connect, because the daemon would see a frontend. The
+/// socket's file exists a moment before the daemon listens.
+pub fn has_listener(path: &Path) -> bool {
     // Num RefCount Protocol Flags Type State Inode Path; the flag is __SO_ACCEPTCON.
     const ACCEPTS: &str = "00010000";
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
@@ -165,25 +176,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_not_yet_somebody_who_listens() {
+    fn a_socket_file_alone_is_not_a_listener() {
         let name = format!("cleave-listens-{}.sock", std::process::id());
         let path = std::env::temp_dir().join(name);
-        assert!(!is_listened_on(&path));
+        assert!(!has_listener(&path));
         let listener = UnixListener::bind(&path).unwrap();
-        assert!(is_listened_on(&path));
+        assert!(has_listener(&path));
         drop(listener);
-        assert!(path.exists() && !is_listened_on(&path));
+        assert!(path.exists() && !has_listener(&path));
         std::fs::remove_file(path).unwrap();
     }
 
     #[test]
-    fn a_close_is_seen_and_silence_is_none() {
+    fn a_close_is_noticed_and_silence_is_not_taken_for_one() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let socket = Socket::new(ours, PATIENCE).unwrap();
+        let socket = Socket::new(ours, TIMEOUT).unwrap();
         assert!(!closes_within(&socket, Duration::from_millis(20)));
-        assert_eq!(socket.stream().read_timeout().unwrap(), Some(PATIENCE));
+        assert_eq!(socket.stream().read_timeout().unwrap(), Some(TIMEOUT));
         std::io::Write::write_all(&mut &theirs, b"farewell").unwrap();
         drop(theirs);
-        assert!(closes_within(&socket, PATIENCE));
+        assert!(closes_within(&socket, TIMEOUT));
     }
 }

@@ -1,4 +1,4 @@
-//! The words that a file system of our own (FUSE, protocol 7.31) speaks with the kernel: a folder of files of a fixed
+//! The messages between the kernel and a file system of the tests (FUSE protocol 7.31): a folder of files of fixed
 //! size, without times or owners.
 
 use std::ffi::CString;
@@ -8,13 +8,13 @@ use std::path::Path;
 
 use rustix::mount::{MountFlags, mount};
 
-/// The folder.
+/// Node of the folder.
 pub const ROOT_NODE: u64 = 1;
-/// The first file; others may follow.
+/// Node of the first file; more may follow.
 pub const FILE_NODE: u64 = 2;
-/// Most bytes that a read or write moves.
+/// Longest read or write.
 pub const MOVED_MAX: u32 = 128 << 10;
-/// Room for a request: a write and its head.
+/// Buffer size for a request: a write and its header.
 pub const REQUEST_BYTES: usize = 256 << 10;
 
 /// Kinds of requests (linux/fuse.h).
@@ -45,7 +45,7 @@ pub mod flag {
     pub const WRITEBACK_CACHE: u32 = 1 << 16;
 }
 
-/// Mounts a file system whose server reads this device.
+/// Mounts a file system that is served through this device.
 pub fn mount_at(at: &Path, name: &str) -> Result<File, String> {
     std::fs::create_dir_all(at).map_err(|error| error.to_string())?;
     let device = File::options().read(true).write(true).open("/dev/fuse");
@@ -61,7 +61,7 @@ pub fn mount_at(at: &Path, name: &str) -> Result<File, String> {
     Ok(device)
 }
 
-/// A request: struct fuse_in_header, and what follows.
+/// A request: struct fuse_in_header and its arguments.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a>(pub &'a [u8]);
 
@@ -71,34 +71,34 @@ impl Input<'_> {
         self.word(4)
     }
 
-    /// The number that its answer carries.
+    /// The ID that the reply must carry.
     pub fn unique(&self) -> u64 {
         self.long(8)
     }
 
-    /// The file or folder that it is about.
+    /// The file or folder that it concerns.
     pub fn node(&self) -> u64 {
         self.long(16)
     }
 
-    /// The name of a lookup.
+    /// The name in a lookup.
     pub fn name(&self) -> &str {
         let name = self.0[40..].split(|byte| *byte == 0).next();
         std::str::from_utf8(name.unwrap_or_default()).unwrap_or_default()
     }
 
-    /// A number of four bytes.
+    /// A 32-bit field.
     pub fn word(&self, at: usize) -> u32 {
         u32::from_ne_bytes(*self.0[at..].first_chunk().unwrap())
     }
 
-    /// A number of eight bytes.
+    /// A 64-bit field.
     pub fn long(&self, at: usize) -> u64 {
         u64::from_ne_bytes(*self.0[at..].first_chunk().unwrap())
     }
 }
 
-/// The answer to a request: its body, or an errno below zero.
+/// A reply: a body, or a negative errno.
 pub fn answer(unique: u64, told: Result<Vec<u8>, i32>) -> Vec<u8> {
     let (error, body) = match told {
         Ok(body) => (0, body),
@@ -109,7 +109,7 @@ pub fn answer(unique: u64, told: Result<Vec<u8>, i32>) -> Vec<u8> {
     [&head[..], &unique.to_ne_bytes(), &body].concat()
 }
 
-/// struct fuse_init_out. `background`: how many asynchronous requests there may be at once; 0: as the kernel likes.
+/// struct fuse_init_out. `background`: limit of concurrent asynchronous requests; 0: the kernel's default.
 pub fn init(flags: u32, background: u16) -> Vec<u8> {
     let background = u32::from(background);
     let mut fields = vec![7, 31, 0, flags, background << 16 | background, MOVED_MAX, 1];
@@ -142,13 +142,13 @@ fn attributes(node: u64, bytes: u64) -> Vec<u8> {
     [longs, words].concat()
 }
 
-/// Numbers as the kernel wants them.
+/// Numbers in native byte order, as the kernel expects.
 pub fn longs(values: &[u64]) -> Vec<u8> {
     let bytes = values.iter().flat_map(|value| value.to_ne_bytes());
     bytes.collect()
 }
 
-/// Numbers as the kernel wants them.
+/// Numbers in native byte order, as the kernel expects.
 pub fn words(values: &[u32]) -> Vec<u8> {
     let bytes = values.iter().flat_map(|value| value.to_ne_bytes());
     bytes.collect()

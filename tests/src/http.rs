@@ -1,4 +1,4 @@
-//! As much HTTP as asking a control socket takes: a connection a request, read to its end.
+//! Just enough HTTP to query a control socket: one request for each connection, the response read to its end.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -7,46 +7,46 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// An answer.
+/// A response.
 #[derive(Debug, Clone)]
-pub struct Answer {
-    /// Its status.
+pub struct Response {
+    /// Status code.
     pub status: u16,
-    /// Its header, as it came.
+    /// Header block, unparsed.
     pub header: String,
-    /// What follows it.
+    /// Body.
     pub body: String,
 }
 
-impl Answer {
-    /// Reads one.
-    pub fn parse(text: &str) -> Option<Answer> {
+impl Response {
+    /// Parses a response.
+    pub fn parse(text: &str) -> Option<Response> {
         let (header, body) = text.split_once("\r\n\r\n")?;
         let status = header.split(' ').nth(1)?.parse().ok()?;
-        Some(Answer {
+        Some(Response {
             status,
             header: header.to_owned(),
             body: body.to_owned(),
         })
     }
 
-    /// Its body, which must be JSON.
+    /// The body, which must be JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 
-    /// What it refuses.
+    /// The error message in the body.
     pub fn error(&self) -> String {
         self.json()["error"].as_str().unwrap_or_default().to_owned()
     }
 }
 
-/// Sends bytes and reads until the other side closes, or for so long.
+/// Sends bytes and reads until the peer closes the connection or the time limit passes.
 pub fn converse(socket: &Path, bytes: &[u8], time: Duration) -> std::io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(time))?;
     stream.set_write_timeout(Some(time))?;
-    // It may have had enough before it has read all.
+    // The daemon may close the connection before it has read everything.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     let mut piece = [0; 4096];
@@ -60,19 +60,19 @@ pub fn converse(socket: &Path, bytes: &[u8], time: Duration) -> std::io::Result<
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Asks once.
-pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> Answer {
+/// Sends one request and returns the response.
+pub fn fetch(socket: &Path, method: &str, path: &str, body: &str) -> Response {
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
-    let text = converse(socket, request.as_bytes(), crate::PATIENCE).unwrap();
-    Answer::parse(&text).unwrap_or_else(|| panic!("no answer to {method} {path}: {text}"))
+    let text = converse(socket, request.as_bytes(), crate::TIMEOUT).unwrap();
+    Response::parse(&text).unwrap_or_else(|| panic!("no response to {method} {path}: {text}"))
 }
 
-/// Gets JSON.
+/// GETs a path and returns its JSON.
 pub fn get(socket: &Path, path: &str) -> Value {
-    let answer = ask(socket, "GET", path, "");
+    let answer = fetch(socket, "GET", path, "");
     assert_eq!(answer.status, 200, "{path}: {}", answer.body);
     answer.json()
 }

@@ -1,16 +1,16 @@
-//! Tests that time decides, on a machine that may be late: such a test is repeated only where the machine was measured
-//! to be late, and what each attempt found is kept.
+//! Retries of timing tests: such a test is repeated only if the machine was measured to be late, and the result of
+//! each attempt is kept.
 
 use std::path::Path;
 use std::time::Duration;
 
-/// After this many late attempts the test has failed.
+/// The test fails after this many late attempts.
 const ATTEMPTS: u32 = 3;
-/// A tick of the times in `/proc/stat` (USER_HZ is 100 on every architecture that we run on).
+/// One tick of `/proc/stat`: USER_HZ is 100 on every architecture that we support.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long the hypervisor ran others while this machine had work, and how long the threads of some processes waited
-/// for a core, since a moment.
+/// For how long the hypervisor ran other guests while this machine had work, and for how long the threads of some
+/// processes waited for a core, since a start time.
 #[derive(Debug)]
 pub struct Lateness {
     pids: Vec<u32>,
@@ -19,7 +19,7 @@ pub struct Lateness {
 }
 
 impl Lateness {
-    /// Measures from now on, of this process and `others`.
+    /// Starts measuring, for this process and `others`.
     pub fn start(others: &[u32]) -> Lateness {
         let mut pids = vec![std::process::id()];
         pids.extend(others);
@@ -30,21 +30,22 @@ impl Lateness {
         }
     }
 
-    /// How late the machine was since then. A thread that has ended takes what it waited with it, so it may be more.
+    /// How late the machine has been since the start. The waits of a thread that has exited are lost, so the true
+    /// value may be higher.
     pub fn so_far(&self) -> Duration {
         let waited = waited(&self.pids).saturating_sub(self.waited);
         stolen().saturating_sub(self.stolen) + waited
     }
 }
 
-/// Time stolen from all CPUs since boot: the eighth number of the first line of `/proc/stat`.
+/// Time stolen from all CPUs since boot: the eighth number in the first line of `/proc/stat`.
 pub(crate) fn stolen() -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap();
     let ticks = text.split_whitespace().nth(8);
     TICK * ticks.unwrap().parse::<u32>().unwrap()
 }
 
-/// Time that the threads of processes were ready to run and did not: the second number of `schedstat`.
+/// Time for which threads of the processes were runnable but not running: the second number of `schedstat`.
 fn waited(pids: &[u32]) -> Duration {
     let tasks = pids.iter().map(|pid| format!("/proc/{pid}/task"));
     let tasks = tasks.filter_map(|path| std::fs::read_dir(path).ok());
@@ -55,13 +56,13 @@ fn waited(pids: &[u32]) -> Duration {
     Duration::from_nanos(times.sum())
 }
 
-/// Makes an attempt that fails where the machine is late, and repeats it only where that is the reason: where
-/// [`Lateness`] was at least `least` while it failed. The attempt gets the measurement, to start it anew once it knows
-/// its processes. What a late attempt found is kept in a file below `target/late` whether or not a later one succeeds;
-/// the third failure is one of the test.
+/// Runs an attempt. If it fails while [`Lateness`] was at least `least`, the machine is the likely cause and the
+/// attempt is repeated; any other failure is final. The attempt may restart the measurement once it knows its
+/// processes. Each late failure is kept in a file in `target/late`, even if a later attempt passes. The third failure
+/// is final.
 ///
 /// # Errors
-/// Findings of the attempts, and how late the machine was.
+/// Returns what each attempt found, and how late the machine was.
 pub fn unless_late(
     name: &str,
     least: Duration,
@@ -89,7 +90,9 @@ fn unless_late_in(
         let line = format!("{name}, attempt {number}: the machine was {late:?} late: {why}\n");
         found.push_str(&line);
         if late < least {
-            return Err(format!("{found}it would have to be {least:?} late"));
+            return Err(format!(
+                "{found}a retry needs a machine that is {least:?} late"
+            ));
         }
         std::fs::create_dir_all(folder).unwrap();
         let file = format!("{name}-{}-{number}.log", std::process::id());
@@ -110,7 +113,7 @@ mod tests {
     #[test]
     fn a_failure_in_time_is_not_repeated() {
         let mut attempts = 0;
-        // Longer than any machine is late.
+        // Longer than any delay of the machine.
         let found = unless_late("in-time", Duration::from_secs(3600), |_| {
             attempts += 1;
             Err("wrong".to_owned())
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn late_failures_are_kept_and_the_third_is_one() {
+    fn late_failures_are_kept_and_the_third_is_final() {
         for (right_from, is_ok, attempts, kept) in [(3, true, 3, 2), (4, false, 3, 3)] {
             let folder = tempfile::tempdir().unwrap();
             let mut number = 0;

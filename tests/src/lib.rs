@@ -1,6 +1,6 @@
-//! What the integration tests stand on: the real `cleave` program in a folder of its own, disks to serve, a
-//! table runner, and a model to compare data with. This crate forbids looking inside the daemon: what
-//! the tests know of it comes over its socket, its exit code, its output and `/proc`.
+//! Shared parts of the integration tests: the real `cleave` program in a temporary folder, disks to serve, a table
+//! runner, and a model to compare data with. This crate forbids access to the daemon's internals: the tests observe
+//! its socket, exit code, output and `/proc`.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that cannot go on must stop
 
@@ -11,39 +11,43 @@ pub mod fuse;
 pub mod http;
 mod lateness;
 mod model;
-mod mute;
-mod patience;
 mod scratch;
 mod stream;
 mod table;
+mod timing;
+mod unresponsive;
 
-pub use cases::{Case, Needs, case, ignored, run_cases};
-pub use daemon::{Daemon, Ended, program_copy, program_path, run_to_end};
-pub use frontend::{BackendChannel, Messages, closes_within, is_listened_on};
+pub use cases::{Case, Requirement, case, ignored, run_cases};
+pub use cleave_client::{header, range};
+pub use cleave_states::Random;
+pub use daemon::{Daemon, Exited, program_copy, program_path, run_to_exit};
+pub use frontend::{BackendChannel, Messages, closes_within, has_listener};
 pub use lateness::{Lateness, unless_late};
-pub use model::{Model, Random};
-pub use mute::Mute;
-pub use patience::{PATIENCE, Stopwatch, comes};
+pub use model::{Model, seeded};
 pub use scratch::{LoopDevice, Mount, Scratch, is_root, run};
-pub use stream::{Cut, header, range, stream};
-pub use table::{Outcome, Row, ensure, row, run_rows, scale};
+pub use stream::{Cut, stream};
+pub use table::{Basis, Outcome, Row, ensure, policy, row, run_rows, scale, specified};
+pub use timing::{Stopwatch, TIMEOUT, set_time_limit, time_limit, wait_until};
+pub use unresponsive::UnresponsiveFs;
+
+use timing::wait_until_within;
 
 use cleave_blk::spec::request_type;
 use cleave_client::{Buffer, Client, Options, Queue};
 
-/// Small rings and data areas: what most tests want.
+/// Small rings and data areas, which are enough for most tests.
 pub fn small(queues: u16) -> Options {
     Options {
         queues,
         queue_size: 64,
         data_bytes: 4 << 20,
-        patience: PATIENCE,
+        timeout: time_limit(),
         ..Options::default()
     }
 }
 
-/// Opens a fresh client, and writes and reads a little on every vring: what must hold after anything that
-/// somebody else did to the daemon.
+/// Opens a new client, and writes and reads a little on every vring. This must succeed after any other frontend's
+/// misbehaviour.
 pub fn assert_serves(daemon: &Daemon) -> Outcome {
     let mut client = daemon
         .try_open(&small(2))
@@ -51,13 +55,13 @@ pub fn assert_serves(daemon: &Daemon) -> Outcome {
     exercise(&mut client).map_err(|error| format!("new client: {error}"))
 }
 
-/// Puts reads from the start of the disk into flight without waiting, as many as the vring holds.
+/// Starts reads from the beginning of the disk without waiting, as many as the vring holds.
 pub fn flood(queue: &mut Queue, count: u64, bytes: u32) {
     let (area, room) = queue.data_area();
     let (head, status) = queue.control();
     queue.write_header(request_type::IN, 0);
-    for turn in 0..count {
-        let addr = area + turn * u64::from(bytes) % (room - u64::from(bytes));
+    for round in 0..count {
+        let addr = area + round * u64::from(bytes) % (room - u64::from(bytes));
         let chain = [
             Buffer::readable(head, 16),
             Buffer::writable(addr, bytes),
@@ -71,7 +75,8 @@ pub fn flood(queue: &mut Queue, count: u64, bytes: u32) {
     queue.ring_kick();
 }
 
-/// Writes and reads back a block per vring; of a read-only disk, only reads. Not for a null disk, which keeps nothing.
+/// Writes and reads back a block on each vring; on a read-only disk, only reads. Not for a null disk, which stores
+/// nothing.
 pub fn exercise(client: &mut Client) -> Outcome {
     let count = client.queues().len();
     (0..count).try_for_each(|index| exercise_queue(client, index))
@@ -82,7 +87,7 @@ pub fn exercise_queue(client: &mut Client, index: usize) -> Outcome {
     use cleave_blk::spec::feature;
     let capacity = client.config().capacity_bytes();
     let read_only = client.offered() & feature::RO != 0;
-    // The last blocks of the disk belong to this check; hostile tests stay away from them.
+    // The last blocks of the disk are reserved for this check; the hostile tests do not write there.
     let block = 4096;
     let offset = capacity - block * (index as u64 + 1);
     let seed = std::time::SystemTime::now();
@@ -95,12 +100,12 @@ pub fn exercise_queue(client: &mut Client, index: usize) -> Outcome {
         .collect();
     let mut back = vec![0; block as usize];
     let queue = client.queue(index);
-    let told = |error| format!("vring {index}: {error}");
+    let context = |error| format!("vring {index}: {error}");
     if !read_only {
-        queue.write(offset, &bytes).map_err(told)?;
+        queue.write(offset, &bytes).map_err(context)?;
     }
-    queue.read(offset, &mut back).map_err(told)?;
+    queue.read(offset, &mut back).map_err(context)?;
     ensure(read_only || back == bytes, || {
-        format!("vring {index} read back something else")
+        format!("vring {index} read back other data")
     })
 }

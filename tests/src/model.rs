@@ -1,71 +1,35 @@
-//! What a disk should hold.
+//! A model of the disk's contents, and the seed of random tests.
 
 use cleave_client::{Error, Queue};
 
-/// A small generator; its seed replays a run.
-#[derive(Debug, Clone)]
-pub struct Random {
-    state: u64,
+use crate::Random;
+
+/// A random generator that prints its seed; `CLEAVE_TEST_SEED` sets it.
+pub fn seeded(test: &str) -> Random {
+    let given = std::env::var("CLEAVE_TEST_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap();
+        now.as_nanos() as u64
+    });
+    println!("{test}: CLEAVE_TEST_SEED={seed}");
+    Random::new(seed)
 }
 
-impl Random {
-    /// A generator whose seed is printed; `CLEAVE_TEST_SEED` sets it.
-    pub fn announced(test: &str) -> Random {
-        let given = std::env::var("CLEAVE_TEST_SEED")
-            .ok()
-            .and_then(|text| text.parse().ok());
-        let seed = given.unwrap_or_else(|| {
-            let now = std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .unwrap();
-            now.as_nanos() as u64
-        });
-        println!("{test}: CLEAVE_TEST_SEED={seed}");
-        Random::new(seed)
-    }
-
-    /// A generator from a seed.
-    pub fn new(seed: u64) -> Random {
-        Random {
-            state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-        }
-    }
-
-    /// The next number.
-    pub fn word(&mut self) -> u64 {
-        self.state ^= self.state >> 12;
-        self.state ^= self.state << 25;
-        self.state ^= self.state >> 27;
-        self.state.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// A number below `end`.
-    pub fn below(&mut self, end: u64) -> u64 {
-        ((u128::from(self.word()) * u128::from(end)) >> 64) as u64
-    }
-
-    /// Random bytes.
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len.next_multiple_of(8)];
-        for place in bytes.chunks_exact_mut(8) {
-            place.copy_from_slice(&self.word().to_le_bytes());
-        }
-        bytes.truncate(len);
-        bytes
-    }
-}
-
-/// The bytes that a part of the disk must hold.
+/// The expected contents of one part of the disk.
 #[derive(Debug)]
 pub struct Model {
     /// First byte of the part.
     pub offset: u64,
-    /// What it holds.
+    /// Expected bytes.
     pub bytes: Vec<u8>,
 }
 
 impl Model {
-    /// A part of which nothing has been written yet.
+    /// A part that has not been written yet.
     pub fn zeroed(offset: u64, len: usize) -> Model {
         Model {
             offset,
@@ -73,7 +37,7 @@ impl Model {
         }
     }
 
-    /// Does one random operation on the disk and here, or reads and compares.
+    /// Does one random operation on the disk and on the model, or reads and compares.
     pub fn step(
         &mut self,
         queue: &mut Queue,
@@ -121,7 +85,7 @@ impl Model {
         }
     }
 
-    /// Compares all of it.
+    /// Compares the whole part.
     pub fn compare_all(&self, queue: &mut Queue) -> Result<(), Error> {
         let step = 1 << 20;
         (0..self.bytes.len())

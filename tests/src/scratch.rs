@@ -1,4 +1,4 @@
-//! Files, file systems and devices that vanish with the test.
+//! Files, file systems and devices that are removed when the test ends.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// A folder on the real file system (where O_DIRECT works), removed at the end.
+/// A folder on a real file system (so that O_DIRECT works), removed when dropped.
 #[derive(Debug)]
 pub struct Scratch {
     folder: TempDir,
 }
 
 impl Scratch {
-    /// Makes the folder; `CLEAVE_TEST_DIR` says where.
+    /// Makes the folder in `CLEAVE_TEST_DIR`, or in the default temporary folder.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Scratch {
         let place = std::env::var_os("CLEAVE_TEST_DIR").map(PathBuf::from);
@@ -31,12 +31,12 @@ impl Scratch {
         self.folder.path()
     }
 
-    /// A path inside.
+    /// A path inside the folder.
     pub fn join(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// A sparse file.
+    /// Makes a sparse file.
     pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
         let path = self.join(name);
         File::create(&path).unwrap().set_len(bytes).unwrap();
@@ -44,12 +44,12 @@ impl Scratch {
     }
 }
 
-/// Whether this process may mount and attach.
+/// Whether this process may mount file systems and attach loop devices.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Runs a program to its end; its output, or what it complained of.
+/// Runs a program until it exits; its output, or its error output.
 pub fn run(program: &str, args: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(args).output();
     let output = output.map_err(|error| format!("{program}: {error}"))?;
@@ -62,7 +62,7 @@ pub fn run(program: &str, args: &[&str]) -> Result<String, String> {
     ))
 }
 
-/// A mounted file system, unmounted at the end.
+/// A mounted file system, unmounted when dropped.
 #[derive(Debug)]
 pub struct Mount {
     at: PathBuf,
@@ -102,7 +102,7 @@ impl Mount {
         })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.at
     }
@@ -117,7 +117,7 @@ impl Drop for Mount {
     }
 }
 
-/// A loop device, detached at the end.
+/// A loop device, detached when dropped.
 #[derive(Debug)]
 pub struct LoopDevice {
     /// `/dev/loopN`.
@@ -130,7 +130,7 @@ impl LoopDevice {
         LoopDevice::attach_with(image, &[])
     }
 
-    /// Attaches a file with further options of `losetup`.
+    /// Attaches a file with additional `losetup` options.
     pub fn attach_with(image: &Path, options: &[&str]) -> Result<LoopDevice, String> {
         let image = image.to_string_lossy();
         let args: Vec<&str> = ["--find", "--show"]
@@ -148,7 +148,7 @@ impl LoopDevice {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         let path = self.path.to_string_lossy();
-        // A device's read-only flag outlives what is attached to it.
+        // The read-only flag of a device survives a detach.
         let _ = run("blockdev", &["--setrw", &path]);
         let _ = run("losetup", &["-d", &path]);
     }

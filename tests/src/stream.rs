@@ -1,40 +1,24 @@
-//! Requests as two byte streams cut into descriptors anywhere: what a driver may do (virtio 1.3 §2.7.4.3) and
+//! Requests as two byte streams, cut into descriptors at any place: a driver may do that (virtio 1.3 §2.7.4.3), and
 //! Linux does not.
 
 use cleave_client::{Buffer, Error, Queue};
 
 use crate::Random;
 
-/// Header of a request (virtio 1.3 §5.2.6).
-pub fn header(kind: u32, sector: u64) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[0..4].copy_from_slice(&kind.to_le_bytes());
-    bytes[8..16].copy_from_slice(&sector.to_le_bytes());
-    bytes
-}
-
-/// One discard or write-zeroes range (virtio 1.3 §5.2.6).
-pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[0..8].copy_from_slice(&sector.to_le_bytes());
-    bytes[8..12].copy_from_slice(&sectors.to_le_bytes());
-    bytes[12..16].copy_from_slice(&flags.to_le_bytes());
-    bytes
-}
-
-/// How streams are cut.
+/// How the streams are cut.
 #[derive(Debug, Clone, Copy)]
 pub struct Cut {
     /// Most pieces of each stream.
     pub pieces: usize,
-    /// Descriptors of length 0 among them.
+    /// Adds descriptors of length 0.
     pub empty: bool,
-    /// Through an indirect table.
+    /// Uses an indirect table.
     pub indirect: bool,
 }
 
-/// Sends one request made of a readable stream and `writable` bytes of room, cut at random, at odd addresses with
-/// gaps. Returns the used length and what stands in the writable stream; gaps must keep their bytes.
+/// Sends one request: a readable stream, and room for `writable` bytes, each cut at random into pieces at odd
+/// addresses with gaps between them. Returns the used length and the contents of the writable stream; asserts that
+/// the gaps keep their bytes.
 pub fn stream(
     queue: &mut Queue,
     cut: Cut,
@@ -78,12 +62,12 @@ pub fn stream(
     }
     assert!(
         all.iter().all(|byte| *byte == UNTOUCHED),
-        "bytes outside the chain were written"
+        "bytes outside of the chain were written"
     );
     Ok((used.len, out))
 }
 
-/// Lengths of the pieces that a stream is cut into.
+/// Lengths of the pieces into which a stream is cut.
 fn cuts(random: &mut Random, cut: Cut, len: usize) -> Vec<usize> {
     let mut ends: Vec<usize> = (1..cut.pieces.max(1))
         .map(|_| random.below(len as u64 + 1) as usize)

@@ -5,29 +5,113 @@ use std::time::Instant;
 
 use crate::{Daemon, assert_serves};
 
-/// What a case found.
+/// `Err` says how a case failed.
 pub type Outcome = Result<(), String>;
+
+/// Reason for the behaviour that a row demands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Basis {
+    /// This section of a specification.
+    Specified(&'static str),
+    /// Our own policy. The specification forbids the attack in this section and leaves the reaction open.
+    Policy(&'static str),
+}
 
 /// One named case.
 pub struct Row {
-    name: String,
-    check: Box<dyn Fn(&Daemon) -> Outcome>,
+    /// Its name.
+    pub name: String,
+    /// Its basis, which [`specified`] or [`policy`] sets.
+    pub basis: Option<Basis>,
+    /// Protocol features without which the row does not apply.
+    pub protocol_features: u64,
+    /// Device features without which the row does not apply.
+    pub features: u64,
+    /// The row kills the daemon and starts its successor itself.
+    pub kills: bool,
+    check: Box<dyn Fn(&Daemon) -> Outcome + Send>,
+}
+
+impl Row {
+    /// Sets the section of the specification that demands this behaviour.
+    pub fn specified(mut self, section: &'static str) -> Row {
+        self.basis = Some(Basis::Specified(section));
+        self
+    }
+
+    /// Limits the row to daemons that offer these protocol features.
+    pub fn with_protocol(mut self, features: u64) -> Row {
+        self.protocol_features |= features;
+        self
+    }
+
+    /// Limits the row to daemons that offer these device features.
+    pub fn with_features(mut self, features: u64) -> Row {
+        self.features |= features;
+        self
+    }
+
+    /// Declares that the row kills the daemon.
+    pub fn killing(mut self) -> Row {
+        self.kills = true;
+        self
+    }
+
+    /// Runs the row. Afterwards the same process must still run and serve a new client, unless the row killed it.
+    pub fn judge(&self, daemon: &mut Daemon) -> Outcome {
+        let verdict = catch_unwind(AssertUnwindSafe(|| (self.check)(daemon)));
+        let outcome = verdict.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(format!("the test panicked: {}", text.unwrap_or("?")))
+        });
+        if self.kills {
+            return outcome;
+        }
+        let alive = daemon
+            .alive()
+            .map_err(|how| format!("the daemon exited: {how}"));
+        alive.and(outcome)?;
+        assert_serves(daemon).map_err(|what| format!("afterwards: {what}"))
+    }
 }
 
 /// Makes a case.
-pub fn row(name: impl Into<String>, check: impl Fn(&Daemon) -> Outcome + 'static) -> Row {
+pub fn row(name: impl Into<String>, check: impl Fn(&Daemon) -> Outcome + Send + 'static) -> Row {
     Row {
         name: name.into(),
+        basis: None,
+        protocol_features: 0,
+        features: 0,
+        kills: false,
         check: Box::new(check),
     }
 }
 
-/// A condition and what to say where it does not hold.
+/// Adds rows that follow from this section of a specification.
+pub fn specified(rows: &mut Vec<Row>, section: &'static str, add: impl Fn(&mut Vec<Row>)) {
+    add_on(rows, Basis::Specified(section), add);
+}
+
+/// Adds rows about attacks against this section of a specification, which leaves the reaction open.
+pub fn policy(rows: &mut Vec<Row>, section: &'static str, add: impl Fn(&mut Vec<Row>)) {
+    add_on(rows, Basis::Policy(section), add);
+}
+
+fn add_on(rows: &mut Vec<Row>, basis: Basis, add: impl Fn(&mut Vec<Row>)) {
+    let from = rows.len();
+    add(rows);
+    for row in &mut rows[from..] {
+        row.basis.get_or_insert(basis);
+    }
+}
+
+/// Fails with this text if the condition does not hold.
 pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Outcome {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Loops of the table run this many times; `CLEAVE_TEST_SCALE` multiplies it.
+/// Scales a number of rounds by `CLEAVE_TEST_SCALE`.
 pub fn scale(rounds: usize) -> usize {
     let factor = std::env::var("CLEAVE_TEST_SCALE")
         .ok()
@@ -35,8 +119,8 @@ pub fn scale(rounds: usize) -> usize {
     rounds * factor.unwrap_or(1usize)
 }
 
-/// Runs every row against the same daemon. After each one the daemon must be the same process still, and serve a new
-/// client; where it is not, it is started again, so that one fault does not hide the rest.
+/// Runs every row against the same daemon. After a failed row the daemon is restarted, so that one fault does not hide
+/// the rest.
 pub fn run_rows(group: &str, start: impl Fn() -> Daemon, rows: Vec<Row>) {
     let mut daemon = start();
     let only = std::env::var("CLEAVE_TEST_ROW").ok();
@@ -51,17 +135,19 @@ pub fn run_rows(group: &str, start: impl Fn() -> Daemon, rows: Vec<Row>) {
         }
         count += 1;
         let began = Instant::now();
-        let outcome = judge(&mut daemon, &row);
+        let outcome = row.judge(&mut daemon);
         let took = began.elapsed();
         match &outcome {
             Ok(()) => println!("{group}: {} ... ok ({} ms)", row.name, took.as_millis()),
             Err(what) => {
                 println!("{group}: {} ... FAILED: {what}", row.name);
                 println!("{}", daemon.log_tail());
-                daemon.abandon();
-                daemon = start();
                 failed.push(format!("{}: {what}", row.name));
             }
+        }
+        if outcome.is_err() || row.kills {
+            daemon.abandon();
+            daemon = start();
         }
     }
     println!("{group}: {count} rows, {} failed", failed.len());
@@ -72,18 +158,4 @@ pub fn run_rows(group: &str, start: impl Fn() -> Daemon, rows: Vec<Row>) {
         failed.len(),
         failed.join("\n")
     );
-}
-
-fn judge(daemon: &mut Daemon, row: &Row) -> Outcome {
-    let verdict = catch_unwind(AssertUnwindSafe(|| (row.check)(daemon)));
-    let outcome = verdict.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(format!("the test panicked: {}", text.unwrap_or("?")))
-    });
-    let alive = daemon
-        .alive()
-        .map_err(|how| format!("the daemon ended: {how}"));
-    alive.and(outcome)?;
-    assert_serves(daemon).map_err(|what| format!("afterwards: {what}"))
 }

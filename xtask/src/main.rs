@@ -5,6 +5,7 @@
 mod bench;
 mod built;
 mod ci;
+mod conform;
 mod daemon;
 mod fuzz;
 mod guest;
@@ -38,6 +39,9 @@ cargo xtask COMMAND
           [--against qemu-storage-daemon]      guest tests with QEMU's daemon instead of cleave
   kill    kills the daemon at random moments, and holds the next one to every answer and every byte
           [--times N] [--seed N]               200 times, and another seed each time
+  conform runs the hostile, life cycle and recovery tables against any vhost-user-blk back-end; prints a Markdown table
+          --daemon 'COMMAND {socket} {disk} {queues}'
+          [--only TEXT]                        only rows whose names contain the text
   sanitize
           the integration tests against a daemon that AddressSanitizer watches
   fuzz    feeds what outsiders write (chains, requests, messages, superblocks, profiles, bodies) with inputs that
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         ["tidy"] => ci::run_tidy(&root()),
         ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
         ["kill", rest @ ..] => kill::run(&root(), rest),
+        ["conform", rest @ ..] => conform::run(&root(), rest),
         ["sanitize"] => sanitize::run(&root()),
         ["fuzz", rest @ ..] => {
             fuzz::Request::parse(rest).and_then(|request| fuzz::run(&root(), &request))

@@ -2,52 +2,52 @@
 
 use cleave_blk::spec::SECTOR_BYTES;
 
-use crate::wire::u32_at;
+use crate::message::u32_at;
 
-/// What the daemon says about its disk.
+/// The daemon's configuration of its disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
     /// Size in sectors.
     pub capacity_sectors: u64,
-    /// Longest segment, where SIZE_MAX is offered.
+    /// Longest segment, if SIZE_MAX is offered.
     pub size_max: u32,
-    /// Most data segments of a request.
+    /// Most data segments in a request.
     pub seg_max: u32,
-    /// Logical block in bytes.
+    /// Logical block size in bytes.
     pub blk_size: u32,
     /// log2 of logical blocks per physical block.
     pub physical_block_exp: u8,
     /// First aligned logical block.
     pub alignment_offset: u8,
-    /// Best smallest transfer, in logical blocks.
+    /// Optimal minimum transfer, in logical blocks.
     pub min_io_size: u16,
-    /// Best largest transfer, in logical blocks.
+    /// Optimal maximum transfer, in logical blocks.
     pub opt_io_size: u32,
-    /// Write-back cache on.
+    /// Whether the write-back cache is on.
     pub writeback: u8,
     /// Vrings offered.
     pub num_queues: u16,
     /// Longest discard, in sectors.
     pub max_discard_sectors: u32,
-    /// Most discard segments of a request.
+    /// Most segments in a discard.
     pub max_discard_seg: u32,
-    /// Best alignment of a discard, in sectors.
+    /// Optimal alignment of a discard, in sectors.
     pub discard_sector_alignment: u32,
     /// Longest write-zeroes, in sectors.
     pub max_write_zeroes_sectors: u32,
-    /// Most write-zeroes segments of a request.
+    /// Most segments in a write-zeroes.
     pub max_write_zeroes_seg: u32,
-    /// Write-zeroes may give space back.
+    /// Whether write-zeroes may deallocate.
     pub write_zeroes_may_unmap: u8,
 }
 
 impl Config {
-    /// Bytes that hold all fields up to write-zeroes: what every daemon of today answers.
+    /// Bytes up to the write-zeroes fields, which all current daemons return.
     pub const BYTES: u32 = 60;
-    /// Where a driver turns write-back on and off.
+    /// Offset of the cache mode, which a driver may write.
     pub const WRITEBACK_OFFSET: u32 = 32;
 
-    /// Reads the space; bytes that are missing read as zero.
+    /// Parses the space; missing bytes read as zero.
     pub fn parse(bytes: &[u8]) -> Config {
         let u32_of = |at| u32_at(bytes, at).unwrap_or_default();
         let u8_of = |at: usize| bytes.get(at).copied().unwrap_or_default();
@@ -72,7 +72,7 @@ impl Config {
         }
     }
 
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_sectors * SECTOR_BYTES
     }

@@ -7,49 +7,49 @@ use std::time::Duration;
 
 use cleave_blk::spec::feature;
 
+use crate::message::{VringAddr, protocol};
 use crate::queue::{Arena, CONTROL_BYTES};
-use crate::wire::{VringAddr, protocol};
 use crate::{
-    Config, Doorbell, DriverRing, Error, Frontend, GuestMemory, Inflight, Queue, RegionPlan,
+    Config, DriverRing, Error, Frontend, GuestMemory, Inflight, Notifier, Queue, RegionOptions,
     RingLayout, Wait,
 };
 
-/// By which messages memory is told.
+/// The messages that describe memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Table {
+pub enum MemoryMessages {
     /// SET_MEM_TABLE.
     Whole,
-    /// ADD_MEM_REG, one per region.
+    /// ADD_MEM_REG, one for each region.
     Slots,
 }
 
-/// How a device is set up.
+/// Options for setting a device up.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Vrings to start.
+    /// Number of vrings to start.
     pub queues: u16,
-    /// Entries of each.
+    /// Entries of each vring.
     pub queue_size: u16,
-    /// Features taken where they are offered.
+    /// Features to accept if they are offered.
     pub features: u64,
-    /// Protocol features taken where they are offered.
+    /// Protocol features to accept if they are offered.
     pub protocol_features: u64,
-    /// How completions are waited for.
+    /// How to wait for completions.
     pub wait: Wait,
-    /// Kick descriptors.
-    pub kick: Doorbell,
-    /// Call descriptors.
-    pub call: Doorbell,
-    /// How memory is told.
-    pub table: Table,
+    /// Kind of kick descriptors.
+    pub kick: Notifier,
+    /// Kind of call descriptors.
+    pub call: Notifier,
+    /// Messages that describe memory.
+    pub table: MemoryMessages,
     /// Feature messages before protocol feature messages, as some frontends send them.
     pub features_first: bool,
-    /// Data area of each vring, in bytes (touched pages alone cost memory).
+    /// Data area of each vring, in bytes (only touched pages use memory).
     pub data_bytes: u64,
-    /// Vring positions to start from.
+    /// Initial position of each vring.
     pub base: u16,
-    /// Bound on every answer and every request.
-    pub patience: Duration,
+    /// Time limit for each reply and each request.
+    pub timeout: Duration,
 }
 
 impl Default for Options {
@@ -66,18 +66,18 @@ impl Default for Options {
                 | protocol::STATUS
                 | protocol::BACKEND_REQ,
             wait: Wait::Sleep,
-            kick: Doorbell::NonBlocking,
-            call: Doorbell::NonBlocking,
-            table: Table::Whole,
+            kick: Notifier::NonBlocking,
+            call: Notifier::NonBlocking,
+            table: MemoryMessages::Whole,
             features_first: false,
             data_bytes: 64 << 20,
             base: 0,
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
         }
     }
 }
 
-/// Features that this driver understands: what it may take.
+/// Features that this driver implements, and so may accept.
 const UNDERSTOOD: u64 = feature::SIZE_MAX
     | feature::SEG_MAX
     | feature::RO
@@ -93,11 +93,11 @@ const UNDERSTOOD: u64 = feature::SIZE_MAX
     | feature::VHOST_USER_PROTOCOL
     | feature::VERSION_1;
 
-/// Where the pretended guest's RAM begins: not at 0, and not where it is mapped here, so that a daemon
-/// which mixes up address spaces is found out.
+/// Start of the simulated guest's RAM: neither 0 nor its address in this process, so that a daemon which mixes up
+/// address spaces is noticed.
 const RAM_AT: u64 = 0x1_0000_0000;
 
-/// A device that is set up and serves.
+/// A running device.
 #[derive(Debug)]
 pub struct Client {
     frontend: Frontend,
@@ -107,40 +107,40 @@ pub struct Client {
     offered: u64,
     features: u64,
     protocol_features: u64,
-    table: Table,
+    table: MemoryMessages,
     /// Kept for the next daemon.
     inflight: Option<Inflight>,
 }
 
-/// The position that the frontend names for a vring whose daemon died.
+/// The position that the frontend sends for a vring after its daemon died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
-    /// The used index, as QEMU does.
+    /// The used index, like QEMU.
     Used,
-    /// The available index, as Cloud Hypervisor does.
+    /// The available index, like Cloud Hypervisor.
     Avail,
-    /// Anything.
+    /// Any number.
     At(u16),
 }
 
 impl Client {
     /// Connects and sets a device up.
     pub fn open(path: &Path, options: &Options) -> Result<Client, Error> {
-        Client::start(Frontend::connect(path, options.patience)?, options)
+        Client::start(Frontend::connect(path, options.timeout)?, options)
     }
 
-    /// Sets a device up with memory made for it.
+    /// Sets a device up with new memory.
     pub fn start(frontend: Frontend, options: &Options) -> Result<Client, Error> {
         let entries = u64::from(options.queue_size);
         let ring_bytes =
             (entries * (16 + 2 + 8 + CONTROL_BYTES) + (4 << 12)).next_multiple_of(4096);
         let each = ring_bytes + options.data_bytes.next_multiple_of(4096) + 4096;
         let bytes = (each * u64::from(options.queues.max(1))).next_multiple_of(2 << 20) + (2 << 20);
-        let memory = GuestMemory::new(&[RegionPlan::new(RAM_AT, bytes)])?;
+        let memory = GuestMemory::new(&[RegionOptions::new(RAM_AT, bytes)])?;
         Client::start_in(frontend, memory, options)
     }
 
-    /// Sets a device up in given memory; rings and data areas are allocated in its region 0.
+    /// Sets a device up in existing memory; rings and data areas are allocated in its region 0.
     pub fn start_in(
         frontend: Frontend,
         memory: Arc<GuestMemory>,
@@ -166,7 +166,7 @@ impl Client {
         Ok(client)
     }
 
-    /// The feature messages and the configuration; no memory, no vring.
+    /// Exchanges the feature messages and reads the configuration; no memory, no vring.
     pub fn handshake(
         mut frontend: Frontend,
         memory: Arc<GuestMemory>,
@@ -203,9 +203,9 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects to the daemon that came after one that died, with the same guest memory, vrings and requests in flight.
+    /// Connects to the successor of a daemon that died, with the same guest memory, vrings and requests in flight.
     pub fn reconnect(&mut self, path: &Path, options: &Options, base: Base) -> Result<(), Error> {
-        let frontend = Frontend::connect(path, options.patience)?;
+        let frontend = Frontend::connect(path, options.timeout)?;
         let before = std::mem::replace(
             self,
             Client::handshake(frontend, Arc::clone(&self.memory), options)?,
@@ -227,28 +227,28 @@ impl Client {
         Ok(())
     }
 
-    /// Whether the daemon writes the requests in flight down.
+    /// Whether the daemon records the requests in flight.
     pub fn keeps_inflight(&self) -> bool {
         self.inflight.is_some()
     }
 
-    /// The disk as it was told last.
+    /// The configuration as it was last read.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Asks for the configuration again.
+    /// Reads the configuration again.
     pub fn refresh_config(&mut self) -> Result<&Config, Error> {
         self.config = Config::parse(&self.frontend.config(0, Config::BYTES)?);
         Ok(&self.config)
     }
 
-    /// Features that the daemon offered.
+    /// Features that the daemon offers.
     pub fn offered(&self) -> u64 {
         self.offered
     }
 
-    /// Features that were taken.
+    /// Features that were accepted.
     pub fn features(&self) -> u64 {
         self.features
     }
@@ -266,43 +266,43 @@ impl Client {
     /// One vring.
     ///
     /// # Panics
-    /// When it was not started.
+    /// Panics if it was not started.
     pub fn queue(&mut self, index: usize) -> &mut Queue {
         &mut self.queues[index]
     }
 
-    /// How many vrings there are.
+    /// Number of vrings.
     pub fn queue_count(&self) -> usize {
         self.queues.len()
     }
 
-    /// All vrings, to be driven from several threads.
+    /// All vrings, for use by several threads.
     pub fn queues(&mut self) -> &mut [Queue] {
         &mut self.queues
     }
 
-    /// Connection and vrings apart, for messages while vrings are driven.
+    /// Connection and vrings separately, to send messages while vrings run.
     pub fn parts(&mut self) -> (&mut Frontend, &mut [Queue]) {
         (&mut self.frontend, &mut self.queues)
     }
 
-    /// Tells the memory table.
+    /// Sends the memory table.
     pub fn send_memory(&self) -> Result<(), Error> {
         let count = self.memory.len();
         match self.table {
-            Table::Whole => {
+            MemoryMessages::Whole => {
                 let regions: Vec<_> = (0..count).map(|index| self.memory.region(index)).collect();
                 let fds: Vec<_> = (0..count).map(|index| self.memory.fd(index)).collect();
                 self.frontend.set_mem_table(&regions, &fds)
             }
-            Table::Slots => (0..count).try_for_each(|index| {
+            MemoryMessages::Slots => (0..count).try_for_each(|index| {
                 self.frontend
                     .add_mem_reg(self.memory.region(index), self.memory.fd(index))
             }),
         }
     }
 
-    /// Lays a vring out and starts it.
+    /// Initializes a vring and starts it.
     pub fn start_queue(&self, index: u16, options: &Options) -> Result<Queue, Error> {
         let layout = RingLayout::alloc(&self.memory, 0, options.queue_size)?;
         let event_idx = self.features & feature::EVENT_IDX != 0;
@@ -318,7 +318,7 @@ impl Client {
             call: options.call.make()?,
             err: err_descriptor()?,
             wait: options.wait,
-            patience: options.patience,
+            timeout: options.timeout,
             arena: Arena {
                 addr,
                 len: options.data_bytes,
@@ -330,12 +330,12 @@ impl Client {
         Ok(queue)
     }
 
-    /// Tells the daemon again of a vring that was stopped; `base`: where it stopped.
-    pub fn announce_again(&mut self, index: usize, base: u16) -> Result<(), Error> {
+    /// Sends the set-up of a stopped vring again; `base`: its position.
+    pub fn resume_queue(&mut self, index: usize, base: u16) -> Result<(), Error> {
         self.announce(&self.queues[index], base)
     }
 
-    /// Tells the daemon of a vring, in the order that QEMU uses, and enables it.
+    /// Sends the set-up of a vring in QEMU's order, and enables it.
     fn announce(&self, queue: &Queue, base: u16) -> Result<(), Error> {
         let index = u32::from(queue.index);
         let layout = queue.ring.layout();
@@ -367,7 +367,7 @@ impl Client {
 }
 
 fn err_descriptor() -> Result<OwnedFd, Error> {
-    let made = Doorbell::NonBlocking.make()?;
+    let made = Notifier::NonBlocking.make()?;
     made.map(|ends| ends.reader)
         .ok_or_else(|| Error::Protocol("no err descriptor".into()))
 }

@@ -1,45 +1,45 @@
-//! What can go wrong on the driving side.
+//! Errors of the client.
 
 use std::io;
 use std::time::Duration;
 
-/// Why a step with the daemon failed.
+/// Why an exchange with the daemon failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The system refused.
+    /// A system call failed.
     #[error("{doing}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         doing: &'static str,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// The daemon closed the connection.
     #[error("the daemon closed the connection")]
     Closed,
-    /// No answer in time.
+    /// No reply in time.
     #[error("no answer to {what} within {after:?}")]
     TimedOut {
-        /// What was waited for.
+        /// The expected reply.
         what: &'static str,
-        /// How long.
+        /// Time limit.
         after: Duration,
     },
-    /// The daemon answered that it does not want the message.
+    /// The daemon rejected the message.
     #[error("message {request} was refused with {code}")]
     Refused {
-        /// Number of the message.
+        /// Message type.
         request: u32,
-        /// The code answered.
+        /// The code in the reply.
         code: u64,
     },
-    /// An answer that the specification does not allow.
+    /// A reply that the specification does not permit.
     #[error("the daemon broke the protocol: {0}")]
     Protocol(String),
-    /// The pretended guest has no such memory, or none left.
+    /// The simulated guest has no such memory, or none left.
     #[error("guest memory: {0}")]
     Memory(String),
-    /// A request ended with another status than OK.
+    /// A request completed with a status other than OK.
     #[error("request type {kind} at sector {sector} ended with status {status}")]
     Status {
         /// Type of the request.
@@ -49,32 +49,32 @@ pub enum Error {
         /// Status byte.
         status: u8,
     },
-    /// A used length is not what the specification asks for.
+    /// The used length differs from the specification's.
     #[error("request type {kind} at sector {sector} reported {found} bytes used, not {wanted}")]
     UsedLength {
         /// Type of the request.
         kind: u32,
         /// First sector.
         sector: u64,
-        /// Length found.
+        /// Reported length.
         found: u32,
-        /// Length wanted.
+        /// Expected length.
         wanted: u32,
     },
     /// The used ring names a chain that is not in flight.
     #[error("chain {head} was completed without being in flight")]
     Spurious {
-        /// Head named.
+        /// The reported head.
         head: u32,
     },
-    /// Data read back is not what was written.
+    /// A read returned other data than was written.
     #[error("wrong data at byte {offset_bytes}: found {found:#018x}, wanted {wanted:#018x}")]
     Verify {
         /// Byte offset on the disk.
         offset_bytes: u64,
-        /// Word found.
+        /// The word that was read.
         found: u64,
-        /// Word wanted.
+        /// Expected word.
         wanted: u64,
     },
     /// The ring has no room for another chain.
@@ -83,7 +83,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Maps an error of the system; a time-out of the socket becomes [`Error::TimedOut`].
+    /// Maps a system error; a socket time-out becomes [`Error::TimedOut`].
     pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Error {
         move |source| Error::Io { doing, source }
     }

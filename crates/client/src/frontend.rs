@@ -1,19 +1,19 @@
-//! One method for each vhost-user message that sets a device up, with its answer checked; any other message
-//! goes through `tell` and `ask`.
+//! One method for each vhost-user message that sets a device up, with its reply checked. Any other message goes
+//! through `tell` and `ask`.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::wire::{
+use crate::message::{
     self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, VRING_NO_FD, VringAddr, protocol,
     request,
 };
 use crate::{Error, Message, Socket};
 
-/// A connection to a daemon. Setters ask for an acknowledgement once REPLY_ACK has been negotiated, so
-/// an `Ok` means "accepted" then, and "sent" before.
+/// A connection to a daemon. Once REPLY_ACK has been negotiated, setters request an acknowledgement: `Ok` then means
+/// "accepted", and before that only "sent".
 #[derive(Debug)]
 pub struct Frontend {
     socket: Socket,
@@ -21,15 +21,15 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// Connects to a listening daemon. `patience` bounds every receive and send.
-    pub fn connect(path: &Path, patience: Duration) -> Result<Frontend, Error> {
+    /// Connects to a listening daemon. `timeout` limits each receive and send.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Frontend, Error> {
         let stream = UnixStream::connect(path).map_err(Error::io("connect"))?;
-        Frontend::new(stream, patience)
+        Frontend::new(stream, timeout)
     }
 
-    /// Takes a connected stream.
-    pub fn new(stream: UnixStream, patience: Duration) -> Result<Frontend, Error> {
-        let socket = Socket::new(stream, patience)?;
+    /// Wraps a connected stream.
+    pub fn new(stream: UnixStream, timeout: Duration) -> Result<Frontend, Error> {
+        let socket = Socket::new(stream, timeout)?;
         Ok(Frontend {
             socket,
             reply_ack: false,
@@ -41,20 +41,20 @@ impl Frontend {
         &self.socket
     }
 
-    /// Acts as if REPLY_ACK were (not) negotiated.
+    /// Turns requests for acknowledgements on or off, regardless of negotiation.
     pub fn set_reply_ack(&mut self, on: bool) {
         self.reply_ack = on;
     }
 
-    /// Sends any message and waits for what answers it: the acknowledgement where one is due.
-    pub fn tell(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    /// Sends any message, and waits for its acknowledgement if it requests one.
+    pub fn send(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let flags = if self.reply_ack {
             VERSION | FLAG_NEED_REPLY
         } else {
             VERSION
         };
         self.socket
-            .send_raw(&wire::message(number, flags, payload), fds)?;
+            .send_raw(&message::message(number, flags, payload), fds)?;
         if self.reply_ack {
             self.acknowledged(number)
         } else {
@@ -62,15 +62,15 @@ impl Frontend {
         }
     }
 
-    /// Sends any message that has an answer of its own, and returns it.
-    pub fn ask(
+    /// Sends any message that has a reply, and returns the reply.
+    pub fn request(
         &self,
         number: u32,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<Message, Error> {
         self.socket
-            .send_raw(&wire::message(number, VERSION, payload), fds)?;
+            .send_raw(&message::message(number, VERSION, payload), fds)?;
         self.answer(number)
     }
 
@@ -94,9 +94,9 @@ impl Frontend {
         Ok(got)
     }
 
-    /// As `ask`, where the answer is a number.
+    /// As `ask`, for replies that are a number.
     pub fn ask_word(&self, number: u32) -> Result<u64, Error> {
-        word(&self.ask(number, &[], &[])?)
+        word(&self.request(number, &[], &[])?)
     }
 }
 
@@ -109,7 +109,7 @@ impl Frontend {
 
     /// SET_FEATURES.
     pub fn set_features(&self, features: u64) -> Result<(), Error> {
-        self.tell(request::SET_FEATURES, &features.to_le_bytes(), &[])
+        self.send(request::SET_FEATURES, &features.to_le_bytes(), &[])
     }
 
     /// GET_PROTOCOL_FEATURES.
@@ -117,33 +117,33 @@ impl Frontend {
         self.ask_word(request::GET_PROTOCOL_FEATURES)
     }
 
-    /// SET_PROTOCOL_FEATURES; from then on acknowledgements are asked for where REPLY_ACK is among them.
+    /// SET_PROTOCOL_FEATURES; later messages request acknowledgements if REPLY_ACK is included.
     pub fn set_protocol_features(&mut self, features: u64) -> Result<(), Error> {
-        self.tell(request::SET_PROTOCOL_FEATURES, &features.to_le_bytes(), &[])?;
+        self.send(request::SET_PROTOCOL_FEATURES, &features.to_le_bytes(), &[])?;
         self.reply_ack = features & protocol::REPLY_ACK != 0;
         Ok(())
     }
 
     /// SET_OWNER.
     pub fn set_owner(&self) -> Result<(), Error> {
-        self.tell(request::SET_OWNER, &[], &[])
+        self.send(request::SET_OWNER, &[], &[])
     }
 
     /// SET_STATUS.
     pub fn set_status(&self, status: u8) -> Result<(), Error> {
-        self.tell(request::SET_STATUS, &u64::from(status).to_le_bytes(), &[])
+        self.send(request::SET_STATUS, &u64::from(status).to_le_bytes(), &[])
     }
 
-    /// GET_CONFIG of `size` bytes from `offset`. An answer of length 0 is the refusal that the
-    /// specification gives this message.
+    /// GET_CONFIG of `size` bytes from `offset`. The specification signals a refusal by a reply of length 0.
     pub fn config(&self, offset: u32, size: u32) -> Result<Vec<u8>, Error> {
         let room = vec![0; size.min(256) as usize];
-        let payload = wire::config_space(offset, size, 0, &room);
-        let got = self.ask(request::GET_CONFIG, &payload, &[])?;
-        if got.payload.len() == 12 + size as usize && wire::u32_at(&got.payload, 4) == Some(size) {
+        let payload = message::config_space(offset, size, 0, &room);
+        let got = self.request(request::GET_CONFIG, &payload, &[])?;
+        if got.payload.len() == 12 + size as usize && message::u32_at(&got.payload, 4) == Some(size)
+        {
             return Ok(got.payload[12..].to_vec());
         }
-        if got.payload.is_empty() || wire::u32_at(&got.payload, 4) == Some(0) {
+        if got.payload.is_empty() || message::u32_at(&got.payload, 4) == Some(0) {
             return Err(Error::Refused {
                 request: request::GET_CONFIG,
                 code: 0,
@@ -158,26 +158,26 @@ impl Frontend {
 
 /// Memory.
 impl Frontend {
-    /// SET_MEM_TABLE, one descriptor per region.
+    /// SET_MEM_TABLE, one descriptor for each region.
     pub fn set_mem_table(
         &self,
         regions: &[RegionBytes],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), Error> {
-        let payload = wire::mem_table(regions.len() as u32, regions);
-        self.tell(request::SET_MEM_TABLE, &payload, fds)
+        let payload = message::mem_table(regions.len() as u32, regions);
+        self.send(request::SET_MEM_TABLE, &payload, fds)
     }
 
     /// ADD_MEM_REG.
     pub fn add_mem_reg(&self, region: RegionBytes, fd: BorrowedFd<'_>) -> Result<(), Error> {
-        self.tell(request::ADD_MEM_REG, &wire::mem_reg(region), &[fd])
+        self.send(request::ADD_MEM_REG, &message::mem_reg(region), &[fd])
     }
 }
 
-/// A region in which the daemon writes the requests in flight down, kept by the frontend while daemons come and go.
+/// A region in which the daemon records requests in flight. The frontend keeps it across daemons.
 #[derive(Debug)]
 pub struct Inflight {
-    /// The payload of both messages: length, offset, vrings, their size, padding.
+    /// The payload of both messages: length, offset, number of vrings, their size, padding.
     pub payload: Vec<u8>,
     /// Its file.
     pub fd: OwnedFd,
@@ -185,12 +185,15 @@ pub struct Inflight {
 
 /// Requests in flight.
 impl Frontend {
-    /// GET_INFLIGHT_FD: a region for so many vrings. `None`: the daemon has none to give.
+    /// GET_INFLIGHT_FD: a region for so many vrings. `None`: the daemon declines.
     pub fn inflight(&self, vrings: u16, vring_size: u16) -> Result<Option<Inflight>, Error> {
-        let payload = wire::inflight(vrings, vring_size);
-        let got = self.ask(request::GET_INFLIGHT_FD, &payload, &[])?;
+        let payload = message::inflight(vrings, vring_size);
+        let got = self.request(request::GET_INFLIGHT_FD, &payload, &[])?;
         if got.payload.len() != payload.len() {
-            let what = format!("an in-flight region told in {} bytes", got.payload.len());
+            let what = format!(
+                "an in-flight region described in {} bytes",
+                got.payload.len()
+            );
             return Err(Error::Protocol(what));
         }
         let fd = got.fds.into_iter().next();
@@ -203,7 +206,7 @@ impl Frontend {
     /// SET_INFLIGHT_FD.
     pub fn set_inflight(&self, region: &Inflight) -> Result<(), Error> {
         let fd = region.fd.as_fd();
-        self.tell(request::SET_INFLIGHT_FD, &region.payload, &[fd])
+        self.send(request::SET_INFLIGHT_FD, &region.payload, &[fd])
     }
 }
 
@@ -211,19 +214,23 @@ impl Frontend {
 impl Frontend {
     /// SET_VRING_NUM.
     pub fn set_vring_num(&self, index: u32, size: u32) -> Result<(), Error> {
-        self.tell(request::SET_VRING_NUM, &wire::vring_state(index, size), &[])
+        self.send(
+            request::SET_VRING_NUM,
+            &message::vring_state(index, size),
+            &[],
+        )
     }
 
     /// SET_VRING_ADDR.
     pub fn set_vring_addr(&self, addr: VringAddr) -> Result<(), Error> {
-        self.tell(request::SET_VRING_ADDR, &addr.to_bytes(), &[])
+        self.send(request::SET_VRING_ADDR, &addr.to_bytes(), &[])
     }
 
     /// SET_VRING_BASE.
     pub fn set_vring_base(&self, index: u32, base: u32) -> Result<(), Error> {
-        self.tell(
+        self.send(
             request::SET_VRING_BASE,
-            &wire::vring_state(index, base),
+            &message::vring_state(index, base),
             &[],
         )
     }
@@ -233,7 +240,7 @@ impl Frontend {
         self.vring_fd(request::SET_VRING_KICK, index, fd)
     }
 
-    /// SET_VRING_CALL; `None`: we poll.
+    /// SET_VRING_CALL; `None`: the frontend polls.
     pub fn set_vring_call(&self, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         self.vring_fd(request::SET_VRING_CALL, index, fd)
     }
@@ -245,16 +252,16 @@ impl Frontend {
 
     /// SET_VRING_ENABLE.
     pub fn set_vring_enable(&self, index: u32, on: bool) -> Result<(), Error> {
-        self.tell(
+        self.send(
             request::SET_VRING_ENABLE,
-            &wire::vring_state(index, on.into()),
+            &message::vring_state(index, on.into()),
             &[],
         )
     }
 
     fn vring_fd(&self, number: u32, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         let flag = if fd.is_some() { 0 } else { VRING_NO_FD };
-        self.tell(
+        self.send(
             number,
             &(u64::from(index) | flag).to_le_bytes(),
             fd.as_slice(),
@@ -264,8 +271,12 @@ impl Frontend {
 
 fn word(message: &Message) -> Result<u64, Error> {
     if message.payload.len() != 8 {
-        let what = format!("{} bytes answer {}", message.payload.len(), message.request);
+        let what = format!(
+            "{} bytes in reply to {}",
+            message.payload.len(),
+            message.request
+        );
         return Err(Error::Protocol(what));
     }
-    Ok(wire::u64_at(&message.payload, 0).unwrap_or_default())
+    Ok(message::u64_at(&message.payload, 0).unwrap_or_default())
 }

@@ -1,14 +1,13 @@
-//! An independent vhost-user frontend and the driver side of its vrings: the oracle that tests, benches
-//! and the demo drive the daemon with. This crate forbids sharing vring, memory or message code with the
-//! daemon (only the numbers of the specification in `cleave_blk::spec` are common), so that a
-//! misreading of the specification on one side does not hide behind the same misreading on the other.
+//! An independent vhost-user frontend with the driver side of its vrings. Tests, benchmarks and the demo drive the
+//! daemon with it. This crate forbids sharing vring, memory or message code with the daemon (only the specification's
+//! numbers in `cleave_blk::spec` are common), so that both sides cannot share a misreading of the specification.
 //!
-//! From the outside in: [`Client::open`] sets a whole device up and gives its [`Config`] and [`Queue`]s, which
-//! read, write and flush, or run a [`Workload`] at depth. Below lie [`Frontend`] (one method per
-//! message, and raw messages for those that must not be sent), [`GuestMemory`] (the pretended guest
-//! RAM) and [`DriverRing`] (one split virtqueue, orderly or hostile).
+//! From the outside in: [`Client::open`] sets a whole device up and gives its [`Config`] and [`Queue`]s. A queue
+//! reads, writes and flushes, or runs a [`Workload`] at depth. Below lie [`Frontend`] (one method for each message,
+//! and raw messages for invalid ones), [`GuestMemory`] (the simulated guest's RAM) and [`DriverRing`] (one split
+//! virtqueue, managed or hostile).
 //!
-//! Unsafe code is allowed here alone besides the daemon's two doors: `memory` maps and touches memory that
+//! Besides the daemon's two unsafe crates, unsafe code is allowed only here: `memory` maps and accesses memory that
 //! another process writes too, and `ring` keeps pointers into it. Everything else is safe code.
 #![allow(unsafe_code)]
 
@@ -18,18 +17,18 @@ mod error;
 mod frontend;
 mod load;
 mod memory;
+pub mod message;
 mod queue;
 mod ring;
 mod socket;
-pub mod wire;
 mod workload;
 
 pub use config::Config;
-pub use device::{Base, Client, Options, Table};
+pub use device::{Base, Client, MemoryMessages, Options};
 pub use error::Error;
 pub use frontend::{Frontend, Inflight};
-pub use memory::{GuestMemory, RegionPlan};
-pub use queue::{Completion, Doorbell, Queue, Request, Wait};
+pub use memory::{GuestMemory, RegionOptions};
+pub use queue::{Completion, Notifier, Queue, Request, Wait, header, range};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};
 pub use socket::{Message, Socket};
 pub use workload::{

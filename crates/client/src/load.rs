@@ -1,7 +1,7 @@
 //! Driving a vring at depth: the loop behind benchmarks, the demo and long tests.
 //!
-//! Every slot keeps its chain from one request to the next, so a request costs the driver a header, an
-//! available entry and a used entry; the clock is read once per batch, and nothing is allocated or looked up.
+//! Every slot reuses its chain, so a request costs the driver a header, an available entry and a used entry. The
+//! clock is read once for each batch, and nothing is allocated or looked up.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use crate::{
     pattern_word, ring,
 };
 
-/// Used entries handled between two looks at the clock.
+/// Used entries handled between two readings of the clock.
 const BATCH: usize = 64;
 
 impl Client {
-    /// Runs a workload on all vrings, a thread each, with seeds of their own. `sampler` makes each thread's callback.
+    /// Runs a workload on all vrings, each with its own thread and seed. `sampler` makes each thread's callback.
     pub fn run<F: FnMut(Sample) + Send>(
         &mut self,
         workload: &Workload<'_>,
@@ -48,8 +48,8 @@ fn join(thread: std::thread::ScopedJoinHandle<'_, Result<Tally, Error>>) -> Resu
 }
 
 impl Queue {
-    /// Runs a workload on this vring and hands every completion to `sample`. After an error requests may
-    /// still be in flight, and the queue cannot be used again.
+    /// Runs a workload on this vring and passes each completion to `sample`. After an error, requests may still be in
+    /// flight, and the queue must not be used again.
     pub fn run(
         &mut self,
         workload: &Workload<'_>,
@@ -133,7 +133,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
         Ok(load)
     }
 
-    /// Writes what stays the same of every slot's chain.
+    /// Writes the constant parts of every slot's chain.
     fn lay_chains(&self) {
         for slot in 0..self.workload.depth {
             let parts = self.parts(slot, false);
@@ -206,7 +206,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
             }
             self.disarmed += count as u64;
             if self.disarmed > 16384 {
-                // Without EVENT_IDX this changes nothing; with it, the event index must not be met again.
+                // Without EVENT_IDX this has no effect. With it, the used event must not be reached again.
                 self.disarmed = 0;
                 self.queue.ring.disarm();
             }
@@ -232,7 +232,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
             .is_some_and(|abort| abort.load(Ordering::Relaxed))
     }
 
-    /// When the next request is due: at once, unless requests are offered by the clock.
+    /// When the next request is due: at once, unless requests start at a rate.
     fn due_ns(&self) -> u64 {
         self.workload.offered.map_or(self.now_ns, |offered| {
             let burst = u64::from(offered.burst.max(1));
@@ -244,7 +244,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
         })
     }
 
-    /// Starts all that is due and fits, and publishes it once.
+    /// Starts every request that is due and fits, and publishes once.
     fn submit(&mut self) {
         let ended = self.ended();
         while !ended && !self.free.is_empty() {
@@ -294,7 +294,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
         self.queue.ring.push(head);
     }
 
-    /// Turns the data descriptor's direction.
+    /// Reverses the direction of the data descriptor.
     fn turn_data(&self, slot: u16, write: bool) {
         let part = self.parts(slot, write)[1];
         let flags = if write { 1 } else { 3 };
@@ -388,7 +388,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
         }
     }
 
-    /// Spoils a word of every sector, so that what was there before does not pass for what is read.
+    /// Overwrites one word of each sector, so that old contents are not mistaken for data that was read.
     fn spoil(&self, slot: u16, offset_bytes: u64, seed: u64) {
         let from = usize::from(slot) * self.stride;
         for at in (0..self.workload.block_bytes as usize).step_by(SECTOR_BYTES as usize) {
@@ -413,18 +413,18 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
         Ok(())
     }
 
-    /// Waits for completions, or for the next request to be due.
+    /// Waits for completions, or until the next request is due.
     fn pause(&mut self) -> Result<(), Error> {
         self.tick();
         if self.in_flight() == 0 {
-            // Nothing to wait for but the clock.
+            // Nothing is in flight; only the clock matters.
             self.progress_ns = self.now_ns;
         }
-        let patience = self.queue.patience.as_nanos() as u64;
-        if self.now_ns - self.progress_ns > patience {
+        let timeout = self.queue.timeout.as_nanos() as u64;
+        if self.now_ns - self.progress_ns > timeout {
             return Err(Error::TimedOut {
                 what: "a request",
-                after: self.queue.patience,
+                after: self.queue.timeout,
             });
         }
         match self.queue.wait {
@@ -450,7 +450,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
     }
 
     fn sleep(&mut self) {
-        let mut time = self.queue.patience;
+        let mut time = self.queue.timeout;
         if !self.free.is_empty() && !self.ended() {
             let due = self.due_ns().saturating_sub(self.now_ns);
             time = time.min(Duration::from_nanos(due));
@@ -464,7 +464,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
     }
 }
 
-/// Which layout to use; `true`: indirect.
+/// Chooses the layout; `true`: indirect.
 fn chosen_layout(queue: &Queue, workload: &Workload<'_>) -> Result<bool, Error> {
     let size = u32::from(queue.ring.size());
     let depth = u32::from(workload.depth);

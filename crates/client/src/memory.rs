@@ -1,8 +1,8 @@
-//! The pretended guest's RAM: memfds mapped here and handed to the daemon.
+//! The simulated guest's RAM: memfds that are mapped here and passed to the daemon.
 //!
-//! Unsafe: raw mappings. The daemon, another process, reads and writes the same pages at any moment, so
-//! no reference into them is ever made: bytes move by raw copies between mapping and ordinary memory.
-//! A mapping lives as long as its [`GuestMemory`], which everything that holds a pointer keeps in an `Arc`.
+//! Unsafe: raw mappings. The daemon, another process, reads and writes the same pages at any moment, so there are no
+//! references into them: bytes move by raw copies between the mapping and private memory. A mapping lives as long as
+//! its [`GuestMemory`], which every owner of a pointer keeps in an `Arc`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,25 +12,25 @@ use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::Error;
-use crate::wire::RegionBytes;
+use crate::message::RegionBytes;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// One region to make.
+/// Parameters of a region.
 #[derive(Debug, Clone, Copy)]
-pub struct RegionPlan {
+pub struct RegionOptions {
     /// Guest-physical address.
     pub guest_addr: u64,
     /// Length in bytes, a multiple of the page size.
     pub len_bytes: u64,
-    /// The memfd cannot shrink.
+    /// Whether the memfd is sealed against shrinking.
     pub sealed: bool,
 }
 
-impl RegionPlan {
-    /// An ordinary region, which can be cut later.
-    pub fn new(guest_addr: u64, len_bytes: u64) -> RegionPlan {
-        RegionPlan {
+impl RegionOptions {
+    /// An ordinary region, which can be truncated later.
+    pub fn new(guest_addr: u64, len_bytes: u64) -> RegionOptions {
+        RegionOptions {
             guest_addr,
             len_bytes,
             sealed: false,
@@ -46,12 +46,12 @@ struct Region {
     file: OwnedFd,
 }
 
-/// Guest RAM made of regions, each a memfd of its own: regions that touch each other in the guest do not
-/// touch on the host.
+/// Guest RAM made of regions, each a memfd of its own: regions that are adjacent in the guest are not adjacent on the
+/// host.
 #[derive(Debug)]
 pub struct GuestMemory {
     regions: Vec<Region>,
-    /// Next free byte of each region, from its beginning.
+    /// Next free byte of each region.
     next: Mutex<Vec<u64>>,
 }
 
@@ -62,8 +62,8 @@ unsafe impl Send for GuestMemory {}
 unsafe impl Sync for GuestMemory {}
 
 impl GuestMemory {
-    /// Makes and maps regions.
-    pub fn new(plans: &[RegionPlan]) -> Result<Arc<GuestMemory>, Error> {
+    /// Creates and maps regions.
+    pub fn new(plans: &[RegionOptions]) -> Result<Arc<GuestMemory>, Error> {
         let regions = plans
             .iter()
             .map(Region::new)
@@ -77,12 +77,12 @@ impl GuestMemory {
         self.regions.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no regions.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
-    /// A region as it is told to the daemon; our own mapping gives its user address.
+    /// A region as messages describe it to the daemon; its user address is our own mapping.
     pub fn region(&self, index: usize) -> RegionBytes {
         let region = &self.regions[index];
         RegionBytes {
@@ -93,17 +93,17 @@ impl GuestMemory {
         }
     }
 
-    /// A region's file.
+    /// The file of a region.
     pub fn fd(&self, index: usize) -> BorrowedFd<'_> {
         self.regions[index].file.as_fd()
     }
 
-    /// Guest address of `len` unused bytes in region 0; never given back.
+    /// Allocates `len` bytes in region 0 and returns their guest address; they are never freed.
     pub fn alloc(&self, len: u64, align: u64) -> Result<u64, Error> {
         self.alloc_in(0, len, align)
     }
 
-    /// Guest address of `len` unused bytes in some region.
+    /// Allocates `len` bytes in a region and returns their guest address.
     pub fn alloc_in(&self, index: usize, len: u64, align: u64) -> Result<u64, Error> {
         let region = &self.regions[index];
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +120,7 @@ impl GuestMemory {
         Ok(from)
     }
 
-    /// Our virtual address of guest memory that lies inside one region.
+    /// Our virtual address of a guest range inside one region.
     pub fn user_addr(&self, addr: u64) -> Option<u64> {
         self.host(addr, 1).map(|host| host.as_ptr() as u64)
     }
@@ -136,33 +136,33 @@ impl GuestMemory {
         Some(unsafe { region.host.add(offset as usize) })
     }
 
-    /// Copies bytes out, over regions that touch in the guest.
+    /// Copies bytes out, across regions that are adjacent in the guest.
     ///
     /// # Panics
-    /// When the range is not guest memory: a mistake of the test itself.
+    /// Panics if the range is not guest memory: a mistake in the test.
     pub fn read(&self, addr: u64, out: &mut [u8]) {
         self.pieces(addr, out.len(), |host, from, len| {
             // SAFETY: `pieces` gives ranges inside one mapping; `out` is ours and cannot overlap it.
-            // The daemon may write meanwhile: a torn value is then what the guest would see as well.
+            // The daemon may write meanwhile; the guest would see a torn value too.
             unsafe { host.copy_to_nonoverlapping(NonNull::from(&mut out[from]), len) };
         });
     }
 
-    /// Copies bytes in, over regions that touch in the guest.
+    /// Copies bytes in, across regions that are adjacent in the guest.
     ///
     /// # Panics
-    /// When the range is not guest memory.
+    /// Panics if the range is not guest memory.
     pub fn write(&self, addr: u64, bytes: &[u8]) {
         self.pieces(addr, bytes.len(), |host, from, len| {
-            // SAFETY: as in `read`, the other way round.
+            // SAFETY: as in `read`, in the other direction.
             unsafe { host.copy_from_nonoverlapping(NonNull::from(&bytes[from]), len) };
         });
     }
 
-    /// Sets bytes.
+    /// Fills a range with one byte.
     ///
     /// # Panics
-    /// When the range is not guest memory.
+    /// Panics if the range is not guest memory.
     pub fn fill(&self, addr: u64, len: usize, byte: u8) {
         self.pieces(addr, len, |host, _, len| {
             // SAFETY: the range lies inside one mapping.
@@ -170,15 +170,15 @@ impl GuestMemory {
         });
     }
 
-    /// A copy of some bytes.
+    /// Returns a copy of some bytes.
     pub fn bytes(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         self.read(addr, &mut out);
         out
     }
 
-    /// Cuts a region's file to `keep` bytes. Our own mapping of what is cut off is replaced by private
-    /// memory first: the daemon alone is to meet the hole.
+    /// Truncates a region's file to `keep` bytes. Private memory replaces the lost part of our own mapping first, so
+    /// that only the daemon meets the hole.
     pub fn truncate(&self, index: usize, keep: u64) -> Result<(), Error> {
         let region = &self.regions[index];
         let keep = keep.next_multiple_of(PAGE_BYTES).min(region.len_bytes);
@@ -196,7 +196,7 @@ impl GuestMemory {
         ftruncate(&region.file, keep).map_err(|error| Error::Memory(error.to_string()))
     }
 
-    /// A range inside one region, for code that touches it for every request.
+    /// A range inside one region, for code that accesses it in every request.
     pub(crate) fn span(self: &Arc<Self>, addr: u64, len: u64) -> Result<Span, Error> {
         let host = self.host(addr, len);
         let host = host.ok_or_else(|| Error::Memory(format!("no {len} bytes at {addr:#x}")))?;
@@ -223,7 +223,7 @@ impl GuestMemory {
     }
 }
 
-/// A range of guest memory that was looked up once.
+/// A range of guest memory whose address was looked up in advance.
 #[derive(Debug)]
 pub(crate) struct Span {
     host: NonNull<u8>,
@@ -235,20 +235,20 @@ impl Span {
     /// Stores bytes.
     #[inline]
     pub(crate) fn store<const N: usize>(&self, at: usize, bytes: [u8; N]) {
-        assert!(at <= self.len && N <= self.len - at, "outside the span");
+        assert!(at <= self.len && N <= self.len - at, "outside of the span");
         // SAFETY: inside the span, which `_memory` keeps mapped.
         unsafe { self.host.add(at).cast::<[u8; N]>().write_unaligned(bytes) };
     }
 
-    /// Loads bytes, as they are at this moment.
+    /// Loads bytes.
     #[inline]
     pub(crate) fn load<const N: usize>(&self, at: usize) -> [u8; N] {
-        assert!(at <= self.len && N <= self.len - at, "outside the span");
-        // SAFETY: as in `store`. Volatile: the daemon may have written since we last looked.
+        assert!(at <= self.len && N <= self.len - at, "outside of the span");
+        // SAFETY: as in `store`. Volatile: the daemon may have written since the last load.
         unsafe { self.host.add(at).cast::<[u8; N]>().read_volatile() }
     }
 
-    /// Asks for a cache line ahead of its use.
+    /// Prefetches a cache line.
     #[inline]
     pub(crate) fn prefetch(&self, at: usize) {
         #[cfg(target_arch = "x86_64")]
@@ -262,13 +262,13 @@ impl Span {
     }
 }
 
-#[allow(clippy::panic)] // only a test's own mistake leads here, and it must not go on
+#[allow(clippy::panic)] // only a mistake in the test leads here
 fn not_guest_memory(addr: u64) -> ! {
     panic!("{addr:#x} is not guest memory");
 }
 
 impl Region {
-    fn new(plan: &RegionPlan) -> Result<Region, Error> {
+    fn new(plan: &RegionOptions) -> Result<Region, Error> {
         let made = || -> rustix::io::Result<Region> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let file = memfd_create("cleave-client-guest", flags)?;
@@ -319,8 +319,8 @@ mod tests {
     #[test]
     fn regions_that_touch_in_the_guest_are_read_and_written_as_one() {
         let plans = [
-            RegionPlan::new(0x10000, 0x1000),
-            RegionPlan::new(0x11000, 0x1000),
+            RegionOptions::new(0x10000, 0x1000),
+            RegionOptions::new(0x11000, 0x1000),
         ];
         let memory = GuestMemory::new(&plans).unwrap();
         let bytes: Vec<u8> = (0..200).collect();
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn allocation_aligns_and_ends() {
-        let memory = GuestMemory::new(&[RegionPlan::new(0x10000, 0x1000)]).unwrap();
+        let memory = GuestMemory::new(&[RegionOptions::new(0x10000, 0x1000)]).unwrap();
         assert_eq!(memory.alloc(1, 1).unwrap(), 0x10000);
         assert_eq!(memory.alloc(1, 64).unwrap(), 0x10040);
         assert!(memory.alloc(0x1000, 1).is_err());
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_cut_region_stays_readable_here_and_is_short_for_others() {
-        let memory = GuestMemory::new(&[RegionPlan::new(0, 0x4000)]).unwrap();
+        let memory = GuestMemory::new(&[RegionOptions::new(0, 0x4000)]).unwrap();
         memory.fill(0, 0x4000, 7);
         memory.truncate(0, 0x1000).unwrap();
         assert_eq!(memory.bytes(0x0fff, 2), [7, 0]);
@@ -352,9 +352,9 @@ mod tests {
 
     #[test]
     fn a_sealed_region_cannot_be_cut() {
-        let plan = RegionPlan {
+        let plan = RegionOptions {
             sealed: true,
-            ..RegionPlan::new(0, 0x4000)
+            ..RegionOptions::new(0, 0x4000)
         };
         assert!(
             GuestMemory::new(&[plan])

@@ -1,4 +1,4 @@
-//! One vring of a device as a driver uses it: requests one at a time.
+//! One vring as a driver uses it: requests one at a time.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -11,24 +11,25 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::socket::readable;
 use crate::{Buffer, DriverRing, Error, GuestMemory, Used};
 
-/// Fills guest memory before data is read into it, so that bytes which a read leaves alone show.
+/// Filler for guest memory before a read, so that bytes which the read leaves alone are noticed.
 const UNREAD: u8 = 0xee;
 
-/// How completions are waited for.
+/// How to wait for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Asleep on the call descriptor.
+    /// Sleep on the call descriptor.
     Sleep,
-    /// Looking at the used ring without end.
+    /// Poll the used ring.
     Poll,
 }
 
-/// How a kick or call descriptor is made.
+/// How to make a kick or call descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doorbell {
-    /// As QEMU makes them. The flag belongs to the open file, hence to the daemon as well.
+pub enum Notifier {
+    /// A non-blocking eventfd, as QEMU makes them. The flag belongs to the open file, so it applies to the daemon
+    /// too.
     NonBlocking,
-    /// As others make them.
+    /// A blocking eventfd, as other frontends make them.
     Blocking,
     /// A pipe. User-mode Linux takes one for its calls, because eventfds raise no SIGIO.
     Pipe,
@@ -40,7 +41,7 @@ pub enum Doorbell {
 #[derive(Debug)]
 pub(crate) struct Ends {
     pub(crate) reader: OwnedFd,
-    /// None where both ends are one descriptor.
+    /// `None` if both ends are one descriptor.
     writer: Option<OwnedFd>,
 }
 
@@ -50,7 +51,7 @@ impl Ends {
     }
 }
 
-impl Doorbell {
+impl Notifier {
     pub(crate) fn make(self) -> Result<Option<Ends>, Error> {
         let event = |flags| {
             eventfd(0, flags | EventfdFlags::CLOEXEC).map(|reader| Ends {
@@ -59,13 +60,13 @@ impl Doorbell {
             })
         };
         let made = match self {
-            Doorbell::NonBlocking => event(EventfdFlags::NONBLOCK),
-            Doorbell::Blocking => event(EventfdFlags::empty()),
-            Doorbell::Pipe => pipe_with(PipeFlags::CLOEXEC).map(|(reader, writer)| Ends {
+            Notifier::NonBlocking => event(EventfdFlags::NONBLOCK),
+            Notifier::Blocking => event(EventfdFlags::empty()),
+            Notifier::Pipe => pipe_with(PipeFlags::CLOEXEC).map(|(reader, writer)| Ends {
                 reader,
                 writer: Some(writer),
             }),
-            Doorbell::Absent => return Ok(None),
+            Notifier::Absent => return Ok(None),
         };
         made.map(Some)
             .map_err(|error| Error::io("make an eventfd or a pipe")(error.into()))
@@ -81,20 +82,20 @@ pub struct Request {
     pub sector: u64,
     /// Data in guest memory: address and length.
     pub data: (u64, u32),
-    /// The device writes the data.
+    /// Whether the device writes the data.
     pub writable: bool,
 }
 
-/// What came of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     /// Status byte; 0xff where the device wrote none.
     pub status: u8,
-    /// Bytes that the device says to have written.
+    /// Bytes that the device reports as written.
     pub used_bytes: u32,
 }
 
-/// Guest memory that a queue owns.
+/// Guest memory of a queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arena {
     pub(crate) addr: u64,
@@ -105,12 +106,12 @@ pub(crate) struct Arena {
 
 /// Bytes of control block per ring entry: a cache line for header and status, one for an indirect table.
 pub(crate) const CONTROL_BYTES: u64 = 128;
-/// Where the status byte lies in a control block.
+/// Offset of the status byte in a control block.
 pub(crate) const STATUS_AT: u64 = 16;
-/// Where the indirect table lies in a control block.
+/// Offset of the indirect table in a control block.
 pub(crate) const TABLE_AT: u64 = 64;
 
-/// One vring, its kick and its call. Requests run one at a time here; `run` drives it at depth.
+/// One vring, its kick and its call. The methods here run one request at a time; `run` keeps several in flight.
 #[derive(Debug)]
 pub struct Queue {
     pub(crate) index: u16,
@@ -119,7 +120,7 @@ pub struct Queue {
     pub(crate) call: Option<Ends>,
     pub(crate) err: OwnedFd,
     pub(crate) wait: Wait,
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
     pub(crate) arena: Arena,
     pub(crate) indirect: bool,
 }
@@ -140,28 +141,28 @@ impl Queue {
         Arc::clone(self.ring.memory())
     }
 
-    /// Guest address and length of this queue's data area, which requests here use from its beginning.
+    /// Guest address and length of this queue's data area; the requests here use its start.
     pub fn data_area(&self) -> (u64, u64) {
         (self.arena.addr, self.arena.len)
     }
 
-    /// Another descriptor for the daemon's end of its kick.
+    /// A duplicate of the daemon's end of the kick.
     pub fn kick_descriptor(&self) -> Option<OwnedFd> {
         self.kick.as_ref()?.reader.try_clone().ok()
     }
 
-    /// Another descriptor for the daemon's end of its call.
+    /// A duplicate of the daemon's end of the call.
     pub fn call_descriptor(&self) -> Option<OwnedFd> {
         self.call.as_ref()?.writer().try_clone().ok()
     }
 
-    /// How long a completion may take.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    /// Time limit for a completion.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
-    /// Reads into `out`. Checks status and used length. Guest memory holds `UNREAD` before, so that what was
-    /// written from it last does not pass for what was read.
+    /// Reads into `out`. Checks status and used length. Guest memory is filled with `UNREAD` first, so that data of
+    /// an earlier write is not mistaken for the result.
     pub fn read(&mut self, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error> {
         let step = self.step_bytes();
         for (index, part) in out.chunks_mut(step).enumerate() {
@@ -189,12 +190,12 @@ impl Queue {
         self.transfer(request_type::FLUSH, 0, 0, false)
     }
 
-    /// Gives space back.
+    /// Discards a range.
     pub fn discard(&mut self, offset_bytes: u64, len_bytes: u64) -> Result<(), Error> {
         self.range(request_type::DISCARD, offset_bytes, len_bytes, 0)
     }
 
-    /// Zeroes; `unmap`: space may be given back.
+    /// Zeroes a range; `unmap`: the disk may deallocate it.
     pub fn write_zeroes(&mut self, offset: u64, len: u64, unmap: bool) -> Result<(), Error> {
         self.range(request_type::WRITE_ZEROES, offset, len, unmap.into())
     }
@@ -208,7 +209,7 @@ impl Queue {
         Ok(id)
     }
 
-    /// Runs one request in the usual layout (header, data, status) and says what came of it.
+    /// Runs one request in the usual layout (header, data, status) and returns its result.
     pub fn execute(&mut self, request: &Request) -> Result<Completion, Error> {
         let (header, status_addr) = (self.arena.control, self.arena.control + STATUS_AT);
         self.write_header(request.kind, request.sector);
@@ -234,11 +235,9 @@ impl Queue {
 
     /// Writes the header of the first control block and resets its status byte.
     pub fn write_header(&self, kind: u32, sector: u64) {
-        let mut header = [0xff; HEADER_BYTES + 1];
-        header[0..4].copy_from_slice(&kind.to_le_bytes());
-        header[4..8].fill(0);
-        header[8..16].copy_from_slice(&sector.to_le_bytes());
-        self.ring.memory().write(self.arena.control, &header);
+        let mut block = [0xff; HEADER_BYTES + 1];
+        block[..HEADER_BYTES].copy_from_slice(&header(kind, sector));
+        self.ring.memory().write(self.arena.control, &block);
     }
 
     /// Guest addresses of the header and the status byte of the first control block.
@@ -246,7 +245,7 @@ impl Queue {
         (self.arena.control, self.arena.control + STATUS_AT)
     }
 
-    /// Runs one chain by itself and returns its used entry.
+    /// Runs a single chain and returns its used entry.
     pub fn chain(&mut self, buffers: &[Buffer]) -> Result<Used, Error> {
         let head = self.ring.add(buffers).ok_or(Error::Full)?;
         if self.ring.publish() {
@@ -268,9 +267,9 @@ impl Queue {
         self.wait_used()
     }
 
-    /// The next used entry, waited for as the queue is set to.
+    /// Waits for the next used entry, asleep or polling as configured.
     pub fn wait_used(&mut self) -> Result<Used, Error> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         loop {
             if let Some(used) = self.ring.reap() {
                 return Ok(used);
@@ -279,13 +278,13 @@ impl Queue {
         }
     }
 
-    /// Waits until used entries may be there, at most until the deadline.
+    /// Waits until used entries may have arrived, at most until the deadline.
     pub(crate) fn wait_some(&mut self, deadline: Instant) -> Result<(), Error> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Error::TimedOut {
                 what: "a request",
-                after: self.patience,
+                after: self.timeout,
             });
         }
         match self.wait {
@@ -307,7 +306,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Sleeps on the call descriptor; without one, a little.
+    /// Sleeps on the call descriptor; without one, sleeps briefly.
     pub(crate) fn sleep(&self, time: Duration) -> bool {
         let Some(call) = &self.call else {
             std::thread::sleep(time.min(Duration::from_micros(50)));
@@ -329,7 +328,7 @@ impl Queue {
         signalled
     }
 
-    /// Whether the daemon has called (and takes the call).
+    /// Whether the daemon has called; consumes the call.
     pub fn called(&self, time: Duration) -> bool {
         match &self.call {
             Some(call) if readable(call.reader.as_fd(), time) => {
@@ -340,10 +339,10 @@ impl Queue {
         }
     }
 
-    /// Kicks, wanted or not.
+    /// Kicks even if the daemon did not ask for it.
     pub fn ring_kick(&self) {
         if let Some(kick) = &self.kick {
-            // A full counter of a non-blocking eventfd is a kick that is pending already.
+            // A non-blocking eventfd with a full counter has a kick pending already.
             let _ = rustix::io::write(kick.writer(), &1u64.to_ne_bytes());
         }
     }
@@ -372,10 +371,7 @@ impl Queue {
 
     fn range(&mut self, kind: u32, offset: u64, len: u64, flags: u32) -> Result<(), Error> {
         let sector = offset / SECTOR_BYTES;
-        let mut segment = [0; 16];
-        segment[0..8].copy_from_slice(&sector.to_le_bytes());
-        segment[8..12].copy_from_slice(&((len / SECTOR_BYTES) as u32).to_le_bytes());
-        segment[12..16].copy_from_slice(&flags.to_le_bytes());
+        let segment = range(sector, (len / SECTOR_BYTES) as u32, flags);
         self.ring.memory().write(self.arena.addr, &segment);
         let request = Request {
             kind,
@@ -386,6 +382,23 @@ impl Queue {
         let done = self.execute(&request)?;
         check(kind, sector, done, 1)
     }
+}
+
+/// Header of a request (virtio 1.3 §5.2.6).
+pub fn header(kind: u32, sector: u64) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[0..4].copy_from_slice(&kind.to_le_bytes());
+    bytes[8..16].copy_from_slice(&sector.to_le_bytes());
+    bytes
+}
+
+/// One discard or write-zeroes range (virtio 1.3 §5.2.6).
+pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[0..8].copy_from_slice(&sector.to_le_bytes());
+    bytes[8..12].copy_from_slice(&sectors.to_le_bytes());
+    bytes[12..16].copy_from_slice(&flags.to_le_bytes());
+    bytes
 }
 
 fn check(kind: u32, sector: u64, done: Completion, wanted: u32) -> Result<(), Error> {
@@ -407,8 +420,8 @@ fn check(kind: u32, sector: u64, done: Completion, wanted: u32) -> Result<(), Er
     Ok(())
 }
 
-/// Takes the count of an eventfd, or what a pipe holds. It was readable, so this does not wait, although its flags
-/// belong to the daemon as well.
+/// Reads the count of an eventfd, or the contents of a pipe. It was readable, so this does not block even though the
+/// daemon shares the flags.
 fn drain(fd: &OwnedFd) {
     let mut taken = [0; 4096];
     let _ = rustix::io::read(fd, &mut taken);

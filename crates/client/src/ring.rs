@@ -1,8 +1,8 @@
 //! The driver side of one split virtqueue (virtio 1.3 §2.7), written from the specification.
 //!
-//! Two ways to use it. Orderly: [`DriverRing::add`] builds a chain from free descriptors, `publish`, `reap`.
-//! By hand: `write_descriptor` and `push` put anything anywhere, for hostile tests and for loops that keep their
-//! chains from one request to the next.
+//! There are two ways to use it. Managed: [`DriverRing::add`] builds a chain from free descriptors, then `publish`
+//! and `reap`. By hand: `write_descriptor` and `push` store anything anywhere, for hostile tests and for loops that
+//! reuse their chains.
 //!
 //! Unsafe: pointers into [`GuestMemory`], kept alive by the `Arc` beside them. All words shared with the
 //! daemon are accessed by atomics or volatile stores; no reference to them is made.
@@ -29,12 +29,12 @@ pub struct Descriptor {
     pub len: u32,
     /// NEXT 1, WRITE 2, INDIRECT 4.
     pub flags: u16,
-    /// Index of the next one.
+    /// Index of the next descriptor.
     pub next: u16,
 }
 
 impl Descriptor {
-    /// As it lies in memory.
+    /// As stored in memory.
     pub fn to_bytes(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[0..8].copy_from_slice(&self.addr.to_le_bytes());
@@ -45,19 +45,19 @@ impl Descriptor {
     }
 }
 
-/// A range of guest memory and the direction that it is for.
+/// A range of guest memory and its direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer {
     /// Guest address.
     pub addr: u64,
     /// Length in bytes.
     pub len: u32,
-    /// The device writes it.
+    /// Written by the device.
     pub writable: bool,
 }
 
 impl Buffer {
-    /// The device reads it.
+    /// A range that the device reads.
     pub fn readable(addr: u64, len: u32) -> Buffer {
         Buffer {
             addr,
@@ -66,7 +66,7 @@ impl Buffer {
         }
     }
 
-    /// The device writes it.
+    /// A range that the device writes.
     pub fn writable(addr: u64, len: u32) -> Buffer {
         Buffer {
             addr,
@@ -80,7 +80,7 @@ impl Buffer {
     }
 }
 
-/// Where the parts of a ring lie, in guest addresses.
+/// Addresses of the parts of a ring in guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingLayout {
     /// Entries.
@@ -94,7 +94,7 @@ pub struct RingLayout {
 }
 
 impl RingLayout {
-    /// A layout in one piece of newly allocated memory of some region.
+    /// Allocates a layout in one piece of a memory region.
     pub fn alloc(memory: &GuestMemory, region: usize, size: u16) -> Result<RingLayout, Error> {
         let entries = u64::from(size);
         let desc = memory.alloc_in(region, 16 * entries, 4096)?;
@@ -114,12 +114,12 @@ impl RingLayout {
 pub struct Used {
     /// First descriptor of the chain.
     pub head: u32,
-    /// Bytes that the device says to have written.
+    /// Bytes that the device reports as written.
     pub len: u32,
 }
 
-/// The driver side of one vring. Call in this order: `add` or `push` as often as there is room; `publish`, and
-/// kick where it answers `true`; `reap` until `None`; before sleeping `arm`, and go on where it answers `true`.
+/// The driver side of one vring. Order of calls: `add` or `push` while there is room; `publish`, and kick if it
+/// returns `true`; `reap` until `None`; before a sleep `arm`, and reap again if it returns `true`.
 #[derive(Debug)]
 pub struct DriverRing {
     memory: Arc<GuestMemory>,
@@ -128,13 +128,13 @@ pub struct DriverRing {
     avail: NonNull<u16>,
     used: NonNull<u8>,
     event_idx: bool,
-    /// Position of the next available entry, and how far the daemon has been told.
+    /// Position of the next available entry, and the position that was last published.
     next_avail: u16,
     published: u16,
     /// Position of the next used entry, and the used index when it was last read.
     next_used: u16,
     seen_used: u16,
-    /// Free descriptors as a list through `links`; `owned[head]`: descriptors of an orderly chain.
+    /// Free descriptors as a list through `links`; `owned[head]`: descriptors of a managed chain.
     free_head: u16,
     free_count: u16,
     links: Box<[u16]>,
@@ -145,7 +145,7 @@ pub struct DriverRing {
 unsafe impl Send for DriverRing {}
 
 impl DriverRing {
-    /// Lays a ring out in guest memory, from position `base`.
+    /// Initializes a ring in guest memory, starting at position `base`.
     pub fn new(
         memory: &Arc<GuestMemory>,
         layout: RingLayout,
@@ -186,12 +186,12 @@ impl DriverRing {
         Ok(ring)
     }
 
-    /// Where its parts lie.
+    /// Addresses of its parts.
     pub fn layout(&self) -> RingLayout {
         self.layout
     }
 
-    /// The memory it lies in.
+    /// Its memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
@@ -201,7 +201,7 @@ impl DriverRing {
         self.layout.size
     }
 
-    /// Chains given to the daemon and not reaped.
+    /// Chains that were made available and not reaped.
     pub fn in_flight(&self) -> u16 {
         self.next_avail.wrapping_sub(self.next_used)
     }
@@ -211,7 +211,7 @@ impl DriverRing {
         self.next_avail
     }
 
-    /// Position up to which used entries were reaped.
+    /// Position after the last reaped used entry.
     pub fn reaped(&self) -> u16 {
         self.next_used
     }
@@ -228,9 +228,9 @@ impl DriverRing {
     }
 }
 
-/// Orderly chains.
+/// Managed chains.
 impl DriverRing {
-    /// Builds a chain from free descriptors and puts it into the available ring. `None`: no room.
+    /// Builds a chain from free descriptors and puts it into the available ring. `None`: the ring is full.
     pub fn add(&mut self, buffers: &[Buffer]) -> Option<u16> {
         let head = self.chain(buffers)?;
         self.push(head);
@@ -263,7 +263,7 @@ impl DriverRing {
         Some(head)
     }
 
-    /// As `add`, through an indirect table written to `table` in guest memory.
+    /// As `add`, through an indirect table at `table` in guest memory.
     pub fn add_indirect(&mut self, table: u64, buffers: &[Buffer]) -> Option<u16> {
         if buffers.is_empty() || self.free_count == 0 {
             return None;
@@ -285,7 +285,7 @@ impl DriverRing {
         Some(head)
     }
 
-    /// The next used entry; frees its descriptors where the chain was an orderly one.
+    /// The next used entry; frees the descriptors of a managed chain.
     pub fn reap(&mut self) -> Option<Used> {
         let mut one = [Used::default()];
         if self.reap_batch(&mut one) == 0 {
@@ -312,33 +312,33 @@ impl DriverRing {
     /// Stores a descriptor anywhere in the table.
     ///
     /// # Panics
-    /// When `index` lies outside the table.
+    /// Panics if `index` is outside of the table.
     #[inline]
     pub fn write_descriptor(&self, index: u16, entry: Descriptor) {
-        assert!(index < self.layout.size, "descriptor outside the table");
-        // SAFETY: inside the table, which lies inside one mapping; aligned to 16 by `RingLayout`, and
-        // volatile so that a store which the daemon may watch is not invented, split or dropped.
+        assert!(index < self.layout.size, "descriptor outside of the table");
+        // SAFETY: inside the table, which lies inside one mapping, and aligned to 16 by `RingLayout`. Volatile,
+        // because the daemon may watch the store: the compiler must not invent, split or drop it.
         unsafe { self.desc.add(index.into()).write_volatile(entry) };
     }
 
-    /// Puts a head (any number) into the available ring. Not visible before `publish`.
+    /// Puts any number as a head into the available ring. Not visible before `publish`.
     #[inline]
     pub fn push(&mut self, head: u16) {
         self.write_avail(self.next_avail, head);
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    /// Stores the available index once for all that was pushed; whether the daemon wants a kick for it.
+    /// Stores the available index once for everything that was pushed; returns whether the daemon wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.next_avail == self.published {
             return false;
         }
-        // Release: descriptors and entries are visible before the index that names them.
+        // Release: the daemon must see descriptors and entries before the index that covers them.
         self.avail_index().store(self.next_avail, Ordering::Release);
         let old = std::mem::replace(&mut self.published, self.next_avail);
-        // The index must be visible before we look whether the daemon sleeps, as it arms before it looks
-        // at the index: without the fence both could look too early, and nobody would wake.
+        // The index must be visible before we check whether the daemon sleeps. The daemon arms before it checks the
+        // index; without the fence both sides could check too early, and the daemon would sleep for ever.
         fence(Ordering::SeqCst);
         if self.event_idx {
             passes(self.avail_event(), self.next_avail, old)
@@ -347,7 +347,7 @@ impl DriverRing {
         }
     }
 
-    /// Copies used entries out, as many as are there and fit; frees no descriptor.
+    /// Copies the available used entries, as many as fit; frees no descriptor.
     #[inline]
     pub fn reap_batch(&mut self, out: &mut [Used]) -> usize {
         if self.seen_used == self.next_used {
@@ -363,13 +363,13 @@ impl DriverRing {
         count
     }
 
-    /// Whether used entries wait.
+    /// Whether there are used entries to reap.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.used_index_word().load(Ordering::Acquire) != self.next_used
     }
 
-    /// Asks for a call at the next completion and looks once more; `true`: something is there already.
+    /// Requests a call at the next completion and checks once more; `true`: there is a used entry already.
     #[inline]
     pub fn arm(&mut self) -> bool {
         if self.event_idx {
@@ -377,16 +377,16 @@ impl DriverRing {
         } else {
             self.avail_flags().store(0, Ordering::Relaxed);
         }
-        // What was asked for must be visible before we look: see `publish`.
+        // The request must be visible before the check: see `publish`.
         fence(Ordering::SeqCst);
         self.has_used()
     }
 
-    /// Says that no call is needed (a hint).
+    /// Declares that no call is needed (a hint).
     #[inline]
     pub fn disarm(&mut self) {
         if self.event_idx {
-            // Behind all that can come for half a turn of the index; refreshed at each call of this.
+            // Beyond every index of the next half cycle; refreshed at each call.
             self.used_event()
                 .store(self.next_used.wrapping_sub(1), Ordering::Relaxed);
         } else {
@@ -394,14 +394,14 @@ impl DriverRing {
         }
     }
 
-    /// Stores an entry of the available ring at some position, whatever is there.
+    /// Stores an entry of the available ring at any position.
     #[inline]
     pub fn write_avail(&self, position: u16, head: u16) {
         let at = usize::from(position & (self.layout.size - 1));
         self.avail_word(2 + at).store(head, Ordering::Relaxed);
     }
 
-    /// The used index as it is now.
+    /// The used index at this moment.
     pub fn used_index(&self) -> u16 {
         self.used_index_word().load(Ordering::Acquire)
     }
@@ -411,7 +411,7 @@ impl DriverRing {
         self.used_u16(0).load(Ordering::Relaxed)
     }
 
-    /// What the daemon wants to be kicked for.
+    /// The used index at which the daemon wants a kick.
     #[inline]
     pub fn avail_event(&self) -> u16 {
         self.used_u16(4 + 8 * usize::from(self.layout.size))
@@ -466,7 +466,7 @@ impl DriverRing {
     }
 }
 
-/// Writes an orderly indirect table.
+/// Writes the indirect table of a managed chain.
 pub(crate) fn write_table(memory: &GuestMemory, table: u64, buffers: &[Buffer]) {
     for (index, buffer) in buffers.iter().enumerate() {
         let more = if index + 1 < buffers.len() { NEXT } else { 0 };
@@ -488,10 +488,10 @@ fn passes(event: u16, new: u16, old: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RegionPlan;
+    use crate::RegionOptions;
 
     fn ring(size: u16, event_idx: bool, base: u16) -> DriverRing {
-        let memory = GuestMemory::new(&[RegionPlan::new(0x1000, 1 << 20)]).unwrap();
+        let memory = GuestMemory::new(&[RegionOptions::new(0x1000, 1 << 20)]).unwrap();
         let layout = RingLayout::alloc(&memory, 0, size).unwrap();
         DriverRing::new(&memory, layout, event_idx, base).unwrap()
     }
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_are_linked_ended_and_freed_over_the_wrap_of_the_index() {
+    fn chains_are_linked_completed_and_freed_across_the_index_wrap() {
         let mut ring = ring(8, false, 65530);
         for turn in 0..20u16 {
             let buffers = [
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn arming_tells_what_came_meanwhile() {
+    fn arming_reports_completions_that_arrived_meanwhile() {
         let mut ring = ring(4, true, 0);
         ring.push(0);
         ring.publish();

@@ -1,4 +1,4 @@
-//! Bytes and file descriptors over a UNIX socket, with a time-out on everything.
+//! Bytes and file descriptors over a UNIX socket, with a time limit for every operation.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,57 +13,57 @@ use rustix::net::{
 };
 
 use crate::Error;
-use crate::wire::{self, HEADER_BYTES};
+use crate::message::{self, HEADER_BYTES};
 
 /// Most file descriptors that the kernel carries in one message.
 const FDS_MAX: usize = 253;
-/// Longest payload accepted here: no answer of a block device comes near it.
+/// Longest payload that is accepted: every reply of a block device is far shorter.
 const PAYLOAD_MAX: usize = 1 << 16;
 
 /// A received message.
 #[derive(Debug)]
 pub struct Message {
-    /// Number of the message.
+    /// Message type.
     pub request: u32,
     /// Header flags.
     pub flags: u32,
-    /// What follows the header.
+    /// Payload.
     pub payload: Vec<u8>,
-    /// File descriptors that came with it.
+    /// File descriptors attached to it.
     pub fds: Vec<OwnedFd>,
 }
 
-/// A connected socket that speaks in whole messages, or in whatever bytes a hostile test wants.
+/// A connected socket that carries whole messages, or any bytes for hostile tests.
 #[derive(Debug)]
 pub struct Socket {
     stream: UnixStream,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Socket {
     /// Connects to a listening daemon.
-    pub fn connect(path: &Path, patience: Duration) -> Result<Socket, Error> {
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Socket, Error> {
         let stream = UnixStream::connect(path).map_err(Error::io("connect"))?;
-        Socket::new(stream, patience)
+        Socket::new(stream, timeout)
     }
 
-    /// Takes a connected stream.
-    pub fn new(stream: UnixStream, patience: Duration) -> Result<Socket, Error> {
+    /// Wraps a connected stream.
+    pub fn new(stream: UnixStream, timeout: Duration) -> Result<Socket, Error> {
         let setup = |stream: &UnixStream| {
             stream.set_nonblocking(false)?;
-            stream.set_read_timeout(Some(patience))?;
-            stream.set_write_timeout(Some(patience))
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))
         };
         setup(&stream).map_err(Error::io("set up the socket"))?;
-        Ok(Socket { stream, patience })
+        Ok(Socket { stream, timeout })
     }
 
-    /// The stream itself: shutdown, peer credentials, half-closing.
+    /// The stream itself, to shut it down or read peer credentials.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
 
-    /// Sends bytes as they are, with file descriptors attached to the first of them.
+    /// Sends bytes unchanged, with file descriptors attached to the first of them.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -86,7 +86,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives exactly `out.len()` bytes and the file descriptors that come along.
+    /// Receives exactly `out.len()` bytes and the file descriptors that arrive with them.
     pub fn recv_raw(&self, out: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), Error> {
         let mut filled = 0;
         while filled < out.len() {
@@ -105,7 +105,7 @@ impl Socket {
         let mut fds = Vec::new();
         self.recv_raw(&mut header, &mut fds)?;
         let [request, flags, size] =
-            [0, 4, 8].map(|at| wire::u32_at(&header, at).unwrap_or_default());
+            [0, 4, 8].map(|at| message::u32_at(&header, at).unwrap_or_default());
         let size = size as usize;
         if size > PAYLOAD_MAX {
             return Err(Error::Protocol(format!("a payload of {size} bytes")));
@@ -145,7 +145,7 @@ impl Socket {
         match error {
             Errno::AGAIN => Error::TimedOut {
                 what,
-                after: self.patience,
+                after: self.timeout,
             },
             Errno::PIPE | Errno::CONNRESET => Error::Closed,
             other => Error::Io {
@@ -156,7 +156,7 @@ impl Socket {
     }
 }
 
-/// Whether a descriptor becomes readable (or hangs up) in time.
+/// Whether a descriptor becomes readable (or is hung up) in time.
 pub(crate) fn readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let time = Timespec {

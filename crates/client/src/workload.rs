@@ -1,4 +1,4 @@
-//! What a vring is driven with, and what came of it.
+//! Workloads for a vring, and their results.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use cleave_blk::spec::SECTOR_BYTES;
 
 use crate::Error;
 
-/// In which order offsets come.
+/// The order of offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// One after the other, from the beginning again at the end.
+    /// Sequential, wrapping at the end of the span.
     Sequential,
-    /// Uniform over the span.
+    /// Uniformly random in the span.
     Random,
 }
 
@@ -21,39 +21,39 @@ pub enum Order {
 pub enum Stop {
     /// No new requests after this time.
     After(Duration),
-    /// No more than so many requests.
+    /// At most so many requests.
     Requests(u64),
 }
 
-/// Whether data is looked at.
+/// Whether data is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verify {
-    /// No.
+    /// Data is not checked.
     Off,
-    /// Writes carry, and reads must find, [`pattern_word`] of this seed.
+    /// Writes carry [`pattern_word`] of this seed, and reads must return it.
     Pattern(u64),
 }
 
-/// Requests started by the clock and not by completions.
+/// Requests that start at a fixed rate, not when others complete.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Offered {
     /// Requests per second.
     pub per_second: f64,
-    /// Started together.
+    /// Requests that start together.
     pub burst: u32,
 }
 
-/// Offering that comes and goes: so long at its rate, then so long not at all.
+/// On and off phases of an offered rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pulse {
-    /// Requests are offered.
+    /// Length of a phase with requests.
     pub on: Duration,
-    /// None is.
+    /// Length of a phase without requests.
     pub off: Duration,
 }
 
 impl Pulse {
-    /// When a request is due that would be due at `due_ns` if there were no pauses.
+    /// Start time of a request that would start at `due_ns` without off phases.
     pub(crate) fn stretch(self, due_ns: u64) -> u64 {
         let (on_ns, off_ns) = (self.on.as_nanos() as u64, self.off.as_nanos() as u64);
         let pauses = due_ns / on_ns.max(1);
@@ -61,10 +61,10 @@ impl Pulse {
     }
 }
 
-/// How chains are laid out.
+/// Layout of chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Direct where depth and ring allow it, else indirect.
+    /// Direct if depth and ring size allow it, otherwise indirect.
     Auto,
     /// Three descriptors of the ring.
     Direct,
@@ -72,7 +72,7 @@ pub enum Layout {
     Indirect,
 }
 
-/// What to do.
+/// A workload.
 #[derive(Debug, Clone)]
 pub struct Workload<'a> {
     /// Share of reads.
@@ -81,25 +81,25 @@ pub struct Workload<'a> {
     pub block_bytes: u32,
     /// Requests in flight at most.
     pub depth: u16,
-    /// First byte of the disk that is used.
+    /// First byte of the disk in use.
     pub offset_bytes: u64,
-    /// Bytes of the disk that are used.
+    /// Number of bytes of the disk in use.
     pub span_bytes: u64,
     /// Order of offsets.
     pub order: Order,
-    /// Seed of offsets and mix.
+    /// Seed of the offsets and of the mix of reads and writes.
     pub seed: u64,
-    /// When to end.
+    /// When the loop ends.
     pub stop: Stop,
     /// Whether data is checked.
     pub verify: Verify,
-    /// Requests by the clock; latency then counts from the intended start.
+    /// Start requests at a rate; latency then counts from the intended start.
     pub offered: Option<Offered>,
-    /// How requests by the clock come and go; `None`: evenly.
+    /// On and off phases of that rate; `None`: always on.
     pub pulse: Option<Pulse>,
     /// Layout of chains.
     pub layout: Layout,
-    /// Ends the loop early when it becomes true.
+    /// Stops the loop early once it is true.
     pub abort: Option<&'a AtomicBool>,
 }
 
@@ -124,40 +124,40 @@ impl Workload<'_> {
     }
 }
 
-/// One completed request.
+/// A completed request.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// A write.
+    /// Whether it was a write.
     pub write: bool,
-    /// Its size.
+    /// Size.
     pub bytes: u32,
-    /// From (intended) start to completion.
+    /// Time from the (intended) start to the completion.
     pub latency_ns: u64,
-    /// When it completed, since the loop began.
+    /// Completion time, since the loop started.
     pub at_ns: u64,
 }
 
-/// What was done.
+/// Totals of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
-    /// Reads completed.
+    /// Completed reads.
     pub reads: u64,
-    /// Writes completed.
+    /// Completed writes.
     pub writes: u64,
-    /// Bytes of both.
+    /// Bytes read and written.
     pub bytes: u64,
-    /// Of them, ended with another status than OK.
+    /// Completed requests with a status other than OK.
     pub failed: u64,
     /// Kicks sent.
     pub kicks: u64,
-    /// Times that the driver slept and was called.
+    /// How often the driver slept and was woken by a call.
     pub calls: u64,
     /// From the first request to the last completion.
     pub elapsed: Duration,
 }
 
 impl Tally {
-    /// Requests completed.
+    /// Completed requests.
     pub fn requests(&self) -> u64 {
         self.reads + self.writes
     }

@@ -1,7 +1,7 @@
-//! The client against another program's daemon, so that it is not proven by ours alone. Ignored where
+//! The client against another project's daemon, so that it is not verified by ours alone. Ignored if
 //! `qemu-storage-daemon` is not installed.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
@@ -9,22 +9,23 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
 use cleave_client::{
-    Client, Doorbell, Error, Layout, Offered, Options, Order, Stop, Table, Verify, Wait, Workload,
+    Client, Error, Layout, MemoryMessages, Notifier, Offered, Options, Order, Stop, Verify, Wait,
+    Workload,
 };
-use cleave_tests::{Lateness, Messages as _, Needs, ensure, run_cases, unless_late};
+use cleave_tests::{Lateness, Messages as _, Requirement, ensure, run_cases, unless_late};
 
-/// How long is waited for what has to come.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit for anything that must happen.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "/usr/bin/qemu-storage-daemon";
-const PEER: Needs = Needs::Program(PROGRAM);
+const PEER: Requirement = Requirement::Program(PROGRAM);
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
         requests_one_at_a_time: PEER,
         every_way_of_setting_up_reads_back_what_was_written: PEER,
-        indirect_tables_let_the_depth_be_the_ring: PEER,
+        indirect_tables_allow_one_request_per_ring_entry: PEER,
         offered_requests_keep_their_rate: PEER,
-        stopping_a_vring_tells_its_position: PEER,
+        stopping_a_vring_returns_its_position: PEER,
     ])
 }
 
@@ -54,9 +55,9 @@ impl Peer {
             .spawn()
             .unwrap();
         let peer = Peer { process, folder };
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !peer.socket().exists() {
-            assert!(Instant::now() < end, "the peer did not start");
+            assert!(Instant::now() < end, "qemu-storage-daemon did not start");
             std::thread::sleep(Duration::from_millis(5));
         }
         peer
@@ -66,9 +67,9 @@ impl Peer {
         self.folder.path().join("socket")
     }
 
-    /// The peer serves one frontend at a time and takes a moment between two.
+    /// The daemon serves one frontend at a time, and needs a moment between two.
     fn open(&self, options: &Options) -> Client {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             match Client::open(&self.socket(), options) {
                 Ok(client) => return client,
@@ -133,7 +134,7 @@ fn every_way_of_setting_up_reads_back_what_was_written() {
         (
             "memory slots",
             Options {
-                table: Table::Slots,
+                table: MemoryMessages::Slots,
                 ..base.clone()
             },
         ),
@@ -161,8 +162,8 @@ fn every_way_of_setting_up_reads_back_what_was_written() {
         (
             "blocking doorbells",
             Options {
-                kick: Doorbell::Blocking,
-                call: Doorbell::Blocking,
+                kick: Notifier::Blocking,
+                call: Notifier::Blocking,
                 ..base.clone()
             },
         ),
@@ -201,7 +202,7 @@ fn every_way_of_setting_up_reads_back_what_was_written() {
     }
 }
 
-fn indirect_tables_let_the_depth_be_the_ring() {
+fn indirect_tables_allow_one_request_per_ring_entry() {
     let peer = Peer::start(1);
     let options = Options {
         queue_size: 64,
@@ -235,7 +236,7 @@ fn offered_requests_keep_their_rate() {
         stop: Stop::Requests(1000),
         ..Workload::reads(4096, 32, 8 << 20, Duration::ZERO)
     };
-    // Never ahead; and behind only as far as the machine is.
+    // Never early, and late only by the machine's own delays.
     let keeps = unless_late("offered-rate", Duration::from_millis(40), |lateness| {
         *lateness = Lateness::start(&[peer.process.id()]);
         let done = client.queue(0).run(&workload, |_| ()).unwrap();
@@ -246,7 +247,7 @@ fn offered_requests_keep_their_rate() {
     keeps.unwrap();
 }
 
-fn stopping_a_vring_tells_its_position() {
+fn stopping_a_vring_returns_its_position() {
     let peer = Peer::start(1);
     let mut client = peer.open(&Options::default());
     for _ in 0..5 {

@@ -1,10 +1,9 @@
-//! A simulated disk for tests: it keeps the promises of the real stores, with a seeded order of completion
-//! and seeded faults. It forbids threads and I/O. A run is replayed by its seed, as long as the descriptors
-//! that its reactor watches are signalled between the same `enter`s; the clock only bounds a sleep.
+//! A simulated disk for tests: it keeps the promises of the real stores, with a completion order and faults that come
+//! from a seed. It forbids threads and I/O. The seed replays a run, as long as the descriptors that its reactor
+//! watches are signalled between the same `enter`s; the clock only bounds a sleep.
 //!
-//! Time is counted in `enter`s. Each op draws two instants: when its data moves, and, then or later,
-//! when it is reported. So the disk may change, and guest memory be written, well before the owner is
-//! told, as with a real device.
+//! Time is counted in `enter`s. Each op draws two instants: when its data moves, and when it is reported, which is
+//! then or later. So the disk and guest memory may change well before the owner learns of it, as with a real device.
 #![forbid(unsafe_code)]
 
 mod store;
@@ -20,76 +19,48 @@ use cleave_guest::{Epoch, Memory};
 use cleave_states::{Number, SECTOR};
 use rustix::io::Errno;
 
+pub use cleave_states::Random;
 pub use store::SimStore;
 
-/// Longest sleep of an `enter` that has nothing in flight: the owner looks again, nobody hangs.
+/// Longest sleep of an `enter` with nothing in flight: the owner checks again, so it cannot hang.
 const SLEEP_MAX: Duration = Duration::from_millis(1);
-/// What the simulation does to ops.
+/// Parameters of the simulation.
 #[derive(Debug, Clone)]
 pub struct SimConfig {
-    /// Replays the run.
+    /// The seed that replays the run.
     pub seed: u64,
     /// Most ops in flight.
     pub ops: usize,
-    /// Share of ops that fail, in 1/1000: with EIO, those that write also with ENOSPC. An op that
-    /// fails may have moved any beginning of its data.
+    /// Share of ops that fail, in 1/1000: with EIO, and ops that write also with ENOSPC. A failed op may have moved
+    /// the first part of its data.
     pub fail_per_mille: u32,
-    /// The n-th op (counted from 0) that fails with EIO whatever `fail_per_mille` says.
+    /// Index (from 0) of an op that fails with EIO regardless of `fail_per_mille`.
     pub fail_at: Option<u64>,
-    /// The n-th op (counted from 0) whose `push` panics, as a mistake of our own would.
+    /// Index (from 0) of an op whose `push` panics, as a bug of ours would.
     pub panic_at: Option<u64>,
-    /// Most `enter`s that an op may stay in flight; at least one.
+    /// Most `enter`s for which an op stays in flight; at least one.
     pub delay_max: u32,
 }
 
-/// Random numbers, also for the tests that drive a [`Sim`]: SplitMix64 (Steele, Lea, Flood
-/// 2014), the same numbers for the same seed.
+/// An op in flight. It holds all that the transfer needs, so memory that is replaced meanwhile stays mapped until the
+/// op completes.
 #[derive(Debug)]
-pub struct Random(u64);
-
-impl Random {
-    /// The numbers of this seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    /// Any number.
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// From 0 to `max`, both included.
-    fn up_to(&mut self, max: u64) -> u64 {
-        self.below(max.saturating_add(1))
-    }
-
-    /// From 0 to below `n`.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.draw() % n.max(1)
-    }
-}
-
-/// An op in flight: all that its movement needs, so that a replaced memory stays until it has ended.
-#[derive(Debug)]
-struct Flight {
+struct InFlight {
     token: u64,
     kind: OpKind,
-    /// Bytes of the store that move: all, or a beginning where it fails.
+    /// Bytes that move: all of them, or a first part if the op fails.
     range: Range<usize>,
     segments: Vec<Segment>,
     epoch: Epoch,
     result: Result<(), i32>,
-    /// Of a sync: writes with smaller numbers had moved when it was pushed,
+    /// For a sync: it covers writes with smaller numbers, which had moved when it was pushed,
     covered: u64,
-    /// and it is about those to its leg alone.
+    /// and only on its own leg.
     leg: Range<usize>,
     moves_at: u64,
     ends_at: u64,
     has_moved: bool,
-    /// In the store's log.
+    /// Its number in the log.
     io: Option<Number>,
 }
 
@@ -99,20 +70,20 @@ pub struct Sim {
     config: SimConfig,
     store: Arc<Mutex<SimStore>>,
     random: Random,
-    /// `enter`s so far; a sleep that something in flight ends counts for as many as it takes.
+    /// `enter`s so far; a sleep that an op in flight ends counts for as many as it takes.
     tick: u64,
     /// Ops so far.
     pushed: u64,
-    flights: Vec<Flight>,
-    /// Ended, for `reap`.
+    flights: Vec<InFlight>,
+    /// Completed ops, for `reap`.
     ready: VecDeque<Done>,
 }
 
 impl Sim {
-    /// Makes one over bytes that several of them may share.
+    /// Makes a disk over bytes that several disks may share.
     pub fn new(config: SimConfig, store: Arc<Mutex<SimStore>>) -> Sim {
         Sim {
-            random: Random(config.seed),
+            random: Random::new(config.seed),
             config,
             store,
             tick: 0,
@@ -122,8 +93,8 @@ impl Sim {
         }
     }
 
-    /// Whether the op is made to fail. Draws as often for every op, so that one more failure does not
-    /// change the rest of the run.
+    /// Whether the op must fail. Draws equally often for every op, so that one more failure does not change the rest
+    /// of the run.
     fn fate(&mut self, kind: OpKind) -> Result<(), i32> {
         let number = self.pushed;
         self.pushed += 1;
@@ -142,7 +113,7 @@ impl Sim {
         Ok(())
     }
 
-    /// What the op asks for, where that can be done at all: its place on the store and its memory.
+    /// The range of the store and the guest memory that the op asks for, if they are valid.
     fn parse(&self, memory: &Memory, op: &Op<'_>) -> Result<(Range<usize>, Vec<Segment>), Errno> {
         if op.kind == OpKind::Sync {
             return Ok((0..0, Vec::new()));
@@ -162,7 +133,7 @@ impl Sim {
         Ok((start..end, segments))
     }
 
-    /// One step of time: data moves, ops end in an order of the seed's.
+    /// One step of time: data moves, and ops complete in an order that the seed decides.
     fn step(&mut self) {
         self.tick += 1;
         for flight in &mut self.flights {
@@ -174,7 +145,7 @@ impl Sim {
         }
         self.write_back();
         loop {
-            let due = |flight: &Flight| flight.ends_at <= self.tick;
+            let due = |flight: &InFlight| flight.ends_at <= self.tick;
             let count = self.flights.iter().filter(|flight| due(flight)).count();
             let Some(last) = count.checked_sub(1) else {
                 break;
@@ -189,7 +160,7 @@ impl Sim {
         }
     }
 
-    /// A disk may write back whatever it likes, whenever it likes.
+    /// A disk may write back any data at any time.
     fn write_back(&mut self) {
         let (chance, luck) = (self.random.up_to(15), self.random.draw());
         if chance != 0 {
@@ -203,16 +174,16 @@ impl Sim {
         }
     }
 
-    fn end(&mut self, flight: &Flight) {
+    fn end(&mut self, flight: &InFlight) {
         if let (Some(io), Some(log), Ok(())) =
             (flight.io, &mut lock(&self.store).log, flight.result)
         {
-            log.ended(io);
+            log.complete_io(io);
         }
         if flight.kind == OpKind::Sync {
-            // What moved since the push may come along; of a failed sync, anything may.
+            // Data that moved since the push may become durable too; after a failed sync, any data may.
             let salt = self.random.draw();
-            let is_lucky = |number: u64| Random(salt ^ number).up_to(1) == 1;
+            let is_lucky = |number: u64| Random::new(salt ^ number).up_to(1) == 1;
             let (covered, is_done) = (flight.covered, flight.result.is_ok());
             lock(&self.store).harden(|change| {
                 let is_ours = flight.leg.contains(&change.range.start);
@@ -243,7 +214,7 @@ impl Store for Sim {
         let (leg, failing, slow, bad, unit) = {
             let store = lock(&self.store);
             let bad = store.failing.clone();
-            // A recorded write is of whole sectors.
+            // A recorded write consists of whole sectors.
             let is_whole = store.whole_sectors || store.log.is_some();
             let unit = if is_whole { SECTOR } else { 1 };
             let leg = store.leg(op.leg);
@@ -272,10 +243,10 @@ impl Store for Sim {
             range.end = range.start + len as usize / unit * unit;
         }
         let io = match (op.kind, &mut lock(&self.store).log) {
-            (OpKind::Sync, Some(log)) => Some(log.flush_begins(op.leg.into())),
+            (OpKind::Sync, Some(log)) => Some(log.start_flush(op.leg.into())),
             _ => None,
         };
-        self.flights.push(Flight {
+        self.flights.push(InFlight {
             token,
             kind: op.kind,
             range,
@@ -305,7 +276,7 @@ impl Store for Sim {
             Wait::No => return None,
             Wait::Until(end) => lock(&self.store).waits[usize::from(end.is_none())] += 1,
         }
-        // Asleep, time goes on until something ends: each op does within `delay_max` steps.
+        // While asleep, time advances until an op completes: each op does so within `delay_max` steps.
         while self.ready.is_empty() && !self.flights.is_empty() {
             self.step();
         }
@@ -314,7 +285,7 @@ impl Store for Sim {
 }
 
 impl Drop for Sim {
-    /// Waits for what is in flight: the disk has it all afterwards.
+    /// Waits for all ops in flight; afterwards their data is on the disk.
     fn drop(&mut self) {
         while !self.flights.is_empty() {
             self.step();
@@ -322,13 +293,13 @@ impl Drop for Sim {
     }
 }
 
-/// A test that failed while it held the store must not hide behind a second panic.
+/// Ignores a poisoned lock: the panic of the test that held it is the one to report.
 fn lock(store: &Mutex<SimStore>) -> MutexGuard<'_, SimStore> {
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The op's own part of its segments; `None` where they are shorter than the op. Ops without data have
-/// an empty stream.
+/// The op's own range of its segments; `None` if they are shorter than the op. An op without data has an empty
+/// stream.
 fn stream(op: &Op<'_>) -> Option<Vec<Segment>> {
     if !matches!(op.kind, OpKind::Read | OpKind::Write { .. }) {
         return Some(Vec::new());
@@ -340,7 +311,7 @@ fn stream(op: &Op<'_>) -> Option<Vec<Segment>> {
         if len > 0 {
             stream.push(Segment {
                 addr: segment.addr.checked_add(skip.into())?,
-                // No more than the segment's own length.
+                // At most the rest of this segment.
                 len: len as u32,
             });
         }
@@ -349,12 +320,12 @@ fn stream(op: &Op<'_>) -> Option<Vec<Segment>> {
     (left == 0).then_some(stream)
 }
 
-/// Moves the op's data between guest memory and store; a sync's moves at its end.
-fn move_data(flight: &mut Flight, store: &Mutex<SimStore>) -> Result<(), i32> {
+/// Moves the op's data between guest memory and the store; a sync takes effect when it completes.
+fn move_data(flight: &mut InFlight, store: &Mutex<SimStore>) -> Result<(), i32> {
     let fault = |_| Errno::FAULT.raw_os_error();
     let (memory, segments) = (&flight.epoch, &flight.segments);
     let mut store = lock(store);
-    // Its owner may have cut it since the push: end of file inside the disk.
+    // The owner may have truncated the store since the push: end of file inside the disk.
     let Some(window) = store.now.get(flight.range.clone()) else {
         return Err(Errno::IO.raw_os_error());
     };

@@ -1,38 +1,38 @@
-//! The bytes behind a simulated engine, and which of them a power cut would leave.
+//! The bytes behind a simulated engine, and those of them that survive a power cut.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use cleave_states::{Log, Number, SECTOR};
 
-/// Most writes that wait to become durable; beyond, the oldest does so by itself.
+/// Most writes that wait to become durable. With more, the oldest one becomes durable.
 pub(super) const UNSYNCED_MAX: usize = 256;
 
-/// The bytes behind a `Sim`: `durable` is what would survive a power cut. A write becomes durable at
-/// the latest with a sync that was pushed after its end; by chance earlier.
+/// The bytes behind a `Sim`: `durable` is what would survive a power cut. A write becomes durable at the latest with
+/// a sync that was pushed after its completion, and sometimes earlier.
 #[derive(Debug, Default)]
 pub struct SimStore {
-    /// Contents as reads see them.
+    /// Contents that reads see.
     pub now: Vec<u8>,
-    /// Contents as of the last sync, plus durable writes.
+    /// Contents as of the last sync, plus writes that became durable since.
     pub durable: Vec<u8>,
-    /// Writes in between, for the engines alone: starts as `Unsynced::default()`.
+    /// Writes since then, for the engines only: starts as `Unsynced::default()`.
     pub unsynced: Unsynced,
-    /// Bytes of each leg, which lie one behind the other in `now`; 0: there is one leg.
+    /// Bytes of each leg; the legs lie one after the other in `now`. 0: there is one leg.
     pub leg_bytes: usize,
-    /// Every op on this leg fails with EIO.
+    /// Each op on this leg fails with EIO.
     pub failing_leg: Option<u16>,
-    /// Reads and writes that touch these bytes fail with this errno, and so do discards and write-zeroes.
+    /// Reads, writes, discards and write-zeroes that touch these bytes fail with this errno.
     pub failing: Option<(Range<usize>, i32)>,
-    /// A failed op moves whole sectors, as with a disk that keeps its power.
+    /// A failed op moves whole sectors, like a disk that keeps its power.
     pub whole_sectors: bool,
-    /// Offsets of ops in the order in which they were pushed, for whoever empties it.
+    /// Offsets of ops in the order of their pushes, until the test empties the list.
     pub pushed: Option<Vec<u64>>,
-    /// Waits of the owner: those with an end, and those without.
+    /// How often the owner waited: with a time limit, and without.
     pub waits: [u64; 2],
     /// Ops on this leg take this many times as long.
     pub slow_leg: Option<(u16, u32)>,
-    /// Records what reaches the disk, where there is one. All I/O is of whole sectors then.
+    /// If set, records what reaches the disk. All I/O must then consist of whole sectors.
     pub log: Option<Log>,
 }
 
@@ -58,7 +58,7 @@ impl Change {
 }
 
 impl SimStore {
-    /// Where a leg's bytes lie; empty where there is no such leg.
+    /// The byte range of a leg; empty if there is no such leg.
     pub(super) fn leg(&self, leg: u16) -> Range<usize> {
         match self.leg_bytes {
             0 if leg == 0 => 0..self.now.len(),
@@ -71,7 +71,7 @@ impl SimStore {
         }
     }
 
-    /// Notes that a change has just been put at these bytes.
+    /// Records that a change has just been stored at these bytes.
     pub(super) fn record_change(
         &mut self,
         range: Range<usize>,
@@ -81,10 +81,10 @@ impl SimStore {
         let (log, sector) = (self.log.as_mut()?, (range.start / SECTOR) as u64);
         let bytes = self.now.get(range)?;
         let io = match is_discard {
-            true => log.discard_begins(sector, (bytes.len() / SECTOR) as u64),
-            false => log.write_begins(sector, bytes, fua),
+            true => log.start_discard(sector, (bytes.len() / SECTOR) as u64),
+            false => log.start_write(sector, bytes, fua),
         };
-        log.applied(io);
+        log.apply(io);
         Some(io)
     }
 
@@ -112,8 +112,8 @@ impl SimStore {
         }
     }
 
-    /// Makes the chosen writes durable, and of the others those that an overlapping chosen one would
-    /// be older than: else they would come over it later and bring old bytes back.
+    /// Makes the chosen writes durable, and also older writes that overlap a chosen one: they would otherwise be
+    /// applied later and bring old bytes back.
     pub(super) fn harden(&mut self, wanted: impl Fn(&Change) -> bool) {
         let mut chosen: Vec<Change> = Vec::new();
         let mut left = VecDeque::new();

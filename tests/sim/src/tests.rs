@@ -16,16 +16,16 @@ enum Event {
     Woken { slot: u16 },
 }
 
-/// A reactor with one simulated disk, and the memory that its ops are for.
-struct Solo {
+/// A reactor with one simulated disk, and the guest memory of its ops.
+struct SingleStore {
     reactor: Reactor,
     stores: [Sim; 1],
     epoch: Epoch,
 }
 
-impl Solo {
-    fn new(config: SimConfig, store: Arc<Mutex<SimStore>>, memory: Arc<Memory>) -> Solo {
-        Solo {
+impl SingleStore {
+    fn new(config: SimConfig, store: Arc<Mutex<SimStore>>, memory: Arc<Memory>) -> SingleStore {
+        SingleStore {
             reactor: Reactor::new(&[], 1, 4, 4).unwrap(),
             stores: [Sim::new(config, store)],
             epoch: Epoch::from(memory),
@@ -96,10 +96,10 @@ fn config(seed: u64) -> SimConfig {
     }
 }
 
-fn sim(config: SimConfig) -> (Solo, Arc<Mutex<SimStore>>, Arc<Memory>) {
+fn sim(config: SimConfig) -> (SingleStore, Arc<Mutex<SimStore>>, Arc<Memory>) {
     let (store, memory) = (store(), memory());
     (
-        Solo::new(config, store.clone(), memory.clone()),
+        SingleStore::new(config, store.clone(), memory.clone()),
         store,
         memory,
     )
@@ -140,8 +140,8 @@ const EIO: Result<(), i32> = Err(5);
 const EFAULT: Result<(), i32> = Err(14);
 const ENOSPC: Result<(), i32> = Err(28);
 
-/// Runs one op to its end.
-fn run(sim: &mut Solo, op: Op<'_>) -> Result<(), i32> {
+/// Runs one op until it completes.
+fn run(sim: &mut SingleStore, op: Op<'_>) -> Result<(), i32> {
     sim.push(op, 77);
     loop {
         sim.enter(Wait::No).unwrap();
@@ -151,12 +151,12 @@ fn run(sim: &mut Solo, op: Op<'_>) -> Result<(), i32> {
     }
 }
 
-/// Events with the lap of each; the store now and durable; guest memory.
+/// Events with the lap of each, the store now and durable, and guest memory.
 type Trace = (Vec<(u64, Event)>, Vec<u8>, Vec<u8>, Vec<u8>);
 
-/// What 200 random ops look like from outside.
+/// The observable result of 200 random ops.
 fn trace(seed: u64) -> Trace {
-    let mut random = Random(99);
+    let mut random = Random::new(99);
     let (mut sim, store, memory) = sim(SimConfig {
         fail_per_mille: 100,
         ..config(seed)
@@ -205,7 +205,7 @@ fn every_op_ends_once_and_in_time_and_not_in_order() {
             assert_eq!((sim.room(), sim.in_flight()), (16 - token, token));
             sim.push(op(OpKind::Read, 0, &[at(0, 512)]), token as u64);
         }
-        assert_eq!(sim.reap(), None, "nothing ends before an enter");
+        assert_eq!(sim.reap(), None, "nothing completes before an enter");
         let mut tokens = Vec::new();
         for _ in 0..6 {
             sim.enter(Wait::No).unwrap();
@@ -330,7 +330,7 @@ fn impossible_ops_fail_alone_and_move_nothing() {
 }
 
 #[test]
-fn a_store_that_is_cut_in_flight_is_an_error() {
+fn a_store_that_is_truncated_in_flight_fails_the_op() {
     let (mut sim, store, _) = sim(config(6));
     sim.push(op(WRITE, STORE as u64 - 512, &[at(0, 512)]), 1);
     lock(&store).now.truncate(512);
@@ -388,17 +388,17 @@ fn a_share_of_ops_fails() {
     assert_eq!(counts.len(), 3);
 }
 
-/// Every cell holds the number of the last write to it. After a sync no cell of the durable copy is
-/// older than it was when the sync was pushed; none ever goes back.
+/// Each cell holds the number of its last write. After a sync, no cell of the durable copy may be older than it was
+/// when the sync was pushed, and none may ever go back.
 #[test]
 fn a_sync_covers_what_ended_before_it_and_nothing_durable_goes_back() {
     let (mut early, mut late) = (0, 0);
     for seed in 0..30 {
         let (store, memory) = (store(), memory());
-        // Two engines share the store: a sync of one covers writes of the other.
-        let mut sims =
-            [seed, seed + 1000].map(|seed| Solo::new(config(seed), store.clone(), memory.clone()));
-        let mut random = Random(seed);
+        // Two engines share the store: a sync of one covers the writes of the other.
+        let mut sims = [seed, seed + 1000]
+            .map(|seed| SingleStore::new(config(seed), store.clone(), memory.clone()));
+        let mut random = Random::new(seed);
         let mut before = vec![0; STORE];
         for number in 1..250_u8 {
             let cells = 1 + random.up_to(300);
@@ -421,7 +421,7 @@ fn a_sync_covers_what_ended_before_it_and_nothing_durable_goes_back() {
                 let pushed = lock(&store).now.clone();
                 let which = random.up_to(1) as usize;
                 sims[which].push(bare(OpKind::Sync, 0, 0), 1);
-                // Another write while the sync is under way.
+                // Another write while the sync is in flight.
                 memory.copy_out(&[at(0, 512)], &[number; 512]).unwrap();
                 run(&mut sims[1 - which], op(WRITE, 0, &[at(0, 512)])).unwrap();
                 while sims[which].reap().is_none() {
@@ -525,7 +525,7 @@ fn an_op_keeps_its_memory_until_it_is_reported() {
     }
     let weak = Arc::downgrade(&old);
     drop(old);
-    assert!(weak.upgrade().is_none(), "nothing holds it any more");
+    assert!(weak.upgrade().is_none(), "nothing may hold it any more");
     let store = lock(&store);
     assert_eq!(
         (&store.now[..512], &store.now[512..1024]),

@@ -1,14 +1,15 @@
-//! The recording as a file of dm-log-writes (linux: drivers/md/dm-log-writes.c), which `replay-log` of xfstests reads.
+//! The recording as a file of dm-log-writes (linux: drivers/md/dm-log-writes.c), which `replay-log` of xfstests
+//! reads.
 //!
-//! All numbers are little-endian, everything stands in sectors of 512 bytes. The first one says
-//! `{u64 magic, u64 version, u64 entries, u32 bytes of a sector}`. An entry is a sector
-//! `{u64 sector, u64 sectors, u64 flags, u64 bytes of data}`; a write's data follows in sectors of its own, a
-//! mark's text stands in the entry's sector behind these four, ended by a zero.
+//! All numbers are little-endian, and everything is stored in sectors of 512 bytes. The first sector contains `{u64
+//! magic, u64 version, u64 entries, u32 bytes of a sector}`. An entry is a sector `{u64 sector, u64 sectors, u64
+//! flags, u64 bytes of data}`. The data of a write follows in sectors of its own; the text of a mark follows these
+//! four fields in the entry's sector and ends with a zero byte.
 //!
-//! An I/O is entered when the disk has applied it. A flush is entered when it has ended and names the first sector of its leg, of
-//! which it has none. Marks say the rest, since that file has no word for it: `ask N write 100+8`, `told N ok`,
-//! `begin N` of a flush (it covers what has ended so far), `end N` of any I/O, where N of an I/O counts from 0 in order of
-//! its beginning, `write-through on`.
+//! An I/O is entered when the disk has applied it. A flush is entered when it has completed and names the first
+//! sector of its leg; it has no sectors of its own. Marks record everything that the format has no field for: `ask N
+//! write 100+8` (a submission), `told N ok` (a completion), `begin N` of a flush (it covers everything completed so
+//! far), `end N` of any I/O (N counts from 0 in order of starts), and `write-through on`.
 
 use std::io::{self, Write};
 
@@ -39,7 +40,7 @@ impl Log {
         Ok(())
     }
 
-    /// The beginning of anything but a flush says nothing that its application does not say.
+    /// The start of anything but a flush adds nothing to the record of its application.
     fn is_silent(&self, event: &Event) -> bool {
         matches!(event, Event::Began(io) if !matches!(self.ios[*io].kind, IoKind::Flush { .. }))
     }

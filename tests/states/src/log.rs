@@ -1,10 +1,10 @@
-//! The recording: one sequence of what guest and disk did.
+//! The recording: one sequence of the events of guest and disk.
 
 use std::collections::HashMap;
 
 use crate::{Layout, SECTOR};
 
-/// Contents of a sector, each distinct one with a number; 0: zeroes.
+/// Contents of a sector; each distinct content has a number; 0: zeroes.
 pub(crate) type Value = u32;
 
 /// A request of the guest, or an I/O of the disk.
@@ -12,15 +12,15 @@ pub(crate) type Value = u32;
 pub struct Number(pub(crate) usize);
 
 impl Number {
-    /// Its place among all requests, or all I/O, of the log.
+    /// Its index among all requests, or all I/Os, of the log.
     pub fn index(self) -> usize {
         self.0
     }
 }
 
-/// A request that changes the disk or makes changes durable. Sectors are the guest's.
+/// A request that changes the disk or makes changes durable. Sectors are those of the guest's disk.
 #[derive(Debug, Clone, Copy)]
-pub enum Ask<'a> {
+pub enum Submission<'a> {
     /// Write these bytes.
     Write {
         /// First sector.
@@ -35,7 +35,7 @@ pub enum Ask<'a> {
         /// How many.
         sectors: u64,
     },
-    /// Give space back: reads as zeroes afterwards. That is durable after a flush, but not by itself where the cache is off.
+    /// Discard: reads as zeroes afterwards. A flush makes that durable; switching the cache off does not.
     Discard {
         /// First sector.
         sector: u64,
@@ -50,7 +50,7 @@ pub enum Ask<'a> {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) kind: RequestKind,
-    /// The guest's first sector, and a value for each.
+    /// The first sector on the guest's disk, and a value for each sector.
     pub(crate) sector: u64,
     pub(crate) values: Vec<Value>,
 }
@@ -63,11 +63,11 @@ pub(crate) enum RequestKind {
     Flush,
 }
 
-/// An I/O of the disk as recorded.
+/// A recorded I/O of the disk.
 #[derive(Debug)]
 pub(crate) struct Io {
     pub(crate) kind: IoKind,
-    /// First sector, counted over all legs, and a value for each.
+    /// The first sector, counted over all legs, and a value for each sector.
     pub(crate) sector: u64,
     pub(crate) values: Vec<Value>,
 }
@@ -81,21 +81,21 @@ pub(crate) enum IoKind {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Event {
-    /// The daemon has handed this I/O to the disk.
+    /// The daemon has submitted this I/O to the disk.
     Began(usize),
     /// Its data is in the disk's cache.
     Applied(usize),
-    /// The disk has answered it, with success.
+    /// The disk has completed it successfully.
     Ended(usize),
     /// The guest has made this request available.
     Asked(usize),
-    /// The guest has seen it answered.
+    /// The guest has seen it completed.
     Told { request: usize, ok: bool },
-    /// Writes answered from here on are promised to be durable, or not any more.
+    /// Writes that complete from here on are promised to be durable, or no longer so.
     WriteThrough(bool),
 }
 
-/// All that guest and disk did, in order.
+/// All events of guest and disk, in order.
 #[derive(Debug)]
 pub struct Log {
     pub(crate) layout: Layout,
@@ -107,7 +107,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// For a disk of zeroes whose cache is on.
+    /// A log for a disk of zeroes whose cache is on.
     pub fn new(layout: Layout) -> Log {
         let zeroes = [0; SECTOR];
         Log {
@@ -120,20 +120,20 @@ impl Log {
         }
     }
 
-    /// A write has begun on the disk. `sector` counts over all legs, the others' being in front; `fua`: it is durable when it
-    /// has ended.
-    pub fn write_begins(&mut self, sector: u64, bytes: &[u8], fua: bool) -> Number {
+    /// A write has started on the disk. `sector` counts over all legs, so preceding legs are included; `fua`: the
+    /// write is durable once it completes.
+    pub fn start_write(&mut self, sector: u64, bytes: &[u8], fua: bool) -> Number {
         let values = self.values(bytes);
         self.begin(IoKind::Write { fua }, sector, values)
     }
 
-    /// A discard has begun.
-    pub fn discard_begins(&mut self, sector: u64, sectors: u64) -> Number {
+    /// A discard has started.
+    pub fn start_discard(&mut self, sector: u64, sectors: u64) -> Number {
         self.begin(IoKind::Discard, sector, vec![0; sectors as usize])
     }
 
-    /// A flush of a leg has begun.
-    pub fn flush_begins(&mut self, leg: u64) -> Number {
+    /// A flush of a leg has started.
+    pub fn start_flush(&mut self, leg: u64) -> Number {
         self.begin(
             IoKind::Flush { leg },
             leg * self.layout.leg_sectors,
@@ -141,24 +141,26 @@ impl Log {
         )
     }
 
-    /// The data of a write or discard is on the disk, as reads see it.
-    pub fn applied(&mut self, io: Number) {
+    /// The data of a write or discard is stored, and readers see it.
+    pub fn apply(&mut self, io: Number) {
         self.events.push(Event::Applied(io.0));
     }
 
-    /// The disk has answered with success.
-    pub fn ended(&mut self, io: Number) {
+    /// The disk has completed the I/O successfully.
+    pub fn complete_io(&mut self, io: Number) {
         self.events.push(Event::Ended(io.0));
     }
 
-    /// The guest asks.
-    pub fn asked(&mut self, ask: Ask<'_>) -> Number {
+    /// The guest submits a request.
+    pub fn submit(&mut self, ask: Submission<'_>) -> Number {
         let zeroes = |sectors: u64| vec![0; sectors as usize];
         let (kind, sector, values) = match ask {
-            Ask::Write { sector, bytes } => (RequestKind::Write, sector, self.values(bytes)),
-            Ask::Zero { sector, sectors } => (RequestKind::Zero, sector, zeroes(sectors)),
-            Ask::Discard { sector, sectors } => (RequestKind::Discard, sector, zeroes(sectors)),
-            Ask::Flush => (RequestKind::Flush, 0, Vec::new()),
+            Submission::Write { sector, bytes } => (RequestKind::Write, sector, self.values(bytes)),
+            Submission::Zero { sector, sectors } => (RequestKind::Zero, sector, zeroes(sectors)),
+            Submission::Discard { sector, sectors } => {
+                (RequestKind::Discard, sector, zeroes(sectors))
+            }
+            Submission::Flush => (RequestKind::Flush, 0, Vec::new()),
         };
         self.requests.push(Request {
             kind,
@@ -170,23 +172,23 @@ impl Log {
         Number(number)
     }
 
-    /// The guest has seen the answer; `ok`: success.
-    pub fn told(&mut self, request: Number, ok: bool) {
+    /// The guest has seen the completion; `ok`: it succeeded.
+    pub fn complete_request(&mut self, request: Number, ok: bool) {
         let request = request.0;
         self.events.push(Event::Told { request, ok });
     }
 
-    /// The cache mode that holds for all that is answered from here on.
+    /// The cache mode for everything that completes from here on.
     pub fn write_through(&mut self, on: bool) {
         self.events.push(Event::WriteThrough(on));
     }
 
-    /// How much was recorded: requests and I/O.
+    /// Number of recorded requests and I/Os.
     pub fn len(&self) -> (usize, usize) {
         (self.requests.len(), self.ios.len())
     }
 
-    /// Whether nothing was.
+    /// Whether nothing was recorded.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }

@@ -3,37 +3,37 @@
 use crate::log::{Event, RequestKind, Value};
 use crate::{Log, Number};
 
-/// The value of a sector before the first write, as if it had been written and flushed long ago.
+/// The value of a sector before the first write, as if it had been written and flushed long before.
 const INITIAL: usize = usize::MAX;
-/// A request that was not answered yet, or failed: nothing was asked for after it.
+/// A request that has not completed, or has failed: no request was submitted after it.
 const NEVER: usize = usize::MAX;
 
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     value: Value,
-    /// Which request wrote it.
+    /// The request that wrote it.
     request: usize,
 }
 
-/// For each of the guest's sectors what it may hold.
+/// For each of the guest's sectors, the values that it may hold.
 #[derive(Debug)]
 struct Candidates(Vec<Vec<Candidate>>);
 
-/// A request's two moments, as indices of events.
+/// Submission and completion of a request, as indices of events.
 #[derive(Debug, Clone, Copy)]
 struct Times {
     asked: usize,
     told: usize,
 }
 
-/// The promises as of one moment of a log.
+/// The promises at one moment of a log.
 #[derive(Debug)]
 pub(crate) struct Model {
-    /// All that a crash may leave, and all that a reader may see where there is none.
+    /// All values that a crash may leave, and that a reader may see without a crash.
     crash: Candidates,
     live: Candidates,
     times: Vec<Times>,
-    /// Answered and not yet safe.
+    /// Completed and not safe yet.
     unsafe_yet: Vec<usize>,
     write_through: bool,
 }
@@ -62,7 +62,7 @@ impl Candidates {
         }
     }
 
-    /// Values whose writes were answered before `request` was asked for cannot come back.
+    /// Values whose writes completed before `request` was submitted cannot come back.
     fn promise(&mut self, log: &Log, request: usize, times: &[Times]) {
         let asked = &log.requests[request];
         let is_older = |one: &Candidate| match one.request {
@@ -87,8 +87,8 @@ impl Model {
         }
     }
 
-    /// Takes in what the guest did; whether a promise was added.
-    pub(crate) fn turn(&mut self, log: &Log, at: usize, event: Event) -> bool {
+    /// Applies an event of the guest; returns whether it adds a promise.
+    pub(crate) fn apply(&mut self, log: &Log, at: usize, event: Event) -> bool {
         match event {
             Event::Asked(request) => {
                 self.times.push(Times {
@@ -108,7 +108,7 @@ impl Model {
                 self.write_through = on;
                 false
             }
-            // A failed request may have left its values or not, which is said of it already.
+            // A failed request may or may not have left its values, which the model allows already.
             Event::Told { ok: false, .. }
             | Event::Began(_)
             | Event::Applied(_)
@@ -141,12 +141,12 @@ impl Model {
         }
     }
 
-    /// How many requests there were so far.
+    /// Number of requests so far.
     pub(crate) fn asked(&self) -> usize {
         self.times.len()
     }
 
-    /// Whether a crash now may leave this value.
+    /// Whether a crash at this moment may leave this value.
     #[inline]
     pub(crate) fn may_be_left(&self, sector: usize, value: Value) -> bool {
         self.crash.allow(sector, value)
@@ -158,7 +158,7 @@ impl Model {
         self.live.allow(sector, value)
     }
 
-    /// The contents that a sector may have, in words: which requests wrote them.
+    /// The permitted contents of a sector in words: the requests that wrote them.
     pub(crate) fn tell(&self, sector: usize, after_crash: bool) -> String {
         let candidates = if after_crash { &self.crash } else { &self.live };
         let words = candidates.0[sector].iter().map(|one| match one.request {

@@ -4,33 +4,34 @@ use crate::Log;
 use crate::log::{Event, IoKind, RequestKind, Value};
 use crate::model::Model;
 
-/// How many states are built.
+/// How many states to build.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
-    /// Random ones at each moment at which something new may be lost, besides the one in which all that may be lost is.
+    /// Random states at each moment at which the disk may lose something new, besides the state in which it loses
+    /// everything that it may.
     pub subsets: usize,
-    /// Something above the recorded disk (the page cache) answers readers: that what was answered can be read is not
-    /// checked.
+    /// A layer above the recorded disk (the page cache) serves readers, so the check that completed writes are
+    /// readable is skipped.
     pub cached_above: bool,
 }
 
-/// Counts of checks.
+/// Counts of the checks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checked {
     /// States of the disk that were compared with the model, sector by sector.
     pub states: u64,
-    /// Of those, states that differ from what a reader would have seen at that moment.
+    /// Of these, states that differ from what a reader would have seen at that moment.
     pub lossy: u64,
-    /// Of those, states in which a write was torn.
+    /// Of these, states with a torn write.
     pub torn: u64,
-    /// Flushes that ended on a leg.
+    /// Flushes that completed on a leg.
     pub epochs: u64,
-    /// Times that the guest was promised that something is safe.
+    /// How often the guest was promised that something is safe.
     pub promises: u64,
 }
 
-/// Builds the states after each event of the log: the one in which the disk has lost everything that it may lose,
-/// and random ones (`below(n)`: a number from 0 to below `n`). `Err` names the first that breaks a promise.
+/// Builds the states after each event of the log: the one in which the disk has lost everything that it may lose, and
+/// random ones (`below(n)`: a number from 0 to below `n`). `Err` names the first that breaks a promise.
 pub fn check(
     log: &Log,
     extent: Extent,
@@ -38,8 +39,8 @@ pub fn check(
 ) -> Result<Checked, String> {
     let mut replay = Replay::new(log);
     for (at, event) in log.events.iter().enumerate() {
-        let may_lose = replay.disk.turn(log, *event);
-        let is_promise = replay.model.turn(log, at, *event);
+        let may_lose = replay.disk.apply(log, *event);
+        let is_promise = replay.model.apply(log, at, *event);
         replay.checked.promises += u64::from(is_promise);
         if let (Event::Told { request, ok: true }, false) = (*event, extent.cached_above) {
             replay.look(at, request)?;
@@ -60,35 +61,35 @@ pub fn check(
     Ok(replay.checked)
 }
 
-/// A sector's content and when that was applied: what was applied later stays on top.
+/// Contents of a sector and when they were applied; later contents replace earlier ones.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     value: Value,
-    turn: u64,
+    step: u64,
 }
 
 /// A write that the disk has, or is about to have, and may lose.
 #[derive(Debug)]
 struct Pending {
     io: usize,
-    /// When it was applied; `None`: it is under way.
-    turn: Option<u64>,
+    /// When it was applied; `None`: it is in flight.
+    step: Option<u64>,
     ended: bool,
 }
 
-/// The disk as of one moment of the log.
+/// The disk at one moment of the log.
 #[derive(Debug)]
 struct Disk {
-    /// The disk without anything that it may lose.
+    /// The disk without everything that it may lose.
     least: Vec<Cell>,
     /// The disk as readers see it.
     live: Vec<Value>,
     pending: Vec<Pending>,
-    /// Flushes under way, and what they cover.
+    /// Flushes in flight, and the writes that they cover.
     flushes: Vec<(usize, Vec<usize>)>,
-    turns: u64,
+    step: u64,
     epochs: u64,
-    /// `least` has changed since it was looked at.
+    /// `least` has changed since it was last compared.
     kept: bool,
 }
 
@@ -96,9 +97,9 @@ struct Replay<'a> {
     log: &'a Log,
     disk: Disk,
     model: Model,
-    /// Where each of the guest's sectors lies.
+    /// The recorded position of each of the guest's sectors.
     places: Vec<usize>,
-    /// Room for a state.
+    /// Buffer for a state.
     state: Vec<Cell>,
     checked: Checked,
 }
@@ -110,25 +111,25 @@ impl Disk {
             live: vec![0; sectors as usize],
             pending: Vec::new(),
             flushes: Vec::new(),
-            turns: 0,
+            step: 0,
             epochs: 0,
             kept: false,
         }
     }
 
-    /// Takes in what the disk did; whether there is more that it may lose.
-    fn turn(&mut self, log: &Log, event: Event) -> bool {
+    /// Applies an event of the disk; returns whether it may lose more now.
+    fn apply(&mut self, log: &Log, event: Event) -> bool {
         match event {
             Event::Began(io) => {
                 self.begin(log, io);
                 false
             }
             Event::Applied(io) => {
-                self.turns += 1;
+                self.step += 1;
                 let pending = self.pending.iter_mut().find(|pending| pending.io == io);
                 pending
                     .into_iter()
-                    .for_each(|one| one.turn = Some(self.turns));
+                    .for_each(|one| one.step = Some(self.step));
                 let sectors = log.ios[io].sector as usize..;
                 for (sector, value) in sectors.zip(&log.ios[io].values) {
                     self.live[sector] = *value;
@@ -147,7 +148,7 @@ impl Disk {
         let IoKind::Flush { leg } = log.ios[io].kind else {
             return self.pending.push(Pending {
                 io,
-                turn: None,
+                step: None,
                 ended: false,
             });
         };
@@ -176,7 +177,7 @@ impl Disk {
         }
     }
 
-    /// From here on these cannot be lost.
+    /// From here on these writes cannot be lost.
     fn keep(&mut self, log: &Log, ios: &[usize]) {
         let Disk { least, pending, .. } = self;
         pending.retain(|one| {
@@ -190,16 +191,16 @@ impl Disk {
     }
 }
 
-/// Puts the chosen sectors of a write on a disk. Those that are under way come last.
+/// Stores the chosen sectors of a write on a disk. Writes in flight are applied last.
 fn put(cells: &mut [Cell], log: &Log, write: &Pending, mut chosen: impl FnMut(usize) -> bool) {
     let io = &log.ios[write.io];
-    let turn = write.turn.unwrap_or(u64::MAX);
+    let step = write.step.unwrap_or(u64::MAX);
     let (from, to) = (io.sector as usize, io.sector as usize + io.values.len());
     for (nth, (cell, value)) in cells[from..to].iter_mut().zip(&io.values).enumerate() {
-        if turn > cell.turn && chosen(nth) {
+        if step > cell.step && chosen(nth) {
             *cell = Cell {
                 value: *value,
-                turn,
+                step,
             };
         }
     }
@@ -221,14 +222,14 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The disk has lost all that it may lose.
+    /// Compares the state in which the disk has lost everything that it may.
     fn compare_least(&mut self, at: usize) -> Result<(), String> {
         self.state.clone_from(&self.disk.least);
-        self.compare(at, "without anything that it may lose")
+        self.compare(at, "after it lost everything that it may")
     }
 
-    /// The disk has lost some of that: a beginning of the epoch is there and the last write of it is torn, or any writes are
-    /// there, whole or torn.
+    /// Compares a state in which the disk has lost some of that: either the writes up to a point of the epoch
+    /// survive, with the last one torn, or any subset of the writes does, whole or torn.
     fn compare_subset(
         &mut self,
         at: usize,
@@ -240,7 +241,7 @@ impl<'a> Replay<'a> {
         let mut torn = false;
         for (nth, write) in (0..).zip(&self.disk.pending) {
             let is_there = if is_prefix { nth <= cut } else { below(2) == 0 };
-            let is_torn = write.turn.is_none()
+            let is_torn = write.step.is_none()
                 || match is_prefix {
                     true => nth == cut,
                     false => below(3) < tears,
@@ -253,7 +254,7 @@ impl<'a> Replay<'a> {
             }
         }
         self.checked.torn += u64::from(torn);
-        self.compare(at, "with some of what it may lose")
+        self.compare(at, "after it lost a part of what it may")
     }
 
     fn compare(&mut self, at: usize, which: &str) -> Result<(), String> {
@@ -271,7 +272,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// An answered request has been done, also where nothing crashes.
+    /// A completed request has been applied, even without a crash.
     fn look(&self, at: usize, request: usize) -> Result<(), String> {
         let asked = &self.log.requests[request];
         if asked.kind == RequestKind::Flush {

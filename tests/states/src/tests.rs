@@ -13,27 +13,27 @@ fn two_legs() -> Log {
     })
 }
 
-fn write(sector: u64, bytes: &[u8]) -> Ask<'_> {
-    Ask::Write { sector, bytes }
+fn write(sector: u64, bytes: &[u8]) -> Submission<'_> {
+    Submission::Write { sector, bytes }
 }
 
-/// An I/O from its beginning to its end.
+/// An I/O from start to completion.
 fn done(log: &mut Log, sector: u64, bytes: &[u8], fua: bool) {
-    let io = log.write_begins(sector, bytes, fua);
-    log.applied(io);
-    log.ended(io);
+    let io = log.start_write(sector, bytes, fua);
+    log.apply(io);
+    log.complete_io(io);
 }
 
-/// A request that is asked for and answered, with what the disk does meanwhile.
-fn request(log: &mut Log, ask: Ask<'_>, disk: impl FnOnce(&mut Log)) {
-    let number = log.asked(ask);
+/// A request from submission to completion, with the disk's events in between.
+fn request(log: &mut Log, ask: Submission<'_>, disk: impl FnOnce(&mut Log)) {
+    let number = log.submit(ask);
     disk(log);
-    log.told(number, true);
+    log.complete_request(number, true);
 }
 
 fn flush_leg(log: &mut Log, leg: u64) {
-    let io = log.flush_begins(leg);
-    log.ended(io);
+    let io = log.start_flush(leg);
+    log.complete_io(io);
 }
 
 fn verdict(log: &Log) -> Result<Checked, String> {
@@ -54,11 +54,11 @@ fn verdict(log: &Log) -> Result<Checked, String> {
     )
 }
 
-/// The first promise that is broken, in short.
+/// The first broken promise, in short.
 fn broken(log: &Log) -> String {
-    let told = verdict(log).expect_err("this breaks a promise");
-    println!("{told}");
-    told
+    let error = verdict(log).expect_err("this breaks a promise");
+    println!("{error}");
+    error
 }
 
 #[test]
@@ -68,16 +68,20 @@ fn a_disk_that_keeps_its_promises_passes() {
         done(log, 0, &ONE, false);
         done(log, 8, &TWO, false);
     });
-    request(&mut log, Ask::Flush, |log| {
+    request(&mut log, Submission::Flush, |log| {
         flush_leg(log, 0);
         flush_leg(log, 1);
     });
     let sector = 3;
-    request(&mut log, Ask::Discard { sector, sectors: 1 }, |log| {
-        let io = log.discard_begins(9, 1);
-        log.applied(io);
-        log.ended(io);
-    });
+    request(
+        &mut log,
+        Submission::Discard { sector, sectors: 1 },
+        |log| {
+            let io = log.start_discard(9, 1);
+            log.apply(io);
+            log.complete_io(io);
+        },
+    );
     log.write_through(true);
     request(&mut log, write(3, &TWO), |log| done(log, 9, &TWO, true));
     let checked = verdict(&log).unwrap();
@@ -89,10 +93,10 @@ fn a_disk_that_keeps_its_promises_passes() {
 fn a_flush_that_is_answered_too_early_is_found() {
     let mut log = two_legs();
     request(&mut log, write(0, &ONE), |log| done(log, 0, &ONE, false));
-    let flush = log.asked(Ask::Flush);
-    let io = log.flush_begins(0);
-    log.told(flush, true);
-    log.ended(io);
+    let flush = log.submit(Submission::Flush);
+    let io = log.start_flush(0);
+    log.complete_request(flush, true);
+    log.complete_io(io);
     assert!(broken(&log).contains("sector 0 "));
 }
 
@@ -100,22 +104,22 @@ fn a_flush_that_is_answered_too_early_is_found() {
 fn a_flush_that_leaves_a_leg_out_is_found() {
     let mut log = two_legs();
     request(&mut log, write(1, &ONE), |log| done(log, 8, &ONE, false));
-    request(&mut log, Ask::Flush, |log| flush_leg(log, 0));
+    request(&mut log, Submission::Flush, |log| flush_leg(log, 0));
     assert!(broken(&log).contains("sector 1 "));
 }
 
 #[test]
 fn a_flush_that_begins_before_a_write_has_ended_does_not_cover_it() {
     let mut log = two_legs();
-    let written = log.asked(write(0, &ONE));
-    let io = log.write_begins(0, &ONE, false);
-    log.applied(io);
-    // For another request: one that is asked for later must not share it.
-    let shared = log.flush_begins(0);
-    log.ended(io);
-    log.told(written, true);
-    request(&mut log, Ask::Flush, |log| {
-        log.ended(shared);
+    let written = log.submit(write(0, &ONE));
+    let io = log.start_write(0, &ONE, false);
+    log.apply(io);
+    // For another request: one that is submitted later must not share the fsync.
+    let shared = log.start_flush(0);
+    log.complete_io(io);
+    log.complete_request(written, true);
+    request(&mut log, Submission::Flush, |log| {
+        log.complete_io(shared);
         flush_leg(log, 1);
     });
     assert!(broken(&log).contains("sector 0 "));
@@ -129,7 +133,7 @@ fn write_through_without_a_sync_is_found() {
         request(&mut log, write(0, &ONE), |log| done(log, 0, &ONE, fua));
         assert_eq!(verdict(&log).is_ok(), fua);
     }
-    // Answered before the cache was switched off, it is promised by the next flush only.
+    // Completed before the cache was switched off, so only the next flush makes it durable.
     let mut log = two_legs();
     request(&mut log, write(0, &ONE), |log| done(log, 0, &ONE, false));
     log.write_through(true);
@@ -137,40 +141,40 @@ fn write_through_without_a_sync_is_found() {
 }
 
 #[test]
-fn what_comes_over_a_later_write_is_found() {
-    // A discard that is applied after its answer.
+fn an_old_write_over_a_newer_one_is_found() {
+    // A discard that is applied after its completion.
     let mut log = two_legs();
     request(&mut log, write(0, &ONE), |log| done(log, 0, &ONE, false));
-    let discard = Ask::Discard {
+    let discard = Submission::Discard {
         sector: 0,
         sectors: 1,
     };
     request(&mut log, discard, |_| ());
     assert!(broken(&log).contains("as readers see it"));
 
-    // Two writes of one sector, of which the older one comes last: also where nothing crashes.
+    // Two writes of one sector are applied in the wrong order: an error even without a crash.
     let mut log = two_legs();
-    let old = log.asked(write(0, &ONE));
-    let late = log.write_begins(0, &ONE, false);
-    log.told(old, true);
+    let old = log.submit(write(0, &ONE));
+    let late = log.start_write(0, &ONE, false);
+    log.complete_request(old, true);
     request(&mut log, write(0, &TWO), |log| done(log, 0, &TWO, false));
-    log.applied(late);
-    log.ended(late);
+    log.apply(late);
+    log.complete_io(late);
     assert!(broken(&log).contains("as readers see it"));
 }
 
 #[test]
-fn what_a_guest_never_wrote_is_found() {
+fn data_that_no_request_wrote_is_found() {
     let mut log = two_legs();
     request(&mut log, write(0, &ONE), |log| {
         done(log, 0, &ONE, false);
-        // A neighbour's sector, as a read-modify-write could spoil it.
+        // A neighbouring sector, as a read-modify-write could damage it.
         done(log, 8, &TWO, false);
     });
     assert!(broken(&log).contains("sector 1 "));
 }
 
-/// Reads the file as the format is described, byte by byte, with nothing of what wrote it.
+/// Reads the file as the format describes it, byte by byte, and shares no code with the writer.
 struct Reader<'a>(&'a [u8]);
 
 #[derive(Debug, PartialEq, Eq)]
@@ -211,7 +215,7 @@ impl Reader<'_> {
         let [sector, sectors, flags, bytes] = [0, 8, 16, 24].map(|at| Reader::number(&head, at, 8));
         assert!(
             flags < 16 && (flags != 0 || sectors != 0),
-            "replay-log refuses it"
+            "replay-log rejected it"
         );
         let (text, mut data) = match flags {
             8 => (bytes as usize, head[32..32 + bytes as usize].to_vec()),
@@ -236,25 +240,29 @@ impl Reader<'_> {
 }
 
 #[test]
-fn the_file_is_one_of_dm_log_writes() {
+fn the_file_has_the_format_of_dm_log_writes() {
     let mut log = two_legs();
     request(&mut log, write(0, &[ONE, TWO].concat()), |log| {
         done(log, 0, &ONE, false);
         done(log, 8, &TWO, true);
     });
     let sector = 2;
-    request(&mut log, Ask::Discard { sector, sectors: 3 }, |log| {
-        let io = log.discard_begins(1, 2);
-        log.applied(io);
-        log.ended(io);
-    });
-    request(&mut log, Ask::Flush, |log| flush_leg(log, 1));
+    request(
+        &mut log,
+        Submission::Discard { sector, sectors: 3 },
+        |log| {
+            let io = log.start_discard(1, 2);
+            log.apply(io);
+            log.complete_io(io);
+        },
+    );
+    request(&mut log, Submission::Flush, |log| flush_leg(log, 1));
     log.write_through(true);
-    let failed = log.asked(Ask::Zero {
+    let failed = log.submit(Submission::Zero {
         sector: 5,
         sectors: 1,
     });
-    log.told(failed, false);
+    log.complete_request(failed, false);
 
     let mut file = Vec::new();
     log.save(&mut file).unwrap();

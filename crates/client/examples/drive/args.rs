@@ -1,10 +1,10 @@
-//! What the command line asks for.
+//! The command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
-use cleave_client::wire::protocol;
+use cleave_client::message::protocol;
 use cleave_client::{Layout, Offered, Options, Order, Pulse, Stop, Verify, Wait, Workload};
 
 pub(crate) struct Args {
@@ -53,14 +53,14 @@ impl Args {
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             if !args.take_flag(&word) {
-                let value = words.next().ok_or(format!("{word} wants a value"))?;
+                let value = words.next().ok_or(format!("{word} needs a value"))?;
                 args.take_value(&word, &value)?;
             }
         }
         if args.sockets.is_empty() {
             return Err("--socket PATH is missing".into());
         }
-        // Touched pages alone cost memory; the data of all requests in flight has to fit.
+        // Only touched pages use memory; the data of all requests in flight must fit.
         let data = u64::from(args.block_bytes).next_multiple_of(4096) * u64::from(args.depth);
         args.options.data_bytes = data.max(4096);
         Ok(args)
@@ -104,7 +104,7 @@ impl Args {
         Ok(())
     }
 
-    /// What a disk of this size is asked, for some time.
+    /// The workload for a disk of this size and some time.
     pub(crate) fn workload(&self, capacity_bytes: u64, seconds: f64) -> Workload<'static> {
         let span_bytes = self.span_bytes.unwrap_or(u64::MAX).min(capacity_bytes);
         Workload {
@@ -148,5 +148,5 @@ fn pulse(text: &str) -> Result<Pulse, String> {
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse()
-        .map_err(|_| format!("{text} is no number here"))
+        .map_err(|_| format!("{text} is not a valid number"))
 }

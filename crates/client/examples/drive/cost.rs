@@ -1,24 +1,24 @@
-//! What a process has cost so far: CPU time, and how often it was woken.
+//! CPU time and wake-ups of a process.
 
 use std::path::Path;
 use std::time::Duration;
 
-/// Of all threads of one process.
+/// Totals of all threads of a process.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cost {
-    /// The scheduler's own nanoseconds.
+    /// CPU time from the scheduler, in nanoseconds.
     pub(crate) cpu: Duration,
-    /// Sampled by the kernel's tick: exact in their sum only over long times, so good for a share.
+    /// Sampled by the kernel's tick: accurate only over long times, so only good for a share.
     user_ticks: u64,
     kernel_ticks: u64,
-    /// Times that a thread gave its CPU up to wait, and so was woken.
+    /// How often a thread gave up its CPU to wait, and so was woken.
     pub(crate) wakes: u64,
-    /// Times that it lost its CPU to another.
+    /// How often a thread was preempted.
     pub(crate) preempted: u64,
 }
 
 impl Cost {
-    /// Of a process by its id. What cannot be read counts nothing.
+    /// Of a process by its ID. Values that cannot be read count as zero.
     pub(crate) fn of(pid: u32) -> Cost {
         let process = Path::new("/proc").join(pid.to_string());
         let mut cost = Cost::default();
@@ -33,7 +33,7 @@ impl Cost {
         cost
     }
 
-    /// Of this process with the threads that have ended, whose wake-ups are in `ended`.
+    /// Of this process, with the threads that have exited, whose wake-ups are in `ended`.
     pub(crate) fn own(ended: Cost) -> Cost {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let (user_ticks, kernel_ticks) = ticks(Path::new("/proc/self"));
@@ -45,7 +45,7 @@ impl Cost {
         }
     }
 
-    /// Of the calling thread since it began.
+    /// Of the calling thread since its start.
     pub(crate) fn of_this_thread() -> Cost {
         let mut cost = Cost::default();
         cost.add_task(Path::new("/proc/thread-self"));
@@ -71,7 +71,7 @@ impl Cost {
         }
     }
 
-    /// Since an earlier look.
+    /// The difference from an earlier reading.
     pub(crate) fn since(self, before: Cost) -> Cost {
         Cost {
             cpu: self.cpu.saturating_sub(before.cpu),
@@ -82,7 +82,7 @@ impl Cost {
         }
     }
 
-    /// Of several processes.
+    /// The sum of several processes.
     pub(crate) fn plus(self, other: Cost) -> Cost {
         Cost {
             cpu: self.cpu + other.cpu,
@@ -98,14 +98,14 @@ impl Cost {
         self.user_ticks + self.kernel_ticks
     }
 
-    /// Which share of the CPU time was spent outside of the kernel; none where too little was sampled.
+    /// Share of the CPU time that was spent in user mode; `None` if there are too few samples.
     pub(crate) fn user_share(&self) -> Option<f64> {
         (self.ticks() >= 20).then(|| self.user_ticks as f64 / self.ticks() as f64)
     }
 }
 
-/// What a process keeps for itself, in KiB: its own pages, and its share of files' pages. The guest's memory, which
-/// it shares with its frontend, is left out.
+/// Private memory of a process in KiB: its own pages, and its share of file pages. Guest memory, which it shares with
+/// its frontend, is not included.
 pub(crate) fn own_kib(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let own = text.lines().filter_map(|line| {
@@ -120,8 +120,8 @@ pub(crate) fn own_kib(pid: u32) -> u64 {
 /// User and kernel ticks of a process.
 fn ticks(process: &Path) -> (u64, u64) {
     let text = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
-    // The name in parentheses may hold blanks; what follows the last one is regular. utime is the 14th field, the
-    // 12th behind the name.
+    // The name in parentheses may contain blanks; only the fields after the last parenthesis are regular. utime is
+    // field 14, the 12th after the name.
     let behind = text.rsplit_once(')').map_or("", |(_, behind)| behind);
     let mut fields = behind
         .split_whitespace()

@@ -1,6 +1,6 @@
-//! Latencies, each to within a percent, in a fixed amount of memory.
+//! Latencies with a precision of one percent, in a fixed amount of memory.
 
-/// Values of the lowest steps are exact; above, 64 steps per doubling.
+/// The lowest values are exact; above them there are 64 steps for each doubling.
 const STEPS: usize = 128;
 const DOUBLINGS: usize = 57;
 
@@ -22,7 +22,7 @@ impl Histogram {
         }
     }
 
-    /// One latency.
+    /// Records one latency.
     pub(crate) fn record(&mut self, ns: u64) {
         self.counts[place(ns)] += 1;
         self.sum_ns += u128::from(ns);
@@ -30,7 +30,7 @@ impl Histogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// Both in one.
+    /// Adds the counts of another histogram.
     pub(crate) fn merge(mut self, other: Histogram) -> Histogram {
         for (mine, theirs) in self.counts.iter_mut().zip(other.counts) {
             *mine += theirs;
@@ -49,7 +49,7 @@ impl Histogram {
         self.max_ns as f64 / 1e3
     }
 
-    /// What this share of the requests did not exceed, to within a step.
+    /// The latency that this share of the requests does not exceed, rounded up to a step.
     pub(crate) fn quantile_us(&self, share: f64) -> f64 {
         let wanted = ((self.count as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;
@@ -63,21 +63,21 @@ impl Histogram {
     }
 }
 
-/// Which step counts a value.
+/// Index of the step that counts a value.
 fn place(ns: u64) -> usize {
     let bits = 64 - (ns | (STEPS as u64 - 1)).leading_zeros() as usize;
     let doubling = bits - STEPS.ilog2() as usize;
     doubling * (STEPS / 2) + (ns >> doubling) as usize
 }
 
-/// The largest value of a step.
+/// Largest value of a step.
 fn upper(at: usize) -> u64 {
     if at < STEPS {
         return at as u64;
     }
     let doubling = at / (STEPS / 2) - 1;
     let low = (at - doubling * (STEPS / 2)) as u64;
-    // The last step's end is the end of all numbers.
+    // The last step ends at the largest number.
     ((u128::from(low) + 1) << doubling)
         .saturating_sub(1)
         .min(u64::MAX.into()) as u64

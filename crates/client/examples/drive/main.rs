@@ -1,11 +1,11 @@
-//! Drives vhost-user-blk daemons and prints what they did: rate, latency, CPU per request and wake-ups on both sides.
+//! Drives vhost-user-blk daemons and prints rate, latency, CPU time for each request, and wake-ups on both sides.
 //!
 //! `drive --socket PATH... [--seconds S] [--warm-up S] [--depth D] [--bs BYTES] [--queues N] [--queue-size N]
 //! [--poll | --sleep] [--write | --mix READ_PERCENT] [--sequential] [--indirect] [--no-event-idx] [--inflight]
 //! [--rate PER_SECOND [--burst N] [--pulse ON_MS:OFF_MS]] [--seed N] [--span BYTES] [--verify] [--idle S] [--pid DAEMON] [--json]`
 //!
-//! Each socket is a disk with vrings and threads of its own. A rate is that of one vring; latencies then count
-//! from the intended start. `--idle` asks each disk a little, then leaves all attached and looks at what they cost.
+//! Each socket is a disk with its own vrings and threads. A rate applies to each vring; latencies then count from the
+//! intended start. `--idle` runs a few requests on each disk, then leaves all connected and measures their idle cost.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
@@ -23,7 +23,7 @@ use args::Args;
 use cost::Cost;
 use histogram::Histogram;
 
-/// After the last request, before an idle disk is looked at: what spins gives up by then.
+/// Time from the last request to the measurement of an idle disk; all spinning ends within it.
 const SETTLE: Duration = Duration::from_millis(1500);
 
 /// A disk and the process that serves it.
@@ -32,20 +32,20 @@ struct Disk {
     pid: Option<u32>,
 }
 
-/// What a vring's thread keeps of its requests, and of itself when it ends.
-struct Keeper<'a> {
+/// The results of a vring's thread: its latencies, and its own cost.
+struct ThreadResults<'a> {
     latencies: Option<&'a mut Histogram>,
     ended: &'a Mutex<Cost>,
 }
 
-impl Drop for Keeper<'_> {
+impl Drop for ThreadResults<'_> {
     fn drop(&mut self) {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         *ended = ended.plus(Cost::of_this_thread());
     }
 }
 
-/// What was measured.
+/// Results of a measurement.
 struct Measured {
     tallies: Vec<Tally>,
     latencies: Histogram,
@@ -55,8 +55,8 @@ struct Measured {
 }
 
 fn main() -> ExitCode {
-    // A sleep until the next request is due may else end 50 us late, and whoever is woken by calls
-    // meanwhile would seem the better for it. Threads inherit it; without it only precision is lost.
+    // Otherwise a sleep until the next request may end 50 us late, which would favour drivers that calls wake in
+    // between. Threads inherit the setting; if it fails, only precision is lost.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     match Args::parse().and_then(|args| drive(&args)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -117,7 +117,7 @@ fn fill(args: &Args, disks: &mut [Disk]) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs the workload on all disks at once, as `change` has it.
+/// Runs the workload on all disks in parallel, after `change` has modified it.
 fn run(
     args: &Args,
     disks: &mut [Disk],
@@ -135,7 +135,7 @@ fn run(
             .map(|(number, (disk, mine))| {
                 let mut work =
                     change(args.workload(disk.client.config().capacity_bytes(), args.seconds));
-                // Not the same offsets on every disk, which would march in step.
+                // Different offsets on each disk, so that they do not run in step.
                 work.seed = work.seed.wrapping_add(number as u64);
                 let ended = &ended;
                 scope.spawn(move || run_disk(disk, &work, mine, ended))
@@ -170,11 +170,11 @@ fn run_disk(
 ) -> Result<Vec<Tally>, String> {
     let mut left = latencies.iter_mut();
     let tallies = disk.client.run(work, |_| {
-        let mut keeper = Keeper {
+        let mut keeper = ThreadResults {
             latencies: left.next(),
             ended,
         };
-        // The whole keeper goes into the closure, and ends in the thread that runs it.
+        // The whole value moves into the closure, and is dropped on the thread that runs it.
         move |sample: Sample| {
             let keeper = &mut keeper;
             if let Some(latencies) = &mut keeper.latencies {
@@ -185,13 +185,13 @@ fn run_disk(
     tallies.map_err(text)
 }
 
-/// What all daemons have cost so far; none where one of them is not known.
+/// Cost of all daemons so far; `None` if the process of one of them is unknown.
 fn daemons(disks: &[Disk]) -> Option<Cost> {
     let costs = pids(disks)?.into_iter().map(Cost::of);
     Some(costs.fold(Cost::default(), Cost::plus))
 }
 
-/// One that serves several disks counts once.
+/// A daemon that serves several disks counts once.
 fn pids(disks: &[Disk]) -> Option<Vec<u32>> {
     let mut pids: Vec<u32> = disks.iter().map(|disk| disk.pid).collect::<Option<_>>()?;
     pids.sort_unstable();
@@ -199,7 +199,7 @@ fn pids(disks: &[Disk]) -> Option<Vec<u32>> {
     Some(pids)
 }
 
-/// The process at the other end.
+/// The process at the other end of the socket.
 fn peer(client: &mut Client) -> Option<u32> {
     let stream = client.frontend().socket().stream();
     let credentials = rustix::net::sockopt::socket_peercred(stream).ok()?;
@@ -259,7 +259,7 @@ fn print(args: &Args, disks: &[Disk], measured: &Measured) {
     }
 }
 
-/// One side's cost as members of a JSON object: CPU per request, its share of user time, wake-ups a second.
+/// One side's cost as members of a JSON object: CPU time for each request, its user share, wake-ups a second.
 fn side(name: &str, cost: Option<&Cost>, requests: u64, seconds: f64) -> String {
     let said = |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.4}"));
     let per = cost.map(|cost| cost.cpu.as_secs_f64() * 1e6 / requests.max(1) as f64);

@@ -2,7 +2,7 @@
 //!
 //! `CLEAVE_STATES_LOG=FILE CLEAVE_SEED=n` keeps the recording of a run, for `replay-log` of xfstests.
 
-use cleave_states::{Ask as Asked, Checked, Extent, Layout, Log, Number, check};
+use cleave_states::{Checked, Extent, Layout, Log, Number, Submission, check};
 
 use super::*;
 
@@ -56,22 +56,22 @@ impl Recorded {
             return;
         };
         let asked = match ask.kind {
-            request_type::OUT => Some(Asked::Write {
+            request_type::OUT => Some(Submission::Write {
                 sector,
                 bytes: &ask.out,
             }),
-            request_type::WRITE_ZEROES => Some(Asked::Zero {
+            request_type::WRITE_ZEROES => Some(Submission::Zero {
                 sector,
                 sectors: len,
             }),
-            request_type::DISCARD => Some(Asked::Discard {
+            request_type::DISCARD => Some(Submission::Discard {
                 sector,
                 sectors: len,
             }),
-            request_type::FLUSH => Some(Asked::Flush),
+            request_type::FLUSH => Some(Submission::Flush),
             _ => None,
         };
-        let number = asked.map(|asked| self.log(|log| log.asked(asked)));
+        let number = asked.map(|asked| self.log(|log| log.submit(asked)));
         assert!(self.flying.insert(head, (number, ask.room)).is_none());
     }
 
@@ -80,7 +80,7 @@ impl Recorded {
         for answer in self.bench.driver.collect(|head| flying[&head].1) {
             let (number, _) = self.flying.remove(&answer.head).unwrap();
             if let Some(number) = number {
-                self.log(|log| log.told(number, answer.status == status::OK));
+                self.log(|log| log.complete_request(number, answer.status == status::OK));
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Numbers and layouts of the vhost-user protocol, written from its specification ("Message types",
-//! "Protocol features"); the daemon's come from elsewhere.
+//! Numbers and layouts of the vhost-user protocol, from its specification ("Message types", "Protocol features"). The
+//! daemon's definitions come from another source.
 
 #![allow(missing_docs)]
 
-/// Front-end message types, as far as a block device has them.
+/// Front-end message types that concern a block device.
 pub mod request {
     pub const GET_FEATURES: u32 = 1;
     pub const SET_FEATURES: u32 = 2;
@@ -34,7 +34,7 @@ pub mod request {
     pub const GET_STATUS: u32 = 40;
 }
 
-/// Protocol feature bits as masks, as far as a block device has them.
+/// Protocol feature bits that concern a block device, as masks.
 pub mod protocol {
     pub const MQ: u64 = 1 << 0;
     pub const REPLY_ACK: u64 = 1 << 3;
@@ -50,7 +50,7 @@ pub mod protocol {
 pub const VERSION: u32 = 1;
 pub const FLAG_REPLY: u32 = 1 << 2;
 pub const FLAG_NEED_REPLY: u32 = 1 << 3;
-/// In the payload of a vring file descriptor message: none is attached.
+/// Flag in the payload of a vring descriptor message: no descriptor is attached.
 pub const VRING_NO_FD: u64 = 1 << 8;
 /// Bytes of a message header.
 pub const HEADER_BYTES: usize = 12;
@@ -64,14 +64,15 @@ pub fn header(request: u32, flags: u32, size: u32) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// A whole message as bytes, with a true length.
+/// A whole message as bytes, with its correct length.
 pub fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = header(request, flags, payload.len() as u32).to_vec();
     bytes.extend_from_slice(payload);
     bytes
 }
 
-/// Payload of GET_INFLIGHT_FD: length and offset, which are the answer's, vrings, their size, and the padding that QEMU sends.
+/// Payload of GET_INFLIGHT_FD: length and offset, which only the reply sets, vrings, their size, and the padding that
+/// QEMU sends.
 pub fn inflight(vrings: u16, vring_size: u16) -> [u8; 24] {
     let mut bytes = [0; 24];
     bytes[16..18].copy_from_slice(&vrings.to_le_bytes());
@@ -87,7 +88,7 @@ pub fn vring_state(index: u32, number: u32) -> [u8; 8] {
     bytes
 }
 
-/// One region of a memory table as it stands in messages; any lie can be told with it.
+/// One region of a memory table as messages encode it; tests may put any values in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionBytes {
     pub guest_addr: u64,
@@ -112,7 +113,7 @@ impl RegionBytes {
     }
 }
 
-/// Payload of SET_MEM_TABLE, with a count that may lie.
+/// Payload of SET_MEM_TABLE; `count` may be false.
 pub fn mem_table(count: u32, regions: &[RegionBytes]) -> Vec<u8> {
     let mut bytes = count.to_le_bytes().to_vec();
     bytes.extend_from_slice(&[0; 4]);
@@ -153,7 +154,7 @@ impl VringAddr {
     }
 }
 
-/// Payload of GET_CONFIG and SET_CONFIG: the space's bytes follow offset, size and flags.
+/// Payload of GET_CONFIG and SET_CONFIG: offset, size, flags, and the bytes of the space.
 pub fn config_space(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
     let mut payload = Vec::with_capacity(12 + bytes.len());
     for word in [offset, size, flags] {
@@ -163,12 +164,12 @@ pub fn config_space(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8>
     payload
 }
 
-/// Little-endian words out of a payload.
+/// Little-endian words of a payload.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Little-endian words out of a payload.
+/// Little-endian words of a payload.
 pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }

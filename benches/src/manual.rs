@@ -1,4 +1,4 @@
-//! A worker turned by hand, lap by lap on the caller's thread, with a driver that offers batches.
+//! A worker that the caller's thread runs lap by lap, with a driver that sends batches.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{Driver, Guest, Place, VRING_SIZE};
 
-/// What `cleave serve` offers and a Linux guest takes, as far as the data path cares.
+/// The features of `cleave serve` that a Linux guest accepts, as far as the data path is concerned.
 const FEATURES: u64 = feature::VERSION_1
     | feature::EVENT_IDX
     | feature::INDIRECT_DESC
@@ -24,22 +24,22 @@ const FEATURES: u64 = feature::VERSION_1
 const DISK_BYTES: u64 = 1 << 30;
 /// Most ops in flight.
 const OPS: u16 = 512;
-/// A lap may end before the engine has; none needs more.
+/// A lap may return before the engine is done; no batch needs more laps than this.
 const LAPS_MAX: u32 = 10_000;
 
-/// How guest and worker hear of each other.
+/// How guest and worker notify each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signals {
     /// Both poll; no eventfd.
     None,
-    /// The guest kicks for every batch and is called for every batch, and the worker sleeps in between.
-    /// (It is kicked before its turn, or one thread would wait for itself.)
+    /// The guest kicks and is called for every batch, and the worker sleeps in between. The kick precedes the lap,
+    /// because a single thread cannot wait for itself.
     KickAndCall,
-    /// As `None`, and the frontend keeps the requests in flight.
+    /// As `None`, with an in-flight region.
     NoneAndKept,
 }
 
-/// A device without a disk that could be slow, as `cleave serve --disk null:1G` makes it.
+/// A device that never waits for its disk, as `cleave serve --disk null:1G` makes it.
 fn null_device(completion: Completion) -> Arc<Device> {
     let options = OpenOptions::default();
     let disk = Disk::open(&DiskSpec::Null(DISK_BYTES), &options).unwrap();
@@ -51,33 +51,33 @@ fn null_device(completion: Completion) -> Arc<Device> {
         completion,
         ..Tuning::new(Split::Off)
     };
-    let serial = *b"turned by hand\0\0\0\0\0\0";
+    let serial = *b"manual laps\0\0\0\0\0\0\0\0\0";
     Arc::new(Device::new(Arc::new(disk), serial, true, config, tuning))
 }
 
-/// The store that `cleave serve` has for a null disk.
+/// The store that `cleave serve` uses for a null disk.
 pub fn null(_: &mut Reactor, disk: &Arc<Disk>) -> Null {
     Null::new(disk.clone(), true, OPS)
 }
 
 /// One worker with one vring, and the driver of that vring.
-pub struct Turn<'a, S: Store> {
+pub struct ManualWorker<'a, S: Store> {
     worker: Worker<S>,
     driver: Driver<'a>,
     kick: Option<OwnedFd>,
-    // Its queue stays open, or the worker would take that for the end.
+    // The channel's sender stays open; otherwise the worker would shut down.
     _control: Control,
 }
 
-impl<'a, S: Store> Turn<'a, S> {
-    /// Reads of 4 KiB, `depth` (a power of two) at once. `store` makes the disk's store.
+impl<'a, S: Store> ManualWorker<'a, S> {
+    /// Reads of 4 KiB, `depth` (a power of two) at a time. `store` makes the disk's store.
     pub fn new(
         guest: &'a Guest,
         place: Place,
         depth: u16,
         signals: Signals,
         store: impl FnOnce(&mut Reactor, &Arc<Disk>) -> S,
-    ) -> Turn<'a, S> {
+    ) -> ManualWorker<'a, S> {
         let completion = match signals {
             Signals::None | Signals::NoneAndKept => Completion::Poll,
             Signals::KickAndCall => Completion::Interrupt,
@@ -105,7 +105,7 @@ impl<'a, S: Store> Turn<'a, S> {
         });
         assert_eq!(worker.lap().unwrap(), Lap::Again);
         assert_eq!(started.wait_for(Duration::ZERO).unwrap(), Some(Ok(())));
-        Turn {
+        ManualWorker {
             worker,
             driver,
             kick,
@@ -113,7 +113,7 @@ impl<'a, S: Store> Turn<'a, S> {
         }
     }
 
-    /// The driver's part: makes a batch available.
+    /// The driver's side: makes a batch available.
     pub fn offer(&mut self) {
         if let Some(kick) = &self.kick {
             self.driver.want_call();
@@ -124,19 +124,19 @@ impl<'a, S: Store> Turn<'a, S> {
         }
     }
 
-    /// The worker's part, a lap of it.
+    /// The worker's side: one lap.
     #[inline]
     pub fn lap(&mut self) {
         self.worker.lap().unwrap();
     }
 
-    /// Laps until the batch is used.
+    /// Runs laps until the batch is used.
     pub fn serve(&mut self) {
-        self.serve_by(Turn::lap);
+        self.serve_by(ManualWorker::lap);
     }
 
-    /// As `serve`, where each lap is `lap`, which must do one.
-    pub fn serve_by(&mut self, mut lap: impl FnMut(&mut Turn<'a, S>)) {
+    /// As `serve`, but calls `lap` for each lap; it must run exactly one.
+    pub fn serve_by(&mut self, mut lap: impl FnMut(&mut ManualWorker<'a, S>)) {
         for _ in 0..LAPS_MAX {
             lap(self);
             if self.driver.is_done() {

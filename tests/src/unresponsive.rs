@@ -1,4 +1,4 @@
-//! A file system of one file that answers, and later does not: as a network's does when its server is lost.
+//! A file system of one file whose server can stop answering, like a network file system that loses its server.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -20,14 +20,14 @@ use crate::fuse::{self, FILE_NODE, Input, REQUEST_BYTES, flag};
 
 /// Name of the file.
 const NAME: &str = "disk";
-/// How often the server looks whether it is to end or be silent.
+/// How often the server checks whether it must exit or stop answering.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 5_000_000,
 };
 
 /// The server and its mount.
-pub struct Mute {
+pub struct UnresponsiveFs {
     at: PathBuf,
     flags: Arc<Flags>,
     server: Option<JoinHandle<()>>,
@@ -36,63 +36,63 @@ pub struct Mute {
 #[derive(Default)]
 struct Flags {
     silent: AtomicBool,
-    /// Reads and writes are taken, and not done yet.
+    /// Reads and writes are queued, not answered.
     holds: AtomicBool,
     lets_go: AtomicBool,
     held: AtomicUsize,
     over: AtomicBool,
 }
 
-impl Mute {
+impl UnresponsiveFs {
     /// Mounts a file of so many bytes.
-    pub fn mount(scratch: &Scratch, bytes: u64) -> Result<Mute, String> {
+    pub fn mount(scratch: &Scratch, bytes: u64) -> Result<UnresponsiveFs, String> {
         let at = scratch.join("mute");
         let device = fuse::mount_at(&at, "mute")?;
         let flags = Arc::new(Flags::default());
         let seen = flags.clone();
         let server = std::thread::spawn(move || serve(device, bytes, &seen));
-        let mute = Mute {
+        let mute = UnresponsiveFs {
             at,
             flags,
             server: Some(server),
         };
-        // Closed once, it has no flush any more: the end of a process would wait for one.
+        // After one close the file has no flush any more; otherwise a process that exits would wait for one.
         File::open(mute.file()).map_err(|error| error.to_string())?;
         Ok(mute)
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn file(&self) -> PathBuf {
         self.at.join(NAME)
     }
 
-    /// From now on nothing is answered.
-    pub fn fall_silent(&self) {
+    /// Stops answering every request.
+    pub fn stop_answering(&self) {
         self.flags.silent.store(true, Ordering::SeqCst);
-        // A request that was on its way is answered still.
+        // A request that was being handled at this moment is still answered.
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
 
-    /// Whether the reads and writes that come from now on are kept.
+    /// Queues the reads and writes that arrive from now on, or stops doing so.
     pub fn hold(&self, holds: bool) {
         self.flags.holds.store(holds, Ordering::SeqCst);
     }
 
-    /// Those that were kept are done now.
+    /// Completes the queued requests.
     pub fn let_go(&self) {
         self.flags.lets_go.store(true, Ordering::SeqCst);
     }
 
-    /// Reads and writes that it keeps.
+    /// Number of queued reads and writes.
     pub fn held(&self) -> usize {
         self.flags.held.load(Ordering::SeqCst)
     }
 }
 
-impl Drop for Mute {
+impl Drop for UnresponsiveFs {
     fn drop(&mut self) {
         self.flags.over.store(true, Ordering::SeqCst);
-        // With its end the kernel gives up all that waits.
+        // Closing the device makes the kernel abort every waiting request.
         if let Some(server) = self.server.take() {
             let _ = server.join();
         }
@@ -121,7 +121,8 @@ fn serve(mut device: File, bytes: u64, flags: &Flags) {
             continue;
         }
         if flags.silent.load(Ordering::SeqCst) {
-            // What is not taken can be given up by whoever waits for it.
+            // A request that is still in the kernel's queue can be aborted by its waiter; one that we have read
+            // cannot.
             std::thread::sleep(std::time::Duration::from_millis(5));
             continue;
         }
@@ -140,13 +141,13 @@ fn serve(mut device: File, bytes: u64, flags: &Flags) {
     }
 }
 
-/// The answer to a request; `None`: there is none.
+/// The reply to a request; `None`: the request has no reply.
 fn answer(input: Input<'_>, content: &mut [u8]) -> Option<Vec<u8>> {
     const NO_SUCH: i32 = -2;
     const UNKNOWN: i32 = -38;
     let bytes = content.len() as u64;
-    let told = match input.opcode() {
-        // Valid for no time at all: the kernel asks again whenever it wants to know.
+    let result = match input.opcode() {
+        // Valid for no time at all, so the kernel asks again each time.
         LOOKUP if input.name() == NAME => Ok(fuse::entry(FILE_NODE, bytes, 0)),
         LOOKUP => Err(NO_SUCH),
         FORGET | BATCH_FORGET | INTERRUPT => return None,
@@ -158,15 +159,15 @@ fn answer(input: Input<'_>, content: &mut [u8]) -> Option<Vec<u8>> {
             there.copy_from_slice(input.0.get(80..)?.get(..there.len())?);
             Ok(fuse::words(&[there.len() as u32, 0]))
         }
-        // Direct I/O does not wait in the kernel for its answer.
+        // With this flag direct I/O does not block in the kernel until its reply.
         INIT => Ok(fuse::init(flag::ASYNC_DIO, 0)),
         FSYNC | RELEASE | RELEASEDIR => Ok(Vec::new()),
         _ => Err(UNKNOWN),
     };
-    Some(fuse::answer(input.unique(), told))
+    Some(fuse::answer(input.unique(), result))
 }
 
-/// The bytes that a read or write is about, as far as the file has them.
+/// The byte range of a read or write, cut at the end of the file.
 fn moved(input: Input<'_>, bytes: u64) -> Range<usize> {
     let (offset, len) = (input.long(40 + 8), input.word(40 + 16));
     let end = offset.saturating_add(len.into()).min(bytes);

@@ -1,0 +1,77 @@
+//! Time limits for tests. A shared machine pauses now and then, so a program on it can be late without being at
+//! fault.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest wait for something that must happen. It exceeds any pause of the machine, and costs nothing when the test
+/// passes.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The time limit in force, in milliseconds.
+static LIMIT_MS: AtomicU64 = AtomicU64::new(TIMEOUT.as_millis() as u64);
+
+/// Time limit of the shared steps: [`TIMEOUT`], unless the program has set another.
+pub fn time_limit() -> Duration {
+    Duration::from_millis(LIMIT_MS.load(Ordering::Relaxed))
+}
+
+/// Sets the time limit of the shared steps: shorter for back-ends that are expected to miss it.
+pub fn set_time_limit(limit: Duration) {
+    LIMIT_MS.store(limit.as_millis() as u64, Ordering::Relaxed);
+}
+
+const TICK: Duration = Duration::from_millis(2);
+
+/// Ticks since the first stopwatch was started, counted by a thread that sleeps for one tick at a time.
+static TICKS: AtomicU64 = AtomicU64::new(0);
+
+/// Measures time without the pauses of the machine: it counts sleeps of fixed length, and a sleep that the machine
+/// prolongs counts once. Up to one tick too short.
+#[derive(Debug, Clone, Copy)]
+pub struct Stopwatch {
+    began: u64,
+}
+
+impl Stopwatch {
+    /// Starts measuring.
+    pub fn start() -> Stopwatch {
+        static TICKING: Once = Once::new();
+        TICKING.call_once(|| {
+            thread::spawn(|| {
+                loop {
+                    thread::sleep(TICK);
+                    TICKS.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        });
+        Stopwatch {
+            began: TICKS.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Time since the start.
+    pub fn elapsed(&self) -> Duration {
+        let ticks = TICKS.load(Ordering::Relaxed) - self.began;
+        TICK * u32::try_from(ticks).unwrap()
+    }
+}
+
+/// Polls until the condition holds; `false` if [`time_limit`] passes first.
+pub fn wait_until(holds: impl FnMut() -> bool) -> bool {
+    wait_until_within(time_limit(), holds)
+}
+
+/// As [`wait_until`], with another time limit.
+pub(crate) fn wait_until_within(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    while !holds() {
+        if Instant::now() > end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
