@@ -1,5 +1,5 @@
 //! What a guest writes is what it reads, whatever the disk, the ring and the layout of its requests.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a test's own mistake ends the test
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@
 //! that a lost call is found.
 //!
 //! `CLEAVE_STORM_SECONDS=600 cargo test -p cleave-tests --test storm` runs it for ten minutes on each disk.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a test's own mistake ends the test
 
 use std::fs::File;
 use std::ops::Range;

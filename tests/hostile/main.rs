@@ -2,7 +2,7 @@
 //! message that connection. Every row is a misdeed with a name; after each one the same process must
 //! serve a new client. `CLEAVE_TEST_ROW=TEXT` runs the rows whose names hold the text, `CLEAVE_TEST_SCALE=N` makes the
 //! repeating ones N times longer.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // tests: shared steps stand outside of #[test] functions
 
 mod attack;
 mod blocking;

@@ -5,7 +5,7 @@
 //! a sector holds is known exactly, since no two requests in flight touch the same one.
 //!
 //! `CLEAVE_KILLS` sets how often (200 otherwise), `CLEAVE_TEST_SEED` the seed.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a test's own mistake ends the test
 
 mod disk;
 mod guest;

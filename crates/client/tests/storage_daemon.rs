@@ -1,7 +1,7 @@
 //! The client against another program's daemon, so that it is not proven by ours alone. Ignored where
 //! `qemu-storage-daemon` is not installed.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // a test's own mistake ends the test
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a test's own mistake ends the test
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};

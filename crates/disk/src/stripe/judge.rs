@@ -243,6 +243,7 @@ mod tests {
 
     /// What is wrong, and the words that the line must have.
     #[test]
+    #[allow(clippy::too_many_lines)] // a table
     fn what_is_no_stripe_is_refused_by_leg_and_remedy() {
         let good = |n: u32| Found::Whole(leg(n));
         let foreign = Found::Whole(Superblock {
