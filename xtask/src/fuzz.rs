@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use clap::builder::PossibleValuesParser;
+
 use crate::step::{At, quietly};
 
 /// Instruments the code, as `cargo fuzz` does: counters for libFuzzer, comparisons that it can learn from, and
@@ -21,31 +23,17 @@ pub(crate) struct Request {
     #[arg(long, value_name = "N", default_value_t = 1)]
     minutes: u32,
     /// Fuzz only these targets [default: all]
-    #[arg(value_name = "TARGET")]
+    #[arg(value_name = "TARGET", value_parser = PossibleValuesParser::from(all()))]
     targets: Vec<String>,
-}
-
-impl Request {
-    /// The targets to run, of those that there are.
-    fn chosen(&self, all: Vec<String>) -> Result<Vec<String>, String> {
-        if let Some(unknown) = self.targets.iter().find(|named| !all.contains(named)) {
-            return Err(format!(
-                "there is no target `{unknown}`; there are {}",
-                all.join(", ")
-            ));
-        }
-        Ok(if self.targets.is_empty() {
-            all
-        } else {
-            self.targets.clone()
-        })
-    }
 }
 
 /// Builds and runs. A find is kept and is a failure, after the other targets have had their time.
 pub(crate) fn run(root: &Path, request: &Request) -> Result<(), String> {
     let start = Instant::now();
-    let targets = request.chosen(all(root)?)?;
+    let targets = match request.targets.is_empty() {
+        true => all(),
+        false => request.targets.clone(),
+    };
     let programs = build(root)?;
     let folder = root.join("target/fuzz");
     let finds = folder.join("finds");
@@ -64,29 +52,26 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result<(), String> {
         }
     }
     if failed.is_empty() {
-        println!(
-            "passed in {} s: {}",
-            start.elapsed().as_secs(),
-            targets.join(", ")
-        );
+        let seconds = start.elapsed().as_secs();
+        println!("passed in {seconds} s: {}", targets.join(", "));
         return Ok(());
     }
+    let (finds, programs) = (finds.display(), programs.display());
     Err(format!(
-        "finds of {} in {}; run a program of {} with such a file to see it again, and make it a test of its crate",
-        failed.join(", "),
-        finds.display(),
-        programs.display()
+        "finds of {} in {finds}; run a program of {programs} with such a file to see it again, and make it a test of \
+         its crate",
+        failed.join(", ")
     ))
 }
 
 /// Names of all targets: the files of `fuzz/src/bin`.
-fn all(root: &Path) -> Result<Vec<String>, String> {
-    let folder = root.join("fuzz/src/bin");
-    let files = std::fs::read_dir(&folder).at(&folder)?.flatten();
+fn all() -> Vec<String> {
+    let files = std::fs::read_dir(crate::root().join("fuzz/src/bin"));
+    let files = files.into_iter().flatten().flatten();
     let names = files.filter_map(|file| Some(file.path().file_stem()?.to_str()?.to_owned()));
     let mut names: Vec<String> = names.collect();
     names.sort_unstable();
-    Ok(names)
+    names
 }
 
 /// Builds all targets; returns the folder of the programs.
@@ -171,35 +156,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_targets_that_exist_can_be_chosen() {
-        let there = || ["chain", "control", "session"].map(str::to_owned).to_vec();
-        let choose = |targets: &[&str]| {
-            let targets = targets.iter().map(|name| (*name).to_owned()).collect();
-            Request {
-                minutes: 1,
-                targets,
-            }
-            .chosen(there())
-        };
-        assert_eq!(choose(&["chain", "session"]).unwrap(), ["chain", "session"]);
-        assert_eq!(choose(&[]).unwrap(), there());
-        assert!(
-            choose(&["chains"])
-                .unwrap_err()
-                .contains("there are chain, control")
-        );
-    }
-
-    #[test]
     fn every_target_has_seeds_and_every_seed_a_target() {
-        let root = crate::root();
-        let targets = all(&root).unwrap();
-        assert!(targets.len() >= 6, "{targets:?}");
-        let folders = std::fs::read_dir(root.join("fuzz/seeds")).unwrap();
-        let mut seeded: Vec<String> = folders
-            .map(|folder| folder.unwrap().file_name().to_string_lossy().into_owned())
-            .collect();
-        seeded.sort_unstable();
-        assert_eq!(targets, seeded);
+        assert!(all().len() >= 6, "{:?}", all());
+        let seeds = std::fs::read_dir(crate::root().join("fuzz/seeds")).unwrap();
+        let names = seeds.map(|folder| folder.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort_unstable();
+        assert_eq!(all(), names);
     }
 }

@@ -141,7 +141,9 @@ fn failure(mut child: Child) -> std::io::Result<Option<String>> {
 fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
     let (mut crowd, mut alone) = (Vec::new(), Vec::new());
     for artifact in artifacts {
-        let name = name(root, artifact);
+        let package = artifact.package.strip_prefix(root);
+        let package = package.unwrap_or(&artifact.package).display();
+        let name = format!("{package}/{}", artifact.target);
         let filters = ALONE.iter().filter(|(binary, _)| *binary == name);
         let filters: Vec<&str> = filters.map(|(_, filter)| *filter).collect();
         let job = |words| Job {
@@ -160,13 +162,6 @@ fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
     [crowd, alone]
 }
 
-/// Its package's folder and its target.
-fn name(root: &Path, artifact: &Artifact) -> String {
-    let package = artifact.package.strip_prefix(root);
-    let package = package.unwrap_or(&artifact.package).display();
-    format!("{package}/{}", artifact.target)
-}
-
 /// The tests that could not run here, and libtest's result, each on a line of its own.
 fn closing_lines(output: &str) -> String {
     let is_ignored = |line: &&str| {
@@ -183,43 +178,36 @@ fn closing_lines(output: &str) -> String {
 mod tests {
     use super::*;
 
-    fn artifact(package: &str, kind: Kind, file: &str) -> Artifact {
+    fn artifact(package: &str, target: &str, file: &str) -> Artifact {
+        let (package, target, file) = (package.into(), target.to_owned(), file.into());
+        let kind = Kind::Benchmark;
         Artifact {
-            package: package.into(),
-            target: "thing".to_owned(),
+            package,
+            target,
             kind,
-            file: file.into(),
+            file,
         }
     }
 
     #[test]
     fn integration_tests_start_first_and_the_listed_ones_run_alone() {
-        let root = Path::new("/w");
-        let pacing = Artifact {
-            target: "pacing".to_owned(),
-            ..artifact("/w/tests", Kind::Test, "/t/pacing")
-        };
         let all = [
-            artifact("/w/crates/blk", Kind::Test, "/t/blk"),
-            pacing,
-            artifact("/w/tests", Kind::Test, "/t/life"),
+            ("/w/crates/blk", "lib"),
+            ("/w/tests", "pacing"),
+            ("/w/tests", "life"),
         ];
-        let [crowd, alone] = jobs(root, &all.iter().collect::<Vec<_>>());
-        let names = |jobs: &[Job<'_>]| {
-            let names = jobs.iter().map(|job| job.name.clone());
-            names.collect::<Vec<_>>()
-        };
-        assert_eq!(names(&crowd), ["tests/thing", "crates/blk/thing"]);
-        assert_eq!(names(&alone), ["tests/pacing"]);
+        let all = all.map(|(package, target)| artifact(package, target, ""));
+        let jobs = jobs(Path::new("/w"), &all.iter().collect::<Vec<_>>());
+        let names = jobs.map(|jobs| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>());
+        assert_eq!(names[0], ["tests/life", "crates/blk/lib"]);
+        assert_eq!(names[1], ["tests/pacing", "tests/life"]);
     }
 
     #[test]
     fn a_binary_that_fails_or_cannot_start_is_named() {
         let root = std::env::temp_dir().join(format!("cleave-suite-{}", std::process::id()));
-        let package = std::env::temp_dir();
-        let package = package.to_string_lossy();
         let verdict = |file: &str| {
-            let found = artifact(&package, Kind::Benchmark, file);
+            let found = artifact("/", "thing", file);
             Suite::new(&root, &[&found], &[])?.run_crowd()
         };
         assert_eq!(verdict("/bin/true"), Ok(()));

@@ -54,11 +54,7 @@ pub(crate) struct Lab {
 
 /// Names of the cases.
 pub(crate) fn names() -> PossibleValuesParser {
-    cases::ALL
-        .iter()
-        .map(|case| case.name)
-        .collect::<Vec<_>>()
-        .into()
+    PossibleValuesParser::new(cases::ALL.iter().map(|case| case.name))
 }
 
 /// Result of a case.
@@ -88,21 +84,17 @@ pub(crate) fn run(
     println!("guest: Linux {release}, accelerator {accelerator}");
     let start = Instant::now();
     let mut tally = Tally::default();
-    let chosen = cases::ALL
-        .iter()
-        .filter(|case| only.is_none_or(|name| name == case.name));
+    let all = cases::ALL.iter();
+    let chosen: Vec<_> = all
+        .filter(|case| only.is_none_or(|name| name == case.name))
+        .collect();
     let run = |case: &&cases::Case| {
         let start = Instant::now();
         (cases::run(&lab, case), start.elapsed())
     };
-    pool::run(
-        &chosen.collect::<Vec<_>>(),
-        WIDTH,
-        run,
-        |case, (outcome, took)| {
-            tally.add(case.name, &outcome, took);
-        },
-    );
+    pool::run(&chosen, WIDTH, run, |case, ended| {
+        tally.add(case.name, &ended)
+    });
     println!("{}", tally.closing_line(start.elapsed()));
     if tally.failed > 0 {
         return Err(
@@ -155,7 +147,7 @@ struct Tally {
 
 impl Tally {
     /// Counts a case, and prints its line.
-    fn add(&mut self, name: &str, outcome: &Result<Outcome, String>, took: Duration) {
+    fn add(&mut self, name: &str, (outcome, took): &(Result<Outcome, String>, Duration)) {
         let seconds = took.as_secs_f64();
         match outcome {
             Ok(Outcome::Ignored(why)) => {
@@ -174,15 +166,14 @@ impl Tally {
         }
     }
 
-    /// As libtest closes, so that a reader of the log can sum both.
+    /// In libtest's format, so that a reader of the log can sum both.
     fn closing_line(&self, took: Duration) -> String {
+        let (passed, failed, ignored) = (self.passed, self.failed, self.ignored);
+        let verdict = if failed == 0 { "ok" } else { "FAILED" };
+        let seconds = took.as_secs_f64();
         format!(
-            "test result: {}. {} passed; {} failed; {} ignored; 0 measured; 0 filtered out; finished in {:.2}s",
-            if self.failed == 0 { "ok" } else { "FAILED" },
-            self.passed,
-            self.failed,
-            self.ignored,
-            took.as_secs_f64()
+            "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out; \
+             finished in {seconds:.2}s"
         )
     }
 }
