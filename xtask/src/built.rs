@@ -134,15 +134,4 @@ mod tests {
         }
         assert_eq!(found("lib", false, "null"), None);
     }
-
-    #[test]
-    fn a_program_is_found_by_its_name_and_not_among_tests() {
-        let artifacts = [
-            found("bin", true, "\"/t/test\""),
-            found("bin", false, "\"/t/program\""),
-        ];
-        let artifacts = artifacts.map(Option::unwrap);
-        assert_eq!(program(&artifacts, "thing"), Ok(Path::new("/t/program")));
-        assert!(program(&artifacts, "other").is_err());
-    }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use cargo_metadata::Package;
 
-use crate::step::{quietly, step};
+use crate::step::{line, step};
 use crate::tidy::{self, packages};
 
 /// Everything that a commit has to pass, save its tests.
@@ -65,11 +65,14 @@ pub(crate) fn run_changed(root: &Path) -> Result<(), String> {
 
 /// Packages with a file that differs from the main branch, or that is not committed.
 fn changed<'a>(root: &Path, own: &[&'a Package]) -> Result<Vec<&'a Package>, String> {
-    let base = quietly(root, &["git", "merge-base", "HEAD", "origin/main"], &[]);
+    let base = line(root, "git merge-base HEAD origin/main", &[]);
     let base = base.unwrap_or_else(|_| "HEAD".to_owned());
-    let mut files = quietly(root, &["git", "diff", "--name-only", base.trim()], &[])?;
-    let words = ["git", "ls-files", "--others", "--exclude-standard"];
-    files.push_str(&quietly(root, &words, &[])?);
+    let mut files = line(root, &format!("git diff --name-only {}", base.trim()), &[])?;
+    files.push_str(&line(
+        root,
+        "git ls-files --others --exclude-standard",
+        &[],
+    )?);
     let owner = |file: &str| {
         let file = root.join(file);
         let holds = |package: &&&Package| {
@@ -100,5 +103,5 @@ fn clippy(root: &Path, packages: &str) -> Result<(), String> {
 }
 
 fn cargo(root: &Path, words: &str, environment: &[(&str, &str)]) -> Result<String, String> {
-    quietly(root, &words.split(' ').collect::<Vec<_>>(), environment).map(|_| String::new())
+    line(root, words, environment).map(|_| String::new())
 }

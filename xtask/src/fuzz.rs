@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use clap::builder::PossibleValuesParser;
 
-use crate::step::{At, quietly};
+use crate::step::{At, line};
 
 /// Instruments the code, as `cargo fuzz` does: counters for libFuzzer, comparisons that it can learn from, and
 /// AddressSanitizer. Some of it is unstable, which the pinned compiler takes all the same.
@@ -87,13 +87,13 @@ fn build(root: &Path) -> Result<PathBuf, String> {
         ("RUSTFLAGS", FLAGS),
         ("CARGO_TARGET_DIR", &*target.to_string_lossy()),
     ];
-    quietly(root, &words.split(' ').collect::<Vec<_>>(), &environment)?;
+    line(root, &words, &environment)?;
     Ok(target.join(host).join("release"))
 }
 
 /// The compiler's own target.
 pub(crate) fn host(root: &Path) -> Result<String, String> {
-    let version = quietly(root, &["rustc", "-vV"], &[])?;
+    let version = line(root, "rustc -vV", &[])?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.ok_or("rustc names no host")?.to_owned())
 }

@@ -101,7 +101,7 @@ Options:
       --out DIR                    Write to this folder";
 
 fn main() -> ExitCode {
-    match run() {
+    match run(&root(), &Cli::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("{}", why.trim_end());
@@ -110,49 +110,42 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<(), String> {
-    let root = root();
-    let task = Cli::parse().task;
-    let (name, words) = match &task {
-        Task::Bench(passed) => ("bench", passed.words()),
-        Task::GuestBench(passed) => ("guest-bench", passed.words()),
-        Task::Report(passed) => ("report", passed.words()),
-        _ => ("", Vec::new()),
-    };
-    if words.iter().any(|word| matches!(*word, "--help" | "-h")) {
-        return help(name);
-    }
+fn run(root: &Path, task: &Task) -> Result<(), String> {
     match task {
-        Task::Check => ci::run_changed(&root),
-        Task::Ci => ci::run(&root),
-        Task::Tidy => ci::run_tidy(&root),
-        Task::Test(selection) => test::run(&root, &selection),
-        Task::Kill(request) => kill::run(&root, &request),
-        Task::Sanitize => sanitize::run(&root),
-        Task::Fuzz(request) => fuzz::run(&root, &request),
-        Task::Bench(_) => match words.split_first() {
-            Some((&"instructions", rest)) => bench::instructions::Request::parse(rest)
-                .and_then(|request| bench::instructions::run(&root, &request)),
-            _ => bench::run(&root, &words),
-        },
-        Task::GuestBench(_) => guest_bench::run(&root, &words),
-        Task::Report(_) => report::again(&words),
+        Task::Check => ci::run_changed(root),
+        Task::Ci => ci::run(root),
+        Task::Tidy => ci::run_tidy(root),
+        Task::Test(selection) => test::run(root, selection),
+        Task::Kill(request) => kill::run(root, request),
+        Task::Sanitize => sanitize::run(root),
+        Task::Fuzz(request) => fuzz::run(root, request),
+        Task::Bench(passed) => passed.run("bench", |words| match words {
+            ["instructions", rest @ ..] => bench::instructions::Request::parse(rest)
+                .and_then(|request| bench::instructions::run(root, &request)),
+            _ => bench::run(root, words),
+        }),
+        Task::GuestBench(passed) => {
+            passed.run("guest-bench", |words| guest_bench::run(root, words))
+        }
+        Task::Report(passed) => passed.run("report", report::again),
     }
 }
 
 impl PassedOn {
-    fn words(&self) -> Vec<&str> {
-        self.words.iter().map(String::as_str).collect()
+    /// Runs the command, or prints its help, which clap leaves to us here.
+    fn run(
+        &self,
+        name: &str,
+        command: impl FnOnce(&[&str]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
+        if !words.contains(&"--help") && !words.contains(&"-h") {
+            return command(&words);
+        }
+        let mut cli = Cli::command();
+        let command = cli.find_subcommand_mut(name).ok_or("no such command")?;
+        command.print_long_help().map_err(|error| error.to_string())
     }
-}
-
-/// Prints the help of a command that reads its arguments itself.
-fn help(name: &str) -> Result<(), String> {
-    let mut cli = Cli::command();
-    let command = cli
-        .find_subcommand_mut(name)
-        .ok_or("there is no such command")?;
-    command.print_long_help().map_err(|error| error.to_string())
 }
 
 /// The workspace's top folder; xtask is always run by cargo from its own checkout.
@@ -210,7 +203,7 @@ mod tests {
             let Ok(Task::Bench(passed)) = parse(&format!("bench {words}")) else {
                 panic!("{words}");
             };
-            assert_eq!(passed.words().join(" "), words);
+            assert_eq!(passed.words.join(" "), words);
         }
     }
 }

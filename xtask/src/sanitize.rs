@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::step::{At, empty_folder, quietly};
+use crate::step::{At, empty_folder, line};
 use crate::suite::Suite;
 use crate::{built, fuzz, setup, test};
 
@@ -75,7 +75,7 @@ fn build(root: &Path, folder: &Path) -> Result<PathBuf, String> {
     // With `--target`, what runs at build time is left unsanitized.
     let words = format!("cargo --locked build --package cleave-daemon --target {host}");
     let environment = [&BUILD[..], &[("CARGO_TARGET_DIR", &*target)]].concat();
-    quietly(root, &words.split(' ').collect::<Vec<_>>(), &environment)?;
+    line(root, &words, &environment)?;
     Ok(folder.join(host).join("debug/cleave"))
 }
 

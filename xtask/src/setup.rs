@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::step::quietly;
+use crate::step::line;
 
 /// A program and the Debian and Ubuntu package that holds it.
 const NEEDS: &[(&str, &str)] = &[
@@ -71,8 +71,7 @@ pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result<(), Str
     }
     println!("installing: {}", packages.join(" "));
     refresh_lists(root)?;
-    let words: Vec<&str> = install.split(' ').collect();
-    quietly(root, &words, &[("DEBIAN_FRONTEND", "noninteractive")])?;
+    line(root, &install, &[("DEBIAN_FRONTEND", "noninteractive")])?;
     missing().next().map_or(Ok(()), |(program, package)| {
         Err(format!("{package} is installed, but holds no {program}"))
     })
@@ -81,12 +80,12 @@ pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result<(), Str
 /// Brings apt's lists up to date, where we may.
 pub(crate) fn refresh_lists(folder: &Path) -> Result<(), String> {
     if is_root(folder)? {
-        quietly(folder, &["apt-get", "update"], &[]).map(drop)
+        line(folder, "apt-get update", &[]).map(drop)
     } else {
         Err("apt's package lists are missing or old; run: sudo apt-get update".to_owned())
     }
 }
 
 fn is_root(folder: &Path) -> Result<bool, String> {
-    Ok(quietly(folder, &["id", "-u"], &[])?.trim() == "0")
+    Ok(line(folder, "id -u", &[])?.trim() == "0")
 }

@@ -58,6 +58,15 @@ pub(crate) fn quietly(
     Err(format!("{stdout}{stderr}\n`{line}` ended with {status}"))
 }
 
+/// The same for a line whose words have no spaces in them.
+pub(crate) fn line(
+    folder: &Path,
+    line: &str,
+    environment: &[(&str, &str)],
+) -> Result<String, String> {
+    quietly(folder, &line.split(' ').collect::<Vec<_>>(), environment)
+}
+
 /// Fails unless the command succeeds; its output goes where ours goes.
 pub(crate) fn loudly(command: &mut Command) -> Result<(), String> {
     let status = command.status();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::setup;
-use crate::step::{At, quietly};
+use crate::step::{At, line, quietly};
 
 /// Which packages are tried, best first, and which modules the guest loads where the kernel has them as such.
 pub(crate) struct Wish {
@@ -50,21 +50,9 @@ impl Kernel {
         if !image.is_file() {
             return Err(format!("there is no kernel image {}", image.display()));
         }
-        let listing = quietly(
-            folder,
-            &[
-                "find",
-                ".",
-                "-name",
-                "*.ko*",
-                "-o",
-                "-name",
-                "modules.builtin",
-            ],
-            &[],
-        );
-        let listing = listing
-            .map_err(|why| format!("there are no modules in {}: {why}", folder.display()))?;
+        let listing = line(folder, "find . -name *.ko* -o -name modules.builtin", &[]);
+        let listing =
+            listing.map_err(|why| format!("no modules in {}: {why}", folder.display()))?;
         let files: Vec<PathBuf> = listing.lines().map(|file| folder.join(file)).collect();
         let mut modules = Vec::new();
         for wanted in wish.modules {
@@ -72,18 +60,15 @@ impl Kernel {
         }
         // The kernel's build leaves a list of what is compiled in beside its modules.
         let list = files.iter().find(|path| path.ends_with("modules.builtin"));
-        let builtin = list
-            .map_or(Ok(String::new()), std::fs::read_to_string)
-            .unwrap_or_default();
+        let builtin = list.and_then(|list| std::fs::read_to_string(list).ok());
+        let builtin = builtin.unwrap_or_default();
+        let builtin = builtin.lines().map(|line| module_name(Path::new(line)));
         let name = image.file_name().unwrap_or_default().to_string_lossy();
         Ok(Kernel {
             image: image.to_path_buf(),
             release: name.trim_start_matches("vmlinuz-").to_owned(),
             modules,
-            builtin: builtin
-                .lines()
-                .map(|line| module_name(Path::new(line)))
-                .collect(),
+            builtin: builtin.collect(),
         })
     }
 
@@ -157,19 +142,15 @@ fn download(folder: &Path, wanted: &[&str]) -> Result<(), String> {
     if packages.is_empty() {
         return Err(format!("apt knows none of the kernel packages {wanted:?}"));
     }
-    let names = packages.iter().map(String::as_str).collect::<Vec<_>>();
-    println!(
-        "downloading for the guest (unpacked below target, not installed): {}",
-        names.join(" ")
-    );
-    let words = [&["apt-get", "download"], &names[..]].concat();
-    if quietly(folder, &words, &[]).is_err() {
+    let names = packages.into_iter().collect::<Vec<_>>().join(" ");
+    println!("downloading for the guest (unpacked below target, not installed): {names}");
+    let download = || line(folder, &format!("apt-get download {names}"), &[]);
+    if download().is_err() {
         // The lists may be older than the archive, which then lacks the version that they name.
         setup::refresh_lists(folder)?;
-        quietly(folder, &words, &[])?;
+        download()?;
     }
-    let unpack =
-        "set -e; for package in *.deb; do dpkg-deb -x \"$package\" .; rm \"$package\"; done";
+    let unpack = "set -e; for package in *.deb; do dpkg-deb -x $package .; rm $package; done";
     quietly(folder, &["sh", "-c", unpack], &[]).map(drop)
 }
 
@@ -179,7 +160,11 @@ fn named_packages(folder: &Path, wanted: &[&str]) -> BTreeSet<String> {
     for meta in wanted {
         let mut open = vec![(*meta).to_owned()];
         while let Some(name) = open.pop() {
-            let listing = quietly(folder, &["apt-cache", "depends", "--important", &name], &[]);
+            let listing = line(
+                folder,
+                &format!("apt-cache depends --important {name}"),
+                &[],
+            );
             let needs = depends(&listing.unwrap_or_default());
             open.extend(needs.into_iter().filter(|need| found.insert(need.clone())));
         }

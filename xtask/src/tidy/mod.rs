@@ -5,7 +5,7 @@ pub(crate) mod packages;
 
 use std::path::Path;
 
-use crate::step::quietly;
+use crate::step::line;
 
 const FILE_LINES_MAX: usize = 700;
 
@@ -25,8 +25,11 @@ const IMPURE: &[&str] = &["std::fs", "std::net", "std::thread", "std::time", "st
 
 /// Checks every file that git tracks or would track. Reports all faults at once, one a line.
 pub(crate) fn check(root: &Path) -> Result<String, String> {
-    let words = "git ls-files --cached --others --exclude-standard";
-    let listing = quietly(root, &words.split(' ').collect::<Vec<_>>(), &[])?;
+    let listing = line(
+        root,
+        "git ls-files --cached --others --exclude-standard",
+        &[],
+    )?;
     let mut faults = Vec::new();
     for path in listing.lines() {
         // A deleted file is listed until the deletion is staged, and binary files have no rules.
