@@ -1,5 +1,5 @@
-//! Checks, tests and set-up of the workspace, run as `cargo xtask COMMAND`. This program forbids
-//! downloads at build time and heavy dependencies: it has to compile in seconds on a fresh machine.
+//! Checks, tests and set-up of the workspace, run as `cargo xtask COMMAND`. Every developer compiles this program before
+//! anything else, so it has few dependencies.
 #![forbid(unsafe_code)]
 
 mod bench;
