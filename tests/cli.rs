@@ -1,5 +1,5 @@
 //! The program's outside: what it refuses and how, what it prints, and the conventions of vhost-user programs.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // tests: shared steps stand outside of #[test] functions
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};

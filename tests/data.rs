@@ -1,5 +1,5 @@
 //! A guest reads back what it has written, for every kind of disk, ring and request layout.
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a mistake in the test ends the test
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

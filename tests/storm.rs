@@ -5,7 +5,7 @@
 //! and sleeps until it is called, so that a lost call is noticed.
 //!
 //! `CLEAVE_STORM_SECONDS=600 cargo test -p cleave-tests --test storm` runs it for ten minutes on each disk.
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::ops::Range;

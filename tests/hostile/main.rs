@@ -2,7 +2,7 @@
 //! vring, and a bad message closes its connection. Each row is one named attack; after it the same process must serve
 //! a new client. `CLEAVE_TEST_ROW=TEXT` runs the rows whose names contain the text. `CLEAVE_TEST_SCALE=N` makes rows
 //! that repeat N times longer.
-#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // shared test code lies outside of #[test] functions
 
 mod attack;
 mod blocking;

@@ -5,7 +5,7 @@
 //! daemon. The contents of each sector are known exactly, because no two requests in flight touch the same sector.
 //!
 //! `CLEAVE_KILLS` sets the number of kills (default 200), `CLEAVE_TEST_SEED` the seed.
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a mistake in the test ends the test
 
 mod disk;
 mod guest;

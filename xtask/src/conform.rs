@@ -3,34 +3,25 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Builds and runs the tables. `words`: `--daemon 'CMD {socket} {disk} {queues}'`, `--only TEXT`.
-pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
-    let mut given: Vec<&str> = Vec::new();
-    for pair in words.chunks(2) {
-        match *pair {
-            ["--daemon" | "--only", _] => given.extend(pair.iter()),
-            _ => {
-                return Err(format!(
-                    "conform takes no {:?}: --daemon COMMAND, --only TEXT",
-                    pair
-                ));
-            }
-        }
-    }
-    if !words.contains(&"--daemon") {
-        return Err("conform needs --daemon 'COMMAND {socket} {disk} {queues}'".to_owned());
-    }
+use crate::step::loudly;
+
+#[derive(clap::Args)]
+pub(crate) struct Request {
+    /// Start the back-end with this command; {socket}, {disk} and {queues} are filled in
+    #[arg(long, value_name = "COMMAND")]
+    daemon: String,
+    /// Run only the rows whose names contain this text
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+pub(crate) fn run(root: &Path, request: &Request) -> Result<(), String> {
+    let words = "test --quiet --locked --release --package cleave-tests --test conform -- --daemon";
     let mut command = Command::new(env!("CARGO"));
-    command
-        .current_dir(root)
-        .args(["test", "--quiet", "--locked", "--release"])
-        .args(["--package", "cleave-tests", "--test", "conform", "--"])
-        .args(given);
-    let status = command
-        .status()
-        .map_err(|error| format!("cargo: {error}"))?;
-    match status.success() {
-        true => Ok(()),
-        false => Err("the back-end failed a row that a specification demands".to_owned()),
+    command.current_dir(root).args(words.split(' '));
+    command.arg(&request.daemon);
+    if let Some(text) = &request.only {
+        command.args(["--only", text]);
     }
+    loudly(&mut command)
 }

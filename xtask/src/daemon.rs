@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::step::quietly;
+use crate::step::{At, quietly};
 
 /// SIGTERM to exit: the daemon's own promise is two seconds, the rest is a busy test machine's.
 const EXIT_LIMIT: Duration = Duration::from_secs(30);
@@ -19,18 +19,16 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it and waits until its socket is there; what it says goes to `log`.
+    /// Starts it and waits until its socket is there; its output goes to `log`.
     pub(crate) fn start(
         mut command: Command,
         socket: PathBuf,
         log: PathBuf,
     ) -> Result<Daemon, String> {
-        let to = File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
-        let also_to = to.try_clone().map_err(|error| error.to_string())?;
-        let command = command.stdin(Stdio::null()).stdout(to).stderr(also_to);
-        let child = command
-            .spawn()
-            .map_err(|error| format!("{command:?}: {error}"))?;
+        let stdout = File::create(&log).at(&log)?;
+        let stderr = stdout.try_clone().at(&log)?;
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        let child = command.spawn().at(command.get_program())?;
         let mut daemon = Daemon { child, log, socket };
         daemon.await_socket()?;
         Ok(daemon)
@@ -39,17 +37,13 @@ impl Daemon {
     /// Names of the daemon's threads.
     pub(crate) fn threads(&self) -> Result<Vec<String>, String> {
         let folder = format!("/proc/{}/task", self.child.id());
-        let tasks = std::fs::read_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
-        // A thread may end between the listing and the look.
-        let comm = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
-        Ok(tasks
-            .flatten()
-            .filter_map(comm)
-            .map(|name| name.trim().to_owned())
-            .collect())
+        let tasks = std::fs::read_dir(&folder).at(&folder)?.flatten();
+        // A thread may end between the listing and the read.
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        Ok(names.map(|name| name.trim().to_owned()).collect())
     }
 
-    /// Everything that it has said.
+    /// Its whole log.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -59,27 +53,26 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Asks the daemon to look at its image again.
+    /// SIGHUP: the daemon checks the size of its image again.
     pub(crate) fn look_again(&self) -> Result<(), String> {
         self.signal("-HUP")
     }
 
-    /// SIGTERM; the daemon must be alive until then, end soon and cleanly, and have kept its head.
+    /// SIGTERM. The daemon must be alive until then, exit soon and cleanly, and never have panicked.
     pub(crate) fn stop(mut self) -> Result<(), String> {
-        if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
+        if let Some(status) = self.child.try_wait().at("wait")? {
             return Err(self.explain(&format!("ended by itself with {status}")));
         }
         self.signal("-TERM")?;
         let end = Instant::now() + EXIT_LIMIT;
         let status = loop {
-            match self.child.try_wait().map_err(|error| error.to_string())? {
+            match self.child.try_wait().at("wait")? {
                 Some(status) => break status,
                 None if Instant::now() > end => return Err(self.explain("ignores SIGTERM")),
                 None => std::thread::sleep(Duration::from_millis(10)),
             }
         };
-        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-        match status.success() && !said.contains("panicked") {
+        match status.success() && !self.said().contains("panicked") {
             true => Ok(()),
             false => Err(self.explain(&format!("ended with {status}"))),
         }
@@ -93,9 +86,13 @@ impl Daemon {
 
     fn await_socket(&mut self) -> Result<(), String> {
         let end = Instant::now() + START_LIMIT;
-        // Not by connecting: a frontend that comes and goes is a test of its own.
-        while !self.is_listening() {
-            if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
+        let path = self.socket.to_string_lossy().into_owned();
+        // Not by connecting: a frontend that connects and leaves is a test of its own.
+        while !listens(
+            &std::fs::read_to_string("/proc/net/unix").unwrap_or_default(),
+            &path,
+        ) {
+            if let Some(status) = self.child.try_wait().at("wait")? {
                 return Err(self.explain(&format!("ended at once with {status}")));
             }
             if Instant::now() > end {
@@ -106,14 +103,8 @@ impl Daemon {
         Ok(())
     }
 
-    fn is_listening(&self) -> bool {
-        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-        listens(&sockets, &self.socket.to_string_lossy())
-    }
-
     fn explain(&self, what: &str) -> String {
-        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-        format!("the daemon {what}; it said:\n{said}")
+        format!("the daemon {what}; its log:\n{}", self.said())
     }
 }
 
@@ -141,8 +132,7 @@ mod tests {
 
     #[test]
     fn a_socket_listens_when_its_flag_says_so() {
-        let sockets = "Num RefCount Protocol Flags Type St Inode Path\n\
-            ffff: 00000002 00000000 00010000 0001 01 123 /tmp/a\n\
+        let sockets = "ffff: 00000002 00000000 00010000 0001 01 123 /tmp/a\n\
             ffff: 00000003 00000000 00000000 0001 03 124 /tmp/b\n\
             ffff: 00000003 00000000 00000000 0001 03 125\n";
         assert!(listens(sockets, "/tmp/a"));

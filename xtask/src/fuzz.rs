@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::step::quietly;
+use clap::builder::PossibleValuesParser;
+
+use crate::step::{At, line};
 
 /// Instruments the code, as `cargo fuzz` does: counters for libFuzzer, comparisons that it can learn from, and
 /// AddressSanitizer. Some of it is unstable, which the pinned compiler takes all the same.
@@ -15,66 +17,27 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 /// An input that takes this long is a find.
 const INPUT_SECONDS_MAX: u32 = 20;
 
-/// Targets, and for how long.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Request<'a> {
-    /// For each target.
+#[derive(clap::Args)]
+pub(crate) struct Request {
+    /// Fuzz each target for this long
+    #[arg(long, value_name = "N", default_value_t = 1)]
     minutes: u32,
-    /// None named: all.
-    targets: Vec<&'a str>,
-}
-
-impl<'a> Request<'a> {
-    pub(crate) fn parse(words: &[&'a str]) -> Result<Request<'a>, String> {
-        let mut request = Request {
-            minutes: 1,
-            targets: Vec::new(),
-        };
-        let mut words = words.iter();
-        while let Some(word) = words.next() {
-            match *word {
-                "--minutes" => {
-                    let minutes = words.next().and_then(|minutes| minutes.parse().ok());
-                    request.minutes = minutes.ok_or("--minutes takes a number")?;
-                }
-                option if option.starts_with('-') => {
-                    return Err(format!("fuzz takes no `{option}`"));
-                }
-                target => request.targets.push(target),
-            }
-        }
-        Ok(request)
-    }
-
-    /// The targets to run, of those that there are.
-    fn chosen(&self, all: Vec<String>) -> Result<Vec<String>, String> {
-        match self
-            .targets
-            .iter()
-            .find(|named| all.iter().all(|one| one != *named))
-        {
-            Some(unknown) => Err(format!(
-                "there is no target `{unknown}`; there are {}",
-                all.join(", ")
-            )),
-            None if self.targets.is_empty() => Ok(all),
-            None => Ok(self
-                .targets
-                .iter()
-                .map(|named| (*named).to_owned())
-                .collect()),
-        }
-    }
+    /// Fuzz only these targets [default: all]
+    #[arg(value_name = "TARGET", value_parser = PossibleValuesParser::from(all()))]
+    targets: Vec<String>,
 }
 
 /// Builds and runs. A find is kept and is a failure, after the other targets have had their time.
-pub(crate) fn run(root: &Path, request: &Request<'_>) -> Result<(), String> {
+pub(crate) fn run(root: &Path, request: &Request) -> Result<(), String> {
     let start = Instant::now();
-    let targets = request.chosen(all(root)?)?;
+    let targets = match request.targets.is_empty() {
+        true => all(),
+        false => request.targets.clone(),
+    };
     let programs = build(root)?;
     let folder = root.join("target/fuzz");
     let finds = folder.join("finds");
-    std::fs::create_dir_all(&finds).map_err(|error| format!("{}: {error}", finds.display()))?;
+    std::fs::create_dir_all(&finds).at(&finds)?;
     let mut failed = Vec::new();
     for target in &targets {
         println!("{target}: {} min", request.minutes);
@@ -82,78 +45,60 @@ pub(crate) fn run(root: &Path, request: &Request<'_>) -> Result<(), String> {
         match fuzz(root, &programs, target, request.minutes, &log)? {
             true => println!("{target}: {}", last(&log)),
             false => {
-                println!(
-                    "{target}: a find, in {}; its output: {}",
-                    finds.display(),
-                    log.display()
-                );
+                let (finds, log) = (finds.display(), log.display());
+                println!("{target}: a find, in {finds}; its output: {log}");
                 failed.push(target.as_str());
             }
         }
     }
-    match failed.is_empty() {
-        true => {
-            println!(
-                "passed in {} s: {}",
-                start.elapsed().as_secs(),
-                targets.join(", ")
-            );
-            Ok(())
-        }
-        false => Err(format!(
-            "finds of {} in {}; run a program of {} with such a file to see it again, and make it a test of the crate \
-             concerned",
-            failed.join(", "),
-            finds.display(),
-            programs.display()
-        )),
+    if failed.is_empty() {
+        let seconds = start.elapsed().as_secs();
+        println!("passed in {seconds} s: {}", targets.join(", "));
+        return Ok(());
     }
+    let (finds, programs) = (finds.display(), programs.display());
+    Err(format!(
+        "finds of {} in {finds}; run a program of {programs} with such a file to see it again, and make it a test of \
+         its crate",
+        failed.join(", ")
+    ))
 }
 
 /// Names of all targets: the files of `fuzz/src/bin`.
-fn all(root: &Path) -> Result<Vec<String>, String> {
-    let folder = root.join("fuzz/src/bin");
-    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(&folder).map_err(told)? {
-        let path = entry.map_err(told)?.path();
-        let stem = path
-            .file_stem()
-            .map(|stem| stem.to_string_lossy().into_owned());
-        names.extend(stem);
-    }
+fn all() -> Vec<String> {
+    let files = std::fs::read_dir(crate::root().join("fuzz/src/bin"));
+    let files = files.into_iter().flatten().flatten();
+    let names = files.filter_map(|file| Some(file.path().file_stem()?.to_str()?.to_owned()));
+    let mut names: Vec<String> = names.collect();
     names.sort_unstable();
-    Ok(names)
+    names
 }
 
-/// Where the programs are.
+/// Builds all targets; returns the folder of the programs.
 fn build(root: &Path) -> Result<PathBuf, String> {
-    let said = quietly(root, &["rustc", "-vV"], &[])?;
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    let host = host.ok_or("rustc does not say what machine this is")?;
+    let host = host(root)?;
     println!("building the fuzz targets for {host}");
     let target = root.join("target/fuzz/build");
     // With `--target`, what runs at build time is left as it is.
-    let words = [
-        "cargo",
-        "--locked",
-        "build",
-        "--release",
-        "--manifest-path",
-        "fuzz/Cargo.toml",
-        "--target",
-        host,
-    ];
+    let words =
+        format!("cargo --locked build --release --manifest-path fuzz/Cargo.toml --target {host}");
     let environment = [
         ("RUSTC_BOOTSTRAP", "1"),
         ("RUSTFLAGS", FLAGS),
         ("CARGO_TARGET_DIR", &*target.to_string_lossy()),
     ];
-    quietly(root, &words, &environment)?;
+    line(root, &words, &environment)?;
     Ok(target.join(host).join("release"))
 }
 
-/// Runs one target on what it has learnt before and on its seeds; `false`: it found something.
+/// The compiler's own target.
+pub(crate) fn host(root: &Path) -> Result<String, String> {
+    let version = line(root, "rustc -vV", &[])?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.ok_or("rustc names no host")?.to_owned())
+}
+
+/// Runs one target on the corpus of earlier runs and on its seeds; `false`: it found something.
 fn fuzz(
     root: &Path,
     programs: &Path,
@@ -161,11 +106,10 @@ fn fuzz(
     minutes: u32,
     log: &Path,
 ) -> Result<bool, String> {
-    let told = |error: std::io::Error| format!("{target}: {error}");
     let corpus = root.join("target/fuzz/corpus").join(target);
-    std::fs::create_dir_all(&corpus).map_err(told)?;
+    std::fs::create_dir_all(&corpus).at(&corpus)?;
     let seeds = root.join("fuzz/seeds").join(target);
-    let output = std::fs::File::create(log).map_err(told)?;
+    let output = std::fs::File::create(log).at(log)?;
     let finds = root.join("target/fuzz/finds").join(format!("{target}-"));
     let mut command = Command::new(programs.join(target));
     command
@@ -176,14 +120,12 @@ fn fuzz(
         .arg("-detect_leaks=0")
         .arg("-print_final_stats=1")
         .arg(corpus)
-        .stdout(output.try_clone().map_err(told)?)
+        .args(seeds.exists().then_some(seeds))
+        .stdout(output.try_clone().at(log)?)
         .stderr(output);
-    if seeds.exists() {
-        command.arg(seeds);
-    }
-    let status = command.status().map_err(told)?;
+    let status = command.status().at(target)?;
     if !status.success() {
-        // libFuzzer says nothing of a signal that it does not catch.
+        // libFuzzer prints nothing for a signal that it does not catch.
         println!("{target}: {status}");
     }
     Ok(status.success())
@@ -214,33 +156,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_choose_time_and_targets() {
-        let request = Request::parse(&["chain", "--minutes", "30", "session"]).unwrap();
-        assert_eq!(
-            (request.minutes, &request.targets[..]),
-            (30, &["chain", "session"][..])
-        );
-        let there = || ["chain", "control", "session"].map(str::to_owned).to_vec();
-        assert_eq!(request.chosen(there()).unwrap(), ["chain", "session"]);
-        let all = Request::parse(&[]).unwrap();
-        assert_eq!(all.chosen(there()).unwrap(), there());
-        let unknown = Request::parse(&["chains"]).unwrap().chosen(there());
-        assert!(unknown.unwrap_err().contains("there are chain, control"));
-        for wrong in [&["--minutes"][..], &["--minutes", "x"], &["--hours", "1"]] {
-            assert!(Request::parse(wrong).is_err(), "{wrong:?}");
-        }
-    }
-
-    #[test]
     fn every_target_has_seeds_and_every_seed_a_target() {
-        let root = crate::root();
-        let targets = all(&root).unwrap();
-        assert!(targets.len() >= 6, "{targets:?}");
-        let folders = std::fs::read_dir(root.join("fuzz/seeds")).unwrap();
-        let mut seeded: Vec<String> = folders
-            .map(|folder| folder.unwrap().file_name().to_string_lossy().into_owned())
-            .collect();
-        seeded.sort_unstable();
-        assert_eq!(targets, seeded);
+        assert!(all().len() >= 6, "{:?}", all());
+        let seeds = std::fs::read_dir(crate::root().join("fuzz/seeds")).unwrap();
+        let names = seeds.map(|folder| folder.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort_unstable();
+        assert_eq!(all(), names);
     }
 }

@@ -3,38 +3,27 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Runs it. `words`: `--times N`, `--seed N`.
-pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
+use crate::step::loudly;
+
+#[derive(clap::Args)]
+pub(crate) struct Request {
+    /// Kill the daemon this many times [default: 200]
+    #[arg(long, value_name = "N")]
+    times: Option<u64>,
+    /// Repeat the run of this seed, instead of a new one
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+pub(crate) fn run(root: &Path, request: &Request) -> Result<(), String> {
+    let words = "test --quiet --locked --release --package cleave-tests --test kill -- --nocapture";
     let mut command = Command::new(env!("CARGO"));
-    command.current_dir(root).args([
-        "test",
-        "--quiet",
-        "--locked",
-        "--release",
-        "--package",
-        "cleave-tests",
-        "--test",
-        "kill",
-        "--",
-        "--nocapture",
-    ]);
-    for pair in words.chunks(2) {
-        let variable = match pair.first() {
-            Some(&"--times") => "CLEAVE_KILLS",
-            Some(&"--seed") => "CLEAVE_TEST_SEED",
-            word => return Err(format!("kill takes no {word:?}: --times N, --seed N")),
-        };
-        let number = pair.get(1).and_then(|value| value.parse::<u64>().ok());
-        let number = number.ok_or_else(|| format!("{} takes a number", pair[0]))?;
-        command.env(variable, number.to_string());
+    command.current_dir(root).args(words.split(' '));
+    for (variable, number) in [
+        ("CLEAVE_KILLS", request.times),
+        ("CLEAVE_TEST_SEED", request.seed),
+    ] {
+        command.envs(number.map(|number| (variable, number.to_string())));
     }
-    let status = command
-        .status()
-        .map_err(|error| format!("cargo: {error}"))?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(format!(
-            "the kill test ended with {status}; its report stands above"
-        )),
-    }
+    loudly(&mut command)
 }

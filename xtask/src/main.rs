@@ -1,5 +1,5 @@
-//! Checks, tests and set-up of the workspace, run as `cargo xtask COMMAND`. This program forbids
-//! downloads at build time and heavy dependencies: it has to compile in seconds on a fresh machine.
+//! Checks, tests and set-up of the workspace, run as `cargo xtask COMMAND`. Every developer compiles this program before
+//! anything else, so it has few dependencies.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -11,8 +11,6 @@ mod fuzz;
 mod guest;
 mod guest_bench;
 mod kill;
-mod licence;
-mod metadata;
 mod pool;
 mod report;
 mod sanitize;
@@ -25,81 +23,90 @@ mod tidy;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use test::Selection;
+use clap::{CommandFactory, Parser, Subcommand};
 
-const USAGE: &str = "\
-cargo xtask COMMAND
+/// Checks, tests and measurements of this workspace
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
 
-  ci      what every commit has to pass: tidy, clippy, documentation
-  tidy    what of it needs no compiler: formatting, licences, house rules (sizes, crate prohibitions, links)
-  test    sets the machine up (as root), then runs all tests
-          [unit | integration | benches | guest [CASE]]  only these
-          [--quick]                            all but guests and measurements: two minutes after the build
-          [--keep]                             leave the guests' logs and images below target/guest
-          [--against qemu-storage-daemon]      guest tests with QEMU's daemon instead of cleave
-  kill    kills the daemon at random moments, and holds the next one to every answer and every byte
-          [--times N] [--seed N]               200 times, and another seed each time
-  conform runs the hostile, life cycle and recovery tables against any vhost-user-blk back-end; prints a Markdown table
-          --daemon 'COMMAND {socket} {disk} {queues}'
-          [--only TEXT]                        only rows whose names contain the text
-  sanitize
-          the integration tests against a daemon that AddressSanitizer watches
-  fuzz    feeds what outsiders write (chains, requests, messages, superblocks, profiles, bodies) with inputs that
-          libFuzzer makes; keeps what breaks something in target/fuzz/finds
-          [--minutes N]                        for each target, instead of one
-          [TARGET ...]                         only these
-  bench   measures against qemu-storage-daemon and the bare disk; leaves raw data, figures and report.html
-          [transport | cpu | tax | split | pacing | idle | scale | start | instructions
-           | recording | all]
-          [--quick]                            fewer points and rounds: all suites within ten minutes
-          [--smoke]                            one short round: shows that the suites work
-          [--disk PATH]                        a filled file or device, instead of a file below target
-          [--allow-thin]                       although it was never filled
-          [--destructive]                      let suites that write do so on --disk
-          [--out DIR]                          instead of a folder below target/bench
-          [--rounds N] [--seconds S]           more of each
-  bench instructions
-          instructions per I/O in the worker, counted by callgrind; fails when they rise by 2 %
-          [--annotate]                         also where they are: functions, files, lines
-          [--case NAME]                        one case only
-          [--accept]                           makes the counts those to be judged by
-  guest-bench
-          the same disk in guests, attached in every way that QEMU knows, at the same offered load
-          [--quick | --smoke]                  ten minutes instead of an hour; or only whether it works
-          [--accel auto|kvm|tcg] [--only NAME,...] [--kernel IMAGE --modules DIR] [--rounds N] [--out DIR]
-  report DIR...
-          draws figures and report.html of a run again from its raw data; several runs side by side
-";
+#[derive(Subcommand)]
+enum Task {
+    /// Check what you changed: house rules, clippy and unit tests of the changed crates
+    Check,
+    /// Check everything that a commit has to pass: tidy, clippy, documentation
+    Ci,
+    /// Check what needs no compiler: formatting, licences, dependencies, house rules
+    Tidy,
+    /// Set the machine up (as root), then run all tests or one part of them
+    Test(test::Selection),
+    /// Kill the daemon at random moments, and check every answer and byte of the next one
+    Kill(kill::Request),
+    /// Run the hostile, life cycle and recovery tables against any vhost-user-blk back-end
+    ///
+    /// Prints a Markdown table. Fails if the back-end fails a row that a specification demands.
+    Conform(conform::Request),
+    /// Run the integration tests against a daemon that AddressSanitizer watches
+    Sanitize,
+    /// Fuzz the parsers of outside input: chains, requests, messages, superblocks, bodies
+    ///
+    /// libFuzzer makes the inputs. Those that break something are kept in target/fuzz/finds.
+    Fuzz(fuzz::Request),
+    /// Measure against qemu-storage-daemon and the bare disk
+    ///
+    /// Leaves raw data, figures and report.html in a folder below target/bench.
+    #[command(disable_help_flag = true, override_usage = BENCH_USAGE, after_help = BENCH_OPTIONS)]
+    Bench(PassedOn),
+    /// Measure a disk in guests, attached in every way that QEMU knows, at the same load
+    #[command(override_usage = "cargo xtask guest-bench [OPTIONS]", disable_help_flag = true, after_help = GUEST_BENCH_OPTIONS)]
+    GuestBench(PassedOn),
+    /// Draw the report of a run again from its raw data; several runs side by side
+    #[command(disable_help_flag = true, override_usage = "cargo xtask report DIR...")]
+    Report(PassedOn),
+}
+
+/// Arguments that a command reads itself.
+#[derive(clap::Args)]
+struct PassedOn {
+    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+const BENCH_USAGE: &str = "\
+cargo xtask bench [transport | cpu | tax | split | pacing | idle | scale | start | recording | all] [OPTIONS]
+       cargo xtask bench instructions [--annotate] [--case NAME] [--accept]";
+
+const BENCH_OPTIONS: &str = "\
+Options:
+      --quick          Measure fewer points and rounds: all suites within ten minutes
+      --smoke          Run one short round, which shows that the suites work
+      --disk PATH      Use a filled file or device instead of a file below target
+      --allow-thin     Accept a disk that was never filled
+      --destructive    Let suites that write do so on --disk
+      --out DIR        Write to this folder instead of one below target/bench
+      --rounds N       Set the number of rounds
+      --seconds S      Set the length of each round
+
+`bench instructions` counts instructions per I/O in the worker with callgrind, and fails when they rise by 2 %:
+      --annotate       Show where they are: functions, files, lines
+      --case NAME      Count one case only
+      --accept         Make these counts the ones to judge by";
+
+const GUEST_BENCH_OPTIONS: &str = "\
+Options:
+      --quick                      Take ten minutes instead of an hour
+      --smoke                      Show only that it works
+      --accel auto|kvm|tcg         Choose the accelerator
+      --only NAME,...              Measure only these ways of attaching the disk
+      --kernel IMAGE --modules DIR Boot this kernel
+      --rounds N                   Set the number of rounds
+      --out DIR                    Write to this folder";
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let done = match words.as_slice() {
-        ["help"] => say(USAGE),
-        asked if asked.iter().any(|word| matches!(*word, "--help" | "-h")) => {
-            say(&usage_of(asked.first().copied().unwrap_or_default()))
-        }
-        ["ci"] => ci::run(&root()),
-        ["tidy"] => ci::run_tidy(&root()),
-        ["test", rest @ ..] => Selection::parse(rest).and_then(|what| test::run(&root(), &what)),
-        ["kill", rest @ ..] => kill::run(&root(), rest),
-        ["conform", rest @ ..] => conform::run(&root(), rest),
-        ["sanitize"] => sanitize::run(&root()),
-        ["fuzz", rest @ ..] => {
-            fuzz::Request::parse(rest).and_then(|request| fuzz::run(&root(), &request))
-        }
-        ["bench", "instructions", rest @ ..] => bench::instructions::Request::parse(rest)
-            .and_then(|request| bench::instructions::run(&root(), &request)),
-        ["bench", rest @ ..] => bench::run(&root(), rest),
-        ["report", rest @ ..] => report::again(rest),
-        ["guest-bench", rest @ ..] => guest_bench::run(&root(), rest),
-        [] => Err(USAGE.to_owned()),
-        [command @ ("ci" | "tidy" | "sanitize"), word, ..] => {
-            Err(format!("{command} takes no `{word}`"))
-        }
-        [word, ..] => Err(format!("`{word}` is no command; see cargo xtask --help")),
-    };
-    match done {
+    match run(&root(), &Cli::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("{}", why.trim_end());
@@ -108,31 +115,42 @@ fn main() -> ExitCode {
     }
 }
 
-fn say(text: &str) -> Result<(), String> {
-    print!("{text}");
-    Ok(())
+fn run(root: &Path, task: &Task) -> Result<(), String> {
+    match task {
+        Task::Check => ci::run_changed(root),
+        Task::Ci => ci::run(root),
+        Task::Tidy => ci::run_tidy(root),
+        Task::Test(selection) => test::run(root, selection),
+        Task::Kill(request) => kill::run(root, request),
+        Task::Conform(request) => conform::run(root, request),
+        Task::Sanitize => sanitize::run(root),
+        Task::Fuzz(request) => fuzz::run(root, request),
+        Task::Bench(passed) => passed.run("bench", |words| match words {
+            ["instructions", rest @ ..] => bench::instructions::Request::parse(rest)
+                .and_then(|request| bench::instructions::run(root, &request)),
+            _ => bench::run(root, words),
+        }),
+        Task::GuestBench(passed) => {
+            passed.run("guest-bench", |words| guest_bench::run(root, words))
+        }
+        Task::Report(passed) => passed.run("report", report::again),
+    }
 }
 
-/// What the usage says of one command; all of it where it says nothing.
-fn usage_of(command: &str) -> String {
-    let mut lines = String::new();
-    let mut is_its = false;
-    for line in USAGE.lines() {
-        // A command begins a line that is indented by two, what belongs to it by more.
-        if let Some(head) = line
-            .strip_prefix("  ")
-            .filter(|rest| !rest.starts_with(' '))
-        {
-            is_its = head.split_whitespace().next() == Some(command);
+impl PassedOn {
+    /// Runs the command, or prints its help, which clap leaves to us here.
+    fn run(
+        &self,
+        name: &str,
+        command: impl FnOnce(&[&str]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
+        if !words.contains(&"--help") && !words.contains(&"-h") {
+            return command(&words);
         }
-        if is_its {
-            lines.push_str(line);
-            lines.push('\n');
-        }
-    }
-    match lines.is_empty() {
-        true => USAGE.to_owned(),
-        false => format!("cargo xtask COMMAND\n\n{lines}"),
+        let mut cli = Cli::command();
+        let command = cli.find_subcommand_mut(name).ok_or("no such command")?;
+        command.print_long_help().map_err(|error| error.to_string())
     }
 }
 
@@ -146,35 +164,52 @@ fn root() -> PathBuf {
 mod tests {
     use super::*;
 
+    fn parse(line: &str) -> Result<Task, String> {
+        let parsed = Cli::try_parse_from(format!("cargo-xtask {line}").split_whitespace());
+        parsed
+            .map(|cli| cli.task)
+            .map_err(|error| error.to_string())
+    }
+
     #[test]
-    fn help_of_a_command_is_its_part_of_the_usage() {
-        for command in [
-            "ci",
-            "tidy",
-            "test",
-            "sanitize",
-            "fuzz",
-            "bench",
-            "guest-bench",
-            "report",
+    fn the_commands_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_misspelt_command_or_case_gets_a_suggestion() {
+        for (line, meant) in [
+            ("tdiy", "'tidy'"),
+            ("test intgration", "'integration'"),
+            ("test guest iopol", "'iopoll'"),
+            ("kill --time 3", "'--times'"),
         ] {
-            let text = usage_of(command);
-            let heads: Vec<&str> = text
-                .lines()
-                .filter_map(|line| line.strip_prefix("  "))
-                .filter(|rest| !rest.starts_with(' '))
-                .filter_map(|rest| rest.split_whitespace().next())
-                .collect();
-            assert!(
-                !heads.is_empty() && heads.iter().all(|head| *head == command),
-                "{text}"
-            );
+            let why = parse(line).err().unwrap_or_default();
+            assert!(why.contains(meant), "{line}: {why}");
         }
-        let bench = usage_of("bench");
-        assert!(
-            bench.contains("--quick") && bench.contains("--annotate"),
-            "{bench}"
-        );
-        assert_eq!(usage_of("--help"), USAGE);
+    }
+
+    #[test]
+    fn arguments_that_make_no_sense_are_refused() {
+        for line in [
+            "",
+            "tidy now",
+            "test iopoll",
+            "test --against spdk",
+            "test guest --quick",
+            "kill --seed x",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_arguments_of_measurements_are_passed_on_as_they_are() {
+        for words in ["all --smoke", "--smoke all", "--out a --rounds 3 cpu"] {
+            let Ok(Task::Bench(passed)) = parse(&format!("bench {words}")) else {
+                panic!("{words}");
+            };
+            assert_eq!(passed.words.join(" "), words);
+        }
     }
 }

@@ -42,28 +42,16 @@ mod tests {
     fn every_job_runs_once_and_never_more_than_the_width_at_a_time() {
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let jobs: Vec<u32> = (0..50).collect();
+        let work = |job: &u32| {
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            thread::yield_now();
+            now.fetch_sub(1, Ordering::SeqCst);
+            job * 2
+        };
         let mut ended = Vec::new();
-        run(
-            &jobs,
-            3,
-            |job| {
-                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                thread::yield_now();
-                now.fetch_sub(1, Ordering::SeqCst);
-                job * 2
-            },
-            |job, double| ended.push((*job, double)),
-        );
+        run(&jobs, 3, work, |job, double| ended.push((*job, double)));
         ended.sort_unstable();
-        assert_eq!(
-            ended,
-            jobs.iter().map(|job| (*job, job * 2)).collect::<Vec<_>>()
-        );
+        assert!(ended.into_iter().eq(jobs.iter().map(|job| (*job, job * 2))));
         assert!((1..=3).contains(&most.into_inner()));
-    }
-
-    #[test]
-    fn no_jobs_are_done_at_once() {
-        run(&[], 4, |_: &u32| (), |_, ()| panic!("there is none"));
     }
 }

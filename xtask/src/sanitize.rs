@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::step::quietly;
+use crate::step::{At, empty_folder, line};
 use crate::suite::Suite;
-use crate::{built, setup, test};
+use crate::{built, fuzz, setup, test};
 
 /// How the daemon is built: a sanitizer is an unstable option, which the pinned compiler takes all the same.
 const BUILD: [(&str, &str); 2] = [
@@ -33,7 +33,9 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
     let folder = root.join("target/sanitize");
     let program = build(root, &folder)?;
     let reports = folder.join("reports");
-    make_folder(&reports)?;
+    empty_folder(&reports)?;
+    // Daemons of every user report into it.
+    std::fs::set_permissions(&reports, std::fs::Permissions::from_mode(0o777)).at(&reports)?;
     let options = format!("{OPTIONS}:log_path={}", reports.join("report").display());
     check(root, &program)?;
     println!(
@@ -67,23 +69,13 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
 }
 
 fn build(root: &Path, folder: &Path) -> Result<PathBuf, String> {
-    let said = quietly(root, &["rustc", "-vV"], &[])?;
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    let host = host.ok_or("rustc does not say what machine this is")?;
+    let host = fuzz::host(root)?;
     println!("building the daemon with AddressSanitizer for {host}");
     let target = folder.to_string_lossy();
     // With `--target`, what runs at build time is left unsanitized.
-    let words = [
-        "cargo",
-        "--locked",
-        "build",
-        "--package",
-        "cleave-daemon",
-        "--target",
-        host,
-    ];
+    let words = format!("cargo --locked build --package cleave-daemon --target {host}");
     let environment = [&BUILD[..], &[("CARGO_TARGET_DIR", &*target)]].concat();
-    quietly(root, &words, &environment)?;
+    line(root, &words, &environment)?;
     Ok(folder.join(host).join("debug/cleave"))
 }
 
@@ -94,33 +86,20 @@ fn check(root: &Path, program: &Path) -> Result<(), String> {
         .env("ASAN_OPTIONS", "help=1")
         .current_dir(root)
         .output()
-        .map_err(|error| format!("{}: {error}", program.display()))?;
+        .at(program)?;
     match String::from_utf8_lossy(&output.stderr).contains("AddressSanitizer") {
         true => Ok(()),
         false => Err(format!("{} has no sanitizer in it", program.display())),
     }
 }
 
-/// An empty folder into which daemons of every user may report.
-fn make_folder(folder: &Path) -> Result<(), String> {
-    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
-    if folder.exists() {
-        std::fs::remove_dir_all(folder).map_err(told)?;
-    }
-    std::fs::create_dir_all(folder).map_err(told)?;
-    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).map_err(told)
-}
-
 /// Prints the reports; how many there are.
 fn show(folder: &Path) -> Result<usize, String> {
-    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
-    let mut count = 0;
-    for entry in std::fs::read_dir(folder).map_err(told)? {
-        let path = entry.map_err(told)?.path();
-        let text = std::fs::read(&path).map_err(told)?;
-        println!("--- {}", path.display());
-        println!("{}", String::from_utf8_lossy(&text));
-        count += 1;
+    let reports: Vec<_> = std::fs::read_dir(folder).at(folder)?.flatten().collect();
+    for report in &reports {
+        let path = report.path();
+        let text = std::fs::read(&path).at(&path)?;
+        println!("--- {}\n{}", path.display(), String::from_utf8_lossy(&text));
     }
-    Ok(count)
+    Ok(reports.len())
 }

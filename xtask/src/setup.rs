@@ -1,8 +1,8 @@
-//! What the tests need of the machine: looked for by the programs themselves, installed where missing.
+//! Programs that the tests need: found by their names, and installed where they are missing.
 
 use std::path::{Path, PathBuf};
 
-use crate::step::quietly;
+use crate::step::line;
 
 /// A program and the Debian and Ubuntu package that holds it.
 const NEEDS: &[(&str, &str)] = &[
@@ -23,7 +23,7 @@ const NEEDS: &[(&str, &str)] = &[
     ("zstd", "zstd"),
 ];
 
-/// Where programs of the administrator lie too, also where PATH leaves them out.
+/// With the administrator's programs, which PATH may leave out.
 const FOLDERS: &[&str] = &[
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -35,13 +35,11 @@ const FOLDERS: &[&str] = &[
 
 /// The full path of a program.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
-    FOLDERS
-        .iter()
-        .map(|folder| Path::new(folder).join(program))
-        .find(|path| path.is_file())
+    let mut paths = FOLDERS.iter().map(|folder| Path::new(folder).join(program));
+    paths.find(|path| path.is_file())
 }
 
-/// Installs what of the tests' needs is missing, and says so; without the rights, says what to run instead.
+/// Installs what the tests need and the machine lacks; without the rights, the error is the command to run.
 pub(crate) fn provide(root: &Path) -> Result<(), String> {
     let all: Vec<&str> = NEEDS.iter().map(|need| need.0).collect();
     provide_programs(root, &all)
@@ -49,45 +47,45 @@ pub(crate) fn provide(root: &Path) -> Result<(), String> {
 
 /// The same for some of the programs only.
 pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result<(), String> {
-    let needs = || NEEDS.iter().filter(|need| programs.contains(&need.0));
-    let missing: Vec<&str> = needs()
-        .filter(|(program, _)| find(program).is_none())
-        .map(|need| need.1)
-        .collect();
-    if missing.is_empty() {
+    let missing = || {
+        let wanted = NEEDS
+            .iter()
+            .filter(|(program, _)| programs.contains(program));
+        wanted.filter(|(program, _)| find(program).is_none())
+    };
+    let packages: Vec<&str> = missing().map(|need| need.1).collect();
+    if packages.is_empty() {
         return Ok(());
     }
     if find("apt-get").is_none() {
         return Err(format!(
-            "this is neither Debian nor Ubuntu: install what holds {missing:?}"
+            "this is neither Debian nor Ubuntu: install what holds {packages:?}"
         ));
     }
     let install = format!(
         "apt-get install -y --no-install-recommends {}",
-        missing.join(" ")
+        packages.join(" ")
     );
     if !is_root(root)? {
         return Err(format!("packages are missing; run: sudo {install}"));
     }
-    println!("installing: {}", missing.join(" "));
+    println!("installing: {}", packages.join(" "));
     refresh_lists(root)?;
-    let words: Vec<&str> = install.split(' ').collect();
-    quietly(root, &words, &[("DEBIAN_FRONTEND", "noninteractive")])?;
-    match needs().find(|(program, _)| find(program).is_none()) {
-        None => Ok(()),
-        Some((program, package)) => Err(format!("{package} is installed, but holds no {program}")),
-    }
+    line(root, &install, &[("DEBIAN_FRONTEND", "noninteractive")])?;
+    missing().next().map_or(Ok(()), |(program, package)| {
+        Err(format!("{package} is installed, but holds no {program}"))
+    })
 }
 
 /// Brings apt's lists up to date, where we may.
 pub(crate) fn refresh_lists(folder: &Path) -> Result<(), String> {
     if is_root(folder)? {
-        quietly(folder, &["apt-get", "update"], &[]).map(drop)
+        line(folder, "apt-get update", &[]).map(drop)
     } else {
         Err("apt's package lists are missing or old; run: sudo apt-get update".to_owned())
     }
 }
 
 fn is_root(folder: &Path) -> Result<bool, String> {
-    Ok(quietly(folder, &["id", "-u"], &[])?.trim() == "0")
+    Ok(line(folder, "id -u", &[])?.trim() == "0")
 }

@@ -1,5 +1,5 @@
-//! Steps of a check: each takes one line on the terminal, with its time; the first failure ends the
-//! run with what was printed and what to do about it.
+//! Steps of a check: each takes one line on the terminal, with its time; the first failure ends the run with its
+//! output and its remedy.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -13,7 +13,7 @@ pub(crate) fn step(
     work: impl FnOnce() -> Result<String, String>,
 ) -> Result<(), String> {
     let mut terminal = std::io::stdout();
-    // A step may run for minutes: somebody who watches sees its name before. In a log one line is enough.
+    // A step may run for minutes, so a terminal shows its name at once. In a log one line is enough.
     let is_watched = terminal.is_terminal();
     if is_watched {
         print!("{name:<14} …");
@@ -24,16 +24,11 @@ pub(crate) fn step(
     let start = Instant::now();
     let done = work();
     let seconds = start.elapsed().as_secs_f64();
-    match done {
-        Ok(note) => {
-            println!("{again}{name:<14} ok   {seconds:6.1} s  {note}");
-            Ok(())
-        }
-        Err(why) => {
-            println!("{again}{name:<14} FAIL {seconds:6.1} s");
-            Err(format!("{why}\n\n{name} failed. Remedy: {remedy}"))
-        }
-    }
+    let verdict = if done.is_ok() { "ok  " } else { "FAIL" };
+    let note = done.as_deref().unwrap_or_default();
+    println!("{again}{name:<14} {verdict} {seconds:6.1} s  {note}");
+    done.map(drop)
+        .map_err(|why| format!("{why}\n\n{name} failed. Remedy: {remedy}"))
 }
 
 /// A program on a CPU of its own, which dies with us: one that outlived a killed run would spoil the next.
@@ -50,21 +45,52 @@ pub(crate) fn quietly(
     environment: &[(&str, &str)],
 ) -> Result<String, String> {
     let (program, arguments) = words.split_first().ok_or("nothing to run")?;
-    let output = Command::new(program)
-        .args(arguments)
-        .envs(environment.iter().copied())
-        .current_dir(folder)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| format!("cannot run {program}: {error}"))?;
+    let mut command = Command::new(program);
+    command.args(arguments).envs(environment.iter().copied());
+    let output = command.current_dir(folder).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("cannot run {program}: {error}"))?;
     let stdout = String::from_utf8_lossy(&output.stdout);
     if output.status.success() {
         return Ok(stdout.into_owned());
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    Err(format!(
-        "{stdout}{stderr}\n`{}` ended with {}",
-        words.join(" "),
-        output.status
-    ))
+    let (line, status) = (words.join(" "), output.status);
+    Err(format!("{stdout}{stderr}\n`{line}` ended with {status}"))
+}
+
+/// The same for a line whose words have no spaces in them.
+pub(crate) fn line(
+    folder: &Path,
+    line: &str,
+    environment: &[(&str, &str)],
+) -> Result<String, String> {
+    quietly(folder, &line.split(' ').collect::<Vec<_>>(), environment)
+}
+
+/// Fails unless the command succeeds; its output goes where ours goes.
+pub(crate) fn loudly(command: &mut Command) -> Result<(), String> {
+    let status = command.status();
+    match status.map_err(|error| format!("{command:?}: {error}"))? {
+        status if status.success() => Ok(()),
+        status => Err(format!("{command:?} ended with {status}")),
+    }
+}
+
+/// Names the file or the program in an error of the system.
+pub(crate) trait At<T> {
+    fn at(self, name: impl AsRef<Path>) -> Result<T, String>;
+}
+
+impl<T> At<T> for std::io::Result<T> {
+    fn at(self, name: impl AsRef<Path>) -> Result<T, String> {
+        self.map_err(|error| format!("{}: {error}", name.as_ref().display()))
+    }
+}
+
+/// Makes a folder, empty.
+pub(crate) fn empty_folder(folder: &Path) -> Result<(), String> {
+    if folder.exists() {
+        std::fs::remove_dir_all(folder).at(folder)?;
+    }
+    std::fs::create_dir_all(folder).at(folder)
 }

@@ -3,11 +3,12 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::built::{Artifact, Kind};
 use crate::pool;
+use crate::step::At;
 
 /// Tests that judge CPU time or latency: binary, and the filter that selects them in it (empty: all of it). They run
 /// one at a time when all others have ended.
@@ -30,13 +31,6 @@ struct Job<'a> {
     words: Vec<&'static str>,
 }
 
-/// Result of a run.
-struct Ended {
-    log: PathBuf,
-    took: Duration,
-    failure: Option<String>,
-}
-
 /// Test binaries, sorted by how they run.
 pub(crate) struct Suite<'a> {
     crowd: Vec<Job<'a>>,
@@ -52,7 +46,7 @@ impl<'a> Suite<'a> {
         environment: &'a [(&'a str, &'a str)],
     ) -> Result<Suite<'a>, String> {
         let logs = root.join("target/ci/tests");
-        std::fs::create_dir_all(&logs).map_err(|error| format!("{}: {error}", logs.display()))?;
+        std::fs::create_dir_all(&logs).at(&logs)?;
         let [crowd, alone] = jobs(root, artifacts);
         Ok(Suite {
             crowd,
@@ -62,13 +56,13 @@ impl<'a> Suite<'a> {
         })
     }
 
-    /// Runs all that the machine may be busy beside.
+    /// Runs the tests that a busy machine does not disturb.
     pub(crate) fn run_crowd(&self) -> Result<(), String> {
         let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
         self.run(&self.crowd, cpus + 1)
     }
 
-    /// Runs those that judge time. The caller sees to it that nothing else runs.
+    /// Runs the tests that judge time. The caller sees to it that nothing else runs.
     pub(crate) fn run_alone(&self) -> Result<(), String> {
         self.run(&self.alone, 1)
     }
@@ -76,17 +70,11 @@ impl<'a> Suite<'a> {
     /// Prints a line and libtest's closing lines for each, and the whole output of each that failed.
     fn run(&self, jobs: &[Job<'a>], width: usize) -> Result<(), String> {
         let mut failed = Vec::new();
-        pool::run(
-            jobs,
-            width,
-            |job| self.execute(job),
-            |job, ended| {
-                if let Err(why) = ended.and_then(|ended| report(job, &ended)) {
-                    println!("{why}");
-                    failed.push(job.name.clone());
-                }
-            },
-        );
+        let execute = |job: &Job<'_>| self.execute(job);
+        pool::run(jobs, width, execute, |job, report| {
+            println!("{}", report.as_deref().unwrap_or_else(|why| why));
+            failed.extend(report.is_err().then_some(job.name.clone()));
+        });
         match failed.is_empty() {
             true => Ok(()),
             false => Err(format!(
@@ -97,44 +85,55 @@ impl<'a> Suite<'a> {
         }
     }
 
-    fn execute(&self, job: &Job<'_>) -> Result<Ended, String> {
-        let named = [&job.name.replace('/', "-"), &*job.words.join("-")].concat();
-        let log = self.logs.join(format!("{named}.log"));
-        let told = |error: std::io::Error| format!("{}: {error}", job.name);
-        let stdout = File::create(&log).map_err(told)?;
-        let stderr = stdout.try_clone().map_err(told)?;
-        let start = Instant::now();
-        // As cargo runs it: in the package's folder.
+    /// Runs one binary as cargo does, in the package's folder; the report of it.
+    fn execute(&self, job: &Job<'_>) -> Result<String, String> {
+        let file_name = format!("{}{}.log", job.name.replace('/', "-"), job.words.join("-"));
+        let log = self.logs.join(file_name);
+        let stdout = File::create(&log).at(&log)?;
+        let stderr = stdout.try_clone().at(&log)?;
         let mut command = Command::new(&job.artifact.file);
         if job.artifact.kind == Kind::Test {
             command.args(job.words.iter().filter(|word| !word.is_empty()));
         }
-        let mut child = command
-            .envs(self.environment.iter().copied())
-            .current_dir(&job.artifact.package)
+        command.envs(self.environment.iter().copied());
+        command.current_dir(&job.artifact.package);
+        let start = Instant::now();
+        let child = command
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(stderr)
-            .spawn()
-            .map_err(told)?;
-        let failure = loop {
-            match child.try_wait().map_err(told)? {
-                Some(status) if status.success() => break None,
-                Some(status) => break Some(format!("ended with {status}")),
-                None if start.elapsed() > LIMIT => {
-                    // Dead already, or about to be: there is nothing else to do about it.
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    break Some(format!("did not end within {} s", LIMIT.as_secs()));
-                }
-                None => std::thread::sleep(Duration::from_millis(10)),
+            .spawn();
+        let failure = failure(child.at(&job.name)?).at(&job.name)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let output = std::fs::read(&log).at(&log)?;
+        let output = String::from_utf8_lossy(&output);
+        let name = &job.name;
+        match failure {
+            Some(why) => Err(format!(
+                "{name:<30} FAIL {seconds:6.1} s: {why}; its output:\n{output}"
+            )),
+            None => Ok(format!(
+                "{name:<30} ok   {seconds:6.1} s{}",
+                closing_lines(&output)
+            )),
+        }
+    }
+}
+
+/// Waits for a test; why it failed, where it did.
+fn failure(mut child: Child) -> std::io::Result<Option<String>> {
+    let start = Instant::now();
+    loop {
+        match child.try_wait()? {
+            Some(status) if status.success() => return Ok(None),
+            Some(status) => return Ok(Some(format!("ended with {status}"))),
+            None if start.elapsed() > LIMIT => {
+                child.kill()?;
+                child.wait()?;
+                return Ok(Some(format!("did not end within {} s", LIMIT.as_secs())));
             }
-        };
-        Ok(Ended {
-            log,
-            took: start.elapsed(),
-            failure,
-        })
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
     }
 }
 
@@ -142,7 +141,9 @@ impl<'a> Suite<'a> {
 fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
     let (mut crowd, mut alone) = (Vec::new(), Vec::new());
     for artifact in artifacts {
-        let name = name(root, artifact);
+        let package = artifact.package.strip_prefix(root);
+        let package = package.unwrap_or(&artifact.package).display();
+        let name = format!("{package}/{}", artifact.target);
         let filters = ALONE.iter().filter(|(binary, _)| *binary == name);
         let filters: Vec<&str> = filters.map(|(_, filter)| *filter).collect();
         let job = |words| Job {
@@ -161,82 +162,52 @@ fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
     [crowd, alone]
 }
 
-/// Its package's folder and its target.
-fn name(root: &Path, artifact: &Artifact) -> String {
-    let package = artifact.package.strip_prefix(root);
-    let package = package.unwrap_or(&artifact.package).display();
-    format!("{package}/{}", artifact.target)
-}
-
-fn report(job: &Job<'_>, ended: &Ended) -> Result<(), String> {
-    let output =
-        std::fs::read(&ended.log).map_err(|error| format!("{}: {error}", ended.log.display()))?;
-    let output = String::from_utf8_lossy(&output);
-    let seconds = ended.took.as_secs_f64();
-    if let Some(failure) = &ended.failure {
-        return Err(format!(
-            "{:<30} FAIL {seconds:6.1} s: {failure}; its output:\n{output}",
-            job.name
-        ));
-    }
-    println!("{:<30} ok   {seconds:6.1} s", job.name);
-    for line in output.lines() {
-        // Tests that could not run here, and why, in their own or their harness's words.
-        if line.starts_with("ignored: ")
-            || line.starts_with("test ") && line.contains(" ... ignored")
-        {
-            println!("{line}");
-        }
-    }
-    // A test that runs its own binary again has more such lines above; a benchmark has none.
-    let mut lines = output.lines().rev();
-    if let Some(line) = lines.find(|line| line.starts_with("test result:")) {
-        println!("{line}");
-    }
-    Ok(())
+/// The tests that could not run here, and libtest's result, each on a line of its own.
+fn closing_lines(output: &str) -> String {
+    let is_ignored = |line: &&str| {
+        line.starts_with("ignored: ") || line.starts_with("test ") && line.contains(" ... ignored")
+    };
+    // A test that runs its own binary again has more such results above; a benchmark has none.
+    let mut backwards = output.lines().rev();
+    let result = backwards.find(|line| line.starts_with("test result:"));
+    let lines = output.lines().filter(is_ignored).chain(result);
+    lines.map(|line| format!("\n{line}")).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn artifact(package: &str, kind: Kind, file: &str) -> Artifact {
+    fn artifact(package: &str, target: &str, file: &str) -> Artifact {
+        let (package, target, file) = (package.into(), target.to_owned(), file.into());
+        let kind = Kind::Benchmark;
         Artifact {
-            package: package.into(),
-            target: "thing".to_owned(),
+            package,
+            target,
             kind,
-            file: file.into(),
+            file,
         }
     }
 
     #[test]
     fn integration_tests_start_first_and_the_listed_ones_run_alone() {
-        let root = Path::new("/w");
-        let pacing = Artifact {
-            target: "pacing".to_owned(),
-            ..artifact("/w/tests", Kind::Test, "/t/pacing")
-        };
         let all = [
-            artifact("/w/crates/blk", Kind::Test, "/t/blk"),
-            pacing,
-            artifact("/w/tests", Kind::Test, "/t/life"),
+            ("/w/crates/blk", "lib"),
+            ("/w/tests", "pacing"),
+            ("/w/tests", "life"),
         ];
-        let [crowd, alone] = jobs(root, &all.iter().collect::<Vec<_>>());
-        let names = |jobs: &[Job<'_>]| {
-            let names = jobs.iter().map(|job| job.name.clone());
-            names.collect::<Vec<_>>()
-        };
-        assert_eq!(names(&crowd), ["tests/thing", "crates/blk/thing"]);
-        assert_eq!(names(&alone), ["tests/pacing"]);
+        let all = all.map(|(package, target)| artifact(package, target, ""));
+        let jobs = jobs(Path::new("/w"), &all.iter().collect::<Vec<_>>());
+        let names = jobs.map(|jobs| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>());
+        assert_eq!(names[0], ["tests/life", "crates/blk/lib"]);
+        assert_eq!(names[1], ["tests/pacing", "tests/life"]);
     }
 
     #[test]
     fn a_binary_that_fails_or_cannot_start_is_named() {
         let root = std::env::temp_dir().join(format!("cleave-suite-{}", std::process::id()));
-        let package = std::env::temp_dir();
-        let package = package.to_string_lossy();
         let verdict = |file: &str| {
-            let found = artifact(&package, Kind::Benchmark, file);
+            let found = artifact("/", "thing", file);
             Suite::new(&root, &[&found], &[])?.run_crowd()
         };
         assert_eq!(verdict("/bin/true"), Ok(()));

@@ -407,6 +407,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::too_many_lines)] // a table
     fn reads_and_writes_take_what_lies_inside_the_disk() {
         const IN: u32 = request_type::IN;
         const OUT: u32 = request_type::OUT;

@@ -1,7 +1,7 @@
 //! The client against another project's daemon, so that it is not verified by ours alone. Ignored if
 //! `qemu-storage-daemon` is not installed.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
+#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a mistake in the test ends the test
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};

@@ -9,7 +9,7 @@ use crate::daemon::Daemon;
 /// How a disk is served.
 pub(crate) struct BackendSpec<'a> {
     pub(crate) kind: BackendKind,
-    /// Built `cleave` program; unused by the stand-in.
+    /// Built `cleave` program; unused by QEMU's.
     pub(crate) program: &'a Path,
     pub(crate) folder: &'a Path,
     pub(crate) image: &'a Path,
@@ -18,7 +18,7 @@ pub(crate) struct BackendSpec<'a> {
     pub(crate) mode: Mode,
 }
 
-/// What is special about the daemon of a test.
+/// How the daemon of a test differs from the usual one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Plain,
@@ -51,7 +51,7 @@ pub(crate) fn serial(kind: BackendKind) -> &'static str {
 
 /// Whether the daemon notices that its image has another size.
 pub(crate) fn can_grow(kind: BackendKind) -> bool {
-    // The stand-in would have to be told over its monitor.
+    // QEMU's daemon takes a new size over its monitor only.
     kind == BackendKind::Cleave
 }
 
@@ -67,55 +67,45 @@ fn in_group(id: u32, command: &Command) -> Command {
 }
 
 fn cleave(spec: &BackendSpec<'_>, socket: &Path) -> Command {
+    let (vrings, block_bytes) = (spec.vrings, spec.block_bytes);
     let mut command = Command::new(spec.program);
-    let vrings = spec.vrings.to_string();
-    let block_bytes = spec.block_bytes.to_string();
     command
-        .arg("serve")
-        .arg("--socket-path")
-        .arg(socket)
+        .args(["serve", "--serial", SERIAL, "--socket-path"])
+        .arg(socket);
+    command
         .arg("--disk")
-        .arg(spec.image);
+        .arg(spec.image)
+        .arg(format!("--queues={vrings}"));
     command.args([
-        "--queues",
-        &vrings,
-        "--workers",
-        &vrings,
-        "--serial",
-        SERIAL,
+        format!("--workers={vrings}"),
+        format!("--block-size={block_bytes}"),
     ]);
-    command.args(["--block-size", &block_bytes]);
-    match spec.mode {
-        Mode::Plain | Mode::Group(_) => {}
-        Mode::Poll => drop(command.args(["--completion", "poll"])),
-        Mode::ReadOnly => drop(command.arg("--read-only")),
-    }
+    command.args(match spec.mode {
+        Mode::Plain | Mode::Group(_) => None,
+        Mode::Poll => Some("--completion=poll"),
+        Mode::ReadOnly => Some("--read-only"),
+    });
     command
 }
 
 fn qemu_storage_daemon(spec: &BackendSpec<'_>, socket: &Path) -> Command {
-    let mut command = Command::new("qemu-storage-daemon");
-    let read_only = spec.mode == Mode::ReadOnly;
-    let (writable, read_only) = if read_only {
-        ("off", "on")
-    } else {
-        ("on", "off")
+    let (writable, read_only) = match spec.mode {
+        Mode::ReadOnly => ("off", "on"),
+        _ => ("on", "off"),
     };
+    let mut command = Command::new("qemu-storage-daemon");
     command.arg("--blockdev").arg(format!(
         "driver=file,node-name=image,filename={},discard=unmap,cache.direct=on,aio=io_uring,read-only={read_only}",
         spec.image.display()
     ));
     command.arg("--export").arg(format!(
-        "type=vhost-user-blk,id=disk,node-name=image,writable={writable},num-queues={},logical-block-size={},addr.type=unix,addr.path={}",
+        "type=vhost-user-blk,id=disk,node-name=image,writable={writable},num-queues={},logical-block-size={},\
+         addr.type=unix,addr.path={}",
         spec.vrings,
         spec.block_bytes,
         socket.display()
     ));
-    command.args([
-        "--chardev",
-        "stdio,id=monitor",
-        "--monitor",
-        "chardev=monitor",
-    ]);
+    let monitor = "--chardev stdio,id=monitor --monitor chardev=monitor";
+    command.args(monitor.split(' '));
     command
 }

@@ -1,50 +1,57 @@
-//! What the guest boots into: busybox, a few real tools with their libraries, the modules, and a script.
+//! What the guest boots into: busybox, a few real tools with their libraries, the modules, and a script. Packed by
+//! busybox's `cpio`; the kernel unpacks archives that stand behind each other.
 
-use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use super::archive::Archive;
 use super::kernel::Kernel;
 use crate::setup;
-use crate::step::quietly;
+use crate::step::{At, empty_folder, quietly};
 
-/// Tools whose own behaviour is wanted, not busybox's likeness of them.
-const TOOLS: &[&str] = &["mkfs.ext4", "e2fsck", "fstrim", "blkdiscard", "taskset"];
+/// Programs whose own behaviour is wanted, not that of busybox's version, and the shell.
+const TOOLS: &[&str] = &[
+    "busybox",
+    "mkfs.ext4",
+    "e2fsck",
+    "fstrim",
+    "blkdiscard",
+    "taskset",
+];
 
-/// Archives on the disk, from which a boot's initramfs is put together.
+/// Archives from which a boot's initramfs is put together.
 pub(crate) struct Initramfs {
     /// Busybox, tools, modules, init.
     base: Vec<u8>,
-    /// fio, which drags 80 MB of libraries along on Debian: only for those who use it.
+    /// fio, which needs 80 MB of libraries on Debian: only for scripts that run it.
     fio: Vec<u8>,
 }
 
 impl Initramfs {
     pub(crate) fn build(kernel: &Kernel) -> Result<Initramfs, String> {
-        let mut base = Archive::default();
-        for folder in ["bin", "dev", "proc", "sys", "tmp", "mnt", "modules"] {
-            base.folder(folder);
+        // Several are built at a time, for the cases and for the comparison.
+        let line = "mkdir -p target/guest && mktemp --directory --tmpdir=$PWD/target/guest";
+        let folder = quietly(&crate::root(), &["sh", "-c", line], &[])?;
+        let folder = PathBuf::from(folder.trim());
+        for name in ["dev", "proc", "sys", "tmp", "mnt", "modules"] {
+            empty_folder(&folder.join(name))?;
         }
-        let mut seen = BTreeSet::new();
-        add_programs(&mut base, &mut seen, &["busybox"])?;
-        base.link("bin/sh", "busybox");
-        add_programs(&mut base, &mut seen, TOOLS)?;
+        for tool in TOOLS {
+            add_program(&folder, tool, &installed(tool)?)?;
+        }
+        let shell = folder.join("bin/sh");
+        symlink("busybox", &shell).at(&shell)?;
+        let mut order = String::new();
         for (name, content) in &kernel.modules {
-            base.file(&format!("modules/{name}"), content);
+            add_file(&folder, &format!("modules/{name}"), content)?;
+            order.push_str(&format!("{name}\n"));
         }
-        let order: Vec<&str> = kernel
-            .modules
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .collect();
-        base.file("modules/order", order.join("\n").as_bytes());
-        base.file("init", include_bytes!("scripts/init.sh"));
-        let mut fio = Archive::default();
-        add_programs(&mut fio, &mut seen, &["fio"])?;
-        Ok(Initramfs {
-            base: base.finish(),
-            fio: fio.finish(),
-        })
+        add_file(&folder, "modules/order", order.trim_end().as_bytes())?;
+        add_file(&folder, "init", include_bytes!("scripts/init.sh"))?;
+        let base = pack(&folder)?;
+        add_program(&folder, "fio", &installed("fio")?)?;
+        let fio = pack(&folder)?;
+        Ok(Initramfs { base, fio })
     }
 
     /// Writes the initramfs of one boot, which runs `script` with `settings` (shell assignments).
@@ -52,7 +59,7 @@ impl Initramfs {
         self.write_with(to, script, settings, &[])
     }
 
-    /// As `write`, with programs of ours in /bin: what each is called there, and where it lies here.
+    /// As `write`, with programs of ours in /bin: the name of each there, and its path here.
     pub(crate) fn write_with(
         &self,
         to: &Path,
@@ -60,91 +67,74 @@ impl Initramfs {
         settings: &str,
         programs: &[(&str, &Path)],
     ) -> Result<(), String> {
-        let mut own = Archive::default();
-        let mut seen = BTreeSet::new();
+        let folder = to.with_extension("files");
+        empty_folder(&folder)?;
         for (name, path) in programs {
-            add_program(&mut own, &mut seen, name, path)?;
+            add_program(&folder, name, path)?;
         }
-        own.file("settings", settings.as_bytes());
-        own.file("script", script.as_bytes());
-        let mut bytes = self.base.clone();
-        if script.contains("fio ") {
-            bytes.extend_from_slice(&self.fio);
-        }
-        bytes.extend_from_slice(&own.finish());
-        std::fs::write(to, bytes).map_err(|error| format!("{}: {error}", to.display()))
+        add_file(&folder, "settings", settings.as_bytes())?;
+        add_file(&folder, "script", script.as_bytes())?;
+        let fio: &[u8] = if script.contains("fio ") {
+            &self.fio
+        } else {
+            &[]
+        };
+        let own = pack(&folder)?;
+        fs::write(to, [&self.base, fio, &own].concat()).at(to)
     }
 }
 
-/// Adds programs with the libraries that `ldd` names, at their own paths.
-fn add_programs(
-    archive: &mut Archive,
-    seen: &mut BTreeSet<PathBuf>,
-    programs: &[&str],
-) -> Result<(), String> {
-    for program in programs {
-        let path = setup::find(program).ok_or(format!("{program} is not installed"))?;
-        add_program(archive, seen, program, &path)?;
-    }
-    Ok(())
+fn installed(program: &str) -> Result<PathBuf, String> {
+    setup::find(program).ok_or(format!("{program} is not installed"))
 }
 
-fn add_program(
-    archive: &mut Archive,
-    seen: &mut BTreeSet<PathBuf>,
-    name: &str,
-    path: &Path,
-) -> Result<(), String> {
-    archive.file(&format!("bin/{name}"), &read(path)?);
-    for library in libraries(path)? {
-        if seen.insert(library.clone()) {
-            add_with_folders(archive, seen, &library)?;
-        }
-    }
-    Ok(())
+fn add_file(folder: &Path, name: &str, content: &[u8]) -> Result<(), String> {
+    let path = folder.join(name);
+    fs::write(&path, content).at(&path)?;
+    // Executable, which harms no file and lets the kernel run /init.
+    quietly(folder, &["chmod", "755", name], &[]).map(drop)
 }
 
-fn add_with_folders(
-    archive: &mut Archive,
-    seen: &mut BTreeSet<PathBuf>,
-    path: &Path,
-) -> Result<(), String> {
-    let relative = path.strip_prefix("/").unwrap_or(path);
-    let folders: Vec<&Path> = relative
-        .ancestors()
-        .skip(1)
-        .filter(|f| *f != Path::new(""))
-        .collect();
-    for folder in folders.into_iter().rev() {
-        if seen.insert(folder.to_path_buf()) {
-            archive.folder(&folder.to_string_lossy());
-        }
+/// Adds a program in bin/, with the libraries that `ldd` names at their own paths.
+fn add_program(folder: &Path, name: &str, path: &Path) -> Result<(), String> {
+    let bin = folder.join("bin");
+    fs::create_dir_all(&bin).at(&bin)?;
+    fs::copy(path, bin.join(name)).at(path)?;
+    // ldd fails for a static program, and names the reason on stderr only.
+    let listing = match quietly(folder, &["ldd", &path.to_string_lossy()], &[]) {
+        Err(why) if !why.contains("not a dynamic executable") => return Err(why),
+        listing => listing.unwrap_or_default(),
+    };
+    let libraries = libraries(&listing);
+    if libraries.is_empty() {
+        return Ok(());
     }
-    archive.file(&relative.to_string_lossy(), &read(path)?);
-    Ok(())
-}
-
-fn libraries(program: &Path) -> Result<Vec<PathBuf>, String> {
-    // ldd ends with 1 for a static program, and says so on stderr only.
-    match quietly(Path::new("/"), &["ldd", &program.to_string_lossy()], &[]) {
-        Ok(listing) => Ok(listed_libraries(&listing)),
-        Err(why) if why.contains("not a dynamic executable") => Ok(Vec::new()),
-        Err(why) => Err(why),
-    }
+    let words = [
+        "cp",
+        "--dereference",
+        "--parents",
+        "--target-directory",
+        ".",
+    ];
+    quietly(folder, &[&words[..], &libraries].concat(), &[]).map(drop)
 }
 
 /// Absolute paths in what ldd prints: `name => /path (0x…)` or `/path (0x…)`.
-fn listed_libraries(listing: &str) -> Vec<PathBuf> {
-    let path_in = |line: &str| {
-        line.split_whitespace()
-            .find(|word| word.starts_with('/'))
-            .map(PathBuf::from)
-    };
-    listing.lines().filter_map(path_in).collect()
+fn libraries(listing: &str) -> Vec<&str> {
+    let lines = listing.lines();
+    let words = lines.map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+    words.flatten().collect()
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+/// Packs a folder's content, and removes it.
+fn pack(folder: &Path) -> Result<Vec<u8>, String> {
+    let archive = folder.with_extension("cpio");
+    let line = "find . -mindepth 1 | busybox cpio -o -H newc > \"$0\"";
+    quietly(folder, &["sh", "-c", line, &archive.to_string_lossy()], &[])?;
+    let bytes = fs::read(&archive).at(&archive)?;
+    fs::remove_file(&archive).at(&archive)?;
+    fs::remove_dir_all(folder).at(folder)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -153,14 +143,7 @@ mod tests {
 
     #[test]
     fn libraries_are_the_paths_that_ldd_names() {
-        let listing = "\tlinux-vdso.so.1 (0x7f)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x7f)\n\t/lib64/ld-linux-x86-64.so.2 (0x7f)\n\tlibno.so => not found\n";
-        let found = listed_libraries(listing);
-        assert_eq!(
-            found,
-            [
-                Path::new("/lib/x/libc.so.6"),
-                Path::new("/lib64/ld-linux-x86-64.so.2")
-            ]
-        );
+        let listing = "\tlinux-vdso.so.1 (0x7f)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x7f)\n\t/lib64/ld.so (0x7f)\n";
+        assert_eq!(libraries(listing), ["/lib/x/libc.so.6", "/lib64/ld.so"]);
     }
 }

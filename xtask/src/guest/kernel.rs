@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::setup;
-use crate::step::quietly;
+use crate::step::{At, line, quietly};
 
 /// Which packages are tried, best first, and which modules the guest loads where the kernel has them as such.
 pub(crate) struct Wish {
@@ -35,71 +36,60 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Takes what lies below `folder`, or downloads it first.
+    /// Takes the kernel below `folder`, or downloads it first.
     pub(crate) fn fetch(folder: &Path, wish: &Wish) -> Result<Kernel, String> {
         if image_in(folder).is_none() {
             download(folder, wish.packages)?;
         }
         let image = image_in(folder).ok_or("the kernel package holds no boot/vmlinuz-*")?;
-        let modules = ["lib/modules", "usr/lib/modules"]
-            .map(|modules| folder.join(modules))
-            .into_iter()
-            .find(|modules| modules.is_dir());
-        Kernel::take(
-            &image,
-            &modules.unwrap_or_else(|| folder.to_path_buf()),
-            wish,
-        )
+        Kernel::take(&image, folder, wish)
     }
 
-    /// A kernel image with its modules, which lie anywhere below `modules`.
-    pub(crate) fn take(image: &Path, modules: &Path, wish: &Wish) -> Result<Kernel, String> {
+    /// A kernel image with its modules, which lie anywhere below `folder`.
+    pub(crate) fn take(image: &Path, folder: &Path, wish: &Wish) -> Result<Kernel, String> {
         if !image.is_file() {
             return Err(format!("there is no kernel image {}", image.display()));
         }
-        if !modules.is_dir() {
-            return Err(format!(
-                "there is no folder of modules {}",
-                modules.display()
-            ));
-        }
-        let name = image.file_name().unwrap_or_default().to_string_lossy();
-        let files = files_below(modules);
-        let mut loaded = Vec::new();
+        let listing = line(folder, "find . -name *.ko* -o -name modules.builtin", &[]);
+        let listing =
+            listing.map_err(|why| format!("no modules in {}: {why}", folder.display()))?;
+        let files: Vec<PathBuf> = listing.lines().map(|file| folder.join(file)).collect();
+        let mut modules = Vec::new();
         for wanted in wish.modules {
-            add_module(wanted, &files, &mut loaded)?;
+            add_module(wanted, &files, &mut modules)?;
         }
+        // The kernel's build leaves a list of what is compiled in beside its modules.
+        let list = files.iter().find(|path| path.ends_with("modules.builtin"));
+        let builtin = list.and_then(|list| std::fs::read_to_string(list).ok());
+        let builtin = builtin.unwrap_or_default();
+        let builtin = builtin.lines().map(|line| module_name(Path::new(line)));
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
         Ok(Kernel {
             image: image.to_path_buf(),
             release: name.trim_start_matches("vmlinuz-").to_owned(),
-            modules: loaded,
-            builtin: builtin(&files),
+            modules,
+            builtin: builtin.collect(),
         })
     }
 
     /// The image as QEMU can start it without the guest unpacking it first, which takes a translated one
     /// seconds (Xen's PVH entry); the image itself where it has no such entry.
     pub(crate) fn quick_image(&self, folder: &Path) -> Result<PathBuf, String> {
-        let packed = read(&self.image)?;
+        let packed = std::fs::read(&self.image).at(&self.image)?;
         let Some((tool, payload)) = payload(&packed) else {
             return Ok(self.image.clone());
         };
-        let source = folder.join("vmlinux.packed");
-        let told = |error: std::io::Error| format!("{}: {error}", source.display());
-        std::fs::write(&source, payload).map_err(told)?;
-        // A size stands behind the payload, which the tools take for garbage and complain of.
-        let output = std::process::Command::new(tool)
-            .arg("-dcf")
-            .arg(&source)
-            .output();
-        let unpacked = output.map_err(told)?.stdout;
-        std::fs::remove_file(&source).map_err(told)?;
-        if !has_pvh_entry(&unpacked) {
-            return Ok(self.image.clone());
-        }
         let target = folder.join("vmlinux");
-        std::fs::write(&target, unpacked).map_err(told)?;
-        Ok(target)
+        std::fs::write(&target, payload).at(&target)?;
+        // A size stands behind the payload; the tools report it as garbage, and fail.
+        let output = Command::new(tool).arg("-dcf").arg(&target).output();
+        let unpacked = output.at(tool)?.stdout;
+        std::fs::write(&target, &unpacked).at(&target)?;
+        Ok(if has_pvh_entry(&unpacked) {
+            target
+        } else {
+            self.image.clone()
+        })
     }
 
     /// Whether it has a driver: as a module that was wished for, or compiled in.
@@ -135,33 +125,15 @@ fn has_pvh_entry(image: &[u8]) -> bool {
     image.starts_with(b"\x7FELF") && image.windows(NOTE.len()).any(|window| window == NOTE)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// The list that a kernel's build leaves beside its modules.
-fn builtin(files: &[PathBuf]) -> BTreeSet<String> {
-    let list = files
-        .iter()
-        .find(|path| path.ends_with("modules.builtin"))
-        .and_then(|path| std::fs::read_to_string(path).ok());
-    let list = list.unwrap_or_default();
-    list.lines()
-        .map(|line| module_name(Path::new(line)))
-        .collect()
-}
-
 fn image_in(folder: &Path) -> Option<PathBuf> {
-    let boot = std::fs::read_dir(folder.join("boot")).ok()?;
-    let mut images = boot.flatten().map(|entry| entry.path());
-    images.find(|path| {
-        path.file_name()
-            .is_some_and(|n| n.to_string_lossy().starts_with("vmlinuz-"))
-    })
+    let files = std::fs::read_dir(folder.join("boot")).ok()?.flatten();
+    let mut images =
+        files.filter(|file| file.file_name().to_string_lossy().starts_with("vmlinuz-"));
+    images.next().map(|file| file.path())
 }
 
 fn download(folder: &Path, wanted: &[&str]) -> Result<(), String> {
-    std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    std::fs::create_dir_all(folder).at(folder)?;
     let mut packages = named_packages(folder, wanted);
     if packages.is_empty() {
         setup::refresh_lists(folder)?;
@@ -170,80 +142,47 @@ fn download(folder: &Path, wanted: &[&str]) -> Result<(), String> {
     if packages.is_empty() {
         return Err(format!("apt knows none of the kernel packages {wanted:?}"));
     }
-    println!(
-        "downloading for the guest (unpacked below target, not installed): {}",
-        packages.join(" ")
-    );
-    let words: Vec<&str> = ["apt-get", "download"]
-        .into_iter()
-        .chain(packages.iter().map(String::as_str))
-        .collect();
-    if quietly(folder, &words, &[]).is_err() {
-        // The lists may be older than the archive: the version that they name is gone from it.
+    let names = packages.into_iter().collect::<Vec<_>>().join(" ");
+    println!("downloading for the guest (unpacked below target, not installed): {names}");
+    let download = || line(folder, &format!("apt-get download {names}"), &[]);
+    if download().is_err() {
+        // The lists may be older than the archive, which then lacks the version that they name.
         setup::refresh_lists(folder)?;
-        quietly(folder, &words, &[])?;
+        download()?;
     }
-    for package in files_in(folder).filter(|path| path.extension().is_some_and(|e| e == "deb")) {
-        let package = package.to_string_lossy().into_owned();
-        quietly(folder, &["dpkg-deb", "-x", &package, "."], &[])?;
-        std::fs::remove_file(&package).map_err(|error| format!("{package}: {error}"))?;
-    }
-    Ok(())
+    let unpack = "set -e; for package in *.deb; do dpkg-deb -x $package .; rm $package; done";
+    quietly(folder, &["sh", "-c", unpack], &[]).map(drop)
 }
 
 /// The image's package and those of its modules, behind the first name that apt knows.
-fn named_packages(folder: &Path, wanted: &[&str]) -> Vec<String> {
+fn named_packages(folder: &Path, wanted: &[&str]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
     for meta in wanted {
-        let mut found = BTreeSet::new();
         let mut open = vec![(*meta).to_owned()];
         while let Some(name) = open.pop() {
-            let listing = quietly(folder, &["apt-cache", "depends", "--important", &name], &[]);
-            for need in depends(&listing.unwrap_or_default()) {
-                if found.insert(need.clone()) {
-                    open.push(need);
-                }
-            }
+            let listing = line(
+                folder,
+                &format!("apt-cache depends --important {name}"),
+                &[],
+            );
+            let needs = depends(&listing.unwrap_or_default());
+            open.extend(needs.into_iter().filter(|need| found.insert(need.clone())));
         }
         if !found.is_empty() {
-            return found.into_iter().collect();
+            break;
         }
     }
-    Vec::new()
+    found
 }
 
-/// Kernel packages in what `apt-cache depends` prints.
+/// Kernel packages in the output of `apt-cache depends`: the image, signed or unsigned, without firmware and tools.
 fn depends(listing: &str) -> Vec<String> {
     let names = listing
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Depends: "));
-    let is_kernel = |name: &&str| {
-        // The image is wanted signed or unsigned, firmware and tools are not.
-        name.starts_with("linux-image-") || name.starts_with("linux-modules-")
-    };
+    let is_kernel =
+        |name: &&str| name.starts_with("linux-image-") || name.starts_with("linux-modules-");
     names.filter(is_kernel).map(str::to_owned).collect()
-}
-
-fn files_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    std::fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-}
-
-fn files_below(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut open = vec![folder.to_path_buf()];
-    while let Some(folder) = open.pop() {
-        for path in files_in(&folder) {
-            if path.is_dir() && !path.is_symlink() {
-                open.push(path);
-            } else {
-                found.push(path);
-            }
-        }
-    }
-    found
 }
 
 /// Adds a module behind those that it needs; one that is no file is built into the kernel.
@@ -253,10 +192,9 @@ fn add_module(
     modules: &mut Vec<(String, Vec<u8>)>,
 ) -> Result<(), String> {
     let file_name = format!("{}.ko", name.replace('-', "_"));
-    if modules.iter().any(|(known, _)| *known == file_name) {
-        return Ok(());
-    }
-    let Some(path) = files.iter().find(|path| module_name(path) == file_name) else {
+    let is_known = modules.iter().any(|(known, _)| *known == file_name);
+    let file = files.iter().find(|path| module_name(path) == file_name);
+    let Some(path) = file.filter(|_| !is_known) else {
         return Ok(());
     };
     let content = uncompressed(path)?;
@@ -268,11 +206,8 @@ fn add_module(
 }
 
 fn module_name(path: &Path) -> String {
-    let name = path
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .replace('-', "_");
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.replace('-', "_");
     name.trim_end_matches(".xz")
         .trim_end_matches(".zst")
         .to_owned()
@@ -282,34 +217,23 @@ fn uncompressed(path: &Path) -> Result<Vec<u8>, String> {
     let tool = match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => "xz",
         Some("zst") => "zstd",
-        _ => return read(path),
+        _ => return std::fs::read(path).at(path),
     };
-    let output = std::process::Command::new(tool)
-        .arg("-dc")
-        .arg(path)
-        .output();
-    match output {
-        Ok(output) if output.status.success() => Ok(output.stdout),
-        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-        Err(error) => Err(format!("{tool}, to unpack {}: {error}", path.display())),
+    match Command::new(tool).arg("-dc").arg(path).output().at(tool)? {
+        output if output.status.success() => Ok(output.stdout),
+        output => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
     }
 }
 
 /// Names in the `depends=` entry of a module's `.modinfo` section.
 fn needs(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
-    let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else {
-        return Vec::new();
-    };
-    let list = module[at + KEY.len()..]
-        .split(|byte| *byte == 0)
-        .next()
-        .unwrap_or_default();
+    let at = module.windows(KEY.len()).position(|window| window == KEY);
+    let rest = at.map_or(&[][..], |at| &module[at + KEY.len()..]);
+    let list = rest.split(|byte| *byte == 0).next().unwrap_or_default();
     let list = String::from_utf8_lossy(list).into_owned();
-    list.split(',')
-        .filter(|name| !name.is_empty())
-        .map(str::to_owned)
-        .collect()
+    let names = list.split(',').filter(|name| !name.is_empty());
+    names.map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -342,37 +266,30 @@ mod tests {
 
     #[test]
     fn only_an_elf_image_with_the_note_is_started_by_it() {
-        assert!(has_pvh_entry(
-            b"\x7FELF....\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0entry"
-        ));
-        assert!(!has_pvh_entry(
-            b"\x7FELF....\x04\0\0\0\x08\0\0\0\x11\0\0\0Xen\0entry"
-        ));
+        let note = b"\x7FELF....\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0entry";
+        assert!(has_pvh_entry(note));
+        assert!(!has_pvh_entry(&note.map(|byte| if byte == 0x12 {
+            0x11
+        } else {
+            byte
+        })));
         assert!(!has_pvh_entry(b"\x12\0\0\0Xen\0"));
     }
 
     #[test]
     fn of_a_meta_package_only_kernels_are_taken() {
-        let listing = "linux-image-virtual\n  Depends: linux-image-6.8.0-1-generic\n  Depends: linux-firmware\n |Depends: x\n  Depends: linux-modules-6.8.0-1-generic\n";
-        assert_eq!(
-            depends(listing),
-            [
-                "linux-image-6.8.0-1-generic",
-                "linux-modules-6.8.0-1-generic"
-            ]
-        );
+        let listing = "linux-image-virtual\n  Depends: linux-image-6.8\n  Depends: linux-firmware\n |Depends: x\n";
+        assert_eq!(depends(listing), ["linux-image-6.8"]);
     }
 
     #[test]
     fn compressed_modules_are_known_by_their_names() {
-        assert_eq!(
-            module_name(Path::new("a/virtio-blk.ko.xz")),
-            "virtio_blk.ko"
-        );
-        assert_eq!(
-            module_name(Path::new("a/virtio_pci.ko.zst")),
-            "virtio_pci.ko"
-        );
-        assert_eq!(module_name(Path::new("a/ext4.ko")), "ext4.ko");
+        for (file, name) in [
+            ("a/virtio-blk.ko.xz", "virtio_blk.ko"),
+            ("a/virtio_pci.ko.zst", "virtio_pci.ko"),
+            ("a/ext4.ko", "ext4.ko"),
+        ] {
+            assert_eq!(module_name(Path::new(file)), name);
+        }
     }
 }

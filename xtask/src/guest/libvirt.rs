@@ -9,20 +9,15 @@ use super::Outcome;
 use super::backend::Mode;
 use super::cases::{BOOT_LIMIT, Bench, FOUR};
 use super::machine::Machine;
-use crate::step::quietly;
+use crate::step::{At, quietly};
 
 /// User and group of QEMU: Debian's numbers. Only files in the namespace name them.
 const QEMU_ID: u32 = 64055;
 
 /// Namespaces in which libvirtd finds its folders, and which end with all that runs in them.
-const UNSHARE: &[&str] = &[
-    "unshare",
-    "--mount",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-];
+const UNSHARE: &str = "unshare --mount --pid --fork --kill-child --mount-proc";
+
+const DOCUMENT: &str = include_str!("../../../docs/qemu.md");
 
 const QEMU_CONF: &str = r#"user = "libvirt-qemu"
 group = "libvirt-qemu"
@@ -40,27 +35,25 @@ unix_sock_dir = "/run/libvirt"
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Outcome, String> {
     let folder = &bench.folder;
-    if let Err(why) = quietly(folder, &[UNSHARE, &["true"]].concat(), &[]) {
+    if let Err(why) = quietly(folder, &["sh", "-c", &format!("{UNSHARE} true")], &[]) {
+        let why = why.trim();
         return Ok(Outcome::Ignored(format!(
-            "libvirt's QEMU driver needs root and namespaces of its own: {}",
-            why.trim()
+            "libvirt's QEMU driver needs root and namespaces of its own: {why}"
         )));
     }
     let home = folder.join("var/lib/libvirt");
     write_files(folder, &home)?;
-    bench.write_initramfs(
-        &home.join("initramfs"),
-        FOUR,
-        include_str!("scripts/libvirt.sh"),
-    )?;
-    fs::copy(&bench.lab.kernel.image, home.join("kernel")).map_err(|error| error.to_string())?;
+    let script = include_str!("scripts/libvirt.sh");
+    bench.write_initramfs(&home.join("initramfs"), FOUR, script)?;
+    fs::copy(&bench.lab.kernel.image, home.join("kernel")).at(&home)?;
 
     let image = bench.empty_image()?;
     let daemon = bench.serve_in(&home, &image, FOUR, Mode::Group(QEMU_ID))?;
-    let mut command = Command::new(UNSHARE[0]);
+    let mut command = Command::new("unshare");
+    let host = include_str!("scripts/libvirt-host.sh");
     command
-        .args(&UNSHARE[1..])
-        .args(["sh", "-c", include_str!("scripts/libvirt-host.sh"), "sh"])
+        .args(UNSHARE.split(' ').skip(1))
+        .args(["sh", "-c", host, "sh"])
         .arg(folder);
     let machine = Machine::run(command, &folder.join("console.log"), BOOT_LIMIT)?;
     let checks = machine.finish()?;
@@ -70,11 +63,9 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Outcome, String> {
 
 /// Files that the namespace shows in place of the machine's own.
 fn write_files(folder: &Path, home: &Path) -> Result<(), String> {
-    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
-    let settings = folder.join("etc/libvirt");
-    fs::create_dir_all(&settings).map_err(told)?;
-    fs::create_dir_all(home).map_err(told)?;
-    let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
+    fs::create_dir_all(folder.join("etc/libvirt")).at(folder)?;
+    fs::create_dir_all(home).at(home)?;
+    let read = |path: &str| fs::read_to_string(path).at(path);
     let user = format!("libvirt-qemu:x:{QEMU_ID}:{QEMU_ID}::/var/lib/libvirt:/usr/sbin/nologin\n");
     // The group by which libvirt is built to run QEMU on Ubuntu must be there, whatever its settings say.
     let groups = format!("libvirt-qemu:x:{QEMU_ID}:\nkvm:x:{}:\n", QEMU_ID + 1);
@@ -85,15 +76,13 @@ fn write_files(folder: &Path, home: &Path) -> Result<(), String> {
         ("etc/passwd", user + &read("/etc/passwd")?),
         ("etc/group", groups + &read("/etc/group")?),
         ("no-kvm", String::new()),
-        (
-            "var/lib/libvirt/domain.xml",
-            domain(include_str!("../../../docs/qemu.md"))?,
-        ),
+        ("var/lib/libvirt/domain.xml", domain(DOCUMENT)?),
     ];
     for (name, text) in files {
-        fs::write(folder.join(name), text).map_err(told)?;
+        fs::write(folder.join(name), text).at(folder)?;
     }
-    fs::set_permissions(folder.join("no-kvm"), Permissions::from_mode(0o000)).map_err(told)
+    let no_kvm = folder.join("no-kvm");
+    fs::set_permissions(&no_kvm, Permissions::from_mode(0o000)).at(&no_kvm)
 }
 
 /// The domain that the document shows, with what it leaves to the reader: a name, a kernel, a console.
@@ -102,9 +91,7 @@ fn domain(document: &str) -> Result<String, String> {
     let block = document
         .split_once("```xml\n")
         .and_then(|(_, rest)| rest.split_once("```"));
-    let (mut xml, _) = block
-        .map(|(block, _)| (block.to_owned(), ()))
-        .ok_or(lacking("domain"))?;
+    let mut xml = block.ok_or(lacking("domain"))?.0.to_owned();
     let machine = format!(
         "<domain type='qemu'>\n  <name>cleave-test</name>\n  <memory unit='MiB'>512</memory>\n  \
          <vcpu>{}</vcpu>\n  <features><acpi/></features>\n  <os>\n    \
@@ -134,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_documents_domain_is_completed_and_its_disk_left_as_it_is() {
-        let xml = domain(include_str!("../../../docs/qemu.md")).unwrap();
+        let xml = domain(DOCUMENT).unwrap();
         for part in [
             "<domain type='qemu'>",
             "path='/var/lib/libvirt/disk.sock'",

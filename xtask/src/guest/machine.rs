@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::step::pinned;
+use crate::step::{At, pinned};
 
 /// How guest instructions are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,10 +25,10 @@ impl Accelerator {
         }
     }
 
-    fn arguments(self) -> [&'static str; 4] {
+    fn arguments(self) -> &'static str {
         match self {
-            Accelerator::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            Accelerator::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+            Accelerator::Kvm => "-accel kvm -cpu host",
+            Accelerator::Tcg => "-accel tcg,thread=multi -cpu max",
         }
     }
 }
@@ -62,7 +62,7 @@ pub(crate) struct MachineSpec<'a> {
 
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
-/// QEMU's words for a disk that a daemon serves on `socket`; `id` tells several apart.
+/// QEMU's options for a disk that a daemon serves on `socket`; `id` tells several apart.
 pub(crate) fn vhost_user_disk(id: &str, socket: &Path, vrings: u32) -> Vec<String> {
     vec![
         "-chardev".to_owned(),
@@ -72,25 +72,25 @@ pub(crate) fn vhost_user_disk(id: &str, socket: &Path, vrings: u32) -> Vec<Strin
     ]
 }
 
-/// QEMU's words for two disks of its own whose drivers can poll, given queues for that: an NVMe drive, and a
+/// QEMU's options for two disks of its own whose drivers can poll, given queues for that: an NVMe drive, and a
 /// virtio one with a queue to spare.
 pub(crate) fn pollable_disks(nvme: &Path, virtio: &Path) -> Vec<String> {
     let drive = |id: &str, image: &Path| {
         let file = image.display();
         format!("file={file},if=none,id={id},format=raw,discard=unmap")
     };
-    let words = [
-        ("-drive", drive("first", nvme)),
-        ("-device", "nvme,drive=first,serial=polled".to_owned()),
-        ("-drive", drive("second", virtio)),
-        (
-            "-device",
-            "virtio-blk-pci,drive=second,num-queues=2".to_owned(),
-        ),
+    let (nvme, virtio) = (drive("first", nvme), drive("second", virtio));
+    let words = ["-drive", &nvme, "-device", "nvme,drive=first,serial=polled"];
+    let second = [
+        "-drive",
+        &virtio,
+        "-device",
+        "virtio-blk-pci,drive=second,num-queues=2",
     ];
-    let words = words.into_iter();
     words
-        .flat_map(|(option, value)| [option.to_owned(), value])
+        .iter()
+        .chain(&second)
+        .map(|word| (*word).to_owned())
         .collect()
 }
 
@@ -107,11 +107,12 @@ pub(crate) struct Machine {
     checks: Vec<Check>,
 }
 
-/// A line that the guest means for us.
+/// A line in which the guest reports to us.
 #[derive(Debug, PartialEq)]
 enum Word {
     Checked(Check),
-    Mark(String),
+    /// Its name, and the values behind it.
+    Mark(String, String),
     End,
 }
 
@@ -131,20 +132,16 @@ impl Machine {
         log: &Path,
         limit: Duration,
     ) -> Result<Machine, String> {
-        let create = |path: &Path| {
-            File::create(path).map_err(|error| format!("{}: {error}", path.display()))
-        };
-        let complaints = create(&log.with_extension("qemu"))?;
-        let console = create(log)?;
-        let mut child = command
+        let errors = log.with_extension("qemu");
+        let errors = File::create(&errors).at(&errors)?;
+        let console = File::create(log).at(log)?;
+        command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(complaints)
-            .spawn()
-            .map_err(|error| format!("QEMU: {error}"))?;
-        let (input, output) = match (child.stdin.take(), child.stdout.take()) {
-            (Some(input), Some(output)) => (input, output),
-            _ => return Err("QEMU has no serial line".to_owned()),
+            .stderr(errors);
+        let mut child = command.spawn().at(QEMU)?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("QEMU has no serial line".to_owned());
         };
         let (to, lines) = channel();
         std::thread::spawn(move || copy_lines(BufReader::new(output), console, &to));
@@ -160,36 +157,19 @@ impl Machine {
 
     /// Waits for a mark; gives the values behind it.
     pub(crate) fn expect(&mut self, mark: &str) -> Result<String, String> {
-        loop {
-            match self.next()? {
-                Word::Checked(check) => self.checks.push(check),
-                Word::Mark(found) => {
-                    let (name, values) = found.split_once(' ').unwrap_or((&found, ""));
-                    if name == mark {
-                        return Ok(values.to_owned());
-                    }
-                    return Err(self.explain(&format!("came to `{name}`, not to `{mark}`")));
-                }
-                Word::End => return Err(self.explain(&format!("ended before `{mark}`"))),
-            }
+        match self.mark()? {
+            Some((name, values)) if name == mark => Ok(values),
+            Some((name, _)) => Err(self.explain(&format!("came to `{name}`, not to `{mark}`"))),
+            None => Err(self.explain(&format!("ended before `{mark}`"))),
         }
     }
 
     /// Waits until the script has ended and the machine is off; gives all checks since the start.
     pub(crate) fn finish(mut self) -> Result<Vec<Check>, String> {
-        loop {
-            match self.next()? {
-                Word::Checked(check) => self.checks.push(check),
-                Word::Mark(mark) => return Err(self.explain(&format!("stopped at `{mark}`"))),
-                Word::End => break,
-            }
+        if let Some((mark, _)) = self.mark()? {
+            return Err(self.explain(&format!("stopped at `{mark}`")));
         }
-        while self
-            .child
-            .try_wait()
-            .map_err(|error| error.to_string())?
-            .is_none()
-        {
+        while self.child.try_wait().at(QEMU)?.is_none() {
             if Instant::now() > self.deadline {
                 return Err(self.explain("did not power off"));
             }
@@ -198,16 +178,14 @@ impl Machine {
         Ok(std::mem::take(&mut self.checks))
     }
 
-    /// Waits for the next mark, whatever it is: its name, and the values behind it. None at the script's end.
+    /// Waits for the next mark: its name, and the values behind it. None at the script's end.
     pub(crate) fn mark(&mut self) -> Result<Option<(String, String)>, String> {
         loop {
-            match self.next()? {
-                Word::Checked(check) => self.checks.push(check),
-                Word::Mark(found) => {
-                    let (name, values) = found.split_once(' ').unwrap_or((&found, ""));
-                    return Ok(Some((name.to_owned(), values.to_owned())));
-                }
-                Word::End => return Ok(None),
+            match word_in(&self.line()?) {
+                None => {}
+                Some(Word::Checked(check)) => self.checks.push(check),
+                Some(Word::Mark(name, values)) => return Ok(Some((name, values))),
+                Some(Word::End) => return Ok(None),
             }
         }
     }
@@ -219,10 +197,8 @@ impl Machine {
 
     /// Types whole lines on the console.
     pub(crate) fn say(&mut self, lines: &str) -> Result<(), String> {
-        let sent = self
-            .input
-            .write_all(lines.as_bytes())
-            .and_then(|()| self.input.flush());
+        let sent = self.input.write_all(lines.as_bytes());
+        let sent = sent.and_then(|()| self.input.flush());
         sent.map_err(|error| self.explain(&format!("takes no answer: {error}")))
     }
 
@@ -241,7 +217,7 @@ impl Machine {
         self.child
             .kill()
             .and_then(|()| self.child.wait())
-            .map_err(|error| error.to_string())?;
+            .at(QEMU)?;
         Ok(std::mem::take(&mut self.checks))
     }
 
@@ -249,14 +225,6 @@ impl Machine {
     pub(crate) fn expect_text(&mut self, text: &str) -> Result<(), String> {
         while !self.line()?.contains(text) {}
         Ok(())
-    }
-
-    fn next(&mut self) -> Result<Word, String> {
-        loop {
-            if let Some(word) = word_in(&self.line()?) {
-                return Ok(word);
-            }
-        }
     }
 
     fn line(&mut self) -> Result<String, String> {
@@ -281,10 +249,12 @@ impl Machine {
             let content = std::fs::read(&log).unwrap_or_default();
             let content = String::from_utf8_lossy(&content);
             let lines: Vec<&str> = content.lines().collect();
-            text.push_str(&format!("\n--- end of {}", log.display()));
-            for line in lines.iter().skip(lines.len().saturating_sub(15)) {
-                text.push_str(&format!("\n{line}"));
-            }
+            let end = &lines[lines.len().saturating_sub(15)..];
+            text.push_str(&format!(
+                "\n--- end of {}\n{}",
+                log.display(),
+                end.join("\n")
+            ));
         }
         text
     }
@@ -300,12 +270,14 @@ impl Drop for Machine {
 
 fn arguments(spec: &MachineSpec<'_>) -> Vec<String> {
     // share=on: the daemon maps the guest's memory; private memory would give it a copy.
-    let fixed = "-nodefaults -no-user-config -display none -vga none -nic none -monitor none \
-                 -serial stdio -machine q35,memory-backend=mem -m 512M \
-                 -object memory-backend-memfd,id=mem,size=512M,share=on";
+    let fixed = format!(
+        "-nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
+         -machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
+         {} -smp {}",
+        spec.accelerator.arguments(),
+        spec.cpus
+    );
     let mut words: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
-    words.extend(spec.accelerator.arguments().map(str::to_owned));
-    words.extend(["-smp".to_owned(), spec.cpus.to_string()]);
     words.extend(spec.devices.iter().cloned());
     if let Boot::Linux {
         kernel,
@@ -314,11 +286,11 @@ fn arguments(spec: &MachineSpec<'_>) -> Vec<String> {
     } = spec.boot
     {
         let console = format!("console=ttyS0 quiet loglevel=1 panic=-1 nokaslr {parameters}");
-        for word in ["-kernel", &kernel.to_string_lossy(), "-initrd"] {
-            words.push(word.to_owned());
-        }
-        words.push(initramfs.to_string_lossy().into_owned());
-        words.extend(["-append".to_owned(), console]);
+        let (kernel, initramfs) = (kernel.to_string_lossy(), initramfs.to_string_lossy());
+        let boot = [
+            "-kernel", &kernel, "-initrd", &initramfs, "-append", &console,
+        ];
+        words.extend(boot.map(str::to_owned));
     }
     words
 }
@@ -329,29 +301,28 @@ fn copy_lines(mut from: impl BufRead, mut log: File, to: &Sender<String>) {
         .read_until(b'\n', &mut line)
         .is_ok_and(|length| length > 0)
     {
-        // A full disk loses the log, not the test; and nobody listens any more when a test is over.
+        // A full disk loses the log, not the test; and after the end of a test there is no receiver.
         let _ = log.write_all(&line);
         let _ = to.send(String::from_utf8_lossy(&line).trim_end().to_owned());
         line.clear();
     }
 }
 
-/// What a line says to us; the kernel may have printed something before it.
+/// What the guest reports in a line; the kernel may have printed something before it.
 fn word_in(line: &str) -> Option<Word> {
-    let at = line.find("CLEAVE-")?;
-    let (kind, rest) = line[at..].split_once(' ').unwrap_or((&line[at..], ""));
-    match kind {
+    let split = |text: &str| {
+        let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
+        (first.to_owned(), rest.to_owned())
+    };
+    let (kind, rest) = split(&line[line.find("CLEAVE-")?..]);
+    let (name, rest) = split(&rest);
+    match kind.as_str() {
         "CLEAVE-END" => Some(Word::End),
-        "CLEAVE-MARK" => Some(Word::Mark(rest.to_owned())),
+        "CLEAVE-MARK" => Some(Word::Mark(name, rest)),
         "CLEAVE-TEST" => {
-            let (name, verdict) = rest
-                .split_once(' ')
-                .unwrap_or((rest, "FAIL without verdict"));
-            let result = match verdict.split_once(' ').unwrap_or((verdict, "")) {
-                ("ok", _) => Ok(()),
-                (_, why) => Err(why.to_owned()),
-            };
-            Some(Word::Checked((name.to_owned(), result)))
+            let (verdict, why) = split(&rest);
+            let result = if verdict == "ok" { Ok(()) } else { Err(why) };
+            Some(Word::Checked((name, result)))
         }
         _ => None,
     }
@@ -362,41 +333,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_guest_are_understood_and_others_passed_over() {
+    fn reports_of_the_guest_are_read_and_other_lines_passed_over() {
+        let checked = |name: &str, result: Result<(), &str>| {
+            Some(Word::Checked((
+                name.to_owned(),
+                result.map_err(str::to_owned),
+            )))
+        };
+        let mark = Word::Mark("before-trim".to_owned(), "1 2".to_owned());
         let table = [
             ("CLEAVE-END", Some(Word::End)),
+            ("CLEAVE-MARK before-trim 1 2", Some(mark)),
+            ("CLEAVE-TEST size ok", checked("size", Ok(()))),
+            ("[ 1.0] hmCLEAVE-TEST a ok", checked("a", Ok(()))),
             (
-                "CLEAVE-MARK before-trim 1 2",
-                Some(Word::Mark("before-trim 1 2".into())),
+                "CLEAVE-TEST size FAIL expected '1'",
+                checked("size", Err("expected '1'")),
             ),
-            (
-                "CLEAVE-TEST size ok",
-                Some(Word::Checked(("size".into(), Ok(())))),
-            ),
-            (
-                "[ 1.0] hmCLEAVE-TEST a ok",
-                Some(Word::Checked(("a".into(), Ok(())))),
-            ),
-            (
-                "CLEAVE-TEST size FAIL expected '1', found '2'",
-                Some(Word::Checked((
-                    "size".into(),
-                    Err("expected '1', found '2'".into()),
-                ))),
-            ),
+            // Cut off.
+            ("CLEAVE-TEST size", checked("size", Err(""))),
             ("[    1.234] Linux version 6.1", None),
             ("go", None),
         ];
         for (line, word) in table {
             assert_eq!(word_in(line), word, "{line}");
         }
-    }
-
-    #[test]
-    fn a_verdict_that_is_cut_off_is_a_failure() {
-        let Some(Word::Checked((_, result))) = word_in("CLEAVE-TEST size") else {
-            panic!()
-        };
-        assert!(result.is_err());
     }
 }

@@ -1,7 +1,6 @@
 //! A real Linux in QEMU against the real daemon. Nothing here is skipped: what cannot run, fails and
 //! says why.
 
-mod archive;
 mod backend;
 mod boot_sector;
 mod cases;
@@ -14,19 +13,31 @@ pub(crate) mod machine;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::builder::PossibleValuesParser;
 use initramfs::Initramfs;
 use kernel::Kernel;
 use machine::{Accelerator, Boot, Check, Machine, MachineSpec};
 
-use crate::built::{self, Artifact, Kind};
+use crate::built::{self, Artifact};
 use crate::pool;
+use crate::step::empty_folder;
 
 /// The daemon that serves the disks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum BackendKind {
     Cleave,
-    /// A second opinion: where a test fails with this one too, the test is at fault.
     QemuStorageDaemon,
+}
+
+/// How the cases run.
+#[derive(clap::Args)]
+pub(crate) struct Request {
+    /// Keep the guests' logs and images below target/guest
+    #[arg(long)]
+    keep: bool,
+    /// Serve the guests' disks with this daemon: a test that fails with QEMU's too is itself at fault
+    #[arg(long, value_name = "DAEMON", value_enum, default_value_t = BackendKind::Cleave)]
+    pub(crate) against: BackendKind,
 }
 
 /// What all cases share.
@@ -41,9 +52,9 @@ pub(crate) struct Lab {
     folder: PathBuf,
 }
 
-/// Whether there is a guest case of this name.
-pub(crate) fn is_case(name: &str) -> bool {
-    cases::ALL.iter().any(|case| case.name == name)
+/// Names of the cases.
+pub(crate) fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(cases::ALL.iter().map(|case| case.name))
 }
 
 /// Result of a case.
@@ -57,51 +68,33 @@ pub(crate) enum Outcome {
 /// in between.
 const WIDTH: usize = 2;
 
-/// Runs all cases, or only the one named; says how many passed. Logs and images stay where `keep` says so, or a case failed.
+/// Runs all cases, or only the one named; reports how many passed. Logs and images stay if asked for, or if a case
+/// failed.
 pub(crate) fn run(
     root: &Path,
     artifacts: &[Artifact],
-    kind: BackendKind,
-    keep: Keep,
+    request: &Request,
     only: Option<&str>,
 ) -> Result<String, String> {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the guest tests boot an x86-64 kernel and need an x86-64 machine".to_owned());
     }
-    let target = root.join("target/guest");
-    let folder = target.join("run");
-    fresh(&folder)?;
-    let kernel = fetch_kernel(root)?;
-    let initramfs = Initramfs::build(&kernel)?;
-    let accelerator = probe(&kernel, &initramfs, &folder)?;
-    println!(
-        "guest: Linux {}, accelerator {}",
-        kernel.release,
-        accelerator.name()
-    );
-    let lab = Lab {
-        kernel,
-        initramfs,
-        accelerator,
-        kind,
-        program: built::program(artifacts, "cleave")?.to_owned(),
-        drive: built::program(artifacts, "drive")?.to_owned(),
-        engine_tests: engine_tests(root, artifacts)?,
-        folder,
-    };
+    let lab = Lab::new(root, artifacts, request.against)?;
+    let (release, accelerator) = (&lab.kernel.release, lab.accelerator.name());
+    println!("guest: Linux {release}, accelerator {accelerator}");
     let start = Instant::now();
     let mut tally = Tally::default();
-    let chosen = |case: &&cases::Case| only.is_none_or(|name| name == case.name);
-    let chosen: Vec<&cases::Case> = cases::ALL.iter().filter(chosen).collect();
-    pool::run(
-        &chosen,
-        WIDTH,
-        |case| {
-            let start = Instant::now();
-            (cases::run(&lab, case), start.elapsed())
-        },
-        |case, (outcome, took)| tally.add(case.name, &outcome, took),
-    );
+    let all = cases::ALL.iter();
+    let chosen: Vec<_> = all
+        .filter(|case| only.is_none_or(|name| name == case.name))
+        .collect();
+    let run = |case: &&cases::Case| {
+        let start = Instant::now();
+        (cases::run(&lab, case), start.elapsed())
+    };
+    pool::run(&chosen, WIDTH, run, |case, ended| {
+        tally.add(case.name, &ended)
+    });
     println!("{}", tally.closing_line(start.elapsed()));
     if tally.failed > 0 {
         return Err(
@@ -110,15 +103,37 @@ pub(crate) fn run(
                 .to_owned(),
         );
     }
-    if keep == Keep::No {
-        fresh(&lab.folder)?;
+    if !request.keep {
+        empty_folder(&lab.folder)?;
     }
+    let (passed, checks) = (tally.passed, tally.checks);
     Ok(format!(
-        "{} guest cases, {} checks, accelerator {}",
-        tally.passed,
-        tally.checks,
-        accelerator.name()
+        "{passed} guest cases, {checks} checks, accelerator {accelerator}"
     ))
+}
+
+impl Lab {
+    fn new(root: &Path, artifacts: &[Artifact], kind: BackendKind) -> Result<Lab, String> {
+        let folder = root.join("target/guest/run");
+        empty_folder(&folder)?;
+        let kernel = fetch_kernel(root)?;
+        let initramfs = Initramfs::build(&kernel)?;
+        // The engine's own tests run on a polled drive in a guest too.
+        let package = root.join("crates/engine");
+        let is_engine = |found: &&Artifact| found.target == "lib" && found.package == package;
+        let engine_tests = artifacts.iter().find(is_engine);
+        let engine_tests = engine_tests.ok_or("cargo built no tests of the engine")?;
+        Ok(Lab {
+            accelerator: probe(&kernel, &initramfs, &folder)?,
+            kernel,
+            initramfs,
+            kind,
+            program: built::program(artifacts, "cleave")?.to_owned(),
+            drive: built::program(artifacts, "drive")?.to_owned(),
+            engine_tests: engine_tests.file.clone(),
+            folder,
+        })
+    }
 }
 
 /// How the cases ended so far.
@@ -132,7 +147,7 @@ struct Tally {
 
 impl Tally {
     /// Counts a case, and prints its line.
-    fn add(&mut self, name: &str, outcome: &Result<Outcome, String>, took: Duration) {
+    fn add(&mut self, name: &str, (outcome, took): &(Result<Outcome, String>, Duration)) {
         let seconds = took.as_secs_f64();
         match outcome {
             Ok(Outcome::Ignored(why)) => {
@@ -151,48 +166,21 @@ impl Tally {
         }
     }
 
-    /// As libtest closes, so that a reader of the log can sum both.
+    /// In libtest's format, so that a reader of the log can sum both.
     fn closing_line(&self, took: Duration) -> String {
+        let (passed, failed, ignored) = (self.passed, self.failed, self.ignored);
+        let verdict = if failed == 0 { "ok" } else { "FAILED" };
+        let seconds = took.as_secs_f64();
         format!(
-            "test result: {}. {} passed; {} failed; {} ignored; 0 measured; 0 filtered out; finished in {:.2}s",
-            if self.failed == 0 { "ok" } else { "FAILED" },
-            self.passed,
-            self.failed,
-            self.ignored,
-            took.as_secs_f64()
+            "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out; \
+             finished in {seconds:.2}s"
         )
     }
-}
-
-/// The engine's own tests, which run on a polled drive in a guest too.
-fn engine_tests(root: &Path, artifacts: &[Artifact]) -> Result<PathBuf, String> {
-    let package = root.join("crates/engine");
-    let is_it = |found: &&Artifact| {
-        found.kind == Kind::Test && found.target == "lib" && found.package == package
-    };
-    let found = artifacts.iter().find(is_it);
-    found
-        .map(|found| found.file.clone())
-        .ok_or_else(|| format!("cargo built no tests in {}", package.display()))
 }
 
 /// The kernel of the guests, downloaded where it is not there.
 pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel, String> {
     Kernel::fetch(&root.join("target/guest/kernel"), &kernel::SMALL)
-}
-
-/// Whether what a run leaves behind stays.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Keep {
-    Yes,
-    No,
-}
-
-fn fresh(folder: &Path) -> Result<(), String> {
-    if folder.exists() {
-        std::fs::remove_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    }
-    std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
 /// KVM where it runs a guest, which a /dev/kvm alone does not prove; TCG otherwise.
@@ -202,31 +190,28 @@ pub(crate) fn probe(
     folder: &Path,
 ) -> Result<Accelerator, String> {
     const KVM_LIMIT: Duration = Duration::from_secs(12);
+    if !Path::new("/dev/kvm").exists() {
+        return Ok(Accelerator::Tcg);
+    }
     let image = folder.join("probe.initramfs");
     initramfs.write(&image, include_str!("scripts/probe.sh"), "")?;
-    let is_there = Path::new("/dev/kvm").exists();
-    let boots = is_there && {
-        let spec = MachineSpec {
-            accelerator: Accelerator::Kvm,
-            cpus: 1,
-            devices: Vec::new(),
-            pinned_to: None,
-            boot: Boot::Linux {
-                kernel: &kernel.image,
-                initramfs: &image,
-                parameters: "",
-            },
-            log: folder.join("probe.log"),
-            limit: KVM_LIMIT,
-        };
-        Machine::start(&spec)?.expect("alive").is_ok()
+    let boot = Boot::Linux {
+        kernel: &kernel.image,
+        initramfs: &image,
+        parameters: "",
     };
-    if is_there && !boots {
-        println!("guest: /dev/kvm is there, but does not run a guest");
+    let mut machine = Machine::start(&MachineSpec {
+        accelerator: Accelerator::Kvm,
+        cpus: 1,
+        devices: Vec::new(),
+        pinned_to: None,
+        boot,
+        log: folder.join("probe.log"),
+        limit: KVM_LIMIT,
+    })?;
+    if machine.expect("alive").is_ok() {
+        return Ok(Accelerator::Kvm);
     }
-    Ok(if boots {
-        Accelerator::Kvm
-    } else {
-        Accelerator::Tcg
-    })
+    println!("guest: /dev/kvm is there, but does not run a guest");
+    Ok(Accelerator::Tcg)
 }

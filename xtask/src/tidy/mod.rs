@@ -1,93 +1,199 @@
-//! The house rules that neither rustc nor clippy knows. Rules are functions over text, so that each
-//! is tested on strings; only this file reads the tree.
+//! House rules that neither rustc nor clippy knows. Only this file reads the tree; the rules are functions over text.
 
-mod leftovers;
 mod links;
-mod rooms;
-mod sizes;
-mod source;
+pub(crate) mod packages;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::metadata::Metadata;
-use crate::step::quietly;
-use source::Source;
+use crate::step::line;
 
-const ALLOW_FILE: &str = "xtask/tidy-allow.txt";
+const FILE_LINES_MAX: usize = 700;
 
-/// Checks the whole tree; all faults at once, a line each.
-pub(crate) fn check(root: &Path, metadata: &Metadata) -> Result<String, String> {
-    let paths = tracked(root)?;
-    let allowed = read(root, ALLOW_FILE)?;
+/// Notes and foreign paths, spelt in halves so that this file passes its own rule.
+const NOTES: &[&str] = &[concat!("FIX", "ME"), concat!("X", "XX")];
+const OWN_PATHS: &[&str] = &[
+    concat!("/wo", "rk/"),
+    concat!("/ro", "ot/"),
+    concat!("/ho", "me/"),
+];
+
+/// Crates that may contain unsafe code: the doors to guest memory and to the kernel, and the oracle of the tests.
+const UNSAFE: &[&str] = &["crates/guest/", "crates/engine/", "crates/client/"];
+
+/// Modules of `std` that the pure values of `blk` have no use for; a list of imports could hide one.
+const IMPURE: &[&str] = &["std::fs", "std::net", "std::thread", "std::time", "std::{"];
+
+/// Checks every file that git tracks or would track. Reports all faults at once, one a line.
+pub(crate) fn check(root: &Path) -> Result<String, String> {
+    let listing = line(
+        root,
+        "git ls-files --cached --others --exclude-standard",
+        &[],
+    )?;
     let mut faults = Vec::new();
-    // A file deleted but not yet committed is listed, and binary files have no rules.
-    let texts = paths.iter().filter_map(|path| {
-        let text = std::fs::read_to_string(root.join(path)).ok()?;
-        Some((path.as_str(), text))
-    });
-    let texts: Vec<(&str, String)> = texts.collect();
-    for (path, text) in &texts {
-        faults.extend(leftovers::anywhere(path, text));
+    for path in listing.lines() {
+        // A deleted file is listed until the deletion is staged, and binary files have no rules.
+        let Ok(text) = std::fs::read_to_string(root.join(path)) else {
+            continue;
+        };
+        faults.extend(leftovers(path, &text));
         if path.ends_with(".md") {
-            faults.extend(links::broken(path, text, |target| content(root, target)));
+            faults.extend(links::broken(path, &text, |target| content(root, target)));
+        }
+        if path.ends_with(".rs") {
+            faults.extend(source(path, &text));
         }
     }
-    let mut oversized = Vec::new();
-    for source in sources(&texts) {
-        faults.extend(leftovers::in_rust(&source));
-        faults.extend(rooms::in_source(&source));
-        oversized.extend(sizes::oversized(&source));
-    }
-    faults.extend(sizes::judge(&oversized, &allowed, ALLOW_FILE));
-    for package in metadata.own() {
-        faults.extend(rooms::arrows(metadata, package));
-    }
-    if faults.is_empty() {
-        Ok(format!("{} files", paths.len()))
-    } else {
-        Err(faults.join("\n"))
+    match faults.is_empty() {
+        true => Ok(format!("{} files", listing.lines().count())),
+        false => Err(faults.join("\n")),
     }
 }
 
-/// The Rust files, those told apart that a parent declares as tests.
-fn sources<'a>(texts: &'a [(&'a str, String)]) -> Vec<Source<'a>> {
-    let rust = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
-    let mut sources: Vec<Source<'_>> = rust.map(|(path, text)| Source::new(path, text)).collect();
-    let tests: BTreeSet<String> = sources
-        .iter()
-        .flat_map(|source| source::declared_tests(source.path, &source.code))
-        .collect();
-    for source in &mut sources {
-        if tests.contains(source.path) {
-            source.production.clear();
-        }
-    }
-    sources
-}
-
-/// What a link may lead to: the text of a file, nothing where a folder or a picture stands.
+/// The text of a link's target; empty for a folder or a picture.
 fn content(root: &Path, target: &str) -> Option<String> {
     let path = root.join(target);
     let text = std::fs::read_to_string(&path).ok();
     text.or_else(|| path.exists().then(String::new))
 }
 
-/// What git tracks or would track; a new file is judged before it is added.
-fn tracked(root: &Path) -> Result<BTreeSet<String>, String> {
-    let words = [
-        "git",
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ];
-    Ok(quietly(root, &words, &[])?
-        .lines()
-        .map(str::to_owned)
-        .collect())
+/// Notes to oneself and paths of a developer's machine, in any text file.
+fn leftovers(path: &str, text: &str) -> Vec<String> {
+    // Others wrote lock files and licences.
+    if path.ends_with("Cargo.lock") || path.starts_with("LICENSE") {
+        return Vec::new();
+    }
+    let note = "do it, or state the fact and its reason";
+    let notes = find(path, text, NOTES, note);
+    let foreign = "this path exists on one machine only";
+    notes.chain(find(path, text, OWN_PATHS, foreign)).collect()
 }
 
-fn read(root: &Path, path: &str) -> Result<String, String> {
-    std::fs::read_to_string(root.join(path)).map_err(|error| format!("{path}: {error}"))
+/// Faults of one Rust file.
+fn source(path: &str, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    if text
+        .lines()
+        .any(|line| line.trim_start().starts_with("#[ignore"))
+    {
+        faults.push(format!(
+            "{path}: an ignored test never runs; finish or delete it"
+        ));
+    }
+    let lines = code_lines(text);
+    if lines > FILE_LINES_MAX && !path.contains("tests/") && !path.ends_with("tests.rs") {
+        faults.push(format!(
+            "{path}: {lines} lines of code; the limit is {FILE_LINES_MAX}"
+        ));
+    }
+    if path.ends_with("src/lib.rs") || path.ends_with("src/main.rs") {
+        let may_be_unsafe = UNSAFE.iter().any(|folder| path.starts_with(folder));
+        if !may_be_unsafe && !text.lines().any(|line| line == "#![forbid(unsafe_code)]") {
+            faults.push(format!("{path}: #![forbid(unsafe_code)] is missing"));
+        }
+        let mut head = text.lines().take_while(|line| line.starts_with("//!"));
+        if path.starts_with("crates/") && !head.any(|line| line.contains("forbid")) {
+            faults.push(format!(
+                "{path}: the first `//!` lines do not say what the crate forbids"
+            ));
+        }
+    }
+    if path.starts_with("crates/blk/src/") {
+        let why = "blk holds pure values: no files, sockets, threads or clocks";
+        faults.extend(find(path, text, IMPURE, why));
+    }
+    faults
+}
+
+/// Lines that are neither blank nor comments, up to the module of tests.
+fn code_lines(text: &str) -> usize {
+    let code = text
+        .split("\n#[cfg(test)]\nmod tests")
+        .next()
+        .unwrap_or(text);
+    let lines = code.lines().map(str::trim);
+    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
+    lines.filter(is_code).count()
+}
+
+/// A fault for each place at which one of the words begins.
+fn find<'a>(
+    path: &'a str,
+    text: &'a str,
+    words: &'a [&str],
+    why: &'a str,
+) -> impl Iterator<Item = String> + 'a {
+    let places = words.iter().flat_map(move |word| {
+        let found = text.match_indices(word).map(|(at, _)| &text[..at]);
+        let begins = |before: &&str| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        found.filter(begins).map(move |before| (*word, before))
+    });
+    places.map(move |(word, before)| {
+        let line = before.matches('\n').count() + 1;
+        format!("{path}:{line}: `{word}`: {why}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_and_foreign_paths_are_found_with_their_line() {
+        for word in NOTES.iter().chain(OWN_PATHS) {
+            let found = leftovers("a.rs", &format!("a\n// {word}: later"));
+            assert!(
+                found.len() == 1 && found[0].starts_with("a.rs:2: "),
+                "{found:?}"
+            );
+            assert!(
+                leftovers("a.md", &format!("see a{word}x")).is_empty(),
+                "{word}"
+            );
+            assert!(leftovers("Cargo.lock", word).is_empty());
+        }
+    }
+
+    #[test]
+    fn every_rule_for_source_files_finds_its_fault() {
+        let long = "use a;\n".repeat(FILE_LINES_MAX + 1);
+        let long_tests = format!("use a;\n\n#[cfg(test)]\nmod tests {{\n{long}}}");
+        let good = "//! It forbids things.\n#![forbid(unsafe_code)]\n";
+        let table = [
+            ("crates/disk/src/a.rs", long.as_str(), 1),
+            ("crates/disk/src/a.rs", &long[7..], 0),
+            ("crates/disk/src/a.rs", &long_tests, 0),
+            ("tests/a.rs", &long, 0),
+            (
+                "tests/a.rs",
+                "#[test]\n    #[ignore = \"slow\"]\nfn a() {}",
+                1,
+            ),
+            ("crates/disk/src/lib.rs", good, 0),
+            (
+                "crates/disk/src/lib.rs",
+                "//! It forbids things.\n// #![forbid(unsafe_code)]\n",
+                1,
+            ),
+            (
+                "crates/disk/src/lib.rs",
+                "//! It does.\n#![forbid(unsafe_code)]\n//! It forbids.\n",
+                1,
+            ),
+            ("crates/guest/src/lib.rs", "//! It forbids things.\n", 0),
+            ("xtask/src/main.rs", "", 1),
+            ("crates/blk/src/plan.rs", "use std::time::Instant;", 1),
+            ("crates/blk/src/plan.rs", "use std::{fmt, fs};", 1),
+            ("crates/blk/src/plan.rs", "use std::num::NonZero;", 0),
+            ("crates/disk/src/open.rs", "use std::fs;", 0),
+        ];
+        for (path, text, count) in table {
+            assert_eq!(
+                source(path, text).len(),
+                count,
+                "{path}: {}",
+                text.get(..80).unwrap_or(text)
+            );
+        }
+    }
 }

@@ -241,6 +241,7 @@ fn conventions_work_without_a_subcommand() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines)] // a table
 fn bad_input_is_one_line_that_names_the_thing() {
     let cases = [
         ("cleave", "cleave serve"),

@@ -245,6 +245,7 @@ mod tests {
 
     /// Wrong legs, and the words that the message must contain.
     #[test]
+    #[allow(clippy::too_many_lines)] // a table
     fn wrong_legs_are_refused_by_leg_and_remedy() {
         let good = |n: u32| Found::Whole(leg(n));
         let foreign = Found::Whole(Superblock {

@@ -101,6 +101,7 @@ fn asleep() -> Tuning {
 }
 
 /// Runs a worker through a trace, and until it sleeps for good.
+#[allow(clippy::too_many_lines)] // one loop over the events of the trace
 fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     let (stats, budget) = (Stats::default(), Budget::default());
     let context = PacerContext {
