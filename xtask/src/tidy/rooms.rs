@@ -7,6 +7,7 @@ use crate::metadata::{Metadata, Package};
 /// `docs/ARCHITECTURE.md`; a new one is a decision, and is recorded there.
 const ARROWS: &[(&str, &[&str])] = &[
     ("cleave-blk", &[]),
+    ("cleave-chart", &[]),
     ("cleave-guest", &["cleave-blk"]),
     ("cleave-disk", &["cleave-blk"]),
     (
@@ -28,6 +29,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         // words alone, which its profile is written in.
         &[
             "cleave-blk",
+            "cleave-chart",
             "cleave-disk",
             "cleave-engine",
             "cleave-guest",
@@ -72,7 +74,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cleave-worker",
         ],
     ),
-    ("xtask", &[]),
+    ("xtask", &["cleave-chart"]),
 ];
 
 /// Where unsafe code may be: the two doors of the daemon, the oracle beside it, and a benchmark whose

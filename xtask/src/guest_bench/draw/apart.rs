@@ -50,7 +50,6 @@ pub(super) fn cpu_panel(
             bars: subjects.iter().map(|one| one.title.to_owned()).collect(),
             parts: STAGES.iter().map(part).collect(),
         },
-        rules: Vec::new(),
     }
 }
 
@@ -102,7 +101,6 @@ fn figure(lines: &Lines<'_>) -> Figure {
                 groups: subjects.iter().map(|one| one.title.to_owned()).collect(),
                 series: vec![Series::new("IOPS", iops.collect())],
             },
-            rules: Vec::new(),
         });
         panels.push(cpu_panel(
             lines,

@@ -129,7 +129,6 @@ fn time_panel(rate: u64, series: Vec<Series<(f64, f64)>>) -> Panel {
         x: Axis::new("time, s", Scale::Linear),
         y: log_ms("response time"),
         marks: Marks::Dots(series),
-        rules: Vec::new(),
     }
 }
 
@@ -185,7 +184,6 @@ fn rate_panel(lines: &Lines<'_>, class: Class, path: &str, what: &str) -> Panel 
         x: Axis::new("offered requests/s", Scale::Linear),
         y: log_ms(what),
         marks: Marks::Lines(series.filter(|series| !series.points.is_empty()).collect()),
-        rules: Vec::new(),
     }
 }
 
@@ -205,7 +203,6 @@ fn at_depth(lines: &Lines<'_>) -> Figure {
                 groups: groups.clone(),
                 series: vec![Series::new(title, values.collect())],
             },
-            rules: Vec::new(),
         }
     };
     let panels = vec![

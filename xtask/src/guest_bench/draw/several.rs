@@ -39,7 +39,6 @@ fn forms(lines: &Lines<'_>, subjects: &[&Subject]) -> Figure {
                 .map(form)
                 .into(),
             },
-            rules: Vec::new(),
         }
     };
     Figure {
@@ -88,7 +87,6 @@ fn thin(lines: &Lines<'_>, subjects: &[&Subject]) -> Figure {
                     .map(of)
                     .into(),
             },
-            rules: Vec::new(),
         }
     };
     Figure {

@@ -27,7 +27,6 @@ fn figure(lines: &Lines<'_>, subjects: &[&Subject], counts: &[u32]) -> Figure {
             x: Axis::new("threads", Scale::Linear),
             y: Axis::new(label, Scale::Linear),
             marks: Marks::Lines(subjects.iter().map(line_of).collect()),
-            rules: Vec::new(),
         }
     };
     let iops = |point: &str, one: &Subject| lines.spread(point, one.name, "/iops");
