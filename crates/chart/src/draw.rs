@@ -25,8 +25,8 @@ pub(crate) const FAMILY: &str = "DejaVu Sans, Verdana, sans-serif";
 pub(crate) const FONT_SCALE: f64 = 1.24;
 pub(crate) const GREY: RGBColor = RGBColor(102, 102, 102);
 const VERMILION: RGBColor = RGBColor(213, 94, 0);
-/// Okabe and Ito, the colours with the most contrast on white first.
-const PALETTE: [RGBColor; 8] = [
+/// Okabe and Ito, without the yellow, which is too pale for lines on white.
+const PALETTE: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     VERMILION,
     RGBColor(0, 158, 115),
@@ -34,7 +34,6 @@ const PALETTE: [RGBColor; 8] = [
     RGBColor(86, 180, 233),
     RGBColor(230, 159, 0),
     RGBColor(0, 0, 0),
-    RGBColor(240, 228, 66),
 ];
 /// Corners of a square, a triangle and a diamond. The first shape is a circle.
 const SHAPES: [&[(f64, f64)]; 4] = [
@@ -69,7 +68,7 @@ pub(crate) struct Style {
 }
 
 impl Style {
-    /// By the place in the legend; the shape tells the ninth series from the first.
+    /// By the place in the legend. No two of 28 series have both colour and shape in common.
     fn of(look: Look, at: usize) -> Style {
         let (colour, stroke, size) = match look {
             Look::Distinct => (PALETTE[at % PALETTE.len()], 2, 4.0),
@@ -77,8 +76,10 @@ impl Style {
             Look::Ranked(rank) => (ViridisRGB.get_color(rank * 0.88), 2, 3.0),
             Look::Emphasised => (VERMILION, 4, 5.0),
         };
-        let is_distinct = look == Look::Distinct;
-        let shape = usize::from(is_distinct) * (at + at / PALETTE.len()) % SHAPES.len();
+        let shape = match look {
+            Look::Distinct => at % SHAPES.len(),
+            Look::Ranked(_) | Look::Emphasised => 0,
+        };
         Style {
             colour,
             shape,
@@ -159,10 +160,23 @@ pub(crate) struct Cell {
     pub(crate) below: i32,
 }
 
-/// Boxes of the panels, and where the caption begins.
+/// Boxes of the panels, in fewer columns where names need the room, and where the caption begins.
 fn layout(figure: &Figure, mut y: i32) -> (Vec<Cell>, i32) {
-    let columns = figure.columns.clamp(1, 4);
-    let width = (WIDTH - 2 * MARGIN - GAP * (columns as i32 - 1)) / columns as i32;
+    let width = |columns: usize| {
+        let columns = columns as i32;
+        (WIDTH - 2 * MARGIN - GAP * (columns - 1)) / columns
+    };
+    let fits = |columns: &usize| {
+        figure
+            .panels
+            .iter()
+            .all(|panel| names_fit(panel, width(*columns)))
+    };
+    let columns = (1..=figure.columns.clamp(1, 4))
+        .rev()
+        .find(fits)
+        .unwrap_or(1);
+    let width = width(columns);
     let plot = |panel: &Panel| match (&panel.marks, columns) {
         (Marks::Lines(_), 1) => 420,
         _ => [300, 230, 190, 150][columns - 1],
@@ -204,6 +218,19 @@ fn below(panel: &Panel, room: i32) -> i32 {
     let lines = |name: &String| name_lines(name, room - LEFT - RIGHT, groups.len()).len() as i32;
     let label = if panel.x.label.is_empty() { 0 } else { 22 };
     8 + 14 * groups.iter().map(lines).max().unwrap_or(1) + label
+}
+
+/// Whether no name under a group of bars reaches into the next.
+fn names_fit(panel: &Panel, room: i32) -> bool {
+    let (Marks::Bars { groups, .. } | Marks::Stacked { bars: groups, .. }) = &panel.marks else {
+        return true;
+    };
+    let room = room - LEFT - RIGHT;
+    let each = f64::from(room / groups.len().max(1) as i32);
+    let mut lines = groups
+        .iter()
+        .flat_map(|name| name_lines(name, room, groups.len()));
+    lines.all(|line| width(&line, SMALL.0) <= each)
 }
 
 /// The name under one of `count` groups of bars.

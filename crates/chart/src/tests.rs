@@ -145,12 +145,11 @@ fn many_series_and_long_names_do_not_touch() {
         .iter()
         .map(|name| Series::new(name, vec![1.0; 9]))
         .collect();
-    let mut figure = figure(
+    let figure = figure(
         vec![bars, Marks::Stacked { bars: names, parts }],
         Scale::Linear,
         Scale::Linear,
     );
-    figure.columns = 1;
     check_words(&svg(&figure));
 }
 
