@@ -56,7 +56,6 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
                 ),
             ],
         },
-        rules: Vec::new(),
     };
     let caption = (
         "lower is better; the same program and input give the same count, so two bars that differ by a per cent do differ",

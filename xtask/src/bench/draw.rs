@@ -104,7 +104,6 @@ pub(super) fn bars(
             groups: points.to_vec(),
             series: series.collect(),
         },
-        rules: Vec::new(),
     }
 }
 
@@ -160,7 +159,6 @@ pub(super) fn stages(rounds: &Rounds<'_>, point: &str) -> Panel {
             bars: subjects,
             parts,
         },
-        rules: Vec::new(),
     }
 }
 

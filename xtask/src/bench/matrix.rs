@@ -192,7 +192,6 @@ fn all_rows(run: &Recorded, rounds: &Rounds<'_>, disk: &str, number: usize) -> F
         x: Axis::new("size of one request, bytes", Scale::Bytes),
         y: Axis::new("throughput, MB/s", Scale::Linear).up_to(fastest),
         marks: Marks::Lines(rows(rounds, who)),
-        rules: Vec::new(),
     });
     let mut figure = draw::figure(
         run,
@@ -255,7 +254,6 @@ fn one_row(run: &Recorded, rounds: &Rounds<'_>, disk: &str, number: usize) -> Fi
             groups: depths.iter().map(|(depth, _)| named(*depth)).collect(),
             series: series.into(),
         },
-        rules: Vec::new(),
     };
     draw::figure(
         run,

@@ -391,7 +391,6 @@ fn curve(rounds: &Rounds<'_>, title: &str, label: &str, scale: Scale, of: &'stat
         x: Axis::new("requests per second", Scale::Log10),
         y: Axis::new(label, scale),
         marks: Marks::Lines(series.into()),
-        rules: Vec::new(),
     }
 }
 

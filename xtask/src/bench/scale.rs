@@ -173,7 +173,6 @@ fn along(
         x: Axis::new(count, Scale::Log2),
         y: Axis::new(label, Scale::Linear),
         marks: Marks::Lines(series.collect()),
-        rules: Vec::new(),
     }
 }
 

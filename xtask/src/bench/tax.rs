@@ -258,7 +258,6 @@ fn along(
         x: Axis::new("threads", Scale::Linear),
         y: Axis::new(label, Scale::Linear),
         marks: Marks::Lines(series.collect()),
-        rules: Vec::new(),
     }
 }
 

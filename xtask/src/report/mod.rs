@@ -2,22 +2,21 @@
 //! shows them. Everything that is drawn is drawn from the raw lines alone, so that `cargo xtask report`
 //! can draw it again.
 
-pub(crate) mod chart;
 pub(crate) mod environment;
 mod page;
 mod recorded;
 pub(crate) mod rounds;
 mod run;
 pub(crate) mod section;
-mod spread;
 
 use std::path::{Path, PathBuf};
+
+pub(crate) use cleave_chart::{self as chart, Spread};
 
 pub(crate) use recorded::Recorded;
 pub(crate) use rounds::Rounds;
 pub(crate) use run::Run;
 pub(crate) use section::{Bar, Section, Table, Verdict};
-pub(crate) use spread::Spread;
 
 /// Turns the raw lines of one suite into what the page shows of it.
 pub(crate) type Draw = fn(&Recorded) -> Option<Section>;

@@ -1,12 +1,10 @@
 //! The page: figures within it, nothing fetched from outside, readable where it is copied to.
 
-use std::fmt::Write as _;
-
 use serde_json::Value;
 
+use super::Recorded;
 use super::chart::{self, escaped};
-use super::section::{Section, Standing, Table, Verdict};
-use super::{Recorded, Spread};
+use super::section::{Section, Standing, Verdict};
 
 const STYLE: &str = "body{font:15px/1.5 'DejaVu Sans',Verdana,sans-serif;color:#222;max-width:1040px;margin:24px auto;\
 padding:0 16px}h1{font-size:26px}h2{font-size:20px;margin-top:48px;border-bottom:1px solid #ccc}h3{font-size:15px}\
@@ -17,8 +15,6 @@ text-align:left;vertical-align:top}td+td{font-variant-numeric:tabular-nums}svg{m
 .incomplete{background:#fde0e0;border-left:4px solid #b00020;padding:6px 12px;margin:8px 0}\
 figure{margin:20px 0}nav a{margin-right:14px}.wide{overflow-x:auto}";
 
-// Writing to a `String` cannot fail, so results of `write!` are dropped below.
-
 /// The page of one run, or of several side by side; `drawn` are each run's sections.
 pub(super) fn html(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
     let mut out = format!(
@@ -26,229 +22,174 @@ pub(super) fn html(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>Cleave: measurements</title>\n\
          <style>{STYLE}</style>\n</head>\n<body>\n<h1>Cleave: measurements</h1>\n"
     );
-    for run in runs {
-        state(&mut out, run);
-    }
-    verdicts(&mut out, runs, drawn);
-    contents(&mut out, drawn);
-    for id in ids(drawn) {
-        for (run, sections) in runs.iter().zip(drawn) {
-            for own in sections.iter().filter(|section| section.id == id) {
-                section(&mut out, run, own, runs.len() > 1);
-            }
-        }
-    }
-    for run in runs {
-        machine(&mut out, run);
-    }
-    out.push_str("</body>\n</html>\n");
-    out
-}
-
-/// Sections of all runs, each once, in the order of the page.
-fn ids(drawn: &[Vec<Section>]) -> Vec<&'static str> {
-    let mut ids = Vec::new();
+    out.extend(runs.iter().map(state));
+    out += &verdicts(runs, drawn);
+    // Sections of all runs, each once, in the order of the page.
+    let mut ids: Vec<(&str, &str)> = Vec::new();
     for section in drawn.iter().flatten() {
-        if !ids.contains(&section.id) {
-            ids.push(section.id);
+        if ids.iter().all(|(id, _)| *id != section.id) {
+            ids.push((section.id, &section.title));
         }
     }
-    ids
+    let links = ids
+        .iter()
+        .map(|(id, title)| format!("<a href=\"#{id}\">{}</a>", escaped(title)));
+    out += &format!("<nav>{}</nav>\n", links.collect::<String>());
+    for (id, _) in &ids {
+        for (run, sections) in runs.iter().zip(drawn) {
+            let whose = if runs.len() > 1 {
+                format!(" · {}", run.name())
+            } else {
+                String::new()
+            };
+            let own = sections.iter().filter(|section| section.id == *id);
+            out.extend(own.map(|own| section(&whose, own)));
+        }
+    }
+    out.extend(runs.iter().map(machine));
+    out + "</body>\n</html>\n"
 }
 
-fn state(out: &mut String, run: &Recorded) {
+fn state(run: &Recorded) -> String {
     let name = escaped(&run.name());
+    let mut out = String::new();
     if !run.is_complete {
-        let _ = writeln!(
-            out,
-            "<p class=\"incomplete\"><b>{name}: incomplete.</b> The run ended before all that it was asked for was \
-             measured; what is shown was measured in full.</p>"
+        out += &format!(
+            "<p class=\"incomplete\"><b>{name}: incomplete.</b> The run ended before everything that was asked for \
+             had been measured. The figures that are shown were measured in full.</p>\n"
         );
     }
     if run.torn > 0 {
-        let _ = writeln!(
-            out,
-            "<p class=\"incomplete\">{name}: {} lines of the raw data are no JSON and are left out.</p>",
+        out += &format!(
+            "<p class=\"incomplete\">{name}: {} lines of the raw data are not JSON and are left out.</p>\n",
             run.torn
         );
     }
     for (suite, text) in &run.warnings {
-        let _ = writeln!(
-            out,
-            "<p class=\"warn\">{name}, {}: {}</p>",
-            escaped(suite),
-            escaped(text)
-        );
+        let (suite, text) = (escaped(suite), escaped(text));
+        out += &format!("<p class=\"warn\">{name}, {suite}: {text}</p>\n");
     }
+    out
 }
 
-/// The rows T1 to T12; a column for each run.
-fn verdicts(out: &mut String, runs: &[Recorded], drawn: &[Vec<Section>]) {
-    let of = |sections: &'_ [Section]| -> Vec<(&'static str, String)> {
-        let all = sections.iter().flat_map(|section| &section.verdicts);
-        all.map(|verdict| (verdict.id, verdict.what.clone()))
+/// The rows T1 to T12, with a column for each run.
+fn verdicts(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
+    let of = |sections: &'_ [Section]| -> Vec<Verdict> {
+        sections
+            .iter()
+            .flat_map(|section| section.verdicts.iter().cloned())
             .collect()
     };
-    let mut rows: Vec<(&'static str, String)> = Vec::new();
-    for row in drawn.iter().flat_map(|sections| of(sections)) {
-        if !rows.contains(&row) {
-            rows.push(row);
+    let columns: Vec<Vec<Verdict>> = drawn.iter().map(|sections| of(sections)).collect();
+    let is_same = |one: &Verdict, other: &Verdict| (one.id, &one.what) == (other.id, &other.what);
+    let mut rows: Vec<&Verdict> = Vec::new();
+    for verdict in columns.iter().flatten() {
+        if !rows.iter().any(|row| is_same(row, verdict)) {
+            rows.push(verdict);
         }
     }
     if rows.is_empty() {
-        return;
+        return String::new();
     }
-    rows.sort_by_key(|(id, _)| {
-        id.trim_start_matches('T')
-            .parse::<u32>()
-            .unwrap_or(u32::MAX)
-    });
-    out.push_str(
-        "<h2 id=\"verdicts\">What it must show</h2>\n<p>Each figure is the median of the ratios of rounds that were measured \
-         side by side, with the least and the largest of them. \"Within the noise\" means that the rounds lie on both \
-         sides of the bar.</p>\n<div class=\"wide\"><table>\n<tr><th></th><th>what</th><th>must be</th><th>aim</th>",
-    );
-    for run in runs {
-        let _ = write!(out, "<th>{}</th>", escaped(&run.name()));
-    }
-    out.push_str("</tr>\n");
-    for row in &rows {
-        verdict_row(out, row, drawn);
-    }
-    out.push_str("</table></div>\n");
-}
-
-fn verdict_row(out: &mut String, row: &(&'static str, String), drawn: &[Vec<Section>]) {
-    let found: Vec<Option<&Verdict>> = drawn
+    rows.sort_by_key(|row| row.id[1..].parse().unwrap_or(u32::MAX));
+    let names = runs
         .iter()
-        .map(|sections| {
-            let mut all = sections.iter().flat_map(|section| &section.verdicts);
-            all.find(|verdict| (verdict.id, &verdict.what) == (row.0, &row.1))
-        })
-        .collect();
-    let Some(any) = found.iter().flatten().next() else {
-        return;
+        .map(|run| format!("<th>{}</th>", escaped(&run.name())));
+    let names: String = names.collect();
+    let row = |row: &&Verdict| {
+        let cells = columns.iter().map(|column| {
+            let own = column.iter().find(|verdict| is_same(verdict, row));
+            format!(
+                "<td>{}</td>",
+                own.map_or("not measured".to_owned(), measured)
+            )
+        });
+        let (what, aim) = (escaped(&row.what), escaped(row.aim));
+        let cells: String = cells.collect();
+        format!(
+            "<tr><td>{}</td><td>{what}</td><td>{}</td><td>{aim}</td>{cells}</tr>\n",
+            row.id, row.must
+        )
     };
-    let _ = write!(
-        out,
-        "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td>",
-        row.0,
-        escaped(&row.1),
-        any.must,
-        escaped(any.aim)
-    );
-    for verdict in found {
-        let _ = match verdict {
-            Some(verdict) => write!(out, "<td>{}</td>", said(verdict)),
-            None => write!(out, "<td>not measured</td>"),
-        };
-    }
-    out.push_str("</tr>\n");
+    format!(
+        "<h2 id=\"verdicts\">What it must show</h2>\n<p>Each figure is the median of the ratios of rounds that were \
+         measured side by side, with the least and the largest of them. \"Within the noise\" means that the rounds \
+         lie on both sides of the bar.</p>\n<div class=\"wide\"><table>\n<tr><th></th><th>what</th>\
+         <th>must be</th><th>aim</th>{names}</tr>\n{}</table></div>\n",
+        rows.iter().map(row).collect::<String>()
+    )
 }
 
-fn said(verdict: &Verdict) -> String {
-    let measured = verdict.measured.map_or_else(
-        || "not measured".to_owned(),
-        |spread: Spread| spread.to_string(),
-    );
-    let standing = match verdict.standing() {
+fn measured(verdict: &Verdict) -> String {
+    let measured = verdict.measured.map(|spread| spread.to_string());
+    let mut out = measured.unwrap_or_else(|| "not measured".to_owned());
+    out += match verdict.standing() {
         Standing::Pass => " <span class=\"pass\">pass</span>",
         Standing::Short => " <span class=\"short\">short</span>",
         Standing::Unjudged => "",
     };
-    let noise = match verdict.is_within_noise() {
-        true => " <span class=\"noise\">within the noise</span>",
-        false => "",
-    };
-    let note = match verdict.note.as_str() {
-        "" => String::new(),
-        note => format!("<br>{}", escaped(note)),
-    };
-    format!("{measured}{standing}{noise}{note}")
-}
-
-fn contents(out: &mut String, drawn: &[Vec<Section>]) {
-    out.push_str("<nav>");
-    for id in ids(drawn) {
-        let mut all = drawn.iter().flatten();
-        let title = all
-            .find(|section| section.id == id)
-            .map_or("", |section| &section.title);
-        let _ = write!(out, "<a href=\"#{id}\">{}</a>", escaped(title));
+    if verdict.is_within_noise() {
+        out += " <span class=\"noise\">within the noise</span>";
     }
-    out.push_str("</nav>\n");
+    if !verdict.note.is_empty() {
+        out += &format!("<br>{}", escaped(&verdict.note));
+    }
+    out
 }
 
-fn section(out: &mut String, run: &Recorded, section: &Section, is_one_of_several: bool) {
-    let whose = match is_one_of_several {
-        true => format!(" · {}", escaped(&run.name())),
-        false => String::new(),
-    };
-    let _ = writeln!(
-        out,
-        "<h2 id=\"{}\">{}{whose}</h2>",
-        section.id,
-        escaped(&section.title)
+fn section(whose: &str, section: &Section) -> String {
+    let title = escaped(&format!("{}{whose}", section.title));
+    let mut out = format!("<h2 id=\"{}\">{title}</h2>\n", section.id);
+    out.extend(
+        section
+            .notes
+            .iter()
+            .map(|note| format!("<p>{}</p>\n", escaped(note))),
     );
-    for note in &section.notes {
-        let _ = writeln!(out, "<p>{}</p>", escaped(note));
-    }
-    for figure in &section.figures {
-        let _ = writeln!(out, "<figure>\n{}</figure>", chart::svg(figure));
-    }
+    let figures = section.figures.iter().map(chart::svg);
+    out.extend(figures.map(|svg| format!("<figure>\n{svg}</figure>\n")));
     for own in &section.tables {
-        table(out, own);
+        let rows = table(Some(&own.head), &own.rows);
+        out += &format!(
+            "<h3>{}</h3>\n<div class=\"wide\">{rows}</div>\n",
+            escaped(&own.title)
+        );
     }
+    out
 }
 
-fn table(out: &mut String, table: &Table) {
-    let _ = writeln!(
-        out,
-        "<h3>{}</h3>\n<div class=\"wide\"><table>",
-        escaped(&table.title)
-    );
-    let mut row = |cells: &[String], tag: &str| {
+fn table(head: Option<&Vec<String>>, rows: &[Vec<String>]) -> String {
+    let row = |cells: &Vec<String>, tag: &str| {
         let cells = cells
             .iter()
             .map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
-        let _ = writeln!(out, "<tr>{}</tr>", cells.collect::<String>());
+        format!("<tr>{}</tr>\n", cells.collect::<String>())
     };
-    row(&table.head, "th");
-    for cells in &table.rows {
-        row(cells, "td");
-    }
-    out.push_str("</table></div>\n");
+    let head = head.map(|head| row(head, "th")).unwrap_or_default();
+    let rows: String = rows.iter().map(|cells| row(cells, "td")).collect();
+    format!("<table>\n{head}{rows}</table>\n")
 }
 
-/// On what it was measured, and what was asked for.
-fn machine(out: &mut String, run: &Recorded) {
-    let _ = writeln!(
-        out,
-        "<h2>The machine · {}</h2>\n<table>",
-        escaped(&run.name())
-    );
-    let asked = Value::String(run.asked.to_string());
-    let pairs = run.environment.as_object().into_iter().flatten();
-    for (name, value) in pairs
-        .map(|(name, value)| (name.as_str(), value))
-        .chain([("asked for", &asked)])
-    {
-        let value = value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned);
-        let _ = writeln!(
-            out,
-            "<tr><td>{}</td><td>{}</td></tr>",
-            escaped(&name.replace('_', " ")),
-            escaped(&value)
-        );
-    }
-    out.push_str("</table>\n");
+/// The machine that a run was made on, and what was asked for.
+fn machine(run: &Recorded) -> String {
+    let asked = [("asked for".to_owned(), &run.asked)];
+    let facts = run.environment.as_object().into_iter().flatten();
+    let facts = facts.map(|(name, value)| (name.replace('_', " "), value));
+    let row = |(name, value): (String, &Value)| {
+        let text = value.as_str().map(str::to_owned);
+        vec![name, text.unwrap_or_else(|| value.to_string())]
+    };
+    let rows: Vec<Vec<String>> = facts.chain(asked).map(row).collect();
+    format!(
+        "<h2>The machine · {}</h2>\n{}",
+        escaped(&run.name()),
+        table(None, &rows)
+    )
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Bar;
+    use super::super::{Bar, Spread, Table};
     use super::*;
     use std::path::Path;
 

@@ -24,6 +24,7 @@ pub(crate) struct Table {
 }
 
 /// A measured ratio beside what it must be.
+#[derive(Clone)]
 pub(crate) struct Verdict {
     /// `T1` to `T12`.
     pub(crate) id: &'static str,

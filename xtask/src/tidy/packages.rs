@@ -9,19 +9,20 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Node, NodeDep, P
 /// new one is a decision, and is recorded there. The prefix `cleave-` is left out.
 const ARROWS: &str = "
 blk:
+chart:
 guest: blk
 disk: blk
 engine: blk disk guest
 worker: blk disk engine guest
 session: blk disk guest worker
 client: blk
-probe: blk disk engine guest worker
+probe: blk chart disk engine guest worker
 daemon: blk client disk engine probe session worker
 tests: blk client
 sim: blk engine guest states
 states:
 benches: blk client disk engine guest sim tests worker
-xtask:
+xtask: chart
 ";
 
 /// The test client is an oracle, and an oracle that shares code with the daemon proves nothing, even in its own tests.

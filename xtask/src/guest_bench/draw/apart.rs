@@ -2,7 +2,7 @@
 
 use super::super::lines::Lines;
 use super::super::subject::Subject;
-use super::said;
+use super::{bars, said};
 use crate::report::chart::{Axis, Figure, Marks, Panel, Scale, Series};
 use crate::report::{Section, Table};
 
@@ -50,7 +50,6 @@ pub(super) fn cpu_panel(
             bars: subjects.iter().map(|one| one.title.to_owned()).collect(),
             parts: STAGES.iter().map(part).collect(),
         },
-        rules: Vec::new(),
     }
 }
 
@@ -94,16 +93,11 @@ fn figure(lines: &Lines<'_>) -> Figure {
         let iops = subjects
             .iter()
             .map(|one| lines.spread(point, one.name, "/iops"));
-        panels.push(Panel {
-            title: format!("IOPS, {name}"),
-            x: Axis::new("disk", Scale::Linear),
-            y: Axis::new("requests/s", Scale::Linear),
-            marks: Marks::Bars {
-                groups: subjects.iter().map(|one| one.title.to_owned()).collect(),
-                series: vec![Series::new("IOPS", iops.collect())],
-            },
-            rules: Vec::new(),
-        });
+        let groups: Vec<String> = subjects.iter().map(|one| one.title.to_owned()).collect();
+        // The series has the panel's name, so that it needs no legend.
+        let title = format!("IOPS, {name}");
+        let series = vec![Series::new(&title, iops.collect())];
+        panels.push(bars(&title, ("disk", "requests/s"), &groups, series));
         panels.push(cpu_panel(
             lines,
             point,
@@ -111,17 +105,20 @@ fn figure(lines: &Lines<'_>) -> Figure {
             &format!("CPU time per request, {name}"),
         ));
     }
-    Figure {
-        name: "guest-cpu-by-stage".to_owned(),
-        title: lines.title("4 KiB random reads: IOPS, and CPU time per request by stage"),
-        subtitle: format!("{}; {}", lines.subtitle(), stages(lines)),
-        columns: 2,
+    super::figure(
+        lines,
+        (
+            "guest-cpu-by-stage",
+            "4 KiB random reads: IOPS, and CPU time per request by stage",
+            stages(lines),
+        ),
         panels,
-        reads: "taller is better on the left, lower on the right; a daemon that polls also counts what it spins.".to_owned(),
-        hides: "kernel work done in interrupts of the host, which belongs to nobody's clock here; and in translated \
-                guests what the guest's own instructions cost on a real CPU."
-            .to_owned(),
-    }
+        (
+            "taller is better on the left, lower on the right; a daemon that polls also counts what it spins",
+            "kernel work done in interrupts of the host, which belongs to nobody's clock here; and in translated guests \
+             what the guest's own instructions cost on a real CPU",
+        ),
+    )
 }
 
 /// What is counted where.

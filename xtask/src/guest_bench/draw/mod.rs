@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::lines::Lines;
 use super::subject::{ALL, Subject};
-use crate::report::chart::{Axis, Scale};
+use crate::report::chart::{Axis, Figure, Marks, Panel, Scale, Series};
 use crate::report::{Recorded, Section, Spread, Table};
 
 /// The section of a run; none where it has no guests.
@@ -97,9 +97,39 @@ fn log_ms(label: &str) -> Axis {
 
 /// From microseconds.
 fn ms(spread: Spread) -> Spread {
-    Spread {
-        median: spread.median / 1e3,
-        min: spread.min / 1e3,
-        max: spread.max / 1e3,
+    spread.times(1e-3)
+}
+
+/// A group of bars for each name; `x` and `y` label the axes.
+fn bars(
+    title: &str,
+    (x, y): (&str, &str),
+    groups: &[String],
+    series: Vec<Series<Option<Spread>>>,
+) -> Panel {
+    let groups = groups.to_vec();
+    Panel {
+        title: title.to_owned(),
+        x: Axis::new(x, Scale::Linear),
+        y: Axis::new(y, Scale::Linear),
+        marks: Marks::Bars { groups, series },
+    }
+}
+
+/// `detail` goes under the title; `reads` and `hides` are the caption.
+fn figure(
+    lines: &Lines<'_>,
+    (name, title, detail): (&str, &str, &str),
+    panels: Vec<Panel>,
+    (reads, hides): (&str, &str),
+) -> Figure {
+    Figure {
+        name: name.to_owned(),
+        title: lines.title(title),
+        subtitle: format!("{}; {detail}", lines.subtitle()),
+        columns: 2,
+        panels,
+        reads: format!("{reads}."),
+        hides: format!("{hides}."),
     }
 }

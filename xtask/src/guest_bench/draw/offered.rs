@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::super::job::{MIXED_DEPTH, rate_name};
 use super::super::lines::Lines;
 use super::super::subject::{ALL, BASE, Class, Subject};
-use super::{log_ms, ms, said, title_of};
+use super::{bars, log_ms, ms, said, title_of};
 use crate::report::chart::{Axis, Figure, Marks, Panel, Scale, Series};
 use crate::report::{Bar, Section, Table, Verdict};
 
@@ -129,7 +129,6 @@ fn time_panel(rate: u64, series: Vec<Series<(f64, f64)>>) -> Panel {
         x: Axis::new("time, s", Scale::Linear),
         y: log_ms("response time"),
         marks: Marks::Dots(series),
-        rules: Vec::new(),
     }
 }
 
@@ -185,32 +184,23 @@ fn rate_panel(lines: &Lines<'_>, class: Class, path: &str, what: &str) -> Panel 
         x: Axis::new("offered requests/s", Scale::Linear),
         y: log_ms(what),
         marks: Marks::Lines(series.filter(|series| !series.points.is_empty()).collect()),
-        rules: Vec::new(),
     }
 }
 
 fn at_depth(lines: &Lines<'_>) -> Figure {
     let subjects = lines.subjects(MIXED_DEPTH);
     let groups: Vec<String> = subjects.iter().map(|one| one.title.to_owned()).collect();
-    let bars = |title: &str, label: &str, path: &str, is_time: bool| {
+    let panel = |title: &str, label: &str, path: &str, is_time: bool| {
         let values = subjects.iter().map(|one| {
             let spread = lines.spread(MIXED_DEPTH, one.name, path)?;
             Some(if is_time { ms(spread) } else { spread })
         });
-        Panel {
-            title: title.to_owned(),
-            x: Axis::new("controller", Scale::Linear),
-            y: Axis::new(label, Scale::Linear),
-            marks: Marks::Bars {
-                groups: groups.clone(),
-                series: vec![Series::new(title, values.collect())],
-            },
-            rules: Vec::new(),
-        }
+        let series = vec![Series::new(title, values.collect())];
+        bars(title, ("controller", label), &groups, series)
     };
     let panels = vec![
-        bars("IOPS", "requests/s", "/iops", false),
-        bars("mean response time", "ms", "/mean_us", true),
+        panel("IOPS", "requests/s", "/iops", false),
+        panel("mean response time", "ms", "/mean_us", true),
         super::apart::cpu_panel(
             lines,
             MIXED_DEPTH,
@@ -230,15 +220,13 @@ fn at_depth(lines: &Lines<'_>) -> Figure {
 }
 
 fn figure(lines: &Lines<'_>, name: &str, title: &str, panels: Vec<Panel>, reads: &str) -> Figure {
-    Figure {
-        name: name.to_owned(),
-        title: lines.title(title),
-        subtitle: format!("{}; mixed 4–64 KiB, 60 % reads", lines.subtitle()),
-        columns: 2,
+    let detail = "mixed 4–64 KiB, 60 % reads";
+    super::figure(
+        lines,
+        (name, title, detail),
         panels,
-        reads: reads.to_owned() + ".",
-        hides: lines.caveat().to_owned() + ".",
-    }
+        (reads, lines.caveat()),
+    )
 }
 
 fn name_of(rate: u64) -> String {

@@ -3,8 +3,8 @@
 use super::super::lines::Lines;
 use super::super::rounds::SLOW_IOPS;
 use super::super::subject::Subject;
-use super::ms;
-use crate::report::chart::{Axis, Figure, Marks, Panel, Scale, Series};
+use super::{bars, figure, ms};
+use crate::report::chart::{Figure, Series};
 use crate::report::{Section, Spread};
 
 const DISKS: usize = 4;
@@ -26,36 +26,34 @@ fn forms(lines: &Lines<'_>, subjects: &[&Subject]) -> Figure {
             let of = |disk: usize| disk_spread(lines, point, subject.name, disk);
             Series::new(name, (0..DISKS).map(of).collect())
         };
-        Panel {
-            title: subject.title.to_owned(),
-            x: Axis::new("disk", Scale::Linear),
-            y: Axis::new("requests/s", Scale::Linear),
-            marks: Marks::Bars {
-                groups: groups.clone(),
-                series: [
-                    ("over-all", "one job over all disks"),
-                    ("one-each", "a job for each disk"),
-                ]
-                .map(form)
-                .into(),
-            },
-            rules: Vec::new(),
-        }
+        let series = [
+            ("over-all", "one job over all disks"),
+            ("one-each", "a job for each disk"),
+        ];
+        let series = series.map(form).into();
+        bars(subject.title, ("disk", "requests/s"), &groups, series)
     };
-    Figure {
-        name: "guest-job-forms".to_owned(),
-        title: lines.title("One slow disk among four: one fio job over all, against a job for each"),
-        subtitle: format!(
-            "{}; 4 KiB random reads, 16 in flight over all or 4 for each; the slow disk answers {SLOW_IOPS}/s: behind \
-             QEMU's throttle, for Cleave a modelled drive",
-            lines.subtitle()
+    let detail = format!(
+        "4 KiB random reads, 16 in flight over all or 4 for each; the slow disk answers {SLOW_IOPS}/s: behind QEMU's \
+         throttle, for Cleave a modelled drive"
+    );
+    let figure = figure(
+        lines,
+        (
+            "guest-job-forms",
+            "One slow disk among four: one fio job over all, against a job for each",
+            &detail,
         ),
+        subjects.iter().map(panel).collect(),
+        (
+            "with one job all disks fall to the rate of the slow one, because it holds the shared depth; with a job for \
+             each, only the slow one is slow",
+            "how fast a controller is: the comparison is between the two forms, not between panels",
+        ),
+    );
+    Figure {
         columns: 3,
-        panels: subjects.iter().map(panel).collect(),
-        reads: "with one job all disks fall to the slow one's rate, for it holds the shared depth; with a job for each, \
-                only the slow one is slow."
-            .to_owned(),
-        hides: "how fast a controller is: the comparison is between the two forms, not between panels.".to_owned(),
+        ..figure
     }
 }
 
@@ -78,34 +76,24 @@ fn thin(lines: &Lines<'_>, subjects: &[&Subject]) -> Figure {
             };
             Series::new(name, subjects.iter().map(value).collect())
         };
-        Panel {
-            title: title.to_owned(),
-            x: Axis::new("controller", Scale::Linear),
-            y: Axis::new(label, Scale::Linear),
-            marks: Marks::Bars {
-                groups: groups.clone(),
-                series: [("filled", "filled disk"), ("thin", "never written disk")]
-                    .map(of)
-                    .into(),
-            },
-            rules: Vec::new(),
-        }
+        let series = [("filled", "filled disk"), ("thin", "never written disk")];
+        let series = series.map(of).into();
+        bars(title, ("controller", label), &groups, series)
     };
-    Figure {
-        name: "guest-thin".to_owned(),
-        title: lines.title("A disk that was never written, against a filled one"),
-        subtitle: format!(
-            "{}; 4 KiB random reads, 8 in flight; of the thin disk every read found only zeroes, of the filled one none",
-            lines.subtitle()
+    figure(
+        lines,
+        (
+            "guest-thin",
+            "A disk that was never written, against a filled one",
+            "4 KiB random reads, 8 in flight; of the thin disk every read found only zeroes, of the filled one none",
         ),
-        columns: 2,
-        panels: vec![
+        vec![
             panel("IOPS", "requests/s", "/iops", false),
             panel("mean response time", "ms", "/mean_us", true),
         ],
-        reads: "where the thin disk looks faster, nothing was read from a drive; such a figure says nothing of one, and \
-                all other figures here are of filled disks."
-            .to_owned(),
-        hides: "what a first write to a thin disk costs.".to_owned(),
-    }
+        (
+            "where the thin disk looks faster, nothing was read from a drive; all other figures here are of filled disks",
+            "what a first write to a thin disk costs",
+        ),
+    )
 }

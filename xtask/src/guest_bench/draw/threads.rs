@@ -27,35 +27,34 @@ fn figure(lines: &Lines<'_>, subjects: &[&Subject], counts: &[u32]) -> Figure {
             x: Axis::new("threads", Scale::Linear),
             y: Axis::new(label, Scale::Linear),
             marks: Marks::Lines(subjects.iter().map(line_of).collect()),
-            rules: Vec::new(),
         }
     };
     let iops = |point: &str, one: &Subject| lines.spread(point, one.name, "/iops");
     let mean = |point: &str, one: &Subject| lines.spread(point, one.name, "/mean_us").map(ms);
     let tax = |point: &str, one: &Subject| {
         let ratio = lines.ratio(point, one.name, BASE, "/mean_us")?;
-        Some(percent(ratio))
+        Some(ratio.times(100.0))
     };
+    let panels = vec![
+        panel("IOPS", "requests/s", &iops),
+        panel("mean response time", "ms", &mean),
+        panel("response time ÷ in-process virtio-blk", "%", &tax),
+    ];
+    let figure = super::figure(
+        lines,
+        (
+            "guest-threads",
+            "Threads in a guest: IOPS and response time, 60 % reads of 4 KiB",
+            "each thread has one request in flight (pread, pwrite)",
+        ),
+        panels,
+        (
+            "100 % on the right is the response time of virtio-blk in QEMU in the same round; below it is faster",
+            "a guest of several CPUs, and bare metal, which has no guest",
+        ),
+    );
     Figure {
-        name: "guest-threads".to_owned(),
-        title: lines.title("Threads in a guest: IOPS and response time, 60 % reads of 4 KiB"),
-        subtitle: format!("{}; each thread has one request in flight (pread, pwrite)", lines.subtitle()),
         columns: 3,
-        panels: vec![
-            panel("IOPS", "requests/s", &iops),
-            panel("mean response time", "ms", &mean),
-            panel("response time ÷ in-process virtio-blk", "%", &tax),
-        ],
-        reads: "100 % on the right is the response time of virtio-blk in QEMU in the same round; below it is faster.".to_owned(),
-        hides: "a guest of several CPUs, and bare metal, which has no guest."
-            .to_owned(),
-    }
-}
-
-fn percent(ratio: Spread) -> Spread {
-    Spread {
-        median: ratio.median * 100.0,
-        min: ratio.min * 100.0,
-        max: ratio.max * 100.0,
+        ..figure
     }
 }

@@ -1,0 +1,387 @@
+//! The page of a figure: titles, legend, a place for each panel, caption.
+
+use std::fmt::Write as _;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::text::{self, escaped, printable, width, wrapped};
+use crate::{Figure, Look, Marks, Panel, Series};
+
+const WIDTH: i32 = 1000;
+const MARGIN: i32 = 18;
+const GAP: i32 = 26;
+/// Between lines of text.
+const LEAD: i32 = 16;
+/// Between rows of a legend.
+const ROW: i32 = 19;
+/// Room for the numbers and the label of the y axis.
+pub(crate) const LEFT: i32 = 62;
+/// Room on the right of the axes, for half of the last number of the x axis.
+pub(crate) const RIGHT: i32 = 12;
+pub(crate) const FAMILY: &str = "DejaVu Sans, Verdana, sans-serif";
+/// The SVG backend divides sizes by this.
+pub(crate) const FONT_SCALE: f64 = 1.24;
+pub(crate) const GREY: RGBColor = RGBColor(102, 102, 102);
+const VERMILION: RGBColor = RGBColor(213, 94, 0);
+/// Okabe and Ito, without the yellow, which is too pale for lines on white.
+const PALETTE: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    VERMILION,
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 0, 0),
+];
+/// Corners of a square, a triangle and a diamond. The first shape is a circle.
+const SHAPES: [&[(f64, f64)]; 4] = [
+    &[],
+    &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
+    &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
+    &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
+];
+
+pub(crate) type Outcome<T> = Result<T, DrawingAreaErrorKind<std::io::Error>>;
+pub(crate) type Place = (i32, i32);
+
+/// Size, weight and colour of a text.
+#[derive(Clone, Copy)]
+pub(crate) struct Font(pub(crate) f64, FontStyle, RGBColor);
+
+const TITLE: Font = Font(17.0, FontStyle::Bold, BLACK);
+const SUBTITLE: Font = Font(12.0, FontStyle::Normal, GREY);
+const HEADING: Font = Font(13.0, FontStyle::Bold, BLACK);
+pub(crate) const BODY: Font = Font(12.0, FontStyle::Normal, BLACK);
+pub(crate) const SMALL: Font = Font(text::TICK, FontStyle::Normal, BLACK);
+pub(crate) const VALUE: Font = Font(10.0, FontStyle::Normal, BLACK);
+pub(crate) const NOTE: Font = Font(13.0, FontStyle::Bold, VERMILION);
+
+/// Colour, shape and sizes of a series.
+#[derive(Clone, Copy)]
+pub(crate) struct Style {
+    pub(crate) colour: RGBColor,
+    pub(crate) shape: usize,
+    pub(crate) stroke: u32,
+    pub(crate) size: f64,
+}
+
+impl Style {
+    /// By the place in the legend. No two of 28 series have both colour and shape in common.
+    fn of(look: Look, at: usize) -> Style {
+        let (colour, stroke, size) = match look {
+            Look::Distinct => (PALETTE[at % PALETTE.len()], 2, 4.0),
+            // The ramp's light end is too pale for white paper.
+            Look::Ranked(rank) => (ViridisRGB.get_color(rank * 0.88), 2, 3.0),
+            Look::Emphasised => (VERMILION, 4, 5.0),
+        };
+        let shape = match look {
+            Look::Distinct => at % SHAPES.len(),
+            Look::Ranked(_) | Look::Emphasised => 0,
+        };
+        Style {
+            colour,
+            shape,
+            stroke,
+            size,
+        }
+    }
+}
+
+pub(crate) type Legend = Vec<(String, Style)>;
+
+/// The series that share the figure's legend.
+fn legend(figure: &Figure) -> Legend {
+    fn add<T>(names: &mut Vec<(String, Look)>, title: &str, series: &[Series<T>]) {
+        // A series of its panel's name needs no other.
+        for own in series.iter().filter(|own| own.name != title) {
+            if names.iter().all(|(name, _)| *name != own.name) {
+                names.push((own.name.clone(), own.look));
+            }
+        }
+    }
+    let mut names = Vec::new();
+    for panel in &figure.panels {
+        match &panel.marks {
+            Marks::Lines(series) => add(&mut names, &panel.title, series),
+            Marks::Dots(series) => add(&mut names, &panel.title, series),
+            Marks::Bars { series, .. } => add(&mut names, &panel.title, series),
+            Marks::Stacked { .. } => {}
+        }
+    }
+    let entries = names.into_iter().enumerate();
+    entries
+        .map(|(at, (name, look))| (name, Style::of(look, at)))
+        .collect()
+}
+
+/// Parts of a stacked bar, in colours from the other end of the palette than those of the series.
+fn part_legend(parts: &[Series<f64>]) -> Legend {
+    let entries = parts.iter().enumerate().map(|(at, part)| {
+        let colour = PALETTE[5 - at % 6];
+        (
+            part.name.clone(),
+            Style {
+                colour,
+                shape: 1,
+                stroke: 1,
+                size: 4.0,
+            },
+        )
+    });
+    entries.collect()
+}
+
+/// Entries by row, each with its distance from the left.
+fn legend_rows(legend: &Legend, room: i32) -> Vec<Vec<(i32, &(String, Style))>> {
+    let (mut rows, mut x) = (Vec::new(), room);
+    for entry in legend {
+        let own = 32 + width(&entry.0, BODY.0) as i32;
+        if x + own > room {
+            rows.push(Vec::new());
+            x = 0;
+        }
+        rows.last_mut()
+            .into_iter()
+            .for_each(|row| row.push((x, entry)));
+        x += own;
+    }
+    rows
+}
+
+/// A panel's outer box, and its axes' height.
+pub(crate) struct Cell {
+    pub(crate) x: i32,
+    pub(crate) y: i32,
+    pub(crate) width: i32,
+    pub(crate) above: i32,
+    pub(crate) plot: i32,
+    pub(crate) below: i32,
+}
+
+/// Boxes of the panels, in fewer columns where names need the room, and where the caption begins.
+fn layout(figure: &Figure, mut y: i32) -> (Vec<Cell>, i32) {
+    let width = |columns: usize| {
+        let columns = columns as i32;
+        (WIDTH - 2 * MARGIN - GAP * (columns - 1)) / columns
+    };
+    let fits = |columns: &usize| {
+        figure
+            .panels
+            .iter()
+            .all(|panel| names_fit(panel, width(*columns)))
+    };
+    let columns = (1..=figure.columns.clamp(1, 4))
+        .rev()
+        .find(fits)
+        .unwrap_or(1);
+    let width = width(columns);
+    let plot = |panel: &Panel| match (&panel.marks, columns) {
+        (Marks::Lines(_), 1) => 420,
+        _ => [300, 230, 190, 150][columns - 1],
+    };
+    let mut cells = Vec::new();
+    for row in figure.panels.chunks(columns) {
+        let most = |of: &dyn Fn(&Panel) -> i32| row.iter().map(of).max().unwrap_or(0);
+        let above = most(&|panel| above(panel, width));
+        let (plot, below) = (most(&plot), most(&|panel| below(panel, width)));
+        for column in 0..row.len() as i32 {
+            let x = MARGIN + column * (width + GAP);
+            cells.push(Cell {
+                x,
+                y,
+                width,
+                above,
+                plot,
+                below,
+            });
+        }
+        y += above + plot + below + 14;
+    }
+    (cells, y + 16)
+}
+
+fn above(panel: &Panel, room: i32) -> i32 {
+    let lines = wrapped(&panel.title, HEADING.0, room - 12).len() as i32;
+    let rows = match &panel.marks {
+        Marks::Stacked { parts, .. } => legend_rows(&part_legend(parts), room).len() as i32,
+        _ => 0,
+    };
+    14 + LEAD * lines + ROW * rows
+}
+
+fn below(panel: &Panel, room: i32) -> i32 {
+    let (Marks::Bars { groups, .. } | Marks::Stacked { bars: groups, .. }) = &panel.marks else {
+        return 42;
+    };
+    let lines = |name: &String| name_lines(name, room - LEFT - RIGHT, groups.len()).len() as i32;
+    let label = if panel.x.label.is_empty() { 0 } else { 22 };
+    8 + 14 * groups.iter().map(lines).max().unwrap_or(1) + label
+}
+
+/// Whether no name under a group of bars reaches into the next.
+fn names_fit(panel: &Panel, room: i32) -> bool {
+    let (Marks::Bars { groups, .. } | Marks::Stacked { bars: groups, .. }) = &panel.marks else {
+        return true;
+    };
+    let room = room - LEFT - RIGHT;
+    let each = f64::from(room / groups.len().max(1) as i32);
+    let mut lines = groups
+        .iter()
+        .flat_map(|name| name_lines(name, room, groups.len()));
+    lines.all(|line| width(&line, SMALL.0) <= each)
+}
+
+/// The name under one of `count` groups of bars.
+pub(crate) fn name_lines(name: &str, room: i32, count: usize) -> Vec<String> {
+    wrapped(name, SMALL.0, room / count.max(1) as i32 - 4)
+}
+
+/// The figure as complete XML, with no reference to anything outside.
+pub fn svg(figure: &Figure) -> String {
+    let room = WIDTH - 2 * MARGIN;
+    let legend = legend(figure);
+    let title = wrapped(&figure.title, TITLE.0, room);
+    let subtitle = wrapped(&figure.subtitle, SUBTITLE.0, room);
+    let caption = [
+        ("How to read: ", &figure.reads),
+        ("Not shown: ", &figure.hides),
+    ];
+    let caption = caption.iter().filter(|(_, words)| !words.is_empty());
+    let caption =
+        caption.flat_map(|(head, words)| wrapped(&format!("{head}{words}"), BODY.0, room));
+    let caption: Vec<String> = caption.collect();
+    let under_titles = 36 + 22 * title.len() as i32 + LEAD * subtitle.len() as i32;
+    let rows = legend_rows(&legend, room).len() as i32;
+    let rows = if legend.len() > 1 { rows } else { 0 };
+    let (cells, end) = layout(figure, under_titles + ROW * rows - 10);
+    let height = end + LEAD * caption.len() as i32;
+    let (mut text, mut tips) = (String::new(), String::new());
+    {
+        let root = SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32));
+        let mut page = Page {
+            root: root.into_drawing_area(),
+            legend,
+            tips: &mut tips,
+        };
+        let mut draw = || -> Outcome<()> {
+            page.root.fill(&WHITE)?;
+            page.lines((MARGIN, 30), 22, TITLE, &title)?;
+            page.lines(
+                (MARGIN, 30 + 22 * title.len() as i32),
+                LEAD,
+                SUBTITLE,
+                &subtitle,
+            )?;
+            if rows > 0 {
+                page.entries(&page.legend, (MARGIN, under_titles), room)?;
+            }
+            for (panel, cell) in figure.panels.iter().zip(&cells) {
+                let heading = wrapped(&panel.title, HEADING.0, cell.width - 12);
+                page.lines((cell.x + 8, cell.y + 14), LEAD, HEADING, &heading)?;
+                page.panel(panel, cell)?;
+            }
+            page.lines((MARGIN, end), LEAD, BODY, &caption)?;
+            page.root.present()
+        };
+        // A string takes all that is written to it.
+        let _ = draw();
+    }
+    text.replace("</svg>", &format!("{tips}</svg>"))
+}
+
+/// What is being drawn on.
+pub(crate) struct Page<'a> {
+    pub(crate) root: DrawingArea<SVGBackend<'a>, Shift>,
+    pub(crate) legend: Legend,
+    /// Invisible circles with words that appear under the pointer.
+    tips: &'a mut String,
+}
+
+impl Page<'_> {
+    fn lines(&self, (x, y): Place, lead: i32, font: Font, lines: &[String]) -> Outcome<()> {
+        let mut lines = lines.iter().zip(0..);
+        lines.try_for_each(|(line, number)| {
+            self.text((x, y + lead * number), font, HPos::Left, line)
+        })
+    }
+
+    /// One line of text; the place is on its baseline.
+    pub(crate) fn text(&self, at: Place, font: Font, anchor: HPos, words: &str) -> Outcome<()> {
+        let Font(size, weight, colour) = font;
+        let font = FontDesc::new(FontFamily::Name(FAMILY), size * FONT_SCALE, weight);
+        let style = TextStyle::from(font)
+            .color(&colour)
+            .pos(Pos::new(anchor, VPos::Top));
+        // The backend moves a text with this anchor down by 0.76 em.
+        let top = at.1 - (size * 0.76).round() as i32;
+        self.root.draw_text(&printable(words), &style, (at.0, top))
+    }
+
+    fn entries(&self, legend: &Legend, (left, top): Place, room: i32) -> Outcome<()> {
+        for (row, y) in legend_rows(legend, room)
+            .iter()
+            .zip((top..).step_by(ROW as usize))
+        {
+            for (x, (name, style)) in row {
+                self.mark(
+                    (left + x + 6, y - 4),
+                    Style {
+                        size: 5.0,
+                        ..*style
+                    },
+                )?;
+                self.text((left + x + 17, y), BODY, HPos::Left, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Draws the legend of a stacked panel above its axes.
+    pub(crate) fn parts(&self, parts: &[Series<f64>], cell: &Cell) -> Outcome<Legend> {
+        let legend = part_legend(parts);
+        let rows = legend_rows(&legend, cell.width).len() as i32;
+        self.entries(
+            &legend,
+            (cell.x + 8, cell.y + cell.above - ROW * rows + 6),
+            cell.width,
+        )?;
+        Ok(legend)
+    }
+
+    pub(crate) fn style(&self, name: &str) -> Style {
+        let own = self.legend.iter().find(|(known, _)| known == name);
+        own.map_or(Style::of(Look::Distinct, 0), |(_, style)| *style)
+    }
+
+    pub(crate) fn mark(&self, (x, y): Place, style: Style) -> Outcome<()> {
+        let filled = style.colour.filled();
+        let of = |share: &f64| (share * style.size).round() as i32;
+        let corners = SHAPES[style.shape]
+            .iter()
+            .map(|(dx, dy)| (x + of(dx), y + of(dy)));
+        match style.shape {
+            0 => self
+                .root
+                .draw(&Circle::new((x, y), style.size as i32, filled)),
+            _ => self
+                .root
+                .draw(&Polygon::new(corners.collect::<Vec<Place>>(), filled)),
+        }
+    }
+
+    pub(crate) fn path(&self, places: Vec<Place>, colour: RGBColor, stroke: u32) -> Outcome<()> {
+        self.root
+            .draw(&PathElement::new(places, colour.stroke_width(stroke)))
+    }
+
+    pub(crate) fn tip(&mut self, (x, y): Place, words: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            self.tips,
+            "<circle class=\"tip\" cx=\"{x}\" cy=\"{y}\" r=\"6\" fill-opacity=\"0\"><title>{}</title></circle>",
+            escaped(words)
+        );
+    }
+}

@@ -1,0 +1,362 @@
+//! A panel: its axes, and the marks between them.
+
+use std::ops::Range;
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::HPos;
+
+use crate::axis::Ruler;
+use crate::draw::{
+    BODY, Cell, FAMILY, FONT_SCALE, GREY, LEFT, NOTE, Outcome, Page, Place, RIGHT, SMALL, Style,
+    VALUE, name_lines,
+};
+use crate::text::{printable, short, width};
+use crate::{Axis, Look, Marks, Panel, Scale, Series, Spread};
+
+const GRID: RGBColor = RGBColor(228, 228, 228);
+/// A wider bar shows no more.
+const BAR_MAX: f64 = 90.0;
+/// Of a group's room, what stays empty beside its bars.
+const GAP_SHARE: f64 = 0.2;
+
+/// A panel's axes on the page.
+struct Plane {
+    x: Ruler,
+    y: Ruler,
+}
+
+impl Plane {
+    /// Axes that hold all of a panel; `None` where nothing was measured.
+    fn of(panel: &Panel, wide: Range<i32>, high: Range<i32>) -> Option<Plane> {
+        let (mut xs, mut ys) = (Vec::new(), Vec::new());
+        let of_spread = |spread: &Spread| [spread.median, spread.min, spread.max];
+        match &panel.marks {
+            Marks::Lines(series) => {
+                let points = || series.iter().flat_map(|own| &own.points);
+                xs.extend(points().map(|(x, _)| *x));
+                ys.extend(points().flat_map(|(_, spread)| of_spread(spread)));
+            }
+            Marks::Dots(series) => {
+                (xs, ys) = series
+                    .iter()
+                    .flat_map(|own| own.points.iter().copied())
+                    .unzip();
+            }
+            Marks::Bars { series, .. } => {
+                let spreads = series.iter().flat_map(|own| own.points.iter().flatten());
+                ys.extend(spreads.flat_map(of_spread));
+            }
+            Marks::Stacked { bars, parts } => {
+                let height = |bar| parts.iter().map(|part| part_value(part, bar)).sum();
+                ys.extend(
+                    (0..bars.len())
+                        .map(height)
+                        .filter(|height: &f64| *height > 0.0),
+                );
+            }
+        }
+        let is_bars = panel.marks.are_bars();
+        // A logarithm would falsify the lengths of bars, and above a bar stands its value.
+        let (scale, headroom) = if is_bars {
+            (Scale::Linear, 0.12)
+        } else {
+            (panel.y.scale, 0.05)
+        };
+        let y = Axis {
+            scale,
+            ..panel.y.clone()
+        };
+        ys.iter().find_map(|value| scale.place(*value))?;
+        let x = panel.x.ruler(&xs, 0.04, wide);
+        let x = if is_bars { x.bare() } else { x };
+        Some(Plane {
+            x,
+            y: y.ruler(&ys, headroom, high),
+        })
+    }
+
+    fn at(&self, x: f64, y: f64) -> Option<Place> {
+        self.x.at(x).zip(self.y.at(y))
+    }
+}
+
+impl Marks {
+    fn are_bars(&self) -> bool {
+        matches!(self, Marks::Bars { .. } | Marks::Stacked { .. })
+    }
+}
+
+/// Lines that words must not touch.
+type Taken = Vec<(Place, Place)>;
+
+impl Page<'_> {
+    /// All of a panel but its title.
+    pub(crate) fn panel(&mut self, panel: &Panel, cell: &Cell) -> Outcome<()> {
+        let (left, right) = (cell.x + LEFT, cell.x + cell.width - RIGHT);
+        let (top, bottom) = (cell.y + cell.above, cell.y + cell.above + cell.plot);
+        let Some(plane) = Plane::of(panel, left..right, bottom..top) else {
+            let middle = ((left + right) / 2, (top + bottom) / 2);
+            return self.text(middle, BODY, HPos::Center, "nothing was measured");
+        };
+        self.axes(panel, &plane, cell)?;
+        match &panel.marks {
+            Marks::Lines(series) => self.joined(&plane, series),
+            Marks::Dots(series) => self.dots(&plane, series),
+            Marks::Bars { groups, series } => self.bars(&plane, &panel.title, groups, series),
+            Marks::Stacked { bars, parts } => self.stacked(&plane, bars, parts, cell),
+        }
+    }
+
+    fn axes(&self, panel: &Panel, plane: &Plane, cell: &Cell) -> Outcome<()> {
+        let size = (cell.width, cell.plot + cell.below);
+        let outer = self
+            .root
+            .clone()
+            .shrink((cell.x, cell.y + cell.above), size);
+        let font = |size| (FAMILY, size * FONT_SCALE);
+        let mut chart = ChartBuilder::on(&outer)
+            .margin_right(RIGHT)
+            .x_label_area_size(cell.below)
+            .y_label_area_size(LEFT)
+            .build_cartesian_2d(plane.x.clone(), plane.y.clone())?;
+        let (is_bars, y) = (panel.marks.are_bars(), &panel.y);
+        chart
+            .configure_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(GRID)
+            .axis_style(GREY)
+            .set_all_tick_mark_size(3)
+            .label_style(font(SMALL.0))
+            .axis_desc_style(font(BODY.0))
+            .x_desc(printable(&panel.x.label))
+            .y_desc(printable(&if is_bars {
+                y.label.clone()
+            } else {
+                y.title()
+            }))
+            .draw()
+    }
+
+    fn joined(&mut self, plane: &Plane, series: &[Series<(f64, Spread)>]) -> Outcome<()> {
+        let mut taken = Vec::new();
+        // An emphasised series lies above the others.
+        let mut ordered: Vec<&Series<_>> = series.iter().collect();
+        ordered.sort_by_key(|own| own.look == Look::Emphasised);
+        for own in &ordered {
+            let style = self.style(&own.name);
+            let mut line = Vec::new();
+            for (number, (x, spread)) in own.points.iter().enumerate() {
+                let Some(at) = plane.at(*x, spread.median) else {
+                    continue;
+                };
+                self.whisker(plane, at.0, spread, style.colour, &mut taken)?;
+                line.push(at);
+                let value = || format!("{}, {}: {}", own.name, short(*x), said(spread));
+                self.tip(at, &own.hover.get(number).cloned().unwrap_or_else(value));
+            }
+            taken.extend(line.windows(2).map(|ends| (ends[0], ends[1])));
+            taken.extend(line.iter().map(|at| (*at, *at)));
+            self.path(line.clone(), style.colour, style.stroke)?;
+            line.into_iter().try_for_each(|at| self.mark(at, style))?;
+        }
+        for own in ordered {
+            for (number, words) in &own.notes {
+                let (x, spread) = own.points[*number];
+                let Some(at) = plane.at(x, spread.median) else {
+                    continue;
+                };
+                self.note(plane, at, words, &mut taken)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// From the minimum to the maximum, where they are apart.
+    fn whisker(
+        &self,
+        plane: &Plane,
+        x: i32,
+        spread: &Spread,
+        colour: RGBColor,
+        taken: &mut Taken,
+    ) -> Outcome<()> {
+        let ends = plane.y.at(spread.min).zip(plane.y.at(spread.max));
+        let Some((low, high)) = ends.filter(|(low, high)| low - high > 2) else {
+            return Ok(());
+        };
+        let bar = |y| vec![(x - 3, y), (x + 3, y)];
+        taken.push(((x, low), (x, high)));
+        for line in [vec![(x, low), (x, high)], bar(low), bar(high)] {
+            self.path(line, colour, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Words about a point, at the nearest place where they touch no line and no other words.
+    fn note(&self, plane: &Plane, at: Place, words: &str, taken: &mut Taken) -> Outcome<()> {
+        let half = width(words, NOTE.0) as i32 / 2 + 4;
+        let around = |(x, y): Place| (x - half..x + half, y - 15..y + 7);
+        let (wide, high) = (&plane.x.pixels, &plane.y.pixels);
+        let is_free = |place: &Place| {
+            let (own_wide, own_high) = around(*place);
+            let is_inside = own_wide.start > wide.start && own_wide.end < wide.end;
+            let is_inside = is_inside && own_high.start > high.end && own_high.end < high.start;
+            is_inside && !taken.iter().any(|ends| crosses(*ends, &around(*place)))
+        };
+        let steps = (-40..=40).flat_map(|up| (-40..=40).map(move |right| (right * 10, up * 6)));
+        let mut places: Vec<Place> = steps.map(|(x, y)| (at.0 + x, at.1 + y)).collect();
+        places.sort_by_key(|(x, y)| (x - at.0).pow(2) + 4 * (y - at.1).pow(2));
+        let Some((x, y)) = places.into_iter().find(is_free) else {
+            return Ok(());
+        };
+        let (own_wide, own_high) = around((x, y));
+        let edge = if y < at.1 {
+            own_high.end
+        } else {
+            own_high.start
+        };
+        if (edge - at.1).abs() > 12 || !own_wide.contains(&at.0) {
+            let from = at.0.clamp(own_wide.start, own_wide.end);
+            self.path(vec![(from, edge), at], GREY, 1)?;
+        }
+        taken.extend(
+            own_high
+                .step_by(5)
+                .map(|y| ((own_wide.start, y), (own_wide.end, y))),
+        );
+        self.text((x, y), NOTE, HPos::Center, words)
+    }
+
+    fn dots(&mut self, plane: &Plane, series: &[Series<(f64, f64)>]) -> Outcome<()> {
+        for own in series {
+            let style = Style {
+                size: 2.0,
+                ..self.style(&own.name)
+            };
+            let places = own.points.iter().filter_map(|(x, y)| plane.at(*x, *y));
+            places.into_iter().try_for_each(|at| self.mark(at, style))?;
+        }
+        Ok(())
+    }
+
+    fn bars(
+        &mut self,
+        plane: &Plane,
+        title: &str,
+        groups: &[String],
+        series: &[Series<Option<Spread>>],
+    ) -> Outcome<()> {
+        let room = self.names_below(plane, groups)?;
+        let bar = (room * (1.0 - GAP_SHARE) / series.len().max(1) as f64).min(BAR_MAX);
+        // All or none, because a number here and there would look like emphasis.
+        let mut medians = series.iter().flat_map(|own| own.points.iter().flatten());
+        let has_numbers = medians.all(|spread| width(&short(spread.median), VALUE.0) <= bar);
+        for (number, own) in series.iter().enumerate() {
+            let style = self.style(&own.name);
+            for ((group, name), spread) in groups.iter().enumerate().zip(&own.points) {
+                let Some(spread) = spread else { continue };
+                let x =
+                    room * (group as f64 + 0.5) + bar * (number as f64 - series.len() as f64 / 2.0);
+                let x = f64::from(plane.x.pixels.start) + x;
+                let whose = match own.name == title {
+                    true => name.clone(),
+                    false => format!("{name}, {}", own.name),
+                };
+                let tip = format!("{whose}: {}", said(spread));
+                let (sides, ends) = ((x, x + bar * 0.92), (0.0, spread.median));
+                self.bar(plane, sides, ends, style.colour, &tip)?;
+                let middle = (x + bar * 0.46) as i32;
+                self.whisker(plane, middle, spread, BLACK, &mut Vec::new())?;
+                if let Some(y) = plane.y.at(spread.max).filter(|_| has_numbers) {
+                    self.text((middle, y - 5), VALUE, HPos::Center, &short(spread.median))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn stacked(
+        &mut self,
+        plane: &Plane,
+        bars: &[String],
+        parts: &[Series<f64>],
+        cell: &Cell,
+    ) -> Outcome<()> {
+        let legend = self.parts(parts, cell)?;
+        let room = self.names_below(plane, bars)?;
+        for (bar, name) in bars.iter().enumerate() {
+            let middle = f64::from(plane.x.pixels.start) + room * (bar as f64 + 0.5);
+            let half = (room * (1.0 - GAP_SHARE)).min(BAR_MAX) / 2.0;
+            let mut base = 0.0;
+            for (part, (_, style)) in parts.iter().zip(&legend) {
+                let value = part_value(part, bar);
+                let tip = format!("{name}, {}: {}", part.name, short(value));
+                let (sides, ends) = ((middle - half, middle + half), (base, base + value));
+                self.bar(plane, sides, ends, style.colour, &tip)?;
+                base += value;
+            }
+            if let Some(y) = plane.y.at(base) {
+                let at = (middle as i32, y - 5);
+                self.text(at, VALUE, HPos::Center, &short(base))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn bar(
+        &mut self,
+        plane: &Plane,
+        (left, right): (f64, f64),
+        (from, to): (f64, f64),
+        colour: RGBColor,
+        tip: &str,
+    ) -> Outcome<()> {
+        let ends = plane.y.at(from).zip(plane.y.at(to));
+        let Some((low, high)) = ends.filter(|(low, high)| low != high) else {
+            return Ok(());
+        };
+        let (left, right) = (left as i32, right.max(left + 1.0) as i32);
+        self.tip(((left + right) / 2, high), tip);
+        self.root.draw(&Rectangle::new(
+            [(left, high), (right, low)],
+            colour.filled(),
+        ))
+    }
+
+    /// Names under groups of bars; returns the room of one group.
+    fn names_below(&self, plane: &Plane, groups: &[String]) -> Outcome<f64> {
+        let (pixels, bottom) = (&plane.x.pixels, plane.y.pixels.start);
+        let room = f64::from(pixels.end - pixels.start) / groups.len().max(1) as f64;
+        for (group, name) in groups.iter().enumerate() {
+            let middle = pixels.start + (room * (group as f64 + 0.5)) as i32;
+            let lines = name_lines(name, pixels.end - pixels.start, groups.len());
+            for (line, y) in lines.iter().zip((bottom + 17..).step_by(14)) {
+                self.text((middle, y), SMALL, HPos::Center, line)?;
+            }
+        }
+        Ok(room)
+    }
+}
+
+/// Whether a line passes through a box.
+fn crosses(
+    ((x, y), (to_x, to_y)): (Place, Place),
+    (wide, high): &(Range<i32>, Range<i32>),
+) -> bool {
+    let steps = ((to_x - x).abs().max((to_y - y).abs()) / 3).max(1);
+    let part = |from: i32, to: i32, step: i32| from + (to - from) * step / steps;
+    (0..=steps)
+        .any(|step| wide.contains(&part(x, to_x, step)) && high.contains(&part(y, to_y, step)))
+}
+
+fn part_value(part: &Series<f64>, bar: usize) -> f64 {
+    let value = part.points.get(bar).copied();
+    value
+        .filter(|value| value.is_finite() && *value > 0.0)
+        .unwrap_or(0.0)
+}
+
+fn said(spread: &Spread) -> String {
+    let [median, min, max] = [spread.median, spread.min, spread.max].map(short);
+    format!("{median} ({min}–{max})")
+}

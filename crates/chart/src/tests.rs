@@ -1,0 +1,301 @@
+//! Figures as a reader gets them: values at their places, words that touch nothing.
+
+use crate::text::{bytes, short, width, wrapped};
+use crate::*;
+
+fn figure(marks: Vec<Marks>, x: Scale, y: Scale) -> Figure {
+    let panel = |marks| Panel {
+        title: "a <panel> & \"more\"".to_owned(),
+        x: Axis::new("block size, bytes", x),
+        y: Axis::new("MB/s", y),
+        marks,
+    };
+    Figure {
+        name: "a".to_owned(),
+        title: "Throughput <of> it".to_owned(),
+        subtitle: "modelled".to_owned(),
+        columns: 2,
+        panels: marks.into_iter().map(panel).collect(),
+        reads: "Higher is better.".to_owned(),
+        hides: "Latency.".to_owned(),
+    }
+}
+
+fn every_kind(value: f64) -> Vec<Marks> {
+    let spread = |median| Spread {
+        median,
+        min: median * 0.9,
+        max: median * 1.2,
+    };
+    let line = vec![(512.0, spread(value)), (4096.0, spread(value * 3.0))];
+    let names = ["depth 1".to_owned(), "depth 32".to_owned()];
+    vec![
+        Marks::Lines(vec![
+            Series::new("ours", line.clone()).emphasised(vec![(0, "a first note".to_owned())]),
+            Series::new("theirs", line.clone()).ranked(0.5),
+        ]),
+        Marks::Dots(vec![Series::new("ours", vec![(1.0, value), (2.0, 2.0)])]),
+        Marks::Bars {
+            groups: names.to_vec(),
+            series: vec![
+                Series::new("ours", vec![Some(spread(value)), None]),
+                Series::new("theirs", vec![None, Some(spread(value * 2.0))]),
+            ],
+        },
+        Marks::Stacked {
+            bars: names.to_vec(),
+            parts: vec![
+                Series::new("user", vec![value, 1.0]),
+                Series::new("kernel", vec![2.0, value]),
+            ],
+        },
+    ]
+}
+
+/// The values of an attribute, in order.
+fn numbers(xml: &str, element: &str, name: &str) -> Vec<f64> {
+    let tags = xml.split('<').filter(|tag| tag.starts_with(element));
+    let value = |tag: &str| {
+        tag.split(&format!(" {name}=\""))
+            .nth(1)?
+            .split('"')
+            .next()?
+            .parse()
+            .ok()
+    };
+    tags.filter_map(value).collect()
+}
+
+/// Left, right, top and bottom of all horizontal text, with its words.
+fn boxes(xml: &str) -> Vec<([f64; 4], &str)> {
+    let tags = xml
+        .split("<text ")
+        .skip(1)
+        .filter(|tag| !tag.contains("transform="));
+    let one = |tag| {
+        let words = <str>::split(tag, '\n').nth(1).unwrap_or_default();
+        let number = |name| numbers(&format!("<text {tag}"), "text", name)[0];
+        let (x, y, size) = (number("x"), number("y"), number("font-size"));
+        let wide = width(words, size) * 0.97;
+        let left = match tag {
+            tag if tag.contains("\"middle\"") => x - wide / 2.0,
+            tag if tag.contains("\"end\"") => x - wide,
+            _ => x,
+        };
+        let top = if tag.contains("dy=\"0.76em\"") {
+            y
+        } else {
+            y - size / 2.0
+        };
+        ([left, left + wide, top, top + size * 0.9], words)
+    };
+    tags.map(one).collect()
+}
+
+/// No two texts touch, and none leaves the picture.
+fn check_words(xml: &str) {
+    let boxes = boxes(xml);
+    for (number, (one, words)) in boxes.iter().enumerate() {
+        assert!(one[0] >= 0.0 && one[1] <= 1000.0, "{words} is cut off");
+        for (other, others) in &boxes[number + 1..] {
+            let is_apart = one[1] <= other[0]
+                || other[1] <= one[0]
+                || one[3] <= other[2]
+                || other[3] <= one[2];
+            assert!(is_apart, "{words} touches {others}: {one:?} {other:?}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_mark_is_drawn_with_words_that_do_not_touch() {
+    let text = svg(&figure(every_kind(7.0), Scale::Bytes, Scale::Log10));
+    check_words(&text);
+    // Two lines of two points, two bars, two bars of two parts.
+    assert_eq!(text.matches("class=\"tip\"").count(), 4 + 2 + 4);
+    for words in [
+        "Higher is better.",
+        "modelled",
+        "a first note",
+        "MB/s (log)",
+    ] {
+        assert!(text.contains(words), "{words}");
+    }
+    assert!(text.contains("a &lt;panel&gt; &amp; &quot;more&quot;"));
+    assert_eq!(
+        text,
+        svg(&figure(every_kind(7.0), Scale::Bytes, Scale::Log10))
+    );
+}
+
+#[test]
+fn many_series_and_long_names_do_not_touch() {
+    let names = (0..9).map(|number| format!("a controller of a long name {number}"));
+    let names: Vec<String> = names.collect();
+    let spread = Spread::of(&[90_000.0, 123_456.0, 150_000.0]);
+    let all = names
+        .iter()
+        .map(|name| Series::new(name, vec![spread; 9]))
+        .collect();
+    let bars = Marks::Bars {
+        groups: names.clone(),
+        series: all,
+    };
+    let parts = names
+        .iter()
+        .map(|name| Series::new(name, vec![1.0; 9]))
+        .collect();
+    let figure = figure(
+        vec![bars, Marks::Stacked { bars: names, parts }],
+        Scale::Linear,
+        Scale::Linear,
+    );
+    check_words(&svg(&figure));
+}
+
+#[test]
+fn bars_are_as_long_as_their_values() {
+    let text = svg(&figure(
+        every_kind(10.0).split_off(2),
+        Scale::Linear,
+        Scale::Linear,
+    ));
+    // The background and four marks of legends come first.
+    let bars = |height: &f64| *height > 20.0 && *height < 300.0;
+    let heights: Vec<f64> = numbers(&text, "rect", "height")
+        .into_iter()
+        .filter(bars)
+        .collect();
+    assert_eq!(heights.len(), 2 + 4 - 1, "one part is short");
+    assert!((heights[1] / heights[0] - 2.0).abs() < 0.03, "{heights:?}");
+}
+
+#[test]
+fn points_lie_where_their_values_are() {
+    let line = [1.0, 2.0, 4.0].map(|x| {
+        (
+            x,
+            Spread {
+                median: 8.0 / x,
+                min: 8.0 / x,
+                max: 8.0 / x,
+            },
+        )
+    });
+    let marks = Marks::Lines(vec![Series::new("a", line.to_vec())]);
+    let text = svg(&figure(vec![marks], Scale::Log2, Scale::Linear));
+    let places = |name| numbers(&text, "circle class=\"tip\"", name);
+    let (xs, ys) = (places("cx"), places("cy"));
+    assert!((xs[2] - 2.0 * xs[1] + xs[0]).abs() <= 1.0, "{xs:?}");
+    assert!(
+        ((ys[1] - ys[0]) - 2.0 * (ys[2] - ys[1])).abs() <= 2.0,
+        "{ys:?}"
+    );
+}
+
+#[test]
+fn a_note_touches_no_line() {
+    let row = |rate: f64| {
+        (0..8).map(move |log| {
+            (
+                f64::from(1 << log),
+                Spread {
+                    median: rate,
+                    min: rate,
+                    max: rate,
+                },
+            )
+        })
+    };
+    let rates = (1..20)
+        .map(f64::from)
+        .filter(|rate| !(9.0..=12.0).contains(rate));
+    let mut series: Vec<Series<_>> = rates
+        .map(|rate| Series::new(format!("{rate}"), row(rate).collect()))
+        .collect();
+    series[7] = Series::new("8", row(8.0).collect())
+        .emphasised(vec![(3, "a note of some length".to_owned())]);
+    let mut figure = figure(vec![Marks::Lines(series)], Scale::Log2, Scale::Linear);
+    figure.columns = 1;
+    let text = svg(&figure);
+    let notes = boxes(&text)
+        .into_iter()
+        .filter(|(_, words)| words.starts_with("a note"));
+    let [_, _, top, bottom] = notes.map(|(own, _)| own).next().expect("there is room");
+    let tips = numbers(&text, "circle class=\"tip\"", "cy");
+    assert!(
+        tips.iter().all(|y| *y < top || *y > bottom),
+        "{top} {bottom} {tips:?}"
+    );
+}
+
+#[test]
+fn odd_values_and_nothing_at_all_are_still_figures() {
+    let scales = [Scale::Linear, Scale::Log10, Scale::Log2, Scale::Bytes];
+    for value in [0.0, -1.0, 1e-9, 1e12, 1e300, f64::NAN, f64::INFINITY] {
+        for scale in scales {
+            let text = svg(&figure(every_kind(value), scale, scale));
+            assert!(!text.contains("NaN") && text.ends_with("</svg>\n"));
+        }
+    }
+    let nothing = vec![
+        Marks::Lines(Vec::new()),
+        Marks::Dots(vec![Series::new("a", Vec::new())]),
+        Marks::Bars {
+            groups: Vec::new(),
+            series: Vec::new(),
+        },
+    ];
+    let text = svg(&figure(nothing, Scale::Linear, Scale::Log10));
+    assert_eq!(text.matches("nothing was measured").count(), 3);
+    assert!(svg(&figure(Vec::new(), Scale::Linear, Scale::Linear)).ends_with("</svg>\n"));
+}
+
+#[test]
+fn ticks_are_round() {
+    let table = [
+        (Scale::Linear, [3.0, 880.0], "0 200 400 600 800"),
+        (Scale::Linear, [0.2, 1.3], "0 0.5 1"),
+        (Scale::Log10, [30.0, 900.0], "50 100 200 500 1000"),
+        (Scale::Log10, [1.0, 50_000.0], "1 10 100 1000 10k"),
+        (Scale::Log10, [3.0, 4.0], "3 3.5 4"),
+        (Scale::Log2, [1.0, 16.0], "1 2 4 8 16"),
+        (Scale::Bytes, [512.0, 4096.0], "512 1K 2K 4K"),
+    ];
+    for (scale, values, ticks) in table {
+        let (bottom, top) = (190, 0);
+        let ruler = Axis::new("", scale).ruler(&values, 0.04, bottom..top);
+        let found = plotters::prelude::Ranged::key_points(&ruler, 0);
+        let found: Vec<String> = found.into_iter().map(|place| scale.tick(place)).collect();
+        assert_eq!(found.join(" "), ticks, "{scale:?} {values:?}");
+    }
+}
+
+#[test]
+fn numbers_and_lines_are_short() {
+    let table = [
+        (0.0, "0"),
+        (0.052, "0.052"),
+        (7.5, "7.5"),
+        (950.0, "950"),
+        (1234.0, "1234"),
+        (12_000.0, "12k"),
+        (999_900.0, "1M"),
+        (2_742_000.0, "2.74M"),
+        (-3.0, "-3"),
+    ];
+    for (value, words) in table {
+        assert_eq!(short(value), words);
+    }
+    assert_eq!([512.0, 4096.0, 1_048_576.0].map(bytes), ["512", "4K", "1M"]);
+    assert_eq!(wrapped("aa bb cc", 10.0, 40), ["aa bb", "cc"]);
+    assert_eq!(wrapped("aa-bbb-cc d", 10.0, 40), ["aa-", "bbb-cc", "d"]);
+}
+
+#[test]
+fn the_median_lies_in_the_middle() {
+    let of = |values: &[f64]| Spread::of(values).map(|s| [s.median, s.min, s.max]);
+    assert_eq!(of(&[9.0, 1.0, 2.0]), Some([2.0, 1.0, 9.0]));
+    assert_eq!(of(&[4.0, 1.0, 2.0, 3.0]), Some([2.5, 1.0, 4.0]));
+    assert_eq!(of(&[]), None);
+}
