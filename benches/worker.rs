@@ -25,6 +25,7 @@ fn sim() -> Sim {
         ops: 512,
         fail_per_mille: 0,
         fail_at: None,
+        panic_at: None,
         delay_max: 1,
     };
     let store = SimStore {
