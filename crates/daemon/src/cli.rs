@@ -59,7 +59,7 @@ Examples:
   See it work; nothing else is needed:
       cleave demo
   Would splitting large requests pay on this disk?
-      cleave probe /dev/nvme0n1 --quick
+      cleave probe /dev/nvme0n1
   Serve an image to a guest:
       cleave serve --socket-path /run/cleave/a.sock --disk /var/lib/images/a.img
   As a program that follows the conventions of vhost-user back-ends is started:
@@ -100,7 +100,7 @@ HUP looks at the size of the disk again and tells the guest when it grew.";
 #[command(name = "cleave", version, after_long_help = EXAMPLES, arg_required_else_help = true)]
 #[command(override_usage = "cleave <COMMAND>
        cleave (--socket-path <PATH> | --fd <N>) --blk-file <FILE> [--read-only]")]
-#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
@@ -247,7 +247,7 @@ pub(crate) struct StripeArgs {
 /// Options of `cleave serve` that all have a default.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeOptions {
-    /// Serial number that the guest sees: up to 20 printable ASCII characters
+    /// Serial number that the guest sees: up to 20 printable ASCII characters, without space and /
     ///
     /// A Linux guest shows it as /dev/disk/by-id/virtio-TEXT. Without it the disk has none.
     #[arg(
@@ -286,14 +286,14 @@ pub(crate) struct ServeOptions {
     /// Whether the guest may give space back
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::On)]
     pub(crate) discard: Switch,
-    /// Most vrings offered; a worker starts only for one that the guest uses
+    /// Most vrings offered, 1 to 256; a worker starts only for one that the guest uses
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: u16,
     /// Most entries of a vring: a power of two from 4 to 32768
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = queue_size)]
     pub(crate) queue_size: u16,
-    /// Most worker threads [default: one per CPU at hand]
+    /// Most worker threads, 1 to 256 [default: one per CPU at hand]
     ///
     /// Vrings are dealt out to workers in turn. Where --cpus is given, the default is one worker for
     /// each CPU of it.
@@ -332,7 +332,7 @@ pub(crate) struct ServeOptions {
     /// Exit when the first frontend leaves
     #[arg(long)]
     pub(crate) once: bool,
-    /// How long an end waits for requests in flight
+    /// How long an end waits for requests in flight, in seconds: 0 to 86400
     ///
     /// A disk that has not answered by then has its requests left to the next daemon, if the frontend keeps them (in-flight
     /// tracking, as QEMU and Cloud Hypervisor have it), or lost; cleave says so and exits 1.
@@ -391,7 +391,7 @@ impl std::str::FromStr for Serial {
         // `/` and blanks would break the name of the guest's link, as would anything unprintable.
         if let Some(bad) = text.chars().find(|c| !c.is_ascii_graphic() || *c == '/') {
             return Err(format!(
-                "{bad:?} cannot stand in a serial: use letters, digits and -_."
+                "{bad:?} is not allowed in a serial: use printable ASCII characters, without space and /"
             ));
         }
         match padded.get_mut(..text.len()) {
@@ -499,17 +499,24 @@ fn refused(error: &clap::Error) -> Result<Action, Failure> {
     }
 }
 
-/// The first paragraphs of a rendered clap error, joined; its usage and advice are replaced by a word.
+/// The first paragraphs of a rendered clap error, joined, without its usage.
 fn one_line(rendered: &str) -> String {
-    let told: Vec<&str> = rendered
+    let lines: Vec<&str> = rendered
         .lines()
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    let told = told.join(" ");
-    let told = told.strip_prefix("error: ").unwrap_or(&told);
-    format!("{told} (see --help)")
+    let line = lines.join(" ").replace(" tip: ", "; ");
+    // The standard library's words for a number that does not parse do not say what to write.
+    let line = line.replace(
+        "invalid digit found in string",
+        "write a whole number, without sign or unit",
+    );
+    format!(
+        "{} (see --help)",
+        line.strip_prefix("error: ").unwrap_or(&line)
+    )
 }
 
 impl BackendProgram {

@@ -141,7 +141,7 @@ fn invitation(serving: &Serving) -> String {
             "    -object memory-backend-memfd,id=ram,size=2G,share=on \\\n",
             "    -machine q35,memory-backend=ram \\\n",
             "    -drive file=BOOT.qcow2,if=virtio \\\n",
-            "    -chardev socket,id=cleave,path={} \\\n",
+            "    -chardev socket,id=cleave,path={},reconnect=1 \\\n",
             "    -device vhost-user-blk-pci,chardev=cleave,num-queues=4\n\n",
             "Serving until Ctrl-C, which removes the image.\n",
         ),

@@ -8,6 +8,7 @@ mod cpus;
 mod demo;
 mod failure;
 mod log;
+mod loop_device;
 mod options_doc;
 mod pacing;
 mod probe;

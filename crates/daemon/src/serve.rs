@@ -18,11 +18,12 @@ use tokio::sync::oneshot;
 use crate::control::{Exhibit, Server};
 use crate::failure::Failure;
 use crate::log;
+use crate::loop_device;
 use crate::process;
 use crate::resize::Watch;
 use crate::seats::{Seats, has_left};
 use crate::service::{Endpoint, Service};
-use crate::signals::{Signals, Wish};
+use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, PathLock};
 use crate::split::split_for;
 
@@ -31,6 +32,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Comings and goings told at once; enough for a VMM that connects a few times while it starts.
 const VISITS_MAX: u32 = 10;
+
+/// Pause before the first check for a guest that kicks without a request, and the longest: the pause doubles, so
+/// that a guest which never starts its driver costs a dozen wake-ups in all.
+const SILENCE_MIN: Duration = Duration::from_secs(5);
+const SILENCE_MAX: Duration = Duration::from_secs(3600);
 
 /// Serves until told to end, or until the only frontend has left.
 pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
@@ -52,7 +58,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         Endpoint::Fd(_) => None,
     };
     let disk = open(&service, lock.as_ref())?;
-    service.tuning.split = split_for(&service.split, &disk)?;
+    service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
     let is_locked = lock.is_some() || inherited.is_some();
     let served = process::runtime()?.block_on(control(service, disk, inherited, is_locked));
     let may_be_busy = served.as_ref().is_err_and(Failure::is_of_the_run);
@@ -138,7 +144,8 @@ async fn control(
         visits: Quota::new(VISITS_MAX),
         crowding: Quota::new(1),
         faults: Quota::new(1),
-        told: Totals::default(),
+        reported: Totals::default(),
+        silence: None,
         short: None,
     };
     daemon.announce(is_locked);
@@ -178,8 +185,10 @@ struct Daemon {
     visits: Quota,
     crowding: Quota,
     faults: Quota,
-    /// Totals of the disk when the last session ended; the next session's line tells the difference.
-    told: Totals,
+    /// Totals of the disk when the last session ended; the line of the next session has the difference.
+    reported: Totals,
+    /// When to check next whether the guest kicks without a request, and how long after the check before.
+    silence: Option<(Instant, Duration)>,
     /// The leg that ends before what its guest was told, and where.
     short: Option<(u16, u64)>,
     /// End when a frontend has left.
@@ -196,13 +205,14 @@ struct Guest {
 
 /// What the loop wakes up for.
 enum Event {
-    Wish(Wish),
+    Signalled(SignalRequest),
     Ended(Option<Ending>),
     Accepted(io::Result<tokio::net::UnixStream>),
     AcceptAgain,
     Spoke(UnixStream),
     Changed,
     Rearm,
+    SilenceCheck,
     Looked(io::Result<Resized>),
 }
 
@@ -210,13 +220,18 @@ impl Daemon {
     fn announce(&self, is_locked: bool) {
         let limits = self.disk.limits();
         tracing::info!(
-            "serving {} ({} bytes{}{}{}) at {}",
+            "serving {} ({} bytes{}{}{}{}) at {}",
             self.disk.name(),
             self.disk.capacity_bytes(),
             // Nobody takes its figures for a drive's, or its memory for stable storage.
             match self.disk.backing() {
                 Backing::Model { .. } => ", modelled in memory",
                 Backing::File { .. } | Backing::Ram(_) | Backing::Null { .. } => "",
+            },
+            match self.disk.is_direct() {
+                Some(true) => ", O_DIRECT",
+                Some(false) => ", through the page cache",
+                None => "",
             },
             if limits.read_only { ", read-only" } else { "" },
             if self.disk.is_polled() {
@@ -232,6 +247,15 @@ impl Daemon {
                  that file, or use a folder whose file system has locks",
                 socket::name(&self.service.endpoint)
             );
+        }
+        for leg in self.disk.legs() {
+            if let Some(device) = loop_device::attached_to(leg) {
+                tracing::warn!(
+                    "{}: {device} has this file attached too, and writes through one are not seen by the other: detach it \
+                     (losetup -d {device}) before the guest starts",
+                    leg.name()
+                );
+            }
         }
         if let Some(error) = self.disk.reopen_error() {
             tracing::warn!(
@@ -269,10 +293,17 @@ impl Daemon {
     async fn serve(&mut self, mut signals: Signals, door: Door) -> Result<(), Failure> {
         loop {
             match self.event(&mut signals).await {
-                Event::Wish(Wish::End) => break,
-                Event::Wish(Wish::LookAgain) => self.look(),
+                Event::Signalled(SignalRequest::Stop(signal)) => {
+                    tracing::info!(
+                        "{}: {signal} received: finishing the requests in flight, then exiting",
+                        self.disk.name()
+                    );
+                    break;
+                }
+                Event::Signalled(SignalRequest::CheckSize) => self.look(),
+                Event::SilenceCheck => self.check_silence(),
                 Event::Ended(ending) => {
-                    self.goodbye(ending);
+                    self.goodbye(ending, "the frontend has left");
                     if self.once {
                         break;
                     }
@@ -321,10 +352,11 @@ impl Daemon {
         let vacant = guest.is_none();
         let pause = self.accept_after;
         let rearm_at = self.rearm_at;
+        let silence_at = self.silence.map(|(at, _)| at);
         tokio::select! {
             // In this order: an end is never put off, and a seat is free before it is asked for.
             biased;
-            wish = signals.next() => Event::Wish(wish),
+            request = signals.next() => Event::Signalled(request),
             ending = ended(guest) => Event::Ended(ending),
             stream = seats.speaker(), if vacant => Event::Spoke(stream),
             accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
@@ -332,6 +364,7 @@ impl Daemon {
             resized = looked(looking) => Event::Looked(resized),
             () = watch.changed() => Event::Changed,
             () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
+            () = until(silence_at), if silence_at.is_some() => Event::SilenceCheck,
         }
     }
 
@@ -368,6 +401,7 @@ impl Daemon {
                 self.visits
                     .tell(|more| tracing::info!("{name}: a frontend has connected{more}"));
                 self.guest = Some(guest);
+                self.silence = Some((Instant::now() + SILENCE_MIN, SILENCE_MIN));
                 let waiting = self.seats.clear();
                 if waiting > 0 {
                     self.crowding.tell(|more| {
@@ -411,17 +445,22 @@ impl Daemon {
         Ok((remote, ending))
     }
 
-    /// A session has ended; `None`: its thread failed.
-    fn goodbye(&mut self, ending: Option<Ending>) {
+    /// A session has ended; `None`: its thread failed. `left` says how a connection that was in order ended.
+    fn goodbye(&mut self, ending: Option<Ending>, left: &str) {
         self.close_guest();
+        self.silence = None;
         self.exhibit.end();
         let name = self.disk.name();
         let totals = self.device.totals();
-        let served = totals.since(std::mem::replace(&mut self.told, totals));
+        let served = totals.since(std::mem::replace(&mut self.reported, totals));
         match ending {
+            // QEMU connects a few times while it starts; sums of nothing would fill the log.
+            Some(Ending::HungUp) if is_unused(&served) => self.visits.tell(|more| {
+                tracing::info!("{name}: {left} without a request{more}");
+            }),
             Some(Ending::HungUp) => self
                 .visits
-                .tell(|more| tracing::info!("{name}: the frontend has left after {served}{more}")),
+                .tell(|more| tracing::info!("{name}: {left} after {served}{more}")),
             Some(Ending::Refused(why)) => self.faults.tell(|more| {
                 tracing::warn!(
                     "{name}: the frontend broke the protocol and was let go: {why}{more}"
@@ -434,6 +473,31 @@ impl Daemon {
                 .faults
                 .tell(|more| tracing::error!("{name}: the session failed{more}")),
         }
+    }
+
+    /// Warns once where the guest kicks and the rings never show a request. That is how guest memory which is not
+    /// shared looks from here: the guest writes to its own copy of the pages.
+    fn check_silence(&mut self) {
+        let Some((_, pause)) = self.silence.take() else {
+            return;
+        };
+        let served = self.device.totals().since(self.reported);
+        if !is_unused(&served) {
+            return;
+        }
+        if served.kicks == 0 {
+            // The guest has not started its driver yet.
+            let pause = pause * 2;
+            self.silence = (pause <= SILENCE_MAX).then(|| (Instant::now() + pause, pause));
+            return;
+        }
+        let (name, kicks) = (self.disk.name(), served.kicks);
+        self.faults.tell(|more| {
+            tracing::warn!(
+                "{name}: the guest has sent {kicks} kicks and no request is in its rings: its memory is probably \
+                 not shared; give the VMM's memory backend share=on (libvirt: <access mode='shared'/>){more}"
+            );
+        });
     }
 
     fn close_guest(&mut self) {
@@ -530,7 +594,7 @@ impl Daemon {
         let deadline = self.service.stop_deadline;
         match tokio::time::timeout(deadline, ended(&mut self.guest)).await {
             Ok(ending) => {
-                self.goodbye(ending);
+                self.goodbye(ending, "the frontend was disconnected");
                 Ok(())
             }
             Err(_) => {
@@ -565,6 +629,21 @@ impl Daemon {
             several => format!("{several} requests are"),
         }
     }
+}
+
+/// Whether nothing came of a session: no request, good or bad.
+fn is_unused(served: &Totals) -> bool {
+    let Totals {
+        reads,
+        writes,
+        others,
+        failed,
+        refused,
+        broken,
+        retired,
+        ..
+    } = *served;
+    [reads, writes, others, failed, refused, broken, retired] == [0; 7]
 }
 
 /// Waits for the session's end; for ever where there is none.

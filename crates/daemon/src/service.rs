@@ -1,6 +1,6 @@
 //! What is served and how: the complete, checked value that the command line becomes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cleave_blk::Stripe;
@@ -122,7 +122,9 @@ impl Service {
                 options.on_error
             )));
         }
+        options.pacing.refuse_vain_coalescing()?;
         let endpoint = endpoint(&args.endpoint)?;
+        refuse_one_path(&endpoint, options.control.as_deref())?;
         let disk = source(&args.disk, &args.stripe, options.block_size)?;
         let workers = options
             .workers
@@ -186,6 +188,26 @@ fn endpoint(args: &EndpointArgs) -> Result<Endpoint, Failure> {
         _ => Err(Failure::input(
             "no socket: give --socket-path PATH or --fd N",
         )),
+    }
+}
+
+/// Refuses one path for both sockets: the daemon would wait for the lock of the other socket, which it holds itself.
+fn refuse_one_path(endpoint: &Endpoint, control: Option<&Path>) -> Result<(), Failure> {
+    // As the same name in the same folder, since neither socket exists yet.
+    let place = |path: &Path| {
+        let path = std::path::absolute(path).ok()?;
+        let folder = path.parent()?;
+        let folder = folder.canonicalize().unwrap_or(folder.to_owned());
+        Some(folder.join(path.file_name()?))
+    };
+    match (endpoint, control) {
+        (Endpoint::Path(path), Some(control)) if place(path) == place(control) => {
+            Err(Failure::input(format!(
+                "--control and --socket-path are both {}: give each socket a path of its own",
+                path.display()
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

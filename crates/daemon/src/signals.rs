@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// The signals that mean something to us.
+/// The signals that `cleave serve` handles.
 #[derive(Debug)]
 pub(crate) struct Signals {
     terminate: Signal,
@@ -20,13 +20,13 @@ pub(crate) struct Signals {
     _file_size: Signal,
 }
 
-/// What the operator wants.
+/// What a signal asks the daemon to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// SIGTERM or SIGINT.
-    End,
-    /// SIGHUP.
-    LookAgain,
+pub(crate) enum SignalRequest {
+    /// Shut down; the name of the signal.
+    Stop(&'static str),
+    /// SIGHUP: check the size of the disk.
+    CheckSize,
 }
 
 impl Signals {
@@ -41,12 +41,12 @@ impl Signals {
     }
 
     /// The next one. Nothing is lost when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Wish {
+    pub(crate) async fn next(&mut self) -> SignalRequest {
         tokio::select! {
             biased;
-            _ = self.terminate.recv() => Wish::End,
-            _ = self.interrupt.recv() => Wish::End,
-            _ = self.hang_up.recv() => Wish::LookAgain,
+            _ = self.terminate.recv() => SignalRequest::Stop("SIGTERM"),
+            _ = self.interrupt.recv() => SignalRequest::Stop("SIGINT"),
+            _ = self.hang_up.recv() => SignalRequest::CheckSize,
         }
     }
 }

@@ -142,6 +142,7 @@ fn store(device: &Device) -> Store {
             "writethrough"
         }
         .to_owned(),
+        direct: disk.is_direct(),
         iopoll: disk.is_polled(),
         sync_failed: disk.sync_failed(),
     }

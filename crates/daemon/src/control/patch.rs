@@ -10,8 +10,10 @@ use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 
-use crate::pacing::{COALESCE_MAX_MAX, COALESCE_US_MAX, SPIN_MAX, SPIN_RATE_MAX, SPIN_WORTH_MAX};
-use crate::split::{Wish, check_chunk};
+use crate::pacing::{
+    COALESCE_MAX_MAX, COALESCE_US_MAX, SPIN_MAX, SPIN_RATE_MAX, SPIN_WORTH_MAX, check_coalescing,
+};
+use crate::split::{SplitOption, check_chunk};
 
 /// What may be said. Values are judged one by one, so that the answer can name the one that is wrong.
 #[derive(Debug, Deserialize)]
@@ -134,6 +136,8 @@ fn coalesce(change: &Change, mut coalesce: Coalesce) -> Result<Coalesce, String>
     }
     if let Some(value) = &change.coalesce_max {
         coalesce.max = number("coalesce_max", value, 0, COALESCE_MAX_MAX)?;
+        check_coalescing(coalesce.us, coalesce.max)
+            .map_err(|why| format!("coalesce_max: {why} coalesce_us"))?;
     }
     Ok(coalesce)
 }
@@ -183,9 +187,9 @@ fn text<'a>(name: &str, value: &'a Value) -> Result<&'a str, String> {
 fn split(value: &Value, ground: &Ground<'_>) -> Result<Split, String> {
     let told = |why| format!("split: {why}");
     match text("split", value)?.parse().map_err(told)? {
-        Wish::Off => Ok(Split::Off),
-        Wish::Auto => Ok(ground.auto.clone()),
-        Wish::Fixed(chunk) => fixed(chunk, ground.disk).map_err(told),
+        SplitOption::Off => Ok(Split::Off),
+        SplitOption::Auto => Ok(ground.auto.clone()),
+        SplitOption::Fixed(chunk) => fixed(chunk, ground.disk).map_err(told),
     }
 }
 
@@ -304,6 +308,10 @@ mod tests {
             (r#"{"spin_worth": 0.5}"#, "spin_worth"),
             (r#"{"coalesce_us": 10001}"#, "coalesce_us"),
             (r#"{"coalesce_max": 18446744073709551616}"#, "coalesce_max"),
+            (
+                r#"{"coalesce_max": 8}"#,
+                "coalesce_max: 8 has no effect without a time: also set coalesce_us",
+            ),
             (r#"{"split": "3K"}"#, "split"),
             (r#"{"split": "4K"}"#, "split"),
             (r#"{"split": 65536}"#, "split"),

@@ -69,7 +69,10 @@ async fn gather(stats: &Stats) -> (Vec<Report>, Option<String>) {
 /// Why nothing was heard from a socket.
 fn unheard(socket: &Path, why: &str) -> String {
     let socket = socket.display();
-    format!("control socket {socket}: {why}: is a `cleave serve --control {socket}` running?")
+    match why {
+        ask::OTHER_USER => format!("control socket {socket}: {why}: run this command as that user"),
+        _ => format!("control socket {socket}: {why}: is a `cleave serve --control {socket}` running?"),
+    }
 }
 
 /// Shows the disks until somebody has seen enough.
