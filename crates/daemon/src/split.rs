@@ -154,6 +154,33 @@ mod tests {
     }
 
     #[test]
+    fn a_profile_for_smaller_blocks_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("profile");
+        let serial = String::from_utf8_lossy(&disk(512).serial())
+            .trim_end_matches('\0')
+            .to_owned();
+        let text = format!(
+            "version = 1\npartial = false\nnever = false\n[device]\nname = \"ram:1M\"\nserial = \"{serial}\"\n\
+             kind = \"ram\"\nsize_bytes = 1048576\nblock_bytes = 512\ndirect = true\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let args = SplitArgs {
+            split: SplitOption::Auto,
+            profile: Some(path),
+        };
+        assert!(split_for(&args, &disk(512), None).is_ok());
+        assert!(split_for(&args, &disk(512), Some(512)).is_ok());
+        let failure = split_for(&args, &disk(4096), Some(4096)).unwrap_err();
+        assert!(
+            failure
+                .to_string()
+                .contains("measured with blocks of 512, and --block-size is 4K"),
+            "{failure}"
+        );
+    }
+
+    #[test]
     fn a_worker_starts_with_the_split_of_the_options() {
         assert_eq!(split("off", None, 512).unwrap(), Split::Off);
         assert_eq!(

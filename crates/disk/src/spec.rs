@@ -57,7 +57,9 @@ impl FromStr for DiskSpec {
         if let Some(size) = text.strip_prefix("null:") {
             return match size.split_once(',') {
                 None => parse_kind("null", size).map(DiskSpec::Null),
-                Some((size, "read-zeroes=off")) => parse_kind("null", size).map(DiskSpec::Untouched),
+                Some((size, "read-zeroes=off")) => {
+                    parse_kind("null", size).map(DiskSpec::Untouched)
+                }
                 Some((_, option)) => Err(format!(
                     "`{option}` is no option of null; write null:1G,read-zeroes=off, or ./{text} for a file of that name"
                 )),

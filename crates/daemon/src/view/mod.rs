@@ -71,7 +71,9 @@ fn unheard(socket: &Path, why: &str) -> String {
     let socket = socket.display();
     match why {
         ask::OTHER_USER => format!("control socket {socket}: {why}: run this command as that user"),
-        _ => format!("control socket {socket}: {why}: is a `cleave serve --control {socket}` running?"),
+        _ => format!(
+            "control socket {socket}: {why}: is a `cleave serve --control {socket}` running?"
+        ),
     }
 }
 
@@ -178,4 +180,21 @@ fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Place, Rates>) -> Vec
         }
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hint_fits_the_reason() {
+        let path = Path::new("/run/a.ctl");
+        let line = unheard(path, ask::OTHER_USER);
+        assert!(line.ends_with("run this command as that user"), "{line}");
+        let line = unheard(path, "no such socket");
+        assert!(
+            line.ends_with("is a `cleave serve --control /run/a.ctl` running?"),
+            "{line}"
+        );
+    }
 }

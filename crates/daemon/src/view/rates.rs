@@ -108,7 +108,7 @@ pub(super) mod tests {
     ) -> Report {
         let value = json!({
             "id": id, "name": format!("/images/{id}"), "serial": null, "endpoint": "/run/s",
-            "store": {"kind": "file", "size_bytes": 1 << 30, "block_bytes": 512, "read_only": false,
+            "store": {"kind": "file", "direct": true, "size_bytes": 1 << 30, "block_bytes": 512, "read_only": false,
                 "cache": "writeback", "sync_failed": false},
             "process": {"version": "0", "pid": 7, "uptime_seconds": uptime, "cpu_seconds": uptime / 4.0,
                 "resident_bytes": 3 << 20},

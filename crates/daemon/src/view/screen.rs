@@ -25,7 +25,7 @@ pub(super) fn picture(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
             Row::Disk(report, rates) => {
                 lines.push(line(report, rates.unwrap_or_default()));
                 if has_room(2) {
-                    lines.push(detail(report));
+                    lines.push(cut(&format!("  {}", detail(report)), 80));
                 }
                 let stalled = stalled(report).next();
                 let each = 4 + usize::from(stalled.is_some());
@@ -112,7 +112,7 @@ fn detail(report: &Report) -> String {
     if report.store.sync_failed {
         parts.push("A SYNC FAILED".to_owned());
     }
-    cut(&format!("  {}", parts.join(", ")), 80)
+    parts.join(", ")
 }
 
 /// One sentence for each vring with requests that the disk failed and that wait.
@@ -257,7 +257,7 @@ pub(super) fn sheet(report: &Report) -> String {
             report.process.cpu_seconds,
             report.process.resident_bytes as f64 / f64::from(1 << 20),
         ),
-        format!("  now       {}", detail(report).trim_start()),
+        format!("  now       {}", detail(report)),
     ]);
     if report.requests.is_empty() {
         let totals = &report.totals;
@@ -594,6 +594,30 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
             !text.lines().any(|line| line.contains(char::is_control)),
             "{text:?}"
         );
+    }
+
+    #[test]
+    fn sizes_and_counts_are_written_for_people() {
+        for (bytes, text) in [
+            (512, "512"),
+            (1 << 30, "1G"),
+            (1536 << 20, "1.5G"),
+            (262_016 << 10, "255.9M"),
+            (1_000_448, "977K"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+        let mut report = report("c.img", 12.0, 1, &[]);
+        report.name = "c.img".to_owned();
+        report.totals.failed = 1;
+        report.requests[0].direction = "flush".to_owned();
+        report.requests[0].size = "none".to_owned();
+        let text = sheet(&report);
+        assert!(text.starts_with("c.img\n"), "{text}");
+        assert!(text.contains(", 1 error\n"), "{text}");
+        assert!(text.contains("  flush                   1 "), "{text}");
+        report.totals.broken = 1;
+        assert!(sheet(&report).contains(", 2 errors\n"));
     }
 
     #[test]
