@@ -30,7 +30,7 @@ use crate::split::SplitArgs;
 use crate::stripe::Stripe;
 use crate::view::{Held, Order, Stats, Top};
 
-/// What the program was asked to do.
+/// The action that the command line asks for.
 #[derive(Debug)]
 pub(crate) enum Action {
     /// Write this to stdout.
@@ -43,7 +43,7 @@ pub(crate) enum Action {
     Demo(Demo),
     /// Create or show a stripe.
     Stripe(Stripe),
-    /// Show what disks do, until told to end.
+    /// Show the activity of disks until the operator quits.
     Top(Top),
     /// Show it once.
     Stats(Stats),
@@ -134,13 +134,13 @@ enum Command {
     /// Show what disks have done, once
     #[command(after_long_help = view::STATS_EXAMPLES)]
     Stats(view::StatsArgs),
-    /// Do again what is held because the disk failed it
+    /// Retry the requests that are held because the disk failed them
     ///
     /// For disks that are served with --on-error hold. The requests are done again in the order in which they came; one
     /// that fails once more is held once more.
     #[command(after_long_help = view::HELD_EXAMPLES)]
     Resume(view::HeldArgs),
-    /// End what is held because the disk failed it: the guest gets I/O errors
+    /// End the requests that are held because the disk failed them: the guest gets I/O errors
     #[command(after_long_help = view::HELD_EXAMPLES)]
     Fail(view::HeldArgs),
     /// See it work on this machine; nothing else is needed
@@ -178,13 +178,13 @@ struct BackendProgram {
     help_markdown: bool,
 }
 
-/// Where frontends come from.
+/// The socket of the frontends.
 #[derive(Debug, Clone, Args)]
 #[group(multiple = false)]
 pub(crate) struct EndpointArgs {
-    /// Make a socket here and listen on it
+    /// Make a socket for frontends here and listen on it
     ///
-    /// A stale socket file is replaced, a socket that somebody listens on is not. The file goes away
+    /// A stale socket file is replaced, a socket on which a program listens is not. The file goes away
     /// when cleave ends.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket_path: Option<PathBuf>,
@@ -193,7 +193,7 @@ pub(crate) struct EndpointArgs {
     pub(crate) fd: Option<u32>,
 }
 
-/// What may be done to the disk.
+/// Access to the disk.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct AccessArgs {
     /// Serve the disk read-only; other read-only servers may share it
@@ -257,10 +257,10 @@ pub(crate) struct ServeOptions {
         hide_default_value = true
     )]
     pub(crate) serial: Serial,
-    /// Logical block size told to the guest, instead of the disk's own
+    /// Logical block size that the guest sees, instead of the disk's own
     ///
-    /// A power of two from 512 to 64K. What the guest writes in smaller pieces than the disk takes is
-    /// read, modified and written back.
+    /// A power of two from 512 to 64K. A guest's write of less than a block of the disk is done by reading, modifying and
+    /// writing that block.
     #[arg(long, value_name = "SIZE", value_parser = block_size)]
     pub(crate) block_size: Option<u32>,
     /// Whether a completed write may still be in a cache
@@ -275,12 +275,12 @@ pub(crate) struct ServeOptions {
     /// no page cache. off: never.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     pub(crate) direct: When,
-    /// Whether the device is asked for the ends of reads and writes instead of telling them by interrupts
+    /// Poll the device for completions instead of waiting for interrupts (IOPOLL)
     ///
     /// on: for devices with polled queues, such as NVMe with the kernel parameter nvme.poll_queues, and with
-    /// O_DIRECT; refused at start where that cannot be. Workers are busy while such reads and writes are in
-    /// flight, whatever --completion says. Flushes, discards, durable writes, pieces above 128K and what the
-    /// device refuses to be polled for go by interrupts.
+    /// O_DIRECT; refused at start if the device cannot be polled. Workers are busy while such reads and writes are in
+    /// flight, whatever --completion says. Flushes, discards, durable writes and pieces above 128K complete by
+    /// interrupts, and so does an I/O that the device refuses to poll for.
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::Off)]
     pub(crate) iopoll: Switch,
     /// Whether the guest may give space back
@@ -317,7 +317,7 @@ pub(crate) struct ServeOptions {
     pub(crate) pacing: PacingArgs,
     #[command(flatten)]
     pub(crate) split: SplitArgs,
-    /// Show what the disk does, and change how it is served, over HTTP on a unix socket here
+    /// Make a control socket here, to show the disk and to change its settings over HTTP
     ///
     /// `cleave top` and `cleave stats` read it, and so does curl --unix-socket; Prometheus finds its
     /// format under /metrics. The socket is for the user that runs cleave alone (mode 0600); a stale one

@@ -1,4 +1,4 @@
-//! How workers wait and call: what the operator said, made into what a worker is tuned to.
+//! The options for how workers wait and when they notify the guest, and the tuning that follows from them.
 
 use clap::{Args, ValueEnum};
 use cleave_worker::{Coalesce, Completion, Split, Tuning};
@@ -104,7 +104,7 @@ impl PacingArgs {
             .map_err(|why| Failure::input(format!("--coalesce-max {why} --coalesce-us")))
     }
 
-    /// Refuses what only adaptive heeds where nothing will ever be adaptive. `given`: whether an option of
+    /// Refuses options of adaptive polling if the disk can never be adaptive. `given`: whether an option of
     /// this name stands on the command line.
     pub(crate) fn refuse_idle(
         &self,

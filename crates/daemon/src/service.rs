@@ -1,4 +1,4 @@
-//! What is served and how: the complete, checked value that the command line becomes.
+//! The service of one disk: the complete, checked value that the command line becomes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,14 +25,14 @@ const OPS_MIN: u16 = 128;
 const STRIPE_OPS: u16 = 4096;
 
 /// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
-/// seats, 32 connections of the control socket, the descriptors of a message, and the runtime with its watches.
+/// pending, 32 connections of the control socket, the descriptors of a message, and the runtime with its watches.
 const DESCRIPTORS_OWN: u64 = 128;
 /// Kick, call and err.
 const VRING_DESCRIPTORS: u64 = 3;
 /// Its rings (plain, polled, one for blocking calls) and what wakes it; each leg's file comes on top.
 const WORKER_DESCRIPTORS: u64 = 4;
 
-/// Where frontends come from.
+/// The socket of the frontends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// Listen on a socket made here.
@@ -41,7 +41,7 @@ pub(crate) enum Endpoint {
     Fd(u32),
 }
 
-/// What is served.
+/// The disk to serve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A disk of one leg.
@@ -67,7 +67,7 @@ impl Source {
         }
     }
 
-    /// What it is made of.
+    /// The specs of its legs.
     pub(crate) fn specs(&self) -> &[DiskSpec] {
         match self {
             Source::One(spec) => std::slice::from_ref(spec),
@@ -98,7 +98,7 @@ pub(crate) struct Service {
     pub(crate) worker: WorkerConfig,
     pub(crate) tuning: Tuning,
     pub(crate) split: SplitArgs,
-    /// Where its state is shown.
+    /// The control socket.
     pub(crate) control: Option<PathBuf>,
     pub(crate) recording: Recording,
     pub(crate) once: bool,

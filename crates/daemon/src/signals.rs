@@ -20,7 +20,7 @@ pub(crate) struct Signals {
     _file_size: Signal,
 }
 
-/// What a signal asks the daemon to do.
+/// The request that a signal stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SignalRequest {
     /// Shut down; the name of the signal.
@@ -54,14 +54,14 @@ impl Signals {
 /// Signals that end a program of the foreground in order: Ctrl-C, a service manager's request, a terminal that
 /// closes, Ctrl-\\.
 #[derive(Debug)]
-pub(crate) struct Ends([Signal; 4]);
+pub(crate) struct QuitSignals([Signal; 4]);
 
-impl Ends {
-    pub(crate) fn catch() -> Result<Ends, Failure> {
+impl QuitSignals {
+    pub(crate) fn catch() -> Result<QuitSignals, Failure> {
         let caught = |kind| {
             signal(kind).map_err(|error| Failure::run(format!("cannot catch signals: {error}")))
         };
-        Ok(Ends([
+        Ok(QuitSignals([
             caught(SignalKind::interrupt())?,
             caught(SignalKind::terminate())?,
             caught(SignalKind::hangup())?,
@@ -70,7 +70,7 @@ impl Ends {
     }
 
     /// Waits for one.
-    pub(crate) async fn come(&mut self) {
+    pub(crate) async fn received(&mut self) {
         poll_fn(|context| {
             let mut each = self.0.iter_mut();
             match each.any(|signal| signal.poll_recv(context).is_ready()) {

@@ -1,4 +1,4 @@
-//! How large requests are split: what the operator said, made into what a worker starts from.
+//! The options for splitting large requests, and the initial setting of a worker that follows from them.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ impl FromStr for SplitOption {
     }
 }
 
-/// What a worker of this disk starts from.
+/// The way in which the workers of this disk split large requests at start.
 ///
 /// `block_bytes`: the operator's `--block-size`.
 pub(crate) fn split_for(

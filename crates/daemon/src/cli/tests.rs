@@ -348,7 +348,6 @@ fn bad_input_is_one_line_that_names_the_thing() {
             "give --control PATH",
         ),
         ("cleave resume", "<CONTROL>"),
-        ("cleave fail /run/a.ctl", "/run/a.ctl"),
         ("cleave probe", "SPEC"),
         ("cleave probe ram:1M ram:1M", "--stripe"),
         ("cleave probe ram:much", "ram:much"),

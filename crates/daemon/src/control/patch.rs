@@ -15,7 +15,7 @@ use crate::pacing::{
 };
 use crate::split::{SplitOption, check_chunk};
 
-/// What may be said. Values are judged one by one, so that the answer can name the one that is wrong.
+/// The fields of a change. Values are checked one by one, so that an error can name the field.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
@@ -50,7 +50,7 @@ where
     T::deserialize(from).map(Some)
 }
 
-/// What is said of each vring, in its order: a `Value` would forget all but the last where one is named twice.
+/// The setting of each vring, in order. A `Value` would keep only the last entry of a vring that is named twice.
 #[derive(Debug)]
 struct Vrings(Vec<(String, Value)>);
 
@@ -74,12 +74,12 @@ impl<'de> Deserialize<'de> for Vrings {
     }
 }
 
-/// What a change is judged against.
+/// The disk to which a change applies.
 pub(super) struct Ground<'a> {
     pub(super) disk: &'a Disk,
     /// How many vrings the disk has.
     pub(super) vrings: u16,
-    /// What `auto` begins with.
+    /// The initial state of `auto`.
     pub(super) auto: &'a Split,
 }
 
@@ -185,11 +185,11 @@ fn text<'a>(name: &str, value: &'a Value) -> Result<&'a str, String> {
 }
 
 fn split(value: &Value, ground: &Ground<'_>) -> Result<Split, String> {
-    let told = |why| format!("split: {why}");
-    match text("split", value)?.parse().map_err(told)? {
+    let name_field = |why| format!("split: {why}");
+    match text("split", value)?.parse().map_err(name_field)? {
         SplitOption::Off => Ok(Split::Off),
         SplitOption::Auto => Ok(ground.auto.clone()),
-        SplitOption::Fixed(chunk) => fixed(chunk, ground.disk).map_err(told),
+        SplitOption::Fixed(chunk) => fixed(chunk, ground.disk).map_err(name_field),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a disk did between two reports of it.
+//! Rates of a disk between two of its reports.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl Rates {
     }
 }
 
-/// Where buckets begin, in nanoseconds, and how many came into each.
+/// Lower bounds of buckets, in nanoseconds, each with its count.
 type Times = BTreeMap<u64, u64>;
 
 fn times_between(before: &Report, now: &Report) -> Times {

@@ -1,4 +1,4 @@
-//! What is shown, as lines of at most eighty columns.
+//! Formats reports for people: lines of at most eighty columns for `top`, a page for `stats`.
 
 use super::rates::Rates;
 use crate::control::report::{Report, SplitCell, Times, Tried};
@@ -64,7 +64,7 @@ fn line(report: &Report, rates: Rates) -> String {
     )
 }
 
-/// What is worth a second line.
+/// The second line of a disk.
 fn detail(report: &Report) -> String {
     let mut parts = Vec::new();
     // First: the line may be cut.

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::painter::Painter;
 
-/// Where the picture goes, and where keys come from.
+/// The terminal, or the pipe, for output and keys.
 #[derive(Debug)]
 pub(super) struct Terminal {
     /// Standard output is a terminal: the picture is drawn over and over in one place.
@@ -127,7 +127,7 @@ fn keys() -> Option<oneshot::Receiver<()>> {
                 }
             }
         }
-        // Who waited may have quit for another reason.
+        // The receiver is gone if the program quit for another reason.
         let _ = quit.send(());
     });
     reading.ok().map(|_| keys)
