@@ -98,6 +98,14 @@ fn bad_input_is_refused_in_one_line() {
     let [missing, folder, dangling, fifo] =
         ["missing", "folder", "dangling", "fifo"].map(|name| text(&scratch.join(name)));
     let socket = text(&scratch.join("socket"));
+    let legs = ["leg1", "leg2"].map(|name| text(&scratch.image(name, 1 << 20)));
+    let created = run_to_exit(&["stripe", "create", &legs[0], &legs[1]]);
+    assert_eq!(created.code, Some(0), "{}", created.stderr);
+    let [leg, _] = legs;
+    let json = text(&scratch.join("full.json"));
+    std::fs::write(&json, "{}").unwrap();
+    let odd_qcow2 = format!("raw:{}", scratch.join("qcow2").display());
+    std::fs::write(scratch.join("qcow2"), [b"QFI\xfb", &[0; 1001][..]].concat()).unwrap();
     let long = text(&scratch.join(&"x".repeat(120)));
     let nowhere = text(&scratch.join("no/such/folder/socket"));
     let rows: Vec<(&str, Vec<&str>, &str)> = vec![
@@ -245,6 +253,31 @@ fn bad_input_is_refused_in_one_line() {
             vec!["--disk", "null:1G", "--direct", "on"],
             "null:1G",
         ),
+        (
+            "an option of null that does not exist",
+            vec!["--disk", "null:1G,read-zeroes=maybe"],
+            "`read-zeroes=maybe` is no option",
+        ),
+        (
+            "control and frontends at one path",
+            vec!["--disk", &disk, "--control", &socket],
+            "--control and --socket-path are both",
+        ),
+        (
+            "a file of JSON as profile",
+            vec!["--disk", &disk, "--profile", &json],
+            "give the file that `cleave probe --profile` wrote",
+        ),
+        (
+            "one leg of a stripe",
+            vec!["--disk", &leg],
+            "is leg 1 of 2 of a stripe; serve all of them",
+        ),
+        (
+            "an odd image of another format, as raw",
+            vec!["--disk", &odd_qcow2],
+            "not a multiple of 512; convert it: qemu-img",
+        ),
     ];
     for (name, rest, says) in &rows {
         let args = [&["serve", "--socket-path", &socket], rest.as_slice()].concat();
@@ -348,6 +381,85 @@ fn bad_input_is_refused_in_one_line() {
 }
 
 #[test]
+fn the_log_names_the_cache_the_leg_the_session_and_the_signal() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    let path = image.to_str().unwrap();
+    for (direct, says) in [("off", "through the page cache"), ("on", "O_DIRECT")] {
+        let daemon = Daemon::serve(&["--disk", path, "--direct", direct]);
+        let line = format!("serving {path} (1048576 bytes, {says}) at ");
+        assert!(daemon.log_has(&line), "{}", daemon.log());
+        daemon.finish();
+    }
+    let legs = ["leg1", "leg2"].map(|name| scratch.image(name, 1 << 20));
+    let [leg, other] = legs.each_ref().map(|leg| leg.to_str().unwrap());
+    let created = run_to_exit(&["stripe", "create", leg, other]);
+    assert_eq!(created.code, Some(0), "{}", created.stderr);
+    let raw = format!("raw:{leg}");
+    for alone in [&["--disk", leg, "--read-only"][..], &["--disk", &raw]] {
+        Daemon::serve(alone).finish();
+    }
+    let mut daemon = Daemon::serve(&["--disk", "null:1M"]);
+    // As QEMU does while it starts: the features, and nothing more.
+    drop(
+        Frontend::connect(daemon.socket(), TIMEOUT)
+            .unwrap()
+            .features(),
+    );
+    assert!(
+        wait_until(|| daemon.log_has("the frontend has left without a request")),
+        "{}",
+        daemon.log()
+    );
+    let mut client = daemon.open(&small(1));
+    client.queue(0).read(0, &mut [0; 512]).unwrap();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().expect("it ends").0, Some(0));
+    for says in [
+        "SIGTERM received: finishing the requests in flight",
+        "the frontend was disconnected after 1 reads",
+    ] {
+        assert!(daemon.log_has(says), "{says:?}: {}", daemon.log());
+    }
+    assert!(!daemon.log_has("has left after"), "{}", daemon.log());
+}
+
+/// Guest memory that is not shared looks so from here: kicks, and a ring that never changes.
+#[test]
+fn kicks_without_a_request_are_warned_of_once() {
+    let daemon = Daemon::serve(&["--disk", "null:1M"]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).ring_kick();
+    assert!(
+        wait_until(|| daemon
+            .log_has("its memory is probably not shared; give the VMM's memory backend share=on")),
+        "{}",
+        daemon.log()
+    );
+    drop(client);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).read(0, &mut [0; 512]).unwrap();
+    drop(client);
+    let log = daemon.log();
+    assert_eq!(log.matches("share=on").count(), 1, "{log}");
+    daemon.finish();
+}
+
+#[test]
+fn a_vring_larger_than_allowed_names_the_option() {
+    let daemon = Daemon::serve(&["--disk", "null:1M", "--queue-size", "32"]);
+    let refused = Client::open(daemon.socket(), &small(1));
+    assert!(refused.is_err());
+    assert!(
+        wait_until(|| daemon
+            .log_has("vring 0 has 64 entries and --queue-size allows 32: raise that option")),
+        "{}",
+        daemon.log()
+    );
+    daemon.finish();
+}
+
+#[test]
 fn no_permission_is_named() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 1 << 20);
@@ -391,6 +503,7 @@ fn help_and_version_are_printed() {
     for args in [
         &["--help"][..],
         &["serve", "--help"],
+        &["help", "serve"],
         &["--version"],
         &["-h"],
     ] {

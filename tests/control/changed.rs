@@ -1,4 +1,4 @@
-//! What is changed while the disk is served takes effect, all of it or nothing, and harms no request.
+//! A change while the disk is served takes effect, all of it or nothing, and harms no request.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;

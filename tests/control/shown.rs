@@ -1,4 +1,4 @@
-//! What is shown is what was done.
+//! The report shows the requests that were done.
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

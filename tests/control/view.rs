@@ -27,7 +27,7 @@ fn stats_prints_once() {
     let (two, control_two) = serve(&["--disk", "null:16M", "--serial", "two"]);
     some_load(&one);
     let sockets = [control_one.to_str().unwrap(), control_two.to_str().unwrap()];
-    let words = ["stats", "--control", sockets[0], "--control", sockets[1]];
+    let words = ["stats", sockets[0], sockets[1]];
     let text = run_to_exit(&words);
     assert_eq!(text.code, Some(0), "{}", text.stderr);
     assert!(text.stdout.contains("one: ram:16M") && text.stdout.contains("two: null:16M"));
@@ -53,7 +53,7 @@ fn top(sockets: &[&std::path::Path]) -> Command {
     let mut command = Command::new(program_path());
     command.args(["top", "--interval", "0.1"]);
     for socket in sockets {
-        command.arg("--control").arg(socket);
+        command.arg(socket);
     }
     command
 }

@@ -30,7 +30,7 @@ use crate::split::SplitArgs;
 use crate::stripe::Stripe;
 use crate::view::{Held, Order, Stats, Top};
 
-/// What the program was asked to do.
+/// The action that the command line asks for.
 #[derive(Debug)]
 pub(crate) enum Action {
     /// Write this to stdout.
@@ -43,7 +43,7 @@ pub(crate) enum Action {
     Demo(Demo),
     /// Create or show a stripe.
     Stripe(Stripe),
-    /// Show what disks do, until told to end.
+    /// Show the activity of disks until the operator quits.
     Top(Top),
     /// Show it once.
     Stats(Stats),
@@ -59,7 +59,7 @@ Examples:
   See it work; nothing else is needed:
       cleave demo
   Would splitting large requests pay on this disk?
-      cleave probe /dev/nvme0n1 --quick
+      cleave probe /dev/nvme0n1
   Serve an image to a guest:
       cleave serve --socket-path /run/cleave/a.sock --disk /var/lib/images/a.img
   As a program that follows the conventions of vhost-user back-ends is started:
@@ -100,7 +100,7 @@ HUP looks at the size of the disk again and tells the guest when it grew.";
 #[command(name = "cleave", version, after_long_help = EXAMPLES, arg_required_else_help = true)]
 #[command(override_usage = "cleave <COMMAND>
        cleave (--socket-path <PATH> | --fd <N>) --blk-file <FILE> [--read-only]")]
-#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
@@ -134,13 +134,13 @@ enum Command {
     /// Show what disks have done, once
     #[command(after_long_help = view::STATS_EXAMPLES)]
     Stats(view::StatsArgs),
-    /// Do again what is held because the disk failed it
+    /// Retry the requests that are held because the disk failed them
     ///
     /// For disks that are served with --on-error hold. The requests are done again in the order in which they came; one
     /// that fails once more is held once more.
     #[command(after_long_help = view::HELD_EXAMPLES)]
     Resume(view::HeldArgs),
-    /// End what is held because the disk failed it: the guest gets I/O errors
+    /// End the requests that are held because the disk failed them: the guest gets I/O errors
     #[command(after_long_help = view::HELD_EXAMPLES)]
     Fail(view::HeldArgs),
     /// See it work on this machine; nothing else is needed
@@ -178,13 +178,13 @@ struct BackendProgram {
     help_markdown: bool,
 }
 
-/// Where frontends come from.
+/// The socket of the frontends.
 #[derive(Debug, Clone, Args)]
 #[group(multiple = false)]
 pub(crate) struct EndpointArgs {
-    /// Make a socket here and listen on it
+    /// Make a socket for frontends here and listen on it
     ///
-    /// A stale socket file is replaced, a socket that somebody listens on is not. The file goes away
+    /// A stale socket file is replaced, a socket on which a program listens is not. The file goes away
     /// when cleave ends.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket_path: Option<PathBuf>,
@@ -193,7 +193,7 @@ pub(crate) struct EndpointArgs {
     pub(crate) fd: Option<u32>,
 }
 
-/// What may be done to the disk.
+/// Access to the disk.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct AccessArgs {
     /// Serve the disk read-only; other read-only servers may share it
@@ -247,7 +247,7 @@ pub(crate) struct StripeArgs {
 /// Options of `cleave serve` that all have a default.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeOptions {
-    /// Serial number that the guest sees: up to 20 printable ASCII characters
+    /// Serial number that the guest sees: up to 20 printable ASCII characters, without space and /
     ///
     /// A Linux guest shows it as /dev/disk/by-id/virtio-TEXT. Without it the disk has none.
     #[arg(
@@ -257,10 +257,10 @@ pub(crate) struct ServeOptions {
         hide_default_value = true
     )]
     pub(crate) serial: Serial,
-    /// Logical block size told to the guest, instead of the disk's own
+    /// Logical block size that the guest sees, instead of the disk's own
     ///
-    /// A power of two from 512 to 64K. What the guest writes in smaller pieces than the disk takes is
-    /// read, modified and written back.
+    /// A power of two from 512 to 64K. A guest's write of less than a block of the disk is done by reading, modifying and
+    /// writing that block.
     #[arg(long, value_name = "SIZE", value_parser = block_size)]
     pub(crate) block_size: Option<u32>,
     /// Whether a completed write may still be in a cache
@@ -275,25 +275,25 @@ pub(crate) struct ServeOptions {
     /// no page cache. off: never.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     pub(crate) direct: When,
-    /// Whether the device is asked for the ends of reads and writes instead of telling them by interrupts
+    /// Poll the device for completions instead of waiting for interrupts (IOPOLL)
     ///
     /// on: for devices with polled queues, such as NVMe with the kernel parameter nvme.poll_queues, and with
-    /// O_DIRECT; refused at start where that cannot be. Workers are busy while such reads and writes are in
-    /// flight, whatever --completion says. Flushes, discards, durable writes, pieces above 128K and what the
-    /// device refuses to be polled for go by interrupts.
+    /// O_DIRECT; refused at start if the device cannot be polled. Workers are busy while such reads and writes are in
+    /// flight, whatever --completion says. Flushes, discards, durable writes and pieces above 128K complete by
+    /// interrupts, and so does an I/O that the device refuses to poll for.
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::Off)]
     pub(crate) iopoll: Switch,
     /// Whether the guest may give space back
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::On)]
     pub(crate) discard: Switch,
-    /// Most vrings offered; a worker starts only for one that the guest uses
+    /// Most vrings offered, 1 to 256; a worker starts only for one that the guest uses
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: u16,
     /// Most entries of a vring: a power of two from 4 to 32768
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = queue_size)]
     pub(crate) queue_size: u16,
-    /// Most worker threads [default: one per CPU at hand]
+    /// Most worker threads, 1 to 256 [default: one per CPU at hand]
     ///
     /// Vrings are dealt out to workers in turn. Where --cpus is given, the default is one worker for
     /// each CPU of it.
@@ -317,7 +317,7 @@ pub(crate) struct ServeOptions {
     pub(crate) pacing: PacingArgs,
     #[command(flatten)]
     pub(crate) split: SplitArgs,
-    /// Show what the disk does, and change how it is served, over HTTP on a unix socket here
+    /// Make a control socket here, to show the disk and to change its settings over HTTP
     ///
     /// `cleave top` and `cleave stats` read it, and so does curl --unix-socket; Prometheus finds its
     /// format under /metrics. The socket is for the user that runs cleave alone (mode 0600); a stale one
@@ -332,7 +332,7 @@ pub(crate) struct ServeOptions {
     /// Exit when the first frontend leaves
     #[arg(long)]
     pub(crate) once: bool,
-    /// How long an end waits for requests in flight
+    /// How long an end waits for requests in flight, in seconds: 0 to 86400
     ///
     /// A disk that has not answered by then has its requests left to the next daemon, if the frontend keeps them (in-flight
     /// tracking, as QEMU and Cloud Hypervisor have it), or lost; cleave says so and exits 1.
@@ -391,7 +391,7 @@ impl std::str::FromStr for Serial {
         // `/` and blanks would break the name of the guest's link, as would anything unprintable.
         if let Some(bad) = text.chars().find(|c| !c.is_ascii_graphic() || *c == '/') {
             return Err(format!(
-                "{bad:?} cannot stand in a serial: use letters, digits and -_."
+                "{bad:?} is not allowed in a serial: use printable ASCII characters, without space and /"
             ));
         }
         match padded.get_mut(..text.len()) {
@@ -499,17 +499,24 @@ fn refused(error: &clap::Error) -> Result<Action, Failure> {
     }
 }
 
-/// The first paragraphs of a rendered clap error, joined; its usage and advice are replaced by a word.
+/// The first paragraphs of a rendered clap error, joined, without its usage.
 fn one_line(rendered: &str) -> String {
-    let told: Vec<&str> = rendered
+    let lines: Vec<&str> = rendered
         .lines()
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    let told = told.join(" ");
-    let told = told.strip_prefix("error: ").unwrap_or(&told);
-    format!("{told} (see --help)")
+    let line = lines.join(" ").replace(" tip: ", "; ");
+    // The standard library's words for a number that does not parse do not say what to write.
+    let line = line.replace(
+        "invalid digit found in string",
+        "write a whole number, without sign or unit",
+    );
+    format!(
+        "{} (see --help)",
+        line.strip_prefix("error: ").unwrap_or(&line)
+    )
 }
 
 impl BackendProgram {

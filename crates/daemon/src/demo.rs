@@ -16,12 +16,12 @@ use cleave_client::{Client, Error, Options};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
-use crate::signals::Ends;
+use crate::signals::QuitSignals;
 use folder::Folder;
 use measure::{Row, Step};
 use serving::Serving;
 
-/// What to demonstrate.
+/// Options of the demonstration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Demo {
     /// End after the table.
@@ -30,14 +30,14 @@ pub(crate) struct Demo {
     pub(crate) size_bytes: u64,
     /// Length of each measurement.
     pub(crate) time: Duration,
-    /// Where the temporary folder is made.
+    /// Parent of the temporary folder.
     pub(crate) parent: PathBuf,
 }
 
 /// Runs it. Whatever happens, the folder is removed and the daemon ended before this returns.
 pub(crate) fn run(demo: &Demo) -> Result<(), Failure> {
     crate::process::runtime()?.block_on(async {
-        let mut stop = Ends::catch()?;
+        let mut stop = QuitSignals::catch()?;
         let folder = Folder::new(&demo.parent, demo.size_bytes)?;
         let mut serving = serve_image(demo, &folder)?;
         let rows = measure_all(demo, &mut serving, &mut stop).await?;
@@ -67,7 +67,7 @@ fn serve_image(demo: &Demo, folder: &Folder) -> Result<Serving, Failure> {
 async fn measure_all(
     demo: &Demo,
     serving: &mut Serving,
-    stop: &mut Ends,
+    stop: &mut QuitSignals,
 ) -> Result<Vec<Row>, Failure> {
     let mut client = connect(serving).await?;
     let mut rows = Vec::new();
@@ -85,14 +85,14 @@ async fn take(
     step: &Step,
     client: Client,
     serving: &mut Serving,
-    stop: &mut Ends,
+    stop: &mut QuitSignals,
 ) -> Result<(Client, Row), Failure> {
     let mut running = measure::Running::start(step, client, serving.id())?;
     let mut shown = tokio::time::interval(progress::PAUSE);
     loop {
         tokio::select! {
             biased;
-            () = stop.come() => {
+            () = stop.received() => {
                 running.abort();
                 crate::progress::clear();
                 return Err(Failure::run("interrupted; the image is removed"));
@@ -141,7 +141,7 @@ fn invitation(serving: &Serving) -> String {
             "    -object memory-backend-memfd,id=ram,size=2G,share=on \\\n",
             "    -machine q35,memory-backend=ram \\\n",
             "    -drive file=BOOT.qcow2,if=virtio \\\n",
-            "    -chardev socket,id=cleave,path={} \\\n",
+            "    -chardev socket,id=cleave,path={},reconnect=1 \\\n",
             "    -device vhost-user-blk-pci,chardev=cleave,num-queues=4\n\n",
             "Serving until Ctrl-C, which removes the image.\n",
         ),
@@ -149,7 +149,7 @@ fn invitation(serving: &Serving) -> String {
     )
 }
 
-async fn serve_on(serving: &mut Serving, stop: &mut Ends) -> Result<(), Failure> {
+async fn serve_on(serving: &mut Serving, stop: &mut QuitSignals) -> Result<(), Failure> {
     let mut child_ended = signal(SignalKind::child())
         .map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
     loop {
@@ -158,7 +158,7 @@ async fn serve_on(serving: &mut Serving, stop: &mut Ends) -> Result<(), Failure>
             return Err(serving.blame("serving", "it ended by itself"));
         }
         tokio::select! {
-            () = stop.come() => return Ok(()),
+            () = stop.received() => return Ok(()),
             _ = child_ended.recv() => {}
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-/// What is told and returned. Exactly one line, whatever it was made from.
+/// A failure as the operator sees it: one line, with control characters replaced, and an exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     line: String,

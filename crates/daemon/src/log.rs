@@ -1,6 +1,6 @@
 //! Messages for the operator, on stderr, one line each.
 //!
-//! Whoever logs never waits for stderr: lines go through a bounded queue to a thread of their own, so
+//! Logging never waits for stderr: lines go through a bounded queue to a thread of their own, so
 //! a full pipe whose reader sleeps costs lines (counted, and told when it flows again), never I/O.
 
 use std::io::{self, IsTerminal as _, Write};
@@ -19,7 +19,7 @@ const LINES_MAX: usize = 256;
 /// How long the end of the program waits for stderr to take the last lines.
 const FLUSH_MAX: Duration = Duration::from_millis(100);
 
-/// What goes to the thread.
+/// A message to the log thread.
 enum Entry {
     Line(Vec<u8>),
     /// All earlier lines are written: say so.
@@ -62,7 +62,7 @@ impl Drop for Guard {
     }
 }
 
-/// Where formatted lines go.
+/// The writer for formatted lines.
 #[derive(Debug, Clone)]
 struct Queue {
     lines: SyncSender<Entry>,

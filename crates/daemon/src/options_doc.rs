@@ -18,7 +18,10 @@ pub(crate) fn markdown(mut program: Command) -> String {
 }
 
 fn subcommands(text: &mut String, parent: &Command, name: &str) {
-    for sub in parent.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+    for sub in parent
+        .get_subcommands()
+        .filter(|sub| !sub.is_hide_set() && sub.get_name() != "help")
+    {
         let name = format!("{name} {}", sub.get_name());
         command(text, sub, &name);
         subcommands(text, sub, &name);

@@ -1,4 +1,4 @@
-//! How workers wait and call: what the operator said, made into what a worker is tuned to.
+//! The options for how workers wait and when they notify the guest, and the tuning that follows from them.
 
 use clap::{Args, ValueEnum};
 use cleave_worker::{Coalesce, Completion, Split, Tuning};
@@ -16,7 +16,7 @@ pub(crate) struct PacingArgs {
     /// enough to be worth the CPU time (--spin-worth), and sleeps else; an idle disk costs nothing.
     #[arg(long, value_name = "HOW", value_enum, default_value_t = Wait::Adaptive)]
     pub(crate) completion: Wait,
-    /// Most CPU time that adaptive may spin in vain, in per cent of one core
+    /// Most CPU time that adaptive may spin in vain, in per cent of one core, 0 to 25600
     ///
     /// For the whole disk, however many workers serve it. When it is used up, workers sleep until there
     /// is some again. 0: it never spins. Refused with interrupt and poll, unless --control can change
@@ -26,10 +26,10 @@ pub(crate) struct PacingArgs {
     pub(crate) spin_cpu_max: u32,
     /// Most CPU time that adaptive may spin at all, in vain or not [default: as much as pays]
     ///
-    /// In per cent of one core, for all workers of this daemon together. Refused as --spin-cpu-max is.
+    /// In per cent of one core, 1 to 25600, for all workers of this daemon together. Refused as --spin-cpu-max is.
     #[arg(long, value_name = "PCT", value_parser = clap::value_parser!(u32).range(1..=SPIN_MAX))]
     pub(crate) spin_cpu_total: Option<u32>,
-    /// Requests a second below which adaptive does not spin
+    /// Requests a second below which adaptive does not spin, 0 to 1000000000
     ///
     /// Below, it costs the CPU time of interrupts, and each request a wake-up. 0: it spins at any rate, where that pays
     /// and within the budget; a gap of more than a millisecond is slept through all the same. Refused as
@@ -37,7 +37,7 @@ pub(crate) struct PacingArgs {
     #[arg(long, value_name = "N", default_value_t = Tuning::SPIN_RATE_MIN,
           value_parser = clap::value_parser!(u32).range(0..=SPIN_RATE_MAX))]
     pub(crate) spin_rate_min: u32,
-    /// Per cent of a core that adaptive may pay for each per cent that spinning makes the disk faster
+    /// Per cent of a core that adaptive may pay for each per cent that spinning makes the disk faster, 0 to 10000
     ///
     /// With 5 it spends a whole core where that makes the disk a fifth faster, and spins for no gain below 5 %. Both are
     /// measured on the load. 0: only where spinning costs no more CPU time than sleeping. Refused as
@@ -45,14 +45,16 @@ pub(crate) struct PacingArgs {
     #[arg(long, value_name = "N", default_value_t = Tuning::SPIN_WORTH,
           value_parser = clap::value_parser!(u32).range(0..=SPIN_WORTH_MAX))]
     pub(crate) spin_worth: u32,
-    /// Longest that a call to the guest is held back to become one with the next, in microseconds
+    /// Longest that a call to the guest is held back to become one with the next, in microseconds, 0 to 10000
     ///
     /// Only while other requests of the vring are in flight: a lone request is never held up. 0: never.
     #[arg(long, value_name = "N", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(0..=COALESCE_US_MAX))]
     pub(crate) coalesce_us: u32,
-    /// Most requests whose calls become one, with --coalesce-us; 0: as many as end in that time
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "coalesce_us",
+    /// Most requests whose calls become one, 0 to 32768; 0: as many as end within --coalesce-us
+    ///
+    /// Needs --coalesce-us above 0.
+    #[arg(long, value_name = "N", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(0..=COALESCE_MAX_MAX))]
     pub(crate) coalesce_max: u32,
 }
@@ -86,8 +88,23 @@ impl From<Wait> for Completion {
     }
 }
 
+/// A limit on the requests of one call means nothing where no call is held back. The error ends where the name of
+/// the other option belongs.
+pub(crate) fn check_coalescing(us: u32, max: u32) -> Result<(), String> {
+    match (us, max) {
+        (0, max @ 1..) => Err(format!("{max} has no effect without a time: also set")),
+        _ => Ok(()),
+    }
+}
+
 impl PacingArgs {
-    /// Refuses what only adaptive heeds where nothing will ever be adaptive. `given`: whether an option of
+    /// Refuses a limit on calls that nothing holds back; a PATCH of the control socket does the same.
+    pub(crate) fn refuse_vain_coalescing(&self) -> Result<(), Failure> {
+        check_coalescing(self.coalesce_us, self.coalesce_max)
+            .map_err(|why| Failure::input(format!("--coalesce-max {why} --coalesce-us")))
+    }
+
+    /// Refuses options of adaptive polling if the disk can never be adaptive. `given`: whether an option of
     /// this name stands on the command line.
     pub(crate) fn refuse_idle(
         &self,
@@ -111,7 +128,7 @@ impl PacingArgs {
         }
     }
 
-    /// What a worker is tuned to.
+    /// The tuning that workers start with.
     pub(crate) fn tuning(&self, split: Split) -> Tuning {
         Tuning {
             completion: self.completion.into(),

@@ -29,7 +29,7 @@ use progress::{Shown, clock};
 /// Below this share of stored bytes a file is not measured without being asked to.
 const STORED_MIN: f64 = 0.9;
 
-/// What to measure, and where to write it.
+/// Options of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Probe {
     pub(crate) disk: Served,
@@ -51,7 +51,7 @@ pub(crate) enum Depth {
     Within(Duration),
 }
 
-/// What the measuring thread ends with: the matrices, and whether they are whole.
+/// Result of the measuring thread: the matrices, and whether they are complete.
 type Ended = Result<(Vec<Matrix>, bool), RunError>;
 
 /// Measures, prints and writes.

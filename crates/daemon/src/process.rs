@@ -1,4 +1,4 @@
-//! What the process asks of the kernel for itself, once, at start.
+//! Limits and settings that the process requests from the kernel once, at start.
 
 use rustix::process::{
     Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
@@ -40,8 +40,8 @@ pub(crate) fn raise_descriptor_limit(needed: u64) -> Result<(), Failure> {
 pub(crate) fn end_with_parent(parent: u32) -> Result<(), Failure> {
     set_parent_process_death_signal(Some(Signal::TERM))
         .map_err(|error| Failure::run(format!("cannot follow the parent process: {error}")))?;
-    // It may have ended before the request: then nobody would ever send the signal. Told by its number, since the
-    // first process of a container has the number of the one that orphans go to.
+    // If the parent ended before the request, the signal never arrives. The check compares process ids: an orphan's new
+    // parent may be process 1, but so may the parent itself, in a container.
     let now = getppid().map(|now| now.as_raw_nonzero().get().cast_unsigned());
     match now == Some(parent) {
         true => Ok(()),

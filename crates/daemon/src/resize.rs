@@ -1,7 +1,7 @@
-//! Notices that the disk has grown or shrunk, without looking at the clock: an idle disk costs no wake-up.
+//! Notices that the disk has grown or shrunk, without polling: an idle disk causes no wake-up.
 //!
 //! A file is watched by inotify, a block device through the kernel's own announcements (uevents).
-//! Where neither is to be had, SIGHUP remains.
+//! If neither is available, the operator sends SIGHUP.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -100,19 +100,19 @@ impl Watch {
         let Watch::Files { inotify, paths } = self else {
             return None;
         };
-        tell_of(arm(inotify.get_ref(), paths, WatchFlags::CLOSE_WRITE));
+        log_lost_watch(arm(inotify.get_ref(), paths, WatchFlags::CLOSE_WRITE));
         Some(PAUSE)
     }
 
     /// After that time. The disk is to be looked at once more then, for what happened meanwhile.
     pub(crate) fn watch_writes(&self) {
         if let Watch::Files { inotify, paths } = self {
-            tell_of(arm(inotify.get_ref(), paths, ALL));
+            log_lost_watch(arm(inotify.get_ref(), paths, ALL));
         }
     }
 }
 
-fn tell_of(armed: io::Result<()>) {
+fn log_lost_watch(armed: io::Result<()>) {
     if let Err(error) = armed {
         tracing::info!("a new size is no longer noticed by itself ({error}): send SIGHUP");
     }

@@ -15,24 +15,30 @@ use cleave_worker::{Device, Totals};
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 
-use crate::control::{Exhibit, Server};
+use crate::control::{DiskStatus, Server};
 use crate::failure::Failure;
 use crate::log;
+use crate::loop_device;
+use crate::pending::{PendingConnections, has_left};
 use crate::process;
 use crate::resize::Watch;
-use crate::seats::{Seats, has_left};
 use crate::service::{Endpoint, Service};
-use crate::signals::{Signals, Wish};
+use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, PathLock};
 use crate::split::split_for;
 
 /// How long no connection is accepted after accepting failed (no descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Comings and goings told at once; enough for a VMM that connects a few times while it starts.
-const VISITS_MAX: u32 = 10;
+/// Burst of log lines about frontends that connect and leave; enough for a VMM that connects a few times while it starts.
+const ARRIVALS_MAX: u32 = 10;
 
-/// Serves until told to end, or until the only frontend has left.
+/// Pause before the first check for a guest that kicks without a request, and the longest: the pause doubles, so
+/// that a guest which never starts its driver costs a dozen wake-ups in all.
+const SILENCE_MIN: Duration = Duration::from_secs(5);
+const SILENCE_MAX: Duration = Duration::from_secs(3600);
+
+/// Serves until a signal, or until the only frontend has left.
 pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     // Before anything opens a descriptor whose number could be the one that --fd names.
     let inherited = match &service.endpoint {
@@ -52,7 +58,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         Endpoint::Fd(_) => None,
     };
     let disk = open(&service, lock.as_ref())?;
-    service.tuning.split = split_for(&service.split, &disk)?;
+    service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
     let is_locked = lock.is_some() || inherited.is_some();
     let served = process::runtime()?.block_on(control(service, disk, inherited, is_locked));
     let may_be_busy = served.as_ref().is_err_and(Failure::is_of_the_run);
@@ -88,7 +94,7 @@ async fn control(
     // Before the socket file exists: a signal from now on ends in order and removes it.
     let signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
-    // Before the other, too: who sees that the disk is served can ask how.
+    // Before the other socket too: when that one exists, the control socket can be used.
     let opened = service.control.as_deref().map(socket::open_private);
     let opened = opened.transpose()?;
     let door = match inherited {
@@ -111,34 +117,35 @@ async fn control(
     );
     let device = Arc::new(device.recording(service.recording));
     let endpoint = socket::name(&service.endpoint);
-    let exhibit = Arc::new(Exhibit::new(
+    let status = Arc::new(DiskStatus::new(
         device.clone(),
         endpoint,
         service.session.vrings_max,
     ));
     let control = match opened {
-        Some(socket) => Some(Server::start(socket, exhibit.clone())?),
+        Some(socket) => Some(Server::start(socket, status.clone())?),
         None => None,
     };
     let mut daemon = Daemon {
         once: service.once,
         watch: Watch::new(&disk),
         rearm_at: None,
-        looking: None,
-        look_again: false,
+        size_check: None,
+        check_size_again: false,
         disk,
         device,
         service,
         listener,
         accept_after: None,
-        seats: Seats::default(),
+        pending: PendingConnections::default(),
         guest: None,
-        exhibit,
+        status,
         control,
-        visits: Quota::new(VISITS_MAX),
-        crowding: Quota::new(1),
+        arrivals: Quota::new(ARRIVALS_MAX),
+        rejections: Quota::new(1),
         faults: Quota::new(1),
-        told: Totals::default(),
+        reported: Totals::default(),
+        silence: None,
         short: None,
     };
     daemon.announce(is_locked);
@@ -161,25 +168,27 @@ struct Daemon {
     watch: Watch,
     /// The watch ignores writes until then.
     rearm_at: Option<Instant>,
-    /// The size is being looked at, and is to be once more after that. On another thread: where the server of a
-    /// file is lost, not even that is told.
-    looking: Option<oneshot::Receiver<io::Result<Resized>>>,
-    look_again: bool,
+    /// The running check of the size, and whether another must follow. It runs on a thread of its own, because it blocks
+    /// if the server of a network file is lost.
+    size_check: Option<oneshot::Receiver<io::Result<Resized>>>,
+    check_size_again: bool,
     listener: Option<UnixListener>,
     /// Accepting failed: not before this.
     accept_after: Option<Instant>,
-    seats: Seats,
+    pending: PendingConnections,
     guest: Option<Guest>,
-    exhibit: Arc<Exhibit>,
+    status: Arc<DiskStatus>,
     /// The interface that shows it, where there is one.
     control: Option<Server>,
-    /// Messages of frontends that come and go; of too many of them; and of what went wrong, apart so that
-    /// a crowd does not hide it.
-    visits: Quota,
-    crowding: Quota,
+    /// Limits of log lines: about frontends that connect and leave, about rejected ones, and about faults. They are
+    /// separate so that many rejected frontends do not hide a fault.
+    arrivals: Quota,
+    rejections: Quota,
     faults: Quota,
-    /// Totals of the disk when the last session ended; the next session's line tells the difference.
-    told: Totals,
+    /// Totals of the disk when the last session ended; the line of the next session has the difference.
+    reported: Totals,
+    /// When to check next whether the guest kicks without a request, and how long after the check before.
+    silence: Option<(Instant, Duration)>,
     /// The leg that ends before what its guest was told, and where.
     short: Option<(u16, u64)>,
     /// End when a frontend has left.
@@ -194,29 +203,35 @@ struct Guest {
     ending: oneshot::Receiver<Ending>,
 }
 
-/// What the loop wakes up for.
+/// An event that wakes the control loop.
 enum Event {
-    Wish(Wish),
+    Signalled(SignalRequest),
     Ended(Option<Ending>),
     Accepted(io::Result<tokio::net::UnixStream>),
     AcceptAgain,
-    Spoke(UnixStream),
+    Ready(UnixStream),
     Changed,
     Rearm,
-    Looked(io::Result<Resized>),
+    SilenceCheck,
+    SizeChecked(io::Result<Resized>),
 }
 
 impl Daemon {
     fn announce(&self, is_locked: bool) {
         let limits = self.disk.limits();
         tracing::info!(
-            "serving {} ({} bytes{}{}{}) at {}",
+            "serving {} ({} bytes{}{}{}{}) at {}",
             self.disk.name(),
             self.disk.capacity_bytes(),
-            // Nobody takes its figures for a drive's, or its memory for stable storage.
+            // A model is named, because its figures are not those of a drive and its memory is not stable storage.
             match self.disk.backing() {
                 Backing::Model { .. } => ", modelled in memory",
                 Backing::File { .. } | Backing::Ram(_) | Backing::Null { .. } => "",
+            },
+            match self.disk.is_direct() {
+                Some(true) => ", O_DIRECT",
+                Some(false) => ", through the page cache",
+                None => "",
             },
             if limits.read_only { ", read-only" } else { "" },
             if self.disk.is_polled() {
@@ -233,6 +248,15 @@ impl Daemon {
                 socket::name(&self.service.endpoint)
             );
         }
+        for leg in self.disk.legs() {
+            if let Some(device) = loop_device::attached_to(leg) {
+                tracing::warn!(
+                    "{}: {device} has this file attached too, and writes through one are not seen by the other: detach it \
+                     (losetup -d {device}) before the guest starts",
+                    leg.name()
+                );
+            }
+        }
         if let Some(error) = self.disk.reopen_error() {
             tracing::warn!(
                 "{}: cannot open it once for each worker ({error}): one worker serves all vrings, which \
@@ -245,7 +269,7 @@ impl Daemon {
         }
     }
 
-    /// What a stripe leaves of its legs, and that it does not grow.
+    /// Logs the legs of a stripe and the space that it leaves unused.
     fn announce_legs(&self, stripe: Stripe) {
         let name = self.disk.name();
         tracing::info!(
@@ -269,21 +293,28 @@ impl Daemon {
     async fn serve(&mut self, mut signals: Signals, door: Door) -> Result<(), Failure> {
         loop {
             match self.event(&mut signals).await {
-                Event::Wish(Wish::End) => break,
-                Event::Wish(Wish::LookAgain) => self.look(),
+                Event::Signalled(SignalRequest::Stop(signal)) => {
+                    tracing::info!(
+                        "{}: {signal} received: finishing the requests in flight, then exiting",
+                        self.disk.name()
+                    );
+                    break;
+                }
+                Event::Signalled(SignalRequest::CheckSize) => self.check_size(),
+                Event::SilenceCheck => self.check_silence(),
                 Event::Ended(ending) => {
-                    self.goodbye(ending);
+                    self.end_session(ending, "the frontend has left");
                     if self.once {
                         break;
                     }
                 }
                 Event::Accepted(Ok(stream)) => {
-                    self.receive(stream);
+                    self.admit(stream);
                     self.pause_while_full();
                 }
-                Event::Accepted(Err(error)) => self.hold(&error),
+                Event::Accepted(Err(error)) => self.pause_accepting(&error),
                 Event::AcceptAgain => self.pause_while_full(),
-                Event::Spoke(stream) => self.begin(stream),
+                Event::Ready(stream) => self.begin(stream),
                 Event::Changed => {
                     if self.rearm_at.is_none() {
                         self.rearm_at = self
@@ -291,21 +322,20 @@ impl Daemon {
                             .ignore_writes()
                             .map(|pause| Instant::now() + pause);
                     }
-                    self.look();
+                    self.check_size();
                 }
                 Event::Rearm => {
                     self.rearm_at = None;
                     self.watch.watch_writes();
-                    self.look();
+                    self.check_size();
                 }
-                Event::Looked(resized) => self.looked(resized),
+                Event::SizeChecked(resized) => self.report_size(resized),
             }
         }
-        // Nobody connects to a daemon that is ending.
         offload::close(self.listener.take());
         door.close();
         self.control = None;
-        self.seats.clear();
+        self.pending.clear();
         self.drain().await
     }
 
@@ -313,35 +343,37 @@ impl Daemon {
         let Daemon {
             guest,
             listener,
-            seats,
+            pending,
             watch,
-            looking,
+            size_check,
             ..
         } = self;
-        let vacant = guest.is_none();
+        let is_free = guest.is_none();
         let pause = self.accept_after;
         let rearm_at = self.rearm_at;
+        let silence_at = self.silence.map(|(at, _)| at);
         tokio::select! {
-            // In this order: an end is never put off, and a seat is free before it is asked for.
+            // In this order: a shutdown is never delayed, and a session has ended before the next one starts.
             biased;
-            wish = signals.next() => Event::Wish(wish),
+            request = signals.next() => Event::Signalled(request),
             ending = ended(guest) => Event::Ended(ending),
-            stream = seats.speaker(), if vacant => Event::Spoke(stream),
+            stream = pending.next_ready(), if is_free => Event::Ready(stream),
             accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
             () = until(pause), if pause.is_some() => Event::AcceptAgain,
-            resized = looked(looking) => Event::Looked(resized),
+            resized = size_checked(size_check) => Event::SizeChecked(resized),
             () = watch.changed() => Event::Changed,
             () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
+            () = until(silence_at), if silence_at.is_some() => Event::SilenceCheck,
         }
     }
 
     /// A frontend has connected.
-    fn receive(&mut self, stream: tokio::net::UnixStream) {
+    fn admit(&mut self, stream: tokio::net::UnixStream) {
         let name = self.disk.name();
         match &self.guest {
             Some(guest) if !has_left(&guest.stream) => {
                 offload::hang_up(stream);
-                self.crowding.log(|more| {
+                self.rejections.log(|more| {
                     tracing::warn!(
                         "{name}: a second frontend was turned away: one is connected{more}"
                     );
@@ -349,8 +381,8 @@ impl Daemon {
             }
             // The one before it has left and its session is about to end: this one waits its turn.
             _ => {
-                if self.seats.take(stream) {
-                    self.crowding.log(|more| {
+                if self.pending.add(stream) {
+                    self.rejections.log(|more| {
                         tracing::warn!(
                             "{name}: the oldest of many silent connections was closed{more}"
                         );
@@ -365,12 +397,13 @@ impl Daemon {
         let name = self.disk.name();
         match self.spawn(stream) {
             Ok(guest) => {
-                self.visits
+                self.arrivals
                     .log(|more| tracing::info!("{name}: a frontend has connected{more}"));
                 self.guest = Some(guest);
-                let waiting = self.seats.clear();
+                self.silence = Some((Instant::now() + SILENCE_MIN, SILENCE_MIN));
+                let waiting = self.pending.clear();
                 if waiting > 0 {
-                    self.crowding.log(|more| {
+                    self.rejections.log(|more| {
                         tracing::warn!("{name}: {waiting} further frontends were turned away: one is connected{more}");
                     });
                 }
@@ -390,7 +423,7 @@ impl Daemon {
                 return Err(error);
             }
         };
-        self.exhibit.begin(remote.clone());
+        self.status.begin(remote.clone());
         Ok(Guest {
             remote,
             stream,
@@ -401,27 +434,32 @@ impl Daemon {
     fn start(&self, stream: UnixStream) -> io::Result<(Remote, oneshot::Receiver<Ending>)> {
         let config = self.service.session.clone();
         let (session, remote) = Session::new(stream, Arc::clone(&self.device), config)?;
-        let (tell, ending) = oneshot::channel();
+        let (reply, ending) = oneshot::channel();
         thread::Builder::new()
             .name("session".to_owned())
             .spawn(move || {
-                // The loop has gone only when the process ends: nobody is left to be told.
-                let _ = tell.send(session.run());
+                // The receiver is gone only when the process is about to exit.
+                let _ = reply.send(session.run());
             })?;
         Ok((remote, ending))
     }
 
-    /// A session has ended; `None`: its thread failed.
-    fn goodbye(&mut self, ending: Option<Ending>) {
+    /// A session has ended; `None`: its thread failed. `left` says how a connection that was in order ended.
+    fn end_session(&mut self, ending: Option<Ending>, left: &str) {
         self.close_guest();
-        self.exhibit.end();
+        self.silence = None;
+        self.status.end();
         let name = self.disk.name();
         let totals = self.device.totals();
-        let served = totals.since(std::mem::replace(&mut self.told, totals));
+        let served = totals.since(std::mem::replace(&mut self.reported, totals));
         match ending {
+            // QEMU connects a few times while it starts; sums of nothing would fill the log.
+            Some(Ending::HungUp) if is_unused(&served) => self.arrivals.log(|more| {
+                tracing::info!("{name}: {left} without a request{more}");
+            }),
             Some(Ending::HungUp) => self
-                .visits
-                .log(|more| tracing::info!("{name}: the frontend has left after {served}{more}")),
+                .arrivals
+                .log(|more| tracing::info!("{name}: {left} after {served}{more}")),
             Some(Ending::Refused(why)) => self.faults.log(|more| {
                 tracing::warn!(
                     "{name}: the frontend broke the protocol and was let go: {why}{more}"
@@ -436,30 +474,55 @@ impl Daemon {
         }
     }
 
+    /// Warns once where the guest kicks and the rings never show a request. That is how guest memory which is not
+    /// shared looks from here: the guest writes to its own copy of the pages.
+    fn check_silence(&mut self) {
+        let Some((_, pause)) = self.silence.take() else {
+            return;
+        };
+        let served = self.device.totals().since(self.reported);
+        if !is_unused(&served) {
+            return;
+        }
+        if served.kicks == 0 {
+            // The guest has not started its driver yet.
+            let pause = pause * 2;
+            self.silence = (pause <= SILENCE_MAX).then(|| (Instant::now() + pause, pause));
+            return;
+        }
+        let (name, kicks) = (self.disk.name(), served.kicks);
+        self.faults.log(|more| {
+            tracing::warn!(
+                "{name}: the guest has sent {kicks} kicks and no request is in its rings: its memory is probably \
+                 not shared; give the VMM's memory backend share=on (libvirt: <access mode='shared'/>){more}"
+            );
+        });
+    }
+
     fn close_guest(&mut self) {
         offload::close(self.guest.take().map(|guest| guest.stream));
     }
 
-    /// Looks at the size of the disk.
-    fn look(&mut self) {
-        if self.looking.is_some() {
-            self.look_again = true;
+    /// Checks the size of the disk.
+    fn check_size(&mut self) {
+        if self.size_check.is_some() {
+            self.check_size_again = true;
             return;
         }
         let disk = self.disk.clone();
-        let (tell, resized) = oneshot::channel();
-        let looks = thread::Builder::new().name("size".to_owned());
-        match looks.spawn(move || tell.send(disk.refresh())) {
-            Ok(_) => self.looking = Some(resized),
-            Err(error) => self.looked(Err(error)),
+        let (reply, resized) = oneshot::channel();
+        let checker = thread::Builder::new().name("size".to_owned());
+        match checker.spawn(move || reply.send(disk.refresh())) {
+            Ok(_) => self.size_check = Some(resized),
+            Err(error) => self.report_size(Err(error)),
         }
     }
 
-    /// It was looked at: tells the guest when it grew; when it is too short, its operator, once.
-    fn looked(&mut self, resized: io::Result<Resized>) {
-        self.looking = None;
-        if std::mem::take(&mut self.look_again) {
-            self.look();
+    /// Handles the result of a size check: the guest learns that the disk grew. That it shrank is logged, once.
+    fn report_size(&mut self, resized: io::Result<Resized>) {
+        self.size_check = None;
+        if std::mem::take(&mut self.check_size_again) {
+            self.check_size();
         }
         let name = self.disk.name();
         let short = match resized {
@@ -509,8 +572,8 @@ impl Daemon {
 
     /// Accepting failed: most likely no descriptor is free. The oldest silent connection is closed in
     /// favour of the new one. Trying again at once would only spin.
-    fn hold(&mut self, error: &io::Error) {
-        self.seats.free_one();
+    fn pause_accepting(&mut self, error: &io::Error) {
+        self.pending.close_oldest();
         self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
         let name = self.disk.name();
         self.faults.log(|more| {
@@ -520,7 +583,7 @@ impl Daemon {
         });
     }
 
-    /// Ends the session, waiting no longer than an operator would.
+    /// Ends the session and waits for it, at most for `--stop-deadline`.
     async fn drain(&mut self) -> Result<(), Failure> {
         let Some(guest) = &self.guest else {
             return Ok(());
@@ -530,7 +593,7 @@ impl Daemon {
         let deadline = self.service.stop_deadline;
         match tokio::time::timeout(deadline, ended(&mut self.guest)).await {
             Ok(ending) => {
-                self.goodbye(ending);
+                self.end_session(ending, "the frontend was disconnected");
                 Ok(())
             }
             Err(_) => {
@@ -567,6 +630,21 @@ impl Daemon {
     }
 }
 
+/// Whether nothing came of a session: no request, good or bad.
+fn is_unused(served: &Totals) -> bool {
+    let Totals {
+        reads,
+        writes,
+        others,
+        failed,
+        refused,
+        broken,
+        retired,
+        ..
+    } = *served;
+    [reads, writes, others, failed, refused, broken, retired] == [0; 7]
+}
+
 /// Waits for the session's end; for ever where there is none.
 async fn ended(guest: &mut Option<Guest>) -> Option<Ending> {
     match guest {
@@ -575,12 +653,12 @@ async fn ended(guest: &mut Option<Guest>) -> Option<Ending> {
     }
 }
 
-/// Waits until the size was looked at; for ever where nobody does.
-async fn looked(
-    looking: &mut Option<oneshot::Receiver<io::Result<Resized>>>,
+/// Waits for the running check of the size; for ever if there is none.
+async fn size_checked(
+    size_check: &mut Option<oneshot::Receiver<io::Result<Resized>>>,
 ) -> io::Result<Resized> {
-    match looking {
-        Some(looking) => looking
+    match size_check {
+        Some(size_check) => size_check
             .await
             .unwrap_or_else(|failed| Err(io::Error::other(failed))),
         None => std::future::pending().await,

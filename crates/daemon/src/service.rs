@@ -1,6 +1,6 @@
-//! What is served and how: the complete, checked value that the command line becomes.
+//! The service of one disk: the complete, checked value that the command line becomes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cleave_blk::Stripe;
@@ -25,14 +25,14 @@ const OPS_MIN: u16 = 128;
 const STRIPE_OPS: u16 = 4096;
 
 /// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
-/// seats, 32 connections of the control socket, the descriptors of a message, and the runtime with its watches.
+/// pending, 32 connections of the control socket, the descriptors of a message, and the runtime with its watches.
 const DESCRIPTORS_OWN: u64 = 128;
 /// Kick, call and err.
 const VRING_DESCRIPTORS: u64 = 3;
 /// Its rings (plain, polled, one for blocking calls) and what wakes it; each leg's file comes on top.
 const WORKER_DESCRIPTORS: u64 = 4;
 
-/// Where frontends come from.
+/// The socket of the frontends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// Listen on a socket made here.
@@ -41,7 +41,7 @@ pub(crate) enum Endpoint {
     Fd(u32),
 }
 
-/// What is served.
+/// The disk to serve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A disk of one leg.
@@ -67,7 +67,7 @@ impl Source {
         }
     }
 
-    /// What it is made of.
+    /// The specs of its legs.
     pub(crate) fn specs(&self) -> &[DiskSpec] {
         match self {
             Source::One(spec) => std::slice::from_ref(spec),
@@ -98,7 +98,7 @@ pub(crate) struct Service {
     pub(crate) worker: WorkerConfig,
     pub(crate) tuning: Tuning,
     pub(crate) split: SplitArgs,
-    /// Where its state is shown.
+    /// The control socket.
     pub(crate) control: Option<PathBuf>,
     pub(crate) recording: Recording,
     pub(crate) once: bool,
@@ -122,7 +122,9 @@ impl Service {
                 options.on_error
             )));
         }
+        options.pacing.refuse_vain_coalescing()?;
         let endpoint = endpoint(&args.endpoint)?;
+        refuse_one_path(&endpoint, options.control.as_deref())?;
         let disk = source(&args.disk, &args.stripe, options.block_size)?;
         let workers = options
             .workers
@@ -186,6 +188,26 @@ fn endpoint(args: &EndpointArgs) -> Result<Endpoint, Failure> {
         _ => Err(Failure::input(
             "no socket: give --socket-path PATH or --fd N",
         )),
+    }
+}
+
+/// Refuses one path for both sockets: the daemon would wait for the lock of the other socket, which it holds itself.
+fn refuse_one_path(endpoint: &Endpoint, control: Option<&Path>) -> Result<(), Failure> {
+    // As the same name in the same folder, since neither socket exists yet.
+    let place = |path: &Path| {
+        let path = std::path::absolute(path).ok()?;
+        let folder = path.parent()?;
+        let folder = folder.canonicalize().unwrap_or(folder.to_owned());
+        Some(folder.join(path.file_name()?))
+    };
+    match (endpoint, control) {
+        (Endpoint::Path(path), Some(control)) if place(path) == place(control) => {
+            Err(Failure::input(format!(
+                "--control and --socket-path are both {}: give each socket a path of its own",
+                path.display()
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

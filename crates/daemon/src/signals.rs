@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// The signals that mean something to us.
+/// The signals that `cleave serve` handles.
 #[derive(Debug)]
 pub(crate) struct Signals {
     terminate: Signal,
@@ -20,13 +20,13 @@ pub(crate) struct Signals {
     _file_size: Signal,
 }
 
-/// What the operator wants.
+/// The request that a signal stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// SIGTERM or SIGINT.
-    End,
-    /// SIGHUP.
-    LookAgain,
+pub(crate) enum SignalRequest {
+    /// Shut down; the name of the signal.
+    Stop(&'static str),
+    /// SIGHUP: check the size of the disk.
+    CheckSize,
 }
 
 impl Signals {
@@ -41,12 +41,12 @@ impl Signals {
     }
 
     /// The next one. Nothing is lost when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Wish {
+    pub(crate) async fn next(&mut self) -> SignalRequest {
         tokio::select! {
             biased;
-            _ = self.terminate.recv() => Wish::End,
-            _ = self.interrupt.recv() => Wish::End,
-            _ = self.hang_up.recv() => Wish::LookAgain,
+            _ = self.terminate.recv() => SignalRequest::Stop("SIGTERM"),
+            _ = self.interrupt.recv() => SignalRequest::Stop("SIGINT"),
+            _ = self.hang_up.recv() => SignalRequest::CheckSize,
         }
     }
 }
@@ -54,14 +54,14 @@ impl Signals {
 /// Signals that end a program of the foreground in order: Ctrl-C, a service manager's request, a terminal that
 /// closes, Ctrl-\\.
 #[derive(Debug)]
-pub(crate) struct Ends([Signal; 4]);
+pub(crate) struct QuitSignals([Signal; 4]);
 
-impl Ends {
-    pub(crate) fn catch() -> Result<Ends, Failure> {
+impl QuitSignals {
+    pub(crate) fn catch() -> Result<QuitSignals, Failure> {
         let caught = |kind| {
             signal(kind).map_err(|error| Failure::run(format!("cannot catch signals: {error}")))
         };
-        Ok(Ends([
+        Ok(QuitSignals([
             caught(SignalKind::interrupt())?,
             caught(SignalKind::terminate())?,
             caught(SignalKind::hangup())?,
@@ -70,7 +70,7 @@ impl Ends {
     }
 
     /// Waits for one.
-    pub(crate) async fn come(&mut self) {
+    pub(crate) async fn received(&mut self) {
         poll_fn(|context| {
             let mut each = self.0.iter_mut();
             match each.any(|signal| signal.poll_recv(context).is_ready()) {

@@ -26,11 +26,11 @@ const PATH_BYTES_MAX: usize = 107;
 /// Connections to a private socket that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// Pause between two tries to lock a path, and how many of them before it is said what is waited for.
+/// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 const LOCK_TRIES_QUIET: u32 = 200;
 
-/// Where frontends come from.
+/// The socket on which frontends connect.
 #[derive(Debug)]
 pub(crate) enum Door {
     /// Any number of them, one after the other.
@@ -48,7 +48,7 @@ pub(crate) struct Listening {
     listener: UnixListener,
 }
 
-/// Opens what the operator named. Whoever has its path locked calls this.
+/// Opens the socket that the operator named. The caller holds the lock of its path.
 pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
     match endpoint {
         Endpoint::Path(path) => listen(path, None).map(Door::Listening),
@@ -56,7 +56,7 @@ pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
     }
 }
 
-/// What an operator calls it.
+/// The endpoint as it is written in messages.
 pub(crate) fn name(endpoint: &Endpoint) -> String {
     match endpoint {
         Endpoint::Path(path) => path.display().to_string(),
@@ -86,7 +86,7 @@ impl Listening {
     }
 }
 
-/// A socket for whoever runs this program, and nobody else.
+/// Opens a socket that only the user of this process may connect to.
 pub(crate) fn open_private(path: &Path) -> Result<Listening, Failure> {
     // Held until we listen: between looking, removing a stale file and listening on a new one, another cleave would take
     // our file for a stale one.
@@ -175,7 +175,7 @@ fn make_room(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a path at which somebody listens: it connected, or its backlog is full.
+/// Refuses a path at which a program listens: connecting succeeded, or the backlog is full.
 fn refuse_live(path: &Path, knocked: io::Result<()>) -> Result<(), Failure> {
     let shown = path.display();
     match knocked {
@@ -187,8 +187,8 @@ fn refuse_live(path: &Path, knocked: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// Connects without waiting: where nobody accepts and the backlog is full, `connect` would sleep for as long
-/// as that lasts, with the path locked and SIGTERM already caught.
+/// Connects without waiting. A blocking `connect` sleeps while the backlog is full, and here it would do so with the path
+/// locked and SIGTERM already caught.
 fn knock(path: &Path) -> io::Result<()> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -244,7 +244,7 @@ impl PathLock {
     }
 }
 
-/// Somebody else has the path locked: a daemon that runs, or one that has ended and has I/O in flight.
+/// Another daemon has the path locked: one that runs, or one that has ended and has I/O in flight.
 fn wait_for(socket: &Path, tries: u32) -> Result<(), Failure> {
     let is_socket = |found: fs::Metadata| found.file_type().is_socket();
     if fs::symlink_metadata(socket).is_ok_and(is_socket) {
@@ -308,12 +308,12 @@ impl Drop for SocketFile {
 
 /// Takes an inherited descriptor over, and asks it what it is.
 fn inherit(number: u32) -> Result<Door, Failure> {
-    let told = |what: &str| Failure::input(format!("--fd {number} {what}"));
+    let refuse = |what: &str| Failure::input(format!("--fd {number} {what}"));
     let socket = duplicate(number)?;
     let unix_stream = sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(&socket) == Ok(SocketType::STREAM);
     if !unix_stream {
-        return Err(told(
+        return Err(refuse(
             "is no unix stream socket: pass a listening or a connected one",
         ));
     }
@@ -326,12 +326,12 @@ fn inherit(number: u32) -> Result<Door, Failure> {
             let stream = UnixStream::from(socket);
             match stream.peer_addr() {
                 Ok(_) => Ok(Door::Connected(stream)),
-                Err(_) => Err(told(
+                Err(_) => Err(refuse(
                     "is a socket that neither listens nor is connected: pass one that does",
                 )),
             }
         }
-        Err(error) => Err(told(&format!(
+        Err(error) => Err(refuse(&format!(
             "cannot be asked whether it listens: {error}"
         ))),
     }
@@ -491,8 +491,8 @@ mod tests {
             (folder.path().join("x".repeat(120)), "choose a shorter one"),
         ];
         for (path, part) in cases {
-            let told = refused(&path);
-            assert!(told.contains(part), "{}: {told}", path.display());
+            let why = refused(&path);
+            assert!(why.contains(part), "{}: {why}", path.display());
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -519,17 +519,17 @@ mod tests {
         assert!(matches!(inherited(&listener), Ok(Door::Listening(_))));
         let (ours, _theirs) = UnixStream::pair().unwrap();
         assert!(matches!(inherited(&ours), Ok(Door::Connected(_))));
-        let told = |door: Result<Door, Failure>| door.unwrap_err().to_string();
+        let refuse = |door: Result<Door, Failure>| door.unwrap_err().to_string();
         let file = fs::File::open("/dev/null").unwrap();
-        assert!(told(inherited(&file)).contains("no unix stream socket"));
+        assert!(refuse(inherited(&file)).contains("no unix stream socket"));
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        assert!(told(inherited(&tcp)).contains("no unix stream socket"));
+        assert!(refuse(inherited(&tcp)).contains("no unix stream socket"));
         let datagram = std::os::unix::net::UnixDatagram::unbound().unwrap();
-        assert!(told(inherited(&datagram)).contains("no unix stream socket"));
+        assert!(refuse(inherited(&datagram)).contains("no unix stream socket"));
         let bare = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        assert!(told(inherited(&bare)).contains("neither listens nor is connected"));
+        assert!(refuse(inherited(&bare)).contains("neither listens nor is connected"));
         for closed in [999_999, u32::MAX] {
-            assert!(told(inherit(closed)).contains("is not open"));
+            assert!(refuse(inherit(closed)).contains("is not open"));
         }
     }
 }

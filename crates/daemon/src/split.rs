@@ -1,4 +1,4 @@
-//! How large requests are split: what the operator said, made into what a worker starts from.
+//! The options for splitting large requests, and the initial setting of a worker that follows from them.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub(crate) struct SplitArgs {
     /// auto: where it pays, and into what pays best, learnt while serving. A size is a power of two
     /// from 4K to 4M, no less than the disk's block: every larger request is cut into such pieces.
     #[arg(long, value_name = "HOW", default_value = "auto")]
-    pub(crate) split: Wish,
+    pub(crate) split: SplitOption,
     /// What `cleave probe --profile` wrote for this disk; --split auto starts from it
     ///
     /// It is refused for another disk and for one that shrank.
@@ -30,19 +30,19 @@ pub(crate) struct SplitArgs {
 
 /// `--split`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum SplitOption {
     Off,
     Auto,
     Fixed(NonZeroU32),
 }
 
-impl FromStr for Wish {
+impl FromStr for SplitOption {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Wish, String> {
+    fn from_str(text: &str) -> Result<SplitOption, String> {
         match text {
-            "off" => return Ok(Wish::Off),
-            "auto" => return Ok(Wish::Auto),
+            "off" => return Ok(SplitOption::Off),
+            "auto" => return Ok(SplitOption::Auto),
             _ => {}
         }
         let bytes = parse_size(text).map_err(|why| format!("write off, auto or a size ({why})"))?;
@@ -51,27 +51,41 @@ impl FromStr for Wish {
             .filter(|bytes| bytes.is_power_of_two())
             .filter(|bytes| (CHUNK_MIN_BYTES..=CHUNK_MAX_BYTES).contains(bytes))
             .and_then(NonZeroU32::new)
-            .map(Wish::Fixed)
+            .map(SplitOption::Fixed)
             .ok_or_else(|| "a piece is a power of two from 4K to 4M".to_owned())
     }
 }
 
-/// What a worker of this disk starts from.
-pub(crate) fn split_for(args: &SplitArgs, disk: &Disk) -> Result<Split, Failure> {
+/// The way in which the workers of this disk split large requests at start.
+///
+/// `block_bytes`: the operator's `--block-size`.
+pub(crate) fn split_for(
+    args: &SplitArgs,
+    disk: &Disk,
+    block_bytes: Option<u32>,
+) -> Result<Split, Failure> {
     let limits = disk.limits();
     match (args.split, &args.profile) {
-        (Wish::Off | Wish::Fixed(_), Some(profile)) => Err(Failure::input(format!(
+        (SplitOption::Off | SplitOption::Fixed(_), Some(profile)) => Err(Failure::input(format!(
             "--profile {} is for --split auto; leave one of the two out",
             profile.display()
         ))),
-        (Wish::Off, None) => Ok(Split::Off),
-        (Wish::Fixed(chunk), None) => match check_chunk(chunk, disk) {
+        (SplitOption::Off, None) => Ok(Split::Off),
+        (SplitOption::Fixed(chunk), None) => match check_chunk(chunk, disk) {
             Ok(()) => Ok(Split::Fixed(chunk)),
             Err(why) => Err(Failure::input(format!("--split {why}"))),
         },
-        (Wish::Auto, None) => Ok(Split::Auto(Prior::from_limits(limits))),
-        (Wish::Auto, Some(path)) => {
+        (SplitOption::Auto, None) => Ok(Split::Auto(Prior::from_limits(limits))),
+        (SplitOption::Auto, Some(path)) => {
             let profile = Profile::load(path, disk).map_err(Failure::input)?;
+            if let Some(bytes) = block_bytes.filter(|bytes| *bytes > profile.device.block_bytes) {
+                return Err(Failure::input(format!(
+                    "profile {} was measured with blocks of {}, and --block-size is {}: leave one of the two options out",
+                    path.display(),
+                    format_size(profile.device.block_bytes.into()),
+                    format_size(bytes.into()),
+                )));
+            }
             if profile.partial {
                 tracing::warn!(
                     profile = %path.display(),
@@ -117,11 +131,11 @@ mod tests {
             split: how.parse().unwrap(),
             profile: profile.map(PathBuf::from),
         };
-        split_for(&args, &disk(block_bytes))
+        split_for(&args, &disk(block_bytes), None)
     }
 
     #[test]
-    fn wishes_read_as_written() {
+    fn options_read_as_written() {
         for (text, chunk) in [
             ("4K", 4 << 10),
             ("64k", 64 << 10),
@@ -130,17 +144,44 @@ mod tests {
         ] {
             assert_eq!(
                 text.parse(),
-                Ok(Wish::Fixed(NonZeroU32::new(chunk).unwrap()))
+                Ok(SplitOption::Fixed(NonZeroU32::new(chunk).unwrap()))
             );
         }
         for text in ["", "on", "0", "2K", "6K", "8M", "4T", "-4K", "OFF"] {
-            let why = text.parse::<Wish>().unwrap_err();
+            let why = text.parse::<SplitOption>().unwrap_err();
             assert!(!why.contains('\n') && why.len() < 120, "{why}");
         }
     }
 
     #[test]
-    fn a_worker_starts_from_what_was_wished() {
+    fn a_profile_for_smaller_blocks_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("profile");
+        let serial = String::from_utf8_lossy(&disk(512).serial())
+            .trim_end_matches('\0')
+            .to_owned();
+        let text = format!(
+            "version = 1\npartial = false\nnever = false\n[device]\nname = \"ram:1M\"\nserial = \"{serial}\"\n\
+             kind = \"ram\"\nsize_bytes = 1048576\nblock_bytes = 512\ndirect = true\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let args = SplitArgs {
+            split: SplitOption::Auto,
+            profile: Some(path),
+        };
+        assert!(split_for(&args, &disk(512), None).is_ok());
+        assert!(split_for(&args, &disk(512), Some(512)).is_ok());
+        let failure = split_for(&args, &disk(4096), Some(4096)).unwrap_err();
+        assert!(
+            failure
+                .to_string()
+                .contains("measured with blocks of 512, and --block-size is 4K"),
+            "{failure}"
+        );
+    }
+
+    #[test]
+    fn a_worker_starts_with_the_split_of_the_options() {
         assert_eq!(split("off", None, 512).unwrap(), Split::Off);
         assert_eq!(
             split("16K", None, 512).unwrap(),

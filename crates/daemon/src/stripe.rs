@@ -7,7 +7,7 @@ use cleave_disk::{Created, DiskSpec, Overwrite, create_stripe, format_size, show
 use crate::failure::Failure;
 use crate::print;
 
-/// What is to be done.
+/// The stripe command to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Stripe {
     /// Write superblocks.
@@ -20,7 +20,7 @@ pub(crate) enum Stripe {
     Show { legs: Vec<DiskSpec> },
 }
 
-/// Does it; what to print, and how the program then ends.
+/// Runs the command and prints its result.
 pub(crate) fn run(stripe: &Stripe) -> Result<(), Failure> {
     match stripe {
         Stripe::Create {
@@ -29,18 +29,18 @@ pub(crate) fn run(stripe: &Stripe) -> Result<(), Failure> {
             overwrite,
         } => {
             let created = create_stripe(legs, *chunk_bytes, *overwrite).map_err(Failure::input)?;
-            print(&told(&created, legs))
+            print(&describe(&created, legs))
         }
         Stripe::Show { legs } => {
             let shown = show_stripe(legs).map_err(Failure::input)?;
             print(&(shown.lines.join("\n") + "\n"))?;
-            print(&told(&shown.whole.map_err(Failure::run)?, legs))
+            print(&describe(&shown.whole.map_err(Failure::run)?, legs))
         }
     }
 }
 
 /// The stripe in a few lines, and how to serve it.
-fn told(stripe: &Created, legs: &[DiskSpec]) -> String {
+fn describe(stripe: &Created, legs: &[DiskSpec]) -> String {
     let chunk = format_size(stripe.stripe.chunk_bytes().into());
     let count = stripe.stripe.legs();
     let bytes = stripe.data_bytes.saturating_mul(count.into());

@@ -15,7 +15,9 @@ use crate::format::image_format;
 use crate::model::Shared;
 use crate::open::open_path;
 use crate::probe::{granule, probe_file, probe_memory, size_bytes};
-use crate::{Backing, DiskSpec, Leg, OpenError, OpenOptions};
+use crate::stripe::read_superblock;
+use crate::superblock::Found;
+use crate::{Backing, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size};
 
 /// An opened, locked and probed disk, shared by the engines of all its workers.
 #[derive(Debug)]
@@ -57,6 +59,9 @@ impl Disk {
                 let (file, kind) = open_path(path, options.read_only)?;
                 if matches!(spec, DiskSpec::Path(_)) {
                     refuse_format(path, &file)?;
+                    if !options.read_only {
+                        refuse_leg(path, &file, kind)?;
+                    }
                 }
                 let (limits, direct) = probe_file(path, &file, kind, options)?;
                 (
@@ -207,6 +212,16 @@ impl Disk {
         &mut self.legs
     }
 
+    /// Whether its reads and writes bypass the page cache (O_DIRECT); of a stripe, those of all its legs. `None`: it is
+    /// in memory and has no page cache.
+    pub fn is_direct(&self) -> Option<bool> {
+        let each = self.legs.iter().map(|leg| match leg.backing() {
+            Backing::File { direct, .. } => Some(*direct),
+            _ => None,
+        });
+        each.reduce(|a, b| Some(a? && b?))?
+    }
+
     /// The first leg's backing. All legs have the same kind.
     #[inline]
     pub fn backing(&self) -> &Backing {
@@ -291,6 +306,21 @@ fn refuse_format(path: &Path, file: &File) -> Result<(), OpenError> {
         Ok(None) => Ok(()),
         Ok(Some(format)) => Err(OpenError::Format(path.display().to_string(), format)),
         Err(error) => Err(OpenError::io(path, error)),
+    }
+}
+
+/// Refuses to write to one leg of a stripe: that would damage the data of the stripe.
+fn refuse_leg(path: &Path, file: &File, kind: FileKind) -> Result<(), OpenError> {
+    let found = size_bytes(file, kind).and_then(|size| read_superblock(file, size));
+    match found {
+        Ok(Found::Whole(superblock)) => Err(OpenError::Leg {
+            name: path.display().to_string(),
+            leg: superblock.leg + 1,
+            legs: superblock.stripe.legs(),
+            chunk: format_size(superblock.stripe.chunk_bytes().into()),
+        }),
+        // A superblock that cannot be read is not needed to serve a disk of one leg.
+        _ => Ok(()),
     }
 }
 

@@ -118,6 +118,21 @@ pub enum OpenError {
          (qemu-img convert -O raw), or use --disk raw:{0} to give the guest the file itself"
     )]
     Format(String, &'static str),
+    /// One leg of a stripe, to be written to without the others.
+    #[error(
+        "disk {name} is leg {leg} of {legs} of a stripe; serve all of them (--stripe {chunk} and a --disk for each leg), or \
+         give --disk raw:{name} to write to this leg alone, which damages the stripe"
+    )]
+    Leg {
+        /// The disk.
+        name: String,
+        /// Its place, counted from 1.
+        leg: u32,
+        /// How many there are.
+        legs: u16,
+        /// Chunk of the stripe.
+        chunk: String,
+    },
     /// The host has claimed the block device.
     #[error(
         "disk {0} is in use by this host (mounted, swap, or part of another device); \

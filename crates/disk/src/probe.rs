@@ -8,6 +8,7 @@ use cleave_blk::Limits;
 use rustix::fs::{AtFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
+use crate::format::image_format;
 use crate::{Direct, FileKind, OpenError, OpenOptions};
 
 /// Smallest block and unit of every size (virtio 1.3 §5.2.4: sectors are 512 bytes).
@@ -98,7 +99,11 @@ pub(crate) fn probe_file(
 ) -> Result<(Limits, bool), OpenError> {
     let name = path.display().to_string();
     let remedy = |multiple: u64| match kind {
-        FileKind::Regular => format!("round it up: truncate -s %{multiple} {name}"),
+        // A raw file reads on as zeroes. Of another format, opened by `raw:`, the end may mean something.
+        FileKind::Regular => match image_format(file) {
+            Ok(None) => format!("round it up: truncate -s %{multiple} {name}"),
+            _ => "convert it: qemu-img convert -O raw makes an image that can be served".to_owned(),
+        },
         FileKind::BlockDevice => "use a smaller --block-size".to_owned(),
     };
     let mut geometry = geometry(file, kind).map_err(|error| OpenError::io(path, error))?;

@@ -55,9 +55,14 @@ impl FromStr for DiskSpec {
             return parse_kind("ram", size).map(DiskSpec::Ram);
         }
         if let Some(size) = text.strip_prefix("null:") {
-            return match size.strip_suffix(UNTOUCHED) {
-                Some(size) => parse_kind("null", size).map(DiskSpec::Untouched),
+            return match size.split_once(',') {
                 None => parse_kind("null", size).map(DiskSpec::Null),
+                Some((size, "read-zeroes=off")) => {
+                    parse_kind("null", size).map(DiskSpec::Untouched)
+                }
+                Some((_, option)) => Err(format!(
+                    "`{option}` is no option of null; write null:1G,read-zeroes=off, or ./{text} for a file of that name"
+                )),
             };
         }
         if let Some(model) = text.strip_prefix("model:") {
@@ -93,9 +98,16 @@ impl fmt::Display for DiskSpec {
 }
 
 fn parse_kind(kind: &str, size: &str) -> Result<u64, String> {
-    parse_size(size).map_err(|why| {
-        format!("{kind}:{size}: {why}; write {kind}:1G, or ./{kind}:{size} for a file of that name")
-    })
+    let why = match size {
+        "" => "the size is missing".to_owned(),
+        size => match parse_size(size) {
+            Ok(bytes) => return Ok(bytes),
+            Err(why) => why,
+        },
+    };
+    Err(format!(
+        "{why}; write {kind}:1G, or ./{kind}:{size} for a file of that name"
+    ))
 }
 
 /// Parses `4K`, `1M`, `2G`, `1T` (binary) or plain bytes; refuses overflow and anything else.
@@ -221,6 +233,13 @@ mod tests {
             let why = text.parse::<DiskSpec>().unwrap_err();
             assert!(why.contains(":1G") && why.contains("./"), "{why}");
             assert!(!why.contains('\n'), "{why}");
+        }
+        for (text, wanted) in [
+            ("null:1G,read-zeroes=maybe", "`read-zeroes=maybe`"),
+            ("ram:", "the size is missing"),
+        ] {
+            let why = text.parse::<DiskSpec>().unwrap_err();
+            assert!(why.starts_with(wanted), "{why}");
         }
         assert!("".parse::<DiskSpec>().is_err());
         assert!("raw:".parse::<DiskSpec>().unwrap_err().contains("raw:PATH"));

@@ -198,7 +198,7 @@ fn refuse_duplicates(specs: &[DiskSpec]) -> Result<(), OpenError> {
     Ok(())
 }
 
-fn read_superblock(file: &File, size_bytes: u64) -> io::Result<Found> {
+pub(crate) fn read_superblock(file: &File, size_bytes: u64) -> io::Result<Found> {
     let Some(offset) = superblock::offset(size_bytes) else {
         return Ok(Found::Nothing);
     };

@@ -28,9 +28,13 @@ impl State {
             .ok()
             .filter(|size| size.is_power_of_two() && *size <= size_max)
             .ok_or_else(|| {
-                Refusal::message(format!(
-                    "vring {index} of size {size}: not a power of two up to {size_max}"
-                ))
+                Refusal::message(match size > u64::from(size_max) {
+                    true => format!(
+                        "vring {index} has {size} entries and --queue-size allows {size_max}: raise that option, or lower \
+                         the VMM's queue-size"
+                    ),
+                    false => format!("vring {index} of size {size}: not a power of two"),
+                })
             })?;
         let before = entry.settings.size.replace(size);
         self.start_if_complete(index)

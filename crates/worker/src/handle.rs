@@ -243,7 +243,7 @@ mod tests {
         let memory = Memory::new(Vec::new()).unwrap();
         let worker =
             Worker::new(reactor, Mistaken, device, memory, commands, alarm.clone()).unwrap();
-        turn(worker, &alarm);
+        run_laps(worker, &alarm);
         assert!(rustix::io::read(&alarm, &mut [0; 8]).is_ok());
     }
 }

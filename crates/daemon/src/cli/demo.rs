@@ -14,10 +14,10 @@ pub(super) struct DemoArgs {
     /// End after the table
     #[arg(long)]
     exit: bool,
-    /// Size of the image, in whole mebibytes
+    /// Size of the image, in whole mebibytes, at least 16M
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = demo_size)]
     size: u64,
-    /// Length of each measurement
+    /// Length of each measurement, in seconds: 1 to 3600
     #[arg(long, value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,

@@ -14,9 +14,9 @@ use crate::service::source;
 pub(super) const EXAMPLES: &str = "\
 Examples:
   Does splitting pay on this drive? An answer within a minute; nothing is written to it:
-      cleave probe /dev/nvme0n1 --quick
+      cleave probe /dev/nvme0n1
   A profile for serving it, and a figure:
-      cleave probe /dev/nvme0n1 --profile nvme0n1.toml --svg nvme0n1.svg
+      cleave probe /dev/nvme0n1 --full --profile nvme0n1.toml --svg nvme0n1.svg
       cleave serve --socket-path /run/cleave/a.sock --disk /dev/nvme0n1 --profile nvme0n1.toml
   Writes too, on a drive whose contents may be lost:
       cleave probe /dev/nvme1n1 --writes --destructive --profile nvme1n1.toml
@@ -34,14 +34,17 @@ pub(super) struct ProbeArgs {
     disk: Vec<DiskSpec>,
     #[command(flatten)]
     stripe: StripeArgs,
-    /// All of it within a minute, each figure a little less certain
+    /// Measure each point until it is known to ±3 %, for at most five seconds
     ///
-    /// Without it each point is measured until it is known to ±3 %, at most five seconds: at most nine
-    /// minutes for reads and as much again for writes.
+    /// Takes at most nine minutes for reads, and as long again for writes. Without it the probe ends within a minute
+    /// (two with --writes), and each figure is a little less certain; --quick, once an option, still says so.
     #[arg(long)]
+    full: bool,
+    /// The default. Scripts have it from the time when it was not.
+    #[arg(long, hide = true, conflicts_with = "full")]
     quick: bool,
-    /// All of it within this time
-    #[arg(long, value_name = "N", conflicts_with = "quick",
+    /// Most time that the whole probe may take, in seconds: 1 to 86400
+    #[arg(long, value_name = "N", conflicts_with_all = ["quick", "full"],
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     seconds: Option<u64>,
     /// Measure writes too
@@ -81,8 +84,8 @@ impl TryFrom<ProbeArgs> for Probe {
             disk: source(&args.disk, &args.stripe, None)?,
             depth: match args.seconds {
                 Some(seconds) => Depth::Within(Duration::from_secs(seconds)),
-                None if args.quick => Depth::Quick,
-                None => Depth::Full,
+                None if args.full => Depth::Full,
+                None => Depth::Quick,
             },
             writes: args.writes,
             destructive: args.destructive,

@@ -6,7 +6,7 @@ use cleave_disk::{Overwrite, StripeKind};
 use super::*;
 use crate::probe::Depth;
 use crate::service::{Endpoint, Source};
-use crate::split::Wish;
+use crate::split::SplitOption;
 
 fn parsed(line: &str) -> Result<Action, Failure> {
     parse(line.split_whitespace().map(OsString::from))
@@ -307,11 +307,11 @@ fn bad_input_is_one_line_that_names_the_thing() {
         ),
         (
             "cleave serve --fd 3 --disk null:1G --serial a/b",
-            "cannot stand in a serial",
+            "is not allowed in a serial: use printable ASCII characters, without space and /",
         ),
         (
             "cleave serve --fd 3 --disk null:1G --serial ü",
-            "cannot stand in a serial",
+            "is not allowed in a serial: use printable ASCII characters, without space and /",
         ),
         (
             "cleave serve --fd 3 --disk null:1G --cache maybe",
@@ -348,13 +348,43 @@ fn bad_input_is_one_line_that_names_the_thing() {
             "cleave serve --fd 3 --disk null:1G --on-error enospc=retry:9:hold",
             "give --control PATH",
         ),
-        ("cleave resume", "--control"),
-        ("cleave fail /run/a.ctl", "/run/a.ctl"),
+        ("cleave resume", "<CONTROL>"),
         ("cleave probe", "SPEC"),
         ("cleave probe ram:1M ram:1M", "--stripe"),
         ("cleave probe ram:much", "ram:much"),
         ("cleave probe null:1G --destructive", "--writes"),
         ("cleave probe null:1G --quick --seconds 3", "--quick"),
+        ("cleave probe null:1G --full --seconds 3", "--full"),
+        ("cleave probe null:1G --full --quick", "--full"),
+        (
+            "cleave serve --fd x --disk null:1M",
+            "--fd <N>': write a whole number",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1M --spin-cpu-max 10%",
+            "--spin-cpu-max <PCT>': write a whole number, without sign or unit",
+        ),
+        (
+            "cleave serve --sokcet-path /s --disk null:1M",
+            "; a similar argument exists: '--socket-path'",
+        ),
+        (
+            "cleave srve",
+            "; some similar subcommands exist: 'stripe', 'serve'",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1M --coalesce-max 5",
+            "--coalesce-max 5 has no effect without a time: also set --coalesce-us",
+        ),
+        (
+            "cleave serve --fd 3 --disk null:1M --coalesce-max 5 --coalesce-us 0",
+            "--coalesce-max 5 has no effect without a time",
+        ),
+        (
+            "cleave serve --socket-path /tmp/s --control /tmp/../tmp/./s --disk null:1M",
+            "--control and --socket-path are both /tmp/s",
+        ),
+        ("cleave top", "<CONTROL>"),
         ("cleave probe null:1G --seconds 0", "--seconds"),
         ("cleave frobnicate", "frobnicate"),
     ];
@@ -382,6 +412,10 @@ fn help_shows_every_visible_option_and_examples() {
             "cleave serve --help",
             &["--queue-size", "--serial", "Examples:", "Signals:"],
         ),
+        (
+            "cleave help serve",
+            &["--queue-size", "--serial", "Examples:", "Signals:"],
+        ),
     ] {
         match parsed(line) {
             Ok(Action::Print(text)) => {
@@ -407,9 +441,14 @@ fn options_page_says_what_the_parser_does() {
 #[test]
 fn splitting_is_wished_for_or_not() {
     let split = |more: &str| service(&format!("cleave serve --fd 3 --disk /d {more}")).split;
-    assert_eq!((split("").split, split("").profile), (Wish::Auto, None));
-    assert_eq!(split("--split off").split, Wish::Off);
-    assert!(matches!(split("--split 64K").split, Wish::Fixed(size) if size.get() == 64 << 10));
+    assert_eq!(
+        (split("").split, split("").profile),
+        (SplitOption::Auto, None)
+    );
+    assert_eq!(split("--split off").split, SplitOption::Off);
+    assert!(
+        matches!(split("--split 64K").split, SplitOption::Fixed(size) if size.get() == 64 << 10)
+    );
     assert_eq!(split("--profile /p").profile, Some("/p".into()));
 }
 
@@ -422,7 +461,8 @@ fn every_option_reaches_the_probe() {
     let plain = probe("/d");
     assert_eq!(plain.disk, Source::One(DiskSpec::Path("/d".into())));
     assert_eq!(probe("/a /b --stripe 64K").disk.specs().len(), 2);
-    assert_eq!((plain.depth, plain.direct), (Depth::Full, Direct::Auto));
+    assert_eq!((plain.depth, plain.direct), (Depth::Quick, Direct::Auto));
+    assert_eq!(probe("ram:1M --full").depth, Depth::Full);
     assert!(!plain.writes && !plain.destructive && !plain.allow_thin);
     assert!(plain.profile.is_none() && plain.json.is_none() && plain.svg.is_none());
     assert_eq!(probe("ram:1M --quick").depth, Depth::Quick);
@@ -442,7 +482,7 @@ fn every_option_reaches_the_probe() {
 #[test]
 fn held_requests_are_ordered_about_by_control_socket() {
     for (word, order) in [("resume", Order::Resume), ("fail", Order::Fail)] {
-        match parsed(&format!("cleave {word} --control /a --control /b")) {
+        match parsed(&format!("cleave {word} /b --control /a")) {
             Ok(Action::Held(held)) => assert_eq!(
                 held,
                 Held {

@@ -31,12 +31,22 @@ Examples:
   There will be none; the guest gets an I/O error:
       cleave fail --control /run/cleave/a.ctl";
 
-/// Which daemons to ask.
+/// The control sockets of the daemons to ask.
 #[derive(Debug, Clone, Args)]
 struct Sockets {
     /// The control socket of a daemon; once for each
-    #[arg(long, value_name = "PATH", required = true, action = ArgAction::Append)]
+    #[arg(long, value_name = "PATH", action = ArgAction::Append)]
     control: Vec<PathBuf>,
+    /// The same, without the option's name
+    #[arg(value_name = "CONTROL", required_unless_present = "control")]
+    plain: Vec<PathBuf>,
+}
+
+impl Sockets {
+    fn all(mut self) -> Vec<PathBuf> {
+        self.control.append(&mut self.plain);
+        self.control
+    }
 }
 
 /// `cleave top`.
@@ -44,7 +54,7 @@ struct Sockets {
 pub(super) struct TopArgs {
     #[command(flatten)]
     sockets: Sockets,
-    /// Seconds between two looks
+    /// Seconds between two looks, 0.1 to 3600
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
 }
@@ -70,7 +80,7 @@ impl HeldArgs {
     pub(super) fn order(self, order: Order) -> Held {
         Held {
             order,
-            sockets: self.sockets.control,
+            sockets: self.sockets.all(),
         }
     }
 }
@@ -85,7 +95,7 @@ fn interval(text: &str) -> Result<f64, String> {
 impl From<TopArgs> for Top {
     fn from(args: TopArgs) -> Top {
         Top {
-            sockets: args.sockets.control,
+            sockets: args.sockets.all(),
             interval: Duration::from_secs_f64(args.interval),
         }
     }
@@ -94,7 +104,7 @@ impl From<TopArgs> for Top {
 impl From<StatsArgs> for Stats {
     fn from(args: StatsArgs) -> Stats {
         Stats {
-            sockets: args.sockets.control,
+            sockets: args.sockets.all(),
             json: args.json,
         }
     }

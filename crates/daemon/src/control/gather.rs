@@ -1,4 +1,4 @@
-//! Reads what workers, sessions and the disk show, and makes a [`Report`] of it.
+//! Collects the state of workers, session and disk into a [`Report`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
 use cleave_worker::splitter::{SplitState, SplitTried};
 use cleave_worker::{Device, Direction, LegTotals, Mode, Split, Tried};
 
-use super::Exhibit;
+use super::DiskStatus;
 use super::report::{
     self, Entry, InFlight, Leg, Pacing, Process, Report, Requests, RunningVring, Session,
     SplitCell, Store, Times, Totals, Tuning, Vring, ZeroReads,
 };
 
-impl Exhibit {
+impl DiskStatus {
     /// The disk in a line.
     pub(super) fn entry(&self) -> Entry {
         Entry {
@@ -40,7 +40,7 @@ impl Exhibit {
         Some(text).filter(|text| !text.is_empty())
     }
 
-    /// What names the disk: its serial, or the last part of its name, of a stripe that of its first leg's.
+    /// The id of the disk: its serial, or else the last part of its name. A stripe has that of its first leg.
     pub(super) fn id(&self) -> String {
         let disk = &self.device.disk;
         let name = match (disk.stripe(), disk.legs().first()) {
@@ -142,6 +142,7 @@ fn store(device: &Device) -> Store {
             "writethrough"
         }
         .to_owned(),
+        direct: disk.is_direct(),
         iopoll: disk.is_polled(),
         sync_failed: disk.sync_failed(),
     }

@@ -4,7 +4,7 @@ use std::fmt::{Display, Write as _};
 
 use cleave_worker::record::{Distribution, Kind, Stage};
 
-use super::Exhibit;
+use super::DiskStatus;
 use super::gather::merged;
 use super::report::{Report, Requests, SplitCell, Tried, Vring};
 
@@ -18,13 +18,13 @@ cleave_connected gauge 1 while a frontend is connected.
 cleave_sessions_total counter Frontends served so far.
 cleave_disk_size_bytes gauge Size of the disk.
 cleave_disk_sync_failed gauge 1 after a sync failed: every flush fails until the disk is opened again.
-cleave_disk_requests_total counter Requests that ended well, over all vrings; told also with --stats off.
-cleave_disk_bytes_total counter Bytes that they moved; told also with --stats off.
+cleave_disk_requests_total counter Requests that ended well, over all vrings; counted also with --stats off.
+cleave_disk_bytes_total counter Bytes that they moved; counted also with --stats off.
 cleave_disk_failures_total counter Requests that did not end well: failed by the store, refused as invalid, or too broken to answer.
 cleave_retired_vrings_total counter Vrings that are served no more because their guest broke them.
 cleave_polled_total counter Reads and writes of the disk that were polled for (--iopoll on).
 cleave_laps_total counter Turns of the workers' loops that did something.
-cleave_completion_mode gauge 1 for the mode that workers are told.
+cleave_completion_mode gauge 1 for the mode in force.
 cleave_workers gauge Workers that run, by what they do when there is nothing to do.
 cleave_spin_seconds_total counter Time spun: hit ended with something to do, wasted did not.
 cleave_sleeps_total counter Times that a worker slept until an event.
@@ -164,7 +164,7 @@ fn escaped(text: &str) -> String {
         .replace('\n', "\\n")
 }
 
-impl Exhibit {
+impl DiskStatus {
     /// All metrics of the disk.
     pub(super) fn metrics(&self) -> String {
         let report = self.report();
@@ -207,7 +207,7 @@ impl Exhibit {
     }
 }
 
-/// What has never been seen is not told: most kinds of request never come.
+/// Kinds of request that never occurred are left out; that is most of them.
 fn stage_of(
     text: &mut Text<'_>,
     kind: Kind,
@@ -267,9 +267,9 @@ fn disk(text: &mut Text<'_>, report: &Report) {
 
 fn pacing(text: &mut Text<'_>, report: &Report) {
     let pacing = &report.pacing;
-    let told = |mode| (mode, u8::from(report.tuning.completion == mode));
-    let told = ["interrupt", "poll", "adaptive"].map(told);
-    text.by("cleave_completion_mode", "mode", told);
+    let modes = ["interrupt", "poll", "adaptive"];
+    let modes = modes.map(|mode| (mode, u8::from(report.tuning.completion == mode)));
+    text.by("cleave_completion_mode", "mode", modes);
     let count = |mode| pacing.workers.iter().filter(move |worker| **worker == mode);
     let workers = ["sleeps", "spins", "polls"].map(|mode| (mode, count(mode).count()));
     text.by("cleave_workers", "mode", workers);

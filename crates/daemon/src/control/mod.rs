@@ -22,29 +22,29 @@ use cleave_worker::{Device, Prior, Split};
 
 pub(crate) use serve::Server;
 
-/// What there is to show: the disk, and the session of the moment.
+/// The state that the control interface shows: the disk, and the current session.
 #[derive(Debug)]
-pub(crate) struct Exhibit {
+pub(crate) struct DiskStatus {
     device: Arc<Device>,
-    /// Where frontends come from.
+    /// The socket of the frontends.
     endpoint: String,
     /// Vrings that the disk has.
     vrings: u16,
-    /// What splitting by itself begins with, should it be asked for.
+    /// The initial state of automatic splitting, for a change to `auto`.
     auto: Split,
     started: Instant,
     session: Mutex<Option<Remote>>,
     sessions: AtomicU64,
 }
 
-impl Exhibit {
-    pub(crate) fn new(device: Arc<Device>, endpoint: String, vrings: u16) -> Exhibit {
+impl DiskStatus {
+    pub(crate) fn new(device: Arc<Device>, endpoint: String, vrings: u16) -> DiskStatus {
         let auto = match &device.tuning().split {
             // With its profile, if there is one.
             auto @ Split::Auto(_) => auto.clone(),
             Split::Off | Split::Fixed(_) => Split::Auto(Prior::from_limits(device.disk.limits())),
         };
-        Exhibit {
+        DiskStatus {
             device,
             endpoint,
             vrings,

@@ -10,10 +10,12 @@ use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 
-use crate::pacing::{COALESCE_MAX_MAX, COALESCE_US_MAX, SPIN_MAX, SPIN_RATE_MAX, SPIN_WORTH_MAX};
-use crate::split::{Wish, check_chunk};
+use crate::pacing::{
+    COALESCE_MAX_MAX, COALESCE_US_MAX, SPIN_MAX, SPIN_RATE_MAX, SPIN_WORTH_MAX, check_coalescing,
+};
+use crate::split::{SplitOption, check_chunk};
 
-/// What may be said. Values are judged one by one, so that the answer can name the one that is wrong.
+/// The fields of a change. Values are checked one by one, so that an error can name the field.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
@@ -48,7 +50,7 @@ where
     T::deserialize(from).map(Some)
 }
 
-/// What is said of each vring, in its order: a `Value` would forget all but the last where one is named twice.
+/// The setting of each vring, in order. A `Value` would keep only the last entry of a vring that is named twice.
 #[derive(Debug)]
 struct Vrings(Vec<(String, Value)>);
 
@@ -72,12 +74,12 @@ impl<'de> Deserialize<'de> for Vrings {
     }
 }
 
-/// What a change is judged against.
+/// The disk to which a change applies.
 pub(super) struct Ground<'a> {
     pub(super) disk: &'a Disk,
     /// How many vrings the disk has.
     pub(super) vrings: u16,
-    /// What `auto` begins with.
+    /// The initial state of `auto`.
     pub(super) auto: &'a Split,
 }
 
@@ -134,6 +136,8 @@ fn coalesce(change: &Change, mut coalesce: Coalesce) -> Result<Coalesce, String>
     }
     if let Some(value) = &change.coalesce_max {
         coalesce.max = number("coalesce_max", value, 0, COALESCE_MAX_MAX)?;
+        check_coalescing(coalesce.us, coalesce.max)
+            .map_err(|why| format!("coalesce_max: {why} coalesce_us"))?;
     }
     Ok(coalesce)
 }
@@ -181,11 +185,11 @@ fn text<'a>(name: &str, value: &'a Value) -> Result<&'a str, String> {
 }
 
 fn split(value: &Value, ground: &Ground<'_>) -> Result<Split, String> {
-    let told = |why| format!("split: {why}");
-    match text("split", value)?.parse().map_err(told)? {
-        Wish::Off => Ok(Split::Off),
-        Wish::Auto => Ok(ground.auto.clone()),
-        Wish::Fixed(chunk) => fixed(chunk, ground.disk).map_err(told),
+    let name_field = |why| format!("split: {why}");
+    match text("split", value)?.parse().map_err(name_field)? {
+        SplitOption::Off => Ok(Split::Off),
+        SplitOption::Auto => Ok(ground.auto.clone()),
+        SplitOption::Fixed(chunk) => fixed(chunk, ground.disk).map_err(name_field),
     }
 }
 
@@ -304,6 +308,10 @@ mod tests {
             (r#"{"spin_worth": 0.5}"#, "spin_worth"),
             (r#"{"coalesce_us": 10001}"#, "coalesce_us"),
             (r#"{"coalesce_max": 18446744073709551616}"#, "coalesce_max"),
+            (
+                r#"{"coalesce_max": 8}"#,
+                "coalesce_max: 8 has no effect without a time: also set coalesce_us",
+            ),
             (r#"{"split": "3K"}"#, "split"),
             (r#"{"split": "4K"}"#, "split"),
             (r#"{"split": 65536}"#, "split"),

@@ -1,4 +1,4 @@
-//! What a disk shows of itself: the JSON of `GET /v1/disks/{id}`, and what `cleave stats` and `cleave top`
+//! The report of a disk: the JSON of `GET /v1/disks/{id}`, and what `cleave stats` and `cleave top`
 //! read. Values only; `gather` fills them in.
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// One disk of `GET /v1/disks`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Entry {
-    /// What names it in a path of this interface: its serial, or the last part of its name.
+    /// Its id in the paths of this interface: its serial, or the last part of its name.
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) serial: Option<String>,
@@ -22,7 +22,7 @@ pub(crate) struct Report {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) serial: Option<String>,
-    /// Where frontends come from.
+    /// The socket of the frontends.
     pub(crate) endpoint: String,
     pub(crate) store: Store,
     pub(crate) process: Process,
@@ -48,13 +48,16 @@ pub(crate) struct Report {
     pub(crate) legs: Vec<Leg>,
 }
 
-/// What is served.
+/// The disk that is served.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Store {
     pub(crate) kind: String,
     pub(crate) size_bytes: u64,
     pub(crate) block_bytes: u32,
     pub(crate) read_only: bool,
+    /// Reads and writes bypass the page cache (O_DIRECT). Null for a disk in memory.
+    #[serde(default)]
+    pub(crate) direct: Option<bool>,
     /// Its reads and writes are polled for: `--iopoll on`, and the device has not refused since.
     #[serde(default)]
     pub(crate) iopoll: bool,
@@ -96,7 +99,7 @@ pub(crate) struct RunningVring {
     pub(crate) enabled: bool,
 }
 
-/// What `PATCH` changes.
+/// The settings that `PATCH` changes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tuning {
     /// `interrupt`, `poll` or `adaptive`.
@@ -120,7 +123,7 @@ pub(crate) struct Tuning {
 /// How workers waited.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Pacing {
-    /// What each worker that runs does now when it finds nothing to do: `sleeps`, `spins` or `polls`.
+    /// How each running worker waits at present: `sleeps`, `spins` or `polls`.
     pub(crate) workers: Vec<String>,
     /// Sleeps until an event, and sleeps with a timer.
     pub(crate) sleeps: u64,

@@ -1,4 +1,4 @@
-//! What each path and method does.
+//! The handler of each path and method.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Serialize;
 
-use super::Exhibit;
+use super::DiskStatus;
 use super::patch::{Ground, apply};
 
 /// A change takes less, and comes at once.
 const BODY_BYTES_MAX: usize = 16 << 10;
 const BODY_TIME: Duration = Duration::from_secs(5);
-/// Longest error that is told.
+/// Longest error in an answer.
 const ERROR_CHARS_MAX: usize = 250;
 
 /// The format that Prometheus asks for, by its version.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// All paths.
-pub(super) fn router(exhibit: Arc<Exhibit>) -> Router {
+pub(super) fn router(status: Arc<DiskStatus>) -> Router {
     Router::new()
         .route("/v1/disks", get(disks))
         .route("/v1/disks/{id}", get(disk).patch(change))
@@ -33,27 +33,27 @@ pub(super) fn router(exhibit: Arc<Exhibit>) -> Router {
         .route("/metrics", get(metrics))
         .fallback(nothing)
         .method_not_allowed_fallback(not_so)
-        .with_state(exhibit)
+        .with_state(status)
 }
 
-async fn disks(State(exhibit): State<Arc<Exhibit>>) -> Response {
-    json(StatusCode::OK, &[exhibit.entry()])
+async fn disks(State(status): State<Arc<DiskStatus>>) -> Response {
+    json(StatusCode::OK, &[status.entry()])
 }
 
-async fn disk(State(exhibit): State<Arc<Exhibit>>, path: Path<String>) -> Response {
-    match exhibit.find(&path) {
-        Ok(()) => json(StatusCode::OK, &exhibit.report()),
+async fn disk(State(status): State<Arc<DiskStatus>>, path: Path<String>) -> Response {
+    match status.find(&path) {
+        Ok(()) => json(StatusCode::OK, &status.report()),
         Err(refusal) => refusal.into_response(),
     }
 }
 
 /// The disk, and a body that says what is to be different.
 async fn change(
-    State(exhibit): State<Arc<Exhibit>>,
+    State(status): State<Arc<DiskStatus>>,
     path: Path<String>,
     body: Body,
 ) -> Result<Response, Refusal> {
-    exhibit.find(&path)?;
+    status.find(&path)?;
     let body = match tokio::time::timeout(BODY_TIME, to_bytes(body, BODY_BYTES_MAX)).await {
         Ok(Ok(body)) => body,
         Ok(Err(_)) => {
@@ -65,32 +65,32 @@ async fn change(
             return Err(Refusal(StatusCode::REQUEST_TIMEOUT, why));
         }
     };
-    exhibit.change(&body)?;
-    Ok(json(StatusCode::OK, &exhibit.report()))
+    status.change(&body)?;
+    Ok(json(StatusCode::OK, &status.report()))
 }
 
 /// Has held requests done again.
 async fn resume(
-    State(exhibit): State<Arc<Exhibit>>,
+    State(status): State<Arc<DiskStatus>>,
     path: Path<String>,
 ) -> Result<Response, Refusal> {
-    exhibit.find(&path)?;
-    let requests = exhibit.device.resume();
-    Ok(exhibit.ordered(requests, "are done again"))
+    status.find(&path)?;
+    let requests = status.device.resume();
+    Ok(status.ordered(requests, "are done again"))
 }
 
 /// Ends held requests as I/O errors.
 async fn fail(
-    State(exhibit): State<Arc<Exhibit>>,
+    State(status): State<Arc<DiskStatus>>,
     path: Path<String>,
 ) -> Result<Response, Refusal> {
-    exhibit.find(&path)?;
-    let requests = exhibit.device.fail();
-    Ok(exhibit.ordered(requests, "end as I/O errors"))
+    status.find(&path)?;
+    let requests = status.device.fail();
+    Ok(status.ordered(requests, "end as I/O errors"))
 }
 
-async fn metrics(State(exhibit): State<Arc<Exhibit>>) -> Response {
-    ([(header::CONTENT_TYPE, PROMETHEUS)], exhibit.metrics()).into_response()
+async fn metrics(State(status): State<Arc<DiskStatus>>) -> Response {
+    ([(header::CONTENT_TYPE, PROMETHEUS)], status.metrics()).into_response()
 }
 
 async fn nothing() -> Refusal {
@@ -108,7 +108,7 @@ async fn not_so() -> Refusal {
     )
 }
 
-impl Exhibit {
+impl DiskStatus {
     /// Puts another tuning in force. Between its reading and this nobody else changes it: all requests are
     /// carried out on one thread.
     fn change(&self, body: &[u8]) -> Result<(), Refusal> {
@@ -123,26 +123,29 @@ impl Exhibit {
         if tuning != *now {
             self.device.tune(tuning);
             let name = self.device.disk.name();
-            tracing::info!("{name}: is served differently from now on: {}", self.told());
+            tracing::info!(
+                "{name}: is served differently from now on: {}",
+                self.describe_tuning()
+            );
         }
         Ok(())
     }
 
     /// The answer to an order about so many held requests.
-    fn ordered(&self, requests: u64, told: &str) -> Response {
+    fn ordered(&self, requests: u64, outcome: &str) -> Response {
         #[derive(Serialize)]
         struct Ordered {
             requests: u64,
         }
         if requests > 0 {
             let name = self.device.disk.name();
-            tracing::info!("{name}: {requests} held requests {told}, as ordered");
+            tracing::info!("{name}: {requests} held requests {outcome}, as ordered");
         }
         json(StatusCode::OK, &Ordered { requests })
     }
 
     /// How it is served now, in a line.
-    fn told(&self) -> String {
+    fn describe_tuning(&self) -> String {
         serde_json::to_string(&self.tuning()).unwrap_or_default()
     }
 
@@ -166,13 +169,13 @@ pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         #[derive(Serialize)]
-        struct Told {
+        struct ErrorBody {
             error: String,
         }
         // A part of what was sent may be in it.
         let line = self.1.chars().map(|c| if c.is_control() { '?' } else { c });
         let error = line.take(ERROR_CHARS_MAX).collect();
-        json(self.0, &Told { error })
+        json(self.0, &ErrorBody { error })
     }
 }
 

@@ -10,7 +10,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 
-use super::{Exhibit, routes};
+use super::{DiskStatus, routes};
 use crate::failure::Failure;
 use crate::socket::Listening;
 
@@ -35,11 +35,11 @@ pub(crate) struct Server {
 
 impl Server {
     /// Serves an opened socket on the runtime at hand.
-    pub(crate) fn start(socket: Listening, exhibit: Arc<Exhibit>) -> Result<Server, Failure> {
+    pub(crate) fn start(socket: Listening, status: Arc<DiskStatus>) -> Result<Server, Failure> {
         let listener = socket
             .listener()
             .map_err(|error| Failure::run(format!("cannot listen for control: {error}")))?;
-        let task = tokio::spawn(accept(listener, exhibit)).abort_handle();
+        let task = tokio::spawn(accept(listener, status)).abort_handle();
         Ok(Server {
             task,
             _socket: socket,
@@ -53,11 +53,11 @@ impl Drop for Server {
     }
 }
 
-async fn accept(listener: UnixListener, exhibit: Arc<Exhibit>) {
+async fn accept(listener: UnixListener, status: Arc<DiskStatus>) {
     let mut open = Connections::default();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => open.take(stream, &exhibit),
+            Ok((stream, _)) => open.take(stream, &status),
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
     }
@@ -68,14 +68,14 @@ async fn accept(listener: UnixListener, exhibit: Arc<Exhibit>) {
 struct Connections(VecDeque<AbortHandle>);
 
 impl Connections {
-    fn take(&mut self, stream: UnixStream, exhibit: &Arc<Exhibit>) {
+    fn take(&mut self, stream: UnixStream, status: &Arc<DiskStatus>) {
         self.0.retain(|connection| !connection.is_finished());
         if self.0.len() >= CONNECTIONS_MAX
             && let Some(oldest) = self.0.pop_front()
         {
             oldest.abort();
         }
-        let task = tokio::spawn(converse(stream, exhibit.clone()));
+        let task = tokio::spawn(converse(stream, status.clone()));
         self.0.push_back(task.abort_handle());
     }
 }
@@ -86,8 +86,8 @@ impl Drop for Connections {
     }
 }
 
-async fn converse(stream: UnixStream, exhibit: Arc<Exhibit>) {
-    let service = TowerToHyperService::new(routes::router(exhibit));
+async fn converse(stream: UnixStream, status: Arc<DiskStatus>) {
+    let service = TowerToHyperService::new(routes::router(status));
     let conversation = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)

@@ -1,4 +1,4 @@
-//! What is shown of a disk that nobody has used yet, and of one that is a stripe.
+//! Reports of an unused disk and of a stripe.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use cleave_worker::splitter::{SplitState, SplitTried};
 use cleave_worker::{Device, Direction, LegTotals, Split, Tried, Tuning, WorkerConfig};
 use serde_json::{Value, json};
 
-use super::Exhibit;
+use super::DiskStatus;
 
 fn options() -> OpenOptions {
     OpenOptions::default()
 }
 
-pub(super) fn exhibit(disk: Disk, serial: &str) -> Arc<Exhibit> {
+pub(super) fn status(disk: Disk, serial: &str) -> Arc<DiskStatus> {
     let mut padded = [0; 20];
     padded[..serial.len()].copy_from_slice(serial.as_bytes());
     let config = WorkerConfig {
@@ -25,11 +25,11 @@ pub(super) fn exhibit(disk: Disk, serial: &str) -> Arc<Exhibit> {
     let tuning = Tuning::new(Split::Off);
     let device = Device::new(Arc::new(disk), padded, true, config, tuning);
     let device = Arc::new(device.recording(Recording::On));
-    Arc::new(Exhibit::new(device, "/run/a.sock".to_owned(), 4))
+    Arc::new(DiskStatus::new(device, "/run/a.sock".to_owned(), 4))
 }
 
-pub(super) fn ram(serial: &str) -> Arc<Exhibit> {
-    exhibit(
+pub(super) fn ram(serial: &str) -> Arc<DiskStatus> {
+    status(
         Disk::open(&"ram:1M".parse().unwrap(), &options()).unwrap(),
         serial,
     )
@@ -61,7 +61,7 @@ fn the_shape_of_the_json_is_a_promise() {
         pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned pacing.switches.vain \
         pacing.wakeups process.cpu_seconds process.pid process.resident_bytes \
         process.uptime_seconds process.version recording serial session.connected session.count \
-        session.features session.protocol_features store.block_bytes store.cache store.iopoll \
+        session.features session.protocol_features store.block_bytes store.cache store.direct store.iopoll \
         store.kind store.read_only store.size_bytes store.sync_failed totals.broken totals.calls \
         totals.calls_coalesced totals.calls_suppressed totals.failed totals.held totals.kicks totals.laps \
         totals.others totals.polled totals.read_bytes totals.reads totals.redone totals.refused totals.retired_vrings \
@@ -164,7 +164,7 @@ fn a_disk_has_a_short_name_and_a_serial_stands_for_it() {
         .set_len(1 << 20)
         .unwrap();
     let disk = Disk::open(&DiskSpec::Path(path), &options()).unwrap();
-    assert_eq!(exhibit(disk, "").id(), "a.img");
+    assert_eq!(status(disk, "").id(), "a.img");
 }
 
 #[test]
@@ -181,15 +181,15 @@ fn legs_of_a_stripe_are_shown_by_name() {
         })
         .collect();
     let disk = Disk::open_stripe(&legs, 65536, StripeKind::Raw, &options()).unwrap();
-    let exhibit = exhibit(disk, "");
-    assert_eq!(exhibit.id(), "leg\"0", "as its first leg");
-    let report = exhibit.report();
+    let status = status(disk, "");
+    assert_eq!(status.id(), "leg\"0", "as its first leg");
+    let report = status.report();
     assert_eq!(
         (report.store.kind.as_str(), report.legs.len()),
         ("stripe", 2)
     );
     assert!(report.legs[1].name.ends_with("leg\"1"));
-    let metrics = exhibit.metrics();
+    let metrics = status.metrics();
     assert!(
         metrics.contains("leg\\\"1\",direction=\"read\"} 0"),
         "{metrics}"

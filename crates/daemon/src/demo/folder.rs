@@ -9,7 +9,7 @@ use rustix::fs::statvfs;
 
 use crate::failure::Failure;
 
-/// What a file system needs beside the image.
+/// Space that a file system needs beside the image.
 const SLACK_BYTES: u64 = 16 << 20;
 
 /// Removed when dropped.

@@ -29,7 +29,7 @@ const LATENCY_MAX_NS: u64 = 100_000_000_000;
 /// One thing that is done to the disk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
-    /// What an operator calls it.
+    /// Its name in the output.
     pub(super) name: &'static str,
     pub(super) read: bool,
     pub(super) block_bytes: u32,
@@ -40,7 +40,7 @@ pub(super) struct Step {
     pub(super) size_bytes: u64,
 }
 
-/// What came out of a step.
+/// Result of a step.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) step: Step,
@@ -249,7 +249,7 @@ impl DaemonCpu {
         (!threads.is_empty()).then_some(DaemonCpu(threads))
     }
 
-    /// What was used since an earlier look.
+    /// CPU time since an earlier reading.
     fn since(&self, before: &DaemonCpu) -> Duration {
         let used = self.0.iter().map(|(thread, ns)| {
             let earlier = before.0.get(thread).copied().unwrap_or(0);

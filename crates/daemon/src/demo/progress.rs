@@ -1,4 +1,4 @@
-//! What is shown while the demonstration runs: a line that moves where stderr is a terminal, and in any
+//! Progress of the demonstration: a line that moves where stderr is a terminal, and in any
 //! case a line for each step that is done.
 
 use std::time::Duration;

@@ -57,7 +57,7 @@ impl Serving {
         self.child.id()
     }
 
-    /// Where it listens.
+    /// The socket on which it listens.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }
@@ -67,7 +67,7 @@ impl Serving {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What to tell when something failed: the daemon's end, where that is the reason.
+    /// The failure to report: that of the daemon if it has ended, else `why`.
     pub(super) fn blame(&mut self, doing: &str, why: &str) -> Failure {
         match self.child.try_wait() {
             Ok(Some(status)) => Failure::run(format!(

@@ -1,4 +1,4 @@
-//! Where the result goes: refused before anything is measured if it cannot be written there, and
+//! The files for the result: refused before anything is measured if it cannot be written there, and
 //! written so that a file is either the old one or a whole new one.
 
 use std::fs;

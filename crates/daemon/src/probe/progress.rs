@@ -1,4 +1,4 @@
-//! What is shown while a disk is measured: a line that moves where stderr is a terminal, and else a
+//! Progress of a probe: a line that moves where stderr is a terminal, and else a
 //! line for every tenth of the way.
 
 use std::time::Duration;
@@ -13,8 +13,8 @@ const TENTHS: usize = 10;
 /// Shows how far it is.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
-    /// Tenths told of, where stderr is no terminal.
-    told: usize,
+    /// Tenths tenths_shown of, where stderr is no terminal.
+    tenths_shown: usize,
 }
 
 impl Shown {
@@ -24,8 +24,8 @@ impl Shown {
             return;
         }
         let tenth = progress.done * TENTHS / progress.total.max(1);
-        if tenth > self.told {
-            self.told = tenth;
+        if tenth > self.tenths_shown {
+            self.tenths_shown = tenth;
             let (done, total, left) = (progress.done, progress.total, clock(progress.left));
             note(&format!("{done} of {total} points, {left} left"));
         }

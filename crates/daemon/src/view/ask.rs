@@ -12,6 +12,8 @@ use crate::control::report::{Entry, Report};
 
 /// An answer takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Why a socket that exists does not let this user connect.
+pub(super) const OTHER_USER: &str = "it is for another user alone";
 /// More than a disk of 256 vrings has to tell.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
@@ -52,7 +54,7 @@ async fn ask<T: DeserializeOwned>(socket: &Path, method: &str, path: &str) -> Re
         .map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => "no such socket".to_owned(),
             io::ErrorKind::ConnectionRefused => "nobody listens".to_owned(),
-            io::ErrorKind::PermissionDenied => "belongs to another user".to_owned(),
+            io::ErrorKind::PermissionDenied => OTHER_USER.to_owned(),
             _ => error.to_string(),
         })?;
     let body = body_of(&answer)?;

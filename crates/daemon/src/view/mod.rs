@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::control::report::Report;
 use crate::failure::Failure;
 use crate::process::runtime;
-use crate::signals::Ends;
+use crate::signals::QuitSignals;
 pub(crate) use held::{Held, Order, run as order_held};
 use rates::Rates;
 use screen::Row;
@@ -38,7 +38,7 @@ pub(crate) struct Stats {
     pub(crate) json: bool,
 }
 
-/// What was heard from a socket.
+/// The answer of a socket.
 type Heard = Result<Vec<Report>, String>;
 
 /// Prints all once. A socket that nothing is heard from is an error, after what others say.
@@ -69,23 +69,28 @@ async fn gather(stats: &Stats) -> (Vec<Report>, Option<String>) {
 /// Why nothing was heard from a socket.
 fn unheard(socket: &Path, why: &str) -> String {
     let socket = socket.display();
-    format!("control socket {socket}: {why}: is a `cleave serve --control {socket}` running?")
+    match why {
+        ask::OTHER_USER => format!("control socket {socket}: {why}: run this command as that user"),
+        _ => format!(
+            "control socket {socket}: {why}: is a `cleave serve --control {socket}` running?"
+        ),
+    }
 }
 
-/// Shows the disks until somebody has seen enough.
+/// Shows the disks until the operator quits.
 pub(crate) fn top(top: &Top) -> Result<(), Failure> {
     let cannot = |error: io::Error| Failure::run(format!("cannot show: {error}"));
     // Caught before anything is drawn, so that the terminal is given back.
     let runtime = runtime()?;
-    let ends = runtime.block_on(async { Ends::catch() })?;
-    match runtime.block_on(look(top, ends)) {
+    let quit = runtime.block_on(async { QuitSignals::catch() })?;
+    match runtime.block_on(look(top, quit)) {
         // `cleave top | head` closes early.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         ended => ended.map_err(cannot),
     }
 }
 
-async fn look(top: &Top, mut ends: Ends) -> io::Result<()> {
+async fn look(top: &Top, mut quit: QuitSignals) -> io::Result<()> {
     let mut resized = signal(SignalKind::window_change())?;
     let mut terminal = Terminal::take()?;
     let mut past = HashMap::new();
@@ -98,7 +103,7 @@ async fn look(top: &Top, mut ends: Ends) -> io::Result<()> {
     loop {
         tokio::select! {
             biased;
-            () = ends.come() => return Ok(()),
+            () = quit.received() => return Ok(()),
             () = terminal.quit() => return Ok(()),
             _ = resized.recv() => {}
             now = answered(&mut asked) => {
@@ -122,7 +127,7 @@ async fn look(top: &Top, mut ends: Ends) -> io::Result<()> {
     }
 }
 
-/// What waits for answers, where somebody was asked.
+/// Waits for the answers to pending queries; for ever if there are none.
 async fn answered<F: Future<Output = Vec<Heard>> + Unpin>(asked: &mut Option<F>) -> Vec<Heard> {
     match asked {
         Some(asked) => asked.await,
@@ -175,4 +180,21 @@ fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Place, Rates>) -> Vec
         }
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hint_fits_the_reason() {
+        let path = Path::new("/run/a.ctl");
+        let line = unheard(path, ask::OTHER_USER);
+        assert!(line.ends_with("run this command as that user"), "{line}");
+        let line = unheard(path, "no such socket");
+        assert!(
+            line.ends_with("is a `cleave serve --control /run/a.ctl` running?"),
+            "{line}"
+        );
+    }
 }

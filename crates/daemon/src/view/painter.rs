@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 pub(super) struct Painter {
     /// `None`: it is to end.
     pictures: Option<SyncSender<String>>,
-    /// What it ended with.
+    /// The result with which it ended.
     ended: Receiver<io::Result<()>>,
 }
 

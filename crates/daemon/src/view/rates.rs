@@ -1,4 +1,4 @@
-//! What a disk did between two reports of it.
+//! Rates of a disk between two of its reports.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl Rates {
     }
 }
 
-/// Where buckets begin, in nanoseconds, and how many came into each.
+/// Lower bounds of buckets, in nanoseconds, each with its count.
 type Times = BTreeMap<u64, u64>;
 
 fn times_between(before: &Report, now: &Report) -> Times {
@@ -108,7 +108,7 @@ pub(super) mod tests {
     ) -> Report {
         let value = json!({
             "id": id, "name": format!("/images/{id}"), "serial": null, "endpoint": "/run/s",
-            "store": {"kind": "file", "size_bytes": 1 << 30, "block_bytes": 512, "read_only": false,
+            "store": {"kind": "file", "direct": true, "size_bytes": 1 << 30, "block_bytes": 512, "read_only": false,
                 "cache": "writeback", "sync_failed": false},
             "process": {"version": "0", "pid": 7, "uptime_seconds": uptime, "cpu_seconds": uptime / 4.0,
                 "resident_bytes": 3 << 20},

@@ -1,4 +1,4 @@
-//! What is shown, as lines of at most eighty columns.
+//! Formats reports for people: lines of at most eighty columns for `top`, a page for `stats`.
 
 use super::rates::Rates;
 use crate::control::report::{Report, SplitCell, Times, Tried};
@@ -25,7 +25,7 @@ pub(super) fn picture(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
             Row::Disk(report, rates) => {
                 lines.push(line(report, rates.unwrap_or_default()));
                 if has_room(2) {
-                    lines.push(detail(report));
+                    lines.push(cut(&format!("  {}", detail(report)), 80));
                 }
                 let stalled = stalled(report).next();
                 let each = 4 + usize::from(stalled.is_some());
@@ -64,7 +64,7 @@ fn line(report: &Report, rates: Rates) -> String {
     )
 }
 
-/// What is worth a second line.
+/// The second line of a disk.
 fn detail(report: &Report) -> String {
     let mut parts = Vec::new();
     // First: the line may be cut.
@@ -77,7 +77,7 @@ fn detail(report: &Report) -> String {
         parts.push(format!("{held} HELD"));
     }
     match report.session.connected {
-        true => parts.push(format!("{} vrings", report.session.vrings.len())),
+        true => parts.push(counted(report.session.vrings.len() as u64, "vring")),
         false => parts.push("no frontend".to_owned()),
     }
     for mode in ["sleeps", "spins", "polls"] {
@@ -107,12 +107,12 @@ fn detail(report: &Report) -> String {
     let totals = &report.totals;
     match totals.failed + totals.refused + totals.broken {
         0 => {}
-        errors => parts.push(format!("{errors} errors")),
+        errors => parts.push(counted(errors, "error")),
     }
     if report.store.sync_failed {
         parts.push("A SYNC FAILED".to_owned());
     }
-    cut(&format!("  {}", parts.join(", ")), 80)
+    parts.join(", ")
 }
 
 /// One sentence for each vring with requests that the disk failed and that wait.
@@ -224,12 +224,23 @@ fn age(seconds: f64) -> String {
 pub(super) fn sheet(report: &Report) -> String {
     let store = &report.store;
     let access = if store.read_only { ", read-only" } else { "" };
-    let size = cleave_disk::format_size(store.size_bytes);
+    let direct = match store.direct {
+        Some(true) => ", O_DIRECT",
+        Some(false) => ", through the page cache",
+        None => "",
+    };
+    let title = match report.id == report.name {
+        true => report.name.clone(),
+        false => format!("{}: {}", report.id, report.name),
+    };
     let mut lines = vec![
-        format!("{}: {}", report.id, report.name),
+        title,
         format!(
-            "  disk      {}, {size}, blocks of {}, {}{access}",
-            store.kind, store.block_bytes, store.cache
+            "  disk      {}, {}, blocks of {}, {}{direct}{access}",
+            store.kind,
+            size(store.size_bytes),
+            store.block_bytes,
+            store.cache
         ),
         format!("  frontend  {}", frontend(report)),
         format!("  waiting   {}", waiting(report)),
@@ -246,7 +257,7 @@ pub(super) fn sheet(report: &Report) -> String {
             report.process.cpu_seconds,
             report.process.resident_bytes as f64 / f64::from(1 << 20),
         ),
-        format!("  now       {}", detail(report).trim_start()),
+        format!("  now       {}", detail(report)),
     ]);
     if report.requests.is_empty() {
         let totals = &report.totals;
@@ -263,7 +274,8 @@ pub(super) fn sheet(report: &Report) -> String {
         lines.push(format!(
             "  {:<5} {:<6} {:>12} {:>10.0} {}",
             row.direction,
-            row.size,
+            // A flush has no size.
+            if row.size == "none" { "" } else { &row.size },
             row.requests,
             row.bytes as f64 / f64::from(1 << 20),
             row.stages.get("device").map_or_else(String::new, quantiles),
@@ -280,12 +292,25 @@ fn frontend(report: &Report) -> String {
         true => "connected",
         false => "none now",
     };
-    let mut line = format!("{now}, {} so far", session.count);
-    if let (true, Some(features)) = (session.connected, &session.features) {
-        line += ", features ";
-        line += features;
+    format!("{now}, {} so far", session.count)
+}
+
+/// `1 error`, `2 errors`.
+fn counted(count: u64, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
+/// A size in the largest unit that leaves at least one whole, to a tenth: `1G`, `255.9M`.
+fn size(bytes: u64) -> String {
+    let units = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
+    match units.iter().find(|(_, shift)| bytes >> shift > 0) {
+        None => bytes.to_string(),
+        Some((unit, shift)) if bytes.trailing_zeros() >= *shift => {
+            format!("{}{unit}", bytes >> shift)
+        }
+        Some((unit, shift)) => format!("{:.1}{unit}", bytes as f64 / (1_u64 << shift) as f64),
     }
-    line
 }
 
 fn waiting(report: &Report) -> String {
@@ -411,11 +436,11 @@ mod tests {
         let expected = "\
 disk             read/s  write/s    MB/s  p50 us  p99 us  mode       spin%  CPU%
 a.img              2000        0     8.2    69.6    73.6  adaptive    10.0  25.0
-  1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
+  1 vring, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   spinning saves 22 % for 40 % of a core, tried 3 s ago
   reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
 new                   0        0     0.0       -       -  adaptive     0.0   0.0
-  1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
+  1 vring, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   spinning saves 22 % for 40 % of a core, tried 3 s ago
   reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
 /run/b: nobody listens";
@@ -572,17 +597,41 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
     }
 
     #[test]
+    fn sizes_and_counts_are_written_for_people() {
+        for (bytes, text) in [
+            (512, "512"),
+            (1 << 30, "1G"),
+            (1536 << 20, "1.5G"),
+            (262_016 << 10, "255.9M"),
+            (1_000_448, "977K"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+        let mut report = report("c.img", 12.0, 1, &[]);
+        report.name = "c.img".to_owned();
+        report.totals.failed = 1;
+        report.requests[0].direction = "flush".to_owned();
+        report.requests[0].size = "none".to_owned();
+        let text = sheet(&report);
+        assert!(text.starts_with("c.img\n"), "{text}");
+        assert!(text.contains(", 1 error\n"), "{text}");
+        assert!(text.contains("  flush                   1 "), "{text}");
+        report.totals.broken = 1;
+        assert!(sheet(&report).contains(", 2 errors\n"));
+    }
+
+    #[test]
     fn a_sheet_says_all_of_a_disk() {
         let text = sheet(&report("a.img", 12.0, 4096, &[]));
         let expected = "\
 a.img: /images/a.img
-  disk      file, 1G, blocks of 512, writeback
-  frontend  connected, 1 so far, features 0x1
+  disk      file, 1G, blocks of 512, writeback, O_DIRECT
+  frontend  connected, 1 so far
   waiting   adaptive, split auto; 1 sleeps, 2 dozes; spun 1.20 s well and 0.00 s in vain
   verdict   spinning saves 22 % of the response time for 40 % of a core, tried 3 s ago
   pieces    reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
   process   0 for 12 s, 3.00 s of CPU, 3.0 MiB
-  now       1 vrings, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
+  now       1 vring, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   requests            count        MiB  mean us      p50      p99    p99.9
   read  4K             4096         16     80.0     79.5      120     1500
 ";

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::painter::Painter;
 
-/// Where the picture goes, and where keys come from.
+/// The terminal, or the pipe, for output and keys.
 #[derive(Debug)]
 pub(super) struct Terminal {
     /// Standard output is a terminal: the picture is drawn over and over in one place.
@@ -66,8 +66,7 @@ impl Terminal {
     /// Shows a picture: over the last one, or below it where nobody can draw.
     pub(super) fn show(&self, lines: &[String]) -> io::Result<()> {
         self.painter.show(match self.draws {
-            // Nothing is scrolled: no line feed after the last.
-            true => format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n")),
+            true => frame(lines),
             false => format!("{}\n\n", lines.join("\n")),
         })
     }
@@ -91,6 +90,13 @@ impl Drop for Terminal {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
         }
     }
+}
+
+/// The bytes that draw a picture. The screen is cleared first: behind a line that fills the screen's width the cursor
+/// stands on the last character, and clearing from there would remove it. No line feed follows the last line, which
+/// would scroll the picture.
+fn frame(lines: &[String]) -> String {
+    format!("\x1b[H\x1b[J{}", lines.join("\r\n"))
 }
 
 /// Standard input, where something may come from it: a terminal or a pipe. What is no such thing (the
@@ -121,8 +127,20 @@ fn keys() -> Option<oneshot::Receiver<()>> {
                 }
             }
         }
-        // Who waited may have quit for another reason.
+        // The receiver is gone if the program quit for another reason.
         let _ = quit.send(());
     });
     reading.ok().map(|_| keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_cleared_behind_a_line_as_wide_as_the_screen() {
+        let frame = frame(&["x".repeat(80), "y".repeat(80)]);
+        let text = frame.trim_start_matches("\x1b[H\x1b[J");
+        assert_eq!(text, ["x".repeat(80), "y".repeat(80)].join("\r\n"));
+    }
 }

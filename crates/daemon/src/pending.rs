@@ -1,9 +1,8 @@
-//! Frontends that have connected and not yet said anything, or that wait for the one before them to
-//! be let go.
+//! Connections without a session: the frontend has not sent anything yet, or the session before has not ended.
 //!
-//! A connection alone takes no session: a VMM may hold one long before it plugs the disk in, and a
-//! thousand silent ones must keep nobody out. The seats are few; the oldest silent guest leaves. To close
-//! a connection is to close the descriptors that are queued in it, and those may block.
+//! A connection alone starts no session, because a VMM may connect long before it plugs the disk in. Their number is
+//! bounded, and the oldest one is closed for a new one, so silent connections keep no frontend out. Closing a connection
+//! closes the descriptors that are queued in it, which may block; the offload threads do it.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -16,26 +15,26 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
 
-/// Most connections that wait.
-const SEATS_MAX: usize = 16;
+/// Most pending connections.
+const PENDING_MAX: usize = 16;
 
-/// Waiting connections, oldest first.
+/// Pending connections, oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct Seats(VecDeque<UnixStream>);
+pub(crate) struct PendingConnections(VecDeque<UnixStream>);
 
-impl Seats {
-    /// Takes a connection; returns whether the oldest had to leave for it.
-    pub(crate) fn take(&mut self, stream: UnixStream) -> bool {
-        let full = self.0.len() >= SEATS_MAX;
+impl PendingConnections {
+    /// Adds a connection; returns whether the oldest was closed for it.
+    pub(crate) fn add(&mut self, stream: UnixStream) -> bool {
+        let full = self.0.len() >= PENDING_MAX;
         if full {
-            self.free_one();
+            self.close_oldest();
         }
         self.0.push_back(stream);
         full
     }
 
-    /// Closes the oldest, to have its descriptor for another.
-    pub(crate) fn free_one(&mut self) {
+    /// Closes the oldest, which frees its descriptor.
+    pub(crate) fn close_oldest(&mut self) {
         self.0.pop_front().into_iter().for_each(offload::hang_up);
     }
 
@@ -46,60 +45,61 @@ impl Seats {
         count
     }
 
-    /// The first that has something to say. Those that left in silence are let go. Waits for ever
-    /// where nobody sits; nothing is lost when the future is dropped.
-    pub(crate) async fn speaker(&mut self) -> StdStream {
-        poll_fn(|context| self.poll_speaker(context)).await
+    /// Waits for the first connection with a message, and closes those that the frontend has closed. Never completes while
+    /// none is pending; nothing is lost when the future is dropped.
+    pub(crate) async fn next_ready(&mut self) -> StdStream {
+        poll_fn(|context| self.poll_ready(context)).await
     }
 
-    fn poll_speaker(&mut self, context: &mut Context<'_>) -> Poll<StdStream> {
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<StdStream> {
         let mut at = 0;
         while let Some(stream) = self.0.get(at) {
             if stream.poll_read_ready(context).is_pending() {
                 at += 1;
                 continue;
             }
-            match said(stream) {
+            match peek_input(stream) {
                 // Readiness was stale: forget it and ask again, which registers us for the next.
-                Said::NothingYet => {
+                Input::None => {
                     let _ = stream.try_io(tokio::io::Interest::READABLE, || {
                         Err::<(), _>(io::ErrorKind::WouldBlock.into())
                     });
                 }
-                Said::Something => {
-                    let speaker = self.0.remove(at).map(UnixStream::into_std);
-                    if let Some(Ok(speaker)) = speaker {
-                        return Poll::Ready(speaker);
+                Input::Message => {
+                    let ready = self.0.remove(at).map(UnixStream::into_std);
+                    if let Some(Ok(ready)) = ready {
+                        return Poll::Ready(ready);
                     }
                 }
-                Said::Left => self.0.remove(at).into_iter().for_each(offload::hang_up),
+                Input::Closed => self.0.remove(at).into_iter().for_each(offload::hang_up),
             }
         }
         Poll::Pending
     }
 }
 
-enum Said {
-    NothingYet,
-    Something,
-    Left,
+/// State of a pending connection.
+enum Input {
+    None,
+    Message,
+    Closed,
 }
 
-/// Looks without taking anything: the session reads the first message with its descriptors.
-fn said(stream: &UnixStream) -> Said {
+/// Peeks only, because the session must receive the first message with its descriptors.
+fn peek_input(stream: &UnixStream) -> Input {
     let mut byte = [0; 1];
     match recv(stream, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-        Ok((0, _)) => Said::Left,
-        Ok(_) => Said::Something,
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Said::NothingYet,
-        Err(_) => Said::Left,
+        Ok((0, _)) => Input::Closed,
+        Ok(_) => Input::Message,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Input::None,
+        Err(_) => Input::Closed,
     }
 }
 
 /// Whether the other end of a connection has closed it.
 pub(crate) fn has_left(stream: &StdStream) -> bool {
     let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
-    // A zero time-out: looks, does not wait.
+    // With a zero time-out, poll does not wait.
     let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
     poll(&mut polled, Some(&rustix::time::Timespec::default())).is_ok_and(|n| n > 0)
         && polled.iter().any(|fd| fd.revents().intersects(gone))
@@ -131,42 +131,42 @@ mod tests {
 
     #[tokio::test]
     async fn who_speaks_first_is_served_first() {
-        let mut seats = Seats::default();
-        assert!(soon(seats.speaker()).await.is_none());
+        let mut pending = PendingConnections::default();
+        assert!(soon(pending.next_ready()).await.is_none());
         let (first, _silent) = pair();
         let (second, mut theirs) = pair();
-        assert!(!seats.take(first) && !seats.take(second));
-        assert!(soon(seats.speaker()).await.is_none());
+        assert!(!pending.add(first) && !pending.add(second));
+        assert!(soon(pending.next_ready()).await.is_none());
         theirs.write_all(b"hello").unwrap();
-        let mut speaker = comes(seats.speaker()).await.unwrap();
+        let mut ready = comes(pending.next_ready()).await.unwrap();
         let mut text = [0; 5];
-        speaker.read_exact(&mut text).unwrap();
+        ready.read_exact(&mut text).unwrap();
         assert_eq!(&text, b"hello", "looking takes nothing");
-        assert_eq!(seats.clear(), 1);
+        assert_eq!(pending.clear(), 1);
     }
 
     #[tokio::test]
     async fn who_leaves_in_silence_is_let_go() {
-        let mut seats = Seats::default();
+        let mut pending = PendingConnections::default();
         let (ours, theirs) = pair();
-        seats.take(ours);
+        pending.add(ours);
         drop(theirs);
-        assert!(soon(seats.speaker()).await.is_none());
-        assert_eq!(seats.clear(), 0);
+        assert!(soon(pending.next_ready()).await.is_none());
+        assert_eq!(pending.clear(), 0);
     }
 
     #[tokio::test]
-    async fn seats_are_few_and_the_newest_gets_one() {
-        let mut seats = Seats::default();
+    async fn the_oldest_is_closed_when_there_are_too_many() {
+        let mut pending = PendingConnections::default();
         let mut theirs = Vec::new();
         for at in 0..100 {
             let (ours, other) = pair();
-            assert_eq!(seats.take(ours), at >= SEATS_MAX);
+            assert_eq!(pending.add(ours), at >= PENDING_MAX);
             theirs.push(other);
         }
         theirs.last_mut().unwrap().write_all(b"x").unwrap();
-        assert!(comes(seats.speaker()).await.is_some());
-        assert_eq!(seats.clear(), SEATS_MAX - 1);
+        assert!(comes(pending.next_ready()).await.is_some());
+        assert_eq!(pending.clear(), PENDING_MAX - 1);
     }
 
     #[test]
