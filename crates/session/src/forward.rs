@@ -39,11 +39,8 @@ impl Forwarder {
         let (changes, taken) = channel();
         let wake = Arc::new(bell()?);
         let woken = wake.clone();
-        offload::start(move || forward(&taken, &woken)).map_err(|error| {
-            Refusal::lost(format!(
-                "cannot start a thread for calls through a pipe: {error}"
-            ))
-        })?;
+        offload::start(move || forward(&taken, &woken))
+            .map_err(|error| Refusal::lost(format!("cannot start the pipe thread: {error}")))?;
         Ok(Forwarder {
             changes: Some(changes),
             wake,

@@ -338,7 +338,7 @@ fn bad_input_is_one_line_that_names_the_thing() {
         ),
         (
             "cleave serve --fd 3 --disk null:1G --on-error read=hold,read=report",
-            "read= is there twice",
+            "read= is given twice",
         ),
         (
             "cleave serve --fd 3 --disk null:1G --on-error hold",
