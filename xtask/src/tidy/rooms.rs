@@ -47,7 +47,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cleave-worker",
         ],
     ),
-    ("cleave-tests", &["cleave-blk", "cleave-client"]),
+    (
+        "cleave-tests",
+        &["cleave-blk", "cleave-client", "cleave-states"],
+    ),
     (
         "cleave-sim",
         &[
