@@ -18,7 +18,7 @@ session: blk disk guest worker
 client: blk
 probe: blk chart disk engine guest worker
 daemon: blk client disk engine probe session worker
-tests: blk client
+tests: blk client states
 sim: blk engine guest states
 states:
 benches: blk client disk engine guest sim tests worker
