@@ -367,7 +367,10 @@ fn bad_input_is_one_line_that_names_the_thing() {
             "cleave serve --sokcet-path /s --disk null:1M",
             "; a similar argument exists: '--socket-path'",
         ),
-        ("cleave srve", "; some similar subcommands exist: 'stripe', 'serve'"),
+        (
+            "cleave srve",
+            "; some similar subcommands exist: 'stripe', 'serve'",
+        ),
         (
             "cleave serve --fd 3 --disk null:1M --coalesce-max 5",
             "--coalesce-max 5 has no effect without a time: also set --coalesce-us",
