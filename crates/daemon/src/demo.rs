@@ -9,7 +9,7 @@ mod table;
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cleave_client::{Client, Error, Options};
@@ -43,7 +43,7 @@ pub(crate) fn run(demo: &Demo) -> Result<(), Failure> {
         let rows = measure_all(demo, &mut serving, &mut stop).await?;
         crate::print(&table::render(&rows))?;
         if !demo.exit {
-            crate::print(&invitation(&serving))?;
+            crate::print(&invitation(serving.socket()))?;
             serve_on(&mut serving, &mut stop).await?;
         }
         Ok(())
@@ -132,8 +132,8 @@ async fn connect(serving: &mut Serving) -> Result<Client, Failure> {
     }
 }
 
-/// How to go on from here with a guest.
-fn invitation(serving: &Serving) -> String {
+/// How to attach a guest. Without `reconnect` the guest would hang for ever once the daemon is restarted.
+fn invitation(socket: &Path) -> String {
     format!(
         concat!(
             "\nAttach a guest to it (put your own boot disk in the place of BOOT.qcow2):\n\n",
@@ -145,7 +145,7 @@ fn invitation(serving: &Serving) -> String {
             "    -device vhost-user-blk-pci,chardev=cleave,num-queues=4\n\n",
             "Serving until Ctrl-C, which removes the image.\n",
         ),
-        serving.socket().display()
+        socket.display()
     )
 }
 
@@ -161,5 +161,19 @@ async fn serve_on(serving: &mut Serving, stop: &mut QuitSignals) -> Result<(), F
             () = stop.received() => return Ok(()),
             _ = child_ended.recv() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_of_the_invitation_reconnects() {
+        let text = invitation(Path::new("/run/a.sock"));
+        assert!(
+            text.contains("-chardev socket,id=cleave,path=/run/a.sock,reconnect=1 "),
+            "{text}"
+        );
     }
 }
