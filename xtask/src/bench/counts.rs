@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::desk::Desk;
 use super::draw;
 use super::instructions;
-use super::plan::Pace;
+use super::options::Pace;
 use crate::report::chart::{Axis, Marks, Panel, Scale, Series};
 use crate::report::{Bar, Recorded, Section, Spread, Table};
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::cpus::Cpus;
 use super::image;
 use super::load::Load;
-use super::plan::{Effort, Pace, Plan};
+use super::options::{Effort, Options, Pace};
 use super::subject::{Store, Subject};
 use crate::built;
 use crate::daemon::Daemon;
@@ -35,15 +35,15 @@ pub(super) struct Desk {
 
 impl Desk {
     /// Provides and builds the programs, begins the run.
-    pub(super) fn set_up(root: &Path, plan: &Plan, asked: &[&str]) -> Result<Desk, String> {
+    pub(super) fn set_up(root: &Path, options: &Options, asked: &[&str]) -> Result<Desk, String> {
         // Before a build of minutes, not after it.
-        if let Some(disk) = &plan.disk {
+        if let Some(disk) = &options.disk {
             std::fs::metadata(disk)
                 .map_err(|error| format!("--disk {}: {error}", disk.display()))?;
         }
         setup::provide_programs(root, &["fio", "qemu-storage-daemon"])?;
         let cpus = Cpus::choose()?;
-        let release = plan.effort.pace != Pace::Smoke;
+        let release = options.effort().pace != Pace::Smoke;
         println!("building");
         let [cleave, drive] = match release {
             true => built_for_release(root)?,
@@ -54,13 +54,13 @@ impl Desk {
             "built_for": if release { "release" } else { "tests: its figures say nothing" },
         });
         let environment = environment::describe(root, &cleave, &facts);
-        let folder = match &plan.out {
+        let folder = match &options.out {
             Some(folder) => std::path::absolute(folder).map_err(|error| error.to_string())?,
-            None => root.join("target/bench").join(plan.name()),
+            None => root.join("target/bench").join(options.name()),
         };
-        let effort = plan.effort;
+        let effort = options.effort();
         let begin = json!({
-            "words": asked, "suites": plan.suites.iter().map(|suite| suite.name()).collect::<Vec<_>>(),
+            "words": asked, "suites": options.suites().iter().map(|suite| suite.name()).collect::<Vec<_>>(),
             "rounds": effort.rounds, "seconds": effort.seconds, "pace": format!("{:?}", effort.pace),
         });
         let mut run = Run::create(&folder, &environment, &begin)?;
@@ -80,9 +80,9 @@ impl Desk {
             cpus,
             effort,
             run,
-            disk: plan.disk.clone(),
-            allows_thin: plan.allows_thin,
-            is_destructive: plan.is_destructive,
+            disk: options.disk.clone(),
+            allows_thin: options.allow_thin,
+            is_destructive: options.destructive,
         })
     }
 

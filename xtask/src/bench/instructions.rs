@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use clap::Parser;
 use serde_json::{Value, json};
 
 use super::callgrind::{Place, Profile};
@@ -21,38 +22,22 @@ const COUNTED: &str = "--toggle-collect=*instructions::counted*";
 /// Lines of each table of a breakdown.
 const SHOWN: usize = 25;
 
-/// What is asked for.
-#[derive(Debug, Default, PartialEq)]
+/// The arguments of `cargo xtask bench instructions`.
+#[derive(Debug, Default, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
 pub(crate) struct Request {
+    /// Keep the new counts; of all cases, never of one.
+    #[arg(long, conflicts_with = "case")]
     accept: bool,
+    #[arg(long)]
     annotate: bool,
+    #[arg(long)]
     case: Option<String>,
 }
 
 impl Request {
-    /// Reads the words behind `cargo xtask bench instructions`.
     pub(crate) fn parse(words: &[&str]) -> Result<Request, String> {
-        let mut request = Request::default();
-        let mut words = words.iter();
-        while let Some(word) = words.next() {
-            match *word {
-                "--accept" => request.accept = true,
-                "--annotate" => request.annotate = true,
-                "--case" => {
-                    let name = words.next().ok_or("--case takes the name of a case")?;
-                    request.case = Some((*name).to_owned());
-                }
-                other => {
-                    return Err(format!(
-                        "`{other}` is no option of bench instructions: --annotate, --case or --accept"
-                    ));
-                }
-            }
-        }
-        if request.accept && request.case.is_some() {
-            return Err("--accept takes all cases, --case only one".to_owned());
-        }
-        Ok(request)
+        Request::try_parse_from(words).map_err(|error| error.to_string())
     }
 }
 

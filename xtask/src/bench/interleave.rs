@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::desk::Desk;
 use super::load::Load;
-use super::plan::Pace;
+use super::options::Pace;
 use super::subject::{Store, Subject};
 
 /// What is asked, of which disk, of whom.

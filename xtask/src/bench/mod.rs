@@ -15,9 +15,9 @@ mod interleave;
 mod legs;
 mod load;
 mod matrix;
+mod options;
 mod others;
 mod pacing;
-mod plan;
 mod recording;
 mod scale;
 mod split;
@@ -31,8 +31,8 @@ use std::time::Instant;
 
 use crate::report::{self, Draw};
 use desk::Desk;
+use options::{Options, Pace};
 use others::Used;
-use plan::{Pace, Plan};
 
 /// A question, and what answers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,20 +111,20 @@ impl Suite {
 
 /// Measures what the words ask for and leaves a folder with raw data, figures and a page.
 pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
-    let plan = Plan::parse(words)?;
-    let mut desk = Desk::set_up(root, &plan, words)?;
+    let options = Options::parse_words(words)?;
+    let mut desk = Desk::set_up(root, &options, words)?;
     let folder = desk.run.folder().to_owned();
     println!(
         "driver on CPU {}, daemon on CPU {}; {} rounds of {} s; raw data: {}",
         desk.cpus.driver,
         desk.cpus.daemon,
-        plan.effort.rounds,
-        plan.effort.seconds,
+        desk.effort.rounds,
+        desk.effort.seconds,
         folder.display()
     );
     let mut failed = Vec::new();
-    for suite in &plan.suites {
-        if !measure_one(*suite, &mut desk)? {
+    for suite in options.suites() {
+        if !measure_one(suite, &mut desk)? {
             failed.push(suite.name());
         }
         report::draw(std::slice::from_ref(&folder), &folder)?;
@@ -133,7 +133,7 @@ pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
         desk.run.finish()?;
     }
     let page = report::draw(std::slice::from_ref(&folder), &folder)?;
-    if plan.effort.pace != Pace::Smoke {
+    if desk.effort.pace != Pace::Smoke {
         report::print_verdicts(&folder)?;
     }
     println!("{}", page.display());

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::desk::{Desk, pinned};
 use super::draw::{self, NO_GUEST};
-use super::plan::Pace;
+use super::options::Pace;
 use super::subject::{Store, Subject};
 use crate::daemon::Daemon;
 use crate::report::chart::{Axis, Figure, Marks, Panel, Scale, Series};

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::desk::Desk;
 use super::draw::{self, NO_GUEST};
 use super::load::{Load, Wait};
-use super::plan::Pace;
+use super::options::Pace;
 use super::subject::{Store, Subject};
 use crate::report::rounds::field;
 use crate::report::{Bar, Recorded, Rounds, Section};

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::desk::Desk;
 use super::draw;
 use super::load::{Load, Wait};
-use super::plan::Pace;
+use super::options::Pace;
 use super::subject::{Store, Subject};
 use crate::report::chart::{Axis, Marks, Panel, Scale, Series};
 use crate::report::rounds::{field, said, said_ratio};

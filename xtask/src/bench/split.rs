@@ -9,7 +9,7 @@ use super::desk::Desk;
 use super::draw;
 use super::load::{Load, Wait};
 use super::matrix;
-use super::plan::Pace;
+use super::options::Pace;
 use super::subject::{Store, Subject};
 use crate::report::rounds::{field, said, said_ratio};
 use crate::report::{Bar, Recorded, Rounds, Section, Spread, Table, Verdict};

@@ -7,7 +7,7 @@ use super::draw::{self, NO_GUEST};
 use super::interleave::{self, Point};
 use super::legs;
 use super::load::{Load, Wait};
-use super::plan::Pace;
+use super::options::Pace;
 use super::subject::Subject;
 use crate::report::chart::{Axis, Figure, Marks, Panel, Scale, Series};
 use crate::report::rounds::field;

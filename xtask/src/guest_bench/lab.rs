@@ -66,7 +66,7 @@ impl Lab {
         }
         setup::provide(root)?;
         let target = root.join("target");
-        let cleave = match options.effort {
+        let cleave = match options.effort() {
             // A check that the harness works takes what the tests have built already.
             Effort::Smoke => {
                 let [cleave, _] = built::programs(root)?;
@@ -87,7 +87,7 @@ impl Lab {
             .map_err(|error| format!("{}: {error}", folder.display()))?;
         let lock = lock(&folder.join("lock"))?;
         clean(&folder);
-        let kernel = match &options.kernel {
+        let kernel = match options.kernel() {
             Some((image, modules)) => Kernel::take(image, modules, &FULL)?,
             None => fetch_kernel(root)?,
         };

@@ -31,7 +31,7 @@ const ROUNDS_MIN: u32 = 5;
 
 /// Measures, and leaves raw data and a page in `target/bench/guest` or where it was told.
 pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
-    let options = Options::parse(words)?;
+    let options = Options::parse_words(words)?;
     let plan = options.plan();
     let lab = Lab::set_up(root, &options)?;
     let out = options
@@ -72,7 +72,7 @@ pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
     );
     match finished? {
         // A report with a gap says so and is worth reading; a check that the harness works must not have one.
-        gaps if gaps > 0 && options.effort == Effort::Smoke => Err(format!(
+        gaps if gaps > 0 && options.effort() == Effort::Smoke => Err(format!(
             "{gaps} gaps in what was to be measured; the warnings above name them"
         )),
         _ => Ok(()),
@@ -82,7 +82,7 @@ pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
 /// How many controllers or turns are missing.
 fn measure(lab: &Lab, options: &Options, run: &mut Run) -> Result<usize, String> {
     let plan = options.plan();
-    if plan.rounds < ROUNDS_MIN && options.effort != Effort::Smoke {
+    if plan.rounds < ROUNDS_MIN && options.effort() != Effort::Smoke {
         run.warn(
             SUITE,
             &format!(
@@ -92,7 +92,8 @@ fn measure(lab: &Lab, options: &Options, run: &mut Run) -> Result<usize, String>
         )?;
     }
     let mut subjects = Vec::new();
-    for subject in &options.subjects {
+    let asked = options.subjects();
+    for subject in &asked {
         match lab.lacks(subject) {
             None => subjects.push(*subject),
             Some(why) => {
@@ -104,7 +105,7 @@ fn measure(lab: &Lab, options: &Options, run: &mut Run) -> Result<usize, String>
             }
         }
     }
-    let missing = options.subjects.len() - subjects.len();
+    let missing = asked.len() - subjects.len();
     let mut rounds = Rounds::new(lab, &plan, subjects, run);
     rounds.measure()?;
     Ok(missing + rounds.troubles())

@@ -1,18 +1,32 @@
-//! The words behind `cargo xtask guest-bench`.
+//! The arguments of `cargo xtask guest-bench`.
 
 use std::path::PathBuf;
 
+use clap::{Parser, ValueEnum};
+
 use super::subject::{ALL, Subject};
 
-/// What was asked for.
-#[derive(Debug)]
+/// How guests are measured, and which.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
 pub(super) struct Options {
-    pub(super) effort: Effort,
+    #[arg(long, conflicts_with = "smoke")]
+    quick: bool,
+    #[arg(long)]
+    smoke: bool,
+    #[arg(long = "accel", default_value = "auto")]
     pub(super) accelerator: Wanted,
-    pub(super) subjects: Vec<&'static Subject>,
-    /// Image and folder of modules; a distribution's otherwise.
-    pub(super) kernel: Option<(PathBuf, PathBuf)>,
+    #[arg(long, value_delimiter = ',', value_parser = subject)]
+    only: Vec<&'static Subject>,
+    /// A kernel's image; a distribution's kernel otherwise.
+    #[arg(long, requires = "modules")]
+    kernel: Option<PathBuf>,
+    /// The folder of that kernel's modules.
+    #[arg(long, requires = "kernel")]
+    modules: Option<PathBuf>,
+    #[arg(long)]
     pub(super) out: Option<PathBuf>,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
 }
 
@@ -25,7 +39,7 @@ pub(super) enum Effort {
 }
 
 /// Which accelerator.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(super) enum Wanted {
     Auto,
     Kvm,
@@ -50,51 +64,35 @@ pub(super) struct Plan {
 const SMOKE: [&str; 2] = ["ahci", "cleave"];
 
 impl Options {
-    pub(super) fn parse(words: &[&str]) -> Result<Options, String> {
-        let mut options = Options {
-            effort: Effort::Whole,
-            accelerator: Wanted::Auto,
-            subjects: Vec::new(),
-            kernel: None,
-            out: None,
-            rounds: None,
-        };
-        let (mut image, mut modules) = (None, None);
-        let mut words = words.iter();
-        while let Some(word) = words.next() {
-            let mut value = || words.next().copied().ok_or(format!("{word} needs a value"));
-            match *word {
-                "--quick" => options.effort = Effort::Quick,
-                "--smoke" => options.effort = Effort::Smoke,
-                "--accel" => options.accelerator = wanted(value()?)?,
-                "--only" => options.subjects = subjects(value()?)?,
-                "--kernel" => image = Some(PathBuf::from(value()?)),
-                "--modules" => modules = Some(PathBuf::from(value()?)),
-                "--out" => options.out = Some(PathBuf::from(value()?)),
-                "--rounds" => options.rounds = Some(rounds(value()?)?),
-                other => {
-                    return Err(format!(
-                        "`{other}` is no option of guest-bench; see cargo xtask guest-bench --help"
-                    ));
-                }
-            }
+    pub(super) fn parse_words(words: &[&str]) -> Result<Options, String> {
+        Options::try_parse_from(words).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn effort(&self) -> Effort {
+        match (self.smoke, self.quick) {
+            (true, _) => Effort::Smoke,
+            (_, true) => Effort::Quick,
+            _ => Effort::Whole,
         }
-        options.kernel = match (image, modules) {
-            (Some(image), Some(modules)) => Some((image, modules)),
-            (None, None) => None,
-            _ => return Err("--kernel and --modules belong together".to_owned()),
+    }
+
+    /// Image and folder of modules.
+    pub(super) fn kernel(&self) -> Option<(&PathBuf, &PathBuf)> {
+        self.kernel.as_ref().zip(self.modules.as_ref())
+    }
+
+    /// In the order of the table, so that the same ones always meet in the same order.
+    pub(super) fn subjects(&self) -> Vec<&'static Subject> {
+        let is_asked = |one: &&Subject| match (self.only.as_slice(), self.effort()) {
+            ([], Effort::Smoke) => SMOKE.contains(&one.name),
+            ([], _) => true,
+            (only, _) => only.iter().any(|asked| asked.name == one.name),
         };
-        if options.subjects.is_empty() {
-            options.subjects = match options.effort {
-                Effort::Smoke => subjects(&SMOKE.join(","))?,
-                Effort::Quick | Effort::Whole => ALL.iter().collect(),
-            };
-        }
-        Ok(options)
+        ALL.iter().filter(is_asked).collect()
     }
 
     pub(super) fn plan(&self) -> Plan {
-        let mut plan = match self.effort {
+        let mut plan = match self.effort() {
             Effort::Whole => Plan {
                 rounds: 5,
                 seconds: 3.0,
@@ -125,40 +123,11 @@ impl Options {
     }
 }
 
-fn wanted(word: &str) -> Result<Wanted, String> {
-    match word {
-        "auto" => Ok(Wanted::Auto),
-        "kvm" => Ok(Wanted::Kvm),
-        "tcg" => Ok(Wanted::Tcg),
-        _ => Err(format!("--accel takes auto, kvm or tcg, not `{word}`")),
-    }
-}
-
-fn rounds(word: &str) -> Result<u32, String> {
-    let count = word.parse().ok().filter(|count| (1..=100).contains(count));
-    count.ok_or(format!("--rounds takes 1 to 100, not `{word}`"))
-}
-
-/// In the order of the table, so that the same ones always meet in the same order.
-fn subjects(list: &str) -> Result<Vec<&'static Subject>, String> {
-    let names: Vec<&str> = list.split(',').filter(|name| !name.is_empty()).collect();
-    let known = || {
-        let names: Vec<&str> = ALL.iter().map(|subject| subject.name).collect();
-        names.join(", ")
-    };
-    if let Some(name) = names
-        .iter()
-        .find(|name| ALL.iter().all(|one| one.name != **name))
-    {
-        return Err(format!(
-            "there is no `{name}`; --only takes some of: {}",
-            known()
-        ));
-    }
-    if names.is_empty() {
-        return Err(format!("--only takes some of: {}", known()));
-    }
-    Ok(ALL.iter().filter(|one| names.contains(&one.name)).collect())
+fn subject(name: &str) -> Result<&'static Subject, String> {
+    ALL.iter().find(|one| one.name == name).ok_or_else(|| {
+        let names: Vec<&str> = ALL.iter().map(|one| one.name).collect();
+        format!("there are {}", names.join(", "))
+    })
 }
 
 #[cfg(test)]
@@ -166,36 +135,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_is_understood() {
-        let options =
-            Options::parse(&["--quick", "--only", "cleave,ide", "--rounds", "7"]).unwrap();
-        let names: Vec<&str> = options.subjects.iter().map(|one| one.name).collect();
+    fn arguments_are_read() {
+        let words = ["--quick", "--only", "cleave,ide", "--rounds", "7"];
+        let options = Options::parse_words(&words).unwrap();
+        let names: Vec<&str> = options.subjects().iter().map(|one| one.name).collect();
         assert_eq!(names, ["ide", "cleave"]);
-        assert_eq!((options.plan().rounds, options.effort), (7, Effort::Quick));
-        assert_eq!(Options::parse(&[]).unwrap().subjects.len(), ALL.len());
         assert_eq!(
-            Options::parse(&["--smoke"]).unwrap().subjects.len(),
-            SMOKE.len()
+            (options.plan().rounds, options.effort()),
+            (7, Effort::Quick)
         );
+        let count = |words: &[&str]| Options::parse_words(words).unwrap().subjects().len();
+        assert_eq!((count(&[]), count(&["--smoke"])), (ALL.len(), SMOKE.len()));
+        let kernel = Options::parse_words(&["--kernel", "a", "--modules", "b"]).unwrap();
+        assert!(kernel.kernel().is_some());
     }
 
     #[test]
     fn what_cannot_be_is_refused_with_the_choices() {
-        let why = Options::parse(&["--only", "cleave,floppy"]).unwrap_err();
+        let why = Options::parse_words(&["--only", "cleave,floppy"]).unwrap_err();
         assert!(
-            why.contains("`floppy`") && why.contains("lsi53c895a"),
+            why.contains("floppy") && why.contains("lsi53c895a"),
             "{why}"
         );
-        let table = [
-            &["--accel", "xen"][..],
-            &["--accel"],
-            &["--rounds", "0"],
-            &["--kernel", "bzImage"],
-            &["--only", ""],
-            &["--fast"],
-        ];
-        for words in table {
-            assert!(Options::parse(words).is_err(), "{words:?}");
+        for line in [
+            "--accel xen",
+            "--accel",
+            "--rounds 0",
+            "--kernel bzImage",
+            "--modules m",
+            "--only ",
+            "--fast",
+        ] {
+            let words: Vec<&str> = line.split(' ').collect();
+            assert!(Options::parse_words(&words).is_err(), "{line}");
         }
     }
 }
