@@ -151,6 +151,7 @@ async fn control(
     daemon.announce(is_locked);
     if let Door::Connected(stream) = &door {
         daemon.once = true;
+        daemon.silence = Some((Instant::now() + SILENCE_MIN, SILENCE_MIN));
         let guest = stream.try_clone().and_then(|stream| daemon.spawn(stream));
         daemon.guest = Some(
             guest.map_err(|error| Failure::run(format!("cannot serve the frontend: {error}")))?,
