@@ -92,7 +92,9 @@ fn source(path: &str, text: &str) -> Vec<String> {
             faults.push(format!("{path}: #![forbid(unsafe_code)] is missing"));
         }
         let mut head = text.lines().take_while(|line| line.starts_with("//!"));
-        if path.starts_with("crates/") && !head.any(|line| line.contains("forbid") || line.contains("must not")) {
+        if path.starts_with("crates/")
+            && !head.any(|line| line.contains("forbid") || line.contains("must not"))
+        {
             faults.push(format!(
                 "{path}: the first `//!` lines do not say what the crate forbids"
             ));
