@@ -21,6 +21,15 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/hostile", "lifecycle"),
 ];
 
+/// The binaries that take longest, longest first.
+const LONGEST: &[&str] = &[
+    "tests/hostile",
+    "crates/engine/lib",
+    "tests/data",
+    "crates/worker/lib",
+    "crates/worker/sim",
+];
+
 /// Of one binary. Far more than any takes: what hangs must end with its output.
 const LIMIT: Duration = Duration::from_secs(400);
 
@@ -59,7 +68,7 @@ impl<'a> Suite<'a> {
     /// Runs the tests that a busy machine does not disturb.
     pub(crate) fn run_crowd(&self) -> Result<(), String> {
         let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
-        self.run(&self.crowd, cpus + 1)
+        self.run(&self.crowd, cpus + 2)
     }
 
     /// Runs the tests that judge time. The caller sees to it that nothing else runs.
@@ -157,8 +166,14 @@ fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
             crowd.push(job(skips.collect()));
         }
     }
-    // The integration tests take longest; what starts late should be short.
-    crowd.sort_by_key(|job| !job.name.starts_with("tests/"));
+    // A test that starts late should be short. Then the other integration tests.
+    crowd.sort_by_key(|job| {
+        let rank = LONGEST.iter().position(|name| *name == job.name);
+        (
+            rank.unwrap_or(LONGEST.len()),
+            !job.name.starts_with("tests/"),
+        )
+    });
     [crowd, alone]
 }
 
