@@ -20,7 +20,7 @@ const INPUT_SECONDS_MAX: u32 = 20;
 #[derive(clap::Args)]
 pub(crate) struct Request {
     /// Fuzz each target for this long
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_080))]
     minutes: u32,
     /// Fuzz only these targets [default: all]
     #[arg(value_name = "TARGET", value_parser = PossibleValuesParser::from(all()))]
