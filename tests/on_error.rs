@@ -291,7 +291,7 @@ fn a_held_request_delays_neither_the_frontend_nor_the_exit() {
     assert!(watch.elapsed() < Duration::from_secs(1));
     client.queue(0).wait_used().unwrap();
     assert_eq!(stalled(&control), json!([]));
-    assert!(daemon.log_has("waited to be done again (1 of them)"));
+    assert!(daemon.log_has("I/O errors for 1 requests that were held or waited for a retry"));
     drop(client);
     // A frontend that disconnects does not block the next one.
     let mut client = daemon.open(&small(1));

@@ -33,11 +33,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Burst of log lines about frontends that connect and leave; enough for a VMM that connects a few times while it starts.
 const ARRIVALS_MAX: u32 = 10;
 
-/// Pause before the first check for a guest that kicks without a request, and the longest: the pause doubles, so
-/// that a guest which never starts its driver costs a dozen wake-ups in all.
-const SILENCE_MIN: Duration = Duration::from_secs(5);
-const SILENCE_MAX: Duration = Duration::from_secs(3600);
-
 /// Serves until a signal, or until the only frontend has left.
 pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     // Before anything opens a descriptor whose number could be the one that --fd names.
@@ -145,13 +140,11 @@ async fn control(
         rejections: Quota::new(1),
         faults: Quota::new(1),
         reported: Totals::default(),
-        silence: None,
         short: None,
     };
     daemon.announce(is_locked);
     if let Door::Connected(stream) = &door {
         daemon.once = true;
-        daemon.silence = Some((Instant::now() + SILENCE_MIN, SILENCE_MIN));
         let guest = stream.try_clone().and_then(|stream| daemon.spawn(stream));
         daemon.guest = Some(
             guest.map_err(|error| Failure::run(format!("cannot serve the frontend: {error}")))?,
@@ -188,8 +181,6 @@ struct Daemon {
     faults: Quota,
     /// Totals of the disk when the last session ended; the line of the next session has the difference.
     reported: Totals,
-    /// When to check next whether the guest kicks without a request, and how long after the check before.
-    silence: Option<(Instant, Duration)>,
     /// The leg that ends before what its guest was told, and where.
     short: Option<(u16, u64)>,
     /// End when a frontend has left.
@@ -213,7 +204,6 @@ enum Event {
     Ready(UnixStream),
     Changed,
     Rearm,
-    SilenceCheck,
     SizeChecked(io::Result<Resized>),
 }
 
@@ -302,7 +292,6 @@ impl Daemon {
                     break;
                 }
                 Event::Signalled(SignalRequest::CheckSize) => self.check_size(),
-                Event::SilenceCheck => self.check_silence(),
                 Event::Ended(ending) => {
                     self.end_session(ending, "the frontend has left");
                     if self.once {
@@ -352,7 +341,6 @@ impl Daemon {
         let is_free = guest.is_none();
         let pause = self.accept_after;
         let rearm_at = self.rearm_at;
-        let silence_at = self.silence.map(|(at, _)| at);
         tokio::select! {
             // In this order: a shutdown is never delayed, and a session has ended before the next one starts.
             biased;
@@ -364,7 +352,6 @@ impl Daemon {
             resized = size_checked(size_check) => Event::SizeChecked(resized),
             () = watch.changed() => Event::Changed,
             () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
-            () = until(silence_at), if silence_at.is_some() => Event::SilenceCheck,
         }
     }
 
@@ -401,7 +388,6 @@ impl Daemon {
                 self.arrivals
                     .log(|more| tracing::info!("{name}: a frontend has connected{more}"));
                 self.guest = Some(guest);
-                self.silence = Some((Instant::now() + SILENCE_MIN, SILENCE_MIN));
                 let waiting = self.pending.clear();
                 if waiting > 0 {
                     self.rejections.log(|more| {
@@ -448,7 +434,6 @@ impl Daemon {
     /// A session has ended; `None`: its thread failed. `left` says how a connection that was in order ended.
     fn end_session(&mut self, ending: Option<Ending>, left: &str) {
         self.close_guest();
-        self.silence = None;
         self.status.end();
         let name = self.disk.name();
         let totals = self.device.totals();
@@ -473,31 +458,6 @@ impl Daemon {
                 .faults
                 .log(|more| tracing::error!("{name}: the session failed{more}")),
         }
-    }
-
-    /// Warns once where the guest kicks and the rings never show a request. That is how guest memory which is not
-    /// shared looks from here: the guest writes to its own copy of the pages.
-    fn check_silence(&mut self) {
-        let Some((_, pause)) = self.silence.take() else {
-            return;
-        };
-        let served = self.device.totals().since(self.reported);
-        if !is_unused(&served) {
-            return;
-        }
-        if served.kicks == 0 {
-            // The guest has not started its driver yet.
-            let pause = pause * 2;
-            self.silence = (pause <= SILENCE_MAX).then(|| (Instant::now() + pause, pause));
-            return;
-        }
-        let (name, kicks) = (self.disk.name(), served.kicks);
-        self.faults.log(|more| {
-            tracing::warn!(
-                "{name}: the guest has sent {kicks} kicks and no request is in its rings: its memory is probably \
-                 not shared; give the VMM's memory backend share=on (libvirt: <access mode='shared'/>){more}"
-            );
-        });
     }
 
     fn close_guest(&mut self) {

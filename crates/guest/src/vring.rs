@@ -397,6 +397,12 @@ impl Vring {
         self.layout.size
     }
 
+    /// Whether the available index, read now, shows nothing to take.
+    pub fn is_empty(&self) -> bool {
+        let index = self.place.as_ref().map(|place| place.parts.avail_index());
+        index == Some(self.positions.next_avail())
+    }
+
     /// Copies the next available chain into `chain`; `None`: there is none. Reads the shared index only when
     /// all chains seen before have been taken (one cache line per batch).
     ///

@@ -88,7 +88,7 @@ impl Profile {
         let shown = path.display();
         let garbage = |why: String| {
             ProfileError(format!(
-                "{shown} is no profile ({why}); give the file that `cleave probe --profile` wrote"
+                "{shown} is not a profile ({why}); give the file that `cleave probe --profile` wrote"
             ))
         };
         let wrong = |error: toml::de::Error| {

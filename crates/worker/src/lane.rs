@@ -7,7 +7,7 @@ use cleave_guest::{Epoch, Vring, VringError};
 use crate::Completion;
 use crate::command::{Stopped, VringStart};
 use crate::policy::Caller;
-use crate::record::Recorder;
+use crate::record::{Recorder, VringEvent};
 use crate::slots::Slots;
 use crate::stall::Stalls;
 
@@ -53,6 +53,10 @@ pub(crate) struct Lane {
     pub(crate) caller: Caller,
     pub(crate) record: Recorder,
     call_history: CallHistory,
+    /// Position of the first request that this lane takes.
+    begins_at: u16,
+    /// Kicks without a request, before the first request.
+    empty_kicks: u8,
 }
 
 /// Maximum number of inline requests before the guest is shown them, so that it handles them while we work on
@@ -100,6 +104,7 @@ impl Lane {
         Lane {
             index: start.index,
             slots: Slots::new(vring.size()),
+            begins_at: vring.base(),
             vring,
             features: start.features,
             has_kick: false,
@@ -116,9 +121,23 @@ impl Lane {
             dirty: false,
             record,
             call_history: CallHistory::default(),
+            empty_kicks: 0,
             pushed: 0,
             caller: Caller::default(),
         }
+    }
+
+    /// The guest kicked. `true`: for the second time, and it has never made a request available. This is how guest
+    /// memory that is not shared looks from here, because the guest writes to its own copy of the pages. One such kick
+    /// means nothing: QEMU makes it when it starts a vring.
+    pub(crate) fn kicked(&mut self) -> bool {
+        self.record.count(VringEvent::Kick);
+        let is_silent = self.vring.base() == self.begins_at && self.vring.is_empty();
+        if self.empty_kicks > 1 || !is_silent {
+            return false;
+        }
+        self.empty_kicks += 1;
+        self.empty_kicks == 2
     }
 
     #[inline]

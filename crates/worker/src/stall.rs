@@ -322,14 +322,14 @@ impl<S: Store> Worker<S> {
             self.log_rarely(|name| {
                 tracing::warn!(
                     "{name}: vring {index} was stopped while the disk failed: {waiting} requests that \
-                     waited for a retry are left to the next daemon or connection"
+                     were held or waited for a retry are left to the next daemon or connection"
                 );
             });
         } else if waiting > 0 {
             self.log_rarely(|name| {
                 tracing::warn!(
                     "{name}: vring {index} was stopped while the disk failed: its guest gets I/O errors for {waiting} requests \
-                     that waited for a retry"
+                     that were held or waited for a retry"
                 );
             });
             self.end_stalled(number, |_| true);

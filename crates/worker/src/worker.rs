@@ -334,7 +334,16 @@ impl<S: Store> Worker<S> {
 
     fn kicked(&mut self, slot: u16) {
         if let Some(Some(lane)) = self.lanes.get_mut(usize::from(slot)) {
-            lane.record.count(VringEvent::Kick);
+            let (index, is_empty) = (lane.index, lane.kicked());
+            if is_empty {
+                self.log_rarely(|name| {
+                    tracing::warn!(
+                        "{name}: vring {index}: the guest kicked twice and its ring shows no request. If the disk hangs \
+                         in the guest, its memory is not shared: give the VMM's memory backend share=on (libvirt: \
+                         <access mode='shared'/>)"
+                    );
+                });
+            }
         }
     }
 
