@@ -144,6 +144,6 @@ failed=$(stat_of failed)
 sleep 1
 [ "$(stat_of failed)" -gt "$failed" ] && ok pulled-goes-on || fail pulled-goes-on "$failed, then $(stat_of failed)"
 leave pulled-term
-grep -q 'the frontend has left' /tmp/daemon && ok pulled-left || fail pulled-left "$(tail -n 3 /tmp/daemon | tr '\n' ' ')"
+grep -q 'the frontend was disconnected' /tmp/daemon && ok pulled-left || fail pulled-left "$(tail -n 3 /tmp/daemon | tr '\n' ' ')"
 kill "$driver"
 end "dev nvme"
