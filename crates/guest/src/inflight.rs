@@ -340,7 +340,8 @@ impl Journal {
     /// The guest sees the `count` requests that completed last; `used` is the index that it sees.
     ///
     /// They are found by the links of the region rather than by a copy of ours. A frontend that spoils those makes a wrong
-    /// entry, in its own region, look finished.
+    /// entry, in its own region, look finished. A guest that offers a head again before it has seen it used makes a link
+    /// to itself: the entries behind it stay, and the next daemon repeats those requests of that guest.
     #[inline]
     pub(crate) fn shown(&mut self, count: u16, used: u16) {
         compiler_fence(Ordering::SeqCst);

@@ -107,7 +107,10 @@ impl Bench {
             vring.push_used(*head, 0);
         }
         vring.publish();
-        if !broke {
+        // A guest that offers a head twice at a time has its own requests repeated.
+        taken.sort_unstable();
+        let distinct = taken.windows(2).all(|pair| pair[0] != pair[1]);
+        if !broke && distinct {
             assert_eq!(self.vring(0).again(), 0, "an answered request comes again");
         }
     }
