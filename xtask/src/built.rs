@@ -85,7 +85,7 @@ fn cargo(root: &Path, words: &[&str]) -> Result<Vec<Artifact>, String> {
     }
 }
 
-/// What cargo built, where it is executable.
+/// An executable that cargo built.
 fn artifact(built: Built) -> Option<Artifact> {
     let (kind, target) = match built.target.kind.first()? {
         TargetKind::Bench => (Kind::Benchmark, built.target.name),

@@ -15,13 +15,13 @@ const BUILD: [(&str, &str); 2] = [
     ("RUSTFLAGS", "-Zsanitizer=address"),
 ];
 
-/// What the sanitizer is told. SIGBUS and SIGSEGV are left to the daemon, which lives on when guest memory is cut
+/// Options of the sanitizer. SIGBUS and SIGSEGV are left to the daemon, which lives on when guest memory is cut
 /// off. What is freed is kept for a while, so that a late access to it is seen: 4 MiB of it, where 256 would
 /// drown what the tests bound. A leak is found when a daemon ends.
 const OPTIONS: &str = "handle_sigbus=0:handle_segv=0:halt_on_error=1:detect_leaks=1:\
 quarantine_size_mb=4:thread_local_quarantine_size_kb=64";
 
-/// What the tests let a daemon grow by beyond their bounds, in KiB: the 4 MiB above, and what the sanitizer's
+/// How much more than its usual bound a daemon may grow by in the tests, in KiB: the 4 MiB above, and what the sanitizer's
 /// allocator keeps for itself (it gives nothing back, and each thread has a stock of every size). Up to 21 MiB were
 /// seen in all, and no more where the repeating tests were five times as long.
 const KEPT_KIB: &str = "32768";

@@ -147,7 +147,7 @@ impl ValueFormatter<f64> for Ruler {
 }
 
 impl Scale {
-    /// Where a value lies; `None` for one that the scale cannot show.
+    /// Position of a value; `None` if the scale cannot show it.
     pub(crate) fn place(self, value: f64) -> Option<f64> {
         let place = match self {
             Scale::Linear => value,

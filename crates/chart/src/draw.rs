@@ -291,7 +291,7 @@ pub fn svg(figure: &Figure) -> String {
     text.replace("</svg>", &format!("{tips}</svg>"))
 }
 
-/// What is being drawn on.
+/// The drawing of one figure: its area, its legend and its hover texts.
 pub(crate) struct Page<'a> {
     pub(crate) root: DrawingArea<SVGBackend<'a>, Shift>,
     pub(crate) legend: Legend,

@@ -2,7 +2,7 @@
 //! them away.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
 use cleave_disk::{Backing, FileKind, Leg};
@@ -19,12 +19,13 @@ pub(crate) fn attached_to(leg: &Leg) -> Option<String> {
     }
 }
 
+/// Compares names as the kernel has them. The other files are not opened or examined, because one of them may lie on a
+/// file system whose server does not answer. A file that is attached under another name is not found.
 fn find(file: &File, devices: &Path) -> Option<String> {
-    let ours = file.metadata().ok()?;
+    let ours = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     fs::read_dir(devices).ok()?.flatten().find_map(|device| {
         let path = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-        let found = fs::metadata(path.trim_end_matches('\n')).ok()?;
-        let is_ours = (found.dev(), found.ino()) == (ours.dev(), ours.ino());
+        let is_ours = Path::new(path.trim_end_matches('\n')) == ours;
         is_ours.then(|| format!("/dev/{}", device.file_name().display()))
     })
 }
@@ -34,15 +35,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_found_by_its_inode_under_any_name() {
+    fn an_attached_file_is_found_by_its_name() {
         let folder = tempfile::tempdir().unwrap();
-        let [image, other, link] = ["image", "other", "link"].map(|name| folder.path().join(name));
+        let folder_path = folder.path().canonicalize().unwrap();
+        let [image, other] = ["image", "other"].map(|name| folder_path.join(name));
         fs::write(&image, "x").unwrap();
         fs::write(&other, "x").unwrap();
-        fs::hard_link(&image, &link).unwrap();
         let devices = folder.path().join("devices");
         fs::create_dir_all(devices.join("sda")).unwrap();
-        for (device, path) in [("loop0", &other), ("loop7", &link)] {
+        for (device, path) in [("loop0", &other), ("loop7", &image)] {
             let attached = devices.join(device).join("loop");
             fs::create_dir_all(&attached).unwrap();
             let line = format!("{}\n", path.display());

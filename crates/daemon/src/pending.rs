@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_speaks_first_is_served_first() {
+    async fn the_first_to_send_is_served_first() {
         let mut pending = PendingConnections::default();
         assert!(soon(pending.next_ready()).await.is_none());
         let (first, _silent) = pair();
@@ -141,12 +141,12 @@ mod tests {
         let mut ready = comes(pending.next_ready()).await.unwrap();
         let mut text = [0; 5];
         ready.read_exact(&mut text).unwrap();
-        assert_eq!(&text, b"hello", "looking takes nothing");
+        assert_eq!(&text, b"hello", "peeking consumes nothing");
         assert_eq!(pending.clear(), 1);
     }
 
     #[tokio::test]
-    async fn who_leaves_in_silence_is_let_go() {
+    async fn a_silent_connection_that_closes_is_removed() {
         let mut pending = PendingConnections::default();
         let (ours, theirs) = pair();
         pending.add(ours);

@@ -21,7 +21,7 @@ pub(crate) struct SplitArgs {
     /// from 4K to 4M, no less than the disk's block: every larger request is cut into such pieces.
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) split: SplitOption,
-    /// What `cleave probe --profile` wrote for this disk; --split auto starts from it
+    /// File that `cleave probe --profile` wrote for this disk; --split auto starts from it
     ///
     /// It is refused for another disk and for one that shrank.
     #[arg(long, value_name = "FILE")]

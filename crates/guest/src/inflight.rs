@@ -38,12 +38,12 @@ const IN_FLIGHT_AT: usize = 0;
 const BEFORE_AT: usize = 6;
 const COUNTER_AT: usize = 8;
 
-/// Where a region lies in its file, and for how many vrings of how many entries it is: what both messages about it say.
+/// Place and shape of a region, as both messages about it carry them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InflightLayout {
     /// Length in bytes.
     pub len_bytes: u64,
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub file_offset: u64,
     /// Vrings.
     pub vrings: u16,
@@ -187,7 +187,7 @@ pub enum JournalFault {
     Lost,
 }
 
-/// Where a vring goes on.
+/// Position at which a vring continues.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Resumed {
     /// Position of the next chain.

@@ -1,8 +1,8 @@
-//! What callgrind writes, read back: how many instructions each place of the program cost by itself.
+//! Reads callgrind's output: how many instructions each place of the program cost by itself.
 
 use std::collections::BTreeMap;
 
-/// Where instructions were executed.
+/// A place in the program.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     /// Program or library.

@@ -1,4 +1,4 @@
-//! Where driver and daemon run.
+//! Chooses the CPUs of driver and daemon.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 pub(super) struct Cpus {
     pub(super) driver: String,
     pub(super) daemon: String,
-    /// What a reader must know about them.
+    /// A caveat for the reader.
     pub(super) caveat: Option<String>,
 }
 

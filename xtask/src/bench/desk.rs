@@ -1,4 +1,4 @@
-//! What suites share: built programs, CPUs to be pinned to, the run's folder, one measurement.
+//! Everything that suites share: built programs, CPUs to be pinned to, the run's folder, one measurement.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -169,12 +169,12 @@ impl Desk {
         Daemon::start(pinned(&self.cpus.daemon, daemon), socket.to_owned(), log)
     }
 
-    /// Where a single daemon listens.
+    /// Socket of a single daemon.
     pub(super) fn socket(&self) -> PathBuf {
         self.run.folder().join("disk.sock")
     }
 
-    /// What the driver prints of a load.
+    /// The driver's output for a load.
     pub(super) fn drive(&self, socket: &Path, load: &str) -> Result<Value, String> {
         self.drive_all(&[socket.to_owned()], load)
     }

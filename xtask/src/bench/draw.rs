@@ -6,7 +6,7 @@ use crate::report::chart::{Axis, Figure, Marks, Panel, Scale, Series};
 use crate::report::rounds::{field, said, said_ratio};
 use crate::report::{Bar, Recorded, Rounds, Spread, Table, Verdict};
 
-/// What every figure of the host's suites leaves out.
+/// The caveat under every figure of the host's suites.
 pub(super) const NO_GUEST: &str = "the guest's own CPU and its interrupts: the driver is a process of the host, pinned to a CPU of its own";
 
 /// Under a title: on what it was measured.

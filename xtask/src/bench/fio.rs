@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::step::quietly;
 
-/// What fio is asked for; its engine is io_uring, with the file and the buffers registered.
+/// A job for fio; its engine is io_uring, with the file and the buffers registered.
 pub(super) struct Job<'a> {
     pub(super) disk: &'a Path,
     pub(super) block_bytes: u32,

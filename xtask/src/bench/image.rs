@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Blocks that are looked at, evenly over the disk.
 const SAMPLES: u64 = 512;
 const SAMPLE_BYTES: u64 = 4096;
-/// What is filled within a blink need not be told.
+/// Smaller files are filled too quickly to be worth a message.
 const QUIET_BYTES: u64 = 128 << 20;
 /// Of eight bits a byte; random bytes reach 7.999 in so many samples.
 const ENTROPY_MIN: f64 = 7.95;

@@ -13,7 +13,7 @@ use crate::report::environment;
 use crate::setup;
 use crate::step::quietly;
 
-/// What is judged against; rewritten by `--accept`.
+/// File of the reference counts; rewritten by `--accept`.
 const REFERENCE: &str = "benches/instructions.toml";
 /// A rise beyond this is a failure, a fall beyond it a reason to accept the new count.
 const TOLERANCE: f64 = 0.02;
@@ -133,7 +133,7 @@ fn summed(profile: &Profile, ios: f64, program: &Path) -> Count {
     }
 }
 
-/// Where the instructions of a case are.
+/// Prints the places of a case's instructions.
 fn annotate(root: &Path, case: &str, profile: &Profile, ios: f64) {
     let tables = [
         (

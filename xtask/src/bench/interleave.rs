@@ -8,7 +8,7 @@ use super::load::Load;
 use super::options::Pace;
 use super::subject::{Store, Subject};
 
-/// What is asked, of which disk, of whom.
+/// A load, its disk, and the subjects that it is measured on.
 pub(super) struct Point {
     pub(super) name: String,
     pub(super) store: Store,

@@ -1,4 +1,4 @@
-//! What is asked of a disk, in words for our driver and for fio.
+//! A load on a disk, as arguments of our driver and of fio.
 
 use std::path::Path;
 

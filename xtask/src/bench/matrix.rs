@@ -18,7 +18,7 @@ const BARE: &str = "bare";
 /// The row that the study looks at.
 const ROW_BYTES: u64 = 512 << 10;
 
-/// What is outstanding, and into how many requests it is cut.
+/// The outstanding bytes, and the number of requests that they are divided into.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Cell {
     outstanding_bytes: u64,

@@ -49,7 +49,7 @@ pub(crate) enum Suite {
     Recording,
 }
 
-/// What draws the suites, in the order of the page.
+/// The functions that draw the suites, in the order of the page.
 pub(crate) const DRAWN: &[Draw] = &[
     transport::section,
     cpu::section,

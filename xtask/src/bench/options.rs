@@ -68,7 +68,7 @@ pub(crate) enum Pace {
 }
 
 impl Pace {
-    /// What is chosen by pace.
+    /// Returns the argument for this pace.
     pub(crate) fn pick<T>(self, full: T, quick: T, smoke: T) -> T {
         match self {
             Pace::Full => full,

@@ -1,4 +1,4 @@
-//! Who else used the CPUs while a suite ran: other processes of this machine, and other machines on its host.
+//! Measures how much others used the CPUs while a suite ran: processes of this machine, and machines on its host.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ const STOLEN_MAX: f64 = 0.1;
 /// USER_HZ, the unit of these files on every machine that we run on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What had been used when it was looked at.
+/// Usage up to the moment of reading.
 pub(super) struct Used {
     at: Instant,
     ticks: Ticks,
@@ -35,7 +35,7 @@ impl Used {
         }
     }
 
-    /// What to tell a reader of what others have used since, if it matters.
+    /// A remark for the reader about the usage since then, if it matters.
     pub(super) fn complaint(&self) -> Option<String> {
         let now = Used::now();
         let seconds = now.at.duration_since(self.at).as_secs_f64();

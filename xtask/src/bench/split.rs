@@ -27,7 +27,7 @@ struct Point {
     has_fixed: bool,
 }
 
-/// What is served.
+/// The disk that is served.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Disk {
     /// A modelled drive: not this machine's.

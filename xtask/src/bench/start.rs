@@ -45,7 +45,7 @@ pub(super) fn measure(desk: &mut Desk) -> Result<(), String> {
 }
 
 fn one(desk: &Desk, command: &[String], socket: &Path) -> Result<Value, String> {
-    // Whoever listened here before has gone; what is left of it must not answer.
+    // The previous listener is gone, and its socket file must not be taken for the next one's.
     let _ = std::fs::remove_file(socket);
     let log = std::fs::File::create(desk.run.folder().join("start.log"));
     let log = log.map_err(|error| format!("start.log: {error}"))?;

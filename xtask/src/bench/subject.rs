@@ -1,8 +1,8 @@
-//! Who is measured: the disk itself, the peer, and ours in each of its ways to wait.
+//! The subjects of the measurements: the disk itself, the peer, and ours in each of its ways to wait.
 
 use std::path::{Path, PathBuf};
 
-/// What answers the requests.
+/// The program that answers the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Subject {
     /// fio on the disk: no daemon.
@@ -21,7 +21,7 @@ pub(super) enum Completion {
     AnyRate,
 }
 
-/// What is served.
+/// The disk that is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Store {
     /// Touches no data.

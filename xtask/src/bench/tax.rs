@@ -154,7 +154,7 @@ fn verdicts(rounds: &Rounds<'_>) -> Vec<Verdict> {
     verdicts
 }
 
-/// What stands in the way, where it is not the disk.
+/// The bottleneck, if it is not the disk.
 fn limit(rounds: &Rounds<'_>, point: &str, own: &str) -> String {
     let busy = |who: &str, name| {
         rounds

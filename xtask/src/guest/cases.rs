@@ -97,7 +97,7 @@ pub(crate) const ALL: &[Case] = &[
     },
 ];
 
-/// What a case works with: its folder, and the lab.
+/// A case's folder, and the lab.
 pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     pub(super) folder: PathBuf,
@@ -260,7 +260,7 @@ fn killed(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
     }
     machine.answer()?;
     let checks = machine.finish()?;
-    // Where the guest's CPU is the limit few kills find one in flight, so it is told and not asked for.
+    // If the guest's CPU is the limit, few kills find a request in flight. So the number is printed and not checked.
     println!("killed: requests were done again after {recovered} of {kills} kills");
     daemon.stop()?;
     Ok(checks)

@@ -1,4 +1,4 @@
-//! What the guest boots into: busybox, a few real tools with their libraries, the modules, and a script. Packed by
+//! The guest's initial file system: busybox, a few real tools with their libraries, the modules, and a script. Packed by
 //! busybox's `cpio`; the kernel unpacks archives that stand behind each other.
 
 use std::fs;

@@ -31,7 +31,7 @@ pub(crate) struct Kernel {
     pub(crate) release: String,
     /// File name and content, uncompressed.
     pub(crate) modules: Vec<(String, Vec<u8>)>,
-    /// What is compiled into the image, as file names of modules.
+    /// Drivers that are compiled into the image, as file names of modules.
     builtin: BTreeSet<String>,
 }
 
@@ -99,7 +99,7 @@ impl Kernel {
     }
 }
 
-/// What an x86 boot image unpacks, and with what; Linux `Documentation/arch/x86/boot.rst`.
+/// The compressed part of an x86 boot image, and the program that unpacks it; Linux `Documentation/arch/x86/boot.rst`.
 fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     const SETUP_SECTORS: usize = 0x1F1;
     const OFFSET: usize = 0x248;

@@ -33,7 +33,7 @@ impl Accelerator {
     }
 }
 
-/// What a machine boots.
+/// Source of the boot.
 pub(crate) enum Boot<'a> {
     Linux {
         kernel: &'a Path,
@@ -308,7 +308,7 @@ fn copy_lines(mut from: impl BufRead, mut log: File, to: &Sender<String>) {
     }
 }
 
-/// What the guest reports in a line; the kernel may have printed something before it.
+/// The report in a line of the guest; the kernel may have printed something before it.
 fn word_in(line: &str) -> Option<Word> {
     let split = |text: &str| {
         let (first, rest) = text.split_once(' ').unwrap_or((text, ""));

@@ -40,7 +40,7 @@ pub(crate) struct Request {
     pub(crate) against: BackendKind,
 }
 
-/// What all cases share.
+/// Everything that all cases share.
 pub(crate) struct Lab {
     kernel: Kernel,
     initramfs: Initramfs,

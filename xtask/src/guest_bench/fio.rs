@@ -1,4 +1,4 @@
-//! What fio says: its JSON, and its log of latencies.
+//! Reads the output of fio: its JSON, and its log of latencies.
 
 use serde_json::Value;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// What is asked of a disk, one after the other in a single run of fio.
+/// Loads on a disk, one after the other in a single run of fio.
 pub(super) struct Jobs {
     text: String,
     seconds: f64,

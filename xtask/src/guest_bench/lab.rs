@@ -1,4 +1,4 @@
-//! What all guests share: kernel, initramfs, accelerator, programs, the filled disk.
+//! Everything that all guests share: kernel, initramfs, accelerator, programs, the filled disk.
 
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
@@ -38,7 +38,7 @@ const FULL: Wish = Wish {
 /// Set up once for all guests of a run.
 pub(super) struct Lab {
     pub(super) kernel: Kernel,
-    /// What QEMU starts: the kernel, unpacked where that works.
+    /// The kernel that QEMU starts, unpacked if that works.
     pub(super) image: PathBuf,
     initramfs: Initramfs,
     pub(super) accelerator: Accelerator,
@@ -49,9 +49,9 @@ pub(super) struct Lab {
     pub(super) filled: PathBuf,
     /// Held while it runs: two runs would measure each other.
     _lock: File,
-    /// What QEMU can emulate.
+    /// The devices that this QEMU can emulate.
     devices: BTreeSet<String>,
-    /// What `cleave serve` says of its options.
+    /// The help of `cleave serve`.
     help: String,
 }
 

@@ -67,7 +67,7 @@ impl<'a> Lines<'a> {
         Spread::of(&ratios)
     }
 
-    /// Who was measured at a point.
+    /// Subjects that were measured at a point.
     pub(super) fn subjects(&self, point: &str) -> Vec<&'static Subject> {
         let measured = |one: &&Subject| self.at(point).any(|line| line["subject"] == one.name);
         ALL.iter().filter(measured).collect()

@@ -62,7 +62,7 @@ pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
     let mut run = Run::create(&out, &environment, &asked)?;
     let start = Instant::now();
     let measured = measure(&lab, &options, &mut run);
-    // What there is, is shown, also where a full disk ended it.
+    // The results so far are shown even if a full disk ended the run.
     let finished = measured.and_then(|gaps| run.finish().map(|_| gaps));
     let page = report::draw(std::slice::from_ref(&out), &out)?;
     println!(

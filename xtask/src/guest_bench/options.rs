@@ -60,7 +60,7 @@ pub(super) struct Plan {
     pub(super) together_rounds: u32,
 }
 
-/// What a smoke run compares: that the harness works, no more.
+/// Subjects of a smoke run, which only shows that the harness works.
 const SMOKE: [&str; 2] = ["ahci", "cleave"];
 
 impl Options {

@@ -21,9 +21,9 @@ const TROUBLES_MAX: u32 = 2;
 
 /// Whose CPU time, interrupts and kicks are taken apart (study B).
 const TAKEN_APART: [&str; 5] = [BASE, "qsd", "cleave", "cleave-poll", "cleave-adaptive"];
-/// Who is driven by ever more threads (study D).
+/// Subjects that are driven by more and more threads (study D).
 const BY_THREADS: [&str; 4] = [BASE, "qsd", "cleave", "cleave-adaptive"];
-/// Who serves several disks at once (study C).
+/// Subjects that serve several disks at once (study C).
 const TOGETHER: [&str; 3] = ["ahci", BASE, "cleave"];
 
 /// Of the slow disk among several.
@@ -122,7 +122,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// What the slowest emulated controller takes (of all, where none is emulated), in steps.
+    /// Rates in steps up to that of the slowest emulated controller, or of the slowest subject if none is emulated.
     fn calibrate(&mut self) -> Result<Vec<u32>, String> {
         let (emulated, others): (Vec<_>, Vec<_>) = self
             .subjects
@@ -150,7 +150,7 @@ impl<'a> Rounds<'a> {
         Ok(rates)
     }
 
-    /// Who takes the fewest mixed requests with 32 in flight, and how many.
+    /// The subject with the fewest mixed requests at 32 in flight, and their rate.
     fn slowest_of(
         &mut self,
         subjects: Vec<&'static Subject>,

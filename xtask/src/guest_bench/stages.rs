@@ -32,7 +32,7 @@ pub(super) struct Sample {
     qemu: Ticks,
 }
 
-/// What to look at.
+/// The processes and threads to read.
 pub(super) struct Watch {
     pub(super) qemu: u32,
     pub(super) daemons: Vec<u32>,

@@ -1,4 +1,4 @@
-//! What is compared: a disk attached through one kind of controller, and who serves it.
+//! The subjects of the comparison: a kind of controller, and the program that serves its disk.
 
 use std::path::Path;
 
@@ -30,12 +30,12 @@ pub(super) struct Subject {
     pub(super) class: Class,
     /// The guest's module; named in the report where the kernel lacks it.
     pub(super) driver: &'static str,
-    /// What QEMU calls the device.
+    /// QEMU's name of the device.
     pub(super) device: &'static str,
     pub(super) server: Server,
 }
 
-/// Who moves the data.
+/// The program that moves the data.
 #[derive(Debug)]
 pub(super) enum Server {
     /// QEMU itself: the controller, and a disk on it (`{node}` and its number `{n}`).
@@ -49,7 +49,7 @@ pub(super) enum Server {
     Cleave(&'static [(&'static str, &'static str)]),
 }
 
-/// Where QEMU does a controller's I/O.
+/// The thread in which QEMU does a controller's I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Thread {
     Main,

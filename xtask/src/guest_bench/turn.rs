@@ -39,7 +39,7 @@ pub(super) struct Turn {
     pub(super) commands: Value,
 }
 
-/// What a run of fio came to.
+/// Result of a run of fio.
 pub(super) struct Ran {
     pub(super) jobs: Vec<fio::Job>,
     pub(super) result: Value,
@@ -47,7 +47,7 @@ pub(super) struct Ran {
     dots: BTreeMap<String, Vec<Dot>>,
 }
 
-/// What the guest counts: interrupts of its disks, kicks, busy ticks of its CPU.
+/// Counters of the guest: interrupts of its disks, kicks, busy ticks of its CPU.
 type Counts = [f64; 3];
 
 /// Between the marks around a job.
@@ -268,7 +268,7 @@ impl Ran {
         Ok(())
     }
 
-    /// Where it stands, as the end of a sentence.
+    /// The progress, as the end of a sentence.
     fn last_seen(&self, names: &[String]) -> String {
         let is_open = |name: &&String| self.spans.get(*name).is_some_and(|span| span.end.is_none());
         match (names.iter().find(is_open), names.first()) {

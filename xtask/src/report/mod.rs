@@ -1,4 +1,4 @@
-//! What a bench leaves behind: raw lines, the machine they were measured on, figures, and a page that
+//! The result of a bench: raw lines, the machine they were measured on, figures, and a page that
 //! shows them. Everything that is drawn is drawn from the raw lines alone, so that `cargo xtask report`
 //! can draw it again.
 
@@ -21,7 +21,7 @@ pub(crate) use section::{Bar, Section, Table, Verdict};
 /// Turns the raw lines of one suite into what the page shows of it.
 pub(crate) type Draw = fn(&Recorded) -> Option<Section>;
 
-/// Who draws what, in the order of the page. A suite that left no lines draws nothing.
+/// The functions that draw each section, in the order of the page. A suite without lines has no section.
 const DRAWN: &[&[Draw]] = &[crate::bench::DRAWN, &[crate::guest_bench::draw::section]];
 
 fn sections(run: &Recorded) -> Vec<Section> {

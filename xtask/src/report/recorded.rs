@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// What a folder holds.
+/// The recorded run in a folder.
 pub(crate) struct Recorded {
     pub(crate) folder: PathBuf,
     pub(crate) environment: Value,
@@ -12,7 +12,7 @@ pub(crate) struct Recorded {
     lines: Vec<Value>,
     /// Suite and text.
     pub(crate) warnings: Vec<(String, String)>,
-    /// What the run was asked for.
+    /// The arguments of the run.
     pub(crate) asked: Value,
     pub(crate) is_complete: bool,
     /// Lines that are no JSON: of a run that was cut off in the middle of one.

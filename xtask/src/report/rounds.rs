@@ -119,7 +119,7 @@ pub(crate) fn field(name: &'static str) -> impl Fn(&Value) -> Option<f64> + Copy
     move |result: &Value| result[name].as_f64()
 }
 
-/// What both sides cost together; a side that does not exist costs nothing.
+/// Cost of both sides together; a side that does not exist costs nothing.
 pub(crate) fn both_cpu_us(result: &Value) -> Option<f64> {
     let driver = result["driver_cpu_us"].as_f64()?;
     Some(driver + result["daemon_cpu_us"].as_f64().unwrap_or(0.0))

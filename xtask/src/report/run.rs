@@ -36,7 +36,7 @@ impl Run {
         Ok(run)
     }
 
-    /// Where it lies.
+    /// Path of the folder.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }

@@ -1,4 +1,4 @@
-//! What a suite shows: words, tables, figures, and the ratios that it must reach.
+//! A suite's section of the report: text, tables, figures, and the ratios with their bars.
 
 use super::Spread;
 use super::chart::Figure;
@@ -28,17 +28,17 @@ pub(crate) struct Table {
 pub(crate) struct Verdict {
     /// `T1` to `T12`.
     pub(crate) id: &'static str,
-    /// What is divided by what, and where.
+    /// The two subjects that are divided, and the point at which.
     pub(crate) what: String,
     pub(crate) must: Bar,
-    /// Where it is going, in words.
+    /// The bar, as text.
     pub(crate) aim: &'static str,
     /// None where it could not be measured here; `note` says why.
     pub(crate) measured: Option<Spread>,
     pub(crate) note: String,
 }
 
-/// What the first release must reach.
+/// The bar that the first release must reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Bar {
     AtLeast(f64),

@@ -95,7 +95,7 @@ pub(crate) fn check_arrows(metadata: &Metadata) -> Result<String, String> {
     all(faults, own.len())
 }
 
-/// What is wrong with a dependency of one of our packages.
+/// The fault of a dependency of one of our packages, if it has one.
 fn arrow(from: &str, to: &str, is_shipped: bool) -> Option<String> {
     let short = |name: &str| name.trim_start_matches("cleave-").to_owned();
     let rows = ARROWS.lines().filter_map(|row| row.split_once(':'));

@@ -121,7 +121,7 @@ fn figure(lines: &Lines<'_>) -> Figure {
     )
 }
 
-/// What is counted where.
+/// The caption of the stages: where each is counted.
 fn stages(lines: &Lines<'_>) -> &'static str {
     match lines.is_translated() {
         true => {

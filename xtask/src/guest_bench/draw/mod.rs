@@ -1,4 +1,4 @@
-//! What was measured in guests, as the page shows it. All of it comes from the raw lines.
+//! The page's section about guests. All of it comes from the raw lines.
 
 mod apart;
 mod offered;
