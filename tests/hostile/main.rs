@@ -2,12 +2,15 @@
 //! vring, and a bad message closes its connection. Each row is one named attack; after it the same process must serve
 //! a new client. `CLEAVE_TEST_ROW=TEXT` runs the rows whose names contain the text. `CLEAVE_TEST_SCALE=N` makes rows
 //! that repeat N times longer.
+//!
+//! `--daemon 'CMD {socket} {disk} {queues}' [--only TEXT]` runs the tables against another back-end and prints them.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // shared test code lies outside of #[test] functions
 
 mod attack;
 mod blocking;
 mod chains;
 mod config;
+mod conform;
 mod lifecycle;
 mod memory;
 mod messages;
@@ -15,7 +18,41 @@ mod recovery;
 mod requests;
 mod rings;
 
-use cleave_tests::{Daemon, Scratch, run_rows};
+use std::process::ExitCode;
+
+use cleave_tests::{Daemon, Scratch, cases, run_cases, run_rows};
+use conform::{
+    a_back_end_that_dies_fails_its_row, a_back_end_that_never_listens_is_reported,
+    our_daemon_passes_a_row_of_each_table,
+};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let value = |option: &str| {
+        let at = arguments.iter().position(|word| word == option)?;
+        arguments.get(at + 1).map(String::as_str)
+    };
+    if let Some(template) = value("--daemon") {
+        return conform::report(template, value("--only").unwrap_or_default());
+    }
+    run_cases(cases![
+        rings,
+        rings_on_ram,
+        chains,
+        requests,
+        requests_to_a_read_only_disk,
+        config,
+        messages,
+        descriptors,
+        descriptors_that_block,
+        memory,
+        lifecycle,
+        recovery,
+        our_daemon_passes_a_row_of_each_table,
+        a_back_end_that_never_listens_is_reported,
+        a_back_end_that_dies_fails_its_row,
+    ])
+}
 
 /// A daemon on a file of 64 MiB with two workers; with O_DIRECT if the file system supports it.
 fn on_file() -> impl Fn() -> Daemon {
@@ -31,27 +68,22 @@ fn on_ram() -> Daemon {
     Daemon::serve(&["--disk", "ram:64M", "--workers", "2"])
 }
 
-#[test]
 fn rings() {
     run_rows("rings", on_file(), rings::rows());
 }
 
-#[test]
 fn rings_on_ram() {
     run_rows("rings on ram", on_ram, rings::rows());
 }
 
-#[test]
 fn chains() {
     run_rows("chains", on_file(), chains::rows());
 }
 
-#[test]
 fn requests() {
     run_rows("requests", on_file(), requests::rows());
 }
 
-#[test]
 fn requests_to_a_read_only_disk() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 64 << 20);
@@ -59,37 +91,30 @@ fn requests_to_a_read_only_disk() {
     run_rows("read-only", start, requests::read_only_rows());
 }
 
-#[test]
 fn config() {
     run_rows("config", on_ram, config::rows());
 }
 
-#[test]
 fn messages() {
     run_rows("messages", on_ram, messages::rows());
 }
 
-#[test]
 fn descriptors() {
     run_rows("descriptors", on_ram, messages::descriptor_rows());
 }
 
-#[test]
 fn descriptors_that_block() {
     run_rows("blocking", on_ram, blocking::rows());
 }
 
-#[test]
 fn memory() {
     run_rows("memory", on_file(), memory::rows());
 }
 
-#[test]
 fn lifecycle() {
     run_rows("life cycle", on_file(), lifecycle::rows());
 }
 
-#[test]
 fn recovery() {
     run_rows("recovery", on_file(), recovery::rows());
 }

@@ -16,7 +16,7 @@ pub(crate) struct Request {
 }
 
 pub(crate) fn run(root: &Path, request: &Request) -> Result<(), String> {
-    let words = "test --quiet --locked --release --package cleave-tests --test conform -- --daemon";
+    let words = "test --quiet --locked --release --package cleave-tests --test hostile -- --daemon";
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root).args(words.split(' '));
     command.arg(&request.daemon);

@@ -97,7 +97,7 @@ fn domain(document: &str) -> Result<String, String> {
          <vcpu>{}</vcpu>\n  <features><acpi/></features>\n  <os>\n    \
          <type arch='x86_64' machine='q35'>hvm</type>\n    <kernel>/var/lib/libvirt/kernel</kernel>\n    \
          <initrd>/var/lib/libvirt/initramfs</initrd>\n    \
-         <cmdline>console=ttyS0 quiet loglevel=1 panic=-1 nokaslr</cmdline>\n  </os>",
+         <cmdline>console=ttyS0 quiet loglevel=1 panic=-1</cmdline>\n  </os>",
         FOUR.cpus
     );
     let console =

@@ -100,7 +100,25 @@ leave file-end
 for test in a_polled_disk every_way_to_set_a_polled_ring memory_is_kept_for_polled only_steps a_watch_that_is_signalled; do
     run "engine-$test" env CLEAVE_POLLED_DEVICE=/dev/nvme0n1 engine-tests "$test" --test-threads 1
 done
-# A drive whose reads fail here and there, and whose writes hang.
+# A drive that is pulled out with requests in flight: they fail, and what comes after them. The driver goes on kicking
+# while the daemon ends.
+serve --disk /dev/nvme0n1
+drive --socket /tmp/d.sock --depth 8 --span 2097152 --mix 50 --seconds 20 >/tmp/driven 2>&1 &
+driver=$!
+sleep 1
+check pulled-in-flight 0 "$(stat_of failed)"
+echo 1 >/sys/block/nvme0n1/device/device/remove
+sleep 1
+failed=$(stat_of failed)
+[ "$failed" -gt 0 ] && ok pulled-fails || fail pulled-fails "$(tail -n 2 /tmp/daemon | tr '\n' ' ')"
+sleep 1
+[ "$(stat_of failed)" -gt "$failed" ] && ok pulled-goes-on || fail pulled-goes-on "$failed, then $(stat_of failed)"
+leave pulled-term
+grep -q 'the frontend was disconnected' /tmp/daemon && ok pulled-left || fail pulled-left "$(tail -n 3 /tmp/daemon | tr '\n' ' ')"
+kill "$driver"
+
+# A drive whose reads fail here and there, and whose writes hang. It comes last: until those writes end, the kernel of
+# this guest spins on behalf of the daemon that has gone, and starts nothing else.
 late=$(grep -l late /sys/class/nvme/*/serial | cut -d/ -f5)n1
 serve --disk "/dev/$late"
 # Eight blocks, of which the second is bad.
@@ -128,22 +146,5 @@ leave hung-term 1
 # The drive may end one of them while the daemon waits.
 said=$(grep -c ': [1-8] requests\? \(are\|is\) lost: still in flight after' /tmp/daemon)
 [ "$said" = 1 ] && ok hung-said || fail hung-said "$(tail -n 2 /tmp/daemon | tr '\n' ' ')"
-kill "$driver"
-
-# A drive that is pulled out with requests in flight: they fail, and what comes after them. The driver goes on kicking
-# while the daemon ends.
-serve --disk /dev/nvme0n1
-drive --socket /tmp/d.sock --depth 8 --span 2097152 --mix 50 --seconds 20 >/tmp/driven 2>&1 &
-driver=$!
-sleep 1
-check pulled-in-flight 0 "$(stat_of failed)"
-echo 1 >/sys/block/nvme0n1/device/device/remove
-sleep 1
-failed=$(stat_of failed)
-[ "$failed" -gt 0 ] && ok pulled-fails || fail pulled-fails "$(tail -n 2 /tmp/daemon | tr '\n' ' ')"
-sleep 1
-[ "$(stat_of failed)" -gt "$failed" ] && ok pulled-goes-on || fail pulled-goes-on "$failed, then $(stat_of failed)"
-leave pulled-term
-grep -q 'the frontend was disconnected' /tmp/daemon && ok pulled-left || fail pulled-left "$(tail -n 3 /tmp/daemon | tr '\n' ' ')"
 kill "$driver"
 end "dev nvme"

@@ -1,30 +1,5 @@
-//! The hostile tables against any vhost-user-blk back-end that a command line starts:
-//! `conform --daemon 'CMD {socket} {disk} {queues}' [--only TEXT]` prints a Markdown table. Each row gets a back-end of
-//! its own, so that a row which kills or blocks one does not hide the rest. The exit status is 1 if a row fails that
-//! follows from a specification; rows of our own policy do not count.
-//!
-//! Without `--daemon` it tests itself.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a mistake in the test ends the test
-
-#[path = "../hostile/attack.rs"]
-mod attack;
-#[path = "../hostile/chains.rs"]
-mod chains;
-#[path = "../hostile/config.rs"]
-mod config;
-#[path = "../hostile/lifecycle.rs"]
-mod lifecycle;
-#[path = "../hostile/memory.rs"]
-mod memory;
-#[path = "../hostile/messages.rs"]
-mod messages;
-#[path = "../hostile/recovery.rs"]
-mod recovery;
-#[allow(dead_code, reason = "a read-only disk needs another command line")]
-#[path = "../hostile/requests.rs"]
-mod requests;
-#[path = "../hostile/rings.rs"]
-mod rings;
+//! The tables against any vhost-user-blk back-end that a command line starts. It prints them in Markdown. Each row gets
+//! a back-end of its own, so that a row which kills or blocks one does not hide the rest.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -32,9 +7,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use cleave_client::Frontend;
-use cleave_tests::{
-    Basis, Daemon, Outcome, Row, program_path, run_cases, set_time_limit, time_limit,
-};
+use cleave_tests::{Basis, Daemon, Outcome, Row, program_path, set_time_limit, time_limit};
+
+use super::{chains, config, lifecycle, memory, messages, recovery, requests, rings};
 
 /// Size of the disk, which the tables rely on.
 const DISK_BYTES: u64 = 64 << 20;
@@ -66,20 +41,10 @@ struct Line {
     verdict: Verdict,
 }
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let value = |option: &str| {
-        let at = arguments.iter().position(|word| word == option)?;
-        arguments.get(at + 1).map(String::as_str)
-    };
-    let Some(template) = value("--daemon") else {
-        return run_cases(cleave_tests::cases![
-            our_daemon_passes_a_row_of_each_table,
-            a_back_end_that_never_listens_is_reported,
-            a_back_end_that_dies_fails_its_row,
-        ]);
-    };
-    match run(template, value("--only").unwrap_or_default()) {
+/// Prints the tables for the back-end that `template` starts, or the rows whose names contain `only`. The exit status is
+/// 1 if a row fails that follows from a specification; rows of our own policy do not count.
+pub(super) fn report(template: &str, only: &str) -> ExitCode {
+    match run(template, only) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(why) => {
@@ -269,7 +234,7 @@ fn our_daemon() -> String {
     format!("{program} serve --socket-path {{socket}} --disk {{disk}} --queues {{queues}}")
 }
 
-fn our_daemon_passes_a_row_of_each_table() {
+pub(super) fn our_daemon_passes_a_row_of_each_table() {
     let template = our_daemon();
     let offered = offered(&template).unwrap();
     for (title, mut rows) in tables() {
@@ -284,12 +249,12 @@ fn our_daemon_passes_a_row_of_each_table() {
     }
 }
 
-fn a_back_end_that_never_listens_is_reported() {
+pub(super) fn a_back_end_that_never_listens_is_reported() {
     let why = offered("false {socket}").err().unwrap();
     assert!(why.contains("exited at start"), "{why}");
 }
 
-fn a_back_end_that_dies_fails_its_row() {
+pub(super) fn a_back_end_that_dies_fails_its_row() {
     let template = our_daemon();
     let row = cleave_tests::row("kills", |daemon| {
         daemon.signal(rustix::process::Signal::KILL);
