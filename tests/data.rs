@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{
     Buffer, Client, Error, GuestMemory, Layout, MemoryMessages, Notifier, Options, Order,
-    RegionOptions, Request, Stop, Verify, Wait, Workload,
+    RegionOptions, Request, Stop, Verify, Wait, Workload, all_are,
 };
 use cleave_tests::{
     Cut, Daemon, Lateness, LoopDevice, Messages as _, Model, Random, Requirement, Scratch, TIMEOUT,
@@ -238,7 +238,7 @@ fn neighbours_inside_one_block_do_not_undo_each_other(name: &str, daemon: &Daemo
                     for group in 0..8 {
                         let mut back = [0; 512];
                         queue.read((group * 4 + lane) * 512, &mut back).unwrap();
-                        let right = back.iter().all(|byte| *byte == round ^ lane as u8);
+                        let right = all_are(&back, round ^ lane as u8);
                         assert!(
                             right,
                             "{name}: lane {lane}, round {round}, {:?}",
@@ -573,7 +573,7 @@ fn a_null_disk_reads_zeroes_and_accepts_every_write() {
     queue.write(4096, &[9; 8192]).unwrap();
     let mut back = [9; 8192];
     queue.read(4096, &mut back).unwrap();
-    assert!(back.iter().all(|byte| *byte == 0));
+    assert!(all_are(&back, 0));
     queue.flush().unwrap();
     queue.write_zeroes(0, 1 << 20, true).unwrap();
     drop(client);

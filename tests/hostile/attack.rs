@@ -3,7 +3,10 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Descriptor, DriverRing, Error, Frontend, Options, Queue, Used, Wait};
+use cleave_client::{
+    Client, Descriptor, DriverRing, Error, Frontend, Options, Queue, Used, Wait, all_are,
+    first_other,
+};
 use cleave_tests::{Daemon, Outcome, ensure, exercise_queue, header, small, time_limit};
 
 pub(crate) const NEXT: u16 = 1;
@@ -220,11 +223,11 @@ pub(crate) fn shoot(
     judge(expect, hit)?;
     if matches!(expect, Expect::Refused | Expect::NoStatus) {
         let data = client.memory().bytes(parts.data, 512 << 10);
-        let changed = data.iter().position(|byte| *byte != UNTOUCHED);
+        let changed = first_other(&data, UNTOUCHED);
         // A refused chain may write only its status byte, which may lie inside the data area.
         let allowed = changed.is_none_or(|at| {
             let status = shot.status_in(parts);
-            status == Some(at) && data[at + 1..].iter().all(|byte| *byte == UNTOUCHED)
+            status == Some(at) && all_are(&data[at + 1..], UNTOUCHED)
         });
         ensure(allowed, || {
             format!("guest memory was written at {changed:?}")

@@ -1,7 +1,7 @@
 //! Invalid descriptor chains.
 
 use cleave_blk::spec::request_type as kind;
-use cleave_client::Descriptor;
+use cleave_client::{Descriptor, all_are};
 use cleave_tests::{Cut, Daemon, Outcome, Random, Row, ensure, header, policy, row, stream};
 
 use crate::attack::{
@@ -911,9 +911,7 @@ fn headers(rows: &mut Vec<Row>) {
             ensure(used == 1 && out[512] == 1, || {
                 format!("used {used}, status {}", out[512])
             })?;
-            ensure(out[..512].iter().all(|byte| *byte == 0xa5), || {
-                "data was written".into()
-            })?;
+            ensure(all_are(&out[..512], 0xa5), || "data was written".into())?;
             check_both_vrings(&mut client)
         }));
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::message::protocol;
-use cleave_client::{Buffer, Client, Error, Options, Stop, Workload};
+use cleave_client::{Buffer, Client, Error, Options, Stop, Workload, all_are};
 use cleave_tests::{
     Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, flood, policy,
     row, scale, small, specified, unless_late,
@@ -132,9 +132,7 @@ fn stop_and_judge(client: &mut Client) -> Result<u16, String> {
     memory.fill(area, len, 0x77);
     std::thread::sleep(Duration::from_millis(5));
     let bytes = memory.bytes(area, len);
-    ensure(bytes.iter().all(|byte| *byte == 0x77), || {
-        "written after the reply".into()
-    })?;
+    ensure(all_are(&bytes, 0x77), || "written after the reply".into())?;
     Ok(base)
 }
 
@@ -166,7 +164,7 @@ fn resets(rows: &mut Vec<Row>) {
                     memory.fill(area, 2 << 20, 0x77);
                     std::thread::sleep(Duration::from_millis(5));
                     let bytes = memory.bytes(area, 2 << 20);
-                    let rests = bytes.iter().all(|byte| *byte == 0x77);
+                    let rests = all_are(&bytes, 0x77);
                     ensure(rests, || "written after the reply".into())?;
                 }
                 Ok(())
@@ -275,10 +273,9 @@ fn ends(rows: &mut Vec<Row>) {
                 let mut back = vec![0; 4096];
                 context(next.queue(0).read(1 << 20, &mut back), "read")?;
                 let first = back[0];
-                ensure(
-                    back.iter().all(|byte| *byte == first) && first <= round,
-                    || format!("round {round}: a partial write"),
-                )?;
+                ensure(all_are(&back, first) && first <= round, || {
+                    format!("round {round}: a partial write")
+                })?;
             }
             Ok(())
         },

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::message::{self, RegionBytes, request as number};
-use cleave_client::{Client, Error, GuestMemory, MemoryMessages, Options, RegionOptions, Request};
+use cleave_client::{
+    Client, Error, GuestMemory, MemoryMessages, Options, RegionOptions, Request, all_are,
+};
 use cleave_tests::{
     Daemon, Messages as _, Outcome, Row, ensure, flood, policy, row, small, time_limit,
 };
@@ -431,7 +433,7 @@ fn changing_tables(rows: &mut Vec<Row>) {
                     format!("round {round}: {seen} of 16 came back")
                 })?;
                 let bytes = memory.bytes(0x4000_0000, 16 << 20);
-                ensure(bytes.iter().all(|byte| *byte == 0x77), || {
+                ensure(all_are(&bytes, 0x77), || {
                     format!("round {round}: memory was written after its removal")
                 })?;
                 let fd = memory.fd(1);
@@ -464,7 +466,7 @@ fn quiet(client: &mut Client) -> Outcome {
     memory.fill(area, 2 << 20, 0x77);
     std::thread::sleep(Duration::from_millis(50));
     let bytes = memory.bytes(area, 2 << 20);
-    ensure(bytes.iter().all(|byte| *byte == 0x77), || {
+    ensure(all_are(&bytes, 0x77), || {
         "memory was written after the reply".into()
     })
 }

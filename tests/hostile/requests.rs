@@ -1,7 +1,7 @@
 //! Invalid requests: ranges, lengths, types.
 
 use cleave_blk::spec::{feature, request_type as kind, status};
-use cleave_client::{Client, Options, Queue};
+use cleave_client::{Client, Options, Queue, all_are};
 use cleave_tests::{
     Cut, Outcome, Random, Row, ensure, header, policy, range, row, small, specified, stream,
 };
@@ -38,7 +38,7 @@ fn send(
         0
     };
     let rest = &out[answered..writable - 1];
-    ensure(rest.iter().all(|byte| *byte == 0xa5), || {
+    ensure(all_are(rest, 0xa5), || {
         "bytes beyond the used length were written".into()
     })?;
     Ok(out)
@@ -304,13 +304,10 @@ fn discards(rows: &mut Vec<Row>) {
                 send(client.queue(0), &readable, 1, status::OK, 1)?;
                 let mut back = vec![0; 64 << 10];
                 context(client.queue(1).read(0, &mut back), "read")?;
-                let near = back[..3 * 512]
-                    .iter()
-                    .chain(&back[10 * 512..])
-                    .all(|byte| *byte == 0x3c);
+                let near = all_are(&back[..3 * 512], 0x3c) && all_are(&back[10 * 512..], 0x3c);
                 ensure(near, || "a neighbouring sector was changed".into())?;
                 if request == kind::WRITE_ZEROES {
-                    let zero = back[3 * 512..10 * 512].iter().all(|byte| *byte == 0);
+                    let zero = all_are(&back[3 * 512..10 * 512], 0);
                     ensure(zero, || "not zero".into())?;
                 }
                 check_both_vrings(&mut client)
@@ -494,7 +491,5 @@ pub(crate) fn read_only_rows() -> Vec<Row> {
 fn still_zero(client: &mut Client) -> Outcome {
     let mut back = vec![1; 64 << 10];
     context(client.queue(1).read(0, &mut back), "read")?;
-    ensure(back.iter().all(|byte| *byte == 0), || {
-        "the disk was changed".into()
-    })
+    ensure(all_are(&back, 0), || "the disk was changed".into())
 }

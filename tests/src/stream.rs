@@ -1,7 +1,7 @@
 //! Requests as two byte streams, cut into descriptors at any place: a driver may do that (virtio 1.3 §2.7.4.3), and
 //! Linux does not.
 
-use cleave_client::{Buffer, Error, Queue};
+use cleave_client::{Buffer, Error, Queue, all_are};
 
 use crate::Random;
 
@@ -61,7 +61,7 @@ pub fn stream(
         all[start..start + len].fill(UNTOUCHED);
     }
     assert!(
-        all.iter().all(|byte| *byte == UNTOUCHED),
+        all_are(&all, UNTOUCHED),
         "bytes outside of the chain were written"
     );
     Ok((used.len, out))

@@ -32,5 +32,6 @@ pub use queue::{Completion, Notifier, Queue, Request, Wait, header, range};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};
 pub use socket::{Message, Socket};
 pub use workload::{
-    Layout, Offered, Order, Pulse, Sample, Stop, Tally, Verify, Workload, pattern_word,
+    Layout, Offered, Order, Pulse, Sample, Stop, Tally, Verify, Workload, all_are, first_other,
+    pattern_word,
 };

@@ -382,10 +382,8 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
 
     fn write_pattern(&self, slot: u16, offset_bytes: u64, seed: u64) {
         let from = usize::from(slot) * self.stride;
-        for word in 0..self.workload.block_bytes as usize / 8 {
-            let value = pattern_word(seed, offset_bytes / 8 + word as u64);
-            self.data.store(from + 8 * word, value.to_le_bytes());
-        }
+        let words = self.workload.block_bytes as usize / 8;
+        self.data.store_pattern(from, words, seed, offset_bytes / 8);
     }
 
     /// Overwrites one word of each sector, so that old contents are not mistaken for data that was read.
@@ -398,17 +396,17 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
     }
 
     fn check_pattern(&self, index: usize, slot: Slot, seed: u64) -> Result<(), Error> {
-        for word in 0..self.workload.block_bytes as usize / 8 {
-            let wanted = pattern_word(seed, slot.offset_bytes / 8 + word as u64);
-            let found = u64::from_le_bytes(self.data.load(index * self.stride + 8 * word));
-            if found != wanted {
-                let offset_bytes = slot.offset_bytes + 8 * word as u64;
-                return Err(Error::Verify {
-                    offset_bytes,
-                    found,
-                    wanted,
-                });
-            }
+        let words = self.workload.block_bytes as usize / 8;
+        let from = index * self.stride;
+        let wrong = self
+            .data
+            .wrong_word(from, words, seed, slot.offset_bytes / 8);
+        if let Some((word, found, wanted)) = wrong {
+            return Err(Error::Verify {
+                offset_bytes: slot.offset_bytes + 8 * word as u64,
+                found,
+                wanted,
+            });
         }
         Ok(())
     }

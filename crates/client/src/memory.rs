@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use crate::Error;
 use crate::message::RegionBytes;
+use crate::{Error, pattern_word};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -246,6 +246,30 @@ impl Span {
         assert!(at <= self.len && N <= self.len - at, "outside of the span");
         // SAFETY: as in `store`. Volatile: the daemon may have written since the last load.
         unsafe { self.host.add(at).cast::<[u8; N]>().read_volatile() }
+    }
+
+    /// Stores so many words of the pattern, from word `first` of it on. Not generic, as `wrong_word`: so it is optimised
+    /// with this crate, even for tests that are not.
+    pub(crate) fn store_pattern(&self, at: usize, words: usize, seed: u64, first: u64) {
+        for word in 0..words {
+            let value = pattern_word(seed, first + word as u64);
+            self.store(at + 8 * word, value.to_le_bytes());
+        }
+    }
+
+    /// The first word that differs from the pattern: its place, its value, and the pattern's.
+    pub(crate) fn wrong_word(
+        &self,
+        at: usize,
+        words: usize,
+        seed: u64,
+        first: u64,
+    ) -> Option<(usize, u64, u64)> {
+        let mut both = (0..words).map(|word| {
+            let found = u64::from_le_bytes(self.load(at + 8 * word));
+            (word, found, pattern_word(seed, first + word as u64))
+        });
+        both.find(|(_, found, wanted)| found != wanted)
     }
 
     /// Prefetches a cache line.

@@ -175,6 +175,16 @@ pub fn pattern_word(seed: u64, index: u64) -> u64 {
     mixed ^ (mixed >> 32) ^ seed.rotate_left(17)
 }
 
+/// Whether each byte has this value. Not generic: so it is optimised with this crate, even for tests that are not.
+pub fn all_are(bytes: &[u8], value: u8) -> bool {
+    first_other(bytes, value).is_none()
+}
+
+/// Place of the first byte that has another value.
+pub fn first_other(bytes: &[u8], value: u8) -> Option<usize> {
+    bytes.iter().position(|byte| *byte != value)
+}
+
 /// Chooses offsets and directions.
 #[derive(Debug)]
 pub(crate) struct Picker {
