@@ -1,6 +1,6 @@
 //! Builds everything that the tests run, once: every test, benchmark and program of the workspace in one profile. A
 //! part of the workspace would get its dependencies with other features, and cargo would build those again; so it is
-//! always asked for the whole. Only xtask stands apart, since `cargo xtask` has built it by itself already.
+//! always asked for the whole.
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -28,20 +28,16 @@ pub(crate) enum Kind {
     Benchmark,
 }
 
-const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
-
 /// Builds all tests, benchmarks, examples and programs.
 pub(crate) fn everything(root: &Path) -> Result<Vec<Artifact>, String> {
-    let mut artifacts = cargo(root, &[WORKSPACE, &["--all-targets"]].concat())?;
-    artifacts.extend(cargo(root, &["--package", "xtask", "--all-targets"])?);
-    Ok(artifacts)
+    cargo(root, &["--workspace", "--all-targets"])
 }
 
 /// The daemon and the driver of its tests, built as `everything` builds them.
 pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2], String> {
     // Cargo takes the features of dev-dependencies in as soon as an example is asked for, as the tests do.
-    let wanted = ["--bin", "cleave", "--example", "drive"];
-    let artifacts = cargo(root, &[WORKSPACE, &wanted].concat())?;
+    let wanted = ["--workspace", "--bin", "cleave", "--example", "drive"];
+    let artifacts = cargo(root, &wanted)?;
     let [cleave, drive] = ["cleave", "drive"].map(|name| program(&artifacts, name));
     Ok([cleave?.to_owned(), drive?.to_owned()])
 }

@@ -44,7 +44,7 @@ const KILLED: Shape = Shape {
     ..FOUR
 };
 /// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
-const KILLS: u64 = 8;
+const KILLS: u64 = 6;
 /// Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
 const FIRMWARE: Shape = Shape {
     block_bytes: 512,

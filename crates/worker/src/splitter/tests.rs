@@ -215,7 +215,7 @@ fn split_at_depth_1_is_nearly_twice_as_fast_on_a_parallel_drive() {
 
 #[test]
 fn splitting_costs_nothing_without_parallelism() {
-    for seed in 0..5 {
+    for seed in 0..3 {
         for depth in [1, 4, 64] {
             let whole =
                 Loop::new(flat(seed), Split::Off).run(Direction::Read, 512 << 10, depth, 2000);
@@ -235,7 +235,7 @@ fn splitting_costs_nothing_without_parallelism() {
 
 #[test]
 fn a_disk_that_is_slower_with_pieces_is_soon_left_alone() {
-    for seed in 0..5 {
+    for seed in 0..3 {
         for depth in [1, 8] {
             let rates = [Split::Off, fixed(13), Split::Auto(prior())].map(|split| {
                 let mut run = Loop::new(flat(seed), split);
@@ -322,7 +322,7 @@ fn a_failed_request_is_no_observation() {
 
 #[test]
 fn a_device_that_changes_is_noticed_within_2000_requests() {
-    for seed in 0..5 {
+    for seed in 0..3 {
         let mut run = Loop::new(p3700(seed), Split::Auto(prior()));
         run.run(Direction::Read, 512 << 10, 1, 3000);
         assert!(run.chunk(512 << 10) > 0);
