@@ -22,6 +22,8 @@ pub struct Spread {
     pub min: f64,
     /// The largest.
     pub max: f64,
+    /// How many they are.
+    pub count: usize,
 }
 
 impl Spread {
@@ -32,14 +34,29 @@ impl Spread {
         let (min, max) = (*sorted.first()?, *sorted.last()?);
         let middle = [sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]];
         let median = f64::midpoint(middle[0], middle[1]);
-        Some(Spread { median, min, max })
+        Some(Spread {
+            median,
+            min,
+            max,
+            count: sorted.len(),
+        })
     }
 
     /// The same in another unit.
     #[must_use]
     pub fn times(self, factor: f64) -> Spread {
-        let [median, min, max] = [self.median, self.min, self.max].map(|value| value * factor);
-        Spread { median, min, max }
+        self.map(|value| value * factor)
+    }
+
+    /// The same under a function that never falls.
+    #[must_use]
+    pub fn map(self, of: impl Fn(f64) -> f64) -> Spread {
+        Spread {
+            median: of(self.median),
+            min: of(self.min),
+            max: of(self.max),
+            count: self.count,
+        }
     }
 }
 

@@ -22,11 +22,7 @@ fn figure(marks: Vec<Marks>, x: Scale, y: Scale) -> Figure {
 }
 
 fn every_kind(value: f64) -> Vec<Marks> {
-    let spread = |median| Spread {
-        median,
-        min: median * 0.9,
-        max: median * 1.2,
-    };
+    let spread = |median: f64| Spread::of(&[median * 0.9, median, median * 1.2]).unwrap();
     let line = vec![(512.0, spread(value)), (4096.0, spread(value * 3.0))];
     let names = ["depth 1".to_owned(), "depth 32".to_owned()];
     vec![
@@ -172,16 +168,7 @@ fn bars_are_as_long_as_their_values() {
 
 #[test]
 fn points_lie_where_their_values_are() {
-    let line = [1.0, 2.0, 4.0].map(|x| {
-        (
-            x,
-            Spread {
-                median: 8.0 / x,
-                min: 8.0 / x,
-                max: 8.0 / x,
-            },
-        )
-    });
+    let line = [1.0, 2.0, 4.0].map(|x| (x, Spread::of(&[8.0 / x]).unwrap()));
     let marks = Marks::Lines(vec![Series::new("a", line.to_vec())]);
     let text = svg(&figure(vec![marks], Scale::Log2, Scale::Linear));
     let places = |name| numbers(&text, "circle class=\"tip\"", name);
@@ -195,18 +182,8 @@ fn points_lie_where_their_values_are() {
 
 #[test]
 fn a_note_touches_no_line() {
-    let row = |rate: f64| {
-        (0..8).map(move |log| {
-            (
-                f64::from(1 << log),
-                Spread {
-                    median: rate,
-                    min: rate,
-                    max: rate,
-                },
-            )
-        })
-    };
+    let row =
+        |rate: f64| (0..8).map(move |log| (f64::from(1 << log), Spread::of(&[rate]).unwrap()));
     let rates = (1..20)
         .map(f64::from)
         .filter(|rate| !(9.0..=12.0).contains(rate));

@@ -73,6 +73,7 @@ fn point(m: &Measured) -> (f64, Spread) {
             median: rate,
             min,
             max,
+            count: 1,
         },
     )
 }

@@ -11,9 +11,10 @@ use crate::report::rounds::{both_cpu_us, field, said};
 use crate::report::{Bar, Recorded, Rounds, Section, Spread, Table, Verdict};
 
 const SUITE: &str = "cpu";
-const SUBJECTS: [Subject; 5] = [
+const SUBJECTS: [Subject; 6] = [
     Subject::Bare,
     Subject::QSD,
+    Subject::QSD_IO_THREAD,
     Subject::INTERRUPT,
     Subject::POLL,
     Subject::ADAPTIVE,
@@ -91,7 +92,8 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
 
 fn verdicts(rounds: &Rounds<'_>) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
-    let (qsd, bare) = (Subject::QSD.name(), Subject::Bare.name());
+    let bare = Subject::Bare.name();
+    let qsd = draw::peer(rounds, POINT, "daemon_cpu_us", |new, old| new < old);
     for own in [Subject::ADAPTIVE, Subject::INTERRUPT] {
         // The default is judged; what an operator may choose instead stands beside it.
         let judged = |bar| match own {
@@ -115,13 +117,9 @@ fn verdicts(rounds: &Rounds<'_>) -> Vec<Verdict> {
         };
         let to_bare = rounds.ratio(POINT, own, bare, daemon_or_alone);
         let what = format!("real disk, 4 KiB, depth 32: daemon CPU per I/O, {own} ÷ {bare}'s own");
-        verdicts.push(draw::verdict(
-            "T2",
-            what,
-            judged(Bar::AtMost(1.15)),
-            "≤ 1.0",
-            to_bare,
-        ));
+        let mut to_bare = draw::verdict("T2", what, judged(Bar::AtMost(1.15)), "≤ 1.0", to_bare);
+        to_bare.note = draw::limit(rounds, POINT, [own, bare]);
+        verdicts.push(to_bare);
     }
     verdicts
 }

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::subject::Subject;
 use crate::report::chart::{Axis, Figure, Marks, Panel, Scale, Series};
 use crate::report::rounds::{field, said, said_ratio};
 use crate::report::{Bar, Recorded, Rounds, Spread, Table, Verdict};
@@ -195,6 +196,61 @@ pub(super) fn verdict(
         must,
         aim,
         measured,
+        is_count: false,
         note: String::new(),
+    }
+}
+
+/// The same of a count, which one round settles.
+pub(super) fn counted(
+    id: &'static str,
+    what: impl Into<String>,
+    must: Bar,
+    aim: &'static str,
+    measured: Option<Spread>,
+) -> Verdict {
+    Verdict {
+        is_count: true,
+        ..verdict(id, what, must, aim, measured)
+    }
+}
+
+/// The stronger of the peer's two ways to run at a point: in its main loop, or with an I/O thread.
+pub(super) fn peer(
+    rounds: &Rounds<'_>,
+    point: &str,
+    name: &'static str,
+    is_better: fn(f64, f64) -> bool,
+) -> &'static str {
+    let median = |subject: Subject| {
+        let spread: Option<Spread> = rounds.spread(point, subject.name(), field(name));
+        spread.map(|spread| spread.median)
+    };
+    match (median(Subject::QSD), median(Subject::QSD_IO_THREAD)) {
+        (Some(main), Some(thread)) if is_better(thread, main) => Subject::QSD_IO_THREAD.name(),
+        _ => Subject::QSD.name(),
+    }
+}
+
+/// CPU time in the share of a second, beyond which it is the limit.
+const BUSY: f64 = 0.9;
+
+/// Remark on the two sides of a ratio: which CPU was the limit, or spun, instead of the disk.
+pub(super) fn limit(rounds: &Rounds<'_>, point: &str, subjects: [&str; 2]) -> String {
+    let is_full = |who: &str, name| {
+        let spread: Option<Spread> = rounds.spread(point, who, field(name));
+        spread.is_some_and(|spread| spread.median > BUSY)
+    };
+    let mut full = Vec::new();
+    for who in subjects {
+        for (side, name) in [("daemon", "daemon_busy"), ("driver", "driver_busy")] {
+            if is_full(who, name) {
+                full.push(format!("the {side}'s CPU ({who})"));
+            }
+        }
+    }
+    match full.is_empty() {
+        true => String::new(),
+        false => format!("CPU-bound: {}", full.join(", ")),
     }
 }

@@ -15,6 +15,8 @@ pub(super) struct Job<'a> {
     pub(super) threads: u32,
     pub(super) read_percent: u32,
     pub(super) seconds: f64,
+    /// Driven before it counts.
+    pub(super) warm_up: f64,
     /// As `taskset` names them.
     pub(super) cpus: &'a str,
 }
@@ -28,13 +30,14 @@ impl Job<'_> {
         };
         let text = format!(
             "taskset --cpu-list {} fio --name=bare --output-format=json --ioengine=io_uring --direct=1 --registerfiles=1 \
-             --fixedbufs=1 {mix} --bs={} --iodepth={} --numjobs={} --thread --group_reporting --time_based \
-             --runtime={}ms --randrepeat=1 --norandommap --random_generator=tausworthe64 \
+             --fixedbufs=1 {mix} --bs={} --iodepth={} --numjobs={} --thread --group_reporting --unified_rw_reporting=mixed \
+             --time_based --ramp_time={}ms --runtime={}ms --randrepeat=1 --norandommap --random_generator=tausworthe64 \
              --percentile_list=50:99:99.9",
             self.cpus,
             self.block_bytes,
             self.depth,
             self.threads,
+            (self.warm_up * 1e3) as u64,
             (self.seconds * 1e3).max(1.0) as u64,
         );
         let mut words: Vec<String> = text.split(' ').map(str::to_owned).collect();
@@ -65,35 +68,30 @@ impl Job<'_> {
 fn result(whole: &Value, in_flight: u32) -> Option<Value> {
     let job = whole["jobs"].get(0)?;
     let number = |value: &Value| value.as_f64();
-    let (read, write) = (&job["read"], &job["write"]);
-    let (reads, writes) = (number(&read["total_ios"])?, number(&write["total_ios"])?);
-    let requests = reads + writes;
-    // Both directions ran over the same time; the shares below are of it, summed over threads.
+    // Reads and writes together, so that percentiles are of all requests.
+    let all = &job["mixed"];
+    let requests = number(&all["total_ios"])?;
+    // The shares below are of it, summed over threads.
     let run_ms = number(&job["job_runtime"])?;
-    let wall_ms = number(&read["runtime"])?.max(number(&write["runtime"])?);
+    let wall_ms = number(&all["runtime"])?;
     let share = |name: &str| number(&job[name]).map(|percent| percent / 100.0);
     let cpu_us = (share("usr_cpu")? + share("sys_cpu")?) * run_ms * 1e3;
-    let mean = |side: &Value, ios: f64| number(&side["lat_ns"]["mean"]).unwrap_or(0.0) * ios;
-    let percentile = |name: &str| {
-        let of = |side: &Value| number(&side["clat_ns"]["percentile"][name]).unwrap_or(0.0);
-        of(read).max(of(write)) / 1e3
-    };
-    let most = |side: &Value| number(&side["lat_ns"]["max"]).unwrap_or(0.0);
+    let percentile = |name: &str| Some(number(&all["clat_ns"]["percentile"][name])? / 1e3);
     if requests < 1.0 || wall_ms < 1.0 {
         return None;
     }
     let user = share("usr_cpu")?;
-    let iops = number(&read["iops"])? + number(&write["iops"])?;
+    let iops = number(&all["iops"])?;
     Some(json!({
         "iops": iops,
         "requests": requests,
         "failed": number(&job["error"])?,
         "mean_us": f64::from(in_flight) / iops * 1e6,
-        "mean_by_fio_us": (mean(read, reads) + mean(write, writes)) / requests / 1e3,
-        "p50_us": percentile("50.000000"),
-        "p99_us": percentile("99.000000"),
-        "p999_us": percentile("99.900000"),
-        "max_us": most(read).max(most(write)) / 1e3,
+        "mean_by_fio_us": number(&all["lat_ns"]["mean"])? / 1e3,
+        "p50_us": percentile("50.000000")?,
+        "p99_us": percentile("99.000000")?,
+        "p999_us": percentile("99.900000")?,
+        "max_us": number(&all["lat_ns"]["max"])? / 1e3,
         "driver_cpu_us": cpu_us / requests,
         "driver_user_share": user / (user + share("sys_cpu")?).max(1e-9),
         "driver_busy": cpu_us / 1e3 / wall_ms,
@@ -108,12 +106,9 @@ mod tests {
 
     #[test]
     fn fios_report_is_told_in_the_drivers_words() {
-        let side = |ios: u32, mean: f64| {
-            json!({"total_ios": ios, "runtime": 1000, "iops": ios, "lat_ns": {"mean": mean, "max": 9000},
-                   "clat_ns": {"percentile": {"50.000000": 3000, "99.000000": 5000, "99.900000": 7000}}})
-        };
-        let whole = json!({"jobs": [{"error": 0, "job_runtime": 1000, "usr_cpu": 1.0, "sys_cpu": 3.0, "ctx": 40,
-            "read": side(60, 2000.0), "write": side(40, 4000.0)}]});
+        let whole = json!({"jobs": [{"error": 0, "job_runtime": 1000, "usr_cpu": 1.0, "sys_cpu": 3.0, "ctx": 40, "mixed": {
+            "total_ios": 100, "runtime": 1000, "iops": 100, "lat_ns": {"mean": 2800, "max": 9000},
+            "clat_ns": {"percentile": {"50.000000": 3000, "99.000000": 5000, "99.900000": 7000}}}}]});
         let found = result(&whole, 2).unwrap();
         let table = [
             ("iops", 100.0),

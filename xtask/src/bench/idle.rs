@@ -97,7 +97,7 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
                 if let Some(found) = of(name) {
                     let what = format!("{point} idle, {}: {what}", own.name());
                     let aim = "the same with 256";
-                    verdicts.push(draw::verdict(
+                    verdicts.push(draw::counted(
                         "T7",
                         what,
                         Bar::AtMost(0.0),

@@ -77,6 +77,7 @@ impl Load {
             threads: self.queues,
             read_percent: self.read_percent,
             seconds: self.seconds,
+            warm_up: self.warm_up,
             cpus: &cpus.driver,
         }
     }

@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 pub(super) enum Subject {
     /// fio on the disk: no daemon.
     Bare,
-    QemuStorageDaemon,
+    /// In its main loop, or with an I/O thread.
+    QemuStorageDaemon {
+        has_io_thread: bool,
+    },
     Cleave(Completion),
 }
 
@@ -31,7 +34,12 @@ pub(super) enum Store {
 }
 
 impl Subject {
-    pub(super) const QSD: Subject = Subject::QemuStorageDaemon;
+    pub(super) const QSD: Subject = Subject::QemuStorageDaemon {
+        has_io_thread: false,
+    };
+    pub(super) const QSD_IO_THREAD: Subject = Subject::QemuStorageDaemon {
+        has_io_thread: true,
+    };
     pub(super) const INTERRUPT: Subject = Subject::Cleave(Completion::Interrupt);
     pub(super) const POLL: Subject = Subject::Cleave(Completion::Poll);
     pub(super) const ADAPTIVE: Subject = Subject::Cleave(Completion::Adaptive);
@@ -41,7 +49,8 @@ impl Subject {
     pub(super) fn name(self) -> &'static str {
         match self {
             Subject::Bare => "bare fio",
-            Subject::QemuStorageDaemon => "qemu-storage-daemon",
+            Subject::QSD => "qemu-storage-daemon",
+            Subject::QSD_IO_THREAD => "qemu-storage-daemon, I/O thread",
             Subject::Cleave(Completion::Interrupt) => "cleave interrupt",
             Subject::Cleave(Completion::Poll) => "cleave poll",
             Subject::Cleave(Completion::Adaptive) => "cleave adaptive",
@@ -59,7 +68,15 @@ impl Subject {
     ) -> Option<Vec<String>> {
         match self {
             Subject::Bare => None,
-            Subject::QemuStorageDaemon => Some(qemu_storage_daemon(store, queues, socket)),
+            Subject::QemuStorageDaemon { has_io_thread } => {
+                let mut words = qemu_storage_daemon(store, queues, socket);
+                if has_io_thread {
+                    words[4].push_str(",iothread=io");
+                    let thread = ["--object", "iothread,id=io"].map(str::to_owned);
+                    words.splice(1..1, thread);
+                }
+                Some(words)
+            }
             Subject::Cleave(completion) => Some(serve(cleave, completion, store, queues, socket)),
         }
     }

@@ -15,8 +15,6 @@ use crate::report::{Bar, Recorded, Rounds, Section, Spread, Verdict};
 
 const SUITE: &str = "tax";
 const READ_PERCENT: u32 = 60;
-/// Above, a CPU is the limit, and what is measured is not the disk any more.
-const BUSY: f64 = 0.9;
 /// A second of a disk says little: its own moods last longer.
 const LONGER: f64 = 1.5;
 const AIM: &str = "≤ 1.01";
@@ -35,7 +33,12 @@ pub(super) fn measure(desk: &mut Desk) -> Result<(), String> {
             name: name(kib, threads),
             store: store.clone(),
             load: mixed(kib, threads, Wait::Sleep, seconds),
-            subjects: vec![Subject::Bare, Subject::QSD, Subject::ADAPTIVE],
+            subjects: vec![
+                Subject::Bare,
+                Subject::QSD,
+                Subject::QSD_IO_THREAD,
+                Subject::ADAPTIVE,
+            ],
         })
         .collect();
     points.extend(ALONE.map(|(name, wait)| Point {
@@ -45,6 +48,7 @@ pub(super) fn measure(desk: &mut Desk) -> Result<(), String> {
         subjects: vec![
             Subject::Bare,
             Subject::QSD,
+            Subject::QSD_IO_THREAD,
             Subject::ADAPTIVE,
             Subject::POLL,
         ],
@@ -110,14 +114,11 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
 }
 
 fn verdicts(rounds: &Rounds<'_>) -> Vec<Verdict> {
-    let (own, qsd, bare) = (
-        Subject::ADAPTIVE.name(),
-        Subject::QSD.name(),
-        Subject::Bare.name(),
-    );
+    let (own, bare) = (Subject::ADAPTIVE.name(), Subject::Bare.name());
     let mean = field("mean_us");
     let mut verdicts = Vec::new();
     for point in rounds.points() {
+        let qsd = draw::peer(rounds, &point, "mean_us", |new, old| new < old);
         let bar = match ALONE.iter().find(|(name, _)| *name == point) {
             Some((_, Wait::Poll)) => Bar::AtMost(1.1),
             Some((_, Wait::Sleep)) => Bar::Published,
@@ -132,7 +133,7 @@ fn verdicts(rounds: &Rounds<'_>) -> Vec<Verdict> {
             AIM,
             rounds.ratio(&point, own, bare, mean),
         );
-        to_bare.note = limit(rounds, &point, own);
+        to_bare.note = draw::limit(rounds, &point, [own, bare]);
         let to_qsd = rounds.ratio(&point, own, qsd, mean);
         verdicts.push(to_bare);
         verdicts.push(draw::verdict(
@@ -152,30 +153,6 @@ fn verdicts(rounds: &Rounds<'_>) -> Vec<Verdict> {
         ));
     }
     verdicts
-}
-
-/// The bottleneck, if it is not the disk.
-fn limit(rounds: &Rounds<'_>, point: &str, own: &str) -> String {
-    let busy = |who: &str, name| {
-        rounds
-            .spread(point, who, field(name))
-            .map(|spread| spread.median)
-    };
-    let sides = [
-        ("daemon", busy(own, "daemon_busy")),
-        ("driver", busy(own, "driver_busy")),
-    ];
-    let full = sides
-        .iter()
-        .filter(|(_, share)| share.is_some_and(|share| share > BUSY));
-    let full: Vec<&str> = full.map(|(side, _)| *side).collect();
-    match full.as_slice() {
-        [] => String::new(),
-        sides => format!(
-            "the CPU of the {} is the limit or spins, not only the device",
-            sides.join(" and the ")
-        ),
-    }
 }
 
 /// Study D: rate, response time and tax against threads, a row for each size.
@@ -206,7 +183,8 @@ fn by_threads(run: &Recorded, rounds: &Rounds<'_>) -> Figure {
             "more than bare, per cent",
             |point, who| {
                 let ratio = here.ratio(point, who, bare, field("mean_us"));
-                ratio.filter(|_| who != bare).map(per_cent)
+                let more = |ratio: Spread| ratio.map(|value| (value - 1.0) * 100.0);
+                ratio.filter(|_| who != bare).map(more)
             },
         ));
     }
@@ -223,15 +201,6 @@ fn by_threads(run: &Recorded, rounds: &Rounds<'_>) -> Figure {
     );
     figure.columns = 3;
     figure
-}
-
-fn per_cent(ratio: Spread) -> Spread {
-    let of = |value: f64| (value - 1.0) * 100.0;
-    Spread {
-        median: of(ratio.median),
-        min: of(ratio.min),
-        max: of(ratio.max),
-    }
 }
 
 fn along(

@@ -9,8 +9,9 @@ use crate::report::rounds::field;
 use crate::report::{Bar, Recorded, Rounds, Section};
 
 const SUITE: &str = "transport";
-const SUBJECTS: [Subject; 4] = [
+const SUBJECTS: [Subject; 5] = [
     Subject::QSD,
+    Subject::QSD_IO_THREAD,
     Subject::INTERRUPT,
     Subject::POLL,
     Subject::ADAPTIVE,
@@ -42,9 +43,9 @@ pub(super) fn measure(desk: &mut Desk) -> Result<(), String> {
 /// Rates, CPU, and T1.
 pub(crate) fn section(run: &Recorded) -> Option<Section> {
     let rounds = Rounds::of(run, SUITE)?;
-    let qsd = Subject::QSD.name();
     let mut verdicts = Vec::new();
     for (_, _, point, least) in POINTS {
+        let qsd = draw::peer(&rounds, point, "iops", |new, old| new > old);
         for own in [Subject::ADAPTIVE, Subject::INTERRUPT, Subject::POLL] {
             let ratio = rounds.ratio(point, own.name(), qsd, field("iops"));
             let what = format!(
@@ -107,7 +108,7 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
                 .to_owned(),
         ],
         verdicts,
-        tables: vec![draw::comparison(&rounds, "The ring alone", qsd)],
+        tables: vec![draw::comparison(&rounds, "The ring alone", Subject::QSD.name())],
         figures: vec![draw::figure(run, "t1-transport", "The cost of the ring alone", panels, caption)],
     })
 }

@@ -26,7 +26,15 @@ const DRAWN: &[&[Draw]] = &[crate::bench::DRAWN, &[crate::guest_bench::draw::sec
 
 fn sections(run: &Recorded) -> Vec<Section> {
     let all = DRAWN.iter().flat_map(|draws| draws.iter());
-    all.filter_map(|draw| draw(run)).collect()
+    let mut sections: Vec<Section> = all.filter_map(|draw| draw(run)).collect();
+    for section in &mut sections {
+        let timed = section.verdicts.iter_mut().filter(|row| !row.is_count);
+        for verdict in timed.filter(|_| run.is_disturbed(section.id)) {
+            verdict.must = Bar::Published;
+            verdict.note = format!("disturbed: not judged. {}", verdict.note);
+        }
+    }
+    sections
 }
 
 /// Draws recorded runs side by side: the figures as files beside each run's raw data, and one page in
@@ -39,7 +47,8 @@ pub(crate) fn draw(folders: &[PathBuf], to: &Path) -> Result<PathBuf, String> {
     let mut drawn = Vec::new();
     for run in &runs {
         let sections = sections(run);
-        keep_figures(&run.folder, &sections)?;
+        let undisturbed = sections.iter().filter(|one| !run.is_disturbed(one.id));
+        keep_figures(&run.folder, undisturbed)?;
         drawn.push(sections);
     }
     let page = to.join("report.html");
@@ -68,10 +77,13 @@ pub(crate) fn again(words: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-fn keep_figures(folder: &Path, sections: &[Section]) -> Result<(), String> {
+fn keep_figures<'a>(
+    folder: &Path,
+    sections: impl Iterator<Item = &'a Section>,
+) -> Result<(), String> {
     let folder = folder.join("figures");
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    for figure in sections.iter().flat_map(|section| &section.figures) {
+    for figure in sections.flat_map(|section| &section.figures) {
         let path = folder.join(format!("{}.svg", figure.name));
         std::fs::write(&path, chart::svg(figure))
             .map_err(|error| format!("{}: {error}", path.display()))?;

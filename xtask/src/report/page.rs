@@ -212,7 +212,8 @@ mod tests {
                 what: "IOPS, depth 32".to_owned(),
                 must: Bar::AtLeast(3.0),
                 aim: "past it",
-                measured: Spread::of(&[median]),
+                measured: Spread::of(&[median; 5]),
+                is_count: false,
                 note: "modelled".to_owned(),
             }],
             tables: vec![Table {

@@ -70,6 +70,12 @@ impl Recorded {
         self.lines.iter().filter(counts).collect()
     }
 
+    /// Whether others used the CPUs while a suite was measured: its ratios are not judged then, and its figures not kept.
+    pub(crate) fn is_disturbed(&self, suite: &str) -> bool {
+        let mut warnings = self.warnings.iter();
+        warnings.any(|(own, text)| own == suite && text.starts_with("disturbed"))
+    }
+
     /// How the page calls it.
     pub(crate) fn name(&self) -> String {
         let name = self.folder.file_name();

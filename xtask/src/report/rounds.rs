@@ -129,7 +129,12 @@ pub(crate) fn both_cpu_us(result: &Value) -> Option<f64> {
 pub(crate) fn said(spread: Option<Spread>, digits: usize) -> String {
     spread.map_or_else(
         || "–".to_owned(),
-        |Spread { median, min, max }| format!("{median:.digits$} ({min:.digits$}–{max:.digits$})"),
+        |spread| {
+            let Spread {
+                median, min, max, ..
+            } = spread;
+            format!("{median:.digits$} ({min:.digits$}–{max:.digits$})")
+        },
     )
 }
 

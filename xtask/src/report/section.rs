@@ -35,8 +35,13 @@ pub(crate) struct Verdict {
     pub(crate) aim: &'static str,
     /// None where it could not be measured here; `note` says why.
     pub(crate) measured: Option<Spread>,
+    /// Counted and not timed: another round would say the same.
+    pub(crate) is_count: bool,
     pub(crate) note: String,
 }
+
+/// Fewer rounds are published and not judged.
+const JUDGED_ROUNDS_MIN: usize = 5;
 
 /// The bar that the first release must reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,14 +57,15 @@ pub(crate) enum Bar {
 pub(crate) enum Standing {
     Pass,
     Short,
-    /// No bar, or no measurement.
+    /// No bar, no measurement, or one of too few rounds.
     Unjudged,
 }
 
 impl Verdict {
     /// By the median of the rounds.
     pub(crate) fn standing(&self) -> Standing {
-        let Some(spread) = self.measured else {
+        let is_enough = |spread: &Spread| self.is_count || spread.count >= JUDGED_ROUNDS_MIN;
+        let Some(spread) = self.measured.filter(is_enough) else {
             return Standing::Unjudged;
         };
         let reached = match self.must {
@@ -132,17 +138,23 @@ mod tests {
             (Bar::AtMost(1.15), [1.2, 1.3, 1.4], Standing::Short, false),
             (Bar::Published, [1.0, 2.0, 3.0], Standing::Unjudged, false),
         ];
-        for (must, rounds, standing, noisy) in table {
-            let verdict = Verdict {
+        for (must, [min, median, max], standing, noisy) in table {
+            let rounds = [min, min, median, max, max];
+            let mut verdict = Verdict {
                 id: "T1",
                 what: String::new(),
                 must,
                 aim: "",
                 measured: Spread::of(&rounds),
+                is_count: false,
                 note: String::new(),
             };
             assert_eq!(verdict.standing(), standing, "{must} {rounds:?}");
             assert_eq!(verdict.is_within_noise(), noisy, "{must} {rounds:?}");
+            verdict.measured = Spread::of(&rounds[1..4]);
+            assert_eq!(verdict.standing(), Standing::Unjudged, "three rounds");
+            verdict.is_count = true;
+            assert_eq!(verdict.standing(), standing, "a count needs one");
         }
     }
 }

@@ -36,6 +36,7 @@ fn verdicts_of(lines: &Lines<'_>, own: &Subject) -> Vec<Verdict> {
         must: Bar::AtMost(1.0),
         aim: "flat to the limit",
         measured: lines.ratio(point, own.name, base.name, "/mean_us"),
+        is_count: false,
         note: if lines.is_translated() {
             "emulated CPU".to_owned()
         } else {
