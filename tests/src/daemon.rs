@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 use cleave_client::{Client, Error, Options};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::lateness::stolen;
+use crate::lateness::{Lateness, stolen, unless_late};
 use crate::{Scratch, Stopwatch, TIMEOUT, ensure, time_limit, wait_until, wait_until_within};
 
 /// A daemon that has done nothing for this long is idle. Longer than the pause before it watches a file again.
 const QUIET: Duration = Duration::from_millis(1500);
 /// For how long an idle daemon is watched.
 const WINDOW: Duration = Duration::from_secs(2);
+/// A machine that is later than this may have moved a thread's work into the window.
+const REST_LATE_MIN: Duration = Duration::from_millis(200);
 /// A daemon may stay busy with earlier work for this long before it counts as spinning.
 const SPIN_WINDOW: Duration = Duration::from_secs(1);
 
@@ -467,8 +469,16 @@ impl Daemon {
     }
 
     /// Waits until it is idle, then watches it for one long window: none of its threads may wake, and it may use no
-    /// CPU time beyond what the hypervisor may have stolen.
+    /// CPU time beyond what the hypervisor may have stolen. It is watched again if the machine was so late that what a
+    /// thread did in the window may belong to the time before.
     pub fn stays_at_rest(&self) -> Result<(), String> {
+        unless_late("at-rest", REST_LATE_MIN, |lateness| {
+            *lateness = Lateness::start(&[self.pid()]);
+            self.rests()
+        })
+    }
+
+    fn rests(&self) -> Result<(), String> {
         let look = || (self.wakes_asleep(), self.cpu());
         let is_quiet = || {
             let before = look();
