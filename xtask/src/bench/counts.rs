@@ -75,7 +75,7 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
                 let change = number(line, "own_per_io").zip(number(line, "own_per_io_reference"));
                 let change = change.and_then(|(own, kept)| Spread::of(&[own / kept]));
                 let what = format!("instructions per I/O, {} ÷ the kept count", case(line));
-                draw::counted("T11", what, Bar::AtMost(1.02), "falls every release", change)
+                draw::verdict("T11", what, Bar::AtMost(1.02), "falls every release", change).counted()
             })
             .collect(),
         tables: vec![table(&lines)],

@@ -201,20 +201,6 @@ pub(super) fn verdict(
     }
 }
 
-/// The same of a count, which one round settles.
-pub(super) fn counted(
-    id: &'static str,
-    what: impl Into<String>,
-    must: Bar,
-    aim: &'static str,
-    measured: Option<Spread>,
-) -> Verdict {
-    Verdict {
-        is_count: true,
-        ..verdict(id, what, must, aim, measured)
-    }
-}
-
 /// The stronger of the peer's two ways to run at a point: in its main loop, or with an I/O thread.
 pub(super) fn peer(
     rounds: &Rounds<'_>,
@@ -232,10 +218,10 @@ pub(super) fn peer(
     }
 }
 
-/// CPU time in the share of a second, beyond which it is the limit.
+/// Share of a CPU. Above, that CPU is the limit, or spins, and what is measured is not the disk alone.
 const BUSY: f64 = 0.9;
 
-/// Remark on the two sides of a ratio: which CPU was the limit, or spun, instead of the disk.
+/// Remark on the two sides of a ratio: the CPUs that were full.
 pub(super) fn limit(rounds: &Rounds<'_>, point: &str, subjects: [&str; 2]) -> String {
     let is_full = |who: &str, name| {
         let spread: Option<Spread> = rounds.spread(point, who, field(name));
@@ -251,6 +237,9 @@ pub(super) fn limit(rounds: &Rounds<'_>, point: &str, subjects: [&str; 2]) -> St
     }
     match full.is_empty() {
         true => String::new(),
-        false => format!("CPU-bound: {}", full.join(", ")),
+        false => format!(
+            "CPU-bound, or spinning: {}; not the disk alone was measured",
+            full.join(", ")
+        ),
     }
 }

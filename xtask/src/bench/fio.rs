@@ -30,7 +30,7 @@ impl Job<'_> {
         };
         let text = format!(
             "taskset --cpu-list {} fio --name=bare --output-format=json --ioengine=io_uring --direct=1 --registerfiles=1 \
-             --fixedbufs=1 {mix} --bs={} --iodepth={} --numjobs={} --thread --group_reporting --unified_rw_reporting=mixed \
+             --fixedbufs=1 {mix} --bs={} --iodepth={} --numjobs={} --thread --group_reporting --unified_rw_reporting=1 \
              --time_based --ramp_time={}ms --runtime={}ms --randrepeat=1 --norandommap --random_generator=tausworthe64 \
              --percentile_list=50:99:99.9",
             self.cpus,

@@ -97,13 +97,9 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
                 if let Some(found) = of(name) {
                     let what = format!("{point} idle, {}: {what}", own.name());
                     let aim = "the same with 256";
-                    verdicts.push(draw::counted(
-                        "T7",
-                        what,
-                        Bar::AtMost(0.0),
-                        aim,
-                        Some(found),
-                    ));
+                    verdicts.push(
+                        draw::verdict("T7", what, Bar::AtMost(0.0), aim, Some(found)).counted(),
+                    );
                 }
             }
         }

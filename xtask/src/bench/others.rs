@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use crate::report::DISTURBED;
+
 /// Of one CPU, on average over a suite. Kernel threads that serve the suite's own disk are others too, hence some room.
 const OTHERS_MAX: f64 = 0.2;
 const STOLEN_MAX: f64 = 0.1;
@@ -70,7 +72,7 @@ impl Ticks {
         let is_disturbed = others > OTHERS_MAX || stolen > STOLEN_MAX;
         is_disturbed.then(|| {
             format!(
-                "disturbed: other processes used {:.0} % of a CPU, and {:.0} % of one was taken by the host; measure again on a \
+                "{DISTURBED}: other processes used {:.0} % of a CPU, and {:.0} % of one was taken by the host; measure again on a \
                  machine that does nothing else",
                 others * 100.0,
                 stolen * 100.0

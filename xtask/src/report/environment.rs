@@ -25,19 +25,10 @@ pub(crate) fn describe(root: &Path, program: &Path, pinning: &Value) -> Value {
         "revision": said(&["git", "rev-parse", "HEAD"]),
         "has_uncommitted_changes": changes.map_or(Value::Null, |text| json!(!text.is_empty())),
         "rustc": said(&["rustc", "--version"]),
-        // Peers that no suite drives: what is not measured is said.
-        "ublk": presence("/dev/ublk-control", "this kernel has it; no suite drives it"),
-        "vhost_blk": presence("/dev/vhost-blk", "this kernel has it; no suite drives it"),
+        "not_measured": "SPDK, ublk and vhost-blk: no suite drives them",
         "qemu_storage_daemon": said(&["qemu-storage-daemon", "--version"]),
         "pinning": pinning,
     })
-}
-
-fn presence(path: &str, found: &str) -> String {
-    match Path::new(path).exists() {
-        true => found.to_owned(),
-        false => format!("not measured: no {path} on this machine"),
-    }
 }
 
 /// The first value of a `name : value` file.

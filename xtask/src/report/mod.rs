@@ -11,9 +11,11 @@ pub(crate) mod section;
 
 use std::path::{Path, PathBuf};
 
+use crate::step::At as _;
+
 pub(crate) use cleave_chart::{self as chart, Spread};
 
-pub(crate) use recorded::Recorded;
+pub(crate) use recorded::{DISTURBED, Recorded};
 pub(crate) use rounds::Rounds;
 pub(crate) use run::Run;
 pub(crate) use section::{Bar, Section, Table, Verdict};
@@ -47,8 +49,7 @@ pub(crate) fn draw(folders: &[PathBuf], to: &Path) -> Result<PathBuf, String> {
     let mut drawn = Vec::new();
     for run in &runs {
         let sections = sections(run);
-        let undisturbed = sections.iter().filter(|one| !run.is_disturbed(one.id));
-        keep_figures(&run.folder, undisturbed)?;
+        keep_figures(run, &sections)?;
         drawn.push(sections);
     }
     let page = to.join("report.html");
@@ -77,16 +78,59 @@ pub(crate) fn again(words: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-fn keep_figures<'a>(
-    folder: &Path,
-    sections: impl Iterator<Item = &'a Section>,
-) -> Result<(), String> {
-    let folder = folder.join("figures");
-    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    for figure in sections.flat_map(|section| &section.figures) {
-        let path = folder.join(format!("{}.svg", figure.name));
-        std::fs::write(&path, chart::svg(figure))
-            .map_err(|error| format!("{}: {error}", path.display()))?;
+/// Writes the figures as files. One of an earlier run does not stay where the suite was disturbed.
+fn keep_figures(run: &Recorded, sections: &[Section]) -> Result<(), String> {
+    let folder = run.folder.join("figures");
+    std::fs::create_dir_all(&folder).at(&folder)?;
+    for section in sections {
+        for figure in &section.figures {
+            let path = folder.join(format!("{}.svg", figure.name));
+            match run.is_disturbed(section.id) {
+                false => std::fs::write(&path, chart::svg(figure)).at(&path)?,
+                true if path.exists() => std::fs::remove_file(&path).at(&path)?,
+                true => {}
+            }
+        }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::section::Standing;
+    use super::*;
+
+    #[test]
+    fn a_disturbed_suite_is_not_judged_and_leaves_no_figure() {
+        let folder = std::env::temp_dir().join(format!("xtask-report-{}", std::process::id()));
+        let figure = folder.join("figures/t1-transport.svg");
+        for is_disturbed in [false, true] {
+            let mut run = Run::create(&folder, &json!({}), &json!({})).unwrap();
+            for round in 1..=5 {
+                for (subject, iops) in [("qemu-storage-daemon", 1.0), ("cleave adaptive", 9.0)] {
+                    let line = json!({
+                        "round": round, "point": "depth 1, driver sleeps", "subject": subject,
+                        "result": { "iops": iops, "daemon_cpu_us": 1.0 },
+                    });
+                    run.note("transport", &line).unwrap();
+                }
+            }
+            if is_disturbed {
+                let text = format!("{DISTURBED}: by others");
+                run.warn("transport", &text).unwrap();
+            }
+            run.finish().unwrap();
+            draw(std::slice::from_ref(&folder), &folder).unwrap();
+            let sections = sections(&Recorded::read(&folder).unwrap());
+            let passed = sections.iter().flat_map(|section| &section.verdicts);
+            let passed = passed
+                .filter(|row| row.standing() == Standing::Pass)
+                .count();
+            assert_eq!(passed > 0, !is_disturbed);
+            assert_eq!(figure.exists(), !is_disturbed);
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+/// A warning that begins so takes a suite's ratios and figures out of the report.
+pub(crate) const DISTURBED: &str = "disturbed";
+
 /// The recorded run in a folder.
 pub(crate) struct Recorded {
     pub(crate) folder: PathBuf,
@@ -73,7 +76,7 @@ impl Recorded {
     /// Whether others used the CPUs while a suite was measured: its ratios are not judged then, and its figures not kept.
     pub(crate) fn is_disturbed(&self, suite: &str) -> bool {
         let mut warnings = self.warnings.iter();
-        warnings.any(|(own, text)| own == suite && text.starts_with("disturbed"))
+        warnings.any(|(own, text)| own == suite && text.starts_with(DISTURBED))
     }
 
     /// How the page calls it.

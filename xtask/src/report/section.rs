@@ -62,6 +62,14 @@ pub(crate) enum Standing {
 }
 
 impl Verdict {
+    /// The same of a count, which one round settles.
+    pub(crate) fn counted(self) -> Verdict {
+        Verdict {
+            is_count: true,
+            ..self
+        }
+    }
+
     /// By the median of the rounds.
     pub(crate) fn standing(&self) -> Standing {
         let is_enough = |spread: &Spread| self.is_count || spread.count >= JUDGED_ROUNDS_MIN;
