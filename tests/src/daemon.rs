@@ -469,11 +469,11 @@ impl Daemon {
     }
 
     /// Waits until it is idle, then watches it for one long window: none of its threads may wake, and it may use no
-    /// CPU time beyond what the hypervisor may have stolen. It is watched again if the machine was so late that what a
-    /// thread did in the window may belong to the time before.
+    /// CPU time beyond what the hypervisor may have stolen. It is watched again if its threads were so late that what
+    /// one did in the window may belong to the time before.
     pub fn stays_at_rest(&self) -> Result<(), String> {
         unless_late("at-rest", REST_LATE_MIN, |lateness| {
-            *lateness = Lateness::start(&[self.pid()]);
+            *lateness = Lateness::of(vec![self.pid()]);
             self.rests()
         })
     }

@@ -23,6 +23,11 @@ impl Lateness {
     pub fn start(others: &[u32]) -> Lateness {
         let mut pids = vec![std::process::id()];
         pids.extend(others);
+        Lateness::of(pids)
+    }
+
+    /// Starts measuring, for these processes alone.
+    pub fn of(pids: Vec<u32>) -> Lateness {
         Lateness {
             stolen: stolen(),
             waited: waited(&pids),
