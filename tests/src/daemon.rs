@@ -114,6 +114,9 @@ fn wait_for(child: &mut Child) -> Option<std::process::ExitStatus> {
     status
 }
 
+/// SIGTERM to exit.
+const EXIT_MAX: Duration = Duration::from_secs(2);
+
 /// A running `cleave`. End it with [`Daemon::finish`], which asserts that it still runs and exits cleanly. A test
 /// that fails earlier leaves the daemon's log in the output.
 #[derive(Debug)]
@@ -130,7 +133,7 @@ pub struct Daemon {
 impl Daemon {
     /// Starts `cleave serve --socket-path … ARGS`.
     pub fn serve(args: &[&str]) -> Daemon {
-        let scratch = Scratch::new();
+        let scratch = Scratch::in_memory();
         let socket = scratch.join("socket");
         let mut all = vec![
             "serve".into(),
@@ -143,7 +146,7 @@ impl Daemon {
 
     /// Starts it under `sh`, after shell commands such as `ulimit -n 64`.
     pub fn serve_after(prelude: &str, args: &[&str]) -> Daemon {
-        let scratch = Scratch::new();
+        let scratch = Scratch::in_memory();
         let socket = scratch.join("socket");
         let line = format!("{prelude}; exec \"$@\"");
         let mut command = Command::new("sh");
@@ -168,7 +171,7 @@ impl Daemon {
         stdin: std::os::fd::OwnedFd,
         args: &[A],
     ) -> Daemon {
-        let scratch = Scratch::new();
+        let scratch = Scratch::in_memory();
         Daemon::spawn(
             Arc::new(scratch),
             PathBuf::new(),
@@ -180,7 +183,7 @@ impl Daemon {
     pub fn without_socket(args: &[&str]) -> Daemon {
         let mut command = Command::new(program_path());
         command.args(args).stdin(Stdio::null());
-        Daemon::spawn(Arc::new(Scratch::new()), PathBuf::new(), &mut command)
+        Daemon::spawn(Arc::new(Scratch::in_memory()), PathBuf::new(), &mut command)
     }
 
     /// Starts any back-end by a shell command, in which `{socket}`, `{disk}` and `{queues}` are replaced. Returns an
@@ -322,10 +325,36 @@ impl Daemon {
             panic!("the daemon exited early: {how}\n{}", self.log_tail());
         }
         self.signal(Signal::TERM);
-        match self.wait() {
-            Some((Some(0), took)) if took < Duration::from_secs(2) => {}
-            other => panic!("SIGTERM led to {other:?}\n{}", self.log_tail()),
+        let watch = Stopwatch::start();
+        while self.alive().is_ok() && watch.elapsed() < EXIT_MAX {
+            std::thread::sleep(Duration::from_millis(1));
         }
+        // Where its threads are, for whoever reads why it is late.
+        let threads = self.stacks();
+        match self.wait() {
+            Some((Some(0), _)) if watch.elapsed() < EXIT_MAX => {}
+            other => {
+                let took = watch.elapsed();
+                panic!(
+                    "SIGTERM led to {other:?} after {took:?}\n{threads}{}",
+                    self.log_tail()
+                )
+            }
+        }
+    }
+
+    /// Name, state and kernel stack of each thread.
+    fn stacks(&self) -> String {
+        let folder = format!("/proc/{}/task", self.child.id());
+        let tasks = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+        tasks
+            .map(|task| {
+                let [stat, sched, call, stack] = ["stat", "schedstat", "syscall", "stack"]
+                    .map(|name| read(task.path().join(name)));
+                format!("{stat}{sched}{call}{stack}")
+            })
+            .collect()
     }
 
     /// Kills it with SIGKILL.

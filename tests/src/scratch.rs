@@ -17,12 +17,22 @@ impl Scratch {
     #[allow(clippy::new_without_default)]
     pub fn new() -> Scratch {
         let place = std::env::var_os("CLEAVE_TEST_DIR").map(PathBuf::from);
-        let place = place.unwrap_or_else(std::env::temp_dir);
+        Scratch::within(&place.unwrap_or_else(std::env::temp_dir))
+    }
+
+    /// Makes the folder in memory, as `/run` is, where sockets and logs never wait for a disk.
+    pub fn in_memory() -> Scratch {
+        let memory = Path::new("/dev/shm");
+        match memory.is_dir() {
+            true => Scratch::within(memory),
+            false => Scratch::new(),
+        }
+    }
+
+    fn within(place: &Path) -> Scratch {
+        let mut folder = tempfile::Builder::new();
         Scratch {
-            folder: tempfile::Builder::new()
-                .prefix("cleave-")
-                .tempdir_in(place)
-                .unwrap(),
+            folder: folder.prefix("cleave-").tempdir_in(place).unwrap(),
         }
     }
 
