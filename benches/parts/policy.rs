@@ -1,19 +1,15 @@
 //! The bookkeeping of a worker.
-#![allow(missing_docs)] // Criterion's macros make undocumented public items.
-#![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
-
-mod settings;
 
 use std::hint::black_box;
 
 use cleave_blk::{Request, Verb};
 use cleave_worker::bench::{InFlight, Pacing, Times};
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput};
 
 const VRING_SIZE: u16 = 256;
 
 /// Requests that start and complete, with a constant number in flight; the printed rate counts requests.
-fn slots(c: &mut Criterion) {
+pub(crate) fn slots(c: &mut Criterion) {
     let request = Request {
         verb: Verb::Read,
         offset_bytes: 1 << 30,
@@ -54,7 +50,7 @@ const PACES: [(&str, u64, u64, bool); 3] = [
 ];
 
 /// The printed rate counts laps. The clock is simulated, so that every run decides the same.
-fn pacer(c: &mut Criterion) {
+pub(crate) fn pacer(c: &mut Criterion) {
     let mut group = c.benchmark_group("pacer");
     group.throughput(Throughput::Elements(1));
     for (name, every, lap_ns, is_spun) in PACES {
@@ -79,7 +75,7 @@ fn pacer(c: &mut Criterion) {
 }
 
 /// Recording one time, next to the crate that our client keeps its times in; from 1 us to 1 ms, shuffled.
-fn histogram(c: &mut Criterion) {
+pub(crate) fn histogram(c: &mut Criterion) {
     let times: Vec<u64> = (1..=1024_u64)
         .map(|n| 1000 + (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44))
         .collect();
@@ -100,10 +96,3 @@ fn histogram(c: &mut Criterion) {
     });
     group.finish();
 }
-
-criterion_group! {
-    name = benches;
-    config = settings::settings();
-    targets = slots, pacer, histogram
-}
-criterion_main!(benches);

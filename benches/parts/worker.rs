@@ -1,10 +1,6 @@
 //! Batches of 4 KiB reads through a worker, from the available index to the used index, on the caller's thread. The
 //! real engine on a null disk shows only the worker's own work and the zeroing of the pages. The simulated engine of
 //! the tests adds its own bookkeeping (a copy, a lock and an allocation for each op).
-#![allow(missing_docs)] // Criterion's macros make undocumented public items.
-#![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
-
-mod settings;
 
 use std::sync::{Arc, Mutex};
 
@@ -12,9 +8,7 @@ use cleave_benches::{Guest, ManualWorker, Place, Signals, null};
 use cleave_engine::Store;
 use cleave_sim::{Sim, SimConfig, SimStore};
 use criterion::measurement::WallTime;
-use criterion::{
-    BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
-};
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput};
 
 const DEPTHS: [u16; 3] = [1, 32, 256];
 
@@ -37,7 +31,7 @@ fn sim() -> Sim {
 }
 
 /// The printed rate counts requests.
-fn turn(c: &mut Criterion) {
+pub(crate) fn turn(c: &mut Criterion) {
     let guest = Guest::new(1);
     let mut group = c.benchmark_group("worker turn");
     for depth in DEPTHS {
@@ -52,7 +46,7 @@ fn turn(c: &mut Criterion) {
 }
 
 /// The same with a guest that kicks and is called for each batch, which costs system calls.
-fn signalled(c: &mut Criterion) {
+pub(crate) fn signalled(c: &mut Criterion) {
     let guest = Guest::new(1);
     let mut group = c.benchmark_group("worker with kicks and calls");
     for depth in DEPTHS {
@@ -76,10 +70,3 @@ fn bench<S: Store>(
         });
     });
 }
-
-criterion_group! {
-    name = benches;
-    config = settings::settings();
-    targets = turn, signalled
-}
-criterion_main!(benches);

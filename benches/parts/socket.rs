@@ -1,15 +1,11 @@
 //! End to end over a socket: `cleave serve` in its own process, driven by our client, on disks that take no time. The
 //! measurement needs two CPUs; with fewer, driver and daemon wait for each other.
-#![allow(missing_docs)] // Criterion's macros make undocumented public items.
-#![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
-
-mod settings;
 
 use std::time::Duration;
 
 use cleave_client::{Client, Notifier, Options, Stop, Wait, Workload};
 use cleave_tests::Daemon;
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput};
 
 const DISKS: [&str; 2] = ["null:1G", "ram:64M"];
 const SPAN_BYTES: u64 = 64 << 20;
@@ -22,7 +18,7 @@ const WAYS: [(&str, &str, Wait); 2] = [
 ];
 
 /// 4 KiB random reads; the printed rate counts requests.
-fn reads(c: &mut Criterion) {
+pub(crate) fn reads(c: &mut Criterion) {
     let mut group = c.benchmark_group("socket");
     group.throughput(Throughput::Elements(1));
     for disk in DISKS {
@@ -62,10 +58,3 @@ fn run(client: &mut Client, depth: u16, requests: u64) -> Duration {
     assert_eq!((tally.requests(), tally.failed), (requests, 0));
     tally.elapsed
 }
-
-criterion_group! {
-    name = benches;
-    config = settings::settings();
-    targets = reads
-}
-criterion_main!(benches);

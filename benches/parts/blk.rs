@@ -1,7 +1,4 @@
 //! The computations of a request: header parser, plan, outcome; and the configuration space.
-#![allow(missing_docs)] // Criterion's macros make undocumented public items.
-
-mod settings;
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -9,7 +6,7 @@ use std::num::NonZeroU32;
 use cleave_blk::spec::{feature, request_type};
 use cleave_blk::{Config, Cut, Gate, Limits, Outcome, Plan, Request, Segment, Shape, Stripe, Verb};
 use criterion::measurement::WallTime;
-use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
+use criterion::{BenchmarkGroup, Criterion};
 
 const PAGE_BYTES: u32 = 4096;
 const DISK_BYTES: u64 = 1 << 40;
@@ -40,7 +37,7 @@ fn head(kind: u32) -> [u8; 32] {
     head
 }
 
-fn parse(c: &mut Criterion) {
+pub(crate) fn parse(c: &mut Criterion) {
     let limits = limits();
     let gate = Gate {
         limits: &limits,
@@ -91,7 +88,7 @@ fn read(len_bytes: u64, segment_bytes: u32) -> (Request, Vec<Segment>) {
     (request, segments)
 }
 
-fn plan(c: &mut Criterion) {
+pub(crate) fn plan(c: &mut Criterion) {
     let cut = |stripe: Option<(u16, u32)>, chunk| Cut {
         durable: false,
         chunk_bytes: NonZeroU32::new(chunk),
@@ -145,14 +142,14 @@ fn bench_plan(
     });
 }
 
-fn outcome(c: &mut Criterion) {
+pub(crate) fn outcome(c: &mut Criterion) {
     let (request, _) = read(4096, PAGE_BYTES);
     c.bench_function("outcome", |b| {
         b.iter(|| Outcome::ended(black_box(&request), black_box(Ok(()))));
     });
 }
 
-fn config(c: &mut Criterion) {
+pub(crate) fn config(c: &mut Criterion) {
     let config = Config {
         capacity_bytes: DISK_BYTES,
         segments_max: 126,
@@ -166,10 +163,3 @@ fn config(c: &mut Criterion) {
     group.bench_function("features", |b| b.iter(|| black_box(&config).features()));
     group.finish();
 }
-
-criterion_group! {
-    name = benches;
-    config = settings::settings();
-    targets = parse, plan, outcome, config
-}
-criterion_main!(benches);

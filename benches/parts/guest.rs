@@ -1,9 +1,5 @@
 //! The cost of a request in guest memory: taking and returning chains, and address translation, each next to the
 //! `rust-vmm` crates on the same bytes.
-#![allow(missing_docs)] // Criterion's macros make undocumented public items.
-#![allow(clippy::unwrap_used)] // A benchmark that cannot be set up has nothing to measure.
-
-mod settings;
 
 use std::hint::black_box;
 
@@ -12,15 +8,13 @@ use cleave_blk::Segment;
 use cleave_blk::spec::feature;
 use cleave_guest::{Chain, Vring};
 use criterion::measurement::WallTime;
-use criterion::{
-    Bencher, BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
-};
+use criterion::{Bencher, BenchmarkGroup, BenchmarkId, Criterion, Throughput};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 /// Take, push_used and publish for a batch in a split vring, the only kind that is supported; the printed rate counts
 /// chains.
-fn vring(c: &mut Criterion) {
+pub(crate) fn vring(c: &mut Criterion) {
     let guest = Guest::new(1);
     let mut group = c.benchmark_group("vring");
     group.throughput(Throughput::Elements(u64::from(BATCH)));
@@ -86,7 +80,7 @@ fn theirs(b: &mut Bencher<'_>, guest: &Guest, mut driver: Driver<'_>) {
 }
 
 /// Translation of a page: always in the same region as the page before, or in any region.
-fn translate(c: &mut Criterion) {
+pub(crate) fn translate(c: &mut Criterion) {
     let mut group = c.benchmark_group("translate");
     for regions in [1, 8, 509] {
         let guest = Guest::new(regions);
@@ -140,10 +134,3 @@ fn translate_in(
         });
     });
 }
-
-criterion_group! {
-    name = benches;
-    config = settings::settings();
-    targets = vring, translate
-}
-criterion_main!(benches);

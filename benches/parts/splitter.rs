@@ -1,7 +1,4 @@
 //! The splitter's decisions and the plans that follow from them: their cost, and that they never allocate.
-#![allow(missing_docs)] // Criterion's macros make undocumented public items.
-
-mod settings;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -10,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cleave_blk::{Cut, Plan, Request, Segment, Verb};
 use cleave_worker::{Direction, Prior, Split, Splitter};
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::Criterion;
 
 /// Counts allocations.
 struct Counting;
@@ -78,7 +75,7 @@ fn data() -> Vec<Segment> {
 }
 
 /// Exits if deciding or planning allocates.
-fn allocates_nothing(_: &mut Criterion) {
+pub(crate) fn allocates_nothing(_: &mut Criterion) {
     let (splitter, mut now_ns, data) = (splitter(), 0, data());
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     let mut ops = 0;
@@ -95,7 +92,7 @@ fn allocates_nothing(_: &mut Criterion) {
     );
 }
 
-fn decisions(criterion: &mut Criterion) {
+pub(crate) fn decisions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("splitter");
     let (splitter, mut now_ns) = (splitter(), 0);
     group.bench_function("small request", |bench| {
@@ -119,10 +116,3 @@ fn decisions(criterion: &mut Criterion) {
     });
     group.finish();
 }
-
-criterion_group! {
-    name = benches;
-    config = settings::settings();
-    targets = allocates_nothing, decisions
-}
-criterion_main!(benches);
