@@ -4,7 +4,7 @@
 use cleave_blk::Request;
 use cleave_guest::{Epoch, Memory};
 
-use crate::policy::{Budget, LapWork, Pace, Pacer, PacerContext};
+use crate::policy::{Budget, LapWork, Pace, Pacer, PacerContext, Scheduled};
 use crate::record::Fine;
 use crate::slots::{Next, Slot, Slots};
 use crate::stats::Stats;
@@ -97,7 +97,10 @@ impl Pacing {
         };
         let pace = match pacer.note_lap(work) {
             Some(pace) => pace,
-            None => pacer.decide(work, *now_ns, context, || *now_ns),
+            None => pacer.decide(work, *now_ns, context, || Scheduled {
+                cpu_ns: *now_ns,
+                waited_ns: 0,
+            }),
         };
         self.sleeps = pace != Pace::Spin;
         !self.sleeps

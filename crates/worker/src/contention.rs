@@ -34,12 +34,22 @@ impl CoreContention {
         }
     }
 
+    /// Time for which this thread wanted a core and others ran. 0 if the kernel does not tell.
+    pub(crate) fn waited_ns(&self) -> u64 {
+        self.count(1).unwrap_or(0)
+    }
+
     /// Number of timeslices that this thread has run. A yield that leaves it on the core does not add one.
     fn timeslices(&self) -> Option<u64> {
+        self.count(2)
+    }
+
+    /// One of the scheduler's counters: time on a core, time of waiting for one, timeslices.
+    fn count(&self, which: usize) -> Option<u64> {
         let mut text = [0; 64];
         let count = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;
         let text = std::str::from_utf8(text.get(..count)?).ok()?;
-        text.split_ascii_whitespace().nth(2)?.parse().ok()
+        text.split_ascii_whitespace().nth(which)?.parse().ok()
     }
 }
 

@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::Completion;
 use crate::accept::nanoseconds;
 use crate::contention::{CoreContention, yield_core};
-use crate::policy::{Call, ContentionBackoff, LapWork, Pace, Pacer, PacerContext};
+use crate::policy::{Call, ContentionBackoff, LapWork, Pace, Pacer, PacerContext, Scheduled};
 use crate::record::VringEvent;
 use crate::stats::{Mode, add};
 use crate::worker::{Worker, call_bell};
@@ -176,8 +176,13 @@ impl<S: Store> Worker<S> {
             budget: &self.device.budget,
             stats: &self.meters.stats,
         };
-        let pacer = &mut self.waiting.pacer;
-        pacer.decide(work, now_ns, context, || cpu_ns(ClockId::ThreadCPUTime))
+        let Waiting {
+            pacer, contention, ..
+        } = &mut self.waiting;
+        pacer.decide(work, now_ns, context, || Scheduled {
+            cpu_ns: cpu_ns(ClockId::ThreadCPUTime),
+            waited_ns: contention.waited_ns(),
+        })
     }
 
     /// Polls rings whose guests never kick, within the budget.

@@ -41,6 +41,8 @@ pub(crate) struct Spent {
     /// Sum of the requests' times in flight, wake-ups before them included.
     pub(crate) held_ns: u64,
     pub(crate) cpu_ns: u64,
+    /// Time in which other threads had the core that this one wanted.
+    pub(crate) waited_ns: u64,
     /// Time with nothing in flight.
     pub(crate) idle_ns: u64,
     /// Requests that followed soon after an answer, at most one per answer.
@@ -53,11 +55,17 @@ impl Spent {
         self.cpu_ns as f32 / self.wall_ns.max(1) as f32
     }
 
+    /// Share of the time in which this thread waited for a core.
+    pub(crate) fn waited(&self) -> f32 {
+        self.waited_ns as f32 / self.wall_ns.max(1) as f32
+    }
+
     fn add(&mut self, more: Spent) {
         self.requests += more.requests;
         self.wall_ns += more.wall_ns;
         self.held_ns += more.held_ns;
         self.cpu_ns += more.cpu_ns;
+        self.waited_ns += more.waited_ns;
         self.idle_ns += more.idle_ns;
         self.prompted += more.prompted;
     }

@@ -12,5 +12,5 @@ pub(crate) use backoff::ContentionBackoff;
 pub(crate) use budget::Budget;
 pub(crate) use caller::{Call, Caller};
 pub(crate) use experiment::{Arm, Experiment, Finding, Gain, Spent, Stretch};
-pub(crate) use pacer::{LapWork, Pace, Pacer, PacerContext};
+pub(crate) use pacer::{LapWork, Pace, Pacer, PacerContext, Scheduled};
 pub(crate) use rate::RateBucket;

@@ -107,6 +107,14 @@ pub(crate) struct PacerContext<'a> {
     pub(crate) stats: &'a Stats,
 }
 
+/// What the scheduler has counted for a thread.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Scheduled {
+    pub(crate) cpu_ns: u64,
+    /// Time for which it waited for a core.
+    pub(crate) waited_ns: u64,
+}
+
 /// Decides the pace for a worker's adaptive vrings.
 #[derive(Debug)]
 pub(crate) struct Pacer {
@@ -115,8 +123,8 @@ pub(crate) struct Pacer {
     experiment: Experiment,
     /// Counted since the last stretch or window of the experiment.
     spent: Spent,
-    /// CPU time of the thread at that moment; 0: nothing of this load was reported yet.
-    cpu_ns: u64,
+    /// The thread's counters at that moment. `None`: nothing of this load was reported yet.
+    scheduled: Option<Scheduled>,
     /// When requests of the previous arm have drained.
     settled_ns: u64,
     /// One for gaps in which the guest is waited for, one for those in which the disk is.
@@ -148,7 +156,7 @@ impl Pacer {
             rate: RateBucket::default(),
             experiment: Experiment::new(STRETCH),
             spent: Spent::default(),
-            cpu_ns: 0,
+            scheduled: None,
             settled_ns: 0,
             windows: [Window::default(); 2],
             phase: GapPhase::Asleep,
@@ -200,19 +208,20 @@ impl Pacer {
         Some(Pace::Spin)
     }
 
-    /// Decides what to do after a lap for which `note_lap` returned `None`. `cpu_ns`: CPU time of this thread.
+    /// Decides what to do after a lap for which `note_lap` returned `None`. `scheduled` reads the counters of this
+    /// thread.
     pub(crate) fn decide(
         &mut self,
         work: LapWork,
         now_ns: u64,
         context: PacerContext<'_>,
-        cpu_ns: impl FnOnce() -> u64,
+        scheduled: impl FnOnce() -> Scheduled,
     ) -> Pace {
         let arrived = std::mem::take(&mut self.arrived);
         let ended = std::mem::take(&mut self.ended);
         self.rate.add(now_ns, arrived, context.tuning.spin_rate_min);
         self.count(now_ns, work.in_flight, [arrived, ended]);
-        self.account(now_ns, context, cpu_ns);
+        self.account(now_ns, context, scheduled);
         if work.any() {
             self.end_gap(now_ns, context);
             (self.phase, self.laps) = (GapPhase::Busy, 0);
@@ -329,24 +338,31 @@ impl Pacer {
     }
 
     /// Reports to the experiment when a stretch or a window is complete.
-    fn account(&mut self, now_ns: u64, context: PacerContext<'_>, cpu_ns: impl FnOnce() -> u64) {
+    fn account(
+        &mut self,
+        now_ns: u64,
+        context: PacerContext<'_>,
+        scheduled: impl FnOnce() -> Scheduled,
+    ) {
         if !self.rate.is_fast() || Budget::size_ns(context.tuning) == 0 {
-            (self.spent, self.cpu_ns) = (Spent::default(), 0);
+            (self.spent, self.scheduled) = (Spent::default(), None);
             return;
         }
-        if self.cpu_ns == 0 {
+        let Some(before) = self.scheduled else {
             // A load begins or comes back, or the arm has just changed.
             self.spent = Spent::default();
             if now_ns >= self.settled_ns {
-                self.cpu_ns = cpu_ns();
+                self.scheduled = Some(scheduled());
             }
             return;
-        }
+        };
         if !self.experiment.wants(&self.spent) {
             return;
         }
-        let cpu_ns = cpu_ns();
-        self.spent.cpu_ns = cpu_ns.saturating_sub(std::mem::replace(&mut self.cpu_ns, cpu_ns));
+        let after = scheduled();
+        self.scheduled = Some(after);
+        self.spent.cpu_ns = after.cpu_ns.saturating_sub(before.cpu_ns);
+        self.spent.waited_ns = after.waited_ns.saturating_sub(before.waited_ns);
         let spent = std::mem::take(&mut self.spent);
         let was = self.experiment.arm();
         let current = self.experiment.verdict();
@@ -362,7 +378,7 @@ impl Pacer {
             publish(&found, verdict, gain, now_ns, context.stats);
         }
         if self.experiment.arm() != was {
-            (self.cpu_ns, self.settled_ns) = (0, now_ns + SETTLE_NS);
+            (self.scheduled, self.settled_ns) = (None, now_ns + SETTLE_NS);
         }
     }
 
@@ -418,7 +434,9 @@ fn verdict(found: &Finding, current: Arm, spin_worth: u32) -> Option<(Arm, Gain)
         false => found.wall,
     };
     let cores = found.other.cores() - plain.cores();
-    let needed = (cores / spin_worth as f32).max(GAIN_MIN);
+    // A neighbour on the core: for as long as it runs, a request waits.
+    let waited = found.other.waited() - plain.waited();
+    let needed = (cores / spin_worth as f32).max(GAIN_MIN).max(waited);
     Some((found.judge(&gain, needed, current)?, gain))
 }
 

@@ -59,6 +59,8 @@ struct Second {
     latency_ns: u64,
     cpu_ns: u64,
     trying_ns: u64,
+    /// Requests that took longer than a millisecond.
+    late: u64,
 }
 
 impl Second {
@@ -83,6 +85,7 @@ impl Outcome {
             sum.latency_ns += second.latency_ns;
             sum.cpu_ns += second.cpu_ns;
             sum.trying_ns += second.trying_ns;
+            sum.late += second.late;
         }
         sum
     }
@@ -118,6 +121,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         Guest::Answers { depth, .. } => asks.extend((0..depth).map(|n| Reverse(u64::from(n)))),
     }
     let (mut now_ns, mut cpu_ns, mut slice_ns) = (0_u64, 0_u64, 0_u64);
+    let mut waited_ns = 0;
     loop {
         let mut work = LapWork::default();
         let mut answered = Vec::new();
@@ -147,6 +151,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         if (trace.competing.0..trace.competing.1).contains(&now_ns) && slice_ns > SLICE_NS {
             // It work not sleep for a whole timeslice, so the other thread gets one now.
             (now_ns, slice_ns) = (now_ns + SLICE_NS, 0);
+            waited_ns += SLICE_NS;
         }
         let at = ((now_ns / SECOND) as usize).min(seconds.len() - 1);
         let second = &mut seconds[at];
@@ -157,10 +162,11 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         for asked_ns in &answered {
             second.requests += 1;
             second.latency_ns += now_ns - asked_ns;
+            second.late += u64::from(now_ns - asked_ns > MS);
         }
-        let pace = pacer
-            .note_lap(work)
-            .unwrap_or_else(|| pacer.decide(work, now_ns, context, || cpu_ns));
+        let pace = pacer.note_lap(work).unwrap_or_else(|| {
+            pacer.decide(work, now_ns, context, || Scheduled { cpu_ns, waited_ns })
+        });
         if let Guest::Answers { think_ns, .. } = trace.guest
             && now_ns < trace.span_ns
         {
@@ -358,6 +364,29 @@ fn a_contended_core_is_released_within_a_second_and_spun_on_again_later() {
     }
 }
 
+/// On a contended core a spin ends with the neighbour's timeslice, in which a request waits.
+#[test]
+fn a_contended_core_is_spun_on_only_for_more_than_the_neighbour_takes() {
+    for (device_us, gains) in [(0, true), (20, false), (60, false)] {
+        let guest = Guest::Answers {
+            depth: 1,
+            think_ns: 5 * US,
+        };
+        let trace = Trace {
+            competing: (0, 20 * SECOND),
+            ..Trace::of(guest, device_us * US, 20 * SECOND)
+        };
+        let [adaptive, slept] = [tuning(), asleep()].map(|tuning| run(trace, &tuning).after(10));
+        let late = adaptive.late as f64 / adaptive.requests as f64;
+        let rate = adaptive.requests as f64 / slept.requests as f64;
+        let case = format!("{device_us} us: {late} of the requests are late, rate {rate}");
+        match gains {
+            true => assert!(rate > 2.0, "{case}"),
+            false => assert!(rate > 0.97 && late < 0.001, "{case}"),
+        }
+    }
+}
+
 #[test]
 fn experiments_become_rare_while_the_verdict_stays() {
     for device_us in [80, 2000] {
@@ -425,7 +454,7 @@ fn the_worker_sleeps_after_any_number_of_wake_ups_without_work() {
     let mut pacer = Pacer::new();
     let lap = |pacer: &mut Pacer| {
         let pace = pacer.note_lap(LapWork::default());
-        pace.unwrap_or_else(|| pacer.decide(LapWork::default(), 1, context, || 0))
+        pace.unwrap_or_else(|| pacer.decide(LapWork::default(), 1, context, Scheduled::default))
     };
     assert_eq!(lap(&mut pacer), Pace::Sleep);
     pacer.laps = u32::MAX - 2 * CHECK_LAPS;
