@@ -86,6 +86,7 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
         ("Descriptors", messages::descriptor_rows()),
         ("Memory", memory::rows()),
         ("Life cycle", lifecycle::rows()),
+        ("Life cycle", lifecycle::prompt_rows()),
         ("Recovery", recovery::rows()),
     ]
 }

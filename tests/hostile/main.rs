@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         descriptors_that_block,
         memory,
         lifecycle,
+        promptness,
         recovery,
         our_daemon_passes_a_row_of_each_table,
         a_back_end_that_never_listens_is_reported,
@@ -113,6 +114,10 @@ fn memory() {
 
 fn lifecycle() {
     run_rows("life cycle", on_file(), lifecycle::rows());
+}
+
+fn promptness() {
+    run_rows("life cycle", on_file(), lifecycle::prompt_rows());
 }
 
 fn recovery() {

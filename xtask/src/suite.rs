@@ -19,7 +19,7 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/control", "a_change_reaches_a_worker_at_rest"),
     ("tests/life", "polling_spins_only_while_there_is_a_vring"),
     // A frontend that dies has to be followed by the next one within 100 ms.
-    ("tests/hostile", "lifecycle"),
+    ("tests/hostile", "promptness"),
 ];
 
 /// The binaries that take longest, longest first.
