@@ -86,6 +86,7 @@ Options:
       --disk PATH      Use a filled file or device instead of a file below target
       --allow-thin     Accept a disk that was never filled
       --destructive    Let suites that write do so on --disk
+      --spdk DIR       Measure the SPDK that was built in this folder too (transport, cpu, tax)
       --out DIR        Write to this folder instead of one below target/bench
       --rounds N       Set the number of rounds
       --seconds S      Set the length of each round

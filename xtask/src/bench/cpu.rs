@@ -34,7 +34,7 @@ pub(super) fn measure(desk: &mut Desk) -> Result<(), String> {
             name: format!("depth {depth}, driver sleeps"),
             store: store.clone(),
             load: Load::reads(*depth, Wait::Sleep, seconds),
-            subjects: SUBJECTS.to_vec(),
+            subjects: desk.with_spdk(&SUBJECTS),
         })
         .collect();
     rounds(desk, SUITE, &points)

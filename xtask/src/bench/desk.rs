@@ -9,6 +9,7 @@ use super::cpus::Cpus;
 use super::image;
 use super::load::Load;
 use super::options::{Effort, Options, Pace};
+use super::spdk::Spdk;
 use super::subject::{Store, Subject};
 use crate::built;
 use crate::daemon::Daemon;
@@ -28,6 +29,7 @@ pub(super) struct Desk {
     pub(super) effort: Effort,
     pub(super) run: Run,
     /// Given by the operator.
+    pub(super) spdk: Option<Spdk>,
     disk: Option<PathBuf>,
     allows_thin: bool,
     is_destructive: bool,
@@ -41,6 +43,7 @@ impl Desk {
             std::fs::metadata(disk)
                 .map_err(|error| format!("--disk {}: {error}", disk.display()))?;
         }
+        let spdk = options.spdk.as_deref().map(Spdk::find).transpose()?;
         setup::provide_programs(root, &["fio", "qemu-storage-daemon"])?;
         let cpus = Cpus::choose()?;
         let release = options.effort().pace != Pace::Smoke;
@@ -52,6 +55,7 @@ impl Desk {
         let facts = json!({
             "driver_cpu": cpus.driver, "daemon_cpu": cpus.daemon, "caveat": cpus.caveat,
             "built_for": if release { "release" } else { "tests: its figures say nothing" },
+            "spdk": spdk.as_ref().map_or("not measured: --spdk was not given", |spdk| &spdk.version),
         });
         let environment = environment::describe(root, &cleave, &facts);
         let folder = match &options.out {
@@ -80,6 +84,7 @@ impl Desk {
             cpus,
             effort,
             run,
+            spdk,
             disk: options.disk.clone(),
             allows_thin: options.allow_thin,
             is_destructive: options.destructive,
@@ -126,6 +131,12 @@ impl Desk {
         image::random_file(&folder.join(name), bytes)
     }
 
+    /// These subjects, and SPDK if there is one.
+    pub(super) fn with_spdk(&self, subjects: &[Subject]) -> Vec<Subject> {
+        let spdk = self.spdk.as_ref().map(|_| Subject::SPDK);
+        subjects.iter().copied().chain(spdk).collect()
+    }
+
     /// One figure: a fresh daemon, driven; or fio on the disk itself.
     pub(super) fn measure(
         &self,
@@ -134,10 +145,13 @@ impl Desk {
         load: &Load,
     ) -> Result<(Vec<String>, Value), String> {
         let socket = self.socket();
-        match (
-            subject.command(&self.cleave, store, load.queues, &socket),
-            store,
-        ) {
+        let command = match (subject, &self.spdk) {
+            (Subject::Spdk, Some(spdk)) => {
+                Some(spdk.command(self.run.folder(), &self.cpus.daemon, store)?)
+            }
+            _ => subject.command(&self.cleave, store, load.queues, &socket),
+        };
+        match (command, store) {
             (Some(daemon), _) => {
                 let result = self.measure_daemon(&daemon, &load.words())?;
                 Ok((daemon, result))

@@ -20,6 +20,7 @@ mod others;
 mod pacing;
 mod recording;
 mod scale;
+mod spdk;
 mod split;
 mod start;
 mod subject;

@@ -30,6 +30,9 @@ pub(super) struct Options {
     /// Measure `disk` although it was never filled.
     #[arg(long)]
     pub(super) allow_thin: bool,
+    /// The folder of a built SPDK, which is measured too.
+    #[arg(long)]
+    pub(super) spdk: Option<PathBuf>,
     /// Run the suites that write on `disk` too.
     #[arg(long)]
     pub(super) destructive: bool,

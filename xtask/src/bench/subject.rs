@@ -11,6 +11,8 @@ pub(super) enum Subject {
     QemuStorageDaemon {
         has_io_thread: bool,
     },
+    /// With one reactor, which never sleeps.
+    Spdk,
     Cleave(Completion),
 }
 
@@ -40,6 +42,7 @@ impl Subject {
     pub(super) const QSD_IO_THREAD: Subject = Subject::QemuStorageDaemon {
         has_io_thread: true,
     };
+    pub(super) const SPDK: Subject = Subject::Spdk;
     pub(super) const INTERRUPT: Subject = Subject::Cleave(Completion::Interrupt);
     pub(super) const POLL: Subject = Subject::Cleave(Completion::Poll);
     pub(super) const ADAPTIVE: Subject = Subject::Cleave(Completion::Adaptive);
@@ -51,6 +54,7 @@ impl Subject {
             Subject::Bare => "bare fio",
             Subject::QSD => "qemu-storage-daemon",
             Subject::QSD_IO_THREAD => "qemu-storage-daemon, I/O thread",
+            Subject::Spdk => "SPDK",
             Subject::Cleave(Completion::Interrupt) => "cleave interrupt",
             Subject::Cleave(Completion::Poll) => "cleave poll",
             Subject::Cleave(Completion::Adaptive) => "cleave adaptive",
@@ -67,7 +71,8 @@ impl Subject {
         socket: &Path,
     ) -> Option<Vec<String>> {
         match self {
-            Subject::Bare => None,
+            // SPDK is started by `spdk.rs`: it takes a file, not words.
+            Subject::Bare | Subject::Spdk => None,
             Subject::QemuStorageDaemon { has_io_thread } => {
                 let mut words = qemu_storage_daemon(store, queues, socket);
                 if has_io_thread {

@@ -14,6 +14,12 @@ use crate::report::rounds::field;
 use crate::report::{Bar, Recorded, Rounds, Section, Spread, Verdict};
 
 const SUITE: &str = "tax";
+const SUBJECTS: [Subject; 4] = [
+    Subject::Bare,
+    Subject::QSD,
+    Subject::QSD_IO_THREAD,
+    Subject::ADAPTIVE,
+];
 const READ_PERCENT: u32 = 60;
 /// A second of a disk says little: its own moods last longer.
 const LONGER: f64 = 1.5;
@@ -33,25 +39,14 @@ pub(super) fn measure(desk: &mut Desk) -> Result<(), String> {
             name: name(kib, threads),
             store: store.clone(),
             load: mixed(kib, threads, Wait::Sleep, seconds),
-            subjects: vec![
-                Subject::Bare,
-                Subject::QSD,
-                Subject::QSD_IO_THREAD,
-                Subject::ADAPTIVE,
-            ],
+            subjects: desk.with_spdk(&SUBJECTS),
         })
         .collect();
     points.extend(ALONE.map(|(name, wait)| Point {
         name: name.to_owned(),
         store: store.clone(),
         load: mixed(4, 1, wait, seconds),
-        subjects: vec![
-            Subject::Bare,
-            Subject::QSD,
-            Subject::QSD_IO_THREAD,
-            Subject::ADAPTIVE,
-            Subject::POLL,
-        ],
+        subjects: [desk.with_spdk(&SUBJECTS), vec![Subject::POLL]].concat(),
     }));
     interleave::rounds(desk, SUITE, &points)?;
     legs::measure(desk, seconds)

@@ -6,7 +6,7 @@ use super::interleave::{Point, rounds};
 use super::load::{Load, Wait};
 use super::subject::{Store, Subject};
 use crate::report::rounds::field;
-use crate::report::{Bar, Recorded, Rounds, Section};
+use crate::report::{Bar, Recorded, Rounds, Section, Verdict};
 
 const SUITE: &str = "transport";
 const SUBJECTS: [Subject; 5] = [
@@ -35,7 +35,7 @@ pub(super) fn measure(desk: &mut Desk) -> Result<(), String> {
         name: name.to_owned(),
         store: Store::Null,
         load: Load::reads(depth, wait, seconds),
-        subjects: SUBJECTS.to_vec(),
+        subjects: desk.with_spdk(&SUBJECTS),
     });
     rounds(desk, SUITE, &points)
 }
@@ -43,23 +43,6 @@ pub(super) fn measure(desk: &mut Desk) -> Result<(), String> {
 /// Rates, CPU, and T1.
 pub(crate) fn section(run: &Recorded) -> Option<Section> {
     let rounds = Rounds::of(run, SUITE)?;
-    let mut verdicts = Vec::new();
-    for (_, _, point, least) in POINTS {
-        let qsd = draw::peer(&rounds, point, "iops", |new, old| new > old);
-        for own in [Subject::ADAPTIVE, Subject::INTERRUPT, Subject::POLL] {
-            let ratio = rounds.ratio(point, own.name(), qsd, field("iops"));
-            let what = format!(
-                "null disk, 4 KiB, {point}: IOPS {} ÷ {qsd} null-co",
-                own.name()
-            );
-            // The default is judged; what an operator may choose instead stands beside it.
-            let bar = match own {
-                Subject::ADAPTIVE => Bar::AtLeast(least),
-                _ => Bar::Published,
-            };
-            verdicts.push(draw::verdict("T1", what, bar, AIM, ratio));
-        }
-    }
     let points = rounds.points();
     let kilo = |result: &serde_json::Value| Some(result["iops"].as_f64()? / 1e3);
     let of = |depth: &str| -> Vec<String> {
@@ -107,8 +90,38 @@ pub(crate) fn section(run: &Recorded) -> Option<Section> {
              a fresh daemon for each figure. A driver that sleeps is woken by the daemon's call, one that polls is not."
                 .to_owned(),
         ],
-        verdicts,
+        verdicts: verdicts(&rounds),
         tables: vec![draw::comparison(&rounds, "The ring alone", Subject::QSD.name())],
         figures: vec![draw::figure(run, "t1-transport", "The cost of the ring alone", panels, caption)],
     })
+}
+
+fn verdicts(rounds: &Rounds<'_>) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for (_, _, point, least) in POINTS {
+        let qsd = draw::peer(rounds, point, "iops", |new, old| new > old);
+        for own in [Subject::ADAPTIVE, Subject::INTERRUPT, Subject::POLL] {
+            let ratio = rounds.ratio(point, own.name(), qsd, field("iops"));
+            let what = format!(
+                "null disk, 4 KiB, {point}: IOPS {} ÷ {qsd} null-co",
+                own.name()
+            );
+            // The default is judged; what an operator may choose instead stands beside it.
+            let bar = match own {
+                Subject::ADAPTIVE => Bar::AtLeast(least),
+                _ => Bar::Published,
+            };
+            verdicts.push(draw::verdict("T1", what, bar, AIM, ratio));
+        }
+    }
+    for (_, _, point, _) in POINTS {
+        let own = Subject::ADAPTIVE.name();
+        let spdk = Subject::SPDK.name();
+        let ratio = rounds.ratio(point, own, spdk, field("iops"));
+        if ratio.is_some() {
+            let what = format!("null disk, 4 KiB, {point}: IOPS {own} ÷ {spdk}");
+            verdicts.push(draw::verdict("T1", what, Bar::Published, "≥ 1.0", ratio));
+        }
+    }
+    verdicts
 }

@@ -25,7 +25,7 @@ pub(crate) fn describe(root: &Path, program: &Path, pinning: &Value) -> Value {
         "revision": said(&["git", "rev-parse", "HEAD"]),
         "has_uncommitted_changes": changes.map_or(Value::Null, |text| json!(!text.is_empty())),
         "rustc": said(&["rustc", "--version"]),
-        "not_measured": "SPDK, ublk and vhost-blk: no suite drives them",
+        "not_measured": "ublk and vhost-blk: no suite drives them",
         "qemu_storage_daemon": said(&["qemu-storage-daemon", "--version"]),
         "pinning": pinning,
     })
