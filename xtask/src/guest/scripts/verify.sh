@@ -24,13 +24,13 @@ iodepth=32
 stonewall
 rw=write
 bs=1m
-size=24m
+size=12m
 iodepth=1
 [seq-1m-qd32]
 stonewall
 rw=write
 bs=1m
-size=48m
+size=32m
 iodepth=32
 [rand-4k-qd1]
 stonewall
@@ -48,7 +48,7 @@ iodepth=32
 stonewall
 rw=randwrite
 bs=1m
-size=48m
+size=32m
 iodepth=32
 [rand-mixed-sizes-qd32-io_uring]
 stonewall
@@ -56,7 +56,7 @@ ioengine=io_uring
 rw=randrw
 bsrange=4k-1m
 blockalign=4k
-size=48m
+size=32m
 iodepth=32
 [rand-16k-qd1-io_uring]
 stonewall
