@@ -2,7 +2,9 @@
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Descriptor, all_are};
-use cleave_tests::{Cut, Daemon, Outcome, Random, Row, ensure, header, policy, row, stream};
+use cleave_tests::{
+    Cut, Daemon, Outcome, Random, Row, ensure, header, policy, row, specified, stream,
+};
 
 use crate::attack::{
     Expect, HostileChain, INDIRECT, NEXT, Parts, WRITE, check_both_vrings, context, open, shoot,
@@ -26,7 +28,7 @@ pub(crate) fn rows() -> Vec<Row> {
 fn chain_row(name: impl Into<String>, check: impl Fn(&Daemon) -> Outcome + Send + 'static) -> Row {
     let made = row(name, check);
     match made.name.ends_with("is served") {
-        true => made.specified("virtio 1.3 §2.7.4.2"),
+        true => made.specified("virtio 1.3 §2.7.4.1"),
         false => made,
     }
 }
@@ -318,7 +320,7 @@ fn indirect(rows: &mut Vec<Row>) {
             Expect::Refused,
         ),
     ] {
-        rows.push(row(name, move |daemon| {
+        let made = row(name, move |daemon| {
             shoot(daemon, expect, |parts| HostileChain {
                 kind: kind::IN,
                 table: vec![Descriptor {
@@ -329,10 +331,14 @@ fn indirect(rows: &mut Vec<Row>) {
                 }],
                 indirect: parts.usual().to_vec(),
             })
-        }));
+        });
+        rows.push(match expect {
+            Expect::Served(_) => made.specified("virtio 1.3 §2.7.5.3.2"),
+            _ => made,
+        });
     }
     // "normal chained descriptors followed by a single descriptor with INDIRECT" (virtio 1.3 §2.7.5.3.2).
-    rows.push(row("a direct header before an indirect rest", |daemon| {
+    let mixed = row("a direct header before an indirect rest", |daemon| {
         shoot(daemon, Expect::Served(513), |parts| {
             let [first, mut data, status] = parts.usual();
             data.next = 1;
@@ -350,7 +356,8 @@ fn indirect(rows: &mut Vec<Row>) {
                 indirect: vec![data, status],
             }
         })
-    }));
+    });
+    rows.push(mixed.specified("virtio 1.3 §2.7.5.3.2"));
     for (name, addr) in [
         ("nowhere", 0u64),
         ("in a hole", 0x7000_0000),
@@ -399,23 +406,26 @@ fn indirect(rows: &mut Vec<Row>) {
             move |parts| changed(parts, 1, |entry| entry.next = next),
         );
     }
-    through(
-        rows,
-        "an indirect table with garbage after its chain",
-        Expect::Served(513),
-        |parts| {
-            let mut table = parts.usual().to_vec();
-            let garbage = Descriptor {
-                addr: u64::MAX,
-                len: u32::MAX,
-                flags: 0xffff,
-                next: 0xffff,
-            };
-            table.extend([garbage; 10]);
-            table
-        },
-    );
-    rows.push(row("an indirect table at an odd address", |daemon| {
+    specified(rows, "virtio 1.3 §2.7.5.3", |rows| {
+        through(
+            rows,
+            "an indirect table with garbage after its chain",
+            Expect::Served(513),
+            |parts| {
+                let mut table = parts.usual().to_vec();
+                let garbage = Descriptor {
+                    addr: u64::MAX,
+                    len: u32::MAX,
+                    flags: 0xffff,
+                    next: 0xffff,
+                };
+                table.extend([garbage; 10]);
+                table
+            },
+        );
+    });
+    // "anywhere in memory" (virtio 1.3 §2.7.5.3).
+    let odd = row("an indirect table at an odd address", |daemon| {
         let mut client = open(daemon)?;
         let parts = Parts::of(client.queue(0));
         let memory = client.memory().clone();
@@ -440,7 +450,8 @@ fn indirect(rows: &mut Vec<Row>) {
         context(queue.wait_used(), "the chain did not complete")?;
         queue.ring().free_all();
         check_both_vrings(&mut client)
-    }));
+    });
+    rows.push(odd.specified("virtio 1.3 §2.7.5.3"));
     through(
         rows,
         "an indirect table that the request itself overwrites",
@@ -738,7 +749,7 @@ fn addresses(rows: &mut Vec<Row>) {
         ("at the end of memory", |end| end, Expect::Refused),
     ];
     for (name, place, expect) in edges {
-        rows.push(row(format!("data {name}"), move |daemon| {
+        let made = row(format!("data {name}"), move |daemon| {
             let mut client = open(daemon)?;
             let _ = client.queue(0);
             let region = client.memory().region(0);
@@ -749,7 +760,11 @@ fn addresses(rows: &mut Vec<Row>) {
                 table: changed(parts, 1, |entry| entry.addr = place(end)),
                 indirect: Vec::new(),
             })
-        }));
+        });
+        rows.push(match expect {
+            Expect::Served(_) => made.specified("vhost-user \"Memory access\""),
+            _ => made,
+        });
     }
     rows.push(row(
         "data at the frontend's own virtual address",
@@ -942,7 +957,7 @@ fn headers(rows: &mut Vec<Row>) {
                         check_both_vrings(&mut client)
                     },
                 )
-                .specified("virtio 1.3 §2.7.4.2"),
+                .specified("virtio 1.3 §2.7.4.1"),
             );
         }
     }

@@ -6,6 +6,9 @@ use cleave_tests::{Messages as _, Outcome, Row, ensure, flood, policy, row, smal
 
 use crate::attack::{check_both_vrings, context, fill_disk, frontend, open};
 
+/// Bytes of the configuration space up to the fields of secure erase, which every device of today has.
+const FIELDS: u32 = 60;
+
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     policy(&mut rows, "vhost-user GET_CONFIG", reading);
@@ -61,18 +64,24 @@ fn reading(rows: &mut Vec<Row>) {
         (0, 256),
     ];
     for (offset, size) in served {
-        rows.push(row(
+        let is_field = offset + size <= FIELDS;
+        let known = if is_field { FIELDS } else { 96 };
+        let made = row(
             format!("reading {size} bytes at {offset} is served"),
             move |daemon| {
                 let mut client = open(daemon)?;
-                let mut whole = context(client.frontend().config(0, 96), "whole")?;
+                let mut whole = context(client.frontend().config(0, known), "whole")?;
                 whole.resize(256, 0);
                 let part = context(client.frontend().config(offset, size), "part")?;
                 let wanted = &whole[offset as usize..(offset + size) as usize];
                 ensure(part == wanted, || format!("{part:?}, not {wanted:?}"))?;
                 check_both_vrings(&mut client)
             },
-        ));
+        );
+        rows.push(match is_field {
+            true => made.specified("vhost-user GET_CONFIG"),
+            false => made,
+        });
     }
     for (name, said, carried) in [
         ("more bytes than the message carries", 60u32, 8usize),
@@ -110,7 +119,8 @@ fn writing(rows: &mut Vec<Row>) {
         ("256 bytes", 0, vec![0xff; 256]),
         ("nothing", 0, vec![]),
     ] {
-        rows.push(row(format!("writing {name}"), move |daemon| {
+        let has_fields = !bytes.is_empty() && offset as usize + bytes.len() <= FIELDS as usize;
+        let made = row(format!("writing {name}"), move |daemon| {
             let mut client = open(daemon)?;
             let before = client.config().clone();
             // Refused or ignored; only the cache mode may change.
@@ -125,10 +135,14 @@ fn writing(rows: &mut Vec<Row>) {
             after.writeback = before.writeback;
             ensure(after == before, || format!("{after:?}"))?;
             check_both_vrings(&mut client)
-        }));
+        });
+        rows.push(match has_fields {
+            true => made.specified("vhost-user SET_CONFIG"),
+            false => made,
+        });
     }
     for value in [2u8, 0x80, 0xff] {
-        rows.push(row(format!("cache mode {value}"), move |daemon| {
+        let made = row(format!("cache mode {value}"), move |daemon| {
             let mut client = open(daemon)?;
             let _ = client.frontend().set_config(32, &[value]);
             match client.refresh_config() {
@@ -140,9 +154,10 @@ fn writing(rows: &mut Vec<Row>) {
                 Err(Error::Closed) => Ok(()),
                 Err(other) => Err(other.to_string()),
             }
-        }));
+        });
+        rows.push(made.policy("virtio 1.3 §5.2.6.1"));
     }
-    rows.push(row("the cache mode switched under load", |daemon| {
+    let switched = row("the cache mode switched under load", |daemon| {
         let mut client = open(daemon)?;
         for round in 0..50u8 {
             flood(client.queue(0), 8, 4096);
@@ -152,7 +167,9 @@ fn writing(rows: &mut Vec<Row>) {
             fill_disk(&mut client)?;
         }
         check_both_vrings(&mut client)
-    }));
+    });
+    let switched = switched.specified("virtio 1.3 §5.2.6.1");
+    rows.push(switched.with_features(feature::CONFIG_WCE));
 }
 
 fn features(rows: &mut Vec<Row>) {

@@ -64,7 +64,7 @@ fn stops(rows: &mut Vec<Row>) {
             },
         ));
     }
-    rows.push(row(
+    let toggled = row(
         "a vring disabled and enabled under load loses nothing",
         |daemon| {
             let mut client = open(daemon)?;
@@ -77,7 +77,8 @@ fn stops(rows: &mut Vec<Row>) {
             }
             check_both_vrings(&mut client)
         },
-    ));
+    );
+    rows.push(toggled.specified("vhost-user \"Ring states\""));
     rows.push(row(
         "all vrings stopped, then all restarted at their positions",
         |daemon| {
@@ -151,32 +152,34 @@ fn resets(rows: &mut Vec<Row>) {
         ("RESET_OWNER", |client| client.frontend().reset_owner()),
     ];
     for (name, say) in messages {
-        rows.push(row(
-            format!("{name} with requests in flight"),
-            move |daemon| {
-                for _ in 0..scale(10) {
-                    let mut client = open(daemon)?;
-                    flood(client.queue(0), 20, 64 << 10);
-                    match say(&mut client) {
-                        Err(Error::Refused { .. } | Error::Closed) if name == "RESET_OWNER" => {
-                            continue;
-                        }
-                        other => context(other, "say")?,
-                    }
-                    if name == "RESET_OWNER" {
+        let made = row(format!("{name} with requests in flight"), move |daemon| {
+            for _ in 0..scale(10) {
+                let mut client = open(daemon)?;
+                flood(client.queue(0), 20, 64 << 10);
+                match say(&mut client) {
+                    Err(Error::Refused { .. } | Error::Closed) if name == "RESET_OWNER" => {
                         continue;
                     }
-                    let (area, _) = client.queue(0).data_area();
-                    let memory = Arc::clone(client.memory());
-                    memory.fill(area, 2 << 20, 0x77);
-                    std::thread::sleep(Duration::from_millis(5));
-                    let bytes = memory.bytes(area, 2 << 20);
-                    let rests = all_are(&bytes, 0x77);
-                    ensure(rests, || "written after the reply".into())?;
+                    other => context(other, "say")?,
                 }
-                Ok(())
-            },
-        ));
+                if name == "RESET_OWNER" {
+                    continue;
+                }
+                let (area, _) = client.queue(0).data_area();
+                let memory = Arc::clone(client.memory());
+                memory.fill(area, 2 << 20, 0x77);
+                std::thread::sleep(Duration::from_millis(5));
+                let bytes = memory.bytes(area, 2 << 20);
+                let rests = all_are(&bytes, 0x77);
+                ensure(rests, || "written after the reply".into())?;
+            }
+            Ok(())
+        });
+        rows.push(match name {
+            // Deprecated: a back-end may ignore it.
+            "RESET_OWNER" => made.policy("vhost-user RESET_OWNER"),
+            _ => made,
+        });
     }
     rows.push(row("RESET_DEVICE, then vrings from position 0", |daemon| {
         let mut client = open(daemon)?;
@@ -206,14 +209,15 @@ fn resets(rows: &mut Vec<Row>) {
         exercise(&mut client)
     }));
     for status in [0x80u8, 0x40, 0xff, 1, 3, 11] {
-        rows.push(row(format!("device status {status:#x}"), move |daemon| {
+        let made = row(format!("device status {status:#x}"), move |daemon| {
             let mut client = open(daemon)?;
             let _ = client.frontend().set_status(status);
             match client.frontend().status() {
                 Ok(_) | Err(Error::Closed) => Ok(()),
                 Err(other) => Err(other.to_string()),
             }
-        }));
+        });
+        rows.push(made.policy("vhost-user SET_STATUS"));
     }
 }
 

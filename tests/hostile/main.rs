@@ -3,7 +3,8 @@
 //! a new client. `CLEAVE_TEST_ROW=TEXT` runs the rows whose names contain the text. `CLEAVE_TEST_SCALE=N` makes rows
 //! that repeat N times longer.
 //!
-//! `--daemon 'CMD {socket} {disk} {queues}' [--only TEXT]` runs the tables against another back-end and prints them.
+//! `--daemon 'CMD {socket} {disk} {queues}' [--only TEXT] [--from DIR]` runs the tables against another back-end, which
+//! it starts in that folder, and prints them.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // shared test code lies outside of #[test] functions
 
 mod attack;
@@ -33,6 +34,13 @@ fn main() -> ExitCode {
         arguments.get(at + 1).map(String::as_str)
     };
     if let Some(template) = value("--daemon") {
+        // Cargo starts a test in the folder of its package, but the command's paths are relative to the user's folder.
+        if let Some(folder) = value("--from")
+            && let Err(error) = std::env::set_current_dir(folder)
+        {
+            eprintln!("{folder}: {error}");
+            return ExitCode::FAILURE;
+        }
         return conform::report(template, value("--only").unwrap_or_default());
     }
     run_cases(cases![

@@ -200,15 +200,16 @@ fn strange_files(rows: &mut Vec<Row>) {
         rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).unwrap();
         refused(bare.set_mem_table(&[region(0, MIB, 0x7f00_0000_0000, 0)], &[file.as_fd()]))
     }));
-    rows.push(row("memory sealed against shrinking is served", |daemon| {
+    let sealed = row("memory sealed against shrinking is served", |daemon| {
         let plan = RegionOptions {
             sealed: true,
             ..RegionOptions::new(0x1000_0000, 16 << 20)
         };
         let mut client = in_memory(daemon, &[plan], MemoryMessages::Whole)?;
         check_both_vrings(&mut client)
-    }));
-    rows.push(row("the same file as two regions is served", |daemon| {
+    });
+    rows.push(sealed.specified("vhost-user SET_MEM_TABLE"));
+    let shared = row("the same file as two regions is served", |daemon| {
         let bare = negotiated(daemon)?;
         let file = memfd(2 * MIB);
         let user = 0x7f00_0000_0000;
@@ -217,7 +218,8 @@ fn strange_files(rows: &mut Vec<Row>) {
             bare.set_mem_table(&regions, &[file.as_fd(), file.as_fd()]),
             "set",
         )
-    }));
+    });
+    rows.push(shared.specified("vhost-user SET_MEM_TABLE"));
     for (offset, len) in [(100u64, MIB), (1, 4096), (4095, 4096), (0, 1000), (0, 1)] {
         rows.push(row(
             format!("a region of {len} bytes at file offset {offset}"),
@@ -297,7 +299,7 @@ fn slots(rows: &mut Vec<Row>) {
         check_both_vrings(&mut client)
     }));
     for with_fd in [false, true] {
-        rows.push(row(
+        let made = row(
             format!("slots added and removed, descriptor {with_fd}"),
             move |daemon| {
                 let mut client = open(daemon)?;
@@ -319,7 +321,8 @@ fn slots(rows: &mut Vec<Row>) {
                 daemon.fds_settle_at(fds)?;
                 check_both_vrings(&mut client)
             },
-        ));
+        );
+        rows.push(made.specified("vhost-user ADD_MEM_REG, REM_MEM_REG"));
     }
     type Change = fn(&mut RegionBytes);
     let changes: [(&str, Change); 4] = [

@@ -13,7 +13,8 @@ pub type Outcome = Result<(), String>;
 pub enum Basis {
     /// This section of a specification.
     Specified(&'static str),
-    /// Our own policy. The specification forbids the attack in this section and leaves the reaction open.
+    /// Our own policy: the attack breaks this section, which leaves the reaction open, or the section leaves the case
+    /// open.
     Policy(&'static str),
 }
 
@@ -36,6 +37,12 @@ impl Row {
     /// Sets the section of the specification that demands this behaviour.
     pub fn specified(mut self, section: &'static str) -> Row {
         self.basis = Some(Basis::Specified(section));
+        self
+    }
+
+    /// Marks the behaviour as our own policy about this section.
+    pub fn policy(mut self, section: &'static str) -> Row {
+        self.basis = Some(Basis::Policy(section));
         self
     }
 
@@ -93,7 +100,7 @@ pub fn specified(rows: &mut Vec<Row>, section: &'static str, add: impl Fn(&mut V
     add_on(rows, Basis::Specified(section), add);
 }
 
-/// Adds rows about attacks against this section of a specification, which leaves the reaction open.
+/// Adds rows about this section of a specification, which leaves the reaction open.
 pub fn policy(rows: &mut Vec<Row>, section: &'static str, add: impl Fn(&mut Vec<Row>)) {
     add_on(rows, Basis::Policy(section), add);
 }

@@ -88,9 +88,9 @@ Examples:
   A drive that is only modelled, to see what it gains from being asked in parallel:
       cleave serve --socket-path /run/cleave/f.sock --disk model:p3700,size=4G
 
-Signals: TERM and INT finish what is in flight and exit 0, within two seconds;
-where the disk hangs, they exit 1 and say how many requests are lost.
-HUP looks at the size of the disk again and tells the guest when it grew.";
+Signals: TERM and INT finish the requests in flight and exit 0. If the disk hangs, they exit 1
+after --stop-deadline and report what became of its requests.
+HUP checks the size of the disk and reports growth to the guest.";
 
 /// Serves virtual disks to virtual machines over vhost-user
 ///
@@ -113,22 +113,22 @@ struct Cli {
 enum Command {
     /// Serve a disk on a socket
     ///
-    /// Serves a disk to one frontend (VMM) at a time. In front of a listening socket the frontend may
-    /// go and come back any number of times.
+    /// Serves a disk to one frontend (VMM) at a time. On a listening socket frontends may come and go any number of
+    /// times.
     #[command(after_long_help = SERVE_EXAMPLES, override_usage =
         "cleave serve (--socket-path <PATH> | --fd <N>) --disk <SPEC> [OPTIONS]")]
     Serve(Box<ServeArgs>),
     /// Measure whether splitting pays on a disk, and how it is best done
     ///
-    /// Reads the disk at random, with every amount from 512 bytes to 4 MiB outstanding, in one request
-    /// and in ever more and smaller ones; prints throughput as a table and says what follows from it.
-    /// The disk is not written to unless you ask for that.
+    /// Reads the disk at random with 512 bytes to 4 MiB outstanding, first in one request and then in more and smaller
+    /// ones. Prints the throughput as a table, and what follows from it. Nothing is written to the disk unless you ask
+    /// for it.
     #[command(after_long_help = probe::EXAMPLES)]
     Probe(probe::ProbeArgs),
     /// Show what disks do, live
     ///
-    /// A line for each disk: requests and bytes a second, how long the engine had them, how workers
-    /// wait, and what that costs. Where the output is no terminal, a block of lines each time.
+    /// A line for each disk: requests and bytes a second, how long requests took, how workers wait, and what that
+    /// costs. If the output is no terminal, each update is a block of lines.
     #[command(after_long_help = view::TOP_EXAMPLES)]
     Top(view::TopArgs),
     /// Show what disks have done, once
@@ -136,8 +136,8 @@ enum Command {
     Stats(view::StatsArgs),
     /// Retry the requests that are held because the disk failed them
     ///
-    /// For disks that are served with --on-error hold. The requests are done again in the order in which they came; one
-    /// that fails once more is held once more.
+    /// For disks that are served with --on-error hold. The requests are repeated in the order in which they came. One
+    /// that fails again is held again.
     #[command(after_long_help = view::HELD_EXAMPLES)]
     Resume(view::HeldArgs),
     /// End the requests that are held because the disk failed them: the guest gets I/O errors
@@ -184,8 +184,7 @@ struct BackendProgram {
 pub(crate) struct EndpointArgs {
     /// Make a socket for frontends here and listen on it
     ///
-    /// A stale socket file is replaced, a socket on which a program listens is not. The file goes away
-    /// when cleave ends.
+    /// A stale socket file is replaced; one on which a program listens is not. The file is removed when cleave ends.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket_path: Option<PathBuf>,
     /// Use this inherited socket, listening or already connected
@@ -208,18 +207,17 @@ pub(crate) struct ServeArgs {
     pub(crate) endpoint: EndpointArgs,
     /// The disk: a file, a block device, raw:PATH, ram:SIZE, null:SIZE or model:NAME
     ///
-    /// A path is a regular file or a block device, told apart by itself, which the guest sees as it is. One that looks
-    /// like an image of another format (qcow2, QED, VMDK, VHDX, VHD, VDI) is refused; `raw:PATH` serves it all the
-    /// same. `ram:SIZE` is memory whose
-    /// contents are lost at the end. `null:SIZE` accepts all writes, reads zeroes and keeps
-    /// nothing; it shows the cost of everything but the disk, and `null:SIZE,read-zeroes=off`, which
-    /// leaves the memory of reads as it is, that of everything but the data (to measure; no guest
-    /// wants it). `model:NAME[,KEY=VALUE...]` is memory that
-    /// takes as long as a drive would: p3700, p320h, flat or custom, changed by size, seed, channels,
-    /// page, read_us, write_us, mbps_per_channel, command_us, window, link_mbps, jitter and
-    /// write_buffer. Write ./ram:1G for a file of that name. Sizes read 4K, 1M, 2G (powers of 1024).
+    /// PATH is a regular file or a block device. The guest sees its bytes as they are. A file that looks like an image
+    /// of another format (qcow2, QED, VMDK, VHDX, VHD, VDI) is refused; `raw:PATH` serves it nevertheless.
     ///
-    /// With --stripe, once for each leg of the stripe, in order.
+    /// `ram:SIZE` is memory, whose contents are lost at the end. `null:SIZE` forgets writes and reads zeroes: use it to
+    /// measure the cost of everything but the disk. With `null:SIZE,read-zeroes=off` not even the memory of reads is
+    /// written, which no guest expects. `model:NAME[,KEY=VALUE...]` is memory that takes as long as a drive would. NAME
+    /// is p3700, p320h, flat or custom. KEY is size, seed, channels, page, read_us, write_us, mbps_per_channel,
+    /// command_us, window, link_mbps, jitter or write_buffer.
+    ///
+    /// Sizes are written 4K, 1M, 2G (powers of 1024). For a file named `ram:1G` write ./ram:1G. With --stripe, give
+    /// --disk once for each leg, in order.
     #[arg(long, value_name = "SPEC", action = ArgAction::Append)]
     pub(crate) disk: Vec<DiskSpec>,
     #[command(flatten)]
@@ -233,13 +231,13 @@ pub(crate) struct ServeArgs {
 /// Several `--disk` as one.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct StripeArgs {
-    /// Serve the disks together as one (RAID-0), dealt out in chunks of this size
+    /// Serve several disks as one (RAID-0), divided among them in chunks of this size
     ///
-    /// A power of two from 4K to 4M, the one that `cleave stripe create` was given. 2 to 64 legs,
-    /// files or block devices. Without redundancy: one leg lost is all lost.
+    /// A power of two from 4K to 4M: the one that was given to `cleave stripe create`. 2 to 64 legs, files or block
+    /// devices. There is no redundancy: if one leg is lost, everything is lost.
     #[arg(long, value_name = "SIZE", value_parser = stripe_chunk)]
     pub(crate) stripe: Option<u32>,
-    /// Serve legs that have no superblock: order and chunk are yours to remember
+    /// Serve legs that have no superblock; their order and chunk are yours to remember
     #[arg(long, requires = "stripe")]
     pub(crate) stripe_raw: bool,
 }
@@ -259,8 +257,8 @@ pub(crate) struct ServeOptions {
     pub(crate) serial: Serial,
     /// Logical block size that the guest sees, instead of the disk's own
     ///
-    /// A power of two from 512 to 64K. A guest's write of less than a block of the disk is done by reading, modifying and
-    /// writing that block.
+    /// A power of two from 512 to 64K. If the guest writes less than a block of the disk, that block is read, changed
+    /// and written.
     #[arg(long, value_name = "SIZE", value_parser = block_size)]
     pub(crate) block_size: Option<u32>,
     /// Whether a completed write may still be in a cache
@@ -271,8 +269,8 @@ pub(crate) struct ServeOptions {
     pub(crate) cache: Cache,
     /// Whether the host's page cache is bypassed (O_DIRECT)
     ///
-    /// auto: where the disk can. on: refused at start where it cannot, and for a disk in memory, which has
-    /// no page cache. off: never.
+    /// auto: if the disk can. on: always; refused at start if the disk cannot, and for a disk in memory, which has no
+    /// page cache. off: never.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     pub(crate) direct: When,
     /// Poll the device for completions instead of waiting for interrupts (IOPOLL)
@@ -293,10 +291,10 @@ pub(crate) struct ServeOptions {
     /// Most entries of a vring: a power of two from 4 to 32768
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = queue_size)]
     pub(crate) queue_size: u16,
-    /// Most worker threads, 1 to 256 [default: one per CPU at hand]
+    /// Most worker threads, 1 to 256 [default: one for each available CPU]
     ///
-    /// Vrings are dealt out to workers in turn. Where --cpus is given, the default is one worker for
-    /// each CPU of it.
+    /// Vrings are distributed among the workers in turn. With --cpus the default is one worker for each CPU of that
+    /// list.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) workers: Option<u16>,
     /// CPUs that workers are pinned to, in turn: 0,2-3 [default: not pinned]
@@ -304,38 +302,39 @@ pub(crate) struct ServeOptions {
     pub(crate) cpus: Option<CpuList>,
     /// How to treat a request that the disk fails: report, retry, or hold
     ///
-    /// report: the guest gets an I/O error. retry: the request is done again after 10 ms, 20 ms and so on up to every second,
-    /// for so long since it first failed (1 to 86400 seconds, 30 if none are given); then it is reported, or with `:hold`
-    /// held. hold: it waits until `cleave resume` has it done again, or `cleave fail` ends it; its vring takes no new
-    /// requests meanwhile, other vrings go on. Needs --control. For each kind of error on its own: read=..., write=...,
-    /// enospc=..., with commas between them. write is about discards and write-zeroes too; enospc is about a full disk or
-    /// quota, and the same as write where it is not given; a kind that is left out is reported. A failed flush is
-    /// always reported, and so is every failed write after it.
+    /// report: the guest gets an I/O error. retry[:SECONDS]: the request is repeated after 10 ms, 20 ms and so on, up
+    /// to once a second, until SECONDS have passed since it first failed (1 to 86400, 30 by default). Then it is
+    /// reported, or with `:hold` held. hold: the request waits until `cleave resume` repeats it or `cleave fail` ends
+    /// it. Its vring takes no new requests meanwhile; other vrings continue. Needs --control.
+    ///
+    /// Each kind of error can have its own policy: read=..., write=..., enospc=..., separated by commas. write includes
+    /// discards and write-zeroes. enospc is a full disk or quota; without it the policy for write applies. A kind that
+    /// is left out is reported. A failed flush is always reported, and so is every failed write after it.
     #[arg(long, value_name = "POLICY", default_value_t = OnError::default())]
     pub(crate) on_error: OnError,
     #[command(flatten)]
     pub(crate) pacing: PacingArgs,
     #[command(flatten)]
     pub(crate) split: SplitArgs,
-    /// Make a control socket here, to show the disk and to change its settings over HTTP
+    /// Make a control socket here, which shows the disk and changes its settings over HTTP
     ///
-    /// `cleave top` and `cleave stats` read it, and so does curl --unix-socket; Prometheus finds its
-    /// format under /metrics. The socket is for the user that runs cleave alone (mode 0600); a stale one
-    /// is replaced, and it goes away when cleave ends.
+    /// `cleave top` and `cleave stats` read it, and so does curl --unix-socket. The metrics for Prometheus are under
+    /// /metrics. Only the user that runs cleave may use the socket (mode 0600). A stale one is replaced; the file is
+    /// removed when cleave ends.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
     /// Whether times and counts are recorded for each vring, direction and size of request
     ///
-    /// off: only a few sums are.
+    /// off: only a few sums are recorded.
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::On)]
     pub(crate) stats: Switch,
     /// Exit when the first frontend leaves
     #[arg(long)]
     pub(crate) once: bool,
-    /// How long an end waits for requests in flight, in seconds: 0 to 86400
+    /// How long a shutdown waits for requests in flight, in seconds: 0 to 86400
     ///
-    /// A disk that has not answered by then has its requests left to the next daemon, if the frontend keeps them (in-flight
-    /// tracking, as QEMU and Cloud Hypervisor have it), or lost; cleave says so and exits 1.
+    /// If the disk has not answered by then, cleave exits 1 and reports how many requests are left to the next daemon,
+    /// or are lost. They are left if the frontend keeps them (in-flight tracking), as QEMU and Cloud Hypervisor do.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=86_400))]
     pub(crate) stop_deadline: u32,
     /// Least severe messages that are written to stderr

@@ -10,48 +10,48 @@ use crate::failure::Failure;
 pub(crate) struct PacingArgs {
     /// How a worker waits for the guest and for the disk
     ///
-    /// interrupt: it sleeps whenever there is nothing to do. poll: it never sleeps while the guest uses
-    /// its vrings, which costs a CPU and saves the wake-up; where others want that CPU it sleeps all the
-    /// same. adaptive: it tries both on the load as it is, spins where that makes responses sooner by
-    /// enough to be worth the CPU time (--spin-worth), and sleeps else; an idle disk costs nothing.
+    /// interrupt: it sleeps whenever there is nothing to do. poll: it spins as long as the guest uses its vrings, which
+    /// saves the wake-up and costs a CPU; if other threads want that CPU, it sleeps nevertheless. adaptive: it tries
+    /// both on the current load, spins if that makes requests faster by enough to be worth the CPU time (--spin-worth),
+    /// and sleeps otherwise. An idle disk costs nothing.
     #[arg(long, value_name = "HOW", value_enum, default_value_t = Wait::Adaptive)]
     pub(crate) completion: Wait,
     /// Most CPU time that adaptive may spin in vain, in per cent of one core, 0 to 25600
     ///
-    /// For the whole disk, however many workers serve it. When it is used up, workers sleep until there
-    /// is some again. 0: it never spins. Refused with interrupt and poll, unless --control can change
-    /// those.
+    /// For the whole disk, however many workers serve it. When it is used up, workers sleep until some has accrued
+    /// again. 0: adaptive never spins. Refused beside interrupt and poll, unless --control could change the mode later.
     #[arg(long, value_name = "PCT", default_value_t = Tuning::SPIN_CPU_MAX,
           value_parser = clap::value_parser!(u32).range(0..=SPIN_MAX))]
     pub(crate) spin_cpu_max: u32,
     /// Most CPU time that adaptive may spin at all, in vain or not [default: as much as pays]
     ///
-    /// In per cent of one core, 1 to 25600, for all workers of this daemon together. Refused as --spin-cpu-max is.
+    /// In per cent of one core, 1 to 25600, for all workers of this daemon together. Refused in the same cases as
+    /// --spin-cpu-max.
     #[arg(long, value_name = "PCT", value_parser = clap::value_parser!(u32).range(1..=SPIN_MAX))]
     pub(crate) spin_cpu_total: Option<u32>,
     /// Requests a second below which adaptive does not spin, 0 to 1000000000
     ///
-    /// Below, it costs the CPU time of interrupts, and each request a wake-up. 0: it spins at any rate, where that pays
-    /// and within the budget; a gap of more than a millisecond is slept through all the same. Refused as
-    /// --spin-cpu-max is.
+    /// Below that rate it costs as little CPU time as interrupt, and each request waits for a wake-up. 0: it spins at
+    /// any rate if that pays and budget is left; it still sleeps through gaps of more than a millisecond. Refused in
+    /// the same cases as --spin-cpu-max.
     #[arg(long, value_name = "N", default_value_t = Tuning::SPIN_RATE_MIN,
           value_parser = clap::value_parser!(u32).range(0..=SPIN_RATE_MAX))]
     pub(crate) spin_rate_min: u32,
     /// Per cent of a core that adaptive may pay for each per cent that spinning makes the disk faster, 0 to 10000
     ///
-    /// With 5 it spends a whole core where that makes the disk a fifth faster, and spins for no gain below 5 %. Both are
-    /// measured on the load. 0: only where spinning costs no more CPU time than sleeping. Refused as
-    /// --spin-cpu-max is.
+    /// With 5 it spends a whole core if that makes the disk a fifth faster, and does not spin for a gain below 5 %.
+    /// Gain and cost are measured on the load. 0: it spins only if that costs no more CPU time than sleeping. Refused
+    /// in the same cases as --spin-cpu-max.
     #[arg(long, value_name = "N", default_value_t = Tuning::SPIN_WORTH,
           value_parser = clap::value_parser!(u32).range(0..=SPIN_WORTH_MAX))]
     pub(crate) spin_worth: u32,
-    /// Longest that a call to the guest is held back to become one with the next, in microseconds, 0 to 10000
+    /// Longest time that a call to the guest is delayed to merge it with the next, in microseconds, 0 to 10000
     ///
-    /// Only while other requests of the vring are in flight: a lone request is never held up. 0: never.
+    /// Only while other requests of the vring are in flight: a lone request is never delayed. 0: never.
     #[arg(long, value_name = "N", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(0..=COALESCE_US_MAX))]
     pub(crate) coalesce_us: u32,
-    /// Most requests whose calls become one, 0 to 32768; 0: as many as end within --coalesce-us
+    /// Most requests whose calls are merged into one, 0 to 32768; 0: as many as complete within --coalesce-us
     ///
     /// Needs --coalesce-us above 0.
     #[arg(long, value_name = "N", default_value_t = 0,

@@ -17,8 +17,8 @@ use crate::failure::Failure;
 pub(crate) struct SplitArgs {
     /// Whether large requests become several smaller ones: off, auto, or the size of the pieces
     ///
-    /// auto: where it pays, and into what pays best, learnt while serving. A size is a power of two
-    /// from 4K to 4M, no less than the disk's block: every larger request is cut into such pieces.
+    /// auto: if that pays, in the size that pays best, as measured while serving. A size is a power of two from 4K to
+    /// 4M, no less than the disk's block: every larger request is cut into pieces of that size.
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) split: SplitOption,
     /// File that `cleave probe --profile` wrote for this disk; --split auto starts from it

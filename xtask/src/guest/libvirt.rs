@@ -105,7 +105,7 @@ fn domain(document: &str) -> Result<String, String> {
     for (shown, ours) in [
         ("<domain type='kvm'>", machine.as_str()),
         ("<devices>", console),
-        ("/run/cleave/a.sock", "/var/lib/libvirt/disk.sock"),
+        ("/run/cleave/a/disk.sock", "/var/lib/libvirt/disk.sock"),
     ] {
         if !xml.contains(shown) {
             return Err(lacking(shown));

@@ -37,7 +37,7 @@ pub(super) struct ProbeArgs {
     /// Measure each point until it is known to ±3 %, for at most five seconds
     ///
     /// Takes at most nine minutes for reads, and as long again for writes. Without it the probe ends within a minute
-    /// (two with --writes), and each figure is a little less certain; --quick, once an option, still says so.
+    /// (two with --writes), and each figure is a little less certain.
     #[arg(long)]
     full: bool,
     /// The default. Scripts have it from the time when it was not.
