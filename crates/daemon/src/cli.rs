@@ -302,8 +302,8 @@ pub(crate) struct ServeOptions {
     pub(crate) cpus: Option<CpuList>,
     /// How to treat a request that the disk fails: report, retry, or hold
     ///
-    /// report: the guest gets an I/O error. retry[:SECONDS]: the request is repeated after 10 ms, 20 ms and so on, up
-    /// to once a second, until SECONDS have passed since it first failed (1 to 86400, 30 by default). Then it is
+    /// report: the guest gets an I/O error. retry or retry:SECONDS: the request is repeated after 10 ms, 20 ms and so
+    /// on, up to once a second, until SECONDS have passed since it first failed (1 to 86400, 30 by default). Then it is
     /// reported, or with `:hold` held. hold: the request waits until `cleave resume` repeats it or `cleave fail` ends
     /// it. Its vring takes no new requests meanwhile; other vrings continue. Needs --control.
     ///

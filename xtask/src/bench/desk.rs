@@ -169,6 +169,7 @@ impl Desk {
         let running = self.start(daemon, &self.socket())?;
         let result = self.drive(&self.socket(), load)?;
         running.stop()?;
+        Spdk::clean(self.run.folder());
         Ok(result)
     }
 

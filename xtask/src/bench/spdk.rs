@@ -10,6 +10,7 @@ use crate::step::At;
 /// The socket, in the run's folder.
 const SOCKET: &str = "disk.sock";
 const RPC_SOCKET: &str = "spdk-rpc.sock";
+const RPC_LOCK: &str = "spdk-rpc.sock.lock";
 
 /// A built SPDK.
 pub(super) struct Spdk {
@@ -33,6 +34,13 @@ impl Spdk {
         Ok(Spdk { folder, version })
     }
 
+    /// Removes what it left when it was killed, which it would not replace itself.
+    pub(super) fn clean(run: &Path) {
+        for left in [SOCKET, RPC_SOCKET, RPC_LOCK] {
+            let _ = std::fs::remove_file(run.join(left));
+        }
+    }
+
     /// Writes its configuration, and returns the command line that reads it.
     pub(super) fn command(
         &self,
@@ -40,10 +48,7 @@ impl Spdk {
         cpu: &str,
         store: &Store,
     ) -> Result<Vec<String>, String> {
-        for socket in [SOCKET, RPC_SOCKET] {
-            // It was killed, and does not replace what it left.
-            let _ = std::fs::remove_file(run.join(socket));
-        }
+        Spdk::clean(run);
         let config = run.join("spdk.json");
         std::fs::write(&config, configuration(store)).at(&config)?;
         let shown = |path: PathBuf| path.display().to_string();
