@@ -3,6 +3,7 @@
 
 mod changed;
 mod hostile;
+mod limits;
 mod prometheus;
 mod shown;
 mod view;

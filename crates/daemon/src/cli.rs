@@ -17,7 +17,7 @@ use clap::{
     ValueEnum,
 };
 use cleave_disk::{Direct, DiskSpec, parse_size};
-use cleave_worker::OnError;
+use cleave_worker::{Limits, OnError};
 
 use crate::cpus::CpuList;
 use crate::demo::Demo;
@@ -312,6 +312,15 @@ pub(crate) struct ServeOptions {
     /// is left out is reported. A failed flush is always reported, and so is every failed write after it.
     #[arg(long, value_name = "POLICY", default_value_t = OnError::default())]
     pub(crate) on_error: OnError,
+    /// Most requests and bytes a second: iops-total=5000,bps-write=100M and so on [default: none]
+    ///
+    /// Names and meaning are QEMU's: iops-total, iops-read, iops-write, bps-total, bps-read and bps-write. A total
+    /// excludes the read and write limits of its kind. With -max behind it (iops-total-max=20000), a name sets the rate
+    /// of a burst, and with -max-length for how many seconds the burst may last. iops-size=8K: a request of more bytes
+    /// counts as several. Sizes are written 4K, 1M, 2G (powers of 1024). A flush is never limited. A request over the
+    /// limit waits in the guest's ring. The control socket changes limits while the disk is served.
+    #[arg(long, value_name = "LIMITS", default_value_t = Limits::default(), hide_default_value = true)]
+    pub(crate) limit: Limits,
     #[command(flatten)]
     pub(crate) pacing: PacingArgs,
     #[command(flatten)]

@@ -154,6 +154,7 @@ impl Service {
             // How requests are split is known when the disk is open.
             tuning: Tuning {
                 on_error: options.on_error,
+                limits: options.limit,
                 ..options.pacing.tuning(Split::Off)
             },
             disk,

@@ -319,6 +319,13 @@ impl Journal {
         self.set_in_flight(head, true);
     }
 
+    /// The chain that was taken last is given back. A daemon that dies before this leaves it as in flight, and the next one
+    /// does it first, which is its turn.
+    pub(crate) fn untake(&mut self, head: u16) {
+        self.set_in_flight(head, false);
+        self.taken = self.taken.wrapping_sub(1);
+    }
+
     /// A request has completed; the guest does not see that yet.
     #[inline]
     pub(crate) fn end(&mut self, head: u16) {

@@ -90,6 +90,12 @@ impl Positions {
         self.outstanding = self.outstanding.saturating_add(1);
     }
 
+    /// Gives back the entry that was taken last.
+    pub(crate) fn untake(&mut self) {
+        self.next_avail = self.next_avail.wrapping_sub(1);
+        self.outstanding = self.outstanding.saturating_sub(1);
+    }
+
     /// Adds a used entry and returns its place in the used ring.
     #[inline]
     pub(crate) fn push_used(&mut self) -> u16 {

@@ -443,6 +443,16 @@ impl Vring {
         Ok(Some(Taken { head, fault }))
     }
 
+    /// Gives back the chain of this head, to be taken and read again later. It must be the one that [`take`](Vring::take)
+    /// returned last, from the ring and not from those of a dead daemon, and nothing may have been done with it.
+    #[cold]
+    pub fn untake(&mut self, head: u16) {
+        if let Some(journal) = &mut self.journal {
+            journal.untake(head);
+        }
+        self.positions.untake();
+    }
+
     /// Like `take`, for a vring that has a fault, is draining, or has requests to take again.
     #[cold]
     fn take_special(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {

@@ -8,10 +8,11 @@ use cleave_engine::{Reactor, Store};
 use cleave_guest::{Chain, Epoch, Memory, Spot, Taken};
 
 use crate::Device;
-use crate::lane::Lane;
+use crate::lane::{Lane, Throttled};
 use crate::record::{Laps, Recorder};
 use crate::slots::{Slot, Timing};
 use crate::splitter::{Direction, SPLIT_MIN_BYTES};
+use crate::throttle::Demand;
 use crate::token::Token;
 use crate::worker::Splitting;
 
@@ -32,7 +33,12 @@ pub(crate) struct Acceptance<'a, S> {
     /// The record needs details of each request: this lap is timed, or the next read is checked for zeroes.
     pub(crate) watched: bool,
     pub(crate) run: InlineRun,
+    /// Requests count against the disk's limits.
+    pub(crate) is_limited: bool,
 }
+
+/// A request that exceeds the disk's limits; its chain must be given back.
+pub(crate) struct OverLimit;
 
 /// Consecutive inline requests of the same type and length, which are counted together.
 #[derive(Debug)]
@@ -63,7 +69,12 @@ impl InlineRun {
 impl<S: Store> Acceptance<'_, S> {
     /// Handles one chain as far as possible without waiting. The head must be free, and the store must have
     /// room for a whole request.
-    pub(crate) fn begin(&mut self, lane: &mut Lane, taken: Taken, chain: &mut Chain) {
+    pub(crate) fn begin(
+        &mut self,
+        lane: &mut Lane,
+        taken: Taken,
+        chain: &mut Chain,
+    ) -> Result<(), OverLimit> {
         if self.watched && self.laps.is_timed() {
             self.laps.taking();
         }
@@ -73,10 +84,17 @@ impl<S: Store> Acceptance<'_, S> {
         let Some((status_addr, spot)) = status else {
             // The chain has no status byte to report the error in. It still goes back to the guest.
             lane.record.broken();
-            return lane.push_used(taken.head, 0);
+            lane.push_used(taken.head, 0);
+            return Ok(());
         };
         let cut = self.device.cut(lane.features);
-        match self.parse(lane, taken, chain, &cut) {
+        let parsed = self.parse(lane, taken, chain, &cut);
+        if self.is_limited
+            && let Ok(request) = &parsed
+        {
+            self.admit(lane, request)?;
+        }
+        match parsed {
             Ok(request) if request.verb == Verb::GetId => {
                 let outcome = self.identify(lane, &request, chain);
                 lane.push_used(taken.head, write_status_at(self.epoch, spot, outcome));
@@ -95,6 +113,38 @@ impl<S: Store> Acceptance<'_, S> {
                     taken.head,
                     write_status_at(self.epoch, spot, Outcome::refused(status)),
                 );
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts a request against the disk's limits, or notes when to ask again. A flush is free: what it makes durable was
+    /// counted before.
+    #[cold]
+    fn admit(&mut self, lane: &mut Lane, request: &Request) -> Result<(), OverLimit> {
+        let demand = match request.verb {
+            Verb::Flush | Verb::GetId => return Ok(()),
+            Verb::Read => (true, request.len_bytes),
+            Verb::Write => (false, request.len_bytes),
+            Verb::Discard | Verb::WriteZeroes { .. } => (false, 0),
+        };
+        let (is_read, bytes) = demand;
+        let now_ns = self.device.now_ns();
+        let demand = Demand { is_read, bytes };
+        match self.device.throttle.admit(lane.index, demand, now_ns) {
+            Ok(()) => {
+                if let Some(throttled) = lane.throttled.take() {
+                    lane.record
+                        .throttled(now_ns.saturating_sub(throttled.since_ns));
+                }
+                Ok(())
+            }
+            Err(due_ns) => {
+                let since_ns = lane
+                    .throttled
+                    .map_or(now_ns, |throttled| throttled.since_ns);
+                lane.throttled = Some(Throttled { since_ns, due_ns });
+                Err(OverLimit)
             }
         }
     }

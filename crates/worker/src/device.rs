@@ -14,6 +14,7 @@ use crate::policy::Budget;
 use crate::record::{Recording, Records};
 use crate::registry::Registry;
 use crate::splitter::SplitState;
+use crate::throttle::Throttle;
 use crate::{LegTotals, Mode, Split, Splitter, Totals, Tried, Tuning};
 
 /// Settings of workers that cannot change while they run. Those that can are in [`Tuning`].
@@ -42,6 +43,7 @@ pub struct Device {
     pub records: Records,
     pub(crate) registry: Registry,
     pub(crate) budget: Budget,
+    pub(crate) throttle: Throttle,
     /// Start of the clock that its workers share.
     pub(crate) began: Instant,
 }
@@ -62,6 +64,7 @@ impl Device {
             config,
             splitter: Mutex::new(Arc::new(Splitter::new(tuning.split.clone()))),
             records: Records::new(Recording::On),
+            throttle: Throttle::new(tuning.limits),
             registry: Registry::new(tuning),
             budget: Budget::default(),
             began: Instant::now(),
@@ -92,6 +95,7 @@ impl Device {
             *splitter = Arc::new(Splitter::new(tuning.split.clone()));
         }
         drop(splitter);
+        self.throttle.set(tuning.limits);
         self.registry.tune(tuning);
     }
 

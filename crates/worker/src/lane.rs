@@ -46,6 +46,8 @@ pub(crate) struct Lane {
     pub(crate) left: bool,
     /// Takes no new requests, because one is held.
     pub(crate) is_closed: bool,
+    /// Its next request waits for the disk's limits.
+    pub(crate) throttled: Option<Throttled>,
     /// Entries were pushed since the last publish.
     pub(crate) dirty: bool,
     /// Number of entries that were pushed since the last publish.
@@ -57,6 +59,15 @@ pub(crate) struct Lane {
     begins_at: u16,
     /// Kicks without a request, before the first request.
     empty_kicks: u8,
+}
+
+/// A request that waits in the ring for the disk's limits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Throttled {
+    /// When it was refused first.
+    pub(crate) since_ns: u64,
+    /// When to ask again.
+    pub(crate) due_ns: u64,
 }
 
 /// Maximum number of inline requests before the guest is shown them, so that it handles them while we work on
@@ -118,6 +129,7 @@ impl Lane {
             stalls: Stalls::default(),
             left: false,
             is_closed: false,
+            throttled: None,
             dirty: false,
             record,
             call_history: CallHistory::default(),

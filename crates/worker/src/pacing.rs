@@ -66,8 +66,10 @@ pub(crate) struct Waiting {
     pub(crate) empty_checks: u32,
     /// Some guest may have been asked for kicks since kicks were last disabled for all.
     pub(crate) armed: bool,
-    /// When the first call that is held back or the first stalled request is due.
+    /// When the first call that is held back, or the first request that is stalled or throttled, is due.
     pub(crate) due_ns: Option<u64>,
+    /// The next request of some vring waits for the disk's limits.
+    pub(crate) throttled: bool,
 }
 
 impl Waiting {
@@ -83,6 +85,7 @@ impl Waiting {
             empty_checks: 0,
             armed: true,
             due_ns: None,
+            throttled: false,
         }
     }
 }
@@ -116,6 +119,8 @@ impl<S: Store> Worker<S> {
     pub(crate) fn pace(&mut self, work: LapWork) -> Wait {
         let pace = match self.waiting.mode {
             WaitMode::Sleep => Pace::Sleep,
+            // When the next request may go is known, so there is nothing to watch for.
+            WaitMode::Adaptive if self.waiting.throttled && work.in_flight == 0 => Pace::Sleep,
             WaitMode::Adaptive => self.adapt(work),
             WaitMode::PollBudgeted => self.poll_within_budget(work),
             mode @ (WaitMode::Poll | WaitMode::PollAlways) => self.poll(work, mode),
@@ -257,7 +262,8 @@ impl<S: Store> Worker<S> {
         // If the store is full, completions arrive first, and every lap checks the rings again.
         let has_room = self.has_room();
         for lane in self.lanes.iter_mut().flatten() {
-            if lane.is_running() && has_room {
+            // A throttled one is looked at by the clock.
+            if lane.is_running() && has_room && lane.throttled.is_none() {
                 found |= lane.vring.arm();
             }
         }

@@ -391,6 +391,8 @@ impl<S: Store> Worker<S> {
             laps: &mut meters.laps,
             watched: false,
             run: InlineRun::NONE,
+            // They were counted when they came.
+            is_limited: false,
         };
         let is_due = |phase| matches!(phase, Phase::Due { at_ns, .. } if at_ns <= now_ns);
         let mut fault = None;
@@ -405,7 +407,8 @@ impl<S: Store> Worker<S> {
             lane.slots.unstall(stall.head);
             lane.record.redone(stall.head);
             match lane.vring.retake(stall.head, &mut taking.chain) {
-                Ok(taken) => acceptance.begin(lane, taken, &mut taking.chain),
+                // Nothing is over a limit that is not asked for.
+                Ok(taken) => drop(acceptance.begin(lane, taken, &mut taking.chain)),
                 Err(error) => {
                     fault = Some(error);
                     break;

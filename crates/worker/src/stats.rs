@@ -183,6 +183,8 @@ counters! {
     held,
     /// Times that a request which the disk failed was repeated.
     redone,
+    /// Requests that waited for the disk's limits.
+    throttled,
 }
 
 impl std::fmt::Display for Totals {
@@ -217,6 +219,9 @@ impl std::fmt::Display for Totals {
         }
         if self.held + self.redone > 0 {
             write!(f, ", {} held, {} repeated", self.held, self.redone)?;
+        }
+        if self.throttled > 0 {
+            write!(f, ", {} waited for the limits", self.throttled)?;
         }
         write!(f, ", {retired} vrings retired; ")?;
         self.write_pacing(f)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{OnError, Split};
+use crate::{Limits, OnError, Split};
 
 /// How a worker learns of completions and kicks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,6 +57,8 @@ pub struct Tuning {
     pub split: Split,
     /// The policy for requests that the disk fails.
     pub on_error: OnError,
+    /// Requests and bytes a second.
+    pub limits: Limits,
 }
 
 impl Tuning {
@@ -81,6 +83,7 @@ impl Tuning {
             coalesce: Coalesce::default(),
             split,
             on_error: OnError::default(),
+            limits: Limits::default(),
         }
     }
 

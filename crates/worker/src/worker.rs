@@ -84,6 +84,8 @@ struct Accepted {
     ended: usize,
     /// A bound of the batch was reached before the ring was empty.
     more: bool,
+    /// The next request waits for the disk's limits until then.
+    throttled_ns: Option<u64>,
 }
 
 /// Why no more chains were taken.
@@ -92,6 +94,8 @@ enum Stop {
     Drained,
     /// A bound of the batch was reached. Nothing would end a sleep, so the worker must not sleep.
     Budget,
+    /// The disk's limits; the lane knows until when.
+    OverLimit,
     Breach(Breach),
 }
 
@@ -162,6 +166,8 @@ pub(crate) struct ActiveTuning {
     pub(crate) generation: u64,
     /// Maximum number of ops of a request under this tuning.
     pub(crate) ops_max: usize,
+    /// Requests are limited.
+    pub(crate) is_limited: bool,
 }
 
 /// Observes the loop: counts what it did and times some of its laps. Takes no decisions.
@@ -192,7 +198,7 @@ impl Meters {
     #[inline]
     fn ring_checked(&self, lane: &mut Lane, accepted: Accepted, has_room: bool) {
         let (seen, left) = lane.vring.seen();
-        let state = match accepted.more || !has_room {
+        let state = match accepted.more || !has_room || accepted.throttled_ns.is_some() {
             true => RingState::Left,
             // A ring that is not served may still hold what was left in it before.
             false if left == 0 && self.laps.known_ns().is_none() => return lane.record.drained(),
@@ -257,6 +263,7 @@ impl<S: Store> Worker<S> {
             active: ActiveTuning {
                 generation,
                 ops_max,
+                is_limited: tuning.limits.any(),
                 tuning,
             },
             meters: Meters {
@@ -439,6 +446,7 @@ impl<S: Store> Worker<S> {
             0
         };
         let mut has_room = self.has_room();
+        self.waiting.throttled = false;
         for slot in (first..count).chain(0..first) {
             let had_room = has_room;
             let more = self.accept_lane(slot);
@@ -452,6 +460,10 @@ impl<S: Store> Worker<S> {
                 accepted.awaited += more.chains;
             }
             accepted.more |= more.more;
+            if let Some(due_ns) = more.throttled_ns {
+                self.waiting.throttled = true;
+                self.waiting.due_ns = self.waiting.due_ns.into_iter().chain([due_ns]).min();
+            }
             if had_room && !has_room {
                 self.taking.first = slot + 1;
             }
@@ -491,6 +503,14 @@ impl<S: Store> Worker<S> {
         if !lane.takes() {
             return Accepted::default();
         }
+        if let Some(due_ns) = lane.throttled.map(|throttled| throttled.due_ns)
+            && device.now_ns() < due_ns
+        {
+            return Accepted {
+                throttled_ns: Some(due_ns),
+                ..Accepted::default()
+            };
+        }
         let mut acceptance = Acceptance {
             reactor,
             store,
@@ -501,11 +521,17 @@ impl<S: Store> Worker<S> {
             ended: 0,
             watched: laps.is_timed() || lane.record.watches(),
             run: InlineRun::NONE,
+            is_limited: false,
             laps,
         };
-        let (chains, stop) = take_batch(&mut acceptance, lane, taking, active.ops_max);
+        let (chains, stop) = take_batch(&mut acceptance, lane, taking, active);
         let ended = acceptance.ended;
         acceptance.run.count(&mut lane.record);
+        if lane.throttled.is_some() && !matches!(stop, Stop::OverLimit) {
+            // Its ring may be empty, and then only a kick tells of the next request.
+            lane.throttled = None;
+        }
+        let lane_due = lane.throttled.map(|throttled| throttled.due_ns);
         if let Stop::Breach(breach) = &stop {
             self.retire(slot, breach);
         }
@@ -514,6 +540,10 @@ impl<S: Store> Worker<S> {
             awaited: 0,
             ended,
             more: matches!(stop, Stop::Budget),
+            throttled_ns: match stop {
+                Stop::OverLimit => lane_due,
+                _ => None,
+            },
         }
     }
 
@@ -599,7 +629,7 @@ fn take_batch<S: Store>(
     acceptance: &mut Acceptance<'_, S>,
     lane: &mut Lane,
     taking: &mut Taking,
-    ops_max: usize,
+    active: &ActiveTuning,
 ) -> (usize, Stop) {
     let Taking {
         chain,
@@ -614,13 +644,20 @@ fn take_batch<S: Store>(
     };
     // The disk does not wait for requests that complete inline, so those have a bound of their own.
     let within = |chains: usize, ended| chains - ended < take_max && ended < at_once_max;
-    while within(chains, acceptance.ended) && acceptance.store.room() >= ops_max {
+    while within(chains, acceptance.ended) && acceptance.store.room() >= active.ops_max {
+        // What a dead daemon left in flight was counted by that one.
+        acceptance.is_limited = active.is_limited && lane.vring.again() == 0;
         match lane.vring.take(chain) {
             Ok(None) => return (chains, Stop::Drained),
             Ok(Some(taken)) if lane.slots.is_taken(taken.head) => {
                 return (chains, Stop::Breach(Breach::Head(taken.head)));
             }
-            Ok(Some(taken)) => acceptance.begin(lane, taken, chain),
+            Ok(Some(taken)) => {
+                if acceptance.begin(lane, taken, chain).is_err() {
+                    lane.vring.untake(taken.head);
+                    return (chains, Stop::OverLimit);
+                }
+            }
             Err(fault) => return (chains, Stop::Breach(Breach::Vring(fault))),
         }
         chains += 1;

@@ -187,6 +187,7 @@ fn tuning(device: &Device) -> Tuning {
             Split::Auto(_) => "auto".to_owned(),
         },
         on_error: tuning.on_error.to_string(),
+        limits: tuning.limits.settings().into_iter().collect(),
     }
 }
 
@@ -251,6 +252,7 @@ fn totals(device: &Device) -> Totals {
         retired_vrings: totals.retired,
         held: totals.held,
         redone: totals.redone,
+        throttled: totals.throttled,
         polled: totals.polled,
         laps: totals.laps,
         kicks: totals.kicks,
@@ -322,6 +324,7 @@ fn vring(device: &Device, record: &Arc<VringRecord>) -> Vring {
         calls: totals.calls,
         calls_suppressed: totals.calls_suppressed,
         call: times(&record.call_times()),
+        throttle: times(&record.throttle_times()),
         in_flight: in_flight(device, alone),
         zero_reads: zero_reads(alone),
         errors: errors(alone),

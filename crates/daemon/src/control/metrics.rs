@@ -53,6 +53,9 @@ cleave_requests_held_total counter Times that a request which the disk failed wa
 cleave_requests_redone_total counter Times that a request which the disk failed was done again.
 cleave_request_stage_seconds histogram Time that requests spent in a stage; split is the part of device that was cut into several ops.
 cleave_call_held_seconds histogram Time that calls to the guest were held back to become fewer.
+cleave_limit gauge Limits of the disk that are set, by QEMU's names.
+cleave_requests_throttled_total counter Requests that waited in the ring for these limits.
+cleave_throttled_seconds histogram Time that they waited there.
 cleave_split_chunk_bytes gauge Pieces that large requests are split into now, by size; 0: left whole.
 cleave_split_gain_ratio gauge Share of the response time that smaller pieces saved in the last experiment; negative: it took longer.
 cleave_split_price_cores gauge Cores that smaller pieces kept busy more in that experiment; negative: less.
@@ -176,6 +179,7 @@ impl DiskStatus {
         stalls(&mut text, &report);
         self.stages(&mut text);
         self.calls(&mut text);
+        self.limits(&mut text, &report);
         splitting(&mut text, &report);
         legs(&mut text, &report);
         text.out
@@ -203,6 +207,16 @@ impl DiskStatus {
         for record in self.device.records.all() {
             let labels: Labels<'_> = &[("vring", &record.index())];
             text.histogram(labels, &record.call_times(), &SHORT);
+        }
+    }
+
+    fn limits(&self, text: &mut Text<'_>, report: &Report) {
+        text.by("cleave_limit", "limit", &report.tuning.limits);
+        text.one("cleave_requests_throttled_total", report.totals.throttled);
+        text.family("cleave_throttled_seconds");
+        for record in self.device.records.all() {
+            let labels: Labels<'_> = &[("vring", &record.index())];
+            text.histogram(labels, &record.throttle_times(), &DEVICE);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use cleave_disk::Disk;
-use cleave_worker::{Coalesce, Completion, Split, Tuning};
+use cleave_worker::{Coalesce, Completion, Limits, Split, Tuning};
 use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
@@ -22,7 +22,7 @@ struct Change {
     #[serde(default, deserialize_with = "even_null")]
     completion: Option<Value>,
     #[serde(default, deserialize_with = "even_null")]
-    vrings: Option<Vrings>,
+    vrings: Option<Settings>,
     #[serde(default, deserialize_with = "even_null")]
     spin_cpu_max: Option<Value>,
     #[serde(default, deserialize_with = "even_null")]
@@ -39,6 +39,8 @@ struct Change {
     split: Option<Value>,
     #[serde(default, deserialize_with = "even_null")]
     on_error: Option<Value>,
+    #[serde(default, deserialize_with = "even_null")]
+    limits: Option<Settings>,
 }
 
 /// Null is a value and not an absence: of most fields a wrong one.
@@ -50,24 +52,24 @@ where
     T::deserialize(from).map(Some)
 }
 
-/// The setting of each vring, in order. A `Value` would keep only the last entry of a vring that is named twice.
+/// The entries of an object, in order. A `Value` would keep only the last of two of one name.
 #[derive(Debug)]
-struct Vrings(Vec<(String, Value)>);
+struct Settings(Vec<(String, Value)>);
 
-impl<'de> Deserialize<'de> for Vrings {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Vrings, D::Error> {
+impl<'de> Deserialize<'de> for Settings {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Settings, D::Error> {
         struct Each;
         impl<'de> Visitor<'de> for Each {
-            type Value = Vrings;
+            type Value = Settings;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object as `vrings`")
+                f.write_str("an object as `vrings` and as `limits`")
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vrings, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Settings, A::Error> {
                 let mut each = Vec::new();
                 while let Some(entry) = map.next_entry()? {
                     each.push(entry);
                 }
-                Ok(Vrings(each))
+                Ok(Settings(each))
             }
         }
         from.deserialize_map(Each)
@@ -95,7 +97,7 @@ pub(super) fn apply(body: &[u8], now: &Tuning, ground: &Ground<'_>) -> Result<Tu
     if let Some(value) = &change.completion {
         tuning.completion = completion("completion", value)?;
     }
-    if let Some(Vrings(each)) = &change.vrings {
+    if let Some(Settings(each)) = &change.vrings {
         let mut named = BTreeSet::new();
         for (index, value) in each {
             if !named.insert(index) {
@@ -127,7 +129,32 @@ pub(super) fn apply(body: &[u8], now: &Tuning, ground: &Ground<'_>) -> Result<Tu
         let text = text("on_error", value)?;
         tuning.on_error = text.parse().map_err(|why| format!("on_error: {why}"))?;
     }
+    if let Some(Settings(each)) = &change.limits {
+        tuning.limits = limits(each, tuning.limits)?;
+    }
     Ok(tuning)
+}
+
+/// Settings that are not named stay as they are.
+fn limits(each: &[(String, Value)], mut limits: Limits) -> Result<Limits, String> {
+    let mut named = BTreeSet::new();
+    for (name, value) in each {
+        let number = value.as_u64();
+        limits
+            .set(name, number.unwrap_or(0))
+            .map_err(|why| format!("limits: {why}"))?;
+        if number.is_none() {
+            let (name, value) = (key(name), shown(value));
+            return Err(format!(
+                "limits.{name}: {value} is no whole number of 0 or more"
+            ));
+        }
+        if !named.insert(name) {
+            return Err(format!("limits.{}: is there twice", key(name)));
+        }
+    }
+    limits.check().map_err(|why| format!("limits: {why}"))?;
+    Ok(limits)
 }
 
 fn coalesce(change: &Change, mut coalesce: Coalesce) -> Result<Coalesce, String> {

@@ -118,6 +118,9 @@ pub(crate) struct Tuning {
     /// As `--on-error` takes it.
     #[serde(default)]
     pub(crate) on_error: String,
+    /// Those that are set, by QEMU's names.
+    #[serde(default)]
+    pub(crate) limits: BTreeMap<String, u64>,
 }
 
 /// How workers waited.
@@ -173,6 +176,9 @@ pub(crate) struct Totals {
     pub(crate) held: u64,
     #[serde(default)]
     pub(crate) redone: u64,
+    /// Requests that waited for the disk's limits.
+    #[serde(default)]
+    pub(crate) throttled: u64,
     /// Reads and writes of the disk that were polled for.
     #[serde(default)]
     pub(crate) polled: u64,
@@ -254,6 +260,9 @@ pub(crate) struct Vring {
     pub(crate) calls_suppressed: u64,
     /// How long calls were held back.
     pub(crate) call: Option<Times>,
+    /// How long requests waited in the ring for the disk's limits, as far as any did.
+    #[serde(default)]
+    pub(crate) throttle: Option<Times>,
     pub(crate) in_flight: InFlight,
     pub(crate) zero_reads: ZeroReads,
     pub(crate) errors: BTreeMap<String, u64>,

@@ -102,6 +102,12 @@ fn take_all(vring: &mut Vring) -> Vec<u16> {
 
 /// A daemon's work on what `guest` has made available, in batches of different sizes and out of order.
 fn work(vring: &mut Vring, turn: usize) {
+    // The first is given back, as one that may not go yet is.
+    if vring.again() == 0
+        && let Some(taken) = vring.take(&mut Chain::new()).unwrap()
+    {
+        vring.untake(taken.head);
+    }
     let mut taken: VecDeque<u16> = take_all(vring).into();
     for batch in [1, 3, 2].into_iter().cycle().skip(turn) {
         if taken.len() <= 1 {

@@ -347,6 +347,14 @@ impl Recorder {
         }
     }
 
+    /// A request waited in the ring for the disk's limits.
+    pub(crate) fn throttled(&mut self, ns: u64) {
+        self.record.count(VringEvent::Throttled);
+        if self.open.is_some() {
+            self.record.throttle.add(ns, 1);
+        }
+    }
+
     /// Counts any other event.
     #[inline]
     pub(crate) fn count(&mut self, event: VringEvent) {

@@ -46,6 +46,7 @@ pub(crate) enum VringEvent {
     Retired,
     Held,
     Redone,
+    Throttled,
 }
 
 /// Stalled requests of a vring: how many, and the oldest.
@@ -80,7 +81,7 @@ pub struct VringRecord {
     pub(super) failed: [AtomicU64; ErrorKind::ALL.len()],
     /// Requests that were refused.
     pub(super) refused: [AtomicU64; ErrorKind::ALL.len()],
-    events: [AtomicU64; 7],
+    events: [AtomicU64; 8],
     /// The parts of [`Stalled`]: counts, sector, verb and errno, time.
     stalled: [AtomicU64; 4],
     pub(super) zero_looked: AtomicU64,
@@ -91,6 +92,7 @@ pub struct VringRecord {
     pub(super) plan: [Coarse; Kind::COUNT],
     pub(super) publish: [Coarse; Kind::COUNT],
     pub(super) call: Coarse,
+    pub(super) throttle: Coarse,
     begun: Mutex<Arc<[AtomicU64]>>,
 }
 
@@ -111,6 +113,7 @@ impl VringRecord {
             plan: from_fn(|_| Coarse::new()),
             publish: from_fn(|_| Coarse::new()),
             call: Coarse::new(),
+            throttle: Coarse::new(),
             begun: Mutex::new(Arc::new([])),
         }
     }
@@ -166,8 +169,16 @@ impl VringRecord {
             };
             *refused += load(&self.refused[kind as usize]);
         }
-        let [kicks, calls, suppressed, coalesced, retired, held, redone] =
-            self.events.each_ref().map(load);
+        let [
+            kicks,
+            calls,
+            suppressed,
+            coalesced,
+            retired,
+            held,
+            redone,
+            throttled,
+        ] = self.events.each_ref().map(load);
         totals.kicks += kicks;
         totals.calls += calls;
         totals.calls_suppressed += suppressed;
@@ -175,6 +186,7 @@ impl VringRecord {
         totals.retired += retired;
         totals.held += held;
         totals.redone += redone;
+        totals.throttled += throttled;
     }
 
     #[cold]
@@ -252,6 +264,11 @@ impl VringRecord {
     /// How long calls to the guest were held back.
     pub fn call_times(&self) -> Distribution {
         self.call.read()
+    }
+
+    /// How long requests waited in the ring for the disk's limits.
+    pub fn throttle_times(&self) -> Distribution {
+        self.throttle.read()
     }
 
     /// Number of requests in flight, and when the oldest was taken, on the device's clock. Inline requests

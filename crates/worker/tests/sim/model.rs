@@ -327,6 +327,29 @@ fn held_requests_match_the_model_and_survive_a_power_cut() {
     }
 }
 
+/// Requests that wait in the ring for the disk's limits are done like all others, in their order.
+#[test]
+fn limited_requests_match_the_model_and_survive_a_power_cut() {
+    for seed in seeds(5000..5010) {
+        println!("CLEAVE_SEED={seed}");
+        let config = SimConfig {
+            ops: 100,
+            delay_max: 10,
+            ..quiet(seed)
+        };
+        let bench = Bench::with_split(config, FEATURES, Split::Off);
+        bench.device.tune(Tuning {
+            limits: "iops-read=4000,iops-write=2000,bps-write=100M"
+                .parse()
+                .unwrap(),
+            ..Tuning::clone(&bench.device.tuning())
+        });
+        let device = bench.device.clone();
+        run_on(bench, Random::new(seed), 0);
+        assert!(device.totals().throttled > 0);
+    }
+}
+
 /// A flush covers all legs: all writes that it acknowledges survive on each of them.
 #[test]
 fn a_stripe_matches_the_model_and_survives_a_power_cut() {

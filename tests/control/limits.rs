@@ -1,0 +1,200 @@
+//! `--limit` and `limits` of a PATCH: the rate that a guest reaches, and what is said of it.
+
+use std::time::{Duration, Instant};
+
+use cleave_client::Workload;
+use cleave_tests::http::{Response, fetch};
+use cleave_tests::{small, wait_until};
+use serde_json::json;
+
+use crate::prometheus::{parse, sum};
+use crate::{report, serve};
+
+fn patch(control: &std::path::Path, body: &serde_json::Value) -> Response {
+    fetch(control, "PATCH", "/v1/disks/disk", &body.to_string())
+}
+
+/// The daemon's requests and CPU time in seconds, and when.
+fn reached(control: &std::path::Path) -> (u64, f64, Instant) {
+    let report = report(control);
+    let at = Instant::now();
+    let reads = report["totals"]["reads"].as_u64().unwrap();
+    (
+        reads,
+        report["process"]["cpu_seconds"].as_f64().unwrap(),
+        at,
+    )
+}
+
+const LIMIT: f64 = 2000.0;
+
+/// A late machine loses nothing: what could not be done in time may be done behind it.
+#[test]
+fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
+    for completion in ["interrupt", "adaptive", "poll"] {
+        let args = [
+            "--disk",
+            "null:1G",
+            "--serial",
+            "disk",
+            "--completion",
+            completion,
+        ];
+        let (daemon, control) = serve(&args);
+        let mut client = daemon.open(&small(2));
+        let mut reads = |ms| {
+            let load = Workload::reads(4096, 8, 1 << 30, Duration::from_millis(ms));
+            assert_eq!(client.queue(0).run(&load, |_| {}).unwrap().failed, 0);
+        };
+        let answer = patch(&control, &json!({"limits": {"iops-total": LIMIT as u64}}));
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(
+            answer.json()["tuning"]["limits"],
+            json!({"iops-total": 2000})
+        );
+        // The first tenth of a second's worth comes at once.
+        reads(300);
+        let (before, cpu_before, start) = reached(&control);
+        reads(1500);
+        let (after, cpu_after, end) = reached(&control);
+        let seconds = end.duration_since(start).as_secs_f64();
+        let rate = (after - before) as f64 / seconds / LIMIT;
+        assert!(
+            (0.95..1.03).contains(&rate),
+            "{completion}: {rate} of the limit"
+        );
+        let cores = (cpu_after - cpu_before) / seconds;
+        let is_frugal = completion == "poll" || cores < 0.5;
+        assert!(is_frugal, "{completion}: {cores} cores for what waits");
+
+        let shown = report(&control);
+        let waited = shown["totals"]["throttled"].as_u64().unwrap();
+        assert!(waited > 1000, "{waited}");
+        assert!(shown["vrings"][0]["throttle"]["mean_us"].as_f64().unwrap() > 10.0);
+        let metrics = parse(&fetch(&control, "GET", "/metrics", "").body).unwrap();
+        assert_eq!(
+            sum(&metrics, "cleave_requests_throttled_total", &[]),
+            waited as f64
+        );
+        assert_eq!(sum(&metrics, "cleave_limit", &[]), LIMIT);
+
+        let answer = patch(&control, &json!({"limits": {"iops-total": 0}}));
+        assert_eq!(answer.json()["tuning"]["limits"], json!({}));
+        let (before, _, start) = reached(&control);
+        reads(300);
+        let (after, _, end) = reached(&control);
+        let rate = (after - before) as f64 / end.duration_since(start).as_secs_f64();
+        assert!(rate > 2.0 * LIMIT, "{completion}: {rate} without a limit");
+        drop(client);
+        daemon.finish();
+    }
+}
+
+#[test]
+fn a_limit_of_the_command_line_holds_writes_and_leaves_reads_and_flushes_alone() {
+    let args = [
+        "--disk",
+        "ram:64M",
+        "--serial",
+        "disk",
+        "--limit",
+        "iops-write=20",
+    ];
+    let (daemon, control) = serve(&args);
+    let mut client = daemon.open(&small(1));
+    let start = Instant::now();
+    let mut data = vec![7; 4096];
+    for number in 0..500_u64 {
+        client.queue(0).read(number * 4096, &mut data).unwrap();
+        client.queue(0).flush().unwrap();
+    }
+    assert_eq!(report(&control)["totals"]["throttled"], 0);
+    // Two come at once, and one of each that follows waits for a twentieth of a second.
+    for number in 0..13_u64 {
+        client.queue(0).write(number * 4096, &data).unwrap();
+    }
+    assert!(
+        start.elapsed() > Duration::from_millis(500),
+        "{:?}",
+        start.elapsed()
+    );
+    let throttled = report(&control)["totals"]["throttled"].as_u64();
+    assert!(throttled > Some(8), "{throttled:?}");
+    drop(client);
+    daemon.finish();
+}
+
+/// A request that waits is still the guest's: it is not done when its vring stops, and the next session does it.
+#[test]
+fn a_session_ends_at_once_although_requests_wait() {
+    let args = [
+        "--disk",
+        "ram:64M",
+        "--serial",
+        "disk",
+        "--limit",
+        "iops-total=1",
+    ];
+    let (daemon, control) = serve(&args);
+    let client = daemon.open(&small(1));
+    let busy = std::thread::spawn(move || {
+        let mut client = client;
+        let load = Workload::reads(4096, 8, 1 << 20, Duration::from_secs(60));
+        // Ends with an error: the daemon goes.
+        client.queue(0).run(&load, |_| {}).is_err()
+    });
+    assert!(wait_until(|| report(&control)["vrings"][0]["kicks"]
+        .as_u64()
+        > Some(0)));
+    std::thread::sleep(Duration::from_millis(200));
+    let start = Instant::now();
+    daemon.finish();
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        start.elapsed()
+    );
+    drop(busy);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_changes_nothing() {
+    let args = [
+        "--disk",
+        "null:1G",
+        "--serial",
+        "disk",
+        "--limit",
+        "iops-total=500",
+    ];
+    let (daemon, control) = serve(&args);
+    for (body, why) in [
+        (json!({"limits": 5}), "an object"),
+        (json!({"limits": {"iops": 5}}), "is no limit"),
+        (
+            json!({"limits": {"iops-total": "5"}}),
+            "limits.iops-total: \"5\" is no whole number",
+        ),
+        (json!({"limits": {"iops-total": -1}}), "no whole number"),
+        (json!({"limits": {"iops-read": 5}}), "excludes"),
+        (json!({"limits": {"bps-read-max": 5}}), "needs bps-read"),
+        (json!({"limits": {"iops-total-max": 5}}), "at least"),
+        (
+            json!({"limits": {"iops-total": 2_000_000_000_000_000_u64}}),
+            "at most",
+        ),
+    ] {
+        let answer = patch(&control, &body);
+        assert_eq!(answer.status, 400, "{body}");
+        assert!(answer.error().contains(why), "{body}: {}", answer.body);
+        let limits = report(&control)["tuning"]["limits"].clone();
+        assert_eq!(limits, json!({"iops-total": 500}), "{body}");
+    }
+    // A whole that makes sense, though its parts one by one would not.
+    let answer = patch(
+        &control,
+        &json!({"limits": {"iops-total": 0, "iops-read": 5, "iops-read-max": 50}}),
+    );
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    daemon.finish();
+}
