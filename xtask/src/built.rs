@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use cargo_metadata::{Artifact as Built, Message, TargetKind};
 
-use crate::step::At;
+use crate::step::{At, line};
 
 /// An executable that cargo has built.
 #[derive(Debug, PartialEq)]
@@ -40,6 +40,22 @@ pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2], String> {
     let artifacts = cargo(root, &wanted)?;
     let [cleave, drive] = ["cleave", "drive"].map(|name| program(&artifacts, name));
     Ok([cleave?.to_owned(), drive?.to_owned()])
+}
+
+/// The same two as they are released.
+pub(crate) fn for_release(root: &Path) -> Result<[PathBuf; 2], String> {
+    println!("building for release");
+    let target = root.join("target");
+    for what in ["-p cleave-daemon", "-p cleave-client --example drive"] {
+        let build = format!("cargo build --locked --release {what}");
+        // A target folder of the caller's would leave an old program here.
+        line(
+            root,
+            &build,
+            &[("CARGO_TARGET_DIR", &target.to_string_lossy())],
+        )?;
+    }
+    Ok(["cleave", "examples/drive"].map(|name| target.join("release").join(name)))
 }
 
 /// Path of a program or an example.

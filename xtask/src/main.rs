@@ -23,7 +23,7 @@ mod tidy;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 /// Checks, tests and measurements of this workspace
 #[derive(Parser)]
@@ -58,53 +58,16 @@ enum Task {
     /// Measure against qemu-storage-daemon and the bare disk
     ///
     /// Leaves raw data, figures and report.html in a folder below target/bench.
-    #[command(disable_help_flag = true, override_usage = BENCH_USAGE, after_help = BENCH_OPTIONS)]
-    Bench(PassedOn),
+    Bench(bench::Options),
     /// Measure a disk in guests, attached in every way that QEMU knows, at the same load
-    #[command(override_usage = "cargo xtask guest-bench [OPTIONS]", disable_help_flag = true, after_help = GUEST_BENCH_OPTIONS)]
-    GuestBench(PassedOn),
+    GuestBench(guest_bench::Options),
     /// Draw the report of a run again from its raw data; several runs side by side
-    #[command(disable_help_flag = true, override_usage = "cargo xtask report DIR...")]
-    Report(PassedOn),
+    Report {
+        /// Folders of runs
+        #[arg(required = true, value_name = "DIR")]
+        folders: Vec<PathBuf>,
+    },
 }
-
-/// Arguments that a command reads itself.
-#[derive(clap::Args)]
-struct PassedOn {
-    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
-    words: Vec<String>,
-}
-
-const BENCH_USAGE: &str = "\
-cargo xtask bench [transport | cpu | tax | split | pacing | idle | scale | start | recording | all] [OPTIONS]
-       cargo xtask bench instructions [--annotate] [--case NAME] [--accept]";
-
-const BENCH_OPTIONS: &str = "\
-Options:
-      --quick          Measure fewer points and rounds: all suites within ten minutes
-      --smoke          Run one short round, which shows that the suites work
-      --disk PATH      Use a filled file or device instead of a file below target
-      --allow-thin     Accept a disk that was never filled
-      --destructive    Let suites that write do so on --disk
-      --spdk DIR       Measure the SPDK that was built in this folder too (transport, cpu, tax)
-      --out DIR        Write to this folder instead of one below target/bench
-      --rounds N       Set the number of rounds
-      --seconds S      Set the length of each round
-
-`bench instructions` counts instructions per I/O in the worker with callgrind, and fails when they rise by 2 %:
-      --annotate       Show where they are: functions, files, lines
-      --case NAME      Count one case only
-      --accept         Make these counts the ones to judge by";
-
-const GUEST_BENCH_OPTIONS: &str = "\
-Options:
-      --quick                      Take ten minutes instead of an hour
-      --smoke                      Show only that it works
-      --accel auto|kvm|tcg         Choose the accelerator
-      --only NAME,...              Measure only these ways of attaching the disk
-      --kernel IMAGE --modules DIR Boot this kernel
-      --rounds N                   Set the number of rounds
-      --out DIR                    Write to this folder";
 
 fn main() -> ExitCode {
     match run(&root(), &Cli::parse().task) {
@@ -126,32 +89,9 @@ fn run(root: &Path, task: &Task) -> Result<(), String> {
         Task::Conform(request) => conform::run(root, request),
         Task::Sanitize => sanitize::run(root),
         Task::Fuzz(request) => fuzz::run(root, request),
-        Task::Bench(passed) => passed.run("bench", |words| match words {
-            ["instructions", rest @ ..] => bench::instructions::Request::parse(rest)
-                .and_then(|request| bench::instructions::run(root, &request)),
-            _ => bench::run(root, words),
-        }),
-        Task::GuestBench(passed) => {
-            passed.run("guest-bench", |words| guest_bench::run(root, words))
-        }
-        Task::Report(passed) => passed.run("report", report::again),
-    }
-}
-
-impl PassedOn {
-    /// Runs the command, or prints its help, which clap leaves to us here.
-    fn run(
-        &self,
-        name: &str,
-        command: impl FnOnce(&[&str]) -> Result<(), String>,
-    ) -> Result<(), String> {
-        let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
-        if !words.contains(&"--help") && !words.contains(&"-h") {
-            return command(&words);
-        }
-        let mut cli = Cli::command();
-        let command = cli.find_subcommand_mut(name).ok_or("no such command")?;
-        command.print_long_help().map_err(|error| error.to_string())
+        Task::Bench(options) => bench::run(root, options),
+        Task::GuestBench(options) => guest_bench::run(root, options),
+        Task::Report { folders } => report::again(folders),
     }
 }
 
@@ -174,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_commands_are_consistent() {
-        Cli::command().debug_assert();
+        <Cli as clap::CommandFactory>::command().debug_assert();
     }
 
     #[test]
@@ -201,16 +141,6 @@ mod tests {
             "kill --seed x",
         ] {
             assert!(parse(line).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn the_arguments_of_measurements_are_passed_on_as_they_are() {
-        for words in ["all --smoke", "--smoke all", "--out a --rounds 3 cpu"] {
-            let Ok(Task::Bench(passed)) = parse(&format!("bench {words}")) else {
-                panic!("{words}");
-            };
-            assert_eq!(passed.words.join(" "), words);
         }
     }
 }

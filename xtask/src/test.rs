@@ -142,13 +142,13 @@ fn run_binaries(
 fn measure(root: &Path, selection: &Selection) -> Result<Vec<String>, String> {
     let mut passed = Vec::new();
     if selection.runs(Part::Benches) {
-        instructions::run(root, &instructions::Request::default())?;
-        bench::run(root, &["all", "--smoke"])?;
+        instructions::run(root, &instructions::Counting::default())?;
+        bench::run(root, &bench::Options::smoke())?;
         passed.push("instructions per I/O, the benchmarks' suites for seconds".to_owned());
     }
     let is_ours = selection.guests.against == BackendKind::Cleave;
     if selection.runs(Part::Guest) && is_ours && selection.case.is_none() {
-        guest_bench::run(root, &["--smoke"])?;
+        guest_bench::run(root, &guest_bench::Options::smoke())?;
         passed.push("a comparison in guests, seconds of each".to_owned());
     }
     Ok(passed)

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::fio::{self, Dot};
-use super::job::Jobs;
+use super::fio::{self, Jobs, Output};
 use super::lab::Lab;
 use super::stages::{Sample, Stages, Watch};
 use super::subject::{Attached, Subject};
@@ -26,7 +25,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(300);
 const SLACK: Duration = Duration::from_secs(60);
 
 /// A guest that waits for jobs.
-pub(super) struct Turn {
+pub(super) struct Guest {
     machine: Machine,
     daemons: Vec<Daemon>,
     watch: Watch,
@@ -40,11 +39,11 @@ pub(super) struct Turn {
 }
 
 /// Result of a run of fio.
+#[derive(Default)]
 pub(super) struct Ran {
-    pub(super) jobs: Vec<fio::Job>,
-    pub(super) result: Value,
+    pub(super) output: Output,
     spans: BTreeMap<String, Span>,
-    dots: BTreeMap<String, Vec<Dot>>,
+    dots: BTreeMap<String, Vec<[f64; 2]>>,
 }
 
 /// Counters of the guest: interrupts of its disks, kicks, busy ticks of its CPU.
@@ -58,13 +57,13 @@ struct Span {
     counted: Option<Counts>,
 }
 
-impl Turn {
+impl Guest {
     /// Boots a guest with a subject's disks, the first of them alone or several together.
     pub(super) fn boot(
         lab: &Lab,
         subject: &Subject,
         disks: Vec<Attached<'_>>,
-    ) -> Result<Turn, String> {
+    ) -> Result<Guest, String> {
         let sockets: Vec<PathBuf> = (0..disks.len())
             .map(|n| lab.folder.join(format!("disk{n}.sock")))
             .collect();
@@ -82,7 +81,7 @@ impl Turn {
             daemons.push(Daemon::start(command, socket.clone(), log)?);
         }
         let results = lab.folder.join("results");
-        // Left from the turn before, it would be read as this one's.
+        // Left from the guest before, it would be read as this one's.
         let _ = std::fs::remove_file(&results);
         let mut devices = port(&results);
         devices.extend(subject.devices(&disks));
@@ -93,7 +92,7 @@ impl Turn {
             daemons: daemons.iter().map(Daemon::process).collect(),
             io_thread: subject.io_thread(),
         };
-        let mut turn = Turn {
+        let mut guest = Guest {
             machine,
             daemons,
             watch,
@@ -103,23 +102,24 @@ impl Turn {
             disks: Vec::new(),
             commands,
         };
-        let listing = turn
+        let listing = guest
             .machine
             .expect("disks")
             .map_err(|why| first_line(&why))?;
-        turn.disks = disks_in(&listing);
-        if turn.disks.len() != disks.len() {
+        guest.disks = disks_in(&listing);
+        if guest.disks.len() != disks.len() {
             return Err(format!(
                 "the guest found {} of {} disks",
-                turn.disks.len(),
+                guest.disks.len(),
                 disks.len()
             ));
         }
         // A main loop that only delivers interrupts belongs to the guest's side; beside a daemon that polls it
         // would wait for its CPU. One that does the I/O itself stays with those that do.
-        turn.watch
+        guest
+            .watch
             .pin(GUEST_CPU, subject.is_served_by_main_loop())?;
-        Ok(turn)
+        Ok(guest)
     }
 
     /// Names of the disks of a size.
@@ -130,16 +130,15 @@ impl Turn {
 
     /// Runs jobs; a disk that does not end them in time has stalled.
     pub(super) fn run(&mut self, jobs: Jobs) -> Result<Ran, String> {
-        let (text, seconds, names) = jobs.done();
+        let Jobs {
+            text,
+            seconds,
+            names,
+        } = jobs;
         let limit = Duration::from_secs_f64(seconds * 2.0) + SLACK;
         self.machine.allow(limit);
         self.machine.say(&format!("fio\n{text}.\n"))?;
-        let mut ran = Ran {
-            jobs: Vec::new(),
-            result: Value::Null,
-            spans: BTreeMap::new(),
-            dots: BTreeMap::new(),
-        };
+        let mut ran = Ran::default();
         let mut said = String::new();
         loop {
             let mark = self.machine.mark().map_err(|why| {
@@ -247,7 +246,7 @@ impl Ran {
     }
 
     /// Response times over time, where the job logged them.
-    pub(super) fn dots(&self, job: &str) -> &[Dot] {
+    pub(super) fn dots(&self, job: &str) -> &[[f64; 2]] {
         self.dots.get(job).map_or(&[], Vec::as_slice)
     }
 
@@ -260,10 +259,7 @@ impl Ran {
             Some(job) => {
                 self.dots.insert(job.to_owned(), fio::dots(text));
             }
-            None => {
-                self.result = fio::json(text)?;
-                self.jobs = fio::jobs(&self.result)?;
-            }
+            None => self.output = Output::parse(text)?,
         }
         Ok(())
     }
