@@ -1,59 +1,54 @@
 //! Programs that the tests need: found by their names, and installed where they are missing.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::step::line;
+use crate::step::{Result, line};
 
-/// A program and the Debian and Ubuntu package that holds it.
-const NEEDS: &[(&str, &str)] = &[
-    ("qemu-system-x86_64", "qemu-system-x86"),
-    ("qemu-storage-daemon", "qemu-system-common"),
-    ("fio", "fio"),
-    ("busybox", "busybox-static"),
-    ("mkfs.ext4", "e2fsprogs"),
-    ("fstrim", "util-linux"),
-    ("taskset", "util-linux"),
-    ("setpriv", "util-linux"),
-    ("unshare", "util-linux"),
-    ("libvirtd", "libvirt-daemon"),
-    ("virsh", "libvirt-clients"),
-    ("strace", "strace"),
-    ("valgrind", "valgrind"),
-    ("xz", "xz-utils"),
-    ("zstd", "zstd"),
+/// Debian's and Ubuntu's packages, with the programs that are wanted of each.
+const NEEDS: &[(&str, &[&str])] = &[
+    ("qemu-system-x86", &["qemu-system-x86_64"]),
+    ("qemu-system-common", &["qemu-storage-daemon"]),
+    ("fio", &["fio"]),
+    ("busybox-static", &["busybox"]),
+    ("e2fsprogs", &["mkfs.ext4"]),
+    ("util-linux", &["fstrim", "taskset", "setpriv", "unshare"]),
+    ("libvirt-daemon", &["libvirtd"]),
+    ("libvirt-clients", &["virsh"]),
+    ("strace", &["strace"]),
+    ("valgrind", &["valgrind"]),
+    ("xz-utils", &["xz"]),
+    ("zstd", &["zstd"]),
 ];
 
-/// With the administrator's programs, which PATH may leave out.
-const FOLDERS: &[&str] = &[
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/sbin",
-    "/usr/bin",
-    "/sbin",
-    "/bin",
-];
-
-/// The full path of a program.
+/// The full path of a program; PATH may leave the administrator's out.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
-    let mut paths = FOLDERS.iter().map(|folder| Path::new(folder).join(program));
+    let folders = [
+        "/usr/local/sbin",
+        "/usr/local/bin",
+        "/usr/sbin",
+        "/usr/bin",
+        "/sbin",
+        "/bin",
+    ];
+    let mut paths = folders.iter().map(|folder| Path::new(folder).join(program));
     paths.find(|path| path.is_file())
 }
 
 /// Installs what the tests need and the machine lacks; without the rights, the error is the command to run.
-pub(crate) fn provide(root: &Path) -> Result<(), String> {
-    let all: Vec<&str> = NEEDS.iter().map(|need| need.0).collect();
-    provide_programs(root, &all)
+pub(crate) fn provide(root: &Path) -> Result {
+    install(root, |_| true)
 }
 
 /// The same for some of the programs only.
-pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result<(), String> {
-    let missing = || {
-        let wanted = NEEDS
-            .iter()
-            .filter(|(program, _)| programs.contains(program));
-        wanted.filter(|(program, _)| find(program).is_none())
-    };
-    let packages: Vec<&str> = missing().map(|need| need.1).collect();
+pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result {
+    install(root, |program| programs.contains(&program))
+}
+
+fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
+    let is_missing = |program: &&str| is_wanted(program) && find(program).is_none();
+    let missing = || NEEDS.iter().filter(|need| need.1.iter().any(is_missing));
+    let packages: Vec<&str> = missing().map(|need| need.0).collect();
     if packages.is_empty() {
         return Ok(());
     }
@@ -62,30 +57,31 @@ pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result<(), Str
             "this is neither Debian nor Ubuntu: install what holds {packages:?}"
         ));
     }
-    let install = format!(
-        "apt-get install -y --no-install-recommends {}",
-        packages.join(" ")
-    );
-    if !is_root(root)? {
+    let packages = packages.join(" ");
+    let install = format!("apt-get install -y --no-install-recommends {packages}");
+    if !is_root() {
         return Err(format!("packages are missing; run: sudo {install}"));
     }
-    println!("installing: {}", packages.join(" "));
+    println!("installing: {packages}");
     refresh_lists(root)?;
     line(root, &install, &[("DEBIAN_FRONTEND", "noninteractive")])?;
-    missing().next().map_or(Ok(()), |(program, package)| {
-        Err(format!("{package} is installed, but holds no {program}"))
+    missing().next().map_or(Ok(()), |(package, programs)| {
+        Err(format!(
+            "{package} is installed, but does not hold all of {programs:?}"
+        ))
     })
 }
 
 /// Brings apt's lists up to date, where we may.
-pub(crate) fn refresh_lists(folder: &Path) -> Result<(), String> {
-    if is_root(folder)? {
-        line(folder, "apt-get update", &[]).map(drop)
-    } else {
-        Err("apt's package lists are missing or old; run: sudo apt-get update".to_owned())
+pub(crate) fn refresh_lists(folder: &Path) -> Result {
+    match is_root() {
+        true => line(folder, "apt-get update", &[]).map(drop),
+        false => Err("apt's package lists are missing or old; run: sudo apt-get update".to_owned()),
     }
 }
 
-fn is_root(folder: &Path) -> Result<bool, String> {
-    Ok(line(folder, "id -u", &[])?.trim() == "0")
+fn is_root() -> bool {
+    Path::new("/proc/self")
+        .metadata()
+        .is_ok_and(|own| own.uid() == 0)
 }

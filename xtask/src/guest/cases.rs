@@ -3,18 +3,26 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
 use std::time::Duration;
 
-use super::backend::{self, BackendSpec, Mode};
+use super::backend::{self, Mode};
 use super::machine::{Boot, Check, Machine, MachineSpec, vhost_user_disk};
-use super::{BackendKind, Lab, Outcome, boot_sector, iopoll, libvirt};
+use super::{BackendKind, Lab, iopoll, libvirt};
 use crate::daemon::Daemon;
+use crate::step::{At, Result, quietly};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 160 * MIB;
 const GROWN_BYTES: u64 = 192 * MIB;
 /// Of one boot. Generous: a busy machine without KVM needs a tenth of it.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(300);
+/// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
+const KILLS: u64 = 6;
+
+/// Scripts by what they need in the guest.
+pub(super) const DISK: &str = include_str!("scripts/disk.sh");
+const FIO: &str = include_str!("scripts/fio.sh");
 
 /// Of a guest and its disk: as many CPUs as vrings, and both sizes of blocks that a guest may be told.
 #[derive(Clone, Copy)]
@@ -30,391 +38,348 @@ const ONE: Shape = Shape {
     block_bytes: 512,
     chardev: "",
 };
-const RECONNECTING: Shape = Shape {
-    chardev: ",reconnect=1",
-    ..ONE
-};
-pub(super) const FOUR: Shape = Shape {
+const FOUR: Shape = Shape {
     cpus: 4,
     block_bytes: 4096,
     chardev: "",
 };
-const KILLED: Shape = Shape {
-    chardev: ",reconnect=1",
-    ..FOUR
-};
-/// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
-const KILLS: u64 = 6;
 /// Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
 const FIRMWARE: Shape = Shape {
     block_bytes: 512,
     ..FOUR
 };
+const RECONNECT: &str = ",reconnect=1";
 
 /// A case by its name.
-pub(crate) struct Case {
-    pub(crate) name: &'static str,
-    run: fn(&Bench<'_>) -> Result<Outcome, String>,
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    shape: Shape,
+    run: fn(&mut Bench<'_>) -> Result,
+}
+
+const fn case(name: &'static str, shape: Shape, run: fn(&mut Bench<'_>) -> Result) -> Case {
+    Case { name, shape, run }
 }
 
 /// The longest first: what starts late should be short.
-pub(crate) const ALL: &[Case] = &[
-    Case {
-        name: "iopoll",
-        run: |bench| iopoll::run(bench.lab, &bench.folder),
-    },
-    Case {
-        name: "four-cpus",
-        run: |bench| short_life(bench, FOUR).map(Outcome::Checked),
-    },
-    Case {
-        name: "one-cpu",
-        run: |bench| life(bench, ONE).map(Outcome::Checked),
-    },
-    Case {
-        name: "killed",
-        run: |bench| killed(bench, KILLED).map(Outcome::Checked),
-    },
-    Case {
-        name: "fio-verify",
-        run: |bench| verify(bench, FOUR, Mode::Plain).map(Outcome::Checked),
-    },
-    Case {
-        name: "fio-verify-poll",
-        run: |bench| verify(bench, ONE, Mode::Poll).map(Outcome::Checked),
-    },
-    Case {
-        name: "libvirt",
-        run: libvirt::run,
-    },
-    Case {
-        name: "reconnect",
-        run: |bench| reconnect(bench, RECONNECTING).map(Outcome::Checked),
-    },
-    Case {
-        name: "firmware-boot",
-        run: |bench| firmware_boot(bench).map(Outcome::Checked),
-    },
+pub(super) const ALL: &[Case] = &[
+    case("iopoll", ONE, iopoll::run),
+    case("four-cpus", FOUR, |bench| live(bench)?.stop()),
+    case("one-cpu", ONE, whole_life),
+    case(
+        "killed",
+        Shape {
+            chardev: RECONNECT,
+            ..FOUR
+        },
+        killed,
+    ),
+    case("fio-verify", FOUR, |bench| verify(bench, Mode::Plain)),
+    case("fio-verify-poll", ONE, |bench| verify(bench, Mode::Poll)),
+    case("libvirt", FOUR, libvirt::run),
+    case(
+        "reconnect",
+        Shape {
+            chardev: RECONNECT,
+            ..ONE
+        },
+        reconnect,
+    ),
+    case("firmware-boot", FIRMWARE, firmware_boot),
 ];
 
-/// A case's folder, and the lab.
+/// What a case works with, and what came of it.
 pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     pub(super) folder: PathBuf,
+    pub(super) shape: Shape,
+    pub(super) checks: Vec<Check>,
+    /// Why the case cannot run on this machine.
+    pub(super) ignored: Option<String>,
+}
+
+/// How a case ended.
+pub(super) enum Outcome {
+    Checked(usize),
+    Ignored(String),
 }
 
 /// Runs a case; an error where a check did not pass, or none was made.
-pub(crate) fn run(lab: &Lab, case: &Case) -> Result<Outcome, String> {
+pub(super) fn run(lab: &Lab, case: &Case) -> Result<Outcome> {
     let folder = lab.folder.join(case.name);
-    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let outcome = (case.run)(&Bench { lab, folder })?;
-    let Outcome::Checked(checks) = &outcome else {
-        return Ok(outcome);
+    std::fs::create_dir_all(&folder).at(&folder)?;
+    let mut bench = Bench {
+        lab,
+        folder,
+        shape: case.shape,
+        checks: Vec::new(),
+        ignored: None,
     };
-    let failed: Vec<String> = checks
-        .iter()
-        .filter_map(|(name, result)| result.as_ref().err().map(|why| format!("  {name}: {why}")))
-        .collect();
-    match (failed.is_empty(), checks.len()) {
-        (true, 0) => Err("no check was made".to_owned()),
-        (true, _) => Ok(outcome),
-        (false, count) => Err(format!(
-            "{} of {count} checks failed:\n{}",
-            failed.len(),
-            failed.join("\n")
+    (case.run)(&mut bench)?;
+    if let Some(why) = bench.ignored {
+        return Ok(Outcome::Ignored(why));
+    }
+    let count = bench.checks.len();
+    let failed = bench.checks.iter().filter_map(|(name, result)| {
+        let why = result.as_ref().err()?;
+        Some(format!("\n  {name}: {why}"))
+    });
+    let failed: Vec<String> = failed.collect();
+    match (failed.len(), count) {
+        (_, 0) => Err("no check was made".to_owned()),
+        (0, _) => Ok(Outcome::Checked(count)),
+        (bad, _) => Err(format!(
+            "{bad} of {count} checks failed:{}",
+            failed.concat()
         )),
     }
 }
 
-/// The firmware reads from the disk, with vring 0 alone and no interrupts.
-fn firmware_boot(bench: &Bench<'_>) -> Result<Vec<Check>, String> {
-    let image = bench.folder.join("disk.img");
-    std::fs::write(&image, boot_sector::image(4 << 20)).map_err(|error| error.to_string())?;
-    let daemon = bench.serve(&image, FIRMWARE, Mode::Plain)?;
-    let mut machine = bench.machine(&daemon, "firmware", FIRMWARE, Boot::Disk)?;
-    machine.expect_text(boot_sector::GREETING)?;
-    machine.kill()?;
-    daemon.stop()?;
-    Ok(vec![("second-sector".to_owned(), Ok(()))])
-}
-
 /// The whole life of a disk, through a reboot, a restart, a crash of the frontend, and read-only.
-fn life(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
-    let image = bench.empty_image()?;
-    let daemon = bench.serve(&image, shape, Mode::Plain)?;
-    let mut checks = live(bench, &daemon, &image, shape)?;
-
-    let script = include_str!("scripts/crash.sh");
-    let mut machine = bench.linux(&daemon, "crash", shape, script)?;
+fn whole_life(bench: &mut Bench<'_>) -> Result {
+    let daemon = live(bench)?;
+    let mut machine = bench.linux(&daemon, DISK, "crash")?;
     machine.expect("busy")?;
     // Not luck but load: there are always writes in flight by then.
-    std::thread::sleep(Duration::from_secs(2));
-    checks.extend(machine.kill()?);
-
-    let script = include_str!("scripts/recover.sh");
-    checks.extend(bench.linux(&daemon, "recover", shape, script)?.finish()?);
+    sleep(Duration::from_secs(2));
+    bench.checks.extend(machine.kill()?);
+    let recovered = bench.linux(&daemon, DISK, "recover")?.finish()?;
+    bench.checks.extend(recovered);
     daemon.stop()?;
 
-    let before = bench.sum(&image)?;
-    let daemon = bench.serve(&image, shape, Mode::ReadOnly)?;
-    let script = include_str!("scripts/readonly.sh");
-    checks.extend(bench.linux(&daemon, "readonly", shape, script)?.finish()?);
-    daemon.stop()?;
-    let same = if bench.sum(&image)? == before {
-        Ok(())
-    } else {
-        Err("it changed".to_owned())
+    let image = bench.image();
+    let sum = || {
+        quietly(
+            Path::new("/"),
+            &["sha256sum", &image.to_string_lossy()],
+            &[],
+        )
     };
-    checks.push(("read-only-image-untouched".to_owned(), same));
-    Ok(checks)
-}
-
-/// The life without its violent part, which knows nothing of the number of CPUs and the size of blocks.
-fn short_life(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
-    let image = bench.empty_image()?;
-    let daemon = bench.serve(&image, shape, Mode::Plain)?;
-    let checks = live(bench, &daemon, &image, shape)?;
+    let before = sum()?;
+    let daemon = bench.serve(Mode::ReadOnly)?;
+    let read = bench.linux(&daemon, DISK, "readonly_disk")?.finish()?;
+    bench.checks.extend(read);
     daemon.stop()?;
-    Ok(checks)
+    bench.check("read-only-image-untouched", sum()? == before, "it changed");
+    Ok(())
 }
 
-/// The first two boots of a disk, which are one QEMU.
-fn live(
-    bench: &Bench<'_>,
-    daemon: &Daemon,
-    image: &Path,
-    shape: Shape,
-) -> Result<Vec<Check>, String> {
-    let mut checks = Vec::new();
-    let mut machine = bench.linux(daemon, "life", shape, include_str!("scripts/life.sh"))?;
+/// The first two boots of a disk, which are one QEMU: the life without its violent part, which knows nothing of the
+/// number of CPUs and the size of blocks. The daemon serves on.
+fn live(bench: &mut Bench<'_>) -> Result<Daemon> {
+    let image = bench.empty_image()?;
+    let daemon = bench.serve(Mode::Plain)?;
+    let mut machine = bench.linux(&daemon, DISK, "life")?;
     machine.expect("queues-touched")?;
-    checks.extend(worker_per_vring(bench, daemon, shape)?);
+    bench.check_workers(&daemon)?;
     machine.answer()?;
 
+    let allocated = || Ok::<u64, String>(image.metadata().at(&image)?.blocks() * 512);
     machine.expect("before-trim")?;
-    let before = allocated(image)?;
+    let before = allocated()?;
     machine.answer()?;
     machine.expect("after-trim")?;
-    let after = allocated(image)?;
+    let after = allocated()?;
     // The ballast has 16 MiB; ext4 may keep a few blocks of them.
-    let shrunk = match before.checked_sub(after) {
-        Some(freed) if freed > 12 * MIB => Ok(()),
-        _ => Err(format!("{before} bytes before, {after} after")),
-    };
-    checks.push(("fstrim-shrinks-image".to_owned(), shrunk));
+    let why = format!("{before} bytes before, {after} after");
+    bench.check("fstrim-shrinks-image", before > after + 12 * MIB, &why);
     machine.answer()?;
 
     machine.expect("resize")?;
-    if backend::can_grow(bench.lab.kind) {
-        grow(image)?;
-        daemon.look_again()?;
+    if bench.can_grow() {
+        resize(&image, GROWN_BYTES)?;
+        daemon.signal("HUP")?;
     }
     machine.expect("rebooting")?;
     machine.expect("second-boot")?;
-    checks.extend(machine.finish()?);
-    Ok(checks)
+    bench.checks.extend(machine.finish()?);
+    Ok(daemon)
 }
 
 /// The daemon ends in order and a new one takes its place, twice: while the guest is idle, and in the middle of
 /// its writes. QEMU connects again by itself, and the guest notices a pause.
-fn reconnect(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
-    let image = bench.empty_image()?;
-    let mut daemon = bench.serve(&image, shape, Mode::Plain)?;
-    let mut machine = bench.linux(
-        &daemon,
-        "reconnect",
-        shape,
-        include_str!("scripts/reconnect.sh"),
-    )?;
+fn reconnect(bench: &mut Bench<'_>) -> Result {
+    bench.empty_image()?;
+    let mut daemon = bench.serve(Mode::Plain)?;
+    let mut machine = bench.linux(&daemon, DISK, "reconnect")?;
     for mark in ["idle", "busy"] {
         machine.expect(mark)?;
         daemon.stop()?;
         // The guest goes on with no daemon there: what it asks for waits in its vrings.
         machine.answer()?;
         machine.expect("waiting")?;
-        daemon = bench.serve(&image, shape, Mode::Plain)?;
+        daemon = bench.serve(Mode::Plain)?;
     }
-    let checks = machine.finish()?;
-    daemon.stop()?;
-    Ok(checks)
+    bench.checks.extend(machine.finish()?);
+    daemon.stop()
 }
 
 /// The daemon is killed and started again, and fio sees nothing but pauses.
-fn killed(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
+fn killed(bench: &mut Bench<'_>) -> Result {
     let kills = std::env::var("CLEAVE_GUEST_KILLS").ok();
     let kills = kills.map_or(Ok(KILLS), |text| text.parse());
     let kills = kills.map_err(|error| format!("CLEAVE_GUEST_KILLS: {error}"))?;
-    let image = bench.empty_image()?;
-    let mut daemon = bench.serve(&image, shape, Mode::Plain)?;
-    let script = include_str!("scripts/killed.sh");
-    let mut machine = bench.linux(&daemon, "killed", shape, script)?;
+    bench.empty_image()?;
+    let mut daemon = bench.serve(Mode::Plain)?;
+    let mut machine = bench.linux(&daemon, FIO, "killed")?;
     machine.expect("busy")?;
     let mut recovered = 0;
     for kill in 0..kills {
         // QEMU comes back after a second; then there are requests in flight at any moment.
-        std::thread::sleep(Duration::from_millis(1300 + kill * 377 % 900));
+        sleep(Duration::from_millis(1300 + kill * 377 % 900));
         recovered += u64::from(daemon.said().contains("done again"));
         // Dropped is killed.
         drop(daemon);
-        daemon = bench.serve(&image, shape, Mode::Plain)?;
+        daemon = bench.serve(Mode::Plain)?;
     }
     machine.answer()?;
-    let checks = machine.finish()?;
+    bench.checks.extend(machine.finish()?);
     // If the guest's CPU is the limit, few kills find a request in flight. So the number is printed and not checked.
     println!("killed: requests were done again after {recovered} of {kills} kills");
-    daemon.stop()?;
-    Ok(checks)
+    daemon.stop()
 }
 
 /// fio writes and verifies on all vrings.
-fn verify(bench: &Bench<'_>, shape: Shape, mode: Mode) -> Result<Vec<Check>, String> {
-    let image = bench.empty_image()?;
-    let daemon = bench.serve(&image, shape, mode)?;
-    let mut machine = bench.linux(&daemon, "fio", shape, include_str!("scripts/verify.sh"))?;
+fn verify(bench: &mut Bench<'_>, mode: Mode) -> Result {
+    bench.empty_image()?;
+    let daemon = bench.serve(mode)?;
+    let mut machine = bench.linux(&daemon, FIO, "verify")?;
     machine.expect("fio-done")?;
-    let mut checks = worker_per_vring(bench, &daemon, shape)?;
+    bench.check_workers(&daemon)?;
     machine.answer()?;
-    checks.extend(machine.finish()?);
-    daemon.stop()?;
-    Ok(checks)
+    bench.checks.extend(machine.finish()?);
+    daemon.stop()
 }
 
-/// Each vring that the guest started has a worker of its own.
-fn worker_per_vring(
-    bench: &Bench<'_>,
-    daemon: &Daemon,
-    shape: Shape,
-) -> Result<Vec<Check>, String> {
-    if bench.lab.kind != BackendKind::Cleave {
-        return Ok(Vec::new());
-    }
-    let threads = daemon.threads()?;
-    let workers = threads
-        .iter()
-        .filter(|name| name.starts_with("cleave-w"))
-        .count();
-    let result = match workers == shape.cpus as usize {
-        true => Ok(()),
-        false => Err(format!(
-            "{} vrings, but the threads are {threads:?}",
-            shape.cpus
-        )),
-    };
-    Ok(vec![("worker-per-vring".to_owned(), result)])
+/// The firmware reads from the disk: SeaBIOS sets up vring 0 only, and polls without interrupts.
+fn firmware_boot(bench: &mut Bench<'_>) -> Result {
+    const GREETING: &[u8] = b"CLEAVE second sector read by the BIOS\r\n";
+    /// 16-bit code: read sector 2 with INT 13h, print it on the serial port, halt.
+    #[rustfmt::skip]
+    const CODE: &[u8] = &[
+        0x31, 0xC0, 0x8E, 0xD8, 0x8E, 0xC0, 0x8E, 0xD0, // xor ax, ax; mov ds, ax; mov es, ax; mov ss, ax
+        0xBC, 0x00, 0x7C, // mov sp, 0x7C00
+        0xB8, 0x01, 0x02, // mov ax, 0x0201: read one sector
+        0xB9, 0x02, 0x00, 0xB6, 0x00, // mov cx, 2; mov dh, 0: cylinder 0, sector 2, head 0, drive as given in dl
+        0xBB, 0x00, 0x7E, // mov bx, 0x7E00: to there
+        0xCD, 0x13, 0x72, 0x0E, // int 0x13; jc halt
+        0xBE, 0x00, 0x7E, 0xBA, 0xF8, 0x03, // mov si, 0x7E00; mov dx, 0x3F8
+        0xAC, 0x84, 0xC0, 0x74, 0x03, // print: lodsb; test al, al; jz halt
+        0xEE, 0xEB, 0xF8, // out dx, al; jmp print
+        0xF4, 0xEB, 0xFD, // halt: hlt; jmp halt
+    ];
+    let mut image = vec![0; 4 << 20];
+    image[..CODE.len()].copy_from_slice(CODE);
+    image[510..512].copy_from_slice(&[0x55, 0xAA]);
+    image[512..512 + GREETING.len()].copy_from_slice(GREETING);
+    std::fs::write(bench.image(), image).at(bench.image())?;
+    let daemon = bench.serve(Mode::Plain)?;
+    let mut machine = bench.machine(&daemon, "firmware", Boot::Disk)?;
+    machine.expect_text(String::from_utf8_lossy(GREETING).trim_end())?;
+    machine.kill()?;
+    bench.check("second-sector", true, "");
+    daemon.stop()
 }
 
-/// The disk, as the first that the firmware tries.
-fn devices(socket: &Path, shape: Shape) -> Vec<String> {
-    let mut words = vhost_user_disk("disk", socket, shape.cpus);
-    if let [_, chardev, _, device] = words.as_mut_slice() {
-        chardev.push_str(shape.chardev);
-        device.push_str(",bootindex=1");
-    }
-    words
-}
-
-fn allocated(image: &Path) -> Result<u64, String> {
-    let metadata = std::fs::metadata(image).map_err(|error| error.to_string())?;
-    Ok(metadata.blocks() * 512)
-}
-
-fn grow(image: &Path) -> Result<(), String> {
+/// Makes a file as long as this.
+pub(super) fn resize(image: &Path, bytes: u64) -> Result {
     let file = File::options()
+        .create(true)
+        .truncate(false)
         .write(true)
         .open(image)
-        .map_err(|error| error.to_string())?;
-    file.set_len(GROWN_BYTES).map_err(|error| error.to_string())
+        .at(image)?;
+    file.set_len(bytes).at(image)
 }
 
 impl Bench<'_> {
-    pub(super) fn empty_image(&self) -> Result<PathBuf, String> {
-        let image = self.folder.join("disk.img");
-        let file = File::create(&image).map_err(|error| error.to_string())?;
-        file.set_len(DISK_BYTES)
-            .map_err(|error| error.to_string())?;
-        Ok(image)
+    pub(super) fn image(&self) -> PathBuf {
+        self.folder.join("disk.img")
     }
 
-    fn serve(&self, image: &Path, shape: Shape, mode: Mode) -> Result<Daemon, String> {
-        self.serve_in(&self.folder, image, shape, mode)
+    pub(super) fn empty_image(&self) -> Result<PathBuf> {
+        resize(&self.image(), DISK_BYTES)?;
+        Ok(self.image())
     }
 
-    /// Serves with the socket in a folder of its own.
-    pub(super) fn serve_in(
-        &self,
-        folder: &Path,
-        image: &Path,
-        shape: Shape,
-        mode: Mode,
-    ) -> Result<Daemon, String> {
-        backend::start(&BackendSpec {
-            kind: self.lab.kind,
-            program: &self.lab.program,
-            folder,
-            image,
-            vrings: shape.cpus,
-            block_bytes: shape.block_bytes,
-            mode,
-        })
+    fn serve(&self, mode: Mode) -> Result<Daemon> {
+        backend::start(self.lab, &self.folder, &self.image(), self.shape, mode)
     }
 
-    /// Boots Linux with a script; as many vrings as CPUs.
-    fn linux(
-        &self,
-        daemon: &Daemon,
-        name: &str,
-        shape: Shape,
-        script: &str,
-    ) -> Result<Machine, String> {
-        let initramfs = self.folder.join(format!("{name}.initramfs"));
-        self.write_initramfs(&initramfs, shape, script)?;
-        let boot = Boot::Linux {
-            kernel: &self.lab.kernel.image,
-            initramfs: &initramfs,
-            parameters: "",
-        };
-        self.machine(daemon, name, shape, boot)
+    /// QEMU's daemon takes a new size over its monitor only.
+    fn can_grow(&self) -> bool {
+        self.lab.kind == BackendKind::Cleave
     }
 
-    /// Root file system that a guest boots into, to run a script.
-    pub(super) fn write_initramfs(
-        &self,
-        to: &Path,
-        shape: Shape,
-        script: &str,
-    ) -> Result<(), String> {
-        let serial = backend::serial(self.lab.kind);
-        let grown = if backend::can_grow(self.lab.kind) {
+    fn check(&mut self, name: &str, is_fine: bool, why: &str) {
+        let result = if is_fine { Ok(()) } else { Err(why.to_owned()) };
+        self.checks.push((name.to_owned(), result));
+    }
+
+    /// Each vring that the guest started has a worker of its own.
+    fn check_workers(&mut self, daemon: &Daemon) -> Result {
+        if self.lab.kind == BackendKind::Cleave {
+            let threads = daemon.threads()?;
+            let workers = threads
+                .iter()
+                .filter(|name| name.starts_with("cleave-w"))
+                .count();
+            let vrings = self.shape.cpus as usize;
+            let why = format!("{vrings} vrings, but the threads are {threads:?}");
+            self.check("worker-per-vring", workers == vrings, &why);
+        }
+        Ok(())
+    }
+
+    /// Boots Linux with a function of a script; as many vrings as CPUs.
+    fn linux(&self, daemon: &Daemon, script: &str, boot: &str) -> Result<Machine> {
+        let initramfs = self.folder.join(format!("{boot}.initramfs"));
+        self.write_initramfs(&initramfs, script, boot)?;
+        let kernel = &self.lab.kernel.image;
+        self.machine(
+            daemon,
+            boot,
+            Boot::Linux {
+                kernel,
+                initramfs: &initramfs,
+                parameters: "",
+            },
+        )
+    }
+
+    /// Root file system that a guest boots into, to run a function of a script.
+    pub(super) fn write_initramfs(&self, to: &Path, script: &str, boot: &str) -> Result {
+        let Shape {
+            cpus, block_bytes, ..
+        } = self.shape;
+        let grown = if self.can_grow() {
             GROWN_BYTES
         } else {
             DISK_BYTES
         };
         let settings = format!(
-            "DISK=/dev/vda\nBYTES={DISK_BYTES}\nGROWN_BYTES={grown}\nSERIAL={serial}\nBLOCK={}\nQUEUES={}\n",
-            shape.block_bytes, shape.cpus
+            "DISK=/dev/vda\nBOOT={boot}\nBYTES={DISK_BYTES}\nGROWN_BYTES={grown}\nSERIAL={}\nBLOCK={block_bytes}\n\
+             QUEUES={cpus}\n",
+            backend::serial(self.lab.kind)
         );
         self.lab.initramfs.write(to, script, &settings)
     }
 
-    fn machine(
-        &self,
-        daemon: &Daemon,
-        name: &str,
-        shape: Shape,
-        boot: Boot<'_>,
-    ) -> Result<Machine, String> {
+    /// With the disk as the first that the firmware tries.
+    fn machine(&self, daemon: &Daemon, name: &str, boot: Boot<'_>) -> Result<Machine> {
+        let mut devices = vhost_user_disk("disk", &daemon.socket, self.shape.cpus);
+        if let [_, chardev, _, device] = devices.as_mut_slice() {
+            *chardev += self.shape.chardev;
+            *device += ",bootindex=1";
+        }
         Machine::start(&MachineSpec {
             accelerator: self.lab.accelerator,
-            cpus: shape.cpus,
-            devices: devices(&daemon.socket, shape),
+            cpus: self.shape.cpus,
+            devices,
             pinned_to: None,
             boot,
             log: self.folder.join(format!("{name}.log")),
             limit: BOOT_LIMIT,
         })
-    }
-
-    fn sum(&self, image: &Path) -> Result<String, String> {
-        crate::step::quietly(&self.folder, &["sha256sum", &image.to_string_lossy()], &[])
     }
 }

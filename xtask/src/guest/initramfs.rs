@@ -2,12 +2,11 @@
 //! busybox's `cpio`; the kernel unpacks archives that stand behind each other.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::kernel::Kernel;
 use crate::setup;
-use crate::step::{At, empty_folder, quietly};
+use crate::step::{At, Result, empty_folder, quietly};
 
 /// Programs whose own behaviour is wanted, not that of busybox's version, and the shell.
 const TOOLS: &[&str] = &[
@@ -19,6 +18,19 @@ const TOOLS: &[&str] = &[
     "taskset",
 ];
 
+/// Packs what is in the folder as an archive, with programs, each as NAME=PATH, and the libraries that ldd names: `name =>
+/// /path (0x…)` or `/path (0x…)`. It fails for a static program. Everything is executable, which harms no file and lets
+/// the kernel run /init.
+const PACK: &str = r#"
+set -e
+for program; do
+    mkdir -p bin
+    cp "${program#*=}" "bin/${program%%=*}"
+    ldd "${program#*=}" 2>/dev/null | grep -o '/[^ ]*' | xargs -r cp --dereference --parents --target-directory .
+done
+chmod -R 755 .
+find . -mindepth 1 | busybox cpio -o -H newc >"$0""#;
+
 /// Archives from which a boot's initramfs is put together.
 pub(crate) struct Initramfs {
     /// Busybox, tools, modules, init.
@@ -28,34 +40,36 @@ pub(crate) struct Initramfs {
 }
 
 impl Initramfs {
-    pub(crate) fn build(kernel: &Kernel) -> Result<Initramfs, String> {
+    pub(crate) fn build(kernel: &Kernel) -> Result<Initramfs> {
         // Several are built at a time, for the cases and for the comparison.
         let line = "mkdir -p target/guest && mktemp --directory --tmpdir=$PWD/target/guest";
         let folder = quietly(&crate::root(), &["sh", "-c", line], &[])?;
         let folder = PathBuf::from(folder.trim());
-        for name in ["dev", "proc", "sys", "tmp", "mnt", "modules"] {
+        for name in ["bin", "dev", "proc", "sys", "tmp", "mnt", "modules"] {
             empty_folder(&folder.join(name))?;
         }
-        for tool in TOOLS {
-            add_program(&folder, tool, &installed(tool)?)?;
-        }
-        let shell = folder.join("bin/sh");
-        symlink("busybox", &shell).at(&shell)?;
+        std::os::unix::fs::symlink("busybox", folder.join("bin/sh")).at(&folder)?;
         let mut order = String::new();
         for (name, content) in &kernel.modules {
-            add_file(&folder, &format!("modules/{name}"), content)?;
-            order.push_str(&format!("{name}\n"));
+            fs::write(folder.join("modules").join(name), content).at(name)?;
+            order += &format!("{name}\n");
         }
-        add_file(&folder, "modules/order", order.trim_end().as_bytes())?;
-        add_file(&folder, "init", include_bytes!("scripts/init.sh"))?;
-        let base = pack(&folder)?;
-        add_program(&folder, "fio", &installed("fio")?)?;
-        let fio = pack(&folder)?;
+        fs::write(folder.join("modules/order"), order).at(&folder)?;
+        fs::write(folder.join("init"), include_bytes!("scripts/init.sh")).at(&folder)?;
+        let installed = |name: &&'static str| {
+            Ok((
+                *name,
+                setup::find(name).ok_or(format!("{name} is not installed"))?,
+            ))
+        };
+        let tools = TOOLS.iter().map(installed).collect::<Result<Vec<_>>>()?;
+        let base = pack(&folder, &tools)?;
+        let fio = pack(&folder, &[installed(&"fio")?])?;
         Ok(Initramfs { base, fio })
     }
 
     /// Writes the initramfs of one boot, which runs `script` with `settings` (shell assignments).
-    pub(crate) fn write(&self, to: &Path, script: &str, settings: &str) -> Result<(), String> {
+    pub(crate) fn write(&self, to: &Path, script: &str, settings: &str) -> Result {
         self.write_with(to, script, settings, &[])
     }
 
@@ -65,85 +79,39 @@ impl Initramfs {
         to: &Path,
         script: &str,
         settings: &str,
-        programs: &[(&str, &Path)],
-    ) -> Result<(), String> {
+        programs: &[(&str, PathBuf)],
+    ) -> Result {
         let folder = to.with_extension("files");
         empty_folder(&folder)?;
-        for (name, path) in programs {
-            add_program(&folder, name, path)?;
-        }
-        add_file(&folder, "settings", settings.as_bytes())?;
-        add_file(&folder, "script", script.as_bytes())?;
-        let fio: &[u8] = if script.contains("fio ") {
-            &self.fio
+        fs::write(folder.join("settings"), settings).at(to)?;
+        fs::write(folder.join("script"), script).at(to)?;
+        let own = pack(&folder, programs)?;
+        let fio = if script.contains("fio ") {
+            &*self.fio
         } else {
             &[]
         };
-        let own = pack(&folder)?;
-        fs::write(to, [&self.base, fio, &own].concat()).at(to)
+        fs::write(to, [&*self.base, fio, &own].concat()).at(to)
     }
 }
 
-fn installed(program: &str) -> Result<PathBuf, String> {
-    setup::find(program).ok_or(format!("{program} is not installed"))
-}
-
-fn add_file(folder: &Path, name: &str, content: &[u8]) -> Result<(), String> {
-    let path = folder.join(name);
-    fs::write(&path, content).at(&path)?;
-    // Executable, which harms no file and lets the kernel run /init.
-    quietly(folder, &["chmod", "755", name], &[]).map(drop)
-}
-
-/// Adds a program in bin/, with the libraries that `ldd` names at their own paths.
-fn add_program(folder: &Path, name: &str, path: &Path) -> Result<(), String> {
-    let bin = folder.join("bin");
-    fs::create_dir_all(&bin).at(&bin)?;
-    fs::copy(path, bin.join(name)).at(path)?;
-    // ldd fails for a static program, and names the reason on stderr only.
-    let listing = match quietly(folder, &["ldd", &path.to_string_lossy()], &[]) {
-        Err(why) if !why.contains("not a dynamic executable") => return Err(why),
-        listing => listing.unwrap_or_default(),
-    };
-    let libraries = libraries(&listing);
-    if libraries.is_empty() {
-        return Ok(());
-    }
-    let words = [
-        "cp",
-        "--dereference",
-        "--parents",
-        "--target-directory",
-        ".",
-    ];
-    quietly(folder, &[&words[..], &libraries].concat(), &[]).map(drop)
-}
-
-/// Absolute paths in what ldd prints: `name => /path (0x…)` or `/path (0x…)`.
-fn libraries(listing: &str) -> Vec<&str> {
-    let lines = listing.lines();
-    let words = lines.map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
-    words.flatten().collect()
-}
-
-/// Packs a folder's content, and removes it.
-fn pack(folder: &Path) -> Result<Vec<u8>, String> {
+/// The archive of a folder and of programs; the folder is gone then.
+fn pack(folder: &Path, programs: &[(&str, PathBuf)]) -> Result<Vec<u8>> {
     let archive = folder.with_extension("cpio");
-    let line = "find . -mindepth 1 | busybox cpio -o -H newc > \"$0\"";
-    quietly(folder, &["sh", "-c", line, &archive.to_string_lossy()], &[])?;
+    let to = archive.to_string_lossy();
+    let programs = programs
+        .iter()
+        .map(|(name, path)| format!("{name}={}", path.display()));
+    let programs: Vec<String> = programs.collect();
+    let programs = programs.iter().map(String::as_str);
+    let words: Vec<&str> = ["sh", "-c", PACK, &to]
+        .into_iter()
+        .chain(programs)
+        .collect();
+    fs::create_dir_all(folder).at(folder)?;
+    quietly(folder, &words, &[])?;
     let bytes = fs::read(&archive).at(&archive)?;
     fs::remove_file(&archive).at(&archive)?;
     fs::remove_dir_all(folder).at(folder)?;
     Ok(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn libraries_are_the_paths_that_ldd_names() {
-        let listing = "\tlinux-vdso.so.1 (0x7f)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x7f)\n\t/lib64/ld.so (0x7f)\n";
-        assert_eq!(libraries(listing), ["/lib/x/libc.so.6", "/lib64/ld.so"]);
-    }
 }

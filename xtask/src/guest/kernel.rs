@@ -6,16 +6,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::setup;
-use crate::step::{At, line, quietly};
+use crate::step::{At, Result, line, quietly};
 
 /// Which packages are tried, best first, and which modules the guest loads where the kernel has them as such.
-pub(crate) struct Wish {
+pub(crate) struct KernelSpec {
     pub(crate) packages: &'static [&'static str],
     pub(crate) modules: &'static [&'static str],
 }
 
+/// The name under which the comparison in guests asks for a kernel.
+pub(crate) use KernelSpec as Wish;
+
 /// A disk of virtio and a file system: Debian's small kernel has them, and is the quickest to fetch.
-pub(crate) const SMALL: Wish = Wish {
+pub(crate) const SMALL: KernelSpec = KernelSpec {
     packages: &[
         "linux-image-cloud-amd64",
         "linux-image-amd64",
@@ -24,6 +27,24 @@ pub(crate) const SMALL: Wish = Wish {
     ],
     modules: &["virtio_pci", "virtio_blk", "ext4", "crc32c_generic"],
 };
+
+/// Prints the image's package and those of its modules, behind the first of the names that apt knows: the names may
+/// stand for others, which stand for the image, which needs its modules. Neither firmware nor tools.
+const PACKAGES: &str = r#"
+needs() {
+    apt-cache depends --important "$@" 2>/dev/null | sed -n 's/^ *Depends: \(linux-\(image\|modules\)-.*\)/\1/p'
+}
+for name; do
+    first=$(needs $name) && [ -n "$first" ] && break
+done
+second=$(needs $first)
+echo $first $second $(needs $second) | tr ' ' '\n' | sort -u"#;
+
+/// Unpacks what was downloaded, and takes it away.
+const UNPACK: &str = "set -e; for package in *.deb; do dpkg-deb -x $package .; rm $package; done";
+
+/// Each passes on what it did not pack. A size stands behind a kernel, at which they fail once they have unpacked it.
+const UNPACK_ANY: &str = r#"xz -dcf "$0" | zstd -dcf | gzip -dcf"#;
 
 /// A kernel image, and its modules in the order of loading.
 pub(crate) struct Kernel {
@@ -37,16 +58,25 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// Takes the kernel below `folder`, or downloads it first.
-    pub(crate) fn fetch(folder: &Path, wish: &Wish) -> Result<Kernel, String> {
-        if image_in(folder).is_none() {
-            download(folder, wish.packages)?;
+    pub(crate) fn fetch(folder: &Path, spec: &KernelSpec) -> Result<Kernel> {
+        let image = || {
+            let mut files = folder
+                .join("boot")
+                .read_dir()
+                .ok()?
+                .flatten()
+                .map(|file| file.path());
+            files.find(|path| path.to_string_lossy().contains("/boot/vmlinuz-"))
+        };
+        if image().is_none() {
+            download(folder, spec.packages)?;
         }
-        let image = image_in(folder).ok_or("the kernel package holds no boot/vmlinuz-*")?;
-        Kernel::take(&image, folder, wish)
+        let image = image().ok_or("the kernel package holds no boot/vmlinuz-*")?;
+        Kernel::take(&image, folder, spec)
     }
 
     /// A kernel image with its modules, which lie anywhere below `folder`.
-    pub(crate) fn take(image: &Path, folder: &Path, wish: &Wish) -> Result<Kernel, String> {
+    pub(crate) fn take(image: &Path, folder: &Path, spec: &KernelSpec) -> Result<Kernel> {
         if !image.is_file() {
             return Err(format!("there is no kernel image {}", image.display()));
         }
@@ -55,7 +85,7 @@ impl Kernel {
             listing.map_err(|why| format!("no modules in {}: {why}", folder.display()))?;
         let files: Vec<PathBuf> = listing.lines().map(|file| folder.join(file)).collect();
         let mut modules = Vec::new();
-        for wanted in wish.modules {
+        for wanted in spec.modules {
             add_module(wanted, &files, &mut modules)?;
         }
         // The kernel's build leaves a list of what is compiled in beside its modules.
@@ -74,16 +104,11 @@ impl Kernel {
 
     /// The image as QEMU can start it without the guest unpacking it first, which takes a translated one
     /// seconds (Xen's PVH entry); the image itself where it has no such entry.
-    pub(crate) fn quick_image(&self, folder: &Path) -> Result<PathBuf, String> {
+    pub(crate) fn quick_image(&self, folder: &Path) -> Result<PathBuf> {
         let packed = std::fs::read(&self.image).at(&self.image)?;
-        let Some((tool, payload)) = payload(&packed) else {
-            return Ok(self.image.clone());
-        };
         let target = folder.join("vmlinux");
-        std::fs::write(&target, payload).at(&target)?;
-        // A size stands behind the payload; the tools report it as garbage, and fail.
-        let output = Command::new(tool).arg("-dcf").arg(&target).output();
-        let unpacked = output.at(tool)?.stdout;
+        std::fs::write(&target, payload(&packed).unwrap_or_default()).at(&target)?;
+        let unpacked = unpacked(&target)?;
         std::fs::write(&target, &unpacked).at(&target)?;
         Ok(if has_pvh_entry(&unpacked) {
             target
@@ -92,15 +117,43 @@ impl Kernel {
         })
     }
 
-    /// Whether it has a driver: as a module that was wished for, or compiled in.
+    /// Whether it has a driver: as a module that was asked for, or compiled in.
     pub(crate) fn has(&self, driver: &str) -> bool {
         let file_name = format!("{driver}.ko");
         self.builtin.contains(&file_name) || self.modules.iter().any(|(name, _)| *name == file_name)
     }
 }
 
-/// The compressed part of an x86 boot image, and the program that unpacks it; Linux `Documentation/arch/x86/boot.rst`.
-fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
+fn download(folder: &Path, wanted: &[&str]) -> Result {
+    std::fs::create_dir_all(folder).at(folder)?;
+    let packages = || {
+        let listing = quietly(
+            folder,
+            &[&["sh", "-c", PACKAGES, "sh"], wanted].concat(),
+            &[],
+        )?;
+        Ok::<_, String>(listing.split_whitespace().collect::<Vec<_>>().join(" "))
+    };
+    let mut names = packages()?;
+    if names.is_empty() {
+        setup::refresh_lists(folder)?;
+        names = packages()?;
+    }
+    if names.is_empty() {
+        return Err(format!("apt knows none of the kernel packages {wanted:?}"));
+    }
+    println!("downloading for the guest (unpacked below target, not installed): {names}");
+    let download = || line(folder, &format!("apt-get download {names}"), &[]);
+    if download().is_err() {
+        // The lists may be older than the archive, which then lacks the version that they name.
+        setup::refresh_lists(folder)?;
+        download()?;
+    }
+    quietly(folder, &["sh", "-c", UNPACK], &[]).map(drop)
+}
+
+/// The compressed part of an x86 boot image; Linux `Documentation/arch/x86/boot.rst`.
+fn payload(image: &[u8]) -> Option<&[u8]> {
     const SETUP_SECTORS: usize = 0x1F1;
     const OFFSET: usize = 0x248;
     const LENGTH: usize = 0x24C;
@@ -109,14 +162,7 @@ fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
         Some(u32::from_le_bytes(bytes) as usize)
     };
     let start = (usize::from(*image.get(SETUP_SECTORS)?) + 1) * 512 + number(OFFSET)?;
-    let payload = image.get(start..start.checked_add(number(LENGTH)?)?)?;
-    let tools: [(&str, &[u8]); 3] = [
-        ("xz", b"\xFD7zXZ"),
-        ("zstd", b"\x28\xB5\x2F\xFD"),
-        ("gzip", b"\x1F\x8B"),
-    ];
-    let tool = tools.iter().find(|(_, magic)| payload.starts_with(magic))?;
-    Some((tool.0, payload))
+    image.get(start..start.checked_add(number(LENGTH)?)?)
 }
 
 /// An ELF image with the note that names its entry: type 18 of "Xen".
@@ -125,79 +171,23 @@ fn has_pvh_entry(image: &[u8]) -> bool {
     image.starts_with(b"\x7FELF") && image.windows(NOTE.len()).any(|window| window == NOTE)
 }
 
-fn image_in(folder: &Path) -> Option<PathBuf> {
-    let files = std::fs::read_dir(folder.join("boot")).ok()?.flatten();
-    let mut images =
-        files.filter(|file| file.file_name().to_string_lossy().starts_with("vmlinuz-"));
-    images.next().map(|file| file.path())
-}
-
-fn download(folder: &Path, wanted: &[&str]) -> Result<(), String> {
-    std::fs::create_dir_all(folder).at(folder)?;
-    let mut packages = named_packages(folder, wanted);
-    if packages.is_empty() {
-        setup::refresh_lists(folder)?;
-        packages = named_packages(folder, wanted);
-    }
-    if packages.is_empty() {
-        return Err(format!("apt knows none of the kernel packages {wanted:?}"));
-    }
-    let names = packages.into_iter().collect::<Vec<_>>().join(" ");
-    println!("downloading for the guest (unpacked below target, not installed): {names}");
-    let download = || line(folder, &format!("apt-get download {names}"), &[]);
-    if download().is_err() {
-        // The lists may be older than the archive, which then lacks the version that they name.
-        setup::refresh_lists(folder)?;
-        download()?;
-    }
-    let unpack = "set -e; for package in *.deb; do dpkg-deb -x $package .; rm $package; done";
-    quietly(folder, &["sh", "-c", unpack], &[]).map(drop)
-}
-
-/// The image's package and those of its modules, behind the first name that apt knows.
-fn named_packages(folder: &Path, wanted: &[&str]) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    for meta in wanted {
-        let mut open = vec![(*meta).to_owned()];
-        while let Some(name) = open.pop() {
-            let listing = line(
-                folder,
-                &format!("apt-cache depends --important {name}"),
-                &[],
-            );
-            let needs = depends(&listing.unwrap_or_default());
-            open.extend(needs.into_iter().filter(|need| found.insert(need.clone())));
-        }
-        if !found.is_empty() {
-            break;
-        }
-    }
-    found
-}
-
-/// Kernel packages in the output of `apt-cache depends`: the image, signed or unsigned, without firmware and tools.
-fn depends(listing: &str) -> Vec<String> {
-    let names = listing
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("Depends: "));
-    let is_kernel =
-        |name: &&str| name.starts_with("linux-image-") || name.starts_with("linux-modules-");
-    names.filter(is_kernel).map(str::to_owned).collect()
+fn unpacked(path: &Path) -> Result<Vec<u8>> {
+    let output = Command::new("sh")
+        .args(["-c", UNPACK_ANY])
+        .arg(path)
+        .output();
+    Ok(output.at("sh")?.stdout)
 }
 
 /// Adds a module behind those that it needs; one that is no file is built into the kernel.
-fn add_module(
-    name: &str,
-    files: &[PathBuf],
-    modules: &mut Vec<(String, Vec<u8>)>,
-) -> Result<(), String> {
+fn add_module(name: &str, files: &[PathBuf], modules: &mut Vec<(String, Vec<u8>)>) -> Result {
     let file_name = format!("{}.ko", name.replace('-', "_"));
     let is_known = modules.iter().any(|(known, _)| *known == file_name);
     let file = files.iter().find(|path| module_name(path) == file_name);
     let Some(path) = file.filter(|_| !is_known) else {
         return Ok(());
     };
-    let content = uncompressed(path)?;
+    let content = unpacked(path)?;
     for need in needs(&content) {
         add_module(&need, files, modules)?;
     }
@@ -205,24 +195,16 @@ fn add_module(
     Ok(())
 }
 
+/// Its file's name, as if it were not compressed.
 fn module_name(path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let name = name.replace('-', "_");
+    let name = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .replace('-', "_");
     name.trim_end_matches(".xz")
         .trim_end_matches(".zst")
         .to_owned()
-}
-
-fn uncompressed(path: &Path) -> Result<Vec<u8>, String> {
-    let tool = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("xz") => "xz",
-        Some("zst") => "zstd",
-        _ => return std::fs::read(path).at(path),
-    };
-    match Command::new(tool).arg("-dc").arg(path).output().at(tool)? {
-        output if output.status.success() => Ok(output.stdout),
-        output => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-    }
 }
 
 /// Names in the `depends=` entry of a module's `.modinfo` section.
@@ -231,9 +213,11 @@ fn needs(module: &[u8]) -> Vec<String> {
     let at = module.windows(KEY.len()).position(|window| window == KEY);
     let rest = at.map_or(&[][..], |at| &module[at + KEY.len()..]);
     let list = rest.split(|byte| *byte == 0).next().unwrap_or_default();
-    let list = String::from_utf8_lossy(list).into_owned();
-    let names = list.split(',').filter(|name| !name.is_empty());
-    names.map(str::to_owned).collect()
+    let list = String::from_utf8_lossy(list);
+    list.split(',')
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
@@ -243,11 +227,14 @@ mod tests {
     #[test]
     fn a_modules_needs_stand_in_its_modinfo() {
         assert_eq!(
-            needs(b"\x7fELF\0license=GPL\0depends=virtio,virtio_ring\0x"),
-            ["virtio", "virtio_ring"]
+            needs(b"\x7fELF\0license=GPL\0depends=virtio,ring\0x"),
+            ["virtio", "ring"]
         );
         assert!(needs(b"\0depends=\0name=x\0").is_empty());
-        assert!(needs(b"").is_empty());
+        assert_eq!(
+            module_name(Path::new("a/virtio-blk.ko.xz")),
+            "virtio_blk.ko"
+        );
     }
 
     #[test]
@@ -255,10 +242,9 @@ mod tests {
         let mut image = vec![0; 4096];
         image[0x1F1] = 1;
         image[0x248..0x24C].copy_from_slice(&100_u32.to_le_bytes());
-        image[0x24C..0x250].copy_from_slice(&8_u32.to_le_bytes());
-        assert!(payload(&image).is_none(), "no format that is known");
-        image[1124..1132].copy_from_slice(b"\xFD7zXZ\0ab");
-        assert_eq!(payload(&image), Some(("xz", &b"\xFD7zXZ\0ab"[..])));
+        image[0x24C..0x250].copy_from_slice(&2_u32.to_le_bytes());
+        image[1124..1126].copy_from_slice(b"ab");
+        assert_eq!(payload(&image), Some(&b"ab"[..]));
         image[0x24C..0x250].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(payload(&image).is_none(), "beyond the end");
         assert!(payload(b"MZ").is_none());
@@ -266,30 +252,12 @@ mod tests {
 
     #[test]
     fn only_an_elf_image_with_the_note_is_started_by_it() {
-        let note = b"\x7FELF....\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0entry";
-        assert!(has_pvh_entry(note));
-        assert!(!has_pvh_entry(&note.map(|byte| if byte == 0x12 {
-            0x11
-        } else {
-            byte
-        })));
+        assert!(has_pvh_entry(
+            b"\x7FELF....\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0entry"
+        ));
+        assert!(!has_pvh_entry(
+            b"\x7FELF....\x04\0\0\0\x08\0\0\0\x11\0\0\0Xen\0entry"
+        ));
         assert!(!has_pvh_entry(b"\x12\0\0\0Xen\0"));
-    }
-
-    #[test]
-    fn of_a_meta_package_only_kernels_are_taken() {
-        let listing = "linux-image-virtual\n  Depends: linux-image-6.8\n  Depends: linux-firmware\n |Depends: x\n";
-        assert_eq!(depends(listing), ["linux-image-6.8"]);
-    }
-
-    #[test]
-    fn compressed_modules_are_known_by_their_names() {
-        for (file, name) in [
-            ("a/virtio-blk.ko.xz", "virtio_blk.ko"),
-            ("a/virtio_pci.ko.zst", "virtio_pci.ko"),
-            ("a/ext4.ko", "ext4.ko"),
-        ] {
-            assert_eq!(module_name(Path::new(file)), name);
-        }
     }
 }

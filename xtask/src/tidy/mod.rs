@@ -1,21 +1,24 @@
-//! House rules that neither rustc nor clippy knows. Only this file reads the tree; the rules are functions over text.
+//! House rules that neither rustc nor clippy knows.
 
 mod links;
 pub(crate) mod packages;
 
 use std::path::Path;
 
-use crate::step::line;
+use crate::step::{Result, line};
 
 const FILE_LINES_MAX: usize = 700;
 
-/// Notes and foreign paths, spelt in halves so that this file passes its own rule.
-const NOTES: &[&str] = &[concat!("FIX", "ME"), concat!("X", "XX")];
-const OWN_PATHS: &[&str] = &[
-    concat!("/wo", "rk/"),
-    concat!("/ro", "ot/"),
-    concat!("/ho", "me/"),
+/// Words that no text file has, and why. They are spelt in halves so that this file passes its own rule.
+const LEFTOVERS: &[(&str, &str)] = &[
+    (concat!("FIX", "ME"), NOTE),
+    (concat!("X", "XX"), NOTE),
+    (concat!("/wo", "rk/"), FOREIGN),
+    (concat!("/ro", "ot/"), FOREIGN),
+    (concat!("/ho", "me/"), FOREIGN),
 ];
+const NOTE: &str = "do it, or state the fact and its reason";
+const FOREIGN: &str = "this path exists on one machine only";
 
 /// Crates that may contain unsafe code: the doors to guest memory and to the kernel, and the oracle of the tests.
 const UNSAFE: &[&str] = &["crates/guest/", "crates/engine/", "crates/client/"];
@@ -24,7 +27,7 @@ const UNSAFE: &[&str] = &["crates/guest/", "crates/engine/", "crates/client/"];
 const IMPURE: &[&str] = &["std::fs", "std::net", "std::thread", "std::time", "std::{"];
 
 /// Checks every file that git tracks or would track. Reports all faults at once, one a line.
-pub(crate) fn check(root: &Path) -> Result<String, String> {
+pub(crate) fn check(root: &Path) -> Result<String> {
     let listing = line(
         root,
         "git ls-files --cached --others --exclude-standard",
@@ -38,7 +41,7 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
         };
         faults.extend(leftovers(path, &text));
         if path.ends_with(".md") {
-            faults.extend(links::broken(path, &text, |target| content(root, target)));
+            faults.extend(links::broken(root, path, &text));
         }
         if path.ends_with(".rs") {
             faults.extend(source(path, &text));
@@ -50,23 +53,13 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
     }
 }
 
-/// The text of a link's target; empty for a folder or a picture.
-fn content(root: &Path, target: &str) -> Option<String> {
-    let path = root.join(target);
-    let text = std::fs::read_to_string(&path).ok();
-    text.or_else(|| path.exists().then(String::new))
-}
-
-/// Notes to oneself and paths of a developer's machine, in any text file.
+/// Notes to oneself and paths of a developer's machine, in any text file that we wrote.
 fn leftovers(path: &str, text: &str) -> Vec<String> {
-    // Others wrote lock files and licences.
-    if path.ends_with("Cargo.lock") || path.starts_with("LICENSE") {
-        return Vec::new();
-    }
-    let note = "do it, or state the fact and its reason";
-    let notes = find(path, text, NOTES, note);
-    let foreign = "this path exists on one machine only";
-    notes.chain(find(path, text, OWN_PATHS, foreign)).collect()
+    let is_ours = !path.ends_with("Cargo.lock") && !path.starts_with("LICENSE");
+    let words = LEFTOVERS.iter().filter(|_| is_ours);
+    words
+        .flat_map(|(word, why)| find(path, text, word, why))
+        .collect()
 }
 
 /// Faults of one Rust file.
@@ -92,9 +85,8 @@ fn source(path: &str, text: &str) -> Vec<String> {
             faults.push(format!("{path}: #![forbid(unsafe_code)] is missing"));
         }
         let mut head = text.lines().take_while(|line| line.starts_with("//!"));
-        if path.starts_with("crates/")
-            && !head.any(|line| line.contains("forbid") || line.contains("must not"))
-        {
+        let says = |line: &str| line.contains("forbid") || line.contains("must not");
+        if path.starts_with("crates/") && !head.any(says) {
             faults.push(format!(
                 "{path}: the first `//!` lines do not say what the crate forbids"
             ));
@@ -102,9 +94,18 @@ fn source(path: &str, text: &str) -> Vec<String> {
     }
     if path.starts_with("crates/blk/src/") {
         let why = "blk holds pure values: no files, sockets, threads or clocks";
-        faults.extend(find(path, text, IMPURE, why));
+        faults.extend(IMPURE.iter().flat_map(|word| find(path, text, word, why)));
     }
     faults
+}
+
+/// A fault for each place at which the word begins.
+fn find(path: &str, text: &str, word: &str, why: &str) -> Vec<String> {
+    let places = text.match_indices(word).map(|(at, _)| &text[..at]);
+    let begins = |before: &&str| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+    let line = |before: &str| before.matches('\n').count() + 1;
+    let fault = |before| format!("{path}:{}: `{word}`: {why}", line(before));
+    places.filter(begins).map(fault).collect()
 }
 
 /// Lines that are neither blank nor comments, up to the module of tests.
@@ -114,26 +115,9 @@ fn code_lines(text: &str) -> usize {
         .next()
         .unwrap_or(text);
     let lines = code.lines().map(str::trim);
-    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
-    lines.filter(is_code).count()
-}
-
-/// A fault for each place at which one of the words begins.
-fn find<'a>(
-    path: &'a str,
-    text: &'a str,
-    words: &'a [&str],
-    why: &'a str,
-) -> impl Iterator<Item = String> + 'a {
-    let places = words.iter().flat_map(move |word| {
-        let found = text.match_indices(word).map(|(at, _)| &text[..at]);
-        let begins = |before: &&str| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
-        found.filter(begins).map(move |before| (*word, before))
-    });
-    places.map(move |(word, before)| {
-        let line = before.matches('\n').count() + 1;
-        format!("{path}:{line}: `{word}`: {why}")
-    })
+    lines
+        .filter(|line| !line.is_empty() && !line.starts_with("//"))
+        .count()
 }
 
 #[cfg(test)]
@@ -142,7 +126,7 @@ mod tests {
 
     #[test]
     fn notes_and_foreign_paths_are_found_with_their_line() {
-        for word in NOTES.iter().chain(OWN_PATHS) {
+        for (word, _) in LEFTOVERS {
             let found = leftovers("a.rs", &format!("a\n// {word}: later"));
             assert!(
                 found.len() == 1 && found[0].starts_with("a.rs:2: "),
@@ -160,8 +144,7 @@ mod tests {
     fn every_rule_for_source_files_finds_its_fault() {
         let long = "use a;\n".repeat(FILE_LINES_MAX + 1);
         let long_tests = format!("use a;\n\n#[cfg(test)]\nmod tests {{\n{long}}}");
-        let good = "//! It forbids things.\n#![forbid(unsafe_code)]\n";
-        let table = [
+        for (path, text, count) in [
             ("crates/disk/src/a.rs", long.as_str(), 1),
             ("crates/disk/src/a.rs", &long[7..], 0),
             ("crates/disk/src/a.rs", &long_tests, 0),
@@ -171,15 +154,19 @@ mod tests {
                 "#[test]\n    #[ignore = \"slow\"]\nfn a() {}",
                 1,
             ),
-            ("crates/disk/src/lib.rs", good, 0),
             (
                 "crates/disk/src/lib.rs",
-                "//! It forbids things.\n// #![forbid(unsafe_code)]\n",
+                "//! It forbids.\n#![forbid(unsafe_code)]\n",
+                0,
+            ),
+            (
+                "crates/disk/src/lib.rs",
+                "//! It forbids.\n// #![forbid(unsafe_code)]\n",
                 1,
             ),
             (
                 "crates/disk/src/lib.rs",
-                "//! It does.\n#![forbid(unsafe_code)]\n//! It forbids.\n",
+                "//! It does.\n#![forbid(unsafe_code)]\n//! forbid\n",
                 1,
             ),
             ("crates/guest/src/lib.rs", "//! It forbids things.\n", 0),
@@ -188,14 +175,8 @@ mod tests {
             ("crates/blk/src/plan.rs", "use std::{fmt, fs};", 1),
             ("crates/blk/src/plan.rs", "use std::num::NonZero;", 0),
             ("crates/disk/src/open.rs", "use std::fs;", 0),
-        ];
-        for (path, text, count) in table {
-            assert_eq!(
-                source(path, text).len(),
-                count,
-                "{path}: {}",
-                text.get(..80).unwrap_or(text)
-            );
+        ] {
+            assert_eq!(source(path, text).len(), count, "{path}: {:.80}", text);
         }
     }
 }
