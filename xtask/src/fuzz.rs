@@ -1,13 +1,12 @@
 //! `cargo xtask fuzz`: runs the fuzz targets of `fuzz/`, one after the other.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 use clap::builder::PossibleValuesParser;
 
 use crate::built;
-use crate::step::{At, Result};
+use crate::step::{At, Result, logged};
 
 /// Instruments the code, as `cargo fuzz` does: counters for libFuzzer, comparisons that it can learn from, and
 /// AddressSanitizer.
@@ -87,25 +86,26 @@ fn fuzz(root: &Path, programs: &Path, target: &str, minutes: u32, log: &Path) ->
     let corpus = root.join("target/fuzz/corpus").join(target);
     std::fs::create_dir_all(&corpus).at(&corpus)?;
     let seeds = root.join("fuzz/seeds").join(target);
-    let output = std::fs::File::create(log).at(log)?;
+    let seeds = seeds.exists().then(|| seeds.to_string_lossy().into_owned());
     let finds = root.join("target/fuzz/finds").join(format!("{target}-"));
-    let mut command = Command::new(programs.join(target));
-    command
-        .arg(format!("-max_total_time={}", minutes * 60))
-        .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
-        .arg(format!("-artifact_prefix={}", finds.display()))
-        // Looking for leaks costs a process for each input where threads come and go.
-        .args(["-detect_leaks=0", "-print_final_stats=1"])
-        .arg(corpus)
-        .args(seeds.exists().then_some(seeds))
-        .stdout(output.try_clone().at(log)?)
-        .stderr(output);
-    let status = command.status().at(target)?;
-    if !status.success() {
+    // Looking for leaks costs a process for each input where threads come and go.
+    let mut words = vec![
+        programs.join(target).display().to_string(),
+        format!("-max_total_time={}", minutes * 60),
+        format!("-timeout={INPUT_SECONDS_MAX}"),
+        format!("-artifact_prefix={}", finds.display()),
+        "-detect_leaks=0".to_owned(),
+        "-print_final_stats=1".to_owned(),
+        corpus.display().to_string(),
+    ];
+    words.extend(seeds);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let ended = logged(root, log, &words, &[]);
+    if let Err(why) = &ended {
         // libFuzzer prints nothing for a signal that it does not catch.
-        println!("{target}: {status}");
+        println!("{target}: {}", why.trim());
     }
-    Ok(status.success())
+    Ok(ended.is_ok())
 }
 
 /// Result of a run.

@@ -6,20 +6,19 @@ use std::path::{Path, PathBuf};
 use crate::step::{Result, line};
 
 /// Debian's and Ubuntu's packages, with the programs that are wanted of each.
-const NEEDS: &[(&str, &[&str])] = &[
-    ("qemu-system-x86", &["qemu-system-x86_64"]),
-    ("qemu-system-common", &["qemu-storage-daemon"]),
-    ("fio", &["fio"]),
-    ("busybox-static", &["busybox"]),
-    ("e2fsprogs", &["mkfs.ext4"]),
-    ("util-linux", &["fstrim", "taskset", "setpriv", "unshare"]),
-    ("libvirt-daemon", &["libvirtd"]),
-    ("libvirt-clients", &["virsh"]),
-    ("strace", &["strace"]),
-    ("valgrind", &["valgrind"]),
-    ("xz-utils", &["xz"]),
-    ("zstd", &["zstd"]),
-];
+const NEEDS: &str = "\
+qemu-system-x86: qemu-system-x86_64
+qemu-system-common: qemu-storage-daemon
+fio: fio
+busybox-static: busybox
+e2fsprogs: mkfs.ext4
+util-linux: fstrim taskset setpriv unshare
+libvirt-daemon: libvirtd
+libvirt-clients: virsh
+strace: strace
+valgrind: valgrind
+xz-utils: xz
+zstd: zstd";
 
 /// The full path of a program; PATH may leave the administrator's out.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
@@ -47,7 +46,12 @@ pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result {
 
 fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
     let is_missing = |program: &&str| is_wanted(program) && find(program).is_none();
-    let missing = || NEEDS.iter().filter(|need| need.1.iter().any(is_missing));
+    let needs = NEEDS.lines().filter_map(|need| need.split_once(": "));
+    let missing = || {
+        needs
+            .clone()
+            .filter(|need| need.1.split(' ').any(|program| is_missing(&program)))
+    };
     let packages: Vec<&str> = missing().map(|need| need.0).collect();
     if packages.is_empty() {
         return Ok(());
@@ -67,7 +71,7 @@ fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
     line(root, &install, &[("DEBIAN_FRONTEND", "noninteractive")])?;
     missing().next().map_or(Ok(()), |(package, programs)| {
         Err(format!(
-            "{package} is installed, but does not hold all of {programs:?}"
+            "{package} is installed, but does not hold all of {programs}"
         ))
     })
 }

@@ -60,6 +60,22 @@ pub(crate) fn line(folder: &Path, line: &str, environment: &[(&str, &str)]) -> R
     quietly(folder, &line.split(' ').collect::<Vec<_>>(), environment)
 }
 
+/// The same for a program whose output goes to a file.
+pub(crate) fn logged(
+    folder: &Path,
+    log: &Path,
+    words: &[&str],
+    environment: &[(&str, &str)],
+) -> Result {
+    let start = [
+        "sh",
+        "-c",
+        "exec \"$@\" >\"$0\" 2>&1",
+        &log.to_string_lossy(),
+    ];
+    quietly(folder, &[&start, words].concat(), environment).map(drop)
+}
+
 /// Names the file or the program in an error of the system.
 pub(crate) trait At<T> {
     fn at(self, name: impl AsRef<Path>) -> Result<T>;

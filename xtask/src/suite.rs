@@ -1,16 +1,14 @@
 //! Runs test binaries side by side. Most of their time they wait, so a few more run than there are CPUs; those
 //! that judge time run by themselves afterwards.
 
-use std::fs::File;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
 use crate::built::{Artifact, Kind};
-use crate::step::{At, Result};
+use crate::step::{At, Result, logged};
 
 /// Tests that judge CPU time or latency: binary, and the filter that selects them in it. They run
 /// one at a time when all others have ended.
@@ -107,35 +105,19 @@ fn execute(job: &Job<'_>, logs: &Path, environment: &[(&str, &str)]) -> Result<S
         words,
     } = job;
     let log = logs.join(format!("{}{}.log", name.replace('/', "-"), words.join("-")));
-    let stdout = File::create(&log).at(&log)?;
-    let stderr = stdout.try_clone().at(&log)?;
-    let mut command = Command::new("timeout");
+    let file = artifact.file.to_string_lossy();
     // In the foreground, where the terminal's signals reach the test.
-    command
-        .args(["--foreground", "--signal=KILL", LIMIT])
-        .arg(&artifact.file);
+    let mut line = vec!["timeout", "--foreground", "--signal=KILL", LIMIT, &file];
     if artifact.kind == Kind::Test {
-        command.args(words);
+        line.extend(words);
     }
-    command
-        .envs(environment.iter().copied())
-        .current_dir(&artifact.package);
     let start = Instant::now();
-    let status = command
-        .stdin(Stdio::null())
-        .stdout(stdout)
-        .stderr(stderr)
-        .status()
-        .at("timeout")?;
+    let ended = logged(&artifact.package, &log, &line, environment);
     let seconds = start.elapsed().as_secs_f64();
     let output = std::fs::read(&log).at(&log)?;
     let output = String::from_utf8_lossy(&output);
-    let why = match status.code() {
-        Some(0) => unmatched(words, &output),
-        Some(124 | 137) => Some(format!("did not end within {LIMIT} s, or was killed")),
-        _ => Some(format!("ended with {status}")),
-    };
-    match why {
+    let why = ended.err().or_else(|| unmatched(words, &output));
+    match why.as_deref().map(str::trim) {
         None => Ok(format!(
             "{name:<30} ok   {seconds:6.1} s{}",
             closing_lines(&output)

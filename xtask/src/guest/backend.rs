@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::cases::Shape;
-use super::{BackendKind, Lab};
+use super::BackendKind;
+use super::cases::Bench;
 use crate::daemon::Daemon;
 use crate::step::Result;
 
@@ -18,58 +18,21 @@ pub(super) enum Mode {
     Group(u32),
 }
 
+const CLEAVE: &str = "serve --serial=guest-test-7 --socket-path={socket} --disk={disk} --queues={vrings} \
+--workers={vrings} --block-size={block}";
+
+const QEMU: &str = "--blockdev driver=file,node-name=image,filename={disk},discard=unmap,cache.direct=on,aio=io_uring,\
+read-only={read-only} --export type=vhost-user-blk,id=disk,node-name=image,writable={writable},num-queues={vrings},\
+logical-block-size={block},addr.type=unix,addr.path={socket} --chardev stdio,id=monitor --monitor chardev=monitor";
+
 /// Starts the daemon, with the socket in a folder of its own, and waits for its socket.
-pub(super) fn start(
-    lab: &Lab,
-    folder: &Path,
-    image: &Path,
-    shape: Shape,
-    mode: Mode,
-) -> Result<Daemon> {
+pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daemon> {
+    let (lab, case) = (bench.lab, bench.case);
     let socket = folder.join("disk.sock");
-    let (file, to, vrings, block) = (
-        image.display(),
-        socket.display(),
-        shape.cpus,
-        shape.block_bytes,
-    );
-    let is_read_only = mode == Mode::ReadOnly;
-    let on = |yes: bool| if yes { "on" } else { "off" };
-    let (program, mut words) = match lab.kind {
-        BackendKind::Cleave => (
-            lab.program.as_path(),
-            vec![
-                "serve".to_owned(),
-                format!("--serial={}", serial(lab.kind)),
-                format!("--socket-path={to}"),
-                format!("--disk={file}"),
-                format!("--queues={vrings}"),
-                format!("--workers={vrings}"),
-                format!("--block-size={block}"),
-            ],
-        ),
-        BackendKind::QemuStorageDaemon => (
-            Path::new("qemu-storage-daemon"),
-            vec![
-                format!(
-                    "--blockdev=driver=file,node-name=image,filename={file},discard=unmap,cache.direct=on,\
-                     aio=io_uring,read-only={}",
-                    on(is_read_only)
-                ),
-                format!(
-                    "--export=type=vhost-user-blk,id=disk,node-name=image,writable={},num-queues={vrings},\
-                     logical-block-size={block},addr.type=unix,addr.path={to}",
-                    on(!is_read_only)
-                ),
-                "--chardev=stdio,id=monitor".to_owned(),
-                "--monitor=chardev=monitor".to_owned(),
-            ],
-        ),
+    let (program, words) = match lab.kind {
+        BackendKind::Cleave => (lab.program.as_path(), CLEAVE),
+        BackendKind::QemuStorageDaemon => (Path::new("qemu-storage-daemon"), QEMU),
     };
-    if lab.kind == BackendKind::Cleave {
-        words.extend((mode == Mode::Poll).then(|| "--completion=poll".to_owned()));
-        words.extend(is_read_only.then(|| "--read-only".to_owned()));
-    }
     let mut command = Command::new(program);
     if let Mode::Group(id) = mode {
         // The group gets all rights to what the daemon makes.
@@ -77,7 +40,26 @@ pub(super) fn start(
         command = Command::new("sh");
         command.args(["-c", &line, "sh"]).arg(program);
     }
-    command.args(words);
+    let is_read_only = mode == Mode::ReadOnly;
+    let on = |yes: bool| if yes { "on" } else { "off" }.to_owned();
+    let values = [
+        ("{socket}", socket.display().to_string()),
+        ("{disk}", bench.image().display().to_string()),
+        ("{vrings}", case.cpus.to_string()),
+        ("{block}", case.block_bytes.to_string()),
+        ("{read-only}", on(is_read_only)),
+        ("{writable}", on(!is_read_only)),
+    ];
+    let filled = |word: &str| {
+        values.iter().fold(word.to_owned(), |word, (name, value)| {
+            word.replace(name, value)
+        })
+    };
+    command.args(words.split(' ').map(filled));
+    if lab.kind == BackendKind::Cleave {
+        command.args((mode == Mode::Poll).then_some("--completion=poll"));
+        command.args(is_read_only.then_some("--read-only"));
+    }
     Daemon::start(command, socket, folder.join("daemon.log"))
 }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::backend::{self, Mode};
 use super::machine::{Boot, Check, Machine, MachineSpec, vhost_user_disk};
@@ -24,115 +24,96 @@ const KILLS: u64 = 6;
 pub(super) const DISK: &str = include_str!("scripts/disk.sh");
 const FIO: &str = include_str!("scripts/fio.sh");
 
-/// Of a guest and its disk: as many CPUs as vrings, and both sizes of blocks that a guest may be told.
-#[derive(Clone, Copy)]
-pub(super) struct Shape {
+/// A case by its name; a guest has as many CPUs as vrings, and both sizes of blocks are told to some.
+pub(super) struct Case {
+    pub(super) name: &'static str,
     pub(super) cpus: u32,
     pub(super) block_bytes: u32,
     /// Further options of QEMU's chardev.
     chardev: &'static str,
-}
-
-const ONE: Shape = Shape {
-    cpus: 1,
-    block_bytes: 512,
-    chardev: "",
-};
-const FOUR: Shape = Shape {
-    cpus: 4,
-    block_bytes: 4096,
-    chardev: "",
-};
-/// Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
-const FIRMWARE: Shape = Shape {
-    block_bytes: 512,
-    ..FOUR
-};
-const RECONNECT: &str = ",reconnect=1";
-
-/// A case by its name.
-pub(super) struct Case {
-    pub(super) name: &'static str,
-    shape: Shape,
     run: fn(&mut Bench<'_>) -> Result,
 }
 
-const fn case(name: &'static str, shape: Shape, run: fn(&mut Bench<'_>) -> Result) -> Case {
-    Case { name, shape, run }
+const fn case(
+    name: &'static str,
+    cpus: u32,
+    block_bytes: u32,
+    chardev: &'static str,
+    run: fn(&mut Bench<'_>) -> Result,
+) -> Case {
+    Case {
+        name,
+        cpus,
+        block_bytes,
+        chardev,
+        run,
+    }
 }
 
-/// The longest first: what starts late should be short.
+/// The longest first: what starts late should be short. Firmware sets up one vring of the four, and boots from blocks of
+/// 512 bytes only.
 pub(super) const ALL: &[Case] = &[
-    case("iopoll", ONE, iopoll::run),
-    case("four-cpus", FOUR, |bench| live(bench)?.stop()),
-    case("one-cpu", ONE, whole_life),
-    case(
-        "killed",
-        Shape {
-            chardev: RECONNECT,
-            ..FOUR
-        },
-        killed,
-    ),
-    case("fio-verify", FOUR, |bench| verify(bench, Mode::Plain)),
-    case("fio-verify-poll", ONE, |bench| verify(bench, Mode::Poll)),
-    case("libvirt", FOUR, libvirt::run),
-    case(
-        "reconnect",
-        Shape {
-            chardev: RECONNECT,
-            ..ONE
-        },
-        reconnect,
-    ),
-    case("firmware-boot", FIRMWARE, firmware_boot),
+    case("iopoll", 2, 512, "", iopoll::run),
+    case("four-cpus", 4, 4096, "", |bench| live(bench)?.stop()),
+    case("one-cpu", 1, 512, "", whole_life),
+    case("killed", 4, 4096, ",reconnect=1", killed),
+    case("fio-verify", 4, 4096, "", |bench| {
+        verify(bench, Mode::Plain)
+    }),
+    case("fio-verify-poll", 1, 512, "", |bench| {
+        verify(bench, Mode::Poll)
+    }),
+    case("libvirt", 4, 4096, "", libvirt::run),
+    case("reconnect", 1, 512, ",reconnect=1", reconnect),
+    case("firmware-boot", 4, 512, "", firmware_boot),
 ];
 
 /// What a case works with, and what came of it.
 pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     pub(super) folder: PathBuf,
-    pub(super) shape: Shape,
+    pub(super) case: &'a Case,
     pub(super) checks: Vec<Check>,
     /// Why the case cannot run on this machine.
     pub(super) ignored: Option<String>,
 }
 
-/// How a case ended.
-pub(super) enum Outcome {
-    Checked(usize),
-    Ignored(String),
-}
-
-/// Runs a case; an error where a check did not pass, or none was made.
-pub(super) fn run(lab: &Lab, case: &Case) -> Result<Outcome> {
-    let folder = lab.folder.join(case.name);
-    std::fs::create_dir_all(&folder).at(&folder)?;
+/// Runs a case and prints its line; the number of its checks, unless it cannot run here.
+pub(super) fn run(lab: &Lab, case: &Case) -> Result<Option<usize>, ()> {
+    let (start, name) = (Instant::now(), case.name);
+    let folder = lab.folder.join(name);
     let mut bench = Bench {
         lab,
         folder,
-        shape: case.shape,
+        case,
         checks: Vec::new(),
         ignored: None,
     };
-    (case.run)(&mut bench)?;
-    if let Some(why) = bench.ignored {
-        return Ok(Outcome::Ignored(why));
+    let made = std::fs::create_dir_all(&bench.folder).at(&bench.folder);
+    let mut ran = made.and_then(|()| (case.run)(&mut bench));
+    if let (Ok(()), Some(why)) = (&ran, &bench.ignored) {
+        println!("ignored: guest case {name}: {why}");
+        return Ok(None);
     }
+    let checks = bench.checks.iter();
+    let failed = checks.filter_map(|(name, result)| Some((name, result.as_ref().err()?)));
+    let failed: Vec<String> = failed
+        .map(|(name, why)| format!("\n  {name}: {why}"))
+        .collect();
     let count = bench.checks.len();
-    let failed = bench.checks.iter().filter_map(|(name, result)| {
-        let why = result.as_ref().err()?;
-        Some(format!("\n  {name}: {why}"))
-    });
-    let failed: Vec<String> = failed.collect();
-    match (failed.len(), count) {
-        (_, 0) => Err("no check was made".to_owned()),
-        (0, _) => Ok(Outcome::Checked(count)),
-        (bad, _) => Err(format!(
-            "{bad} of {count} checks failed:{}",
+    if ran.is_ok() && (count == 0 || !failed.is_empty()) {
+        ran = Err(format!(
+            "{} of {count} checks failed:{}",
+            failed.len(),
             failed.concat()
-        )),
+        ));
     }
+    let seconds = start.elapsed().as_secs_f64();
+    match ran {
+        Ok(()) => println!("{name:<16} ok   {seconds:6.1} s  {count} checks"),
+        Err(ref why) => println!("{name:<16} FAIL {seconds:6.1} s  {why}"),
+    }
+    ran.map(|()| Some(count)).map_err(drop)
 }
 
 /// The whole life of a disk, through a reboot, a restart, a crash of the frontend, and read-only.
@@ -274,7 +255,7 @@ fn firmware_boot(bench: &mut Bench<'_>) -> Result {
     image[512..512 + GREETING.len()].copy_from_slice(GREETING);
     std::fs::write(bench.image(), image).at(bench.image())?;
     let daemon = bench.serve(Mode::Plain)?;
-    let mut machine = bench.machine(&daemon, "firmware", Boot::Disk)?;
+    let mut machine = bench.machine("firmware", bench.disk(&daemon), Boot::Disk, BOOT_LIMIT)?;
     machine.expect_text(String::from_utf8_lossy(GREETING).trim_end())?;
     machine.kill()?;
     bench.check("second-sector", true, "");
@@ -303,7 +284,7 @@ impl Bench<'_> {
     }
 
     fn serve(&self, mode: Mode) -> Result<Daemon> {
-        backend::start(self.lab, &self.folder, &self.image(), self.shape, mode)
+        backend::start(self, &self.folder, mode)
     }
 
     /// QEMU's daemon takes a new size over its monitor only.
@@ -324,7 +305,7 @@ impl Bench<'_> {
                 .iter()
                 .filter(|name| name.starts_with("cleave-w"))
                 .count();
-            let vrings = self.shape.cpus as usize;
+            let vrings = self.case.cpus as usize;
             let why = format!("{vrings} vrings, but the threads are {threads:?}");
             self.check("worker-per-vring", workers == vrings, &why);
         }
@@ -335,51 +316,65 @@ impl Bench<'_> {
     fn linux(&self, daemon: &Daemon, script: &str, boot: &str) -> Result<Machine> {
         let initramfs = self.folder.join(format!("{boot}.initramfs"));
         self.write_initramfs(&initramfs, script, boot)?;
-        let kernel = &self.lab.kernel.image;
         self.machine(
-            daemon,
             boot,
-            Boot::Linux {
-                kernel,
-                initramfs: &initramfs,
-                parameters: "",
-            },
+            self.disk(daemon),
+            self.boot(&initramfs, ""),
+            BOOT_LIMIT,
         )
     }
 
     /// Root file system that a guest boots into, to run a function of a script.
     pub(super) fn write_initramfs(&self, to: &Path, script: &str, boot: &str) -> Result {
-        let Shape {
+        let Case {
             cpus, block_bytes, ..
-        } = self.shape;
+        } = self.case;
         let grown = if self.can_grow() {
             GROWN_BYTES
         } else {
             DISK_BYTES
         };
         let settings = format!(
-            "DISK=/dev/vda\nBOOT={boot}\nBYTES={DISK_BYTES}\nGROWN_BYTES={grown}\nSERIAL={}\nBLOCK={block_bytes}\n\
-             QUEUES={cpus}\n",
+            "DISK=/dev/vda BOOT={boot} BYTES={DISK_BYTES} GROWN_BYTES={grown} SERIAL={} BLOCK={block_bytes} QUEUES={cpus}",
             backend::serial(self.lab.kind)
         );
         self.lab.initramfs.write(to, script, &settings)
     }
 
-    /// With the disk as the first that the firmware tries.
-    fn machine(&self, daemon: &Daemon, name: &str, boot: Boot<'_>) -> Result<Machine> {
-        let mut devices = vhost_user_disk("disk", &daemon.socket, self.shape.cpus);
+    pub(super) fn boot<'a>(&'a self, initramfs: &'a Path, parameters: &'a str) -> Boot<'a> {
+        let kernel = &self.lab.kernel.image;
+        Boot::Linux {
+            kernel,
+            initramfs,
+            parameters,
+        }
+    }
+
+    /// The disk as the first that the firmware tries.
+    fn disk(&self, daemon: &Daemon) -> Vec<String> {
+        let mut devices = vhost_user_disk("disk", &daemon.socket, self.case.cpus);
         if let [_, chardev, _, device] = devices.as_mut_slice() {
-            *chardev += self.shape.chardev;
+            *chardev += self.case.chardev;
             *device += ",bootindex=1";
         }
+        devices
+    }
+
+    pub(super) fn machine(
+        &self,
+        name: &str,
+        devices: Vec<String>,
+        boot: Boot<'_>,
+        limit: Duration,
+    ) -> Result<Machine> {
         Machine::start(&MachineSpec {
             accelerator: self.lab.accelerator,
-            cpus: self.shape.cpus,
+            cpus: self.case.cpus,
             devices,
             pinned_to: None,
             boot,
             log: self.folder.join(format!("{name}.log")),
-            limit: BOOT_LIMIT,
+            limit,
         })
     }
 }

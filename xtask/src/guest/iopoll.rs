@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::BackendKind;
 use super::cases::{Bench, resize};
-use super::machine::{Boot, Machine, MachineSpec};
 use crate::step::Result;
 
 /// The engine's tests take it for zeroes, and read all of it.
@@ -51,20 +50,8 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     let script = include_str!("scripts/iopoll.sh");
     lab.initramfs
         .write_with(&initramfs, script, "DISK=/dev/vda\n", &lab.programs)?;
-    let mut machine = Machine::start(&MachineSpec {
-        accelerator: lab.accelerator,
-        // A worker that looks on, and who drives it.
-        cpus: 2,
-        devices,
-        pinned_to: None,
-        boot: Boot::Linux {
-            kernel: &lab.kernel.image,
-            initramfs: &initramfs,
-            parameters: "nvme.poll_queues=1",
-        },
-        log: folder.join("iopoll.log"),
-        limit: LIMIT,
-    })?;
+    let boot = bench.boot(&initramfs, "nvme.poll_queues=1");
+    let mut machine = bench.machine("iopoll", devices, boot, LIMIT)?;
     if let Some((mark, _)) = machine.mark()? {
         return Err(format!("stopped at `{mark}`"));
     }

@@ -3,6 +3,7 @@
 
 mod backend;
 mod cases;
+mod host;
 pub(crate) mod initramfs;
 mod iopoll;
 pub(crate) mod kernel;
@@ -12,7 +13,7 @@ pub(crate) mod machine;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cases::{Case, Outcome};
+use cases::Case;
 use clap::builder::PossibleValuesParser;
 use initramfs::Initramfs;
 use kernel::Kernel;
@@ -48,7 +49,7 @@ struct Lab {
     kind: BackendKind,
     program: PathBuf,
     /// For a guest in which the daemon itself runs.
-    programs: [(&'static str, PathBuf); 3],
+    programs: [String; 3],
     folder: PathBuf,
 }
 
@@ -78,7 +79,7 @@ pub(crate) fn run(
     let start = Instant::now();
     let is_chosen = |case: &&Case| only.is_none_or(|name| name == case.name);
     let chosen: Vec<&Case> = cases::ALL.iter().filter(is_chosen).collect();
-    let ended = suite::side_by_side(&chosen, WIDTH, |case| run_case(&lab, case));
+    let ended = suite::side_by_side(&chosen, WIDTH, |case| cases::run(&lab, case));
     let counts: Vec<usize> = ended.iter().flatten().copied().flatten().collect();
     let (passed, failed) = (
         counts.len(),
@@ -108,27 +109,6 @@ pub(crate) fn run(
     )])
 }
 
-/// Runs a case and prints its line; the number of its checks, unless it cannot run here.
-fn run_case(lab: &Lab, case: &Case) -> Result<Option<usize>, ()> {
-    let start = Instant::now();
-    let outcome = cases::run(lab, case);
-    let (name, seconds) = (case.name, start.elapsed().as_secs_f64());
-    match outcome {
-        Ok(Outcome::Ignored(why)) => {
-            println!("ignored: guest case {name}: {why}");
-            Ok(None)
-        }
-        Ok(Outcome::Checked(count)) => {
-            println!("{name:<16} ok   {seconds:6.1} s  {count} checks");
-            Ok(Some(count))
-        }
-        Err(why) => {
-            println!("{name:<16} FAIL {seconds:6.1} s  {why}");
-            Err(())
-        }
-    }
-}
-
 impl Lab {
     fn new(root: &Path, artifacts: &[Artifact], kind: BackendKind) -> Result<Lab> {
         let folder = root.join("target/guest/run");
@@ -141,15 +121,16 @@ impl Lab {
         let engine_tests = artifacts.iter().find(is_engine);
         let engine_tests = engine_tests.ok_or("cargo built no tests of the engine")?;
         let program = built::program(artifacts, "cleave")?;
+        let drive = built::program(artifacts, "drive")?;
         Ok(Lab {
             accelerator: probe(&kernel, &initramfs, &folder)?,
             kernel,
             initramfs,
             kind,
             programs: [
-                ("cleave", program.clone()),
-                ("drive", built::program(artifacts, "drive")?),
-                ("engine-tests", engine_tests.file.clone()),
+                format!("cleave={}", program.display()),
+                format!("drive={}", drive.display()),
+                format!("engine-tests={}", engine_tests.file.display()),
             ],
             program,
             folder,

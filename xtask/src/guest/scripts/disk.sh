@@ -197,4 +197,3 @@ attached() {
     end "^$"
 }
 
-$BOOT

@@ -52,4 +52,3 @@ JOBS
     end "^$"
 }
 
-$BOOT

@@ -30,10 +30,10 @@ load() {
 # leave NAME [CODE]: the daemon ends in time, and in order unless another exit code is expected.
 leave() {
     kill -TERM "$daemon"
-    leave_start=$(cut -d. -f1 /proc/uptime)
+    leave_start=$(uptime)
     wait "$daemon"
     check "$1-exit" "${2:-0}" $?
-    run "$1-time" test $(($(cut -d. -f1 /proc/uptime) - leave_start)) -le 4
+    run "$1-time" test $(($(uptime) - leave_start)) -le 4
 }
 
 if [ "$(cat /sys/block/vda/queue/io_poll)" = 0 ]; then
