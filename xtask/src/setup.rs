@@ -63,29 +63,18 @@ fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
     }
     let packages = packages.join(" ");
     let install = format!("apt-get install -y --no-install-recommends {packages}");
-    if !is_root() {
+    if !Path::new("/proc/self")
+        .metadata()
+        .is_ok_and(|own| own.uid() == 0)
+    {
         return Err(format!("packages are missing; run: sudo {install}"));
     }
     println!("installing: {packages}");
-    refresh_lists(root)?;
+    line(root, "apt-get update", &[])?;
     line(root, &install, &[("DEBIAN_FRONTEND", "noninteractive")])?;
     missing().next().map_or(Ok(()), |(package, programs)| {
         Err(format!(
             "{package} is installed, but does not hold all of {programs}"
         ))
     })
-}
-
-/// Brings apt's lists up to date, where we may.
-pub(crate) fn refresh_lists(folder: &Path) -> Result {
-    match is_root() {
-        true => line(folder, "apt-get update", &[]).map(drop),
-        false => Err("apt's package lists are missing or old; run: sudo apt-get update".to_owned()),
-    }
-}
-
-fn is_root() -> bool {
-    Path::new("/proc/self")
-        .metadata()
-        .is_ok_and(|own| own.uid() == 0)
 }

@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::backend::{self, Mode};
+use super::backend::Mode::{self, Plain, Poll, ReadOnly};
 use super::machine::{Boot, Check, Machine, MachineSpec, vhost_user_disk};
-use super::{BackendKind, Lab, iopoll, libvirt};
+use super::{BackendKind, Lab, backend, iopoll, libvirt};
 use crate::daemon::Daemon;
 use crate::step::{At, Result, quietly};
 
@@ -18,7 +17,7 @@ const GROWN_BYTES: u64 = 192 * MIB;
 /// Of one boot. Generous: a busy machine without KVM needs a tenth of it.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
-const KILLS: u64 = 6;
+const KILLS: &str = "6";
 
 /// Scripts by what they need in the guest.
 pub(super) const DISK: &str = include_str!("scripts/disk.sh");
@@ -54,19 +53,37 @@ const fn case(
 /// 512 bytes only.
 pub(super) const ALL: &[Case] = &[
     case("iopoll", 2, 512, "", iopoll::run),
-    case("four-cpus", 4, 4096, "", |bench| live(bench)?.stop()),
-    case("one-cpu", 1, 512, "", whole_life),
-    case("killed", 4, 4096, ",reconnect=1", killed),
+    case("four-cpus", 4, 4096, "", |bench| bench.boot(DISK, &[LIFE])),
+    // The whole life of a disk, through a reboot, a crash of the frontend, a restart, and read-only.
+    case("one-cpu", 1, 512, "", |bench| {
+        bench.boot(
+            DISK,
+            &[
+                LIFE,
+                ("crash", Plain),
+                ("recover", Plain),
+                ("readonly_disk", ReadOnly),
+            ],
+        )
+    }),
+    case("killed", 4, 4096, ",reconnect=1", |bench| {
+        bench.boot(FIO, &[("killed", Plain)])
+    }),
     case("fio-verify", 4, 4096, "", |bench| {
-        verify(bench, Mode::Plain)
+        bench.boot(FIO, &[("verify", Plain)])
     }),
     case("fio-verify-poll", 1, 512, "", |bench| {
-        verify(bench, Mode::Poll)
+        bench.boot(FIO, &[("verify", Poll)])
     }),
     case("libvirt", 4, 4096, "", libvirt::run),
-    case("reconnect", 1, 512, ",reconnect=1", reconnect),
+    case("reconnect", 1, 512, ",reconnect=1", |bench| {
+        bench.boot(DISK, &[("reconnect", Plain)])
+    }),
     case("firmware-boot", 4, 512, "", firmware_boot),
 ];
+
+/// Two boots that are one QEMU.
+const LIFE: (&str, Mode) = ("life", Plain);
 
 /// What a case works with, and what came of it.
 pub(super) struct Bench<'a> {
@@ -116,122 +133,6 @@ pub(super) fn run(lab: &Lab, case: &Case) -> Result<Option<usize>, ()> {
     ran.map(|()| Some(count)).map_err(drop)
 }
 
-/// The whole life of a disk, through a reboot, a restart, a crash of the frontend, and read-only.
-fn whole_life(bench: &mut Bench<'_>) -> Result {
-    let daemon = live(bench)?;
-    let mut machine = bench.linux(&daemon, DISK, "crash")?;
-    machine.expect("busy")?;
-    // Not luck but load: there are always writes in flight by then.
-    sleep(Duration::from_secs(2));
-    bench.checks.extend(machine.kill()?);
-    let recovered = bench.linux(&daemon, DISK, "recover")?.finish()?;
-    bench.checks.extend(recovered);
-    daemon.stop()?;
-
-    let image = bench.image();
-    let sum = || {
-        quietly(
-            Path::new("/"),
-            &["sha256sum", &image.to_string_lossy()],
-            &[],
-        )
-    };
-    let before = sum()?;
-    let daemon = bench.serve(Mode::ReadOnly)?;
-    let read = bench.linux(&daemon, DISK, "readonly_disk")?.finish()?;
-    bench.checks.extend(read);
-    daemon.stop()?;
-    bench.check("read-only-image-untouched", sum()? == before, "it changed");
-    Ok(())
-}
-
-/// The first two boots of a disk, which are one QEMU: the life without its violent part, which knows nothing of the
-/// number of CPUs and the size of blocks. The daemon serves on.
-fn live(bench: &mut Bench<'_>) -> Result<Daemon> {
-    let image = bench.empty_image()?;
-    let daemon = bench.serve(Mode::Plain)?;
-    let mut machine = bench.linux(&daemon, DISK, "life")?;
-    machine.expect("queues-touched")?;
-    bench.check_workers(&daemon)?;
-    machine.answer()?;
-
-    let allocated = || Ok::<u64, String>(image.metadata().at(&image)?.blocks() * 512);
-    machine.expect("before-trim")?;
-    let before = allocated()?;
-    machine.answer()?;
-    machine.expect("after-trim")?;
-    let after = allocated()?;
-    // The ballast has 16 MiB; ext4 may keep a few blocks of them.
-    let why = format!("{before} bytes before, {after} after");
-    bench.check("fstrim-shrinks-image", before > after + 12 * MIB, &why);
-    machine.answer()?;
-
-    machine.expect("resize")?;
-    if bench.can_grow() {
-        resize(&image, GROWN_BYTES)?;
-        daemon.signal("HUP")?;
-    }
-    machine.expect("rebooting")?;
-    machine.expect("second-boot")?;
-    bench.checks.extend(machine.finish()?);
-    Ok(daemon)
-}
-
-/// The daemon ends in order and a new one takes its place, twice: while the guest is idle, and in the middle of
-/// its writes. QEMU connects again by itself, and the guest notices a pause.
-fn reconnect(bench: &mut Bench<'_>) -> Result {
-    bench.empty_image()?;
-    let mut daemon = bench.serve(Mode::Plain)?;
-    let mut machine = bench.linux(&daemon, DISK, "reconnect")?;
-    for mark in ["idle", "busy"] {
-        machine.expect(mark)?;
-        daemon.stop()?;
-        // The guest goes on with no daemon there: what it asks for waits in its vrings.
-        machine.answer()?;
-        machine.expect("waiting")?;
-        daemon = bench.serve(Mode::Plain)?;
-    }
-    bench.checks.extend(machine.finish()?);
-    daemon.stop()
-}
-
-/// The daemon is killed and started again, and fio sees nothing but pauses.
-fn killed(bench: &mut Bench<'_>) -> Result {
-    let kills = std::env::var("CLEAVE_GUEST_KILLS").ok();
-    let kills = kills.map_or(Ok(KILLS), |text| text.parse());
-    let kills = kills.map_err(|error| format!("CLEAVE_GUEST_KILLS: {error}"))?;
-    bench.empty_image()?;
-    let mut daemon = bench.serve(Mode::Plain)?;
-    let mut machine = bench.linux(&daemon, FIO, "killed")?;
-    machine.expect("busy")?;
-    let mut recovered = 0;
-    for kill in 0..kills {
-        // QEMU comes back after a second; then there are requests in flight at any moment.
-        sleep(Duration::from_millis(1300 + kill * 377 % 900));
-        recovered += u64::from(daemon.said().contains("done again"));
-        // Dropped is killed.
-        drop(daemon);
-        daemon = bench.serve(Mode::Plain)?;
-    }
-    machine.answer()?;
-    bench.checks.extend(machine.finish()?);
-    // If the guest's CPU is the limit, few kills find a request in flight. So the number is printed and not checked.
-    println!("killed: requests were done again after {recovered} of {kills} kills");
-    daemon.stop()
-}
-
-/// fio writes and verifies on all vrings.
-fn verify(bench: &mut Bench<'_>, mode: Mode) -> Result {
-    bench.empty_image()?;
-    let daemon = bench.serve(mode)?;
-    let mut machine = bench.linux(&daemon, FIO, "verify")?;
-    machine.expect("fio-done")?;
-    bench.check_workers(&daemon)?;
-    machine.answer()?;
-    bench.checks.extend(machine.finish()?);
-    daemon.stop()
-}
-
 /// The firmware reads from the disk: SeaBIOS sets up vring 0 only, and polls without interrupts.
 fn firmware_boot(bench: &mut Bench<'_>) -> Result {
     const GREETING: &[u8] = b"CLEAVE second sector read by the BIOS\r\n";
@@ -254,11 +155,11 @@ fn firmware_boot(bench: &mut Bench<'_>) -> Result {
     image[510..512].copy_from_slice(&[0x55, 0xAA]);
     image[512..512 + GREETING.len()].copy_from_slice(GREETING);
     std::fs::write(bench.image(), image).at(bench.image())?;
-    let daemon = bench.serve(Mode::Plain)?;
-    let mut machine = bench.machine("firmware", bench.disk(&daemon), Boot::Disk, BOOT_LIMIT)?;
+    let daemon = bench.serve(Plain)?;
+    let mut machine = bench.machine("firmware", bench.disk(), Boot::Disk, BOOT_LIMIT)?;
     machine.expect_text(String::from_utf8_lossy(GREETING).trim_end())?;
     machine.kill()?;
-    bench.check("second-sector", true, "");
+    bench.checks.push(("second-sector".to_owned(), Ok(())));
     daemon.stop()
 }
 
@@ -287,41 +188,73 @@ impl Bench<'_> {
         backend::start(self, &self.folder, mode)
     }
 
-    /// QEMU's daemon takes a new size over its monitor only.
-    fn can_grow(&self) -> bool {
-        self.lab.kind == BackendKind::Cleave
-    }
-
-    fn check(&mut self, name: &str, is_fine: bool, why: &str) {
-        let result = if is_fine { Ok(()) } else { Err(why.to_owned()) };
-        self.checks.push((name.to_owned(), result));
-    }
-
-    /// Each vring that the guest started has a worker of its own.
-    fn check_workers(&mut self, daemon: &Daemon) -> Result {
-        if self.lab.kind == BackendKind::Cleave {
-            let threads = daemon.threads()?;
-            let workers = threads
-                .iter()
-                .filter(|name| name.starts_with("cleave-w"))
-                .count();
-            let vrings = self.case.cpus as usize;
-            let why = format!("{vrings} vrings, but the threads are {threads:?}");
-            self.check("worker-per-vring", workers == vrings, &why);
+    /// Boots Linux with functions of a script, one after the other, and does meanwhile what they ask for; as many vrings
+    /// as CPUs. A daemon serves on while the next boot wants it as it is.
+    fn boot(&mut self, script: &str, boots: &[(&str, Mode)]) -> Result {
+        self.empty_image()?;
+        let mut daemon: Option<Daemon> = None;
+        let mut served = None;
+        for (boot, mode) in boots {
+            if served != Some(*mode) {
+                daemon.take().map_or(Ok(()), Daemon::stop)?;
+                daemon = Some(self.serve(*mode)?);
+                served = Some(*mode);
+            }
+            let initramfs = self.folder.join(format!("{boot}.initramfs"));
+            self.write_initramfs(&initramfs, script, boot)?;
+            let mut machine =
+                self.machine(boot, self.disk(), self.linux(&initramfs, ""), BOOT_LIMIT)?;
+            let checks = loop {
+                match machine.mark()? {
+                    None => break machine.off()?,
+                    Some((mark, _)) if mark == "crash" => break machine.kill()?,
+                    Some((mark, words)) => {
+                        let answer = self.act(&mut daemon, *mode, &mark, &words)?;
+                        machine.say(&format!("{}\n", answer.trim()))?;
+                    }
+                }
+            };
+            self.checks.extend(checks);
         }
-        Ok(())
+        daemon.map_or(Ok(()), Daemon::stop)
     }
 
-    /// Boots Linux with a function of a script; as many vrings as CPUs.
-    fn linux(&self, daemon: &Daemon, script: &str, boot: &str) -> Result<Machine> {
-        let initramfs = self.folder.join(format!("{boot}.initramfs"));
-        self.write_initramfs(&initramfs, script, boot)?;
-        self.machine(
-            boot,
-            self.disk(daemon),
-            self.boot(&initramfs, ""),
-            BOOT_LIMIT,
-        )
+    /// What a guest asks the host for; the answer.
+    fn act(
+        &self,
+        daemon: &mut Option<Daemon>,
+        mode: Mode,
+        mark: &str,
+        words: &str,
+    ) -> Result<String> {
+        let image = self.image();
+        match (mark, daemon.as_ref()) {
+            ("allocated", _) => {
+                return Ok((image.metadata().at(&image)?.blocks() * 512).to_string());
+            }
+            ("sum", _) => return quietly(&self.folder, &["sha256sum", "disk.img"], &[]),
+            ("note", _) => println!("{}: {words}", self.case.name),
+            ("workers", Some(daemon)) => {
+                let threads = daemon.threads()?;
+                let workers = threads.iter().filter(|name| name.starts_with("cleave-w"));
+                return Ok(workers.count().to_string());
+            }
+            ("grow", Some(daemon)) => {
+                resize(&image, GROWN_BYTES)?;
+                daemon.signal("HUP")?;
+            }
+            ("stop", Some(_)) => daemon.take().map_or(Ok(()), Daemon::stop)?,
+            ("start", None) => *daemon = Some(self.serve(mode)?),
+            ("kill", Some(killed)) => {
+                let recovered = u64::from(killed.said().contains("done again"));
+                // Dropped is killed.
+                drop(daemon.take());
+                *daemon = Some(self.serve(mode)?);
+                return Ok(recovered.to_string());
+            }
+            _ => return Err(format!("the guest asks for `{mark}`")),
+        }
+        Ok(String::new())
     }
 
     /// Root file system that a guest boots into, to run a function of a script.
@@ -329,19 +262,21 @@ impl Bench<'_> {
         let Case {
             cpus, block_bytes, ..
         } = self.case;
-        let grown = if self.can_grow() {
-            GROWN_BYTES
-        } else {
-            DISK_BYTES
+        // QEMU's daemon takes a new size over its monitor only.
+        let (ours, grown) = match self.lab.kind {
+            BackendKind::Cleave => ("yes", GROWN_BYTES),
+            BackendKind::QemuStorageDaemon => ("", DISK_BYTES),
         };
+        let kills = std::env::var("CLEAVE_GUEST_KILLS").unwrap_or_else(|_| KILLS.to_owned());
         let settings = format!(
-            "DISK=/dev/vda BOOT={boot} BYTES={DISK_BYTES} GROWN_BYTES={grown} SERIAL={} BLOCK={block_bytes} QUEUES={cpus}",
+            "DISK=/dev/vda BOOT={boot} BYTES={DISK_BYTES} GROWN_BYTES={grown} SERIAL={} BLOCK={block_bytes} \
+             QUEUES={cpus} KILLS={kills} OURS={ours}",
             backend::serial(self.lab.kind)
         );
         self.lab.initramfs.write(to, script, &settings)
     }
 
-    pub(super) fn boot<'a>(&'a self, initramfs: &'a Path, parameters: &'a str) -> Boot<'a> {
+    pub(super) fn linux<'a>(&'a self, initramfs: &'a Path, parameters: &'a str) -> Boot<'a> {
         let kernel = &self.lab.kernel.image;
         Boot::Linux {
             kernel,
@@ -351,8 +286,8 @@ impl Bench<'_> {
     }
 
     /// The disk as the first that the firmware tries.
-    fn disk(&self, daemon: &Daemon) -> Vec<String> {
-        let mut devices = vhost_user_disk("disk", &daemon.socket, self.case.cpus);
+    fn disk(&self) -> Vec<String> {
+        let mut devices = vhost_user_disk("disk", &self.folder.join("disk.sock"), self.case.cpus);
         if let [_, chardev, _, device] = devices.as_mut_slice() {
             *chardev += self.case.chardev;
             *device += ",bootindex=1";

@@ -50,7 +50,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     let script = include_str!("scripts/iopoll.sh");
     lab.initramfs
         .write_with(&initramfs, script, "DISK=/dev/vda\n", &lab.programs)?;
-    let boot = bench.boot(&initramfs, "nvme.poll_queues=1");
+    let boot = bench.linux(&initramfs, "nvme.poll_queues=1");
     let mut machine = bench.machine("iopoll", devices, boot, LIMIT)?;
     if let Some((mark, _)) = machine.mark()? {
         return Err(format!("stopped at `{mark}`"));

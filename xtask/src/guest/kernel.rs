@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use super::host;
-use crate::setup;
 use crate::step::{At, Result};
 
 /// Which packages are tried, best first, and which modules the guest loads where the kernel has them as such.
@@ -46,7 +45,11 @@ impl Kernel {
             image.map(|file| file.path())
         };
         if image().is_none() {
-            download(folder, spec.packages)?;
+            std::fs::create_dir_all(folder).at(folder)?;
+            let names = host::run(folder, &[&["packages"], spec.packages].concat())?;
+            let names = String::from_utf8_lossy(&names);
+            println!("downloading for the guest (unpacked below target, not installed): {names}");
+            host::run(folder, &["fetch", &names])?;
         }
         let image = image().ok_or("the kernel package holds no boot/vmlinuz-*")?;
         Kernel::take(&image, folder, spec)
@@ -91,38 +94,4 @@ impl Kernel {
     pub(crate) fn has(&self, driver: &str) -> bool {
         host::run(&self.folder, &["has", driver]).is_ok()
     }
-}
-
-fn download(folder: &Path, wanted: &[&str]) -> Result {
-    std::fs::create_dir_all(folder).at(folder)?;
-    let packages = || {
-        let listing = host::run(folder, &[&["packages"], wanted].concat())?;
-        let listing = String::from_utf8_lossy(&listing).into_owned();
-        Ok::<_, String>(
-            listing
-                .split_whitespace()
-                .map(str::to_owned)
-                .collect::<Vec<_>>(),
-        )
-    };
-    let mut names = packages()?;
-    if names.is_empty() {
-        setup::refresh_lists(folder)?;
-        names = packages()?;
-    }
-    if names.is_empty() {
-        return Err(format!("apt knows none of the kernel packages {wanted:?}"));
-    }
-    println!(
-        "downloading for the guest (unpacked below target, not installed): {}",
-        names.join(" ")
-    );
-    let mut words = vec!["fetch"];
-    words.extend(names.iter().map(String::as_str));
-    if host::run(folder, &words).is_err() {
-        // The lists may be older than the archive, which then lacks the version that they name.
-        setup::refresh_lists(folder)?;
-        host::run(folder, &words)?;
-    }
-    Ok(())
 }

@@ -40,7 +40,8 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
         .args(UNSHARE.split(' '))
         .args(["sh", "-ec", host::SCRIPT, "sh", "libvirt"]);
     command.current_dir(folder);
-    let machine = Machine::run(command, &folder.join("console.log"), BOOT_LIMIT)?;
-    bench.checks = machine.finish()?;
+    let mut machine = Machine::run(command, &folder.join("console.log"), BOOT_LIMIT)?;
+    while machine.mark()?.is_some() {}
+    bench.checks = machine.off()?;
     daemon.stop()
 }

@@ -3,19 +3,29 @@
 # packages NAME...: the kernel's package and those of its modules, behind the first of the names that apt knows: it may stand
 # for another, which stands for the image, which needs its modules. Neither firmware nor tools.
 packages() {
+    found "$@" && return
+    refresh
+    found "$@" || { echo "apt knows none of the kernel packages $*" >&2 && exit 1; }
+}
+found() {
     for name; do
-        first=$(needs "$name") second=$(needs $first) third=$(needs $second)
+        first=$(needs "$name") second=$(needs $first)
         [ -z "$first" ] || break
     done
-    echo $first $second $third | tr ' ' '\n' | sort -u
+    printf '%s ' $(echo $first $second $(needs $second) | tr ' ' '\n' | sort -u) | grep linux
 }
 needs() {
     apt-cache depends --important "$@" 2>/dev/null | sed -n 's/^ *Depends: \(linux-\(image\|modules\)-.*\)/\1/p'
 }
+refresh() {
+    [ "$(id -u)" = 0 ] || { echo "apt's package lists are missing or old; run: sudo apt-get update" >&2 && exit 1; }
+    apt-get update >&2
+}
 
-# fetch PACKAGE...: unpacked here, and not installed.
+# fetch PACKAGE...: unpacked here, and not installed. The lists may be older than the archive, which then lacks the version
+# that they name.
 fetch() {
-    apt-get download "$@"
+    apt-get download $1 || { refresh && apt-get download $1; }
     for package in *.deb; do
         dpkg-deb -x "$package" .
         rm "$package"

@@ -37,10 +37,17 @@ run() {
 
 mark() { echo "CLEAVE-MARK $*"; }
 
-# ask NAME VALUES...: a mark after which the host answers a line when it has done its part.
+# ask NAME VALUES...: a mark at which the host does its part and answers a line.
 ask() {
     mark "$@"
     read -r answer
+}
+
+# Each vring that the guest started has a worker of its own.
+check_workers() {
+    [ "$OURS" ] || return 0
+    ask workers
+    check worker-per-vring "$QUEUES" "$answer"
 }
 
 uptime() { cut -d. -f1 /proc/uptime; }
