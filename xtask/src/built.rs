@@ -34,20 +34,15 @@ pub(crate) fn everything(root: &Path) -> Result<Vec<Artifact>> {
 /// The daemon and the driver of its tests, built as `everything` builds them.
 pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2]> {
     // Cargo takes the features of dev-dependencies in as soon as an example is asked for, as the tests do.
-    let artifacts = cargo(root, &["--bin", "cleave", "--example", "drive"])?;
-    Ok([
-        program(&artifacts, "cleave")?,
-        program(&artifacts, "drive")?,
-    ])
+    let built = cargo(root, &["--bin", "cleave", "--example", "drive"])?;
+    Ok([program(&built, "cleave")?, program(&built, "drive")?])
 }
 
 /// Path of a program or an example.
 pub(crate) fn program(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
     let is_it = |found: &&Artifact| found.kind == Kind::Program && found.target == name;
-    let found = artifacts.iter().find(is_it);
-    found
-        .map(|found| found.file.clone())
-        .ok_or(format!("cargo built no program `{name}`"))
+    let found = artifacts.iter().find(is_it).map(|found| found.file.clone());
+    found.ok_or(format!("cargo built no program `{name}`"))
 }
 
 /// Builds with unstable options, which the pinned compiler takes all the same; the folder of the programs.
@@ -104,11 +99,14 @@ fn artifact(built: Built) -> Option<Artifact> {
         _ if built.profile.test => (Kind::Test, built.target.name),
         _ => (Kind::Program, built.target.name),
     };
-    let package = built.manifest_path.parent()?.into();
+    let (package, file) = (
+        built.manifest_path.parent()?.into(),
+        built.executable?.into(),
+    );
     Some(Artifact {
         package,
         target,
         kind,
-        file: built.executable?.into(),
+        file,
     })
 }

@@ -40,26 +40,19 @@ pub(crate) fn run_changed(root: &Path) -> Result {
         println!("no package has changed");
         return Ok(());
     }
-    let names: Vec<&str> = changed
-        .iter()
-        .map(|package| package.name.as_str())
-        .collect();
-    let words = format!("--package {}", names.join(" --package "));
-    clippy(root, &words)?;
+    let names = changed.iter().map(|package| package.name.as_str());
+    let names = names.collect::<Vec<_>>().join(" --package ");
+    clippy(root, &format!("--package {names}"))?;
     // Cargo refuses --lib where no package has a library.
     let mut targets = changed.iter().flat_map(|package| &package.targets);
-    let library = if targets.any(|target| target.is_lib()) {
-        " --lib"
-    } else {
-        ""
+    let kinds = match targets.any(|target| target.is_lib()) {
+        true => "--bins --lib",
+        false => "--bins",
     };
     step("unit tests", "fix the code or its test", || {
-        cargo(
-            root,
-            &format!("cargo test --locked --quiet {words} --bins{library}"),
-            &[],
-        )?;
-        Ok(names.join(" "))
+        let words = format!("cargo test --locked --quiet --package {names} {kinds}");
+        cargo(root, &words, &[])?;
+        Ok(names.replace("--package ", ""))
     })
 }
 
@@ -70,13 +63,8 @@ fn changed<'a>(root: &Path, own: &[&'a Package]) -> Result<Vec<&'a Package>> {
     let mut files = line(root, &format!("git diff --name-only {}", base.trim()), &[])?;
     files += &line(root, "git ls-files --others --exclude-standard", &[])?;
     let in_folder = |folder: &Path| {
-        let is_its = |package: &&&Package| {
-            package
-                .manifest_path
-                .parent()
-                .is_some_and(|parent| parent == folder)
-        };
-        own.iter().find(is_its)
+        let manifest = folder.join("Cargo.toml");
+        own.iter().find(|package| package.manifest_path == manifest)
     };
     // Of nested packages the inner one.
     let owner = |file: &str| root.join(file).ancestors().find_map(in_folder);
@@ -87,14 +75,9 @@ fn changed<'a>(root: &Path, own: &[&'a Package]) -> Result<Vec<&'a Package>> {
 }
 
 fn clippy(root: &Path, packages: &str) -> Result {
-    step(
-        "clippy",
-        "fix the code, or allow the lint with a reason",
-        || {
-            let words = "--all-targets --locked --quiet -- -D warnings";
-            cargo(root, &format!("cargo clippy {packages} {words}"), &[])
-        },
-    )
+    let remedy = "fix the code, or allow the lint with a reason";
+    let words = format!("cargo clippy {packages} --all-targets --locked --quiet -- -D warnings");
+    step("clippy", remedy, || cargo(root, &words, &[]))
 }
 
 fn cargo(root: &Path, words: &str, environment: &[(&str, &str)]) -> Result<String> {

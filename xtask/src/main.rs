@@ -168,15 +168,11 @@ mod tests {
             ("tdiy", "'tidy'"),
             ("test intgration", "'integration'"),
             ("test guest iopol", "'iopoll'"),
-            ("kill --time 3", "'--times'"),
-            ("", "Usage"),
-            ("tidy now", "unexpected"),
             ("test iopoll", "invalid value"),
-            ("test --against spdk", "invalid value"),
             ("test guest --quick", "cannot be used"),
-            ("kill --seed x", "invalid value"),
+            ("kill --time 3", "'--times'"),
         ] {
-            let parsed = Cli::try_parse_from(format!("xtask {line}").split_whitespace());
+            let parsed = Cli::try_parse_from(format!("xtask {line}").split(' '));
             let why = parsed
                 .err()
                 .map_or(String::new(), |error| error.to_string());
@@ -186,10 +182,8 @@ mod tests {
 
     #[test]
     fn the_arguments_of_measurements_are_passed_on_as_they_are() {
-        let line = "xtask bench --out a --rounds 3 cpu";
-        let parsed = Cli::try_parse_from(line.split(' ')).map(|cli| cli.task);
-        assert!(
-            matches!(parsed, Ok(Task::Bench(passed)) if line.ends_with(&passed.words.join(" ")))
-        );
+        let words = ["xtask", "bench", "--out", "a", "--rounds", "3", "cpu"];
+        let task = Cli::try_parse_from(words).map(|cli| cli.task);
+        assert!(matches!(task, Ok(Task::Bench(passed)) if passed.words == words[2..]));
     }
 }

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::step::{Result, line};
+use crate::step::{At, Result, line};
 
 /// Debian's and Ubuntu's packages, with the programs that are wanted of each.
 const NEEDS: &str = "\
@@ -20,17 +20,12 @@ valgrind: valgrind
 xz-utils: xz
 zstd: zstd";
 
-/// The full path of a program; PATH may leave the administrator's out.
+/// With the administrator's programs, which PATH may leave out.
+const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The full path of a program.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
-    let folders = [
-        "/usr/local/sbin",
-        "/usr/local/bin",
-        "/usr/sbin",
-        "/usr/bin",
-        "/sbin",
-        "/bin",
-    ];
-    let mut paths = folders.iter().map(|folder| Path::new(folder).join(program));
+    let mut paths = std::env::split_paths(FOLDERS).map(|folder| folder.join(program));
     paths.find(|path| path.is_file())
 }
 
@@ -45,36 +40,31 @@ pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result {
 }
 
 fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
-    let is_missing = |program: &&str| is_wanted(program) && find(program).is_none();
-    let needs = NEEDS.lines().filter_map(|need| need.split_once(": "));
+    let is_missing = |program| is_wanted(program) && find(program).is_none();
     let missing = || {
-        needs
-            .clone()
-            .filter(|need| need.1.split(' ').any(|program| is_missing(&program)))
+        let needs = NEEDS.lines().filter_map(|need| need.split_once(": "));
+        let missing = needs.filter(|need| need.1.split(' ').any(is_missing));
+        missing.map(|need| need.0).collect::<Vec<_>>().join(" ")
     };
-    let packages: Vec<&str> = missing().map(|need| need.0).collect();
+    let packages = missing();
     if packages.is_empty() {
         return Ok(());
     }
     if find("apt-get").is_none() {
-        return Err(format!(
-            "this is neither Debian nor Ubuntu: install what holds {packages:?}"
-        ));
+        let why = "this is neither Debian nor Ubuntu: install what holds";
+        return Err(format!("{why} {packages}"));
     }
-    let packages = packages.join(" ");
     let install = format!("apt-get install -y --no-install-recommends {packages}");
-    if !Path::new("/proc/self")
-        .metadata()
-        .is_ok_and(|own| own.uid() == 0)
-    {
+    if std::fs::metadata("/proc/self").at("/proc/self")?.uid() != 0 {
         return Err(format!("packages are missing; run: sudo {install}"));
     }
     println!("installing: {packages}");
     line(root, "apt-get update", &[])?;
     line(root, &install, &[("DEBIAN_FRONTEND", "noninteractive")])?;
-    missing().next().map_or(Ok(()), |(package, programs)| {
-        Err(format!(
-            "{package} is installed, but does not hold all of {programs}"
-        ))
-    })
+    match missing() {
+        none if none.is_empty() => Ok(()),
+        some => Err(format!(
+            "installed, but without the programs wanted: {some}"
+        )),
+    }
 }

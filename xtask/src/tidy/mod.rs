@@ -5,46 +5,93 @@ pub(crate) mod packages;
 
 use std::path::Path;
 
-use crate::step::{Result, line};
+use crate::step::{Result, line, quietly};
 
 const FILE_LINES_MAX: usize = 700;
 
-/// Words that no text file has, and why. They are spelt in halves so that this file passes its own rule.
-const LEFTOVERS: &[(&str, &str)] = &[
-    (concat!("FIX", "ME"), NOTE),
-    (concat!("X", "XX"), NOTE),
-    (concat!("/wo", "rk/"), FOREIGN),
-    (concat!("/ro", "ot/"), FOREIGN),
-    (concat!("/ho", "me/"), FOREIGN),
+/// A pattern that no line of some files may match (`-n`), or that a line of each has to match (`-L`), and why. The patterns
+/// are spelt so that this file passes its own rules.
+const RULES: &[(&str, &str, &[&str], &str)] = &[
+    (
+        "-n",
+        r"\b(FIX[M]E|XX[X])",
+        WRITTEN,
+        "do it, or state the fact and its reason",
+    ),
+    (
+        "-n",
+        r"(^|[^[:alnum:]_])/(wor[k]|roo[t]|hom[e])/",
+        WRITTEN,
+        "this path exists on one machine only",
+    ),
+    (
+        "-n",
+        r"^\s*#\[ignore",
+        &["*.rs"],
+        "an ignored test never runs; finish or delete it",
+    ),
+    // A list of imports could hide one.
+    (
+        "-n",
+        r"\bstd::(fs|net|thread|time|\{)",
+        &["crates/blk/src/*"],
+        "blk holds pure values: no files, sockets, threads or clocks",
+    ),
+    // Unsafe code: the doors to guest memory and to the kernel, and the oracle of the tests.
+    (
+        "-L",
+        r"^#!\[forbid\(unsafe_code\)\]$",
+        &[
+            "*src/lib.rs",
+            "*src/main.rs",
+            ":!crates/guest",
+            ":!crates/engine",
+            ":!crates/client",
+        ],
+        "#![forbid(unsafe_code)] is missing",
+    ),
+    (
+        "-L",
+        "^//!.*(forbid|must not)",
+        &["crates/*/src/lib.rs", "crates/*/src/main.rs"],
+        "the first `//!` lines do not say what the crate forbids",
+    ),
 ];
-const NOTE: &str = "do it, or state the fact and its reason";
-const FOREIGN: &str = "this path exists on one machine only";
 
-/// Crates that may contain unsafe code: the doors to guest memory and to the kernel, and the oracle of the tests.
-const UNSAFE: &[&str] = &["crates/guest/", "crates/engine/", "crates/client/"];
-
-/// Modules of `std` that the pure values of `blk` have no use for; a list of imports could hide one.
-const IMPURE: &[&str] = &["std::fs", "std::net", "std::thread", "std::time", "std::{"];
+/// Text files that we wrote.
+const WRITTEN: &[&str] = &[":!*Cargo.lock", ":!LICENSE*"];
 
 /// Checks every file that git tracks or would track. Reports all faults at once, one a line.
 pub(crate) fn check(root: &Path) -> Result<String> {
+    let mut faults = Vec::new();
+    for (how, pattern, files, why) in RULES {
+        // Status 1 says that there is no such line, or no such file.
+        let search = "git grep -IE --untracked --no-color \"$@\" || [ $? = 1 ]";
+        let words = [
+            &["sh", "-c", search, "sh", how, "-e", pattern, "--"],
+            *files,
+        ]
+        .concat();
+        let found = quietly(root, &words, &[])?;
+        faults.extend(found.lines().map(|place| format!("{place}: {why}")));
+    }
     let listing = line(
         root,
         "git ls-files --cached --others --exclude-standard",
         &[],
     )?;
-    let mut faults = Vec::new();
     for path in listing.lines() {
         // A deleted file is listed until the deletion is staged, and binary files have no rules.
-        let Ok(text) = std::fs::read_to_string(root.join(path)) else {
-            continue;
-        };
-        faults.extend(leftovers(path, &text));
+        let text = std::fs::read_to_string(root.join(path)).unwrap_or_default();
         if path.ends_with(".md") {
             faults.extend(links::broken(root, path, &text));
         }
-        if path.ends_with(".rs") {
-            faults.extend(source(path, &text));
+        let lines = code_lines(&text);
+        let is_test = path.contains("tests/") || path.ends_with("tests.rs");
+        if path.ends_with(".rs") && lines > FILE_LINES_MAX && !is_test {
+            faults.push(format!(
+                "{path}: {lines} lines of code; the limit is {FILE_LINES_MAX}"
+            ));
         }
     }
     match faults.is_empty() {
@@ -53,71 +100,12 @@ pub(crate) fn check(root: &Path) -> Result<String> {
     }
 }
 
-/// Notes to oneself and paths of a developer's machine, in any text file that we wrote.
-fn leftovers(path: &str, text: &str) -> Vec<String> {
-    let is_ours = !path.ends_with("Cargo.lock") && !path.starts_with("LICENSE");
-    let words = LEFTOVERS.iter().filter(|_| is_ours);
-    words
-        .flat_map(|(word, why)| find(path, text, word, why))
-        .collect()
-}
-
-/// Faults of one Rust file.
-fn source(path: &str, text: &str) -> Vec<String> {
-    let mut faults = Vec::new();
-    if text
-        .lines()
-        .any(|line| line.trim_start().starts_with("#[ignore"))
-    {
-        faults.push(format!(
-            "{path}: an ignored test never runs; finish or delete it"
-        ));
-    }
-    let lines = code_lines(text);
-    if lines > FILE_LINES_MAX && !path.contains("tests/") && !path.ends_with("tests.rs") {
-        faults.push(format!(
-            "{path}: {lines} lines of code; the limit is {FILE_LINES_MAX}"
-        ));
-    }
-    if path.ends_with("src/lib.rs") || path.ends_with("src/main.rs") {
-        let may_be_unsafe = UNSAFE.iter().any(|folder| path.starts_with(folder));
-        if !may_be_unsafe && !text.lines().any(|line| line == "#![forbid(unsafe_code)]") {
-            faults.push(format!("{path}: #![forbid(unsafe_code)] is missing"));
-        }
-        let mut head = text.lines().take_while(|line| line.starts_with("//!"));
-        let says = |line: &str| line.contains("forbid") || line.contains("must not");
-        if path.starts_with("crates/") && !head.any(says) {
-            faults.push(format!(
-                "{path}: the first `//!` lines do not say what the crate forbids"
-            ));
-        }
-    }
-    if path.starts_with("crates/blk/src/") {
-        let why = "blk holds pure values: no files, sockets, threads or clocks";
-        faults.extend(IMPURE.iter().flat_map(|word| find(path, text, word, why)));
-    }
-    faults
-}
-
-/// A fault for each place at which the word begins.
-fn find(path: &str, text: &str, word: &str, why: &str) -> Vec<String> {
-    let places = text.match_indices(word).map(|(at, _)| &text[..at]);
-    let begins = |before: &&str| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
-    let line = |before: &str| before.matches('\n').count() + 1;
-    let fault = |before| format!("{path}:{}: `{word}`: {why}", line(before));
-    places.filter(begins).map(fault).collect()
-}
-
 /// Lines that are neither blank nor comments, up to the module of tests.
 fn code_lines(text: &str) -> usize {
-    let code = text
-        .split("\n#[cfg(test)]\nmod tests")
-        .next()
-        .unwrap_or(text);
-    let lines = code.lines().map(str::trim);
-    lines
-        .filter(|line| !line.is_empty() && !line.starts_with("//"))
-        .count()
+    let code = text.split("\n#[cfg(test)]\nmod tests").next();
+    let lines = code.unwrap_or(text).lines().map(str::trim);
+    let code = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
+    code.count()
 }
 
 #[cfg(test)]
@@ -125,58 +113,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_and_foreign_paths_are_found_with_their_line() {
-        for (word, _) in LEFTOVERS {
-            let found = leftovers("a.rs", &format!("a\n// {word}: later"));
-            assert!(
-                found.len() == 1 && found[0].starts_with("a.rs:2: "),
-                "{found:?}"
-            );
-            assert!(
-                leftovers("a.md", &format!("see a{word}x")).is_empty(),
-                "{word}"
-            );
-            assert!(leftovers("Cargo.lock", word).is_empty());
-        }
-    }
-
-    #[test]
-    fn every_rule_for_source_files_finds_its_fault() {
+    fn every_rule_finds_its_fault() {
+        let root = std::env::temp_dir().join(format!("xtask-tidy-{}", std::process::id()));
         let long = "use a;\n".repeat(FILE_LINES_MAX + 1);
-        let long_tests = format!("use a;\n\n#[cfg(test)]\nmod tests {{\n{long}}}");
-        for (path, text, count) in [
-            ("crates/disk/src/a.rs", long.as_str(), 1),
-            ("crates/disk/src/a.rs", &long[7..], 0),
-            ("crates/disk/src/a.rs", &long_tests, 0),
-            ("tests/a.rs", &long, 0),
+        let tests = format!("use a;\n\n#[cfg(test)]\nmod tests {{\n{long}}}");
+        for (path, text, fault) in [
+            ("a.rs", concat!("a\n// FIX", "ME: later"), "a.rs:2:"),
+            ("b.md", concat!("see a", "/wo", "rk/ or aX", "XX"), ""),
+            ("c.md", concat!("see ", "/ro", "ot/b"), "c.md:1:"),
+            ("d/Cargo.lock", concat!("X", "XX"), ""),
+            ("crates/disk/src/long.rs", &long, "limit"),
+            ("crates/disk/src/even.rs", &long[7..], ""),
+            ("crates/disk/src/tested.rs", &tests, ""),
+            ("tests/e.rs", &long, ""),
             (
-                "tests/a.rs",
+                "tests/f.rs",
                 "#[test]\n    #[ignore = \"slow\"]\nfn a() {}",
-                1,
-            ),
-            (
-                "crates/disk/src/lib.rs",
-                "//! It forbids.\n#![forbid(unsafe_code)]\n",
-                0,
+                "ignored",
             ),
             (
                 "crates/disk/src/lib.rs",
                 "//! It forbids.\n// #![forbid(unsafe_code)]\n",
-                1,
+                "missing",
             ),
             (
-                "crates/disk/src/lib.rs",
-                "//! It does.\n#![forbid(unsafe_code)]\n//! forbid\n",
-                1,
+                "crates/worker/src/lib.rs",
+                "//! It does.\n#![forbid(unsafe_code)]\n",
+                "//!",
             ),
-            ("crates/guest/src/lib.rs", "//! It forbids things.\n", 0),
-            ("xtask/src/main.rs", "", 1),
-            ("crates/blk/src/plan.rs", "use std::time::Instant;", 1),
-            ("crates/blk/src/plan.rs", "use std::{fmt, fs};", 1),
-            ("crates/blk/src/plan.rs", "use std::num::NonZero;", 0),
-            ("crates/disk/src/open.rs", "use std::fs;", 0),
+            ("crates/guest/src/lib.rs", "//! It forbids things.\n", ""),
+            ("xtask/src/main.rs", "", "missing"),
+            ("crates/blk/src/plan.rs", "use std::{fmt, fs};", "pure"),
+            ("crates/blk/src/size.rs", "use std::num::NonZero;", ""),
         ] {
-            assert_eq!(source(path, text).len(), count, "{path}: {:.80}", text);
+            let file = root.join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            line(&root, "git init --quiet", &[]).unwrap();
+            std::fs::write(file, text).unwrap();
+            let found = check(&root).err().unwrap_or_default();
+            assert_eq!(
+                found.contains(fault) && !found.is_empty(),
+                !fault.is_empty(),
+                "{path}: {found}"
+            );
+            std::fs::remove_dir_all(&root).unwrap();
         }
     }
 }
