@@ -99,11 +99,7 @@ pub(crate) fn side_by_side<J: Sync, R: Send>(
 
 /// Runs one binary as cargo does, in the package's folder; the report of it.
 fn execute(job: &Job<'_>, logs: &Path, environment: &[(&str, &str)]) -> Result<String> {
-    let Job {
-        artifact,
-        name,
-        words,
-    } = job;
+    let (artifact, name, words) = (job.artifact, &job.name, &job.words);
     let log = logs.join(format!("{}{}.log", name.replace('/', "-"), words.join("-")));
     let file = artifact.file.to_string_lossy();
     // In the foreground, where the terminal's signals reach the test.
@@ -117,15 +113,14 @@ fn execute(job: &Job<'_>, logs: &Path, environment: &[(&str, &str)]) -> Result<S
     let output = std::fs::read(&log).at(&log)?;
     let output = String::from_utf8_lossy(&output);
     let why = ended.err().or_else(|| unmatched(words, &output));
-    match why.as_deref().map(str::trim) {
-        None => Ok(format!(
-            "{name:<30} ok   {seconds:6.1} s{}",
-            closing_lines(&output)
-        )),
-        Some(why) => Err(format!(
-            "{name:<30} FAIL {seconds:6.1} s: {why}; its output:\n{output}"
-        )),
-    }
+    let Some(why) = why else {
+        let closing = closing_lines(&output);
+        return Ok(format!("{name:<30} ok   {seconds:6.1} s{closing}"));
+    };
+    let why = why.trim();
+    Err(format!(
+        "{name:<30} FAIL {seconds:6.1} s: {why}; its output:\n{output}"
+    ))
 }
 
 /// A filter of `ALONE` that selects no test: its test was renamed, and runs among the others.
@@ -139,16 +134,17 @@ fn unmatched(words: &[&str], output: &str) -> Option<String> {
 fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
     let (mut crowd, mut alone) = (Vec::new(), Vec::new());
     for artifact in artifacts {
-        let package = artifact
-            .package
-            .strip_prefix(root)
-            .unwrap_or(&artifact.package);
-        let name = format!("{}/{}", package.display(), artifact.target);
+        let package = artifact.package.strip_prefix(root);
+        let package = package.unwrap_or(&artifact.package).display();
+        let name = format!("{package}/{}", artifact.target);
         let filters = ALONE.iter().filter(|row| row.0 == name).map(|row| row.1);
-        let job = |words| Job {
-            artifact,
-            name: name.clone(),
-            words,
+        let job = |words| {
+            let name = name.clone();
+            Job {
+                artifact,
+                name,
+                words,
+            }
         };
         alone.extend(filters.clone().map(|filter| job(vec![filter])));
         crowd.push(job(filters.flat_map(|filter| ["--skip", filter]).collect()));
@@ -156,10 +152,8 @@ fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
     // A test that starts late should be short. Then the other integration tests.
     crowd.sort_by_key(|job| {
         let rank = LONGEST.iter().position(|name| *name == job.name);
-        (
-            rank.unwrap_or(LONGEST.len()),
-            !job.name.starts_with("tests/"),
-        )
+        let is_unit = !job.name.starts_with("tests/");
+        (rank.unwrap_or(LONGEST.len()), is_unit)
     });
     [crowd, alone]
 }

@@ -5,9 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::backend::Mode::{self, Plain, Poll, ReadOnly};
-use super::machine::{Boot, Check, Machine, MachineSpec, vhost_user_disk};
-use super::{BackendKind, Lab, backend, iopoll, libvirt};
+use super::backend::{self, Mode};
+use super::machine::{self, Boot, Check, Machine, MachineSpec, vhost_user_disk};
+use super::{BackendKind, Lab, iopoll, libvirt};
 use crate::daemon::Daemon;
 use crate::step::{At, Result, quietly};
 
@@ -19,71 +19,55 @@ pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
 const KILLS: &str = "6";
 
-/// Scripts by what they need in the guest.
+/// Of the boots that are no case's own doing; also the one that proves that an accelerator runs a guest at all.
 pub(super) const DISK: &str = include_str!("scripts/disk.sh");
-const FIO: &str = include_str!("scripts/fio.sh");
 
 /// A case by its name; a guest has as many CPUs as vrings, and both sizes of blocks are told to some.
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) cpus: u32,
     pub(super) block_bytes: u32,
-    /// Further options of QEMU's chardev.
-    chardev: &'static str,
-    run: fn(&mut Bench<'_>) -> Result,
+    how: How,
 }
 
-const fn case(
-    name: &'static str,
-    cpus: u32,
-    block_bytes: u32,
-    chardev: &'static str,
-    run: fn(&mut Bench<'_>) -> Result,
-) -> Case {
+/// Boots of Linux, one after the other, each a function of a script; or what the host does.
+enum How {
+    Disk(&'static str),
+    Fio(&'static str),
+    Own(fn(&mut Bench<'_>) -> Result),
+}
+
+const fn case(name: &'static str, cpus: u32, block_bytes: u32, how: How) -> Case {
     Case {
         name,
         cpus,
         block_bytes,
-        chardev,
-        run,
+        how,
     }
 }
 
-/// The longest first: what starts late should be short. Firmware sets up one vring of the four, and boots from blocks of
-/// 512 bytes only.
+/// The longest first: what starts late should be short.
 pub(super) const ALL: &[Case] = &[
-    case("iopoll", 2, 512, "", iopoll::run),
-    case("four-cpus", 4, 4096, "", |bench| bench.boot(DISK, &[LIFE])),
-    // The whole life of a disk, through a reboot, a crash of the frontend, a restart, and read-only.
-    case("one-cpu", 1, 512, "", |bench| {
-        bench.boot(
-            DISK,
-            &[
-                LIFE,
-                ("crash", Plain),
-                ("recover", Plain),
-                ("readonly_disk", ReadOnly),
-            ],
-        )
-    }),
-    case("killed", 4, 4096, ",reconnect=1", |bench| {
-        bench.boot(FIO, &[("killed", Plain)])
-    }),
-    case("fio-verify", 4, 4096, "", |bench| {
-        bench.boot(FIO, &[("verify", Plain)])
-    }),
-    case("fio-verify-poll", 1, 512, "", |bench| {
-        bench.boot(FIO, &[("verify", Poll)])
-    }),
-    case("libvirt", 4, 4096, "", libvirt::run),
-    case("reconnect", 1, 512, ",reconnect=1", |bench| {
-        bench.boot(DISK, &[("reconnect", Plain)])
-    }),
-    case("firmware-boot", 4, 512, "", firmware_boot),
+    case("iopoll", 2, 512, How::Own(iopoll::run)),
+    case("four-cpus", 4, 4096, How::Disk("life")),
+    case("one-cpu", 1, 512, How::Disk("life crash recover read_only")),
+    case("killed", 4, 4096, How::Fio("killed")),
+    case("fio-verify", 4, 4096, How::Fio("verify")),
+    case("fio-verify-poll", 1, 512, How::Fio("verify_polled")),
+    case("libvirt", 4, 4096, How::Own(libvirt::run)),
+    case("reconnect", 1, 512, How::Disk("reconnect")),
+    // Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
+    case("firmware-boot", 4, 512, How::Own(firmware_boot)),
 ];
 
-/// Two boots that are one QEMU.
-const LIFE: (&str, Mode) = ("life", Plain);
+/// How the daemon serves a boot.
+fn mode(boot: &str) -> Mode {
+    match boot {
+        "read_only" => Mode::ReadOnly,
+        "verify_polled" => Mode::Poll,
+        _ => Mode::Plain,
+    }
+}
 
 /// What a case works with, and what came of it.
 pub(super) struct Bench<'a> {
@@ -99,31 +83,27 @@ pub(super) struct Bench<'a> {
 pub(super) fn run(lab: &Lab, case: &Case) -> Result<Option<usize>, ()> {
     let (start, name) = (Instant::now(), case.name);
     let folder = lab.folder.join(name);
+    let (checks, ignored) = (Vec::new(), None);
     let mut bench = Bench {
         lab,
         folder,
         case,
-        checks: Vec::new(),
-        ignored: None,
+        checks,
+        ignored,
     };
     let made = std::fs::create_dir_all(&bench.folder).at(&bench.folder);
-    let mut ran = made.and_then(|()| (case.run)(&mut bench));
+    let mut ran = made.and_then(|()| match case.how {
+        How::Disk(boots) => bench.boot(DISK, boots),
+        How::Fio(boots) => bench.boot(include_str!("scripts/fio.sh"), boots),
+        How::Own(run) => run(&mut bench),
+    });
     if let (Ok(()), Some(why)) = (&ran, &bench.ignored) {
         println!("ignored: guest case {name}: {why}");
         return Ok(None);
     }
-    let checks = bench.checks.iter();
-    let failed = checks.filter_map(|(name, result)| Some((name, result.as_ref().err()?)));
-    let failed: Vec<String> = failed
-        .map(|(name, why)| format!("\n  {name}: {why}"))
-        .collect();
-    let count = bench.checks.len();
+    let (failed, count) = (machine::failed(&bench.checks), bench.checks.len());
     if ran.is_ok() && (count == 0 || !failed.is_empty()) {
-        ran = Err(format!(
-            "{} of {count} checks failed:{}",
-            failed.len(),
-            failed.concat()
-        ));
+        ran = Err(format!("of {count} checks failed:{failed}"));
     }
     let seconds = start.elapsed().as_secs_f64();
     match ran {
@@ -155,7 +135,7 @@ fn firmware_boot(bench: &mut Bench<'_>) -> Result {
     image[510..512].copy_from_slice(&[0x55, 0xAA]);
     image[512..512 + GREETING.len()].copy_from_slice(GREETING);
     std::fs::write(bench.image(), image).at(bench.image())?;
-    let daemon = bench.serve(Plain)?;
+    let daemon = bench.serve(Mode::Plain)?;
     let mut machine = bench.machine("firmware", bench.disk(), Boot::Disk, BOOT_LIMIT)?;
     machine.expect_text(String::from_utf8_lossy(GREETING).trim_end())?;
     machine.kill()?;
@@ -165,13 +145,9 @@ fn firmware_boot(bench: &mut Bench<'_>) -> Result {
 
 /// Makes a file as long as this.
 pub(super) fn resize(image: &Path, bytes: u64) -> Result {
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(image)
-        .at(image)?;
-    file.set_len(bytes).at(image)
+    let mut options = File::options();
+    let file = options.create(true).truncate(false).write(true).open(image);
+    file.and_then(|file| file.set_len(bytes)).at(image)
 }
 
 impl Bench<'_> {
@@ -190,26 +166,27 @@ impl Bench<'_> {
 
     /// Boots Linux with functions of a script, one after the other, and does meanwhile what they ask for; as many vrings
     /// as CPUs. A daemon serves on while the next boot wants it as it is.
-    fn boot(&mut self, script: &str, boots: &[(&str, Mode)]) -> Result {
+    fn boot(&mut self, script: &str, boots: &str) -> Result {
         self.empty_image()?;
         let mut daemon: Option<Daemon> = None;
         let mut served = None;
-        for (boot, mode) in boots {
-            if served != Some(*mode) {
+        for boot in boots.split(' ') {
+            let mode = mode(boot);
+            if served != Some(mode) {
                 daemon.take().map_or(Ok(()), Daemon::stop)?;
-                daemon = Some(self.serve(*mode)?);
-                served = Some(*mode);
+                daemon = Some(self.serve(mode)?);
+                served = Some(mode);
             }
             let initramfs = self.folder.join(format!("{boot}.initramfs"));
             self.write_initramfs(&initramfs, script, boot)?;
-            let mut machine =
-                self.machine(boot, self.disk(), self.linux(&initramfs, ""), BOOT_LIMIT)?;
+            let linux = self.linux(&initramfs, "");
+            let mut machine = self.machine(boot, self.disk(), linux, BOOT_LIMIT)?;
             let checks = loop {
                 match machine.mark()? {
                     None => break machine.off()?,
                     Some((mark, _)) if mark == "crash" => break machine.kill()?,
                     Some((mark, words)) => {
-                        let answer = self.act(&mut daemon, *mode, &mark, &words)?;
+                        let answer = self.act(&mut daemon, mode, &mark, &words)?;
                         machine.say(&format!("{}\n", answer.trim()))?;
                     }
                 }
@@ -228,16 +205,15 @@ impl Bench<'_> {
         words: &str,
     ) -> Result<String> {
         let image = self.image();
+        let mut answer = String::new();
         match (mark, daemon.as_ref()) {
-            ("allocated", _) => {
-                return Ok((image.metadata().at(&image)?.blocks() * 512).to_string());
-            }
-            ("sum", _) => return quietly(&self.folder, &["sha256sum", "disk.img"], &[]),
+            ("allocated", _) => answer = (image.metadata().at(&image)?.blocks() * 512).to_string(),
+            ("sum", _) => answer = quietly(&self.folder, &["sha256sum", "disk.img"], &[])?,
             ("note", _) => println!("{}: {words}", self.case.name),
             ("workers", Some(daemon)) => {
                 let threads = daemon.threads()?;
                 let workers = threads.iter().filter(|name| name.starts_with("cleave-w"));
-                return Ok(workers.count().to_string());
+                answer = workers.count().to_string();
             }
             ("grow", Some(daemon)) => {
                 resize(&image, GROWN_BYTES)?;
@@ -246,22 +222,19 @@ impl Bench<'_> {
             ("stop", Some(_)) => daemon.take().map_or(Ok(()), Daemon::stop)?,
             ("start", None) => *daemon = Some(self.serve(mode)?),
             ("kill", Some(killed)) => {
-                let recovered = u64::from(killed.said().contains("done again"));
+                answer = u8::from(killed.said().contains("done again")).to_string();
                 // Dropped is killed.
                 drop(daemon.take());
                 *daemon = Some(self.serve(mode)?);
-                return Ok(recovered.to_string());
             }
             _ => return Err(format!("the guest asks for `{mark}`")),
         }
-        Ok(String::new())
+        Ok(answer)
     }
 
     /// Root file system that a guest boots into, to run a function of a script.
     pub(super) fn write_initramfs(&self, to: &Path, script: &str, boot: &str) -> Result {
-        let Case {
-            cpus, block_bytes, ..
-        } = self.case;
+        let (cpus, block_bytes) = (self.case.cpus, self.case.block_bytes);
         // QEMU's daemon takes a new size over its monitor only.
         let (ours, grown) = match self.lab.kind {
             BackendKind::Cleave => ("yes", GROWN_BYTES),
@@ -289,7 +262,10 @@ impl Bench<'_> {
     fn disk(&self) -> Vec<String> {
         let mut devices = vhost_user_disk("disk", &self.folder.join("disk.sock"), self.case.cpus);
         if let [_, chardev, _, device] = devices.as_mut_slice() {
-            *chardev += self.case.chardev;
+            *chardev += match self.case.name {
+                "killed" | "reconnect" => ",reconnect=1",
+                _ => "",
+            };
             *device += ",bootindex=1";
         }
         devices

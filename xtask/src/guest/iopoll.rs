@@ -11,27 +11,13 @@ use crate::step::Result;
 const DISK_BYTES: u64 = 4 << 20;
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Three disks of QEMU's own, in this order: an NVMe drive and a virtio one whose drivers can poll, given queues for that;
-/// and an NVMe drive that is known by its serial, takes two seconds for each write of 4 KiB, and fails reads of its
-/// second one.
-const DISKS: [(&str, &str, &str); 3] = [
-    (
-        "first",
-        "format=raw,discard=unmap,file=",
-        "nvme,drive=first,serial=polled",
-    ),
-    (
-        "second",
-        "format=raw,discard=unmap,file=",
-        "virtio-blk-pci,drive=second,num-queues=2",
-    ),
-    (
-        "third",
-        "driver=raw,file.driver=blkdebug,file.inject-error.0.event=read_aio,file.inject-error.0.sector=8,\
-         file.inject-error.0.errno=5,throttling.bps-write=2048,file.image.filename=",
-        "nvme,drive=third,serial=late",
-    ),
-];
+/// Disks of QEMU's own: an NVMe drive and a virtio one whose drivers can poll, given queues for that; and an NVMe drive
+/// that is known by its serial, takes two seconds for each write of 4 KiB, and fails reads of its second one.
+const DISKS: &str = "\
+format=raw,discard=unmap,file= nvme,serial=polled
+format=raw,discard=unmap,file= virtio-blk-pci,num-queues=2
+driver=raw,file.driver=blkdebug,file.inject-error.0.event=read_aio,file.inject-error.0.sector=8,\
+file.inject-error.0.errno=5,throttling.bps-write=2048,file.image.filename= nvme,serial=late";
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     let (lab, folder) = (bench.lab, &bench.folder);
@@ -39,12 +25,15 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
         bench.ignored = Some("no other daemon polls".to_owned());
         return Ok(());
     }
+    let disks = DISKS.lines().filter_map(|disk| disk.split_once(' '));
     let mut devices = Vec::new();
-    for (id, drive, device) in DISKS {
-        let image = folder.join(id);
+    for (number, (drive, device)) in disks.enumerate() {
+        let id = format!("disk{number}");
+        let image = folder.join(&id);
         resize(&image, DISK_BYTES)?;
         let drive = format!("if=none,id={id},{drive}{}", image.display());
-        devices.extend(["-drive", &drive, "-device", device].map(str::to_owned));
+        let device = format!("{device},drive={id}");
+        devices.extend(["-drive", &drive, "-device", &device].map(str::to_owned));
     }
     let initramfs = folder.join("iopoll.initramfs");
     let script = include_str!("scripts/iopoll.sh");

@@ -40,9 +40,8 @@ impl Kernel {
     pub(crate) fn fetch(folder: &Path, spec: &KernelSpec) -> Result<Kernel> {
         let image = || {
             let mut files = folder.join("boot").read_dir().ok()?.flatten();
-            let image =
-                files.find(|file| file.file_name().to_string_lossy().starts_with("vmlinuz-"));
-            image.map(|file| file.path())
+            let is_image = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("vmlinuz-");
+            Some(files.find(|file| is_image(&file.file_name()))?.path())
         };
         if image().is_none() {
             std::fs::create_dir_all(folder).at(folder)?;
@@ -82,12 +81,9 @@ impl Kernel {
     /// seconds; the image itself where it has no entry for that.
     pub(crate) fn quick_image(&self, folder: &Path) -> Result<PathBuf> {
         let target = folder.join("vmlinux");
-        let words = [
-            "quick",
-            &self.image.to_string_lossy(),
-            &target.to_string_lossy(),
-        ];
-        Ok(host::run(&crate::root(), &words).map_or(self.image.clone(), |_| target))
+        let [image, to] = [&self.image, &target].map(|path| path.to_string_lossy());
+        let quick = host::run(&crate::root(), &["quick", &image, &to]);
+        Ok(quick.map_or(self.image.clone(), |_| target))
     }
 
     /// Whether it has a driver: as a module that was asked for, or compiled in.

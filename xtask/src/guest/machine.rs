@@ -67,6 +67,16 @@ pub(crate) fn vhost_user_disk(id: &str, socket: &Path, vrings: u32) -> Vec<Strin
 /// A check that the guest made: its name, and what was wrong.
 pub(crate) type Check = (String, Result);
 
+/// Those that found something wrong, each on a line of its own.
+pub(super) fn failed(checks: &[Check]) -> String {
+    let failed = checks
+        .iter()
+        .filter_map(|(name, result)| Some((name, result.as_ref().err()?)));
+    failed
+        .map(|(name, why)| format!("\n  {name}: {why}"))
+        .collect()
+}
+
 /// A running machine; killed when dropped.
 pub(crate) struct Machine {
     child: Child,
@@ -196,10 +206,6 @@ impl Machine {
 
     /// A sentence for the report, with the checks that failed and the end of what was printed.
     fn explain(&self, what: &str) -> String {
-        let failed = self.checks.iter().filter_map(|(name, result)| {
-            let why = result.as_ref().err()?;
-            Some(format!("\n  {name}: {why}"))
-        });
         let logs = [self.log.clone(), self.log.with_extension("qemu")];
         let logs = logs.map(|log| log.display().to_string());
         let ends = quietly(
@@ -207,7 +213,7 @@ impl Machine {
             &["tail", "-n", "15", &logs[0], &logs[1]],
             &[],
         );
-        let (failed, ends) = (failed.collect::<String>(), ends.unwrap_or_default());
+        let (failed, ends) = (failed(&self.checks), ends.unwrap_or_default());
         format!("the guest {what}{failed}\n{ends}")
     }
 }

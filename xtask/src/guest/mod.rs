@@ -81,32 +81,26 @@ pub(crate) fn run(
     let chosen: Vec<&Case> = cases::ALL.iter().filter(is_chosen).collect();
     let ended = suite::side_by_side(&chosen, WIDTH, |case| cases::run(&lab, case));
     let counts: Vec<usize> = ended.iter().flatten().copied().flatten().collect();
-    let (passed, failed) = (
-        counts.len(),
-        ended.iter().filter(|case| case.is_err()).count(),
-    );
+    let failed = ended.iter().filter(|case| case.is_err()).count();
+    let (passed, seconds) = (counts.len(), start.elapsed().as_secs_f64());
     let ignored = ended.len() - passed - failed;
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
     // In libtest's format, so that a reader of the log can sum both.
     println!(
-        "test result: {}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out; finished \
-         in {:.2}s",
-        if failed == 0 { "ok" } else { "FAILED" },
-        start.elapsed().as_secs_f64()
+        "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out; \
+         finished in {seconds:.2}s"
     );
     if failed > 0 {
-        return Err(
-            "guest cases failed; their logs are below target/guest/run, and `--against \
-             qemu-storage-daemon` tells a fault of the daemon from one of the test"
-                .to_owned(),
-        );
+        let why = "guest cases failed; their logs are below target/guest/run, and `--against qemu-storage-daemon` \
+                   tells a fault of the daemon from one of the test";
+        return Err(why.to_owned());
     }
     if !request.keep {
         empty_folder(&lab.folder)?;
     }
     let checks: usize = counts.iter().sum();
-    Ok(vec![format!(
-        "{passed} guest cases, {checks} checks, accelerator {accelerator}"
-    )])
+    let said = format!("{passed} guest cases, {checks} checks, accelerator {accelerator}");
+    Ok(vec![said])
 }
 
 impl Lab {
@@ -150,16 +144,18 @@ pub(crate) fn probe(kernel: &Kernel, initramfs: &Initramfs, folder: &Path) -> Re
     }
     let image = folder.join("probe.initramfs");
     initramfs.write(&image, cases::DISK, "BOOT=probe\n")?;
+    let (initramfs, parameters) = (&image, "");
+    let boot = Boot::Linux {
+        kernel: &kernel.image,
+        initramfs,
+        parameters,
+    };
     let mut machine = Machine::start(&MachineSpec {
         accelerator: Accelerator::Kvm,
         cpus: 1,
         devices: Vec::new(),
         pinned_to: None,
-        boot: Boot::Linux {
-            kernel: &kernel.image,
-            initramfs: &image,
-            parameters: "",
-        },
+        boot,
         log: folder.join("probe.log"),
         limit: Duration::from_secs(12),
     })?;

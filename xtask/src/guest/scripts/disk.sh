@@ -141,7 +141,7 @@ recover() {
 }
 
 # A disk served read-only says so, gives its data, and takes no write.
-readonly_disk() {
+read_only() {
     ask sum
     before=$answer
     check read-only 1 "$(cat $sysfs/ro)"
