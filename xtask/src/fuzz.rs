@@ -35,11 +35,9 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result {
         false => request.targets.clone(),
     };
     let folder = root.join("target/fuzz");
-    let (what, words) = (
-        "the fuzz targets",
-        "--release --manifest-path fuzz/Cargo.toml",
-    );
-    let programs = built::instrumented(root, what, &folder.join("build"), FLAGS, words)?;
+    let words = "--release --manifest-path fuzz/Cargo.toml";
+    let build = folder.join("build");
+    let programs = built::instrumented(root, "the fuzz targets", &build, FLAGS, words)?;
     let programs = programs.join("release");
     let finds = folder.join("finds");
     std::fs::create_dir_all(&finds).at(&finds)?;
@@ -57,11 +55,8 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result {
         }
     }
     if failed.is_empty() {
-        println!(
-            "passed in {} s: {}",
-            start.elapsed().as_secs(),
-            targets.join(", ")
-        );
+        let seconds = start.elapsed().as_secs();
+        println!("passed in {seconds} s: {}", targets.join(", "));
         return Ok(());
     }
     let (failed, finds, programs) = (failed.join(", "), finds.display(), programs.display());
@@ -83,27 +78,19 @@ fn names(folder: &str) -> Vec<String> {
 
 /// Runs one target on the corpus of earlier runs and on its seeds; `false`: it found something.
 fn fuzz(root: &Path, programs: &Path, target: &str, minutes: u32, log: &Path) -> Result<bool> {
-    let corpus = root.join("target/fuzz/corpus").join(target);
-    std::fs::create_dir_all(&corpus).at(&corpus)?;
-    let seeds = root.join("fuzz/seeds").join(target);
-    let seeds = seeds.exists().then(|| seeds.to_string_lossy().into_owned());
-    let finds = root.join("target/fuzz/finds").join(format!("{target}-"));
+    let folder = root.join("target/fuzz");
+    std::fs::create_dir_all(folder.join("corpus").join(target)).at(target)?;
+    let (program, seeds) = (programs.join(target), root.join("fuzz/seeds").join(target));
+    let (program, seeds, seconds) = (program.display(), seeds.display(), minutes * 60);
     // Looking for leaks costs a process for each input where threads come and go.
-    let mut words = vec![
-        programs.join(target).display().to_string(),
-        format!("-max_total_time={}", minutes * 60),
-        format!("-timeout={INPUT_SECONDS_MAX}"),
-        format!("-artifact_prefix={}", finds.display()),
-        "-detect_leaks=0".to_owned(),
-        "-print_final_stats=1".to_owned(),
-        corpus.display().to_string(),
-    ];
-    words.extend(seeds);
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let ended = logged(root, log, &words, &[]);
+    let line = format!(
+        "{program} -max_total_time={seconds} -timeout={INPUT_SECONDS_MAX} -artifact_prefix=finds/{target}- \
+         -detect_leaks=0 -print_final_stats=1 corpus/{target} {seeds}"
+    );
+    let ended = logged(&folder, log, &line.split(' ').collect::<Vec<_>>(), &[]);
     if let Err(why) = &ended {
         // libFuzzer prints nothing for a signal that it does not catch.
-        println!("{target}: {}", why.trim());
+        println!("{target}: {why}");
     }
     Ok(ended.is_ok())
 }

@@ -60,7 +60,7 @@ pub(crate) fn line(folder: &Path, line: &str, environment: &[(&str, &str)]) -> R
     quietly(folder, &line.split(' ').collect::<Vec<_>>(), environment)
 }
 
-/// The same for a program whose output goes to a file.
+/// The same for a program whose output goes to a file; the error is how it ended.
 pub(crate) fn logged(
     folder: &Path,
     log: &Path,
@@ -73,7 +73,9 @@ pub(crate) fn logged(
         "exec \"$@\" >\"$0\" 2>&1",
         &log.to_string_lossy(),
     ];
-    quietly(folder, &[&start, words].concat(), environment).map(drop)
+    let ended = quietly(folder, &[&start, words].concat(), environment);
+    let how = |why: String| why.rsplit("` ").next().unwrap_or_default().to_owned();
+    ended.map(drop).map_err(how)
 }
 
 /// Names the file or the program in an error of the system.

@@ -117,7 +117,10 @@ fn execute(job: &Job<'_>, logs: &Path, environment: &[(&str, &str)]) -> Result<S
         let closing = closing_lines(&output);
         return Ok(format!("{name:<30} ok   {seconds:6.1} s{closing}"));
     };
-    let why = why.trim();
+    let why = why.replace(
+        "status: 137",
+        &format!("status: 137, by a signal or after {LIMIT} s"),
+    );
     Err(format!(
         "{name:<30} FAIL {seconds:6.1} s: {why}; its output:\n{output}"
     ))
@@ -174,39 +177,40 @@ fn closing_lines(output: &str) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_listed_tests_run_alone_and_integration_tests_first() {
-        let all = [
-            ("crates/blk", "lib"),
-            ("tests", "pacing"),
-            ("tests", "life"),
-        ];
-        let all = all.map(|(package, target)| Artifact {
-            package: Path::new("/w").join(package),
-            target: target.to_owned(),
-            kind: Kind::Test,
-            file: "/bin/true".into(),
-        });
-        let names = jobs(Path::new("/w"), &all.each_ref())
-            .map(|jobs| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>());
-        assert_eq!(names[0], ["tests/pacing", "tests/life", "crates/blk/lib"]);
-        assert_eq!(names[1], ["tests/pacing", "tests/pacing", "tests/life"]);
+    fn artifact(package: &str, target: &str, file: &str) -> Artifact {
+        let (package, target, file) = (package.into(), target.to_owned(), file.into());
+        Artifact {
+            package,
+            target,
+            kind: Kind::Benchmark,
+            file,
+        }
     }
 
     #[test]
-    fn a_binary_that_fails_hangs_or_selects_no_test_is_named() {
+    fn the_listed_tests_run_alone_and_integration_tests_first() {
+        let all = [
+            ("/w/crates/blk", "lib"),
+            ("/w/tests", "pacing"),
+            ("/w/tests", "life"),
+        ];
+        let all = all.map(|(package, target)| artifact(package, target, ""));
+        let [crowd, alone] = jobs(Path::new("/w"), &all.each_ref());
+        let names = |jobs: Vec<Job<'_>>| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>();
+        assert_eq!(
+            names(crowd),
+            ["tests/pacing", "tests/life", "crates/blk/lib"]
+        );
+        assert_eq!(names(alone), ["tests/pacing", "tests/pacing", "tests/life"]);
+    }
+
+    #[test]
+    fn a_binary_that_fails_or_selects_no_test_is_named() {
         let root = std::env::temp_dir().join(format!("cleave-suite-{}", std::process::id()));
         for (file, is_fine) in [("/bin/true", true), ("/bin/false", false), ("/none", false)] {
-            let (package, target, file) = ("/".into(), "thing".to_owned(), file.into());
-            let found = Artifact {
-                package,
-                target,
-                kind: Kind::Benchmark,
-                file,
-            };
-            let verdict = run(&root, &[&found], &[], || Ok(()));
-            let named = verdict.as_ref().is_err_and(|why| why.contains("thing"));
-            assert_eq!(named, !is_fine, "{verdict:?}");
+            let verdict = run(&root, &[&artifact("/", "thing", file)], &[], || Ok(()));
+            let is_named = verdict.is_err_and(|why| why.contains("thing"));
+            assert_eq!(is_named, !is_fine, "{file}");
         }
         std::fs::remove_dir_all(root).unwrap();
         let none = "test result: ok. 0 passed; 0";

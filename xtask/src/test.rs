@@ -71,23 +71,18 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     let (guests, measured) = thread::scope(|scope| {
         let guests = scope.spawn(|| match selection.runs(Part::Guest) {
             false => Ok(Vec::new()),
-            true => guest::run(
-                root,
-                &artifacts,
-                &selection.guests,
-                selection.case.as_deref(),
-            ),
+            true => {
+                let (how, case) = (&selection.guests, selection.case.as_deref());
+                guest::run(root, &artifacts, how, case)
+            }
         });
         let measured = measure(root, selection);
         (guests.join(), measured)
     });
     passed.extend(guests.map_err(|_| "the guest cases panicked")??);
     passed.extend(measured?.into_iter().map(str::to_owned));
-    println!(
-        "passed in {} s: {}",
-        start.elapsed().as_secs(),
-        passed.join("; ")
-    );
+    let seconds = start.elapsed().as_secs();
+    println!("passed in {seconds} s: {}", passed.join("; "));
     Ok(())
 }
 
@@ -112,11 +107,8 @@ fn run_binaries(root: &Path, artifacts: &[Artifact], selection: &Selection) -> R
         None if !selection.quick => instructions::build(root).map(drop),
         _ => Ok(()),
     })?;
-    let seconds = start.elapsed().as_secs();
-    Ok(vec![format!(
-        "{} test binaries in {seconds} s",
-        tests.len()
-    )])
+    let (count, seconds) = (tests.len(), start.elapsed().as_secs());
+    Ok(vec![format!("{count} test binaries in {seconds} s")])
 }
 
 /// Counts instructions and runs the measurements, so that they cannot rot; reports what passed. Runs as short as

@@ -51,9 +51,8 @@ pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daem
         ("{writable}", on(!is_read_only)),
     ];
     let filled = |word: &str| {
-        values.iter().fold(word.to_owned(), |word, (name, value)| {
-            word.replace(name, value)
-        })
+        let fill = |word: String, (name, value): &(&str, String)| word.replace(name, value);
+        values.iter().fold(word.to_owned(), fill)
     };
     command.args(words.split(' ').map(filled));
     if lab.kind == BackendKind::Cleave {

@@ -150,13 +150,11 @@ impl Machine {
             let line = self.line()?;
             match report(&line) {
                 Some(("END", ..)) => return Ok(None),
-                Some(("MARK", name, values)) => {
-                    return Ok(Some((name.to_owned(), values.to_owned())));
-                }
-                Some(("TEST", name, "ok")) => self.checks.push((name.to_owned(), Ok(()))),
+                Some(("MARK", name, values)) => return Ok(Some((name.into(), values.into()))),
+                Some(("TEST", name, "ok")) => self.checks.push((name.into(), Ok(()))),
                 Some(("TEST", name, why)) => {
-                    let why = why.trim_start_matches("FAIL ").to_owned();
-                    self.checks.push((name.to_owned(), Err(why)));
+                    let why = why.trim_start_matches("FAIL ");
+                    self.checks.push((name.into(), Err(why.into())));
                 }
                 _ => {}
             }
@@ -183,12 +181,6 @@ impl Machine {
     /// SIGKILL, as a crash of the frontend; gives the checks so far.
     pub(crate) fn kill(mut self) -> Result<Vec<Check>> {
         Ok(std::mem::take(&mut self.checks))
-    }
-
-    /// Waits for a piece of plain text, as a boot sector prints it.
-    pub(crate) fn expect_text(&mut self, text: &str) -> Result {
-        while !self.line()?.contains(text) {}
-        Ok(())
     }
 
     fn left(&self) -> Duration {

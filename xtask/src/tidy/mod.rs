@@ -9,77 +9,41 @@ use crate::step::{Result, line, quietly};
 
 const FILE_LINES_MAX: usize = 700;
 
-/// A pattern that no line of some files may match (`-n`), or that a line of each has to match (`-L`), and why. The patterns
-/// are spelt so that this file passes its own rules.
-const RULES: &[(&str, &str, &[&str], &str)] = &[
-    (
-        "-n",
-        r"\b(FIX[M]E|XX[X])",
-        WRITTEN,
-        "do it, or state the fact and its reason",
-    ),
-    (
-        "-n",
-        r"(^|[^[:alnum:]_])/(wor[k]|roo[t]|hom[e])/",
-        WRITTEN,
-        "this path exists on one machine only",
-    ),
-    (
-        "-n",
-        r"^\s*#\[ignore",
-        &["*.rs"],
-        "an ignored test never runs; finish or delete it",
-    ),
-    // A list of imports could hide one.
-    (
-        "-n",
-        r"\bstd::(fs|net|thread|time|\{)",
-        &["crates/blk/src/*"],
-        "blk holds pure values: no files, sockets, threads or clocks",
-    ),
-    // Unsafe code: the doors to guest memory and to the kernel, and the oracle of the tests.
-    (
-        "-L",
-        r"^#!\[forbid\(unsafe_code\)\]$",
-        &[
-            "*src/lib.rs",
-            "*src/main.rs",
-            ":!crates/guest",
-            ":!crates/engine",
-            ":!crates/client",
-        ],
-        "#![forbid(unsafe_code)] is missing",
-    ),
-    (
-        "-L",
-        "^//!.*(forbid|must not)",
-        &["crates/*/src/lib.rs", "crates/*/src/main.rs"],
-        "the first `//!` lines do not say what the crate forbids",
-    ),
-];
-
-/// Text files that we wrote.
-const WRITTEN: &[&str] = &[":!*Cargo.lock", ":!LICENSE*"];
+/// Three lines each: a pattern that no line of some files may match (`-n`), or that a line of each has to match (`-L`); the
+/// files; and why. The patterns are spelt so that this file passes its own rules. A list of imports could hide one that is
+/// impure. Unsafe code is for the doors to guest memory and to the kernel, and for the oracle of the tests.
+const RULES: &str = r"-n \b(FIX[M]E|XX[X])
+:!*Cargo.lock :!LICENSE*
+do it, or state the fact and its reason
+-n (^|[^[:alnum:]_])/(wor[k]|roo[t]|hom[e])/
+:!*Cargo.lock :!LICENSE*
+this path exists on one machine only
+-n ^[[:blank:]]*#\[ignore
+*.rs
+an ignored test never runs; finish or delete it
+-n \bstd::(fs|net|thread|time|\{)
+crates/blk/src/*
+blk holds pure values: no files, sockets, threads or clocks
+-L ^#!\[forbid\(unsafe_code\)\]$
+*src/lib.rs *src/main.rs :!crates/guest :!crates/engine :!crates/client
+#![forbid(unsafe_code)] is missing
+-L ^//!.*(forbid|must.not)
+crates/*/src/lib.rs crates/*/src/main.rs
+the first `//!` lines do not say what the crate forbids";
 
 /// Checks every file that git tracks or would track. Reports all faults at once, one a line.
 pub(crate) fn check(root: &Path) -> Result<String> {
     let mut faults = Vec::new();
-    for (how, pattern, files, why) in RULES {
+    for [pattern, files, why] in RULES.lines().collect::<Vec<_>>().as_chunks::<3>().0 {
         // Status 1 says that there is no such line, or no such file.
         let search = "git grep -IE --untracked --no-color \"$@\" || [ $? = 1 ]";
-        let words = [
-            &["sh", "-c", search, "sh", how, "-e", pattern, "--"],
-            *files,
-        ]
-        .concat();
+        let mut words = vec!["sh", "-c", search, "sh"];
+        words.extend(pattern.split(' ').chain(["--"]).chain(files.split(' ')));
         let found = quietly(root, &words, &[])?;
         faults.extend(found.lines().map(|place| format!("{place}: {why}")));
     }
-    let listing = line(
-        root,
-        "git ls-files --cached --others --exclude-standard",
-        &[],
-    )?;
+    let files = "git ls-files --cached --others --exclude-standard";
+    let listing = line(root, files, &[])?;
     for path in listing.lines() {
         // A deleted file is listed until the deletion is staged, and binary files have no rules.
         let text = std::fs::read_to_string(root.join(path)).unwrap_or_default();
@@ -89,9 +53,8 @@ pub(crate) fn check(root: &Path) -> Result<String> {
         let lines = code_lines(&text);
         let is_test = path.contains("tests/") || path.ends_with("tests.rs");
         if path.ends_with(".rs") && lines > FILE_LINES_MAX && !is_test {
-            faults.push(format!(
-                "{path}: {lines} lines of code; the limit is {FILE_LINES_MAX}"
-            ));
+            let limit = format!("the limit is {FILE_LINES_MAX}");
+            faults.push(format!("{path}: {lines} lines of code; {limit}"));
         }
     }
     match faults.is_empty() {
