@@ -5,13 +5,11 @@
 mod bench;
 mod built;
 mod ci;
-mod conform;
 mod daemon;
 mod fuzz;
 mod guest;
 mod guest_bench;
-mod kill;
-mod pool;
+mod optimised;
 mod report;
 mod sanitize;
 mod setup;
@@ -24,6 +22,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use step::Result;
 
 /// Checks, tests and measurements of this workspace
 #[derive(Parser)]
@@ -44,11 +44,11 @@ enum Task {
     /// Set the machine up (as root), then run all tests or one part of them
     Test(test::Selection),
     /// Kill the daemon at random moments, and check every answer and byte of the next one
-    Kill(kill::Request),
+    Kill(optimised::Kill),
     /// Run the hostile, life cycle and recovery tables against any vhost-user-blk back-end
     ///
     /// Prints a Markdown table. Fails if the back-end fails a row that a specification demands.
-    Conform(conform::Request),
+    Conform(optimised::Conform),
     /// Run the integration tests against a daemon that AddressSanitizer watches
     Sanitize,
     /// Fuzz the parsers of outside input: chains, requests, messages, superblocks, bodies
@@ -79,14 +79,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(root: &Path, task: &Task) -> Result<(), String> {
+fn run(root: &Path, task: &Task) -> Result {
     match task {
         Task::Check => ci::run_changed(root),
         Task::Ci => ci::run(root),
         Task::Tidy => ci::run_tidy(root),
         Task::Test(selection) => test::run(root, selection),
-        Task::Kill(request) => kill::run(root, request),
-        Task::Conform(request) => conform::run(root, request),
+        Task::Kill(request) => optimised::kill(root, request),
+        Task::Conform(request) => optimised::conform(root, request),
         Task::Sanitize => sanitize::run(root),
         Task::Fuzz(request) => fuzz::run(root, request),
         Task::Bench(options) => bench::run(root, options),
@@ -105,42 +105,22 @@ fn root() -> PathBuf {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Task, String> {
-        let parsed = Cli::try_parse_from(format!("cargo-xtask {line}").split_whitespace());
-        parsed
-            .map(|cli| cli.task)
-            .map_err(|error| error.to_string())
-    }
-
     #[test]
-    fn the_commands_are_consistent() {
+    fn what_makes_no_sense_is_refused_and_what_is_misspelt_gets_a_suggestion() {
         <Cli as clap::CommandFactory>::command().debug_assert();
-    }
-
-    #[test]
-    fn a_misspelt_command_or_case_gets_a_suggestion() {
-        for (line, meant) in [
+        for (line, said) in [
             ("tdiy", "'tidy'"),
             ("test intgration", "'integration'"),
             ("test guest iopol", "'iopoll'"),
+            ("test iopoll", "invalid value"),
+            ("test guest --quick", "cannot be used"),
             ("kill --time 3", "'--times'"),
         ] {
-            let why = parse(line).err().unwrap_or_default();
-            assert!(why.contains(meant), "{line}: {why}");
-        }
-    }
-
-    #[test]
-    fn arguments_that_make_no_sense_are_refused() {
-        for line in [
-            "",
-            "tidy now",
-            "test iopoll",
-            "test --against spdk",
-            "test guest --quick",
-            "kill --seed x",
-        ] {
-            assert!(parse(line).is_err(), "{line}");
+            let parsed = Cli::try_parse_from(format!("xtask {line}").split(' '));
+            let why = parsed
+                .err()
+                .map_or(String::new(), |error| error.to_string());
+            assert!(why.contains(said), "{line}: {why}");
         }
     }
 }
