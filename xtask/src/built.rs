@@ -2,16 +2,14 @@
 //! part of the workspace would get its dependencies with other features, and cargo would build those again; so it is
 //! always asked for the whole.
 
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cargo_metadata::{Artifact as Built, Message, TargetKind};
 
-use crate::step::At;
+use crate::step::{At, Result, line};
 
 /// An executable that cargo has built.
-#[derive(Debug, PartialEq)]
 pub(crate) struct Artifact {
     /// The folder of its package.
     pub(crate) package: PathBuf,
@@ -21,7 +19,7 @@ pub(crate) struct Artifact {
     pub(crate) file: PathBuf,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     Program,
     Test,
@@ -29,54 +27,82 @@ pub(crate) enum Kind {
 }
 
 /// Builds all tests, benchmarks, examples and programs.
-pub(crate) fn everything(root: &Path) -> Result<Vec<Artifact>, String> {
-    cargo(root, &["--workspace", "--all-targets"])
+pub(crate) fn everything(root: &Path) -> Result<Vec<Artifact>> {
+    cargo(root, &["--all-targets"])
 }
 
 /// The daemon and the driver of its tests, built as `everything` builds them.
-pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2], String> {
+pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2]> {
     // Cargo takes the features of dev-dependencies in as soon as an example is asked for, as the tests do.
-    let wanted = ["--workspace", "--bin", "cleave", "--example", "drive"];
-    let artifacts = cargo(root, &wanted)?;
-    let [cleave, drive] = ["cleave", "drive"].map(|name| program(&artifacts, name));
-    Ok([cleave?.to_owned(), drive?.to_owned()])
+    let built = cargo(root, &["--bin", "cleave", "--example", "drive"])?;
+    Ok([program(&built, "cleave")?, program(&built, "drive")?])
+}
+
+/// The same two as they are released.
+pub(crate) fn for_release(root: &Path) -> Result<[PathBuf; 2]> {
+    println!("building for release");
+    let target = root.join("target");
+    for what in ["-p cleave-daemon", "-p cleave-client --example drive"] {
+        let build = format!("cargo build --locked --release {what}");
+        // A target folder of the caller's would leave an old program here.
+        line(
+            root,
+            &build,
+            &[("CARGO_TARGET_DIR", &target.to_string_lossy())],
+        )?;
+    }
+    Ok(["cleave", "examples/drive"].map(|name| target.join("release").join(name)))
 }
 
 /// Path of a program or an example.
-pub(crate) fn program<'a>(artifacts: &'a [Artifact], name: &str) -> Result<&'a Path, String> {
+pub(crate) fn program(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
     let is_it = |found: &&Artifact| found.kind == Kind::Program && found.target == name;
-    let found = artifacts.iter().find(is_it);
-    found
-        .map(|found| &*found.file)
-        .ok_or(format!("cargo built no program `{name}`"))
+    let found = artifacts.iter().find(is_it).map(|found| found.file.clone());
+    found.ok_or(format!("cargo built no program `{name}`"))
 }
 
-fn cargo(root: &Path, words: &[&str]) -> Result<Vec<Artifact>, String> {
+/// Builds with unstable options, which the pinned compiler takes all the same; the folder of the programs.
+pub(crate) fn instrumented(
+    root: &Path,
+    what: &str,
+    target: &Path,
+    flags: &str,
+    words: &str,
+) -> Result<PathBuf> {
+    let version = line(root, "rustc -vV", &[])?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.ok_or("rustc names no host")?;
+    println!("building {what} for {host}");
+    let to = target.to_string_lossy();
+    // With `--target`, what runs at build time is left as it is.
+    let words = format!("cargo --locked build {words} --target {host}");
+    let environment = [
+        ("RUSTC_BOOTSTRAP", "1"),
+        ("RUSTFLAGS", flags),
+        ("CARGO_TARGET_DIR", &to),
+    ];
+    line(root, &words, &environment)?;
+    Ok(target.join(host))
+}
+
+fn cargo(root: &Path, words: &[&str]) -> Result<Vec<Artifact>> {
     let mut command = Command::new("cargo");
     command
-        .args([
-            "build",
-            "--locked",
-            "--message-format",
-            "json-render-diagnostics",
-        ])
+        .args(["build", "--locked", "--workspace"])
+        .args(["--message-format", "json-render-diagnostics"])
         .args(words)
         // A target folder of the caller's would leave old programs where other parts of xtask look for them.
         .env("CARGO_TARGET_DIR", root.join("target"))
         .current_dir(root)
-        .stdout(Stdio::piped());
-    let mut child = command.spawn().at("cargo")?;
-    let printed = child.stdout.take().map(BufReader::new);
-    let messages = printed.into_iter().flat_map(Message::parse_stream);
-    let artifacts = messages
-        .map_while(Result::ok)
-        .filter_map(|message| match message {
-            Message::CompilerArtifact(built) => artifact(built),
-            _ => None,
-        });
-    let artifacts = artifacts.collect();
-    match child.wait().at("cargo")? {
-        status if status.success() => Ok(artifacts),
+        .stderr(Stdio::inherit());
+    let output = command.output().at("cargo")?;
+    let messages = Message::parse_stream(&*output.stdout).map_while(std::result::Result::ok);
+    let artifacts = messages.filter_map(|message| match message {
+        Message::CompilerArtifact(built) => artifact(built),
+        _ => None,
+    });
+    match output.status {
+        status if status.success() => Ok(artifacts.collect()),
         status => Err(format!("{command:?} ended with {status}")),
     }
 }
@@ -89,45 +115,14 @@ fn artifact(built: Built) -> Option<Artifact> {
         _ if built.profile.test => (Kind::Test, built.target.name),
         _ => (Kind::Program, built.target.name),
     };
+    let (package, file) = (
+        built.manifest_path.parent()?.into(),
+        built.executable?.into(),
+    );
     Some(Artifact {
-        package: built.manifest_path.parent()?.into(),
+        package,
         target,
         kind,
-        file: built.executable?.into(),
+        file,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn found(kind: &str, test: bool, executable: &str) -> Option<Artifact> {
-        let line = format!(
-            r#"{{"package_id": "a", "manifest_path": "/w/a/Cargo.toml", "features": [], "filenames": [], "fresh": true,
-                "target": {{"kind": ["{kind}"], "crate_types": ["bin"], "name": "thing", "src_path": "/w/a/a.rs"}},
-                "profile": {{"opt_level": "0", "debug_assertions": true, "overflow_checks": true, "test": {test}}},
-                "executable": {executable}}}"#
-        );
-        artifact(serde_json::from_str(&line).unwrap())
-    }
-
-    #[test]
-    fn executables_are_sorted_by_their_use() {
-        for (word, test, kind, target) in [
-            ("bin", false, Kind::Program, "thing"),
-            ("example", false, Kind::Program, "thing"),
-            ("bin", true, Kind::Test, "thing"),
-            ("test", true, Kind::Test, "thing"),
-            ("lib", true, Kind::Test, "lib"),
-            ("bench", false, Kind::Benchmark, "thing"),
-        ] {
-            let found = found(word, test, "\"/t/thing-1\"").unwrap();
-            assert_eq!((found.kind, &*found.target), (kind, target), "{word}");
-            assert_eq!(
-                (found.package, found.file),
-                ("/w/a".into(), "/t/thing-1".into())
-            );
-        }
-        assert_eq!(found("lib", false, "null"), None);
-    }
 }

@@ -1,19 +1,12 @@
 //! `cargo xtask sanitize`: the integration tests against a daemon that AddressSanitizer watches.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Instant;
 
-use crate::step::{At, empty_folder, line};
-use crate::suite::Suite;
-use crate::{built, fuzz, setup, test};
-
-/// How the daemon is built: a sanitizer is an unstable option, which the pinned compiler takes all the same.
-const BUILD: [(&str, &str); 2] = [
-    ("RUSTC_BOOTSTRAP", "1"),
-    ("RUSTFLAGS", "-Zsanitizer=address"),
-];
+use crate::built::{self, Artifact, Kind};
+use crate::step::{At, Result, empty_folder, quietly};
+use crate::{setup, suite};
 
 /// Options of the sanitizer. SIGBUS and SIGSEGV are left to the daemon, which lives on when guest memory is cut
 /// off. What is freed is kept for a while, so that a late access to it is seen: 4 MiB of it, where 256 would
@@ -27,36 +20,46 @@ quarantine_size_mb=4:thread_local_quarantine_size_kb=64";
 const KEPT_KIB: &str = "32768";
 
 /// Builds, tests, and counts the sanitizer's reports; any is a failure.
-pub(crate) fn run(root: &Path) -> Result<(), String> {
+pub(crate) fn run(root: &Path) -> Result {
     let start = Instant::now();
     setup::provide(root)?;
     let folder = root.join("target/sanitize");
-    let program = build(root, &folder)?;
+    let (what, words) = (
+        "the daemon with AddressSanitizer",
+        "--package cleave-daemon",
+    );
+    let program = built::instrumented(root, what, &folder, "-Zsanitizer=address", words)?;
+    let program = program.join("debug/cleave");
     let reports = folder.join("reports");
     empty_folder(&reports)?;
     // Daemons of every user report into it.
     std::fs::set_permissions(&reports, std::fs::Permissions::from_mode(0o777)).at(&reports)?;
     let options = format!("{OPTIONS}:log_path={}", reports.join("report").display());
-    check(root, &program)?;
-    println!(
-        "running the integration tests against {}",
-        program.display()
-    );
-    println!("ASAN_OPTIONS={options}");
-    let artifacts = built::everything(root)?;
-    let tests = test::integration(root, &artifacts);
+    // Where the sanitizer is not in the program, its silence would mean nothing.
+    let line = "\"$0\" --version 2>&1 | grep -q AddressSanitizer";
+    let words = ["sh", "-c", line, &program.to_string_lossy()];
+    quietly(root, &words, &[("ASAN_OPTIONS", "help=1")])?;
     let program = program.to_string_lossy();
+    println!("running the integration tests against {program}\nASAN_OPTIONS={options}");
+    let artifacts = built::everything(root)?;
+    let is_test =
+        |found: &&Artifact| found.kind != Kind::Program && found.package == root.join("tests");
+    let tests: Vec<&Artifact> = artifacts.iter().filter(is_test).collect();
     let environment = [
         ("CLEAVE_BIN", &*program),
         ("CLEAVE_TEST_KEPT_KIB", KEPT_KIB),
         ("ASAN_OPTIONS", &options),
     ];
-    let suite = Suite::new(root, &tests, &environment)?;
-    let tests = suite.run_crowd().and(suite.run_alone());
-    let count = show(&reports)?;
-    if count > 0 {
+    let tests = suite::run(root, &tests, &environment, || Ok(()));
+    let found = quietly(
+        &reports,
+        &["sh", "-c", "tail -vn +1 * 2>/dev/null || true"],
+        &[],
+    )?;
+    if !found.is_empty() {
+        print!("{found}");
         return Err(format!(
-            "{count} reports of the sanitizer in {}",
+            "the sanitizer's reports are in {}",
             reports.display()
         ));
     }
@@ -66,40 +69,4 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
         start.elapsed().as_secs()
     );
     Ok(())
-}
-
-fn build(root: &Path, folder: &Path) -> Result<PathBuf, String> {
-    let host = fuzz::host(root)?;
-    println!("building the daemon with AddressSanitizer for {host}");
-    let target = folder.to_string_lossy();
-    // With `--target`, what runs at build time is left unsanitized.
-    let words = format!("cargo --locked build --package cleave-daemon --target {host}");
-    let environment = [&BUILD[..], &[("CARGO_TARGET_DIR", &*target)]].concat();
-    line(root, &words, &environment)?;
-    Ok(folder.join(host).join("debug/cleave"))
-}
-
-/// Fails where the sanitizer is not in the program: then its silence would mean nothing.
-fn check(root: &Path, program: &Path) -> Result<(), String> {
-    let output = Command::new(program)
-        .arg("--version")
-        .env("ASAN_OPTIONS", "help=1")
-        .current_dir(root)
-        .output()
-        .at(program)?;
-    match String::from_utf8_lossy(&output.stderr).contains("AddressSanitizer") {
-        true => Ok(()),
-        false => Err(format!("{} has no sanitizer in it", program.display())),
-    }
-}
-
-/// Prints the reports; how many there are.
-fn show(folder: &Path) -> Result<usize, String> {
-    let reports: Vec<_> = std::fs::read_dir(folder).at(folder)?.flatten().collect();
-    for report in &reports {
-        let path = report.path();
-        let text = std::fs::read(&path).at(&path)?;
-        println!("--- {}\n{}", path.display(), String::from_utf8_lossy(&text));
-    }
-    Ok(reports.len())
 }

@@ -1,91 +1,70 @@
 //! Programs that the tests need: found by their names, and installed where they are missing.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::step::line;
+use crate::step::{At, Result, line};
 
-/// A program and the Debian and Ubuntu package that holds it.
-const NEEDS: &[(&str, &str)] = &[
-    ("qemu-system-x86_64", "qemu-system-x86"),
-    ("qemu-storage-daemon", "qemu-system-common"),
-    ("fio", "fio"),
-    ("busybox", "busybox-static"),
-    ("mkfs.ext4", "e2fsprogs"),
-    ("fstrim", "util-linux"),
-    ("taskset", "util-linux"),
-    ("setpriv", "util-linux"),
-    ("unshare", "util-linux"),
-    ("libvirtd", "libvirt-daemon"),
-    ("virsh", "libvirt-clients"),
-    ("strace", "strace"),
-    ("valgrind", "valgrind"),
-    ("xz", "xz-utils"),
-    ("zstd", "zstd"),
-];
+/// Debian's and Ubuntu's packages, with the programs that are wanted of each.
+const NEEDS: &str = "\
+qemu-system-x86: qemu-system-x86_64
+qemu-system-common: qemu-storage-daemon
+fio: fio
+busybox-static: busybox
+e2fsprogs: mkfs.ext4
+util-linux: fstrim taskset setpriv unshare
+libvirt-daemon: libvirtd
+libvirt-clients: virsh
+strace: strace
+valgrind: valgrind
+xz-utils: xz
+zstd: zstd";
 
 /// With the administrator's programs, which PATH may leave out.
-const FOLDERS: &[&str] = &[
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/sbin",
-    "/usr/bin",
-    "/sbin",
-    "/bin",
-];
+const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The full path of a program.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
-    let mut paths = FOLDERS.iter().map(|folder| Path::new(folder).join(program));
+    let mut paths = std::env::split_paths(FOLDERS).map(|folder| folder.join(program));
     paths.find(|path| path.is_file())
 }
 
 /// Installs what the tests need and the machine lacks; without the rights, the error is the command to run.
-pub(crate) fn provide(root: &Path) -> Result<(), String> {
-    let all: Vec<&str> = NEEDS.iter().map(|need| need.0).collect();
-    provide_programs(root, &all)
+pub(crate) fn provide(root: &Path) -> Result {
+    install(root, |_| true)
 }
 
 /// The same for some of the programs only.
-pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result<(), String> {
+pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result {
+    install(root, |program| programs.contains(&program))
+}
+
+fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
+    let is_missing = |program| is_wanted(program) && find(program).is_none();
     let missing = || {
-        let wanted = NEEDS
-            .iter()
-            .filter(|(program, _)| programs.contains(program));
-        wanted.filter(|(program, _)| find(program).is_none())
+        let needs = NEEDS.lines().filter_map(|need| need.split_once(": "));
+        let missing = needs.filter(|need| need.1.split(' ').any(is_missing));
+        missing.map(|need| need.0).collect::<Vec<_>>().join(" ")
     };
-    let packages: Vec<&str> = missing().map(|need| need.1).collect();
+    let packages = missing();
     if packages.is_empty() {
         return Ok(());
     }
     if find("apt-get").is_none() {
-        return Err(format!(
-            "this is neither Debian nor Ubuntu: install what holds {packages:?}"
-        ));
+        let why = "this is neither Debian nor Ubuntu: install what holds";
+        return Err(format!("{why} {packages}"));
     }
-    let install = format!(
-        "apt-get install -y --no-install-recommends {}",
-        packages.join(" ")
-    );
-    if !is_root(root)? {
+    let install = format!("apt-get install -y --no-install-recommends {packages}");
+    if std::fs::metadata("/proc/self").at("/proc/self")?.uid() != 0 {
         return Err(format!("packages are missing; run: sudo {install}"));
     }
-    println!("installing: {}", packages.join(" "));
-    refresh_lists(root)?;
+    println!("installing: {packages}");
+    line(root, "apt-get update", &[])?;
     line(root, &install, &[("DEBIAN_FRONTEND", "noninteractive")])?;
-    missing().next().map_or(Ok(()), |(program, package)| {
-        Err(format!("{package} is installed, but holds no {program}"))
-    })
-}
-
-/// Brings apt's lists up to date, where we may.
-pub(crate) fn refresh_lists(folder: &Path) -> Result<(), String> {
-    if is_root(folder)? {
-        line(folder, "apt-get update", &[]).map(drop)
-    } else {
-        Err("apt's package lists are missing or old; run: sudo apt-get update".to_owned())
+    match missing() {
+        none if none.is_empty() => Ok(()),
+        some => Err(format!(
+            "installed, but without the programs wanted: {some}"
+        )),
     }
-}
-
-fn is_root(folder: &Path) -> Result<bool, String> {
-    Ok(line(folder, "id -u", &[])?.trim() == "0")
 }

@@ -1,14 +1,14 @@
 //! Runs test binaries side by side. Most of their time they wait, so a few more run than there are CPUs; those
 //! that judge time run by themselves afterwards.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Instant;
 
 use crate::built::{Artifact, Kind};
-use crate::pool;
-use crate::step::At;
+use crate::step::{At, Result, logged};
 
 /// Tests that judge CPU time or latency: binary, and the filter that selects them in it. They run
 /// one at a time when all others have ended.
@@ -31,8 +31,8 @@ const LONGEST: &[&str] = &[
     "crates/worker/sim",
 ];
 
-/// Of one binary. Far more than any takes: what hangs must end with its output.
-const LIMIT: Duration = Duration::from_secs(400);
+/// Of one binary, in seconds. Far more than any takes: what hangs must end with its output.
+const LIMIT: &str = "400";
 
 /// A run of a binary.
 struct Job<'a> {
@@ -41,110 +41,89 @@ struct Job<'a> {
     words: Vec<&'static str>,
 }
 
-/// Test binaries, sorted by how they run.
-pub(crate) struct Suite<'a> {
-    crowd: Vec<Job<'a>>,
-    alone: Vec<Job<'a>>,
-    logs: PathBuf,
-    environment: &'a [(&'a str, &'a str)],
+/// Runs test binaries; prints a line and libtest's closing lines for each, and the whole output of each that failed.
+/// `meanwhile` runs beside those that a busy machine does not disturb.
+pub(crate) fn run(
+    root: &Path,
+    artifacts: &[&Artifact],
+    environment: &[(&str, &str)],
+    meanwhile: impl FnOnce() -> Result + Send,
+) -> Result {
+    let logs = root.join("target/ci/tests");
+    std::fs::create_dir_all(&logs).at(&logs)?;
+    let [crowd, alone] = jobs(root, artifacts);
+    let execute = |job: &Job<'_>| {
+        let report = execute(job, &logs, environment);
+        println!("{}", report.as_deref().unwrap_or_else(|why| why));
+        report.is_err().then(|| job.name.clone())
+    };
+    let cpus = thread::available_parallelism().map_or(1, |count| count.get());
+    let (other, mut failed) = thread::scope(|scope| {
+        let other = scope.spawn(meanwhile);
+        let ended = side_by_side(&crowd, cpus + 2, execute);
+        (other.join(), ended)
+    });
+    failed.extend(side_by_side(&alone, 1, execute));
+    let failed: Vec<String> = failed.into_iter().flatten().collect();
+    if failed.is_empty() {
+        return other.map_err(|_| "a build panicked")?;
+    }
+    let (names, logs) = (failed.join(", "), logs.display());
+    Err(format!(
+        "failed: {names}; their output stands above and in {logs}"
+    ))
 }
 
-impl<'a> Suite<'a> {
-    pub(crate) fn new(
-        root: &Path,
-        artifacts: &[&'a Artifact],
-        environment: &'a [(&'a str, &'a str)],
-    ) -> Result<Suite<'a>, String> {
-        let logs = root.join("target/ci/tests");
-        std::fs::create_dir_all(&logs).at(&logs)?;
-        let [crowd, alone] = jobs(root, artifacts);
-        Ok(Suite {
-            crowd,
-            alone,
-            logs,
-            environment,
-        })
-    }
-
-    /// Runs the tests that a busy machine does not disturb.
-    pub(crate) fn run_crowd(&self) -> Result<(), String> {
-        let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
-        self.run(&self.crowd, cpus + 2)
-    }
-
-    /// Runs the tests that judge time. The caller sees to it that nothing else runs.
-    pub(crate) fn run_alone(&self) -> Result<(), String> {
-        self.run(&self.alone, 1)
-    }
-
-    /// Prints a line and libtest's closing lines for each, and the whole output of each that failed.
-    fn run(&self, jobs: &[Job<'a>], width: usize) -> Result<(), String> {
-        let mut failed = Vec::new();
-        let execute = |job: &Job<'_>| self.execute(job);
-        pool::run(jobs, width, execute, |job, report| {
-            println!("{}", report.as_deref().unwrap_or_else(|why| why));
-            failed.extend(report.is_err().then_some(job.name.clone()));
-        });
-        match failed.is_empty() {
-            true => Ok(()),
-            false => Err(format!(
-                "failed: {}; their output stands above and in {}",
-                failed.join(", "),
-                self.logs.display()
-            )),
+/// Runs `work` on every job, `width` at a time, in the order given; the results come as they end.
+pub(crate) fn side_by_side<J: Sync, R: Send>(
+    jobs: &[J],
+    width: usize,
+    work: impl Fn(&J) -> R + Sync,
+) -> Vec<R> {
+    let next = Mutex::new(jobs.iter());
+    let (to, results) = channel();
+    thread::scope(|scope| {
+        for to in vec![to; width] {
+            let (next, work) = (&next, &work);
+            scope.spawn(move || {
+                // A poisoned lock: another job panicked, which the scope reports when all have ended.
+                while let Some(job) = next.lock().ok().and_then(|mut jobs| jobs.next()) {
+                    // The receiver outlives the scope.
+                    let _ = to.send(work(job));
+                }
+            });
         }
-    }
-
-    /// Runs one binary as cargo does, in the package's folder; the report of it.
-    fn execute(&self, job: &Job<'_>) -> Result<String, String> {
-        let file_name = format!("{}{}.log", job.name.replace('/', "-"), job.words.join("-"));
-        let log = self.logs.join(file_name);
-        let stdout = File::create(&log).at(&log)?;
-        let stderr = stdout.try_clone().at(&log)?;
-        let mut command = Command::new(&job.artifact.file);
-        if job.artifact.kind == Kind::Test {
-            command.args(&job.words);
-        }
-        command.envs(self.environment.iter().copied());
-        command.current_dir(&job.artifact.package);
-        let start = Instant::now();
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(stdout)
-            .stderr(stderr)
-            .spawn();
-        let failure = failure(child.at(&job.name)?).at(&job.name)?;
-        let seconds = start.elapsed().as_secs_f64();
-        let output = std::fs::read(&log).at(&log)?;
-        let output = String::from_utf8_lossy(&output);
-        let name = &job.name;
-        match failure.or_else(|| unmatched(&job.words, &output)) {
-            Some(why) => Err(format!(
-                "{name:<30} FAIL {seconds:6.1} s: {why}; its output:\n{output}"
-            )),
-            None => Ok(format!(
-                "{name:<30} ok   {seconds:6.1} s{}",
-                closing_lines(&output)
-            )),
-        }
-    }
+    });
+    results.iter().collect()
 }
 
-/// Waits for a test; why it failed, where it did.
-fn failure(mut child: Child) -> std::io::Result<Option<String>> {
+/// Runs one binary as cargo does, in the package's folder; the report of it.
+fn execute(job: &Job<'_>, logs: &Path, environment: &[(&str, &str)]) -> Result<String> {
+    let (artifact, name, words) = (job.artifact, &job.name, &job.words);
+    let log = logs.join(format!("{}{}.log", name.replace('/', "-"), words.join("-")));
+    let file = artifact.file.to_string_lossy();
+    // In the foreground, where the terminal's signals reach the test.
+    let mut line = vec!["timeout", "--foreground", "--signal=KILL", LIMIT, &file];
+    if artifact.kind == Kind::Test {
+        line.extend(words);
+    }
     let start = Instant::now();
-    loop {
-        match child.try_wait()? {
-            Some(status) if status.success() => return Ok(None),
-            Some(status) => return Ok(Some(format!("ended with {status}"))),
-            None if start.elapsed() > LIMIT => {
-                child.kill()?;
-                child.wait()?;
-                return Ok(Some(format!("did not end within {} s", LIMIT.as_secs())));
-            }
-            None => std::thread::sleep(Duration::from_millis(10)),
-        }
-    }
+    let ended = logged(&artifact.package, &log, &line, environment);
+    let seconds = start.elapsed().as_secs_f64();
+    let output = std::fs::read(&log).at(&log)?;
+    let output = String::from_utf8_lossy(&output);
+    let why = ended.err().or_else(|| unmatched(words, &output));
+    let Some(why) = why else {
+        let closing = closing_lines(&output);
+        return Ok(format!("{name:<30} ok   {seconds:6.1} s{closing}"));
+    };
+    let why = why.replace(
+        "status: 137",
+        &format!("status: 137, by a signal or after {LIMIT} s"),
+    );
+    Err(format!(
+        "{name:<30} FAIL {seconds:6.1} s: {why}; its output:\n{output}"
+    ))
 }
 
 /// A filter of `ALONE` that selects no test: its test was renamed, and runs among the others.
@@ -161,24 +140,23 @@ fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
         let package = artifact.package.strip_prefix(root);
         let package = package.unwrap_or(&artifact.package).display();
         let name = format!("{package}/{}", artifact.target);
-        let filters = ALONE.iter().filter(|(binary, _)| *binary == name);
-        let filters: Vec<&str> = filters.map(|(_, filter)| *filter).collect();
-        let job = |words| Job {
-            artifact,
-            name: name.clone(),
-            words,
+        let filters = ALONE.iter().filter(|row| row.0 == name).map(|row| row.1);
+        let job = |words| {
+            let name = name.clone();
+            Job {
+                artifact,
+                name,
+                words,
+            }
         };
-        alone.extend(filters.iter().map(|filter| job(vec![*filter])));
-        let skips = filters.iter().flat_map(|filter| ["--skip", *filter]);
-        crowd.push(job(skips.collect()));
+        alone.extend(filters.clone().map(|filter| job(vec![filter])));
+        crowd.push(job(filters.flat_map(|filter| ["--skip", filter]).collect()));
     }
     // A test that starts late should be short. Then the other integration tests.
     crowd.sort_by_key(|job| {
         let rank = LONGEST.iter().position(|name| *name == job.name);
-        (
-            rank.unwrap_or(LONGEST.len()),
-            !job.name.starts_with("tests/"),
-        )
+        let is_unit = !job.name.starts_with("tests/");
+        (rank.unwrap_or(LONGEST.len()), is_unit)
     });
     [crowd, alone]
 }
@@ -201,58 +179,43 @@ mod tests {
 
     fn artifact(package: &str, target: &str, file: &str) -> Artifact {
         let (package, target, file) = (package.into(), target.to_owned(), file.into());
-        let kind = Kind::Benchmark;
         Artifact {
             package,
             target,
-            kind,
+            kind: Kind::Benchmark,
             file,
         }
     }
 
     #[test]
-    fn integration_tests_start_first_and_the_listed_ones_run_alone() {
+    fn the_listed_tests_run_alone_and_integration_tests_first() {
         let all = [
             ("/w/crates/blk", "lib"),
             ("/w/tests", "pacing"),
             ("/w/tests", "life"),
         ];
         let all = all.map(|(package, target)| artifact(package, target, ""));
-        let jobs = jobs(Path::new("/w"), &all.iter().collect::<Vec<_>>());
-        let names = jobs.map(|jobs| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>());
-        assert_eq!(names[0], ["tests/pacing", "tests/life", "crates/blk/lib"]);
-        assert_eq!(names[1], ["tests/pacing", "tests/pacing", "tests/life"]);
-    }
-
-    #[test]
-    fn a_filter_has_to_select_a_test() {
-        let (none, one) = (
-            "test result: ok. 0 passed; 0",
-            "test result: ok. 1 passed; 0",
+        let [crowd, alone] = jobs(Path::new("/w"), &all.each_ref());
+        let names = |jobs: Vec<Job<'_>>| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>();
+        assert_eq!(
+            names(crowd),
+            ["tests/pacing", "tests/life", "crates/blk/lib"]
         );
-        let table = [
-            (&["old_name"][..], none, true),
-            (&["name"], one, false),
-            (&["--skip", "name"], none, false),
-            (&[], none, false),
-        ];
-        for (words, output, is_fault) in table {
-            assert_eq!(unmatched(words, output).is_some(), is_fault, "{words:?}");
-        }
+        assert_eq!(names(alone), ["tests/pacing", "tests/pacing", "tests/life"]);
     }
 
     #[test]
-    fn a_binary_that_fails_or_cannot_start_is_named() {
+    fn a_binary_that_fails_or_selects_no_test_is_named() {
         let root = std::env::temp_dir().join(format!("cleave-suite-{}", std::process::id()));
-        let verdict = |file: &str| {
-            let found = artifact("/", "thing", file);
-            Suite::new(&root, &[&found], &[])?.run_crowd()
-        };
-        assert_eq!(verdict("/bin/true"), Ok(()));
-        for file in ["/bin/false", "/nonexistent"] {
-            let why = verdict(file).unwrap_err();
-            assert!(why.contains("thing"), "{why}");
+        for (file, is_fine) in [("/bin/true", true), ("/bin/false", false), ("/none", false)] {
+            let verdict = run(&root, &[&artifact("/", "thing", file)], &[], || Ok(()));
+            let is_named = verdict.is_err_and(|why| why.contains("thing"));
+            assert_eq!(is_named, !is_fine, "{file}");
         }
         std::fs::remove_dir_all(root).unwrap();
+        let none = "test result: ok. 0 passed; 0";
+        assert!(unmatched(&["old_name"], none).is_some());
+        assert!(unmatched(&["--skip", "name"], none).is_none());
+        assert!(unmatched(&["name"], "test result: ok. 1 passed; 0").is_none());
     }
 }

@@ -7,8 +7,8 @@ use std::time::Instant;
 use crate::bench::{self, instructions};
 use crate::built::{self, Artifact, Kind};
 use crate::guest::{self, BackendKind};
-use crate::suite::Suite;
-use crate::{guest_bench, setup};
+use crate::step::Result;
+use crate::{guest_bench, setup, suite};
 
 /// Which tests, and how.
 #[derive(clap::Args)]
@@ -43,20 +43,8 @@ impl Selection {
         !self.quick && self.includes(part)
     }
 
-    /// The test binaries to run.
-    fn binaries<'a>(&self, root: &Path, artifacts: &'a [Artifact]) -> Vec<&'a Artifact> {
-        let part = |found: &Artifact| match found.kind {
-            Kind::Program => None,
-            _ if found.package == root.join("tests") => Some(Part::Integration),
-            Kind::Test => Some(Part::Unit),
-            Kind::Benchmark => Some(Part::Benches),
-        };
-        let is_selected = |found: &&Artifact| part(found).is_some_and(|part| self.includes(part));
-        artifacts.iter().filter(is_selected).collect()
-    }
-
     /// Sets the machine up: programs, and kernels where guests are to run.
-    fn provide(&self, root: &Path) -> Result<(), String> {
+    fn provide(&self, root: &Path) -> Result {
         setup::provide(root)?;
         if self.runs(Part::Guest) {
             guest::fetch_kernel(root)?;
@@ -67,7 +55,7 @@ impl Selection {
 }
 
 /// Runs what was selected; ends at the first part that fails.
-pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
+pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     let start = Instant::now();
     // Downloads go on while the compiler works.
     let (provided, artifacts) = thread::scope(|scope| {
@@ -78,86 +66,64 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
     provided.map_err(|_| "setting the machine up panicked")??;
     let artifacts = artifacts?;
     println!("built in {} s", start.elapsed().as_secs());
-    let mut passed = Vec::new();
-    passed.extend(run_binaries(root, &artifacts, selection)?);
+    let mut passed = run_binaries(root, &artifacts, selection)?;
     // Neither judges time, and both wait.
     let (guests, measured) = thread::scope(|scope| {
         let guests = scope.spawn(|| match selection.runs(Part::Guest) {
-            false => Ok(None),
-            true => guest::run(
-                root,
-                &artifacts,
-                &selection.guests,
-                selection.case.as_deref(),
-            )
-            .map(Some),
+            false => Ok(Vec::new()),
+            true => {
+                let (how, case) = (&selection.guests, selection.case.as_deref());
+                guest::run(root, &artifacts, how, case)
+            }
         });
         let measured = measure(root, selection);
         (guests.join(), measured)
     });
     passed.extend(guests.map_err(|_| "the guest cases panicked")??);
-    passed.extend(measured?);
-    println!(
-        "passed in {} s: {}",
-        start.elapsed().as_secs(),
-        passed.join("; ")
-    );
+    passed.extend(measured?.into_iter().map(str::to_owned));
+    let seconds = start.elapsed().as_secs();
+    println!("passed in {seconds} s: {}", passed.join("; "));
     Ok(())
 }
 
 /// The test binaries; reports how many passed.
-fn run_binaries(
-    root: &Path,
-    artifacts: &[Artifact],
-    selection: &Selection,
-) -> Result<Option<String>, String> {
-    let tests = selection.binaries(root, artifacts);
+fn run_binaries(root: &Path, artifacts: &[Artifact], selection: &Selection) -> Result<Vec<String>> {
+    let part = |found: &Artifact| match found.kind {
+        Kind::Program => None,
+        _ if found.package == root.join("tests") => Some(Part::Integration),
+        Kind::Test => Some(Part::Unit),
+        Kind::Benchmark => Some(Part::Benches),
+    };
+    let is_selected = |found: &&Artifact| part(found).is_some_and(|part| selection.includes(part));
+    let tests: Vec<&Artifact> = artifacts.iter().filter(is_selected).collect();
     if tests.is_empty() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let start = Instant::now();
-    let program = built::program(artifacts, "cleave")?.to_string_lossy();
-    let environment = [("CLEAVE_BIN", &*program)];
-    let suite = Suite::new(root, &tests, &environment)?;
+    let program = built::program(artifacts, "cleave")?;
+    let environment = [("CLEAVE_BIN", &*program.to_string_lossy())];
     // The compiler works while tests wait.
-    let (counted, tested) = thread::scope(|scope| {
-        let counted = scope.spawn(|| match selection.part.is_none() && !selection.quick {
-            true => instructions::build(root).map(drop),
-            false => Ok(()),
-        });
-        let tested = suite.run_crowd();
-        (counted.join(), tested)
-    });
-    tested.and(suite.run_alone())?;
-    counted.map_err(|_| "a build panicked")??;
-    let seconds = start.elapsed().as_secs();
-    Ok(Some(format!(
-        "{} test binaries in {seconds} s",
-        tests.len()
-    )))
+    suite::run(root, &tests, &environment, || match selection.part {
+        None if !selection.quick => instructions::build(root).map(drop),
+        _ => Ok(()),
+    })?;
+    let (count, seconds) = (tests.len(), start.elapsed().as_secs());
+    Ok(vec![format!("{count} test binaries in {seconds} s")])
 }
 
 /// Counts instructions and runs the measurements, so that they cannot rot; reports what passed. Runs as short as
 /// these measure nothing.
-fn measure(root: &Path, selection: &Selection) -> Result<Vec<String>, String> {
+fn measure(root: &Path, selection: &Selection) -> Result<Vec<&'static str>> {
     let mut passed = Vec::new();
     if selection.runs(Part::Benches) {
-        instructions::run(root, &instructions::Request::default())?;
-        bench::run(root, &["all", "--smoke"])?;
-        passed.push("instructions per I/O, the benchmarks' suites for seconds".to_owned());
+        instructions::run(root, &instructions::Counting::default())?;
+        bench::run(root, &bench::Options::smoke())?;
+        passed.push("instructions per I/O, the benchmarks' suites for seconds");
     }
     let is_ours = selection.guests.against == BackendKind::Cleave;
     if selection.runs(Part::Guest) && is_ours && selection.case.is_none() {
-        guest_bench::run(root, &["--smoke"])?;
-        passed.push("a comparison in guests, seconds of each".to_owned());
+        guest_bench::run(root, &guest_bench::Options::smoke())?;
+        passed.push("a comparison in guests, seconds of each");
     }
     Ok(passed)
-}
-
-/// The integration tests.
-pub(crate) fn integration<'a>(root: &Path, artifacts: &'a [Artifact]) -> Vec<&'a Artifact> {
-    let tests = artifacts.iter().filter(|found| found.kind != Kind::Program);
-    tests
-        .filter(|found| found.package == root.join("tests"))
-        .collect()
 }

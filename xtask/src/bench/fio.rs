@@ -4,19 +4,14 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::desk::Load;
 use crate::step::quietly;
 
 /// A job for fio; its engine is io_uring, with the file and the buffers registered.
 pub(super) struct Job<'a> {
     pub(super) disk: &'a Path,
-    pub(super) block_bytes: u32,
-    pub(super) depth: u32,
-    /// Threads with a ring of their own.
-    pub(super) threads: u32,
-    pub(super) read_percent: u32,
-    pub(super) seconds: f64,
-    /// Driven before it counts.
-    pub(super) warm_up: f64,
+    /// As many in flight as of the driver, from one thread for each vring.
+    pub(super) load: &'a Load,
     /// As `taskset` names them.
     pub(super) cpus: &'a str,
 }
@@ -24,21 +19,24 @@ pub(super) struct Job<'a> {
 impl Job<'_> {
     /// The command line.
     pub(super) fn words(&self) -> Vec<String> {
-        let mix = match self.read_percent {
+        let Load {
+            block_bytes,
+            depth,
+            queues,
+            ..
+        } = self.load;
+        let mix = match self.load.read_percent {
             100 => "--rw=randread".to_owned(),
             percent => format!("--rw=randrw --rwmixread={percent}"),
         };
         let text = format!(
             "taskset --cpu-list {} fio --name=bare --output-format=json --ioengine=io_uring --direct=1 --registerfiles=1 \
-             --fixedbufs=1 {mix} --bs={} --iodepth={} --numjobs={} --thread --group_reporting --unified_rw_reporting=1 \
-             --time_based --ramp_time={}ms --runtime={}ms --randrepeat=1 --norandommap --random_generator=tausworthe64 \
-             --percentile_list=50:99:99.9",
+             --fixedbufs=1 {mix} --bs={block_bytes} --iodepth={depth} --numjobs={queues} --thread --group_reporting \
+             --unified_rw_reporting=1 --time_based --ramp_time={}ms --runtime={}ms --randrepeat=1 --norandommap \
+             --random_generator=tausworthe64 --percentile_list=50:99:99.9",
             self.cpus,
-            self.block_bytes,
-            self.depth,
-            self.threads,
-            (self.warm_up * 1e3) as u64,
-            (self.seconds * 1e3).max(1.0) as u64,
+            (self.load.warm_up * 1e3) as u64,
+            (self.load.seconds * 1e3).max(1.0) as u64,
         );
         let mut words: Vec<String> = text.split(' ').map(str::to_owned).collect();
         // fio takes a colon for a separator of several files.
@@ -56,7 +54,7 @@ impl Job<'_> {
         let from = said.find('{').ok_or(format!("fio said {said}"))?;
         let whole: Value = serde_json::from_str(&said[from..])
             .map_err(|error| format!("fio said {said}: {error}"))?;
-        result(&whole, self.depth * self.threads).ok_or(format!("fio said {said}"))
+        result(&whole, self.load.depth * self.load.queues).ok_or(format!("fio said {said}"))
     }
 }
 

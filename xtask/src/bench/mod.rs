@@ -1,128 +1,203 @@
-//! Comparisons with other daemons and with the disk itself, interleaved in one run: a ratio of two things is
-//! measured side by side, round by round, and quoted as the median of the rounds with its minimum and maximum.
+//! Comparisons with other daemons and with the disk itself, interleaved in one run: a ratio of two things is measured
+//! side by side, round by round, and quoted as the median of the rounds with its minimum and maximum.
 
-mod callgrind;
-mod counts;
-mod cpu;
 mod cpus;
 mod desk;
-mod draw;
 mod fio;
-mod idle;
 pub(crate) mod image;
 pub(crate) mod instructions;
-mod interleave;
-mod legs;
-mod load;
-mod matrix;
-mod options;
 mod others;
-mod pacing;
-mod recording;
-mod scale;
-mod spdk;
-mod split;
-mod start;
+mod rest;
 mod subject;
-mod tax;
-mod transport;
+mod suites;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::report::{self, Draw};
+use clap::{Parser, ValueEnum};
+
+use crate::report;
 use desk::Desk;
-use options::{Options, Pace};
 use others::Used;
 
-/// A question, and what answers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Suite {
-    Transport,
-    Cpu,
-    Tax,
-    Split,
-    Pacing,
-    Idle,
-    Scale,
-    Start,
-    Instructions,
-    Recording,
+/// Suites, and how they are run.
+#[derive(Debug, Default, Clone, Parser)]
+pub(crate) struct Options {
+    /// The suites; all of them if none is named
+    #[arg(value_name = "SUITE")]
+    named: Vec<Suite>,
+    /// Measure fewer points and rounds: all suites within ten minutes
+    #[arg(long, conflicts_with = "smoke")]
+    quick: bool,
+    /// Run one short round, which shows that the suites work
+    #[arg(long)]
+    smoke: bool,
+    /// Use a filled file or device instead of a file below target
+    #[arg(long, value_name = "PATH")]
+    disk: Option<PathBuf>,
+    /// Accept a disk that was never filled
+    #[arg(long)]
+    allow_thin: bool,
+    /// Let suites that write do so on --disk
+    #[arg(long)]
+    destructive: bool,
+    /// Measure the SPDK that was built in this folder too (transport, cpu, tax)
+    #[arg(long, value_name = "DIR")]
+    spdk: Option<PathBuf>,
+    /// Write to this folder instead of one below target/bench
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Set the number of rounds
+    #[arg(long, value_name = "N")]
+    rounds: Option<u32>,
+    /// Set the length of each round, from 0.05 to 600
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    seconds: Option<f64>,
+    #[command(flatten)]
+    pub(crate) counting: instructions::Counting,
 }
 
-/// The functions that draw the suites, in the order of the page.
-pub(crate) const DRAWN: &[Draw] = &[
-    transport::section,
-    cpu::section,
-    tax::section,
-    split::section,
-    pacing::section,
-    idle::section,
-    scale::section,
-    start::section,
-    counts::section,
-    recording::section,
-];
+/// A question, and what answers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// What the ring alone costs
+    Transport,
+    /// CPU time of a request
+    Cpu,
+    /// Response time beside the bare disk's
+    Tax,
+    /// What splitting gains
+    Split,
+    /// Interrupt, poll and adaptive at all rates
+    Pacing,
+    /// What disks cost that nobody uses
+    Idle,
+    /// One disk and 64, one vring and 16
+    Scale,
+    /// From exec to the first answer
+    Start,
+    /// Instructions per I/O; alone, it fails when they rise by 2 %
+    Instructions,
+    /// What counts and times cost
+    Recording,
+    /// All of these
+    All,
+}
+
+/// How much is asked of each suite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// Every point.
+    Full,
+    /// The points that matter.
+    Quick,
+    /// One short round with programs built for tests: shows that all of it runs, and nothing else.
+    Smoke,
+}
+
+impl Pace {
+    /// Returns the argument for this pace.
+    fn pick<T>(self, full: T, quick: T, smoke: T) -> T {
+        match self {
+            Pace::Full => full,
+            Pace::Quick => quick,
+            Pace::Smoke => smoke,
+        }
+    }
+}
 
 impl Suite {
-    const ALL: &'static [Suite] = &[
-        Suite::Transport,
-        Suite::Cpu,
-        Suite::Tax,
-        Suite::Split,
-        Suite::Pacing,
-        Suite::Idle,
-        Suite::Scale,
-        Suite::Start,
-        Suite::Instructions,
-        Suite::Recording,
-    ];
-
     /// As the command line and the raw lines call it.
-    fn name(self) -> &'static str {
-        match self {
-            Suite::Transport => "transport",
-            Suite::Cpu => "cpu",
-            Suite::Tax => "tax",
-            Suite::Split => "split",
-            Suite::Pacing => "pacing",
-            Suite::Idle => "idle",
-            Suite::Scale => "scale",
-            Suite::Start => "start",
-            Suite::Instructions => "instructions",
-            Suite::Recording => "recording",
-        }
+    fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 
     fn measure(self, desk: &mut Desk) -> Result<(), String> {
         match self {
-            Suite::Transport => transport::measure(desk),
-            Suite::Cpu => cpu::measure(desk),
-            Suite::Tax => tax::measure(desk),
-            Suite::Split => split::measure(desk),
-            Suite::Pacing => pacing::measure(desk),
-            Suite::Idle => idle::measure(desk),
-            Suite::Scale => scale::measure(desk),
-            Suite::Start => start::measure(desk),
-            Suite::Instructions => counts::measure(desk),
-            Suite::Recording => recording::measure(desk),
+            Suite::Transport => suites::transport(desk),
+            Suite::Cpu => suites::cpu(desk),
+            Suite::Tax => suites::tax(desk),
+            Suite::Split => suites::split(desk),
+            Suite::Pacing => suites::pacing(desk),
+            Suite::Idle => rest::idle(desk),
+            Suite::Scale => suites::scale(desk),
+            Suite::Start => rest::start(desk),
+            Suite::Instructions => rest::instructions(desk),
+            Suite::Recording => suites::recording(desk),
+            Suite::All => Ok(()),
         }
     }
 }
 
-/// Measures what the words ask for and leaves a folder with raw data, figures and a page.
-pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
-    let options = Options::parse_words(words)?;
-    let mut desk = Desk::set_up(root, &options, words)?;
+impl Options {
+    /// All suites for an instant.
+    pub(crate) fn smoke() -> Options {
+        Options {
+            smoke: true,
+            ..Options::default()
+        }
+    }
+
+    /// Each suite once, in the order of the arguments.
+    fn suites(&self) -> Vec<Suite> {
+        let mut suites = Vec::new();
+        for suite in &self.named {
+            if !suites.contains(suite) {
+                suites.push(*suite);
+            }
+        }
+        if suites.is_empty() || suites.contains(&Suite::All) {
+            suites = Suite::value_variants().to_vec();
+            suites.retain(|suite| *suite != Suite::All);
+        }
+        suites
+    }
+
+    fn pace(&self) -> Pace {
+        match (self.smoke, self.quick) {
+            (true, _) => Pace::Smoke,
+            (_, true) => Pace::Quick,
+            _ => Pace::Full,
+        }
+    }
+
+    /// Rounds that are enough for a spread; fewer are refused.
+    fn rounds(&self) -> Result<u32, String> {
+        let least = self.pace().pick(5, 3, 1);
+        match self.rounds {
+            Some(rounds) if rounds < least => Err(format!(
+                "at least {least} rounds: fewer say nothing about the spread"
+            )),
+            rounds => Ok(rounds.unwrap_or(least)),
+        }
+    }
+
+    /// The run's folder below `target/bench`.
+    fn name(&self) -> String {
+        let what = match self.suites().as_slice() {
+            [one] => one.name(),
+            several if several.len() == Suite::value_variants().len() - 1 => "all".to_owned(),
+            _ => "some".to_owned(),
+        };
+        format!("{what}{}", self.pace().pick("", "-quick", "-smoke"))
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    let is_fine = (0.05..=600.0).contains(&seconds);
+    is_fine
+        .then_some(seconds)
+        .ok_or("a round takes 0.05 to 600 seconds".to_owned())
+}
+
+/// Measures, and leaves a folder with raw data, figures and a page.
+pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
+    if options.named == [Suite::Instructions] {
+        return instructions::run(root, &options.counting);
+    }
+    let mut desk = Desk::set_up(root, options)?;
     let folder = desk.run.folder().to_owned();
-    println!(
-        "driver on CPU {}, daemon on CPU {}; {} rounds of {} s; raw data: {}",
-        desk.cpus.driver,
-        desk.cpus.daemon,
-        desk.effort.rounds,
-        desk.effort.seconds,
-        folder.display()
-    );
     let mut failed = Vec::new();
     for suite in options.suites() {
         if !measure_one(suite, &mut desk)? {
@@ -130,11 +205,12 @@ pub(crate) fn run(root: &Path, words: &[&str]) -> Result<(), String> {
         }
         report::draw(std::slice::from_ref(&folder), &folder)?;
     }
+    let pace = desk.pace;
     if failed.is_empty() {
         desk.run.finish()?;
     }
     let page = report::draw(std::slice::from_ref(&folder), &folder)?;
-    if desk.effort.pace != Pace::Smoke {
+    if pace != Pace::Smoke {
         report::print_verdicts(&folder)?;
     }
     println!("{}", page.display());
@@ -150,13 +226,53 @@ fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool, String> {
     println!("{name}");
     let (start, used) = (Instant::now(), Used::now());
     let done = suite.measure(desk);
-    let is_judged = desk.effort.pace != Pace::Smoke;
+    let is_judged = desk.pace != Pace::Smoke;
     if let Some(complaint) = used.complaint().filter(|_| is_judged) {
-        desk.run.warn(name, &complaint)?;
+        desk.run.warn(&name, &complaint)?;
     }
     if let Err(why) = &done {
-        desk.run.warn(name, &format!("ended early: {why}"))?;
+        desk.run.warn(&name, &format!("ended early: {why}"))?;
     }
     println!("{name} took {:.0} s", start.elapsed().as_secs_f64());
     Ok(done.is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        let words = format!("bench {line}");
+        Options::try_parse_from(words.split_whitespace()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn arguments_are_read_in_any_order() {
+        let all = parse("").unwrap();
+        assert_eq!((all.rounds(), all.name().as_str()), (Ok(5), "all"));
+        assert_eq!(all.suites(), parse("all").unwrap().suites());
+        let two = parse("--rounds 9 cpu --quick tax cpu").unwrap();
+        assert_eq!(two.suites(), [Suite::Cpu, Suite::Tax]);
+        assert_eq!((two.rounds(), two.pace()), (Ok(9), Pace::Quick));
+        let one = parse("idle --smoke --disk b --allow-thin").unwrap();
+        assert_eq!(one.name(), "idle-smoke");
+    }
+
+    #[test]
+    fn too_little_and_unknown_arguments_are_refused() {
+        for line in [
+            "--quick --smoke",
+            "--rounds",
+            "--seconds nan",
+            "--seconds 0",
+            "--speed 9",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        for line in ["--rounds 4", "--quick --rounds 2"] {
+            assert!(parse(line).unwrap().rounds().is_err(), "{line}");
+        }
+        let why = parse("speed").unwrap_err();
+        assert!(why.contains("recording"), "{why}");
+    }
 }

@@ -1,30 +1,25 @@
-//! The subjects of the measurements: the disk itself, the peer, and ours in each of its ways to wait.
+//! The subjects of the measurements: the disk itself, the peers, and ours in each of its ways to wait. Why the peers are
+//! run so: docs/benchmarks.md.
 
 use std::path::{Path, PathBuf};
 
-/// The program that answers the requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Subject {
-    /// fio on the disk: no daemon.
-    Bare,
-    /// In its main loop, or with an I/O thread.
-    QemuStorageDaemon {
-        has_io_thread: bool,
-    },
-    /// With one reactor, which never sleeps.
-    Spdk,
-    Cleave(Completion),
-}
+use serde_json::{Value, json};
 
-/// How ours waits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Completion {
-    Interrupt,
-    Poll,
-    Adaptive,
-    /// Adaptive that does not leave low rates to interrupts.
-    AnyRate,
-}
+use super::desk::{Case, Desk, Load};
+use crate::step::At;
+
+/// In a command line: the path of the daemon's socket.
+pub(super) const SOCKET: &str = "{socket}";
+
+pub(super) const BARE: &str = "bare fio";
+pub(super) const QSD: &str = "qemu-storage-daemon";
+pub(super) const QSD_IO_THREAD: &str = "qemu-storage-daemon, I/O thread";
+pub(super) const SPDK: &str = "SPDK";
+pub(super) const INTERRUPT: &str = "cleave interrupt";
+pub(super) const POLL: &str = "cleave poll";
+pub(super) const ADAPTIVE: &str = "cleave adaptive";
+/// Adaptive that does not leave low rates to interrupts.
+pub(super) const ANY_RATE: &str = "cleave adaptive, any rate";
 
 /// The disk that is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,126 +30,201 @@ pub(super) enum Store {
     Disk(PathBuf),
 }
 
-impl Subject {
-    pub(super) const QSD: Subject = Subject::QemuStorageDaemon {
-        has_io_thread: false,
-    };
-    pub(super) const QSD_IO_THREAD: Subject = Subject::QemuStorageDaemon {
-        has_io_thread: true,
-    };
-    pub(super) const SPDK: Subject = Subject::Spdk;
-    pub(super) const INTERRUPT: Subject = Subject::Cleave(Completion::Interrupt);
-    pub(super) const POLL: Subject = Subject::Cleave(Completion::Poll);
-    pub(super) const ADAPTIVE: Subject = Subject::Cleave(Completion::Adaptive);
-    pub(super) const ANY_RATE: Subject = Subject::Cleave(Completion::AnyRate);
-
-    /// In tables, figures and raw lines.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Subject::Bare => "bare fio",
-            Subject::QSD => "qemu-storage-daemon",
-            Subject::QSD_IO_THREAD => "qemu-storage-daemon, I/O thread",
-            Subject::Spdk => "SPDK",
-            Subject::Cleave(Completion::Interrupt) => "cleave interrupt",
-            Subject::Cleave(Completion::Poll) => "cleave poll",
-            Subject::Cleave(Completion::Adaptive) => "cleave adaptive",
-            Subject::Cleave(Completion::AnyRate) => "cleave adaptive, any rate",
-        }
+impl Desk {
+    /// These subjects at a point, and SPDK if there is one.
+    pub(super) fn cases(
+        &self,
+        point: &str,
+        store: &Store,
+        load: &Load,
+        subjects: &[&str],
+    ) -> Result<Vec<Case>, String> {
+        let spdk = self.spdk.as_ref().map(|_| SPDK);
+        let subjects = subjects.iter().copied().chain(spdk);
+        subjects
+            .map(|subject| self.case(point, store, load, subject))
+            .collect()
     }
 
-    /// The daemon's command line; none for the disk itself. Why the peer is run so: docs/benchmarks.md.
-    pub(super) fn command(
-        self,
-        cleave: &Path,
+    pub(super) fn case(
+        &self,
+        point: &str,
         store: &Store,
-        queues: u32,
-        socket: &Path,
-    ) -> Option<Vec<String>> {
-        match self {
-            // SPDK is started by `spdk.rs`: it takes a file, not words.
-            Subject::Bare | Subject::Spdk => None,
-            Subject::QemuStorageDaemon { has_io_thread } => {
-                let mut words = qemu_storage_daemon(store, queues, socket);
-                if has_io_thread {
-                    words[4].push_str(",iothread=io");
-                    let thread = ["--object", "iothread,id=io"].map(str::to_owned);
-                    words.splice(1..1, thread);
-                }
-                Some(words)
+        load: &Load,
+        subject: &str,
+    ) -> Result<Case, String> {
+        let command = match (subject, &self.spdk) {
+            (SPDK, Some(spdk)) => {
+                Some(spdk.command(self.run.folder(), &self.cpus.daemon, store)?)
             }
-            Subject::Cleave(completion) => Some(serve(cleave, completion, store, queues, socket)),
-        }
+            _ => command(&self.cleave, subject, store, load.queues),
+        };
+        let disk = match (&command, store) {
+            (None, Store::Disk(path)) => Some(path.clone()),
+            _ => None,
+        };
+        Ok(Case {
+            point: point.to_owned(),
+            subject: subject.to_owned(),
+            daemons: command.into_iter().collect(),
+            disk,
+            load: load.clone(),
+            learns: 0.0,
+            facts: json!({ "store": format!("{store:?}") }),
+        })
+    }
+
+    /// `cleave serve` with these options.
+    pub(super) fn serve(&self, options: &str, disks: &[&Path]) -> Vec<String> {
+        serve(&self.cleave, options, disks)
     }
 }
 
-fn qemu_storage_daemon(store: &Store, queues: u32, socket: &Path) -> Vec<String> {
+/// The daemon's command line; none for the disk itself.
+pub(super) fn command(
+    cleave: &Path,
+    subject: &str,
+    store: &Store,
+    queues: u32,
+) -> Option<Vec<String>> {
+    let completion = match subject {
+        QSD => return Some(qemu_storage_daemon(store, queues, "")),
+        QSD_IO_THREAD => return Some(qemu_storage_daemon(store, queues, ",iothread=io")),
+        INTERRUPT => "interrupt",
+        POLL => "poll",
+        ADAPTIVE => "adaptive",
+        ANY_RATE => "adaptive --spin-rate-min 0",
+        _ => return None,
+    };
+    let disk = match store {
+        Store::Null => Path::new("null:1G,read-zeroes=off"),
+        Store::Disk(path) => path,
+    };
+    Some(serve(
+        cleave,
+        &format!("--queues {queues} --completion {completion}"),
+        &[disk],
+    ))
+}
+
+fn serve(cleave: &Path, options: &str, disks: &[&Path]) -> Vec<String> {
+    let mut words = vec![cleave.to_string_lossy().into_owned()];
+    let options = format!("serve --workers 1 --log warn {options} --socket-path");
+    words.extend(options.split(' ').map(str::to_owned));
+    words.push(SOCKET.to_owned());
+    for disk in disks {
+        words.extend(["--disk".to_owned(), disk.to_string_lossy().into_owned()]);
+    }
+    words
+}
+
+fn qemu_storage_daemon(store: &Store, queues: u32, thread: &str) -> Vec<String> {
     let disk = match store {
         // Both leave the memory of reads alone.
         Store::Null => "driver=null-co,node-name=disk,size=1073741824,read-zeroes=off".to_owned(),
-        // The protocol node itself: a `raw` node above it would only add a layer.
+        // The protocol node itself: a `raw` node above it would only add a layer. QEMU tells files and devices apart by
+        // name, and wants a comma within a value doubled.
         Store::Disk(path) => format!(
             "driver={},node-name=disk,filename={},aio=io_uring,cache.direct=on,cache.no-flush=off",
-            driver_of(path),
-            doubled(&path.to_string_lossy())
+            if path.starts_with("/dev") {
+                "host_device"
+            } else {
+                "file"
+            },
+            path.to_string_lossy().replace(',', ",,")
         ),
     };
     let export = format!(
-        "type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},addr.type=unix,addr.path={}",
-        doubled(&socket.to_string_lossy())
+        "type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues}{thread},addr.type=unix,\
+         addr.path={SOCKET}"
     );
-    [
-        "qemu-storage-daemon",
-        "--blockdev",
-        &disk,
-        "--export",
-        &export,
-    ]
-    .map(str::to_owned)
-    .to_vec()
+    let mut words = vec![QSD];
+    if !thread.is_empty() {
+        words.extend(["--object", "iothread,id=io"]);
+    }
+    words.extend(["--blockdev", &disk, "--export", &export]);
+    words.into_iter().map(str::to_owned).collect()
 }
 
-/// QEMU tells files and devices apart by name.
-fn driver_of(path: &Path) -> &'static str {
-    match path.starts_with("/dev") {
-        true => "host_device",
-        false => "file",
+/// A built SPDK: its vhost target with one reactor, which never sleeps.
+pub(super) struct Spdk {
+    folder: PathBuf,
+    pub(super) version: String,
+}
+
+/// In the run's folder: the socket of the first daemon, and those of its own.
+const SPDK_FILES: [&str; 3] = ["disk0.sock", "spdk-rpc.sock", "spdk-rpc.sock.lock"];
+
+impl Spdk {
+    /// In the folder that `--spdk` names.
+    pub(super) fn find(folder: &Path) -> Result<Spdk, String> {
+        let folder = std::fs::canonicalize(folder).at(folder)?;
+        let program = folder.join("build/bin/vhost");
+        if !program.is_file() {
+            let program = program.display();
+            return Err(format!(
+                "--spdk: there is no {program}; build SPDK there first"
+            ));
+        }
+        let version = std::fs::read_to_string(folder.join("VERSION"));
+        let version = version.map_or("unknown".to_owned(), |text| text.trim().to_owned());
+        Ok(Spdk { folder, version })
+    }
+
+    /// Removes what it left when it was killed, which it would not replace itself.
+    pub(super) fn clean(run: &Path) {
+        for left in SPDK_FILES {
+            let _ = std::fs::remove_file(run.join(left));
+        }
+    }
+
+    /// Writes its configuration, and returns the command line that reads it. Without huge pages it serves as well: the
+    /// driver's memory is not its own.
+    fn command(&self, run: &Path, cpu: &str, store: &Store) -> Result<Vec<String>, String> {
+        let name = match store {
+            Store::Null => "spdk-null.json",
+            Store::Disk(_) => "spdk-disk.json",
+        };
+        let config = run.join(name);
+        std::fs::write(&config, configuration(store).to_string()).at(&config)?;
+        let shown = |path: PathBuf| path.display().to_string();
+        let mut words = vec!["env".to_owned()];
+        words.push(format!(
+            "LD_LIBRARY_PATH={}",
+            shown(self.folder.join("build/lib"))
+        ));
+        words.push(shown(self.folder.join("build/bin/vhost")));
+        let options = format!("-m [{cpu}] --no-huge -s 512 --no-pci -S");
+        words.extend(options.split(' ').map(str::to_owned));
+        words.extend([
+            shown(run.to_owned()),
+            "-r".to_owned(),
+            shown(run.join(SPDK_FILES[1])),
+        ]);
+        words.extend(["-c".to_owned(), shown(config)]);
+        Ok(words)
     }
 }
 
-/// A comma within a value, as QEMU wants it.
-fn doubled(value: &str) -> String {
-    value.replace(',', ",,")
-}
-
-fn serve(
-    cleave: &Path,
-    completion: Completion,
-    store: &Store,
-    queues: u32,
-    socket: &Path,
-) -> Vec<String> {
-    let disk = match store {
-        Store::Null => "null:1G,read-zeroes=off".to_owned(),
-        Store::Disk(path) => path.to_string_lossy().into_owned(),
+/// A disk and its controller.
+fn configuration(store: &Store) -> Value {
+    let (method, disk) = match store {
+        Store::Null => (
+            "bdev_null_create",
+            json!({ "name": "disk", "num_blocks": 1u32 << 18, "block_size": 4096 }),
+        ),
+        // Of its two drivers for files the faster one at depth 32.
+        Store::Disk(path) => (
+            "bdev_aio_create",
+            json!({ "name": "disk", "filename": path, "block_size": 512 }),
+        ),
     };
-    let completion = match completion {
-        Completion::Interrupt => "interrupt",
-        Completion::Poll => "poll",
-        Completion::Adaptive => "adaptive",
-        Completion::AnyRate => "adaptive --spin-rate-min 0",
-    };
-    let mut words = vec![cleave.to_string_lossy().into_owned()];
-    words.extend(
-        format!("serve --queues {queues} --workers 1 --log warn --completion {completion} --disk")
-            .split(' ')
-            .map(str::to_owned),
-    );
-    words.extend([
-        disk,
-        "--socket-path".to_owned(),
-        socket.to_string_lossy().into_owned(),
-    ]);
-    words
+    let controller = json!({ "ctrlr": SPDK_FILES[0], "dev_name": "disk" });
+    let subsystem = |name: &str, method: &str, params| json!({ "subsystem": name, "config": [{ "method": method, "params": params }] });
+    json!({ "subsystems": [
+        subsystem("bdev", method, disk),
+        subsystem("vhost_blk", "vhost_create_blk_controller", controller),
+    ] })
 }
 
 #[cfg(test)]
@@ -164,14 +234,10 @@ mod tests {
     #[test]
     fn names_with_commas_and_blanks_survive() {
         let store = Store::Disk(PathBuf::from("/a b,c.img"));
-        let line = |subject: Subject| {
-            let words = subject.command(Path::new("cleave"), &store, 2, Path::new("/s,k"));
-            words.unwrap()
-        };
-        let peer = line(Subject::QSD);
-        assert!(peer[2].contains("filename=/a b,,c.img,"), "{peer:?}");
-        assert!(peer[4].ends_with("addr.path=/s,,k"), "{peer:?}");
-        let ours = line(Subject::POLL);
+        let line = |subject| command(Path::new("cleave"), subject, &store, 2).unwrap();
+        assert!(line(QSD)[2].contains("filename=/a b,,c.img,"));
+        let ours = line(POLL);
         assert!(ours.contains(&"/a b,c.img".to_owned()) && ours.contains(&"poll".to_owned()));
+        assert!(command(Path::new("cleave"), BARE, &store, 2).is_none());
     }
 }

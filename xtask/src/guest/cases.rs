@@ -3,418 +3,289 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::backend::{self, BackendSpec, Mode};
-use super::machine::{Boot, Check, Machine, MachineSpec, vhost_user_disk};
-use super::{BackendKind, Lab, Outcome, boot_sector, iopoll, libvirt};
+use super::backend::{self, Mode};
+use super::machine::{self, Boot, Check, Machine, MachineSpec, vhost_user_disk};
+use super::{BackendKind, Lab, iopoll, libvirt};
 use crate::daemon::Daemon;
+use crate::step::{At, Result, quietly};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 160 * MIB;
 const GROWN_BYTES: u64 = 192 * MIB;
 /// Of one boot. Generous: a busy machine without KVM needs a tenth of it.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(300);
+/// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
+const KILLS: &str = "6";
 
-/// Of a guest and its disk: as many CPUs as vrings, and both sizes of blocks that a guest may be told.
-#[derive(Clone, Copy)]
-pub(super) struct Shape {
+/// Of the boots that are no case's own doing; also the one that proves that an accelerator runs a guest at all.
+pub(super) const DISK: &str = include_str!("scripts/disk.sh");
+
+/// A case by its name; a guest has as many CPUs as vrings, and both sizes of blocks are told to some.
+pub(super) struct Case {
+    pub(super) name: &'static str,
     pub(super) cpus: u32,
     pub(super) block_bytes: u32,
-    /// Further options of QEMU's chardev.
-    chardev: &'static str,
+    how: How,
 }
 
-const ONE: Shape = Shape {
-    cpus: 1,
-    block_bytes: 512,
-    chardev: "",
-};
-const RECONNECTING: Shape = Shape {
-    chardev: ",reconnect=1",
-    ..ONE
-};
-pub(super) const FOUR: Shape = Shape {
-    cpus: 4,
-    block_bytes: 4096,
-    chardev: "",
-};
-const KILLED: Shape = Shape {
-    chardev: ",reconnect=1",
-    ..FOUR
-};
-/// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
-const KILLS: u64 = 6;
-/// Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
-const FIRMWARE: Shape = Shape {
-    block_bytes: 512,
-    ..FOUR
-};
+/// Boots of Linux, one after the other, each a function of a script; or what the host does.
+enum How {
+    Disk(&'static str),
+    Fio(&'static str),
+    Own(fn(&mut Bench<'_>) -> Result),
+}
 
-/// A case by its name.
-pub(crate) struct Case {
-    pub(crate) name: &'static str,
-    run: fn(&Bench<'_>) -> Result<Outcome, String>,
+const fn case(name: &'static str, cpus: u32, block_bytes: u32, how: How) -> Case {
+    Case {
+        name,
+        cpus,
+        block_bytes,
+        how,
+    }
 }
 
 /// The longest first: what starts late should be short.
-pub(crate) const ALL: &[Case] = &[
-    Case {
-        name: "iopoll",
-        run: |bench| iopoll::run(bench.lab, &bench.folder),
-    },
-    Case {
-        name: "four-cpus",
-        run: |bench| short_life(bench, FOUR).map(Outcome::Checked),
-    },
-    Case {
-        name: "one-cpu",
-        run: |bench| life(bench, ONE).map(Outcome::Checked),
-    },
-    Case {
-        name: "killed",
-        run: |bench| killed(bench, KILLED).map(Outcome::Checked),
-    },
-    Case {
-        name: "fio-verify",
-        run: |bench| verify(bench, FOUR, Mode::Plain).map(Outcome::Checked),
-    },
-    Case {
-        name: "fio-verify-poll",
-        run: |bench| verify(bench, ONE, Mode::Poll).map(Outcome::Checked),
-    },
-    Case {
-        name: "libvirt",
-        run: libvirt::run,
-    },
-    Case {
-        name: "reconnect",
-        run: |bench| reconnect(bench, RECONNECTING).map(Outcome::Checked),
-    },
-    Case {
-        name: "firmware-boot",
-        run: |bench| firmware_boot(bench).map(Outcome::Checked),
-    },
+pub(super) const ALL: &[Case] = &[
+    case("iopoll", 2, 512, How::Own(iopoll::run)),
+    case("four-cpus", 4, 4096, How::Disk("life")),
+    case("one-cpu", 1, 512, How::Disk("life crash recover read_only")),
+    case("killed", 4, 4096, How::Fio("killed")),
+    case("fio-verify", 4, 4096, How::Fio("verify")),
+    case("fio-verify-poll", 1, 512, How::Fio("verify_polled")),
+    case("libvirt", 4, 4096, How::Own(libvirt::run)),
+    case("reconnect", 1, 512, How::Disk("reconnect")),
+    // Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
+    case("firmware-boot", 4, 512, How::Own(firmware_boot)),
 ];
 
-/// A case's folder, and the lab.
+/// How the daemon serves a boot.
+fn mode(boot: &str) -> Mode {
+    match boot {
+        "read_only" => Mode::ReadOnly,
+        "verify_polled" => Mode::Poll,
+        _ => Mode::Plain,
+    }
+}
+
+/// What a case works with, and what came of it.
 pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     pub(super) folder: PathBuf,
+    pub(super) case: &'a Case,
+    pub(super) checks: Vec<Check>,
+    /// Why the case cannot run on this machine.
+    pub(super) ignored: Option<String>,
 }
 
-/// Runs a case; an error where a check did not pass, or none was made.
-pub(crate) fn run(lab: &Lab, case: &Case) -> Result<Outcome, String> {
-    let folder = lab.folder.join(case.name);
-    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let outcome = (case.run)(&Bench { lab, folder })?;
-    let Outcome::Checked(checks) = &outcome else {
-        return Ok(outcome);
+/// Runs a case and prints its line; the number of its checks, unless it cannot run here.
+pub(super) fn run(lab: &Lab, case: &Case) -> Result<Option<usize>, ()> {
+    let (start, name) = (Instant::now(), case.name);
+    let folder = lab.folder.join(name);
+    let (checks, ignored) = (Vec::new(), None);
+    let mut bench = Bench {
+        lab,
+        folder,
+        case,
+        checks,
+        ignored,
     };
-    let failed: Vec<String> = checks
-        .iter()
-        .filter_map(|(name, result)| result.as_ref().err().map(|why| format!("  {name}: {why}")))
-        .collect();
-    match (failed.is_empty(), checks.len()) {
-        (true, 0) => Err("no check was made".to_owned()),
-        (true, _) => Ok(outcome),
-        (false, count) => Err(format!(
-            "{} of {count} checks failed:\n{}",
-            failed.len(),
-            failed.join("\n")
-        )),
+    let made = std::fs::create_dir_all(&bench.folder).at(&bench.folder);
+    let mut ran = made.and_then(|()| match case.how {
+        How::Disk(boots) => bench.boot(DISK, boots),
+        How::Fio(boots) => bench.boot(include_str!("scripts/fio.sh"), boots),
+        How::Own(run) => run(&mut bench),
+    });
+    if let (Ok(()), Some(why)) = (&ran, &bench.ignored) {
+        println!("ignored: guest case {name}: {why}");
+        return Ok(None);
     }
+    let (failed, count) = (machine::failed(&bench.checks), bench.checks.len());
+    if ran.is_ok() && (count == 0 || !failed.is_empty()) {
+        ran = Err(format!("of {count} checks failed:{failed}"));
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    match ran {
+        Ok(()) => println!("{name:<16} ok   {seconds:6.1} s  {count} checks"),
+        Err(ref why) => println!("{name:<16} FAIL {seconds:6.1} s  {why}"),
+    }
+    ran.map(|()| Some(count)).map_err(drop)
 }
 
-/// The firmware reads from the disk, with vring 0 alone and no interrupts.
-fn firmware_boot(bench: &Bench<'_>) -> Result<Vec<Check>, String> {
-    let image = bench.folder.join("disk.img");
-    std::fs::write(&image, boot_sector::image(4 << 20)).map_err(|error| error.to_string())?;
-    let daemon = bench.serve(&image, FIRMWARE, Mode::Plain)?;
-    let mut machine = bench.machine(&daemon, "firmware", FIRMWARE, Boot::Disk)?;
-    machine.expect_text(boot_sector::GREETING)?;
+/// The firmware reads from the disk: SeaBIOS sets up vring 0 only, and polls without interrupts.
+fn firmware_boot(bench: &mut Bench<'_>) -> Result {
+    const MARK: &[u8] = b"CLEAVE-MARK second-sector\r\n";
+    /// 16-bit code: read sector 2 with INT 13h, print it on the serial port, halt.
+    #[rustfmt::skip]
+    const CODE: &[u8] = &[
+        0x31, 0xC0, 0x8E, 0xD8, 0x8E, 0xC0, 0x8E, 0xD0, // xor ax, ax; mov ds, ax; mov es, ax; mov ss, ax
+        0xBC, 0x00, 0x7C, // mov sp, 0x7C00
+        0xB8, 0x01, 0x02, // mov ax, 0x0201: read one sector
+        0xB9, 0x02, 0x00, 0xB6, 0x00, // mov cx, 2; mov dh, 0: cylinder 0, sector 2, head 0, drive as given in dl
+        0xBB, 0x00, 0x7E, // mov bx, 0x7E00: to there
+        0xCD, 0x13, 0x72, 0x0E, // int 0x13; jc halt
+        0xBE, 0x00, 0x7E, 0xBA, 0xF8, 0x03, // mov si, 0x7E00; mov dx, 0x3F8
+        0xAC, 0x84, 0xC0, 0x74, 0x03, // print: lodsb; test al, al; jz halt
+        0xEE, 0xEB, 0xF8, // out dx, al; jmp print
+        0xF4, 0xEB, 0xFD, // halt: hlt; jmp halt
+    ];
+    let mut image = vec![0; 4 << 20];
+    image[..CODE.len()].copy_from_slice(CODE);
+    image[510..512].copy_from_slice(&[0x55, 0xAA]);
+    image[512..512 + MARK.len()].copy_from_slice(MARK);
+    std::fs::write(bench.image(), image).at(bench.image())?;
+    let daemon = bench.serve(Mode::Plain)?;
+    let mut machine = bench.machine("firmware", bench.disk(), Boot::Disk, BOOT_LIMIT)?;
+    machine.expect("second-sector")?;
     machine.kill()?;
-    daemon.stop()?;
-    Ok(vec![("second-sector".to_owned(), Ok(()))])
+    bench.checks.push(("second-sector".to_owned(), Ok(())));
+    daemon.stop()
 }
 
-/// The whole life of a disk, through a reboot, a restart, a crash of the frontend, and read-only.
-fn life(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
-    let image = bench.empty_image()?;
-    let daemon = bench.serve(&image, shape, Mode::Plain)?;
-    let mut checks = live(bench, &daemon, &image, shape)?;
-
-    let script = include_str!("scripts/crash.sh");
-    let mut machine = bench.linux(&daemon, "crash", shape, script)?;
-    machine.expect("busy")?;
-    // Not luck but load: there are always writes in flight by then.
-    std::thread::sleep(Duration::from_secs(2));
-    checks.extend(machine.kill()?);
-
-    let script = include_str!("scripts/recover.sh");
-    checks.extend(bench.linux(&daemon, "recover", shape, script)?.finish()?);
-    daemon.stop()?;
-
-    let before = bench.sum(&image)?;
-    let daemon = bench.serve(&image, shape, Mode::ReadOnly)?;
-    let script = include_str!("scripts/readonly.sh");
-    checks.extend(bench.linux(&daemon, "readonly", shape, script)?.finish()?);
-    daemon.stop()?;
-    let same = if bench.sum(&image)? == before {
-        Ok(())
-    } else {
-        Err("it changed".to_owned())
-    };
-    checks.push(("read-only-image-untouched".to_owned(), same));
-    Ok(checks)
-}
-
-/// The life without its violent part, which knows nothing of the number of CPUs and the size of blocks.
-fn short_life(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
-    let image = bench.empty_image()?;
-    let daemon = bench.serve(&image, shape, Mode::Plain)?;
-    let checks = live(bench, &daemon, &image, shape)?;
-    daemon.stop()?;
-    Ok(checks)
-}
-
-/// The first two boots of a disk, which are one QEMU.
-fn live(
-    bench: &Bench<'_>,
-    daemon: &Daemon,
-    image: &Path,
-    shape: Shape,
-) -> Result<Vec<Check>, String> {
-    let mut checks = Vec::new();
-    let mut machine = bench.linux(daemon, "life", shape, include_str!("scripts/life.sh"))?;
-    machine.expect("queues-touched")?;
-    checks.extend(worker_per_vring(bench, daemon, shape)?);
-    machine.answer()?;
-
-    machine.expect("before-trim")?;
-    let before = allocated(image)?;
-    machine.answer()?;
-    machine.expect("after-trim")?;
-    let after = allocated(image)?;
-    // The ballast has 16 MiB; ext4 may keep a few blocks of them.
-    let shrunk = match before.checked_sub(after) {
-        Some(freed) if freed > 12 * MIB => Ok(()),
-        _ => Err(format!("{before} bytes before, {after} after")),
-    };
-    checks.push(("fstrim-shrinks-image".to_owned(), shrunk));
-    machine.answer()?;
-
-    machine.expect("resize")?;
-    if backend::can_grow(bench.lab.kind) {
-        grow(image)?;
-        daemon.look_again()?;
-    }
-    machine.expect("rebooting")?;
-    machine.expect("second-boot")?;
-    checks.extend(machine.finish()?);
-    Ok(checks)
-}
-
-/// The daemon ends in order and a new one takes its place, twice: while the guest is idle, and in the middle of
-/// its writes. QEMU connects again by itself, and the guest notices a pause.
-fn reconnect(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
-    let image = bench.empty_image()?;
-    let mut daemon = bench.serve(&image, shape, Mode::Plain)?;
-    let mut machine = bench.linux(
-        &daemon,
-        "reconnect",
-        shape,
-        include_str!("scripts/reconnect.sh"),
-    )?;
-    for mark in ["idle", "busy"] {
-        machine.expect(mark)?;
-        daemon.stop()?;
-        // The guest goes on with no daemon there: what it asks for waits in its vrings.
-        machine.answer()?;
-        machine.expect("waiting")?;
-        daemon = bench.serve(&image, shape, Mode::Plain)?;
-    }
-    let checks = machine.finish()?;
-    daemon.stop()?;
-    Ok(checks)
-}
-
-/// The daemon is killed and started again, and fio sees nothing but pauses.
-fn killed(bench: &Bench<'_>, shape: Shape) -> Result<Vec<Check>, String> {
-    let kills = std::env::var("CLEAVE_GUEST_KILLS").ok();
-    let kills = kills.map_or(Ok(KILLS), |text| text.parse());
-    let kills = kills.map_err(|error| format!("CLEAVE_GUEST_KILLS: {error}"))?;
-    let image = bench.empty_image()?;
-    let mut daemon = bench.serve(&image, shape, Mode::Plain)?;
-    let script = include_str!("scripts/killed.sh");
-    let mut machine = bench.linux(&daemon, "killed", shape, script)?;
-    machine.expect("busy")?;
-    let mut recovered = 0;
-    for kill in 0..kills {
-        // QEMU comes back after a second; then there are requests in flight at any moment.
-        std::thread::sleep(Duration::from_millis(1300 + kill * 377 % 900));
-        recovered += u64::from(daemon.said().contains("done again"));
-        // Dropped is killed.
-        drop(daemon);
-        daemon = bench.serve(&image, shape, Mode::Plain)?;
-    }
-    machine.answer()?;
-    let checks = machine.finish()?;
-    // If the guest's CPU is the limit, few kills find a request in flight. So the number is printed and not checked.
-    println!("killed: requests were done again after {recovered} of {kills} kills");
-    daemon.stop()?;
-    Ok(checks)
-}
-
-/// fio writes and verifies on all vrings.
-fn verify(bench: &Bench<'_>, shape: Shape, mode: Mode) -> Result<Vec<Check>, String> {
-    let image = bench.empty_image()?;
-    let daemon = bench.serve(&image, shape, mode)?;
-    let mut machine = bench.linux(&daemon, "fio", shape, include_str!("scripts/verify.sh"))?;
-    machine.expect("fio-done")?;
-    let mut checks = worker_per_vring(bench, &daemon, shape)?;
-    machine.answer()?;
-    checks.extend(machine.finish()?);
-    daemon.stop()?;
-    Ok(checks)
-}
-
-/// Each vring that the guest started has a worker of its own.
-fn worker_per_vring(
-    bench: &Bench<'_>,
-    daemon: &Daemon,
-    shape: Shape,
-) -> Result<Vec<Check>, String> {
-    if bench.lab.kind != BackendKind::Cleave {
-        return Ok(Vec::new());
-    }
-    let threads = daemon.threads()?;
-    let workers = threads
-        .iter()
-        .filter(|name| name.starts_with("cleave-w"))
-        .count();
-    let result = match workers == shape.cpus as usize {
-        true => Ok(()),
-        false => Err(format!(
-            "{} vrings, but the threads are {threads:?}",
-            shape.cpus
-        )),
-    };
-    Ok(vec![("worker-per-vring".to_owned(), result)])
-}
-
-/// The disk, as the first that the firmware tries.
-fn devices(socket: &Path, shape: Shape) -> Vec<String> {
-    let mut words = vhost_user_disk("disk", socket, shape.cpus);
-    if let [_, chardev, _, device] = words.as_mut_slice() {
-        chardev.push_str(shape.chardev);
-        device.push_str(",bootindex=1");
-    }
-    words
-}
-
-fn allocated(image: &Path) -> Result<u64, String> {
-    let metadata = std::fs::metadata(image).map_err(|error| error.to_string())?;
-    Ok(metadata.blocks() * 512)
-}
-
-fn grow(image: &Path) -> Result<(), String> {
-    let file = File::options()
-        .write(true)
-        .open(image)
-        .map_err(|error| error.to_string())?;
-    file.set_len(GROWN_BYTES).map_err(|error| error.to_string())
+/// Makes a file as long as this.
+pub(super) fn resize(image: &Path, bytes: u64) -> Result {
+    let mut options = File::options();
+    let file = options.create(true).truncate(false).write(true).open(image);
+    file.and_then(|file| file.set_len(bytes)).at(image)
 }
 
 impl Bench<'_> {
-    pub(super) fn empty_image(&self) -> Result<PathBuf, String> {
-        let image = self.folder.join("disk.img");
-        let file = File::create(&image).map_err(|error| error.to_string())?;
-        file.set_len(DISK_BYTES)
-            .map_err(|error| error.to_string())?;
-        Ok(image)
+    pub(super) fn image(&self) -> PathBuf {
+        self.folder.join("disk.img")
     }
 
-    fn serve(&self, image: &Path, shape: Shape, mode: Mode) -> Result<Daemon, String> {
-        self.serve_in(&self.folder, image, shape, mode)
+    pub(super) fn empty_image(&self) -> Result<PathBuf> {
+        resize(&self.image(), DISK_BYTES)?;
+        Ok(self.image())
     }
 
-    /// Serves with the socket in a folder of its own.
-    pub(super) fn serve_in(
+    fn serve(&self, mode: Mode) -> Result<Daemon> {
+        backend::start(self, &self.folder, mode)
+    }
+
+    /// Boots Linux with functions of a script, one after the other, and does meanwhile what they ask for; as many vrings
+    /// as CPUs. A daemon serves on while the next boot wants it as it is.
+    fn boot(&mut self, script: &str, boots: &str) -> Result {
+        self.empty_image()?;
+        let mut daemon: Option<Daemon> = None;
+        let mut served = None;
+        for boot in boots.split(' ') {
+            let mode = mode(boot);
+            if served != Some(mode) {
+                daemon.take().map_or(Ok(()), Daemon::stop)?;
+                daemon = Some(self.serve(mode)?);
+                served = Some(mode);
+            }
+            let initramfs = self.folder.join(format!("{boot}.initramfs"));
+            self.write_initramfs(&initramfs, script, boot)?;
+            let linux = self.linux(&initramfs, "");
+            let mut machine = self.machine(boot, self.disk(), linux, BOOT_LIMIT)?;
+            let checks = loop {
+                match machine.mark()? {
+                    None => break machine.off()?,
+                    Some((mark, _)) if mark == "crash" => break machine.kill()?,
+                    Some((mark, words)) => {
+                        let answer = self.act(&mut daemon, mode, &mark, &words)?;
+                        machine.say(&format!("{}\n", answer.trim()))?;
+                    }
+                }
+            };
+            self.checks.extend(checks);
+        }
+        daemon.map_or(Ok(()), Daemon::stop)
+    }
+
+    /// What a guest asks the host for; the answer.
+    fn act(
         &self,
-        folder: &Path,
-        image: &Path,
-        shape: Shape,
+        daemon: &mut Option<Daemon>,
         mode: Mode,
-    ) -> Result<Daemon, String> {
-        backend::start(&BackendSpec {
-            kind: self.lab.kind,
-            program: &self.lab.program,
-            folder,
-            image,
-            vrings: shape.cpus,
-            block_bytes: shape.block_bytes,
-            mode,
-        })
+        mark: &str,
+        words: &str,
+    ) -> Result<String> {
+        let image = self.image();
+        let mut answer = String::new();
+        match (mark, daemon.as_ref()) {
+            ("allocated", _) => answer = (image.metadata().at(&image)?.blocks() * 512).to_string(),
+            ("sum", _) => answer = quietly(&self.folder, &["sha256sum", "disk.img"], &[])?,
+            ("note", _) => println!("{}: {words}", self.case.name),
+            ("workers", Some(daemon)) => {
+                let threads = daemon.threads()?;
+                let workers = threads.iter().filter(|name| name.starts_with("cleave-w"));
+                answer = workers.count().to_string();
+            }
+            ("grow", Some(daemon)) => {
+                resize(&image, GROWN_BYTES)?;
+                daemon.signal("HUP")?;
+            }
+            ("stop", Some(_)) => daemon.take().map_or(Ok(()), Daemon::stop)?,
+            ("start", None) => *daemon = Some(self.serve(mode)?),
+            ("kill", Some(killed)) => {
+                answer = u8::from(killed.said().contains("done again")).to_string();
+                // Dropped is killed.
+                drop(daemon.take());
+                *daemon = Some(self.serve(mode)?);
+            }
+            _ => return Err(format!("the guest asks for `{mark}`")),
+        }
+        Ok(answer)
     }
 
-    /// Boots Linux with a script; as many vrings as CPUs.
-    fn linux(
-        &self,
-        daemon: &Daemon,
-        name: &str,
-        shape: Shape,
-        script: &str,
-    ) -> Result<Machine, String> {
-        let initramfs = self.folder.join(format!("{name}.initramfs"));
-        self.write_initramfs(&initramfs, shape, script)?;
-        let boot = Boot::Linux {
-            kernel: &self.lab.kernel.image,
-            initramfs: &initramfs,
-            parameters: "",
+    /// Root file system that a guest boots into, to run a function of a script.
+    pub(super) fn write_initramfs(&self, to: &Path, script: &str, boot: &str) -> Result {
+        let (cpus, block_bytes) = (self.case.cpus, self.case.block_bytes);
+        // QEMU's daemon takes a new size over its monitor only.
+        let (ours, grown) = match self.lab.kind {
+            BackendKind::Cleave => ("yes", GROWN_BYTES),
+            BackendKind::QemuStorageDaemon => ("", DISK_BYTES),
         };
-        self.machine(daemon, name, shape, boot)
-    }
-
-    /// Root file system that a guest boots into, to run a script.
-    pub(super) fn write_initramfs(
-        &self,
-        to: &Path,
-        shape: Shape,
-        script: &str,
-    ) -> Result<(), String> {
-        let serial = backend::serial(self.lab.kind);
-        let grown = if backend::can_grow(self.lab.kind) {
-            GROWN_BYTES
-        } else {
-            DISK_BYTES
-        };
+        let kills = std::env::var("CLEAVE_GUEST_KILLS").unwrap_or_else(|_| KILLS.to_owned());
         let settings = format!(
-            "DISK=/dev/vda\nBYTES={DISK_BYTES}\nGROWN_BYTES={grown}\nSERIAL={serial}\nBLOCK={}\nQUEUES={}\n",
-            shape.block_bytes, shape.cpus
+            "DISK=/dev/vda BOOT={boot} BYTES={DISK_BYTES} GROWN_BYTES={grown} SERIAL={} BLOCK={block_bytes} \
+             QUEUES={cpus} KILLS={kills} OURS={ours}",
+            backend::serial(self.lab.kind)
         );
         self.lab.initramfs.write(to, script, &settings)
     }
 
-    fn machine(
+    pub(super) fn linux<'a>(&'a self, initramfs: &'a Path, parameters: &'a str) -> Boot<'a> {
+        let kernel = &self.lab.kernel.image;
+        Boot::Linux {
+            kernel,
+            initramfs,
+            parameters,
+        }
+    }
+
+    /// The disk as the first that the firmware tries.
+    fn disk(&self) -> Vec<String> {
+        let mut devices = vhost_user_disk("disk", &self.folder.join("disk.sock"), self.case.cpus);
+        if let [_, chardev, _, device] = devices.as_mut_slice() {
+            *chardev += match self.case.name {
+                "killed" | "reconnect" => ",reconnect=1",
+                _ => "",
+            };
+            *device += ",bootindex=1";
+        }
+        devices
+    }
+
+    pub(super) fn machine(
         &self,
-        daemon: &Daemon,
         name: &str,
-        shape: Shape,
+        devices: Vec<String>,
         boot: Boot<'_>,
-    ) -> Result<Machine, String> {
+        limit: Duration,
+    ) -> Result<Machine> {
         Machine::start(&MachineSpec {
             accelerator: self.lab.accelerator,
-            cpus: shape.cpus,
-            devices: devices(&daemon.socket, shape),
+            cpus: self.case.cpus,
+            devices,
             pinned_to: None,
             boot,
             log: self.folder.join(format!("{name}.log")),
-            limit: BOOT_LIMIT,
+            limit,
         })
-    }
-
-    fn sum(&self, image: &Path) -> Result<String, String> {
-        crate::step::quietly(&self.folder, &["sha256sum", &image.to_string_lossy()], &[])
     }
 }

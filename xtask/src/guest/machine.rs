@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::step::{At, pinned};
+use crate::step::{At, Result, pinned, quietly};
 
 /// How guest instructions are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,14 +22,6 @@ impl Accelerator {
         match self {
             Accelerator::Kvm => "kvm",
             Accelerator::Tcg => "tcg",
-        }
-    }
-
-    fn arguments(self) -> &'static str {
-        match self {
-            Accelerator::Kvm => "-accel kvm -cpu host",
-            // QEMU emulates an old CPU faster than one with all features.
-            Accelerator::Tcg => "-accel tcg,thread=multi -cpu qemu64",
         }
     }
 }
@@ -65,38 +57,25 @@ pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
 /// QEMU's options for a disk that a daemon serves on `socket`; `id` tells several apart.
 pub(crate) fn vhost_user_disk(id: &str, socket: &Path, vrings: u32) -> Vec<String> {
-    vec![
-        "-chardev".to_owned(),
-        format!("socket,id={id},path={}", socket.display()),
-        "-device".to_owned(),
-        format!("vhost-user-blk-pci,chardev={id},num-queues={vrings},queue-size=256"),
-    ]
-}
-
-/// QEMU's options for two disks of its own whose drivers can poll, given queues for that: an NVMe drive, and a
-/// virtio one with a queue to spare.
-pub(crate) fn pollable_disks(nvme: &Path, virtio: &Path) -> Vec<String> {
-    let drive = |id: &str, image: &Path| {
-        let file = image.display();
-        format!("file={file},if=none,id={id},format=raw,discard=unmap")
-    };
-    let (nvme, virtio) = (drive("first", nvme), drive("second", virtio));
-    let words = ["-drive", &nvme, "-device", "nvme,drive=first,serial=polled"];
-    let second = [
-        "-drive",
-        &virtio,
-        "-device",
-        "virtio-blk-pci,drive=second,num-queues=2",
-    ];
-    words
-        .iter()
-        .chain(&second)
-        .map(|word| (*word).to_owned())
-        .collect()
+    let chardev = format!("socket,id={id},path={}", socket.display());
+    let device = format!("vhost-user-blk-pci,chardev={id},num-queues={vrings},queue-size=256");
+    ["-chardev", &chardev, "-device", &device]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 /// A check that the guest made: its name, and what was wrong.
-pub(crate) type Check = (String, Result<(), String>);
+pub(crate) type Check = (String, Result);
+
+/// Those that found something wrong, each on a line of its own.
+pub(super) fn failed(checks: &[Check]) -> String {
+    let failed = checks
+        .iter()
+        .filter_map(|(name, result)| Some((name, result.as_ref().err()?)));
+    failed
+        .map(|(name, why)| format!("\n  {name}: {why}"))
+        .collect()
+}
 
 /// A running machine; killed when dropped.
 pub(crate) struct Machine {
@@ -108,17 +87,8 @@ pub(crate) struct Machine {
     checks: Vec<Check>,
 }
 
-/// A line in which the guest reports to us.
-#[derive(Debug, PartialEq)]
-enum Word {
-    Checked(Check),
-    /// Its name, and the values behind it.
-    Mark(String, String),
-    End,
-}
-
 impl Machine {
-    pub(crate) fn start(spec: &MachineSpec<'_>) -> Result<Machine, String> {
+    pub(crate) fn start(spec: &MachineSpec<'_>) -> Result<Machine> {
         let mut command = match spec.pinned_to {
             None => Command::new(QEMU),
             Some(cpu) => pinned(cpu, QEMU),
@@ -128,11 +98,7 @@ impl Machine {
     }
 
     /// A command whose standard input and output are the guest's console.
-    pub(crate) fn run(
-        mut command: Command,
-        log: &Path,
-        limit: Duration,
-    ) -> Result<Machine, String> {
+    pub(crate) fn run(mut command: Command, log: &Path, limit: Duration) -> Result<Machine> {
         let errors = log.with_extension("qemu");
         let errors = File::create(&errors).at(&errors)?;
         let console = File::create(log).at(log)?;
@@ -146,18 +112,19 @@ impl Machine {
         };
         let (to, lines) = channel();
         std::thread::spawn(move || copy_lines(BufReader::new(output), console, &to));
+        let deadline = Instant::now() + limit;
         Ok(Machine {
             child,
             input,
             lines,
             log: log.to_owned(),
-            deadline: Instant::now() + limit,
+            deadline,
             checks: Vec::new(),
         })
     }
 
     /// Waits for a mark; gives the values behind it.
-    pub(crate) fn expect(&mut self, mark: &str) -> Result<String, String> {
+    pub(crate) fn expect(&mut self, mark: &str) -> Result<String> {
         match self.mark()? {
             Some((name, values)) if name == mark => Ok(values),
             Some((name, _)) => Err(self.explain(&format!("came to `{name}`, not to `{mark}`"))),
@@ -165,39 +132,37 @@ impl Machine {
         }
     }
 
-    /// Waits until the script has ended and the machine is off; gives all checks since the start.
-    pub(crate) fn finish(mut self) -> Result<Vec<Check>, String> {
-        if let Some((mark, _)) = self.mark()? {
-            return Err(self.explain(&format!("stopped at `{mark}`")));
-        }
-        while self.child.try_wait().at(QEMU)?.is_none() {
-            if Instant::now() > self.deadline {
-                return Err(self.explain("did not power off"));
+    /// Waits until the machine is off, behind the script's end; gives all checks since the start.
+    pub(crate) fn off(self) -> Result<Vec<Check>> {
+        // The console closes when QEMU ends.
+        loop {
+            match self.lines.recv_timeout(self.left()) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return self.kill(),
+                Err(RecvTimeoutError::Timeout) => return Err(self.explain("did not power off")),
             }
-            std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(std::mem::take(&mut self.checks))
     }
 
     /// Waits for the next mark: its name, and the values behind it. None at the script's end.
-    pub(crate) fn mark(&mut self) -> Result<Option<(String, String)>, String> {
+    pub(crate) fn mark(&mut self) -> Result<Option<(String, String)>> {
         loop {
-            match word_in(&self.line()?) {
-                None => {}
-                Some(Word::Checked(check)) => self.checks.push(check),
-                Some(Word::Mark(name, values)) => return Ok(Some((name, values))),
-                Some(Word::End) => return Ok(None),
+            let line = self.line()?;
+            match report(&line) {
+                Some(("END", ..)) => return Ok(None),
+                Some(("MARK", name, values)) => return Ok(Some((name.into(), values.into()))),
+                Some(("TEST", name, "ok")) => self.checks.push((name.into(), Ok(()))),
+                Some(("TEST", name, why)) => {
+                    let why = why.trim_start_matches("FAIL ");
+                    self.checks.push((name.into(), Err(why.into())));
+                }
+                _ => {}
             }
         }
     }
 
-    /// Answers a guest that waits.
-    pub(crate) fn answer(&mut self) -> Result<(), String> {
-        self.say("go\n")
-    }
-
     /// Types whole lines on the console.
-    pub(crate) fn say(&mut self, lines: &str) -> Result<(), String> {
+    pub(crate) fn say(&mut self, lines: &str) -> Result {
         let sent = self.input.write_all(lines.as_bytes());
         let sent = sent.and_then(|()| self.input.flush());
         sent.map_err(|error| self.explain(&format!("takes no answer: {error}")))
@@ -214,50 +179,34 @@ impl Machine {
     }
 
     /// SIGKILL, as a crash of the frontend; gives the checks so far.
-    pub(crate) fn kill(mut self) -> Result<Vec<Check>, String> {
-        self.child
-            .kill()
-            .and_then(|()| self.child.wait())
-            .at(QEMU)?;
+    pub(crate) fn kill(mut self) -> Result<Vec<Check>> {
         Ok(std::mem::take(&mut self.checks))
     }
 
-    /// Waits for a piece of plain text, as a boot sector prints it.
-    pub(crate) fn expect_text(&mut self, text: &str) -> Result<(), String> {
-        while !self.line()?.contains(text) {}
-        Ok(())
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
     }
 
-    fn line(&mut self) -> Result<String, String> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        self.lines.recv_timeout(left).map_err(|error| {
-            self.explain(match error {
-                RecvTimeoutError::Timeout => "did not answer in time",
-                RecvTimeoutError::Disconnected => "went off too early",
+    fn line(&mut self) -> Result<String> {
+        self.lines
+            .recv_timeout(self.left())
+            .map_err(|error| match error {
+                RecvTimeoutError::Timeout => self.explain("did not answer in time"),
+                RecvTimeoutError::Disconnected => self.explain("went off too early"),
             })
-        })
     }
 
     /// A sentence for the report, with the checks that failed and the end of what was printed.
     fn explain(&self, what: &str) -> String {
-        let mut text = format!("the guest {what}");
-        for (name, result) in &self.checks {
-            if let Err(why) = result {
-                text.push_str(&format!("\n  {name}: {why}"));
-            }
-        }
-        for log in [self.log.clone(), self.log.with_extension("qemu")] {
-            let content = std::fs::read(&log).unwrap_or_default();
-            let content = String::from_utf8_lossy(&content);
-            let lines: Vec<&str> = content.lines().collect();
-            let end = &lines[lines.len().saturating_sub(15)..];
-            text.push_str(&format!(
-                "\n--- end of {}\n{}",
-                log.display(),
-                end.join("\n")
-            ));
-        }
-        text
+        let logs = [self.log.clone(), self.log.with_extension("qemu")];
+        let logs = logs.map(|log| log.display().to_string());
+        let ends = quietly(
+            Path::new("/"),
+            &["tail", "-n", "15", &logs[0], &logs[1]],
+            &[],
+        );
+        let (failed, ends) = (failed(&self.checks), ends.unwrap_or_default());
+        format!("the guest {what}{failed}\n{ends}")
     }
 }
 
@@ -270,12 +219,16 @@ impl Drop for Machine {
 }
 
 fn arguments(spec: &MachineSpec<'_>) -> Vec<String> {
+    let accelerator = match spec.accelerator {
+        Accelerator::Kvm => "-accel kvm -cpu host",
+        // QEMU emulates an old CPU faster than one with all features.
+        Accelerator::Tcg => "-accel tcg,thread=multi -cpu qemu64",
+    };
     // share=on: the daemon maps the guest's memory; private memory would give it a copy.
     let fixed = format!(
         "-nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
          -machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
-         {} -smp {}",
-        spec.accelerator.arguments(),
+         {accelerator} -smp {}",
         spec.cpus
     );
     let mut words: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
@@ -310,55 +263,24 @@ fn copy_lines(mut from: impl BufRead, mut log: File, to: &Sender<String>) {
     }
 }
 
-/// The report in a line of the guest; the kernel may have printed something before it.
-fn word_in(line: &str) -> Option<Word> {
-    let split = |text: &str| {
-        let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
-        (first.to_owned(), rest.to_owned())
-    };
-    let (kind, rest) = split(&line[line.find("CLEAVE-")?..]);
-    let (name, rest) = split(&rest);
-    match kind.as_str() {
-        "CLEAVE-END" => Some(Word::End),
-        "CLEAVE-MARK" => Some(Word::Mark(name, rest)),
-        "CLEAVE-TEST" => {
-            let (verdict, why) = split(&rest);
-            let result = if verdict == "ok" { Ok(()) } else { Err(why) };
-            Some(Word::Checked((name, result)))
-        }
-        _ => None,
-    }
+/// Kind, name and the rest of a guest's report; the kernel may have printed something before it.
+fn report(line: &str) -> Option<(&str, &str, &str)> {
+    let split = |text| str::split_once(text, ' ').unwrap_or((text, ""));
+    let (kind, rest) = split(line.split_once("CLEAVE-")?.1);
+    let (name, rest) = split(rest);
+    Some((kind, name, rest))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
-    fn reports_of_the_guest_are_read_and_other_lines_passed_over() {
-        let checked = |name: &str, result: Result<(), &str>| {
-            Some(Word::Checked((
-                name.to_owned(),
-                result.map_err(str::to_owned),
-            )))
-        };
-        let mark = Word::Mark("before-trim".to_owned(), "1 2".to_owned());
-        let table = [
-            ("CLEAVE-END", Some(Word::End)),
-            ("CLEAVE-MARK before-trim 1 2", Some(mark)),
-            ("CLEAVE-TEST size ok", checked("size", Ok(()))),
-            ("[ 1.0] hmCLEAVE-TEST a ok", checked("a", Ok(()))),
-            (
-                "CLEAVE-TEST size FAIL expected '1'",
-                checked("size", Err("expected '1'")),
-            ),
-            // Cut off.
-            ("CLEAVE-TEST size", checked("size", Err(""))),
-            ("[    1.234] Linux version 6.1", None),
-            ("go", None),
-        ];
-        for (line, word) in table {
-            assert_eq!(word_in(line), word, "{line}");
-        }
+    fn reports_of_the_guest_are_read_behind_what_the_kernel_prints() {
+        let report = super::report;
+        assert_eq!(
+            report("[ 1.0] hmCLEAVE-TEST a FAIL it is"),
+            Some(("TEST", "a", "FAIL it is"))
+        );
+        assert_eq!(report("CLEAVE-END"), Some(("END", "", "")));
+        assert_eq!(report("[    1.234] Linux version 6.1"), None);
     }
 }

@@ -2,8 +2,8 @@
 //! says why.
 
 mod backend;
-mod boot_sector;
 mod cases;
+mod host;
 pub(crate) mod initramfs;
 mod iopoll;
 pub(crate) mod kernel;
@@ -13,14 +13,15 @@ pub(crate) mod machine;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use cases::Case;
 use clap::builder::PossibleValuesParser;
 use initramfs::Initramfs;
 use kernel::Kernel;
-use machine::{Accelerator, Boot, Check, Machine, MachineSpec};
+use machine::{Accelerator, Boot, Machine, MachineSpec};
 
 use crate::built::{self, Artifact};
-use crate::pool;
-use crate::step::empty_folder;
+use crate::step::{Result, empty_folder};
+use crate::suite;
 
 /// The daemon that serves the disks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -41,27 +42,20 @@ pub(crate) struct Request {
 }
 
 /// Everything that all cases share.
-pub(crate) struct Lab {
+struct Lab {
     kernel: Kernel,
     initramfs: Initramfs,
     accelerator: Accelerator,
     kind: BackendKind,
     program: PathBuf,
-    drive: PathBuf,
-    engine_tests: PathBuf,
+    /// For a guest in which the daemon itself runs.
+    programs: [String; 3],
     folder: PathBuf,
 }
 
 /// Names of the cases.
 pub(crate) fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(cases::ALL.iter().map(|case| case.name))
-}
-
-/// Result of a case.
-pub(crate) enum Outcome {
-    Checked(Vec<Check>),
-    /// Why it cannot run on this machine.
-    Ignored(String),
 }
 
 /// Cases that run at a time, beside the measurements. Without KVM each takes about one CPU while it boots, and waits
@@ -75,7 +69,7 @@ pub(crate) fn run(
     artifacts: &[Artifact],
     request: &Request,
     only: Option<&str>,
-) -> Result<String, String> {
+) -> Result<Vec<String>> {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the guest tests boot an x86-64 kernel and need an x86-64 machine".to_owned());
     }
@@ -83,37 +77,34 @@ pub(crate) fn run(
     let (release, accelerator) = (&lab.kernel.release, lab.accelerator.name());
     println!("guest: Linux {release}, accelerator {accelerator}");
     let start = Instant::now();
-    let mut tally = Tally::default();
-    let all = cases::ALL.iter();
-    let chosen: Vec<_> = all
-        .filter(|case| only.is_none_or(|name| name == case.name))
-        .collect();
-    let run = |case: &&cases::Case| {
-        let start = Instant::now();
-        (cases::run(&lab, case), start.elapsed())
-    };
-    pool::run(&chosen, WIDTH, run, |case, ended| {
-        tally.add(case.name, &ended)
-    });
-    println!("{}", tally.closing_line(start.elapsed()));
-    if tally.failed > 0 {
-        return Err(
-            "guest cases failed; their logs are below target/guest/run, and `--against \
-             qemu-storage-daemon` tells a fault of the daemon from one of the test"
-                .to_owned(),
-        );
+    let is_chosen = |case: &&Case| only.is_none_or(|name| name == case.name);
+    let chosen: Vec<&Case> = cases::ALL.iter().filter(is_chosen).collect();
+    let ended = suite::side_by_side(&chosen, WIDTH, |case| cases::run(&lab, case));
+    let counts: Vec<usize> = ended.iter().flatten().copied().flatten().collect();
+    let failed = ended.iter().filter(|case| case.is_err()).count();
+    let (passed, seconds) = (counts.len(), start.elapsed().as_secs_f64());
+    let ignored = ended.len() - passed - failed;
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    // In libtest's format, so that a reader of the log can sum both.
+    println!(
+        "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out; \
+         finished in {seconds:.2}s"
+    );
+    if failed > 0 {
+        let why = "guest cases failed; their logs are below target/guest/run, and `--against qemu-storage-daemon` \
+                   tells a fault of the daemon from one of the test";
+        return Err(why.to_owned());
     }
     if !request.keep {
         empty_folder(&lab.folder)?;
     }
-    let (passed, checks) = (tally.passed, tally.checks);
-    Ok(format!(
-        "{passed} guest cases, {checks} checks, accelerator {accelerator}"
-    ))
+    let checks: usize = counts.iter().sum();
+    let said = format!("{passed} guest cases, {checks} checks, accelerator {accelerator}");
+    Ok(vec![said])
 }
 
 impl Lab {
-    fn new(root: &Path, artifacts: &[Artifact], kind: BackendKind) -> Result<Lab, String> {
+    fn new(root: &Path, artifacts: &[Artifact], kind: BackendKind) -> Result<Lab> {
         let folder = root.join("target/guest/run");
         empty_folder(&folder)?;
         let kernel = fetch_kernel(root)?;
@@ -123,82 +114,41 @@ impl Lab {
         let is_engine = |found: &&Artifact| found.target == "lib" && found.package == package;
         let engine_tests = artifacts.iter().find(is_engine);
         let engine_tests = engine_tests.ok_or("cargo built no tests of the engine")?;
+        let program = built::program(artifacts, "cleave")?;
+        let drive = built::program(artifacts, "drive")?;
         Ok(Lab {
             accelerator: probe(&kernel, &initramfs, &folder)?,
             kernel,
             initramfs,
             kind,
-            program: built::program(artifacts, "cleave")?.to_owned(),
-            drive: built::program(artifacts, "drive")?.to_owned(),
-            engine_tests: engine_tests.file.clone(),
+            programs: [
+                format!("cleave={}", program.display()),
+                format!("drive={}", drive.display()),
+                format!("engine-tests={}", engine_tests.file.display()),
+            ],
+            program,
             folder,
         })
     }
 }
 
-/// How the cases ended so far.
-#[derive(Default)]
-struct Tally {
-    passed: usize,
-    failed: usize,
-    ignored: usize,
-    checks: usize,
-}
-
-impl Tally {
-    /// Counts a case, and prints its line.
-    fn add(&mut self, name: &str, (outcome, took): &(Result<Outcome, String>, Duration)) {
-        let seconds = took.as_secs_f64();
-        match outcome {
-            Ok(Outcome::Ignored(why)) => {
-                self.ignored += 1;
-                println!("ignored: guest case {name}: {why}");
-            }
-            Ok(Outcome::Checked(checks)) => {
-                self.passed += 1;
-                self.checks += checks.len();
-                println!("{name:<16} ok   {seconds:6.1} s  {} checks", checks.len());
-            }
-            Err(why) => {
-                self.failed += 1;
-                println!("{name:<16} FAIL {seconds:6.1} s  {why}");
-            }
-        }
-    }
-
-    /// In libtest's format, so that a reader of the log can sum both.
-    fn closing_line(&self, took: Duration) -> String {
-        let (passed, failed, ignored) = (self.passed, self.failed, self.ignored);
-        let verdict = if failed == 0 { "ok" } else { "FAILED" };
-        let seconds = took.as_secs_f64();
-        format!(
-            "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out; \
-             finished in {seconds:.2}s"
-        )
-    }
-}
-
 /// The kernel of the guests, downloaded where it is not there.
-pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel, String> {
+pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel> {
     Kernel::fetch(&root.join("target/guest/kernel"), &kernel::SMALL)
 }
 
 /// KVM where it runs a guest, which a /dev/kvm alone does not prove; TCG otherwise.
-pub(crate) fn probe(
-    kernel: &Kernel,
-    initramfs: &Initramfs,
-    folder: &Path,
-) -> Result<Accelerator, String> {
-    const KVM_LIMIT: Duration = Duration::from_secs(12);
+pub(crate) fn probe(kernel: &Kernel, initramfs: &Initramfs, folder: &Path) -> Result<Accelerator> {
     if !Path::new("/dev/kvm").exists() {
         return Ok(Accelerator::Tcg);
     }
     let image = folder.join("probe.initramfs");
-    initramfs.write(&image, include_str!("scripts/probe.sh"), "")?;
+    initramfs.write(&image, cases::DISK, "BOOT=probe\n")?;
+    let (initramfs, parameters) = (&image, "");
     let boot = Boot::Linux {
         kernel: &kernel.image,
-        initramfs: &image,
-        parameters: "",
+        initramfs,
+        parameters,
     };
     let mut machine = Machine::start(&MachineSpec {
         accelerator: Accelerator::Kvm,
@@ -207,7 +157,7 @@ pub(crate) fn probe(
         pinned_to: None,
         boot,
         log: folder.join("probe.log"),
-        limit: KVM_LIMIT,
+        limit: Duration::from_secs(12),
     })?;
     if machine.expect("alive").is_ok() {
         return Ok(Accelerator::Kvm);

@@ -1,11 +1,10 @@
 //! Everything that all guests share: kernel, initramfs, accelerator, programs, the filled disk.
 
-use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use super::options::{Effort, Options, Wanted};
-use super::subject::{Server, Subject};
+use super::subject::Subject;
+use super::{Options, Wanted};
 use crate::bench::image::random_file;
 use crate::built;
 use crate::guest;
@@ -13,7 +12,7 @@ use crate::guest::initramfs::Initramfs;
 use crate::guest::kernel::{Kernel, Wish};
 use crate::guest::machine::{Accelerator, QEMU};
 use crate::setup;
-use crate::step::quietly;
+use crate::step::{At, quietly};
 
 /// A distribution's whole kernel: the small ones for clouds leave the controllers of real machines out.
 const FULL: Wish = Wish {
@@ -49,10 +48,8 @@ pub(super) struct Lab {
     pub(super) filled: PathBuf,
     /// Held while it runs: two runs would measure each other.
     _lock: File,
-    /// The devices that this QEMU can emulate.
-    devices: BTreeSet<String>,
-    /// The help of `cleave serve`.
-    help: String,
+    /// The devices that this QEMU can emulate, as its help lists them.
+    devices: String,
 }
 
 impl Lab {
@@ -66,68 +63,46 @@ impl Lab {
         }
         setup::provide(root)?;
         let target = root.join("target");
-        let cleave = match options.effort() {
-            // A check that the harness works takes what the tests have built already.
-            Effort::Smoke => {
-                let [cleave, _] = built::programs(root)?;
-                cleave
-            }
-            Effort::Quick | Effort::Whole => {
-                println!("building for release");
-                let build = "cargo build --release --locked -p cleave-daemon";
-                let words: Vec<&str> = build.split(' ').collect();
-                // A target folder of the caller's would leave an old program here.
-                let to = target.to_string_lossy();
-                quietly(root, &words, &[("CARGO_TARGET_DIR", &to)])?;
-                target.join("release/cleave")
-            }
+        // A check that the harness works takes what the tests have built already.
+        let [cleave, _] = match options.smoke {
+            true => built::programs(root)?,
+            false => built::for_release(root)?,
         };
         let folder = target.join("guest/bench");
-        std::fs::create_dir_all(&folder)
-            .map_err(|error| format!("{}: {error}", folder.display()))?;
+        std::fs::create_dir_all(&folder).at(&folder)?;
         let lock = lock(&folder.join("lock"))?;
         clean(&folder);
-        let kernel = match options.kernel() {
-            Some((image, modules)) => Kernel::take(image, modules, &FULL)?,
-            None => fetch_kernel(root)?,
+        let kernel = match (&options.kernel, &options.modules) {
+            (Some(image), Some(modules)) => Kernel::take(image, modules, &FULL)?,
+            _ => fetch_kernel(root)?,
         };
         let initramfs = Initramfs::build(&kernel)?;
         let accelerator = accelerator(options.accelerator, &kernel, &initramfs, &folder)?;
-        let help = quietly(root, &[&cleave.to_string_lossy(), "serve", "--help"], &[])?;
-        let bytes = options.plan().disk_bytes;
+        let bytes = options.effort().disk_bytes;
         Ok(Lab {
             _lock: lock,
             image: kernel.quick_image(&folder)?,
             filled: random_file(&folder.join(format!("filled-{}M.img", bytes >> 20)), bytes)?,
-            devices: devices_in(&quietly(root, &[QEMU, "-device", "help"], &[])?),
+            devices: quietly(root, &[QEMU, "-device", "help"], &[])?,
             kernel,
             initramfs,
             accelerator,
             cleave,
             folder,
-            help,
         })
     }
 
     /// Why a subject cannot be measured here.
     pub(super) fn lacks(&self, subject: &Subject) -> Option<String> {
         let Subject { driver, device, .. } = subject;
+        let release = &self.kernel.release;
         if !self.kernel.has(driver) {
-            let release = &self.kernel.release;
             return Some(format!(
                 "the guest's kernel {release} has no driver `{driver}`"
             ));
         }
-        if !self.devices.contains(*device) {
-            return Some(format!("this QEMU has no device `{device}`"));
-        }
-        let Server::Cleave(options) = &subject.server else {
-            return None;
-        };
-        let unknown = options
-            .iter()
-            .find(|(name, value)| !knows(&self.help, name, value));
-        unknown.map(|(name, value)| format!("this cleave has no `{name} {value}`"))
+        let is_known = self.devices.contains(&format!("name \"{device}\""));
+        (!is_known).then(|| format!("this QEMU has no device `{device}`"))
     }
 
     /// The initramfs of a guest with so many disks; written once.
@@ -144,10 +119,9 @@ impl Lab {
     /// A file of the disk's size without a block in it.
     pub(super) fn thin(&self, bytes: u64) -> Result<PathBuf, String> {
         let path = self.folder.join("thin.img");
-        let told = |error: std::io::Error| format!("{}: {error}", path.display());
         File::create(&path)
             .and_then(|file| file.set_len(bytes))
-            .map_err(told)?;
+            .at(&path)?;
         Ok(path)
     }
 }
@@ -176,14 +150,13 @@ fn initramfs_path(folder: &Path, disks: usize) -> PathBuf {
 }
 
 fn lock(path: &Path) -> Result<File, String> {
-    let told = |error: std::io::Error| format!("{}: {error}", path.display());
-    let file = File::create(path).map_err(told)?;
+    let file = File::create(path).at(path)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
             Err("another guest-bench runs in this checkout".to_owned())
         }
-        Err(TryLockError::Error(error)) => Err(told(error)),
+        Err(TryLockError::Error(error)) => Err(error).at(path),
     }
 }
 
@@ -193,56 +166,13 @@ fn accelerator(
     initramfs: &Initramfs,
     folder: &Path,
 ) -> Result<Accelerator, String> {
-    match wanted {
-        Wanted::Tcg => Ok(Accelerator::Tcg),
-        Wanted::Auto => guest::probe(kernel, initramfs, folder),
-        Wanted::Kvm => match guest::probe(kernel, initramfs, folder)? {
-            Accelerator::Kvm => Ok(Accelerator::Kvm),
-            Accelerator::Tcg => {
-                Err("no guest boots with KVM here; `--accel tcg` needs none".to_owned())
-            }
-        },
+    if wanted == Wanted::Tcg {
+        return Ok(Accelerator::Tcg);
     }
-}
-
-/// Names in lines like `name "nvme", bus PCI`.
-fn devices_in(help: &str) -> BTreeSet<String> {
-    let name = |line: &str| {
-        let (_, rest) = line.split_once("name \"")?;
-        Some(rest.split_once('"')?.0.to_owned())
-    };
-    help.lines().filter_map(name).collect()
-}
-
-/// Whether an option's own part of the help names a value, or takes any.
-fn knows(help: &str, option: &str, value: &str) -> bool {
-    let Some((_, behind)) = help.split_once(&format!("\n      {option} ")) else {
-        return false;
-    };
-    let own = behind.split("\n      --").next().unwrap_or_default();
-    own.split(|letter: char| !letter.is_alphanumeric() && letter != '-')
-        .any(|word| word == value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_option_knows_the_values_in_its_own_part_of_the_help() {
-        let help = "\n      --completion <HOW>\n          waits\n          [possible values: interrupt, poll]\n\n      --split <HOW>\n          off, auto, or adaptive\n";
-        assert!(knows(help, "--completion", "poll"));
-        assert!(!knows(help, "--completion", "adaptive"));
-        assert!(knows(help, "--split", "off"));
-        assert!(!knows(help, "--chunk", "off"));
-    }
-
-    #[test]
-    fn devices_are_named_in_quotes() {
-        let help = "Storage devices:\nname \"ahci\", bus PCI, desc \"x\"\nname \"nvme\", bus PCI\n";
-        assert_eq!(
-            devices_in(help).into_iter().collect::<Vec<_>>(),
-            ["ahci", "nvme"]
-        );
+    match guest::probe(kernel, initramfs, folder)? {
+        Accelerator::Tcg if wanted == Wanted::Kvm => {
+            Err("no guest boots with KVM here; `--accel tcg` needs none".to_owned())
+        }
+        found => Ok(found),
     }
 }

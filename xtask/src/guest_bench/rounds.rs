@@ -1,17 +1,15 @@
-//! The rounds: subjects take turns, each boots anew and does all that is asked of it, and the order turns
-//! round by round.
+//! The rounds: subjects take turns, each boots anew and does all that is asked of it, and the order turns round by round.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::fio::{self, Job};
-use super::job::{self, Jobs};
+use super::Effort;
+use super::fio::{Jobs, MIXED_DEPTH};
+use super::guest::{Guest, Ran};
 use super::lab::Lab;
-use super::options::Plan;
-use super::subject::{Attached, BASE, Class, Pace, Subject};
-use super::turn::{Ran, Turn};
-use crate::report::Run;
+use super::subject::{Attached, Subject};
+use crate::report::{Run, merged};
 
 /// Under which the raw data says what belongs here.
 pub(super) const SUITE: &str = "guest";
@@ -20,36 +18,42 @@ pub(super) const SUITE: &str = "guest";
 const TROUBLES_MAX: u32 = 2;
 
 /// Whose CPU time, interrupts and kicks are taken apart (study B).
-const TAKEN_APART: [&str; 5] = [BASE, "qsd", "cleave", "cleave-poll", "cleave-adaptive"];
+const TAKEN_APART: [&str; 5] = [
+    "virtio-blk",
+    "qsd",
+    "cleave",
+    "cleave-poll",
+    "cleave-adaptive",
+];
 /// Subjects that are driven by more and more threads (study D).
-const BY_THREADS: [&str; 4] = [BASE, "qsd", "cleave", "cleave-adaptive"];
+const BY_THREADS: [&str; 4] = ["virtio-blk", "qsd", "cleave", "cleave-adaptive"];
 /// Subjects that serve several disks at once (study C).
-const TOGETHER: [&str; 3] = ["ahci", BASE, "cleave"];
+const TOGETHER: [&str; 3] = ["ahci", "virtio-blk", "cleave"];
 
 /// Of the slow disk among several.
-pub(super) const SLOW_IOPS: u32 = 200;
+const SLOW_IOPS: u32 = 200;
 /// Requests in flight over all disks, and for each where each has a job.
 const TOGETHER_DEPTH: u32 = 16;
 
 /// A run under way.
 pub(super) struct Rounds<'a> {
-    pub(super) lab: &'a Lab,
-    pub(super) plan: &'a Plan,
-    pub(super) subjects: Vec<&'static Subject>,
-    pub(super) run: &'a mut Run,
+    lab: &'a Lab,
+    effort: &'a Effort,
+    subjects: Vec<&'static Subject>,
+    run: &'a mut Run,
     troubles: BTreeMap<&'static str, u32>,
 }
 
 impl<'a> Rounds<'a> {
     pub(super) fn new(
         lab: &'a Lab,
-        plan: &'a Plan,
+        effort: &'a Effort,
         subjects: Vec<&'static Subject>,
         run: &'a mut Run,
     ) -> Rounds<'a> {
         Rounds {
             lab,
-            plan,
+            effort,
             subjects,
             run,
             troubles: BTreeMap::new(),
@@ -59,21 +63,23 @@ impl<'a> Rounds<'a> {
     /// Everything; the caller draws it.
     pub(super) fn measure(&mut self) -> Result<(), String> {
         let rates = self.calibrate()?;
-        for round in 1..=self.plan.rounds {
-            for subject in self.in_order(round) {
-                let seed = round;
+        for round in 1..=self.effort.rounds {
+            // Forth and back, so that whatever drifts meets each as often early as late.
+            let mut order = self.subjects.clone();
+            if round.is_multiple_of(2) {
+                order.reverse();
+            }
+            for subject in &order {
                 self.attempt(subject, round, |rounds| {
-                    rounds.alone(subject, round, &rates, seed)
+                    rounds.alone(subject, round, &rates)
                 })?;
             }
-            if round <= self.plan.together_rounds {
-                for subject in self.in_order(round) {
-                    if TOGETHER.contains(&subject.name) {
-                        self.attempt(subject, round, |rounds| rounds.together(subject, round))?;
-                    }
+            if round <= self.effort.together_rounds {
+                for subject in order.iter().filter(|one| TOGETHER.contains(&&*one.name)) {
+                    self.attempt(subject, round, |rounds| rounds.together(subject, round))?;
                 }
             }
-            println!("round {round} of {} done", self.plan.rounds);
+            println!("round {round} of {} done", self.effort.rounds);
         }
         Ok(())
     }
@@ -83,23 +89,14 @@ impl<'a> Rounds<'a> {
         self.troubles.values().map(|count| *count as usize).sum()
     }
 
-    /// Forth and back, so that whatever drifts meets each as often early as late.
-    fn in_order(&self, round: u32) -> Vec<&'static Subject> {
-        let mut order = self.subjects.clone();
-        if round.is_multiple_of(2) {
-            order.reverse();
-        }
-        order
-    }
-
-    /// A turn; one that fails is written down and costs only itself.
+    /// A subject's turn; one that fails is written down and costs only itself.
     fn attempt(
         &mut self,
         subject: &'static Subject,
         round: u32,
         turn: impl FnOnce(&mut Self) -> Result<(), Trouble>,
     ) -> Result<(), String> {
-        let count = self.troubles.get(subject.name).copied().unwrap_or(0);
+        let count = self.troubles.get(&*subject.name).copied().unwrap_or(0);
         if count >= TROUBLES_MAX {
             return Ok(());
         }
@@ -107,16 +104,12 @@ impl<'a> Rounds<'a> {
             Ok(()) => Ok(()),
             Err(Trouble::Harness(why)) => Err(why),
             Err(Trouble::Subject(why)) => {
-                self.troubles.insert(subject.name, count + 1);
+                self.troubles.insert(&subject.name, count + 1);
                 let left_out = match count + 1 >= TROUBLES_MAX {
                     true => "; it is left out from here on",
                     false => "",
                 };
-                let text = format!("{}, round {round}: {why}{left_out}", subject.name);
-                self.run.note(
-                    SUITE,
-                    &json!({ "point": "trouble", "subject": subject.name, "round": round, "why": why }),
-                )?;
+                let text = format!("{}, round {round}: {why}{left_out}", subject.title);
                 self.run.warn(SUITE, &text)
             }
         }
@@ -124,33 +117,28 @@ impl<'a> Rounds<'a> {
 
     /// Rates in steps up to that of the slowest emulated controller, or of the slowest subject if none is emulated.
     fn calibrate(&mut self) -> Result<Vec<u32>, String> {
-        let (emulated, others): (Vec<_>, Vec<_>) = self
-            .subjects
-            .iter()
-            .copied()
-            .partition(|one| one.class == Class::Emulated);
+        let all = self.subjects.clone();
+        let (emulated, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|one| one.class == "emulated");
         let mut slowest = self.slowest_of(emulated)?;
         if slowest.is_none() {
             slowest = self.slowest_of(others)?;
         }
         let (limit, name) = slowest.ok_or("no controller could be measured at all")?;
-        let rates: Vec<u32> = self
-            .plan
-            .steps
-            .iter()
-            .map(|step| rate(limit, *step))
-            .collect();
-        println!(
-            "the slowest is {name} with {limit:.0} mixed requests a second; offered are {rates:?}"
+        let rates = self.effort.steps.iter().map(|step| rate(limit, *step));
+        let rates: Vec<u32> = rates.collect();
+        let text = format!(
+            "The slowest controller, {name}, takes {limit:.0} mixed requests (4–64 KiB, 60 % reads) a second with 32 in flight; \
+             the offered rates are steps up to that: {rates:?}. Arrivals are random (Poisson); up to 64 requests wait in the \
+             guest's queue, and a request's clock starts when fio submits it."
         );
-        self.run.note(
-            SUITE,
-            &json!({ "point": "limit", "subject": name, "iops": limit, "offered": rates }),
-        )?;
+        println!("{text}");
+        self.run
+            .note(SUITE, &json!({ "point": "limit", "text": text }))?;
         Ok(rates)
     }
 
-    /// The subject with the fewest mixed requests at 32 in flight, and their rate.
+    /// The fewest mixed requests at 32 in flight, and whose they are.
     fn slowest_of(
         &mut self,
         subjects: Vec<&'static Subject>,
@@ -160,7 +148,7 @@ impl<'a> Rounds<'a> {
             self.attempt(subject, 0, |rounds| {
                 let iops = rounds.limit_of(subject)?;
                 if slowest.is_none_or(|(known, _)| iops < known) {
-                    slowest = Some((iops, subject.name));
+                    slowest = Some((iops, &subject.title));
                 }
                 Ok(())
             })?;
@@ -169,23 +157,27 @@ impl<'a> Rounds<'a> {
     }
 
     fn limit_of(&mut self, subject: &'static Subject) -> Result<f64, Trouble> {
-        let mut turn = Turn::boot(self.lab, subject, vec![self.alone_disk()])?;
-        let disk = disk_name(&turn, 0)?;
+        let (mut guest, disk) = self.boot_alone(subject)?;
         let mut jobs = Jobs::new(0);
         jobs.warm_up(&disk);
-        jobs.mixed(&disk, self.plan.seconds.min(1.5));
-        let ran = turn.run(jobs)?;
-        turn.end()?;
-        let found = ran.jobs.iter().find(|job| job.name == job::MIXED_DEPTH);
-        Ok(found.ok_or("fio ran no mixed job")?.iops)
+        jobs.mixed(&disk, self.effort.seconds.min(1.5));
+        let ran = guest.run(jobs)?;
+        guest.end()?;
+        let found = ran.output.jobs.iter().find(|(name, _)| name == MIXED_DEPTH);
+        let iops = found.and_then(|(_, figures)| figures["iops"].as_f64());
+        iops.ok_or_else(|| Trouble::Subject("fio ran no mixed job".to_owned()))
     }
 
-    fn alone_disk(&self) -> Attached<'a> {
-        Attached {
+    /// A guest with the filled disk, and the disk's name in it.
+    fn boot_alone(&self, subject: &Subject) -> Result<(Guest, String), Trouble> {
+        let disk = Attached {
             image: &self.lab.filled,
-            pace: Pace::Full,
+            throttle: None,
             is_shared: false,
-        }
+        };
+        let guest = Guest::boot(self.lab, subject, vec![disk])?;
+        let (name, _) = guest.disks.first().cloned().unwrap_or_default();
+        Ok((guest, name))
     }
 
     /// A guest with one disk: offered rates, depth, and what else is asked of this subject.
@@ -194,69 +186,53 @@ impl<'a> Rounds<'a> {
         subject: &'static Subject,
         round: u32,
         rates: &[u32],
-        seed: u32,
     ) -> Result<(), Trouble> {
-        let mut turn = Turn::boot(self.lab, subject, vec![self.alone_disk()])?;
-        let disk = disk_name(&turn, 0)?;
-        let seconds = self.plan.seconds;
-        let mut jobs = Jobs::new(seed);
+        let (mut guest, disk) = self.boot_alone(subject)?;
+        let seconds = self.effort.seconds;
+        let mut jobs = Jobs::new(round);
         jobs.warm_up(&disk);
         for rate in rates {
             jobs.rate(&disk, *rate, seconds);
         }
-        if TAKEN_APART.contains(&subject.name) {
+        let is_taken_apart = TAKEN_APART.contains(&&*subject.name);
+        if is_taken_apart {
             jobs.reads("reads-1", &disk, 1, seconds);
             jobs.reads("reads-32", &disk, 32, seconds);
         }
-        if BY_THREADS.contains(&subject.name) {
-            for count in self.plan.threads {
+        if BY_THREADS.contains(&&*subject.name) {
+            for count in self.effort.threads {
                 jobs.threads(&disk, *count, seconds);
             }
         }
         // Last, for this is where a controller that loses requests shows it.
         jobs.mixed(&disk, seconds);
-        self.note_turn(&turn, subject, round)?;
-        let ran = turn.run(jobs)?;
-        for job in &ran.jobs {
-            self.note_job(&turn, &ran, job, subject, round)?;
+        let ran = guest.run(jobs)?;
+        self.note_jobs(&guest, &ran, subject, round)?;
+        // Kicks are the same in every round; counting them takes time, so they have a run of their own.
+        if is_taken_apart && round == 1 {
+            self.kicks(&mut guest, &disk, subject)?;
         }
-        // They are the same in every round.
-        if TAKEN_APART.contains(&subject.name) && round == 1 {
-            self.kicks(&mut turn, &disk, subject, round)?;
-        }
-        self.put_away(turn, subject, round)
+        self.put_away(guest, subject, round)
     }
 
-    /// Kicks for each request, in a run of their own, for counting takes time.
-    fn kicks(
-        &mut self,
-        turn: &mut Turn,
-        disk: &str,
-        subject: &Subject,
-        round: u32,
-    ) -> Result<(), Trouble> {
-        if let Err(why) = turn.count_kicks() {
-            self.warn(&format!("{}: {why}", subject.name))?;
-            return Ok(());
+    /// Kicks for each request.
+    fn kicks(&mut self, guest: &mut Guest, disk: &str, subject: &Subject) -> Result<(), Trouble> {
+        if let Err(why) = guest.count_kicks() {
+            let text = format!("{}: {why}", subject.title);
+            return self.run.warn(SUITE, &text).map_err(Trouble::Harness);
         }
-        let mut jobs = Jobs::new(round);
+        let mut jobs = Jobs::new(1);
         for depth in [1, 32] {
-            jobs.reads(
-                &format!("kicks-{depth}"),
-                disk,
-                depth,
-                self.plan.seconds.min(1.0) / 2.0,
-            );
+            let seconds = self.effort.seconds.min(1.0) / 2.0;
+            jobs.reads(&format!("kicks-{depth}"), disk, depth, seconds);
         }
-        let ran = turn.run(jobs)?;
-        for job in &ran.jobs {
-            let Some([_, kicks, _]) = ran.counted(&job.name) else {
-                continue;
-            };
-            self.note(&json!({
-                "point": job.name, "subject": subject.name, "round": round,
-                "kicks_per_io": kicks / job.ios.max(1.0), "ios": job.ios,
-            }))?;
+        let ran = guest.run(jobs)?;
+        for (name, figures) in &ran.output.jobs {
+            let counted = ran.counted(name).zip(figures["ios"].as_f64());
+            if let Some(([_, kicks, _], ios)) = counted {
+                let result = json!({ "kicks_per_io": kicks / ios.max(1.0), "ios": ios });
+                self.note(subject, 1, name, &json!({ "result": result }))?;
+            }
         }
         Ok(())
     }
@@ -264,178 +240,129 @@ impl<'a> Rounds<'a> {
     /// A guest with five disks: three alike, one that is slow, one that was never written.
     fn together(&mut self, subject: &'static Subject, round: u32) -> Result<(), Trouble> {
         // Told apart by their sizes: a guest finds its disks in any order.
-        let bytes = self.plan.disk_bytes;
+        let bytes = self.effort.disk_bytes;
         let (slow_bytes, thin_bytes) = (bytes / 2, bytes / 4);
         let thin = self.lab.thin(thin_bytes)?;
-        let attached = |image, pace| Attached {
+        let attached = |image, throttle| Attached {
             image,
-            pace,
+            throttle,
             is_shared: true,
         };
-        let filled = self.lab.filled.as_path();
-        let slow = Pace::Throttled {
-            iops: SLOW_IOPS,
-            bytes: slow_bytes,
+        let mut disks: Vec<Attached<'_>> =
+            (0..3).map(|_| attached(&*self.lab.filled, None)).collect();
+        disks.push(attached(&self.lab.filled, Some((SLOW_IOPS, slow_bytes))));
+        disks.push(attached(&thin, None));
+        let mut guest = Guest::boot(self.lab, subject, disks)?;
+        let mut disks = guest.disks_of(bytes);
+        disks.extend(guest.disks_of(slow_bytes));
+        let thin = guest.disks_of(thin_bytes);
+        let ([filled, _, _, _], [thin]) = (disks.as_slice(), thin.as_slice()) else {
+            return Err(Trouble::Subject(
+                "the guest's disks have other sizes".to_owned(),
+            ));
         };
-        let mut turn = Turn::boot(
-            self.lab,
-            subject,
-            vec![
-                attached(filled, Pace::Full),
-                attached(filled, Pace::Full),
-                attached(filled, Pace::Full),
-                attached(filled, slow),
-                attached(&thin, Pace::Full),
-            ],
-        )?;
-        self.note_turn(&turn, subject, round)?;
-        let mut disks = turn.disks_of(bytes);
-        disks.extend(turn.disks_of(slow_bytes));
-        let thin = turn.disks_of(thin_bytes);
-        let ([.., _], [thin]) = (disks.as_slice(), thin.as_slice()) else {
-            return Err(Trouble::from("the guest's disks have other sizes"));
-        };
-        self.over_all(&mut turn, subject, round, &disks)?;
-        self.one_each(&mut turn, subject, round, &disks)?;
-        self.thin(&mut turn, subject, round, [&disks[0], thin])?;
-        self.put_away(turn, subject, round)
+        self.two_forms(&mut guest, subject, round, &disks)?;
+        let mut jobs = Jobs::new(round);
+        jobs.reads("filled", filled, 8, self.effort.seconds);
+        jobs.reads("thin", thin, 8, self.effort.seconds);
+        let ran = guest.run(jobs)?;
+        self.note_jobs(&guest, &ran, subject, round)?;
+        self.put_away(guest, subject, round)
     }
 
-    /// One job over all disks: they share its depth.
-    fn over_all(
+    /// One job over all disks, which share its depth; then a job for each, with its part of the depth.
+    fn two_forms(
         &mut self,
-        turn: &mut Turn,
+        guest: &mut Guest,
         subject: &Subject,
         round: u32,
         disks: &[String],
     ) -> Result<(), Trouble> {
         let mut jobs = Jobs::new(round);
-        jobs.over_all(disks, TOGETHER_DEPTH, self.plan.seconds);
-        let ran = turn.run(jobs)?;
-        let all = ran.jobs.first().ok_or("fio ran no job over all disks")?;
+        jobs.over_all(disks, TOGETHER_DEPTH, self.effort.seconds);
+        let over_all = guest.run(jobs)?;
+        let mut jobs = Jobs::new(round);
+        jobs.one_each(disks, TOGETHER_DEPTH / 4, self.effort.seconds);
+        let one_each = guest.run(jobs)?;
         for (number, name) in disks.iter().enumerate() {
-            let reads = fio::reads_of_disk(&ran.result, name).unwrap_or(0.0);
+            let number_of = |ran: &Ran, job: usize, field: &str| {
+                let job = ran.output.jobs.get(job);
+                job.and_then(|(_, figures)| figures[field].as_f64())
+                    .unwrap_or(0.0)
+            };
+            let reads = over_all.output.reads_of_disk(name).unwrap_or(0.0);
             // fio names a disk's requests, not their rate; the job's time is its requests by its rate.
-            let iops = reads * all.iops / all.ios.max(1.0);
-            self.note_disk(subject, round, "over-all", number, iops)?;
-        }
-        Ok(())
-    }
-
-    /// A job for each disk, with its share of the depth.
-    fn one_each(
-        &mut self,
-        turn: &mut Turn,
-        subject: &Subject,
-        round: u32,
-        disks: &[String],
-    ) -> Result<(), Trouble> {
-        let mut jobs = Jobs::new(round);
-        jobs.one_each(disks, TOGETHER_DEPTH / 4, self.plan.seconds);
-        let ran = turn.run(jobs)?;
-        for (number, job) in ran.jobs.iter().enumerate() {
-            self.note_disk(subject, round, "one-each", number, job.iops)?;
-        }
-        Ok(())
-    }
-
-    /// A disk that was written all over, and one that never was.
-    fn thin(
-        &mut self,
-        turn: &mut Turn,
-        subject: &Subject,
-        round: u32,
-        [filled, thin]: [&str; 2],
-    ) -> Result<(), Trouble> {
-        let mut jobs = Jobs::new(round);
-        jobs.reads("filled", filled, 8, self.plan.seconds);
-        jobs.reads("thin", thin, 8, self.plan.seconds);
-        let ran = turn.run(jobs)?;
-        for job in &ran.jobs {
-            self.note_job(turn, &ran, job, subject, round)?;
-        }
-        Ok(())
-    }
-
-    fn note(&mut self, line: &Value) -> Result<(), Trouble> {
-        self.run.note(SUITE, line).map_err(Trouble::Harness)
-    }
-
-    fn warn(&mut self, text: &str) -> Result<(), Trouble> {
-        self.run.warn(SUITE, text).map_err(Trouble::Harness)
-    }
-
-    fn put_away(&mut self, turn: Turn, subject: &Subject, round: u32) -> Result<(), Trouble> {
-        if let Some(complaint) = turn.end()? {
-            self.warn(&format!(
-                "{}, round {round}: the guest's kernel complained: {complaint}",
-                subject.name
-            ))?;
-        }
-        Ok(())
-    }
-
-    fn note_turn(&mut self, turn: &Turn, subject: &Subject, round: u32) -> Result<(), Trouble> {
-        self.note(&json!({
-            "point": "turn", "subject": subject.name, "round": round, "commands": turn.commands,
-            "disks": turn.disks,
-        }))
-    }
-
-    fn note_disk(
-        &mut self,
-        subject: &Subject,
-        round: u32,
-        form: &str,
-        number: usize,
-        iops: f64,
-    ) -> Result<(), Trouble> {
-        self.note(&json!({
-            "point": form, "subject": subject.name, "round": round, "disk": number,
-            "is_slow": number == 3, "is_modelled": number == 3 && !subject.is_throttled_by_qemu(),
-            "iops": iops,
-        }))
-    }
-
-    fn note_job(
-        &mut self,
-        turn: &Turn,
-        ran: &Ran,
-        job: &Job,
-        subject: &Subject,
-        round: u32,
-    ) -> Result<(), Trouble> {
-        if job.name == "warm" {
-            return Ok(());
-        }
-        let mut line = json!({
-            "point": job.name, "subject": subject.name, "class": subject.class.name(), "round": round,
-            "ios": job.ios, "iops": job.iops, "bytes_per_s": job.bytes_per_s,
-            "mean_us": job.mean_us, "p50_us": job.p50_us, "p99_us": job.p99_us,
-            "p999_us": job.p999_us, "max_us": job.max_us,
-        });
-        let mut put = |name: &str, value: Value| {
-            if let Some(line) = line.as_object_mut() {
-                line.insert(name.to_owned(), value);
+            let [ios, rate] = ["ios", "iops"].map(|field| number_of(&over_all, 0, field));
+            let disk = match number {
+                3 => "slow disk".to_owned(),
+                _ => format!("disk {}", number + 1),
+            };
+            let is_modelled = number == 3 && subject.is_cleave();
+            for (form, iops) in [
+                ("one job over all disks", reads * rate / ios.max(1.0)),
+                ("a job for each disk", number_of(&one_each, number, "iops")),
+            ] {
+                let facts =
+                    json!({ "disk": disk, "is_modelled": is_modelled, "result": { "iops": iops } });
+                self.note(subject, round, form, &facts)?;
             }
+        }
+        Ok(())
+    }
+
+    fn note(
+        &mut self,
+        subject: &Subject,
+        round: u32,
+        point: &str,
+        facts: &Value,
+    ) -> Result<(), Trouble> {
+        let line = json!({
+            "point": point, "subject": subject.title, "class": subject.class, "round": round,
+            "seconds": self.effort.seconds,
+        });
+        self.run
+            .note(SUITE, &merged(line, facts))
+            .map_err(Trouble::Harness)
+    }
+
+    fn note_jobs(
+        &mut self,
+        guest: &Guest,
+        ran: &Ran,
+        subject: &Subject,
+        round: u32,
+    ) -> Result<(), Trouble> {
+        for (name, figures) in ran.output.jobs.iter().filter(|(name, _)| name != "warm") {
+            let ios = figures["ios"].as_f64().unwrap_or(0.0).max(1.0);
+            let mut result = figures.clone();
+            if let Some(stages) = guest.stages(ran, name) {
+                result = merged(result, &stages.per_io(ios));
+            }
+            if let Some([interrupts, _, busy]) = ran.counted(name) {
+                let counted =
+                    json!({ "interrupts_per_io": interrupts / ios, "guest_busy_ticks": busy });
+                result = merged(result, &counted);
+            }
+            let number_behind = |front: &str| name.strip_prefix(front)?.parse::<u32>().ok();
+            let facts = json!({
+                "result": result, "dots": ran.dots(name), "rate": number_behind("rate-"),
+                "threads": number_behind("threads-"), "commands": guest.commands,
+            });
+            self.note(subject, round, name, &facts)?;
+        }
+        Ok(())
+    }
+
+    fn put_away(&mut self, guest: Guest, subject: &Subject, round: u32) -> Result<(), Trouble> {
+        let Some(complaint) = guest.end()? else {
+            return Ok(());
         };
-        if let Some(stages) = turn.stages(ran, &job.name) {
-            put("cpu_per_io", stages.per_io(job.ios));
-            put("watched_s", json!(stages.seconds));
-        }
-        if let Some([interrupts, _, busy]) = ran.counted(&job.name) {
-            put("interrupts_per_io", json!(interrupts / job.ios.max(1.0)));
-            put("guest_busy_ticks", json!(busy));
-        }
-        let dots: Vec<Value> = ran
-            .dots(&job.name)
-            .iter()
-            .map(|dot| json!([dot.ms, dot.us]))
-            .collect();
-        if !dots.is_empty() {
-            put("dots", json!(dots));
-        }
-        self.note(&line)
+        let text = format!(
+            "{}, round {round}: the guest's kernel complained: {complaint}",
+            subject.title
+        );
+        self.run.warn(SUITE, &text).map_err(Trouble::Harness)
     }
 }
 
@@ -453,31 +380,11 @@ impl From<String> for Trouble {
     }
 }
 
-impl From<&str> for Trouble {
-    fn from(why: &str) -> Trouble {
-        Trouble::Subject(why.to_owned())
-    }
-}
-
-fn disk_name(turn: &Turn, number: usize) -> Result<String, String> {
-    let (name, _) = turn
-        .disks
-        .get(number)
-        .ok_or("the guest has too few disks")?;
-    Ok(name.clone())
-}
-
 /// Some per cent of a limit, of two figures: nobody needs more.
 fn rate(limit: f64, percent: u32) -> u32 {
     let exact = (limit * f64::from(percent) / 100.0).max(10.0);
     let digit = 10_f64.powf(exact.log10().floor() - 1.0);
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a float's cast saturates"
-    )]
-    let rounded = ((exact / digit).round() * digit) as u32;
-    rounded
+    ((exact / digit).round() * digit) as u32
 }
 
 #[cfg(test)]
@@ -486,13 +393,12 @@ mod tests {
 
     #[test]
     fn offered_rates_have_two_figures() {
-        let table = [
+        for (limit, percent, offered) in [
             (1437.0, 100, 1400),
             (1437.0, 33, 470),
             (3.0, 50, 10),
             (98_765.0, 67, 66_000),
-        ];
-        for (limit, percent, offered) in table {
+        ] {
             assert_eq!(rate(limit, percent), offered);
         }
     }

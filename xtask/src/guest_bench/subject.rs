@@ -1,217 +1,58 @@
-//! The subjects of the comparison: a kind of controller, and the program that serves its disk.
+//! The subjects of the comparison: `subjects.toml` as values, and the command lines that they make.
 
 use std::path::Path;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
 
 use crate::guest::machine::vhost_user_disk;
 
-/// Whether the guest's driver was written for a controller of silicon or for a hypervisor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Class {
-    Emulated,
-    Paravirtual,
-}
-
-impl Class {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Class::Emulated => "emulated",
-            Class::Paravirtual => "paravirtual",
-        }
-    }
-}
-
-/// A disk in a guest, by the way it is attached.
-#[derive(Debug)]
+/// A disk in a guest, by the way it is attached; the file says what the fields mean.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Subject {
-    /// As `--only` and the raw data say it.
-    pub(super) name: &'static str,
-    /// As figures say it.
-    pub(super) title: &'static str,
-    pub(super) class: Class,
-    /// The guest's module; named in the report where the kernel lacks it.
-    pub(super) driver: &'static str,
-    /// QEMU's name of the device.
-    pub(super) device: &'static str,
-    pub(super) server: Server,
+    /// As `--only` says it.
+    pub(super) name: String,
+    /// As raw data and figures say it.
+    pub(super) title: String,
+    pub(super) class: String,
+    pub(super) driver: String,
+    pub(super) device: String,
+    qemu: Option<Vec<String>>,
+    #[serde(default)]
+    disk: String,
+    #[serde(default)]
+    io_thread: bool,
+    cleave: Option<Vec<String>>,
 }
 
-/// The program that moves the data.
-#[derive(Debug)]
-pub(super) enum Server {
-    /// QEMU itself: the controller, and a disk on it (`{node}` and its number `{n}`).
-    Qemu {
-        controller: &'static [&'static str],
-        disk: &'static str,
-        thread: Thread,
-    },
-    QemuStorageDaemon,
-    /// `cleave serve` with these further options, each of which it must know.
-    Cleave(&'static [(&'static str, &'static str)]),
-}
-
-/// The thread in which QEMU does a controller's I/O.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Thread {
-    Main,
-    Io,
-}
-
-/// The subject that ratios are taken to.
-pub(super) const BASE: &str = "virtio-blk";
-
-const fn emulated(
-    [name, title]: [&'static str; 2],
-    driver: &'static str,
-    device: &'static str,
-    controller: &'static [&'static str],
-    disk: &'static str,
-) -> Subject {
-    Subject {
-        name,
-        title,
-        class: Class::Emulated,
-        driver,
-        device,
-        server: Server::Qemu {
-            controller,
-            disk,
-            thread: Thread::Main,
-        },
+/// All of them, in the order of the table, so that the same ones always meet in the same order.
+pub(super) static ALL: LazyLock<Vec<Subject>> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    struct All {
+        subject: Vec<Subject>,
     }
+    let all: Result<All, _> = toml::from_str(include_str!("subjects.toml"));
+    #[expect(clippy::panic, reason = "the file is built in, and a test reads it")]
+    all.map(|all| all.subject)
+        .unwrap_or_else(|error| panic!("subjects.toml: {error}"))
+});
+
+/// One of them by its name.
+pub(super) fn find(name: &str) -> Result<&'static Subject, String> {
+    ALL.iter().find(|one| one.name == name).ok_or_else(|| {
+        let names: Vec<&str> = ALL.iter().map(|one| one.name.as_str()).collect();
+        format!("there are {}", names.join(", "))
+    })
 }
-
-const fn in_process(
-    [name, title]: [&'static str; 2],
-    driver: &'static str,
-    device: &'static str,
-    controller: &'static [&'static str],
-    disk: &'static str,
-) -> Subject {
-    Subject {
-        name,
-        title,
-        class: Class::Paravirtual,
-        driver,
-        device,
-        server: Server::Qemu {
-            controller,
-            disk,
-            thread: Thread::Io,
-        },
-    }
-}
-
-const fn vhost_user([name, title]: [&'static str; 2], server: Server) -> Subject {
-    Subject {
-        name,
-        title,
-        class: Class::Paravirtual,
-        driver: "virtio_blk",
-        device: "vhost-user-blk-pci",
-        server,
-    }
-}
-
-const fn cleave(
-    name: [&'static str; 2],
-    options: &'static [(&'static str, &'static str)],
-) -> Subject {
-    vhost_user(name, Server::Cleave(options))
-}
-
-pub(super) const ALL: &[Subject] = &[
-    emulated(
-        ["ide", "IDE (PIIX3)"],
-        "ata_piix",
-        "piix3-ide",
-        &["-device", "piix3-ide,id=bus"],
-        "ide-hd,drive={node},bus=bus.{n}",
-    ),
-    emulated(
-        ["ahci", "AHCI"],
-        "ahci",
-        "ich9-ahci",
-        &["-device", "ich9-ahci,id=bus"],
-        "ide-hd,drive={node},bus=bus.{n}",
-    ),
-    emulated(
-        ["lsi53c895a", "LSI 53C895A"],
-        "sym53c8xx",
-        "lsi53c895a",
-        &["-device", "lsi53c895a,id=bus"],
-        SCSI_DISK,
-    ),
-    emulated(
-        ["megasas", "MegaRAID SAS"],
-        "megaraid_sas",
-        "megasas",
-        &["-device", "megasas,id=bus"],
-        SCSI_DISK,
-    ),
-    emulated(
-        ["nvme", "NVMe"],
-        "nvme",
-        "nvme",
-        &[],
-        "nvme,drive={node},serial=disk{n}",
-    ),
-    // A hypervisor's controller, but its disk is emulated by QEMU as those above are.
-    emulated(
-        ["pvscsi", "PVSCSI"],
-        "vmw_pvscsi",
-        "pvscsi",
-        &["-device", "pvscsi,id=bus"],
-        SCSI_DISK,
-    ),
-    in_process(
-        ["virtio-scsi", "virtio-scsi"],
-        "virtio_scsi",
-        "virtio-scsi-pci",
-        &["-device", "virtio-scsi-pci,id=bus,num_queues=1,iothread=io"],
-        SCSI_DISK,
-    ),
-    in_process(
-        [BASE, "virtio-blk in QEMU"],
-        "virtio_blk",
-        "virtio-blk-pci",
-        &[],
-        "virtio-blk-pci,drive={node},num-queues=1,queue-size=256,iothread=io",
-    ),
-    vhost_user(["qsd", "QSD vhost-user"], Server::QemuStorageDaemon),
-    cleave(
-        ["cleave", "Cleave interrupt"],
-        &[("--completion", "interrupt")],
-    ),
-    cleave(["cleave-poll", "Cleave poll"], &[("--completion", "poll")]),
-    cleave(
-        ["cleave-adaptive", "Cleave adaptive"],
-        &[("--completion", "adaptive")],
-    ),
-    cleave(
-        ["cleave-unsplit", "Cleave, split off"],
-        &[("--completion", "interrupt"), ("--split", "off")],
-    ),
-];
-
-const SCSI_DISK: &str = "scsi-hd,drive={node},bus=bus.0,scsi-id={n}";
 
 /// A disk to be attached, in the order of the guest's numbering.
 pub(super) struct Attached<'a> {
     pub(super) image: &'a Path,
-    pub(super) pace: Pace,
+    /// So many requests a second at most, of a disk that shows so many bytes.
+    pub(super) throttle: Option<(u32, u64)>,
     /// Whether other disks of the guest are on the same file: none of them is written then.
     pub(super) is_shared: bool,
-}
-
-/// How fast a disk may be.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pace {
-    Full,
-    /// So many requests a second at most, of a disk that shows so many bytes.
-    Throttled {
-        iops: u32,
-        bytes: u64,
-    },
 }
 
 impl Subject {
@@ -221,76 +62,53 @@ impl Subject {
         cleave: &Path,
         disks: &[(Attached<'_>, &Path)],
     ) -> Vec<Vec<String>> {
-        let line = |(disk, socket): &(Attached<'_>, &Path)| match &self.server {
-            Server::Qemu { .. } => None,
-            Server::QemuStorageDaemon => Some(qsd_line(disk, socket)),
-            Server::Cleave(options) => Some(cleave_line(cleave, options, disk, socket)),
+        let line = |(disk, socket): &(Attached<'_>, &Path)| match (&self.qemu, &self.cleave) {
+            (Some(_), _) => None,
+            (None, None) => Some(qsd_line(disk, socket)),
+            (None, Some(options)) => Some(cleave_line(cleave, options, disk, socket)),
         };
         disks.iter().filter_map(line).collect()
     }
 
     /// QEMU's words for its disks.
     pub(super) fn devices(&self, disks: &[(Attached<'_>, &Path)]) -> Vec<String> {
-        let Server::Qemu {
-            controller,
-            disk: on_it,
-            thread,
-        } = &self.server
-        else {
+        let Some(controller) = &self.qemu else {
             let attach = |(n, (_, socket)): (usize, &(Attached<'_>, &Path))| {
                 vhost_user_disk(&format!("disk{n}"), socket, 1)
             };
             return disks.iter().enumerate().flat_map(attach).collect();
         };
-        let mut words = Vec::new();
-        if *thread == Thread::Io {
-            words.extend(["-object", "iothread,id=io"].map(str::to_owned));
-        }
-        words.extend(controller.iter().map(|&word| word.to_owned()));
+        let mut words = controller.clone();
         for (n, (disk, _)) in disks.iter().enumerate() {
-            let node = format!("node{n}");
+            let (node, number) = (format!("node{n}"), n.to_string());
             words.extend(block_nodes("-", disk, n, &node));
-            let device = on_it
-                .replace("{node}", &node)
-                .replace("{n}", &n.to_string());
+            let device = self.disk.replace("{node}", &node).replace("{n}", &number);
             words.extend(["-device".to_owned(), device]);
         }
         words
     }
 
-    /// Whether its slow disk is a real one behind a throttle, and not a modelled drive.
-    pub(super) fn is_throttled_by_qemu(&self) -> bool {
-        !matches!(self.server, Server::Cleave(_))
-    }
-
+    /// Whether QEMU does the I/O in its main loop.
     pub(super) fn is_served_by_main_loop(&self) -> bool {
-        matches!(
-            self.server,
-            Server::Qemu {
-                thread: Thread::Main,
-                ..
-            }
-        )
+        self.qemu.is_some() && !self.io_thread
     }
 
     /// Threads of QEMU that serve the disk beside its main one begin their names so.
     pub(super) fn io_thread(&self) -> Option<&'static str> {
-        match self.server {
-            Server::Qemu {
-                thread: Thread::Io, ..
-            } => Some("IO io"),
-            _ => None,
-        }
+        self.io_thread.then_some("IO io")
+    }
+
+    /// Whether it is ours.
+    pub(super) fn is_cleave(&self) -> bool {
+        self.cleave.is_some()
     }
 }
 
 /// QEMU's words for a file, behind a throttle where it is to be slow. QEMU takes one dash, its daemon two.
 fn block_nodes(dash: &str, disk: &Attached<'_>, n: usize, name: &str) -> Vec<String> {
-    let is_slow = disk.pace != Pace::Full;
-    let file = if is_slow {
-        format!("file{n}")
-    } else {
-        name.to_owned()
+    let file = match disk.throttle {
+        Some(_) => format!("file{n}"),
+        None => name.to_owned(),
     };
     let locking = if disk.is_shared { "off" } else { "auto" };
     // A comma in a path is doubled, or it would begin the next property.
@@ -301,19 +119,15 @@ fn block_nodes(dash: &str, disk: &Attached<'_>, n: usize, name: &str) -> Vec<Str
             "driver=file,node-name={file},filename={path},cache.direct=on,aio=io_uring,locking={locking}"
         ),
     ];
-    if let Pace::Throttled { iops, bytes } = disk.pace {
-        words.push(format!("{dash}object"));
-        words.push(format!(
+    if let Some((iops, bytes)) = disk.throttle {
+        let group = format!(
             r#"{{"qom-type":"throttle-group","id":"slow{n}","limits":{{"iops-total":{iops}}}}}"#
-        ));
-        words.push(format!("{dash}blockdev"));
-        words.push(format!(
-            "driver=raw,node-name=cut{n},size={bytes},file={file}"
-        ));
-        words.push(format!("{dash}blockdev"));
-        words.push(format!(
-            "driver=throttle,node-name={name},throttle-group=slow{n},file=cut{n}"
-        ));
+        );
+        let cut = format!("driver=raw,node-name=cut{n},size={bytes},file={file}");
+        let throttle =
+            format!("driver=throttle,node-name={name},throttle-group=slow{n},file=cut{n}");
+        let [object, node] = ["object", "blockdev"].map(|word| format!("{dash}{word}"));
+        words.extend([object, group, node.clone(), cut, node, throttle]);
     }
     words
 }
@@ -321,48 +135,47 @@ fn block_nodes(dash: &str, disk: &Attached<'_>, n: usize, name: &str) -> Vec<Str
 fn qsd_line(disk: &Attached<'_>, socket: &Path) -> Vec<String> {
     let mut words = vec!["qemu-storage-daemon".to_owned()];
     words.extend(block_nodes("--", disk, 0, "node0"));
-    words.push("--export".to_owned());
-    words.push(format!(
-        "type=vhost-user-blk,id=disk,node-name=node0,writable=on,num-queues=1,addr.type=unix,addr.path={}",
-        socket.display()
-    ));
+    let export =
+        "type=vhost-user-blk,id=disk,node-name=node0,writable=on,num-queues=1,addr.type=unix";
+    words.extend([
+        "--export".to_owned(),
+        format!("{export},addr.path={}", socket.display()),
+    ]);
     words
 }
 
 fn cleave_line(
     program: &Path,
-    options: &[(&str, &str)],
+    options: &[String],
     disk: &Attached<'_>,
     socket: &Path,
 ) -> Vec<String> {
     let mut words = vec![program.to_string_lossy().into_owned()];
+    let fixed = "serve --queues 1 --workers 1 --log warn";
     words.extend(
-        "serve --queues 1 --workers 1 --log warn"
+        fixed
             .split(' ')
-            .map(str::to_owned),
+            .map(str::to_owned)
+            .chain(options.iter().cloned()),
     );
-    for (name, value) in options {
-        words.extend([(*name).to_owned(), (*value).to_owned()]);
-    }
     if disk.is_shared {
         words.push("--read-only".to_owned());
     }
-    words.push("--disk".to_owned());
-    words.push(match disk.pace {
-        Pace::Full => disk.image.to_string_lossy().into_owned(),
-        Pace::Throttled { iops, bytes } => slow_model(iops, bytes),
-    });
+    let spec = match disk.throttle {
+        None => disk.image.to_string_lossy().into_owned(),
+        // A modelled drive of one channel answers at that rate.
+        Some((iops, bytes)) => {
+            let us = 1_000_000 / iops.max(1);
+            let shape = "channels=1,window=1,jitter=0,write_buffer=0,command_us=0";
+            format!("model:custom,size={bytes},{shape},read_us={us},write_us={us}")
+        }
+    };
+    let socket = socket.to_string_lossy().into_owned();
     words.extend([
+        "--disk".to_owned(),
+        spec,
         "--socket-path".to_owned(),
-        socket.to_string_lossy().into_owned(),
+        socket,
     ]);
     words
-}
-
-/// The daemon has no throttle; a modelled drive of one channel answers at that rate.
-fn slow_model(iops: u32, bytes: u64) -> String {
-    let each_us = 1_000_000 / iops.max(1);
-    format!(
-        "model:custom,size={bytes},channels=1,window=1,jitter=0,write_buffer=0,command_us=0,read_us={each_us},write_us={each_us}"
-    )
 }

@@ -1,6 +1,7 @@
 //! Raw lines by point, subject and round: medians, and ratios of what was measured side by side.
 //!
-//! A line has `point` and `subject` (words), `round` (a number) and `result` (an object of numbers).
+//! A line has `point` and `subject` (words), `round` (a number) and `result` (an object of numbers). Views name what they
+//! want of a result by an expression: fields and numbers with operators between them, applied from left to right.
 
 use std::collections::BTreeMap;
 
@@ -8,138 +9,188 @@ use serde_json::Value;
 
 use super::{Recorded, Spread};
 
-/// A suite's measurements.
-pub(crate) struct Rounds<'a> {
-    lines: Vec<&'a Value>,
+/// Some of a suite's measurements.
+#[derive(Clone)]
+pub(super) struct Rounds<'a> {
+    pub(super) lines: Vec<&'a Value>,
 }
 
 impl<'a> Rounds<'a> {
     /// Of a suite; none where it left nothing.
-    pub(crate) fn of(run: &'a Recorded, suite: &str) -> Option<Rounds<'a>> {
+    pub(super) fn of(run: &'a Recorded, suite: &str) -> Option<Rounds<'a>> {
         let lines = run.of(suite);
         (!lines.is_empty()).then_some(Rounds { lines })
     }
 
-    /// Those of its lines that `keep` wants.
-    pub(crate) fn only(&self, keep: impl Fn(&Value) -> bool) -> Rounds<'a> {
-        let lines = self.lines.iter().copied().filter(|line| keep(line));
+    /// The lines for which all of the conditions hold.
+    pub(super) fn only(&self, conditions: &[String]) -> Rounds<'a> {
+        let holds = |line: &&Value| conditions.iter().all(|condition| holds(line, condition));
         Rounds {
-            lines: lines.collect(),
+            lines: self.lines.iter().copied().filter(holds).collect(),
         }
     }
 
-    /// The lines themselves.
-    pub(crate) fn lines(&self) -> &[&'a Value] {
-        &self.lines
-    }
-
-    /// All points, in the order in which they were measured.
-    pub(crate) fn points(&self) -> Vec<String> {
-        self.words("point")
-    }
-
-    /// All subjects, in the order in which they were measured first.
-    pub(crate) fn subjects(&self) -> Vec<String> {
-        self.words("subject")
-    }
-
-    fn words(&self, name: &str) -> Vec<String> {
-        let mut words: Vec<String> = Vec::new();
-        for word in self.lines.iter().filter_map(|line| line[name].as_str()) {
-            if !words.iter().any(|known| known == word) {
-                words.push(word.to_owned());
+    /// All texts that a template makes of the lines, in the order in which they were measured.
+    pub(super) fn texts(&self, template: &str) -> Vec<String> {
+        let mut texts: Vec<String> = Vec::new();
+        for line in &self.lines {
+            let text = filled(template, line);
+            if !texts.contains(&text) {
+                texts.push(text);
             }
         }
-        words
+        texts
     }
 
-    /// A number of each round.
-    fn values(
-        &self,
-        point: &str,
-        subject: &str,
-        of: &dyn Fn(&Value) -> Option<f64>,
-    ) -> BTreeMap<u64, f64> {
-        let is_meant = |line: &&&Value| line["point"] == point && line["subject"] == subject;
-        let pair = |line: &&Value| {
-            let value = of(&line["result"]).filter(|value| value.is_finite())?;
-            Some((line["round"].as_u64()?, value))
-        };
-        self.lines
-            .iter()
-            .filter(is_meant)
-            .filter_map(pair)
-            .collect()
+    /// The lines of which a template makes this text.
+    pub(super) fn that_say(&self, template: &str, text: &str) -> Rounds<'a> {
+        let lines = self.lines.iter().copied();
+        Rounds {
+            lines: lines
+                .filter(|line| filled(template, line) == text)
+                .collect(),
+        }
     }
 
-    /// Median, minimum and maximum of a number over the rounds.
-    pub(crate) fn spread(
-        &self,
-        point: &str,
-        subject: &str,
-        of: impl Fn(&Value) -> Option<f64>,
-    ) -> Option<Spread> {
-        let values: Vec<f64> = self.values(point, subject, &of).into_values().collect();
-        Spread::of(&values)
+    pub(super) fn points(&self) -> Vec<String> {
+        self.texts("{point}")
     }
 
-    /// Of the rounds in which both were measured: `own` by `base`, one by one.
-    pub(crate) fn ratio(
-        &self,
-        point: &str,
-        own: &str,
-        base: &str,
-        of: impl Fn(&Value) -> Option<f64>,
-    ) -> Option<Spread> {
-        self.ratio_of((point, own), (point, base), of)
+    pub(super) fn subjects(&self) -> Vec<String> {
+        self.texts("{subject}")
     }
 
-    /// The same where the points differ too.
-    pub(crate) fn ratio_of(
-        &self,
-        own: (&str, &str),
-        base: (&str, &str),
-        of: impl Fn(&Value) -> Option<f64>,
-    ) -> Option<Spread> {
-        let (own, base) = (
-            self.values(own.0, own.1, &of),
-            self.values(base.0, base.1, &of),
-        );
-        let ratio = |(round, own): (&u64, &f64)| {
-            let base = base.get(round).copied().filter(|base| *base > 0.0)?;
+    pub(super) fn at(&self, point: &str, subject: &str) -> Rounds<'a> {
+        let own = |line: &&Value| line["point"] == point && line["subject"] == subject;
+        Rounds {
+            lines: self.lines.iter().copied().filter(own).collect(),
+        }
+    }
+
+    /// Median, minimum and maximum over all of the lines.
+    pub(super) fn spread(&self, of: &str) -> Option<Spread> {
+        let values = self.lines.iter().filter_map(|line| number(line, of));
+        Spread::of(&values.collect::<Vec<f64>>())
+    }
+
+    /// Of the rounds that both have: these lines by `base`, one by one.
+    pub(super) fn ratio(&self, base: &Rounds<'_>, of: &str) -> Option<Spread> {
+        let base = base.by_round(of);
+        let own = self.by_round(of).into_iter();
+        let ratios = own.filter_map(|(round, own)| {
+            let base = base.get(&round).filter(|base| **base > 0.0)?;
             Some(own / base)
-        };
-        let ratios: Vec<f64> = own.iter().filter_map(ratio).collect();
-        Spread::of(&ratios)
+        });
+        Spread::of(&ratios.collect::<Vec<f64>>())
+    }
+
+    fn by_round(&self, of: &str) -> BTreeMap<u64, f64> {
+        let pair = |line: &&Value| Some((line["round"].as_u64()?, number(line, of)?));
+        self.lines.iter().filter_map(pair).collect()
     }
 }
 
-/// A number of a result, by its name.
-pub(crate) fn field(name: &'static str) -> impl Fn(&Value) -> Option<f64> + Copy {
-    move |result: &Value| result[name].as_f64()
+/// The value of an expression: `daemon_wakes_s + driver_wakes_s / iops` is the sum by the rate. `a or b` is b where a is
+/// missing; `a?` is 0 where it is missing. A word that is no number is a field of
+/// the line, or of its result.
+pub(super) fn number(line: &Value, expression: &str) -> Option<f64> {
+    let mut words = expression.split_whitespace();
+    let mut value = word(line, words.next()?);
+    while let (Some(operator), Some(name)) = (words.next(), words.next()) {
+        let next = word(line, name);
+        value = match operator {
+            "or" => value.or(next),
+            _ => value.zip(next).map(|(left, right)| match operator {
+                "+" => left + right,
+                "-" => left - right,
+                "*" => left * right,
+                _ => left / right,
+            }),
+        };
+    }
+    value.filter(|value| value.is_finite())
 }
 
-/// Cost of both sides together; a side that does not exist costs nothing.
-pub(crate) fn both_cpu_us(result: &Value) -> Option<f64> {
-    let driver = result["driver_cpu_us"].as_f64()?;
-    Some(driver + result["daemon_cpu_us"].as_f64().unwrap_or(0.0))
+fn word(line: &Value, word: &str) -> Option<f64> {
+    if let Ok(number) = word.parse() {
+        return Some(number);
+    }
+    let name = word.trim_end_matches('?');
+    let found = line["result"][name].as_f64().or(line[name].as_f64());
+    found.or((name != word).then_some(0.0))
+}
+
+/// A template with the line's own values in place of `{expression}`.
+pub(super) fn filled(template: &str, line: &Value) -> String {
+    let mut parts = template.split('{');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (expression, rest) = part.split_once('}').unwrap_or((part, ""));
+        match (line[expression].as_str(), number(line, expression)) {
+            (Some(word), _) => text += word,
+            (None, Some(number)) => text += &format!("{number}"),
+            (None, None) => text += "–",
+        }
+        text += rest;
+    }
+    text
+}
+
+/// `field=text`, `field!=text`, `field=front*`, `field=*end|another`, `field<=number`, `field>=number`; a template may stand
+/// for the field.
+fn holds(line: &Value, condition: &str) -> bool {
+    for (sign, is_least) in [("<=", false), (">=", true)] {
+        if let Some((field, bound)) = condition.split_once(sign) {
+            let pair = number(line, field).zip(bound.parse::<f64>().ok());
+            return pair.is_some_and(|(value, bound)| match is_least {
+                true => value >= bound,
+                false => value <= bound,
+            });
+        }
+    }
+    let Some((field, pattern)) = condition.split_once('=') else {
+        return false;
+    };
+    let (field, is_wanted) = match field.strip_suffix('!') {
+        Some(field) => (field, false),
+        None => (field, true),
+    };
+    let text = match field.starts_with('{') {
+        true => filled(field, line),
+        false => filled(&format!("{{{field}}}"), line),
+    };
+    matches(&text, pattern) == is_wanted
+}
+
+/// Whether a text is one of several, of which each may have a `*`.
+pub(super) fn matches(text: &str, patterns: &str) -> bool {
+    patterns
+        .split('|')
+        .any(|pattern| match pattern.split_once('*') {
+            None => text == pattern,
+            Some((front, end)) => {
+                text.len() >= front.len() + end.len()
+                    && text.starts_with(front)
+                    && text.ends_with(end)
+            }
+        })
 }
 
 /// A number as a table shows it, with its spread.
-pub(crate) fn said(spread: Option<Spread>, digits: usize) -> String {
-    spread.map_or_else(
-        || "–".to_owned(),
-        |spread| {
-            let Spread {
-                median, min, max, ..
-            } = spread;
-            format!("{median:.digits$} ({min:.digits$}–{max:.digits$})")
-        },
-    )
+pub(super) fn said(spread: Option<Spread>, digits: usize) -> String {
+    match spread {
+        None => "–".to_owned(),
+        Some(Spread {
+            median, count: 1, ..
+        }) => format!("{median:.digits$}"),
+        Some(Spread {
+            median, min, max, ..
+        }) => format!("{median:.digits$} ({min:.digits$}–{max:.digits$})"),
+    }
 }
 
 /// A ratio as a table shows it; one whose rounds lie on both sides of 1 is no difference.
-pub(crate) fn said_ratio(ratio: Option<Spread>) -> String {
+pub(super) fn said_ratio(ratio: Option<Spread>) -> String {
     match ratio {
         Some(spread) if spread.min < 1.0 && 1.0 < spread.max => {
             format!("{spread} ≈ 1 within the noise")
@@ -160,29 +211,65 @@ mod tests {
     #[test]
     fn ratios_are_taken_round_by_round() {
         // The medians' ratio would be 2; two of three rounds say 3. A round that only one side has does not count.
-        let lines = [
-            line("ours", 1, 30.0),
-            line("theirs", 1, 10.0),
-            line("theirs", 2, 20.0),
-            line("ours", 2, 20.0),
-            line("ours", 3, 3.0),
-            line("theirs", 3, 1.0),
-            line("ours", 4, 90.0),
+        let all = [
+            ("ours", 1, 30.0),
+            ("theirs", 1, 10.0),
+            ("theirs", 2, 20.0),
+            ("ours", 2, 20.0),
+            ("ours", 3, 3.0),
+            ("theirs", 3, 1.0),
+            ("ours", 4, 90.0),
         ];
+        let lines = all.map(|(subject, round, iops)| line(subject, round, iops));
         let rounds = Rounds {
             lines: lines.iter().collect(),
         };
-        let ratio = rounds.ratio("depth 1", "ours", "theirs", field("iops"));
-        assert_eq!(said(ratio, 2), "3.00 (1.00–3.00)");
-        assert_eq!(
-            rounds.ratio("depth 2", "ours", "theirs", field("iops")),
-            None
-        );
-        assert_eq!(
-            rounds.ratio("depth 1", "ours", "theirs", field("mean_us")),
-            None
-        );
+        let [own, base] = ["ours", "theirs"].map(|who| rounds.at("depth 1", who));
+        assert_eq!(said(own.ratio(&base, "iops"), 2), "3.00 (1.00–3.00)");
+        assert_eq!(own.ratio(&base, "mean_us"), None);
         assert_eq!(rounds.subjects(), ["ours", "theirs"]);
+        assert_eq!(
+            said(own.only(&["round=4".to_owned()]).spread("iops"), 0),
+            "90"
+        );
+    }
+
+    #[test]
+    fn expressions_go_from_left_to_right_and_miss_what_is_missing() {
+        let line = json!({"depth": 4, "result": {"iops": 10.0, "user": 0.25, "cpu": 8.0}});
+        let table = [
+            ("iops / 1e3", Some(0.01)),
+            ("1 - user * cpu", Some(6.0)),
+            ("iops + gone?", Some(10.0)),
+            ("iops + gone", None),
+            ("gone or cpu", Some(8.0)),
+            ("iops / depth", Some(2.5)),
+            ("iops / 0", None),
+        ];
+        for (expression, value) in table {
+            assert_eq!(number(&line, expression), value, "{expression}");
+        }
+        assert_eq!(
+            filled("{depth} × {iops / 2} of {gone}", &line),
+            "4 × 5 of –"
+        );
+    }
+
+    #[test]
+    fn conditions_choose_lines() {
+        let line = json!({"point": "depth 1, sleeps", "rate": 500, "result": {}});
+        let table = [
+            ("point=depth 1, sleeps", true),
+            ("point=depth 1,*", true),
+            ("point=*polls|*sleeps", true),
+            ("point!=depth 1*", false),
+            ("rate<=500", true),
+            ("rate>=501", false),
+            ("gone<=1", false),
+        ];
+        for (condition, wanted) in table {
+            assert_eq!(holds(&line, condition), wanted, "{condition}");
+        }
     }
 
     #[test]

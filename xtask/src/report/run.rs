@@ -1,10 +1,15 @@
-//! A folder that is being filled: a line for each measurement, whole on disk before the next begins.
+//! A run's folder: a line for each measurement, whole on disk before the next begins, beside a description of the machine.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+
+use crate::step::{At as _, quietly};
+
+/// A warning that begins so takes a suite's ratios and figures out of the report.
+pub(crate) const DISTURBED: &str = "disturbed";
 
 /// A run that is under way. Where it is never finished, its report says "incomplete".
 pub(crate) struct Run {
@@ -16,17 +21,13 @@ pub(crate) struct Run {
 impl Run {
     /// Makes the folder; an older run in it is replaced. `begin` says what was asked for.
     pub(crate) fn create(folder: &Path, environment: &Value, begin: &Value) -> Result<Run, String> {
-        let told = |error: std::io::Error| format!("{}: {error}", folder.display());
-        std::fs::create_dir_all(folder).map_err(told)?;
-        std::fs::write(
-            folder.join("environment.json"),
-            format!("{environment:#}\n"),
-        )
-        .map_err(told)?;
+        std::fs::create_dir_all(folder).at(folder)?;
+        let text = format!("{environment:#}\n");
+        std::fs::write(folder.join("environment.json"), text).at(folder)?;
         let path = folder.join("results.jsonl");
         // Truncated by its own call, then only appended to: a line lands whole or not at all.
-        File::create(&path).map_err(told)?;
-        let results = OpenOptions::new().append(true).open(&path).map_err(told)?;
+        File::create(&path).at(&path)?;
+        let results = OpenOptions::new().append(true).open(&path).at(&path)?;
         let mut run = Run {
             folder: folder.to_owned(),
             results,
@@ -43,13 +44,16 @@ impl Run {
 
     /// A measurement of a suite, with all that is needed to argue with it: command, parameters, round.
     pub(crate) fn note(&mut self, suite: &str, line: &Value) -> Result<(), String> {
-        self.put("measurement", suite, line)
+        self.write(&merged(
+            json!({ "kind": "measurement", "suite": suite }),
+            line,
+        ))
     }
 
     /// Something that a reader must know about a suite; printed too.
     pub(crate) fn warn(&mut self, suite: &str, text: &str) -> Result<(), String> {
         println!("warning: {suite}: {text}");
-        self.put("warning", suite, &json!({ "text": text }))
+        self.write(&json!({ "kind": "warning", "suite": suite, "text": text }))
     }
 
     /// All that was asked for has been measured.
@@ -58,23 +62,152 @@ impl Run {
         Ok(self.folder)
     }
 
-    fn put(&mut self, kind: &str, suite: &str, line: &Value) -> Result<(), String> {
-        let mut whole = json!({ "kind": kind, "suite": suite });
-        if let (Some(whole), Some(line)) = (whole.as_object_mut(), line.as_object()) {
-            whole.extend(line.clone());
-        }
-        self.write(&whole)
-    }
-
     fn write(&mut self, line: &Value) -> Result<(), String> {
         let text = format!("{line}\n");
-        if let Err(error) = self.results.write_all(text.as_bytes()) {
+        let written = self.results.write_all(text.as_bytes());
+        if written.is_err() {
             // A full disk may have taken half a line: what stays must be lines.
             let _ = self.results.set_len(self.bytes);
-            let path = self.folder.join("results.jsonl");
-            return Err(format!("{}: {error}", path.display()));
         }
         self.bytes += text.len() as u64;
-        Ok(())
+        written.at(self.folder.join("results.jsonl"))
+    }
+}
+
+/// An object with the fields of another.
+pub(crate) fn merged(mut object: Value, more: &Value) -> Value {
+    if let (Some(object), Some(more)) = (object.as_object_mut(), more.as_object()) {
+        object.extend(more.clone());
+    }
+    object
+}
+
+/// A run as it was left behind, whether it came to its end or not.
+#[derive(Default)]
+pub(crate) struct Recorded {
+    pub(crate) folder: PathBuf,
+    pub(crate) environment: Value,
+    /// Measurements of all suites, in the order in which they were made.
+    pub(super) lines: Vec<Value>,
+    /// Suite and text.
+    pub(crate) warnings: Vec<(String, String)>,
+    /// The arguments of the run.
+    pub(crate) asked: Value,
+    pub(crate) is_complete: bool,
+    /// Lines that are no JSON: of a run that was cut off in the middle of one.
+    pub(crate) torn: usize,
+}
+
+impl Recorded {
+    /// Reads a folder; only one without results is refused.
+    pub(crate) fn read(folder: &Path) -> Result<Recorded, String> {
+        let text = std::fs::read_to_string(folder.join("results.jsonl"))
+            .map_err(|error| format!("{}: {error}; no run lies there", folder.display()))?;
+        let environment = std::fs::read_to_string(folder.join("environment.json"));
+        let mut run = Recorded {
+            folder: folder.to_owned(),
+            environment: serde_json::from_str(&environment.unwrap_or_default()).unwrap_or_default(),
+            ..Recorded::default()
+        };
+        for line in text.lines() {
+            match serde_json::from_str::<Value>(line) {
+                Ok(value) => run.take(value),
+                Err(_) => run.torn += 1,
+            }
+        }
+        Ok(run)
+    }
+
+    fn take(&mut self, line: Value) {
+        let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+        match line["kind"].as_str() {
+            Some("begin") => self.asked = line["asked"].clone(),
+            Some("end") => self.is_complete = true,
+            Some("warning") => self.warnings.push((text("suite"), text("text"))),
+            _ => self.lines.push(line),
+        }
+    }
+
+    /// The measurements of a suite, without those of its warm-up.
+    pub(crate) fn of(&self, suite: &str) -> Vec<&Value> {
+        let counts = |line: &&Value| line["suite"] == suite && line["is_warm_up"] != true;
+        self.lines.iter().filter(counts).collect()
+    }
+
+    /// Whether others used the CPUs while a suite was measured: its ratios are not judged then, and its figures not kept.
+    pub(crate) fn is_disturbed(&self, suite: &str) -> bool {
+        let mut warnings = self.warnings.iter();
+        warnings.any(|(own, text)| own == suite && text.starts_with(DISTURBED))
+    }
+
+    /// How the page calls it.
+    pub(crate) fn name(&self) -> String {
+        let name = self.folder.file_name().unwrap_or(self.folder.as_os_str());
+        name.to_string_lossy().into_owned()
+    }
+}
+
+/// Kernel, processor, memory, versions, revision, and what else the caller knows.
+pub(crate) fn environment(root: &Path, program: &Path, more: &Value) -> Value {
+    let said = |words: &[&str]| {
+        let text = quietly(root, words, &[]).unwrap_or_else(|why| format!("unknown: {why}"));
+        text.lines().next().unwrap_or_default().to_owned()
+    };
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    // The first value of a `name : value` file.
+    let field = |path: &str, name: &str| {
+        let text = read(path);
+        let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
+        let value = pairs.find(|(key, _)| key.trim() == name);
+        value.map_or("unknown".to_owned(), |(_, value)| value.trim().to_owned())
+    };
+    let changes = quietly(root, &["git", "status", "--porcelain"], &[]);
+    let facts = json!({
+        "kernel": said(&["uname", "-srvm"]),
+        "cpu": field("/proc/cpuinfo", "model name"),
+        "cpus_online": said(&["nproc", "--all"]),
+        "memory": field("/proc/meminfo", "MemTotal"),
+        "hypervisor": read("/proc/cpuinfo").contains(" hypervisor"),
+        "io_uring_disabled": read("/proc/sys/kernel/io_uring_disabled").trim(),
+        "load_at_start": read("/proc/loadavg").trim(),
+        "cleave": said(&[&program.to_string_lossy(), "--version"]),
+        "revision": said(&["git", "rev-parse", "HEAD"]),
+        "has_uncommitted_changes": changes.map_or(Value::Null, |text| json!(!text.is_empty())),
+        "rustc": said(&["rustc", "--version"]),
+        "fio": said(&["fio", "--version"]),
+        "not_measured": "ublk and vhost-blk: no suite drives them",
+        "qemu_storage_daemon": said(&["qemu-storage-daemon", "--version"]),
+    });
+    merged(facts, more)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_read_as_it_was_written_and_a_torn_line_costs_only_itself() {
+        let folder = std::env::temp_dir().join(format!("xtask-run-{}", std::process::id()));
+        let mut run = Run::create(&folder, &json!({"cpu": "a"}), &json!({"seconds": 1})).unwrap();
+        for (suite, line) in [
+            ("cpu", json!({"round": 0, "is_warm_up": true})),
+            ("cpu", json!({"round": 1})),
+            ("tax", json!({"round": 1})),
+        ] {
+            run.note(suite, &line).unwrap();
+        }
+        run.warn("cpu", "noise").unwrap();
+        let killed = Recorded::read(&folder).unwrap();
+        assert!(!killed.is_complete);
+        let path = run.finish().unwrap().join("results.jsonl");
+        let mut whole = OpenOptions::new().append(true).open(path).unwrap();
+        whole.write_all(b"{\"kind\":\"meas").unwrap();
+        let whole = Recorded::read(&folder).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((whole.is_complete, whole.torn), (true, 1));
+        assert_eq!(whole.of("cpu").len(), 1, "the warm-up does not count");
+        assert_eq!(whole.warnings, [("cpu".to_owned(), "noise".to_owned())]);
+        assert_eq!(whole.environment["cpu"], "a");
+        assert_eq!(whole.asked["seconds"], 1);
     }
 }

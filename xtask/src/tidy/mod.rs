@@ -1,47 +1,60 @@
-//! House rules that neither rustc nor clippy knows. Only this file reads the tree; the rules are functions over text.
+//! House rules that neither rustc nor clippy knows.
 
 mod links;
 pub(crate) mod packages;
 
 use std::path::Path;
 
-use crate::step::line;
+use crate::step::{Result, line, quietly};
 
 const FILE_LINES_MAX: usize = 700;
 
-/// Notes and foreign paths, spelt in halves so that this file passes its own rule.
-const NOTES: &[&str] = &[concat!("FIX", "ME"), concat!("X", "XX")];
-const OWN_PATHS: &[&str] = &[
-    concat!("/wo", "rk/"),
-    concat!("/ro", "ot/"),
-    concat!("/ho", "me/"),
-];
-
-/// Crates that may contain unsafe code: the doors to guest memory and to the kernel, and the oracle of the tests.
-const UNSAFE: &[&str] = &["crates/guest/", "crates/engine/", "crates/client/"];
-
-/// Modules of `std` that the pure values of `blk` have no use for; a list of imports could hide one.
-const IMPURE: &[&str] = &["std::fs", "std::net", "std::thread", "std::time", "std::{"];
+/// Three lines each: a pattern that no line of some files may match (`-n`), or that a line of each has to match (`-L`); the
+/// files; and why. The patterns are spelt so that this file passes its own rules. A list of imports could hide one that is
+/// impure. Unsafe code is for the doors to guest memory and to the kernel, and for the oracle of the tests.
+const RULES: &str = r"-n \b(FIX[M]E|XX[X])
+:!*Cargo.lock :!LICENSE*
+do it, or state the fact and its reason
+-n (^|[^[:alnum:]_])/(wor[k]|roo[t]|hom[e])/
+:!*Cargo.lock :!LICENSE*
+this path exists on one machine only
+-n ^[[:blank:]]*#\[ignore
+*.rs
+an ignored test never runs; finish or delete it
+-n \bstd::(fs|net|thread|time|\{)
+crates/blk/src/*
+blk holds pure values: no files, sockets, threads or clocks
+-L ^#!\[forbid\(unsafe_code\)\]$
+*src/lib.rs *src/main.rs :!crates/guest :!crates/engine :!crates/client
+#![forbid(unsafe_code)] is missing
+-L ^//!.*(forbid|must.not)
+crates/*/src/lib.rs crates/*/src/main.rs
+the first `//!` lines do not say what the crate forbids";
 
 /// Checks every file that git tracks or would track. Reports all faults at once, one a line.
-pub(crate) fn check(root: &Path) -> Result<String, String> {
-    let listing = line(
-        root,
-        "git ls-files --cached --others --exclude-standard",
-        &[],
-    )?;
+pub(crate) fn check(root: &Path) -> Result<String> {
     let mut faults = Vec::new();
+    for [pattern, files, why] in RULES.lines().collect::<Vec<_>>().as_chunks::<3>().0 {
+        // Status 1 says that there is no such line, or no such file.
+        let search = "git grep -IE --untracked --no-color \"$@\" || [ $? = 1 ]";
+        let mut words = vec!["sh", "-c", search, "sh"];
+        words.extend(pattern.split(' ').chain(["--"]).chain(files.split(' ')));
+        let found = quietly(root, &words, &[])?;
+        faults.extend(found.lines().map(|place| format!("{place}: {why}")));
+    }
+    let files = "git ls-files --cached --others --exclude-standard";
+    let listing = line(root, files, &[])?;
     for path in listing.lines() {
         // A deleted file is listed until the deletion is staged, and binary files have no rules.
-        let Ok(text) = std::fs::read_to_string(root.join(path)) else {
-            continue;
-        };
-        faults.extend(leftovers(path, &text));
+        let text = std::fs::read_to_string(root.join(path)).unwrap_or_default();
         if path.ends_with(".md") {
-            faults.extend(links::broken(path, &text, |target| content(root, target)));
+            faults.extend(links::broken(root, path, &text));
         }
-        if path.ends_with(".rs") {
-            faults.extend(source(path, &text));
+        let lines = code_lines(&text);
+        let is_test = path.contains("tests/") || path.ends_with("tests.rs");
+        if path.ends_with(".rs") && lines > FILE_LINES_MAX && !is_test {
+            let limit = format!("the limit is {FILE_LINES_MAX}");
+            faults.push(format!("{path}: {lines} lines of code; {limit}"));
         }
     }
     match faults.is_empty() {
@@ -50,90 +63,12 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
     }
 }
 
-/// The text of a link's target; empty for a folder or a picture.
-fn content(root: &Path, target: &str) -> Option<String> {
-    let path = root.join(target);
-    let text = std::fs::read_to_string(&path).ok();
-    text.or_else(|| path.exists().then(String::new))
-}
-
-/// Notes to oneself and paths of a developer's machine, in any text file.
-fn leftovers(path: &str, text: &str) -> Vec<String> {
-    // Others wrote lock files and licences.
-    if path.ends_with("Cargo.lock") || path.starts_with("LICENSE") {
-        return Vec::new();
-    }
-    let note = "do it, or state the fact and its reason";
-    let notes = find(path, text, NOTES, note);
-    let foreign = "this path exists on one machine only";
-    notes.chain(find(path, text, OWN_PATHS, foreign)).collect()
-}
-
-/// Faults of one Rust file.
-fn source(path: &str, text: &str) -> Vec<String> {
-    let mut faults = Vec::new();
-    if text
-        .lines()
-        .any(|line| line.trim_start().starts_with("#[ignore"))
-    {
-        faults.push(format!(
-            "{path}: an ignored test never runs; finish or delete it"
-        ));
-    }
-    let lines = code_lines(text);
-    if lines > FILE_LINES_MAX && !path.contains("tests/") && !path.ends_with("tests.rs") {
-        faults.push(format!(
-            "{path}: {lines} lines of code; the limit is {FILE_LINES_MAX}"
-        ));
-    }
-    if path.ends_with("src/lib.rs") || path.ends_with("src/main.rs") {
-        let may_be_unsafe = UNSAFE.iter().any(|folder| path.starts_with(folder));
-        if !may_be_unsafe && !text.lines().any(|line| line == "#![forbid(unsafe_code)]") {
-            faults.push(format!("{path}: #![forbid(unsafe_code)] is missing"));
-        }
-        let mut head = text.lines().take_while(|line| line.starts_with("//!"));
-        if path.starts_with("crates/")
-            && !head.any(|line| line.contains("forbid") || line.contains("must not"))
-        {
-            faults.push(format!(
-                "{path}: the first `//!` lines do not say what the crate forbids"
-            ));
-        }
-    }
-    if path.starts_with("crates/blk/src/") {
-        let why = "blk holds pure values: no files, sockets, threads or clocks";
-        faults.extend(find(path, text, IMPURE, why));
-    }
-    faults
-}
-
 /// Lines that are neither blank nor comments, up to the module of tests.
 fn code_lines(text: &str) -> usize {
-    let code = text
-        .split("\n#[cfg(test)]\nmod tests")
-        .next()
-        .unwrap_or(text);
-    let lines = code.lines().map(str::trim);
-    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
-    lines.filter(is_code).count()
-}
-
-/// A fault for each place at which one of the words begins.
-fn find<'a>(
-    path: &'a str,
-    text: &'a str,
-    words: &'a [&str],
-    why: &'a str,
-) -> impl Iterator<Item = String> + 'a {
-    let places = words.iter().flat_map(move |word| {
-        let found = text.match_indices(word).map(|(at, _)| &text[..at]);
-        let begins = |before: &&str| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
-        found.filter(begins).map(move |before| (*word, before))
-    });
-    places.map(move |(word, before)| {
-        let line = before.matches('\n').count() + 1;
-        format!("{path}:{line}: `{word}`: {why}")
-    })
+    let code = text.split("\n#[cfg(test)]\nmod tests").next();
+    let lines = code.unwrap_or(text).lines().map(str::trim);
+    let code = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
+    code.count()
 }
 
 #[cfg(test)]
@@ -141,61 +76,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_and_foreign_paths_are_found_with_their_line() {
-        for word in NOTES.iter().chain(OWN_PATHS) {
-            let found = leftovers("a.rs", &format!("a\n// {word}: later"));
-            assert!(
-                found.len() == 1 && found[0].starts_with("a.rs:2: "),
-                "{found:?}"
-            );
-            assert!(
-                leftovers("a.md", &format!("see a{word}x")).is_empty(),
-                "{word}"
-            );
-            assert!(leftovers("Cargo.lock", word).is_empty());
-        }
-    }
-
-    #[test]
-    fn every_rule_for_source_files_finds_its_fault() {
+    fn every_rule_finds_its_fault() {
+        let root = std::env::temp_dir().join(format!("xtask-tidy-{}", std::process::id()));
         let long = "use a;\n".repeat(FILE_LINES_MAX + 1);
-        let long_tests = format!("use a;\n\n#[cfg(test)]\nmod tests {{\n{long}}}");
-        let good = "//! It forbids things.\n#![forbid(unsafe_code)]\n";
-        let table = [
-            ("crates/disk/src/a.rs", long.as_str(), 1),
-            ("crates/disk/src/a.rs", &long[7..], 0),
-            ("crates/disk/src/a.rs", &long_tests, 0),
-            ("tests/a.rs", &long, 0),
+        let tests = format!("use a;\n\n#[cfg(test)]\nmod tests {{\n{long}}}");
+        for (path, text, fault) in [
+            ("a.rs", concat!("a\n// FIX", "ME: later"), "a.rs:2:"),
+            ("b.md", concat!("see a", "/wo", "rk/ or aX", "XX"), ""),
+            ("c.md", concat!("see ", "/ro", "ot/b"), "c.md:1:"),
+            ("d/Cargo.lock", concat!("X", "XX"), ""),
+            ("crates/disk/src/long.rs", &long, "limit"),
+            ("crates/disk/src/even.rs", &long[7..], ""),
+            ("crates/disk/src/tested.rs", &tests, ""),
+            ("tests/e.rs", &long, ""),
             (
-                "tests/a.rs",
+                "tests/f.rs",
                 "#[test]\n    #[ignore = \"slow\"]\nfn a() {}",
-                1,
-            ),
-            ("crates/disk/src/lib.rs", good, 0),
-            (
-                "crates/disk/src/lib.rs",
-                "//! It forbids things.\n// #![forbid(unsafe_code)]\n",
-                1,
+                "ignored",
             ),
             (
                 "crates/disk/src/lib.rs",
-                "//! It does.\n#![forbid(unsafe_code)]\n//! It forbids.\n",
-                1,
+                "//! It forbids.\n// #![forbid(unsafe_code)]\n",
+                "missing",
             ),
-            ("crates/guest/src/lib.rs", "//! It forbids things.\n", 0),
-            ("xtask/src/main.rs", "", 1),
-            ("crates/blk/src/plan.rs", "use std::time::Instant;", 1),
-            ("crates/blk/src/plan.rs", "use std::{fmt, fs};", 1),
-            ("crates/blk/src/plan.rs", "use std::num::NonZero;", 0),
-            ("crates/disk/src/open.rs", "use std::fs;", 0),
-        ];
-        for (path, text, count) in table {
+            (
+                "crates/worker/src/lib.rs",
+                "//! It does.\n#![forbid(unsafe_code)]\n",
+                "//!",
+            ),
+            ("crates/guest/src/lib.rs", "//! It forbids things.\n", ""),
+            ("xtask/src/main.rs", "", "missing"),
+            ("crates/blk/src/plan.rs", "use std::{fmt, fs};", "pure"),
+            ("crates/blk/src/size.rs", "use std::num::NonZero;", ""),
+        ] {
+            let file = root.join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            line(&root, "git init --quiet", &[]).unwrap();
+            std::fs::write(file, text).unwrap();
+            let found = check(&root).err().unwrap_or_default();
             assert_eq!(
-                source(path, text).len(),
-                count,
-                "{path}: {}",
-                text.get(..80).unwrap_or(text)
+                found.contains(fault) && !found.is_empty(),
+                !fault.is_empty(),
+                "{path}: {found}"
             );
+            std::fs::remove_dir_all(&root).unwrap();
         }
     }
 }

@@ -1,17 +1,17 @@
-#!/bin/sh
+#!/bin/busybox sh
 # First process of the test guest. Talks to the harness over the serial console, a line at a time:
 #   CLEAVE-TEST name ok | CLEAVE-TEST name FAIL detail    a check
 #   CLEAVE-MARK name values                               something the host waits for
 #   CLEAVE-END                                            the script ran to its end
-export PATH=/bin
-/bin/busybox mkdir -p /busybox
+/bin/busybox mkdir -p /busybox /dev /proc /sys /tmp /mnt /etc
 /bin/busybox --install -s /busybox
 # Real tools in /bin win over busybox's own; where the shell has an applet of that name built in, only by full path.
 export PATH=/bin:/busybox
+ln -s busybox /bin/sh
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
-mkdir -p /dev/shm /etc
+mkdir -p /dev/shm
 mount -t tmpfs shm /dev/shm
 mount -t tmpfs tmp /tmp
 ln -s /proc/mounts /etc/mtab
@@ -31,38 +31,43 @@ run() {
     run_name=$1
     shift
     if "$@" >/tmp/output 2>&1; then ok "$run_name"; else
-        run_status=$?
-        fail "$run_name" "'$*' ended with $run_status: $(tail -n 5 /tmp/output | tr '\n' ' ')"
+        fail "$run_name" "'$*' ended with $?: $(tail -n 5 /tmp/output | tr '\n' ' ')"
     fi
 }
 
 mark() { echo "CLEAVE-MARK $*"; }
 
-# ask NAME VALUES...: a mark after which the host answers a line when it has done its part.
+# ask NAME VALUES...: a mark at which the host does its part and answers a line.
 ask() {
     mark "$@"
     read -r answer
 }
 
+# Each vring that the guest started has a worker of its own.
+check_workers() {
+    [ "$OURS" ] || return 0
+    ask workers
+    check worker-per-vring "$QUEUES" "$answer"
+}
+
+uptime() { cut -d. -f1 /proc/uptime; }
+
 # until_true SECONDS COMMAND...
 until_true() {
-    until_end=$(($(cut -d. -f1 /proc/uptime) + $1))
+    until_end=$(($(uptime) + $1))
     shift
     while ! "$@"; do
-        [ "$(cut -d. -f1 /proc/uptime)" -lt "$until_end" ] || return 1
+        [ "$(uptime)" -lt "$until_end" ] || return 1
         usleep 100000
     done
 }
 
+# end PATTERN: the script's end. The kernel may complain, of the disk or of anything that the disk could have broken, only
+# in lines of this pattern.
 end() {
-    # What the kernel complained about, of the disk or of anything that the disk could have broken.
-    dmesg | grep -E 'I/O error|blk_update_request|EXT4-fs (error|warning)|JBD2.*(fail|error)|virtio.*(fail|error|broken)|BUG:|WARNING:|Oops|hung_task|blocked for more' \
-        | grep -vE "$1" >/tmp/complaints
-    if [ -s /tmp/complaints ]; then
-        fail kernel-log "$(head -n 3 /tmp/complaints | tr '\n' ' ')"
-    else
-        ok kernel-log
-    fi
+    complaints='I/O error|blk_update_request|EXT4-fs (error|warning)|JBD2.*(fail|error)|virtio.*(fail|error|broken)'
+    complaints="$complaints|BUG:|WARNING:|Oops|hung_task|blocked for more"
+    check kernel-log "" "$(dmesg | grep -E "$complaints" | grep -vE "$1" | head -n 3 | tr '\n' ' ')"
     echo CLEAVE-END
     poweroff -f
 }
@@ -71,6 +76,7 @@ for module in $(cat /modules/order); do
     insmod "/modules/$module" || fail "module-$module" "insmod failed"
 done
 . /settings
-# Settings: DISK, where the script needs one before it starts.
+# Settings: DISK, where the script needs one before it starts; BOOT, a function of the script.
 [ -z "$DISK" ] || until_true 100 test -b "$DISK" || fail disk "no $DISK"
 . /script
+$BOOT

@@ -1,0 +1,153 @@
+//! The suites that are no rounds of cases: idle disks, starts, counts of instructions.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::Pace;
+use super::desk::{Desk, Load, Wait};
+use super::instructions;
+use super::subject::{ADAPTIVE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store};
+use crate::daemon::Daemon;
+use crate::report::{Recorded, merged};
+use crate::step::At;
+
+/// T7: disks that were asked a little and are then left alone, all subjects in the same seconds: what idles does not
+/// disturb, and what does not is found out.
+pub(super) fn idle(desk: &mut Desk) -> Result<(), String> {
+    let (disks, seconds) = desk.pace.pick((16, 10.0), (16, 10.0), (2, 0.3));
+    watch(
+        desk,
+        disks,
+        seconds,
+        &[QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE, POLL],
+    )?;
+    match desk.pace {
+        Pace::Full => watch(desk, 256, seconds, &[ADAPTIVE]),
+        Pace::Quick | Pace::Smoke => Ok(()),
+    }
+}
+
+fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Result<(), String> {
+    let any = Load::reads(1, Wait::Sleep, seconds);
+    let mut served = Vec::new();
+    for (place, subject) in subjects.iter().enumerate() {
+        let command = desk.case("", &Store::Null, &any, subject)?.daemons.concat();
+        let daemons = (0..disks).map(|number| desk.start(&command, place * disks + number));
+        served.push(daemons.collect::<Result<Vec<Daemon>, String>>()?);
+    }
+    let load = format!("--sleep --depth 1 --idle {seconds}");
+    let at: &Desk = desk;
+    let results: Vec<Result<Value, String>> = std::thread::scope(|scope| {
+        let drivers = served
+            .iter()
+            .map(|daemons| scope.spawn(|| at.drive(daemons, &load)));
+        let drivers: Vec<_> = drivers.collect();
+        let joined = drivers.into_iter().map(std::thread::ScopedJoinHandle::join);
+        joined
+            .map(|result| result.unwrap_or_else(|_| Err("a driver's thread panicked".to_owned())))
+            .collect()
+    });
+    for ((subject, daemons), result) in subjects.iter().zip(served).zip(results) {
+        let line = json!({
+            "round": 1, "point": format!("{disks} disks, {seconds} s"), "subject": subject, "driver": load,
+            "result": result?,
+        });
+        desk.run.note("idle", &line)?;
+        daemons.into_iter().try_for_each(Daemon::stop)?;
+    }
+    Ok(())
+}
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// GET_FEATURES, version 1, no payload; the answer is as long as this and eight bytes.
+const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+
+/// T10: from exec to the first answer, and what a daemon at rest keeps. On the real disk, for opening it is part of the
+/// start. Round 0, the first start, reads the program from the disk.
+pub(super) fn start(desk: &mut Desk) -> Result<(), String> {
+    let store = desk.disk("start")?;
+    let any = Load::reads(1, Wait::Sleep, 1.0);
+    for round in 0..=desk.pace.pick(20, 10, 1) {
+        for subject in [QSD, QSD_IO_THREAD, ADAPTIVE] {
+            let command = desk.case("", &store, &any, subject)?.daemons.concat();
+            let line = json!({
+                "round": round, "is_warm_up": round == 0, "point": "start", "subject": subject, "command": command,
+                "result": start_one(desk, &command)?,
+            });
+            desk.run.note("start", &line)?;
+        }
+    }
+    Ok(())
+}
+
+fn start_one(desk: &Desk, command: &[String]) -> Result<Value, String> {
+    let socket = desk.socket(0);
+    // The previous listener is gone, and its socket file must not be taken for the next one's.
+    let _ = std::fs::remove_file(&socket);
+    let log = socket.with_extension("log");
+    let mut command = desk.command(command, 0);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log).at(&log)?);
+    let before = Instant::now();
+    let mut child = command.spawn().at("taskset")?;
+    let answered = await_answer(&socket, before).at("the daemon's first answer");
+    let memory = memory(child.id());
+    child
+        .kill()
+        .and_then(|()| child.wait())
+        .at("the daemon's end")?;
+    let (listening, answered) = answered?;
+    let times = json!({
+        "listening_ms": listening.as_secs_f64() * 1e3, "answered_ms": answered.as_secs_f64() * 1e3,
+    });
+    Ok(merged(times, &memory))
+}
+
+/// When it took a connection, and when it answered its first message.
+fn await_answer(socket: &Path, before: Instant) -> std::io::Result<(Duration, Duration)> {
+    let mut stream = loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => break stream,
+            Err(error) if before.elapsed() > START_LIMIT => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_micros(50)),
+        }
+    };
+    let listening = before.elapsed();
+    stream.set_read_timeout(Some(START_LIMIT))?;
+    stream.write_all(&GET_FEATURES)?;
+    stream.read_exact(&mut [0; GET_FEATURES.len() + 8])?;
+    Ok((listening, before.elapsed()))
+}
+
+/// Resident, and the share of it that is not also somebody else's, in MiB.
+fn memory(pid: u32) -> Value {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let mib = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.split_whitespace().next()?.parse::<f64>().ok()? / 1024.0)
+    };
+    json!({ "rss_mib": mib("Rss:"), "pss_mib": mib("Pss:") })
+}
+
+/// T11: every case beside the counts that are kept. A rise beyond the tolerance is a warning here, and a fault in CI.
+pub(super) fn instructions(desk: &mut Desk) -> Result<(), String> {
+    // A count takes a release build and callgrind; CI runs it by itself.
+    if desk.pace == Pace::Smoke {
+        return Ok(());
+    }
+    if let Err(why) = instructions::run(&desk.root, &instructions::Counting::default()) {
+        desk.run.warn("instructions", &why)?;
+    }
+    let folder = desk.root.join("target/bench/instructions");
+    for line in Recorded::read(&folder)?.of("instructions") {
+        desk.run.note("instructions", line)?;
+    }
+    Ok(())
+}

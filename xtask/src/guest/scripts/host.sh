@@ -1,0 +1,137 @@
+# Done on the host by other programs, in the current folder. The first word is the function.
+
+# packages NAME...: the kernel's package and those of its modules, behind the first of the names that apt knows: it may stand
+# for another, which stands for the image, which needs its modules. Neither firmware nor tools.
+packages() {
+    found "$@" && return
+    refresh
+    found "$@" || { echo "apt knows none of the kernel packages $*" >&2 && exit 1; }
+}
+found() {
+    for name; do
+        first=$(needs "$name") second=$(needs $first)
+        [ -z "$first" ] || break
+    done
+    printf '%s ' $(echo $first $second $(needs $second) | tr ' ' '\n' | sort -u) | grep linux
+}
+needs() {
+    apt-cache depends --important "$@" 2>/dev/null | sed -n 's/^ *Depends: \(linux-\(image\|modules\)-.*\)/\1/p'
+}
+refresh() {
+    [ "$(id -u)" = 0 ] || { echo "apt's package lists are missing or old; run: sudo apt-get update" >&2 && exit 1; }
+    apt-get update >&2
+}
+
+# fetch PACKAGE...: unpacked here, and not installed. The lists may be older than the archive, which then lacks the version
+# that they name.
+fetch() {
+    apt-get download $1 || { refresh && apt-get download $1; }
+    for package in *.deb; do
+        dpkg-deb -x "$package" .
+        rm "$package"
+    done
+}
+
+# Each passes on what it did not pack. A size stands behind a kernel, which they report once they have unpacked it.
+unpack() { xz -dcf 2>/dev/null | zstd -dcf 2>/dev/null | gzip -dcf 2>/dev/null || true; }
+
+# module_file NAME: where it lies, compressed or not; nothing where it is built into the kernel.
+module_file() { find . -name "$(echo "$1" | tr _- '??').ko*" | head -n 1; }
+
+# module TO NAME: copies a module behind those that it needs, and notes the order.
+module() {
+    local name="$(echo "$2" | tr - _).ko" file="$(module_file "$2")" need
+    [ -n "$file" ] && [ ! -e "$1/$name" ] || return 0
+    unpack <"$file" >"$1/$name"
+    for need in $(tr '\0' '\n' <"$1/$name" | LC_ALL=C sed -n 's/^depends=//p' | tr , ' '); do
+        module "$1" "$need"
+    done
+    echo "$name" >>"$1/order"
+}
+
+# has NAME: whether the kernel has a driver, as a module or compiled in, of which its build leaves a list.
+has() {
+    [ -n "$(module_file "$1")" ] || find . -name modules.builtin -exec cat {} + | tr - _ | grep -q "/$1\.ko"
+}
+
+# quick IMAGE TO: the kernel as QEMU can start it, by the ELF note of type 18 of "Xen", its PVH entry. Where it lies in the
+# image: Linux Documentation/arch/x86/boot.rst.
+quick() {
+    number() { od -An -t "u$1" -N "$1" -j "$2" "$3"; }
+    start=$((($(number 1 0x1F1 "$1") + 1) * 512 + $(number 4 0x248 "$1") + 1))
+    tail -c "+$start" "$1" | head -c "$(number 4 0x24C "$1" | tr -d ' ')" | unpack >"$2"
+    head -c 4 "$2" | grep -q ELF && LC_ALL=C grep -qaP '\x12\0\0\0Xen\0' "$2"
+}
+
+# pack NAME=PATH...: prints what is here as an archive, with programs and the libraries that ldd names, which fails for a
+# static program. Everything is executable, which harms no file and lets the kernel run /init.
+pack() {
+    mkdir -p bin
+    for program; do
+        cp "${program#*=}" "bin/${program%%=*}"
+        { ldd "${program#*=}" 2>/dev/null || true; } | { grep -o '/[^ ]*' || true; } |
+            xargs -r cp --dereference --parents --target-directory .
+    done
+    chmod -R 755 .
+    find . -mindepth 1 | busybox cpio -o -H newc
+}
+
+# libvirt_files QEMU_ID CPUS DOCUMENT: what the namespace below shows in place of the machine's own, and the domain that the
+# document shows, with what it leaves to the reader: a name, a kernel, a console.
+libvirt_files() {
+    mkdir -p etc/libvirt var/lib/libvirt
+    printf '%s = "libvirt-qemu"\n' user group >etc/libvirt/qemu.conf
+    cat >>etc/libvirt/qemu.conf <<'END'
+security_driver = "none"
+cgroup_controllers = []
+namespaces = []
+remember_owner = 0
+stdio_handler = "file"
+END
+    printf '%s\n' 'auth_unix_rw = "none"' 'auth_unix_ro = "none"' 'unix_sock_dir = "/run/libvirt"' >etc/libvirt/libvirtd.conf
+    # The first line of a name counts.
+    echo "libvirt-qemu:x:$1:$1::/var/lib/libvirt:/usr/sbin/nologin" | cat - /etc/passwd >etc/passwd
+    # The group by which libvirt is built to run QEMU on Ubuntu must be there, whatever its settings say.
+    printf '%s\n' "libvirt-qemu:x:$1:" "kvm:x:$(($1 + 1)):" | cat - /etc/group >etc/group
+    install -m 000 /dev/null no-kvm
+
+    echo "$3" | sed '1,/^```xml/d; /^```/,$d' >shown.xml
+    for part in "<domain type='kvm'>" "<devices>" /run/cleave/a/disk.sock; do
+        grep -q "$part" shown.xml || { echo "docs/qemu.md has no $part any more" >&2 && exit 1; }
+    done
+    domain="<domain type='qemu'><name>cleave-test</name><memory unit='MiB'>512</memory><vcpu>$2</vcpu>"
+    domain="$domain<features><acpi/></features><os><type arch='x86_64' machine='q35'>hvm</type>"
+    domain="$domain<kernel>/var/lib/libvirt/kernel</kernel><initrd>/var/lib/libvirt/initramfs</initrd>"
+    domain="$domain<cmdline>console=ttyS0 quiet loglevel=1 panic=-1</cmdline></os>"
+    console="<serial type='file'><source path='/var/lib/libvirt/console'/></serial>"
+    sed "s|<domain type='kvm'>|$domain|; s|<devices>|&$console|; s|/run/cleave/a|/var/lib/libvirt|" shown.xml \
+        >var/lib/libvirt/domain.xml
+}
+
+# In mount and PID namespaces of its own: a libvirtd that reads and writes nothing of the machine's libvirt, and the guest
+# that it starts. Standard output is the guest's console.
+libvirt() {
+    for folder in etc/libvirt var/lib/libvirt var/cache/libvirt var/log/libvirt run/libvirt; do
+        mkdir -p "/$folder" "$PWD/$folder"
+        mount --bind "$PWD/$folder" "/$folder"
+    done
+    for file in passwd group; do
+        mount --bind "$PWD/etc/$file" "/etc/$file"
+    done
+    # Without rights to /dev/kvm libvirt does not probe it, and probing one that runs no guest takes it half a minute.
+    [ ! -e /dev/kvm ] || mount --bind "$PWD/no-kvm" /dev/kvm
+
+    libvirtd >libvirtd.log 2>&1 &
+    libvirtd=$!
+    until [ -S /run/libvirt/libvirt-sock ]; do
+        kill -0 $libvirtd || { cat libvirtd.log >&2 && exit 1; }
+        sleep 0.1
+    done
+    virsh --connect qemu:///system create /var/lib/libvirt/domain.xml >&2
+    qemu=$(cat /run/libvirt/qemu/cleave-test.pid)
+    user=$(stat -c %U "/proc/$qemu")
+    [ "$user" = libvirt-qemu ] && echo "CLEAVE-TEST user ok" || echo "CLEAVE-TEST user FAIL $user"
+    tail --lines=+1 --sleep-interval=0.1 --pid="$qemu" --follow /var/lib/libvirt/console
+}
+
+"$@"

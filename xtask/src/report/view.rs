@@ -1,0 +1,402 @@
+//! The views: `views.toml` says of each suite which tables, figures and verdicts its raw lines make. Nothing here knows a
+//! suite; what a view may ask for is the fields of these types.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use super::chart::Figure;
+use super::rounds::{Rounds, filled, matches, said, said_ratio};
+use super::verdict::{Bar, Verdict};
+use super::{Recorded, Spread, figure};
+
+/// All sections, in the order of the page.
+pub(super) static SECTIONS: LazyLock<Vec<View>> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct All {
+        section: Vec<View>,
+    }
+    let all: Result<All, _> = toml::from_str(include_str!("views.toml"));
+    #[expect(clippy::panic, reason = "the file is built in, and a test reads it")]
+    all.map(|all| all.section)
+        .unwrap_or_else(|error| panic!("views.toml: {error}"))
+});
+
+/// A section of the page.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct View {
+    /// The suite whose lines it shows, and the page's anchor.
+    pub(super) suite: String,
+    title: String,
+    /// Under the title of each figure, instead of the machine.
+    subtitle: Option<String>,
+    /// Sentences: what was measured and how.
+    notes: Vec<String>,
+    #[serde(default)]
+    table: Vec<TableView>,
+    #[serde(default)]
+    pub(super) figure: Vec<figure::View>,
+    #[serde(default)]
+    verdict: Vec<VerdictView>,
+}
+
+/// A row for each point and subject.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TableView {
+    title: String,
+    /// Instead of the section's suite.
+    suite: Option<String>,
+    #[serde(default, rename = "where")]
+    conditions: Vec<String>,
+    /// What ratios are taken to: see [`Base`].
+    base: Option<Base>,
+    /// `head | expression | digits`. Instead of digits: `ratio`, with a base of its own behind it if need be; or `text`, of a
+    /// template.
+    columns: Vec<String>,
+}
+
+/// Ratios, or plain figures where there is no base, of subjects at each of the points.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VerdictView {
+    id: String,
+    #[serde(default, rename = "where")]
+    conditions: Vec<String>,
+    /// With `{point}`, `{own}` and `{base}`.
+    what: String,
+    own: Vec<String>,
+    /// Published and not judged.
+    #[serde(default)]
+    beside: Vec<String>,
+    base: Option<Base>,
+    /// The point of the base, where it is another.
+    base_at: Option<String>,
+    of: String,
+    /// Conditions, and the bar where they hold first.
+    #[serde(default)]
+    bars: Vec<(String, String)>,
+    #[serde(default)]
+    aim: String,
+    #[serde(default)]
+    is_count: bool,
+    /// Whether CPUs that were full on either side are named.
+    #[serde(default)]
+    names_full_cpus: bool,
+}
+
+/// A subject that others are compared with: its name, or the one that is best at a point: `most iops of qemu*|spdk`.
+#[derive(Deserialize, Clone)]
+#[serde(transparent)]
+struct Base(String);
+
+/// A section as the page shows it.
+#[derive(Default)]
+pub(super) struct Section {
+    pub(super) id: String,
+    pub(super) title: String,
+    pub(super) notes: Vec<String>,
+    pub(super) verdicts: Vec<Verdict>,
+    pub(super) tables: Vec<Table>,
+    pub(super) figures: Vec<Figure>,
+}
+
+/// Words in rows; the first column names the row.
+pub(super) struct Table {
+    pub(super) title: String,
+    pub(super) head: Vec<String>,
+    pub(super) rows: Vec<Vec<String>>,
+}
+
+impl View {
+    /// None where the suite left no lines.
+    pub(super) fn section(&self, run: &Recorded) -> Option<Section> {
+        let rounds = Rounds::of(run, &self.suite)?;
+        let told = |text: &str| filled(text, &run.environment);
+        let said_by_run = run.of(&self.suite).into_iter();
+        let said_by_run = said_by_run.filter_map(|line| Some(line["text"].as_str()?.to_owned()));
+        let mut verdicts: Vec<Verdict> = self
+            .verdict
+            .iter()
+            .flat_map(|view| view.verdicts(&rounds))
+            .collect();
+        for verdict in &mut verdicts {
+            verdict.what = told(&verdict.what);
+        }
+        if run.is_disturbed(&self.suite) {
+            for verdict in verdicts.iter_mut().filter(|verdict| !verdict.is_count) {
+                verdict.must = Bar::Published;
+                verdict.note = format!("disturbed: not judged. {}", verdict.note);
+            }
+        }
+        let subtitle = self
+            .subtitle
+            .as_ref()
+            .map_or_else(|| machine(run), |text| told(text));
+        let figures = self.figure.iter().flat_map(|view| {
+            let rounds = Rounds::of(run, view.suite.as_deref().unwrap_or(&self.suite))?;
+            Some(view.figures(&rounds, &subtitle))
+        });
+        let tables = self.table.iter().filter_map(|view| {
+            let rounds = Rounds::of(run, view.suite.as_deref().unwrap_or(&self.suite))?;
+            Some(view.table(&rounds))
+        });
+        Some(Section {
+            id: self.suite.clone(),
+            title: told(&self.title),
+            notes: self
+                .notes
+                .iter()
+                .map(|note| told(note))
+                .chain(said_by_run)
+                .collect(),
+            verdicts,
+            tables: tables.collect(),
+            figures: figures.flatten().collect(),
+        })
+    }
+}
+
+/// Under a figure's title: on what it was measured.
+fn machine(run: &Recorded) -> String {
+    let fact = |name: &str| {
+        run.environment[name]
+            .as_str()
+            .unwrap_or("unknown")
+            .to_owned()
+    };
+    let pace = match run.asked["pace"].as_str() {
+        Some("Smoke") => " · SMOKE RUN: its figures say nothing",
+        _ => "",
+    };
+    let kernel = fact("kernel");
+    // Behind the release stands when and how it was built.
+    let kernel: Vec<&str> = kernel.split(' ').take(2).collect();
+    let (cpu, cpus, kernel) = (fact("cpu"), fact("cpus_online"), kernel.join(" "));
+    format!("{cpu} · {cpus} CPUs · {kernel} · medians with minimum and maximum of the rounds{pace}")
+}
+
+impl TableView {
+    fn table(&self, rounds: &Rounds<'_>) -> Table {
+        let rounds = rounds.only(&self.conditions);
+        let columns = self
+            .columns
+            .iter()
+            .map(|column| column.split(" | ").collect::<Vec<_>>());
+        let columns: Vec<Vec<&str>> = columns.collect();
+        let mut rows = Vec::new();
+        for point in rounds.points() {
+            for subject in rounds.subjects() {
+                let own = rounds.at(&point, &subject);
+                if own.lines.is_empty() {
+                    continue;
+                }
+                let cells = columns
+                    .iter()
+                    .map(|column| self.cell(&rounds, &own, column));
+                rows.push([point.clone(), subject].into_iter().chain(cells).collect());
+            }
+        }
+        let heads = columns
+            .iter()
+            .filter_map(|column| Some((*column.first()?).to_owned()));
+        Table {
+            title: self.title.clone(),
+            head: ["point", "who"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain(heads)
+                .collect(),
+            rows,
+        }
+    }
+
+    fn cell(&self, rounds: &Rounds<'_>, own: &Rounds<'_>, column: &[&str]) -> String {
+        let [_, of, digits, more @ ..] = column else {
+            return String::new();
+        };
+        if *digits == "text" {
+            return own.texts(of).join(", ");
+        }
+        if let Ok(digits) = digits.parse() {
+            return said(own.spread(of), digits);
+        }
+        let point = own.points().join("");
+        let base = more
+            .first()
+            .map(|base| Base((*base).to_owned()))
+            .or(self.base.clone());
+        // A base with `@` is at another point.
+        let base = base.as_ref().and_then(|base| match base.0.split_once('@') {
+            Some(("", point)) => Some(rounds.at(point, &own.subjects().join(""))),
+            _ => Some(rounds.at(&point, &base.named(rounds, &point)?)),
+        });
+        match base {
+            Some(base) if base.lines == own.lines => "1".to_owned(),
+            Some(base) => said_ratio(own.ratio(&base, of)),
+            None => "–".to_owned(),
+        }
+    }
+}
+
+impl VerdictView {
+    fn verdicts(&self, rounds: &Rounds<'_>) -> Vec<Verdict> {
+        let rows = rounds.only(&self.conditions).points().into_iter();
+        let all = rows.flat_map(|point| {
+            self.own
+                .iter()
+                .chain(&self.beside)
+                .map(move |own| (point.clone(), own))
+        });
+        all.filter_map(|(point, own)| self.verdict(rounds, &point, own))
+            .collect()
+    }
+
+    /// None where one of the two was not measured.
+    fn verdict(&self, rounds: &Rounds<'_>, point: &str, own: &str) -> Option<Verdict> {
+        let lines = rounds.at(point, own);
+        let mut base_name = String::new();
+        let mut sides = vec![lines.clone()];
+        let measured = match (&self.base, &self.base_at) {
+            (None, None) => lines.spread(&self.of)?,
+            (base, at) => {
+                base_name = match base {
+                    Some(base) => base.named(rounds, point)?,
+                    None => own.to_owned(),
+                };
+                sides.push(rounds.at(at.as_deref().unwrap_or(point), &base_name));
+                lines.ratio(&sides[1], &self.of)?
+            }
+        };
+        let what = self.what.replace("{point}", point).replace("{own}", own);
+        Some(Verdict {
+            id: self.id.clone(),
+            what: what.replace("{base}", &base_name),
+            must: self.bar(&lines, own),
+            aim: self.aim.clone(),
+            measured,
+            is_count: self.is_count,
+            note: match self.names_full_cpus {
+                true => full_cpus(&sides),
+                false => String::new(),
+            },
+        })
+    }
+}
+
+impl VerdictView {
+    fn bar(&self, lines: &Rounds<'_>, own: &str) -> Bar {
+        let mut bars = self.bars.iter();
+        let first = bars
+            .find(|(condition, _)| !lines.only(std::slice::from_ref(condition)).lines.is_empty());
+        match first {
+            Some((_, bar)) if self.own.iter().any(|judged| judged == own) => Bar::parse(bar),
+            _ => Bar::Published,
+        }
+    }
+}
+
+impl Base {
+    /// Its name at a point; none where nothing fits.
+    fn named(&self, rounds: &Rounds<'_>, point: &str) -> Option<String> {
+        let (is_most, rest) = match self.0.strip_prefix("most ") {
+            Some(rest) => (true, rest),
+            None => match self.0.strip_prefix("least ") {
+                Some(rest) => (false, rest),
+                None => return Some(self.0.clone()),
+            },
+        };
+        let (of, patterns) = rest.split_once(" of ")?;
+        let named = rounds
+            .subjects()
+            .into_iter()
+            .filter(|name| matches(name, patterns));
+        let rated = named.filter_map(|name| {
+            let spread: Spread = rounds.at(point, &name).spread(of)?;
+            Some((
+                if is_most {
+                    -spread.median
+                } else {
+                    spread.median
+                },
+                name,
+            ))
+        });
+        let best = rated.min_by(|one, other| one.0.total_cmp(&other.0));
+        best.map(|(_, name)| name)
+    }
+}
+
+/// Share of a CPU. Above, that CPU is the limit, or spins, and what is measured is not the disk alone.
+const FULL: f64 = 0.9;
+
+/// Remark on the two sides of a ratio: the CPUs that were full.
+fn full_cpus(sides: &[Rounds<'_>]) -> String {
+    let mut full = Vec::new();
+    for side in sides {
+        for (whose, of) in [("daemon", "daemon_busy"), ("driver", "driver_busy")] {
+            if side.spread(of).is_some_and(|busy| busy.median > FULL) {
+                full.push(format!("the {whose}'s CPU ({})", side.subjects().join("")));
+            }
+        }
+    }
+    match full.is_empty() {
+        true => String::new(),
+        false => format!(
+            "CPU-bound, or spinning: {}; not the disk alone was measured",
+            full.join(", ")
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn line(point: &str, subject: &str, mean: f64, iops: f64) -> Value {
+        json!({"point": point, "subject": subject, "round": 1, "result": {"mean_us": mean, "iops": iops}})
+    }
+
+    #[test]
+    fn ours_is_held_against_the_better_of_the_others_at_each_point() {
+        let lines = [
+            line("slow", "interrupt", 30.0, 1.0),
+            line("slow", "poll", 10.0, 3.0),
+            line("slow", "ours", 20.0, 6.0),
+            line("fast", "interrupt", 8.0, 5.0),
+            line("fast", "poll", 10.0, 4.0),
+            line("fast", "ours", 12.0, 5.0),
+        ];
+        let rounds = Rounds {
+            lines: lines.iter().collect(),
+        };
+        let told = |view: &str| -> Vec<(String, f64)> {
+            let view: VerdictView = toml::from_str(view).unwrap();
+            let verdicts = view.verdicts(&rounds).into_iter();
+            verdicts
+                .map(|row| (row.what, row.measured.median))
+                .collect()
+        };
+        let better = "id = 'T6'\nwhat = '{point}: {own} ÷ {base}'\nown = ['ours', 'absent']\nof = 'mean_us'\n";
+        assert_eq!(
+            told(&format!("{better}base = 'least mean_us of interrupt|po*'")),
+            [
+                ("slow: ours ÷ poll".to_owned(), 2.0),
+                ("fast: ours ÷ interrupt".to_owned(), 1.5)
+            ]
+        );
+        assert_eq!(
+            told(&format!("{better}base_at = 'slow'\nwhere = ['point=fast']")),
+            [("fast: ours ÷ ours".to_owned(), 0.6)]
+        );
+    }
+
+    #[test]
+    fn the_views_can_be_read() {
+        assert_eq!(SECTIONS.len(), 11);
+    }
+}
