@@ -17,7 +17,7 @@ const GROWN_BYTES: u64 = 192 * MIB;
 /// Of one boot. Generous: a busy machine without KVM needs a tenth of it.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
-const KILLS: &str = "6";
+const KILLS: u64 = 6;
 
 /// Of the boots that are no case's own doing; also the one that proves that an accelerator runs a guest at all.
 pub(super) const DISK: &str = include_str!("scripts/disk.sh");
@@ -240,7 +240,9 @@ impl Bench<'_> {
             BackendKind::Cleave => ("yes", GROWN_BYTES),
             BackendKind::QemuStorageDaemon => ("", DISK_BYTES),
         };
-        let kills = std::env::var("CLEAVE_GUEST_KILLS").unwrap_or_else(|_| KILLS.to_owned());
+        let kills = std::env::var("CLEAVE_GUEST_KILLS").ok();
+        let kills = kills.map_or(Ok(KILLS), |text| text.parse());
+        let kills = kills.map_err(|error| format!("CLEAVE_GUEST_KILLS: {error}"))?;
         let settings = format!(
             "DISK=/dev/vda BOOT={boot} BYTES={DISK_BYTES} GROWN_BYTES={grown} SERIAL={} BLOCK={block_bytes} \
              QUEUES={cpus} KILLS={kills} OURS={ours}",
