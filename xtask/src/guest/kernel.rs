@@ -12,9 +12,6 @@ pub(crate) struct KernelSpec {
     pub(crate) modules: &'static [&'static str],
 }
 
-/// The name under which the comparison in guests asks for a kernel.
-pub(crate) use KernelSpec as Wish;
-
 /// A disk of virtio and a file system: Debian's small kernel has them, and is the quickest to fetch.
 pub(crate) const SMALL: KernelSpec = KernelSpec {
     packages: &[

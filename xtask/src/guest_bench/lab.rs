@@ -9,13 +9,13 @@ use crate::bench::image::random_file;
 use crate::built;
 use crate::guest;
 use crate::guest::initramfs::Initramfs;
-use crate::guest::kernel::{Kernel, Wish};
+use crate::guest::kernel::{Kernel, KernelSpec};
 use crate::guest::machine::{Accelerator, QEMU};
 use crate::setup;
 use crate::step::{At, quietly};
 
 /// A distribution's whole kernel: the small ones for clouds leave the controllers of real machines out.
-const FULL: Wish = Wish {
+const FULL: KernelSpec = KernelSpec {
     packages: &["linux-image-amd64", "linux-image-generic"],
     modules: &[
         "crc64_rocksoft_generic",

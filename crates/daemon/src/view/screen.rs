@@ -133,6 +133,16 @@ fn stalled(report: &Report) -> impl Iterator<Item = String> {
     })
 }
 
+/// The disk's limits, where it has any, and how many requests waited for them.
+fn limits(report: &Report) -> Option<String> {
+    let limits = report.tuning.limits.iter();
+    let limits: Vec<String> = limits
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let waited = counted(report.totals.throttled, "request");
+    (!limits.is_empty()).then(|| format!("{}; {waited} waited", limits.join(",")))
+}
+
 /// Result of the last experiment with spinning, as a sentence. `of` follows the percentage (" of the response time").
 /// `None`: no vring is adaptive, or no experiment has ended yet.
 fn verdict(report: &Report, of: &str) -> Option<String> {
@@ -246,6 +256,7 @@ pub(super) fn sheet(report: &Report) -> String {
         format!("  waiting   {}", waiting(report)),
     ];
     lines.extend(stalled(report).map(|stalled| format!("  stalled   {stalled}")));
+    lines.extend(limits(report).map(|limits| format!("  limits    {limits}")));
     let verdict = verdict(report, " of the response time");
     lines.extend(verdict.map(|verdict| format!("  verdict   {verdict}")));
     lines.extend(split_verdicts(report).map(|(_, found)| format!("  pieces    {found}")));
