@@ -99,13 +99,7 @@ async fn control(
         Some(door) => door,
         None => socket::open_door(&service.endpoint)?,
     };
-    let listener = match &door {
-        Door::Listening(listening) => Some(listening.listener()),
-        Door::Connected(_) => None,
-    };
-    let listener = listener
-        .transpose()
-        .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
+    let listener = listener(&door)?;
     let watch = Watch::new(&disk);
     let loops = loop_device::attached_to_legs(&disk);
     // The last that needs a path or a privilege is done, and no thread has started that a frontend could reach.
@@ -162,6 +156,17 @@ async fn control(
     }
     // The door (and with it the socket file) goes when the loop ends, before the drain.
     daemon.serve(signals, door).await
+}
+
+/// What to accept from, if the door listens.
+fn listener(door: &Door) -> Result<Option<UnixListener>, Failure> {
+    let listener = match door {
+        Door::Listening(listening) => Some(listening.listener()),
+        Door::Connected(_) => None,
+    };
+    listener
+        .transpose()
+        .map_err(|error| Failure::run(format!("cannot listen: {error}")))
 }
 
 /// The control loop's state.

@@ -251,7 +251,8 @@ const FRONTEND: &[Call] = &[
 
 const OPEN_TO_CHANGE: u64 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) as u64;
 const UNIX: &[u64] = &[libc::AF_UNIX as u64];
-const IOCTL: &[u64] = &[libc::FIONBIO as u64, libc::FIONREAD as u64];
+/// FIONBIO and FIONREAD, which are of another type in each libc.
+const IOCTL: &[u64] = &[0x5421, 0x541b];
 
 /// Files that Landlock leaves within reach.
 const FILES: &[Call] = &[
