@@ -227,13 +227,10 @@ fn it_becomes_another_user_once_the_disk_is_open() {
     let control = scratch.join("control");
     let daemon = as_nobody(&scratch, &image, &["--control", control.to_str().unwrap()]);
     for socket in [daemon.socket(), &control] {
-        let owner = fs::metadata(socket).unwrap();
-        assert_eq!(
-            (owner.uid(), owner.gid()),
-            (NOBODY, NOBODY),
-            "{}",
-            socket.display()
-        );
+        // It listens before it gives the sockets away.
+        let owner = || fs::metadata(socket).map(|found| (found.uid(), found.gid()));
+        let is_given = || owner().is_ok_and(|owner| owner == (NOBODY, NOBODY));
+        assert!(wait_until(is_given), "{}: {:?}", socket.display(), owner());
     }
     under_load(&daemon, || {
         for (name, status) in threads(&daemon) {

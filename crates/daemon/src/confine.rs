@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
 use cleave_engine::Reactor;
-use cleave_sandbox::{Access, Identity, Keep, Reach, Role, Sandbox};
+use cleave_sandbox::{Access, Identity, Keep, Reach, Reaches, Role, Sandbox};
 use cleave_session::offload;
 
 use crate::failure::Failure;
@@ -34,6 +34,8 @@ impl Confinement {
             true => Keep::Nothing,
             false => Keep::LockedMemory,
         };
+        // Another user, or root without capabilities, could not search every folder.
+        let reaches = Reaches::open(&reaches(service)).map_err(Failure::run)?;
         if let Some(identity) = service.identity {
             assume(identity, keep, service)?;
         }
@@ -43,7 +45,7 @@ impl Confinement {
             );
             return Ok(Confinement(None));
         }
-        let sandbox = Sandbox::process(&reaches(service), keep).map_err(Failure::run)?;
+        let sandbox = Sandbox::process(reaches, keep).map_err(Failure::run)?;
         let sandbox = Arc::new(sandbox);
         if !sandbox.missing().is_empty() {
             let missing = sandbox.missing().join("; ");

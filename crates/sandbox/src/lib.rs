@@ -20,11 +20,11 @@ mod paths;
 mod privileges;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 pub use calls::Role;
 pub use identity::{Identity, IdentityError};
+pub use paths::Reaches;
 pub use privileges::Keep;
 
 use filter::Programs;
@@ -84,8 +84,8 @@ pub struct Sandbox {
     /// `None`: this kernel has no seccomp filters.
     programs: Option<Programs>,
     missing: Vec<String>,
-    /// The kernel attaches a rule to an inode. One of /proc exists only while something refers to it.
-    _kept: Vec<OwnedFd>,
+    /// Kept, because the rules end with their inodes.
+    _reaches: Reaches,
 }
 
 impl Sandbox {
@@ -93,11 +93,10 @@ impl Sandbox {
     /// be opened from now on. Descriptors that are open stay usable.
     ///
     /// What this kernel lacks is left out, and named by [`Sandbox::missing`].
-    pub fn process(reaches: &[Reach], keep: Keep) -> Result<Sandbox, Error> {
+    pub fn process(reaches: Reaches, keep: Keep) -> Result<Sandbox, Error> {
         privileges::drop_all(keep).map_err(Error::Privileges)?;
-        let kept = paths::open(reaches)?;
         let mut missing = Vec::new();
-        missing.extend(paths::restrict(&kept)?);
+        missing.extend(paths::restrict(&reaches)?);
         let programs = match Programs::compile()?.install_base(Role::Control)? {
             Some(programs) => Some(programs),
             None => {
@@ -108,7 +107,7 @@ impl Sandbox {
         Ok(Sandbox {
             programs,
             missing,
-            _kept: kept.into_iter().map(|(fd, _)| fd).collect(),
+            _reaches: reaches,
         })
     }
 
@@ -123,7 +122,7 @@ impl Sandbox {
     /// Confines the calling thread, which was started before [`Sandbox::process`] was called. It can open no file at all.
     pub fn earlier_thread(&self, role: Role) -> Result<(), Error> {
         privileges::drop_all(Keep::Nothing).map_err(Error::Privileges)?;
-        paths::restrict(&[])?;
+        paths::restrict(&Reaches::none())?;
         match &self.programs {
             Some(programs) => programs.clone().install_base(role).map(drop),
             None => Ok(()),

@@ -16,21 +16,35 @@ use crate::{Access, Error, Reach};
 /// older kernel enforces those that it knows.
 const NEWEST: ABI = ABI::V6;
 
-/// Opens the paths of the rules. A descriptor of this kind can be neither read nor written.
-pub(crate) fn open(reaches: &[Reach]) -> Result<Vec<(OwnedFd, BitFlags<AccessFs>)>, Error> {
-    let open = |reach: &Reach| {
-        let failed = |errno: rustix::io::Errno| Error::Path(reach.path.clone(), errno.into());
-        let path: &Path = &reach.path;
-        let fd = open_at(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-        let kind = FileType::from_raw_mode(fstat(&fd).map_err(failed)?.st_mode);
-        let rights = rights(reach.access);
-        let rights = match kind {
-            FileType::Directory => rights,
-            _ => rights & AccessFs::from_file(NEWEST),
-        };
-        Ok((fd, rights))
+/// The opened paths of the rules. A descriptor of this kind can be neither read nor written.
+#[derive(Debug)]
+pub struct Reaches(Vec<(OwnedFd, BitFlags<AccessFs>)>);
+
+impl Reaches {
+    /// Opens them, while the process still may. The kernel attaches a rule to an inode, and one of /proc exists only while
+    /// something refers to it, so these are kept.
+    pub fn open(reaches: &[Reach]) -> Result<Reaches, Error> {
+        let opened = reaches.iter().map(open);
+        opened.collect::<Result<_, _>>().map(Reaches)
+    }
+
+    /// Nothing.
+    pub(crate) fn none() -> Reaches {
+        Reaches(Vec::new())
+    }
+}
+
+fn open(reach: &Reach) -> Result<(OwnedFd, BitFlags<AccessFs>), Error> {
+    let failed = |errno: rustix::io::Errno| Error::Path(reach.path.clone(), errno.into());
+    let path: &Path = &reach.path;
+    let fd = open_at(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let kind = FileType::from_raw_mode(fstat(&fd).map_err(failed)?.st_mode);
+    let rights = rights(reach.access);
+    let rights = match kind {
+        FileType::Directory => rights,
+        _ => rights & AccessFs::from_file(NEWEST),
     };
-    reaches.iter().map(open).collect()
+    Ok((fd, rights))
 }
 
 fn rights(access: Access) -> BitFlags<AccessFs> {
@@ -51,8 +65,8 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
 }
 
 /// Confines the calling thread to these rules. Returns what this kernel lacks for it.
-pub(crate) fn restrict(kept: &[(OwnedFd, BitFlags<AccessFs>)]) -> Result<Option<String>, Error> {
-    let status = enforce(kept).map_err(|error| Error::Landlock(error.to_string()))?;
+pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<String>, Error> {
+    let status = enforce(reaches).map_err(|error| Error::Landlock(error.to_string()))?;
     Ok(match (status.ruleset, status.landlock) {
         (RulesetStatus::FullyEnforced, _) => None,
         (RulesetStatus::PartiallyEnforced, LandlockStatus::Available { effective_abi, .. }) => {
@@ -66,16 +80,14 @@ pub(crate) fn restrict(kept: &[(OwnedFd, BitFlags<AccessFs>)]) -> Result<Option<
     })
 }
 
-fn enforce(
-    kept: &[(OwnedFd, BitFlags<AccessFs>)],
-) -> Result<RestrictionStatus, landlock::RulesetError> {
+fn enforce(reaches: &Reaches) -> Result<RestrictionStatus, landlock::RulesetError> {
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
         .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?
         .create()?;
-    for (fd, rights) in kept {
+    for (fd, rights) in &reaches.0 {
         ruleset = ruleset.add_rule(PathBeneath::new(fd, *rights))?;
     }
     ruleset.restrict_self()

@@ -2,6 +2,7 @@
 //!
 //! A confinement cannot be taken back, so each attempt has a process of its own: this program runs itself, confines itself as
 //! the daemon does, and ends with the errno of the attempt as its exit code.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared steps lie outside of #[test] functions
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio, exit};
 use std::thread;
 
-use cleave_sandbox::{Access, Keep, Reach, Role, Sandbox};
+use cleave_sandbox::{Access, Keep, Reach, Reaches, Role, Sandbox};
 use rustix::io::Errno;
 use rustix::process::{Pid, getppid};
 use vm_memory::MmapRegion;
@@ -111,6 +112,10 @@ impl Files {
     }
 }
 
+fn process(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
+    Sandbox::process(Reaches::open(reaches)?, Keep::Nothing)
+}
+
 fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
     let parent = || getppid().unwrap();
     let raw = |pid: Pid| nix::unistd::Pid::from_raw(pid.as_raw_nonzero().get());
@@ -176,7 +181,7 @@ fn attempt_here(words: &str) -> ! {
             .recv()
             .map(|order: Box<dyn FnOnce() + Send>| order())
     });
-    let sandbox = std::sync::Arc::new(Sandbox::process(&files.reaches(), Keep::Nothing).unwrap());
+    let sandbox = std::sync::Arc::new(process(&files.reaches()).unwrap());
     assert!(sandbox.missing().is_empty(), "{:?}", sandbox.missing());
     let last = sandbox.clone();
     let end = move || match try_out(&attempt, &files) {
@@ -193,7 +198,7 @@ fn attempt_here(words: &str) -> ! {
     match role {
         Role::Control => narrowed(),
         Role::Log => {
-            order.send(Box::new(move || narrowed())).unwrap();
+            order.send(Box::new(narrowed)).unwrap();
             early.join().unwrap().unwrap();
         }
         Role::Session | Role::Size => thread::spawn(narrowed).join().unwrap(),
@@ -271,8 +276,7 @@ fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
     match std::env::var(VARIABLE).as_deref() {
         Ok("landlock") => {
             lack(&landlock, libc::ENOSYS);
-            let sandbox =
-                Sandbox::process(&[Reach::new("/proc/self", Access::Read)], Keep::Nothing).unwrap();
+            let sandbox = process(&[Reach::new("/proc/self", Access::Read)]).unwrap();
             assert_eq!(
                 sandbox.missing(),
                 ["Landlock: access to files is not confined"]
@@ -284,7 +288,7 @@ fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
         }
         Ok("seccomp") => {
             lack(&[libc::SYS_seccomp], libc::EINVAL);
-            let sandbox = Sandbox::process(&[], Keep::Nothing).unwrap();
+            let sandbox = process(&[]).unwrap();
             assert_eq!(
                 sandbox.missing(),
                 ["seccomp filters: system calls are not confined"]
@@ -306,10 +310,7 @@ fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
 fn a_path_that_is_not_there_is_an_error_that_names_it() {
     const NAME: &str = "a_path_that_is_not_there_is_an_error_that_names_it";
     if std::env::var(VARIABLE).is_ok() {
-        let refused = Sandbox::process(
-            &[Reach::new("/no/such/folder", Access::Remove)],
-            Keep::Nothing,
-        );
+        let refused = process(&[Reach::new("/no/such/folder", Access::Remove)]);
         let line = refused.unwrap_err().to_string();
         exit(i32::from(!line.contains("/no/such/folder: No such file")));
     }
