@@ -213,6 +213,8 @@ const SECCOMP: &[u64] = &[libc::SECCOMP_SET_MODE_FILTER as u64];
 
 /// Descriptors that a frontend sent: asked what they are, read, written and closed.
 const DESCRIPTORS: &[Call] = &[
+    // A socket of the control loop that is closed elsewhere leaves that loop.
+    any(libc::SYS_epoll_ctl),
     any(libc::SYS_newfstatat),
     any(libc::SYS_statx),
     any(libc::SYS_fstatfs),
@@ -268,7 +270,6 @@ const FILES: &[Call] = &[
 
 /// The control loop: connections, signals and timers.
 const EVENTS: &[Call] = &[
-    any(libc::SYS_epoll_ctl),
     any(libc::SYS_epoll_pwait),
     any(libc::SYS_epoll_pwait2),
     any(libc::SYS_accept4),
