@@ -121,6 +121,8 @@ const BASE: &[Call] = &[
     any(libc::SYS_rt_sigaction),
     any(libc::SYS_rt_sigprocmask),
     any(libc::SYS_rt_sigreturn),
+    // A signal handler runs on any thread, and tells the control loop through a socket. Without an address it is a write.
+    with(libc::SYS_sendto, Arguments::OneOf(5, NO_ADDRESS)),
     any(libc::SYS_sigaltstack),
     // Calls that cannot fail: their callers do not expect EPERM.
     any(libc::SYS_getpid),
@@ -144,6 +146,9 @@ const BASE: &[Call] = &[
     #[cfg(target_arch = "x86_64")]
     any(libc::SYS_poll),
 ];
+
+/// Length of the address.
+const NO_ADDRESS: &[u64] = &[0];
 
 /// No F_SETOWN and no F_SETSIG, by which the kernel would send signals for us.
 const FCNTL: &[u64] = &[

@@ -6,9 +6,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio, exit};
+use std::sync::OnceLock;
 use std::thread;
 
 use cleave_sandbox::{Access, Keep, Reach, Reaches, Role, Sandbox};
@@ -17,6 +19,9 @@ use rustix::process::{Pid, getppid};
 use vm_memory::MmapRegion;
 
 const VARIABLE: &str = "CLEAVE_SANDBOX_ATTEMPT";
+
+/// Made before the process is confined, as signal handlers have it.
+static PAIR: OnceLock<(UnixStream, UnixStream)> = OnceLock::new();
 
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +87,7 @@ const TABLE: &[(&str, [End; 6])] = &[
     ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM]),
     ("start a thread", [Done, Done, PERM, Done, PERM, PERM]),
     ("map memory", [Done; 6]),
+    ("tell the control loop of a signal", [Done; 6]),
     ("panic", [Done; 6]),
 ];
 
@@ -150,6 +156,10 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "set up a ring" => io_uring::IoUring::new(8).map(drop),
         "start a thread" => thread::Builder::new().spawn(|| {}).map(drop),
         "map memory" => map(libc::PROT_READ | libc::PROT_WRITE),
+        "tell the control loop of a signal" => {
+            let (ours, _) = PAIR.get().unwrap();
+            Ok(rustix::net::send(ours, &[1], rustix::net::SendFlags::NOSIGNAL).map(drop)?)
+        }
         "panic" => match std::panic::catch_unwind(|| panic!("as told")) {
             Ok(()) => Err(io::Error::other("it did not panic")),
             Err(_) => Ok(()),
@@ -174,6 +184,7 @@ fn attempt_here(words: &str) -> ! {
     let mut word = || words.next().unwrap().to_owned();
     let (role, attempt, files) = (word(), word(), Files(word().into()));
     let role = Role::ALL[role.parse::<usize>().unwrap()];
+    PAIR.set(UnixStream::pair().unwrap()).unwrap();
     // A log thread starts before the process is confined.
     let (order, ordered) = std::sync::mpsc::sync_channel(1);
     let early = thread::spawn(move || {
