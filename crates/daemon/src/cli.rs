@@ -337,6 +337,22 @@ pub(crate) struct ServeOptions {
     /// off: only a few sums are recorded.
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::On)]
     pub(crate) stats: Switch,
+    /// Whether the daemon gives up what it does not need, once its disk and its sockets are open
+    ///
+    /// on: no capabilities; no file can be opened, no program started and no connection made; each thread may make only the
+    /// system calls of its task. What the kernel lacks for it is logged. off: nothing is given up, which is for finding
+    /// faults. See docs/security.md.
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = SANDBOX_DEFAULT)]
+    pub(crate) sandbox: Switch,
+    /// Become this user once the disk and the sockets are open: a name or a number
+    ///
+    /// For a daemon that is started as root. Its group becomes that of the user, or --group; it is in no other group. The
+    /// sockets made here are given to the user and the group.
+    #[arg(long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// Become this group once the disk and the sockets are open: a name or a number
+    #[arg(long, value_name = "GROUP")]
+    pub(crate) group: Option<String>,
     /// Exit when the first frontend leaves
     #[arg(long)]
     pub(crate) once: bool,
@@ -380,7 +396,14 @@ impl From<When> for Direct {
     }
 }
 
-/// `--discard`, `--iopoll` and `--stats`.
+/// A sanitizer traces the daemon at its end, and the sandbox kills a daemon that does so.
+const SANDBOX_DEFAULT: Switch = if cfg!(sanitized) {
+    Switch::Off
+} else {
+    Switch::On
+};
+
+/// `--discard`, `--iopoll`, `--stats` and `--sandbox`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
     On,

@@ -6,7 +6,7 @@
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -24,12 +24,17 @@ enum Entry {
     Line(Vec<u8>),
     /// All earlier lines are written: say so.
     Flush(SyncSender<()>),
+    /// Nothing to write: wakes the thread.
+    Wake,
 }
 
+/// What the thread does once, before it writes its next line.
+type Order = Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>;
+
 /// Keeps the log going; dropping it gives the last lines a moment to be written.
-#[derive(Debug)]
 pub(crate) struct Guard {
     lines: SyncSender<Entry>,
+    order: Order,
 }
 
 /// Starts logging. To be called once; a second call changes nothing.
@@ -50,6 +55,16 @@ pub(crate) fn start(level: LevelFilter) -> io::Result<Guard> {
     // wait for it.
     std::panic::set_hook(Box::new(|panic| tracing::error!("internal fault: {panic}")));
     Ok(guard)
+}
+
+impl Guard {
+    /// Has the log thread run `order`, once, before it writes its next line. Only the first call counts. It does not wait: stderr
+    /// may take nothing for as long as it likes.
+    pub(crate) fn order(&self, order: impl Fn() + Send + Sync + 'static) {
+        let _ = self.order.set(Box::new(order));
+        // Full: the thread will come to the order by the lines that are waiting.
+        let _ = self.lines.try_send(Entry::Wake);
+    }
 }
 
 impl Drop for Guard {
@@ -74,23 +89,32 @@ impl Queue {
         let (lines, entries) = sync_channel(LINES_MAX);
         let lost = Arc::new(AtomicU64::new(0));
         let watched = Arc::downgrade(&lost);
+        let order = Order::default();
+        let given = order.clone();
         thread::Builder::new()
             .name("log".to_owned())
             .stack_size(64 << 10)
-            .spawn(move || write(&entries, out, &watched))?;
+            .spawn(move || write(&entries, out, &watched, &given))?;
         let guard = Guard {
             lines: lines.clone(),
+            order,
         };
         Ok((Queue { lines, lost }, guard))
     }
 }
 
-fn write(entries: &Receiver<Entry>, mut out: impl Write, lost: &Weak<AtomicU64>) {
+fn write(entries: &Receiver<Entry>, mut out: impl Write, lost: &Weak<AtomicU64>, order: &Order) {
+    let mut is_done = false;
     while let Ok(entry) = entries.recv() {
+        if let Some(order) = order.get().filter(|_| !is_done) {
+            is_done = true;
+            order();
+        }
         // A broken stderr is nobody's business but the operator's: go on, so that senders never wait.
         match entry {
             Entry::Line(line) => drop(out.write_all(&line)),
             Entry::Flush(done) => drop(done.try_send(())),
+            Entry::Wake => {}
         }
         let missed = lost
             .upgrade()
@@ -158,6 +182,18 @@ mod tests {
         assert!(text.starts_with('x'), "what was taken is written");
         // The writer may have come to telling of them already.
         assert!(lost > 0 || text.contains("messages lost"));
+    }
+
+    #[test]
+    fn an_order_is_carried_out_once_by_the_log_thread() {
+        let (out, _reader) = UnixStream::pair().unwrap();
+        let (queue, guard) = Queue::start(out).unwrap();
+        let (told, heard) = std::sync::mpsc::channel();
+        guard.order(move || drop(told.send(thread::current().name().map(str::to_owned))));
+        (&queue).write_all(b"one\n").unwrap();
+        drop(guard);
+        assert_eq!(heard.recv().unwrap().as_deref(), Some("log"));
+        assert!(heard.try_recv().is_err());
     }
 
     #[test]

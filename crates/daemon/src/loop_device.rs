@@ -5,10 +5,17 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
-use cleave_disk::{Backing, FileKind, Leg};
+use cleave_disk::{Backing, Disk, FileKind, Leg};
+
+/// The legs whose files are attached to loop devices, and those devices.
+pub(crate) fn attached_to_legs(disk: &Disk) -> Vec<(String, String)> {
+    let legs = disk.legs().iter();
+    legs.filter_map(|leg| Some((leg.name().to_owned(), attached_to(leg)?)))
+        .collect()
+}
 
 /// The loop device that has the file of this leg attached.
-pub(crate) fn attached_to(leg: &Leg) -> Option<String> {
+fn attached_to(leg: &Leg) -> Option<String> {
     match leg.backing() {
         Backing::File {
             file,

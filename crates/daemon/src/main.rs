@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod confine;
 mod control;
 mod cpus;
 mod demo;

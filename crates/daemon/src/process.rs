@@ -36,6 +36,16 @@ pub(crate) fn raise_descriptor_limit(needed: u64) -> Result<(), Failure> {
     }
 }
 
+/// Lets the rings take as much memory as they need. Returns whether this process may do so. Root has no limit while it has its
+/// capabilities; without them the rings of all daemons of a user share one limit.
+pub(crate) fn lift_locked_memory_limit() -> bool {
+    let unlimited = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    setrlimit(Resource::Memlock, unlimited).is_ok()
+}
+
 /// Asks for SIGTERM when process `parent`, which started this one, ends.
 pub(crate) fn end_with_parent(parent: u32) -> Result<(), Failure> {
     set_parent_process_death_signal(Some(Signal::TERM))

@@ -76,13 +76,27 @@ impl Watch {
             Some(file) if disk.stripe().is_none() => watch_device(file),
             _ => Ok(Watch::Nothing),
         };
-        made.unwrap_or_else(|error| {
-            tracing::info!(
-                "a new size of {} is not noticed by itself ({error}): send SIGHUP after changing it",
-                disk.name()
-            );
-            Watch::Nothing
-        })
+        made.unwrap_or_else(|error| Watch::none(disk, &error))
+    }
+
+    /// Checks whether it still works now that the process is confined: another user may lack permission to read the file, which
+    /// the kernel asks for whenever the watch changes.
+    pub(crate) fn confined(self, disk: &Disk) -> Watch {
+        let Watch::Files { inotify, paths } = &self else {
+            return self;
+        };
+        match arm(inotify.get_ref(), paths, ALL) {
+            Ok(()) => self,
+            Err(error) => Watch::none(disk, &error),
+        }
+    }
+
+    fn none(disk: &Disk, error: &io::Error) -> Watch {
+        tracing::info!(
+            "a new size of {} is not noticed by itself ({error}): send SIGHUP after changing it",
+            disk.name()
+        );
+        Watch::Nothing
     }
 
     /// Waits until the disk may have changed. To be called again after looking at it. Nothing is lost

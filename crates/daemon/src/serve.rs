@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use cleave_blk::Stripe;
 use cleave_disk::{Backing, Disk, Leg, Resized};
 use cleave_engine::Reactor;
+use cleave_sandbox::Role;
 use cleave_session::{Ending, Quota, Remote, Session, offload};
 use cleave_worker::{Device, Totals};
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 
+use crate::confine::Confinement;
 use crate::control::{DiskStatus, Server};
 use crate::failure::Failure;
 use crate::log;
@@ -40,7 +42,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         Endpoint::Fd(_) => Some(socket::open_door(&service.endpoint)?),
         Endpoint::Path(_) => None,
     };
-    let _log = log::start(service.log)
+    let log = log::start(service.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
     if let Some(parent) = service.exit_with_parent {
         process::end_with_parent(parent)?;
@@ -55,7 +57,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     let disk = open(&service, lock.as_ref())?;
     service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
     let is_locked = lock.is_some() || inherited.is_some();
-    let served = process::runtime()?.block_on(control(service, disk, inherited, is_locked));
+    let served = process::runtime()?.block_on(control(service, disk, inherited, is_locked, &log));
     let may_be_busy = served.as_ref().is_err_and(Failure::is_of_the_run);
     if let (true, Some(lock)) = (may_be_busy, lock) {
         lock.leave();
@@ -85,6 +87,7 @@ async fn control(
     disk: Arc<Disk>,
     inherited: Option<Door>,
     is_locked: bool,
+    log: &log::Guard,
 ) -> Result<(), Failure> {
     // Before the socket file exists: a signal from now on ends in order and removes it.
     let signals =
@@ -96,13 +99,12 @@ async fn control(
         Some(door) => door,
         None => socket::open_door(&service.endpoint)?,
     };
-    let listener = match &door {
-        Door::Listening(listening) => Some(listening.listener()),
-        Door::Connected(_) => None,
-    };
-    let listener = listener
-        .transpose()
-        .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
+    let listener = listener(&door)?;
+    let watch = Watch::new(&disk);
+    let loops = loop_device::attached_to_legs(&disk);
+    // The last that needs a path or a privilege is done, and no thread has started that a frontend could reach.
+    let confinement = Confinement::apply(&service, disk.name(), log)?;
+    let watch = watch.confined(&disk);
     let device = Device::new(
         Arc::clone(&disk),
         service.serial,
@@ -110,6 +112,7 @@ async fn control(
         service.worker.clone(),
         service.tuning.clone(),
     );
+    let device = device.at_worker_start(confinement.narrowing(Role::Worker));
     let device = Arc::new(device.recording(service.recording));
     let endpoint = socket::name(&service.endpoint);
     let status = Arc::new(DiskStatus::new(
@@ -123,13 +126,14 @@ async fn control(
     };
     let mut daemon = Daemon {
         once: service.once,
-        watch: Watch::new(&disk),
+        watch,
         rearm_at: None,
         size_check: None,
         check_size_again: false,
         disk,
         device,
         service,
+        confinement,
         listener,
         accept_after: None,
         pending: PendingConnections::default(),
@@ -142,7 +146,7 @@ async fn control(
         reported: Totals::default(),
         short: None,
     };
-    daemon.announce(is_locked);
+    daemon.announce(is_locked, &loops);
     if let Door::Connected(stream) = &door {
         daemon.once = true;
         let guest = stream.try_clone().and_then(|stream| daemon.spawn(stream));
@@ -154,9 +158,21 @@ async fn control(
     daemon.serve(signals, door).await
 }
 
+/// What to accept from, if the door listens.
+fn listener(door: &Door) -> Result<Option<UnixListener>, Failure> {
+    let listener = match door {
+        Door::Listening(listening) => Some(listening.listener()),
+        Door::Connected(_) => None,
+    };
+    listener
+        .transpose()
+        .map_err(|error| Failure::run(format!("cannot listen: {error}")))
+}
+
 /// The control loop's state.
 struct Daemon {
     service: Service,
+    confinement: Confinement,
     disk: Arc<Disk>,
     device: Arc<Device>,
     watch: Watch,
@@ -208,7 +224,7 @@ enum Event {
 }
 
 impl Daemon {
-    fn announce(&self, is_locked: bool) {
+    fn announce(&self, is_locked: bool, loops: &[(String, String)]) {
         let limits = self.disk.limits();
         tracing::info!(
             "serving {} ({} bytes{}{}{}{}) at {}",
@@ -239,14 +255,11 @@ impl Daemon {
                 socket::name(&self.service.endpoint)
             );
         }
-        for leg in self.disk.legs() {
-            if let Some(device) = loop_device::attached_to(leg) {
-                tracing::warn!(
-                    "{}: {device} has this file attached too, and writes through one are not seen by the other: detach it \
-                     (losetup -d {device}) before the guest starts",
-                    leg.name()
-                );
-            }
+        for (leg, device) in loops {
+            tracing::warn!(
+                "{leg}: {device} has this file attached too, and writes through one are not seen by the other: detach it \
+                 (losetup -d {device}) before the guest starts"
+            );
         }
         if let Some(error) = self.disk.reopen_error() {
             tracing::warn!(
@@ -422,9 +435,11 @@ impl Daemon {
         let config = self.service.session.clone();
         let (session, remote) = Session::new(stream, Arc::clone(&self.device), config)?;
         let (reply, ending) = oneshot::channel();
+        let confinement = self.confinement.clone();
         thread::Builder::new()
             .name("session".to_owned())
             .spawn(move || {
+                confinement.thread(Role::Session);
                 // The receiver is gone only when the process is about to exit.
                 let _ = reply.send(session.run());
             })?;
@@ -472,8 +487,13 @@ impl Daemon {
         }
         let disk = self.disk.clone();
         let (reply, resized) = oneshot::channel();
+        let confinement = self.confinement.clone();
         let checker = thread::Builder::new().name("size".to_owned());
-        match checker.spawn(move || reply.send(disk.refresh())) {
+        let check = move || {
+            confinement.thread(Role::Size);
+            reply.send(disk.refresh())
+        };
+        match checker.spawn(check) {
             Ok(_) => self.size_check = Some(resized),
             Err(error) => self.report_size(Err(error)),
         }

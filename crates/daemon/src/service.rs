@@ -6,6 +6,7 @@ use std::time::Duration;
 use cleave_blk::Stripe;
 use cleave_blk::spec::ID_BYTES;
 use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, StripeKind, format_size};
+use cleave_sandbox::Identity;
 use cleave_session::SessionConfig;
 use cleave_worker::record::Recording;
 use cleave_worker::{Split, Tuning, WorkerConfig};
@@ -101,6 +102,10 @@ pub(crate) struct Service {
     /// The control socket.
     pub(crate) control: Option<PathBuf>,
     pub(crate) recording: Recording,
+    /// Whether the process is confined.
+    pub(crate) sandbox: bool,
+    /// The user that it becomes.
+    pub(crate) identity: Option<Identity>,
     pub(crate) once: bool,
     /// How long the end waits for what is in flight.
     pub(crate) stop_deadline: Duration,
@@ -123,6 +128,8 @@ impl Service {
             )));
         }
         options.pacing.refuse_vain_coalescing()?;
+        let identity = Identity::find(options.user.as_deref(), options.group.as_deref());
+        let identity = identity.map_err(Failure::input)?;
         let endpoint = endpoint(&args.endpoint)?;
         refuse_one_path(&endpoint, options.control.as_deref())?;
         let disk = source(&args.disk, &args.stripe, options.block_size)?;
@@ -164,6 +171,8 @@ impl Service {
                 Switch::On => Recording::On,
                 Switch::Off => Recording::Off,
             },
+            sandbox: options.sandbox == Switch::On,
+            identity,
             once: options.once,
             stop_deadline: Duration::from_secs(options.stop_deadline.into()),
             log: options.log.parse().unwrap_or(LevelFilter::INFO),

@@ -51,6 +51,9 @@ impl Area {
         // A forked child must not get pages that the kernel may be writing. This is only a hint.
         // SAFETY: the range is the mapping just created, and DONTFORK changes nothing for this process.
         let _ = unsafe { rustix::mm::madvise(map, map_bytes, Advice::LinuxDontFork) };
+        // Bounce buffers hold the contents of disks, which do not belong in a core dump. This is a hint too.
+        // SAFETY: the same range, and DONTDUMP changes nothing for this process either.
+        let _ = unsafe { rustix::mm::madvise(map, map_bytes, Advice::LinuxDontDump) };
         let map = NonNull::new(map.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let shift = map.as_ptr().align_offset(align.max(1)).min(slack);
         // SAFETY: `shift` ≤ `slack`, which was added to the length mapped.

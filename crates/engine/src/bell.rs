@@ -68,6 +68,44 @@ impl NotifyRing {
     }
 }
 
+/// An eventfd for a bell, and what is needed to write it. A thread that hands it to a worker makes it, because a worker of a
+/// confined daemon cannot set up rings.
+#[derive(Debug)]
+pub struct BellFd {
+    fd: OwnedFd,
+    way: Way,
+}
+
+/// How a bell will be written.
+#[derive(Debug)]
+enum Way {
+    /// By the reactor's ring.
+    Write,
+    /// By a ring of its own.
+    Notify(Box<NotifyRing>),
+    /// It cannot be.
+    None,
+}
+
+impl BellFd {
+    /// Finds out whether the descriptor is non-blocking now, and prepares a ring for it if not.
+    pub fn new(fd: OwnedFd) -> BellFd {
+        let flags = rustix::fs::fcntl_getfl(&fd);
+        let way = if flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+            Way::Write
+        } else {
+            match NotifyRing::new(&fd) {
+                Ok(notify_ring) => Way::Notify(Box::new(notify_ring)),
+                Err(error) => {
+                    report(&error);
+                    Way::None
+                }
+            }
+        };
+        BellFd { fd, way }
+    }
+}
+
 /// The bells of a ring; slot n is file `first` + n.
 #[derive(Debug)]
 pub(crate) struct Bells {
@@ -88,7 +126,7 @@ impl Bells {
     }
 
     /// Sets or removes the eventfd of `slot`. Calls made before go to the old one.
-    pub(crate) fn set(&mut self, ring: &mut Ring, slot: u16, fd: Option<OwnedFd>) {
+    pub(crate) fn set(&mut self, ring: &mut Ring, slot: u16, made: Option<BellFd>) {
         let file = self.first + u32::from(slot);
         let Some(bell) = self.slots.get_mut(usize::from(slot)) else {
             return;
@@ -109,7 +147,7 @@ impl Bells {
             }
         }
         self.rung.retain(|rung| *rung != slot);
-        *bell = fd.map_or(Bell::None, |fd| choose(ring, file, &fd));
+        *bell = made.map_or(Bell::None, |made| choose(ring, file, made));
     }
 
     /// Rings the bell in `slot`. Its entry is queued at once, ahead of ops that are pushed later, so that the
@@ -164,32 +202,38 @@ impl Bells {
     }
 }
 
-fn choose(ring: &Ring, file: u32, fd: &OwnedFd) -> Bell {
-    let flags = rustix::fs::fcntl_getfl(fd);
-    let is_prompt = flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-    // Short of memory the kernel may refuse the file. The bell is then signalled instead, or its guest would
-    // sleep for ever.
-    if is_prompt && ring.set_file(file, Some(fd.as_raw_fd())).is_ok() {
-        return Bell::Written {
-            rung: false,
-            queued: false,
-        };
-    }
-    match NotifyRing::new(fd) {
-        Ok(notify_ring) => Bell::Signalled {
-            notify_ring: Box::new(notify_ring),
+fn choose(ring: &Ring, file: u32, made: BellFd) -> Bell {
+    let BellFd { fd, way } = made;
+    match way {
+        Way::Write => {
+            // Short of memory the kernel may refuse the file, and without a bell its guest would sleep for ever.
+            let set = || ring.set_file(file, Some(fd.as_raw_fd()));
+            match while_short_of_memory(set, std::thread::sleep) {
+                Ok(()) => Bell::Written {
+                    rung: false,
+                    queued: false,
+                },
+                Err(error) => {
+                    report(&error);
+                    Bell::None
+                }
+            }
+        }
+        Way::Notify(notify_ring) => Bell::Signalled {
+            notify_ring,
             rung: false,
         },
-        Err(error) => {
-            // Any other error is the frontend's own fault and not worth a log line.
-            if matches!(
-                error.raw_os_error(),
-                Some(libc::ENOMEM | libc::EMFILE | libc::ENFILE)
-            ) {
-                tracing::error!(%error, "cannot notify the guest of completions; its I/O may hang");
-            }
-            Bell::None
-        }
+        Way::None => Bell::None,
+    }
+}
+
+/// Reports a lack of memory or descriptors. Any other error is the frontend's own fault and not worth a log line.
+fn report(error: &io::Error) {
+    if matches!(
+        error.raw_os_error(),
+        Some(libc::ENOMEM | libc::EMFILE | libc::ENFILE)
+    ) {
+        tracing::error!(%error, "cannot notify the guest of completions; its I/O may hang");
     }
 }
 

@@ -32,6 +32,7 @@ use cleave_blk::Op;
 use cleave_guest::{Epoch, Memory};
 
 pub use any::{AnyStore, Visitor};
+pub use bell::BellFd;
 pub use legs::{LegStats, LegTotals};
 pub use model::Model;
 pub use null::Null;

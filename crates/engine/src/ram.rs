@@ -97,6 +97,11 @@ pub(crate) struct Bytes {
 impl Bytes {
     /// The bytes of a region that outlives the store.
     pub(crate) fn new(region: &MmapRegion) -> Bytes {
+        // The contents of a disk do not belong in a core dump. If the kernel refuses, nothing breaks.
+        // SAFETY: the whole of a mapping that the caller holds; the advice does not change its contents.
+        let _ = unsafe {
+            rustix::mm::madvise(region.as_ptr().cast(), region.size(), Advice::LinuxDontDump)
+        };
         Bytes {
             start: region.as_ptr(),
             len: region.size() as u64,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cleave_disk::{Backing, Disk, FileKind};
 use io_uring::{opcode, squeue};
 
-use crate::bell::Bells;
+use crate::bell::{BellFd, Bells};
 use crate::polled::Polled;
 use crate::ring::{self, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, Sleep, tag};
 use crate::watch::{Signal, Watches};
@@ -347,8 +347,8 @@ impl Reactor {
     }
 
     /// Sets or removes the eventfd that `ring` writes.
-    pub fn set_bell(&mut self, slot: u16, fd: Option<OwnedFd>) {
-        self.bells.set(&mut self.ring, slot, fd);
+    pub fn set_bell(&mut self, slot: u16, made: Option<BellFd>) {
+        self.bells.set(&mut self.ring, slot, made);
     }
 
     /// Adds one to the slot's eventfd, at the latest in the next `enter`; several calls before that count as

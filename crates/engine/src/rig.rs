@@ -224,7 +224,7 @@ impl<S: Store> Solo<S> {
     }
 
     pub(crate) fn set_bell(&mut self, slot: u16, fd: Option<OwnedFd>) {
-        self.reactor.set_bell(slot, fd);
+        self.reactor.set_bell(slot, fd.map(crate::BellFd::new));
     }
 
     pub(crate) fn ring(&mut self, slot: u16) {

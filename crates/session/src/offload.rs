@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
@@ -42,6 +42,14 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
 
 /// Notified when a job leaves the queue.
 static TAKEN: Condvar = Condvar::new();
+
+/// Called by each thread when it starts.
+static AT_START: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
+
+/// Sets what each of these threads calls when it starts, for example to confine itself. Only the first call counts.
+pub fn at_start(hook: impl Fn() + Send + Sync + 'static) {
+    let _ = AT_START.set(Box::new(hook));
+}
 
 /// Drops a value that is, or holds, a descriptor of a frontend.
 pub fn close<T: Send + 'static>(held: T) {
@@ -100,6 +108,9 @@ fn spawn(pool: &mut Pool) -> io::Result<()> {
 }
 
 fn work() {
+    if let Some(hook) = AT_START.get() {
+        hook();
+    }
     loop {
         let mut pool = lock();
         let Some(job) = pool.waiting.pop_front() else {

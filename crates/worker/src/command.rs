@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
+use cleave_engine::BellFd;
 use cleave_guest::{Journal, Memory, VringError, VringLayout};
 
 /// A vring that is handed to a worker.
@@ -46,14 +47,31 @@ pub enum Stopped {
 #[derive(Debug)]
 pub(crate) enum Signal {
     Kick(Option<OwnedFd>),
-    Call(Option<OwnedFd>),
-    Err(Option<OwnedFd>),
+    Call(Option<BellFd>),
+    Err(Option<BellFd>),
+}
+
+/// A vring that is handed over, and its bells, which are no longer in `start`.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    pub(crate) start: VringStart,
+    pub(crate) call: Option<BellFd>,
+    pub(crate) err: Option<BellFd>,
+}
+
+impl Handed {
+    /// Makes the bells on the calling thread.
+    pub(crate) fn new(mut start: VringStart) -> Handed {
+        let call = start.call.take().map(BellFd::new);
+        let err = start.err.take().map(BellFd::new);
+        Handed { start, call, err }
+    }
 }
 
 /// A command and the channel for its answer, which is sent when the command has taken effect.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Start(Box<VringStart>, SyncSender<Result<(), VringError>>),
+    Start(Box<Handed>, SyncSender<Result<(), VringError>>),
     Stop(u16, SyncSender<Stopped>),
     Enable(u16, bool, SyncSender<()>),
     Signal(u16, Signal, SyncSender<()>),

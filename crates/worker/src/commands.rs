@@ -6,7 +6,7 @@ use std::sync::mpsc::{SyncSender, TryRecvError};
 use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
 
-use crate::command::{Command, Commands, Signal, Stopped, VringStart};
+use crate::command::{Command, Commands, Handed, Signal, Stopped};
 use crate::lane::{Lane, State};
 use crate::registry::Orders;
 use crate::stats::add;
@@ -168,7 +168,12 @@ impl<S: Store> Worker<S> {
         before.forget(std::mem::take(&mut self.splitting.large));
     }
 
-    fn start(&mut self, mut start: VringStart) -> Result<(), VringError> {
+    fn start(&mut self, handed: Handed) -> Result<(), VringError> {
+        let Handed {
+            mut start,
+            call,
+            err,
+        } = handed;
         let epoch = self.epoch.clone();
         let mut vring = Vring::new(epoch, start.layout, start.features, start.base)?;
         if let Some(journal) = start.journal.take() {
@@ -191,7 +196,7 @@ impl<S: Store> Worker<S> {
             );
             return Ok(());
         }
-        let (kick, call, err) = (start.kick.take(), start.call.take(), start.err.take());
+        let kick = start.kick.take();
         let completion = self.active.tuning.completion_of(start.index);
         let record = self.device.records.recorder(start.index, vring.size());
         let lane = Lane::new(start, vring, completion, record);

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
+use cleave_engine::BellFd;
 use cleave_guest::{Memory, VringError};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::command::{Command, Commands, Signal};
+use crate::command::{Command, Commands, Handed, Signal};
 use crate::worker::signal;
 use crate::{Stopped, VringStart};
 
@@ -60,7 +61,7 @@ impl Control {
 
     /// Hands a vring over. Answered when it is served, or when it turns out that it cannot be.
     pub fn start(&self, start: VringStart) -> Pending<Result<(), VringError>> {
-        self.ask(|done| Command::Start(Box::new(start), done))
+        self.ask(|done| Command::Start(Box::new(Handed::new(start)), done))
     }
 
     /// Drains a vring and takes it back. Answered when none of its requests is in flight.
@@ -87,12 +88,12 @@ impl Control {
 
     /// Changes the call eventfd of a running vring, and writes it once.
     pub fn set_call(&self, index: u16, call: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, Signal::Call(call), done))
+        self.ask(|done| Command::Signal(index, Signal::Call(call.map(BellFd::new)), done))
     }
 
     /// Changes the err eventfd of a running vring.
     pub fn set_err(&self, index: u16, err: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, Signal::Err(err), done))
+        self.ask(|done| Command::Signal(index, Signal::Err(err.map(BellFd::new)), done))
     }
 
     /// Puts a new memory table in force. Answered when requests are taken in it. The old table is released when

@@ -26,6 +26,24 @@ pub struct WorkerConfig {
     pub ops: u16,
 }
 
+/// Called by each worker thread when its reactor and its store exist, before it serves anything.
+#[derive(Default)]
+pub(crate) struct StartHook(Option<Box<dyn Fn() + Send + Sync>>);
+
+impl StartHook {
+    pub(crate) fn call(&self) {
+        if let Some(hook) = &self.0 {
+            hook();
+        }
+    }
+}
+
+impl std::fmt::Debug for StartHook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("StartHook").field(&self.0.is_some()).finish()
+    }
+}
+
 /// One disk as the guest sees it.
 #[derive(Debug)]
 pub struct Device {
@@ -46,6 +64,7 @@ pub struct Device {
     pub(crate) throttle: Throttle,
     /// Start of the clock that its workers share.
     pub(crate) began: Instant,
+    pub(crate) worker_start: StartHook,
 }
 
 impl Device {
@@ -68,7 +87,15 @@ impl Device {
             registry: Registry::new(tuning),
             budget: Budget::default(),
             began: Instant::now(),
+            worker_start: StartHook::default(),
         }
+    }
+
+    /// Sets what each worker thread calls before it serves anything. By then it has made its rings and opened what it reads,
+    /// so its thread can be confined.
+    pub fn at_worker_start(mut self, hook: impl Fn() + Send + Sync + 'static) -> Device {
+        self.worker_start = StartHook(Some(Box::new(hook)));
+        self
     }
 
     /// Sets whether request times are recorded.

@@ -160,8 +160,10 @@ impl<F: FnOnce(Result<(), SpawnError>)> Visitor for RunWorker<F> {
             alarm,
             ..
         } = self.start;
+        let shared = device.clone();
         match Worker::new(self.reactor, store, device, memory, commands, alarm.clone()) {
             Ok(worker) => {
+                shared.worker_start.call();
                 (self.made)(Ok(()));
                 run_laps(worker, &alarm);
             }
@@ -225,6 +227,25 @@ mod tests {
         fn before_enter(&mut self, _: &mut Reactor, _: Wait) -> Option<Duration> {
             panic!("told to panic")
         }
+    }
+
+    #[test]
+    fn the_hook_runs_on_the_worker_thread_before_it_is_handed_out() {
+        let disk = Disk::open(&DiskSpec::Ram(1 << 20), &OpenOptions::default()).unwrap();
+        let config = WorkerConfig {
+            cpus: Vec::new(),
+            ops: 64,
+        };
+        let tuning = Tuning::new(Split::Off);
+        let seen = Arc::new(std::sync::Mutex::new(None));
+        let told = seen.clone();
+        let hook = move || *told.lock().unwrap() = std::thread::current().name().map(str::to_owned);
+        let device = Device::new(Arc::new(disk), [0; 20], true, config, tuning);
+        let device = Arc::new(device.at_worker_start(hook));
+        let alarm = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let memory = Memory::new(Vec::new()).unwrap();
+        let _handle = Handle::spawn(3, None, device, memory, alarm).unwrap();
+        assert_eq!(seen.lock().unwrap().as_deref(), Some("cleave-w3"));
     }
 
     #[test]

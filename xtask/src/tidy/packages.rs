@@ -18,7 +18,8 @@ worker: blk disk engine guest
 session: blk disk guest worker
 client: blk
 probe: blk chart disk engine guest worker
-daemon: blk client disk engine probe session worker
+sandbox:
+daemon: blk client disk engine probe sandbox session worker
 tests: blk client states
 sim: blk engine guest states
 states:

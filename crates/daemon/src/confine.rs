@@ -1,0 +1,132 @@
+//! What the daemon gives up once its disk and its sockets are open (`docs/security.md`).
+
+use std::os::unix::fs::lchown;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once};
+
+use cleave_engine::Reactor;
+use cleave_sandbox::{Access, Identity, Keep, Reach, Reaches, Role, Sandbox};
+use cleave_session::offload;
+
+use crate::failure::Failure;
+use crate::log;
+use crate::process;
+use crate::service::{Endpoint, Service};
+
+/// The folder through which a process sees itself: a worker reads how long its thread waited for a core, and the control
+/// interface how much memory the process has.
+const OWN_PROCESS: &str = "/proc/self";
+
+/// The confinement of this process; each thread narrows its own when it starts.
+#[derive(Debug, Clone)]
+pub(crate) struct Confinement(Option<Arc<Sandbox>>);
+
+impl Confinement {
+    /// Becomes the operator's user, and confines the process. To be called on the main thread before it starts any thread but the
+    /// log's, and after everything that needs a path or a privilege.
+    pub(crate) fn apply(
+        service: &Service,
+        name: &str,
+        log: &log::Guard,
+    ) -> Result<Confinement, Failure> {
+        // Root's rings were not counted against the limit of locked memory, and are not to be from now on.
+        let keep = match process::lift_locked_memory_limit() {
+            true => Keep::Nothing,
+            false => Keep::LockedMemory,
+        };
+        // Another user, or root without capabilities, could not search every folder.
+        let reaches = Reaches::open(&reaches(service)).map_err(Failure::run)?;
+        if let Some(identity) = service.identity {
+            assume(identity, keep, service)?;
+        }
+        if !service.sandbox {
+            tracing::warn!(
+                "{name}: --sandbox off: whoever takes this daemon over through a fault of it can do all that its user can"
+            );
+            return Ok(Confinement(None));
+        }
+        let sandbox = Sandbox::process(reaches, keep).map_err(Failure::run)?;
+        let sandbox = Arc::new(sandbox);
+        if !sandbox.missing().is_empty() {
+            let missing = sandbox.missing().join("; ");
+            tracing::warn!("{name}: not all is confined, because this kernel lacks {missing}");
+        }
+        let confinement = Confinement(Some(sandbox.clone()));
+        log.order(move || report(sandbox.earlier_thread(Role::Log), Role::Log));
+        offload::at_start(confinement.narrowing(Role::Offload));
+        // Each worker makes its rings later, without what has just been given up.
+        Reactor::probe().map_err(|error| {
+            Failure::input(format!(
+                "{error} (it worked before this process gave up its privileges: see docs/security.md)"
+            ))
+        })?;
+        Ok(confinement)
+    }
+
+    /// Narrows the calling thread to its role.
+    pub(crate) fn thread(&self, role: Role) {
+        if let Some(sandbox) = &self.0 {
+            report(sandbox.thread(role), role);
+        }
+    }
+
+    /// What a thread of this role calls when it starts.
+    pub(crate) fn narrowing(&self, role: Role) -> impl Fn() + Send + Sync + 'static {
+        let confinement = self.clone();
+        move || confinement.thread(role)
+    }
+}
+
+/// A thread that cannot be narrowed has the confinement of the one that started it, and serves. Told once: frontends start
+/// threads.
+fn report(narrowed: Result<(), cleave_sandbox::Error>, role: Role) {
+    static TOLD: Once = Once::new();
+    if let Err(error) = narrowed {
+        TOLD.call_once(|| {
+            tracing::warn!(
+                "a thread ({role:?}) is confined less than it should be, and so may others: {error}"
+            );
+        });
+    }
+}
+
+/// Gives the sockets to the user, and becomes it.
+fn assume(identity: Identity, keep: Keep, service: &Service) -> Result<(), Failure> {
+    for path in sockets(service) {
+        lchown(path, Some(identity.uid()), Some(identity.gid())).map_err(|error| {
+            Failure::input(format!(
+                "cannot give socket {} to user {}, group {}: {error}; start as root, or leave --user and --group out",
+                path.display(),
+                identity.uid(),
+                identity.gid()
+            ))
+        })?;
+    }
+    identity.assume(keep).map_err(Failure::input)?;
+    // The kernel forgets the request when a process changes its user.
+    match service.exit_with_parent {
+        Some(parent) => process::end_with_parent(parent),
+        None => Ok(()),
+    }
+}
+
+/// The socket files that are ours.
+fn sockets(service: &Service) -> impl Iterator<Item = &Path> {
+    let endpoint = match &service.endpoint {
+        Endpoint::Path(path) => Some(path.as_path()),
+        Endpoint::Fd(_) => None,
+    };
+    endpoint.into_iter().chain(service.control.as_deref())
+}
+
+/// Everything that is opened or removed by its path from now on. The disk and the sockets are open.
+fn reaches(service: &Service) -> Vec<Reach> {
+    let folders = sockets(service).filter_map(|path| {
+        let path = std::path::absolute(path).ok()?;
+        path.parent().map(Path::to_owned)
+    });
+    let own = Path::new(OWN_PROCESS).exists();
+    let own = own.then(|| Reach::new(OWN_PROCESS, Access::Read));
+    let removed = |folder: PathBuf| Reach::new(folder, Access::Remove);
+    own.into_iter().chain(folders.map(removed)).collect()
+}

@@ -1,0 +1,335 @@
+//! The system calls of each kind of thread.
+//!
+//! The lists come from traces of the whole test suite, with glibc on x86-64. Beside each group are those calls that musl, or
+//! another version of glibc, makes in its place, and those of rare paths (a panic, a lack of memory).
+
+use libc::c_long;
+
+/// A kind of thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Accepts frontends, serves the control socket, watches the disk. It starts the session, so it keeps what that needs.
+    Control,
+    /// Serves one vhost-user connection. It starts the workers, so it keeps what they need while they start.
+    Session,
+    /// Serves vrings. Its rings exist by then: it can make no other, and can open nothing.
+    Worker,
+    /// Closes, queries and writes descriptors of a frontend.
+    Offload,
+    /// Asks for the size of the disk.
+    Size,
+    /// Writes lines to stderr.
+    Log,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Role; 6] = [
+        Role::Control,
+        Role::Session,
+        Role::Worker,
+        Role::Offload,
+        Role::Size,
+        Role::Log,
+    ];
+
+    /// The groups of calls that it may make.
+    pub(crate) fn groups(self) -> &'static [&'static [Call]] {
+        match self {
+            Role::Control => &[
+                BASE,
+                RINGS,
+                NEW_RINGS,
+                START,
+                DESCRIPTORS,
+                FRONTEND,
+                FILES,
+                EVENTS,
+            ],
+            Role::Session => &[BASE, RINGS, NEW_RINGS, START, DESCRIPTORS, FRONTEND],
+            Role::Worker => &[BASE, RINGS],
+            Role::Offload => &[BASE, START, DESCRIPTORS],
+            Role::Size => &[BASE, DESCRIPTORS],
+            Role::Log => &[BASE],
+        }
+    }
+}
+
+/// A system call, and which of its arguments are permitted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) number: c_long,
+    pub(crate) arguments: Arguments,
+}
+
+/// Which arguments are permitted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Arguments {
+    Any,
+    /// Argument number `0` has none of the bits `1`.
+    Without(u8, u64),
+    /// Argument number `0` has all of the bits `1`.
+    With(u8, u64),
+    /// Argument number `0` is one of these.
+    OneOf(u8, &'static [u64]),
+    /// Argument number `0` is the ID of this process.
+    OwnProcess(u8),
+}
+
+const fn any(number: c_long) -> Call {
+    Call {
+        number,
+        arguments: Arguments::Any,
+    }
+}
+
+const fn with(number: c_long, arguments: Arguments) -> Call {
+    Call { number, arguments }
+}
+
+const PROT_EXEC: u64 = libc::PROT_EXEC as u64;
+
+/// Memory, time, locks, open descriptors, and the end of a thread, in order or by a panic.
+const BASE: &[Call] = &[
+    any(libc::SYS_read),
+    any(libc::SYS_readv),
+    any(libc::SYS_pread64),
+    any(libc::SYS_write),
+    any(libc::SYS_writev),
+    any(libc::SYS_close),
+    any(libc::SYS_futex),
+    any(libc::SYS_clock_gettime),
+    any(libc::SYS_clock_getres),
+    any(libc::SYS_gettimeofday),
+    any(libc::SYS_clock_nanosleep),
+    any(libc::SYS_nanosleep),
+    any(libc::SYS_restart_syscall),
+    any(libc::SYS_sched_yield),
+    any(libc::SYS_getcpu),
+    // malloc counts CPUs.
+    any(libc::SYS_sched_getaffinity),
+    any(libc::SYS_getrusage),
+    any(libc::SYS_getrandom),
+    with(libc::SYS_mmap, Arguments::Without(2, PROT_EXEC)),
+    with(libc::SYS_mprotect, Arguments::Without(2, PROT_EXEC)),
+    any(libc::SYS_munmap),
+    any(libc::SYS_mremap),
+    any(libc::SYS_madvise),
+    any(libc::SYS_brk),
+    any(libc::SYS_membarrier),
+    // A panic and abort(): signals go to this process only.
+    any(libc::SYS_rt_sigaction),
+    any(libc::SYS_rt_sigprocmask),
+    any(libc::SYS_rt_sigreturn),
+    // A signal handler runs on any thread, and tells the control loop through a socket. Without an address it is a write.
+    with(libc::SYS_sendto, Arguments::OneOf(5, NO_ADDRESS)),
+    any(libc::SYS_sigaltstack),
+    // Calls that cannot fail: their callers do not expect EPERM.
+    any(libc::SYS_getpid),
+    any(libc::SYS_getppid),
+    any(libc::SYS_gettid),
+    any(libc::SYS_getuid),
+    any(libc::SYS_geteuid),
+    any(libc::SYS_getgid),
+    any(libc::SYS_getegid),
+    any(libc::SYS_umask),
+    // musl's raise(). It could reach other processes, so it is left out where libc does not need it.
+    #[cfg(target_env = "musl")]
+    any(libc::SYS_tkill),
+    with(libc::SYS_tgkill, Arguments::OwnProcess(0)),
+    any(libc::SYS_exit),
+    any(libc::SYS_exit_group),
+    // What every descriptor can be asked. Nothing is opened, and nothing sent.
+    with(libc::SYS_fcntl, Arguments::OneOf(1, FCNTL)),
+    any(libc::SYS_fstat),
+    any(libc::SYS_ppoll),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_poll),
+];
+
+/// Length of the address.
+const NO_ADDRESS: &[u64] = &[0];
+
+/// No F_SETOWN and no F_SETSIG, by which the kernel would send signals for us.
+const FCNTL: &[u64] = &[
+    libc::F_GETFD as u64,
+    libc::F_SETFD as u64,
+    libc::F_GETFL as u64,
+    libc::F_SETFL as u64,
+    libc::F_DUPFD_CLOEXEC as u64,
+    libc::F_GET_SEALS as u64,
+    libc::F_ADD_SEALS as u64,
+];
+
+/// The rings of a worker, which exist.
+const RINGS: &[Call] = &[
+    any(libc::SYS_io_uring_enter),
+    with(libc::SYS_io_uring_register, Arguments::OneOf(1, REGISTER)),
+];
+
+/// `linux/io_uring.h`: what a worker changes about its rings. The last bit says that the ring is named by its index.
+const REGISTER: &[u64] = &[
+    UNREGISTER_FILES,
+    FILES_UPDATE,
+    RING_FDS,
+    UNREGISTER_RING_FDS,
+    UNREGISTER_FILES | BY_INDEX,
+    FILES_UPDATE | BY_INDEX,
+    RING_FDS | BY_INDEX,
+    UNREGISTER_RING_FDS | BY_INDEX,
+];
+const UNREGISTER_FILES: u64 = 3;
+const FILES_UPDATE: u64 = 6;
+const RING_FDS: u64 = 20;
+const UNREGISTER_RING_FDS: u64 = 21;
+const BY_INDEX: u64 = 1 << 31;
+
+/// The rings of workers, while these start.
+const NEW_RINGS: &[Call] = &[
+    any(libc::SYS_io_uring_setup),
+    any(libc::SYS_io_uring_register),
+];
+
+/// New threads of this process, which narrow themselves further.
+const START: &[Call] = &[
+    with(
+        libc::SYS_clone,
+        Arguments::With(0, libc::CLONE_THREAD as u64),
+    ),
+    // Its arguments lie in memory, where a filter cannot see them: it fails with ENOSYS (see `filter`), and libc uses `clone`.
+    any(libc::SYS_clone3),
+    any(libc::SYS_set_robust_list),
+    any(libc::SYS_set_tid_address),
+    any(libc::SYS_rseq),
+    any(libc::SYS_sched_setaffinity),
+    any(libc::SYS_prlimit64),
+    with(libc::SYS_prctl, Arguments::OneOf(0, PRCTL)),
+    // Filters can only be added, never removed.
+    with(libc::SYS_seccomp, Arguments::OneOf(0, SECCOMP)),
+];
+
+const PRCTL: &[u64] = &[
+    libc::PR_SET_NAME as u64,
+    libc::PR_GET_NAME as u64,
+    libc::PR_SET_NO_NEW_PRIVS as u64,
+    libc::PR_SET_VMA as u64,
+];
+const SECCOMP: &[u64] = &[libc::SECCOMP_SET_MODE_FILTER as u64];
+
+/// Descriptors that a frontend sent: asked what they are, read, written and closed.
+const DESCRIPTORS: &[Call] = &[
+    // A socket of the control loop that is closed elsewhere leaves that loop.
+    any(libc::SYS_epoll_ctl),
+    any(libc::SYS_newfstatat),
+    any(libc::SYS_statx),
+    any(libc::SYS_fstatfs),
+    any(libc::SYS_lseek),
+    any(libc::SYS_readlinkat),
+    any(libc::SYS_recvfrom),
+    any(libc::SYS_recvmsg),
+    any(libc::SYS_sendto),
+    any(libc::SYS_sendmsg),
+    any(libc::SYS_shutdown),
+    any(libc::SYS_getsockopt),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_readlink),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_stat),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_lstat),
+];
+
+/// A connection: its eventfds, its in-flight region, and what the kernel says about its descriptors.
+const FRONTEND: &[Call] = &[
+    any(libc::SYS_eventfd2),
+    any(libc::SYS_memfd_create),
+    any(libc::SYS_ftruncate),
+    // Between two of our own threads; no address can be given to it.
+    with(libc::SYS_socketpair, Arguments::OneOf(0, UNIX)),
+    any(libc::SYS_setsockopt),
+    any(libc::SYS_getsockname),
+    any(libc::SYS_getpeername),
+    with(libc::SYS_ioctl, Arguments::OneOf(1, IOCTL)),
+    // To start a worker: its thread's counters, which Landlock permits. Never for writing.
+    with(libc::SYS_openat, Arguments::Without(2, OPEN_TO_CHANGE)),
+    #[cfg(target_arch = "x86_64")]
+    with(libc::SYS_open, Arguments::Without(1, OPEN_TO_CHANGE)),
+];
+
+const OPEN_TO_CHANGE: u64 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) as u64;
+const UNIX: &[u64] = &[libc::AF_UNIX as u64];
+/// FIONBIO and FIONREAD, which are of another type in each libc.
+const IOCTL: &[u64] = &[0x5421, 0x541b];
+
+/// Files that Landlock leaves within reach.
+const FILES: &[Call] = &[
+    any(libc::SYS_openat),
+    any(libc::SYS_unlinkat),
+    any(libc::SYS_inotify_add_watch),
+    any(libc::SYS_inotify_rm_watch),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_open),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_unlink),
+];
+
+/// The control loop: connections, signals and timers.
+const EVENTS: &[Call] = &[
+    any(libc::SYS_epoll_pwait),
+    any(libc::SYS_epoll_pwait2),
+    any(libc::SYS_accept4),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_epoll_wait),
+];
+
+/// Calls that only an exploit makes. They kill the process.
+pub(crate) const DEADLY: &[Call] = &[
+    // Other programs and processes.
+    any(libc::SYS_execve),
+    any(libc::SYS_execveat),
+    with(
+        libc::SYS_clone,
+        Arguments::Without(0, libc::CLONE_THREAD as u64),
+    ),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_fork),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_vfork),
+    any(libc::SYS_ptrace),
+    any(libc::SYS_process_vm_readv),
+    any(libc::SYS_process_vm_writev),
+    any(libc::SYS_pidfd_getfd),
+    any(libc::SYS_kcmp),
+    // The kernel.
+    any(libc::SYS_init_module),
+    any(libc::SYS_finit_module),
+    any(libc::SYS_delete_module),
+    any(libc::SYS_kexec_load),
+    any(libc::SYS_kexec_file_load),
+    any(libc::SYS_bpf),
+    any(libc::SYS_perf_event_open),
+    any(libc::SYS_userfaultfd),
+    any(libc::SYS_add_key),
+    any(libc::SYS_request_key),
+    any(libc::SYS_keyctl),
+    any(libc::SYS_reboot),
+    any(libc::SYS_swapon),
+    any(libc::SYS_swapoff),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_iopl),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_ioperm),
+    // The file system and namespaces.
+    any(libc::SYS_mount),
+    any(libc::SYS_umount2),
+    any(libc::SYS_move_mount),
+    any(libc::SYS_open_tree),
+    any(libc::SYS_fsopen),
+    any(libc::SYS_fsmount),
+    any(libc::SYS_pivot_root),
+    any(libc::SYS_chroot),
+    any(libc::SYS_setns),
+    any(libc::SYS_unshare),
+    any(libc::SYS_open_by_handle_at),
+    any(libc::SYS_personality),
+];

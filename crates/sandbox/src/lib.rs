@@ -1,0 +1,136 @@
+//! Confinement: takes away from a process, and then from each of its threads, everything that it does not need. This crate
+//! forbids I/O of its own, knowing disks, and unsafe code.
+//!
+//! There are four layers. [`Sandbox::process`] applies the first three and the outermost part of the fourth; threads that
+//! start later inherit them.
+//!
+//! 1. The user: [`Identity::assume`] gives up root for another user, if the operator names one.
+//! 2. Privileges: no capability in any set (but see [`Keep`]), and `no_new_privs`.
+//! 3. Landlock: which files can be opened, made and removed; no TCP, no signals to other processes.
+//! 4. seccomp: which system calls a thread can make. [`Sandbox::thread`] narrows it by the thread's [`Role`].
+//!
+//! A call that is not in a thread's list fails with EPERM, because it could be one that these lists lack, and a disk that
+//! is served must not end for that. The few calls that only an exploit makes (`execve`, `ptrace`, `fork`, …) kill the process.
+#![forbid(unsafe_code)]
+
+mod calls;
+mod filter;
+mod identity;
+mod paths;
+mod privileges;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use calls::Role;
+pub use identity::{Identity, IdentityError};
+pub use paths::Reaches;
+pub use privileges::Keep;
+
+use filter::Programs;
+
+/// What a path may be used for. A folder stands for everything beneath it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Opened for reading.
+    Read,
+    /// Opened for reading and writing. Commands to devices (`ioctl`) are included.
+    ReadWrite,
+    /// Sockets and the lock files beside them are made and removed in this folder.
+    MakeSockets,
+    /// Files of this folder are removed.
+    Remove,
+}
+
+/// A path that stays within reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reach {
+    /// A file or a folder.
+    pub path: PathBuf,
+    /// Its use.
+    pub access: Access,
+}
+
+impl Reach {
+    /// Makes one.
+    pub fn new(path: impl AsRef<Path>, access: Access) -> Reach {
+        Reach {
+            path: path.as_ref().to_owned(),
+            access,
+        }
+    }
+}
+
+/// Why a process or a thread could not be confined.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A path that is to stay within reach cannot be found.
+    #[error("cannot confine access to {0}: {1}")]
+    Path(PathBuf, #[source] io::Error),
+    /// Landlock is there and refuses.
+    #[error("cannot confine access to files: {0}")]
+    Landlock(String),
+    /// The privileges cannot be dropped.
+    #[error("cannot drop privileges: {0}")]
+    Privileges(#[source] io::Error),
+    /// The kernel has seccomp and refuses the filter.
+    #[error("cannot confine system calls: {0}")]
+    Seccomp(String),
+}
+
+/// A confined process.
+#[derive(Debug)]
+pub struct Sandbox {
+    /// `None`: this kernel has no seccomp filters.
+    programs: Option<Programs>,
+    missing: Vec<String>,
+    /// Kept, because the rules end with their inodes.
+    _reaches: Reaches,
+}
+
+impl Sandbox {
+    /// Confines the calling thread, which is the control thread, and all threads that start later. Nothing but `reaches` can
+    /// be opened from now on. Descriptors that are open stay usable.
+    ///
+    /// What this kernel lacks is left out, and named by [`Sandbox::missing`].
+    pub fn process(reaches: Reaches, keep: Keep) -> Result<Sandbox, Error> {
+        privileges::drop_all(keep).map_err(Error::Privileges)?;
+        let mut missing = Vec::new();
+        missing.extend(paths::restrict(&reaches)?);
+        let programs = match Programs::compile()?.install_base(Role::Control)? {
+            Some(programs) => Some(programs),
+            None => {
+                missing.push("seccomp filters: system calls are not confined".to_owned());
+                None
+            }
+        };
+        Ok(Sandbox {
+            programs,
+            missing,
+            _reaches: reaches,
+        })
+    }
+
+    /// Narrows the calling thread, which inherited the confinement of the thread that started it. There is no way back.
+    pub fn thread(&self, role: Role) -> Result<(), Error> {
+        match &self.programs {
+            Some(programs) => programs.install(role),
+            None => Ok(()),
+        }
+    }
+
+    /// Confines the calling thread, which was started before [`Sandbox::process`] was called. It can open no file at all.
+    pub fn earlier_thread(&self, role: Role) -> Result<(), Error> {
+        privileges::drop_all(Keep::Nothing).map_err(Error::Privileges)?;
+        paths::restrict(&Reaches::none())?;
+        match &self.programs {
+            Some(programs) => programs.clone().install_base(role).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// What this kernel could not confine, as the ends of sentences: "this kernel lacks …".
+    pub fn missing(&self) -> &[String] {
+        &self.missing
+    }
+}

@@ -1,0 +1,94 @@
+//! Landlock: which files the process can still open, make and remove.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus,
+    PathBeneath, RestrictionStatus, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _,
+    RulesetStatus, Scope,
+};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open as open_at};
+
+use crate::{Access, Error, Reach};
+
+/// The newest rules that are asked for: files, devices' commands, TCP, abstract sockets and signals (Linux 6.12). Of these an
+/// older kernel enforces those that it knows.
+const NEWEST: ABI = ABI::V6;
+
+/// The opened paths of the rules. A descriptor of this kind can be neither read nor written.
+#[derive(Debug)]
+pub struct Reaches(Vec<(OwnedFd, BitFlags<AccessFs>)>);
+
+impl Reaches {
+    /// Opens them, while the process still may. The kernel attaches a rule to an inode, and one of /proc exists only while
+    /// something refers to it, so these are kept.
+    pub fn open(reaches: &[Reach]) -> Result<Reaches, Error> {
+        let opened = reaches.iter().map(open);
+        opened.collect::<Result<_, _>>().map(Reaches)
+    }
+
+    /// Nothing.
+    pub(crate) fn none() -> Reaches {
+        Reaches(Vec::new())
+    }
+}
+
+fn open(reach: &Reach) -> Result<(OwnedFd, BitFlags<AccessFs>), Error> {
+    let failed = |errno: rustix::io::Errno| Error::Path(reach.path.clone(), errno.into());
+    let path: &Path = &reach.path;
+    let fd = open_at(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let kind = FileType::from_raw_mode(fstat(&fd).map_err(failed)?.st_mode);
+    let rights = rights(reach.access);
+    let rights = match kind {
+        FileType::Directory => rights,
+        _ => rights & AccessFs::from_file(NEWEST),
+    };
+    Ok((fd, rights))
+}
+
+fn rights(access: Access) -> BitFlags<AccessFs> {
+    match access {
+        Access::Read => AccessFs::ReadFile | AccessFs::ReadDir,
+        Access::ReadWrite => {
+            AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::WriteFile | AccessFs::IoctlDev
+        }
+        Access::MakeSockets => {
+            AccessFs::ReadFile
+                | AccessFs::WriteFile
+                | AccessFs::MakeSock
+                | AccessFs::MakeReg
+                | AccessFs::RemoveFile
+        }
+        Access::Remove => AccessFs::RemoveFile.into(),
+    }
+}
+
+/// Confines the calling thread to these rules. Returns what this kernel lacks for it.
+pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<String>, Error> {
+    let status = enforce(reaches).map_err(|error| Error::Landlock(error.to_string()))?;
+    Ok(match (status.ruleset, status.landlock) {
+        (RulesetStatus::FullyEnforced, _) => None,
+        (RulesetStatus::PartiallyEnforced, LandlockStatus::Available { effective_abi, .. }) => {
+            Some(format!(
+                "the newer rules of Landlock (it has version {}, and {} is used): access to files is confined, and not all \
+                 of devices' commands, TCP, signals and abstract sockets",
+                effective_abi as i32, NEWEST as i32
+            ))
+        }
+        _ => Some("Landlock: access to files is not confined".to_owned()),
+    })
+}
+
+fn enforce(reaches: &Reaches) -> Result<RestrictionStatus, landlock::RulesetError> {
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?;
+    for (fd, rights) in &reaches.0 {
+        ruleset = ruleset.add_rule(PathBeneath::new(fd, *rights))?;
+    }
+    ruleset.restrict_self()
+}

@@ -1,0 +1,330 @@
+//! What an exploit would try, from inside each kind of thread.
+//!
+//! A confinement cannot be taken back, so each attempt has a process of its own: this program runs itself, confines itself as
+//! the daemon does, and ends with the errno of the attempt as its exit code.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared steps lie outside of #[test] functions
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio, exit};
+use std::sync::OnceLock;
+use std::thread;
+
+use cleave_sandbox::{Access, Keep, Reach, Reaches, Role, Sandbox};
+use rustix::io::Errno;
+use rustix::process::{Pid, getppid};
+use vm_memory::MmapRegion;
+
+const VARIABLE: &str = "CLEAVE_SANDBOX_ATTEMPT";
+
+/// Made before the process is confined, as signal handlers have it.
+static PAIR: OnceLock<(UnixStream, UnixStream)> = OnceLock::new();
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Done,
+    Refused(Errno),
+    Killed,
+}
+
+use End::{Done, Killed};
+const PERM: End = End::Refused(Errno::PERM);
+const ACCESS: End = End::Refused(Errno::ACCESS);
+
+/// The attempts, and how each ends in the control thread, a session, a worker, an offload thread, the size thread and the log
+/// thread.
+const TABLE: &[(&str, [End; 6])] = &[
+    (
+        "open a foreign file",
+        [ACCESS, ACCESS, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "open its memory to write",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "read a permitted file",
+        [Done, Done, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "write a read-only file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "write a permitted file",
+        [Done, PERM, PERM, PERM, PERM, PERM],
+    ),
+    ("make a lock file", [Done, PERM, PERM, PERM, PERM, PERM]),
+    (
+        "make a file elsewhere",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "remove a permitted file",
+        [Done, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "remove a foreign file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    ("execute a program", [Killed; 6]),
+    // `clone3` is refused before its flags are known; where `clone` may start a thread, libc then tries that one.
+    (
+        "start a process",
+        [Killed, Killed, PERM, Killed, PERM, PERM],
+    ),
+    ("trace the parent", [Killed; 6]),
+    ("read the parent's memory", [Killed; 6]),
+    ("signal the parent", [PERM; 6]),
+    ("open a TCP socket", [PERM; 6]),
+    ("open a unix socket", [PERM; 6]),
+    ("map executable memory", [PERM; 6]),
+    ("become another user", [PERM; 6]),
+    ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM]),
+    ("start a thread", [Done, Done, PERM, Done, PERM, PERM]),
+    ("map memory", [Done; 6]),
+    ("tell the control loop of a signal", [Done; 6]),
+    ("panic", [Done; 6]),
+];
+
+/// The files of the attempts.
+struct Files(PathBuf);
+
+impl Files {
+    fn make(folder: &Path) -> Files {
+        for name in ["read", "write", "sockets", "remove", "foreign"] {
+            std::fs::create_dir(folder.join(name)).unwrap();
+            std::fs::write(folder.join(name).join("file"), "x").unwrap();
+        }
+        Files(folder.to_owned())
+    }
+
+    fn file(&self, folder: &str) -> PathBuf {
+        self.0.join(folder).join("file")
+    }
+
+    fn reaches(&self) -> Vec<Reach> {
+        vec![
+            Reach::new("/proc/self", Access::Read),
+            Reach::new(self.file("read"), Access::Read),
+            Reach::new(self.0.join("write"), Access::ReadWrite),
+            Reach::new(self.0.join("sockets"), Access::MakeSockets),
+            Reach::new(self.0.join("remove"), Access::Remove),
+        ]
+    }
+}
+
+fn process(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
+    Sandbox::process(Reaches::open(reaches)?, Keep::Nothing)
+}
+
+fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
+    let parent = || getppid().unwrap();
+    let raw = |pid: Pid| nix::unistd::Pid::from_raw(pid.as_raw_nonzero().get());
+    let writing = || OpenOptions::new().write(true).to_owned();
+    match attempt {
+        "open a foreign file" => File::open(files.file("foreign")).map(drop),
+        "open its memory to write" => writing().open("/proc/self/mem").map(drop),
+        "read a permitted file" => File::open(files.file("read"))
+            .and_then(|_| File::open("/proc/thread-self/schedstat"))
+            .map(drop),
+        "write a read-only file" => writing().open(files.file("read")).map(drop),
+        "write a permitted file" => writing().open(files.file("write")).map(drop),
+        "make a lock file" => File::create_new(files.0.join("sockets/new.lock")).map(drop),
+        "make a file elsewhere" => File::create_new(files.0.join("write/new")).map(drop),
+        "remove a permitted file" => std::fs::remove_file(files.file("remove")),
+        "remove a foreign file" => std::fs::remove_file(files.file("foreign")),
+        "execute a program" => Err(Command::new("/bin/true").exec()),
+        "start a process" => Command::new("/bin/true").spawn().map(drop),
+        "trace the parent" => Ok(nix::sys::ptrace::attach(raw(parent()))?),
+        "read the parent's memory" => {
+            let remote = nix::sys::uio::RemoteIoVec { base: 4096, len: 1 };
+            let mut byte = [0];
+            let local = &mut [io::IoSliceMut::new(&mut byte)];
+            Ok(nix::sys::uio::process_vm_readv(raw(parent()), local, &[remote]).map(drop)?)
+        }
+        "signal the parent" => Ok(rustix::process::test_kill_process(parent())?),
+        "open a TCP socket" => std::net::TcpListener::bind("127.0.0.1:0").map(drop),
+        "open a unix socket" => std::os::unix::net::UnixDatagram::unbound().map(drop),
+        "map executable memory" => map(libc::PROT_READ | libc::PROT_EXEC),
+        // For this thread alone: libc would ask every thread of the test.
+        "become another user" => Ok(rustix::thread::set_thread_uid(rustix::process::Uid::ROOT)?),
+        "set up a ring" => io_uring::IoUring::new(8).map(drop),
+        "start a thread" => thread::Builder::new().spawn(|| {}).map(drop),
+        "map memory" => map(libc::PROT_READ | libc::PROT_WRITE),
+        "tell the control loop of a signal" => {
+            let (ours, _) = PAIR.get().unwrap();
+            Ok(rustix::net::send(ours, &[1], rustix::net::SendFlags::NOSIGNAL).map(drop)?)
+        }
+        "panic" => match std::panic::catch_unwind(|| panic!("as told")) {
+            Ok(()) => Err(io::Error::other("it did not panic")),
+            Err(_) => Ok(()),
+        },
+        other => panic!("unknown attempt {other}"),
+    }
+}
+
+fn map(protection: i32) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let mapped = MmapRegion::<()>::build(None, 1 << 20, protection, flags);
+    mapped.map(drop).map_err(|error| match error {
+        vm_memory::mmap::MmapRegionError::Mmap(error) => error,
+        other => io::Error::other(other.to_string()),
+    })
+}
+
+/// In the process of its own: confines itself, and makes the attempt on a thread of the role, which was started as the daemon
+/// does it.
+fn attempt_here(words: &str) -> ! {
+    let mut words = words.split('|');
+    let mut word = || words.next().unwrap().to_owned();
+    let (role, attempt, files) = (word(), word(), Files(word().into()));
+    let role = Role::ALL[role.parse::<usize>().unwrap()];
+    PAIR.set(UnixStream::pair().unwrap()).unwrap();
+    // A log thread starts before the process is confined.
+    let (order, ordered) = std::sync::mpsc::sync_channel(1);
+    let early = thread::spawn(move || {
+        ordered
+            .recv()
+            .map(|order: Box<dyn FnOnce() + Send>| order())
+    });
+    let sandbox = std::sync::Arc::new(process(&files.reaches()).unwrap());
+    assert!(sandbox.missing().is_empty(), "{:?}", sandbox.missing());
+    let last = sandbox.clone();
+    let end = move || match try_out(&attempt, &files) {
+        Ok(()) => exit(0),
+        Err(error) => exit(error.raw_os_error().unwrap_or(255)),
+    };
+    let narrowed = move || {
+        match role {
+            Role::Log => last.earlier_thread(role).unwrap(),
+            _ => last.thread(role).unwrap(),
+        }
+        end()
+    };
+    match role {
+        Role::Control => narrowed(),
+        Role::Log => {
+            order.send(Box::new(narrowed)).unwrap();
+            early.join().unwrap().unwrap();
+        }
+        Role::Session | Role::Size => thread::spawn(narrowed).join().unwrap(),
+        Role::Worker | Role::Offload => {
+            let session = move || {
+                sandbox.thread(Role::Session).unwrap();
+                thread::spawn(narrowed).join().unwrap()
+            };
+            thread::spawn(session).join().unwrap()
+        }
+    }
+    unreachable!("the attempt ends the process")
+}
+
+/// Runs this program again, with that test alone.
+fn run(test: &str, words: &str) -> (ExitStatus, String) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]);
+    command.env(VARIABLE, words).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    (
+        output.status,
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
+}
+
+fn end_of(status: ExitStatus) -> Option<End> {
+    const SIGSYS: i32 = libc::SIGSYS;
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Some(Done),
+        (Some(code @ 1..=100), _) => Some(End::Refused(Errno::from_raw_os_error(code))),
+        (_, Some(SIGSYS)) => Some(Killed),
+        _ => None,
+    }
+}
+
+#[test]
+fn each_thread_is_refused_what_it_does_not_need() {
+    if let Ok(words) = std::env::var(VARIABLE) {
+        attempt_here(&words);
+    }
+    let mut faults = Vec::new();
+    for (attempt, ends) in TABLE {
+        for (place, (role, expected)) in Role::ALL.into_iter().zip(ends).enumerate() {
+            let folder = tempfile::tempdir().unwrap();
+            let files = Files::make(folder.path());
+            let words = format!("{place}|{attempt}|{}", files.0.display());
+            let name = "each_thread_is_refused_what_it_does_not_need";
+            let (status, errors) = run(name, &words);
+            if end_of(status) != Some(*expected) {
+                faults.push(format!(
+                    "{role:?}: {attempt}: {status}, not {expected:?}: {errors}"
+                ));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// The filter of a container, or an old kernel, which answers like this.
+fn lack(numbers: &[i64], errno: i32) {
+    use seccompiler::{SeccompAction, SeccompFilter, apply_filter};
+    let rules = numbers.iter().map(|number| (*number, Vec::new())).collect();
+    let errno = SeccompAction::Errno(errno.unsigned_abs());
+    let architecture = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, errno, architecture).unwrap();
+    let program: seccompiler::BpfProgram = filter.try_into().unwrap();
+    apply_filter(&program).unwrap();
+}
+
+#[test]
+fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
+    const NAME: &str = "a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced";
+    let landlock = [libc::SYS_landlock_create_ruleset];
+    match std::env::var(VARIABLE).as_deref() {
+        Ok("landlock") => {
+            lack(&landlock, libc::ENOSYS);
+            let sandbox = process(&[Reach::new("/proc/self", Access::Read)]).unwrap();
+            assert_eq!(
+                sandbox.missing(),
+                ["Landlock: access to files is not confined"]
+            );
+            assert!(File::open("/etc/passwd").is_ok());
+            sandbox.thread(Role::Worker).unwrap();
+            let refused = File::open("/etc/passwd").unwrap_err();
+            exit(refused.raw_os_error().unwrap());
+        }
+        Ok("seccomp") => {
+            lack(&[libc::SYS_seccomp], libc::EINVAL);
+            let sandbox = process(&[]).unwrap();
+            assert_eq!(
+                sandbox.missing(),
+                ["seccomp filters: system calls are not confined"]
+            );
+            sandbox.thread(Role::Worker).unwrap();
+            let refused = File::open("/etc/passwd").unwrap_err();
+            exit(refused.raw_os_error().unwrap());
+        }
+        _ => {
+            for (lacking, left) in [("landlock", PERM), ("seccomp", ACCESS)] {
+                let (status, errors) = run(NAME, lacking);
+                assert_eq!(end_of(status), Some(left), "{lacking}: {errors}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_path_that_is_not_there_is_an_error_that_names_it() {
+    const NAME: &str = "a_path_that_is_not_there_is_an_error_that_names_it";
+    if std::env::var(VARIABLE).is_ok() {
+        let refused = process(&[Reach::new("/no/such/folder", Access::Remove)]);
+        let line = refused.unwrap_err().to_string();
+        exit(i32::from(!line.contains("/no/such/folder: No such file")));
+    }
+    let (status, errors) = run(NAME, "path");
+    assert_eq!(end_of(status), Some(Done), "{errors}");
+}
