@@ -6,6 +6,7 @@ mod cli;
 mod control;
 mod cpus;
 mod demo;
+mod disk_server;
 mod failure;
 mod log;
 mod loop_device;

@@ -42,6 +42,9 @@ impl DiskStatus {
 
     /// The id of the disk: its serial, or else the last part of its name. A stripe has that of its first leg.
     pub(super) fn id(&self) -> String {
+        if let Some(id) = &self.id {
+            return id.clone();
+        }
         let disk = &self.device.disk;
         let name = match (disk.stripe(), disk.legs().first()) {
             (Some(_), Some(leg)) => leg.name(),
