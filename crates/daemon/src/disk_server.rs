@@ -32,10 +32,15 @@ const ARRIVALS_MAX: u32 = 10;
 /// An order for a disk that is served.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// Hang up, wait for what is in flight at most for so long, and end. What for, as the log has it.
-    Stop(String, Duration),
+    /// Hang up, wait for what is in flight at most for so long, else for its `--stop-deadline`, and end.
+    /// What for, as the log has it.
+    Stop(String, Option<Duration>),
+    /// End if no frontend is connected; whether that is so.
+    StopUnused(oneshot::Sender<bool>),
     /// Check the size of the disk.
     CheckSize,
+    /// Open the disk at once, if it waits to be tried again.
+    Start,
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
@@ -285,9 +290,17 @@ impl DiskServer {
                 Event::Ordered(Order::Stop(why, within)) => {
                     let name = self.disk.name();
                     tracing::info!("{name}: {why}: finishing the requests in flight, then exiting");
-                    deadline = within;
+                    deadline = within.unwrap_or(deadline);
                     break;
                 }
+                Event::Ordered(Order::StopUnused(reply)) => {
+                    let is_unused = self.guest.is_none();
+                    // Nobody waits for it if the client has left.
+                    if reply.send(is_unused).is_ok() && is_unused {
+                        break;
+                    }
+                }
+                Event::Ordered(Order::Start) => {}
                 Event::Ordered(Order::CheckSize) => self.check_size(),
                 Event::Ended(ending) => {
                     self.end_session(ending, "the frontend has left");

@@ -69,7 +69,6 @@ async fn control(
         endpoint: socket::name(&service.endpoint),
         is_locked,
     };
-    let deadline = service.stop_deadline;
     let mut server = DiskServer::new(service, disk, &door, naming)?;
     let control = opened.map(|socket| Server::start(socket, server.status().router()));
     server.add_control(control.transpose()?);
@@ -77,19 +76,15 @@ async fn control(
     let (orders, mut taken) = mpsc::channel(ORDERS_MAX);
     tokio::select! {
         served = server.serve(&mut taken, door) => served,
-        never = pass_on(signals, orders, deadline) => match never {},
+        never = pass_on(signals, orders) => match never {},
     }
 }
 
 /// Gives signals to the disk as orders.
-async fn pass_on(
-    mut signals: Signals,
-    orders: mpsc::Sender<Order>,
-    deadline: std::time::Duration,
-) -> std::convert::Infallible {
+async fn pass_on(mut signals: Signals, orders: mpsc::Sender<Order>) -> std::convert::Infallible {
     loop {
         let order = match signals.next().await {
-            SignalRequest::Stop(signal) => Order::Stop(format!("{signal} received"), deadline),
+            SignalRequest::Stop(signal) => Order::Stop(format!("{signal} received"), None),
             SignalRequest::CheckSize => Order::CheckSize,
         };
         // Of a disk that is ending already, nothing more is asked.

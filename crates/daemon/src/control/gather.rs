@@ -18,7 +18,7 @@ use super::report::{
 
 impl DiskStatus {
     /// The disk in a line.
-    pub(super) fn entry(&self) -> Entry {
+    pub(crate) fn entry(&self) -> Entry {
         Entry {
             id: self.id(),
             name: self.device.disk.name().to_owned(),
@@ -55,7 +55,7 @@ impl DiskStatus {
     }
 
     /// All there is to know.
-    pub(super) fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         let device = &self.device;
         let records = device.records.all();
         Report {

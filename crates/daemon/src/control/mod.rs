@@ -21,6 +21,8 @@ use axum::Router;
 use cleave_session::Remote;
 use cleave_worker::{Device, Prior, Split};
 
+pub(crate) use metrics::merged as merged_metrics;
+pub(crate) use routes::{Refusal, answer, metrics_of, not_so, read_body};
 pub(crate) use serve::Server;
 
 /// The state that the control interface shows: the disk, and the current session.
