@@ -37,7 +37,10 @@ impl Response {
 
     /// The error message in the body.
     pub fn error(&self) -> String {
-        self.json()["error"].as_str().unwrap_or_default().to_owned()
+        self.json()["detail"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
     }
 }
 

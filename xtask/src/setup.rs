@@ -17,6 +17,7 @@ libvirt-daemon: libvirtd
 libvirt-clients: virsh
 strace: strace
 valgrind: valgrind
+curl: curl
 xz-utils: xz
 zstd: zstd";
 

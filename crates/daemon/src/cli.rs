@@ -2,6 +2,7 @@
 //! derive from that definition.
 
 mod demo;
+mod node;
 mod probe;
 mod stripe;
 mod view;
@@ -22,6 +23,7 @@ use cleave_worker::{Limits, OnError};
 use crate::cpus::CpuList;
 use crate::demo::Demo;
 use crate::failure::Failure;
+use crate::node::NodeOptions;
 use crate::options_doc;
 use crate::pacing::PacingArgs;
 use crate::probe::Probe;
@@ -37,6 +39,8 @@ pub(crate) enum Action {
     Print(String),
     /// Serve a disk.
     Serve(Box<Service>),
+    /// Serve many disks.
+    Node(NodeOptions),
     /// Measure a disk.
     Probe(Probe),
     /// Show what it can do.
@@ -118,6 +122,12 @@ enum Command {
     #[command(after_long_help = SERVE_EXAMPLES, override_usage =
         "cleave serve (--socket-path <PATH> | --fd <N>) --disk <SPEC> [OPTIONS]")]
     Serve(Box<ServeArgs>),
+    /// Serve many disks, added and removed over HTTP while it runs
+    ///
+    /// Each disk has a socket of its own, RUN/ID/disk.sock, and workers of its own. Disks are kept in files of the folder
+    /// --state and come back when the node starts again.
+    #[command(after_long_help = node::EXAMPLES)]
+    Node(node::NodeArgs),
     /// Measure whether splitting pays on a disk, and how it is best done
     ///
     /// Reads the disk at random with 512 bytes to 4 MiB outstanding, first in one request and then in more and smaller
@@ -486,6 +496,7 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
             )?;
             serve(&args)
         }
+        Some(Command::Node(args)) => Ok(Action::Node(args.into())),
         Some(Command::Probe(args)) => Ok(Action::Probe(args.try_into()?)),
         Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
         Some(Command::Top(args)) => Ok(Action::Top(args.into())),
@@ -498,6 +509,14 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
             Err(Failure::input("no disk: give --blk-file FILE"))
         }
         None => serve(&cli.program.into_serve()),
+    }
+}
+
+/// The service that a command line of `cleave serve` asks for.
+pub(crate) fn service(line: impl IntoIterator<Item = OsString>) -> Result<Service, Failure> {
+    match parse(line)? {
+        Action::Serve(service) => Ok(*service),
+        _ => Err(Failure::input("this is no line of `cleave serve`")),
     }
 }
 

@@ -43,7 +43,7 @@ impl Confinement {
             tracing::warn!(
                 "{name}: --sandbox off: whoever takes this daemon over through a fault of it can do all that its user can"
             );
-            return Ok(Confinement(None));
+            return Ok(Confinement::none());
         }
         let sandbox = Sandbox::process(reaches, keep).map_err(Failure::run)?;
         let sandbox = Arc::new(sandbox);
@@ -61,6 +61,11 @@ impl Confinement {
             ))
         })?;
         Ok(confinement)
+    }
+
+    /// Nothing is given up.
+    pub(crate) fn none() -> Confinement {
+        Confinement(None)
     }
 
     /// Narrows the calling thread to its role.

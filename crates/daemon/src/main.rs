@@ -7,9 +7,11 @@ mod confine;
 mod control;
 mod cpus;
 mod demo;
+mod disk_server;
 mod failure;
 mod log;
 mod loop_device;
+mod node;
 mod options_doc;
 mod pacing;
 mod pending;
@@ -50,6 +52,7 @@ fn run(action: Action) -> Result<(), Failure> {
     match action {
         Action::Print(text) => print(&text),
         Action::Serve(service) => serve::run(*service),
+        Action::Node(node) => node::run(&node),
         Action::Probe(probe) => probe::run(&probe),
         Action::Demo(demo) => demo::run(&demo),
         Action::Top(top) => view::top(&top),

@@ -14,8 +14,8 @@ use crate::failure::Failure;
 const DESCRIPTORS_MIN: u64 = 1024;
 
 /// Takes as many descriptors as the process may have. Fewer than `needed` are an error now rather than with the first
-/// guest that uses all its vrings.
-pub(crate) fn raise_descriptor_limit(needed: u64) -> Result<(), Failure> {
+/// guest that uses all its vrings. How many there are.
+pub(crate) fn raise_descriptor_limit(needed: u64) -> Result<u64, Failure> {
     let needed = needed.max(DESCRIPTORS_MIN);
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -32,7 +32,7 @@ pub(crate) fn raise_descriptor_limit(needed: u64) -> Result<(), Failure> {
             "at most {most} files may be open here and {needed} are needed: raise the limit (ulimit -n, LimitNOFILE=), \
              or lower --queues or --workers"
         ))),
-        _ => Ok(()),
+        reached => Ok(reached.unwrap_or(u64::MAX)),
     }
 }
 

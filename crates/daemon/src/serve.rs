@@ -1,39 +1,23 @@
-//! `cleave serve`: the control loop. It opens the disk, accepts frontends, gives one of them at a time
-//! to a session on a thread of its own, and ends in order.
+//! `cleave serve`: one disk, and the parts of the process around it.
 
-use std::io;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use cleave_blk::Stripe;
-use cleave_disk::{Backing, Disk, Leg, Resized};
+use cleave_disk::Disk;
 use cleave_engine::Reactor;
-use cleave_sandbox::Role;
-use cleave_session::{Ending, Quota, Remote, Session, offload};
-use cleave_worker::{Device, Totals};
-use tokio::net::UnixListener;
-use tokio::sync::oneshot;
+use tokio::sync::mpsc;
 
 use crate::confine::Confinement;
-use crate::control::{DiskStatus, Server};
+use crate::control::Server;
+use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
 use crate::log;
-use crate::loop_device;
-use crate::pending::{PendingConnections, has_left};
 use crate::process;
-use crate::resize::Watch;
 use crate::service::{Endpoint, Service};
 use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, PathLock};
-use crate::split::split_for;
 
-/// How long no connection is accepted after accepting failed (no descriptors left, say).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Burst of log lines about frontends that connect and leave; enough for a VMM that connects a few times while it starts.
-const ARRIVALS_MAX: u32 = 10;
+/// Orders that may wait: signals that came at once.
+const ORDERS_MAX: usize = 16;
 
 /// Serves until a signal, or until the only frontend has left.
 pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
@@ -54,8 +38,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         Endpoint::Path(path) => PathLock::take(path)?,
         Endpoint::Fd(_) => None,
     };
-    let disk = open(&service, lock.as_ref())?;
-    service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
+    let disk = disk_server::open(&mut service, lock.as_ref())?;
     let is_locked = lock.is_some() || inherited.is_some();
     let served = process::runtime()?.block_on(control(service, disk, inherited, is_locked, &log));
     let may_be_busy = served.as_ref().is_err_and(Failure::is_of_the_run);
@@ -63,22 +46,6 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         lock.leave();
     }
     served
-}
-
-/// Opens the disk, and proves that it can be polled for where that is asked.
-fn open(service: &Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
-    let mut disk = service.disk.open(&service.open).map_err(Failure::input)?;
-    if let Some(lock) = lock {
-        let file = lock.file();
-        let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
-        disk.add_barrier(file);
-    }
-    if !service.iopoll {
-        return Ok(Arc::new(disk));
-    }
-    let disk = Arc::new(disk.with_iopoll().map_err(Failure::input)?);
-    cleave_engine::probe_iopoll(&disk).map_err(Failure::input)?;
-    Ok(disk)
 }
 
 /// From the socket on.
@@ -99,563 +66,31 @@ async fn control(
         Some(door) => door,
         None => socket::open_door(&service.endpoint)?,
     };
-    let listener = listener(&door)?;
-    let watch = Watch::new(&disk);
-    let loops = loop_device::attached_to_legs(&disk);
-    // The last that needs a path or a privilege is done, and no thread has started that a frontend could reach.
-    let confinement = Confinement::apply(&service, disk.name(), log)?;
-    let watch = watch.confined(&disk);
-    let device = Device::new(
-        Arc::clone(&disk),
-        service.serial,
-        service.writeback,
-        service.worker.clone(),
-        service.tuning.clone(),
-    );
-    let device = device.at_worker_start(confinement.narrowing(Role::Worker));
-    let device = Arc::new(device.recording(service.recording));
-    let endpoint = socket::name(&service.endpoint);
-    let status = Arc::new(DiskStatus::new(
-        device.clone(),
-        endpoint,
-        service.session.vrings_max,
-    ));
-    let control = match opened {
-        Some(socket) => Some(Server::start(socket, status.clone())?),
-        None => None,
+    let naming = Naming {
+        id: None,
+        endpoint: socket::name(&service.endpoint),
+        is_locked,
     };
-    let mut daemon = Daemon {
-        once: service.once,
-        watch,
-        rearm_at: None,
-        size_check: None,
-        check_size_again: false,
-        disk,
-        device,
-        service,
-        confinement,
-        listener,
-        accept_after: None,
-        pending: PendingConnections::default(),
-        guest: None,
-        status,
-        control,
-        arrivals: Quota::new(ARRIVALS_MAX),
-        rejections: Quota::new(1),
-        faults: Quota::new(1),
-        reported: Totals::default(),
-        short: None,
-    };
-    daemon.announce(is_locked, &loops);
-    if let Door::Connected(stream) = &door {
-        daemon.once = true;
-        let guest = stream.try_clone().and_then(|stream| daemon.spawn(stream));
-        daemon.guest = Some(
-            guest.map_err(|error| Failure::run(format!("cannot serve the frontend: {error}")))?,
-        );
+    let confine = |service: &Service, name: &str| Confinement::apply(service, name, log);
+    let mut server = DiskServer::new(service, disk, &door, naming, confine)?;
+    let control = opened.map(|socket| Server::start(socket, server.status().router()));
+    server.add_control(control.transpose()?);
+    server.serve_connected(&door)?;
+    let (orders, mut taken) = mpsc::channel(ORDERS_MAX);
+    tokio::select! {
+        served = server.serve(&mut taken, door) => served,
+        never = pass_on(signals, orders) => match never {},
     }
-    // The door (and with it the socket file) goes when the loop ends, before the drain.
-    daemon.serve(signals, door).await
 }
 
-/// What to accept from, if the door listens.
-fn listener(door: &Door) -> Result<Option<UnixListener>, Failure> {
-    let listener = match door {
-        Door::Listening(listening) => Some(listening.listener()),
-        Door::Connected(_) => None,
-    };
-    listener
-        .transpose()
-        .map_err(|error| Failure::run(format!("cannot listen: {error}")))
-}
-
-/// The control loop's state.
-struct Daemon {
-    service: Service,
-    confinement: Confinement,
-    disk: Arc<Disk>,
-    device: Arc<Device>,
-    watch: Watch,
-    /// The watch ignores writes until then.
-    rearm_at: Option<Instant>,
-    /// The running check of the size, and whether another must follow. It runs on a thread of its own, because it blocks
-    /// if the server of a network file is lost.
-    size_check: Option<oneshot::Receiver<io::Result<Resized>>>,
-    check_size_again: bool,
-    listener: Option<UnixListener>,
-    /// Accepting failed: not before this.
-    accept_after: Option<Instant>,
-    pending: PendingConnections,
-    guest: Option<Guest>,
-    status: Arc<DiskStatus>,
-    /// The interface that shows it, where there is one.
-    control: Option<Server>,
-    /// Limits of log lines: about frontends that connect and leave, about rejected ones, and about faults. They are
-    /// separate so that many rejected frontends do not hide a fault.
-    arrivals: Quota,
-    rejections: Quota,
-    faults: Quota,
-    /// Totals of the disk when the last session ended; the line of the next session has the difference.
-    reported: Totals,
-    /// The leg that ends before what its guest was told, and where.
-    short: Option<(u16, u64)>,
-    /// End when a frontend has left.
-    once: bool,
-}
-
-/// The frontend being served.
-struct Guest {
-    remote: Remote,
-    /// Our own descriptor of its connection, to see it leave before its session has ended.
-    stream: UnixStream,
-    ending: oneshot::Receiver<Ending>,
-}
-
-/// An event that wakes the control loop.
-enum Event {
-    Signalled(SignalRequest),
-    Ended(Option<Ending>),
-    Accepted(io::Result<tokio::net::UnixStream>),
-    AcceptAgain,
-    Ready(UnixStream),
-    Changed,
-    Rearm,
-    SizeChecked(io::Result<Resized>),
-}
-
-impl Daemon {
-    fn announce(&self, is_locked: bool, loops: &[(String, String)]) {
-        let limits = self.disk.limits();
-        tracing::info!(
-            "serving {} ({} bytes{}{}{}{}) at {}",
-            self.disk.name(),
-            self.disk.capacity_bytes(),
-            // A model is named, because its figures are not those of a drive and its memory is not stable storage.
-            match self.disk.backing() {
-                Backing::Model { .. } => ", modelled in memory",
-                Backing::File { .. } | Backing::Ram(_) | Backing::Null { .. } => "",
-            },
-            match self.disk.is_direct() {
-                Some(true) => ", O_DIRECT",
-                Some(false) => ", through the page cache",
-                None => "",
-            },
-            if limits.read_only { ", read-only" } else { "" },
-            if self.disk.is_polled() {
-                ", polled"
-            } else {
-                ""
-            },
-            socket::name(&self.service.endpoint),
-        );
-        if !is_locked {
-            tracing::warn!(
-                "{}.lock cannot be made or locked: if this daemon is killed, the next one will not wait for its I/O; remove \
-                 that file, or use a folder whose file system has locks",
-                socket::name(&self.service.endpoint)
-            );
-        }
-        for (leg, device) in loops {
-            tracing::warn!(
-                "{leg}: {device} has this file attached too, and writes through one are not seen by the other: detach it \
-                 (losetup -d {device}) before the guest starts"
-            );
-        }
-        if let Some(error) = self.disk.reopen_error() {
-            tracing::warn!(
-                "{}: cannot open it once for each worker ({error}): one worker serves all vrings, which \
-                 is slower; give this user access to the file, and mount /proc",
-                self.disk.name()
-            );
-        }
-        if let Some(stripe) = self.disk.stripe() {
-            self.announce_legs(stripe);
-        }
-    }
-
-    /// Logs the legs of a stripe and the space that it leaves unused.
-    fn announce_legs(&self, stripe: Stripe) {
-        let name = self.disk.name();
-        tracing::info!(
-            "{name}: {} legs in chunks of {} bytes; it does not grow with them",
-            stripe.legs(),
-            stripe.chunk_bytes()
-        );
-        let unused = || self.disk.legs().iter().map(Leg::unused_bytes);
-        if unused().max() == unused().min() {
-            return;
-        }
-        let bytes = self.disk.leg_bytes();
-        tracing::warn!(
-            "{name}: its legs are of unequal size: {bytes} bytes of each are used, as much as the \
-             smallest has, and {} bytes of the others are not",
-            unused().sum::<u64>()
-        );
-    }
-
-    /// The loop, and the end.
-    async fn serve(&mut self, mut signals: Signals, door: Door) -> Result<(), Failure> {
-        loop {
-            match self.event(&mut signals).await {
-                Event::Signalled(SignalRequest::Stop(signal)) => {
-                    tracing::info!(
-                        "{}: {signal} received: finishing the requests in flight, then exiting",
-                        self.disk.name()
-                    );
-                    break;
-                }
-                Event::Signalled(SignalRequest::CheckSize) => self.check_size(),
-                Event::Ended(ending) => {
-                    self.end_session(ending, "the frontend has left");
-                    if self.once {
-                        break;
-                    }
-                }
-                Event::Accepted(Ok(stream)) => {
-                    self.admit(stream);
-                    self.pause_while_full();
-                }
-                Event::Accepted(Err(error)) => self.pause_accepting(&error),
-                Event::AcceptAgain => self.pause_while_full(),
-                Event::Ready(stream) => self.begin(stream),
-                Event::Changed => {
-                    if self.rearm_at.is_none() {
-                        self.rearm_at = self
-                            .watch
-                            .ignore_writes()
-                            .map(|pause| Instant::now() + pause);
-                    }
-                    self.check_size();
-                }
-                Event::Rearm => {
-                    self.rearm_at = None;
-                    self.watch.watch_writes();
-                    self.check_size();
-                }
-                Event::SizeChecked(resized) => self.report_size(resized),
-            }
-        }
-        offload::close(self.listener.take());
-        door.close();
-        self.control = None;
-        self.pending.clear();
-        self.drain().await
-    }
-
-    async fn event(&mut self, signals: &mut Signals) -> Event {
-        let Daemon {
-            guest,
-            listener,
-            pending,
-            watch,
-            size_check,
-            ..
-        } = self;
-        let is_free = guest.is_none();
-        let pause = self.accept_after;
-        let rearm_at = self.rearm_at;
-        tokio::select! {
-            // In this order: a shutdown is never delayed, and a session has ended before the next one starts.
-            biased;
-            request = signals.next() => Event::Signalled(request),
-            ending = ended(guest) => Event::Ended(ending),
-            stream = pending.next_ready(), if is_free => Event::Ready(stream),
-            accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
-            () = until(pause), if pause.is_some() => Event::AcceptAgain,
-            resized = size_checked(size_check) => Event::SizeChecked(resized),
-            () = watch.changed() => Event::Changed,
-            () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
-        }
-    }
-
-    /// A frontend has connected.
-    fn admit(&mut self, stream: tokio::net::UnixStream) {
-        let name = self.disk.name();
-        match &self.guest {
-            Some(guest) if !has_left(&guest.stream) => {
-                offload::hang_up(stream);
-                self.rejections.log(|more| {
-                    tracing::warn!(
-                        "{name}: a second frontend was turned away: one is connected{more}"
-                    );
-                });
-            }
-            // The one before it has left and its session is about to end: this one waits its turn.
-            _ => {
-                if self.pending.add(stream) {
-                    self.rejections.log(|more| {
-                        tracing::warn!(
-                            "{name}: the oldest of many silent connections was closed{more}"
-                        );
-                    });
-                }
-            }
-        }
-    }
-
-    /// Starts a session on a thread of its own.
-    fn begin(&mut self, stream: UnixStream) {
-        let name = self.disk.name();
-        match self.spawn(stream) {
-            Ok(guest) => {
-                self.arrivals
-                    .log(|more| tracing::info!("{name}: a frontend has connected{more}"));
-                self.guest = Some(guest);
-                let waiting = self.pending.clear();
-                if waiting > 0 {
-                    self.rejections.log(|more| {
-                        tracing::warn!("{name}: {waiting} further frontends were turned away: one is connected{more}");
-                    });
-                }
-            }
-            Err(error) => self.faults.log(|more| {
-                tracing::warn!("{name}: a frontend cannot be served: {error}{more}");
-            }),
-        }
-    }
-
-    fn spawn(&self, stream: UnixStream) -> io::Result<Guest> {
-        let started = stream.try_clone().and_then(|theirs| self.start(theirs));
-        let (remote, ending) = match started {
-            Ok(started) => started,
-            Err(error) => {
-                offload::hang_up(stream);
-                return Err(error);
-            }
+/// Gives signals to the disk as orders.
+async fn pass_on(mut signals: Signals, orders: mpsc::Sender<Order>) -> std::convert::Infallible {
+    loop {
+        let order = match signals.next().await {
+            SignalRequest::Stop(signal) => Order::Stop(format!("{signal} received"), None),
+            SignalRequest::CheckSize => Order::CheckSize,
         };
-        self.status.begin(remote.clone());
-        Ok(Guest {
-            remote,
-            stream,
-            ending,
-        })
-    }
-
-    fn start(&self, stream: UnixStream) -> io::Result<(Remote, oneshot::Receiver<Ending>)> {
-        let config = self.service.session.clone();
-        let (session, remote) = Session::new(stream, Arc::clone(&self.device), config)?;
-        let (reply, ending) = oneshot::channel();
-        let confinement = self.confinement.clone();
-        thread::Builder::new()
-            .name("session".to_owned())
-            .spawn(move || {
-                confinement.thread(Role::Session);
-                // The receiver is gone only when the process is about to exit.
-                let _ = reply.send(session.run());
-            })?;
-        Ok((remote, ending))
-    }
-
-    /// A session has ended; `None`: its thread failed. `left` says how a connection that was in order ended.
-    fn end_session(&mut self, ending: Option<Ending>, left: &str) {
-        self.close_guest();
-        self.status.end();
-        let name = self.disk.name();
-        let totals = self.device.totals();
-        let served = totals.since(std::mem::replace(&mut self.reported, totals));
-        match ending {
-            // QEMU connects a few times while it starts; sums of nothing would fill the log.
-            Some(Ending::HungUp) if is_unused(&served) => self.arrivals.log(|more| {
-                tracing::info!("{name}: {left} without a request{more}");
-            }),
-            Some(Ending::HungUp) => self
-                .arrivals
-                .log(|more| tracing::info!("{name}: {left} after {served}{more}")),
-            Some(Ending::Refused(why)) => self.faults.log(|more| {
-                tracing::warn!(
-                    "{name}: the frontend broke the protocol and was let go: {why}{more}"
-                );
-            }),
-            Some(Ending::Lost(why)) => self
-                .faults
-                .log(|more| tracing::warn!("{name}: the frontend was let go: {why}{more}")),
-            None => self
-                .faults
-                .log(|more| tracing::error!("{name}: the session failed{more}")),
-        }
-    }
-
-    fn close_guest(&mut self) {
-        offload::close(self.guest.take().map(|guest| guest.stream));
-    }
-
-    /// Checks the size of the disk.
-    fn check_size(&mut self) {
-        if self.size_check.is_some() {
-            self.check_size_again = true;
-            return;
-        }
-        let disk = self.disk.clone();
-        let (reply, resized) = oneshot::channel();
-        let confinement = self.confinement.clone();
-        let checker = thread::Builder::new().name("size".to_owned());
-        let check = move || {
-            confinement.thread(Role::Size);
-            reply.send(disk.refresh())
-        };
-        match checker.spawn(check) {
-            Ok(_) => self.size_check = Some(resized),
-            Err(error) => self.report_size(Err(error)),
-        }
-    }
-
-    /// Handles the result of a size check: the guest learns that the disk grew. That it shrank is logged, once.
-    fn report_size(&mut self, resized: io::Result<Resized>) {
-        self.size_check = None;
-        if std::mem::take(&mut self.check_size_again) {
-            self.check_size();
-        }
-        let name = self.disk.name();
-        let short = match resized {
-            Ok(Resized::Short(leg, bytes)) => Some((leg, bytes)),
-            _ => None,
-        };
-        let was = std::mem::replace(&mut self.short, short);
-        match resized {
-            Ok(Resized::Grown(bytes)) => {
-                tracing::info!("{name}: has grown to {bytes} bytes");
-                if let Some(guest) = &self.guest {
-                    guest.remote.config_changed();
-                }
-            }
-            Ok(Resized::Short(leg, bytes)) if short != was => {
-                let leg = self
-                    .disk
-                    .legs()
-                    .get(usize::from(leg))
-                    .map_or(name, Leg::name);
-                let served = self.disk.capacity_bytes();
-                tracing::warn!(
-                    "{leg}: has shrunk to {bytes} bytes; its guest still sees a disk of {served}, and reads and writes \
-                     beyond the end fail until it is as large as before"
-                );
-            }
-            Ok(Resized::Short(..) | Resized::No) => {}
-            Err(error) => self
-                .faults
-                .log(|more| tracing::warn!("{name}: cannot look at its size: {error}{more}")),
-        }
-    }
-
-    /// A connection that is turned away has to be closed, for which there may be no thread left.
-    fn pause_while_full(&mut self) {
-        self.accept_after = offload::is_full().then(|| Instant::now() + ACCEPT_PAUSE);
-        if self.accept_after.is_some() {
-            let name = self.disk.name();
-            self.faults.log(|more| {
-                tracing::warn!(
-                    "{name}: no frontend is accepted: earlier ones left descriptors that cannot be closed; end \
-                     the programs that hold the other ends of their sockets and pipes{more}"
-                );
-            });
-        }
-    }
-
-    /// Accepting failed: most likely no descriptor is free. The oldest silent connection is closed in
-    /// favour of the new one. Trying again at once would only spin.
-    fn pause_accepting(&mut self, error: &io::Error) {
-        self.pending.close_oldest();
-        self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
-        let name = self.disk.name();
-        self.faults.log(|more| {
-            tracing::warn!(
-                "{name}: cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=){more}"
-            );
-        });
-    }
-
-    /// Ends the session and waits for it, at most for `--stop-deadline`.
-    async fn drain(&mut self) -> Result<(), Failure> {
-        let Some(guest) = &self.guest else {
-            return Ok(());
-        };
-        guest.remote.hang_up();
-        let keeps = guest.remote.view().keeps_inflight;
-        let deadline = self.service.stop_deadline;
-        match tokio::time::timeout(deadline, ended(&mut self.guest)).await {
-            Ok(ending) => {
-                self.end_session(ending, "the frontend was disconnected");
-                Ok(())
-            }
-            Err(_) => {
-                let name = self.disk.name().to_owned();
-                let out = self.in_flight();
-                let seconds = deadline.as_secs();
-                self.close_guest();
-                Err(Failure::run(match keeps {
-                    true => format!(
-                        "{name}: {out} left to the next daemon: still in flight after {seconds} s; the guest waits, and \
-                         the next cleave at this socket does what is left once more; see why the disk hangs"
-                    ),
-                    false => format!(
-                        "{name}: {out} lost: still in flight after {seconds} s, so it is unknown whether the disk did \
-                         what was asked, and the guest waits for the answers; see why the disk hangs, then reset the guest"
-                    ),
-                }))
-            }
-        }
-    }
-
-    /// How many requests are in flight, as the subject of a sentence. Nothing counts them with `--stats off`.
-    fn in_flight(&self) -> String {
-        let records = self.device.records.all();
-        match records
-            .iter()
-            .map(|record| record.in_flight().0)
-            .sum::<u32>()
-        {
-            0 => "requests are".to_owned(),
-            1 => "1 request is".to_owned(),
-            several => format!("{several} requests are"),
-        }
-    }
-}
-
-/// Whether nothing came of a session: no request, good or bad.
-fn is_unused(served: &Totals) -> bool {
-    let Totals {
-        reads,
-        writes,
-        others,
-        failed,
-        refused,
-        broken,
-        retired,
-        ..
-    } = *served;
-    [reads, writes, others, failed, refused, broken, retired] == [0; 7]
-}
-
-/// Waits for the session's end; for ever where there is none.
-async fn ended(guest: &mut Option<Guest>) -> Option<Ending> {
-    match guest {
-        Some(guest) => (&mut guest.ending).await.ok(),
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits for the running check of the size; for ever if there is none.
-async fn size_checked(
-    size_check: &mut Option<oneshot::Receiver<io::Result<Resized>>>,
-) -> io::Result<Resized> {
-    match size_check {
-        Some(size_check) => size_check
-            .await
-            .unwrap_or_else(|failed| Err(io::Error::other(failed))),
-        None => std::future::pending().await,
-    }
-}
-
-async fn accept(listener: &Option<UnixListener>) -> io::Result<tokio::net::UnixStream> {
-    match listener {
-        Some(listener) => Ok(listener.accept().await?.0),
-        None => std::future::pending().await,
-    }
-}
-
-async fn until(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => tokio::time::sleep_until(instant.into()).await,
-        None => std::future::pending().await,
+        // Of a disk that is ending already, nothing more is asked.
+        let _ = orders.send(order).await;
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -119,6 +119,52 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     }
 }
 
+/// Makes a socket file for a group, and listens on it. Whoever sees the file can connect: the socket is made under another
+/// name. The path is locked. A group is a name or a number.
+pub(crate) fn listen_for_group(
+    path: &Path,
+    mode: u32,
+    group: Option<&str>,
+) -> Result<Listening, Failure> {
+    let cannot = |error: &io::Error| {
+        let (shown, remedy) = (path.display(), remedy(error));
+        Failure::input(format!("cannot make socket {shown}: {error}: {remedy}"))
+    };
+    let group = group.map(group_number).transpose()?;
+    make_room(path)?;
+    let beside = path.with_file_name("new.sock");
+    let _ = fs::remove_file(&beside);
+    let mut listening = listen(&beside, Some(Mode::from_raw_mode(mode)))?;
+    // The umask took bits away when the file was made.
+    let permissions = fs::Permissions::from_mode(mode);
+    std::os::unix::fs::chown(&beside, None, group)
+        .and_then(|()| fs::set_permissions(&beside, permissions))
+        .map_err(|error| cannot(&error))?;
+    fs::rename(&beside, path).map_err(|error| cannot(&error))?;
+    let moved = SocketFile::of(path).map_err(|error| cannot(&error))?;
+    // What goes away in its place finds no file.
+    listening.file = Some(moved);
+    Ok(listening)
+}
+
+/// The number of a group of this machine.
+fn group_number(group: &str) -> Result<u32, Failure> {
+    let named = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
+    };
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let known = group
+        .parse()
+        .ok()
+        .or_else(|| groups.lines().find_map(named));
+    known.ok_or_else(|| {
+        Failure::input(format!(
+            "socket_group: no group {group:?} in /etc/group: make it, or give its number"
+        ))
+    })
+}
+
 /// The mode is set on the socket before it has a file, which gets it then: there is no moment at which
 /// somebody else could connect.
 fn bind_with(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
@@ -211,6 +257,14 @@ impl PathLock {
     /// Waits while a daemon that has ended has I/O in flight, however long. `None` where the file cannot be made or locked;
     /// `bind` then says why, or the file system has no locks.
     pub(crate) fn take(socket: &Path) -> Result<Option<PathLock>, Failure> {
+        PathLock::take_while(socket, &|| true)
+    }
+
+    /// The same; gives up when it is wanted no longer.
+    pub(crate) fn take_while(
+        socket: &Path,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<PathLock>, Failure> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
@@ -226,7 +280,10 @@ impl PathLock {
                     return Ok(Some(PathLock { path, file }));
                 }
                 Ok(()) | Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => wait_for(socket, tries)?,
+                Err(rustix::io::Errno::WOULDBLOCK) if is_wanted() => wait_for(socket, tries)?,
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    return Err(Failure::run("the disk was removed while it waited"));
+                }
                 Err(_) => break, // a file system without locks
             }
         }
@@ -236,6 +293,11 @@ impl PathLock {
     /// Leaves the file where it is: something may be in flight still.
     pub(crate) fn leave(self) {
         std::mem::forget(self);
+    }
+
+    /// Leaves the lock to the rings that hold it, and the file with it: whoever takes the path next waits for them.
+    pub(crate) fn leave_to_rings(mut self) {
+        self.path = PathBuf::new();
     }
 
     /// For the rings to hold.

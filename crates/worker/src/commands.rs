@@ -149,12 +149,14 @@ impl<S: Store> Worker<S> {
         let tuning = self.device.tuning();
         for lane in self.lanes.iter_mut().flatten() {
             lane.completion = tuning.completion_of(lane.index);
-            // The limits may be others now: it asks at once.
+            // The limits may be others now, or none: it asks at once.
+            lane.throttled = lane.throttled.filter(|_| tuning.limits.any());
             if let Some(throttled) = &mut lane.throttled {
                 throttled.due_ns = 0;
             }
         }
         self.active.is_limited = tuning.limits.any();
+        self.waiting.throttled &= self.active.is_limited;
         self.active.tuning = tuning;
         let splitter = self.device.splitter();
         if Arc::ptr_eq(&splitter, &self.splitting.splitter) {

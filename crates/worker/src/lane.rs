@@ -4,12 +4,12 @@ use std::sync::mpsc::SyncSender;
 
 use cleave_guest::{Epoch, Vring, VringError};
 
-use crate::Completion;
 use crate::command::{Stopped, VringStart};
 use crate::policy::Caller;
 use crate::record::{Recorder, VringEvent};
 use crate::slots::Slots;
 use crate::stall::Stalls;
+use crate::{Completion, Device};
 
 /// State of a vring with its worker.
 #[derive(Debug)]
@@ -170,6 +170,12 @@ impl Lane {
             State::Stopping(_) => self.vring.again() > 0,
             _ => false,
         }
+    }
+
+    /// Whether its next request may not go yet.
+    pub(crate) fn is_throttled(&self, device: &Device) -> bool {
+        let due_ns = self.throttled.map(|throttled| throttled.due_ns);
+        due_ns.is_some_and(|due_ns| device.now_ns() < due_ns)
     }
 
     /// Starts or stops serving it, for control.

@@ -407,7 +407,7 @@ impl<S: Store> Worker<S> {
             lane.slots.unstall(stall.head);
             lane.record.redone(stall.head);
             match lane.vring.retake(stall.head, &mut taking.chain) {
-                // Nothing is over a limit that is not asked for.
+                // Never over a limit.
                 Ok(taken) => drop(acceptance.begin(lane, taken, &mut taking.chain)),
                 Err(error) => {
                     fault = Some(error);

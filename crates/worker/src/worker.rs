@@ -11,7 +11,7 @@ use cleave_engine::{Event, Reactor, Store, Wait};
 use cleave_guest::{Chain, Epoch, Memory, VringFault};
 use rustix::time::ClockId;
 
-use crate::accept::{Acceptance, InlineRun, write_status};
+use crate::accept::{Acceptance, Begun, InlineRun, write_status};
 use crate::command::Commands;
 use crate::commands::Inbox;
 use crate::lane::{Lane, State};
@@ -84,8 +84,6 @@ struct Accepted {
     ended: usize,
     /// A bound of the batch was reached before the ring was empty.
     more: bool,
-    /// The next request waits for the disk's limits until then.
-    throttled_ns: Option<u64>,
 }
 
 /// Why no more chains were taken.
@@ -198,7 +196,7 @@ impl Meters {
     #[inline]
     fn ring_checked(&self, lane: &mut Lane, accepted: Accepted, has_room: bool) {
         let (seen, left) = lane.vring.seen();
-        let state = match accepted.more || !has_room || accepted.throttled_ns.is_some() {
+        let state = match accepted.more || !has_room || lane.throttled.is_some() {
             true => RingState::Left,
             // A ring that is not served may still hold what was left in it before.
             false if left == 0 && self.laps.known_ns().is_none() => return lane.record.drained(),
@@ -446,7 +444,6 @@ impl<S: Store> Worker<S> {
             0
         };
         let mut has_room = self.has_room();
-        self.waiting.throttled = false;
         for slot in (first..count).chain(0..first) {
             let had_room = has_room;
             let more = self.accept_lane(slot);
@@ -460,10 +457,6 @@ impl<S: Store> Worker<S> {
                 accepted.awaited += more.chains;
             }
             accepted.more |= more.more;
-            if let Some(due_ns) = more.throttled_ns {
-                self.waiting.throttled = true;
-                self.waiting.due_ns = self.waiting.due_ns.into_iter().chain([due_ns]).min();
-            }
             if had_room && !has_room {
                 self.taking.first = slot + 1;
             }
@@ -472,7 +465,20 @@ impl<S: Store> Worker<S> {
                 break;
             }
         }
+        if self.active.is_limited {
+            self.note_throttled();
+        }
         accepted
+    }
+
+    /// Has the next sleep end when the first request may go that waits for the disk's limits.
+    #[cold]
+    fn note_throttled(&mut self) {
+        let lanes = self.lanes.iter().flatten().filter(|lane| lane.takes());
+        let due = lanes.filter_map(|lane| Some(lane.throttled?.due_ns));
+        let due_ns = due.min();
+        self.waiting.throttled = due_ns.is_some();
+        self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min();
     }
 
     fn is_awaited(&self, slot: usize) -> bool {
@@ -503,13 +509,8 @@ impl<S: Store> Worker<S> {
         if !lane.takes() {
             return Accepted::default();
         }
-        if let Some(due_ns) = lane.throttled.map(|throttled| throttled.due_ns)
-            && device.now_ns() < due_ns
-        {
-            return Accepted {
-                throttled_ns: Some(due_ns),
-                ..Accepted::default()
-            };
+        if active.is_limited && lane.is_throttled(device) {
+            return Accepted::default();
         }
         let mut acceptance = Acceptance {
             reactor,
@@ -521,17 +522,17 @@ impl<S: Store> Worker<S> {
             ended: 0,
             watched: laps.is_timed() || lane.record.watches(),
             run: InlineRun::NONE,
-            is_limited: false,
+            // What a dead daemon left in flight was counted by that one.
+            is_limited: active.is_limited && lane.vring.again() == 0,
             laps,
         };
         let (chains, stop) = take_batch(&mut acceptance, lane, taking, active);
         let ended = acceptance.ended;
         acceptance.run.count(&mut lane.record);
-        if lane.throttled.is_some() && !matches!(stop, Stop::OverLimit) {
+        if active.is_limited && !matches!(stop, Stop::OverLimit) {
             // Its ring may be empty, and then only a kick tells of the next request.
             lane.throttled = None;
         }
-        let lane_due = lane.throttled.map(|throttled| throttled.due_ns);
         if let Stop::Breach(breach) = &stop {
             self.retire(slot, breach);
         }
@@ -540,10 +541,6 @@ impl<S: Store> Worker<S> {
             awaited: 0,
             ended,
             more: matches!(stop, Stop::Budget),
-            throttled_ns: match stop {
-                Stop::OverLimit => lane_due,
-                _ => None,
-            },
         }
     }
 
@@ -645,15 +642,13 @@ fn take_batch<S: Store>(
     // The disk does not wait for requests that complete inline, so those have a bound of their own.
     let within = |chains: usize, ended| chains - ended < take_max && ended < at_once_max;
     while within(chains, acceptance.ended) && acceptance.store.room() >= active.ops_max {
-        // What a dead daemon left in flight was counted by that one.
-        acceptance.is_limited = active.is_limited && lane.vring.again() == 0;
         match lane.vring.take(chain) {
             Ok(None) => return (chains, Stop::Drained),
             Ok(Some(taken)) if lane.slots.is_taken(taken.head) => {
                 return (chains, Stop::Breach(Breach::Head(taken.head)));
             }
             Ok(Some(taken)) => {
-                if acceptance.begin(lane, taken, chain).is_err() {
+                if acceptance.begin(lane, taken, chain) == Begun::OverLimit {
                     lane.vring.untake(taken.head);
                     return (chains, Stop::OverLimit);
                 }

@@ -18,7 +18,7 @@ use super::report::{
 
 impl DiskStatus {
     /// The disk in a line.
-    pub(super) fn entry(&self) -> Entry {
+    pub(crate) fn entry(&self) -> Entry {
         Entry {
             id: self.id(),
             name: self.device.disk.name().to_owned(),
@@ -42,6 +42,9 @@ impl DiskStatus {
 
     /// The id of the disk: its serial, or else the last part of its name. A stripe has that of its first leg.
     pub(super) fn id(&self) -> String {
+        if let Some(id) = &self.id {
+            return id.clone();
+        }
         let disk = &self.device.disk;
         let name = match (disk.stripe(), disk.legs().first()) {
             (Some(_), Some(leg)) => leg.name(),
@@ -52,7 +55,7 @@ impl DiskStatus {
     }
 
     /// All there is to know.
-    pub(super) fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         let device = &self.device;
         let records = device.records.all();
         Report {

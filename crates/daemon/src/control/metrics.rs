@@ -1,11 +1,12 @@
 //! `GET /metrics`: the Prometheus text format.
 
+use std::collections::HashMap;
 use std::fmt::{Display, Write as _};
 
 use cleave_worker::record::{Distribution, Kind, Stage};
 
 use super::DiskStatus;
-use super::gather::merged;
+use super::gather::merged as merged_times;
 use super::report::{Report, Requests, SplitCell, Tried, Vring};
 
 /// All families: name, type and help.
@@ -64,6 +65,40 @@ cleave_leg_bytes_total counter Bytes read from it and written to it.
 cleave_leg_errors_total counter Ops that it failed.
 cleave_leg_busy_seconds_total counter Sum of the times that its reads and writes took.
 ";
+
+/// The texts of several disks as one: a family is declared once, with the samples of all.
+pub(crate) fn merged(texts: impl IntoIterator<Item = String>) -> String {
+    let mut families: Vec<(String, String)> = Vec::new();
+    let mut places = HashMap::new();
+    for text in texts {
+        let mut at = 0;
+        for line in text.lines() {
+            match line.strip_prefix("# HELP ") {
+                Some(head) => {
+                    let name = head.split(' ').next().unwrap_or_default().to_owned();
+                    at = *places.entry(name).or_insert(families.len());
+                    if at == families.len() {
+                        families.push((format!("{line}\n"), String::new()));
+                    }
+                }
+                None => {
+                    let Some((head, samples)) = families.get_mut(at) else {
+                        continue;
+                    };
+                    match line.starts_with("# TYPE ") {
+                        true if head.contains("# TYPE ") => {}
+                        true => *head += &format!("{line}\n"),
+                        false => *samples += &format!("{line}\n"),
+                    }
+                }
+            }
+        }
+    }
+    families
+        .into_iter()
+        .flat_map(|(head, samples)| [head, samples])
+        .collect()
+}
 
 /// Bounds of histograms are powers of two of nanoseconds, from the first by a factor to the last: those
 /// at which buckets of ours begin, so that nothing is interpolated.
@@ -169,7 +204,7 @@ fn escaped(text: &str) -> String {
 
 impl DiskStatus {
     /// All metrics of the disk.
-    pub(super) fn metrics(&self) -> String {
+    pub(crate) fn metrics(&self) -> String {
         let report = self.report();
         let mut text = Text::new(&report.id);
         daemon(&mut text, &report);
@@ -190,7 +225,7 @@ impl DiskStatus {
         let records = self.device.records.all();
         for kind in Kind::all() {
             for stage in Stage::ALL {
-                let all = merged(records.iter().map(|record| record.times(stage, kind)));
+                let all = merged_times(records.iter().map(|record| record.times(stage, kind)));
                 let bounds = match stage {
                     Stage::Device => &DEVICE,
                     Stage::Ring | Stage::Plan | Stage::Publish => &SHORT,
@@ -198,7 +233,7 @@ impl DiskStatus {
                 stage_of(text, kind, stage.name(), all, bounds);
             }
             let split = records.iter().filter_map(|record| record.split_times(kind));
-            stage_of(text, kind, "split", merged(split), &DEVICE);
+            stage_of(text, kind, "split", merged_times(split), &DEVICE);
         }
     }
 

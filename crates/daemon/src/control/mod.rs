@@ -17,15 +17,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use axum::Router;
 use cleave_session::Remote;
 use cleave_worker::{Device, Prior, Split};
 
+pub(crate) use metrics::merged as merged_metrics;
+pub(crate) use routes::{Refusal, answer, metrics_of, not_so, read_body};
 pub(crate) use serve::Server;
 
 /// The state that the control interface shows: the disk, and the current session.
 #[derive(Debug)]
 pub(crate) struct DiskStatus {
     device: Arc<Device>,
+    /// Its id, if that is neither its serial nor a part of its name.
+    id: Option<String>,
     /// The socket of the frontends.
     endpoint: String,
     /// Vrings that the disk has.
@@ -46,6 +51,7 @@ impl DiskStatus {
         };
         DiskStatus {
             device,
+            id: None,
             endpoint,
             vrings,
             auto,
@@ -53,6 +59,17 @@ impl DiskStatus {
             session: Mutex::new(None),
             sessions: AtomicU64::new(0),
         }
+    }
+
+    /// It with an id of its own.
+    pub(crate) fn named(mut self, id: Option<String>) -> DiskStatus {
+        self.id = id;
+        self
+    }
+
+    /// All paths of the interface of this disk alone.
+    pub(crate) fn router(self: Arc<DiskStatus>) -> Router {
+        routes::router(self)
     }
 
     /// A session has begun.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Serialize;
@@ -18,7 +18,7 @@ use super::patch::{Ground, apply};
 const BODY_BYTES_MAX: usize = 16 << 10;
 const BODY_TIME: Duration = Duration::from_secs(5);
 /// Longest error in an answer.
-const ERROR_CHARS_MAX: usize = 250;
+const ERROR_CHARS_MAX: usize = 500;
 
 /// The format that Prometheus asks for, by its version.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -36,13 +36,16 @@ pub(super) fn router(status: Arc<DiskStatus>) -> Router {
         .with_state(status)
 }
 
-async fn disks(State(status): State<Arc<DiskStatus>>) -> Response {
-    json(StatusCode::OK, &[status.entry()])
+async fn disks(State(status): State<Arc<DiskStatus>>, uri: Uri) -> Response {
+    match uri.query() {
+        Some("full=1") => answer(StatusCode::OK, &[status.report()]),
+        _ => answer(StatusCode::OK, &[status.entry()]),
+    }
 }
 
 async fn disk(State(status): State<Arc<DiskStatus>>, path: Path<String>) -> Response {
     match status.find(&path) {
-        Ok(()) => json(StatusCode::OK, &status.report()),
+        Ok(()) => answer(StatusCode::OK, &status.report()),
         Err(refusal) => refusal.into_response(),
     }
 }
@@ -54,19 +57,24 @@ async fn change(
     body: Body,
 ) -> Result<Response, Refusal> {
     status.find(&path)?;
-    let body = match tokio::time::timeout(BODY_TIME, to_bytes(body, BODY_BYTES_MAX)).await {
-        Ok(Ok(body)) => body,
+    let body = read_body(body, BODY_BYTES_MAX).await?;
+    status.change(&body)?;
+    Ok(answer(StatusCode::OK, &status.report()))
+}
+
+/// The body of a request, which comes at once and is no longer than that.
+pub(crate) async fn read_body(body: Body, bytes_max: usize) -> Result<Bytes, Refusal> {
+    match tokio::time::timeout(BODY_TIME, to_bytes(body, bytes_max)).await {
+        Ok(Ok(body)) => Ok(body),
         Ok(Err(_)) => {
-            let why = format!("the body is broken, or longer than {BODY_BYTES_MAX} bytes");
-            return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, why));
+            let why = format!("the body is broken, or longer than {bytes_max} bytes");
+            Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, why))
         }
         Err(_) => {
             let why = "the body did not come in time".to_owned();
-            return Err(Refusal(StatusCode::REQUEST_TIMEOUT, why));
+            Err(Refusal(StatusCode::REQUEST_TIMEOUT, why))
         }
-    };
-    status.change(&body)?;
-    Ok(json(StatusCode::OK, &status.report()))
+    }
 }
 
 /// Has held requests done again.
@@ -75,8 +83,7 @@ async fn resume(
     path: Path<String>,
 ) -> Result<Response, Refusal> {
     status.find(&path)?;
-    let requests = status.device.resume();
-    Ok(status.ordered(requests, "are done again"))
+    Ok(status.resume())
 }
 
 /// Ends held requests as I/O errors.
@@ -85,12 +92,16 @@ async fn fail(
     path: Path<String>,
 ) -> Result<Response, Refusal> {
     status.find(&path)?;
-    let requests = status.device.fail();
-    Ok(status.ordered(requests, "end as I/O errors"))
+    Ok(status.fail())
 }
 
 async fn metrics(State(status): State<Arc<DiskStatus>>) -> Response {
-    ([(header::CONTENT_TYPE, PROMETHEUS)], status.metrics()).into_response()
+    metrics_of(status.metrics())
+}
+
+/// Metrics, as Prometheus takes them.
+pub(crate) fn metrics_of(text: String) -> Response {
+    ([(header::CONTENT_TYPE, PROMETHEUS)], text).into_response()
 }
 
 async fn nothing() -> Refusal {
@@ -101,7 +112,8 @@ async fn nothing() -> Refusal {
     )
 }
 
-async fn not_so() -> Refusal {
+/// The answer to a method that a path does not have.
+pub(crate) async fn not_so() -> Refusal {
     Refusal(
         StatusCode::METHOD_NOT_ALLOWED,
         "this path does not know that method".to_owned(),
@@ -111,7 +123,7 @@ async fn not_so() -> Refusal {
 impl DiskStatus {
     /// Puts another tuning in force. Between its reading and this nobody else changes it: all requests are
     /// carried out on one thread.
-    fn change(&self, body: &[u8]) -> Result<(), Refusal> {
+    pub(crate) fn change(&self, body: &[u8]) -> Result<(), Refusal> {
         let now = self.device.tuning();
         let ground = Ground {
             disk: &self.device.disk,
@@ -131,6 +143,16 @@ impl DiskStatus {
         Ok(())
     }
 
+    /// Has held requests done again.
+    pub(crate) fn resume(&self) -> Response {
+        self.ordered(self.device.resume(), "are done again")
+    }
+
+    /// Ends them as I/O errors.
+    pub(crate) fn fail(&self) -> Response {
+        self.ordered(self.device.fail(), "end as I/O errors")
+    }
+
     /// The answer to an order about so many held requests.
     fn ordered(&self, requests: u64, outcome: &str) -> Response {
         #[derive(Serialize)]
@@ -141,7 +163,7 @@ impl DiskStatus {
             let name = self.device.disk.name();
             tracing::info!("{name}: {requests} held requests {outcome}, as ordered");
         }
-        json(StatusCode::OK, &Ordered { requests })
+        answer(StatusCode::OK, &Ordered { requests })
     }
 
     /// How it is served now, in a line.
@@ -162,29 +184,42 @@ impl DiskStatus {
     }
 }
 
-/// Why a request is not carried out: one line, as JSON.
+/// Why a request is not carried out, with the remedy, in one line. Sent as a problem document (RFC 9457).
 #[derive(Debug)]
-pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
+pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         #[derive(Serialize)]
-        struct ErrorBody {
-            error: String,
+        struct Problem {
+            r#type: &'static str,
+            title: &'static str,
+            status: u16,
+            detail: String,
         }
+        let Refusal(status, line) = self;
         // A part of what was sent may be in it.
-        let line = self.1.chars().map(|c| if c.is_control() { '?' } else { c });
-        let error = line.take(ERROR_CHARS_MAX).collect();
-        json(self.0, &ErrorBody { error })
+        let line = line.chars().map(|c| if c.is_control() { '?' } else { c });
+        let problem = Problem {
+            r#type: "about:blank",
+            title: status.canonical_reason().unwrap_or_default(),
+            status: status.as_u16(),
+            detail: line.take(ERROR_CHARS_MAX).collect(),
+        };
+        typed(status, "application/problem+json", &problem)
     }
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Response {
+/// An answer as JSON.
+pub(crate) fn answer(status: StatusCode, value: &impl Serialize) -> Response {
+    typed(status, "application/json", value)
+}
+
+fn typed(status: StatusCode, kind: &'static str, value: &impl Serialize) -> Response {
     // Our own values have string keys and finite numbers; should one not, the caller hears of it.
     let (status, text) = match serde_json::to_string_pretty(value) {
         Ok(text) => (status, text + "\n"),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     };
-    let kind = [(header::CONTENT_TYPE, "application/json")];
-    (status, kind, text).into_response()
+    (status, [(header::CONTENT_TYPE, kind)], text).into_response()
 }

@@ -1,16 +1,15 @@
 //! The connections: few, short, and none of them trusted to be either.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 
-use super::{DiskStatus, routes};
 use crate::failure::Failure;
 use crate::socket::Listening;
 
@@ -35,11 +34,11 @@ pub(crate) struct Server {
 
 impl Server {
     /// Serves an opened socket on the runtime at hand.
-    pub(crate) fn start(socket: Listening, status: Arc<DiskStatus>) -> Result<Server, Failure> {
+    pub(crate) fn start(socket: Listening, router: Router) -> Result<Server, Failure> {
         let listener = socket
             .listener()
             .map_err(|error| Failure::run(format!("cannot listen for control: {error}")))?;
-        let task = tokio::spawn(accept(listener, status)).abort_handle();
+        let task = tokio::spawn(accept(listener, router)).abort_handle();
         Ok(Server {
             task,
             _socket: socket,
@@ -53,11 +52,11 @@ impl Drop for Server {
     }
 }
 
-async fn accept(listener: UnixListener, status: Arc<DiskStatus>) {
+async fn accept(listener: UnixListener, router: Router) {
     let mut open = Connections::default();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => open.take(stream, &status),
+            Ok((stream, _)) => open.take(stream, &router),
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
     }
@@ -68,14 +67,14 @@ async fn accept(listener: UnixListener, status: Arc<DiskStatus>) {
 struct Connections(VecDeque<AbortHandle>);
 
 impl Connections {
-    fn take(&mut self, stream: UnixStream, status: &Arc<DiskStatus>) {
+    fn take(&mut self, stream: UnixStream, router: &Router) {
         self.0.retain(|connection| !connection.is_finished());
         if self.0.len() >= CONNECTIONS_MAX
             && let Some(oldest) = self.0.pop_front()
         {
             oldest.abort();
         }
-        let task = tokio::spawn(converse(stream, status.clone()));
+        let task = tokio::spawn(converse(stream, router.clone()));
         self.0.push_back(task.abort_handle());
     }
 }
@@ -86,8 +85,8 @@ impl Drop for Connections {
     }
 }
 
-async fn converse(stream: UnixStream, status: Arc<DiskStatus>) {
-    let service = TowerToHyperService::new(routes::router(status));
+async fn converse(stream: UnixStream, router: Router) {
+    let service = TowerToHyperService::new(router);
     let conversation = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::net::UnixStream;
 
 use crate::control::report::{Entry, Report};
@@ -19,8 +20,17 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// All disks behind a socket; else why there are none, in a few words.
 pub(super) async fn reports(socket: &Path) -> Result<Vec<Report>, String> {
-    let each = each(socket, "GET", "").await?;
-    Ok(each.into_iter().map(|(_, report)| report).collect())
+    let asked = ask::<Vec<Value>>(socket, "GET", "/v1/disks?full=1");
+    let all = tokio::time::timeout(PATIENCE, asked)
+        .await
+        .unwrap_or_else(|_| Err("no answer".to_owned()))?;
+    // A disk of a node that is not served has nothing to report.
+    let all = all.into_iter().filter(|disk| {
+        let state = disk.get("state").and_then(Value::as_str);
+        state.is_none_or(|state| state == "serving")
+    });
+    all.map(|disk| serde_json::from_value(disk).map_err(strange))
+        .collect()
 }
 
 /// Asks something of each disk behind a socket: its answer, with the disk's id. `what` is the last part of the path.

@@ -1,0 +1,54 @@
+//! `cleave node` on the command line.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use tracing::level_filters::LevelFilter;
+
+use crate::node::NodeOptions;
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  A node with its folders in the usual places:
+      cleave node
+  A disk, added to it:
+      curl --unix-socket /run/cleave/control.sock -X PUT http://node/v1/disks/d1 \\
+          -d '{\"disk\": [\"/var/lib/images/a.img\"], \"serial\": \"a\"}'
+
+Signals: TERM and INT finish the requests in flight of all disks at once, and exit 0. If a disk hangs, they exit 1
+after its stop_deadline. HUP checks the size of all disks.";
+
+/// `cleave node`.
+#[derive(Debug, Clone, Args)]
+pub(super) struct NodeArgs {
+    /// Folder that keeps the disks, in DIR/disks/ID.toml
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/cleave")]
+    state: PathBuf,
+    /// Folder of the sockets of the disks, DIR/ID/disk.sock
+    #[arg(long, value_name = "DIR", default_value = "/run/cleave")]
+    run: PathBuf,
+    /// The control socket [default: control.sock in the folder of --run]
+    ///
+    /// Only the user that runs cleave may use it (mode 0600).
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Least severe messages that are written to stderr
+    #[arg(long, value_name = "LEVEL", default_value = "info",
+          value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]
+    log: String,
+}
+
+impl From<NodeArgs> for NodeOptions {
+    fn from(args: NodeArgs) -> NodeOptions {
+        // They outlive a change of the folder that the process works in.
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        let run = absolute(args.run);
+        NodeOptions {
+            state: absolute(args.state),
+            control: absolute(args.control.unwrap_or_else(|| run.join("control.sock"))),
+            run,
+            log: args.log.parse().unwrap_or(LevelFilter::INFO),
+        }
+    }
+}

@@ -1,0 +1,665 @@
+//! The server of one disk: opens it, accepts frontends, gives one of them at a time to a session on a thread of its own,
+//! and ends in order. `cleave serve` has one, `cleave node` has many on one runtime.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cleave_blk::Stripe;
+use cleave_disk::{Backing, Disk, Leg, Resized};
+use cleave_sandbox::Role;
+use cleave_session::{Ending, Quota, Remote, Session, offload};
+use cleave_worker::{Device, Totals};
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::confine::Confinement;
+use crate::control::{DiskStatus, Server};
+use crate::failure::Failure;
+use crate::loop_device;
+use crate::pending::{PendingConnections, has_left};
+use crate::resize::Watch;
+use crate::service::Service;
+use crate::socket::{Door, PathLock};
+use crate::split::split_for;
+
+/// How long no connection is accepted after accepting failed (no descriptors left, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Burst of log lines about frontends that connect and leave; enough for a VMM that connects a few times while it starts.
+const ARRIVALS_MAX: u32 = 10;
+
+/// An order for a disk that is served.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Hang up, wait for what is in flight at most for so long, else for its `--stop-deadline`, and end.
+    /// What for, as the log has it.
+    Stop(String, Option<Duration>),
+    /// End if no frontend is connected; whether that is so.
+    StopUnused(oneshot::Sender<bool>),
+    /// Check the size of the disk.
+    CheckSize,
+    /// Open the disk at once, if it waits to be tried again.
+    Start,
+}
+
+/// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
+pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
+    let mut disk = service.disk.open(&service.open).map_err(Failure::input)?;
+    if let Some(lock) = lock {
+        let file = lock.file();
+        let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
+        disk.add_barrier(file);
+    }
+    if service.iopoll {
+        disk = disk.with_iopoll().map_err(Failure::input)?;
+    }
+    let disk = Arc::new(disk);
+    if service.iopoll {
+        cleave_engine::probe_iopoll(&disk).map_err(Failure::input)?;
+    }
+    service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
+    Ok(disk)
+}
+
+/// How a disk is found and shown.
+#[derive(Debug)]
+pub(crate) struct Naming {
+    /// Its id in the control interface, if that is not its serial or its name.
+    pub(crate) id: Option<String>,
+    /// The socket of the frontends.
+    pub(crate) endpoint: String,
+    /// Whether the path of the socket is locked.
+    pub(crate) is_locked: bool,
+}
+
+/// The state of the disk's loop.
+pub(crate) struct DiskServer {
+    service: Service,
+    confinement: Confinement,
+    disk: Arc<Disk>,
+    device: Arc<Device>,
+    watch: Watch,
+    /// The watch ignores writes until then.
+    rearm_at: Option<Instant>,
+    /// The running check of the size, and whether another must follow. It runs on a thread of its own, because it blocks
+    /// if the server of a network file is lost.
+    size_check: Option<oneshot::Receiver<io::Result<Resized>>>,
+    check_size_again: bool,
+    listener: Option<UnixListener>,
+    /// Accepting failed: not before this.
+    accept_after: Option<Instant>,
+    pending: PendingConnections,
+    guest: Option<Guest>,
+    status: Arc<DiskStatus>,
+    /// The socket of the frontends, for messages.
+    endpoint: String,
+    /// The interface that shows it, where there is one.
+    control: Option<Server>,
+    /// Limits of log lines: about frontends that connect and leave, about rejected ones, and about faults. They are
+    /// separate so that many rejected frontends do not hide a fault.
+    arrivals: Quota,
+    rejections: Quota,
+    faults: Quota,
+    /// Totals of the disk when the last session ended; the line of the next session has the difference.
+    reported: Totals,
+    /// The leg that ends before what its guest was told, and where.
+    short: Option<(u16, u64)>,
+    /// End when a frontend has left.
+    once: bool,
+}
+
+/// The frontend being served.
+struct Guest {
+    remote: Remote,
+    /// Our own descriptor of its connection, to see it leave before its session has ended.
+    stream: UnixStream,
+    ending: oneshot::Receiver<Ending>,
+}
+
+/// An event that wakes the loop.
+enum Event {
+    Ordered(Order),
+    Ended(Option<Ending>),
+    Accepted(io::Result<tokio::net::UnixStream>),
+    AcceptAgain,
+    Ready(UnixStream),
+    Changed,
+    Rearm,
+    SizeChecked(io::Result<Resized>),
+}
+
+impl DiskServer {
+    /// Makes the server of an opened disk. To be called inside the runtime. `confine` is called when nothing needs a path or a
+    /// privilege any more, and before there is a thread that a frontend could reach.
+    pub(crate) fn new(
+        service: Service,
+        disk: Arc<Disk>,
+        door: &Door,
+        naming: Naming,
+        confine: impl FnOnce(&Service, &str) -> Result<Confinement, Failure>,
+    ) -> Result<DiskServer, Failure> {
+        let listener = match door {
+            Door::Listening(listening) => Some(listening.listener()),
+            Door::Connected(_) => None,
+        };
+        let listener = listener
+            .transpose()
+            .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
+        let watch = Watch::new(&disk);
+        let loops = loop_device::attached_to_legs(&disk);
+        let confinement = confine(&service, disk.name())?;
+        let watch = watch.confined(&disk);
+        let device = Device::new(
+            Arc::clone(&disk),
+            service.serial,
+            service.writeback,
+            service.worker.clone(),
+            service.tuning.clone(),
+        );
+        let device = device.at_worker_start(confinement.narrowing(Role::Worker));
+        let device = Arc::new(device.recording(service.recording));
+        let vrings = service.session.vrings_max;
+        let status = DiskStatus::new(device.clone(), naming.endpoint.clone(), vrings);
+        Ok(DiskServer {
+            once: service.once,
+            watch,
+            rearm_at: None,
+            size_check: None,
+            check_size_again: false,
+            disk,
+            device,
+            service,
+            confinement,
+            listener,
+            accept_after: None,
+            pending: PendingConnections::default(),
+            guest: None,
+            status: Arc::new(status.named(naming.id)),
+            endpoint: naming.endpoint,
+            control: None,
+            arrivals: Quota::new(ARRIVALS_MAX),
+            rejections: Quota::new(1),
+            faults: Quota::new(1),
+            reported: Totals::default(),
+            short: None,
+        }
+        .announced(naming.is_locked, &loops))
+    }
+
+    /// What the control interface shows of it.
+    pub(crate) fn status(&self) -> Arc<DiskStatus> {
+        self.status.clone()
+    }
+
+    /// The interface that ends with the last request that is taken.
+    pub(crate) fn add_control(&mut self, control: Option<Server>) {
+        self.control = control;
+    }
+
+    /// Serves the frontend of an inherited connection, and no other.
+    pub(crate) fn serve_connected(&mut self, door: &Door) -> Result<(), Failure> {
+        let Door::Connected(stream) = door else {
+            return Ok(());
+        };
+        self.once = true;
+        let guest = stream.try_clone().and_then(|stream| self.spawn(stream));
+        self.guest = Some(
+            guest.map_err(|error| Failure::run(format!("cannot serve the frontend: {error}")))?,
+        );
+        Ok(())
+    }
+
+    fn announced(self, is_locked: bool, loops: &[(String, String)]) -> DiskServer {
+        self.announce(is_locked, loops);
+        self
+    }
+
+    fn announce(&self, is_locked: bool, loops: &[(String, String)]) {
+        let limits = self.disk.limits();
+        tracing::info!(
+            "serving {} ({} bytes{}{}{}{}) at {}",
+            self.disk.name(),
+            self.disk.capacity_bytes(),
+            // A model is named, because its figures are not those of a drive and its memory is not stable storage.
+            match self.disk.backing() {
+                Backing::Model { .. } => ", modelled in memory",
+                Backing::File { .. } | Backing::Ram(_) | Backing::Null { .. } => "",
+            },
+            match self.disk.is_direct() {
+                Some(true) => ", O_DIRECT",
+                Some(false) => ", through the page cache",
+                None => "",
+            },
+            if limits.read_only { ", read-only" } else { "" },
+            if self.disk.is_polled() {
+                ", polled"
+            } else {
+                ""
+            },
+            self.endpoint,
+        );
+        if !is_locked {
+            tracing::warn!(
+                "{}.lock cannot be made or locked: if this daemon is killed, the next one will not wait for its I/O; remove \
+                 that file, or use a folder whose file system has locks",
+                self.endpoint
+            );
+        }
+        for (leg, device) in loops {
+            tracing::warn!(
+                "{leg}: {device} has this file attached too, and writes through one are not seen by the other: detach it \
+                 (losetup -d {device}) before the guest starts"
+            );
+        }
+        if let Some(error) = self.disk.reopen_error() {
+            tracing::warn!(
+                "{}: cannot open it once for each worker ({error}): one worker serves all vrings, which \
+                 is slower; give this user access to the file, and mount /proc",
+                self.disk.name()
+            );
+        }
+        if let Some(stripe) = self.disk.stripe() {
+            self.announce_legs(stripe);
+        }
+    }
+
+    /// Logs the legs of a stripe and the space that it leaves unused.
+    fn announce_legs(&self, stripe: Stripe) {
+        let name = self.disk.name();
+        tracing::info!(
+            "{name}: {} legs in chunks of {} bytes; it does not grow with them",
+            stripe.legs(),
+            stripe.chunk_bytes()
+        );
+        let unused = || self.disk.legs().iter().map(Leg::unused_bytes);
+        if unused().max() == unused().min() {
+            return;
+        }
+        let bytes = self.disk.leg_bytes();
+        tracing::warn!(
+            "{name}: its legs are of unequal size: {bytes} bytes of each are used, as much as the \
+             smallest has, and {} bytes of the others are not",
+            unused().sum::<u64>()
+        );
+    }
+
+    /// The loop, and the end. The door closes, and its socket file goes, before the drain.
+    pub(crate) async fn serve(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        door: Door,
+    ) -> Result<(), Failure> {
+        let mut deadline = self.service.stop_deadline;
+        loop {
+            match self.event(orders).await {
+                Event::Ordered(Order::Stop(why, within)) => {
+                    let name = self.disk.name();
+                    tracing::info!("{name}: {why}: finishing the requests in flight, then exiting");
+                    deadline = within.unwrap_or(deadline);
+                    break;
+                }
+                Event::Ordered(Order::StopUnused(reply)) => {
+                    let is_unused = self.guest.is_none();
+                    // Nobody waits for it if the client has left.
+                    if reply.send(is_unused).is_ok() && is_unused {
+                        break;
+                    }
+                }
+                Event::Ordered(Order::Start) => {}
+                Event::Ordered(Order::CheckSize) => self.check_size(),
+                Event::Ended(ending) => {
+                    self.end_session(ending, "the frontend has left");
+                    if self.once {
+                        break;
+                    }
+                }
+                Event::Accepted(Ok(stream)) => {
+                    self.admit(stream);
+                    self.pause_while_full();
+                }
+                Event::Accepted(Err(error)) => self.pause_accepting(&error),
+                Event::AcceptAgain => self.pause_while_full(),
+                Event::Ready(stream) => self.begin(stream),
+                Event::Changed => {
+                    if self.rearm_at.is_none() {
+                        self.rearm_at = self
+                            .watch
+                            .ignore_writes()
+                            .map(|pause| Instant::now() + pause);
+                    }
+                    self.check_size();
+                }
+                Event::Rearm => {
+                    self.rearm_at = None;
+                    self.watch.watch_writes();
+                    self.check_size();
+                }
+                Event::SizeChecked(resized) => self.report_size(resized),
+            }
+        }
+        offload::close(self.listener.take());
+        door.close();
+        self.control = None;
+        self.pending.clear();
+        self.drain(deadline).await
+    }
+
+    async fn event(&mut self, orders: &mut mpsc::Receiver<Order>) -> Event {
+        let DiskServer {
+            guest,
+            listener,
+            pending,
+            watch,
+            size_check,
+            ..
+        } = self;
+        let is_free = guest.is_none();
+        let pause = self.accept_after;
+        let rearm_at = self.rearm_at;
+        tokio::select! {
+            // In this order: a shutdown is never delayed, and a session has ended before the next one starts.
+            biased;
+            Some(order) = orders.recv() => Event::Ordered(order),
+            ending = ended(guest) => Event::Ended(ending),
+            stream = pending.next_ready(), if is_free => Event::Ready(stream),
+            accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
+            () = until(pause), if pause.is_some() => Event::AcceptAgain,
+            resized = size_checked(size_check) => Event::SizeChecked(resized),
+            () = watch.changed() => Event::Changed,
+            () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
+        }
+    }
+
+    /// A frontend has connected.
+    fn admit(&mut self, stream: tokio::net::UnixStream) {
+        let name = self.disk.name();
+        match &self.guest {
+            Some(guest) if !has_left(&guest.stream) => {
+                offload::hang_up(stream);
+                self.rejections.log(|more| {
+                    tracing::warn!(
+                        "{name}: a second frontend was turned away: one is connected{more}"
+                    );
+                });
+            }
+            // The one before it has left and its session is about to end: this one waits its turn.
+            _ => {
+                if self.pending.add(stream) {
+                    self.rejections.log(|more| {
+                        tracing::warn!(
+                            "{name}: the oldest of many silent connections was closed{more}"
+                        );
+                    });
+                }
+            }
+        }
+    }
+
+    /// Starts a session on a thread of its own.
+    fn begin(&mut self, stream: UnixStream) {
+        let name = self.disk.name();
+        match self.spawn(stream) {
+            Ok(guest) => {
+                self.arrivals
+                    .log(|more| tracing::info!("{name}: a frontend has connected{more}"));
+                self.guest = Some(guest);
+                let waiting = self.pending.clear();
+                if waiting > 0 {
+                    self.rejections.log(|more| {
+                        tracing::warn!("{name}: {waiting} further frontends were turned away: one is connected{more}");
+                    });
+                }
+            }
+            Err(error) => self.faults.log(|more| {
+                tracing::warn!("{name}: a frontend cannot be served: {error}{more}");
+            }),
+        }
+    }
+
+    fn spawn(&self, stream: UnixStream) -> io::Result<Guest> {
+        let started = stream.try_clone().and_then(|theirs| self.start(theirs));
+        let (remote, ending) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                offload::hang_up(stream);
+                return Err(error);
+            }
+        };
+        self.status.begin(remote.clone());
+        Ok(Guest {
+            remote,
+            stream,
+            ending,
+        })
+    }
+
+    fn start(&self, stream: UnixStream) -> io::Result<(Remote, oneshot::Receiver<Ending>)> {
+        let config = self.service.session.clone();
+        let (session, remote) = Session::new(stream, Arc::clone(&self.device), config)?;
+        let (reply, ending) = oneshot::channel();
+        let confinement = self.confinement.clone();
+        thread::Builder::new()
+            .name("session".to_owned())
+            .spawn(move || {
+                confinement.thread(Role::Session);
+                // The receiver is gone only when the process is about to exit.
+                let _ = reply.send(session.run());
+            })?;
+        Ok((remote, ending))
+    }
+
+    /// A session has ended; `None`: its thread failed. `left` says how a connection that was in order ended.
+    fn end_session(&mut self, ending: Option<Ending>, left: &str) {
+        self.close_guest();
+        self.status.end();
+        let name = self.disk.name();
+        let totals = self.device.totals();
+        let served = totals.since(std::mem::replace(&mut self.reported, totals));
+        match ending {
+            // QEMU connects a few times while it starts; sums of nothing would fill the log.
+            Some(Ending::HungUp) if is_unused(&served) => self.arrivals.log(|more| {
+                tracing::info!("{name}: {left} without a request{more}");
+            }),
+            Some(Ending::HungUp) => self
+                .arrivals
+                .log(|more| tracing::info!("{name}: {left} after {served}{more}")),
+            Some(Ending::Refused(why)) => self.faults.log(|more| {
+                tracing::warn!(
+                    "{name}: the frontend broke the protocol and was let go: {why}{more}"
+                );
+            }),
+            Some(Ending::Lost(why)) => self
+                .faults
+                .log(|more| tracing::warn!("{name}: the frontend was let go: {why}{more}")),
+            None => self
+                .faults
+                .log(|more| tracing::error!("{name}: the session failed{more}")),
+        }
+    }
+
+    fn close_guest(&mut self) {
+        offload::close(self.guest.take().map(|guest| guest.stream));
+    }
+
+    /// Checks the size of the disk.
+    fn check_size(&mut self) {
+        if self.size_check.is_some() {
+            self.check_size_again = true;
+            return;
+        }
+        let disk = self.disk.clone();
+        let (reply, resized) = oneshot::channel();
+        let confinement = self.confinement.clone();
+        let checker = thread::Builder::new().name("size".to_owned());
+        let check = move || {
+            confinement.thread(Role::Size);
+            reply.send(disk.refresh())
+        };
+        match checker.spawn(check) {
+            Ok(_) => self.size_check = Some(resized),
+            Err(error) => self.report_size(Err(error)),
+        }
+    }
+
+    /// Handles the result of a size check: the guest learns that the disk grew. That it shrank is logged, once.
+    fn report_size(&mut self, resized: io::Result<Resized>) {
+        self.size_check = None;
+        if std::mem::take(&mut self.check_size_again) {
+            self.check_size();
+        }
+        let name = self.disk.name();
+        let short = match resized {
+            Ok(Resized::Short(leg, bytes)) => Some((leg, bytes)),
+            _ => None,
+        };
+        let was = std::mem::replace(&mut self.short, short);
+        match resized {
+            Ok(Resized::Grown(bytes)) => {
+                tracing::info!("{name}: has grown to {bytes} bytes");
+                if let Some(guest) = &self.guest {
+                    guest.remote.config_changed();
+                }
+            }
+            Ok(Resized::Short(leg, bytes)) if short != was => {
+                let leg = self
+                    .disk
+                    .legs()
+                    .get(usize::from(leg))
+                    .map_or(name, Leg::name);
+                let served = self.disk.capacity_bytes();
+                tracing::warn!(
+                    "{leg}: has shrunk to {bytes} bytes; its guest still sees a disk of {served}, and reads and writes \
+                     beyond the end fail until it is as large as before"
+                );
+            }
+            Ok(Resized::Short(..) | Resized::No) => {}
+            Err(error) => self
+                .faults
+                .log(|more| tracing::warn!("{name}: cannot look at its size: {error}{more}")),
+        }
+    }
+
+    /// A connection that is turned away has to be closed, for which there may be no thread left.
+    fn pause_while_full(&mut self) {
+        self.accept_after = offload::is_full().then(|| Instant::now() + ACCEPT_PAUSE);
+        if self.accept_after.is_some() {
+            let name = self.disk.name();
+            self.faults.log(|more| {
+                tracing::warn!(
+                    "{name}: no frontend is accepted: earlier ones left descriptors that cannot be closed; end \
+                     the programs that hold the other ends of their sockets and pipes{more}"
+                );
+            });
+        }
+    }
+
+    /// Accepting failed: most likely no descriptor is free. The oldest silent connection is closed in
+    /// favour of the new one. Trying again at once would only spin.
+    fn pause_accepting(&mut self, error: &io::Error) {
+        self.pending.close_oldest();
+        self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
+        let name = self.disk.name();
+        self.faults.log(|more| {
+            tracing::warn!(
+                "{name}: cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=){more}"
+            );
+        });
+    }
+
+    /// Ends the session and waits for it, at most for so long.
+    async fn drain(&mut self, deadline: Duration) -> Result<(), Failure> {
+        let Some(guest) = &self.guest else {
+            return Ok(());
+        };
+        guest.remote.hang_up();
+        let keeps = guest.remote.view().keeps_inflight;
+        match tokio::time::timeout(deadline, ended(&mut self.guest)).await {
+            Ok(ending) => {
+                self.end_session(ending, "the frontend was disconnected");
+                Ok(())
+            }
+            Err(_) => {
+                let name = self.disk.name().to_owned();
+                let out = self.in_flight();
+                let seconds = deadline.as_secs();
+                self.close_guest();
+                Err(Failure::run(match keeps {
+                    true => format!(
+                        "{name}: {out} left to the next daemon: still in flight after {seconds} s; the guest waits, and \
+                         the next cleave at this socket does what is left once more; see why the disk hangs"
+                    ),
+                    false => format!(
+                        "{name}: {out} lost: still in flight after {seconds} s, so it is unknown whether the disk did \
+                         what was asked, and the guest waits for the answers; see why the disk hangs, then reset the guest"
+                    ),
+                }))
+            }
+        }
+    }
+
+    /// How many requests are in flight, as the subject of a sentence. Nothing counts them with `--stats off`.
+    fn in_flight(&self) -> String {
+        let records = self.device.records.all();
+        match records
+            .iter()
+            .map(|record| record.in_flight().0)
+            .sum::<u32>()
+        {
+            0 => "requests are".to_owned(),
+            1 => "1 request is".to_owned(),
+            several => format!("{several} requests are"),
+        }
+    }
+}
+
+/// Whether nothing came of a session: no request, good or bad.
+fn is_unused(served: &Totals) -> bool {
+    let Totals {
+        reads,
+        writes,
+        others,
+        failed,
+        refused,
+        broken,
+        retired,
+        ..
+    } = *served;
+    [reads, writes, others, failed, refused, broken, retired] == [0; 7]
+}
+
+/// Waits for the session's end; for ever where there is none.
+async fn ended(guest: &mut Option<Guest>) -> Option<Ending> {
+    match guest {
+        Some(guest) => (&mut guest.ending).await.ok(),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for the running check of the size; for ever if there is none.
+async fn size_checked(
+    size_check: &mut Option<oneshot::Receiver<io::Result<Resized>>>,
+) -> io::Result<Resized> {
+    match size_check {
+        Some(size_check) => size_check
+            .await
+            .unwrap_or_else(|failed| Err(io::Error::other(failed))),
+        None => std::future::pending().await,
+    }
+}
+
+async fn accept(listener: &Option<UnixListener>) -> io::Result<tokio::net::UnixStream> {
+    match listener {
+        Some(listener) => Ok(listener.accept().await?.0),
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
+    }
+}

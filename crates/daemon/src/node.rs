@@ -1,0 +1,228 @@
+//! `cleave node`: many disks in one process. Each has a socket, a lock, workers and failures of its own; an HTTP interface
+//! adds and removes them, and files keep them.
+
+mod files;
+mod keep;
+mod routes;
+pub(crate) mod spec;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cleave_engine::Reactor;
+use rustix::fs::{FlockOperation, flock};
+use tokio::sync::Semaphore;
+use tracing::level_filters::LevelFilter;
+
+use crate::control::Server;
+use crate::disk_server::Order;
+use crate::failure::Failure;
+use crate::log;
+use crate::process;
+use crate::signals::{SignalRequest, Signals};
+use crate::socket;
+use files::Files;
+use keep::{Kept, State};
+use spec::DiskFile;
+
+/// Most disks of a node.
+const DISKS_MAX: usize = 1024;
+/// Longest id.
+const ID_CHARS_MAX: usize = 64;
+/// Most disks that are opened at once.
+const OPENERS_MAX: usize = 64;
+/// Descriptors of the process itself.
+const DESCRIPTORS_OWN: u64 = 256;
+
+/// `cleave node`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeOptions {
+    pub(crate) state: PathBuf,
+    pub(crate) run: PathBuf,
+    pub(crate) control: PathBuf,
+    pub(crate) log: LevelFilter,
+}
+
+/// All disks, and what they have in common.
+#[derive(Debug)]
+struct Node {
+    files: Files,
+    run: PathBuf,
+    control: PathBuf,
+    /// Most descriptors that the process may have.
+    descriptors: u64,
+    disks: Mutex<BTreeMap<String, Arc<Kept>>>,
+    /// One for each thread that may open a disk. A thread whose storage hangs keeps its own.
+    openers: Arc<Semaphore>,
+}
+
+/// Serves until a signal.
+pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
+    let _log = log::start(options.log)
+        .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
+    let descriptors = process::raise_descriptor_limit(0)?;
+    Reactor::probe().map_err(Failure::input)?;
+    let files = Files::open(&options.state)?;
+    let _state = lock_state(&options.state)?;
+    std::fs::create_dir_all(&options.run).map_err(|error| {
+        let run = options.run.display();
+        Failure::input(format!(
+            "cannot make {run}: {error}: give another folder with --run"
+        ))
+    })?;
+    let node = Arc::new(Node {
+        files,
+        run: options.run.clone(),
+        control: options.control.clone(),
+        descriptors,
+        disks: Mutex::default(),
+        openers: Arc::new(Semaphore::new(OPENERS_MAX)),
+    });
+    process::runtime()?.block_on(control(&node))
+}
+
+/// Refuses a second node with the same files.
+fn lock_state(state: &Path) -> Result<File, Failure> {
+    let shown = state.display();
+    let folder = File::open(state)
+        .map_err(|error| Failure::input(format!("cannot open {shown}: {error}")))?;
+    match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::input(format!(
+            "{shown} is in use by a running node: end that one, or give another folder with --state"
+        ))),
+        // A file system without locks is no reason not to serve.
+        _ => Ok(folder),
+    }
+}
+
+/// From the signals on.
+async fn control(node: &Arc<Node>) -> Result<(), Failure> {
+    let mut signals =
+        Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
+    let socket = socket::open_private(&node.control)?;
+    let kept = node.restore()?;
+    let server = Server::start(socket, routes::router(node.clone()))?;
+    let shown = node.control.display();
+    tracing::info!("the control socket is {shown}; disks that are kept: {kept}");
+    let signal = loop {
+        match signals.next().await {
+            SignalRequest::Stop(signal) => break signal,
+            SignalRequest::CheckSize => node.check_sizes(),
+        }
+    };
+    drop(server);
+    node.stop(signal).await
+}
+
+impl Node {
+    /// Starts the disks that are kept; how many there are.
+    fn restore(self: &Arc<Node>) -> Result<usize, Failure> {
+        let found = self.files.load()?;
+        let count = found.len();
+        for (id, file) in found {
+            let kept = match file {
+                Ok(file) => Kept::start(self, &id, file),
+                Err(why) => Kept::unread(&id, why),
+            };
+            self.lock().insert(id, kept);
+        }
+        Ok(count)
+    }
+
+    /// Stops all disks side by side, and tells of each that left or lost requests.
+    async fn stop(&self, signal: &str) -> Result<(), Failure> {
+        let all: Vec<_> = self.all();
+        for kept in &all {
+            kept.order(Order::Stop(format!("{signal} received"), None));
+        }
+        let mut lost = 0;
+        for kept in &all {
+            if let State::Ended(Some(line)) = kept.ended().await {
+                tracing::error!("{line}");
+                lost += 1;
+            }
+        }
+        match lost {
+            0 => Ok(()),
+            1 => Err(Failure::run("a disk did not end in order; see the log")),
+            _ => Err(Failure::run(format!(
+                "{lost} disks did not end in order; see the log"
+            ))),
+        }
+    }
+
+    fn check_sizes(&self) {
+        for kept in self.all() {
+            kept.order(Order::CheckSize);
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Kept>> {
+        self.lock().values().cloned().collect()
+    }
+
+    fn find(&self, id: &str) -> Option<Arc<Kept>> {
+        self.lock().get(id).cloned()
+    }
+
+    /// Takes this very disk out.
+    fn forget(&self, kept: &Arc<Kept>) {
+        let mut disks = self.lock();
+        if disks
+            .get(&kept.id)
+            .is_some_and(|now| Arc::ptr_eq(now, kept))
+        {
+            disks.remove(&kept.id);
+        }
+    }
+
+    fn socket(&self, id: &str) -> PathBuf {
+        self.run.join(id).join("disk.sock")
+    }
+
+    /// The service of a disk, or what is wrong with it.
+    fn service(&self, id: &str, file: &DiskFile) -> Result<crate::service::Service, String> {
+        file.service(&self.socket(id), &self.control)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Kept>>> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a disk may be called so: it is the name of a folder and a part of a path.
+fn is_id(id: &str) -> bool {
+    id.len() <= ID_CHARS_MAX
+        && id.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && id
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_id;
+
+    #[test]
+    fn an_id_is_the_name_of_a_file() {
+        let longest = "a".repeat(64);
+        for id in ["d1", "0", "A_b.c-d", &longest] {
+            assert!(is_id(id), "{id}");
+        }
+        for id in [
+            "",
+            ".",
+            "..",
+            "-a",
+            "_a",
+            "a/b",
+            "a b",
+            "é",
+            &(longest + "a"),
+        ] {
+            assert!(!is_id(id), "{id}");
+        }
+    }
+}

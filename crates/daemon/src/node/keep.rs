@@ -1,0 +1,338 @@
+//! A disk of a node from its start to its end: it is opened on a thread of its own, served as a task, and tried again if
+//! it cannot be opened.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use cleave_disk::Disk;
+use cleave_session::offload;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::Node;
+use super::spec::DiskFile;
+use crate::confine::Confinement;
+use crate::control::DiskStatus;
+use crate::disk_server::{self, DiskServer, Naming, Order};
+use crate::failure::Failure;
+use crate::service::Service;
+use crate::socket::{self, Door, PathLock};
+
+/// Pauses between two attempts to open a disk: the first, and the longest.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long a disk waits for others that are being opened.
+const OPENER_TIME: Duration = Duration::from_secs(10);
+/// Orders that may wait for a disk.
+const ORDERS_MAX: usize = 64;
+
+/// A disk of the node.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) id: String,
+    pub(super) file: DiskFile,
+    /// Descriptors that it may come to need.
+    pub(super) descriptors: u64,
+    /// Its file cannot be read: another content replaces it.
+    pub(super) is_unread: bool,
+    state: watch::Sender<State>,
+    orders: mpsc::Sender<Order>,
+}
+
+/// What a disk is doing.
+#[derive(Debug, Clone)]
+pub(super) enum State {
+    Opening,
+    Serving(Arc<DiskStatus>),
+    /// It has been told to end.
+    Ending,
+    /// Why it cannot be served. It is tried again.
+    Failed(String),
+    /// What was left or lost, if anything was.
+    Ended(Option<String>),
+}
+
+impl State {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            State::Opening => "opening",
+            State::Serving(_) => "serving",
+            State::Ending => "ending",
+            State::Failed(_) => "failed",
+            State::Ended(_) => "ended",
+        }
+    }
+}
+
+/// A disk that is open, with its socket.
+struct Opened {
+    service: Service,
+    disk: Arc<Disk>,
+    door: Door,
+    lock: Option<PathLock>,
+}
+
+/// What ends a wait.
+enum Wanted {
+    Stop,
+    Start,
+}
+
+impl Kept {
+    /// Starts to open and serve a disk. To be called inside the runtime.
+    pub(super) fn start(node: &Arc<Node>, id: &str, file: DiskFile) -> Arc<Kept> {
+        let (orders, taken) = mpsc::channel(ORDERS_MAX);
+        let needs = node.service(id, &file).map(|service| service.descriptors());
+        let kept = Arc::new(Kept {
+            id: id.to_owned(),
+            file,
+            descriptors: needs.unwrap_or_default(),
+            is_unread: false,
+            state: watch::Sender::new(State::Opening),
+            orders,
+        });
+        let keeper = tokio::spawn(keep(node.clone(), kept.clone(), taken));
+        let watched = kept.clone();
+        tokio::spawn(async move {
+            // A fault of our own is the end of this disk alone.
+            if keeper.await.is_err() {
+                let why = format!("{}: internal fault, see the log", watched.id);
+                watched.state.send_replace(State::Ended(Some(why)));
+            }
+        });
+        kept
+    }
+
+    /// A disk whose file cannot be read.
+    pub(super) fn unread(id: &str, why: String) -> Arc<Kept> {
+        tracing::error!("{id}: not served: {why}");
+        Arc::new(Kept {
+            id: id.to_owned(),
+            file: DiskFile::default(),
+            descriptors: 0,
+            is_unread: true,
+            state: watch::Sender::new(State::Failed(why)),
+            // Nobody takes them.
+            orders: mpsc::channel(1).0,
+        })
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    /// Gives an order; whether anybody takes it.
+    pub(super) fn order(&self, order: Order) -> bool {
+        self.orders.try_send(order).is_ok()
+    }
+
+    /// Tries at once to open it, if it has failed.
+    pub(super) fn start_again(&self) {
+        let has_failed = matches!(&*self.state.borrow(), State::Failed(_));
+        if has_failed && self.order(Order::Start) {
+            self.state.send_replace(State::Opening);
+        }
+    }
+
+    /// Waits until it is served or is not; at most for so long.
+    pub(super) async fn settled(&self, patience: Duration) -> State {
+        let mut state = self.state.subscribe();
+        let settled = state.wait_for(|state| !matches!(state, State::Opening | State::Ending));
+        match tokio::time::timeout(patience, settled).await {
+            Ok(Ok(state)) => state.clone(),
+            Ok(Err(_)) | Err(_) => State::Opening,
+        }
+    }
+
+    /// Waits for its end, after an order to stop.
+    pub(super) async fn ended(&self) -> State {
+        if self.is_unread {
+            return State::Ended(None);
+        }
+        let mut state = self.state.subscribe();
+        let ended = state.wait_for(|state| matches!(state, State::Ended(_)));
+        ended
+            .await
+            .map_or(State::Ended(None), |state| state.clone())
+    }
+}
+
+async fn keep(node: Arc<Node>, kept: Arc<Kept>, mut orders: mpsc::Receiver<Order>) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        kept.state.send_replace(State::Opening);
+        let opened = tokio::select! {
+            biased;
+            () = stop(&mut orders) => break,
+            opened = open(&node, &kept) => opened,
+        };
+        match opened.and_then(|opened| start(&kept, opened)) {
+            Ok(serving) => {
+                let lost = serve(&kept, serving, &mut orders).await;
+                // The folder of its socket; it stays while a lock is in it.
+                let _ = fs::remove_dir(node.run.join(&kept.id));
+                kept.state.send_replace(State::Ended(lost));
+                return;
+            }
+            Err(failure) => fail(&kept, &failure),
+        }
+        tokio::select! {
+            biased;
+            wanted = wanted(&mut orders) => match wanted {
+                Wanted::Stop => break,
+                Wanted::Start => pause = PAUSE_MIN,
+            },
+            () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+        }
+    }
+    kept.state.send_replace(State::Ended(None));
+}
+
+/// Tells once why a disk is not served.
+fn fail(kept: &Kept, failure: &Failure) {
+    tracing::warn!("{}: not served, to be tried again: {failure}", kept.id);
+    let why = failure.to_string();
+    kept.state.send_replace(State::Failed(why));
+}
+
+/// Waits for an order to stop, or to try again.
+async fn wanted(orders: &mut mpsc::Receiver<Order>) -> Wanted {
+    loop {
+        match orders.recv().await {
+            None | Some(Order::Stop(..)) => return Wanted::Stop,
+            // Not served, so no frontend is connected.
+            Some(Order::StopUnused(reply)) => {
+                if reply.send(true).is_ok() {
+                    return Wanted::Stop;
+                }
+            }
+            Some(Order::Start) => return Wanted::Start,
+            Some(Order::CheckSize) => {}
+        }
+    }
+}
+
+/// Waits for an order to stop.
+async fn stop(orders: &mut mpsc::Receiver<Order>) {
+    while let Wanted::Start = wanted(orders).await {}
+}
+
+/// Opens a disk on a thread of its own. If nobody waits any more, the thread closes what it has opened.
+async fn open(node: &Node, kept: &Kept) -> Result<Opened, Failure> {
+    let opener = tokio::time::timeout(OPENER_TIME, node.openers.clone().acquire_owned());
+    let Ok(Ok(opener)) = opener.await else {
+        return Err(Failure::run(
+            "too many other disks are being opened and do not answer: see why their storage hangs",
+        ));
+    };
+    let (reply, opened) = oneshot::channel();
+    let folder = node.run.join(&kept.id);
+    let service = node.service(&kept.id, &kept.file).map_err(Failure::input)?;
+    let file = kept.file.clone();
+    let thread = thread::Builder::new().name("open".to_owned());
+    let spawned = thread.spawn(move || {
+        let _opener = opener;
+        let opened = open_here(folder, service, &file, &|| !reply.is_closed());
+        let _ = reply.send(opened);
+    });
+    spawned.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    let failed = |_| Err(Failure::run("internal fault while opening, see the log"));
+    opened.await.unwrap_or_else(failed)
+}
+
+fn open_here(
+    folder: PathBuf,
+    mut service: Service,
+    file: &DiskFile,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Opened, Failure> {
+    fs::create_dir_all(&folder).map_err(|error| {
+        Failure::input(format!(
+            "cannot make {}: {error}: make its parent writable",
+            folder.display()
+        ))
+    })?;
+    let path = folder.join("disk.sock");
+    let lock = PathLock::take_while(&path, is_wanted)?;
+    let disk = disk_server::open(&mut service, lock.as_ref())?;
+    let mode = file.socket_mode().map_err(Failure::input)?;
+    let door = socket::listen_for_group(&path, mode, file.socket_group.as_deref())?;
+    Ok(Opened {
+        service,
+        disk,
+        door: Door::Listening(door),
+        lock,
+    })
+}
+
+/// A disk that is served.
+struct Serving {
+    server: DiskServer,
+    disk: Arc<Disk>,
+    door: Door,
+    lock: Option<PathLock>,
+}
+
+fn start(kept: &Kept, opened: Opened) -> Result<Serving, Failure> {
+    let naming = Naming {
+        id: Some(kept.id.clone()),
+        endpoint: socket::name(&opened.service.endpoint),
+        is_locked: opened.lock.is_some(),
+    };
+    let disk = opened.disk.clone();
+    let server = DiskServer::new(
+        opened.service,
+        opened.disk,
+        &opened.door,
+        naming,
+        // A node opens files as long as it lives.
+        |_, _| Ok(Confinement::none()),
+    )?;
+    Ok(Serving {
+        server,
+        disk,
+        door: opened.door,
+        lock: opened.lock,
+    })
+}
+
+/// Serves it to its end. What was left or lost, if anything was.
+async fn serve(
+    kept: &Kept,
+    serving: Serving,
+    orders: &mut mpsc::Receiver<Order>,
+) -> Option<String> {
+    let Serving {
+        mut server,
+        disk,
+        door,
+        lock,
+    } = serving;
+    kept.state.send_replace(State::Serving(server.status()));
+    let ended = server.serve(orders, door).await;
+    kept.state.send_replace(State::Ending);
+    drop(server);
+    // Closing a file may wait for its server.
+    offload::close(disk);
+    let lost = ended.err().map(|failure| failure.to_string());
+    match (lock, &lost) {
+        (Some(lock), Some(_)) => lock.leave_to_rings(),
+        (lock, _) => drop(lock),
+    }
+    lost
+}
+
+/// Does on a thread of its own what may block.
+pub(super) async fn aside(
+    name: &str,
+    job: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> io::Result<()> {
+    let (reply, done) = oneshot::channel();
+    let thread = thread::Builder::new().name(name.to_owned());
+    thread.spawn(move || reply.send(job()))?;
+    done.await
+        .unwrap_or_else(|lost| Err(io::Error::other(lost)))
+}

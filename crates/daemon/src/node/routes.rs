@@ -1,0 +1,335 @@
+//! The paths of a node's interface.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, State as Shared};
+use axum::http::{StatusCode, Uri};
+use axum::response::Response;
+use axum::routing::{get, post};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use tokio::sync::oneshot;
+
+use super::keep::{Kept, State, aside};
+use super::spec::DiskFile;
+use super::{DESCRIPTORS_OWN, DISKS_MAX, ID_CHARS_MAX, Node, is_id};
+use crate::control::{DiskStatus, Refusal, answer, merged_metrics, metrics_of, read_body};
+use crate::disk_server::Order;
+
+/// A disk that takes longer to open is answered with 202.
+const OPEN_TIME: Duration = Duration::from_secs(10);
+/// A hard end waits so long for a session that has nothing to wait for.
+const HARD_TIME: Duration = Duration::from_millis(50);
+/// Longest description of a disk.
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+type Answer = Result<Response, Refusal>;
+
+/// All paths.
+pub(super) fn router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/v1/disks", get(list))
+        .route(
+            "/v1/disks/{id}",
+            get(show).put(put).patch(change).delete(remove),
+        )
+        .route("/v1/disks/{id}/resize", post(resize))
+        .route("/v1/disks/{id}/start", post(start))
+        .route("/v1/disks/{id}/resume", post(resume))
+        .route("/v1/disks/{id}/fail", post(fail))
+        .route("/metrics", get(metrics))
+        .fallback(nothing)
+        .method_not_allowed_fallback(crate::control::not_so)
+        .with_state(node)
+}
+
+/// A disk of the list.
+#[derive(Debug, Serialize)]
+struct Row {
+    id: String,
+    state: &'static str,
+    socket: String,
+    name: String,
+    serial: Option<String>,
+    size_bytes: u64,
+    connected: bool,
+    /// Why it is not served.
+    error: Option<String>,
+}
+
+async fn list(Shared(node): Shared<Arc<Node>>, uri: Uri) -> Response {
+    let all = node.all();
+    match uri.query() {
+        Some("full=1") => {
+            let all: Vec<Value> = all.iter().map(|kept| full(&node, kept)).collect();
+            answer(StatusCode::OK, &all)
+        }
+        _ => {
+            let all: Vec<Row> = all.iter().map(|kept| row(&node, kept)).collect();
+            answer(StatusCode::OK, &all)
+        }
+    }
+}
+
+async fn show(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+    let kept = find(&node, &path)?;
+    Ok(answer(StatusCode::OK, &full(&node, &kept)))
+}
+
+/// Adds a disk. In a task of its own, since a client that leaves must not stop it half way.
+async fn put(Shared(node): Shared<Arc<Node>>, Path(id): Path<String>, body: Body) -> Answer {
+    if !is_id(&id) {
+        let why = format!(
+            "id: {id:?}: take 1 to {ID_CHARS_MAX} letters, digits and _.- that begin with a letter or a digit"
+        );
+        return Err(Refusal(StatusCode::BAD_REQUEST, why));
+    }
+    let body = read_body(body, BODY_BYTES_MAX).await?;
+    let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
+    let file = DiskFile::from_json(&body).map_err(bad)?;
+    apart(async move { add(&node, &id, file).await }).await
+}
+
+async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
+    let (kept, is_new) = admit(node, id, file)?;
+    if !is_new {
+        kept.start_again();
+    }
+    let state = kept.settled(OPEN_TIME).await;
+    match &state {
+        State::Failed(why) => {
+            if is_new {
+                kept.order(Order::Stop("it could not be opened".to_owned(), None));
+                node.forget(&kept);
+            }
+            return Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, why.clone()));
+        }
+        State::Ended(_) => {
+            node.forget(&kept);
+            let why = "the disk was removed meanwhile: send the request again".to_owned();
+            return Err(Refusal(StatusCode::CONFLICT, why));
+        }
+        State::Opening | State::Ending | State::Serving(_) => {}
+    }
+    if is_new {
+        keep(node, &kept).await?;
+    }
+    let code = match (state, is_new) {
+        (State::Opening | State::Ending, _) => StatusCode::ACCEPTED,
+        (_, true) => StatusCode::CREATED,
+        (_, false) => StatusCode::OK,
+    };
+    Ok(answer(code, &full(node, &kept)))
+}
+
+/// Takes a new disk in; one that is there must be the same. Whether it is new.
+fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool), Refusal> {
+    let service = node.service(id, &file);
+    let service = service.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
+    let mut disks = node.lock();
+    if let Some(kept) = disks.get(id).filter(|kept| !kept.is_unread) {
+        return match kept.file.difference(&file) {
+            None => Ok((kept.clone(), false)),
+            Some(field) => Err(Refusal(
+                StatusCode::CONFLICT,
+                format!(
+                    "{field}: disk {id} has another value: delete the disk first, or PATCH what can change"
+                ),
+            )),
+        };
+    }
+    if disks.len() >= DISKS_MAX {
+        let why = format!("a node has at most {DISKS_MAX} disks: start another node");
+        return Err(Refusal(StatusCode::INSUFFICIENT_STORAGE, why));
+    }
+    let taken: u64 = disks.values().map(|kept| kept.descriptors).sum();
+    let needed = DESCRIPTORS_OWN + taken + service.descriptors();
+    if needed > node.descriptors {
+        let why = format!(
+            "{needed} files may have to be open and {} may be: raise LimitNOFILE=, or lower queues or workers",
+            node.descriptors
+        );
+        return Err(Refusal(StatusCode::INSUFFICIENT_STORAGE, why));
+    }
+    let kept = Kept::start(node, id, file);
+    disks.insert(id.to_owned(), kept.clone());
+    Ok((kept, true))
+}
+
+/// Writes the file of a new disk. Without it the disk would be gone after the next start, so it is not served.
+async fn keep(node: &Arc<Node>, kept: &Arc<Kept>) -> Result<(), Refusal> {
+    if !kept.file.is_persistent() {
+        return Ok(());
+    }
+    let (files, written) = (node.files.clone(), kept.clone());
+    let done = aside("state", move || files.write(&written.id, &written.file)).await;
+    done.map_err(|error| {
+        kept.order(Order::Stop("its file cannot be written".to_owned(), None));
+        node.forget(kept);
+        let why =
+            format!("cannot write the file of the disk: {error}: see to the folder of --state");
+        Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
+    })
+}
+
+async fn change(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body) -> Answer {
+    let status = served(&node, &path)?;
+    let body = read_body(body, BODY_BYTES_MAX).await?;
+    status.change(&body)?;
+    show(Shared(node), path).await
+}
+
+async fn remove(Shared(node): Shared<Arc<Node>>, path: Path<String>, uri: Uri) -> Answer {
+    let kept = find(&node, &path)?;
+    let mode = uri.query().unwrap_or("mode=safe").to_owned();
+    apart(async move { end(&node, &kept, &mode).await }).await
+}
+
+async fn end(node: &Arc<Node>, kept: &Arc<Kept>, mode: &str) -> Answer {
+    let why = "it is deleted".to_owned();
+    match mode {
+        "mode=safe" => stop_unused(kept).await?,
+        "mode=drain" => drop(kept.order(Order::Stop(why, None))),
+        "mode=hard" => drop(kept.order(Order::Stop(why, Some(HARD_TIME)))),
+        _ => {
+            let why = "mode is none of safe, drain and hard: write ?mode=safe".to_owned();
+            return Err(Refusal(StatusCode::BAD_REQUEST, why));
+        }
+    }
+    let State::Ended(lost) = kept.ended().await else {
+        return Err(Refusal(StatusCode::CONFLICT, "it goes on".to_owned()));
+    };
+    let (files, id) = (node.files.clone(), kept.id.clone());
+    let removed = aside("state", move || files.remove(&id)).await;
+    node.forget(kept);
+    removed.map_err(|error| {
+        let why = format!("the disk has ended, but its file cannot be removed: {error}: remove it");
+        Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
+    })?;
+    let gone = json!({"id": kept.id, "state": "deleted", "lost": lost});
+    Ok(answer(StatusCode::OK, &gone))
+}
+
+/// Stops a disk that nobody uses.
+async fn stop_unused(kept: &Kept) -> Result<(), Refusal> {
+    let (reply, unused) = oneshot::channel();
+    // One that ends already, or has no file that can be read, takes no order.
+    if kept.order(Order::StopUnused(reply)) && unused.await == Ok(false) {
+        let why = format!(
+            "a frontend is connected to disk {}: unplug the disk first, or delete with ?mode=drain",
+            kept.id
+        );
+        return Err(Refusal(StatusCode::CONFLICT, why));
+    }
+    Ok(())
+}
+
+async fn resize(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+    served(&node, &path)?;
+    find(&node, &path)?.order(Order::CheckSize);
+    show(Shared(node), path).await
+}
+
+/// Tries a disk that has failed again.
+async fn start(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+    let kept = find(&node, &path)?;
+    kept.start_again();
+    match kept.settled(OPEN_TIME).await {
+        State::Failed(why) => Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, why)),
+        _ => Ok(answer(StatusCode::OK, &full(&node, &kept))),
+    }
+}
+
+async fn resume(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+    Ok(served(&node, &path)?.resume())
+}
+
+async fn fail(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+    Ok(served(&node, &path)?.fail())
+}
+
+async fn metrics(Shared(node): Shared<Arc<Node>>) -> Response {
+    let all = node.all();
+    let texts = all.iter().filter_map(|kept| match kept.state() {
+        State::Serving(status) => Some(status.metrics()),
+        _ => None,
+    });
+    metrics_of(merged_metrics(texts))
+}
+
+async fn nothing() -> Refusal {
+    Refusal(
+        StatusCode::NOT_FOUND,
+        "no such path; there are /v1/disks, /v1/disks/{id}, its /start, /resize, /resume and /fail, and /metrics"
+            .to_owned(),
+    )
+}
+
+fn find(node: &Node, id: &str) -> Result<Arc<Kept>, Refusal> {
+    node.find(id).ok_or_else(|| {
+        let why = format!("no disk `{id}` here: GET /v1/disks lists them");
+        Refusal(StatusCode::NOT_FOUND, why)
+    })
+}
+
+/// A disk that is served.
+fn served(node: &Node, id: &str) -> Result<Arc<DiskStatus>, Refusal> {
+    match find(node, id)?.state() {
+        State::Serving(status) => Ok(status),
+        other => {
+            let why = format!("disk {id} is not served, it is {}", other.name());
+            Err(Refusal(StatusCode::CONFLICT, why))
+        }
+    }
+}
+
+fn row(node: &Node, kept: &Kept) -> Row {
+    let state = kept.state();
+    let mut row = Row {
+        id: kept.id.clone(),
+        state: state.name(),
+        socket: node.socket(&kept.id).display().to_string(),
+        name: kept.file.disk.first().cloned().unwrap_or_default(),
+        serial: kept.file.serial.clone(),
+        size_bytes: 0,
+        connected: false,
+        error: None,
+    };
+    match state {
+        State::Serving(status) => {
+            let entry = status.entry();
+            row.name = entry.name;
+            row.size_bytes = entry.size_bytes;
+            row.connected = entry.connected;
+        }
+        State::Failed(why) => row.error = Some(why),
+        State::Opening | State::Ending | State::Ended(_) => {}
+    }
+    row
+}
+
+/// A disk with what it is to be and, if it is served, what it does.
+fn full(node: &Node, kept: &Kept) -> Value {
+    let mut all = Map::new();
+    if let State::Serving(status) = kept.state()
+        && let Ok(Value::Object(report)) = serde_json::to_value(status.report())
+    {
+        all.extend(report);
+    }
+    if let Ok(Value::Object(row)) = serde_json::to_value(row(node, kept)) {
+        all.extend(row);
+    }
+    all.insert("spec".to_owned(), Value::Object(kept.file.fields()));
+    Value::Object(all)
+}
+
+/// Carries a request out to its end, even if its client leaves.
+async fn apart(work: impl Future<Output = Answer> + Send + 'static) -> Answer {
+    tokio::spawn(work).await.unwrap_or_else(|_| {
+        let why = "internal fault, see the log".to_owned();
+        Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, why))
+    })
+}

@@ -1,0 +1,250 @@
+//! What a disk of a node is to be: the body of `PUT /v1/disks/{id}` and the file that keeps it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::cli;
+use crate::service::Service;
+
+/// A disk, in the words of the options of `cleave serve`. Fields that are left out have the option's default. To add one,
+/// add it here; its name is the option's, and the option judges its value.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct DiskFile {
+    pub(crate) disk: Vec<String>,
+    pub(crate) stripe: Option<Word>,
+    pub(crate) stripe_raw: Option<bool>,
+    pub(crate) read_only: Option<bool>,
+    pub(crate) serial: Option<String>,
+    pub(crate) block_size: Option<Word>,
+    pub(crate) cache: Option<String>,
+    pub(crate) direct: Option<String>,
+    pub(crate) iopoll: Option<String>,
+    pub(crate) discard: Option<String>,
+    pub(crate) queues: Option<Word>,
+    pub(crate) queue_size: Option<Word>,
+    pub(crate) workers: Option<Word>,
+    pub(crate) cpus: Option<Word>,
+    pub(crate) completion: Option<String>,
+    pub(crate) spin_cpu_max: Option<Word>,
+    pub(crate) spin_cpu_total: Option<Word>,
+    pub(crate) spin_rate_min: Option<Word>,
+    pub(crate) spin_worth: Option<Word>,
+    pub(crate) coalesce_us: Option<Word>,
+    pub(crate) coalesce_max: Option<Word>,
+    pub(crate) split: Option<Word>,
+    pub(crate) profile: Option<String>,
+    pub(crate) stats: Option<String>,
+    pub(crate) stop_deadline: Option<Word>,
+    /// Permissions of the socket, in octal: 0660 if left out.
+    pub(crate) socket_mode: Option<String>,
+    /// Group of the socket, by name or number.
+    pub(crate) socket_group: Option<String>,
+    /// Whether the disk comes back when the node starts again.
+    pub(crate) persistent: Option<bool>,
+    // Tables, and so the last in their file.
+    pub(crate) on_error: Option<BTreeMap<String, String>>,
+    pub(crate) limits: Option<BTreeMap<String, u64>>,
+}
+
+/// A number, or a text such as `64K`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Word {
+    Number(u32),
+    Text(String),
+}
+
+/// Fields that are no options.
+const OWN: [&str; 3] = ["socket_mode", "socket_group", "persistent"];
+
+impl DiskFile {
+    /// Reads the body of a request; else what is wrong with it, in a line that names the field.
+    pub(crate) fn from_json(body: &[u8]) -> Result<DiskFile, String> {
+        // A list would pass for the fields in their order, and of two entries of one name the last would count.
+        if body.trim_ascii_start().first() != Some(&b'{') {
+            return Err("the body is no JSON object".to_owned());
+        }
+        match serde_json::from_slice(body) {
+            Ok(file) => Ok(file),
+            Err(error) => Err(wrong_field(body).unwrap_or(format!("the body: {error}"))),
+        }
+    }
+
+    /// Reads the file that keeps it.
+    pub(crate) fn from_toml(text: &str) -> Result<DiskFile, String> {
+        toml::from_str(text).map_err(|error| {
+            let line = error.message().lines().next().unwrap_or_default();
+            line.to_owned()
+        })
+    }
+
+    /// As the file keeps it.
+    pub(crate) fn to_toml(&self) -> Result<String, String> {
+        toml::to_string(self).map_err(|error| error.to_string())
+    }
+
+    /// The fields that are set.
+    pub(crate) fn fields(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(mut fields)) => {
+                fields.retain(|_, value| !value.is_null());
+                fields
+            }
+            _ => Map::new(),
+        }
+    }
+
+    /// The name of a field in which the two differ.
+    pub(crate) fn difference(&self, other: &DiskFile) -> Option<String> {
+        let (ours, theirs) = (self.fields(), other.fields());
+        let names = ours.keys().chain(theirs.keys());
+        let mut differing = names.filter(|name| ours.get(*name) != theirs.get(*name));
+        differing.next().cloned()
+    }
+
+    /// Whether it is kept.
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.persistent.unwrap_or(true)
+    }
+
+    /// The service, judged by the parser of the command line. `control` is the node's own socket.
+    pub(crate) fn service(&self, socket: &Path, control: &Path) -> Result<Service, String> {
+        let mut line = vec!["cleave".to_owned(), "serve".to_owned()];
+        for (path, option) in [(socket, "--socket-path"), (control, "--control")] {
+            line.push(format!("{option}={}", path.display()));
+        }
+        for (name, value) in self.fields() {
+            if !OWN.contains(&name.as_str()) {
+                push_option(&mut line, &name, value);
+            }
+        }
+        self.socket_mode()?;
+        cli::service(line.into_iter().map(Into::into)).map_err(|failure| failure.to_string())
+    }
+
+    /// Permissions of the socket.
+    pub(crate) fn socket_mode(&self) -> Result<u32, String> {
+        let text = self.socket_mode.as_deref().unwrap_or("0660");
+        u32::from_str_radix(text, 8)
+            .ok()
+            .filter(|mode| *mode <= 0o777)
+            .ok_or_else(|| format!("socket_mode: {text:?} is no octal mode such as \"0660\""))
+    }
+}
+
+/// The first field that cannot be read by itself.
+fn wrong_field(body: &[u8]) -> Option<String> {
+    let fields: Map<String, Value> = serde_json::from_slice(body).ok()?;
+    fields.into_iter().find_map(|(name, value)| {
+        let alone = Map::from_iter([(name.clone(), value)]);
+        let error = serde_json::from_value::<DiskFile>(Value::Object(alone)).err()?;
+        let error = error.to_string();
+        // The list of all fields that follows would fill the line.
+        let why = error.split(", expected one of").next().unwrap_or_default();
+        Some(format!("{name}: {why}"))
+    })
+}
+
+/// A field as the option of its name.
+fn push_option(line: &mut Vec<String>, name: &str, value: Value) {
+    let option = match name {
+        "limits" => "--limit".to_owned(),
+        _ => format!("--{}", name.replace('_', "-")),
+    };
+    match value {
+        Value::Bool(true) => line.push(option),
+        Value::Bool(false) | Value::Null => {}
+        // None of its kinds is set.
+        Value::Object(each) if each.is_empty() => {}
+        Value::Array(each) => each
+            .into_iter()
+            .for_each(|value| push_option(line, name, value)),
+        Value::Object(each) => {
+            let each = each.iter();
+            let each = each.map(|(kind, value)| {
+                let value = value.as_str().map_or(value.to_string(), str::to_owned);
+                format!("{kind}={value}")
+            });
+            line.push(format!("{option}={}", each.collect::<Vec<_>>().join(",")));
+        }
+        Value::String(text) => line.push(format!("{option}={text}")),
+        Value::Number(number) => line.push(format!("{option}={number}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = r#"{"disk":["ram:1M"],"queues":4,"serial":"a","on_error":{"write":"hold"},
+        "limits":{"iops-total":5000},"persistent":true}"#;
+
+    fn judged(body: &str) -> Result<Service, String> {
+        let file = DiskFile::from_json(body.as_bytes())?;
+        file.service(Path::new("/run/cleave/d1/disk.sock"), Path::new("/run/c"))
+    }
+
+    #[test]
+    fn the_file_is_the_body() {
+        let file = DiskFile::from_json(EXAMPLE.as_bytes()).unwrap();
+        let again = DiskFile::from_toml(&file.to_toml().unwrap()).unwrap();
+        assert_eq!(file, again);
+        assert_eq!(file.difference(&again), None);
+        let service = judged(EXAMPLE).unwrap();
+        assert_eq!(service.session.vrings_max, 4);
+        assert!(service.tuning.on_error.may_hold());
+        assert_eq!(service.tuning.limits.to_string(), "iops-total=5000");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_in_a_line() {
+        let rows = [
+            ("", "JSON"),
+            ("[]", "JSON"),
+            ("{", "body"),
+            ("{}", "no disk"),
+            (r#"{"disk": "ram:1M"}"#, "disk: "),
+            (r#"{"disk": ["ram:1M"], "disk": ["ram:1M"]}"#, "`disk`"),
+            (r#"{"disk": ["ram:1M"], "colour": 1}"#, "`colour`"),
+            (r#"{"disk": ["ram:1M"], "queues": 0}"#, "--queues"),
+            (r#"{"disk": ["ram:1M"], "queues": [4]}"#, "queues: "),
+            (r#"{"disk": ["ram:1M"], "serial": "a b"}"#, "--serial"),
+            (r#"{"disk": ["ram:1M"], "serial": 5}"#, "serial: "),
+            (r#"{"disk": ["ram:1M"], "cache": "back"}"#, "--cache"),
+            (
+                r#"{"disk": ["ram:1M"], "on_error": {"write": "stop"}}"#,
+                "--on-error",
+            ),
+            (
+                r#"{"disk": ["ram:1M"], "on_error": {"format": "hold"}}"#,
+                "--on-error",
+            ),
+            (r#"{"disk": ["ram:1M"], "limits": {"iops": 5}}"#, "--limit"),
+            (
+                r#"{"disk": ["ram:1M"], "limits": {"iops-total": "5"}}"#,
+                "limits: ",
+            ),
+            (
+                r#"{"disk": ["ram:1M"], "socket_mode": "rw"}"#,
+                "socket_mode",
+            ),
+            (
+                r#"{"disk": ["ram:1M"], "socket_mode": "1777"}"#,
+                "socket_mode",
+            ),
+            (
+                r#"{"disk": ["ram:1M"], "stop_deadline": 86401}"#,
+                "--stop-deadline",
+            ),
+        ];
+        for (body, named) in rows {
+            let error = judged(body).unwrap_err();
+            assert!(error.contains(named), "{body}: {error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! `cleave node`: disks are added, kept, removed and served over its control socket, and one does not feel another.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use cleave_client::Client;
+use cleave_tests::http::{Response, fetch, get};
+use cleave_tests::{
+    Daemon, Scratch, UnresponsiveFs, exercise, is_root, program_path, run_to_exit, scale, small,
+    wait_until,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+struct Node(Daemon);
+
+impl Node {
+    fn start() -> Node {
+        Node::start_with(Scratch::in_memory())
+    }
+
+    fn start_with(scratch: Scratch) -> Node {
+        let run = scratch.join("run");
+        let state = scratch.join("state");
+        let control = run.join("control.sock");
+        let line = [
+            Path::new("node"),
+            Path::new("--state"),
+            &state,
+            Path::new("--run"),
+            &run,
+        ];
+        Node(Daemon::with_args(scratch, control, &line))
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &str) -> Response {
+        fetch(self.0.socket(), method, path, body)
+    }
+
+    fn put(&self, id: &str, body: &Value) -> Response {
+        self.ask("PUT", &format!("/v1/disks/{id}"), &body.to_string())
+    }
+
+    fn get(&self, path: &str) -> Value {
+        get(self.0.socket(), path)
+    }
+
+    fn add(&self, id: &str, body: &Value) {
+        let answer = self.put(id, body);
+        assert_eq!(answer.status, 201, "{id}: {}", answer.body);
+    }
+
+    fn disk(&self, id: &str) -> PathBuf {
+        self.0.scratch().join("run").join(id).join("disk.sock")
+    }
+
+    fn open(&self, id: &str) -> Client {
+        // The node refuses another frontend while the session before drains.
+        let mut client = None;
+        wait_until(|| {
+            client = Client::open(&self.disk(id), &small(1)).ok();
+            client.is_some()
+        });
+        client.unwrap_or_else(|| panic!("{id}: no client\n{}", self.0.log_tail()))
+    }
+
+    fn state(&self, id: &str) -> String {
+        let disk = self.get(&format!("/v1/disks/{id}"));
+        disk["state"].as_str().unwrap().to_owned()
+    }
+}
+
+fn ram() -> Value {
+    json!({"disk": ["ram:4M"], "queues": 2, "persistent": false})
+}
+
+/// The commands of docs/node.md, one after the other in a shell.
+#[test]
+fn the_session_of_the_manual_works_as_it_stands() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("a.img", 1 << 20);
+    let manual = include_str!("../docs/node.md");
+    let (_, rest) = manual.split_once("```sh\n").unwrap();
+    let (session, _) = rest.split_once("```").unwrap();
+    let shown = |path: &Path| path.to_str().unwrap().to_owned();
+    let (state, run) = (shown(&scratch.join("state")), shown(&scratch.join("run")));
+    let session = session
+        .replace("/var/lib/cleave", &state)
+        .replace("/run/cleave", &run)
+        .replace("/var/lib/images/a.img", &shown(&image))
+        .replace("cleave node", &format!("{} node", shown(program_path())))
+        .replace("cleave stats", &format!("{} stats", shown(program_path())))
+        // A person types the second line later than a shell reads it.
+        .replace(
+            " &\n",
+            &format!(" &\nuntil [ -S {run}/control.sock ]; do sleep 0.05; done\n"),
+        );
+    let script = format!("{session}\nkill -TERM $!\nwait $!\necho ended $?");
+    let said = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let (out, err) = (
+        String::from_utf8_lossy(&said.stdout),
+        String::from_utf8_lossy(&said.stderr),
+    );
+    let answers = [
+        "\"state\": \"serving\"",
+        "\"completion\": \"interrupt\"",
+        "\"deleted\"",
+        "ended 0",
+    ];
+    for answer in answers {
+        assert!(out.contains(answer), "{answer}: {out}\n{err}");
+    }
+}
+
+#[test]
+fn a_put_is_idempotent_by_content() {
+    let node = Node::start();
+    let image = node.0.scratch().image("a.img", 4 << 20);
+    let body = json!({"disk": [image], "queues": 4, "serial": "a", "on_error": {"write": "hold"},
+        "persistent": true});
+    let first = node.put("d1", &body);
+    assert_eq!(first.status, 201, "{}", first.body);
+    let socket = node.disk("d1");
+    assert_eq!(first.json()["socket"], socket.to_str().unwrap());
+    let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    exercise(&mut Client::open(&socket, &small(2)).unwrap()).unwrap();
+    assert_eq!(node.put("d1", &body).status, 200);
+    let mut other = body.clone();
+    other["queues"] = json!(8);
+    let refused = node.put("d1", &other);
+    assert_eq!(refused.status, 409);
+    let problem = refused.json();
+    assert_eq!(problem["status"], 409);
+    assert_eq!(problem["title"], "Conflict");
+    assert!(refused.error().starts_with("queues: "), "{problem}");
+    assert!(refused.header.contains("application/problem+json"));
+    let shown = node.get("/v1/disks/d1");
+    assert_eq!(shown["spec"], body);
+    assert_eq!(
+        shown["tuning"]["on_error"],
+        "read=report,write=hold,enospc=hold"
+    );
+    // The same image once more is refused, and nothing of the second disk stays.
+    let twice = node.put("d2", &body);
+    assert_eq!(twice.status, 422, "{}", twice.body);
+    assert_eq!(node.ask("GET", "/v1/disks/d2", "").status, 404);
+    node.0.finish();
+}
+
+#[test]
+fn bad_input_is_named_in_a_line() {
+    let node = Node::start();
+    let rows = [
+        ("d1", "[]", 400, "JSON"),
+        (
+            "d1",
+            r#"{"disk": ["ram:1M"], "colour": 1}"#,
+            400,
+            "`colour`",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["ram:1M"], "queues": 257}"#,
+            400,
+            "--queues",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["ram:1M"], "socket_mode": "x"}"#,
+            400,
+            "socket_mode",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["ram:1M"], "socket_group": "no group"}"#,
+            422,
+            "socket_group",
+        ),
+        ("d1", r#"{"disk": ["/no/such/file"]}"#, 422, "/no/such/file"),
+        ("-d1", r#"{"disk": ["ram:1M"]}"#, 400, "id"),
+        ("..", r#"{"disk": ["ram:1M"]}"#, 400, "id"),
+    ];
+    for (id, body, status, named) in rows {
+        let answer = node.ask("PUT", &format!("/v1/disks/{id}"), body);
+        assert_eq!(answer.status, status, "{body}: {}", answer.body);
+        let error = answer.error();
+        assert!(error.contains(named), "{body}: {error}");
+        assert_eq!(error.lines().count(), 1);
+    }
+    let long = format!("{{\"serial\": \"{}\"}}", "a".repeat(70_000));
+    assert_eq!(node.ask("PUT", "/v1/disks/d1", &long).status, 413);
+    assert_eq!(node.get("/v1/disks"), json!([]));
+    node.0.finish();
+}
+
+#[test]
+fn a_disk_in_use_is_deleted_only_by_force() {
+    let node = Node::start();
+    node.add("a", &ram());
+    node.add("b", &ram());
+    let mut client = node.open("a");
+    exercise(&mut client).unwrap();
+    let refused = node.ask("DELETE", "/v1/disks/a", "");
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    assert!(refused.error().contains("?mode=drain"));
+    exercise(&mut client).unwrap();
+    assert_eq!(node.ask("DELETE", "/v1/disks/a?mode=soft", "").status, 400);
+    let gone = node.ask("DELETE", "/v1/disks/a?mode=drain", "");
+    assert_eq!((gone.status, &gone.json()["lost"]), (200, &Value::Null));
+    assert!(exercise(&mut client).is_err());
+    assert!(!node.disk("a").parent().unwrap().exists());
+    assert_eq!(node.ask("DELETE", "/v1/disks/a", "").status, 404);
+    let mut client = node.open("b");
+    exercise(&mut client).unwrap();
+    assert_eq!(node.ask("DELETE", "/v1/disks/b?mode=hard", "").status, 200);
+    node.add("b", &ram());
+    assert_eq!(node.ask("DELETE", "/v1/disks/b?mode=safe", "").status, 200);
+    node.0.finish();
+}
+
+#[test]
+fn disks_come_back_after_a_kill_and_after_sigterm() {
+    let mut node = Node::start();
+    let scratch = Scratch::new();
+    for id in ["a", "b"] {
+        let image = scratch.image(id, 4 << 20);
+        node.add(id, &json!({"disk": [image], "queues": 2}));
+    }
+    node.add("gone", &ram());
+    let mut client = node.open("a");
+    let data = vec![7; 4096];
+    client.queue(0).write(8192, &data).unwrap();
+    drop(client);
+    for _ in 0..2 {
+        let next = Node(node.0.succeed().unwrap());
+        node.0.abandon();
+        node = next;
+        assert!(wait_until(|| ["a", "b"]
+            .iter()
+            .all(|id| node.state(id) == "serving")));
+        let mut back = vec![0; 4096];
+        node.open("a").queue(0).read(8192, &mut back).unwrap();
+        assert_eq!(back, data);
+    }
+    let disks = node.get("/v1/disks");
+    assert_eq!(disks.as_array().unwrap().len(), 2, "{disks}");
+    // A second node with the same folder is refused.
+    let state = node.0.scratch().join("state").display().to_string();
+    let other = node.0.scratch().join("other").display().to_string();
+    let second = run_to_exit(&["node", "--state", &state, "--run", &other]);
+    assert_eq!(second.code, Some(2), "{}", second.stderr);
+    assert!(
+        second.stderr.contains("in use by a running node"),
+        "{}",
+        second.stderr
+    );
+    assert_eq!(node.ask("DELETE", "/v1/disks/b", "").status, 200);
+    assert!(!node.0.scratch().join("state/disks/b.toml").exists());
+    assert!(node.0.scratch().join("state/disks/a.toml").exists());
+    node.0.finish();
+}
+
+#[test]
+fn a_missing_file_keeps_only_its_own_disk_away() {
+    let mut node = Node::start();
+    let images = Scratch::new();
+    let image = images.image("a", 4 << 20);
+    node.add("a", &json!({"disk": [image], "queues": 2}));
+    let other = images.image("b", 4 << 20);
+    node.add("b", &json!({"disk": [other], "queues": 2}));
+    std::fs::rename(&image, images.join("away")).unwrap();
+    std::fs::write(
+        node.0.scratch().join("state/disks/broken.toml"),
+        "queues = [",
+    )
+    .unwrap();
+    let next = Node(node.0.succeed().unwrap());
+    node.0.abandon();
+    node = next;
+    assert!(wait_until(|| node.state("b") == "serving"));
+    assert!(wait_until(|| node.state("a") == "failed"));
+    let error = node.get("/v1/disks/a")["error"].to_string();
+    assert!(error.contains("does not exist"), "{error}");
+    assert_eq!(node.state("broken"), "failed");
+    exercise(&mut node.open("b")).unwrap();
+    // By itself, after a pause.
+    std::fs::rename(images.join("away"), &image).unwrap();
+    assert!(wait_until(|| node.state("a") == "serving"));
+    exercise(&mut node.open("a")).unwrap();
+    assert_eq!(node.ask("DELETE", "/v1/disks/broken", "").status, 200);
+    assert!(!node.0.scratch().join("state/disks/broken.toml").exists());
+    node.0.finish();
+}
+
+/// A disk whose server is silent holds up neither the others nor the interface, and the end only for its deadline.
+#[test]
+fn a_hung_disk_is_felt_by_nobody_else() {
+    if !is_root() {
+        println!("left out: needs root, to mount");
+        return;
+    }
+    let node = Node::start();
+    let mount = Scratch::in_memory();
+    let silent = UnresponsiveFs::mount(&mount, 4 << 20).unwrap();
+    let count = 63;
+    for at in 0..count {
+        node.add(&format!("d{at}"), &ram());
+    }
+    node.add(
+        "hung",
+        &json!({"disk": [silent.file()], "queues": 1, "stop_deadline": 1, "direct": "off"}),
+    );
+    let hung = node.open("hung");
+    silent.stop_answering();
+    let stuck = std::thread::spawn(move || {
+        let mut client = hung;
+        let _ = client.queue(0).read(0, &mut [0; 4096]);
+    });
+    assert!(wait_until(|| {
+        node.get("/v1/disks/hung")["in_flight"]["requests"] == json!(1)
+    }));
+    for at in 0..count {
+        exercise(&mut node.open(&format!("d{at}"))).unwrap();
+    }
+    let mut daemon = node.0;
+    let start = Instant::now();
+    daemon.signal(Signal::TERM);
+    assert!(daemon.log_has("lost: still in flight after 1 s"));
+    let took = start.elapsed();
+    drop(silent);
+    let ended = daemon.wait();
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert_eq!(ended.unwrap().0, Some(1), "{}", daemon.log_tail());
+    stuck.join().unwrap();
+}
+
+#[test]
+fn adding_and_removing_leaks_nothing_and_disturbs_nobody() {
+    let node = Node::start();
+    for at in 0..15 {
+        node.add(&format!("d{at}"), &ram());
+    }
+    let mut client = node.open("d0");
+    let round = |client: &mut Client| {
+        node.add("again", &ram());
+        exercise(&mut node.open("again")).unwrap();
+        exercise(client).unwrap();
+        let gone = node.ask("DELETE", "/v1/disks/again?mode=drain", "");
+        assert_eq!(gone.status, 200, "{}", gone.body);
+    };
+    (0..5).for_each(|_| round(&mut client));
+    let (fds, threads, rss) = (node.0.fds_at_rest(), node.0.threads(), node.0.rss_kib());
+    (0..scale(100)).for_each(|_| round(&mut client));
+    node.0.fds_settle_at(fds).unwrap();
+    node.0.threads_settle_at(threads).unwrap();
+    node.0.settles_small(rss, 2048).unwrap();
+    drop(client);
+    node.0.finish();
+}
+
+/// What many disks cost while nobody uses them. The figures are printed.
+#[test]
+fn many_idle_disks_wake_nobody() {
+    let node = Node::start();
+    let before = node.0.rss_kib();
+    let start = Instant::now();
+    // As many as the limit of open files of a small machine allows.
+    let count: u32 = 48;
+    for at in 0..count {
+        let body = json!({"disk": ["ram:1M"], "queues": 1, "workers": 1, "persistent": false});
+        node.add(&format!("d{at}"), &body);
+    }
+    let took = start.elapsed();
+    let each = node.0.rss_kib().saturating_sub(before) / u64::from(count);
+    println!("{count} disks in {took:?}, {each} KiB each");
+    assert!(each < 1024, "{each} KiB each");
+    let metrics = node.ask("GET", "/metrics", "").body;
+    let declared = metrics.matches("# TYPE cleave_connected ").count();
+    assert_eq!(declared, 1);
+    assert_eq!(
+        metrics.matches("\ncleave_connected{").count(),
+        count as usize
+    );
+    let control = node.0.socket().display().to_string();
+    let mut stats = Command::new(program_path());
+    let stats = stats.args(["stats", "--json", &control]).output().unwrap();
+    let stats: Value = serde_json::from_slice(&stats.stdout).unwrap();
+    assert_eq!(stats.as_array().unwrap().len(), count as usize);
+    // Connections of the interface end, and timers with them.
+    std::thread::sleep(Duration::from_secs(6));
+    let first = node.0.wakes();
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(node.0.wakes(), first, "an idle node wakes up");
+    node.0.finish();
+}
