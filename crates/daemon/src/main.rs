@@ -22,6 +22,7 @@ mod signals;
 mod socket;
 mod split;
 mod stripe;
+mod systemd;
 mod view;
 
 use std::io::Write as _;

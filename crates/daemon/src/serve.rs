@@ -26,6 +26,7 @@ use crate::service::{Endpoint, Service};
 use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, PathLock};
 use crate::split::split_for;
+use crate::systemd::Manager;
 
 /// How long no connection is accepted after accepting failed (no descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -35,11 +36,8 @@ const ARRIVALS_MAX: u32 = 10;
 
 /// Serves until a signal, or until the only frontend has left.
 pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
-    // Before anything opens a descriptor whose number could be the one that --fd names.
-    let inherited = match &service.endpoint {
-        Endpoint::Fd(_) => Some(socket::open_door(&service.endpoint)?),
-        Endpoint::Path(_) => None,
-    };
+    // Before anything opens a descriptor whose number could be the one that --fd or systemd names.
+    let inherited = socket::inherited(&service.endpoint)?;
     let _log = log::start(service.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
     if let Some(parent) = service.exit_with_parent {
@@ -47,15 +45,19 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     }
     process::raise_descriptor_limit(service.descriptors())?;
     Reactor::probe().map_err(Failure::input)?;
+    let manager = Manager::from_environment();
+    manager.tell("STATUS=waiting for the disk");
     // Before the disk, and to the end of the process: nothing is served while I/O of a daemon that died is in flight.
     let lock = match &service.endpoint {
+        Endpoint::Path(path) if inherited.is_some() => PathLock::take_passed(path)?,
         Endpoint::Path(path) => PathLock::take(path)?,
         Endpoint::Fd(_) => None,
     };
     let disk = open(&service, lock.as_ref())?;
     service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
-    let is_locked = lock.is_some() || inherited.is_some();
-    let served = process::runtime()?.block_on(control(service, disk, inherited, is_locked));
+    let is_locked = lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
+    let daemon = control(service, disk, inherited, is_locked, manager);
+    let served = process::runtime()?.block_on(daemon);
     let may_be_busy = served.as_ref().is_err_and(Failure::is_of_the_run);
     if let (true, Some(lock)) = (may_be_busy, lock) {
         lock.leave();
@@ -85,6 +87,7 @@ async fn control(
     disk: Arc<Disk>,
     inherited: Option<Door>,
     is_locked: bool,
+    manager: Manager,
 ) -> Result<(), Failure> {
     // Before the socket file exists: a signal from now on ends in order and removes it.
     let signals =
@@ -136,6 +139,7 @@ async fn control(
         guest: None,
         status,
         control,
+        manager,
         arrivals: Quota::new(ARRIVALS_MAX),
         rejections: Quota::new(1),
         faults: Quota::new(1),
@@ -150,6 +154,8 @@ async fn control(
             guest.map_err(|error| Failure::run(format!("cannot serve the frontend: {error}")))?,
         );
     }
+    daemon.manager.watch();
+    daemon.manager.ready(daemon.disk.name());
     // The door (and with it the socket file) goes when the loop ends, before the drain.
     daemon.serve(signals, door).await
 }
@@ -174,6 +180,8 @@ struct Daemon {
     status: Arc<DiskStatus>,
     /// The interface that shows it, where there is one.
     control: Option<Server>,
+    /// The service manager, where one has started us.
+    manager: Manager,
     /// Limits of log lines: about frontends that connect and leave, about rejected ones, and about faults. They are
     /// separate so that many rejected frontends do not hide a fault.
     arrivals: Quota,
@@ -322,6 +330,8 @@ impl Daemon {
                 Event::SizeChecked(resized) => self.report_size(resized),
             }
         }
+        self.manager
+            .tell("STOPPING=1\nSTATUS=finishing the requests in flight");
         offload::close(self.listener.take());
         door.close();
         self.control = None;
