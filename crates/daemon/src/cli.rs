@@ -2,6 +2,7 @@
 //! derive from that definition.
 
 mod demo;
+mod doctor;
 mod probe;
 mod stripe;
 mod view;
@@ -21,6 +22,7 @@ use cleave_worker::OnError;
 
 use crate::cpus::CpuList;
 use crate::demo::Demo;
+use crate::doctor::Doctor;
 use crate::failure::Failure;
 use crate::options_doc;
 use crate::pacing::PacingArgs;
@@ -41,6 +43,8 @@ pub(crate) enum Action {
     Probe(Probe),
     /// Show what it can do.
     Demo(Demo),
+    /// Check the host.
+    Doctor(Doctor),
     /// Create or show a stripe.
     Stripe(Stripe),
     /// Show the activity of disks until the operator quits.
@@ -149,6 +153,12 @@ enum Command {
     /// built-in client, measures, prints a table and the QEMU command line that attaches a guest, and
     /// keeps serving until Ctrl-C. Everything is removed at the end.
     Demo(demo::DemoArgs),
+    /// Check this host, a socket and an image, and say how to mend what is wrong
+    ///
+    /// Prints a line for each finding: OK, warning or problem, and the remedy. Nothing is changed. A disk is opened
+    /// read-only for a moment, to see whether its locks are held.
+    #[command(after_long_help = doctor::EXAMPLES)]
+    Doctor(doctor::DoctorArgs),
     /// Create and show stripes: several files or block devices as one disk
     // No help where nothing follows, so that what is missing is named as in every other command.
     #[command(subcommand, after_long_help = stripe::EXAMPLES, disable_help_subcommand = true,
@@ -460,6 +470,7 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         Some(Command::Stats(args)) => Ok(Action::Stats(args.into())),
         Some(Command::Resume(args)) => Ok(Action::Held(args.order(Order::Resume))),
         Some(Command::Fail(args)) => Ok(Action::Held(args.order(Order::Fail))),
+        Some(Command::Doctor(args)) => Ok(Action::Doctor(args.into())),
         Some(Command::Stripe(command)) => Ok(Action::Stripe(command.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),
         None if cli.program.blk_file.is_none() => {

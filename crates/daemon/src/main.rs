@@ -6,6 +6,7 @@ mod cli;
 mod control;
 mod cpus;
 mod demo;
+mod doctor;
 mod failure;
 mod log;
 mod loop_device;
@@ -55,6 +56,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Top(top) => view::top(&top),
         Action::Stats(stats) => view::stats(&stats),
         Action::Held(held) => view::order_held(&held),
+        Action::Doctor(doctor) => doctor::run(&doctor),
         Action::Stripe(stripe) => stripe::run(&stripe),
     }
 }
