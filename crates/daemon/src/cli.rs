@@ -37,6 +37,8 @@ use crate::view::{Held, Order, Stats, Top};
 pub(crate) enum Action {
     /// Write this to stdout.
     Print(String),
+    /// Write man pages and shell completions to this folder.
+    Pages(PathBuf),
     /// Serve a disk.
     Serve(Box<Service>),
     /// Measure a disk.
@@ -186,6 +188,9 @@ struct BackendProgram {
     /// Print all options as Markdown and exit
     #[arg(long, hide = true)]
     help_markdown: bool,
+    /// Write the man pages and the shell completions to this folder and exit
+    #[arg(long, value_name = "DIR", hide = true)]
+    write_pages: Option<PathBuf>,
 }
 
 /// The socket of the frontends.
@@ -473,6 +478,9 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         Some(Command::Doctor(args)) => Ok(Action::Doctor(args.into())),
         Some(Command::Stripe(command)) => Ok(Action::Stripe(command.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),
+        None if cli.program.write_pages.is_some() => {
+            Ok(Action::Pages(cli.program.write_pages.unwrap_or_default()))
+        }
         None if cli.program.blk_file.is_none() => {
             Err(Failure::input("no disk: give --blk-file FILE"))
         }
@@ -493,7 +501,12 @@ fn serve(args: &ServeArgs) -> Result<Action, Failure> {
 
 /// `docs/options.md`, from the definitions above.
 fn markdown() -> String {
-    options_doc::markdown(Cli::command())
+    options_doc::markdown(definition())
+}
+
+/// The definitions themselves.
+pub(crate) fn definition() -> clap::Command {
+    Cli::command()
 }
 
 /// Help is an answer; all else becomes one line.

@@ -12,6 +12,7 @@ mod log;
 mod loop_device;
 mod options_doc;
 mod pacing;
+mod pages;
 mod pending;
 mod probe;
 mod process;
@@ -56,6 +57,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Top(top) => view::top(&top),
         Action::Stats(stats) => view::stats(&stats),
         Action::Held(held) => view::order_held(&held),
+        Action::Pages(folder) => pages::write(cli::definition(), &folder),
         Action::Doctor(doctor) => doctor::run(&doctor),
         Action::Stripe(stripe) => stripe::run(&stripe),
     }
