@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use cargo_metadata::{Artifact as Built, Message, TargetKind};
 
-use crate::step::At;
+use crate::step::{At, quietly};
 
 /// An executable that cargo has built.
 #[derive(Debug, PartialEq)]
@@ -40,6 +40,17 @@ pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2], String> {
     let artifacts = cargo(root, &wanted)?;
     let [cleave, drive] = ["cleave", "drive"].map(|name| program(&artifacts, name));
     Ok([cleave?.to_owned(), drive?.to_owned()])
+}
+
+/// Builds a part of the workspace as it ships, without what tests add to it; the folder of its programs.
+pub(crate) fn released(root: &Path, what: &str) -> Result<PathBuf, String> {
+    let target = root.join("target");
+    let build = ["cargo", "build", "--locked", "--release"];
+    let words: Vec<&str> = build.into_iter().chain(what.split(' ')).collect();
+    // A target folder of the caller's would leave an old program here.
+    let to = target.to_string_lossy();
+    quietly(root, &words, &[("CARGO_TARGET_DIR", &to)])?;
+    Ok(target.join("release"))
 }
 
 /// Path of a program or an example.

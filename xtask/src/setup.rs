@@ -21,6 +21,12 @@ const NEEDS: &[(&str, &str)] = &[
     ("valgrind", "valgrind"),
     ("xz", "xz-utils"),
     ("zstd", "zstd"),
+    ("dpkg-deb", "dpkg"),
+    ("rpmbuild", "rpm"),
+    ("strip", "binutils"),
+    ("lintian", "lintian"),
+    ("man", "man-db"),
+    ("systemd-analyze", "systemd"),
 ];
 
 /// With the administrator's programs, which PATH may leave out.

@@ -8,7 +8,7 @@ use crate::bench::{self, instructions};
 use crate::built::{self, Artifact, Kind};
 use crate::guest::{self, BackendKind};
 use crate::suite::Suite;
-use crate::{guest_bench, setup};
+use crate::{dist, guest_bench, setup};
 
 /// Which tests, and how.
 #[derive(clap::Args)]
@@ -31,6 +31,7 @@ enum Part {
     Integration,
     Benches,
     Guest,
+    Package,
 }
 
 impl Selection {
@@ -97,6 +98,11 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
     });
     passed.extend(guests.map_err(|_| "the guest cases panicked")??);
     passed.extend(measured?);
+    // The measurements have built the release.
+    if selection.runs(Part::Package) {
+        dist::run(root, &dist::Request::checked())?;
+        passed.push("the packages".to_owned());
+    }
     println!(
         "passed in {} s: {}",
         start.elapsed().as_secs(),

@@ -225,13 +225,7 @@ pub(super) fn pinned(cpus: &str, words: &[String]) -> Command {
 
 /// The daemon with the features that it ships with, and the driver.
 fn built_for_release(root: &Path) -> Result<[PathBuf; 2], String> {
-    let target = root.join("target");
-    for what in ["-p cleave-daemon", "-p cleave-client --example drive"] {
-        let build = ["cargo", "build", "--locked", "--release"];
-        let words: Vec<&str> = build.into_iter().chain(what.split(' ')).collect();
-        // A target folder of the caller's would leave an old program here.
-        let to = target.to_string_lossy();
-        quietly(root, &words, &[("CARGO_TARGET_DIR", &to)])?;
-    }
-    Ok(["cleave", "examples/drive"].map(|name| target.join("release").join(name)))
+    let daemon = built::released(root, "-p cleave-daemon")?;
+    let examples = built::released(root, "-p cleave-client --example drive")?;
+    Ok([daemon.join("cleave"), examples.join("examples/drive")])
 }
