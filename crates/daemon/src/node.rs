@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cleave_engine::Reactor;
 use rustix::fs::{FlockOperation, flock};
@@ -23,6 +24,7 @@ use crate::log;
 use crate::process;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket;
+use crate::systemd::Manager;
 use files::Files;
 use keep::{Kept, State};
 use spec::DiskFile;
@@ -33,6 +35,8 @@ const DISKS_MAX: usize = 1024;
 const ID_CHARS_MAX: usize = 64;
 /// Most disks that are opened at once.
 const OPENERS_MAX: usize = 64;
+/// How long the service manager waits for disks that are being opened.
+const READY_TIME: Duration = Duration::from_secs(10);
 /// Descriptors of the process itself.
 const DESCRIPTORS_OWN: u64 = 256;
 
@@ -104,6 +108,9 @@ async fn control(node: &Arc<Node>) -> Result<(), Failure> {
     let socket = socket::open_private(&node.control)?;
     let kept = node.restore()?;
     let server = Server::start(socket, routes::router(node.clone()))?;
+    let manager = Arc::new(Manager::from_environment());
+    manager.watch();
+    tokio::spawn(tell_when_ready(node.clone(), manager.clone()));
     let shown = node.control.display();
     tracing::info!("the control socket is {shown}; disks that are kept: {kept}");
     let signal = loop {
@@ -113,7 +120,24 @@ async fn control(node: &Arc<Node>) -> Result<(), Failure> {
         }
     };
     drop(server);
+    manager.stopping();
     node.stop(signal).await
+}
+
+/// Tells the service manager that the node is ready: each disk that is kept is served or has failed. One whose storage hangs
+/// is not waited for.
+async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
+    let all = node.all();
+    let settled = async {
+        for kept in &all {
+            kept.settled(READY_TIME).await;
+        }
+    };
+    // Ready all the same.
+    let _ = tokio::time::timeout(READY_TIME, settled).await;
+    let is_served = |kept: &&Arc<Kept>| matches!(kept.state(), State::Serving(_));
+    let served = all.iter().filter(is_served).count();
+    manager.ready(&format!("serving {served} of {} disks", all.len()));
 }
 
 impl Node {
