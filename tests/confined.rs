@@ -32,7 +32,7 @@ fn threads(daemon: &Daemon) -> Vec<(String, BTreeMap<String, String>)> {
 fn filters(name: &str) -> &'static str {
     match name {
         "log" => "3",
-        "session" | "size" => "4",
+        "session" | "size" | "flush" => "4",
         "offload" => "4 or 5",
         name if name.starts_with("cleave-w") => "5",
         name if name.starts_with("cleave") => "3",

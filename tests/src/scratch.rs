@@ -94,13 +94,23 @@ impl Mount {
 
     /// An ext4 of so many bytes in a file.
     pub fn ext4(scratch: &Scratch, bytes: u64) -> Result<Mount, String> {
-        let image = scratch.image("ext4.img", bytes);
-        run(
-            "mkfs.ext4",
-            &["-q", "-F", "-m", "0", &image.to_string_lossy()],
-        )?;
+        Mount::file(scratch, bytes, &["mkfs.ext4", "-q", "-F", "-m", "0"])
+    }
+
+    /// An XFS of so many bytes in a file; its files can share blocks.
+    pub fn xfs(scratch: &Scratch, bytes: u64) -> Result<Mount, String> {
+        Mount::file(scratch, bytes, &["mkfs.xfs", "-q"])
+    }
+
+    fn file(scratch: &Scratch, bytes: u64, make: &[&str]) -> Result<Mount, String> {
+        let image = scratch.image("mounted.img", bytes);
+        let shown = image.to_string_lossy();
+        let [program, options @ ..] = make else {
+            return Err("no program".to_owned());
+        };
+        run(program, &[options, &[&*shown]].concat())?;
         let device = LoopDevice::attach(&image)?;
-        let at = scratch.join("ext4");
+        let at = scratch.join("mounted");
         std::fs::create_dir_all(&at).map_err(|error| error.to_string())?;
         run(
             "mount",

@@ -20,6 +20,7 @@ valgrind: valgrind
 curl: curl
 xz-utils: xz
 zstd: zstd
+xfsprogs: mkfs.xfs
 dpkg: dpkg-deb
 rpm: rpmbuild
 binutils: strip

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,14 @@ use cleave_blk::Stripe;
 use cleave_disk::{Backing, Disk, Leg, Resized};
 use cleave_sandbox::Role;
 use cleave_session::{Ending, Quota, Remote, Session, offload};
-use cleave_worker::{Device, Totals};
+use cleave_worker::{Device, Incident, Totals};
+use serde_json::json;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::confine::Confinement;
 use crate::control::{DiskStatus, Server};
+use crate::events::Events;
 use crate::failure::Failure;
 use crate::loop_device;
 use crate::pending::{PendingConnections, has_left};
@@ -73,6 +75,8 @@ pub(crate) struct Naming {
     pub(crate) endpoint: String,
     /// Whether the path of the socket is locked.
     pub(crate) is_locked: bool,
+    /// Who is told of what happens to it.
+    pub(crate) events: Arc<Events>,
 }
 
 /// The state of the disk's loop.
@@ -160,9 +164,19 @@ impl DiskServer {
             service.tuning.clone(),
         );
         let device = device.at_worker_start(confinement.narrowing(Role::Worker));
+        // Known when the disk can be shown.
+        let id = Arc::new(OnceLock::new());
+        let device = device.at_incident(telling(id.clone(), naming.events.clone()));
         let device = Arc::new(device.recording(service.recording));
         let vrings = service.session.vrings_max;
-        let status = DiskStatus::new(device.clone(), naming.endpoint.clone(), vrings);
+        let status = DiskStatus::new(
+            device.clone(),
+            naming.endpoint.clone(),
+            vrings,
+            confinement.clone(),
+        );
+        let status = status.named(naming.id).telling(naming.events);
+        let _ = id.set(status.id());
         Ok(DiskServer {
             once: service.once,
             watch,
@@ -177,7 +191,7 @@ impl DiskServer {
             accept_after: None,
             pending: PendingConnections::default(),
             guest: None,
-            status: Arc::new(status.named(naming.id)),
+            status: Arc::new(status),
             endpoint: naming.endpoint,
             control: None,
             arrivals: Quota::new(ARRIVALS_MAX),
@@ -495,7 +509,7 @@ impl DiskServer {
         let confinement = self.confinement.clone();
         let checker = thread::Builder::new().name("size".to_owned());
         let check = move || {
-            confinement.thread(Role::Size);
+            confinement.thread(Role::Disk);
             reply.send(disk.refresh())
         };
         match checker.spawn(check) {
@@ -519,6 +533,7 @@ impl DiskServer {
         match resized {
             Ok(Resized::Grown(bytes)) => {
                 tracing::info!("{name}: has grown to {bytes} bytes");
+                self.status.tell("resized", json!({ "size_bytes": bytes }));
                 if let Some(guest) = &self.guest {
                     guest.remote.config_changed();
                 }
@@ -611,6 +626,37 @@ impl DiskServer {
             0 => "requests are".to_owned(),
             1 => "1 request is".to_owned(),
             several => format!("{several} requests are"),
+        }
+    }
+}
+
+/// Tells of what workers report.
+fn telling(id: Arc<OnceLock<String>>, events: Arc<Events>) -> impl Fn(Incident) + Send + Sync {
+    move |incident| {
+        let id = id.get().map_or("", String::as_str);
+        let error = |errno| io::Error::from_raw_os_error(errno).to_string();
+        match incident {
+            Incident::Held {
+                vring,
+                verb,
+                sector,
+                errno,
+            } => {
+                let more =
+                    json!({"vring": vring, "verb": verb, "sector": sector, "error": error(errno)});
+                events.tell(id, "held", more);
+            }
+            Incident::Failed {
+                offset_bytes,
+                len_bytes,
+                errno,
+            } => {
+                let more = json!({"offset_bytes": offset_bytes, "len_bytes": len_bytes, "error": error(errno)});
+                events.tell(id, "error", more);
+            }
+            Incident::Retired { vring, why } => {
+                events.tell(id, "retired", json!({"vring": vring, "why": why}));
+            }
         }
     }
 }

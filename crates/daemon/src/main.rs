@@ -9,6 +9,7 @@ mod cpus;
 mod demo;
 mod disk_server;
 mod doctor;
+mod events;
 mod failure;
 mod log;
 mod loop_device;

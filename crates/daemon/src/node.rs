@@ -4,6 +4,7 @@
 mod files;
 mod keep;
 mod routes;
+mod snapshot;
 pub(crate) mod spec;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::control::Server;
 use crate::disk_server::Order;
+use crate::events::Events;
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
@@ -60,6 +62,7 @@ struct Node {
     disks: Mutex<BTreeMap<String, Arc<Kept>>>,
     /// One for each thread that may open a disk. A thread whose storage hangs keeps its own.
     openers: Arc<Semaphore>,
+    events: Arc<Events>,
 }
 
 /// Serves until a signal.
@@ -83,6 +86,7 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
         descriptors,
         disks: Mutex::default(),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
+        events: Arc::default(),
     });
     process::runtime()?.block_on(control(&node))
 }

@@ -88,6 +88,7 @@ async fn control(
         id: None,
         endpoint: socket::name(&service.endpoint),
         is_locked,
+        events: Arc::default(),
     };
     let confine = |service: &Service, name: &str| Confinement::apply(service, name, log);
     let name = disk.name().to_owned();

@@ -268,6 +268,60 @@ impl Disk {
         self.leg_bytes.load(Ordering::Relaxed)
     }
 
+    /// Makes everything durable that was written so far. It may block for as long as the storage does. A failure is
+    /// recorded as that of a guest's flush is.
+    pub fn sync(&self) -> io::Result<()> {
+        if self.sync_failed() {
+            return Err(io::Error::other(
+                "an earlier flush failed, so nothing can be said of what was written: open the disk again",
+            ));
+        }
+        for leg in &self.legs {
+            if let Backing::File { file, .. } = leg.backing() {
+                file.sync_data().inspect_err(|_| self.mark_sync_failed())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why no copy of this disk can share its blocks; `None`: it is one regular file.
+    pub fn why_not_cloned(&self) -> Option<&'static str> {
+        match (self.backing(), self.legs.len()) {
+            (
+                Backing::File {
+                    kind: FileKind::Regular,
+                    ..
+                },
+                1,
+            ) => None,
+            (
+                Backing::File {
+                    kind: FileKind::Regular,
+                    ..
+                },
+                _,
+            ) => Some("a stripe has several files: quiesce it, and copy each leg"),
+            (Backing::File { .. }, _) => Some(
+                "a block device has no file system to share blocks: quiesce it, and use its own snapshots (LVM, ZFS)",
+            ),
+            _ => Some("a disk in memory has no file"),
+        }
+    }
+
+    /// Makes an empty file share all blocks of the disk (FICLONE).
+    pub fn clone_to(&self, to: &File) -> io::Result<()> {
+        let Backing::File { file, .. } = self.backing() else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        rustix::fs::ioctl_ficlone(to, file).map_err(|errno| match errno {
+            rustix::io::Errno::XDEV => io::Error::other("the copy must be on the file system of the disk"),
+            rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOTTY | rustix::io::Errno::INVAL => {
+                io::Error::other("its file system cannot share blocks (XFS and Btrfs can): quiesce it, and copy it by other means")
+            }
+            errno => errno.into(),
+        })
+    }
+
     /// Records a failed fsync: the kernel may have dropped dirty pages, so no later fsync can vouch for them.
     /// Permanent until the disk is reopened.
     pub fn mark_sync_failed(&self) {

@@ -16,8 +16,8 @@ pub enum Role {
     Worker,
     /// Closes, queries and writes descriptors of a frontend.
     Offload,
-    /// Asks for the size of the disk.
-    Size,
+    /// Asks for the size of the disk, and makes it durable.
+    Disk,
     /// Writes lines to stderr.
     Log,
 }
@@ -29,7 +29,7 @@ impl Role {
         Role::Session,
         Role::Worker,
         Role::Offload,
-        Role::Size,
+        Role::Disk,
         Role::Log,
     ];
 
@@ -45,11 +45,12 @@ impl Role {
                 FRONTEND,
                 FILES,
                 EVENTS,
+                SYNC,
             ],
             Role::Session => &[BASE, RINGS, NEW_RINGS, START, DESCRIPTORS, FRONTEND],
             Role::Worker => &[BASE, RINGS],
             Role::Offload => &[BASE, START, DESCRIPTORS],
-            Role::Size => &[BASE, DESCRIPTORS],
+            Role::Disk => &[BASE, DESCRIPTORS, SYNC],
             Role::Log => &[BASE],
         }
     }
@@ -215,6 +216,9 @@ const PRCTL: &[u64] = &[
     libc::PR_SET_VMA as u64,
 ];
 const SECCOMP: &[u64] = &[libc::SECCOMP_SET_MODE_FILTER as u64];
+
+/// What was written to an open file is to last.
+const SYNC: &[Call] = &[any(libc::SYS_fsync), any(libc::SYS_fdatasync)];
 
 /// Descriptors that a frontend sent: asked what they are, read, written and closed.
 const DESCRIPTORS: &[Call] = &[

@@ -163,7 +163,7 @@ mod tests {
         let pairs = [
             (Role::Control, Role::Session),
             (Role::Control, Role::Offload),
-            (Role::Control, Role::Size),
+            (Role::Control, Role::Disk),
             (Role::Session, Role::Worker),
             (Role::Session, Role::Offload),
         ];

@@ -212,7 +212,7 @@ fn attempt_here(words: &str) -> ! {
             order.send(Box::new(narrowed)).unwrap();
             early.join().unwrap().unwrap();
         }
-        Role::Session | Role::Size => thread::spawn(narrowed).join().unwrap(),
+        Role::Session | Role::Disk => thread::spawn(narrowed).join().unwrap(),
         Role::Worker | Role::Offload => {
             let session = move || {
                 sandbox.thread(Role::Session).unwrap();

@@ -1,6 +1,7 @@
 //! Commands from control. They are handled between laps, and answered when they have taken effect.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{SyncSender, TryRecvError};
 
 use cleave_engine::Store;
@@ -30,6 +31,8 @@ pub(crate) struct Inbox {
     pub(crate) exiting: bool,
     /// The operator's orders about held requests that were already carried out.
     pub(crate) orders: Orders,
+    /// The disk is quiesced, and control waits until nothing is in flight.
+    pub(crate) draining: bool,
 }
 
 impl Inbox {
@@ -40,7 +43,9 @@ impl Inbox {
             stopping: 0,
             holds_old_memory: false,
             exiting: false,
-            orders,
+            // One that is quiesced is so for a new worker too.
+            orders: Orders { quiet: 0, ..orders },
+            draining: false,
         }
     }
 }
@@ -48,13 +53,21 @@ impl Inbox {
 impl<S: Store> Worker<S> {
     /// Whether control waits for something that a later lap completes.
     pub(crate) fn has_waiters(&self) -> bool {
-        self.inbox.stopping > 0 || self.inbox.exiting || self.inbox.holds_old_memory
+        let Inbox {
+            stopping,
+            exiting,
+            holds_old_memory,
+            draining,
+            ..
+        } = self.inbox;
+        stopping > 0 || exiting || holds_old_memory || draining
     }
 
     /// Whether something that control waits for has completed.
     pub(crate) fn can_reply(&self) -> bool {
         self.has_waiters()
             && (self.is_ended()
+                || self.inbox.draining && self.is_at_rest()
                 || self
                     .lanes
                     .iter()
@@ -63,9 +76,12 @@ impl<S: Store> Worker<S> {
     }
 
     fn is_ended(&self) -> bool {
-        self.inbox.exiting
-            && self.store().in_flight() == 0
-            && self.lanes.iter().flatten().all(|lane| !lane.dirty)
+        self.inbox.exiting && self.is_at_rest()
+    }
+
+    /// Whether the disk has nothing to do for this worker, and its guests have been shown every answer.
+    fn is_at_rest(&self) -> bool {
+        self.store().in_flight() == 0 && self.lanes.iter().flatten().all(|lane| !lane.dirty)
     }
 
     /// Handles commands, and answers those that have taken effect.
@@ -86,6 +102,12 @@ impl<S: Store> Worker<S> {
         }
         self.handle_orders();
         self.release_old_memory();
+        if self.inbox.draining && self.is_at_rest() {
+            self.inbox.draining = false;
+            let quiet = self.inbox.orders.quiet;
+            // Release: what the requests did is done when control sees it.
+            self.meters.stats.still.store(quiet, Ordering::Release);
+        }
         // A vring that rested may now be served again, and its stalled requests with it.
         self.schedule_stalls();
         self.release_drained_lanes();
@@ -138,6 +160,20 @@ impl<S: Store> Worker<S> {
         }
         if orders.resumes != before.resumes {
             self.resume_held();
+        }
+        if orders.quiet != before.quiet {
+            self.inbox.draining = orders.is_quiet();
+            for number in 0..self.lanes.len() {
+                self.set_quiet(number);
+            }
+        }
+    }
+
+    /// Closes a vring while the disk is quiesced.
+    fn set_quiet(&mut self, number: usize) {
+        if let Some(Some(lane)) = self.lanes.get_mut(number) {
+            lane.is_quiet = self.inbox.orders.is_quiet();
+            lane.close();
         }
     }
 
@@ -206,6 +242,7 @@ impl<S: Store> Worker<S> {
             self.lanes.push(None);
         }
         self.lanes[number] = Some(lane);
+        self.set_quiet(number);
         // A new vring is armed.
         self.waiting.armed = true;
         self.apply(number as u16, Signal::Kick(kick));

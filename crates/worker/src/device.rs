@@ -10,6 +10,7 @@ use cleave_blk::spec::{ID_BYTES, feature};
 use cleave_disk::Disk;
 
 use crate::accept::nanoseconds;
+use crate::incident::{Incident, IncidentHook};
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
 use crate::registry::Registry;
@@ -65,6 +66,7 @@ pub struct Device {
     /// Start of the clock that its workers share.
     pub(crate) began: Instant,
     pub(crate) worker_start: StartHook,
+    pub(crate) incidents: IncidentHook,
 }
 
 impl Device {
@@ -88,6 +90,7 @@ impl Device {
             budget: Budget::default(),
             began: Instant::now(),
             worker_start: StartHook::default(),
+            incidents: IncidentHook::default(),
         }
     }
 
@@ -95,6 +98,12 @@ impl Device {
     /// so its thread can be confined.
     pub fn at_worker_start(mut self, hook: impl Fn() + Send + Sync + 'static) -> Device {
         self.worker_start = StartHook(Some(Box::new(hook)));
+        self
+    }
+
+    /// Sets what a worker calls when something happens that an operator wants to hear of. It must not wait.
+    pub fn at_incident(mut self, hook: impl Fn(Incident) + Send + Sync + 'static) -> Device {
+        self.incidents = IncidentHook(Some(Box::new(hook)));
         self
     }
 
@@ -138,6 +147,22 @@ impl Device {
         let held = self.records.held();
         self.registry.fail();
         held
+    }
+
+    /// Has the workers take no more requests, until [`go_on`](Device::go_on). Those in flight complete
+    /// ([`is_still`](Device::is_still)).
+    pub fn quiesce(&self) {
+        self.registry.quiesce(true);
+    }
+
+    /// Has the workers take requests again.
+    pub fn go_on(&self) {
+        self.registry.quiesce(false);
+    }
+
+    /// Whether it is quiesced and nothing is in flight. Requests that are held, or wait for a retry, stay where they are.
+    pub fn is_still(&self) -> bool {
+        self.registry.is_still()
     }
 
     /// Mode of each running worker: how it waits when it has no work.

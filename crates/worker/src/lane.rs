@@ -44,8 +44,10 @@ pub(crate) struct Lane {
     pub(crate) stalls: Stalls,
     /// Stalled requests were left in the in-flight region.
     pub(crate) left: bool,
-    /// Takes no new requests, because one is held.
+    /// Takes no new requests: one is held, or the disk is quiesced.
     pub(crate) is_closed: bool,
+    /// The disk is quiesced: nothing is given to it, not even again.
+    pub(crate) is_quiet: bool,
     /// Its next request waits for the disk's limits.
     pub(crate) throttled: Option<Throttled>,
     /// Entries were pushed since the last publish.
@@ -129,6 +131,7 @@ impl Lane {
             stalls: Stalls::default(),
             left: false,
             is_closed: false,
+            is_quiet: false,
             throttled: None,
             dirty: false,
             record,
@@ -159,7 +162,8 @@ impl Lane {
 
     /// Whether it has stalled requests, and a ring to read them from again.
     pub(crate) fn can_retry(&self) -> bool {
-        matches!(self.state, State::Running | State::Disabled) && self.stalls.waiting() > 0
+        let is_served = matches!(self.state, State::Running | State::Disabled);
+        is_served && !self.is_quiet && self.stalls.waiting() > 0
     }
 
     /// Whether chains are taken. A vring that stops still takes those that an earlier daemon left in flight.
@@ -167,9 +171,15 @@ impl Lane {
     pub(crate) fn takes(&self) -> bool {
         match self.state {
             State::Running => !self.is_closed,
-            State::Stopping(_) => self.vring.again() > 0,
+            State::Stopping(_) => self.vring.again() > 0 && !self.is_quiet,
             _ => false,
         }
+    }
+
+    /// Opens or closes it, as its stalled requests and its disk have it. Returns whether that is a change.
+    pub(crate) fn close(&mut self) -> bool {
+        let is_closed = self.is_quiet || self.stalls.closes();
+        std::mem::replace(&mut self.is_closed, is_closed) != is_closed
     }
 
     /// Whether its next request may not go yet.

@@ -28,6 +28,8 @@ pub(crate) struct Registry {
     generation: AtomicU64,
     resumes: AtomicU64,
     fails: AtomicU64,
+    /// Odd: the disk is quiesced. Counts the changes, so that each worker can say which of them it has carried out.
+    quiet: AtomicU64,
 }
 
 /// How often the operator has had held requests repeated, and failed. A worker compares them with those that it
@@ -36,6 +38,15 @@ pub(crate) struct Registry {
 pub(crate) struct Orders {
     pub(crate) resumes: u64,
     pub(crate) fails: u64,
+    /// Number of the change after which the disk is quiesced (odd) or not.
+    pub(crate) quiet: u64,
+}
+
+impl Orders {
+    /// Whether no requests are to be taken.
+    pub(crate) fn is_quiet(self) -> bool {
+        self.quiet % 2 == 1
+    }
 }
 
 #[derive(Debug)]
@@ -58,6 +69,7 @@ impl Registry {
             generation: AtomicU64::new(0),
             resumes: AtomicU64::new(0),
             fails: AtomicU64::new(0),
+            quiet: AtomicU64::new(0),
         }
     }
 
@@ -69,6 +81,22 @@ impl Registry {
     /// Has all workers fail their held requests with I/O errors.
     pub(crate) fn fail(&self) {
         self.order(&self.fails);
+    }
+
+    /// Has all workers stop taking requests, or take them again.
+    pub(crate) fn quiesce(&self, quiet: bool) {
+        let is_quiet = self.orders().is_quiet();
+        if quiet != is_quiet {
+            self.order(&self.quiet);
+        }
+    }
+
+    /// Whether the disk is quiesced, and no worker has anything in flight.
+    pub(crate) fn is_still(&self) -> bool {
+        let members = self.lock();
+        let orders = self.orders();
+        let is_still = |worker: &Live| worker.stats.still.load(Ordering::Acquire) == orders.quiet;
+        orders.is_quiet() && members.live.iter().all(is_still)
     }
 
     fn order(&self, counter: &AtomicU64) {
@@ -84,6 +112,7 @@ impl Registry {
         Orders {
             resumes: self.resumes.load(Ordering::Acquire),
             fails: self.fails.load(Ordering::Acquire),
+            quiet: self.quiet.load(Ordering::Acquire),
         }
     }
 

@@ -10,6 +10,7 @@ use cleave_guest::Epoch;
 
 use crate::Action;
 use crate::accept::{Acceptance, InlineRun, write_status};
+use crate::incident::Incident;
 use crate::lane::{Lane, State};
 use crate::record::{Stalled, VringEvent};
 use crate::slots::{Ended, Slots};
@@ -189,6 +190,11 @@ impl Stalls {
             Phase::Held | Phase::UnderWay => None,
         });
         due.min()
+    }
+
+    /// Whether one of them keeps its vring from taking new requests.
+    pub(crate) fn closes(&self) -> bool {
+        self.closing > 0
     }
 
     /// Number of requests that wait.
@@ -458,10 +464,10 @@ impl<S: Store> Worker<S> {
         };
         let shown = lane.stalls.shown();
         lane.record.show_stalled(shown);
-        let is_closed = lane.stalls.closing > 0;
-        if std::mem::replace(&mut lane.is_closed, is_closed) == is_closed {
+        if !lane.close() {
             return;
         }
+        let is_closed = lane.is_closed;
         let index = lane.index;
         self.update_wait_mode();
         // The operator has to open a closed vring before it can close again, so a guest cannot cause this line
@@ -475,6 +481,12 @@ impl<S: Store> Worker<S> {
                 shown.verb,
                 shown.sector,
             );
+            self.device.incidents.call(Incident::Held {
+                vring: index,
+                verb: shown.verb,
+                sector: shown.sector,
+                errno: shown.errno,
+            });
         }
     }
 

@@ -57,6 +57,8 @@ macro_rules! counters {
         pub(crate) struct Stats {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)+
             mode: AtomicU8,
+            /// The quiescing (its number in the registry) in which nothing is in flight any more.
+            pub(crate) still: AtomicU64,
             /// The parts of [`Tried`]: time and result, gain, quartiles, price. All 0: there was no experiment.
             tried: [AtomicU64; 4],
         }

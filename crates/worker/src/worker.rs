@@ -14,6 +14,7 @@ use rustix::time::ClockId;
 use crate::accept::{Acceptance, Begun, InlineRun, write_status};
 use crate::command::Commands;
 use crate::commands::Inbox;
+use crate::incident::Incident;
 use crate::lane::{Lane, State};
 use crate::pacing::{Waiting, cpu_ns};
 use crate::policy::LapWork;
@@ -558,7 +559,12 @@ impl<S: Store> Worker<S> {
         self.update_wait_mode();
         self.reactor.ring(err_bell(slot as u16));
         add_to(&self.alarm, ALARM_RETIRED);
-        self.log_rarely(|name| tracing::warn!("{name}: vring {index} is retired: {why}"));
+        if self.log_rarely(|name| tracing::warn!("{name}: vring {index} is retired: {why}")) {
+            self.device.incidents.call(Incident::Retired {
+                vring: index,
+                why: why.to_string(),
+            });
+        }
         self.abandon(slot);
     }
 
@@ -570,24 +576,33 @@ impl<S: Store> Worker<S> {
             errno,
             ..
         } = *ended;
-        let error = io::Error::from_raw_os_error(errno.unwrap_or(0));
-        self.log_rarely(|name| {
+        let errno = errno.unwrap_or(0);
+        let error = io::Error::from_raw_os_error(errno);
+        let is_told = self.log_rarely(|name| {
             tracing::warn!(
                 "{name}: {verb:?} of {len_bytes} bytes at {offset_bytes} failed: {error}"
             )
         });
+        if is_told {
+            self.device.incidents.call(Incident::Failed {
+                offset_bytes,
+                len_bytes,
+                errno,
+            });
+        }
     }
 
-    /// Logs at most once in [`LOG_EVERY`], because a guest or a disk can cause these lines at will.
-    pub(crate) fn log_rarely(&mut self, line: impl FnOnce(&str)) {
+    /// Logs at most once in [`LOG_EVERY`], because a guest or a disk can cause these lines at will. Returns whether it did.
+    pub(crate) fn log_rarely(&mut self, line: impl FnOnce(&str)) -> bool {
         let now = Instant::now();
-        if self
+        let is_due = self
             .logged
-            .is_none_or(|then| now.duration_since(then) >= LOG_EVERY)
-        {
+            .is_none_or(|then| now.duration_since(then) >= LOG_EVERY);
+        if is_due {
             self.logged = Some(now);
             line(self.device.disk.name());
         }
+        is_due
     }
 
     /// The frontend truncated memory that we read. Reads returned zeroes, so nothing of this connection can be

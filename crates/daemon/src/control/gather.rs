@@ -41,7 +41,7 @@ impl DiskStatus {
     }
 
     /// The id of the disk: its serial, or else the last part of its name. A stripe has that of its first leg.
-    pub(super) fn id(&self) -> String {
+    pub(crate) fn id(&self) -> String {
         if let Some(id) = &self.id {
             return id.clone();
         }
@@ -72,6 +72,7 @@ impl DiskStatus {
             errors: errors(&records),
             in_flight: in_flight(device, &records),
             stalled: stalled(device),
+            quiesced_seconds: self.quiet_left().map(|left| left.as_secs_f64()),
             zero_reads: zero_reads(&records),
             recording: device.records.is_on(),
             requests: requests(&records),

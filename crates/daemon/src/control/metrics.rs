@@ -50,6 +50,7 @@ cleave_in_flight_requests gauge Requests with the engine.
 cleave_oldest_request_seconds gauge Age of the oldest request in flight; 0 where there is none.
 cleave_held_requests gauge Requests that the disk failed and that wait for the operator; no sample where nothing waits.
 cleave_retrying_requests gauge The same, of those that wait for a pause to end.
+cleave_quiesced gauge 1 while the disk is quiesced: requests wait in their rings.
 cleave_requests_held_total counter Times that a request which the disk failed was held.
 cleave_requests_redone_total counter Times that a request which the disk failed was done again.
 cleave_request_stage_seconds histogram Time that requests spent in a stage; split is the part of device that was cut into several ops.
@@ -378,6 +379,10 @@ fn stalls(text: &mut Text<'_>, report: &Report) {
     text.by("cleave_held_requests", "vring", held);
     let retrying = stalled().map(|stalled| (stalled.vring, stalled.retrying));
     text.by("cleave_retrying_requests", "vring", retrying);
+    text.one(
+        "cleave_quiesced",
+        u8::from(report.quiesced_seconds.is_some()),
+    );
     text.one("cleave_requests_held_total", report.totals.held);
     text.one("cleave_requests_redone_total", report.totals.redone);
 }

@@ -7,6 +7,7 @@
 mod gather;
 mod metrics;
 mod patch;
+mod quiet;
 pub(crate) mod report;
 mod routes;
 mod serve;
@@ -20,10 +21,15 @@ use std::time::Instant;
 use axum::Router;
 use cleave_session::Remote;
 use cleave_worker::{Device, Prior, Split};
+use serde_json::Value;
+use tokio::sync::Semaphore;
+
+use crate::confine::Confinement;
+use crate::events::Events;
 
 pub(crate) use metrics::merged as merged_metrics;
 pub(crate) use routes::{Refusal, answer, metrics_of, not_so, read_body};
-pub(crate) use serve::Server;
+pub(crate) use serve::{Server, Streaming};
 
 /// The state that the control interface shows: the disk, and the current session.
 #[derive(Debug)]
@@ -40,10 +46,21 @@ pub(crate) struct DiskStatus {
     started: Instant,
     session: Mutex<Option<Remote>>,
     sessions: AtomicU64,
+    /// The disk takes no requests.
+    quiet: Mutex<Option<quiet::Quiet>>,
+    /// For the thread that flushes the disk.
+    aside: Arc<Semaphore>,
+    confinement: Confinement,
+    events: Arc<Events>,
 }
 
 impl DiskStatus {
-    pub(crate) fn new(device: Arc<Device>, endpoint: String, vrings: u16) -> DiskStatus {
+    pub(crate) fn new(
+        device: Arc<Device>,
+        endpoint: String,
+        vrings: u16,
+        confinement: Confinement,
+    ) -> DiskStatus {
         let auto = match &device.tuning().split {
             // With its profile, if there is one.
             auto @ Split::Auto(_) => auto.clone(),
@@ -58,6 +75,10 @@ impl DiskStatus {
             started: Instant::now(),
             session: Mutex::new(None),
             sessions: AtomicU64::new(0),
+            quiet: Mutex::new(None),
+            aside: Arc::new(Semaphore::new(1)),
+            confinement,
+            events: Arc::default(),
         }
     }
 
@@ -65,6 +86,17 @@ impl DiskStatus {
     pub(crate) fn named(mut self, id: Option<String>) -> DiskStatus {
         self.id = id;
         self
+    }
+
+    /// It, telling these of what happens to the disk.
+    pub(crate) fn telling(mut self, events: Arc<Events>) -> DiskStatus {
+        self.events = events;
+        self
+    }
+
+    /// Tells of an event.
+    pub(crate) fn tell(&self, event: &str, more: Value) {
+        self.events.tell(&self.id(), event, more);
     }
 
     /// All paths of the interface of this disk alone.
@@ -76,11 +108,13 @@ impl DiskStatus {
     pub(crate) fn begin(&self, remote: Remote) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         *self.lock() = Some(remote);
+        self.tell("connected", Value::Null);
     }
 
     /// It has ended.
     pub(crate) fn end(&self) {
         *self.lock() = None;
+        self.tell("disconnected", Value::Null);
     }
 
     fn session(&self) -> Option<Remote> {

@@ -36,6 +36,9 @@ pub(crate) struct Report {
     /// Vrings with requests that the disk failed and that wait to be done again, recording or not.
     #[serde(default)]
     pub(crate) stalled: Vec<Stalled>,
+    /// How long the disk takes no requests, at most; null: it is not quiesced.
+    #[serde(default)]
+    pub(crate) quiesced_seconds: Option<f64>,
     pub(crate) zero_reads: ZeroReads,
     /// Whether there is anything in the fields that follow, and in the three above: `--stats on`.
     pub(crate) recording: bool,

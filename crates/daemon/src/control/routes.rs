@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use serde::Serialize;
+use serde_json::json;
 
 use super::DiskStatus;
 use super::patch::{Ground, apply};
+use super::serve::Streaming;
 
 /// A change takes less, and comes at once.
 const BODY_BYTES_MAX: usize = 16 << 10;
@@ -30,6 +32,9 @@ pub(super) fn router(status: Arc<DiskStatus>) -> Router {
         .route("/v1/disks/{id}", get(disk).patch(change))
         .route("/v1/disks/{id}/resume", post(resume))
         .route("/v1/disks/{id}/fail", post(fail))
+        .route("/v1/disks/{id}/flush", post(flush))
+        .route("/v1/disks/{id}/quiesce", post(quiesce))
+        .route("/v1/events", get(events))
         .route("/metrics", get(metrics))
         .fallback(nothing)
         .method_not_allowed_fallback(not_so)
@@ -77,13 +82,33 @@ pub(crate) async fn read_body(body: Body, bytes_max: usize) -> Result<Bytes, Ref
     }
 }
 
-/// Has held requests done again.
+/// Ends the quiet, and has held requests done again.
 async fn resume(
     State(status): State<Arc<DiskStatus>>,
     path: Path<String>,
 ) -> Result<Response, Refusal> {
     status.find(&path)?;
     Ok(status.resume())
+}
+
+/// Makes the disk durable.
+async fn flush(
+    State(status): State<Arc<DiskStatus>>,
+    path: Path<String>,
+) -> Result<Response, Refusal> {
+    status.find(&path)?;
+    Ok(answer(StatusCode::OK, &status.flush().await?))
+}
+
+/// Stops the disk for a while.
+async fn quiesce(
+    State(status): State<Arc<DiskStatus>>,
+    path: Path<String>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    status.find(&path)?;
+    let body = read_body(body, BODY_BYTES_MAX).await?;
+    Ok(answer(StatusCode::OK, &status.quiesce(&body).await?))
 }
 
 /// Ends held requests as I/O errors.
@@ -93,6 +118,14 @@ async fn fail(
 ) -> Result<Response, Refusal> {
     status.find(&path)?;
     Ok(status.fail())
+}
+
+async fn events(
+    State(status): State<Arc<DiskStatus>>,
+    stream: Extension<Streaming>,
+) -> Result<Response, Refusal> {
+    stream.begin();
+    status.events.listen()
 }
 
 async fn metrics(State(status): State<Arc<DiskStatus>>) -> Response {
@@ -107,7 +140,7 @@ pub(crate) fn metrics_of(text: String) -> Response {
 async fn nothing() -> Refusal {
     Refusal(
         StatusCode::NOT_FOUND,
-        "no such path; there are /v1/disks, /v1/disks/{id}, its /resume and /fail, and /metrics"
+        "no such path; there are /v1/disks, /v1/disks/{id}, its /resume, /fail, /flush and /quiesce, /v1/events and /metrics"
             .to_owned(),
     )
 }
@@ -134,6 +167,8 @@ impl DiskStatus {
             apply(body, &now, &ground).map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
         if tuning != *now {
             self.device.tune(tuning);
+            let tuning = serde_json::to_value(self.tuning()).unwrap_or_default();
+            self.tell("changed", json!({ "tuning": tuning }));
             let name = self.device.disk.name();
             tracing::info!(
                 "{name}: is served differently from now on: {}",
@@ -143,8 +178,9 @@ impl DiskStatus {
         Ok(())
     }
 
-    /// Has held requests done again.
+    /// Ends the quiet, and has held requests done again.
     pub(crate) fn resume(&self) -> Response {
+        self.go_on();
         self.ordered(self.device.resume(), "are done again")
     }
 
@@ -160,6 +196,7 @@ impl DiskStatus {
             requests: u64,
         }
         if requests > 0 {
+            self.tell("released", json!({ "requests": requests }));
             let name = self.device.disk.name();
             tracing::info!("{name}: {requests} held requests {outcome}, as ordered");
         }

@@ -1,9 +1,12 @@
 //! The connections: few, short, and none of them trusted to be either.
 
 use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -85,14 +88,29 @@ impl Drop for Connections {
     }
 }
 
+/// Whether a connection has an answer without end, which no time limits.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Streaming(Arc<AtomicBool>);
+
+impl Streaming {
+    pub(crate) fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 async fn converse(stream: UnixStream, router: Router) {
-    let service = TowerToHyperService::new(router);
+    let streaming = Streaming::default();
+    let service = TowerToHyperService::new(router.layer(Extension(streaming.clone())));
     let conversation = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
         .max_buf_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .serve_connection(TokioIo::new(stream), service);
+    let mut conversation = pin!(conversation);
     // How it ends is the client's affair.
-    let _ = tokio::time::timeout(CONNECTION_TIME, conversation).await;
+    let ended = tokio::time::timeout(CONNECTION_TIME, &mut conversation).await;
+    if ended.is_err() && streaming.0.load(Ordering::Relaxed) {
+        let _ = conversation.await;
+    }
 }

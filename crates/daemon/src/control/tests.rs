@@ -10,6 +10,7 @@ use cleave_worker::{Device, Direction, LegTotals, Split, Tried, Tuning, WorkerCo
 use serde_json::{Value, json};
 
 use super::DiskStatus;
+use crate::confine::Confinement;
 
 fn options() -> OpenOptions {
     OpenOptions::default()
@@ -25,7 +26,12 @@ pub(super) fn status(disk: Disk, serial: &str) -> Arc<DiskStatus> {
     let tuning = Tuning::new(Split::Off);
     let device = Device::new(Arc::new(disk), padded, true, config, tuning);
     let device = Arc::new(device.recording(Recording::On));
-    Arc::new(DiskStatus::new(device, "/run/a.sock".to_owned(), 4))
+    Arc::new(DiskStatus::new(
+        device,
+        "/run/a.sock".to_owned(),
+        4,
+        Confinement::none(),
+    ))
 }
 
 pub(super) fn ram(serial: &str) -> Arc<DiskStatus> {

@@ -4,12 +4,13 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use cleave_disk::Disk;
 use cleave_session::offload;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Node;
@@ -33,7 +34,9 @@ const ORDERS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) id: String,
-    pub(super) file: DiskFile,
+    file: Mutex<DiskFile>,
+    /// Held while the file is changed.
+    pub(super) changing: tokio::sync::Mutex<()>,
     /// Descriptors that it may come to need.
     pub(super) descriptors: u64,
     /// Its file cannot be read: another content replaces it.
@@ -88,7 +91,8 @@ impl Kept {
         let needs = node.service(id, &file).map(|service| service.descriptors());
         let kept = Arc::new(Kept {
             id: id.to_owned(),
-            file,
+            file: Mutex::new(file),
+            changing: tokio::sync::Mutex::default(),
             descriptors: needs.unwrap_or_default(),
             is_unread: false,
             state: watch::Sender::new(State::Opening),
@@ -111,13 +115,27 @@ impl Kept {
         tracing::error!("{id}: not served: {why}");
         Arc::new(Kept {
             id: id.to_owned(),
-            file: DiskFile::default(),
+            file: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
             descriptors: 0,
             is_unread: true,
             state: watch::Sender::new(State::Failed(why)),
             // Nobody takes them.
             orders: mpsc::channel(1).0,
         })
+    }
+
+    /// What it is to be.
+    pub(super) fn file(&self) -> DiskFile {
+        self.lock_file().clone()
+    }
+
+    pub(super) fn set_file(&self, file: DiskFile) {
+        *self.lock_file() = file;
+    }
+
+    fn lock_file(&self) -> MutexGuard<'_, DiskFile> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn state(&self) -> State {
@@ -163,21 +181,21 @@ impl Kept {
 async fn keep(node: Arc<Node>, kept: Arc<Kept>, mut orders: mpsc::Receiver<Order>) {
     let mut pause = PAUSE_MIN;
     loop {
-        kept.state.send_replace(State::Opening);
+        enter(&node, &kept, State::Opening);
         let opened = tokio::select! {
             biased;
             () = stop(&mut orders) => break,
             opened = open(&node, &kept) => opened,
         };
-        match opened.and_then(|opened| start(&kept, opened)) {
+        match opened.and_then(|opened| start(&node, &kept, opened)) {
             Ok(serving) => {
-                let lost = serve(&kept, serving, &mut orders).await;
+                let lost = serve(&node, &kept, serving, &mut orders).await;
                 // The folder of its socket; it stays while a lock is in it.
                 let _ = fs::remove_dir(node.run.join(&kept.id));
-                kept.state.send_replace(State::Ended(lost));
+                enter(&node, &kept, State::Ended(lost));
                 return;
             }
-            Err(failure) => fail(&kept, &failure),
+            Err(failure) => fail(&node, &kept, &failure),
         }
         tokio::select! {
             biased;
@@ -188,14 +206,30 @@ async fn keep(node: Arc<Node>, kept: Arc<Kept>, mut orders: mpsc::Receiver<Order
             () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
         }
     }
-    kept.state.send_replace(State::Ended(None));
+    enter(&node, &kept, State::Ended(None));
 }
 
-/// Tells once why a disk is not served.
-fn fail(kept: &Kept, failure: &Failure) {
+/// Puts it into another state, and tells of that.
+fn enter(node: &Node, kept: &Kept, state: State) {
+    let more = match &state {
+        State::Opening | State::Ending => Value::Null,
+        State::Serving(status) => {
+            let size_bytes = status.entry().size_bytes;
+            json!({"socket": node.socket(&kept.id), "size_bytes": size_bytes})
+        }
+        State::Failed(why) => json!({ "error": why }),
+        State::Ended(lost) => json!({ "lost": lost }),
+    };
+    let name = state.name();
+    kept.state.send_replace(state);
+    node.events.tell(&kept.id, name, more);
+}
+
+/// Tells why a disk is not served.
+fn fail(node: &Node, kept: &Kept, failure: &Failure) {
     tracing::warn!("{}: not served, to be tried again: {failure}", kept.id);
     let why = failure.to_string();
-    kept.state.send_replace(State::Failed(why));
+    enter(node, kept, State::Failed(why));
 }
 
 /// Waits for an order to stop, or to try again.
@@ -230,8 +264,8 @@ async fn open(node: &Node, kept: &Kept) -> Result<Opened, Failure> {
     };
     let (reply, opened) = oneshot::channel();
     let folder = node.run.join(&kept.id);
-    let service = node.service(&kept.id, &kept.file).map_err(Failure::input)?;
-    let file = kept.file.clone();
+    let file = kept.file();
+    let service = node.service(&kept.id, &file).map_err(Failure::input)?;
     let thread = thread::Builder::new().name("open".to_owned());
     let spawned = thread.spawn(move || {
         let _opener = opener;
@@ -276,11 +310,12 @@ struct Serving {
     lock: Option<PathLock>,
 }
 
-fn start(kept: &Kept, opened: Opened) -> Result<Serving, Failure> {
+fn start(node: &Node, kept: &Kept, opened: Opened) -> Result<Serving, Failure> {
     let naming = Naming {
         id: Some(kept.id.clone()),
         endpoint: socket::name(&opened.service.endpoint),
         is_locked: opened.lock.is_some(),
+        events: node.events.clone(),
     };
     let disk = opened.disk.clone();
     let server = DiskServer::new(
@@ -301,6 +336,7 @@ fn start(kept: &Kept, opened: Opened) -> Result<Serving, Failure> {
 
 /// Serves it to its end. What was left or lost, if anything was.
 async fn serve(
+    node: &Node,
     kept: &Kept,
     serving: Serving,
     orders: &mut mpsc::Receiver<Order>,
@@ -311,9 +347,9 @@ async fn serve(
         door,
         lock,
     } = serving;
-    kept.state.send_replace(State::Serving(server.status()));
+    enter(node, kept, State::Serving(server.status()));
     let ended = server.serve(orders, door).await;
-    kept.state.send_replace(State::Ending);
+    enter(node, kept, State::Ending);
     drop(server);
     // Closing a file may wait for its server.
     offload::close(disk);

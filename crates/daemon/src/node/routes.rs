@@ -1,22 +1,26 @@
 //! The paths of a node's interface.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, State as Shared};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 
 use super::keep::{Kept, State, aside};
+use super::snapshot;
 use super::spec::DiskFile;
 use super::{DESCRIPTORS_OWN, DISKS_MAX, ID_CHARS_MAX, Node, is_id};
-use crate::control::{DiskStatus, Refusal, answer, merged_metrics, metrics_of, read_body};
+use crate::control::{
+    DiskStatus, Refusal, Streaming, answer, merged_metrics, metrics_of, read_body,
+};
 use crate::disk_server::Order;
 
 /// A disk that takes longer to open is answered with 202.
@@ -40,6 +44,10 @@ pub(super) fn router(node: Arc<Node>) -> Router {
         .route("/v1/disks/{id}/start", post(start))
         .route("/v1/disks/{id}/resume", post(resume))
         .route("/v1/disks/{id}/fail", post(fail))
+        .route("/v1/disks/{id}/flush", post(flush))
+        .route("/v1/disks/{id}/quiesce", post(quiesce))
+        .route("/v1/disks/{id}/snapshot", post(snapshot))
+        .route("/v1/events", get(events))
         .route("/metrics", get(metrics))
         .fallback(nothing)
         .method_not_allowed_fallback(crate::control::not_so)
@@ -131,7 +139,7 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool)
     let service = service.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
     let mut disks = node.lock();
     if let Some(kept) = disks.get(id).filter(|kept| !kept.is_unread) {
-        return match kept.file.difference(&file) {
+        return match kept.file().difference(&file) {
             None => Ok((kept.clone(), false)),
             Some(field) => Err(Refusal(
                 StatusCode::CONFLICT,
@@ -161,12 +169,8 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool)
 
 /// Writes the file of a new disk. Without it the disk would be gone after the next start, so it is not served.
 async fn keep(node: &Arc<Node>, kept: &Arc<Kept>) -> Result<(), Refusal> {
-    if !kept.file.is_persistent() {
-        return Ok(());
-    }
-    let (files, written) = (node.files.clone(), kept.clone());
-    let done = aside("state", move || files.write(&written.id, &written.file)).await;
-    done.map_err(|error| {
+    let written = write(node, kept, kept.file()).await;
+    written.map_err(|error| {
         kept.order(Order::Stop("its file cannot be written".to_owned(), None));
         node.forget(kept);
         let why =
@@ -175,11 +179,39 @@ async fn keep(node: &Arc<Node>, kept: &Arc<Kept>) -> Result<(), Refusal> {
     })
 }
 
+/// Writes the file of a disk that is kept.
+async fn write(node: &Node, kept: &Kept, file: DiskFile) -> io::Result<()> {
+    if !file.is_persistent() {
+        return Ok(());
+    }
+    let (files, id) = (node.files.clone(), kept.id.clone());
+    aside("state", move || files.write(&id, &file)).await
+}
+
 async fn change(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body) -> Answer {
-    let status = served(&node, &path)?;
     let body = read_body(body, BODY_BYTES_MAX).await?;
-    status.change(&body)?;
-    show(Shared(node), path).await
+    apart(async move { change_kept(&node, &path, &body).await }).await
+}
+
+/// Changes how a disk is served, and what is kept of it. What concerns single vrings is not kept.
+async fn change_kept(node: &Node, id: &str, body: &[u8]) -> Answer {
+    let kept = find(node, id)?;
+    let _changing = kept.changing.lock().await;
+    let status = served(node, id)?;
+    status.change(body)?;
+    let file = kept.file();
+    let changed = file.changed(body);
+    let changed = changed.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
+    if changed != file {
+        kept.set_file(changed.clone());
+        write(node, &kept, changed).await.map_err(|error| {
+            let why = format!(
+                "changed until the disk is opened again, but its file cannot be written: {error}: see to the folder of --state"
+            );
+            Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
+        })?;
+    }
+    Ok(answer(StatusCode::OK, &full(node, &kept)))
 }
 
 async fn remove(Shared(node): Shared<Arc<Node>>, path: Path<String>, uri: Uri) -> Answer {
@@ -251,6 +283,28 @@ async fn fail(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
     Ok(served(&node, &path)?.fail())
 }
 
+async fn flush(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+    let status = served(&node, &path)?;
+    apart(async move { Ok(answer(StatusCode::OK, &status.flush().await?)) }).await
+}
+
+async fn quiesce(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body) -> Answer {
+    let status = served(&node, &path)?;
+    let body = read_body(body, BODY_BYTES_MAX).await?;
+    apart(async move { Ok(answer(StatusCode::OK, &status.quiesce(&body).await?)) }).await
+}
+
+async fn snapshot(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body) -> Answer {
+    let status = served(&node, &path)?;
+    let body = read_body(body, BODY_BYTES_MAX).await?;
+    apart(async move { snapshot::take(&status, &body).await }).await
+}
+
+async fn events(Shared(node): Shared<Arc<Node>>, stream: Extension<Streaming>) -> Answer {
+    stream.begin();
+    node.events.listen()
+}
+
 async fn metrics(Shared(node): Shared<Arc<Node>>) -> Response {
     let all = node.all();
     let texts = all.iter().filter_map(|kept| match kept.state() {
@@ -263,7 +317,8 @@ async fn metrics(Shared(node): Shared<Arc<Node>>) -> Response {
 async fn nothing() -> Refusal {
     Refusal(
         StatusCode::NOT_FOUND,
-        "no such path; there are /v1/disks, /v1/disks/{id}, its /start, /resize, /resume and /fail, and /metrics"
+        "no such path; there are /v1/disks, /v1/disks/{id}, its /start, /resize, /resume, /fail, /flush, /quiesce and /snapshot, \
+         /v1/events and /metrics"
             .to_owned(),
     )
 }
@@ -287,13 +342,13 @@ fn served(node: &Node, id: &str) -> Result<Arc<DiskStatus>, Refusal> {
 }
 
 fn row(node: &Node, kept: &Kept) -> Row {
-    let state = kept.state();
+    let (state, file) = (kept.state(), kept.file());
     let mut row = Row {
         id: kept.id.clone(),
         state: state.name(),
         socket: node.socket(&kept.id).display().to_string(),
-        name: kept.file.disk.first().cloned().unwrap_or_default(),
-        serial: kept.file.serial.clone(),
+        name: file.disk.first().cloned().unwrap_or_default(),
+        serial: file.serial,
         size_bytes: 0,
         connected: false,
         error: None,
@@ -322,7 +377,7 @@ fn full(node: &Node, kept: &Kept) -> Value {
     if let Ok(Value::Object(row)) = serde_json::to_value(row(node, kept)) {
         all.extend(row);
     }
-    all.insert("spec".to_owned(), Value::Object(kept.file.fields()));
+    all.insert("spec".to_owned(), Value::Object(kept.file().fields()));
     Value::Object(all)
 }
 

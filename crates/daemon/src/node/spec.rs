@@ -106,6 +106,27 @@ impl DiskFile {
         differing.next().cloned()
     }
 
+    /// What it is after a PATCH with this body, which was carried out.
+    pub(crate) fn changed(&self, body: &[u8]) -> Result<DiskFile, String> {
+        let changes: Map<String, Value> =
+            serde_json::from_slice(body).map_err(|error| error.to_string())?;
+        let mut fields = self.fields();
+        for (name, value) in changes {
+            let value = match (name.as_str(), value) {
+                // Of the vrings of this moment.
+                ("vrings", _) => continue,
+                ("limits", Value::Object(changes)) => merged(fields.remove("limits"), changes),
+                ("on_error", Value::String(policy)) => by_kind(&policy),
+                (_, value) => value,
+            };
+            match value {
+                Value::Null => fields.remove(&name),
+                value => fields.insert(name, value),
+            };
+        }
+        serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
+    }
+
     /// Whether it is kept.
     pub(crate) fn is_persistent(&self) -> bool {
         self.persistent.unwrap_or(true)
@@ -134,6 +155,31 @@ impl DiskFile {
             .filter(|mode| *mode <= 0o777)
             .ok_or_else(|| format!("socket_mode: {text:?} is no octal mode such as \"0660\""))
     }
+}
+
+/// Limits after a change: 0 takes one away.
+fn merged(limits: Option<Value>, changes: Map<String, Value>) -> Value {
+    let mut all = match limits {
+        Some(Value::Object(limits)) => limits,
+        _ => Map::new(),
+    };
+    all.extend(changes);
+    all.retain(|_, value| value.as_u64() != Some(0));
+    match all.is_empty() {
+        true => Value::Null,
+        false => Value::Object(all),
+    }
+}
+
+/// A policy such as `read=report,write=hold`, or one word for all kinds, as a table.
+fn by_kind(policy: &str) -> Value {
+    let each = |part: &str| match part.split_once('=') {
+        Some((kind, policy)) => vec![(kind.to_owned(), Value::from(policy))],
+        None => ["read", "write", "enospc"]
+            .map(|kind| (kind.to_owned(), Value::from(part)))
+            .to_vec(),
+    };
+    Value::Object(policy.split(',').flat_map(each).collect())
 }
 
 /// The first field that cannot be read by itself.
@@ -198,6 +244,39 @@ mod tests {
         assert_eq!(service.session.vrings_max, 4);
         assert!(service.tuning.on_error.may_hold());
         assert_eq!(service.tuning.limits.to_string(), "iops-total=5000");
+    }
+
+    #[test]
+    fn a_change_is_kept_as_if_it_had_been_asked_for_first() {
+        let file = DiskFile::from_json(EXAMPLE.as_bytes()).unwrap();
+        let rows = [
+            (r#"{"limits":{"iops-total":0}}"#, "limits", None),
+            (
+                r#"{"limits":{"bps-total":7}}"#,
+                "limits",
+                Some(r#"{"bps-total":7,"iops-total":5000}"#),
+            ),
+            (r#"{"completion":"poll"}"#, "completion", Some("\"poll\"")),
+            (r#"{"coalesce_us":9}"#, "coalesce_us", Some("9")),
+            (
+                r#"{"on_error":"report"}"#,
+                "on_error",
+                Some(r#"{"enospc":"report","read":"report","write":"report"}"#),
+            ),
+            (
+                r#"{"on_error":"read=hold,write=retry:5"}"#,
+                "on_error",
+                Some(r#"{"read":"hold","write":"retry:5"}"#),
+            ),
+            (r#"{"spin_cpu_total":null}"#, "spin_cpu_total", None),
+            (r#"{"vrings":{"0":"poll"}}"#, "vrings", None),
+        ];
+        for (body, field, expected) in rows {
+            let changed = file.changed(body.as_bytes()).unwrap();
+            let found = changed.fields().get(field).map(Value::to_string);
+            assert_eq!(found.as_deref(), expected, "{body}");
+            judged(&Value::Object(changed.fields()).to_string()).unwrap();
+        }
     }
 
     #[test]

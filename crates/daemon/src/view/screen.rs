@@ -76,6 +76,9 @@ fn detail(report: &Report) -> String {
     if held > 0 {
         parts.push(format!("{held} HELD"));
     }
+    if let Some(seconds) = report.quiesced_seconds {
+        parts.push(format!("QUIESCED for {seconds:.0} s more"));
+    }
     match report.session.connected {
         true => parts.push(counted(report.session.vrings.len() as u64, "vring")),
         false => parts.push("no frontend".to_owned()),

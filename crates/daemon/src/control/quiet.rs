@@ -1,0 +1,237 @@
+//! A disk that is quiesced: for a moment nothing is read or written, so that something below can take a snapshot of it.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use cleave_sandbox::Role;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use super::{DiskStatus, Refusal};
+
+/// How long a disk stays quiesced if the operator does not say, and the longest. Guests warn of tasks that hang after 120 s.
+const SECONDS_DEFAULT: u64 = 10;
+const SECONDS_MAX: u64 = 60;
+/// How long a flush by itself may take.
+const FLUSH_TIME: Duration = Duration::from_secs(30);
+/// Pause between two looks at what is in flight.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+
+/// The body of `quiesce`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Wanted {
+    seconds: Option<u64>,
+}
+
+/// The answer to it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Quiesced {
+    state: &'static str,
+    /// When the disk goes on by itself.
+    seconds_left: f64,
+    /// How long the drain and the flush took.
+    took_ms: f64,
+}
+
+/// The answer to `flush`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Flushed {
+    took_ms: f64,
+}
+
+/// Why and until when the disk takes no requests.
+#[derive(Debug)]
+pub(super) struct Quiet {
+    until: Instant,
+    /// Ends it then.
+    timer: AbortHandle,
+}
+
+impl DiskStatus {
+    /// Drains the disk and makes it durable. Then nothing is given to it until [`go_on`](DiskStatus::go_on), or until the
+    /// time that the body asks for is over, counted from now.
+    pub(crate) async fn quiesce(self: &Arc<DiskStatus>, body: &[u8]) -> Result<Quiesced, Refusal> {
+        let seconds = seconds_of(body)?;
+        let start = Instant::now();
+        let until = start + Duration::from_secs(seconds);
+        self.begin_quiet(until)?;
+        let drained = self.drain_and_flush(until).await;
+        if drained.is_err() {
+            self.go_on();
+        }
+        drained?;
+        let took = start.elapsed();
+        self.tell("quiesced", json!({ "seconds": seconds }));
+        tracing::info!(
+            "{}: quiesced after {} ms, for at most {seconds} s",
+            self.device.disk.name(),
+            took.as_millis()
+        );
+        Ok(Quiesced {
+            state: "quiesced",
+            seconds_left: self.quiet_left().unwrap_or_default().as_secs_f64(),
+            took_ms: milliseconds(took),
+        })
+    }
+
+    /// Makes everything durable that was written so far.
+    pub(crate) async fn flush(&self) -> Result<Flushed, Refusal> {
+        let start = Instant::now();
+        self.sync(start + FLUSH_TIME).await?;
+        let took_ms = milliseconds(start.elapsed());
+        Ok(Flushed { took_ms })
+    }
+
+    /// Ends the quiet; whether there was any.
+    pub(crate) fn go_on(&self) -> bool {
+        let Some(quiet) = self.lock_quiet().take() else {
+            return false;
+        };
+        quiet.timer.abort();
+        self.device.go_on();
+        self.tell("resumed", Value::Null);
+        tracing::info!("{}: goes on", self.device.disk.name());
+        true
+    }
+
+    /// How long the disk stays quiesced.
+    pub(crate) fn quiet_left(&self) -> Option<Duration> {
+        let quiet = self.lock_quiet();
+        let until = quiet.as_ref().map(|quiet| quiet.until)?;
+        Some(until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Makes `to` a copy that shares its blocks with the disk's file: drains, flushes, clones and goes on. How long the guest
+    /// waited.
+    pub(crate) async fn snapshot(
+        self: &Arc<DiskStatus>,
+        to: File,
+        within: Duration,
+    ) -> Result<Duration, Refusal> {
+        let start = Instant::now();
+        let until = start + within;
+        self.begin_quiet(until)?;
+        let disk = self.device.disk.clone();
+        let cloned = match self.drain_and_flush(until).await {
+            Ok(()) => {
+                let cloned = self.aside(until, move || disk.clone_to(&to)).await;
+                // What it is asked for cannot be done there.
+                cloned.map_err(|Refusal(_, why)| Refusal(StatusCode::UNPROCESSABLE_ENTITY, why))
+            }
+            Err(refusal) => Err(refusal),
+        };
+        self.go_on();
+        cloned.map(|()| start.elapsed())
+    }
+
+    /// Why no snapshot can be taken of it.
+    pub(crate) fn refuse_snapshot(&self) -> Result<(), String> {
+        match self.device.disk.why_not_cloned() {
+            Some(why) => Err(why.to_owned()),
+            None => Ok(()),
+        }
+    }
+
+    fn begin_quiet(self: &Arc<DiskStatus>, until: Instant) -> Result<(), Refusal> {
+        let mut quiet = self.lock_quiet();
+        if quiet.is_some() {
+            let why = "it is quiesced already: wait, or end that with …/resume".to_owned();
+            return Err(Refusal(StatusCode::CONFLICT, why));
+        }
+        let status = self.clone();
+        let timer = tokio::spawn(async move {
+            tokio::time::sleep_until(until.into()).await;
+            status.go_on();
+        });
+        *quiet = Some(Quiet {
+            until,
+            timer: timer.abort_handle(),
+        });
+        self.device.quiesce();
+        Ok(())
+    }
+
+    async fn drain_and_flush(&self, until: Instant) -> Result<(), Refusal> {
+        while !self.device.is_still() {
+            if Instant::now() >= until || self.quiet_left().is_none() {
+                let why = "requests are still in flight, so the disk goes on: see why it is so slow, or give more seconds";
+                return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, why.to_owned()));
+            }
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
+        self.sync(until).await
+    }
+
+    async fn sync(&self, until: Instant) -> Result<(), Refusal> {
+        let disk = self.device.disk.clone();
+        self.aside(until, move || disk.sync()).await
+    }
+
+    /// Does on a thread of its own what may block: one such thread at a time.
+    async fn aside(
+        &self,
+        until: Instant,
+        job: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> Result<(), Refusal> {
+        let (aside, confinement) = (self.aside.clone(), self.confinement.clone());
+        let Ok(aside) = aside.try_acquire_owned() else {
+            let why = "a flush of this disk is under way already: see why it takes so long";
+            return Err(Refusal(StatusCode::CONFLICT, why.to_owned()));
+        };
+        let (reply, done) = oneshot::channel();
+        let spawned = thread::Builder::new()
+            .name("flush".to_owned())
+            .spawn(move || {
+                confinement.thread(Role::Disk);
+                let _aside = aside;
+                // The client may have left.
+                let _ = reply.send(job());
+            });
+        let failed = |error: io::Error| {
+            Refusal(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("the disk: {error}"),
+            )
+        };
+        spawned.map_err(failed)?;
+        match tokio::time::timeout_at(until.into(), done).await {
+            Ok(Ok(result)) => result.map_err(failed),
+            Ok(Err(lost)) => Err(failed(io::Error::other(lost))),
+            Err(_) => {
+                let why = "the disk did not flush in time: see why it is so slow".to_owned();
+                Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, why))
+            }
+        }
+    }
+
+    fn lock_quiet(&self) -> std::sync::MutexGuard<'_, Option<Quiet>> {
+        self.quiet
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+fn seconds_of(body: &[u8]) -> Result<u64, Refusal> {
+    let bad = |why: String| Refusal(StatusCode::BAD_REQUEST, why);
+    let wanted: Wanted = match body.trim_ascii() {
+        [] => Wanted::default(),
+        body => serde_json::from_slice(body)
+            .map_err(|error| bad(format!("the body: {error}: send {{\"seconds\": 10}}")))?,
+    };
+    let seconds = wanted.seconds.unwrap_or(SECONDS_DEFAULT);
+    match (1..=SECONDS_MAX).contains(&seconds) {
+        true => Ok(seconds),
+        false => Err(bad(format!("seconds: {seconds} is not 1 to {SECONDS_MAX}"))),
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
+}
