@@ -1,4 +1,4 @@
-//! What the daemon gives up once its disk and its sockets are open (`docs/security.md`).
+//! Confines the daemon once its disk and its sockets are open (`docs/security.md`).
 
 use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ impl Confinement {
         }
     }
 
-    /// What a thread of this role calls when it starts.
+    /// Makes the function that a thread of this role calls when it starts.
     pub(crate) fn narrowing(&self, role: Role) -> impl Fn() + Send + Sync + 'static {
         let confinement = self.clone();
         move || confinement.thread(role)

@@ -35,7 +35,7 @@ const ARRIVALS_MAX: u32 = 10;
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Hang up, wait for what is in flight at most for so long, else for its `--stop-deadline`, and end.
-    /// What for, as the log has it.
+    /// The text is the reason, for the log.
     Stop(String, Option<Duration>),
     /// End if no frontend is connected; whether that is so.
     StopUnused(oneshot::Sender<bool>),
@@ -189,7 +189,7 @@ impl DiskServer {
         .announced(naming.is_locked, &loops))
     }
 
-    /// What the control interface shows of it.
+    /// The disk's state as the control interface shows it.
     pub(crate) fn status(&self) -> Arc<DiskStatus> {
         self.status.clone()
     }

@@ -54,7 +54,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     served
 }
 
-/// What the process has to do with besides its disk.
+/// The process's connections to the outside, besides its disk.
 struct Outside<'a> {
     /// The socket that the process was started with.
     inherited: Option<Door>,

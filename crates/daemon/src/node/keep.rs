@@ -42,7 +42,7 @@ pub(super) struct Kept {
     orders: mpsc::Sender<Order>,
 }
 
-/// What a disk is doing.
+/// The state of a disk.
 #[derive(Debug, Clone)]
 pub(super) enum State {
     Opening,
@@ -51,7 +51,7 @@ pub(super) enum State {
     Ending,
     /// Why it cannot be served. It is tried again.
     Failed(String),
-    /// What was left or lost, if anything was.
+    /// The disk has ended. The text says which requests were left or lost, if any were.
     Ended(Option<String>),
 }
 
@@ -75,7 +75,7 @@ struct Opened {
     lock: Option<PathLock>,
 }
 
-/// What ends a wait.
+/// The order that ends a wait.
 enum Wanted {
     Stop,
     Start,

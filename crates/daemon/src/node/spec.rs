@@ -1,4 +1,4 @@
-//! What a disk of a node is to be: the body of `PUT /v1/disks/{id}` and the file that keeps it.
+//! The description of a node's disk: the body of `PUT /v1/disks/{id}` and the file that keeps it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
