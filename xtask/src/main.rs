@@ -91,7 +91,9 @@ fn run(root: &Path, task: &Task) -> Result {
         Task::Fuzz(request) => fuzz::run(root, request),
         Task::Bench(options) => bench::run(root, options),
         Task::GuestBench(options) => guest_bench::run(root, options),
-        Task::Report { folders } => report::again(folders),
+        Task::Report { folders } => {
+            report::draw(folders).map(|page| println!("{}", page.display()))
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod cpus;
 mod desk;
-mod fio;
+pub(crate) mod fio;
 pub(crate) mod image;
 pub(crate) mod instructions;
 mod others;
@@ -15,10 +15,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
+use itertools::Itertools;
 
 use crate::report;
+use crate::step::Result;
 use desk::Desk;
 use others::Used;
+pub(crate) use suites::two_digits;
 
 /// Suites, and how they are run.
 #[derive(Debug, Default, Clone, Parser)]
@@ -58,7 +61,7 @@ pub(crate) struct Options {
 }
 
 /// A question, and what answers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 enum Suite {
     /// What the ring alone costs
     Transport,
@@ -112,7 +115,7 @@ impl Suite {
         format!("{self:?}").to_lowercase()
     }
 
-    fn measure(self, desk: &mut Desk) -> Result<(), String> {
+    fn measure(self, desk: &mut Desk) -> Result {
         match self {
             Suite::Transport => suites::transport(desk),
             Suite::Cpu => suites::cpu(desk),
@@ -140,17 +143,15 @@ impl Options {
 
     /// Each suite once, in the order of the arguments.
     fn suites(&self) -> Vec<Suite> {
-        let mut suites = Vec::new();
-        for suite in &self.named {
-            if !suites.contains(suite) {
-                suites.push(*suite);
-            }
+        let all = Suite::value_variants();
+        match self.named.is_empty() || self.named.contains(&Suite::All) {
+            true => all
+                .iter()
+                .copied()
+                .filter(|suite| *suite != Suite::All)
+                .collect(),
+            false => self.named.iter().copied().unique().collect(),
         }
-        if suites.is_empty() || suites.contains(&Suite::All) {
-            suites = Suite::value_variants().to_vec();
-            suites.retain(|suite| *suite != Suite::All);
-        }
-        suites
     }
 
     fn pace(&self) -> Pace {
@@ -162,7 +163,7 @@ impl Options {
     }
 
     /// Rounds that are enough for a spread; fewer are refused.
-    fn rounds(&self) -> Result<u32, String> {
+    fn rounds(&self) -> Result<u32> {
         let least = self.pace().pick(5, 3, 1);
         match self.rounds {
             Some(rounds) if rounds < least => Err(format!(
@@ -183,16 +184,16 @@ impl Options {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+fn seconds(text: &str) -> Result<f64> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    let is_fine = (0.05..=600.0).contains(&seconds);
-    is_fine
-        .then_some(seconds)
-        .ok_or("a round takes 0.05 to 600 seconds".to_owned())
+    match (0.05..=600.0).contains(&seconds) {
+        true => Ok(seconds),
+        false => Err("a round takes 0.05 to 600 seconds".to_owned()),
+    }
 }
 
 /// Measures, and leaves a folder with raw data, figures and a page.
-pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
+pub(crate) fn run(root: &Path, options: &Options) -> Result {
     if options.named == [Suite::Instructions] {
         return instructions::run(root, &options.counting);
     }
@@ -203,13 +204,13 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
         if !measure_one(suite, &mut desk)? {
             failed.push(suite.name());
         }
-        report::draw(std::slice::from_ref(&folder), &folder)?;
+        report::draw(std::slice::from_ref(&folder))?;
     }
     let pace = desk.pace;
     if failed.is_empty() {
         desk.run.finish()?;
     }
-    let page = report::draw(std::slice::from_ref(&folder), &folder)?;
+    let page = report::draw(std::slice::from_ref(&folder))?;
     if pace != Pace::Smoke {
         report::print_verdicts(&folder)?;
     }
@@ -221,7 +222,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
 }
 
 /// Whether it came to its end: one suite's failure says nothing of the others.
-fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool, String> {
+fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool> {
     let name = suite.name();
     println!("{name}");
     let (start, used) = (Instant::now(), Used::now());
@@ -241,7 +242,7 @@ fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool, String> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Options, String> {
+    fn parse(line: &str) -> Result<Options> {
         let words = format!("bench {line}");
         Options::try_parse_from(words.split_whitespace()).map_err(|error| error.to_string())
     }

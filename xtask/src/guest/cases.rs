@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::backend::{self, Mode};
-use super::machine::{self, Boot, Check, Machine, MachineSpec, vhost_user_disk};
-use super::{BackendKind, Lab, iopoll, libvirt};
+use super::machine::{self, Boot, Check, Machine, MachineSpec, VHOST_USER_DISK};
+use super::{BackendKind, Lab, iopoll, kernel, libvirt};
 use crate::daemon::Daemon;
-use crate::step::{At, Result, quietly};
+use crate::step::{At, Result, quietly, words};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 160 * MIB;
@@ -83,13 +83,12 @@ pub(super) struct Bench<'a> {
 pub(super) fn run(lab: &Lab, case: &Case) -> Result<Option<usize>, ()> {
     let (start, name) = (Instant::now(), case.name);
     let folder = lab.folder.join(name);
-    let (checks, ignored) = (Vec::new(), None);
     let mut bench = Bench {
         lab,
         folder,
         case,
-        checks,
-        ignored,
+        checks: Vec::new(),
+        ignored: None,
     };
     let made = std::fs::create_dir_all(&bench.folder).at(&bench.folder);
     let mut ran = made.and_then(|()| match case.how {
@@ -185,8 +184,8 @@ impl Bench<'_> {
                 match machine.mark()? {
                     None => break machine.off()?,
                     Some((mark, _)) if mark == "crash" => break machine.kill()?,
-                    Some((mark, words)) => {
-                        let answer = self.act(&mut daemon, mode, &mark, &words)?;
+                    Some(mark) => {
+                        let answer = self.act(&mut daemon, mode, &mark)?;
                         machine.say(&format!("{}\n", answer.trim()))?;
                     }
                 }
@@ -196,23 +195,22 @@ impl Bench<'_> {
         daemon.map_or(Ok(()), Daemon::stop)
     }
 
-    /// What a guest asks the host for; the answer.
+    /// Does what a guest asks the host for, by a mark and the words behind it; the answer.
     fn act(
         &self,
         daemon: &mut Option<Daemon>,
         mode: Mode,
-        mark: &str,
-        words: &str,
+        mark: &(String, String),
     ) -> Result<String> {
         let image = self.image();
         let mut answer = String::new();
-        match (mark, daemon.as_ref()) {
+        match (&*mark.0, daemon.as_ref()) {
             ("allocated", _) => answer = (image.metadata().at(&image)?.blocks() * 512).to_string(),
-            ("sum", _) => answer = quietly(&self.folder, &["sha256sum", "disk.img"], &[])?,
-            ("note", _) => println!("{}: {words}", self.case.name),
+            ("sum", _) => answer = quietly(&self.folder, "sha256sum disk.img", &[])?,
+            ("note", _) => println!("{}: {}", self.case.name, mark.1),
             ("workers", Some(daemon)) => {
-                let threads = daemon.threads()?;
-                let workers = threads.iter().filter(|name| name.starts_with("cleave-w"));
+                let threads = daemon.threads().into_iter();
+                let workers = threads.filter(|name| name.starts_with("cleave-w"));
                 answer = workers.count().to_string();
             }
             ("grow", Some(daemon)) => {
@@ -227,7 +225,7 @@ impl Bench<'_> {
                 drop(daemon.take());
                 *daemon = Some(self.serve(mode)?);
             }
-            _ => return Err(format!("the guest asks for `{mark}`")),
+            _ => return Err(format!("the guest asks for `{}`", mark.0)),
         }
         Ok(answer)
     }
@@ -241,8 +239,7 @@ impl Bench<'_> {
             BackendKind::QemuStorageDaemon => ("", DISK_BYTES),
         };
         let kills = std::env::var("CLEAVE_GUEST_KILLS").ok();
-        let kills = kills.map_or(Ok(KILLS), |text| text.parse());
-        let kills = kills.map_err(|error| format!("CLEAVE_GUEST_KILLS: {error}"))?;
+        let kills = kills.map_or(Ok(KILLS), |text| text.parse().at("CLEAVE_GUEST_KILLS"))?;
         let settings = format!(
             "DISK=/dev/vda BOOT={boot} BYTES={DISK_BYTES} GROWN_BYTES={grown} SERIAL={} BLOCK={block_bytes} \
              QUEUES={cpus} KILLS={kills} OURS={ours}",
@@ -251,33 +248,26 @@ impl Bench<'_> {
         self.lab.initramfs.write(to, script, &settings)
     }
 
-    pub(super) fn linux<'a>(&'a self, initramfs: &'a Path, parameters: &'a str) -> Boot<'a> {
-        let kernel = &self.lab.kernel.image;
-        Boot::Linux {
-            kernel,
-            initramfs,
-            parameters,
-        }
+    pub(super) fn linux(&self, initramfs: &Path, parameters: &str) -> Boot {
+        kernel::boot(&self.lab.kernel.image, initramfs, parameters)
     }
 
     /// The disk as the first that the firmware tries.
     fn disk(&self) -> Vec<String> {
-        let mut devices = vhost_user_disk("disk", &self.folder.join("disk.sock"), self.case.cpus);
-        if let [_, chardev, _, device] = devices.as_mut_slice() {
-            *chardev += match self.case.name {
-                "killed" | "reconnect" => ",reconnect=1",
-                _ => "",
-            };
-            *device += ",bootindex=1";
-        }
-        devices
+        let reconnect = match self.case.name {
+            "killed" | "reconnect" => ",reconnect=1",
+            _ => "",
+        };
+        let socket = format!("{}{reconnect}", self.folder.join("disk.sock").display());
+        let device = format!("{},bootindex=1", self.case.cpus);
+        words(VHOST_USER_DISK, &[&"disk", &socket, &"disk", &device])
     }
 
     pub(super) fn machine(
         &self,
         name: &str,
         devices: Vec<String>,
-        boot: Boot<'_>,
+        boot: Boot,
         limit: Duration,
     ) -> Result<Machine> {
         Machine::start(&MachineSpec {

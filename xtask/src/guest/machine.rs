@@ -1,5 +1,6 @@
 //! One QEMU process, and the conversation with what boots in it.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::step::{At, Result, pinned, quietly};
+use crate::step::{At, PINNED, Result, command, quietly, words};
 
 /// How guest instructions are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,13 +28,9 @@ impl Accelerator {
 }
 
 /// Source of the boot.
-pub(crate) enum Boot<'a> {
-    Linux {
-        kernel: &'a Path,
-        initramfs: &'a Path,
-        /// For the kernel's command line.
-        parameters: &'a str,
-    },
+pub(crate) enum Boot {
+    /// QEMU loads a kernel, by these words: see `kernel::boot`.
+    Linux(Vec<String>),
     /// The firmware loads the disk's first sector.
     Disk,
 }
@@ -46,7 +43,7 @@ pub(crate) struct MachineSpec<'a> {
     pub(crate) devices: Vec<String>,
     /// The CPU that the process starts on, where it is pinned; threads are moved later.
     pub(crate) pinned_to: Option<&'a str>,
-    pub(crate) boot: Boot<'a>,
+    pub(crate) boot: Boot,
     /// Everything that the guest prints.
     pub(crate) log: PathBuf,
     /// From start to end, whatever happens.
@@ -55,26 +52,17 @@ pub(crate) struct MachineSpec<'a> {
 
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
-/// QEMU's options for a disk that a daemon serves on `socket`; `id` tells several apart.
-pub(crate) fn vhost_user_disk(id: &str, socket: &Path, vrings: u32) -> Vec<String> {
-    let chardev = format!("socket,id={id},path={}", socket.display());
-    let device = format!("vhost-user-blk-pci,chardev={id},num-queues={vrings},queue-size=256");
-    ["-chardev", &chardev, "-device", &device]
-        .map(str::to_owned)
-        .to_vec()
-}
+/// QEMU's options for a disk that a daemon serves: an id, which tells several apart, the socket; the id, the number of
+/// vrings. Behind each of the two may stand further properties.
+pub(crate) const VHOST_USER_DISK: &str = "-chardev socket,id={},path={} -device vhost-user-blk-pci,chardev={},queue-size=256,num-queues={}";
 
 /// A check that the guest made: its name, and what was wrong.
 pub(crate) type Check = (String, Result);
 
 /// Those that found something wrong, each on a line of its own.
 pub(super) fn failed(checks: &[Check]) -> String {
-    let failed = checks
-        .iter()
-        .filter_map(|(name, result)| Some((name, result.as_ref().err()?)));
-    failed
-        .map(|(name, why)| format!("\n  {name}: {why}"))
-        .collect()
+    let fault = |(name, result): &Check| Some(format!("\n  {name}: {}", result.as_ref().err()?));
+    checks.iter().filter_map(fault).collect()
 }
 
 /// A running machine; killed when dropped.
@@ -89,12 +77,12 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn start(spec: &MachineSpec<'_>) -> Result<Machine> {
-        let mut command = match spec.pinned_to {
-            None => Command::new(QEMU),
-            Some(cpu) => pinned(cpu, QEMU),
+        let mut line = match spec.pinned_to {
+            None => Vec::new(),
+            Some(cpu) => words(PINNED, &[&cpu]),
         };
-        command.args(arguments(spec));
-        Machine::run(command, &spec.log, spec.limit)
+        line.extend(arguments(spec));
+        Machine::run(command(&line), &spec.log, spec.limit)
     }
 
     /// A command whose standard input and output are the guest's console.
@@ -112,13 +100,12 @@ impl Machine {
         };
         let (to, lines) = channel();
         std::thread::spawn(move || copy_lines(BufReader::new(output), console, &to));
-        let deadline = Instant::now() + limit;
         Ok(Machine {
             child,
             input,
             lines,
             log: log.to_owned(),
-            deadline,
+            deadline: Instant::now() + limit,
             checks: Vec::new(),
         })
     }
@@ -188,23 +175,18 @@ impl Machine {
     }
 
     fn line(&mut self) -> Result<String> {
-        self.lines
-            .recv_timeout(self.left())
-            .map_err(|error| match error {
-                RecvTimeoutError::Timeout => self.explain("did not answer in time"),
-                RecvTimeoutError::Disconnected => self.explain("went off too early"),
-            })
+        let line = self.lines.recv_timeout(self.left());
+        line.map_err(|error| match error {
+            RecvTimeoutError::Timeout => self.explain("did not answer in time"),
+            RecvTimeoutError::Disconnected => self.explain("went off too early"),
+        })
     }
 
     /// A sentence for the report, with the checks that failed and the end of what was printed.
     fn explain(&self, what: &str) -> String {
-        let logs = [self.log.clone(), self.log.with_extension("qemu")];
-        let logs = logs.map(|log| log.display().to_string());
-        let ends = quietly(
-            Path::new("/"),
-            &["tail", "-n", "15", &logs[0], &logs[1]],
-            &[],
-        );
+        let errors = self.log.with_extension("qemu");
+        let logs: [&dyn Display; 2] = [&self.log.display(), &errors.display()];
+        let ends = quietly(Path::new("/"), "tail -n 15 {} {}", &logs);
         let (failed, ends) = (failed(&self.checks), ends.unwrap_or_default());
         format!("the guest {what}{failed}\n{ends}")
     }
@@ -226,36 +208,21 @@ fn arguments(spec: &MachineSpec<'_>) -> Vec<String> {
     };
     // share=on: the daemon maps the guest's memory; private memory would give it a copy.
     let fixed = format!(
-        "-nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
+        "{QEMU} -nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
          -machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
          {accelerator} -smp {}",
         spec.cpus
     );
-    let mut words: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
-    words.extend(spec.devices.iter().cloned());
-    if let Boot::Linux {
-        kernel,
-        initramfs,
-        parameters,
-    } = spec.boot
-    {
-        // With an address of its own in each boot: at the old one, TCG would have to drop the code it has translated.
-        let console = format!("console=ttyS0 quiet loglevel=1 panic=-1 {parameters}");
-        let (kernel, initramfs) = (kernel.to_string_lossy(), initramfs.to_string_lossy());
-        let boot = [
-            "-kernel", &kernel, "-initrd", &initramfs, "-append", &console,
-        ];
-        words.extend(boot.map(str::to_owned));
-    }
-    words
+    let boot = match &spec.boot {
+        Boot::Disk => Vec::new(),
+        Boot::Linux(boot) => boot.clone(),
+    };
+    [words(&fixed, &[]), spec.devices.clone(), boot].concat()
 }
 
 fn copy_lines(mut from: impl BufRead, mut log: File, to: &Sender<String>) {
     let mut line = Vec::new();
-    while from
-        .read_until(b'\n', &mut line)
-        .is_ok_and(|length| length > 0)
-    {
+    while matches!(from.read_until(b'\n', &mut line), Ok(1..)) {
         // A full disk loses the log, not the test; and after the end of a test there is no receiver.
         let _ = log.write_all(&line);
         let _ = to.send(String::from_utf8_lossy(&line).trim_end().to_owned());

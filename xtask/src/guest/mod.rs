@@ -17,7 +17,7 @@ use cases::Case;
 use clap::builder::PossibleValuesParser;
 use initramfs::Initramfs;
 use kernel::Kernel;
-use machine::{Accelerator, Boot, Machine, MachineSpec};
+use machine::{Accelerator, Machine, MachineSpec};
 
 use crate::built::{self, Artifact};
 use crate::step::{Result, empty_folder};
@@ -144,18 +144,12 @@ pub(crate) fn probe(kernel: &Kernel, initramfs: &Initramfs, folder: &Path) -> Re
     }
     let image = folder.join("probe.initramfs");
     initramfs.write(&image, cases::DISK, "BOOT=probe\n")?;
-    let (initramfs, parameters) = (&image, "");
-    let boot = Boot::Linux {
-        kernel: &kernel.image,
-        initramfs,
-        parameters,
-    };
     let mut machine = Machine::start(&MachineSpec {
         accelerator: Accelerator::Kvm,
         cpus: 1,
         devices: Vec::new(),
         pinned_to: None,
-        boot,
+        boot: kernel::boot(&kernel.image, &image, ""),
         log: folder.join("probe.log"),
         limit: Duration::from_secs(12),
     })?;

@@ -8,6 +8,7 @@ mod rounds;
 mod stages;
 mod subject;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use serde_json::json;
 
 use crate::guest::machine::{Accelerator, QEMU};
 use crate::report::{self, Run};
-use crate::step::quietly;
+use crate::step::{Result, quietly};
 use guest::{GUEST_CPU, SERVER_CPU};
 use lab::Lab;
 pub(crate) use lab::fetch_kernel;
@@ -75,6 +76,31 @@ struct Effort {
     together_rounds: u32,
 }
 
+const FULL_EFFORT: Effort = Effort {
+    rounds: 5,
+    seconds: 3.0,
+    steps: &[20, 40, 60, 80, 100],
+    threads: &[2, 4, 8, 12, 16, 20],
+    disk_bytes: 1 << 30,
+    together_rounds: 5,
+};
+const QUICK_EFFORT: Effort = Effort {
+    rounds: 3,
+    seconds: 0.8,
+    steps: &[33, 67, 100],
+    threads: &[2, 8, 20],
+    disk_bytes: 256 << 20,
+    together_rounds: 1,
+};
+const SMOKE_EFFORT: Effort = Effort {
+    rounds: 1,
+    seconds: 0.5,
+    steps: &[50],
+    threads: &[2],
+    disk_bytes: 64 << 20,
+    together_rounds: 0,
+};
+
 /// Subjects of a smoke run.
 const SMOKE: [&str; 2] = ["ahci", "cleave"];
 /// Fewer rounds say nothing about the spread.
@@ -99,71 +125,45 @@ impl Options {
     }
 
     fn effort(&self) -> Effort {
-        let (rounds, seconds, steps, threads, disk_mib, together_rounds): (
-            _,
-            _,
-            &[u32],
-            &[u32],
-            _,
-            _,
-        ) = match (self.smoke, self.quick) {
-            (true, _) => (1, 0.5, &[50], &[2], 64, 0),
-            (_, true) => (3, 0.8, &[33, 67, 100], &[2, 8, 20], 256, 1),
-            _ => (
-                5,
-                3.0,
-                &[20, 40, 60, 80, 100],
-                &[2, 4, 8, 12, 16, 20],
-                1024,
-                5,
-            ),
+        let effort = match (self.smoke, self.quick) {
+            (true, _) => SMOKE_EFFORT,
+            (_, true) => QUICK_EFFORT,
+            _ => FULL_EFFORT,
         };
-        Effort {
-            rounds: self.rounds.unwrap_or(rounds),
-            seconds,
-            steps,
-            threads,
-            disk_bytes: disk_mib << 20,
-            together_rounds,
-        }
+        let rounds = self.rounds.unwrap_or(effort.rounds);
+        Effort { rounds, ..effort }
     }
 }
 
 /// Measures, and leaves raw data and a page in `target/bench/guest` or where it was told.
-pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
+pub(crate) fn run(root: &Path, options: &Options) -> Result {
     let lab = Lab::set_up(root, options)?;
-    let out = options
-        .out
-        .clone()
-        .unwrap_or_else(|| root.join("target/bench/guest"));
+    let out = options.out.clone();
+    let out = out.unwrap_or_else(|| root.join("target/bench/guest"));
     let (release, accelerator) = (&lab.kernel.release, lab.accelerator.name());
     println!(
         "guest: Linux {release}, accelerator {accelerator}; its CPU on CPU {GUEST_CPU}, all that serves it on CPU {SERVER_CPU}"
     );
-    let version = quietly(root, &[QEMU, "--version"], &[])?;
+    let version = quietly(root, "{} --version", &[&QEMU])?;
     let facts = json!({
         "pinning": { "guest_cpu": GUEST_CPU, "server_cpu": SERVER_CPU }, "accelerator": accelerator,
         "guest_cpu": match lab.accelerator { Accelerator::Kvm => "KVM", Accelerator::Tcg => "emulated CPU" },
         "guest_kernel": release, "qemu": version.lines().next(),
     });
     let environment = report::environment(root, &lab.cleave, &facts);
-    let words: Vec<String> = std::env::args().skip(1).collect();
     let effort = options.effort();
     let asked = json!({
-        "words": words, "rounds": effort.rounds, "seconds": effort.seconds, "disk_bytes": effort.disk_bytes,
+        "rounds": effort.rounds, "seconds": effort.seconds, "disk_bytes": effort.disk_bytes,
         "accelerator": accelerator,
     });
-    let mut run = Run::create(&out, &environment, &asked)?;
+    let mut run = Run::create(&out, &environment, asked)?;
     let start = Instant::now();
     let measured = measure(&lab, options, &mut run);
     // The results so far are shown even if a full disk ended the run.
     let finished = measured.and_then(|gaps| run.finish().map(|_| gaps));
-    let page = report::draw(std::slice::from_ref(&out), &out)?;
-    println!(
-        "measured for {} s; {}",
-        start.elapsed().as_secs(),
-        page.display()
-    );
+    let page = report::draw(std::slice::from_ref(&out))?;
+    let seconds = start.elapsed().as_secs();
+    println!("measured for {seconds} s; {}", page.display());
     match finished? {
         // A report with a gap says so and is worth reading; a check that the harness works must not have one.
         gaps if gaps > 0 && options.smoke => Err(format!(
@@ -174,7 +174,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
 }
 
 /// How many controllers or turns are missing.
-fn measure(lab: &Lab, options: &Options, run: &mut Run) -> Result<usize, String> {
+fn measure(lab: &Lab, options: &Options, run: &mut Run) -> Result<usize> {
     let effort = options.effort();
     if effort.rounds < ROUNDS_MIN && !options.smoke {
         let rounds = effort.rounds;
@@ -200,16 +200,22 @@ fn measure(lab: &Lab, options: &Options, run: &mut Run) -> Result<usize, String>
         }
     }
     let missing = asked.len() - subjects.len();
-    let mut rounds = Rounds::new(lab, &effort, subjects, run);
+    let mut rounds = Rounds {
+        lab,
+        effort: &effort,
+        subjects,
+        run,
+        troubles: BTreeMap::new(),
+    };
     rounds.measure()?;
-    Ok(missing + rounds.troubles())
+    Ok(missing + rounds.troubles.values().sum::<usize>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Options, String> {
+    fn parse(line: &str) -> Result<Options> {
         let words = format!("guest-bench {line}");
         Options::try_parse_from(words.split_whitespace()).map_err(|error| error.to_string())
     }
