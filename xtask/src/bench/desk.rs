@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::cpus::Cpus;
-use super::subject::{SOCKET, Spdk};
+use super::subject::{BARE, SOCKET, Spdk};
 use super::{Options, Pace, Suite, fio, image};
 use crate::built;
 use crate::daemon::Daemon;
@@ -67,10 +67,8 @@ pub(super) struct Load {
 pub(super) struct Case {
     pub(super) point: String,
     pub(super) subject: String,
-    /// The daemons' command lines, with [`SOCKET`] for the path; none for fio on the disk itself.
+    /// The daemons' command lines, with [`SOCKET`] for the path; of [`BARE`] that of fio.
     pub(super) daemons: Vec<Vec<String>>,
-    /// The disk, for fio.
-    pub(super) disk: Option<PathBuf>,
     pub(super) load: Load,
     /// Driven once before the rounds, for so many seconds.
     pub(super) learns: f64,
@@ -128,7 +126,6 @@ impl Case {
             point,
             subject,
             daemons,
-            disk: None,
             load,
             learns: 0.0,
             facts: Value::Null,
@@ -281,21 +278,11 @@ impl Desk {
         });
         // The same in every round. Of several daemons alike the first.
         if round <= 1 {
-            let command = case
-                .daemons
-                .first()
-                .cloned()
-                .unwrap_or_else(|| self.fio_line(case));
-            line["command"] = json!(command);
+            line["command"] = json!(case.daemons.first());
             line["driver"] = json!(case.load.words());
         }
         let line = merged(merged(line, &json!(case.load)), &case.facts);
         self.run.note(suite, &line)
-    }
-
-    fn fio_line(&self, case: &Case) -> Vec<String> {
-        let disk = case.disk.as_deref().unwrap_or(Path::new(""));
-        fio::line(disk, &case.load, &self.cpus.driver)
     }
 
     /// A case by itself, outside of the rounds.
@@ -306,8 +293,8 @@ impl Desk {
     }
 
     fn measure(&self, case: &Case, running: &mut Running) -> Result<Value> {
-        if case.disk.is_some() {
-            return fio::run(self.run.folder(), &self.fio_line(case), &case.load);
+        if case.subject == BARE {
+            return fio::run(self.run.folder(), &case.daemons.concat(), &case.load);
         }
         if !running.contains_key(&case.daemons) {
             let first = running.values().map(Vec::len).sum::<usize>();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::desk::{Case, Desk, Load};
+use super::fio;
 use crate::step::{At, Result, words};
 
 /// In a command line: the path of the daemon's socket.
@@ -52,43 +53,42 @@ impl Desk {
         load: &Load,
         subject: &str,
     ) -> Result<Case> {
-        let line = match (subject, &self.spdk) {
-            (SPDK, Some(spdk)) => Some(spdk.line(self.run.folder(), &self.cpus.daemon, store)?),
+        let line = match (subject, store, &self.spdk) {
+            (SPDK, _, Some(spdk)) => spdk.line(self.run.folder(), &self.cpus.daemon, store)?,
+            (BARE, Store::Disk(disk), _) => fio::line(disk, load, &self.cpus.driver),
             _ => line(&self.cleave, subject, store, load.queues),
         };
-        let disk = match (&line, store) {
-            (None, Store::Disk(path)) => Some(path.clone()),
-            _ => None,
-        };
-        let lines = line.into_iter().collect();
         Ok(Case {
-            disk,
             facts: json!({ "store": format!("{store:?}") }),
-            ..Case::new(point.to_owned(), subject.to_owned(), lines, load.clone())
+            ..Case::new(
+                point.to_owned(),
+                subject.to_owned(),
+                vec![line],
+                load.clone(),
+            )
         })
     }
 }
 
-/// The daemon's command line; none for the disk itself.
-fn line(cleave: &Path, subject: &str, store: &Store, queues: u32) -> Option<Vec<String>> {
+/// The command line of a daemon, QEMU's or ours.
+fn line(cleave: &Path, subject: &str, store: &Store, queues: u32) -> Vec<String> {
     let completion = match subject {
-        QSD => return Some(qemu_storage_daemon(store, queues, "", "")),
+        QSD => return qemu_storage_daemon(store, queues, "", ""),
         QSD_IO_THREAD => {
             let object = " --object iothread,id=io";
-            return Some(qemu_storage_daemon(store, queues, object, ",iothread=io"));
+            return qemu_storage_daemon(store, queues, object, ",iothread=io");
         }
         INTERRUPT => "interrupt",
         POLL => "poll",
-        ADAPTIVE => "adaptive",
         ANY_RATE => "adaptive --spin-rate-min 0",
-        _ => return None,
+        _ => "adaptive",
     };
     let disk = match store {
         Store::Null => Path::new("null:1G,read-zeroes=off"),
         Store::Disk(path) => path,
     };
     let options = format!("--queues {queues} --completion {completion}");
-    Some(serve(cleave, &options, &[disk]))
+    serve(cleave, &options, &[disk])
 }
 
 /// `cleave serve` with these options.
@@ -203,10 +203,9 @@ mod tests {
     #[test]
     fn names_with_commas_and_blanks_survive() {
         let store = Store::Disk(PathBuf::from("/a b,c.img"));
-        let line = |subject| line(Path::new("cleave"), subject, &store, 2).unwrap();
+        let line = |subject| line(Path::new("cleave"), subject, &store, 2);
         assert!(line(QSD)[2].contains("filename=/a b,,c.img,"));
         let ours = line(POLL);
         assert!(ours.contains(&"/a b,c.img".to_owned()) && ours.contains(&"poll".to_owned()));
-        assert!(super::line(Path::new("cleave"), BARE, &store, 2).is_none());
     }
 }

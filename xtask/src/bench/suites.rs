@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::Pace;
 use super::desk::{Case, Desk, Load, Served, Wait};
-use super::image;
 use super::subject::{ADAPTIVE, ANY_RATE, BARE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store, serve};
+use super::{fio, image};
 use crate::report::merged;
 use crate::step::{At, Result, quietly};
 
@@ -156,10 +156,8 @@ pub(super) fn split(desk: &mut Desk) -> Result {
             });
         }
         if spec == real_spec {
-            cases.push(Case {
-                disk: Some(real.clone()),
-                ..case(BARE, Vec::new())
-            });
+            let fio = fio::line(&real, &load, &desk.cpus.driver);
+            cases.push(case(BARE, vec![fio]));
         }
         desk.rounds("split", 1..=desk.rounds, &cases, Served::Throughout)?;
     }

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::backend::{self, Mode};
-use super::machine::{self, Boot, Check, Machine, MachineSpec, VHOST_USER_DISK};
+use super::machine::{self, Check, Machine, VHOST_USER_DISK, qemu};
 use super::{BackendKind, Lab, iopoll, kernel, libvirt};
 use crate::daemon::Daemon;
-use crate::step::{At, Result, quietly, words};
+use crate::step::{At, Result, command, quietly, words};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 160 * MIB;
@@ -135,7 +135,7 @@ fn firmware_boot(bench: &mut Bench<'_>) -> Result {
     image[512..512 + MARK.len()].copy_from_slice(MARK);
     std::fs::write(bench.image(), image).at(bench.image())?;
     let daemon = bench.serve(Mode::Plain)?;
-    let mut machine = bench.machine("firmware", bench.disk(), Boot::Disk, BOOT_LIMIT)?;
+    let mut machine = bench.machine("firmware", &[bench.disk()], BOOT_LIMIT)?;
     machine.expect("second-sector")?;
     machine.kill()?;
     bench.checks.push(("second-sector".to_owned(), Ok(())));
@@ -179,7 +179,7 @@ impl Bench<'_> {
             let initramfs = self.folder.join(format!("{boot}.initramfs"));
             self.write_initramfs(&initramfs, script, boot)?;
             let linux = self.linux(&initramfs, "");
-            let mut machine = self.machine(boot, self.disk(), linux, BOOT_LIMIT)?;
+            let mut machine = self.machine(boot, &[self.disk(), linux], BOOT_LIMIT)?;
             let checks = loop {
                 match machine.mark()? {
                     None => break machine.off()?,
@@ -245,10 +245,10 @@ impl Bench<'_> {
              QUEUES={cpus} KILLS={kills} OURS={ours}",
             backend::serial(self.lab.kind)
         );
-        self.lab.initramfs.write(to, script, &settings)
+        self.lab.initramfs.write(to, script, &settings, &[])
     }
 
-    pub(super) fn linux(&self, initramfs: &Path, parameters: &str) -> Boot {
+    pub(super) fn linux(&self, initramfs: &Path, parameters: &str) -> Vec<String> {
         kernel::boot(&self.lab.kernel.image, initramfs, parameters)
     }
 
@@ -263,21 +263,18 @@ impl Bench<'_> {
         words(VHOST_USER_DISK, &[&"disk", &socket, &"disk", &device])
     }
 
+    /// Boots a guest with disks and a kernel, or from its disk.
     pub(super) fn machine(
         &self,
         name: &str,
-        devices: Vec<String>,
-        boot: Boot,
+        words: &[Vec<String>],
         limit: Duration,
     ) -> Result<Machine> {
-        Machine::start(&MachineSpec {
-            accelerator: self.lab.accelerator,
-            cpus: self.case.cpus,
-            devices,
-            pinned_to: None,
-            boot,
-            log: self.folder.join(format!("{name}.log")),
+        let line = qemu(self.lab.accelerator, self.case.cpus, words);
+        Machine::run(
+            command(&line),
+            &self.folder.join(format!("{name}.log")),
             limit,
-        })
+        )
     }
 }

@@ -37,9 +37,9 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     let initramfs = folder.join("iopoll.initramfs");
     let script = include_str!("scripts/iopoll.sh");
     lab.initramfs
-        .write_with(&initramfs, script, "DISK=/dev/vda\n", &lab.programs)?;
+        .write(&initramfs, script, "DISK=/dev/vda\n", &lab.programs)?;
     let boot = bench.linux(&initramfs, "nvme.poll_queues=1");
-    let mut machine = bench.machine("iopoll", devices, boot, LIMIT)?;
+    let mut machine = bench.machine("iopoll", &[devices, boot], LIMIT)?;
     if let Some((mark, _)) = machine.mark()? {
         return Err(format!("stopped at `{mark}`"));
     }

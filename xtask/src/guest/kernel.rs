@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use super::host;
-use super::machine::Boot;
 use crate::step::{At, Result, words};
 
 /// Which packages are tried, best first, and which modules the guest loads where the kernel has them as such.
@@ -91,10 +90,10 @@ impl Kernel {
 }
 
 /// QEMU loads a kernel's image and an initramfs, with further parameters on the kernel's command line.
-pub(crate) fn boot(image: &Path, initramfs: &Path, parameters: &str) -> Boot {
+pub(crate) fn boot(image: &Path, initramfs: &Path, parameters: &str) -> Vec<String> {
     // With an address of its own in each boot: at the old one, TCG would have to drop the code it has translated.
     let console = format!("console=ttyS0 quiet loglevel=1 panic=-1 {parameters}");
     let (image, initramfs) = (image.display(), initramfs.display());
     let line = "-kernel {} -initrd {} -append {}";
-    Boot::Linux(words(line, &[&image, &initramfs, &console]))
+    words(line, &[&image, &initramfs, &console])
 }

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::step::{At, PINNED, Result, command, quietly, words};
+use crate::step::{At, Result, quietly, words};
 
 /// How guest instructions are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,34 +27,28 @@ impl Accelerator {
     }
 }
 
-/// Source of the boot.
-pub(crate) enum Boot {
-    /// QEMU loads a kernel, by these words: see `kernel::boot`.
-    Linux(Vec<String>),
-    /// The firmware loads the disk's first sector.
-    Disk,
-}
-
-/// How a machine is put together.
-pub(crate) struct MachineSpec<'a> {
-    pub(crate) accelerator: Accelerator,
-    pub(crate) cpus: u32,
-    /// Further words for QEMU: the disks and what they hang on.
-    pub(crate) devices: Vec<String>,
-    /// The CPU that the process starts on, where it is pinned; threads are moved later.
-    pub(crate) pinned_to: Option<&'a str>,
-    pub(crate) boot: Boot,
-    /// Everything that the guest prints.
-    pub(crate) log: PathBuf,
-    /// From start to end, whatever happens.
-    pub(crate) limit: Duration,
-}
-
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
 /// QEMU's options for a disk that a daemon serves: an id, which tells several apart, the socket; the id, the number of
 /// vrings. Behind each of the two may stand further properties.
 pub(crate) const VHOST_USER_DISK: &str = "-chardev socket,id={},path={} -device vhost-user-blk-pci,chardev={},queue-size=256,num-queues={}";
+
+/// QEMU's command line, with further words: the disks and what they hang on, and the kernel to boot, or else the firmware
+/// loads the first disk's first sector.
+pub(crate) fn qemu(accelerator: Accelerator, cpus: u32, more: &[Vec<String>]) -> Vec<String> {
+    let accelerator = match accelerator {
+        Accelerator::Kvm => "-accel kvm -cpu host",
+        // QEMU emulates an old CPU faster than one with all features.
+        Accelerator::Tcg => "-accel tcg,thread=multi -cpu qemu64",
+    };
+    // share=on: the daemon maps the guest's memory; private memory would give it a copy.
+    let line = format!(
+        "{QEMU} -nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
+         -machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
+         {accelerator} -smp {cpus}"
+    );
+    [words(&line, &[]), more.concat()].concat()
+}
 
 /// A check that the guest made: its name, and what was wrong.
 pub(crate) type Check = (String, Result);
@@ -76,16 +70,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn start(spec: &MachineSpec<'_>) -> Result<Machine> {
-        let mut line = match spec.pinned_to {
-            None => Vec::new(),
-            Some(cpu) => words(PINNED, &[&cpu]),
-        };
-        line.extend(arguments(spec));
-        Machine::run(command(&line), &spec.log, spec.limit)
-    }
-
     /// A command whose standard input and output are the guest's console.
+    /// Everything that it prints goes to `log` too. It may take so long from start to end, whatever happens.
     pub(crate) fn run(mut command: Command, log: &Path, limit: Duration) -> Result<Machine> {
         let errors = log.with_extension("qemu");
         let errors = File::create(&errors).at(&errors)?;
@@ -198,26 +184,6 @@ impl Drop for Machine {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn arguments(spec: &MachineSpec<'_>) -> Vec<String> {
-    let accelerator = match spec.accelerator {
-        Accelerator::Kvm => "-accel kvm -cpu host",
-        // QEMU emulates an old CPU faster than one with all features.
-        Accelerator::Tcg => "-accel tcg,thread=multi -cpu qemu64",
-    };
-    // share=on: the daemon maps the guest's memory; private memory would give it a copy.
-    let fixed = format!(
-        "{QEMU} -nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
-         -machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
-         {accelerator} -smp {}",
-        spec.cpus
-    );
-    let boot = match &spec.boot {
-        Boot::Disk => Vec::new(),
-        Boot::Linux(boot) => boot.clone(),
-    };
-    [words(&fixed, &[]), spec.devices.clone(), boot].concat()
 }
 
 fn copy_lines(mut from: impl BufRead, mut log: File, to: &Sender<String>) {

@@ -17,10 +17,10 @@ use cases::Case;
 use clap::builder::PossibleValuesParser;
 use initramfs::Initramfs;
 use kernel::Kernel;
-use machine::{Accelerator, Machine, MachineSpec};
+use machine::{Accelerator, Machine, qemu};
 
 use crate::built::{self, Artifact};
-use crate::step::{Result, empty_folder};
+use crate::step::{Result, command, empty_folder};
 use crate::suite;
 
 /// The daemon that serves the disks.
@@ -143,16 +143,14 @@ pub(crate) fn probe(kernel: &Kernel, initramfs: &Initramfs, folder: &Path) -> Re
         return Ok(Accelerator::Tcg);
     }
     let image = folder.join("probe.initramfs");
-    initramfs.write(&image, cases::DISK, "BOOT=probe\n")?;
-    let mut machine = Machine::start(&MachineSpec {
-        accelerator: Accelerator::Kvm,
-        cpus: 1,
-        devices: Vec::new(),
-        pinned_to: None,
-        boot: kernel::boot(&kernel.image, &image, ""),
-        log: folder.join("probe.log"),
-        limit: Duration::from_secs(12),
-    })?;
+    initramfs.write(&image, cases::DISK, "BOOT=probe\n", &[])?;
+    let line = qemu(
+        Accelerator::Kvm,
+        1,
+        &[kernel::boot(&kernel.image, &image, "")],
+    );
+    let (log, limit) = (folder.join("probe.log"), Duration::from_secs(12));
+    let mut machine = Machine::run(command(&line), &log, limit)?;
     if machine.expect("alive").is_ok() {
         return Ok(Accelerator::Kvm);
     }

@@ -14,8 +14,8 @@ use super::lab::Lab;
 use super::stages::{Sample, Watch};
 use super::subject::{Attached, Subject};
 use crate::daemon::Daemon;
-use crate::guest::machine::{Accelerator, Machine, MachineSpec};
-use crate::step::{At, PINNED, Result, words};
+use crate::guest::machine::{Accelerator, Machine, qemu};
+use crate::step::{At, PINNED, Result, command, words};
 
 /// The guest's CPU has one of the machine's for itself; whatever serves its disk has another.
 pub(super) const GUEST_CPU: &str = "0";
@@ -86,15 +86,10 @@ impl Guest {
         let mut devices = words(PORT, &[&results.to_string_lossy().replace(',', ",,")]);
         devices.extend(subject.devices(&disks));
         let commands = json!({ "qemu": devices, "daemons": lines });
-        let mut machine = Machine::start(&MachineSpec {
-            accelerator: lab.accelerator,
-            cpus: 1,
-            devices,
-            pinned_to: Some(SERVER_CPU),
-            boot: lab.boot(disks.len())?,
-            log: lab.folder.join(format!("{}.log", subject.name)),
-            limit: BOOT_LIMIT,
-        })?;
+        let line = qemu(lab.accelerator, 1, &[devices, lab.boot(disks.len())?]);
+        let line = [words(PINNED, &[&SERVER_CPU]), line].concat();
+        let log = lab.folder.join(format!("{}.log", subject.name));
+        let mut machine = Machine::run(command(&line), &log, BOOT_LIMIT)?;
         let watch = Watch {
             qemu: machine.process(),
             daemons: daemons.iter().map(Daemon::process).collect(),

@@ -10,7 +10,7 @@ use crate::built;
 use crate::guest;
 use crate::guest::initramfs::Initramfs;
 use crate::guest::kernel::{Kernel, KernelSpec, boot};
-use crate::guest::machine::{Accelerator, Boot, QEMU};
+use crate::guest::machine::{Accelerator, QEMU};
 use crate::setup;
 use crate::step::{At, Result, quietly};
 
@@ -62,13 +62,12 @@ impl Lab {
             return Err("a guest and its server need a CPU each; this machine has one".to_owned());
         }
         setup::provide(root)?;
-        let target = root.join("target");
         // A check that the harness works takes what the tests have built already.
         let [cleave, _] = match options.smoke {
             true => built::programs(root)?,
             false => built::for_release(root)?,
         };
-        let folder = target.join("guest/bench");
+        let folder = root.join("target/guest/bench");
         std::fs::create_dir_all(&folder).at(&folder)?;
         let lock = lock(&folder.join("lock"))?;
         clean(&folder);
@@ -105,12 +104,12 @@ impl Lab {
     }
 
     /// How a guest with so many disks boots; its initramfs is written once.
-    pub(super) fn boot(&self, disks: usize) -> Result<Boot> {
+    pub(super) fn boot(&self, disks: usize) -> Result<Vec<String>> {
         let path = initramfs_path(&self.folder, disks);
         if !path.exists() {
             let script = include_str!("scripts/bench.sh");
             let settings = format!("DISKS={disks}\n");
-            self.initramfs.write(&path, script, &settings)?;
+            self.initramfs.write(&path, script, &settings, &[])?;
         }
         Ok(boot(&self.image, &path, ""))
     }
