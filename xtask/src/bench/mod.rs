@@ -89,7 +89,7 @@ enum Suite {
 
 /// How much is asked of each suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pace {
+pub(crate) enum Pace {
     /// Every point.
     Full,
     /// The points that matter.
@@ -99,8 +99,17 @@ enum Pace {
 }
 
 impl Pace {
+    /// As two options say.
+    pub(crate) fn of(is_smoke: bool, is_quick: bool) -> Pace {
+        match (is_smoke, is_quick) {
+            (true, _) => Pace::Smoke,
+            (_, true) => Pace::Quick,
+            _ => Pace::Full,
+        }
+    }
+
     /// Returns the argument for this pace.
-    fn pick<T>(self, full: T, quick: T, smoke: T) -> T {
+    pub(crate) fn pick<T>(self, full: T, quick: T, smoke: T) -> T {
         match self {
             Pace::Full => full,
             Pace::Quick => quick,
@@ -155,11 +164,7 @@ impl Options {
     }
 
     fn pace(&self) -> Pace {
-        match (self.smoke, self.quick) {
-            (true, _) => Pace::Smoke,
-            (_, true) => Pace::Quick,
-            _ => Pace::Full,
-        }
+        Pace::of(self.smoke, self.quick)
     }
 
     /// Rounds that are enough for a spread; fewer are refused.

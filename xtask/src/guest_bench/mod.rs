@@ -15,6 +15,7 @@ use std::time::Instant;
 use clap::{Parser, ValueEnum};
 use serde_json::json;
 
+use crate::bench::Pace;
 use crate::guest::machine::{Accelerator, QEMU};
 use crate::report::{self, Run};
 use crate::step::{Result, quietly};
@@ -76,31 +77,6 @@ struct Effort {
     together_rounds: u32,
 }
 
-const FULL_EFFORT: Effort = Effort {
-    rounds: 5,
-    seconds: 3.0,
-    steps: &[20, 40, 60, 80, 100],
-    threads: &[2, 4, 8, 12, 16, 20],
-    disk_bytes: 1 << 30,
-    together_rounds: 5,
-};
-const QUICK_EFFORT: Effort = Effort {
-    rounds: 3,
-    seconds: 0.8,
-    steps: &[33, 67, 100],
-    threads: &[2, 8, 20],
-    disk_bytes: 256 << 20,
-    together_rounds: 1,
-};
-const SMOKE_EFFORT: Effort = Effort {
-    rounds: 1,
-    seconds: 0.5,
-    steps: &[50],
-    threads: &[2],
-    disk_bytes: 64 << 20,
-    together_rounds: 0,
-};
-
 /// Subjects of a smoke run.
 const SMOKE: [&str; 2] = ["ahci", "cleave"];
 /// Fewer rounds say nothing about the spread.
@@ -125,13 +101,15 @@ impl Options {
     }
 
     fn effort(&self) -> Effort {
-        let effort = match (self.smoke, self.quick) {
-            (true, _) => SMOKE_EFFORT,
-            (_, true) => QUICK_EFFORT,
-            _ => FULL_EFFORT,
-        };
-        let rounds = self.rounds.unwrap_or(effort.rounds);
-        Effort { rounds, ..effort }
+        let pace = Pace::of(self.smoke, self.quick);
+        Effort {
+            rounds: self.rounds.unwrap_or(pace.pick(5, 3, 1)),
+            seconds: pace.pick(3.0, 0.8, 0.5),
+            steps: pace.pick(&[20, 40, 60, 80, 100], &[33, 67, 100], &[50]),
+            threads: pace.pick(&[2, 4, 8, 12, 16, 20], &[2, 8, 20], &[2]),
+            disk_bytes: pace.pick(1024, 256, 64) << 20,
+            together_rounds: pace.pick(5, 1, 0),
+        }
     }
 }
 
