@@ -67,7 +67,7 @@ fn changed<'a>(root: &Path, own: &[&'a Package]) -> Result<Vec<&'a Package>> {
         let manifest = folder.join("Cargo.toml");
         own.iter().find(|package| package.manifest_path == manifest)
     };
-    // Of nested packages the inner one.
+    // A file belongs to the innermost of nested packages.
     let owner = |file: &str| root.join(file).ancestors().find_map(in_folder);
     let changed = files.lines().filter_map(owner).copied();
     Ok(changed.unique_by(|package| &package.id).collect())

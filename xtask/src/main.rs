@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_refused_and_what_is_misspelt_gets_a_suggestion() {
+    fn nonsense_is_refused_and_a_misspelt_word_gets_a_suggestion() {
         <Cli as clap::CommandFactory>::command().debug_assert();
         for (line, said) in [
             ("tdiy", "'tidy'"),

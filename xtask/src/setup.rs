@@ -23,7 +23,7 @@ curl: curl
 xz-utils: xz
 zstd: zstd";
 
-/// With the administrator's programs, which PATH may leave out.
+/// Folders of programs, with those of the administrator, which PATH may leave out.
 const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The full path of a program.
@@ -32,7 +32,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
     paths.find(|path| path.is_file())
 }
 
-/// Installs what the tests need and the machine lacks; without the rights, the error is the command to run.
+/// Installs the programs that the tests need and the machine lacks; without the rights, the error is the command to run.
 pub(crate) fn provide(root: &Path) -> Result {
     install(root, |_| true)
 }

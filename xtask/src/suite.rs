@@ -31,14 +31,14 @@ const LONGEST: &[&str] = &[
     "crates/worker/sim",
 ];
 
-/// Of one binary, in seconds. Far more than any takes: what hangs must end with its output.
+/// Time limit of one binary, in seconds: far more than any needs. It ends one that hangs, so that its output is shown.
 const LIMIT: u32 = 400;
 
 /// A run of a binary.
 struct Job<'a> {
     artifact: &'a Artifact,
     name: String,
-    /// For libtest.
+    /// Arguments for libtest.
     filters: Vec<&'static str>,
 }
 

@@ -14,7 +14,7 @@ pub(super) struct Cpus {
 }
 
 impl Cpus {
-    /// Two cores where there are two: what one thread of a core does, the other feels.
+    /// Two cores where there are two: the two threads of one core slow each other down.
     pub(super) fn choose() -> Result<Cpus> {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let status = read("/proc/self/status");

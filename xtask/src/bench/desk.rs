@@ -37,13 +37,13 @@ pub(super) struct Desk {
 /// How the driving side waits for completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(super) enum Wait {
-    /// As a guest does.
+    /// Waits in the kernel, as a guest does.
     Sleep,
     /// Spins on the used ring. fio waits in the kernel all the same: that is what the bare disk is.
     Poll,
 }
 
-/// Random requests for some time. A raw line has those that tell it from others of its suite.
+/// Random requests for some time. A raw line has the fields that tell it from others of its suite.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Load {
     pub(super) block_bytes: u32,
@@ -72,16 +72,16 @@ pub(super) struct Case {
     pub(super) load: Load,
     /// Driven once before the rounds, for so many seconds.
     pub(super) learns: f64,
-    /// What a reader of the raw line needs besides.
+    /// Further facts for a reader of the raw line.
     pub(super) facts: Value,
 }
 
-/// For how long a daemon runs.
+/// How long a daemon runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Served {
     /// For one measurement.
     Anew,
-    /// To the end of the rounds: idle ones cost nothing.
+    /// To the end of the rounds: idle daemons cost nothing.
     Throughout,
 }
 

@@ -1,4 +1,4 @@
-//! fio on the disk itself: what is physically possible here, in the words of our own driver.
+//! fio on the disk itself: the most that the disk can do, in the words of our own driver.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ pub(super) fn run(folder: &Path, line: &[String], load: &Load) -> Result<Value> 
     result(&report(&said)?["jobs"][0], load.depth * load.queues)
 }
 
-/// fio's report, which stands behind what fio and its hooks said before.
+/// fio's report, which follows the messages of fio and its hooks.
 pub(crate) fn report(said: &str) -> Result<Value> {
     let report = &said[said.find('{').unwrap_or(0)..];
     serde_json::from_str(report).at(format!("fio said {said}"))
@@ -49,9 +49,10 @@ pub(crate) fn figure(job: &Value, place: &str) -> Result<f64> {
 
 /// A job's figures in the driver's words.
 ///
-/// The mean response time is what is in flight by the rate: fio makes each request anew when it ends. Its own mean agrees
-/// to a per cent at depths that are powers of two, and is too long by a quarter at others (20 in flight at 84 000 a second,
-/// each 294 µs, would be 24.6 in flight; the kernel counted 18.7), so percentiles of such depths are too long as well.
+/// The mean response time is the number in flight divided by the rate: fio makes each request anew when it ends. Its own
+/// mean agrees to a per cent at depths that are powers of two, and is too long by a quarter at others (20 in flight at
+/// 84 000 a second, each 294 µs, would be 24.6 in flight; the kernel counted 18.7), so percentiles of such depths are too
+/// long as well.
 fn result(job: &Value, in_flight: u32) -> Result<Value> {
     let of = |place: &str| figure(job, place);
     // Reads and writes together, so that percentiles are of all requests.

@@ -14,7 +14,7 @@ const SAMPLES: u64 = 512;
 const SAMPLE_BYTES: u64 = 4096;
 /// Smaller files are filled too quickly to be worth a message.
 const QUIET_BYTES: u64 = 128 << 20;
-/// Of eight bits a byte; random bytes reach 7.999 in so many samples.
+/// In bits a byte; random bytes reach 7.999 in so many samples.
 const ENTROPY_MIN: f64 = 7.95;
 
 /// A file of random bytes; one that is there already and full is kept.
@@ -27,7 +27,7 @@ pub(crate) fn random_file(path: &Path, bytes: u64) -> Result<PathBuf> {
         let mib = bytes >> 20;
         println!("filling {} with {mib} MiB of random bytes", path.display());
     }
-    // With --out elsewhere nobody has made it.
+    // The first run in a checkout has no such folder yet.
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).at(folder)?;
     }

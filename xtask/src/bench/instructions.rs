@@ -39,9 +39,9 @@ pub(crate) struct Counting {
 /// Instructions per I/O of one case.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Count {
-    /// In the program itself: what is judged.
+    /// In the program itself. Only these are judged.
     own: f64,
-    /// In the C library, which fills the buffers of reads with zeroes: it chooses its ways by the CPU.
+    /// In the C library, which fills the buffers of reads with zeroes, in a way that depends on the CPU.
     library: f64,
 }
 
@@ -121,7 +121,7 @@ fn by_object(text: &str) -> Result<BTreeMap<String, u64>> {
             let cost: u64 = cost.parse().at(format!("callgrind wrote `{line}`"))?;
             *sums.entry(object.to_owned()).or_default() += cost;
         }
-        // The line below is what the callee cost, which stands at its own place too.
+        // The line below is the cost of the callee, which stands at its own place too.
         is_callees = line.starts_with("calls=");
     }
     match (summary, sums.values().sum::<u64>()) {

@@ -60,7 +60,7 @@ pub(crate) struct Options {
     pub(crate) counting: instructions::Counting,
 }
 
-/// A question, and what answers it.
+/// A question that a suite answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 enum Suite {
     /// What the ring alone costs
@@ -99,7 +99,7 @@ pub(crate) enum Pace {
 }
 
 impl Pace {
-    /// As two options say.
+    /// The pace that two options say.
     pub(crate) fn of(is_smoke: bool, is_quick: bool) -> Pace {
         match (is_smoke, is_quick) {
             (true, _) => Pace::Smoke,
@@ -119,7 +119,7 @@ impl Pace {
 }
 
 impl Suite {
-    /// As the command line and the raw lines call it.
+    /// The name on the command line and in the raw lines.
     fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
@@ -226,7 +226,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result {
     }
 }
 
-/// Whether it came to its end: one suite's failure says nothing of the others.
+/// Runs a suite; returns whether it came to its end, for one suite's failure says nothing about the others.
 fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool> {
     let name = suite.name();
     println!("{name}");

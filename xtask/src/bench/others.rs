@@ -5,7 +5,8 @@ use std::time::Instant;
 use crate::daemon::ticks;
 use crate::report::DISTURBED;
 
-/// Of one CPU, on average over a suite. Kernel threads that serve the suite's own disk are others too, hence some room.
+/// Shares of one CPU, on average over a suite. Kernel threads that serve the suite's own disk count as others too, hence
+/// some room.
 const OTHERS_MAX: f64 = 0.2;
 const STOLEN_MAX: f64 = 0.1;
 /// USER_HZ, the unit of these files on every machine that we run on.
@@ -21,7 +22,7 @@ pub(super) struct Used {
 type Ticks = [u64; 2];
 
 impl Used {
-    /// Looks.
+    /// Reads the counters.
     pub(super) fn now() -> Used {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         Used {
@@ -42,7 +43,7 @@ impl Used {
 
 /// Time by all processes, less that of this one and of those that it started and that have ended.
 fn parse(stat: &str, own: &str) -> Ticks {
-    // cpu user nice system idle iowait irq softirq steal …; interrupts are nobody's.
+    // cpu user nice system idle iowait irq softirq steal …; the time of interrupts is charged to no process.
     let fields = stat.lines().next().unwrap_or_default().split_whitespace();
     let cpu: Vec<u64> = fields.filter_map(|field| field.parse().ok()).collect();
     // utime, stime, cutime, cstime.

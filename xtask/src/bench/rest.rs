@@ -68,7 +68,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// GET_FEATURES, version 1, no payload; the answer is as long as this and eight bytes.
 const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 
-/// T10: from exec to the first answer, and what a daemon at rest keeps. On the real disk, for opening it is part of the
+/// T10: from exec to the first answer, and the memory of a daemon at rest. On the real disk, for opening it is part of the
 /// start. Round 0, the first start, reads the program from the disk.
 pub(super) fn start(desk: &mut Desk) -> Result {
     let store = Store::Disk(desk.disk("start")?);

@@ -9,7 +9,7 @@ use super::desk::{Case, Desk, Load};
 use super::fio;
 use crate::step::{At, Result, words};
 
-/// In a command line: the path of the daemon's socket.
+/// Stands in a command line for the path of the daemon's socket.
 pub(super) const SOCKET: &str = "{socket}";
 
 pub(super) const BARE: &str = "bare fio";
@@ -128,11 +128,11 @@ pub(super) struct Spdk {
     pub(super) version: String,
 }
 
-/// In the run's folder: the socket of the first daemon, and those of its own.
+/// Files in the run's folder: the socket of the first daemon, and those of its own.
 const SPDK_FILES: [&str; 3] = ["disk0.sock", "spdk-rpc.sock", "spdk-rpc.sock.lock"];
 
 impl Spdk {
-    /// In the folder that `--spdk` names.
+    /// Finds it in the folder that `--spdk` names.
     pub(super) fn find(folder: &Path) -> Result<Spdk> {
         let folder = std::fs::canonicalize(folder).at(folder)?;
         let program = folder.join("build/bin/vhost");
@@ -147,7 +147,7 @@ impl Spdk {
         Ok(Spdk { folder, version })
     }
 
-    /// Removes what it left when it was killed, which it would not replace itself.
+    /// Removes the files that it left when it was killed, which it would not replace itself.
     pub(super) fn clean(run: &Path) {
         for left in SPDK_FILES {
             let _ = std::fs::remove_file(run.join(left));
@@ -182,7 +182,7 @@ fn configuration(store: &Store) -> Value {
             "bdev_null_create",
             json!({ "name": "disk", "num_blocks": 1u32 << 18, "block_size": 4096 }),
         ),
-        // Of its two drivers for files the faster one at depth 32.
+        // The faster one at depth 32 of its two drivers for files.
         Store::Disk(path) => (
             "bdev_aio_create",
             json!({ "name": "disk", "filename": path, "block_size": 512 }),

@@ -1,5 +1,5 @@
-//! The suites that are rounds of cases: their points, their subjects, and what is driven how. `report/views.toml` says what
-//! is drawn of them and what it must be.
+//! The suites that are rounds of cases: their points, their subjects and their loads. `report/views.toml` says
+//! which figures are drawn of them, and which bars they must reach.
 
 use std::path::PathBuf;
 
@@ -30,7 +30,7 @@ pub(super) fn transport(desk: &mut Desk) -> Result {
     desk.rounds_anew("transport", &cases)
 }
 
-/// T2, study B: what a request costs in CPU time on a real disk. A second of a disk says little: its own moods last longer.
+/// T2, study B: the CPU time of a request on a real disk. A second of a disk says little, for its speed drifts more slowly.
 pub(super) fn cpu(desk: &mut Desk) -> Result {
     let store = Store::Disk(desk.disk("cpu")?);
     let depths: &[u32] = desk.pace.pick(&[1, 32, 128], &[32, 128], &[32]);
@@ -113,7 +113,7 @@ fn drive_name(spec: &str) -> String {
     }
 }
 
-/// T4, T5: what splitting gains where a drive has inner parallelism, and that it costs nothing where it has none; study A.
+/// T4, T5: the gain of splitting where a drive has inner parallelism, and that it costs nothing where it has none; study A.
 pub(super) fn split(desk: &mut Desk) -> Result {
     let real = desk.disk("split")?;
     let real_spec = real.to_string_lossy().into_owned();
@@ -249,9 +249,9 @@ fn probe(desk: &Desk, spec: &str, seconds: u32) -> Result<(String, Value)> {
     Ok((profile, report))
 }
 
-/// In flight at most: as many as a guest's driver has by itself.
+/// Most requests in flight: as many as a guest's driver has by itself.
 const PACED_DEPTH: u32 = 32;
-/// Up to here CPU time is what counts, and ways that differ only there are told apart.
+/// Up to this rate CPU time matters most, and ways that differ only in it are told apart.
 const SLOW_RATE: f64 = 1000.0;
 
 /// T6: interrupt, poll and adaptive beside each other, from a hundred requests a second to as many as there can be; in
@@ -313,7 +313,7 @@ pub(super) fn pacing(desk: &mut Desk) -> Result {
         )?);
     }
     for daemon in cases.iter_mut().flat_map(|case| &mut case.daemons) {
-        // The last word on its CPU.
+        // The inner taskset decides.
         let pinned = ["taskset", "--cpu-list", &desk.cpus.driver].map(str::to_owned);
         daemon.splice(0..0, pinned);
     }
@@ -338,8 +338,8 @@ fn paced(
     cases.collect()
 }
 
-/// From a hundred a second in even steps of the logarithm to four fifths of what interrupts can do, then as fast as it goes:
-/// beyond that there is no offered load, only a queue.
+/// Rates from a hundred a second, in even steps of the logarithm, to four fifths of the most that interrupts reach; then as
+/// fast as it goes, for beyond that there is no offered load, only a queue.
 fn rates(desk: &Desk, store: &Store) -> Result<Vec<Option<f64>>> {
     const STEPS: i32 = 10;
     const FIRST: f64 = 100.0;
@@ -358,7 +358,7 @@ pub(crate) fn two_digits(value: f64) -> f64 {
     (value / unit).round() * unit
 }
 
-/// T9: one disk and many, one vring and many; 4 KiB reads of null disks, so much in flight that nobody waits for the
+/// T9: one disk and many, one vring and many; 4 KiB reads of null disks, so much in flight that no daemon waits for the
 /// driver. A daemon for each disk.
 pub(super) fn scale(desk: &mut Desk) -> Result {
     let disks: &[u32] = desk.pace.pick(&[1, 4, 16, 64], &[1, 4, 16, 64], &[1, 2]);
@@ -386,8 +386,8 @@ pub(super) fn scale(desk: &mut Desk) -> Result {
     desk.rounds_anew("scale", &cases)
 }
 
-/// T12: what it costs that a disk's requests are counted and timed, where a request costs least. Two per cent are to be
-/// seen, less than a machine's mood changes within a second, so each round is cut into pieces in which the two take turns.
+/// T12: the cost of counting and timing a disk's requests, where a request costs least. Two per cent are to be seen, less
+/// than a machine's speed drifts within a second, so each round is cut into pieces in which the two take turns.
 pub(super) fn recording(desk: &mut Desk) -> Result {
     let pieces = desk.pace.pick(8, 5, 1);
     let seconds = desk.seconds / f64::from(pieces);

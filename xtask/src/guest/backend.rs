@@ -13,7 +13,7 @@ pub(super) enum Mode {
     Plain,
     Poll,
     ReadOnly,
-    /// In a group, which may use its socket.
+    /// Runs in a group, which may use its socket.
     Group(u32),
 }
 
@@ -33,7 +33,7 @@ pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daem
     let (at, image, vrings) = (socket.display(), bench.image(), case.cpus);
     let (disk, block) = (image.display(), case.block_bytes);
     let mut line = match mode {
-        // The group gets all rights to what the daemon makes.
+        // The group gets all rights to the files that the daemon makes.
         Mode::Group(id) => {
             let line = format!("umask 0007; exec setpriv --regid {id} --clear-groups -- \"$@\"");
             words("sh -c {} sh", &[&line])

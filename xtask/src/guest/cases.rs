@@ -1,4 +1,4 @@
-//! The cases: what is served, what boots, and what the host does meanwhile.
+//! The cases: the disk that is served, the guest that boots, and the work of the host meanwhile.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -14,12 +14,12 @@ use crate::step::{At, Result, command, quietly, words};
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 160 * MIB;
 const GROWN_BYTES: u64 = 192 * MIB;
-/// Of one boot. Generous: a busy machine without KVM needs a tenth of it.
+/// Time limit of one boot. It is generous: a busy machine without KVM needs a tenth of it.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
 const KILLS: u64 = 6;
 
-/// Of the boots that are no case's own doing; also the one that proves that an accelerator runs a guest at all.
+/// Script of most boots, also of the one that proves that an accelerator runs a guest at all.
 pub(super) const DISK: &str = include_str!("scripts/disk.sh");
 
 /// A case by its name; a guest has as many CPUs as vrings, and both sizes of blocks are told to some.
@@ -30,7 +30,7 @@ pub(super) struct Case {
     how: How,
 }
 
-/// Boots of Linux, one after the other, each a function of a script; or what the host does.
+/// Boots of Linux, one after the other, each a function of a script; or a function of the host.
 enum How {
     Disk(&'static str),
     Fio(&'static str),
@@ -46,7 +46,7 @@ const fn case(name: &'static str, cpus: u32, block_bytes: u32, how: How) -> Case
     }
 }
 
-/// The longest first: what starts late should be short.
+/// The longest first, for a case that starts late should be short.
 pub(super) const ALL: &[Case] = &[
     case("iopoll", 2, 512, How::Own(iopoll::run)),
     case("four-cpus", 4, 4096, How::Disk("life")),
@@ -69,7 +69,7 @@ fn mode(boot: &str) -> Mode {
     }
 }
 
-/// What a case works with, and what came of it.
+/// The things that a case works with, and its result.
 pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     pub(super) folder: PathBuf,
@@ -163,7 +163,7 @@ impl Bench<'_> {
         backend::start(self, &self.folder, mode)
     }
 
-    /// Boots Linux with functions of a script, one after the other, and does meanwhile what they ask for; as many vrings
+    /// Boots Linux with functions of a script, one after the other, and acts on their requests meanwhile; as many vrings
     /// as CPUs. A daemon serves on while the next boot wants it as it is.
     fn boot(&mut self, script: &str, boots: &str) -> Result {
         self.empty_image()?;
@@ -195,7 +195,7 @@ impl Bench<'_> {
         daemon.map_or(Ok(()), Daemon::stop)
     }
 
-    /// Does what a guest asks the host for, by a mark and the words behind it; the answer.
+    /// Carries out a request of the guest, a mark and the words behind it; returns the answer.
     fn act(
         &self,
         daemon: &mut Option<Daemon>,

@@ -1,4 +1,4 @@
-//! One QEMU process, and the conversation with what boots in it.
+//! One QEMU process, and the conversation with the guest that boots in it.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -18,7 +18,7 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
-    /// As it stands in reports.
+    /// The name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Accelerator::Kvm => "kvm",
@@ -50,7 +50,7 @@ pub(crate) fn qemu(accelerator: Accelerator, cpus: u32, more: &[Vec<String>]) ->
     [words(&line, &[]), more.concat()].concat()
 }
 
-/// A check that the guest made: its name, and what was wrong.
+/// A check that the guest made: its name, and its fault if it found one.
 pub(crate) type Check = (String, Result);
 
 /// Those that found something wrong, each on a line of its own.
@@ -141,7 +141,7 @@ impl Machine {
         sent.map_err(|error| self.explain(&format!("takes no answer: {error}")))
     }
 
-    /// From now on, instead of what was left.
+    /// Sets a new time limit, which starts now.
     pub(crate) fn allow(&mut self, limit: Duration) {
         self.deadline = Instant::now() + limit;
     }
@@ -168,7 +168,7 @@ impl Machine {
         })
     }
 
-    /// A sentence for the report, with the checks that failed and the end of what was printed.
+    /// A sentence for the report, with the checks that failed and the end of the logs.
     fn explain(&self, what: &str) -> String {
         let errors = self.log.with_extension("qemu");
         let logs: [&dyn Display; 2] = [&self.log.display(), &errors.display()];
@@ -207,7 +207,7 @@ fn report(line: &str) -> Option<(&str, &str, &str)> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn reports_of_the_guest_are_read_behind_what_the_kernel_prints() {
+    fn reports_of_the_guest_are_read_behind_lines_of_the_kernel() {
         let report = super::report;
         assert_eq!(
             report("[ 1.0] hmCLEAVE-TEST a FAIL it is"),

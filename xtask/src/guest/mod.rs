@@ -48,7 +48,7 @@ struct Lab {
     accelerator: Accelerator,
     kind: BackendKind,
     program: PathBuf,
-    /// For a guest in which the daemon itself runs.
+    /// Programs for a guest in which the daemon itself runs.
     programs: [String; 3],
     folder: PathBuf,
 }
@@ -85,7 +85,7 @@ pub(crate) fn run(
     let (passed, seconds) = (counts.len(), start.elapsed().as_secs_f64());
     let ignored = ended.len() - passed - failed;
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    // In libtest's format, so that a reader of the log can sum both.
+    // This is libtest's format, so that a reader of the log can sum both.
     println!(
         "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out; \
          finished in {seconds:.2}s"

@@ -21,7 +21,7 @@ const MIXED: &str =
 pub(super) const MIXED_DEPTH: &str = "mixed-32";
 /// Requests in flight at an offered rate: so many that a fast disk never has them all, and arrivals do not wait.
 const RATE_DEPTH: u32 = 64;
-/// Of one dot of the figures.
+/// Time that one dot of the figures stands for.
 const INTERVAL_MS: u32 = 50;
 /// Between the beginning and the end of a job besides its own time, under translation.
 const JOB_OVERHEAD_S: f64 = 0.5;
@@ -41,7 +41,7 @@ impl Jobs {
         }
     }
 
-    /// Unmeasured: translates the guest's code, wakes what sleeps.
+    /// A job that is not measured: it has the guest's code translated and wakes threads that sleep.
     pub(super) fn warm_up(&mut self, disk: &str) {
         self.job("warm", disk, 0.4, &format!("{MIXED}iodepth=32\n"));
     }
@@ -209,7 +209,7 @@ mod tests {
      "disk_util": [{"name": "sda", "read_ios": 7}]}"#;
 
     #[test]
-    fn a_job_is_read_behind_what_was_said_before() {
+    fn a_job_is_read_behind_earlier_messages() {
         let found = Output::parse(RESULT).unwrap();
         let (name, figures) = &found.jobs[0];
         assert_eq!(

@@ -39,7 +39,7 @@ pub(super) struct Guest {
     results_read: u64,
     /// Names in the guest and sizes in bytes.
     pub(super) disks: Vec<(String, u64)>,
-    /// For the raw data: what was started.
+    /// The command lines that were started, for the raw data.
     pub(super) commands: Value,
 }
 
@@ -168,7 +168,7 @@ impl Guest {
         Some(begin.until(end, self.accelerator, io_in_qemu, ios))
     }
 
-    /// Ends it all; what the guest's kernel complained about, if it did.
+    /// Ends the guest and its daemons; returns the complaint of the guest's kernel, if it had one.
     pub(super) fn end(mut self) -> Result<Option<String>> {
         self.machine.allow(SLACK);
         self.machine.say("end\n")?;
@@ -180,7 +180,7 @@ impl Guest {
         Ok(faults.find_map(|(name, result)| Some(format!("{name}: {}", result.err()?))))
     }
 
-    /// The next bytes of what the guest sent through its port.
+    /// The next bytes that the guest sent through its port.
     fn read(&mut self, bytes: &str) -> Result<String> {
         let wanted: usize = bytes.trim().parse().at("the guest's count of bytes")?;
         let end = Instant::now() + SLACK;
@@ -252,7 +252,7 @@ fn counts_in(values: &str) -> Counts {
     })
 }
 
-/// Of what a machine explains: the rest is the end of logs, which stay on the disk.
+/// The first line of a machine's explanation. The rest is the end of logs, which stay on the disk.
 fn first_line(why: &str) -> String {
     why.lines().next().unwrap_or_default().to_owned()
 }
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_guest_lists_is_read() {
+    fn the_guests_lists_are_read() {
         assert_eq!(
             disks_in("vda:524288 vdb:8 rubbish"),
             [("vda".to_owned(), 256 << 20), ("vdb".to_owned(), 4096)]

@@ -42,7 +42,7 @@ pub(super) struct Lab {
     initramfs: Initramfs,
     pub(super) accelerator: Accelerator,
     pub(super) cleave: PathBuf,
-    /// Of what is needed only while it runs: sockets, consoles, initramfs.
+    /// Holds files that are needed only during the run: sockets, consoles, initramfs.
     pub(super) folder: PathBuf,
     /// Filled with bytes that nothing below can leave out.
     pub(super) filled: PathBuf,
@@ -62,7 +62,7 @@ impl Lab {
             return Err("a guest and its server need a CPU each; this machine has one".to_owned());
         }
         setup::provide(root)?;
-        // A check that the harness works takes what the tests have built already.
+        // A check that the harness works takes the programs that the tests have built already.
         let [cleave, _] = match options.smoke {
             true => built::programs(root)?,
             false => built::for_release(root)?,
@@ -133,7 +133,7 @@ impl Drop for Lab {
     }
 }
 
-/// Takes away what a run writes for itself, 90 MB each; also what one that was killed left.
+/// Removes the initramfs files of a run, 90 MB each, also those of a run that was killed.
 fn clean(folder: &Path) {
     for disks in 0..16 {
         // A file that stays is only untidy.

@@ -67,9 +67,9 @@ enum Wanted {
 #[derive(Debug, Clone)]
 struct Effort {
     rounds: u32,
-    /// Of each figure.
+    /// Duration of each figure.
     seconds: f64,
-    /// Offered rates, in per cent of what the slowest emulated controller takes.
+    /// Offered rates, in per cent of the rate that the slowest emulated controller reaches.
     steps: &'static [u32],
     threads: &'static [u32],
     disk_bytes: u64,
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_the_choices() {
+    fn an_impossible_argument_is_refused_with_the_choices() {
         let why = parse("--only cleave,floppy").unwrap_err();
         assert!(
             why.contains("floppy") && why.contains("lsi53c895a"),

@@ -13,13 +13,13 @@ use crate::bench::two_digits;
 use crate::report::{Run, merged};
 use crate::step::Result;
 
-/// Under which the raw data says what belongs here.
+/// The name of this suite in the raw data.
 pub(super) const SUITE: &str = "guest";
 
 /// After so many a controller is left out: each costs its time limit.
 const TROUBLES_MAX: usize = 2;
 
-/// Whose CPU time, interrupts and kicks are taken apart (study B).
+/// Subjects whose CPU time, interrupts and kicks are told apart (study B).
 const TAKEN_APART: [&str; 5] = [
     "virtio-blk",
     "qsd",
@@ -32,7 +32,7 @@ const BY_THREADS: [&str; 4] = ["virtio-blk", "qsd", "cleave", "cleave-adaptive"]
 /// Subjects that serve several disks at once (study C).
 const TOGETHER: [&str; 3] = ["ahci", "virtio-blk", "cleave"];
 
-/// Of the slow disk among several.
+/// Rate of the slow disk among several.
 const SLOW_IOPS: u32 = 200;
 /// Requests in flight over all disks, and for each where each has a job.
 const TOGETHER_DEPTH: u32 = 16;
@@ -172,7 +172,7 @@ impl Rounds<'_> {
         Ok((guest, name))
     }
 
-    /// A guest with one disk: offered rates, depth, and what else is asked of this subject.
+    /// A guest with one disk: offered rates, depth, and the further questions to this subject.
     fn alone(&mut self, turn: Turn, rates: &[u32]) -> Result {
         let (mut guest, disk) = self.boot_alone(turn.subject)?;
         let seconds = self.effort.seconds;

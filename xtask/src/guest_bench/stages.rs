@@ -11,7 +11,7 @@ use crate::step::{Result, quietly};
 /// /proc counts in ticks of 10 ms on every Linux (`USER_HZ`).
 const TICK_US: f64 = 10_000.0;
 
-/// Ticks, as they stood at one moment: in user mode, which with KVM includes those of the guest's own code; in the kernel; and the
+/// Ticks, as they stood at one moment: in user mode, which with KVM includes the guest's own code; in the kernel; and the
 /// guest's part of the first, which only KVM tells.
 type Ticks = [u64; 3];
 
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages_add_up_to_what_all_processes_used() {
+    fn stages_add_up_to_the_time_of_all_processes() {
         let start = Sample::default();
         let (vcpus, backend, qemu) = ([60, 20, 40], [7, 3, 0], [70, 30, 40]);
         let end = Sample {

@@ -13,9 +13,9 @@ use crate::step::{Result, words};
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Subject {
-    /// As `--only` says it.
+    /// The name for `--only`.
     pub(super) name: String,
-    /// As raw data and figures say it.
+    /// The name in raw data and figures.
     pub(super) title: String,
     pub(super) class: String,
     pub(super) driver: String,
@@ -51,7 +51,7 @@ pub(super) fn find(name: &str) -> Result<&'static Subject> {
 /// A disk to be attached, in the order of the guest's numbering.
 pub(super) struct Attached<'a> {
     pub(super) image: &'a Path,
-    /// So many requests a second at most, of a disk that shows so many bytes.
+    /// The most requests a second, and the size that the disk shows, in bytes.
     pub(super) throttle: Option<(u32, u64)>,
     /// Whether other disks of the guest are on the same file: none of them is written then.
     pub(super) is_shared: bool,
@@ -99,7 +99,7 @@ impl Subject {
         self.io_thread.then_some("IO io")
     }
 
-    /// Whether it is ours.
+    /// Whether our daemon serves it.
     pub(super) fn is_cleave(&self) -> bool {
         self.cleave.is_some()
     }

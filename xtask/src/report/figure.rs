@@ -11,17 +11,17 @@ use super::rounds::{Rounds, number};
 #[serde(deny_unknown_fields)]
 pub(super) struct View {
     name: String,
-    /// With `{each}`.
+    /// May contain `{each}`.
     title: String,
     /// Instead of the section's suite.
     pub(super) suite: Option<String>,
     #[serde(default)]
     each: String,
-    /// Behind the section's.
+    /// Appended to the section's subtitle.
     #[serde(default)]
     subtitle: String,
     columns: usize,
-    /// How it is read, and what it does not show.
+    /// How to read the figure, and its limits.
     reads: String,
     hides: String,
     panel: Vec<PanelView>,
@@ -31,7 +31,7 @@ pub(super) struct View {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PanelView {
-    /// With `{each}`.
+    /// May contain `{each}`.
     title: String,
     #[serde(default)]
     each: String,
@@ -60,7 +60,7 @@ struct PanelView {
     groups: String,
     #[serde(default = "subject")]
     series: String,
-    /// Of stacked bars: `name | expression`.
+    /// The parts of stacked bars: `name | expression`.
     #[serde(default)]
     parts: Vec<String>,
 }
@@ -168,7 +168,7 @@ impl PanelView {
         all.filter(|series| !series.points.is_empty()).collect()
     }
 
-    /// From left to right, a point of the suite each.
+    /// The points of the suite, from left to right.
     fn line(&self, rounds: &Rounds<'_>, own: &Rounds<'_>) -> Vec<(f64, Spread)> {
         let points = own.divided("{point}").into_iter();
         let points = points.filter_map(|(_, here)| {

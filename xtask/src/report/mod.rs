@@ -16,7 +16,7 @@ use cleave_chart::{self as chart, Spread};
 pub(crate) use run::{DISTURBED, Recorded, Run, environment, merged};
 use view::Section;
 
-/// What the page shows of a run. A suite without lines has no section.
+/// The sections that the page shows of a run. A suite without lines has no section.
 fn sections(run: &Recorded) -> Vec<Section> {
     let views = view::SECTIONS.iter();
     views.filter_map(|view| view.section(run)).collect()

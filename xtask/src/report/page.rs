@@ -141,7 +141,7 @@ fn table(head: Option<&Vec<String>>, rows: &[Vec<String>]) -> String {
     format!("<table>\n{head}{rows}</table>\n")
 }
 
-/// The machine that a run was made on, and what was asked for.
+/// The machine that a run was made on, and the arguments of the run.
 fn machine(run: &Recorded) -> String {
     let asked = [("asked for".to_owned(), &run.asked)];
     let facts = run.environment.as_object().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Raw lines by point, subject and round: medians, and ratios of what was measured side by side.
+//! Raw lines by point, subject and round: medians, and ratios of figures that were measured side by side.
 //!
 //! A line has `point` and `subject` (words), `round` (a number) and `result` (an object of numbers). Views name what they
 //! want of a result by an expression: fields and numbers with operators between them, applied from left to right.
@@ -18,7 +18,7 @@ pub(super) struct Rounds<'a> {
 }
 
 impl<'a> Rounds<'a> {
-    /// Of a suite; none where it left nothing.
+    /// The lines of a suite; none where it left nothing.
     pub(super) fn of(run: &'a Recorded, suite: &str) -> Option<Rounds<'a>> {
         let lines = run.of(suite);
         (!lines.is_empty()).then_some(Rounds { lines })
@@ -71,7 +71,7 @@ impl<'a> Rounds<'a> {
         Spread::of(&values.collect::<Vec<f64>>())
     }
 
-    /// Of the rounds that both have: these lines by `base`, one by one.
+    /// The ratios of these lines to those of `base`, in each of the rounds that both have.
     pub(super) fn ratio(&self, base: &Rounds<'_>, of: &str) -> Option<Spread> {
         let base = base.by_round(of);
         let own = self.by_round(of).into_iter();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_go_from_left_to_right_and_miss_what_is_missing() {
+    fn expressions_go_from_left_to_right_and_a_missing_field_makes_none() {
         let line = json!({"depth": 4, "result": {"iops": 10.0, "user": 0.25, "cpu": 8.0}});
         let table = [
             ("iops / 1e3", Some(0.01)),

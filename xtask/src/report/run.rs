@@ -66,7 +66,7 @@ impl Run {
         let text = format!("{line}\n");
         let written = self.results.write_all(text.as_bytes());
         if written.is_err() {
-            // A full disk may have taken half a line: what stays must be lines.
+            // A full disk may have taken half a line; only whole lines may stay.
             let _ = self.results.set_len(self.bytes);
         }
         self.bytes += text.len() as u64;
@@ -147,7 +147,7 @@ impl Recorded {
     }
 }
 
-/// Kernel, processor, memory, versions, revision, and what else the caller knows.
+/// Kernel, processor, memory, versions, revision, and further facts that the caller knows.
 pub(crate) fn environment(root: &Path, program: &Path, more: &Value) -> Value {
     let program = program.display().to_string();
     let said = |line: &str| {

@@ -1,5 +1,5 @@
 //! The views: `views.toml` says of each suite which tables, figures and verdicts its raw lines make. Nothing here knows a
-//! suite; what a view may ask for is the fields of these types.
+//! suite; the fields of these types are all that a view may ask for.
 
 use std::sync::LazyLock;
 
@@ -31,9 +31,9 @@ pub(super) struct View {
     /// The suite whose lines it shows, and the page's anchor.
     pub(super) suite: String,
     title: String,
-    /// Under the title of each figure, instead of the machine.
+    /// Shown under the title of each figure, instead of the machine.
     subtitle: Option<String>,
-    /// Sentences: what was measured and how.
+    /// Sentences about the measurement and its method.
     notes: Vec<String>,
     #[serde(default)]
     table: Vec<TableView>,
@@ -52,7 +52,7 @@ struct TableView {
     suite: Option<String>,
     #[serde(default, rename = "where")]
     conditions: Vec<String>,
-    /// What ratios are taken to: see [`base`].
+    /// The subject that ratios are taken to: see [`base`].
     base: Option<String>,
     /// `head | expression | digits`. Instead of digits: `ratio`, with a base of its own behind it if need be; or `text`, of a
     /// template.
@@ -66,13 +66,13 @@ struct VerdictView {
     id: String,
     #[serde(default, rename = "where")]
     conditions: Vec<String>,
-    /// With `{point}`, `{own}` and `{base}`.
+    /// May contain `{point}`, `{own}` and `{base}`.
     what: String,
     own: Vec<String>,
     /// Published and not judged.
     #[serde(default)]
     beside: Vec<String>,
-    /// What they are taken to: see [`base`].
+    /// The subject that they are divided by: see [`base`].
     base: Option<String>,
     /// The point of the base, where it is another.
     base_at: Option<String>,
@@ -140,14 +140,14 @@ impl View {
     }
 }
 
-/// Under a figure's title: on what it was measured.
+/// The line under a figure's title: the machine that was measured.
 fn machine(run: &Recorded) -> String {
     let fact = |name: &str| run.environment[name].as_str().unwrap_or("unknown");
     let pace = match run.asked["pace"].as_str() {
         Some("Smoke") => " · SMOKE RUN: its figures say nothing",
         _ => "",
     };
-    // Behind the release stands when and how it was built.
+    // The release is followed by its build, which is left out.
     let kernel = fact("kernel").split(' ').take(2).join(" ");
     let (cpu, cpus) = (fact("cpu"), fact("cpus_online"));
     format!("{cpu} · {cpus} CPUs · {kernel} · medians with minimum and maximum of the rounds{pace}")

@@ -45,7 +45,7 @@ pub(crate) fn load(root: &Path) -> Result<Metadata> {
     command.exec().at("cargo metadata")
 }
 
-/// Checks the licences of all packages that end up in, or help to build or test, what the workspace ships.
+/// Checks the licences of all packages that the workspace ships, or that help to build or test it.
 pub(crate) fn check_licences(metadata: &Metadata) -> Result<String> {
     let faults = metadata.packages.iter().filter_map(|package| {
         let licence = package.license.as_deref();
