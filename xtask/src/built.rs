@@ -41,9 +41,13 @@ pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2]> {
 /// The same two as they are released.
 pub(crate) fn for_release(root: &Path) -> Result<[PathBuf; 2]> {
     println!("building for release");
-    let cleave = cargo(root, "--release -p cleave-daemon")?;
     let drive = cargo(root, "--release -p cleave-client --example drive")?;
-    Ok([program(&cleave, "cleave")?, program(&drive, "drive")?])
+    Ok([released(root)?, program(&drive, "drive")?])
+}
+
+/// The daemon as it is released, without the features that tests add to it.
+pub(crate) fn released(root: &Path) -> Result<PathBuf> {
+    program(&cargo(root, "--release -p cleave-daemon")?, "cleave")
 }
 
 /// Path of a program or an example.

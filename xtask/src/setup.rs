@@ -21,7 +21,13 @@ strace: strace
 valgrind: valgrind
 curl: curl
 xz-utils: xz
-zstd: zstd";
+zstd: zstd
+dpkg: dpkg-deb
+rpm: rpmbuild
+binutils: strip
+lintian: lintian
+man-db: man
+systemd: systemd-analyze";
 
 /// Folders of programs, with those of the administrator, which PATH may leave out.
 const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

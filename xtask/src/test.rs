@@ -8,7 +8,7 @@ use crate::bench::{self, instructions};
 use crate::built::{self, Artifact, Kind};
 use crate::guest::{self, BackendKind};
 use crate::step::Result;
-use crate::{guest_bench, setup, suite};
+use crate::{dist, guest_bench, setup, suite};
 
 /// Which tests, and how.
 #[derive(clap::Args)]
@@ -31,6 +31,7 @@ enum Part {
     Integration,
     Benches,
     Guest,
+    Package,
 }
 
 impl Selection {
@@ -81,6 +82,11 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     });
     passed.extend(guests.map_err(|_| "the guest cases panicked")??);
     passed.extend(measured?.into_iter().map(str::to_owned));
+    // The measurements have built the release.
+    if selection.runs(Part::Package) {
+        dist::run(root, &dist::Request::checked())?;
+        passed.push("the packages".to_owned());
+    }
     let seconds = start.elapsed().as_secs();
     println!("passed in {seconds} s: {}", passed.join("; "));
     Ok(())

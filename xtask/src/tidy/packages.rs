@@ -37,9 +37,12 @@ const PERMISSIVE: &str = "0BSD, Apache-2.0, Apache-2.0 WITH LLVM-exception, BSD-
 CC0-1.0, ISC, MIT, MIT-0, Unicode-3.0, Unlicense, Zlib, (MIT OR Apache-2.0) AND BSD-3-Clause, \
 (MIT OR Apache-2.0) AND Unicode-3.0";
 
-/// The dependency graph for the platform that we ship to.
+/// The platform that we ship to.
+pub(crate) const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+
+/// Its dependency graph.
 pub(crate) fn load(root: &Path) -> Result<Metadata> {
-    let words = words("--locked --filter-platform x86_64-unknown-linux-gnu", &[]);
+    let words = words("--locked --filter-platform {}", &[&PLATFORM]);
     let mut command = MetadataCommand::new();
     command.current_dir(root).other_options(words);
     command.exec().at("cargo metadata")
