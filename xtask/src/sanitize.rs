@@ -36,11 +36,8 @@ pub(crate) fn run(root: &Path) -> Result {
     let options = format!("{OPTIONS}:log_path={}", reports.join("report").display());
     // Where the sanitizer is not in the program, its silence would mean nothing.
     let line = "\"$0\" --version 2>&1 | grep -q AddressSanitizer";
-    quietly(
-        root,
-        "env ASAN_OPTIONS=help=1 sh -c {} {}",
-        &[&line, &program],
-    )?;
+    let helped = "env ASAN_OPTIONS=help=1 sh -c {} {}";
+    quietly(root, helped, &[&line, &program])?;
     println!("running the integration tests against {program}\nASAN_OPTIONS={options}");
     let artifacts = built::everything(root)?;
     let is_test =
@@ -49,11 +46,8 @@ pub(crate) fn run(root: &Path) -> Result {
     let environment = "CLEAVE_BIN={} CLEAVE_TEST_KEPT_KIB={} ASAN_OPTIONS={}";
     let environment = words(environment, &[&program, &KEPT_KIB, &options]);
     let tests = suite::run(root, &tests, &environment, || Ok(()));
-    let found = quietly(
-        &reports,
-        "sh -c {}",
-        &[&"tail -vn +1 * 2>/dev/null || true"],
-    )?;
+    let line = "tail -vn +1 * 2>/dev/null || true";
+    let found = quietly(&reports, "sh -c {}", &[&line])?;
     if !found.is_empty() {
         print!("{found}");
         let reports = reports.display();

@@ -219,9 +219,9 @@ impl Desk {
         if self.options.disk.is_none() || self.options.destructive {
             return self.disk(suite);
         }
-        let why =
-            "it writes, so it ran on a file of its own; --destructive lets it write on --disk";
-        self.run.warn(suite, why)?;
+        let remedy = "--destructive lets it write on --disk";
+        let why = format!("it writes, so it ran on a file of its own; {remedy}");
+        self.run.warn(suite, &why)?;
         self.own_file()
     }
 

@@ -15,10 +15,8 @@ pub(super) fn line(disk: &Path, load: &Load, cpu: &str) -> Vec<String> {
         100 => "--rw=randread".to_owned(),
         percent => format!("--rw=randrw --rwmixread={percent}"),
     };
-    let (ramp_ms, ms) = (
-        (load.warm_up * 1e3) as u64,
-        (load.seconds * 1e3).max(1.0) as u64,
-    );
+    let ramp_ms = (load.warm_up * 1e3) as u64;
+    let ms = (load.seconds * 1e3).max(1.0) as u64;
     let line = format!(
         "taskset --cpu-list {cpu} fio --name=bare --output-format=json --ioengine=io_uring --direct=1 --registerfiles=1 \
          --fixedbufs=1 {mix} --bs={bytes} --iodepth={depth} --numjobs={queues} --thread --group_reporting \

@@ -95,10 +95,8 @@ fn legs(desk: &mut Desk, seconds: f64) -> Result {
             ("28 legs", "--queues 1 --stripe 64K --stripe-raw", &many),
         ] {
             let daemons = vec![serve(&desk.cleave, options, disks)];
-            let (point, load) = (
-                format!("{depth} in flight"),
-                mixed(4, depth, Wait::Sleep, seconds),
-            );
+            let point = format!("{depth} in flight");
+            let load = mixed(4, depth, Wait::Sleep, seconds);
             cases.push(Case::new(point, subject.to_owned(), daemons, load));
         }
     }
@@ -257,7 +255,8 @@ const SLOW_RATE: f64 = 1000.0;
 /// T6: interrupt, poll and adaptive beside each other, from a hundred requests a second to as many as there can be; in
 /// bursts; and with driver and daemon on one core.
 pub(super) fn pacing(desk: &mut Desk) -> Result {
-    let ways = [INTERRUPT, POLL, ADAPTIVE, ANY_RATE];
+    let all = [INTERRUPT, POLL, ADAPTIVE, ANY_RATE];
+    let ways = &all[..3];
     let rounds = desk.pace.pick(0, 1, 1)..=desk.rounds;
     let disk = Store::Disk(desk.disk("pacing")?);
     for (name, store) in [("null", Store::Null), ("disk", disk)] {
@@ -277,10 +276,8 @@ pub(super) fn pacing(desk: &mut Desk) -> Result {
             };
             let facts = json!({ "disk": name, "rate": rate });
             let is_slow = rate.is_some_and(|rate| rate <= SLOW_RATE);
-            let (point, ways) = (
-                format!("{name}, {point}"),
-                &ways[..if is_slow { 4 } else { 3 }],
-            );
+            let point = format!("{name}, {point}");
+            let ways = if is_slow { &all[..] } else { ways };
             cases.extend(paced(desk, &point, &store, &load, ways, &facts)?);
         }
         if store == Store::Null {
@@ -292,25 +289,16 @@ pub(super) fn pacing(desk: &mut Desk) -> Result {
                 ..Load::reads(4 * PACED_DEPTH, Wait::Poll, desk.seconds)
             };
             let facts = json!({ "disk": "bursts" });
-            cases.extend(paced(desk, "bursts", &store, &load, &ways[..3], &facts)?);
+            cases.extend(paced(desk, "bursts", &store, &load, ways, &facts)?);
         }
         desk.rounds("pacing", rounds.clone(), &cases, Served::Throughout)?;
     }
     let mut cases = Vec::new();
     for depth in [1, PACED_DEPTH] {
         let load = Load::reads(depth, Wait::Sleep, desk.seconds);
-        let (point, facts) = (
-            format!("one core, depth {depth}"),
-            json!({ "disk": "one core" }),
-        );
-        cases.extend(paced(
-            desk,
-            &point,
-            &Store::Null,
-            &load,
-            &ways[..3],
-            &facts,
-        )?);
+        let point = format!("one core, depth {depth}");
+        let facts = json!({ "disk": "one core" });
+        cases.extend(paced(desk, &point, &Store::Null, &load, ways, &facts)?);
     }
     for daemon in cases.iter_mut().flat_map(|case| &mut case.daemons) {
         // The inner taskset decides.

@@ -243,9 +243,9 @@ impl VerdictView {
     }
 
     fn bar(&self, lines: &Rounds<'_>, own: &str) -> Bar {
-        let holds =
-            |condition: &String| !lines.only(std::slice::from_ref(condition)).lines.is_empty();
-        let first = self.bars.iter().find(|(condition, _)| holds(condition));
+        let held = |condition: &String| lines.only(std::slice::from_ref(condition)).lines;
+        let mut bars = self.bars.iter();
+        let first = bars.find(|(condition, _)| !held(condition).is_empty());
         match first {
             Some((_, bar)) if self.own.iter().any(|judged| judged == own) => Bar::parse(bar),
             _ => Bar::Published,
