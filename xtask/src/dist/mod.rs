@@ -61,6 +61,7 @@ const FILES: &[(&str, &str)] = &[
     ("LICENSE-APACHE", "usr/share/doc/cleave/LICENSE-APACHE"),
     ("LICENSE-MIT", "usr/share/doc/cleave/LICENSE-MIT"),
     ("docs/install.md", "usr/share/doc/cleave/install.md"),
+    ("dist/grafana.json", "usr/share/cleave/grafana.json"),
 ];
 
 /// Completions as the program writes them, and where shells look for them.
