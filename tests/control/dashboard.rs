@@ -30,7 +30,7 @@ static SCRAPED: LazyLock<Families> = LazyLock::new(|| {
 
 /// With a limit, requests of several sizes, a failed read, and a write that is held.
 fn failing_disk() -> Families {
-    let scratch = Scratch::new();
+    let scratch = Scratch::in_memory();
     let image = scratch.image("disk", 64 << 20);
     let limits = "iops-total=5000,iops-total-max=6000,bps-total=1G,bps-total-max=2G";
     let policy = "read=report,write=hold";
@@ -70,7 +70,7 @@ fn failing_disk() -> Families {
 
 /// With the limits that exclude those of the other disk.
 fn stripe() -> Families {
-    let scratch = Scratch::new();
+    let scratch = Scratch::in_memory();
     let legs = ["x", "y"].map(|leg| scratch.image(leg, 32 << 20).display().to_string());
     let made = run_to_exit(&["stripe", "create", "--chunk", "64K", &legs[0], &legs[1]]);
     assert_eq!(made.code, Some(0), "{}", made.stderr);
