@@ -7,7 +7,7 @@ mod routes;
 pub(crate) mod spec;
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -191,7 +191,7 @@ impl Node {
         self.lock().get(id).cloned()
     }
 
-    /// Takes this very disk out.
+    /// Takes this very disk out, and the folder of its socket.
     fn forget(&self, kept: &Arc<Kept>) {
         let mut disks = self.lock();
         if disks
@@ -199,7 +199,13 @@ impl Node {
             .is_some_and(|now| Arc::ptr_eq(now, kept))
         {
             disks.remove(&kept.id);
+            self.remove_folder(&kept.id);
         }
+    }
+
+    /// Removes the folder of a socket, unless a lock is in it.
+    fn remove_folder(&self, id: &str) {
+        let _ = fs::remove_dir(self.run.join(id));
     }
 
     fn socket(&self, id: &str) -> PathBuf {

@@ -53,6 +53,7 @@ dist/copyright usr/share/doc/cleave/copyright
 LICENSE-APACHE usr/share/doc/cleave/LICENSE-APACHE
 LICENSE-MIT usr/share/doc/cleave/LICENSE-MIT
 docs/install.md usr/share/doc/cleave/install.md
+dist/grafana.json usr/share/cleave/grafana.json
 CHANGELOG.md usr/share/doc/cleave/changelog";
 
 /// Completions as the program writes them, and where shells look for them.

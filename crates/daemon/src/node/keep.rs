@@ -172,8 +172,10 @@ async fn keep(node: Arc<Node>, kept: Arc<Kept>, mut orders: mpsc::Receiver<Order
         match opened.and_then(|opened| start(&kept, opened)) {
             Ok(serving) => {
                 let lost = serve(&kept, serving, &mut orders).await;
-                // The folder of its socket; it stays while a lock is in it.
-                let _ = fs::remove_dir(node.run.join(&kept.id));
+                // Containers that have the folder of a disk mounted find the socket there again after a restart.
+                if !kept.file.is_persistent() {
+                    node.remove_folder(&kept.id);
+                }
                 kept.state.send_replace(State::Ended(lost));
                 return;
             }
