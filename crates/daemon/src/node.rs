@@ -11,11 +11,13 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cleave_disk::DiskSpec;
 use cleave_engine::Reactor;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 use tracing::level_filters::LevelFilter;
 
+use crate::confine::{Confinement, NodeFolders};
 use crate::control::Server;
 use crate::disk_server::Order;
 use crate::failure::Failure;
@@ -42,6 +44,10 @@ pub(crate) struct NodeOptions {
     pub(crate) state: PathBuf,
     pub(crate) run: PathBuf,
     pub(crate) control: PathBuf,
+    /// Folders of images; none: everywhere.
+    pub(crate) images: Vec<PathBuf>,
+    /// Whether the process is confined.
+    pub(crate) sandbox: bool,
     pub(crate) log: LevelFilter,
 }
 
@@ -51,8 +57,10 @@ struct Node {
     files: Files,
     run: PathBuf,
     control: PathBuf,
+    images: Vec<PathBuf>,
     /// Most descriptors that the process may have.
     descriptors: u64,
+    confinement: Confinement,
     disks: Mutex<BTreeMap<String, Arc<Kept>>>,
     /// One for each thread that may open a disk. A thread whose storage hangs keeps its own.
     openers: Arc<Semaphore>,
@@ -60,7 +68,7 @@ struct Node {
 
 /// Serves until a signal.
 pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
-    let _log = log::start(options.log)
+    let log = log::start(options.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
     let descriptors = process::raise_descriptor_limit(0)?;
     Reactor::probe().map_err(Failure::input)?;
@@ -72,15 +80,7 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
             "cannot make {run}: {error}: give another folder with --run"
         ))
     })?;
-    let node = Arc::new(Node {
-        files,
-        run: options.run.clone(),
-        control: options.control.clone(),
-        descriptors,
-        disks: Mutex::default(),
-        openers: Arc::new(Semaphore::new(OPENERS_MAX)),
-    });
-    process::runtime()?.block_on(control(&node))
+    process::runtime()?.block_on(control(options, files, descriptors, &log))
 }
 
 /// Refuses a second node with the same files.
@@ -98,10 +98,25 @@ fn lock_state(state: &Path) -> Result<File, Failure> {
 }
 
 /// From the signals on.
-async fn control(node: &Arc<Node>) -> Result<(), Failure> {
+async fn control(
+    options: &NodeOptions,
+    files: Files,
+    descriptors: u64,
+    log: &log::Guard,
+) -> Result<(), Failure> {
     let mut signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
-    let socket = socket::open_private(&node.control)?;
+    let socket = socket::open_private(&options.control)?;
+    let node = Arc::new(Node {
+        files,
+        run: options.run.clone(),
+        control: options.control.clone(),
+        images: options.images.clone(),
+        descriptors,
+        confinement: confine(options, log)?,
+        disks: Mutex::default(),
+        openers: Arc::new(Semaphore::new(OPENERS_MAX)),
+    });
     let kept = node.restore()?;
     let server = Server::start(socket, routes::router(node.clone()))?;
     let shown = node.control.display();
@@ -114,6 +129,22 @@ async fn control(node: &Arc<Node>) -> Result<(), Failure> {
     };
     drop(server);
     node.stop(signal).await
+}
+
+/// Gives up what opening and serving disks does not need.
+fn confine(options: &NodeOptions, log: &log::Guard) -> Result<Confinement, Failure> {
+    if !options.sandbox {
+        tracing::warn!(
+            "--sandbox off: whoever takes this node over through a fault of it can do all that its user can"
+        );
+        return Ok(Confinement::none());
+    }
+    let folders = NodeFolders {
+        own: [&options.state, &options.run],
+        control: &options.control,
+        images: &options.images,
+    };
+    Confinement::apply_to_node(&folders, log)
 }
 
 impl Node {
@@ -187,8 +218,24 @@ impl Node {
         file.service(&self.socket(id), &self.control)
     }
 
+    /// The file of a disk that the folders of images keep out of reach.
+    fn out_of_reach(&self, service: &crate::service::Service) -> Option<PathBuf> {
+        let is_within = |path: &Path| self.images.iter().any(|folder| beneath(path, folder));
+        let files = service.disk.specs().iter().filter_map(DiskSpec::path);
+        let mut outside = files.filter(|path| !self.images.is_empty() && !is_within(path));
+        outside.next().map(Path::to_owned)
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Kept>>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a file lies below a folder. One that cannot be found is for opening to judge.
+fn beneath(file: &Path, folder: &Path) -> bool {
+    match (file.canonicalize(), folder.canonicalize()) {
+        (Ok(file), Ok(folder)) => file.starts_with(folder),
+        _ => true,
     }
 }
 
