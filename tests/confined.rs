@@ -8,8 +8,10 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 use std::time::Duration;
 
-use cleave_client::{Client, Workload};
-use cleave_tests::{Daemon, Scratch, exercise, http, is_root, run_to_exit, small, wait_until};
+use cleave_client::Workload;
+use cleave_tests::{
+    Daemon, Node, Scratch, exercise, http, is_root, run_to_exit, small, wait_until,
+};
 use rustix::process::Signal;
 
 const NOBODY: u32 = 65534;
@@ -154,29 +156,9 @@ fn every_thread_is_confined_under_load() {
     daemon.finish();
 }
 
-/// A node with these options more, its control socket below its scratch folder.
-fn node(options: &[&Path]) -> Daemon {
-    let scratch = Scratch::in_memory();
-    let (run, state) = (scratch.join("run"), scratch.join("state"));
-    let control = run.join("control.sock");
-    let mut line = vec![
-        Path::new("node"),
-        Path::new("--state"),
-        &state,
-        Path::new("--run"),
-        &run,
-    ];
-    line.extend(options);
-    Daemon::with_args(scratch, control, &line)
-}
-
-fn add(node: &Daemon, id: &str, body: &serde_json::Value) -> http::Response {
-    let path = format!("/v1/disks/{id}");
-    http::fetch(node.socket(), "PUT", &path, &body.to_string())
-}
-
-fn disk_socket(node: &Daemon, id: &str) -> std::path::PathBuf {
-    node.scratch().join("run").join(id).join("disk.sock")
+fn node_with(options: &[&Path]) -> Node {
+    let options: Vec<_> = options.iter().map(|option| option.as_os_str()).collect();
+    Node::start_with(Scratch::in_memory(), &options)
 }
 
 #[test]
@@ -185,13 +167,12 @@ fn every_thread_of_a_node_is_confined_under_load() {
         return cleave_tests::ignored("sanitized");
     }
     let images = Scratch::new();
-    let node = node(&[Path::new("--images"), images.path()]);
+    let node = node_with(&[Path::new("--images"), images.path()]);
     let ids = ["a", "b", "c"];
     for id in ids {
         let image = images.image(id, 64 << 20);
         let body = serde_json::json!({"disk": [image], "queues": 2, "workers": 2});
-        let answer = add(&node, id, &body);
-        assert_eq!(answer.status, 201, "{}", answer.body);
+        node.add(id, &body);
     }
     // Only the main thread, and those that it starts to open disks and to write files.
     let opening = |name: &str| match name {
@@ -203,17 +184,23 @@ fn every_thread_of_a_node_is_confined_under_load() {
         read_percent: 50,
         ..Workload::reads(16 << 10, 8, 32 << 20, Duration::from_secs(2))
     };
-    let mut clients = ids.map(|id| Client::open(&disk_socket(&node, id), &small(2)).unwrap());
+    let mut clients = ids.map(|id| node.open(id, &small(2)));
     let names = std::thread::scope(|scope| {
         let loads = clients
             .each_mut()
             .map(|client| scope.spawn(|| client.run(&mix, |_| |_| ()).map(drop)));
-        let is_busy = |at: &str| threads(&node).iter().filter(|(name, _)| name == at).count() == 3;
-        assert!(wait_until(|| is_busy("cleave-w1")), "{}", node.log());
-        node.signal(Signal::HUP);
+        let is_busy = |at: &str| {
+            threads(&node.daemon)
+                .iter()
+                .filter(|(name, _)| name == at)
+                .count()
+                == 3
+        };
+        assert!(wait_until(|| is_busy("cleave-w1")), "{}", node.daemon.log());
+        node.daemon.signal(Signal::HUP);
         let ram = serde_json::json!({"disk": ["ram:1M"], "persistent": false});
-        assert_eq!(add(&node, "later", &ram).status, 201);
-        let names = check_threads_of(&node, &opening);
+        node.add("later", &ram);
+        let names = check_threads_of(&node.daemon, &opening);
         loads
             .into_iter()
             .for_each(|load| load.join().unwrap().unwrap());
@@ -224,23 +211,23 @@ fn every_thread_of_a_node_is_confined_under_load() {
         let wanted = if name == "log" { 1 } else { 3 };
         assert_eq!(found, wanted, "{name} in {names:?}");
     }
-    let log = node.log();
+    let log = node.daemon.log();
     assert!(!log.contains("confined less"), "{log}");
     assert!(!log.contains("not all is confined"), "{log}");
     drop(clients);
-    node.finish();
+    node.daemon.finish();
 }
 
 #[test]
 fn a_node_opens_images_only_in_the_folders_that_are_named() {
     let images = Scratch::new();
     let elsewhere = Scratch::new();
-    let node = node(&[Path::new("--images"), images.path()]);
+    let node = node_with(&[Path::new("--images"), images.path()]);
     let inside = images.image("inside", 1 << 20);
     let outside = elsewhere.image("outside", 1 << 20);
     let link = images.join("link");
     std::os::unix::fs::symlink(&outside, &link).unwrap();
-    let put = |id: &str, path: &Path| add(&node, id, &serde_json::json!({"disk": [path]}));
+    let put = |id: &str, path: &Path| node.put(id, &serde_json::json!({"disk": [path]}));
     assert_eq!(put("a", &inside).status, 201);
     for path in [&outside, &link] {
         let refused = put("b", path);
@@ -248,7 +235,7 @@ fn a_node_opens_images_only_in_the_folders_that_are_named() {
         let error = refused.error();
         assert!(error.contains("--images"), "{error}");
     }
-    node.finish();
+    node.daemon.finish();
     let missing = images.join("missing");
     let state = images.join("state");
     let line = ["node", "--images", missing.to_str().unwrap(), "--state"];
@@ -261,7 +248,7 @@ fn a_node_opens_images_only_in_the_folders_that_are_named() {
 
 #[test]
 fn a_node_gives_nothing_up_with_sandbox_off() {
-    let node = node(&[Path::new("--sandbox"), Path::new("off")]);
+    let node = node_with(&[Path::new("--sandbox"), Path::new("off")]).daemon;
     assert!(node.log_has("--sandbox off"), "{}", node.log());
     for (name, status) in threads(&node) {
         assert_eq!(status["Seccomp"], "0", "{name}");

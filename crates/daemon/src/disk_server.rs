@@ -160,6 +160,10 @@ impl DiskServer {
             service.tuning.clone(),
         );
         let device = device.at_worker_start(confinement.narrowing(Role::Worker));
+        let device = match &service.limit_group {
+            Some(group) => device.in_group(group),
+            None => device,
+        };
         let device = Arc::new(device.recording(service.recording));
         let vrings = service.session.vrings_max;
         let status = DiskStatus::new(device.clone(), naming.endpoint.clone(), vrings);

@@ -2,6 +2,7 @@
 //! adds and removes them, and files keep them.
 
 mod files;
+mod groups;
 mod keep;
 mod routes;
 pub(crate) mod spec;
@@ -26,6 +27,7 @@ use crate::process;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket;
 use files::Files;
+use groups::Groups;
 use keep::{Kept, State};
 use spec::DiskFile;
 
@@ -61,6 +63,7 @@ struct Node {
     /// Most descriptors that the process may have.
     descriptors: u64,
     confinement: Confinement,
+    groups: Groups,
     disks: Mutex<BTreeMap<String, Arc<Kept>>>,
     /// One for each thread that may open a disk. A thread whose storage hangs keeps its own.
     openers: Arc<Semaphore>,
@@ -114,6 +117,7 @@ async fn control(
         images: options.images.clone(),
         descriptors,
         confinement: confine(options, log)?,
+        groups: Groups::default(),
         disks: Mutex::default(),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
     });

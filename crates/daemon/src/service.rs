@@ -9,7 +9,7 @@ use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, StripeKind, format_siz
 use cleave_sandbox::Identity;
 use cleave_session::SessionConfig;
 use cleave_worker::record::Recording;
-use cleave_worker::{Split, Tuning, WorkerConfig};
+use cleave_worker::{LimitGroup, Split, Tuning, WorkerConfig};
 use tracing::level_filters::LevelFilter;
 
 use crate::cli::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch};
@@ -98,6 +98,8 @@ pub(crate) struct Service {
     pub(crate) session: SessionConfig,
     pub(crate) worker: WorkerConfig,
     pub(crate) tuning: Tuning,
+    /// Other disks share its limits.
+    pub(crate) limit_group: Option<LimitGroup>,
     pub(crate) split: SplitArgs,
     /// The control socket.
     pub(crate) control: Option<PathBuf>,
@@ -165,6 +167,7 @@ impl Service {
                 ..options.pacing.tuning(Split::Off)
             },
             disk,
+            limit_group: None,
             split: options.split.clone(),
             control: options.control.clone(),
             recording: match options.stats {

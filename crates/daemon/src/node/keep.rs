@@ -287,7 +287,9 @@ struct Serving {
     lock: Option<PathLock>,
 }
 
-fn start(node: &Node, kept: &Kept, opened: Opened) -> Result<Serving, Failure> {
+fn start(node: &Node, kept: &Kept, mut opened: Opened) -> Result<Serving, Failure> {
+    let group = kept.file.limit_group();
+    opened.service.limit_group = group.map(|name| node.groups.find(name));
     let naming = Naming {
         id: Some(kept.id.clone()),
         endpoint: socket::name(&opened.service.endpoint),
