@@ -20,7 +20,7 @@ use crate::control::{DiskStatus, Server};
 use crate::failure::Failure;
 use crate::loop_device;
 use crate::pending::{PendingConnections, has_left};
-use crate::resize::Watch;
+use crate::resize::{Watch, Watches};
 use crate::service::Service;
 use crate::socket::{Door, PathLock};
 use crate::split::split_for;
@@ -139,6 +139,7 @@ impl DiskServer {
         disk: Arc<Disk>,
         door: &Door,
         naming: Naming,
+        watches: &Watches,
         confine: impl FnOnce(&Service, &str) -> Result<Confinement, Failure>,
     ) -> Result<DiskServer, Failure> {
         let listener = match door {
@@ -148,7 +149,7 @@ impl DiskServer {
         let listener = listener
             .transpose()
             .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
-        let watch = Watch::new(&disk);
+        let watch = watches.watch(&disk);
         let loops = loop_device::attached_to_legs(&disk);
         let confinement = confine(&service, disk.name())?;
         let watch = watch.confined(&disk);

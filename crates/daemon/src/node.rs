@@ -24,6 +24,7 @@ use crate::disk_server::Order;
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
+use crate::resize::Watches;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket;
 use files::Files;
@@ -64,6 +65,7 @@ struct Node {
     descriptors: u64,
     confinement: Confinement,
     groups: Groups,
+    watches: Watches,
     disks: Mutex<BTreeMap<String, Arc<Kept>>>,
     /// One for each thread that may open a disk. A thread whose storage hangs keeps its own.
     openers: Arc<Semaphore>,
@@ -110,12 +112,15 @@ async fn control(
     let mut signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
     let socket = socket::open_private(&options.control)?;
+    let watches = Watches::default();
+    watches.open_all();
     let node = Arc::new(Node {
         files,
         run: options.run.clone(),
         control: options.control.clone(),
         images: options.images.clone(),
         descriptors,
+        watches,
         confinement: confine(options, log)?,
         groups: Groups::default(),
         disks: Mutex::default(),

@@ -303,12 +303,11 @@ const EVENTS: &[Call] = &[
 /// Disks and sockets that are opened while others are served, in the folders that Landlock leaves; and what narrows the
 /// threads that serve them.
 const NEW_DISKS: &[Call] = &[
-    with(libc::SYS_socket, Arguments::OneOf(0, LOCAL)),
+    with(libc::SYS_socket, Arguments::OneOf(0, UNIX)),
     any(libc::SYS_bind),
     any(libc::SYS_listen),
     // Whether somebody listens at a path.
     any(libc::SYS_connect),
-    any(libc::SYS_inotify_init1),
     any(libc::SYS_getdents64),
     any(libc::SYS_mkdirat),
     any(libc::SYS_renameat2),
@@ -348,8 +347,6 @@ const NEW_DISKS: &[Call] = &[
     any(libc::SYS_access),
 ];
 
-/// The sockets of disks, and the kernel's announcements about block devices.
-const LOCAL: &[u64] = &[libc::AF_UNIX as u64, libc::AF_NETLINK as u64];
 const OFD_LOCKS: &[u64] = &[libc::F_OFD_SETLK as u64, libc::F_OFD_GETLK as u64];
 /// BLKSSZGET, BLKPBSZGET and BLKGETSIZE64.
 const DEVICE_SIZES: &[u64] = &[0x1268, 0x127b, 0x8008_1272];

@@ -84,7 +84,9 @@ impl Kept {
     /// Starts to open and serve a disk. To be called inside the runtime.
     pub(super) fn start(node: &Arc<Node>, id: &str, file: DiskFile) -> Arc<Kept> {
         let (orders, taken) = mpsc::channel(ORDERS_MAX);
-        let needs = node.service(id, &file).map(|service| service.descriptors());
+        let needs = node
+            .service(id, &file)
+            .map(|service| service.descriptors_in_node());
         let kept = Arc::new(Kept {
             id: id.to_owned(),
             file,
@@ -301,6 +303,7 @@ fn start(node: &Node, kept: &Kept, mut opened: Opened) -> Result<Serving, Failur
         opened.disk,
         &opened.door,
         naming,
+        &node.watches,
         // The process is confined already.
         |_, _| Ok(node.confinement.clone()),
     )?;
