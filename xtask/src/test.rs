@@ -8,7 +8,7 @@ use crate::bench::{self, instructions};
 use crate::built::{self, Artifact, Kind};
 use crate::guest::{self, BackendKind};
 use crate::step::Result;
-use crate::{guest_bench, setup, suite};
+use crate::{dist, guest_bench, setup, suite};
 
 /// Which tests, and how.
 #[derive(clap::Args)]
@@ -31,6 +31,7 @@ enum Part {
     Integration,
     Benches,
     Guest,
+    Package,
 }
 
 impl Selection {
@@ -124,6 +125,11 @@ fn measure(root: &Path, selection: &Selection) -> Result<Vec<&'static str>> {
     if selection.runs(Part::Guest) && is_ours && selection.case.is_none() {
         guest_bench::run(root, &guest_bench::Options::smoke())?;
         passed.push("a comparison in guests, seconds of each");
+    }
+    // The measurements have built the release.
+    if selection.runs(Part::Package) {
+        dist::run(root, &dist::Request::checked())?;
+        passed.push("the packages");
     }
     Ok(passed)
 }

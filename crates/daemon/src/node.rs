@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cleave_disk::DiskSpec;
 use cleave_engine::Reactor;
@@ -27,6 +28,7 @@ use crate::process;
 use crate::resize::Watches;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket;
+use crate::systemd::Manager;
 use files::Files;
 use groups::Groups;
 use keep::{Kept, State};
@@ -38,6 +40,8 @@ const DISKS_MAX: usize = 1024;
 const ID_CHARS_MAX: usize = 64;
 /// Most disks that are opened at once.
 const OPENERS_MAX: usize = 64;
+/// How long the service manager waits for disks that are being opened.
+const READY_TIME: Duration = Duration::from_secs(10);
 /// Descriptors of the process itself.
 const DESCRIPTORS_OWN: u64 = 256;
 
@@ -112,6 +116,7 @@ async fn control(
     let mut signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
     let socket = socket::open_private(&options.control)?;
+    let manager = Arc::new(Manager::from_environment());
     let watches = Watches::default();
     watches.open_all();
     let node = Arc::new(Node {
@@ -128,6 +133,8 @@ async fn control(
     });
     let kept = node.restore()?;
     let server = Server::start(socket, routes::router(node.clone()))?;
+    manager.watch();
+    tokio::spawn(tell_when_ready(node.clone(), manager.clone()));
     let shown = node.control.display();
     tracing::info!("the control socket is {shown}; disks that are kept: {kept}");
     let signal = loop {
@@ -137,6 +144,7 @@ async fn control(
         }
     };
     drop(server);
+    manager.stopping();
     node.stop(signal).await
 }
 
@@ -154,6 +162,22 @@ fn confine(options: &NodeOptions, log: &log::Guard) -> Result<Confinement, Failu
         images: &options.images,
     };
     Confinement::apply_to_node(&folders, log)
+}
+
+/// Tells the service manager that the node is ready: each disk that is kept is served or has failed. One whose storage hangs
+/// is not waited for.
+async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
+    let all = node.all();
+    let settled = async {
+        for kept in &all {
+            kept.settled(READY_TIME).await;
+        }
+    };
+    // Ready all the same.
+    let _ = tokio::time::timeout(READY_TIME, settled).await;
+    let is_served = |kept: &&Arc<Kept>| matches!(kept.state(), State::Serving(_));
+    let served = all.iter().filter(is_served).count();
+    manager.ready(&format!("serving {served} of {} disks", all.len()));
 }
 
 impl Node {

@@ -16,6 +16,7 @@ use crate::cli::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch};
 use crate::cpus;
 use crate::failure::Failure;
 use crate::split::SplitArgs;
+use crate::systemd;
 
 /// Most ops that a worker keeps in flight, and least, whatever the size of its vrings: the upper bound
 /// keeps a worker's tables small, and devices are at their best far below it.
@@ -208,6 +209,7 @@ fn endpoint(args: &EndpointArgs) -> Result<Endpoint, Failure> {
     match (&args.socket_path, args.fd) {
         (Some(path), None) => Ok(Endpoint::Path(path.clone())),
         (None, Some(fd)) => Ok(Endpoint::Fd(fd)),
+        (None, None) if systemd::passed()?.is_some() => Ok(Endpoint::Fd(systemd::FIRST_SOCKET)),
         // The parser refuses both.
         _ => Err(Failure::input(
             "no socket: give --socket-path PATH or --fd N",
