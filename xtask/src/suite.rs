@@ -20,6 +20,8 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/life", "polling_spins_only_while_there_is_a_vring"),
     // A frontend that dies has to be followed by the next one within 100 ms.
     ("tests/hostile", "promptness"),
+    // Compares latencies.
+    ("tests/scale", "the_faults_of_two_disks"),
 ];
 
 /// The binaries that take longest, longest first.

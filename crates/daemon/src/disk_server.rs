@@ -20,7 +20,7 @@ use crate::control::{DiskStatus, Server};
 use crate::failure::Failure;
 use crate::loop_device;
 use crate::pending::{PendingConnections, has_left};
-use crate::resize::Watch;
+use crate::resize::{Watch, Watches};
 use crate::service::Service;
 use crate::socket::{Door, PathLock};
 use crate::split::split_for;
@@ -139,6 +139,7 @@ impl DiskServer {
         disk: Arc<Disk>,
         door: &Door,
         naming: Naming,
+        watches: &Watches,
         confine: impl FnOnce(&Service, &str) -> Result<Confinement, Failure>,
     ) -> Result<DiskServer, Failure> {
         let listener = match door {
@@ -148,7 +149,7 @@ impl DiskServer {
         let listener = listener
             .transpose()
             .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
-        let watch = Watch::new(&disk);
+        let watch = watches.watch(&disk);
         let loops = loop_device::attached_to_legs(&disk);
         let confinement = confine(&service, disk.name())?;
         let watch = watch.confined(&disk);
@@ -160,6 +161,10 @@ impl DiskServer {
             service.tuning.clone(),
         );
         let device = device.at_worker_start(confinement.narrowing(Role::Worker));
+        let device = match &service.limit_group {
+            Some(group) => device.in_group(group),
+            None => device,
+        };
         let device = Arc::new(device.recording(service.recording));
         let vrings = service.session.vrings_max;
         let status = DiskStatus::new(device.clone(), naming.endpoint.clone(), vrings);

@@ -12,6 +12,7 @@ use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
+use crate::resize::Watches;
 use crate::service::{Endpoint, Service};
 use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, PathLock};
@@ -89,9 +90,10 @@ async fn control(
         endpoint: socket::name(&service.endpoint),
         is_locked,
     };
+    let watches = Watches::default();
     let confine = |service: &Service, name: &str| Confinement::apply(service, name, log);
     let name = disk.name().to_owned();
-    let mut server = DiskServer::new(service, disk, &door, naming, confine)?;
+    let mut server = DiskServer::new(service, disk, &door, naming, &watches, confine)?;
     let control = opened.map(|socket| Server::start(socket, server.status().router()));
     server.add_control(control.transpose()?);
     server.serve_connected(&door)?;

@@ -9,7 +9,7 @@ use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, StripeKind, format_siz
 use cleave_sandbox::Identity;
 use cleave_session::SessionConfig;
 use cleave_worker::record::Recording;
-use cleave_worker::{Split, Tuning, WorkerConfig};
+use cleave_worker::{LimitGroup, Split, Tuning, WorkerConfig};
 use tracing::level_filters::LevelFilter;
 
 use crate::cli::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch};
@@ -29,6 +29,9 @@ const STRIPE_OPS: u16 = 4096;
 /// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
 /// pending, 32 connections of the control socket, the descriptors of a message, and the runtime with its watches.
 const DESCRIPTORS_OWN: u64 = 128;
+/// The same for each disk of a node, which has the others once for all: its socket and locks, 16 pending connections, those of its
+/// session, and the descriptors of a message.
+const DESCRIPTORS_OF_DISK: u64 = 64;
 /// Kick, call and err.
 const VRING_DESCRIPTORS: u64 = 3;
 /// Its rings (plain, polled, one for blocking calls) and what wakes it; each leg's file comes on top.
@@ -99,6 +102,8 @@ pub(crate) struct Service {
     pub(crate) session: SessionConfig,
     pub(crate) worker: WorkerConfig,
     pub(crate) tuning: Tuning,
+    /// Other disks share its limits.
+    pub(crate) limit_group: Option<LimitGroup>,
     pub(crate) split: SplitArgs,
     /// The control socket.
     pub(crate) control: Option<PathBuf>,
@@ -166,6 +171,7 @@ impl Service {
                 ..options.pacing.tuning(Split::Off)
             },
             disk,
+            limit_group: None,
             split: options.split.clone(),
             control: options.control.clone(),
             recording: match options.stats {
@@ -183,10 +189,18 @@ impl Service {
 
     /// Descriptors that it may come to need, with a frontend that uses all that is offered.
     pub(crate) fn descriptors(&self) -> u64 {
+        DESCRIPTORS_OWN + self.descriptors_of_vrings()
+    }
+
+    /// The same for a disk of a node.
+    pub(crate) fn descriptors_in_node(&self) -> u64 {
+        DESCRIPTORS_OF_DISK + self.descriptors_of_vrings()
+    }
+
+    fn descriptors_of_vrings(&self) -> u64 {
         let workers = u64::from(self.open.workers);
         let legs = self.disk.specs().len() as u64;
-        DESCRIPTORS_OWN
-            + VRING_DESCRIPTORS * u64::from(self.session.vrings_max)
+        VRING_DESCRIPTORS * u64::from(self.session.vrings_max)
             + (WORKER_DESCRIPTORS + legs) * workers
     }
 }

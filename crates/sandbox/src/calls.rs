@@ -20,17 +20,21 @@ pub enum Role {
     Size,
     /// Writes lines to stderr.
     Log,
+    /// The control thread of a process of many disks, and the threads that open disks and make sockets for it while others
+    /// are served. It keeps what the threads of the other roles need, which are started by it.
+    Node,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: [Role; 6] = [
+    pub const ALL: [Role; 7] = [
         Role::Control,
         Role::Session,
         Role::Worker,
         Role::Offload,
         Role::Size,
         Role::Log,
+        Role::Node,
     ];
 
     /// The groups of calls that it may make.
@@ -51,6 +55,17 @@ impl Role {
             Role::Offload => &[BASE, START, DESCRIPTORS],
             Role::Size => &[BASE, DESCRIPTORS],
             Role::Log => &[BASE],
+            Role::Node => &[
+                BASE,
+                RINGS,
+                NEW_RINGS,
+                START,
+                DESCRIPTORS,
+                FRONTEND,
+                FILES,
+                EVENTS,
+                NEW_DISKS,
+            ],
         }
     }
 }
@@ -204,6 +219,9 @@ const START: &[Call] = &[
     any(libc::SYS_sched_setaffinity),
     any(libc::SYS_prlimit64),
     with(libc::SYS_prctl, Arguments::OneOf(0, PRCTL)),
+    // Privileges can only become fewer.
+    any(libc::SYS_capget),
+    any(libc::SYS_capset),
     // Filters can only be added, never removed.
     with(libc::SYS_seccomp, Arguments::OneOf(0, SECCOMP)),
 ];
@@ -281,6 +299,57 @@ const EVENTS: &[Call] = &[
     #[cfg(target_arch = "x86_64")]
     any(libc::SYS_epoll_wait),
 ];
+
+/// Disks and sockets that are opened while others are served, in the folders that Landlock leaves; and what narrows the
+/// threads that serve them.
+const NEW_DISKS: &[Call] = &[
+    with(libc::SYS_socket, Arguments::OneOf(0, UNIX)),
+    any(libc::SYS_bind),
+    any(libc::SYS_listen),
+    // Whether somebody listens at a path.
+    any(libc::SYS_connect),
+    any(libc::SYS_getdents64),
+    any(libc::SYS_mkdirat),
+    any(libc::SYS_renameat2),
+    any(libc::SYS_fchmod),
+    any(libc::SYS_fchmodat),
+    any(libc::SYS_fchown),
+    any(libc::SYS_fchownat),
+    any(libc::SYS_faccessat),
+    any(libc::SYS_flock),
+    any(libc::SYS_fsync),
+    any(libc::SYS_fdatasync),
+    any(libc::SYS_fallocate),
+    any(libc::SYS_pwrite64),
+    // QEMU's locks.
+    with(libc::SYS_fcntl, Arguments::OneOf(1, OFD_LOCKS)),
+    // Sizes of a block device.
+    with(libc::SYS_ioctl, Arguments::OneOf(1, DEVICE_SIZES)),
+    // Reachable files can only become fewer.
+    any(libc::SYS_landlock_create_ruleset),
+    any(libc::SYS_landlock_add_rule),
+    any(libc::SYS_landlock_restrict_self),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_mkdir),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_rmdir),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_rename),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_renameat),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_chmod),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_chown),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_lchown),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_access),
+];
+
+const OFD_LOCKS: &[u64] = &[libc::F_OFD_SETLK as u64, libc::F_OFD_GETLK as u64];
+/// BLKSSZGET, BLKPBSZGET and BLKGETSIZE64.
+const DEVICE_SIZES: &[u64] = &[0x1268, 0x127b, 0x8008_1272];
 
 /// Calls that only an exploit makes. They kill the process.
 pub(crate) const DEADLY: &[Call] = &[

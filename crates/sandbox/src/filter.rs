@@ -166,6 +166,7 @@ mod tests {
             (Role::Control, Role::Size),
             (Role::Session, Role::Worker),
             (Role::Session, Role::Offload),
+            (Role::Node, Role::Control),
         ];
         for (starter, started) in pairs {
             let wide = permitted(starter);

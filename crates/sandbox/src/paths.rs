@@ -61,6 +61,17 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
                 | AccessFs::RemoveFile
         }
         Access::Remove => AccessFs::RemoveFile.into(),
+        Access::Change => {
+            AccessFs::ReadFile
+                | AccessFs::ReadDir
+                | AccessFs::WriteFile
+                | AccessFs::Truncate
+                | AccessFs::MakeSock
+                | AccessFs::MakeReg
+                | AccessFs::MakeDir
+                | AccessFs::RemoveFile
+                | AccessFs::RemoveDir
+        }
     }
 }
 

@@ -91,12 +91,63 @@ const TABLE: &[(&str, [End; 6])] = &[
     ("panic", [Done; 6]),
 ];
 
+/// The roles of [`TABLE`].
+const SERVE: [Role; 6] = [
+    Role::Control,
+    Role::Session,
+    Role::Worker,
+    Role::Offload,
+    Role::Size,
+    Role::Log,
+];
+
+/// The same in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread and
+/// the size thread. All but the first are narrowed as in [`TABLE`].
+const NODE_TABLE: &[(&str, [End; 5])] = &[
+    ("open a foreign file", [ACCESS, ACCESS, PERM, PERM, PERM]),
+    ("open its memory to write", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("read a permitted file", [Done, ACCESS, PERM, PERM, PERM]),
+    ("write a read-only file", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("write a permitted file", [Done, PERM, PERM, PERM, PERM]),
+    ("make a lock file", [Done, PERM, PERM, PERM, PERM]),
+    ("make a file elsewhere", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("make a folder", [Done, PERM, PERM, PERM, PERM]),
+    ("make a folder elsewhere", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("keep a file", [Done, PERM, PERM, PERM, PERM]),
+    ("cut off a permitted file", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("remove a permitted file", [Done, PERM, PERM, PERM, PERM]),
+    ("remove a foreign file", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("execute a program", [Killed; 5]),
+    ("start a process", [Killed, Killed, PERM, Killed, PERM]),
+    ("trace the parent", [Killed; 5]),
+    ("read the parent's memory", [Killed; 5]),
+    ("signal the parent", [PERM; 5]),
+    ("open a TCP socket", [PERM; 5]),
+    ("open a unix socket", [Done, PERM, PERM, PERM, PERM]),
+    ("map executable memory", [PERM; 5]),
+    ("become another user", [PERM; 5]),
+    // Only root has it to begin with.
+    ("use root's rights", [Done, PERM, PERM, PERM, PERM]),
+    ("set up a ring", [Done, Done, PERM, PERM, PERM]),
+    ("start a thread", [Done, Done, PERM, Done, PERM]),
+    ("map memory", [Done; 5]),
+    ("panic", [Done; 5]),
+];
+
+const NODE: [Role; 5] = [
+    Role::Node,
+    Role::Session,
+    Role::Worker,
+    Role::Offload,
+    Role::Size,
+];
+
 /// The files of the attempts.
 struct Files(PathBuf);
 
 impl Files {
     fn make(folder: &Path) -> Files {
-        for name in ["read", "write", "sockets", "remove", "foreign"] {
+        for name in ["read", "write", "sockets", "remove", "kept", "foreign"] {
             std::fs::create_dir(folder.join(name)).unwrap();
             std::fs::write(folder.join(name).join("file"), "x").unwrap();
         }
@@ -114,12 +165,22 @@ impl Files {
             Reach::new(self.0.join("write"), Access::ReadWrite),
             Reach::new(self.0.join("sockets"), Access::MakeSockets),
             Reach::new(self.0.join("remove"), Access::Remove),
+            Reach::new(self.0.join("kept"), Access::Change),
         ]
     }
 }
 
 fn process(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
     Sandbox::process(Reaches::open(reaches)?, Keep::Nothing)
+}
+
+fn node(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
+    let served = [Reach::new("/proc/self", Access::Read)];
+    Sandbox::node(
+        Reaches::open(reaches)?,
+        Reaches::open(&served)?,
+        Keep::Nothing,
+    )
 }
 
 fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
@@ -136,6 +197,12 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "write a permitted file" => writing().open(files.file("write")).map(drop),
         "make a lock file" => File::create_new(files.0.join("sockets/new.lock")).map(drop),
         "make a file elsewhere" => File::create_new(files.0.join("write/new")).map(drop),
+        "make a folder" => std::fs::create_dir(files.0.join("kept/new")),
+        "make a folder elsewhere" => std::fs::create_dir(files.0.join("write/new")),
+        "keep a file" => std::fs::write(files.0.join("kept/new"), "x")
+            .and_then(|()| std::fs::rename(files.0.join("kept/new"), files.file("kept"))),
+        "cut off a permitted file" => File::create(files.file("write")).map(drop),
+        "use root's rights" => use_roots_rights(),
         "remove a permitted file" => std::fs::remove_file(files.file("remove")),
         "remove a foreign file" => std::fs::remove_file(files.file("foreign")),
         "execute a program" => Err(Command::new("/bin/true").exec()),
@@ -168,6 +235,16 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
     }
 }
 
+/// CAP_CHOWN and CAP_DAC_OVERRIDE, where this thread has them.
+fn use_roots_rights() -> io::Result<()> {
+    use rustix::thread::CapabilitySet;
+    let opening = CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE;
+    match rustix::thread::capabilities(None)?.effective == opening {
+        true => Ok(()),
+        false => Err(Errno::PERM.into()),
+    }
+}
+
 fn map(protection: i32) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let mapped = MmapRegion::<()>::build(None, 1 << 20, protection, flags);
@@ -182,8 +259,9 @@ fn map(protection: i32) -> io::Result<()> {
 fn attempt_here(words: &str) -> ! {
     let mut words = words.split('|');
     let mut word = || words.next().unwrap().to_owned();
-    let (role, attempt, files) = (word(), word(), Files(word().into()));
-    let role = Role::ALL[role.parse::<usize>().unwrap()];
+    let (kind, role, attempt, files) = (word(), word(), word(), Files(word().into()));
+    let roles = if kind == "node" { &NODE[..] } else { &SERVE };
+    let role = roles[role.parse::<usize>().unwrap()];
     PAIR.set(UnixStream::pair().unwrap()).unwrap();
     // A log thread starts before the process is confined.
     let (order, ordered) = std::sync::mpsc::sync_channel(1);
@@ -192,7 +270,11 @@ fn attempt_here(words: &str) -> ! {
             .recv()
             .map(|order: Box<dyn FnOnce() + Send>| order())
     });
-    let sandbox = std::sync::Arc::new(process(&files.reaches()).unwrap());
+    let confined = match kind.as_str() {
+        "node" => node(&files.reaches()),
+        _ => process(&files.reaches()),
+    };
+    let sandbox = std::sync::Arc::new(confined.unwrap());
     assert!(sandbox.missing().is_empty(), "{:?}", sandbox.missing());
     let last = sandbox.clone();
     let end = move || match try_out(&attempt, &files) {
@@ -202,12 +284,14 @@ fn attempt_here(words: &str) -> ! {
     let narrowed = move || {
         match role {
             Role::Log => last.earlier_thread(role).unwrap(),
+            // It starts the others, and is not narrowed.
+            Role::Node => {}
             _ => last.thread(role).unwrap(),
         }
         end()
     };
     match role {
-        Role::Control => narrowed(),
+        Role::Control | Role::Node => narrowed(),
         Role::Log => {
             order.send(Box::new(narrowed)).unwrap();
             early.join().unwrap().unwrap();
@@ -246,19 +330,23 @@ fn end_of(status: ExitStatus) -> Option<End> {
     }
 }
 
-#[test]
-fn each_thread_is_refused_what_it_does_not_need() {
+/// Makes all attempts of a table that `test` is about.
+fn check<const ROLES: usize>(
+    test: &str,
+    kind: &str,
+    roles: [Role; ROLES],
+    table: &[(&str, [End; ROLES])],
+) {
     if let Ok(words) = std::env::var(VARIABLE) {
         attempt_here(&words);
     }
     let mut faults = Vec::new();
-    for (attempt, ends) in TABLE {
-        for (place, (role, expected)) in Role::ALL.into_iter().zip(ends).enumerate() {
+    for (attempt, ends) in table {
+        for (place, (role, expected)) in roles.into_iter().zip(ends).enumerate() {
             let folder = tempfile::tempdir().unwrap();
             let files = Files::make(folder.path());
-            let words = format!("{place}|{attempt}|{}", files.0.display());
-            let name = "each_thread_is_refused_what_it_does_not_need";
-            let (status, errors) = run(name, &words);
+            let words = format!("{kind}|{place}|{attempt}|{}", files.0.display());
+            let (status, errors) = run(test, &words);
             if end_of(status) != Some(*expected) {
                 faults.push(format!(
                     "{role:?}: {attempt}: {status}, not {expected:?}: {errors}"
@@ -267,6 +355,21 @@ fn each_thread_is_refused_what_it_does_not_need() {
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn each_thread_is_refused_what_it_does_not_need() {
+    let name = "each_thread_is_refused_what_it_does_not_need";
+    check(name, "serve", SERVE, TABLE);
+}
+
+#[test]
+fn each_thread_of_a_node_is_refused_what_it_does_not_need() {
+    let name = "each_thread_of_a_node_is_refused_what_it_does_not_need";
+    let is_root = rustix::process::geteuid().is_root();
+    let rows = NODE_TABLE.iter();
+    let rows = rows.filter(|(attempt, _)| is_root || *attempt != "use root's rights");
+    check(name, "node", NODE, &rows.copied().collect::<Vec<_>>());
 }
 
 /// The filter of a container, or an old kernel, which answers like this.

@@ -41,5 +41,6 @@ pub use limits::{Limit, LimitKind, Limits};
 pub use on_error::{Action, OnError};
 pub use splitter::{Direction, Prior, Split, Splitter};
 pub use stats::{Mode, Totals, Tried};
+pub use throttle::LimitGroup;
 pub use tuning::{Coalesce, Completion, Tuning};
 pub use worker::{ALARM_RETIRED, LANES_MAX, Lap, Worker};

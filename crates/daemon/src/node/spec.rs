@@ -47,7 +47,16 @@ pub(crate) struct DiskFile {
     pub(crate) persistent: Option<bool>,
     // Tables, and so the last in their file.
     pub(crate) on_error: Option<BTreeMap<String, String>>,
-    pub(crate) limits: Option<BTreeMap<String, u64>>,
+    pub(crate) limits: Option<DiskLimits>,
+}
+
+/// The limits of a disk, and the group with whose disks it shares them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DiskLimits {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) group: Option<String>,
+    #[serde(flatten)]
+    pub(crate) values: BTreeMap<String, u64>,
 }
 
 /// A number, or a text such as `64K`.
@@ -117,13 +126,26 @@ impl DiskFile {
         for (path, option) in [(socket, "--socket-path"), (control, "--control")] {
             line.push(format!("{option}={}", path.display()));
         }
-        for (name, value) in self.fields() {
+        for (name, mut value) in self.fields() {
+            if let ("limits", Some(limits)) = (name.as_str(), value.as_object_mut()) {
+                limits.remove("group");
+            }
             if !OWN.contains(&name.as_str()) {
                 push_option(&mut line, &name, value);
             }
         }
         self.socket_mode()?;
+        if let Some(group) = self.limit_group().filter(|group| !super::is_id(group)) {
+            return Err(format!(
+                "limits.group: {group:?}: take 1 to 64 letters, digits and _.- that begin with a letter or a digit"
+            ));
+        }
         cli::service(line.into_iter().map(Into::into)).map_err(|failure| failure.to_string())
+    }
+
+    /// The group with whose disks it shares its limits.
+    pub(crate) fn limit_group(&self) -> Option<&str> {
+        self.limits.as_ref()?.group.as_deref()
     }
 
     /// Permissions of the socket.
@@ -181,7 +203,7 @@ mod tests {
     use super::*;
 
     const EXAMPLE: &str = r#"{"disk":["ram:1M"],"queues":4,"serial":"a","on_error":{"write":"hold"},
-        "limits":{"iops-total":5000},"persistent":true}"#;
+        "limits":{"group":"g","iops-total":5000},"persistent":true}"#;
 
     fn judged(body: &str) -> Result<Service, String> {
         let file = DiskFile::from_json(body.as_bytes())?;
@@ -198,6 +220,9 @@ mod tests {
         assert_eq!(service.session.vrings_max, 4);
         assert!(service.tuning.on_error.may_hold());
         assert_eq!(service.tuning.limits.to_string(), "iops-total=5000");
+        assert_eq!(file.limit_group(), Some("g"));
+        let group_alone = judged(r#"{"disk": ["ram:1M"], "limits": {"group": "g"}}"#).unwrap();
+        assert!(!group_alone.tuning.limits.any());
     }
 
     #[test]
@@ -227,6 +252,14 @@ mod tests {
             (
                 r#"{"disk": ["ram:1M"], "limits": {"iops-total": "5"}}"#,
                 "limits: ",
+            ),
+            (
+                r#"{"disk": ["ram:1M"], "limits": {"group": 5}}"#,
+                "limits: ",
+            ),
+            (
+                r#"{"disk": ["ram:1M"], "limits": {"group": "a/b"}}"#,
+                "limits.group",
             ),
             (
                 r#"{"disk": ["ram:1M"], "socket_mode": "rw"}"#,
