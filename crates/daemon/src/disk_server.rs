@@ -160,6 +160,7 @@ impl DiskServer {
             service.tuning.clone(),
         );
         let device = device.at_worker_start(confinement.narrowing(Role::Worker));
+        let device = device.in_pool(service.pool.clone());
         let device = Arc::new(device.recording(service.recording));
         let vrings = service.session.vrings_max;
         let status = DiskStatus::new(device.clone(), naming.endpoint.clone(), vrings);

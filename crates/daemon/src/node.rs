@@ -3,6 +3,7 @@
 
 mod files;
 mod keep;
+mod pools;
 mod routes;
 pub(crate) mod spec;
 
@@ -25,6 +26,8 @@ use crate::signals::{SignalRequest, Signals};
 use crate::socket;
 use files::Files;
 use keep::{Kept, State};
+pub(crate) use pools::PoolSpec;
+use pools::Pools;
 use spec::DiskFile;
 
 /// Most disks of a node.
@@ -42,6 +45,7 @@ pub(crate) struct NodeOptions {
     pub(crate) state: PathBuf,
     pub(crate) run: PathBuf,
     pub(crate) control: PathBuf,
+    pub(crate) pools: Vec<PoolSpec>,
     pub(crate) log: LevelFilter,
 }
 
@@ -51,6 +55,7 @@ struct Node {
     files: Files,
     run: PathBuf,
     control: PathBuf,
+    pools: Pools,
     /// Most descriptors that the process may have.
     descriptors: u64,
     disks: Mutex<BTreeMap<String, Arc<Kept>>>,
@@ -72,8 +77,10 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
             "cannot make {run}: {error}: give another folder with --run"
         ))
     })?;
+    let pools = Pools::start(&options.pools)?;
     let node = Arc::new(Node {
         files,
+        pools,
         run: options.run.clone(),
         control: options.control.clone(),
         descriptors,
@@ -184,7 +191,9 @@ impl Node {
 
     /// The service of a disk, or what is wrong with it.
     fn service(&self, id: &str, file: &DiskFile) -> Result<crate::service::Service, String> {
-        file.service(&self.socket(id), &self.control)
+        let mut service = file.service(&self.socket(id), &self.control)?;
+        self.pools.assign(file, &mut service)?;
+        Ok(service)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Kept>>> {

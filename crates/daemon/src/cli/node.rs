@@ -6,7 +6,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use tracing::level_filters::LevelFilter;
 
-use crate::node::NodeOptions;
+use crate::node::{NodeOptions, PoolSpec};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -33,6 +33,12 @@ pub(super) struct NodeArgs {
     /// Only the user that runs cleave may use it (mode 0600).
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// Threads that serve many disks, one pinned to each of these CPUs: fast=2-5
+    ///
+    /// For disks with this name in their field `pool`. The others have threads of their own. May be repeated; a CPU is
+    /// in one pool only.
+    #[arg(long = "pool", value_name = "NAME=CPUS")]
+    pools: Vec<PoolSpec>,
     /// Least severe messages that are written to stderr
     #[arg(long, value_name = "LEVEL", default_value = "info",
           value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]
@@ -48,6 +54,7 @@ impl From<NodeArgs> for NodeOptions {
             state: absolute(args.state),
             control: absolute(args.control.unwrap_or_else(|| run.join("control.sock"))),
             run,
+            pools: args.pools,
             log: args.log.parse().unwrap_or(LevelFilter::INFO),
         }
     }
