@@ -6,6 +6,8 @@
 //! is one worker in it.
 
 mod member;
+#[cfg(test)]
+mod tests;
 mod thread;
 
 use std::io;
@@ -96,8 +98,7 @@ impl Pool {
         self.lock().iter().map(Vec::len).collect()
     }
 
-    /// Starts worker `number` of a disk on one of the threads. The rings are made here, because that takes time. The
-    /// rest is as for [`Handle::spawn`].
+    /// Starts worker `number` of a disk on one of the threads. The rest is as for [`Handle::spawn`].
     pub(crate) fn start(
         self: &Arc<Self>,
         number: usize,
@@ -106,40 +107,48 @@ impl Pool {
         alarm: Arc<OwnedFd>,
     ) -> Result<Handle, SpawnError> {
         if matches!(device.disk.backing(), Backing::Model { .. }) {
-            return Err(
-                io::Error::other("a modelled disk waits by itself, so no pool serves it").into(),
-            );
+            let why = "a modelled disk waits by itself, so no pool serves it";
+            return Err(io::Error::other(why).into());
         }
+        self.place(device, memory, alarm, move |newcomer, reactor| {
+            newcomer.open(number, reactor)
+        })
+    }
+
+    /// Makes the rings of a worker here, because that takes time, and has `seat` make the worker on its thread.
+    fn place(
+        self: &Arc<Self>,
+        device: Arc<Device>,
+        memory: Arc<Memory>,
+        alarm: Arc<OwnedFd>,
+        seat: impl FnOnce(Newcomer, Reactor) -> Result<Seat, SpawnError> + Send + 'static,
+    ) -> Result<Handle, SpawnError> {
         let (control, commands) = Control::channel()?;
-        let ops = handle::ops(&device);
-        let prepared = Prepared::new(&[&device.disk], ops, WATCHES, BELLS)?;
+        let prepared = Prepared::new(&[&device.disk], handle::ops(&device), WATCHES, BELLS)?;
         let place = Place::take(self.clone(), &device);
         let (made, outcome) = sync_channel(1);
         let (leaves, gone) = sync_channel(1);
         let has_ended = Arc::new(AtomicBool::new(false));
-        let newcomer = Newcomer {
-            number,
-            ops,
-            device,
-            memory,
-            commands,
-            alarm,
-            has_ended: has_ended.clone(),
-            leaves,
-        };
-        let admission: Admission =
-            Box::new(
-                move |contention| match newcomer.seat(prepared, contention) {
-                    Ok(seat) => {
-                        let _ = made.send(Ok(()));
-                        Some(seat)
-                    }
-                    Err(error) => {
-                        let _ = made.send(Err(error));
-                        None
-                    }
-                },
-            );
+        let shared = has_ended.clone();
+        let admission: Admission = Box::new(move |contention| {
+            let newcomer = Newcomer {
+                device,
+                memory,
+                commands,
+                alarm,
+                contention: contention.clone(),
+                has_ended: shared,
+                leaves,
+            };
+            let reactor = prepared.enable().map_err(SpawnError::from);
+            let (seat, answer) = match reactor.and_then(|reactor| seat(newcomer, reactor)) {
+                Ok(seat) => (Some(seat), Ok(())),
+                Err(error) => (None, Err(error)),
+            };
+            // The caller waits for this single answer.
+            let _ = made.send(answer);
+            seat
+        });
         let ended = || SpawnError::Thread(io::Error::other("the pool's thread has ended"));
         let remote = self.threads.get(place.thread).ok_or_else(ended)?;
         remote.admissions.send(admission).map_err(|_| ended())?;
@@ -226,66 +235,53 @@ impl Drop for Place {
     }
 }
 
-/// A worker before it is on its thread.
+/// All that a worker needs at its start, on its thread.
 struct Newcomer {
-    number: usize,
-    ops: u16,
     device: Arc<Device>,
     memory: Arc<Memory>,
     commands: Commands,
     alarm: Arc<OwnedFd>,
+    contention: Arc<CoreContention>,
     has_ended: Arc<AtomicBool>,
     leaves: SyncSender<()>,
 }
 
 impl Newcomer {
-    /// Enables its rings for the calling thread, and opens its store.
-    fn seat(
-        self,
-        prepared: Prepared,
-        contention: &Arc<CoreContention>,
-    ) -> Result<Seat, SpawnError> {
-        let mut reactor = prepared.enable()?;
-        let store = AnyStore::open(&mut reactor, &self.device.disk, self.number, self.ops)?;
-        store.visit(MakeSeat {
-            newcomer: self,
+    /// Opens the store of worker `number` and makes the worker.
+    fn open(self, number: usize, mut reactor: Reactor) -> Result<Seat, SpawnError> {
+        let ops = handle::ops(&self.device);
+        let store = AnyStore::open(&mut reactor, &self.device.disk, number, ops)?;
+        let newcomer = self;
+        store.visit(MakeSeat { newcomer, reactor })
+    }
+
+    /// Makes the worker over a store.
+    fn seat<S: Store + 'static>(self, reactor: Reactor, store: S) -> Result<Seat, SpawnError> {
+        let alarm = self.alarm.clone();
+        let worker = Worker::with(
             reactor,
-            contention: contention.clone(),
-        })
+            store,
+            self.device,
+            self.memory,
+            self.commands,
+            self.alarm,
+            Waiting::beside_others(self.contention),
+        );
+        let worker = Box::new(worker?);
+        Ok(Seat::new(worker, alarm, self.has_ended, self.leaves))
     }
 }
 
+/// Makes a worker once there is a store.
 struct MakeSeat {
     newcomer: Newcomer,
     reactor: Reactor,
-    contention: Arc<CoreContention>,
 }
 
 impl Visitor for MakeSeat {
     type Output = Result<Seat, SpawnError>;
 
     fn visit<S: Store + 'static>(self, store: S) -> Result<Seat, SpawnError> {
-        let MakeSeat {
-            newcomer,
-            reactor,
-            contention,
-        } = self;
-        let alarm = newcomer.alarm;
-        let worker = Worker::with(
-            reactor,
-            store,
-            newcomer.device,
-            newcomer.memory,
-            newcomer.commands,
-            alarm.clone(),
-            Waiting::beside_others(contention),
-        );
-        let worker = Box::new(worker?);
-        Ok(Seat::new(
-            worker,
-            alarm,
-            newcomer.has_ended,
-            newcomer.leaves,
-        ))
+        self.newcomer.seat(self.reactor, store)
     }
 }
