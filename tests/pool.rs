@@ -178,9 +178,13 @@ fn idle_disks_of_a_pool_wake_nobody() {
     let ids = node.add_disks(16, &["adaptive", "adaptive", "interrupt"]);
     let mut clients: Vec<Client> = ids.iter().map(|id| node.open(id, &small(2))).collect();
     check_all(&mut clients, Stop::Requests(200));
-    node.0.stays_at_rest().unwrap();
+    let rests = || {
+        let rested = node.0.stays_at_rest();
+        rested.unwrap_or_else(|why| panic!("{why}: {:?}", thread_names(&node.0)));
+    };
+    rests();
     check_all(&mut clients, Stop::Requests(200));
-    node.0.stays_at_rest().unwrap();
+    rests();
     drop(clients);
     node.0.finish();
 }

@@ -134,14 +134,6 @@ pub(crate) enum Level {
 }
 
 impl Ring {
-    /// Sets up a restricted, enabled and registered ring; call it on the thread that will use it.
-    #[cfg(test)]
-    pub(crate) fn new(config: &RingConfig<'_>) -> Result<Ring, EngineError> {
-        let mut ring = Ring::prepare(config)?;
-        ring.enable().map_err(EngineError::setup)?;
-        Ok(ring)
-    }
-
     /// Sets up a restricted ring that is not enabled yet. No thread owns it.
     pub(crate) fn prepare(config: &RingConfig<'_>) -> Result<Ring, EngineError> {
         let uring = while_short_of_memory(|| build(config), std::thread::sleep);
