@@ -165,6 +165,7 @@ impl DiskServer {
             Some(group) => device.in_group(group),
             None => device,
         };
+        let device = device.in_pool(service.pool.clone());
         let device = Arc::new(device.recording(service.recording));
         let vrings = service.session.vrings_max;
         let status = DiskStatus::new(device.clone(), naming.endpoint.clone(), vrings);

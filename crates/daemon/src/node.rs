@@ -4,6 +4,7 @@
 mod files;
 mod groups;
 mod keep;
+mod pools;
 mod routes;
 pub(crate) mod spec;
 
@@ -32,6 +33,8 @@ use crate::systemd::Manager;
 use files::Files;
 use groups::Groups;
 use keep::{Kept, State};
+pub(crate) use pools::PoolSpec;
+use pools::Pools;
 use spec::DiskFile;
 
 /// Most disks of a node.
@@ -55,6 +58,7 @@ pub(crate) struct NodeOptions {
     pub(crate) images: Vec<PathBuf>,
     /// Whether the process is confined.
     pub(crate) sandbox: bool,
+    pub(crate) pools: Vec<PoolSpec>,
     pub(crate) log: LevelFilter,
 }
 
@@ -65,6 +69,7 @@ struct Node {
     run: PathBuf,
     control: PathBuf,
     images: Vec<PathBuf>,
+    pools: Pools,
     /// Most descriptors that the process may have.
     descriptors: u64,
     confinement: Confinement,
@@ -119,14 +124,17 @@ async fn control(
     let manager = Arc::new(Manager::from_environment());
     let watches = Watches::default();
     watches.open_all();
+    let confinement = confine(options, log)?;
+    let pools = Pools::start(&options.pools, &confinement)?;
     let node = Arc::new(Node {
         files,
+        pools,
         run: options.run.clone(),
         control: options.control.clone(),
         images: options.images.clone(),
         descriptors,
         watches,
-        confinement: confine(options, log)?,
+        confinement,
         groups: Groups::default(),
         disks: Mutex::default(),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
@@ -254,7 +262,9 @@ impl Node {
 
     /// The service of a disk, or what is wrong with it.
     fn service(&self, id: &str, file: &DiskFile) -> Result<crate::service::Service, String> {
-        file.service(&self.socket(id), &self.control)
+        let mut service = file.service(&self.socket(id), &self.control)?;
+        self.pools.assign(file, &mut service)?;
+        Ok(service)
     }
 
     /// The file of a disk that the folders of images keep out of reach.

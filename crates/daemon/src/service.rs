@@ -1,6 +1,7 @@
 //! The service of one disk: the complete, checked value that the command line becomes.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_blk::Stripe;
@@ -9,7 +10,7 @@ use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, StripeKind, format_siz
 use cleave_sandbox::Identity;
 use cleave_session::SessionConfig;
 use cleave_worker::record::Recording;
-use cleave_worker::{LimitGroup, Split, Tuning, WorkerConfig};
+use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
 use tracing::level_filters::LevelFilter;
 
 use crate::cli::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch};
@@ -101,6 +102,8 @@ pub(crate) struct Service {
     pub(crate) writeback: bool,
     pub(crate) session: SessionConfig,
     pub(crate) worker: WorkerConfig,
+    /// The threads of a node that serve it. `None`: its workers have threads of their own.
+    pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) tuning: Tuning,
     /// Other disks share its limits.
     pub(crate) limit_group: Option<LimitGroup>,
@@ -164,6 +167,7 @@ impl Service {
                 cpus,
                 ops: disk.ops(options.queue_size),
             },
+            pool: None,
             // How requests are split is known when the disk is open.
             tuning: Tuning {
                 on_error: options.on_error,

@@ -14,6 +14,8 @@ pub enum Role {
     Session,
     /// Serves vrings. Its rings exist by then: it can make no other, and can open nothing.
     Worker,
+    /// Serves vrings of many disks. Their rings are made by other threads.
+    Pool,
     /// Closes, queries and writes descriptors of a frontend.
     Offload,
     /// Asks for the size of the disk.
@@ -27,10 +29,11 @@ pub enum Role {
 
 impl Role {
     /// All of them.
-    pub const ALL: [Role; 7] = [
+    pub const ALL: [Role; 8] = [
         Role::Control,
         Role::Session,
         Role::Worker,
+        Role::Pool,
         Role::Offload,
         Role::Size,
         Role::Log,
@@ -52,6 +55,7 @@ impl Role {
             ],
             Role::Session => &[BASE, RINGS, NEW_RINGS, START, DESCRIPTORS, FRONTEND],
             Role::Worker => &[BASE, RINGS],
+            Role::Pool => &[BASE, RINGS, POOL],
             Role::Offload => &[BASE, START, DESCRIPTORS],
             Role::Size => &[BASE, DESCRIPTORS],
             Role::Log => &[BASE],
@@ -205,6 +209,19 @@ const NEW_RINGS: &[Call] = &[
     any(libc::SYS_io_uring_register),
 ];
 
+/// The rings of workers that are moved to a thread which runs already, and its sleep for all of them.
+const POOL: &[Call] = &[
+    with(libc::SYS_io_uring_register, Arguments::OneOf(1, ENABLE)),
+    any(libc::SYS_epoll_ctl),
+    any(libc::SYS_epoll_pwait),
+    any(libc::SYS_epoll_pwait2),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_epoll_wait),
+];
+
+const ENABLE: &[u64] = &[ENABLE_RINGS, ENABLE_RINGS | BY_INDEX];
+const ENABLE_RINGS: u64 = 12;
+
 /// New threads of this process, which narrow themselves further.
 const START: &[Call] = &[
     with(
@@ -303,6 +320,8 @@ const EVENTS: &[Call] = &[
 /// Disks and sockets that are opened while others are served, in the folders that Landlock leaves; and what narrows the
 /// threads that serve them.
 const NEW_DISKS: &[Call] = &[
+    // Its pools start once it is confined.
+    any(libc::SYS_epoll_create1),
     with(libc::SYS_socket, Arguments::OneOf(0, UNIX)),
     any(libc::SYS_bind),
     any(libc::SYS_listen),

@@ -167,6 +167,7 @@ mod tests {
             (Role::Session, Role::Worker),
             (Role::Session, Role::Offload),
             (Role::Node, Role::Control),
+            (Role::Node, Role::Pool),
         ];
         for (starter, started) in pairs {
             let wide = permitted(starter);

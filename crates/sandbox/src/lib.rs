@@ -171,7 +171,7 @@ impl Serving {
     fn narrow(&self, role: Role) -> Result<(), Error> {
         match role {
             Role::Control | Role::Log | Role::Node | Role::Worker => return Ok(()),
-            Role::Session => {
+            Role::Session | Role::Pool => {
                 paths::restrict(&self.reaches)?;
             }
             // They can open nothing.

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::sync::OnceLock;
 use std::thread;
 
 use cleave_sandbox::{Access, Keep, Reach, Reaches, Role, Sandbox};
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::process::{Pid, getppid};
 use vm_memory::MmapRegion;
@@ -22,6 +24,8 @@ const VARIABLE: &str = "CLEAVE_SANDBOX_ATTEMPT";
 
 /// Made before the process is confined, as signal handlers have it.
 static PAIR: OnceLock<(UnixStream, UnixStream)> = OnceLock::new();
+/// Made before too, as the threads of a pool have it.
+static EPOLL: OnceLock<OwnedFd> = OnceLock::new();
 
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,6 +226,7 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "become another user" => Ok(rustix::thread::set_thread_uid(rustix::process::Uid::ROOT)?),
         "set up a ring" => io_uring::IoUring::new(8).map(drop),
         "start a thread" => thread::Builder::new().spawn(|| {}).map(drop),
+        "wait for events" => wait_for_events(),
         "map memory" => map(libc::PROT_READ | libc::PROT_WRITE),
         "tell the control loop of a signal" => {
             let (ours, _) = PAIR.get().unwrap();
@@ -233,6 +238,23 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         },
         other => panic!("unknown attempt {other}"),
     }
+}
+
+/// As the thread of a pool sleeps: on an epoll that it had before.
+fn wait_for_events() -> io::Result<()> {
+    let watch = EPOLL.get().unwrap();
+    let (socket, _) = PAIR.get().unwrap();
+    epoll::add(
+        watch,
+        socket,
+        epoll::EventData::new_u64(0),
+        epoll::EventFlags::IN,
+    )?;
+    let none = epoll::Event {
+        flags: epoll::EventFlags::empty(),
+        data: epoll::EventData::new_u64(0),
+    };
+    Ok(epoll::wait(watch, &mut [none], Some(&Timespec::default())).map(drop)?)
 }
 
 /// CAP_CHOWN and CAP_DAC_OVERRIDE, where this thread has them.
@@ -260,9 +282,16 @@ fn attempt_here(words: &str) -> ! {
     let mut words = words.split('|');
     let mut word = || words.next().unwrap().to_owned();
     let (kind, role, attempt, files) = (word(), word(), word(), Files(word().into()));
-    let roles = if kind == "node" { &NODE[..] } else { &SERVE };
+    let roles = match kind.as_str() {
+        "node" => &NODE[..],
+        "pool" => &[Role::Pool],
+        _ => &SERVE,
+    };
     let role = roles[role.parse::<usize>().unwrap()];
     PAIR.set(UnixStream::pair().unwrap()).unwrap();
+    EPOLL
+        .set(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap())
+        .unwrap();
     // A log thread starts before the process is confined.
     let (order, ordered) = std::sync::mpsc::sync_channel(1);
     let early = thread::spawn(move || {
@@ -271,7 +300,7 @@ fn attempt_here(words: &str) -> ! {
             .map(|order: Box<dyn FnOnce() + Send>| order())
     });
     let confined = match kind.as_str() {
-        "node" => node(&files.reaches()),
+        "node" | "pool" => node(&files.reaches()),
         _ => process(&files.reaches()),
     };
     let sandbox = std::sync::Arc::new(confined.unwrap());
@@ -296,7 +325,7 @@ fn attempt_here(words: &str) -> ! {
             order.send(Box::new(narrowed)).unwrap();
             early.join().unwrap().unwrap();
         }
-        Role::Session | Role::Size => thread::spawn(narrowed).join().unwrap(),
+        Role::Session | Role::Size | Role::Pool => thread::spawn(narrowed).join().unwrap(),
         Role::Worker | Role::Offload => {
             let session = move || {
                 sandbox.thread(Role::Session).unwrap();
@@ -370,6 +399,15 @@ fn each_thread_of_a_node_is_refused_what_it_does_not_need() {
     let rows = NODE_TABLE.iter();
     let rows = rows.filter(|(attempt, _)| is_root || *attempt != "use root's rights");
     check(name, "node", NODE, &rows.copied().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is() {
+    let name = "a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is";
+    let as_worker = |&(attempt, [_, _, worker, ..]): &(_, [End; 5])| (attempt, [worker]);
+    let mut rows: Vec<_> = NODE_TABLE.iter().map(as_worker).collect();
+    rows.push(("wait for events", [Done]));
+    check(name, "pool", [Role::Pool], &rows);
 }
 
 /// The filter of a container, or an old kernel, which answers like this.

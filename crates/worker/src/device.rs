@@ -15,7 +15,7 @@ use crate::record::{Recording, Records};
 use crate::registry::Registry;
 use crate::splitter::SplitState;
 use crate::throttle::{LimitGroup, Throttle};
-use crate::{LegTotals, Mode, Split, Splitter, Totals, Tried, Tuning};
+use crate::{LegTotals, Mode, Pool, Split, Splitter, Totals, Tried, Tuning};
 
 /// Settings of workers that cannot change while they run. Those that can are in [`Tuning`].
 #[derive(Debug, Clone)]
@@ -65,6 +65,8 @@ pub struct Device {
     /// Start of the clock that its workers share.
     pub(crate) began: Instant,
     pub(crate) worker_start: StartHook,
+    /// The threads that serve it beside other disks. `None`: its workers have threads of their own.
+    pub(crate) pool: Option<Arc<Pool>>,
 }
 
 impl Device {
@@ -91,6 +93,7 @@ impl Device {
             budget: Budget::default(),
             began,
             worker_start: StartHook::default(),
+            pool: None,
         }
     }
 
@@ -112,6 +115,13 @@ impl Device {
                 self.registry.tune(tuning);
             }
         }
+        self
+    }
+
+    /// Has the threads of a pool serve it. They were confined when the pool started, so the hook of
+    /// [`at_worker_start`](Device::at_worker_start) is not called.
+    pub fn in_pool(mut self, pool: Option<Arc<Pool>>) -> Device {
+        self.pool = pool;
         self
     }
 

@@ -7,7 +7,7 @@ use clap::builder::PossibleValuesParser;
 use tracing::level_filters::LevelFilter;
 
 use super::{SANDBOX_DEFAULT, Switch};
-use crate::node::NodeOptions;
+use crate::node::{NodeOptions, PoolSpec};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +48,12 @@ pub(super) struct NodeArgs {
     /// docs/security.md.
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = SANDBOX_DEFAULT)]
     sandbox: Switch,
+    /// Threads that serve many disks, one pinned to each of these CPUs: fast=2-5
+    ///
+    /// For disks with this name in their field `pool`. The others have threads of their own. May be repeated; a CPU is
+    /// in one pool only.
+    #[arg(long = "pool", value_name = "NAME=CPUS")]
+    pools: Vec<PoolSpec>,
     /// Least severe messages that are written to stderr
     #[arg(long, value_name = "LEVEL", default_value = "info",
           value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]
@@ -65,6 +71,7 @@ impl From<NodeArgs> for NodeOptions {
             run,
             images: args.images.into_iter().map(absolute).collect(),
             sandbox: args.sandbox == Switch::On,
+            pools: args.pools,
             log: args.log.parse().unwrap_or(LevelFilter::INFO),
         }
     }

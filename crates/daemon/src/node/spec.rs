@@ -28,6 +28,8 @@ pub(crate) struct DiskFile {
     pub(crate) queue_size: Option<Word>,
     pub(crate) workers: Option<Word>,
     pub(crate) cpus: Option<Word>,
+    /// The pool whose threads serve it.
+    pub(crate) pool: Option<String>,
     pub(crate) completion: Option<String>,
     pub(crate) spin_cpu_max: Option<Word>,
     pub(crate) spin_cpu_total: Option<Word>,
@@ -68,7 +70,7 @@ pub(crate) enum Word {
 }
 
 /// Fields that are no options.
-const OWN: [&str; 3] = ["socket_mode", "socket_group", "persistent"];
+const OWN: [&str; 4] = ["pool", "socket_mode", "socket_group", "persistent"];
 
 impl DiskFile {
     /// Reads the body of a request; else what is wrong with it, in a line that names the field.
