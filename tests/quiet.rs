@@ -195,6 +195,7 @@ fn a_disk_that_hangs_is_not_quiesced_and_goes_on() {
         answer.body
     );
     assert!(start.elapsed() < Duration::from_secs(3));
+    silent.hold(false);
     silent.let_go();
     let (mut client, done) = read.join().unwrap();
     done.unwrap();

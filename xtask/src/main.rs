@@ -97,7 +97,9 @@ fn run(root: &Path, task: &Task) -> Result {
         Task::Fuzz(request) => fuzz::run(root, request),
         Task::Bench(options) => bench::run(root, options),
         Task::GuestBench(options) => guest_bench::run(root, options),
-        Task::Report { folders } => report::again(folders),
+        Task::Report { folders } => {
+            report::draw(folders).map(|page| println!("{}", page.display()))
+        }
     }
 }
 
@@ -112,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_refused_and_what_is_misspelt_gets_a_suggestion() {
+    fn nonsense_is_refused_and_a_misspelt_word_gets_a_suggestion() {
         <Cli as clap::CommandFactory>::command().debug_assert();
         for (line, said) in [
             ("tdiy", "'tidy'"),

@@ -3,7 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::step::{At, Result, line};
+use itertools::Itertools;
+
+use crate::step::{At, Result, quietly};
 
 /// Debian's and Ubuntu's packages, with the programs that are wanted of each.
 const NEEDS: &str = "\
@@ -28,7 +30,7 @@ lintian: lintian
 man-db: man
 systemd: systemd-analyze";
 
-/// With the administrator's programs, which PATH may leave out.
+/// Folders of programs, with those of the administrator, which PATH may leave out.
 const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The full path of a program.
@@ -37,7 +39,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
     paths.find(|path| path.is_file())
 }
 
-/// Installs what the tests need and the machine lacks; without the rights, the error is the command to run.
+/// Installs the programs that the tests need and the machine lacks; without the rights, the error is the command to run.
 pub(crate) fn provide(root: &Path) -> Result {
     install(root, |_| true)
 }
@@ -52,7 +54,7 @@ fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
     let missing = || {
         let needs = NEEDS.lines().filter_map(|need| need.split_once(": "));
         let missing = needs.filter(|need| need.1.split(' ').any(is_missing));
-        missing.map(|need| need.0).collect::<Vec<_>>().join(" ")
+        missing.map(|need| need.0).join(" ")
     };
     let packages = missing();
     if packages.is_empty() {
@@ -67,8 +69,12 @@ fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
         return Err(format!("packages are missing; run: sudo {install}"));
     }
     println!("installing: {packages}");
-    line(root, "apt-get update", &[])?;
-    line(root, &install, &[("DEBIAN_FRONTEND", "noninteractive")])?;
+    quietly(root, "apt-get update", &[])?;
+    quietly(
+        root,
+        &format!("env DEBIAN_FRONTEND=noninteractive {install}"),
+        &[],
+    )?;
     match missing() {
         none if none.is_empty() => Ok(()),
         some => Err(format!(

@@ -43,16 +43,16 @@ impl Selection {
     fn runs(&self, part: Part) -> bool {
         !self.quick && self.includes(part)
     }
+}
 
-    /// Sets the machine up: programs, and kernels where guests are to run.
-    fn provide(&self, root: &Path) -> Result {
-        setup::provide(root)?;
-        if self.runs(Part::Guest) {
-            guest::fetch_kernel(root)?;
-            guest_bench::fetch_kernel(root)?;
-        }
-        Ok(())
+/// Sets the machine up: programs, and kernels where guests are to run.
+fn provide(root: &Path, has_guests: bool) -> Result {
+    setup::provide(root)?;
+    if has_guests {
+        guest::fetch_kernel(root)?;
+        guest_bench::fetch_kernel(root)?;
     }
+    Ok(())
 }
 
 /// Runs what was selected; ends at the first part that fails.
@@ -60,7 +60,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     let start = Instant::now();
     // Downloads go on while the compiler works.
     let (provided, artifacts) = thread::scope(|scope| {
-        let provided = scope.spawn(|| selection.provide(root));
+        let provided = scope.spawn(|| provide(root, selection.runs(Part::Guest)));
         let artifacts = built::everything(root);
         (provided.join(), artifacts)
     });
@@ -82,6 +82,11 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     });
     passed.extend(guests.map_err(|_| "the guest cases panicked")??);
     passed.extend(measured?.into_iter().map(str::to_owned));
+    // The measurements have built the release.
+    if selection.runs(Part::Package) {
+        dist::run(root, &dist::Request::checked())?;
+        passed.push("the packages".to_owned());
+    }
     let seconds = start.elapsed().as_secs();
     println!("passed in {seconds} s: {}", passed.join("; "));
     Ok(())
@@ -102,7 +107,7 @@ fn run_binaries(root: &Path, artifacts: &[Artifact], selection: &Selection) -> R
     }
     let start = Instant::now();
     let program = built::program(artifacts, "cleave")?;
-    let environment = [("CLEAVE_BIN", &*program.to_string_lossy())];
+    let environment = [format!("CLEAVE_BIN={}", program.display())];
     // The compiler works while tests wait.
     suite::run(root, &tests, &environment, || match selection.part {
         None if !selection.quick => instructions::build(root).map(drop),

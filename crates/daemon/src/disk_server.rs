@@ -22,7 +22,7 @@ use crate::events::Events;
 use crate::failure::Failure;
 use crate::loop_device;
 use crate::pending::{PendingConnections, has_left};
-use crate::resize::Watch;
+use crate::resize::{Watch, Watches};
 use crate::service::Service;
 use crate::socket::{Door, PathLock};
 use crate::split::split_for;
@@ -37,7 +37,7 @@ const ARRIVALS_MAX: u32 = 10;
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Hang up, wait for what is in flight at most for so long, else for its `--stop-deadline`, and end.
-    /// What for, as the log has it.
+    /// The text is the reason, for the log.
     Stop(String, Option<Duration>),
     /// End if no frontend is connected; whether that is so.
     StopUnused(oneshot::Sender<bool>),
@@ -143,6 +143,7 @@ impl DiskServer {
         disk: Arc<Disk>,
         door: &Door,
         naming: Naming,
+        watches: &Watches,
         confine: impl FnOnce(&Service, &str) -> Result<Confinement, Failure>,
     ) -> Result<DiskServer, Failure> {
         let listener = match door {
@@ -152,7 +153,7 @@ impl DiskServer {
         let listener = listener
             .transpose()
             .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
-        let watch = Watch::new(&disk);
+        let watch = watches.watch(&disk);
         let loops = loop_device::attached_to_legs(&disk);
         let confinement = confine(&service, disk.name())?;
         let watch = watch.confined(&disk);
@@ -167,6 +168,11 @@ impl DiskServer {
         // Known when the disk can be shown.
         let id = Arc::new(OnceLock::new());
         let device = device.at_incident(telling(id.clone(), naming.events.clone()));
+        let device = match &service.limit_group {
+            Some(group) => device.in_group(group),
+            None => device,
+        };
+        let device = device.in_pool(service.pool.clone());
         let device = Arc::new(device.recording(service.recording));
         let vrings = service.session.vrings_max;
         let status = DiskStatus::new(
@@ -203,7 +209,7 @@ impl DiskServer {
         .announced(naming.is_locked, &loops))
     }
 
-    /// What the control interface shows of it.
+    /// The disk's state as the control interface shows it.
     pub(crate) fn status(&self) -> Arc<DiskStatus> {
         self.status.clone()
     }

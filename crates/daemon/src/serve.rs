@@ -12,6 +12,7 @@ use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
+use crate::resize::Watches;
 use crate::service::{Endpoint, Service};
 use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, PathLock};
@@ -54,7 +55,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     served
 }
 
-/// What the process has to do with besides its disk.
+/// The process's connections to the outside, besides its disk.
 struct Outside<'a> {
     /// The socket that the process was started with.
     inherited: Option<Door>,
@@ -90,9 +91,10 @@ async fn control(
         is_locked,
         events: Arc::default(),
     };
+    let watches = Watches::default();
     let confine = |service: &Service, name: &str| Confinement::apply(service, name, log);
     let name = disk.name().to_owned();
-    let mut server = DiskServer::new(service, disk, &door, naming, confine)?;
+    let mut server = DiskServer::new(service, disk, &door, naming, &watches, confine)?;
     let control = opened.map(|socket| Server::start(socket, server.status().router()));
     server.add_control(control.transpose()?);
     server.serve_connected(&door)?;

@@ -14,23 +14,30 @@ pub enum Role {
     Session,
     /// Serves vrings. Its rings exist by then: it can make no other, and can open nothing.
     Worker,
+    /// Serves vrings of many disks. Their rings are made by other threads.
+    Pool,
     /// Closes, queries and writes descriptors of a frontend.
     Offload,
     /// Asks for the size of the disk, and makes it durable.
     Disk,
     /// Writes lines to stderr.
     Log,
+    /// The control thread of a process of many disks, and the threads that open disks and make sockets for it while others
+    /// are served. It keeps what the threads of the other roles need, which are started by it.
+    Node,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: [Role; 6] = [
+    pub const ALL: [Role; 8] = [
         Role::Control,
         Role::Session,
         Role::Worker,
+        Role::Pool,
         Role::Offload,
         Role::Disk,
         Role::Log,
+        Role::Node,
     ];
 
     /// The groups of calls that it may make.
@@ -49,9 +56,22 @@ impl Role {
             ],
             Role::Session => &[BASE, RINGS, NEW_RINGS, START, DESCRIPTORS, FRONTEND],
             Role::Worker => &[BASE, RINGS],
+            Role::Pool => &[BASE, RINGS, POOL],
             Role::Offload => &[BASE, START, DESCRIPTORS],
             Role::Disk => &[BASE, DESCRIPTORS, SYNC],
             Role::Log => &[BASE],
+            Role::Node => &[
+                BASE,
+                RINGS,
+                NEW_RINGS,
+                START,
+                DESCRIPTORS,
+                FRONTEND,
+                FILES,
+                EVENTS,
+                SYNC,
+                NEW_DISKS,
+            ],
         }
     }
 }
@@ -191,6 +211,19 @@ const NEW_RINGS: &[Call] = &[
     any(libc::SYS_io_uring_register),
 ];
 
+/// The rings of workers that are moved to a thread which runs already, and its sleep for all of them.
+const POOL: &[Call] = &[
+    with(libc::SYS_io_uring_register, Arguments::OneOf(1, ENABLE)),
+    any(libc::SYS_epoll_ctl),
+    any(libc::SYS_epoll_pwait),
+    any(libc::SYS_epoll_pwait2),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_epoll_wait),
+];
+
+const ENABLE: &[u64] = &[ENABLE_RINGS, ENABLE_RINGS | BY_INDEX];
+const ENABLE_RINGS: u64 = 12;
+
 /// New threads of this process, which narrow themselves further.
 const START: &[Call] = &[
     with(
@@ -205,6 +238,9 @@ const START: &[Call] = &[
     any(libc::SYS_sched_setaffinity),
     any(libc::SYS_prlimit64),
     with(libc::SYS_prctl, Arguments::OneOf(0, PRCTL)),
+    // Privileges can only become fewer.
+    any(libc::SYS_capget),
+    any(libc::SYS_capset),
     // Filters can only be added, never removed.
     with(libc::SYS_seccomp, Arguments::OneOf(0, SECCOMP)),
 ];
@@ -218,7 +254,14 @@ const PRCTL: &[u64] = &[
 const SECCOMP: &[u64] = &[libc::SECCOMP_SET_MODE_FILTER as u64];
 
 /// What was written to an open file is to last.
-const SYNC: &[Call] = &[any(libc::SYS_fsync), any(libc::SYS_fdatasync)];
+const SYNC: &[Call] = &[
+    any(libc::SYS_fsync),
+    any(libc::SYS_fdatasync),
+    with(libc::SYS_ioctl, Arguments::OneOf(1, CLONE)),
+];
+
+/// FICLONE, which is of another type in each libc.
+const CLONE: &[u64] = &[0x4004_9409];
 
 /// Descriptors that a frontend sent: asked what they are, read, written and closed.
 const DESCRIPTORS: &[Call] = &[
@@ -285,6 +328,59 @@ const EVENTS: &[Call] = &[
     #[cfg(target_arch = "x86_64")]
     any(libc::SYS_epoll_wait),
 ];
+
+/// Disks and sockets that are opened while others are served, in the folders that Landlock leaves; and what narrows the
+/// threads that serve them.
+const NEW_DISKS: &[Call] = &[
+    // Its pools start once it is confined.
+    any(libc::SYS_epoll_create1),
+    with(libc::SYS_socket, Arguments::OneOf(0, UNIX)),
+    any(libc::SYS_bind),
+    any(libc::SYS_listen),
+    // Whether somebody listens at a path.
+    any(libc::SYS_connect),
+    any(libc::SYS_getdents64),
+    any(libc::SYS_mkdirat),
+    any(libc::SYS_renameat2),
+    // A snapshot has a name once it is whole.
+    any(libc::SYS_linkat),
+    any(libc::SYS_fchmod),
+    any(libc::SYS_fchmodat),
+    any(libc::SYS_fchown),
+    any(libc::SYS_fchownat),
+    any(libc::SYS_faccessat),
+    any(libc::SYS_flock),
+    any(libc::SYS_fallocate),
+    any(libc::SYS_pwrite64),
+    // QEMU's locks.
+    with(libc::SYS_fcntl, Arguments::OneOf(1, OFD_LOCKS)),
+    // Sizes of a block device.
+    with(libc::SYS_ioctl, Arguments::OneOf(1, DEVICE_SIZES)),
+    // Reachable files can only become fewer.
+    any(libc::SYS_landlock_create_ruleset),
+    any(libc::SYS_landlock_add_rule),
+    any(libc::SYS_landlock_restrict_self),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_mkdir),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_rmdir),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_rename),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_renameat),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_chmod),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_chown),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_lchown),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_access),
+];
+
+const OFD_LOCKS: &[u64] = &[libc::F_OFD_SETLK as u64, libc::F_OFD_GETLK as u64];
+/// BLKSSZGET, BLKPBSZGET and BLKGETSIZE64.
+const DEVICE_SIZES: &[u64] = &[0x1268, 0x127b, 0x8008_1272];
 
 /// Calls that only an exploit makes. They kill the process.
 pub(crate) const DEADLY: &[Call] = &[

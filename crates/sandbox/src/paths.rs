@@ -51,7 +51,11 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
     match access {
         Access::Read => AccessFs::ReadFile | AccessFs::ReadDir,
         Access::ReadWrite => {
-            AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::WriteFile | AccessFs::IoctlDev
+            AccessFs::ReadFile
+                | AccessFs::ReadDir
+                | AccessFs::WriteFile
+                | AccessFs::MakeReg
+                | AccessFs::IoctlDev
         }
         Access::MakeSockets => {
             AccessFs::ReadFile
@@ -61,6 +65,17 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
                 | AccessFs::RemoveFile
         }
         Access::Remove => AccessFs::RemoveFile.into(),
+        Access::Change => {
+            AccessFs::ReadFile
+                | AccessFs::ReadDir
+                | AccessFs::WriteFile
+                | AccessFs::Truncate
+                | AccessFs::MakeSock
+                | AccessFs::MakeReg
+                | AccessFs::MakeDir
+                | AccessFs::RemoveFile
+                | AccessFs::RemoveDir
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::sync::OnceLock;
 use std::thread;
 
 use cleave_sandbox::{Access, Keep, Reach, Reaches, Role, Sandbox};
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::process::{Pid, getppid};
 use vm_memory::MmapRegion;
@@ -22,6 +24,8 @@ const VARIABLE: &str = "CLEAVE_SANDBOX_ATTEMPT";
 
 /// Made before the process is confined, as signal handlers have it.
 static PAIR: OnceLock<(UnixStream, UnixStream)> = OnceLock::new();
+/// Made before too, as the threads of a pool have it.
+static EPOLL: OnceLock<OwnedFd> = OnceLock::new();
 
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,12 +95,64 @@ const TABLE: &[(&str, [End; 6])] = &[
     ("panic", [Done; 6]),
 ];
 
+/// The roles of [`TABLE`].
+const SERVE: [Role; 6] = [
+    Role::Control,
+    Role::Session,
+    Role::Worker,
+    Role::Offload,
+    Role::Disk,
+    Role::Log,
+];
+
+/// The same in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread and
+/// the size thread. All but the first are narrowed as in [`TABLE`].
+const NODE_TABLE: &[(&str, [End; 5])] = &[
+    ("open a foreign file", [ACCESS, ACCESS, PERM, PERM, PERM]),
+    ("open its memory to write", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("read a permitted file", [Done, ACCESS, PERM, PERM, PERM]),
+    ("write a read-only file", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("write a permitted file", [Done, PERM, PERM, PERM, PERM]),
+    ("make a lock file", [Done, PERM, PERM, PERM, PERM]),
+    ("make a file elsewhere", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("link a file without a name", [Done, PERM, PERM, PERM, PERM]),
+    ("make a folder", [Done, PERM, PERM, PERM, PERM]),
+    ("make a folder elsewhere", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("keep a file", [Done, PERM, PERM, PERM, PERM]),
+    ("cut off a permitted file", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("remove a permitted file", [Done, PERM, PERM, PERM, PERM]),
+    ("remove a foreign file", [ACCESS, PERM, PERM, PERM, PERM]),
+    ("execute a program", [Killed; 5]),
+    ("start a process", [Killed, Killed, PERM, Killed, PERM]),
+    ("trace the parent", [Killed; 5]),
+    ("read the parent's memory", [Killed; 5]),
+    ("signal the parent", [PERM; 5]),
+    ("open a TCP socket", [PERM; 5]),
+    ("open a unix socket", [Done, PERM, PERM, PERM, PERM]),
+    ("map executable memory", [PERM; 5]),
+    ("become another user", [PERM; 5]),
+    // Only root has it to begin with.
+    ("use root's rights", [Done, PERM, PERM, PERM, PERM]),
+    ("set up a ring", [Done, Done, PERM, PERM, PERM]),
+    ("start a thread", [Done, Done, PERM, Done, PERM]),
+    ("map memory", [Done; 5]),
+    ("panic", [Done; 5]),
+];
+
+const NODE: [Role; 5] = [
+    Role::Node,
+    Role::Session,
+    Role::Worker,
+    Role::Offload,
+    Role::Disk,
+];
+
 /// The files of the attempts.
 struct Files(PathBuf);
 
 impl Files {
     fn make(folder: &Path) -> Files {
-        for name in ["read", "write", "sockets", "remove", "foreign"] {
+        for name in ["read", "write", "sockets", "remove", "kept", "foreign"] {
             std::fs::create_dir(folder.join(name)).unwrap();
             std::fs::write(folder.join(name).join("file"), "x").unwrap();
         }
@@ -114,12 +170,22 @@ impl Files {
             Reach::new(self.0.join("write"), Access::ReadWrite),
             Reach::new(self.0.join("sockets"), Access::MakeSockets),
             Reach::new(self.0.join("remove"), Access::Remove),
+            Reach::new(self.0.join("kept"), Access::Change),
         ]
     }
 }
 
 fn process(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
     Sandbox::process(Reaches::open(reaches)?, Keep::Nothing)
+}
+
+fn node(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
+    let served = [Reach::new("/proc/self", Access::Read)];
+    Sandbox::node(
+        Reaches::open(reaches)?,
+        Reaches::open(&served)?,
+        Keep::Nothing,
+    )
 }
 
 fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
@@ -135,7 +201,14 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "write a read-only file" => writing().open(files.file("read")).map(drop),
         "write a permitted file" => writing().open(files.file("write")).map(drop),
         "make a lock file" => File::create_new(files.0.join("sockets/new.lock")).map(drop),
-        "make a file elsewhere" => File::create_new(files.0.join("write/new")).map(drop),
+        "make a file elsewhere" => File::create_new(files.0.join("remove/new")).map(drop),
+        "link a file without a name" => link_unnamed(&files.0.join("write")),
+        "make a folder" => std::fs::create_dir(files.0.join("kept/new")),
+        "make a folder elsewhere" => std::fs::create_dir(files.0.join("write/new")),
+        "keep a file" => std::fs::write(files.0.join("kept/new"), "x")
+            .and_then(|()| std::fs::rename(files.0.join("kept/new"), files.file("kept"))),
+        "cut off a permitted file" => File::create(files.file("write")).map(drop),
+        "use root's rights" => use_roots_rights(),
         "remove a permitted file" => std::fs::remove_file(files.file("remove")),
         "remove a foreign file" => std::fs::remove_file(files.file("foreign")),
         "execute a program" => Err(Command::new("/bin/true").exec()),
@@ -155,6 +228,7 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "become another user" => Ok(rustix::thread::set_thread_uid(rustix::process::Uid::ROOT)?),
         "set up a ring" => io_uring::IoUring::new(8).map(drop),
         "start a thread" => thread::Builder::new().spawn(|| {}).map(drop),
+        "wait for events" => wait_for_events(),
         "map memory" => map(libc::PROT_READ | libc::PROT_WRITE),
         "tell the control loop of a signal" => {
             let (ours, _) = PAIR.get().unwrap();
@@ -165,6 +239,43 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
             Err(_) => Ok(()),
         },
         other => panic!("unknown attempt {other}"),
+    }
+}
+
+/// As a snapshot is made: it has a name once it is whole.
+fn link_unnamed(folder: &Path) -> io::Result<()> {
+    use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = openat(CWD, folder, flags, Mode::RUSR)?;
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let to = folder.join("linked");
+    Ok(linkat(CWD, name, CWD, to, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+/// As the thread of a pool sleeps: on an epoll that it had before.
+fn wait_for_events() -> io::Result<()> {
+    let watch = EPOLL.get().unwrap();
+    let (socket, _) = PAIR.get().unwrap();
+    epoll::add(
+        watch,
+        socket,
+        epoll::EventData::new_u64(0),
+        epoll::EventFlags::IN,
+    )?;
+    let none = epoll::Event {
+        flags: epoll::EventFlags::empty(),
+        data: epoll::EventData::new_u64(0),
+    };
+    Ok(epoll::wait(watch, &mut [none], Some(&Timespec::default())).map(drop)?)
+}
+
+/// CAP_CHOWN and CAP_DAC_OVERRIDE, where this thread has them.
+fn use_roots_rights() -> io::Result<()> {
+    use rustix::thread::CapabilitySet;
+    let opening = CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE;
+    match rustix::thread::capabilities(None)?.effective == opening {
+        true => Ok(()),
+        false => Err(Errno::PERM.into()),
     }
 }
 
@@ -182,9 +293,17 @@ fn map(protection: i32) -> io::Result<()> {
 fn attempt_here(words: &str) -> ! {
     let mut words = words.split('|');
     let mut word = || words.next().unwrap().to_owned();
-    let (role, attempt, files) = (word(), word(), Files(word().into()));
-    let role = Role::ALL[role.parse::<usize>().unwrap()];
+    let (kind, role, attempt, files) = (word(), word(), word(), Files(word().into()));
+    let roles = match kind.as_str() {
+        "node" => &NODE[..],
+        "pool" => &[Role::Pool],
+        _ => &SERVE,
+    };
+    let role = roles[role.parse::<usize>().unwrap()];
     PAIR.set(UnixStream::pair().unwrap()).unwrap();
+    EPOLL
+        .set(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap())
+        .unwrap();
     // A log thread starts before the process is confined.
     let (order, ordered) = std::sync::mpsc::sync_channel(1);
     let early = thread::spawn(move || {
@@ -192,7 +311,11 @@ fn attempt_here(words: &str) -> ! {
             .recv()
             .map(|order: Box<dyn FnOnce() + Send>| order())
     });
-    let sandbox = std::sync::Arc::new(process(&files.reaches()).unwrap());
+    let confined = match kind.as_str() {
+        "node" | "pool" => node(&files.reaches()),
+        _ => process(&files.reaches()),
+    };
+    let sandbox = std::sync::Arc::new(confined.unwrap());
     assert!(sandbox.missing().is_empty(), "{:?}", sandbox.missing());
     let last = sandbox.clone();
     let end = move || match try_out(&attempt, &files) {
@@ -202,17 +325,19 @@ fn attempt_here(words: &str) -> ! {
     let narrowed = move || {
         match role {
             Role::Log => last.earlier_thread(role).unwrap(),
+            // It starts the others, and is not narrowed.
+            Role::Node => {}
             _ => last.thread(role).unwrap(),
         }
         end()
     };
     match role {
-        Role::Control => narrowed(),
+        Role::Control | Role::Node => narrowed(),
         Role::Log => {
             order.send(Box::new(narrowed)).unwrap();
             early.join().unwrap().unwrap();
         }
-        Role::Session | Role::Disk => thread::spawn(narrowed).join().unwrap(),
+        Role::Session | Role::Disk | Role::Pool => thread::spawn(narrowed).join().unwrap(),
         Role::Worker | Role::Offload => {
             let session = move || {
                 sandbox.thread(Role::Session).unwrap();
@@ -246,19 +371,23 @@ fn end_of(status: ExitStatus) -> Option<End> {
     }
 }
 
-#[test]
-fn each_thread_is_refused_what_it_does_not_need() {
+/// Makes all attempts of a table that `test` is about.
+fn check<const ROLES: usize>(
+    test: &str,
+    kind: &str,
+    roles: [Role; ROLES],
+    table: &[(&str, [End; ROLES])],
+) {
     if let Ok(words) = std::env::var(VARIABLE) {
         attempt_here(&words);
     }
     let mut faults = Vec::new();
-    for (attempt, ends) in TABLE {
-        for (place, (role, expected)) in Role::ALL.into_iter().zip(ends).enumerate() {
+    for (attempt, ends) in table {
+        for (place, (role, expected)) in roles.into_iter().zip(ends).enumerate() {
             let folder = tempfile::tempdir().unwrap();
             let files = Files::make(folder.path());
-            let words = format!("{place}|{attempt}|{}", files.0.display());
-            let name = "each_thread_is_refused_what_it_does_not_need";
-            let (status, errors) = run(name, &words);
+            let words = format!("{kind}|{place}|{attempt}|{}", files.0.display());
+            let (status, errors) = run(test, &words);
             if end_of(status) != Some(*expected) {
                 faults.push(format!(
                     "{role:?}: {attempt}: {status}, not {expected:?}: {errors}"
@@ -267,6 +396,30 @@ fn each_thread_is_refused_what_it_does_not_need() {
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn each_thread_is_refused_what_it_does_not_need() {
+    let name = "each_thread_is_refused_what_it_does_not_need";
+    check(name, "serve", SERVE, TABLE);
+}
+
+#[test]
+fn each_thread_of_a_node_is_refused_what_it_does_not_need() {
+    let name = "each_thread_of_a_node_is_refused_what_it_does_not_need";
+    let is_root = rustix::process::geteuid().is_root();
+    let rows = NODE_TABLE.iter();
+    let rows = rows.filter(|(attempt, _)| is_root || *attempt != "use root's rights");
+    check(name, "node", NODE, &rows.copied().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is() {
+    let name = "a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is";
+    let as_worker = |&(attempt, [_, _, worker, ..]): &(_, [End; 5])| (attempt, [worker]);
+    let mut rows: Vec<_> = NODE_TABLE.iter().map(as_worker).collect();
+    rows.push(("wait for events", [Done]));
+    check(name, "pool", [Role::Pool], &rows);
 }
 
 /// The filter of a container, or an old kernel, which answers like this.

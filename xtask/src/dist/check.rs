@@ -1,9 +1,9 @@
-//! Installs the `.deb` with dpkg in an overlay of this system's root, in a mount namespace of its own, and checks what is
-//! there then. Nothing of it reaches the system.
+//! Installs the `.deb` with dpkg in an overlay of this system's root, in a mount namespace of its own, and checks the
+//! installed files. Nothing of it reaches the system.
 
 use std::path::Path;
 
-use super::{Release, shown};
+use super::{Release, VERSION};
 use crate::setup;
 use crate::step::{Result, empty_folder, quietly, step};
 
@@ -15,15 +15,9 @@ pub(super) fn run(root: &Path, release: &Release) -> Result {
         let folder = release.out.join("root");
         empty_folder(&folder)?;
         let script = root.join("xtask/src/dist/check.sh");
-        let words = [
-            "unshare",
-            "--mount",
-            "sh",
-            &shown(&script),
-            &shown(&folder),
-            &release.version,
-        ];
-        let said = quietly(&release.out, &words, &[])?;
+        let (script, folder) = (script.display(), folder.display());
+        let line = "unshare --mount sh {} {} {}";
+        let said = quietly(&release.out, line, &[&script, &folder, &VERSION])?;
         Ok(said.trim().replace('\n', "; "))
     })
 }

@@ -6,12 +6,16 @@
 mod check;
 mod notice;
 
+use std::env::consts::ARCH;
+use std::fmt::Display;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::step::{At, Result, empty_folder, line, quietly, step};
+use crate::step::{At, Result, empty_folder, execute, quietly, step, words};
 use crate::{built, setup};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Where to, and from what.
 #[derive(clap::Args, Default)]
@@ -38,47 +42,28 @@ impl Request {
 }
 
 /// Files of the sources, and where they are installed.
-const FILES: &[(&str, &str)] = &[
-    (
-        "dist/cleave.service",
-        "usr/lib/systemd/system/cleave.service",
-    ),
-    (
-        "dist/cleave@.service",
-        "usr/lib/systemd/system/cleave@.service",
-    ),
-    (
-        "dist/cleave@.socket",
-        "usr/lib/systemd/system/cleave@.socket",
-    ),
-    ("dist/cleave.sysusers", "usr/lib/sysusers.d/cleave.conf"),
-    ("dist/cleave.tmpfiles", "usr/lib/tmpfiles.d/cleave.conf"),
-    (
-        "dist/50-cleave.json",
-        "usr/share/qemu/vhost-user/50-cleave.json",
-    ),
-    ("dist/copyright", "usr/share/doc/cleave/copyright"),
-    ("LICENSE-APACHE", "usr/share/doc/cleave/LICENSE-APACHE"),
-    ("LICENSE-MIT", "usr/share/doc/cleave/LICENSE-MIT"),
-    ("docs/install.md", "usr/share/doc/cleave/install.md"),
-];
+const FILES: &str = "\
+dist/cleave.service usr/lib/systemd/system/cleave.service
+dist/cleave@.service usr/lib/systemd/system/cleave@.service
+dist/cleave@.socket usr/lib/systemd/system/cleave@.socket
+dist/cleave.sysusers usr/lib/sysusers.d/cleave.conf
+dist/cleave.tmpfiles usr/lib/tmpfiles.d/cleave.conf
+dist/50-cleave.json usr/share/qemu/vhost-user/50-cleave.json
+dist/copyright usr/share/doc/cleave/copyright
+LICENSE-APACHE usr/share/doc/cleave/LICENSE-APACHE
+LICENSE-MIT usr/share/doc/cleave/LICENSE-MIT
+docs/install.md usr/share/doc/cleave/install.md
+dist/grafana.json usr/share/cleave/grafana.json
+CHANGELOG.md usr/share/doc/cleave/changelog";
 
 /// Completions as the program writes them, and where shells look for them.
-const COMPLETIONS: &[(&str, &str)] = &[
-    (
-        "cleave.bash",
-        "usr/share/bash-completion/completions/cleave",
-    ),
-    ("_cleave", "usr/share/zsh/vendor-completions/_cleave"),
-    (
-        "cleave.fish",
-        "usr/share/fish/vendor_completions.d/cleave.fish",
-    ),
-];
+const COMPLETIONS: &str = "\
+cleave.bash usr/share/bash-completion/completions/cleave
+_cleave usr/share/zsh/vendor-completions/_cleave
+cleave.fish usr/share/fish/vendor_completions.d/cleave.fish";
 
 /// The release that is packaged.
 struct Release {
-    version: String,
     out: PathBuf,
     /// The tree of installed files.
     tree: PathBuf,
@@ -89,21 +74,17 @@ struct Release {
 /// Makes all archives and `SHA256SUMS`; prints their paths.
 pub(crate) fn run(root: &Path, request: &Request) -> Result {
     setup::provide_programs(root, &["dpkg-deb", "rpmbuild", "strip"])?;
-    let out = request
-        .out
-        .clone()
-        .unwrap_or_else(|| root.join("target/dist"));
+    let out = request.out.clone();
+    let out = out.unwrap_or_else(|| root.join("target/dist"));
     let out = std::path::absolute(&out).at(&out)?;
     let program = match &request.program {
         Some(program) => program.clone(),
-        None => built::released(root, "-p cleave-daemon", "cleave")?,
+        None => built::released(root)?,
     };
+    let epoch = quietly(root, "git log -1 --format=%ct", &[])?;
     let release = Release {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
         tree: out.join("tree"),
-        epoch: line(root, "git log -1 --format=%ct", &[])?
-            .trim()
-            .to_owned(),
+        epoch: epoch.trim().to_owned(),
         out,
     };
     empty_folder(&release.out)?;
@@ -121,138 +102,108 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result {
 impl Release {
     /// Lays out the tree.
     fn plant(&self, root: &Path, program: &Path) -> Result<String> {
-        for (from, to) in FILES {
-            self.install(&root.join(from), to)?;
-        }
-        self.install(program, "usr/bin/cleave")?;
+        self.install(root, FILES)?;
         let installed = self.tree.join("usr/bin/cleave");
-        self.mode(&installed, 0o755)?;
-        quietly(root, &["strip", &shown(&installed)], &[])?;
+        copy(program, &installed, 0o755)?;
+        quietly(root, "strip {}", &[&installed.display()])?;
         self.pages(root, program)?;
         let notices = self.tree.join("usr/share/doc/cleave/THIRD-PARTY");
         fs::write(&notices, notice::third_party(root)?).at(&notices)?;
-        let changes = "usr/share/doc/cleave/changelog";
-        self.install(&root.join("CHANGELOG.md"), changes)?;
-        quietly(&self.tree, &["gzip", "-9n", changes], &[])?;
+        quietly(&self.tree, "gzip -9n usr/share/doc/cleave/changelog", &[])?;
         let settings = self.tree.join("etc/cleave");
         fs::create_dir_all(&settings).at(&settings)?;
-        line(&self.tree, "du -sk .", &[]).map(|said| format!("{} KiB", kib(&said)))
+        Ok(format!("{} KiB", self.kib()?))
     }
 
     /// Man pages and completions, which the program writes itself.
     fn pages(&self, root: &Path, program: &Path) -> Result {
         let folder = self.tree.join("usr/share/man/man1");
         empty_folder(&folder)?;
-        let words = [&*shown(program), "--write-pages", &shown(&folder)];
-        quietly(root, &words, &[])?;
-        for (from, to) in COMPLETIONS {
-            let from = folder.join(from);
-            self.install(&from, to)?;
-            fs::remove_file(&from).at(&from)?;
-        }
-        quietly(&folder, &["sh", "-c", "gzip -9n *.1"], &[]).map(drop)
+        let line = "{} --write-pages {}";
+        quietly(root, line, &[&program.display(), &folder.display()])?;
+        self.install(&folder, COMPLETIONS)?;
+        let pack = "find . -type f ! -name '*.1' -delete && gzip -9n *.1";
+        quietly(&folder, "sh -c {}", &[&pack]).map(drop)
     }
 
-    fn install(&self, from: &Path, to: &str) -> Result {
-        let to = self.tree.join(to);
-        let folder = to.parent().unwrap_or(&self.tree);
-        fs::create_dir_all(folder).at(folder)?;
-        fs::copy(from, &to).at(from)?;
-        self.mode(&to, 0o644)
-    }
-
-    fn mode(&self, path: &Path, mode: u32) -> Result {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).at(path)
+    /// Copies the files of a list into the tree.
+    fn install(&self, folder: &Path, files: &str) -> Result {
+        let mut files = files.lines().filter_map(|line| line.split_once(' '));
+        files.try_for_each(|(from, to)| copy(&folder.join(from), &self.tree.join(to), 0o644))
     }
 
     fn tarball(&self) -> Result<String> {
-        let (name, epoch) = (format!("cleave-{}", self.version), &self.epoch);
-        let file = format!("{name}-{}-linux.tar.gz", std::env::consts::ARCH);
-        let rename = format!("--transform=s,^\\.,{name},");
-        let time = format!("--mtime=@{epoch}");
-        let fixed = [
-            "tar",
-            "--sort=name",
-            "--owner=0",
-            "--group=0",
-            &time,
-            &rename,
-        ];
-        let words = [&fixed[..], &["-C", "tree", "-czf", &file, "."]].concat();
-        quietly(&self.out, &words, &[])?;
-        Ok(file)
+        let (name, epoch) = (format!("cleave-{VERSION}"), &self.epoch);
+        let file = format!("{name}-{ARCH}-linux.tar.gz");
+        let line = format!(
+            "tar --sort=name --owner=0 --group=0 --mtime=@{epoch} --transform=s,^\\.,{name}, -C tree -czf {file} ."
+        );
+        quietly(&self.out, &line, &[]).map(|_| file)
     }
 
     fn deb(&self, root: &Path) -> Result<String> {
         let package = self.out.join("deb");
-        quietly(&self.out, &["cp", "-a", "tree", &shown(&package)], &[])?;
+        quietly(&self.out, "cp -a tree {}", &[&package.display()])?;
         let control = package.join("DEBIAN");
-        fs::create_dir_all(&control).at(&control)?;
-        let architecture = line(root, "dpkg --print-architecture", &[])?;
+        let architecture = quietly(root, "dpkg --print-architecture", &[])?;
         let architecture = architecture.trim();
-        let size = line(&self.tree, "du -sk .", &[])?;
+        copy(
+            &root.join("dist/postinst"),
+            &control.join("postinst"),
+            0o755,
+        )?;
         let template = root.join("dist/control");
         let text = fs::read_to_string(&template).at(&template)?;
         let text = text
-            .replace("@version@", &self.version)
+            .replace("@version@", VERSION)
             .replace("@architecture@", architecture)
-            .replace("@kib@", kib(&size))
+            .replace("@kib@", &self.kib()?)
             .replace("@glibc@", &glibc(&self.tree.join("usr/bin/cleave"))?);
         fs::write(control.join("control"), text).at(&control)?;
-        fs::copy(root.join("dist/postinst"), control.join("postinst")).at("dist/postinst")?;
-        self.mode(&control.join("postinst"), 0o755)?;
-        let file = format!("cleave_{}_{architecture}.deb", self.version);
-        let words = [
-            "dpkg-deb",
-            "--root-owner-group",
-            "-Zxz",
-            "-z4",
-            "--build",
-            "deb",
-            &file,
-        ];
-        quietly(&self.out, &words, &[("SOURCE_DATE_EPOCH", &self.epoch)])?;
+        let file = format!("cleave_{VERSION}_{architecture}.deb");
+        let line = "env SOURCE_DATE_EPOCH={} dpkg-deb --root-owner-group -Zxz -z4 --build deb {}";
+        quietly(&self.out, line, &[&self.epoch, &file])?;
         fs::remove_dir_all(&package).at(&package)?;
         Ok(file)
     }
 
     fn rpm(&self, root: &Path) -> Result<String> {
-        let define = |name: &str, value: &str| format!("--define={name} {value}");
-        let build = self.out.join("rpm");
-        let words = [
-            "rpmbuild".to_owned(),
-            "-bb".to_owned(),
-            define("_topdir", &shown(&build)),
-            define("_rpmdir", &shown(&self.out)),
-            define(
-                "_build_name_fmt",
-                "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
-            ),
-            define("cleave_version", &self.version),
-            define("cleave_tree", &shown(&self.tree)),
-            define("cleave_postinst", &shown(&root.join("dist/postinst"))),
-            shown(&root.join("dist/cleave.spec")),
+        let (build, postinst) = (self.out.join("rpm"), root.join("dist/postinst"));
+        let name = "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm";
+        let mut line = words("env SOURCE_DATE_EPOCH={} rpmbuild -bb", &[&self.epoch]);
+        let definitions: [(&str, &dyn Display); 6] = [
+            ("_topdir", &build.display()),
+            ("_rpmdir", &self.out.display()),
+            ("_build_name_fmt", &name),
+            ("cleave_version", &VERSION),
+            ("cleave_tree", &self.tree.display()),
+            ("cleave_postinst", &postinst.display()),
         ];
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        quietly(root, &words, &[("SOURCE_DATE_EPOCH", &self.epoch)])?;
+        line.extend(definitions.map(|(name, value)| format!("--define={name} {value}")));
+        line.push(root.join("dist/cleave.spec").display().to_string());
+        execute(root, &line)?;
         fs::remove_dir_all(&build).at(&build)?;
-        Ok(format!(
-            "cleave-{}-1.{}.rpm",
-            self.version,
-            std::env::consts::ARCH
-        ))
+        Ok(format!("cleave-{VERSION}-1.{ARCH}.rpm"))
     }
 
     fn sums(&self) -> Result<String> {
         let sum = "sha256sum *.tar.gz *.deb *.rpm > SHA256SUMS";
-        quietly(&self.out, &["sh", "-c", sum], &[])?;
-        Ok(shown(&self.out.join("SHA256SUMS")))
+        quietly(&self.out, "sh -c {}", &[&sum])?;
+        Ok(self.out.join("SHA256SUMS").display().to_string())
+    }
+
+    /// Size of the tree, as `du` prints it before the name.
+    fn kib(&self) -> Result<String> {
+        let said = quietly(&self.tree, "du -sk .", &[])?;
+        Ok(said.split_whitespace().next().unwrap_or("0").to_owned())
     }
 }
 
-/// The first word of what `du` prints.
-fn kib(said: &str) -> &str {
-    said.split_whitespace().next().unwrap_or("0")
+fn copy(from: &Path, to: &Path, mode: u32) -> Result {
+    let folder = to.parent().unwrap_or(to);
+    fs::create_dir_all(folder).at(folder)?;
+    fs::copy(from, to).at(from)?;
+    fs::set_permissions(to, fs::Permissions::from_mode(mode)).at(to)
 }
 
 /// The newest version of glibc whose symbols the program needs; the file names each of them.
@@ -265,8 +216,4 @@ fn glibc(program: &Path) -> Result<String> {
     });
     let newest = versions.max().ok_or("the program needs no glibc")?;
     Ok(format!("2.{newest}"))
-}
-
-fn shown(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
 }

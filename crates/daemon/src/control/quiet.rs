@@ -62,11 +62,15 @@ impl DiskStatus {
         let start = Instant::now();
         let until = start + Duration::from_secs(seconds);
         self.begin_quiet(until)?;
-        let drained = self.drain_and_flush(until).await;
-        if drained.is_err() {
-            self.go_on();
-        }
-        drained?;
+        let status = self.clone();
+        to_its_end(async move {
+            let drained = status.drain_and_flush(until).await;
+            if drained.is_err() {
+                status.go_on();
+            }
+            drained
+        })
+        .await?;
         let took = start.elapsed();
         self.tell("quiesced", json!({ "seconds": seconds }));
         tracing::info!(
@@ -118,17 +122,21 @@ impl DiskStatus {
         let start = Instant::now();
         let until = start + within;
         self.begin_quiet(until)?;
+        let status = self.clone();
+        to_its_end(async move {
+            let cloned = status.drain_and_clone(to, until).await;
+            status.go_on();
+            cloned.map(|()| start.elapsed())
+        })
+        .await
+    }
+
+    async fn drain_and_clone(&self, to: File, until: Instant) -> Result<(), Refusal> {
+        self.drain_and_flush(until).await?;
         let disk = self.device.disk.clone();
-        let cloned = match self.drain_and_flush(until).await {
-            Ok(()) => {
-                let cloned = self.aside(until, move || disk.clone_to(&to)).await;
-                // What it is asked for cannot be done there.
-                cloned.map_err(|Refusal(_, why)| Refusal(StatusCode::UNPROCESSABLE_ENTITY, why))
-            }
-            Err(refusal) => Err(refusal),
-        };
-        self.go_on();
-        cloned.map(|()| start.elapsed())
+        let cloned = self.aside(until, move || disk.clone_to(&to)).await;
+        // What it is asked for cannot be done there.
+        cloned.map_err(|Refusal(_, why)| Refusal(StatusCode::UNPROCESSABLE_ENTITY, why))
     }
 
     /// Why no snapshot can be taken of it.
@@ -190,9 +198,10 @@ impl DiskStatus {
             .name("flush".to_owned())
             .spawn(move || {
                 confinement.thread(Role::Disk);
-                let _aside = aside;
+                let done = job();
+                drop(aside);
                 // The client may have left.
-                let _ = reply.send(job());
+                let _ = reply.send(done);
             });
         let failed = |error: io::Error| {
             Refusal(
@@ -216,6 +225,14 @@ impl DiskStatus {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+}
+
+/// Runs a step that has to end although the client leaves, because the guest waits for its end.
+async fn to_its_end<T: Send + 'static>(
+    step: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> Result<T, Refusal> {
+    let ended = tokio::spawn(step).await;
+    ended.unwrap_or_else(|lost| Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, lost.to_string())))
 }
 
 fn seconds_of(body: &[u8]) -> Result<u64, Refusal> {

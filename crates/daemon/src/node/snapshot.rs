@@ -1,14 +1,15 @@
 //! A snapshot of a disk that is a file: a copy that shares its blocks (FICLONE), as XFS and Btrfs make it.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use serde::{Deserialize, Serialize};
 
 use super::keep::aside;
@@ -46,20 +47,10 @@ pub(super) async fn take(status: &Arc<DiskStatus>, body: &[u8]) -> Result<Respon
     status.refuse_snapshot().map_err(bad)?;
     let file = create(to.clone()).await?;
     let copy = file.try_clone().map_err(|error| failed(&to, &error))?;
-    let waited = match status.snapshot(copy, GUEST_TIME).await {
-        Ok(waited) => waited,
-        Err(refusal) => {
-            // It is empty, or of no use.
-            let _ = fs::remove_file(&to);
-            return Err(refusal);
-        }
-    };
-    let (synced, folder) = (to.clone(), to.parent().map(Path::to_owned));
-    let done = aside("snapshot", move || {
-        file.sync_all()?;
-        folder.map_or(Ok(()), |folder| File::open(folder)?.sync_all())
-    });
-    done.await.map_err(|error| failed(&synced, &error))?;
+    let waited = status.snapshot(copy, GUEST_TIME).await?;
+    let named = to.clone();
+    let done = aside("snapshot", move || name(&file, &named));
+    done.await.map_err(|error| failed(&to, &error))?;
     let size_bytes = status.entry().size_bytes;
     let guest_waited_ms = waited.as_micros() as f64 / 1e3;
     tracing::info!(
@@ -75,20 +66,36 @@ pub(super) async fn take(status: &Arc<DiskStatus>, body: &[u8]) -> Result<Respon
     Ok(answer(StatusCode::CREATED, &taken))
 }
 
-/// Makes the file, which must be new.
+/// Makes a file in the folder of `path`. It has no name, so nothing is left of it when it does not become a snapshot.
 async fn create(path: PathBuf) -> Result<File, Refusal> {
     let (reply, made) = tokio::sync::oneshot::channel();
     let shown = path.clone();
     let done = aside("snapshot", move || {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
+        if fs::symlink_metadata(&path).is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let made = openat(CWD, folder(&path), flags, Mode::RUSR | Mode::WUSR)?;
         // Only a client that has left does not take it.
-        let _ = reply.send(options.open(path)?);
+        let _ = reply.send(File::from(made));
         Ok(())
     });
     done.await.map_err(|error| failed(&shown, &error))?;
     made.await
         .map_err(|lost| failed(&shown, &io::Error::other(lost)))
+}
+
+/// Gives the file its name, which must be new, and has both kept by the disk.
+fn name(file: &File, path: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW)?;
+    File::open(folder(path))?.sync_all()
+}
+
+/// An absolute path other than `/` has one.
+fn folder(path: &Path) -> &Path {
+    path.parent().unwrap_or(path)
 }
 
 fn failed(path: &Path, error: &io::Error) -> Refusal {
