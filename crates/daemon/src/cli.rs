@@ -2,6 +2,7 @@
 //! derive from that definition.
 
 mod demo;
+mod disk;
 mod doctor;
 mod node;
 mod probe;
@@ -29,6 +30,7 @@ use crate::node::NodeOptions;
 use crate::options_doc;
 use crate::pacing::PacingArgs;
 use crate::probe::Probe;
+use crate::remote::Remote;
 use crate::service::Service;
 use crate::split::SplitArgs;
 use crate::stripe::Stripe;
@@ -45,6 +47,8 @@ pub(crate) enum Action {
     Serve(Box<Service>),
     /// Serve many disks.
     Node(NodeOptions),
+    /// Tell a node about its disks.
+    Disk(Remote),
     /// Measure a disk.
     Probe(Probe),
     /// Show what it can do.
@@ -134,6 +138,12 @@ enum Command {
     /// --state and come back when the node starts again.
     #[command(after_long_help = node::EXAMPLES)]
     Node(node::NodeArgs),
+    /// Add, show, change and remove the disks of a node
+    ///
+    /// Talks to `cleave node` on its control socket. Options of a disk are those of `cleave serve`.
+    #[command(subcommand, after_long_help = disk::EXAMPLES, disable_help_subcommand = true,
+              arg_required_else_help = false)]
+    Disk(disk::DiskCommand),
     /// Measure whether splitting pays on a disk, and how it is best done
     ///
     /// Reads the disk at random with 512 bytes to 4 MiB outstanding, first in one request and then in more and smaller
@@ -267,9 +277,9 @@ pub(crate) struct StripeArgs {
     pub(crate) stripe_raw: bool,
 }
 
-/// Options of `cleave serve` that all have a default.
+/// How a disk is served: by `cleave serve`, or in a node. All have a default.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct ServeOptions {
+pub(crate) struct DiskOptions {
     /// Serial number that the guest sees: up to 20 printable ASCII characters, without space and /
     ///
     /// A Linux guest shows it as /dev/disk/by-id/virtio-TEXT. Without it the disk has none.
@@ -325,6 +335,24 @@ pub(crate) struct ServeOptions {
     /// CPUs that workers are pinned to, in turn: 0,2-3 [default: not pinned]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<CpuList>,
+    #[command(flatten)]
+    pub(crate) live: LiveOptions,
+    /// Whether times and counts are recorded for each vring, direction and size of request
+    ///
+    /// off: only a few sums are recorded.
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::On)]
+    pub(crate) stats: Switch,
+    /// How long a shutdown waits for requests in flight, in seconds: 0 to 86400
+    ///
+    /// If the disk has not answered by then, cleave exits 1 and reports how many requests are left to the next daemon,
+    /// or are lost. They are left if the frontend keeps them (in-flight tracking), as QEMU and Cloud Hypervisor do.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    pub(crate) stop_deadline: u32,
+}
+
+/// What can also change while a disk is served.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LiveOptions {
     /// How to treat a request that the disk fails: report, retry, or hold
     ///
     /// report: the guest gets an I/O error. retry or retry:SECONDS: the request is repeated after 10 ms, 20 ms and so
@@ -350,6 +378,13 @@ pub(crate) struct ServeOptions {
     pub(crate) pacing: PacingArgs,
     #[command(flatten)]
     pub(crate) split: SplitArgs,
+}
+
+/// Options of `cleave serve` that all have a default.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeOptions {
+    #[command(flatten)]
+    pub(crate) disk: DiskOptions,
     /// Make a control socket here, which shows the disk and changes its settings over HTTP
     ///
     /// `cleave top` and `cleave stats` read it, and so does curl --unix-socket. The metrics for Prometheus are under
@@ -357,11 +392,6 @@ pub(crate) struct ServeOptions {
     /// removed when cleave ends.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Whether times and counts are recorded for each vring, direction and size of request
-    ///
-    /// off: only a few sums are recorded.
-    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = Switch::On)]
-    pub(crate) stats: Switch,
     /// Whether the daemon gives up what it does not need, once its disk and its sockets are open
     ///
     /// on: no capabilities; no file can be opened, no program started and no connection made; each thread may make only the
@@ -381,12 +411,6 @@ pub(crate) struct ServeOptions {
     /// Exit when the first frontend leaves
     #[arg(long)]
     pub(crate) once: bool,
-    /// How long a shutdown waits for requests in flight, in seconds: 0 to 86400
-    ///
-    /// If the disk has not answered by then, cleave exits 1 and reports how many requests are left to the next daemon,
-    /// or are lost. They are left if the frontend keeps them (in-flight tracking), as QEMU and Cloud Hypervisor do.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=86_400))]
-    pub(crate) stop_deadline: u32,
     /// Least severe messages that are written to stderr
     #[arg(long, value_name = "LEVEL", default_value = "info",
           value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]
@@ -505,13 +529,17 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
     };
     match cli.command {
         Some(Command::Serve(args)) => {
-            args.options.pacing.refuse_idle(
+            args.options.disk.live.pacing.refuse_idle(
                 |option| was_given(&matches, option),
                 args.options.control.is_some(),
             )?;
             serve(&args)
         }
         Some(Command::Node(args)) => Ok(Action::Node(args.into())),
+        Some(Command::Disk(command)) => {
+            let given = matches.subcommand_matches("disk");
+            Ok(Action::Disk(command.remote(given.unwrap_or(&matches))?))
+        }
         Some(Command::Probe(args)) => Ok(Action::Probe(args.try_into()?)),
         Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
         Some(Command::Top(args)) => Ok(Action::Top(args.into())),

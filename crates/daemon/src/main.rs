@@ -21,6 +21,7 @@ mod pending;
 mod probe;
 mod process;
 mod progress;
+mod remote;
 mod resize;
 mod serve;
 mod service;
@@ -57,6 +58,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Print(text) => print(&text),
         Action::Serve(service) => serve::run(*service),
         Action::Node(node) => node::run(&node),
+        Action::Disk(remote) => remote::run(&remote),
         Action::Probe(probe) => probe::run(&probe),
         Action::Demo(demo) => demo::run(&demo),
         Action::Top(top) => view::top(&top),

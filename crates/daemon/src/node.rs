@@ -78,6 +78,8 @@ struct Node {
     groups: Groups,
     watches: Watches,
     disks: Mutex<BTreeMap<String, Arc<Kept>>>,
+    /// Held while a disk is changed and its file written.
+    changing: tokio::sync::Mutex<()>,
     /// One for each thread that may open a disk. A thread whose storage hangs keeps its own.
     openers: Arc<Semaphore>,
     events: Arc<Events>,
@@ -142,6 +144,7 @@ async fn control(
         disks: Mutex::default(),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
         events: Arc::default(),
+        changing: tokio::sync::Mutex::default(),
     });
     let kept = node.restore()?;
     let server = Server::start(socket, routes::router(node.clone()))?;
@@ -237,6 +240,16 @@ impl Node {
 
     fn all(&self) -> Vec<Arc<Kept>> {
         self.lock().values().cloned().collect()
+    }
+
+    /// The other disks with which this one shares its limits.
+    fn others_of_group(&self, kept: &Arc<Kept>) -> Vec<Arc<Kept>> {
+        let file = kept.file();
+        let group = file.limit_group();
+        let is_other = |other: &Arc<Kept>| {
+            group.is_some() && other.file().limit_group() == group && !Arc::ptr_eq(other, kept)
+        };
+        self.all().into_iter().filter(is_other).collect()
     }
 
     fn find(&self, id: &str) -> Option<Arc<Kept>> {

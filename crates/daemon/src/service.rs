@@ -126,66 +126,67 @@ impl Service {
     /// Checks what the parser alone cannot.
     pub(crate) fn new(args: &ServeArgs) -> Result<Service, Failure> {
         let options = &args.options;
-        let cpus = match &options.cpus {
+        let cpus = match &options.disk.cpus {
             Some(list) => usable(&list.0)?,
             None => Vec::new(),
         };
-        if options.on_error.may_hold() && options.control.is_none() {
+        if options.disk.live.on_error.may_hold() && options.control.is_none() {
             return Err(Failure::input(format!(
                 "--on-error {}: held requests wait for `cleave resume`, which needs a control socket: give --control PATH",
-                options.on_error
+                options.disk.live.on_error
             )));
         }
-        options.pacing.refuse_vain_coalescing()?;
+        options.disk.live.pacing.refuse_vain_coalescing()?;
         let identity = Identity::find(options.user.as_deref(), options.group.as_deref());
         let identity = identity.map_err(Failure::input)?;
         let endpoint = endpoint(&args.endpoint)?;
         refuse_one_path(&endpoint, options.control.as_deref())?;
-        let disk = source(&args.disk, &args.stripe, options.block_size)?;
+        let disk = source(&args.disk, &args.stripe, options.disk.block_size)?;
         let workers = options
+            .disk
             .workers
-            .unwrap_or_else(|| workers_default(cpus.len(), options.queues));
+            .unwrap_or_else(|| workers_default(cpus.len(), options.disk.queues));
         Ok(Service {
             endpoint,
             open: OpenOptions {
                 read_only: args.access.read_only,
-                direct: options.direct.into(),
-                block_bytes: options.block_size,
-                discard: options.discard == Switch::On,
+                direct: options.disk.direct.into(),
+                block_bytes: options.disk.block_size,
+                discard: options.disk.discard == Switch::On,
                 // A vring has one worker.
-                workers: workers.min(options.queues),
+                workers: workers.min(options.disk.queues),
             },
-            iopoll: options.iopoll == Switch::On,
-            serial: options.serial.0,
-            writeback: options.cache == Cache::Writeback,
+            iopoll: options.disk.iopoll == Switch::On,
+            serial: options.disk.serial.0,
+            writeback: options.disk.cache == Cache::Writeback,
             session: SessionConfig {
-                vrings_max: options.queues,
-                vring_size_max: options.queue_size,
+                vrings_max: options.disk.queues,
+                vring_size_max: options.disk.queue_size,
                 workers_max: workers,
             },
             worker: WorkerConfig {
                 cpus,
-                ops: disk.ops(options.queue_size),
+                ops: disk.ops(options.disk.queue_size),
             },
             pool: None,
             // How requests are split is known when the disk is open.
             tuning: Tuning {
-                on_error: options.on_error,
-                limits: options.limit,
-                ..options.pacing.tuning(Split::Off)
+                on_error: options.disk.live.on_error,
+                limits: options.disk.live.limit,
+                ..options.disk.live.pacing.tuning(Split::Off)
             },
             disk,
             limit_group: None,
-            split: options.split.clone(),
+            split: options.disk.live.split.clone(),
             control: options.control.clone(),
-            recording: match options.stats {
+            recording: match options.disk.stats {
                 Switch::On => Recording::On,
                 Switch::Off => Recording::Off,
             },
             sandbox: options.sandbox == Switch::On,
             identity,
             once: options.once,
-            stop_deadline: Duration::from_secs(options.stop_deadline.into()),
+            stop_deadline: Duration::from_secs(options.disk.stop_deadline.into()),
             log: options.log.parse().unwrap_or(LevelFilter::INFO),
             exit_with_parent: options.exit_with_parent,
         })

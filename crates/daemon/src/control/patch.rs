@@ -126,8 +126,9 @@ pub(super) fn apply(body: &[u8], now: &Tuning, ground: &Ground<'_>) -> Result<Tu
         tuning.split = split(value, ground)?;
     }
     if let Some(value) = &change.on_error {
-        let text = text("on_error", value)?;
-        tuning.on_error = text.parse().map_err(|why| format!("on_error: {why}"))?;
+        tuning.on_error = policy(value)?
+            .parse()
+            .map_err(|why| format!("on_error: {why}"))?;
     }
     if let Some(Settings(each)) = &change.limits {
         tuning.limits = limits(each, tuning.limits)?;
@@ -212,6 +213,17 @@ fn number(name: &str, value: &Value, least: i64, most: i64) -> Result<u32, Strin
         })
 }
 
+/// A policy as the option has it, or one for each kind of error as the body of a PUT has it.
+fn policy(value: &Value) -> Result<String, String> {
+    let Value::Object(kinds) = value else {
+        return text("on_error", value).map(str::to_owned);
+    };
+    let each = kinds
+        .iter()
+        .map(|(kind, policy)| Ok(format!("{kind}={}", text("on_error", policy)?)));
+    Ok(each.collect::<Result<Vec<_>, String>>()?.join(","))
+}
+
 fn text<'a>(name: &str, value: &'a Value) -> Result<&'a str, String> {
     let text = value.as_str();
     text.ok_or_else(|| format!("{name}: {} is no text", shown(value)))
@@ -290,7 +302,7 @@ mod tests {
         expected.coalesce = Coalesce { us: 50, max: 8 };
         let now = changed(body, &now).unwrap();
         assert_eq!(now, expected);
-        let body = r#"{"on_error": "write=hold,read=retry:5"}"#;
+        let body = r#"{"on_error": {"write": "hold", "read": "retry:5"}}"#;
         expected.on_error = "read=retry:5,write=hold,enospc=hold".parse().unwrap();
         let now = changed(body, &now).unwrap();
         assert_eq!(now, expected);
@@ -350,7 +362,9 @@ mod tests {
             (r#"{"split": 65536}"#, "split"),
             (r#"{"split": {"a": [1]}}"#, "split"),
             (r#"{"on_error": null}"#, "on_error: null"),
-            (r#"{"on_error": {"read": "hold"}}"#, "on_error"),
+            (r#"{"on_error": {"read": 5}}"#, "on_error"),
+            (r#"{"on_error": {"format": "hold"}}"#, "on_error"),
+            (r#"{"on_error": {}}"#, "on_error"),
             (r#"{"on_error": "stop"}"#, "on_error: \"stop\" is none of"),
             (
                 r#"{"on_error": "retry:0"}"#,

@@ -66,7 +66,7 @@ fn the_shape_of_the_json_is_a_promise() {
         pacing.spin_left_seconds pacing.spin_wasted_seconds pacing.switches.budget \
         pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned pacing.switches.vain \
         pacing.wakeups process.cpu_seconds process.pid process.resident_bytes \
-        process.uptime_seconds process.version recording serial session.connected session.count \
+        process.uptime_seconds process.version quiesced_seconds recording serial session.connected session.count \
         session.features session.protocol_features store.block_bytes store.cache store.direct store.iopoll \
         store.kind store.read_only store.size_bytes store.sync_failed totals.broken totals.calls \
         totals.calls_coalesced totals.calls_suppressed totals.failed totals.held totals.kicks totals.laps \
@@ -275,6 +275,7 @@ fn metrics_have_stable_names() {
         "oldest_request_seconds gauge",
         "held_requests gauge",
         "retrying_requests gauge",
+        "quiesced gauge",
         "requests_held_total counter",
         "requests_redone_total counter",
         "request_stage_seconds histogram",

@@ -34,8 +34,6 @@ const ORDERS_MAX: usize = 64;
 pub(super) struct Kept {
     pub(super) id: String,
     file: Mutex<DiskFile>,
-    /// Held while the file is changed.
-    pub(super) changing: tokio::sync::Mutex<()>,
     /// Descriptors that it may come to need.
     pub(super) descriptors: u64,
     /// Its file cannot be read: another content replaces it.
@@ -93,7 +91,6 @@ impl Kept {
         let kept = Arc::new(Kept {
             id: id.to_owned(),
             file: Mutex::new(file),
-            changing: tokio::sync::Mutex::default(),
             descriptors: needs.unwrap_or_default(),
             is_unread: false,
             state: watch::Sender::new(State::Opening),
@@ -117,7 +114,6 @@ impl Kept {
         Arc::new(Kept {
             id: id.to_owned(),
             file: Mutex::default(),
-            changing: tokio::sync::Mutex::default(),
             descriptors: 0,
             is_unread: true,
             state: watch::Sender::new(State::Failed(why)),

@@ -1,5 +1,6 @@
 //! The paths of a node's interface.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -123,7 +124,16 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
         State::Opening | State::Ending | State::Serving(_) => {}
     }
     if is_new {
+        let _changing = node.changing.lock().await;
         keep(node, &kept).await?;
+        let others = node.others_of_group(&kept);
+        let own = kept.file().limit_values();
+        let of_group = others.iter().map(|kept| kept.file().limit_values());
+        let values = [own]
+            .into_iter()
+            .chain(of_group)
+            .find(|values| !values.is_empty());
+        share_limits(node, &kept, &values.unwrap_or_default()).await;
     }
     let code = match (state, is_new) {
         (State::Opening | State::Ending, _) => StatusCode::ACCEPTED,
@@ -195,8 +205,8 @@ async fn change(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body)
 
 /// Changes how a disk is served, and what is kept of it. What concerns single vrings is not kept.
 async fn change_kept(node: &Node, id: &str, body: &[u8]) -> Answer {
+    let _changing = node.changing.lock().await;
     let kept = find(node, id)?;
-    let _changing = kept.changing.lock().await;
     let status = served(node, id)?;
     status.change(body)?;
     let file = kept.file();
@@ -211,7 +221,29 @@ async fn change_kept(node: &Node, id: &str, body: &[u8]) -> Answer {
             Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
         })?;
     }
+    share_limits(node, &kept, &kept.file().limit_values()).await;
     Ok(answer(StatusCode::OK, &full(node, &kept)))
+}
+
+/// Keeps the limits of a disk for the others of its group too, so that they come back the same whichever comes back last.
+async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u64>) {
+    if kept.file().limit_group().is_none() {
+        return;
+    }
+    let others = node.others_of_group(kept);
+    for kept in others.iter().chain([kept]) {
+        let file = kept.file().with_limits(values);
+        if file == kept.file() {
+            continue;
+        }
+        kept.set_file(file.clone());
+        if let Err(error) = write(node, kept, file).await {
+            tracing::warn!(
+                "{}: the limits of its group are not kept, because its file cannot be written: {error}",
+                kept.id
+            );
+        }
+    }
 }
 
 async fn remove(Shared(node): Shared<Arc<Node>>, path: Path<String>, uri: Uri) -> Answer {

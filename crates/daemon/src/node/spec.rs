@@ -109,9 +109,19 @@ impl DiskFile {
         }
     }
 
-    /// The name of a field in which the two differ.
+    /// The name of a field in which the two differ. A disk that names a group alone has whatever limits the group has.
     pub(crate) fn difference(&self, other: &DiskFile) -> Option<String> {
-        let (ours, theirs) = (self.fields(), other.fields());
+        let (ours, mut theirs) = (self.fields(), other.fields());
+        if other.limit_values().is_empty()
+            && other
+                .limit_group()
+                .is_some_and(|group| self.limit_group() == Some(group))
+        {
+            theirs.insert(
+                "limits".to_owned(),
+                ours.get("limits").cloned().unwrap_or_default(),
+            );
+        }
         let names = ours.keys().chain(theirs.keys());
         let mut differing = names.filter(|name| ours.get(*name) != theirs.get(*name));
         differing.next().cloned()
@@ -166,6 +176,26 @@ impl DiskFile {
         cli::service(line.into_iter().map(Into::into)).map_err(|failure| failure.to_string())
     }
 
+    /// Its limits, without the group.
+    pub(crate) fn limit_values(&self) -> BTreeMap<String, u64> {
+        let limits = self.limits.as_ref();
+        limits
+            .map(|limits| limits.values.clone())
+            .unwrap_or_default()
+    }
+
+    /// The same with these limits.
+    pub(crate) fn with_limits(&self, values: &BTreeMap<String, u64>) -> DiskFile {
+        let limits = DiskLimits {
+            group: self.limit_group().map(str::to_owned),
+            values: values.clone(),
+        };
+        DiskFile {
+            limits: Some(limits),
+            ..self.clone()
+        }
+    }
+
     /// The group with whose disks it shares its limits.
     pub(crate) fn limit_group(&self) -> Option<&str> {
         self.limits.as_ref()?.group.as_deref()
@@ -196,7 +226,7 @@ fn merged(limits: Option<Value>, changes: Map<String, Value>) -> Value {
 }
 
 /// A policy such as `read=report,write=hold`, or one word for all kinds, as a table.
-fn by_kind(policy: &str) -> Value {
+pub(crate) fn by_kind(policy: &str) -> Value {
     let each = |part: &str| match part.split_once('=') {
         Some((kind, policy)) => vec![(kind.to_owned(), Value::from(policy))],
         None => ["read", "write", "enospc"]
@@ -277,11 +307,15 @@ mod tests {
     fn a_change_is_kept_as_if_it_had_been_asked_for_first() {
         let file = DiskFile::from_json(EXAMPLE.as_bytes()).unwrap();
         let rows = [
-            (r#"{"limits":{"iops-total":0}}"#, "limits", None),
+            (
+                r#"{"limits":{"iops-total":0}}"#,
+                "limits",
+                Some(r#"{"group":"g"}"#),
+            ),
             (
                 r#"{"limits":{"bps-total":7}}"#,
                 "limits",
-                Some(r#"{"bps-total":7,"iops-total":5000}"#),
+                Some(r#"{"bps-total":7,"group":"g","iops-total":5000}"#),
             ),
             (r#"{"completion":"poll"}"#, "completion", Some("\"poll\"")),
             (r#"{"coalesce_us":9}"#, "coalesce_us", Some("9")),

@@ -114,7 +114,7 @@ async fn exchange(socket: &Path, method: &str, path: &str) -> io::Result<Vec<u8>
 }
 
 /// As a part of a path.
-fn encoded(id: &str) -> String {
+pub(crate) fn encoded(id: &str) -> String {
     id.bytes()
         .map(|byte| match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {

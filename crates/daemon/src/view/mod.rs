@@ -22,6 +22,7 @@ use crate::control::report::Report;
 use crate::failure::Failure;
 use crate::process::runtime;
 use crate::signals::QuitSignals;
+pub(crate) use ask::encoded;
 pub(crate) use held::{Held, Order, run as order_held};
 use keys::Key;
 use rates::Rates;

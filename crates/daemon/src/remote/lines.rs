@@ -1,0 +1,304 @@
+//! Answers of a node in words.
+
+use serde_json::Value;
+
+/// Columns of the list, and the fields that they show.
+const COLUMNS: [(&str, &str); 6] = [
+    ("ID", "id"),
+    ("STATE", "state"),
+    ("SIZE", "size_bytes"),
+    ("GUEST", "connected"),
+    ("DISK", "name"),
+    ("ERROR", "error"),
+];
+
+/// The fields of a disk that a sheet shows, and what they are called there.
+const FIELDS: [(&str, &str); 9] = [
+    ("state", "/state"),
+    ("error", "/error"),
+    ("disk", "/name"),
+    ("size", "/size_bytes"),
+    ("socket", "/socket"),
+    ("guest", "/connected"),
+    ("quiesced for, s", "/quiesced_seconds"),
+    ("requests in flight", "/in_flight/requests"),
+    ("requests that failed", "/totals/failed"),
+];
+
+/// The answer to `add`.
+pub(super) fn added(id: &str, status: u16, body: &Value) -> String {
+    let socket = text(body.get("socket"));
+    match status {
+        201 => format!("{id}: added; its socket is {socket}\n"),
+        202 => format!("{id}: is still being opened; see `cleave disk show {id}`\n"),
+        _ => format!("{id}: is there already, with the same options; its socket is {socket}\n"),
+    }
+}
+
+/// The answer to `list`: a line a disk.
+pub(super) fn list(body: &Value) -> String {
+    let disks = body.as_array().map(Vec::as_slice).unwrap_or_default();
+    let cells = |disk: &Value| COLUMNS.map(|(_, field)| shown(field, disk.get(field)));
+    let mut rows = vec![COLUMNS.map(|(head, _)| head.to_owned())];
+    rows.extend(disks.iter().map(cells));
+    let widths = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..COLUMNS.len()).map(widths).collect();
+    let line = |row: &[String; COLUMNS.len()]| {
+        let cells = row.iter().zip(&widths);
+        let cells: Vec<_> = cells
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        format!("{}\n", cells.join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+/// The answer to `show`.
+pub(super) fn sheet(body: &Value) -> String {
+    let state = FIELDS.iter().filter_map(|(name, path)| {
+        let value = body.pointer(path).filter(|value| !value.is_null())?;
+        let field = path.rsplit('/').next().unwrap_or_default();
+        Some((*name, shown(field, Some(value))))
+    });
+    let mut sheet = format!("{}\n", text(body.get("id")));
+    for (name, value) in state {
+        sheet += &format!("  {name:22}{value}\n");
+    }
+    sheet += "  options\n";
+    let spec = body.get("spec").and_then(Value::as_object);
+    for (name, value) in spec.into_iter().flatten() {
+        sheet += &format!("    {name:20}{}\n", text(Some(value)));
+    }
+    sheet
+}
+
+/// The answer to an order.
+pub(super) fn ordered(id: &str, what: &str, body: &Value) -> String {
+    let number = |field: &str| body.get(field).and_then(Value::as_f64).unwrap_or_default();
+    match what {
+        "resume" if number("requests") == 0.0 => format!("{id}: goes on; no request was held\n"),
+        "resume" => format!(
+            "{id}: goes on; held requests are done again: {}\n",
+            number("requests")
+        ),
+        "fail" => format!(
+            "{id}: held requests that end as I/O errors: {}\n",
+            number("requests")
+        ),
+        "flush" => format!("{id}: flushed in {} ms\n", number("took_ms")),
+        "quiesce" => format!(
+            "{id}: quiesced after {} ms; goes on by itself in {:.0} s\n",
+            number("took_ms"),
+            number("seconds_left")
+        ),
+        "snapshot" => format!(
+            "{id}: copied to {}; the guest waited for {} ms\n",
+            text(body.get("to")),
+            number("guest_waited_ms")
+        ),
+        "resize" => format!("{id}: its size is being checked; growth is reported to the guest\n"),
+        _ => format!("{id}: {}\n", text(body.get("state"))),
+    }
+}
+
+/// The answer to `remove`.
+pub(super) fn removed(id: &str, body: &Value) -> String {
+    match body.get("lost") {
+        Some(Value::String(lost)) => format!("{id}: removed: {lost}\n"),
+        _ => format!("{id}: removed\n"),
+    }
+}
+
+/// An event: when, which disk, what, and the rest as it came.
+pub(super) fn event(line: &str) -> String {
+    let Ok(Value::Object(mut event)) = serde_json::from_str(line) else {
+        return format!("{}\n", clean(line));
+    };
+    let mut take = |name: &str| event.remove(name);
+    let (time, disk, what) = (take("time"), take("disk"), take("event"));
+    let seconds = time.and_then(|time| time.as_f64()).unwrap_or_default();
+    let mut told = format!(
+        "{} {:10} {}",
+        clock(seconds),
+        text(disk.as_ref()),
+        text(what.as_ref())
+    );
+    for (name, value) in event {
+        told += &format!(" {name}={}", text(Some(&value)));
+    }
+    format!("{}\n", told.trim_end())
+}
+
+/// The time of day, UTC.
+fn clock(seconds: f64) -> String {
+    let of_day = seconds.max(0.0) as u64 % 86_400;
+    format!(
+        "{:02}:{:02}:{:02}Z",
+        of_day / 3600,
+        of_day / 60 % 60,
+        of_day % 60
+    )
+}
+
+/// A field as people read it.
+fn shown(field: &str, value: Option<&Value>) -> String {
+    match (field, value) {
+        ("size_bytes", Some(value)) => size(value.as_u64().unwrap_or_default()),
+        ("connected", Some(Value::Bool(true))) => "connected".to_owned(),
+        ("connected", _) => "-".to_owned(),
+        (_, value) => text(value),
+    }
+}
+
+/// In the largest unit of which it is a whole number, or to a tenth.
+fn size(bytes: u64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.into_iter().find(|(_, shift)| bytes >> shift > 0) {
+        Some((unit, shift)) => match bytes % (1 << shift) {
+            0 => format!("{} {unit}", bytes >> shift),
+            _ => format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64),
+        },
+        None => format!("{bytes} B"),
+    }
+}
+
+/// A value without quotes.
+fn text(value: Option<&Value>) -> String {
+    clean(&match value {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(all)) => {
+            let all: Vec<_> = all.iter().map(|value| text(Some(value))).collect();
+            all.join(" ")
+        }
+        Some(Value::Object(all)) => {
+            let all: Vec<_> = all
+                .iter()
+                .map(|(name, value)| format!("{name}={}", text(Some(value))))
+                .collect();
+            all.join(",")
+        }
+        Some(other) => other.to_string(),
+    })
+}
+
+/// A terminal obeys control characters, and a path may hold them.
+fn clean(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_list_has_a_line_for_each_disk() {
+        let body = json!([
+            {"id": "d1", "state": "serving", "size_bytes": 1 << 30, "connected": true, "name": "/a\n.img", "error": null},
+            {"id": "longer", "state": "failed", "size_bytes": 0, "connected": false, "name": "/b", "error": "no file"},
+        ]);
+        assert_eq!(
+            list(&body),
+            "ID      STATE    SIZE   GUEST      DISK     ERROR\n\
+             d1      serving  1 GiB  connected  /a?.img\n\
+             longer  failed   0 B    -          /b       no file\n"
+        );
+        assert_eq!(list(&json!([])), "ID  STATE  SIZE  GUEST  DISK  ERROR\n");
+    }
+
+    #[test]
+    fn a_sheet_shows_what_is_known() {
+        let body = json!({
+            "id": "d1", "state": "serving", "error": null, "size_bytes": 1536, "socket": "/s",
+            "spec": {"disk": ["/a"], "limits": {"group": "g", "iops-total": 5}},
+        });
+        assert_eq!(
+            sheet(&body),
+            "d1\n  state                 serving\n  size                  1.5 KiB\n  socket                /s\n  \
+             options\n    disk                /a\n    limits              group=g,iops-total=5\n"
+        );
+    }
+
+    #[test]
+    fn an_event_is_a_line() {
+        let line = r#"{"time":3661.5,"event":"held","disk":"d1","vring":0,"error":"No space left on device"}"#;
+        assert_eq!(
+            event(line),
+            "01:01:01Z d1         held error=No space left on device vring=0\n"
+        );
+        assert_eq!(event("x\u{1b}"), "x?\n");
+    }
+
+    #[test]
+    fn an_answer_is_said_in_a_line() {
+        let rows = [
+            (
+                added("d", 201, &json!({"socket": "/s"})),
+                "d: added; its socket is /s\n",
+            ),
+            (
+                added("d", 202, &json!({})),
+                "d: is still being opened; see `cleave disk show d`\n",
+            ),
+            (
+                added("d", 200, &json!({"socket": "/s"})),
+                "d: is there already, with the same options; its socket is /s\n",
+            ),
+            (
+                ordered("d", "resume", &json!({"requests": 0})),
+                "d: goes on; no request was held\n",
+            ),
+            (
+                ordered("d", "resume", &json!({"requests": 2})),
+                "d: goes on; held requests are done again: 2\n",
+            ),
+            (
+                ordered("d", "fail", &json!({"requests": 2})),
+                "d: held requests that end as I/O errors: 2\n",
+            ),
+            (
+                ordered("d", "flush", &json!({"took_ms": 1.5})),
+                "d: flushed in 1.5 ms\n",
+            ),
+            (
+                ordered(
+                    "d",
+                    "quiesce",
+                    &json!({"took_ms": 1.5, "seconds_left": 9.99}),
+                ),
+                "d: quiesced after 1.5 ms; goes on by itself in 10 s\n",
+            ),
+            (
+                ordered(
+                    "d",
+                    "snapshot",
+                    &json!({"to": "/c", "guest_waited_ms": 3.1}),
+                ),
+                "d: copied to /c; the guest waited for 3.1 ms\n",
+            ),
+            (
+                ordered("d", "resize", &json!({"size_bytes": 4096})),
+                "d: its size is being checked; growth is reported to the guest\n",
+            ),
+            (
+                ordered("d", "start", &json!({"state": "serving"})),
+                "d: serving\n",
+            ),
+            (removed("d", &json!({"lost": null})), "d: removed\n"),
+            (
+                removed("d", &json!({"lost": "1 request is lost"})),
+                "d: removed: 1 request is lost\n",
+            ),
+        ];
+        for (said, expected) in rows {
+            assert_eq!(said, expected);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! `cleave disk`: tells a node about its disks. Each command is one request to the node's control socket.
+
+mod exchange;
+mod lines;
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+
+use crate::failure::Failure;
+use exchange::{Answer, Exchange};
+
+/// A command.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Remote {
+    /// The node's control socket.
+    pub(crate) socket: PathBuf,
+    /// Print answers as they are.
+    pub(crate) json: bool,
+    pub(crate) ask: Ask,
+}
+
+/// What the node is asked. A name is that of a disk; fields are those of its file.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Ask {
+    Add(String, Map<String, Value>),
+    List,
+    Show(String),
+    Set(String, Map<String, Value>),
+    /// `POST` to this part of the disk, with this body; null: none.
+    Order(String, &'static str, Value),
+    /// With this mode.
+    Remove(String, &'static str),
+    Events,
+}
+
+/// Asks, and prints the answer.
+pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {
+    let exchange = Exchange::begin(&remote.socket, &remote.ask)?;
+    if remote.ask == Ask::Events {
+        return exchange.each_line(|line| {
+            crate::print(&match remote.json {
+                true => format!("{line}\n"),
+                false => lines::event(line),
+            })
+        });
+    }
+    let answer = exchange.finish()?;
+    if let Some(problem) = answer.problem() {
+        return Err(Failure::run(problem));
+    }
+    crate::print(&match remote.json {
+        true => answer.body,
+        false => told(&remote.ask, &answer)?,
+    })
+}
+
+/// An answer in words.
+fn told(ask: &Ask, answer: &Answer) -> Result<String, Failure> {
+    let body = answer.json()?;
+    Ok(match ask {
+        Ask::List => lines::list(&body),
+        Ask::Show(_) => lines::sheet(&body),
+        Ask::Add(id, _) => lines::added(id, answer.status, &body),
+        Ask::Set(id, _) => format!("{id}: changed\n"),
+        Ask::Order(id, what, _) => lines::ordered(id, what, &body),
+        Ask::Remove(id, _) => lines::removed(id, &body),
+        // They are printed as they come.
+        Ask::Events => String::new(),
+    })
+}

@@ -1,0 +1,303 @@
+//! `cleave disk`: the node's disks, from the command line.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use cleave_tests::http::get;
+use cleave_tests::{Exited, Node, Scratch, exercise, program_path, run_to_exit, small, wait_until};
+use serde_json::{Value, json};
+
+fn run(node: &Node, line: &str) -> Exited {
+    let control = node.daemon.socket().to_str().unwrap();
+    let mut words = vec!["disk"];
+    words.extend(line.split_whitespace());
+    words.extend(["--control", control]);
+    run_to_exit(&words)
+}
+
+/// Runs a command that is to succeed; what it prints.
+fn done(node: &Node, line: &str) -> String {
+    let ended = run(node, line);
+    assert_eq!(
+        (ended.code, &*ended.stderr),
+        (Some(0), ""),
+        "{line}: {}",
+        ended.stdout
+    );
+    ended.stdout
+}
+
+/// Runs a command that is to be refused; the line that says why.
+fn refused(node: &Node, line: &str, code: i32) -> String {
+    let ended = run(node, line);
+    assert_eq!(
+        (ended.code, &*ended.stdout),
+        (Some(code), ""),
+        "{line}: {}",
+        ended.stderr
+    );
+    assert!(
+        ended.stderr.starts_with("cleave: ") && ended.stderr.lines().count() == 1,
+        "{}",
+        ended.stderr
+    );
+    ended.stderr
+}
+
+#[test]
+fn a_disk_is_added_shown_changed_and_removed() {
+    let node = Node::start();
+    let image = node.daemon.scratch().image("a.img", 1 << 20);
+    let add = format!(
+        "add d1 --disk {} --queues 2 --serial a --on-error write=hold --limit iops-total=5000",
+        image.display()
+    );
+    let socket = node.socket("d1").display().to_string();
+    assert_eq!(
+        done(&node, &add),
+        format!("d1: added; its socket is {socket}\n")
+    );
+    assert!(done(&node, &add).contains("d1: is there already, with the same options"));
+    let other = add.replace("--queues 2", "--queues 3");
+    assert!(refused(&node, &other, 1).contains("queues: disk d1 has another value"));
+    let spec = json!({
+        "disk": [image], "queues": 2, "serial": "a", "on_error": {"write": "hold"}, "limits": {"iops-total": 5000},
+    });
+    assert_eq!(node.disk("d1")["spec"], spec);
+
+    let list = done(&node, "list");
+    assert!(
+        list.starts_with("ID  STATE") && list.contains("\nd1  serving  1 MiB  -"),
+        "{list}"
+    );
+    let shown: Value = serde_json::from_str(&done(&node, "show d1 --json")).unwrap();
+    assert_eq!(shown["spec"], spec);
+    assert_eq!(shown["socket"], json!(socket));
+    assert!(done(&node, "show d1").contains("\n    limits              iops-total=5000\n"));
+
+    assert_eq!(
+        done(
+            &node,
+            "set d1 --limit iops-total=0,bps-total=1M --completion interrupt"
+        ),
+        "d1: changed\n"
+    );
+    let tuning = &node.disk("d1")["tuning"];
+    assert_eq!(
+        (&tuning["limits"], &tuning["completion"]),
+        (&json!({"bps-total": 1 << 20}), &json!("interrupt"))
+    );
+    assert_eq!(
+        done(&node, "set d1 --on-error read=retry:5"),
+        "d1: changed\n"
+    );
+    assert_eq!(
+        node.disk("d1")["spec"]["on_error"],
+        json!({"read": "retry:5"})
+    );
+
+    let client = node.open("d1", &small(1));
+    assert!(refused(&node, "remove d1", 1).contains("a frontend is connected"));
+    assert_eq!(done(&node, "remove d1 --mode drain"), "d1: removed\n");
+    drop(client);
+    assert!(refused(&node, "show d1", 1).contains("no disk `d1`"));
+    assert!(image.exists());
+    node.daemon.finish();
+}
+
+#[test]
+fn a_disk_grows_is_flushed_and_quiesced() {
+    let node = Node::start();
+    let image = node.daemon.scratch().image("a.img", 1 << 20);
+    done(&node, &format!("add d1 --disk {}", image.display()));
+    std::fs::File::options()
+        .write(true)
+        .open(&image)
+        .unwrap()
+        .set_len(2 << 20)
+        .unwrap();
+    assert!(done(&node, "resize d1").starts_with("d1: its size is being checked"));
+    assert!(wait_until(|| done(&node, "list").contains("2 MiB")));
+    assert!(done(&node, "flush d1").starts_with("d1: flushed in "));
+    assert!(done(&node, "quiesce d1 --for 20").contains("goes on by itself in 20 s"));
+    assert!(refused(&node, "quiesce d1", 1).contains("quiesced already"));
+    assert_eq!(
+        done(&node, "resume d1"),
+        "d1: goes on; no request was held\n"
+    );
+    assert_eq!(
+        done(&node, "fail d1"),
+        "d1: held requests that end as I/O errors: 0\n"
+    );
+    exercise(&mut node.open("d1", &small(1))).unwrap();
+    node.daemon.finish();
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_a_line() {
+    let node = Node::start();
+    for (line, code, named) in [
+        ("add d1 --disk /no/such/file", 1, "/no/such/file"),
+        ("add a/b --disk ram:1M", 1, "id: "),
+        ("add d1 --disk ram:1M --pool fast", 1, "pool: there is no"),
+        ("add d1 --disk ram:1M --socket-mode rw", 1, "socket_mode"),
+        (
+            "add d1 --disk ram:1M --persistent perhaps",
+            2,
+            "--persistent",
+        ),
+        ("add d1 --disk ram:1M --control /c", 2, "--control"),
+        ("set d1", 2, "nothing to set"),
+        ("set d1 --queues 3", 2, "--queues"),
+        ("set d1 --completion poll", 1, "no disk `d1`"),
+        ("remove d1 --mode softly", 2, "safe, drain, hard"),
+        ("quiesce d1 --for 0", 2, "--for"),
+    ] {
+        let why = refused(&node, line, code);
+        assert!(why.contains(named), "{line}: {why}");
+    }
+    node.daemon.finish();
+    for command in ["list", "events", "show d1"] {
+        let mut words = vec!["disk"];
+        words.extend(command.split_whitespace());
+        words.extend(["--control", "/no/such.sock"]);
+        let ended = run_to_exit(&words);
+        assert_eq!(ended.code, Some(1));
+        assert!(
+            ended
+                .stderr
+                .contains("/no/such.sock: nobody listens: start `cleave node`"),
+            "{}",
+            ended.stderr
+        );
+    }
+}
+
+/// A program that is ended with the test.
+struct Listener(Child);
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn events_are_heard_as_they_happen() {
+    let node = Node::start();
+    let mut command = Command::new(program_path());
+    command
+        .args(["disk", "events", "--json", "--control"])
+        .arg(node.daemon.socket());
+    let mut listener = Listener(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(listener.0.stdout.take().unwrap()).lines();
+    let mut hear = |expected: &str| {
+        let line = lines.next().unwrap().unwrap();
+        let event: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(event["event"], json!(expected), "{line}");
+        event
+    };
+    hear("listening");
+    node.add("d1", &json!({"disk": ["ram:1M"]}));
+    hear("opening");
+    let serving = hear("serving");
+    assert_eq!(
+        (&serving["disk"], &serving["size_bytes"]),
+        (&json!("d1"), &json!(1 << 20))
+    );
+    let client = node.open("d1", &small(1));
+    hear("connected");
+    done(&node, "set d1 --completion poll");
+    assert_eq!(hear("changed")["tuning"]["completion"], json!("poll"));
+    done(&node, "quiesce d1");
+    assert_eq!(hear("quiesced")["seconds"], json!(10));
+    done(&node, "resume d1");
+    hear("resumed");
+    drop(client);
+    hear("disconnected");
+    node.remove("d1");
+    let mut all = vec![hear_any(&mut lines)];
+    while all
+        .last()
+        .is_some_and(|event| event["event"] != json!("ended"))
+    {
+        all.push(hear_any(&mut lines));
+    }
+    assert!(
+        all.iter().all(|event| event["disk"] == json!("d1")),
+        "{all:?}"
+    );
+    node.daemon.finish();
+}
+
+fn hear_any(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> Value {
+    serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap()
+}
+
+/// A change outlives the node, and so does one of a group for each of its disks.
+#[test]
+fn changes_are_kept() {
+    let mut node = Node::start();
+    node.add(
+        "a",
+        &json!({"disk": ["ram:1M"], "limits": {"group": "g", "iops-total": 500}}),
+    );
+    node.add("b", &json!({"disk": ["ram:1M"], "limits": {"group": "g"}}));
+    node.add("c", &json!({"disk": ["ram:1M"], "completion": "poll"}));
+    done(&node, "set b --limit iops-total=900");
+    done(&node, "set c --completion interrupt");
+    for (round, expected) in [json!({"iops-total": 900}), json!({})]
+        .into_iter()
+        .enumerate()
+    {
+        let next = node.daemon.succeed().unwrap();
+        node.daemon.abandon();
+        node = Node { daemon: next };
+        for id in ["a", "b"] {
+            assert!(wait_until(|| node.disk(id)["state"] == json!("serving")));
+            assert_eq!(
+                node.disk(id)["tuning"]["limits"],
+                expected,
+                "{id}, round {round}"
+            );
+            // What was asked for first is still the same to whoever names the group alone.
+            assert_eq!(
+                node.put(id, &json!({"disk": ["ram:1M"], "limits": {"group": "g"}}))
+                    .status,
+                200
+            );
+        }
+        assert_eq!(node.disk("c")["tuning"]["completion"], json!("interrupt"));
+        done(&node, "set a --limit iops-total=0");
+    }
+    assert_eq!(
+        get(node.daemon.socket(), "/v1/disks/c")["spec"]["completion"],
+        json!("interrupt")
+    );
+    node.daemon.finish();
+}
+
+/// The commands of docs/node.md, one after the other in a shell.
+#[test]
+fn the_commands_of_the_manual_work_as_they_stand() {
+    let node = Node::start_with(Scratch::in_memory(), &[]);
+    let image = node.daemon.scratch().image("a.img", 1 << 20);
+    let manual = include_str!("../docs/node.md");
+    let (_, rest) = manual.split_once("```console\n").unwrap();
+    let (session, _) = rest.split_once("```").unwrap();
+    let shown = |path: &Path| path.to_str().unwrap().to_owned();
+    let commands = session
+        .lines()
+        .filter_map(|line| line.strip_prefix("$ cleave disk "));
+    let mut count = 0;
+    for line in commands {
+        let line = line.replace("/var/lib/images/a.img", &shown(&image));
+        done(&node, &line);
+        count += 1;
+    }
+    assert!(count > 4, "{session}");
+    node.daemon.finish();
+}
