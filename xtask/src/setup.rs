@@ -19,7 +19,10 @@ strace: strace
 valgrind: valgrind
 curl: curl
 xz-utils: xz
-zstd: zstd";
+zstd: zstd
+qemu-utils: qemu-nbd qemu-img
+nbdkit: nbdkit
+nbd-server: nbd-server";
 
 /// With the administrator's programs, which PATH may leave out.
 const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -4,6 +4,7 @@ use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
+use cleave_disk::{Backing, Disk};
 use cleave_engine::Reactor;
 use cleave_sandbox::{Access, Identity, Keep, Reach, Reaches, Role, Sandbox};
 use cleave_session::offload;
@@ -72,6 +73,14 @@ impl Confinement {
     pub(crate) fn thread(&self, role: Role) {
         if let Some(sandbox) = &self.0 {
             report(sandbox.thread(role), role);
+        }
+    }
+
+    /// Confines the thread that connects to the disk's server, which was started with the disk.
+    pub(crate) fn confine_dialler(&self, disk: &Disk) {
+        if let (Some(sandbox), Backing::Nbd(nbd)) = (&self.0, disk.backing()) {
+            let sandbox = sandbox.clone();
+            nbd.on_dialler(move || report(sandbox.earlier_thread(Role::Dial), Role::Dial));
         }
     }
 

@@ -4,7 +4,7 @@
 //! If neither is available, the operator sends SIGHUP.
 
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
@@ -39,6 +39,8 @@ pub(crate) enum Watch {
         socket: AsyncFd<OwnedFd>,
         number: Number,
     },
+    /// The eventfd by which the thread that connects to a server tells of another size.
+    Server(AsyncFd<OwnedFd>),
     /// Nothing that grows by itself, or nothing to watch it with.
     Nothing,
 }
@@ -54,7 +56,7 @@ impl Watch {
     /// Starts watching, inside the runtime.
     pub(crate) fn new(disk: &Disk) -> Watch {
         let mut files = Vec::new();
-        let mut device = None;
+        let (mut device, mut server) = (None, None);
         for leg in disk.legs() {
             match leg.backing() {
                 Backing::File {
@@ -67,6 +69,7 @@ impl Watch {
                     kind: FileKind::BlockDevice,
                     ..
                 } => device = Some(file),
+                Backing::Nbd(nbd) => server = Some(nbd.size_changed()),
                 Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => {}
             }
         }
@@ -74,7 +77,10 @@ impl Watch {
             _ if !files.is_empty() => watch_files(files),
             // A stripe does not grow, and behind the end of a device the kernel itself fails writes.
             Some(file) if disk.stripe().is_none() => watch_device(file),
-            _ => Ok(Watch::Nothing),
+            _ => match server {
+                Some(bell) => watch_server(bell),
+                None => Ok(Watch::Nothing),
+            },
         };
         made.unwrap_or_else(|error| Watch::none(disk, &error))
     }
@@ -105,6 +111,7 @@ impl Watch {
         match self {
             Watch::Files { inotify, .. } => written(inotify).await,
             Watch::Device { socket, number } => announced(socket, number).await,
+            Watch::Server(bell) => told(bell).await,
             Watch::Nothing => std::future::pending().await,
         }
     }
@@ -143,6 +150,20 @@ fn watch_files(paths: Vec<String>) -> io::Result<Watch> {
         inotify: readable(inotify)?,
         paths,
     })
+}
+
+fn watch_server(bell: BorrowedFd<'_>) -> io::Result<Watch> {
+    Ok(Watch::Server(readable(bell.try_clone_to_owned()?)?))
+}
+
+async fn told(bell: &AsyncFd<OwnedFd>) {
+    let mut count = [0; 8];
+    let read = bell.async_io(Interest::READABLE, |fd| {
+        Ok(rustix::io::read(fd, &mut count)?)
+    });
+    if read.await.is_err() {
+        std::future::pending::<()>().await; // a broken watch stays silent
+    }
 }
 
 /// From now on these events, in place of those before.

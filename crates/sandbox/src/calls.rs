@@ -20,17 +20,20 @@ pub enum Role {
     Size,
     /// Writes lines to stderr.
     Log,
+    /// Connects to the server of a disk. It alone can make a socket and connect it.
+    Dial,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: [Role; 6] = [
+    pub const ALL: [Role; 7] = [
         Role::Control,
         Role::Session,
         Role::Worker,
         Role::Offload,
         Role::Size,
         Role::Log,
+        Role::Dial,
     ];
 
     /// The groups of calls that it may make.
@@ -51,6 +54,7 @@ impl Role {
             Role::Offload => &[BASE, START, DESCRIPTORS],
             Role::Size => &[BASE, DESCRIPTORS],
             Role::Log => &[BASE],
+            Role::Dial => &[BASE, DIAL],
         }
     }
 }
@@ -260,6 +264,21 @@ const OPEN_TO_CHANGE: u64 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | lib
 const UNIX: &[u64] = &[libc::AF_UNIX as u64];
 /// FIONBIO and FIONREAD, which are of another type in each libc.
 const IOCTL: &[u64] = &[0x5421, 0x541b];
+
+/// Connecting to a server over TCP or a unix socket, and talking to it. Nothing listens.
+const DIAL: &[Call] = &[
+    with(libc::SYS_socket, Arguments::OneOf(0, FAMILIES)),
+    any(libc::SYS_connect),
+    any(libc::SYS_getsockopt),
+    any(libc::SYS_setsockopt),
+    any(libc::SYS_recvfrom),
+];
+
+const FAMILIES: &[u64] = &[
+    libc::AF_UNIX as u64,
+    libc::AF_INET as u64,
+    libc::AF_INET6 as u64,
+];
 
 /// Files that Landlock leaves within reach.
 const FILES: &[Call] = &[

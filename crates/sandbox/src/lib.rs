@@ -120,9 +120,13 @@ impl Sandbox {
     }
 
     /// Confines the calling thread, which was started before [`Sandbox::process`] was called. It can open no file at all.
+    /// A thread that connects to a server keeps TCP.
     pub fn earlier_thread(&self, role: Role) -> Result<(), Error> {
         privileges::drop_all(Keep::Nothing).map_err(Error::Privileges)?;
-        paths::restrict(&Reaches::none())?;
+        match role {
+            Role::Dial => paths::restrict_files()?,
+            _ => paths::restrict(&Reaches::none())?,
+        };
         match &self.programs {
             Some(programs) => programs.clone().install_base(role).map(drop),
             None => Ok(()),

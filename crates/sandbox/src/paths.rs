@@ -67,7 +67,26 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
 /// Confines the calling thread to these rules. Returns what this kernel lacks for it.
 pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<String>, Error> {
     let status = enforce(reaches).map_err(|error| Error::Landlock(error.to_string()))?;
-    Ok(match (status.ruleset, status.landlock) {
+    Ok(lacking(status))
+}
+
+/// Confines the calling thread to no file at all. TCP is left.
+pub(crate) fn restrict_files() -> Result<Option<String>, Error> {
+    let enforce = || {
+        let ruleset = Ruleset::default()
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(AccessFs::from_all(NEWEST))?
+            .scope(Scope::from_all(NEWEST))?
+            .create()?;
+        ruleset.restrict_self()
+    };
+    let status =
+        enforce().map_err(|error: landlock::RulesetError| Error::Landlock(error.to_string()))?;
+    Ok(lacking(status))
+}
+
+fn lacking(status: RestrictionStatus) -> Option<String> {
+    match (status.ruleset, status.landlock) {
         (RulesetStatus::FullyEnforced, _) => None,
         (RulesetStatus::PartiallyEnforced, LandlockStatus::Available { effective_abi, .. }) => {
             Some(format!(
@@ -77,7 +96,7 @@ pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<String>, Error> {
             ))
         }
         _ => Some("Landlock: access to files is not confined".to_owned()),
-    })
+    }
 }
 
 fn enforce(reaches: &Reaches) -> Result<RestrictionStatus, landlock::RulesetError> {

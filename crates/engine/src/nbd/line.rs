@@ -116,13 +116,14 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn new(port: Port, ops: usize, now: Instant) -> io::Result<Line> {
+    /// `since`: when the wait for a connection begins.
+    pub(super) fn new(port: Port, ops: usize, since: Instant) -> io::Result<Line> {
         let space = Area::new(size_of::<Space>(), 4096, Access::ReadWrite)?;
         Ok(Line {
             port,
             link: None,
             phase: Phase::Down {
-                since: now,
+                since,
                 gave_up: false,
             },
             queue: VecDeque::with_capacity(ops),
@@ -138,7 +139,7 @@ impl Line {
             is_cut: false,
             is_deaf: false,
             heard: false,
-            heard_at: now,
+            heard_at: since,
             space,
         })
     }

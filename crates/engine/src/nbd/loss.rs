@@ -28,7 +28,15 @@ pub(super) struct Times {
     fence: Duration,
 }
 
+/// Least time for the first connection of a store, which needs no more than this to find that the server does not answer.
+const FIRST: Duration = Duration::from_secs(10);
+
 impl Times {
+    /// When the wait for a store's first connection begins, so that it does not end too soon.
+    pub(super) fn first_since(&self, now: Instant) -> Instant {
+        now + FIRST.saturating_sub(self.reconnect)
+    }
+
     pub(super) fn of(spec: &NbdSpec) -> Times {
         Times {
             timeout: spec.timeout,

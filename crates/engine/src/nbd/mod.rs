@@ -129,7 +129,7 @@ impl Nbd {
         for _ in 0..source.connections() {
             let mut port = source.port().map_err(io::Error::other)?;
             port.request();
-            lines.push(Line::new(port, usize::from(ops), now)?);
+            lines.push(Line::new(port, usize::from(ops), times.first_since(now))?);
         }
         // The place of the socket has the bell until there is a socket.
         let bells = lines.iter().flat_map(|line| [line.port.bell(); 2]);

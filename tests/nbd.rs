@@ -1,0 +1,574 @@
+//! NBD servers as disks, through the program: those that people use, and one that attacks.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
+
+#[path = "kill/disk.rs"]
+#[allow(dead_code)] // shared with the tests of kills
+mod disk;
+#[path = "kill/guest.rs"]
+#[allow(dead_code)]
+mod guest;
+
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use cleave_blk::spec::feature;
+use cleave_client::message::protocol;
+use cleave_client::{Base, Client, Error, Options, Order, Stop, Verify, Workload};
+use cleave_tests::http::{fetch, get};
+use cleave_tests::nbd::{Export, NbdServer, Reaction, chunk, data_at};
+use cleave_tests::{
+    Daemon, Model, Requirement, Scratch, assert_serves, program_path, run, run_cases, run_to_exit,
+    seeded, small, wait_until,
+};
+use serde_json::{Value, json};
+
+use disk::{DISK_BYTES, Disk};
+use guest::Guest;
+
+const SIZE: u64 = 64 << 20;
+const QEMU: Requirement = Requirement::Program("/usr/bin/qemu-nbd");
+const NBDKIT: Requirement = Requirement::Program("/usr/bin/nbdkit");
+const NBD_SERVER: Requirement = Requirement::Program("/usr/bin/nbd-server");
+
+fn main() -> ExitCode {
+    run_cases(cleave_tests::cases![
+        raw_and_qcow2_images_are_served_over_unix_sockets_and_tcp: QEMU,
+        the_reference_server_is_served: NBD_SERVER,
+        a_read_only_export_is_served_read_only: QEMU,
+        errors_of_the_server_are_reported_or_retried: NBDKIT,
+        errors_of_the_server_are_held_until_the_operator_resumes: NBDKIT,
+        a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error: QEMU,
+        a_server_that_stays_away_has_its_requests_held: QEMU,
+        a_killed_daemon_loses_nothing: QEMU,
+        a_guest_sees_a_larger_export_after_a_reconnect,
+        an_attacking_server_takes_only_its_own_disk_with_it,
+        servers_that_cannot_be_used_are_named_with_the_remedy,
+    ])
+}
+
+/// A server's process.
+struct Server {
+    child: Child,
+    args: Vec<String>,
+}
+
+impl Server {
+    /// Starts a program and waits until it listens.
+    fn start(args: &[&str], at: &At) -> Server {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let child = spawn(&args);
+        let server = Server { child, args };
+        server.await_listening(at);
+        server
+    }
+
+    fn await_listening(&self, at: &At) {
+        assert!(wait_until(|| at.has_listener()), "{:?}", self.args);
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn restart(&mut self, at: &At) {
+        self.child = spawn(&self.args);
+        self.await_listening(at);
+    }
+}
+
+fn spawn(args: &[String]) -> Child {
+    let mut command = Command::new(&args[0]);
+    command.args(&args[1..]).stdin(Stdio::null());
+    command.spawn().unwrap()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where a server listens.
+enum At {
+    Unix(PathBuf),
+    Tcp(u16),
+}
+
+impl At {
+    /// A port that is free now.
+    fn tcp() -> At {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        At::Tcp(listener.local_addr().unwrap().port())
+    }
+
+    fn uri(&self, export: &str, options: &str) -> String {
+        match self {
+            At::Unix(path) => format!("nbd+unix:///{export}?socket={}&{options}", path.display()),
+            At::Tcp(port) => format!("nbd://127.0.0.1:{port}/{export}?{options}"),
+        }
+    }
+
+    fn has_listener(&self) -> bool {
+        match self {
+            // A connection would use up one that the server permits.
+            At::Unix(path) => std::fs::read_to_string("/proc/net/unix")
+                .unwrap()
+                .contains(&*path.to_string_lossy()),
+            At::Tcp(port) => TcpStream::connect(("127.0.0.1", *port)).is_ok(),
+        }
+    }
+}
+
+/// qemu-nbd for an image.
+fn qemu_nbd(image: &Path, format: &str, at: &At, more: &[&str]) -> Server {
+    let image = image.to_str().unwrap();
+    let mut args = vec!["qemu-nbd", "--persistent", "-f", format];
+    let port;
+    match at {
+        At::Unix(path) => {
+            let _ = std::fs::remove_file(path);
+            args.extend(["-k", path.to_str().unwrap()]);
+        }
+        At::Tcp(number) => {
+            port = number.to_string();
+            args.extend(["-b", "127.0.0.1", "-p", &port]);
+        }
+    }
+    args.extend(more);
+    args.push(image);
+    Server::start(&args, at)
+}
+
+/// A daemon with a control socket, and the path of that socket.
+fn serve(uri: &str, more: &[&str]) -> (Daemon, PathBuf) {
+    let scratch = Scratch::in_memory();
+    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
+    let mut args = vec!["serve", "--socket-path", socket.to_str().unwrap()];
+    args.extend(["--disk", uri, "--serial", "disk"]);
+    args.extend(["--control", control.to_str().unwrap()]);
+    args.extend(more);
+    (Daemon::with_args(scratch, socket.clone(), &args), control)
+}
+
+fn report(control: &Path) -> Value {
+    get(control, "/v1/disks/disk")
+}
+
+fn holds(control: &Path) -> bool {
+    report(control)["stalled"][0]["held"].as_u64() > Some(0)
+}
+
+fn order(word: &str, control: &Path) -> Option<i32> {
+    run_to_exit(&[word, "--control", control.to_str().unwrap()]).code
+}
+
+/// Random operations on two vrings, each byte compared with a model.
+fn compare_bytes(daemon: &Daemon, steps: u64) {
+    let mut random = seeded("nbd");
+    let mut client = daemon.open(&small(2));
+    for index in 0..2 {
+        let mut model = Model::zeroed(index as u64 * (32 << 20), 8 << 20);
+        for _ in 0..steps {
+            let queue = client.queue(index);
+            model.step(queue, &mut random, 512 << 10).unwrap();
+        }
+        let queue = client.queue(index);
+        // Support for it depends on the server.
+        queue.discard(model.offset + (16 << 20), 1 << 20).unwrap();
+        model.compare_all(queue).unwrap();
+    }
+}
+
+fn raw_and_qcow2_images_are_served_over_unix_sockets_and_tcp() {
+    for format in ["raw", "qcow2"] {
+        for is_unix in [true, false] {
+            let scratch = Scratch::in_memory();
+            let image = scratch.join("image");
+            let path = image.to_str().unwrap();
+            run("qemu-img", &["create", "-f", format, path, "64M"]).unwrap();
+            let at = match is_unix {
+                true => At::Unix(scratch.join("nbd")),
+                false => At::tcp(),
+            };
+            // With several connections, and write-through.
+            let _server = qemu_nbd(&image, format, &at, &["-x", "a b", "--shared", "8"]);
+            let more = [
+                "--cache",
+                if is_unix { "writeback" } else { "writethrough" },
+            ];
+            let (daemon, control) = serve(&at.uri("a%20b", "connections=2"), &more);
+            compare_bytes(&daemon, 100);
+            assert_eq!(report(&control)["store"]["kind"], json!("nbd"));
+            assert_eq!(report(&control)["store"]["connections"]["lost"], json!(0));
+            daemon.finish();
+        }
+    }
+}
+
+fn the_reference_server_is_served() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", SIZE);
+    let at = At::tcp();
+    let At::Tcp(port) = at else { return };
+    let config = scratch.join("config");
+    let text = format!(
+        "[generic]\nport = {port}\nlistenaddr = 127.0.0.1\n[disk]\nexportname = {}\nflush = true\nfua = true\ntrim = true\n",
+        image.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let config = config.to_str().unwrap();
+    let args = ["nbd-server", "-d", "-C", config, "-p", ""];
+    let _server = Server::start(&args, &at);
+    let (daemon, _) = serve(&at.uri("disk", ""), &[]);
+    compare_bytes(&daemon, 60);
+    daemon.finish();
+}
+
+fn a_read_only_export_is_served_read_only() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", SIZE);
+    let at = At::Unix(scratch.join("nbd"));
+    let _server = qemu_nbd(&image, "raw", &at, &["--read-only"]);
+    let socket = scratch.join("socket");
+    let socket = socket.to_str().unwrap();
+    let uri = at.uri("", "");
+    let refused = run_to_exit(&["serve", "--socket-path", socket, "--disk", &uri]);
+    let stderr = refused.stderr;
+    assert!(
+        stderr.contains("read-only; serve it with --read-only"),
+        "{stderr}"
+    );
+    let (daemon, _) = serve(&uri, &["--read-only"]);
+    let mut client = daemon.open(&small(1));
+    assert!(client.offered() & feature::RO != 0);
+    let mut bytes = [1; 4096];
+    client.queue(0).read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 4096]);
+    assert!(client.queue(0).write(0, &bytes).is_err());
+    drop(client);
+    daemon.finish();
+}
+
+/// nbdkit whose writes fail while a file is there.
+fn failing_server(scratch: &Scratch) -> (Server, At, PathBuf) {
+    let at = At::Unix(scratch.join("nbd"));
+    let (socket, trigger) = (scratch.join("nbd"), scratch.join("trigger"));
+    let file = format!("error-file={}", trigger.display());
+    let socket = socket.to_str().unwrap();
+    let args = [
+        "nbdkit",
+        "-f",
+        "-U",
+        socket,
+        "--filter=error",
+        "memory",
+        "64M",
+        "error=ENOSPC",
+        "error-pwrite-rate=100%",
+        &file,
+    ];
+    (Server::start(&args, &at), at, trigger)
+}
+
+fn errors_of_the_server_are_reported_or_retried() {
+    let scratch = Scratch::in_memory();
+    let (_server, at, trigger) = failing_server(&scratch);
+    for (on_error, is_error) in [("report", true), ("retry:60", false)] {
+        let (daemon, _) = serve(&at.uri("", ""), &["--on-error", on_error]);
+        let mut client = daemon.open(&small(1));
+        std::fs::write(&trigger, "").unwrap();
+        let remover = std::thread::spawn({
+            let trigger = trigger.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(500));
+                std::fs::remove_file(trigger).unwrap();
+            }
+        });
+        let result = client.queue(0).write(0, &[7; 4096]);
+        let failed = matches!(result, Err(Error::Status { status: 1, .. }));
+        assert_eq!(failed, is_error, "{on_error}: {result:?}");
+        assert!(is_error || result.is_ok());
+        remover.join().unwrap();
+        drop(client);
+        daemon.finish();
+    }
+}
+
+fn errors_of_the_server_are_held_until_the_operator_resumes() {
+    let scratch = Scratch::in_memory();
+    let (_server, at, trigger) = failing_server(&scratch);
+    let (daemon, control) = serve(&at.uri("", ""), &["--on-error", "enospc=hold"]);
+    let mut client = daemon.open(&small(1));
+    std::fs::write(&trigger, "").unwrap();
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| client.queue(0).write(0, &[7; 4096]));
+        assert!(wait_until(|| holds(&control)), "{}", daemon.log());
+        assert_eq!(report(&control)["stalled"][0]["errno"], json!(28));
+        std::fs::remove_file(&trigger).unwrap();
+        assert_eq!(order("resume", &control), Some(0));
+        write.join().unwrap().unwrap();
+    });
+    let mut back = [0; 4096];
+    client.queue(0).read(0, &mut back).unwrap();
+    assert_eq!(back, [7; 4096]);
+    drop(client);
+    daemon.finish();
+}
+
+/// Writes a pattern while `meanwhile` runs, then reads it back. No request may fail.
+fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
+    let mut client = daemon.open(&small(2));
+    for queue in client.queues() {
+        queue.set_timeout(Duration::from_secs(60));
+    }
+    let fill = Workload {
+        read_percent: 0,
+        order: Order::Sequential,
+        stop: Stop::Requests(3000),
+        verify: Verify::Pattern(7),
+        ..Workload::reads(16 << 10, 16, 32 << 20, Duration::ZERO)
+    };
+    let check = Workload {
+        read_percent: 100,
+        ..fill.clone()
+    };
+    std::thread::scope(|scope| {
+        let meanwhile = scope.spawn(meanwhile);
+        let tallies = client.run(&fill, |_| |_| {}).unwrap();
+        assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+        meanwhile.join().unwrap();
+    });
+    client.queue(0).flush().unwrap();
+    let tallies = client.run(&check, |_| |_| {}).unwrap();
+    assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+}
+
+fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
+    for is_unix in [true, false] {
+        let scratch = Scratch::in_memory();
+        let image = scratch.image("image", SIZE);
+        let at = match is_unix {
+            true => At::Unix(scratch.join("nbd")),
+            false => At::tcp(),
+        };
+        let mut server = qemu_nbd(&image, "raw", &at, &["--shared", "8"]);
+        let (daemon, control) = serve(&at.uri("", ""), &["--on-error", "hold"]);
+        // The load ends before the last kill, or after it: the data must be right either way.
+        writes_all(&daemon, || {
+            for _ in 0..3 {
+                std::thread::sleep(Duration::from_millis(60));
+                server.kill();
+                std::thread::sleep(Duration::from_millis(60));
+                if let At::Unix(path) = &at {
+                    let _ = std::fs::remove_file(path);
+                }
+                server.restart(&at);
+            }
+        });
+        let connections = &report(&control)["store"]["connections"];
+        assert!(
+            connections["reconnects"].as_u64() >= Some(1),
+            "{connections}"
+        );
+        assert_eq!(report(&control)["totals"]["failed"], json!(0));
+        assert_eq!(report(&control)["totals"]["held"], json!(0));
+        let metrics = fetch(&control, "GET", "/metrics", "").body;
+        for family in [
+            "cleave_nbd_connections{disk=\"disk\",state=\"up\"}",
+            "cleave_nbd_lost_total",
+            "cleave_nbd_reconnects_total",
+        ] {
+            assert!(metrics.contains(family), "{metrics}");
+        }
+        assert!(daemon.log_has("connected to the NBD server again"));
+        assert!(!daemon.log_has("confined less"), "{}", daemon.log());
+        daemon.finish();
+    }
+}
+
+fn a_server_that_stays_away_has_its_requests_held() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", SIZE);
+    let at = At::Unix(scratch.join("nbd"));
+    let mut server = qemu_nbd(&image, "raw", &at, &[]);
+    let (daemon, control) = serve(&at.uri("", "reconnect=1"), &["--on-error", "hold"]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).write(0, &[1; 4096]).unwrap();
+    server.kill();
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| client.queue(0).write(0, &[2; 4096]));
+        assert!(wait_until(|| holds(&control)), "{}", daemon.log());
+        if let At::Unix(path) = &at {
+            let _ = std::fs::remove_file(path);
+        }
+        server.restart(&at);
+        let is_up = || report(&control)["store"]["connections"]["connected"] == json!(1);
+        assert!(wait_until(is_up), "{}", daemon.log());
+        assert!(holds(&control));
+        assert_eq!(order("resume", &control), Some(0));
+        write.join().unwrap().unwrap();
+    });
+    let mut back = [0; 4096];
+    client.queue(0).read(0, &mut back).unwrap();
+    assert_eq!(back, [2; 4096]);
+    drop(client);
+    daemon.finish();
+}
+
+/// A daemon that only SIGKILL may end.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn a_killed_daemon_loses_nothing() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", DISK_BYTES);
+    let at = At::Unix(scratch.join("nbd"));
+    // One client at a time: the server lets the next daemon in when it is done with the last one's requests.
+    let _server = qemu_nbd(&image, "raw", &at, &[]);
+    let (socket, uri) = (scratch.join("socket"), at.uri("", ""));
+    let start = || {
+        let mut command = Command::new(program_path());
+        command.arg("serve").arg("--socket-path").arg(&socket);
+        command.args(["--disk", &uri, "--log", "warn", "--queues", "4"]);
+        Killed(command.stdin(Stdio::null()).spawn().unwrap())
+    };
+    let options = Options {
+        queues: 1,
+        queue_size: 256,
+        data_bytes: 16 << 20,
+        timeout: cleave_tests::TIMEOUT,
+        protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
+        ..Options::default()
+    };
+    let mut random = seeded("nbd kill");
+    let mut daemon = start();
+    let mut client = connect(|| Client::open(&socket, &options));
+    let mut guest = Guest::new(&mut client, Disk::new());
+    for kill in 0..20 {
+        let life = Duration::from_micros(random.below(20_000));
+        guest.work(&mut client, &mut random, life);
+        drop(daemon);
+        daemon = start();
+        let base = [Base::Used, Base::Avail][kill % 2];
+        connect(|| client.reconnect(&socket, &options, base));
+        guest.await_all(&mut client, kill % 2 == 0);
+        guest.verify(&mut client, kill % 10 == 9);
+    }
+    guest.verify(&mut client, true);
+}
+
+/// Retries until the daemon listens.
+fn connect<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> T {
+    let mut connected = None;
+    let is_there = wait_until(|| {
+        match attempt() {
+            Ok(client) => connected = Some(client),
+            Err(Error::Io { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        connected.is_some()
+    });
+    assert!(is_there, "the daemon does not listen");
+    connected.unwrap()
+}
+
+fn a_guest_sees_a_larger_export_after_a_reconnect() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, _) = serve(&server.uri(""), &[]);
+    let mut client = daemon.open(&small(1));
+    assert_eq!(client.config().capacity_bytes(), 8 << 20);
+    server.export(|export| export.size = 16 << 20);
+    server.hang_up();
+    let grows = || client.refresh_config().unwrap().capacity_bytes() == 16 << 20;
+    assert!(wait_until(grows), "{}", daemon.log());
+    client.queue(0).write(12 << 20, &[1; 512]).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+fn an_attacking_server_takes_only_its_own_disk_with_it() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, control) = serve(&server.uri("&timeout=1&reconnect=5&fence=1"), &[]);
+    let attacks: [fn(u64) -> Vec<u8>; 5] = [
+        |_| vec![0xaa; 100_000],
+        |cookie| chunk(cookie ^ 1, 1, 0, &[]),
+        |cookie| chunk(cookie, 1, 1, &data_at(1 << 40, &[1; 512])),
+        |cookie| chunk(cookie, 1, 0, &[]).repeat(5000),
+        |_| Vec::new(),
+    ];
+    for (number, attack) in (1..).zip(attacks) {
+        let mut client = daemon.open(&small(1));
+        let first = std::sync::atomic::AtomicBool::new(true);
+        server.react(
+            move |asked| match first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+                true => Reaction::Freeze(attack(asked.cookie)),
+                false => Reaction::Honest,
+            },
+        );
+        let mut bytes = [0; 4096];
+        client.queue(0).read(0, &mut bytes).unwrap();
+        drop(client);
+        assert_serves(&daemon).unwrap();
+        let lost = report(&control)["store"]["connections"]["lost"].as_u64();
+        assert_eq!(lost, Some(number), "{}", daemon.log());
+    }
+    daemon.finish();
+}
+
+fn servers_that_cannot_be_used_are_named_with_the_remedy() {
+    let scratch = Scratch::in_memory();
+    let socket = scratch.join("socket");
+    let refusal = |uri: &str, more: &[&str]| {
+        let mut args = vec![
+            "serve",
+            "--socket-path",
+            socket.to_str().unwrap(),
+            "--disk",
+            uri,
+        ];
+        args.extend(more);
+        let exited = run_to_exit(&args);
+        assert_ne!(exited.code, Some(0));
+        exited.stderr
+    };
+    let large = Export {
+        blocks: Some([4096, 4096, 1 << 20]),
+        ..Export::able(8 << 20)
+    };
+    let server = NbdServer::start(&scratch.join("large"), large);
+    let empty = NbdServer::start(&scratch.join("empty"), Export::able(0));
+    let silent = scratch.join("silent");
+    let _silent = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+    let silent = format!("nbd+unix:///?socket={}", silent.display());
+    let rows: [(&str, &[&str], &str); 6] = [
+        (&server.uri(""), &[], "--block-size 4096"),
+        (&empty.uri(""), &[], "has no bytes"),
+        (&silent, &[], "does not answer"),
+        (
+            "nbd+unix:///?socket=/nowhere",
+            &[],
+            "check that the server runs",
+        ),
+        (&server.uri(""), &["--direct", "on"], "no page cache"),
+        ("nbds://host/", &[], "TLS"),
+    ];
+    for (uri, more, part) in rows {
+        let why = refusal(uri, more);
+        assert!(why.contains(part), "{uri}: {why}");
+    }
+    let (daemon, _) = serve(&server.uri(""), &["--block-size", "4096"]);
+    assert_serves(&daemon).unwrap();
+    daemon.finish();
+}
