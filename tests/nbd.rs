@@ -8,7 +8,6 @@ mod disk;
 #[allow(dead_code)]
 mod guest;
 
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -43,6 +42,7 @@ fn main() -> ExitCode {
         a_server_that_stays_away_has_its_requests_held: QEMU,
         a_killed_daemon_loses_nothing: QEMU,
         a_guest_sees_a_larger_export_after_a_reconnect,
+        an_idle_disk_costs_nothing,
         an_attacking_server_takes_only_its_own_disk_with_it,
         servers_that_cannot_be_used_are_named_with_the_remedy,
     ])
@@ -112,13 +112,17 @@ impl At {
         }
     }
 
+    /// Whether a server listens there. A connection would use up one that the server permits.
     fn has_listener(&self) -> bool {
         match self {
-            // A connection would use up one that the server permits.
             At::Unix(path) => std::fs::read_to_string("/proc/net/unix")
                 .unwrap()
                 .contains(&*path.to_string_lossy()),
-            At::Tcp(port) => TcpStream::connect(("127.0.0.1", *port)).is_ok(),
+            At::Tcp(port) => {
+                let listens = format!(":{port:04X} 00000000:0000 0A");
+                let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+                sockets.contains(&listens)
+            }
         }
     }
 }
@@ -497,6 +501,21 @@ fn a_guest_sees_a_larger_export_after_a_reconnect() {
     daemon.finish();
 }
 
+fn an_idle_disk_costs_nothing() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, _) = serve(&server.uri(""), &[]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).write(0, &[1; 4096]).unwrap();
+    daemon.stays_at_rest().unwrap();
+    // Nor does one that has just lost its connection and made a new one.
+    server.hang_up();
+    client.queue(0).write(0, &[2; 4096]).unwrap();
+    daemon.stays_at_rest().unwrap();
+    drop(client);
+    daemon.finish();
+}
+
 fn an_attacking_server_takes_only_its_own_disk_with_it() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
@@ -561,7 +580,11 @@ fn servers_that_cannot_be_used_are_named_with_the_remedy() {
             &[],
             "check that the server runs",
         ),
-        (&server.uri(""), &["--direct", "on"], "no page cache"),
+        (
+            &server.uri(""),
+            &["--block-size", "4096", "--direct", "on"],
+            "no page cache",
+        ),
         ("nbds://host/", &[], "TLS"),
     ];
     for (uri, more, part) in rows {

@@ -35,60 +35,78 @@ use End::{Done, Killed};
 const PERM: End = End::Refused(Errno::PERM);
 const ACCESS: End = End::Refused(Errno::ACCESS);
 
-/// The attempts, and how each ends in the control thread, a session, a worker, an offload thread, the size thread and the log
-/// thread.
-const TABLE: &[(&str, [End; 6])] = &[
+/// The attempts, and how each ends in the control thread, a session, a worker, an offload thread, the size thread, the log thread
+/// and the thread that connects to a server.
+const TABLE: &[(&str, [End; 7])] = &[
     (
         "open a foreign file",
-        [ACCESS, ACCESS, PERM, PERM, PERM, PERM],
+        [ACCESS, ACCESS, PERM, PERM, PERM, PERM, PERM],
     ),
     (
         "open its memory to write",
-        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
     ),
     (
         "read a permitted file",
-        [Done, Done, PERM, PERM, PERM, PERM],
+        [Done, Done, PERM, PERM, PERM, PERM, PERM],
     ),
     (
         "write a read-only file",
-        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
     ),
     (
         "write a permitted file",
-        [Done, PERM, PERM, PERM, PERM, PERM],
+        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
     ),
-    ("make a lock file", [Done, PERM, PERM, PERM, PERM, PERM]),
+    (
+        "make a lock file",
+        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
     (
         "make a file elsewhere",
-        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
     ),
     (
         "remove a permitted file",
-        [Done, PERM, PERM, PERM, PERM, PERM],
+        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
     ),
     (
         "remove a foreign file",
-        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
     ),
-    ("execute a program", [Killed; 6]),
+    ("execute a program", [Killed; 7]),
     // `clone3` is refused before its flags are known; where `clone` may start a thread, libc then tries that one.
     (
         "start a process",
-        [Killed, Killed, PERM, Killed, PERM, PERM],
+        [Killed, Killed, PERM, Killed, PERM, PERM, PERM],
     ),
-    ("trace the parent", [Killed; 6]),
-    ("read the parent's memory", [Killed; 6]),
-    ("signal the parent", [PERM; 6]),
-    ("open a TCP socket", [PERM; 6]),
-    ("open a unix socket", [PERM; 6]),
-    ("map executable memory", [PERM; 6]),
-    ("become another user", [PERM; 6]),
-    ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM]),
-    ("start a thread", [Done, Done, PERM, Done, PERM, PERM]),
-    ("map memory", [Done; 6]),
-    ("tell the control loop of a signal", [Done; 6]),
-    ("panic", [Done; 6]),
+    ("trace the parent", [Killed; 7]),
+    ("read the parent's memory", [Killed; 7]),
+    ("signal the parent", [PERM; 7]),
+    ("open a TCP socket", [PERM; 7]),
+    (
+        "open a unix socket",
+        [PERM, PERM, PERM, PERM, PERM, PERM, Done],
+    ),
+    (
+        "connect over TCP",
+        [
+            PERM,
+            PERM,
+            PERM,
+            PERM,
+            PERM,
+            PERM,
+            End::Refused(Errno::CONNREFUSED),
+        ],
+    ),
+    ("map executable memory", [PERM; 7]),
+    ("become another user", [PERM; 7]),
+    ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM, PERM]),
+    ("start a thread", [Done, Done, PERM, Done, PERM, PERM, PERM]),
+    ("map memory", [Done; 7]),
+    ("tell the control loop of a signal", [Done; 7]),
+    ("panic", [Done; 7]),
 ];
 
 /// The files of the attempts.
@@ -150,6 +168,8 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "signal the parent" => Ok(rustix::process::test_kill_process(parent())?),
         "open a TCP socket" => std::net::TcpListener::bind("127.0.0.1:0").map(drop),
         "open a unix socket" => std::os::unix::net::UnixDatagram::unbound().map(drop),
+        // Nothing listens on that port.
+        "connect over TCP" => std::net::TcpStream::connect("127.0.0.1:1").map(drop),
         "map executable memory" => map(libc::PROT_READ | libc::PROT_EXEC),
         // For this thread alone: libc would ask every thread of the test.
         "become another user" => Ok(rustix::thread::set_thread_uid(rustix::process::Uid::ROOT)?),
@@ -185,7 +205,7 @@ fn attempt_here(words: &str) -> ! {
     let (role, attempt, files) = (word(), word(), Files(word().into()));
     let role = Role::ALL[role.parse::<usize>().unwrap()];
     PAIR.set(UnixStream::pair().unwrap()).unwrap();
-    // A log thread starts before the process is confined.
+    // A log thread, and one that connects, start before the process is confined.
     let (order, ordered) = std::sync::mpsc::sync_channel(1);
     let early = thread::spawn(move || {
         ordered
@@ -201,14 +221,14 @@ fn attempt_here(words: &str) -> ! {
     };
     let narrowed = move || {
         match role {
-            Role::Log => last.earlier_thread(role).unwrap(),
+            Role::Log | Role::Dial => last.earlier_thread(role).unwrap(),
             _ => last.thread(role).unwrap(),
         }
         end()
     };
     match role {
         Role::Control => narrowed(),
-        Role::Log => {
+        Role::Log | Role::Dial => {
             order.send(Box::new(narrowed)).unwrap();
             early.join().unwrap().unwrap();
         }

@@ -92,9 +92,8 @@ pub(super) struct Line {
     pub(super) phase: Phase,
     /// Requests that have not been sent whole, in order.
     pub(super) queue: VecDeque<u16>,
-    /// Bytes of the first of them that have been sent, and the number of them that the message under way contains.
+    /// Bytes of the first of them that have been sent.
     pub(super) front_sent: u64,
-    pub(super) batch: usize,
     /// Ops of this connection, sent or not.
     pub(super) ops: usize,
     pub(super) inbound: Inbound,
@@ -128,7 +127,6 @@ impl Line {
             },
             queue: VecDeque::with_capacity(ops),
             front_sent: 0,
-            batch: 0,
             ops: 0,
             inbound: Inbound::Head,
             staged: 0,
@@ -158,7 +156,7 @@ impl Line {
         self.link = Some(link);
         self.phase = Phase::Up;
         self.inbound = Inbound::Head;
-        (self.staged, self.front_sent, self.batch) = (0, 0, 0);
+        (self.staged, self.front_sent) = (0, 0);
         (self.is_cut, self.is_deaf) = (false, false);
         (self.heard, self.heard_at) = (false, now);
     }

@@ -9,6 +9,9 @@ use super::part::{Part, Payload};
 use super::{HEADER_BYTES, Nbd, Sent, cut};
 use crate::Reactor;
 
+/// No further request is added to a message of so many bytes: a socket takes less at once.
+const MESSAGE_BYTES: u64 = 1 << 20;
+
 impl Nbd {
     /// Appends a request of an op to the queue of its connection.
     pub(super) fn queue(&mut self, index: u16, part: Part) {
@@ -58,22 +61,22 @@ impl Nbd {
                 self.flight_mut(index).sent = Sent::Partly;
             }
         }
-        self.line_mut(line).batch = batch;
         true
     }
 
     /// Fills the ranges of the next message. Returns their number, and that of the requests that it contains or begins.
     fn compose(&mut self, line: u8) -> (usize, usize) {
-        let (mut ranges, mut batch) = (0, 0);
+        let (mut ranges, mut batch, mut bytes) = (0, 0, 0);
         let mut skip = self.line(line).front_sent;
         for at in 0..self.line(line).queue.len() {
             let Some(index) = self.line(line).queue.get(at).copied() else {
                 break;
             };
-            if ranges >= RANGES_MAX {
+            if ranges >= RANGES_MAX || bytes >= MESSAGE_BYTES {
                 break;
             }
             batch += 1;
+            bytes += self.flight(index).part.payload_bytes();
             if let Some(left) = REQUEST_BYTES.checked_sub(skip as usize).filter(|n| *n > 0) {
                 let start = self.header(index).wrapping_add(skip as usize);
                 let range = iovec {
@@ -140,7 +143,6 @@ impl Nbd {
     }
 
     fn count_sent(&mut self, reactor: &mut Reactor, line: u8, mut count: u64) {
-        self.line_mut(line).batch = 0;
         while let Some(index) = self.line(line).queue.front().copied() {
             let whole = REQUEST_BYTES as u64 + self.flight(index).part.payload_bytes();
             let left = whole - self.line(line).front_sent;
