@@ -227,7 +227,9 @@ fn the_reference_server_is_served() {
     let config = config.to_str().unwrap();
     let args = ["nbd-server", "-d", "-C", config, "-p", ""];
     let _server = Server::start(&args, &at);
-    let (daemon, _) = serve(&at.uri("disk", ""), &[]);
+    // It promises several connections, and in this mode lets one in.
+    let (daemon, _) = serve(&at.uri("disk", ""), &["--workers", "2"]);
+    assert!(daemon.log_has("connections to the server: 1 instead of 2"));
     compare_bytes(&daemon, 60);
     daemon.finish();
 }

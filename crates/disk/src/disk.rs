@@ -337,7 +337,7 @@ fn refuse_leg(path: &Path, file: &File, kind: FileKind) -> Result<(), OpenError>
 /// Connects to the server, which tells the limits of the export.
 fn open_nbd(spec: &NbdSpec, name: &str, options: &OpenOptions) -> Result<(Nbd, Limits), OpenError> {
     let failed = |error| OpenError::Nbd(name.to_owned(), error);
-    let nbd = Nbd::open(spec, name, options.read_only).map_err(failed)?;
+    let nbd = Nbd::open(spec, name, options.read_only, options.workers).map_err(failed)?;
     let export: &Export = nbd.export();
     if export.has(wire::export::READ_ONLY) && !options.read_only {
         return Err(OpenError::ReadOnlyExport(name.to_owned()));

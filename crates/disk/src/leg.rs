@@ -136,11 +136,8 @@ impl Leg {
     pub(crate) fn workers_max(&self) -> usize {
         match self.backing {
             Backing::File { .. } => 1 + self.more_files.len(),
-            // A flush on one connection covers the others only where the server promises that.
-            Backing::Nbd(ref nbd) if !nbd.is_multi() => 1,
-            Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } | Backing::Nbd(_) => {
-                usize::MAX
-            }
+            Backing::Nbd(ref nbd) => nbd.workers_max().into(),
+            Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => usize::MAX,
         }
     }
 

@@ -16,13 +16,15 @@ use super::{NbdSpec, wire};
 
 /// Longest time for connecting and negotiating.
 const DIAL_TIME: Duration = Duration::from_secs(10);
+/// The same for the second and further connections of a disk that is being opened.
+const MORE_TIME: Duration = Duration::from_secs(2);
 /// Pause after a failed attempt; it doubles up to the second one.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How often a server that stays away is reported.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 /// Most connections that wait for a use.
-const SPARES_MAX: usize = 64;
+const SPARES_MAX: usize = 256;
 
 /// A connection whose negotiation is over.
 #[derive(Debug)]
@@ -59,6 +61,9 @@ struct Shared {
     name: String,
     targets: Vec<Target>,
     export: Export,
+    /// Of each store.
+    connections: u16,
+    workers_max: u16,
     is_read_only: bool,
     size_bytes: AtomicU64,
     /// Written when the size has changed.
@@ -116,11 +121,35 @@ fn ring(bell: &OwnedFd) {
 }
 
 impl Nbd {
-    /// Connects and negotiates, which blocks for at most ten seconds after the name has been looked up.
-    pub(crate) fn open(spec: &NbdSpec, name: &str, is_read_only: bool) -> Result<Nbd, NbdError> {
+    /// Connects and negotiates, which blocks for at most ten seconds after the name has been looked up, and two more if the
+    /// server does not let in as many connections as `workers` need.
+    pub(crate) fn open(
+        spec: &NbdSpec,
+        name: &str,
+        is_read_only: bool,
+        workers: u16,
+    ) -> Result<Nbd, NbdError> {
         let targets = resolve(&spec.address)?;
-        let link = dial(&targets, &spec.export)?;
+        let link = dial(&targets, &spec.export, DIAL_TIME)?;
         let export = link.export;
+        let mut links = vec![link];
+        let wanted = wanted(spec, &export, workers);
+        // A server may promise CAN_MULTI_CONN and let in only a few (qemu-nbd --shared=2). A worker without a connection could
+        // do nothing, so there are only as many workers as there are connections for now.
+        while links.len() < wanted {
+            match dial(&targets, &spec.export, MORE_TIME) {
+                Ok(link) => links.push(link),
+                Err(error) => {
+                    let count = links.len();
+                    tracing::warn!(
+                        "{name}: connections to the server: {count} instead of {wanted}, because the next one failed: {error}"
+                    );
+                    break;
+                }
+            }
+        }
+        let connections = spec.connections.min(links.len() as u16);
+        let workers_max = links.len() as u16 / connections.max(1);
         let shared = Arc::new(Shared {
             spec: spec.clone(),
             name: name.to_owned(),
@@ -129,7 +158,9 @@ impl Nbd {
             is_read_only,
             size_bytes: AtomicU64::new(export.size_bytes),
             changed: new_bell()?,
-            spares: Mutex::new(vec![link]),
+            connections,
+            workers_max,
+            spares: Mutex::new(links),
             connected: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             lost: AtomicU64::new(0),
@@ -168,17 +199,15 @@ impl Nbd {
         self.shared.changed.as_fd()
     }
 
-    /// Whether several connections may be used at once.
-    pub fn is_multi(&self) -> bool {
-        self.shared.export.has(wire::export::CAN_MULTI_CONN)
+    /// Most workers: those for which there are connections. A flush on one connection covers the others only where the server
+    /// promises that, so without the promise it is one.
+    pub fn workers_max(&self) -> u16 {
+        self.shared.workers_max
     }
 
     /// Connections of each store.
     pub fn connections(&self) -> u16 {
-        match self.is_multi() {
-            true => self.shared.spec.connections,
-            false => 1,
-        }
+        self.shared.connections
     }
 
     /// How its connections are.
@@ -300,8 +329,17 @@ fn keep(shared: &Shared, link: Link) {
     }
 }
 
-fn dial(targets: &[Target], export: &str) -> Result<Link, NbdError> {
-    let mut call = Call::place(targets, Instant::now() + DIAL_TIME)?;
+/// The connections of a disk with so many workers.
+fn wanted(spec: &NbdSpec, export: &Export, workers: u16) -> usize {
+    match export.has(wire::export::CAN_MULTI_CONN) {
+        true => usize::from(spec.connections) * usize::from(workers.max(1)),
+        false => 1,
+    }
+    .min(SPARES_MAX)
+}
+
+fn dial(targets: &[Target], export: &str, time: Duration) -> Result<Link, NbdError> {
+    let mut call = Call::place(targets, Instant::now() + time)?;
     let export = negotiate(&mut call, export)?;
     Ok(Link {
         socket: call.into_socket()?,
@@ -350,7 +388,7 @@ impl Dialler {
         let spare = lock(&self.shared.spares).pop();
         let made = match spare {
             Some(link) => Ok(link),
-            None => dial(&self.shared.targets, &self.shared.spec.export)
+            None => dial(&self.shared.targets, &self.shared.spec.export, DIAL_TIME)
                 .and_then(|link| self.accept(link)),
         };
         match made {
