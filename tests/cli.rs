@@ -538,6 +538,27 @@ fn help_and_version_are_printed() {
 }
 
 #[test]
+fn pages_and_completions_are_written() {
+    let scratch = Scratch::in_memory();
+    let ended = run_to_exit(&["--write-pages", scratch.path().to_str().unwrap()]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let read = |name: &str| std::fs::read_to_string(scratch.join(name)).unwrap();
+    for (name, holds) in [
+        ("cleave.1", "cleave\\-serve(1)"),
+        ("cleave-serve.1", "\\-\\-stop\\-deadline"),
+        ("cleave-stripe-create.1", "\\-\\-chunk"),
+        ("cleave-doctor.1", ".SH EXAMPLES"),
+        ("cleave.bash", "--socket-path"),
+        ("_cleave", "#compdef cleave"),
+        ("cleave.fish", "complete -c cleave"),
+    ] {
+        assert!(read(name).contains(holds), "{holds} is not in {name}");
+    }
+    assert!(!read("cleave.1").contains("write\\-pages"), "it is hidden");
+    assert!(!scratch.join("cleave-help.1").exists());
+}
+
+#[test]
 fn capabilities_are_those_of_a_block_program() {
     // Other options are ignored beside it (vhost-user "Backend program conventions").
     for args in [

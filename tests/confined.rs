@@ -9,7 +9,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use cleave_client::Workload;
-use cleave_tests::{Daemon, Scratch, exercise, http, is_root, run_to_exit, small, wait_until};
+use cleave_tests::{
+    Daemon, Node, Scratch, exercise, http, is_root, run_to_exit, small, wait_until,
+};
 use rustix::process::Signal;
 
 const NOBODY: u32 = 65534;
@@ -28,11 +30,16 @@ fn threads(daemon: &Daemon) -> Vec<(String, BTreeMap<String, String>)> {
     parsed.collect()
 }
 
+/// Capabilities that the threads of a node keep that open disks: CAP_CHOWN and CAP_DAC_OVERRIDE.
+const OPENING: u64 = 0b11;
+
 /// How many filters a thread has: the two of all threads, and one for each role that it or a thread that it descends from has.
 fn filters(name: &str) -> &'static str {
     match name {
         "log" => "3",
         "session" | "size" => "4",
+        // A node opens disks, and writes its files, on threads with the rights of the one that starts them.
+        "open" | "state" => "3",
         "offload" => "4 or 5",
         name if name.starts_with("cleave-w") => "5",
         name if name.starts_with("cleave") => "3",
@@ -56,6 +63,11 @@ fn kept_capabilities(daemon: &Daemon) -> u64 {
 }
 
 fn check_threads(daemon: &Daemon) -> Vec<String> {
+    check_threads_of(daemon, &|_| 0)
+}
+
+/// `opening` says which capabilities a thread may have to open disks.
+fn check_threads_of(daemon: &Daemon, opening: &dyn Fn(&str) -> u64) -> Vec<String> {
     // The daemon listens before it confines itself, its log thread comes later, and each thread narrows itself when it starts.
     let has_its_filters = |(name, status): &(String, BTreeMap<String, String>)| {
         let expected = filters(name);
@@ -73,7 +85,7 @@ fn check_threads(daemon: &Daemon) -> Vec<String> {
         for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
             let value = u64::from_str_radix(&status[set], 16).unwrap();
             let may_be = match set {
-                "CapPrm" | "CapEff" => kept,
+                "CapPrm" | "CapEff" => kept | opening(name),
                 // Only root can empty the bounding set, and the log thread is late where root is given up. Nothing could be
                 // gained from it.
                 "CapBnd" if !is_root() || name == "log" => u64::MAX,
@@ -142,6 +154,109 @@ fn every_thread_is_confined_under_load() {
         daemon.log()
     );
     daemon.finish();
+}
+
+fn node_with(options: &[&Path]) -> Node {
+    let options: Vec<_> = options.iter().map(|option| option.as_os_str()).collect();
+    Node::start_with(Scratch::in_memory(), &options)
+}
+
+#[test]
+fn every_thread_of_a_node_is_confined_under_load() {
+    if is_sanitized() {
+        return cleave_tests::ignored("sanitized");
+    }
+    let images = Scratch::new();
+    let node = node_with(&[Path::new("--images"), images.path()]);
+    let ids = ["a", "b", "c"];
+    for id in ids {
+        let image = images.image(id, 64 << 20);
+        let body = serde_json::json!({"disk": [image], "queues": 2, "workers": 2});
+        node.add(id, &body);
+    }
+    // Only the main thread, and those that it starts to open disks and to write files.
+    let opening = |name: &str| match name {
+        "log" | "session" | "size" | "offload" => 0,
+        name if name.starts_with("cleave-w") || name.starts_with("iou-") => 0,
+        _ => OPENING,
+    };
+    let mix = Workload {
+        read_percent: 50,
+        ..Workload::reads(16 << 10, 8, 32 << 20, Duration::from_secs(2))
+    };
+    let mut clients = ids.map(|id| node.open(id, &small(2)));
+    let names = std::thread::scope(|scope| {
+        let loads = clients
+            .each_mut()
+            .map(|client| scope.spawn(|| client.run(&mix, |_| |_| ()).map(drop)));
+        let is_busy = |at: &str| {
+            threads(&node.daemon)
+                .iter()
+                .filter(|(name, _)| name == at)
+                .count()
+                == 3
+        };
+        assert!(wait_until(|| is_busy("cleave-w1")), "{}", node.daemon.log());
+        node.daemon.signal(Signal::HUP);
+        let ram = serde_json::json!({"disk": ["ram:1M"], "persistent": false});
+        node.add("later", &ram);
+        let names = check_threads_of(&node.daemon, &opening);
+        loads
+            .into_iter()
+            .for_each(|load| load.join().unwrap().unwrap());
+        names
+    });
+    for name in ["log", "session", "cleave-w0", "cleave-w1"] {
+        let found = names.iter().filter(|found| *found == name).count();
+        let wanted = if name == "log" { 1 } else { 3 };
+        assert_eq!(found, wanted, "{name} in {names:?}");
+    }
+    let log = node.daemon.log();
+    assert!(!log.contains("confined less"), "{log}");
+    assert!(!log.contains("not all is confined"), "{log}");
+    drop(clients);
+    node.daemon.finish();
+}
+
+#[test]
+fn a_node_opens_images_only_in_the_folders_that_are_named() {
+    if is_sanitized() {
+        return cleave_tests::ignored("sanitized");
+    }
+    let images = Scratch::new();
+    let elsewhere = Scratch::new();
+    let node = node_with(&[Path::new("--images"), images.path()]);
+    let inside = images.image("inside", 1 << 20);
+    let outside = elsewhere.image("outside", 1 << 20);
+    let link = images.join("link");
+    std::os::unix::fs::symlink(&outside, &link).unwrap();
+    let put = |id: &str, path: &Path| node.put(id, &serde_json::json!({"disk": [path]}));
+    assert_eq!(put("a", &inside).status, 201);
+    for path in [&outside, &link] {
+        let refused = put("b", path);
+        assert_eq!(refused.status, 422, "{}", refused.body);
+        let error = refused.error();
+        assert!(error.contains("--images"), "{error}");
+    }
+    node.daemon.finish();
+    let missing = images.join("missing");
+    let state = images.join("state");
+    let line = ["node", "--images", missing.to_str().unwrap(), "--state"];
+    let line = line.into_iter().chain([state.to_str().unwrap(), "--run"]);
+    let line: Vec<&str> = line.chain([state.to_str().unwrap()]).collect();
+    let exited = run_to_exit(&line);
+    assert_eq!(exited.code, Some(2), "{}", exited.stderr);
+    assert!(exited.stderr.contains("missing"), "{}", exited.stderr);
+}
+
+#[test]
+fn a_node_gives_nothing_up_with_sandbox_off() {
+    let node = node_with(&[Path::new("--sandbox"), Path::new("off")]).daemon;
+    assert!(node.log_has("--sandbox off"), "{}", node.log());
+    for (name, status) in threads(&node) {
+        assert_eq!(status["Seccomp"], "0", "{name}");
+    }
+    node.finish();
 }
 
 #[test]

@@ -385,19 +385,19 @@ fn the_service_can_be_reached_by_the_group_of_qemu() {
     if !is_root() {
         return cleave_tests::ignored("not root");
     }
-    // Debian's libvirt-qemu has this as its first group; Fedora's qemu is a member.
-    assert_eq!(of_unit("Group"), "kvm");
-    let (qemu, kvm, other) = (64055, 64056, 64057);
+    // The package makes the group; QEMU's user is put into it.
+    assert_eq!(of_unit("Group"), "cleave");
+    let (qemu, group, other) = (64055, 64056, 64057);
     let scratch = Scratch::new();
     std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let folder = scratch.join("run");
     std::fs::create_dir(&folder).unwrap();
-    std::os::unix::fs::chown(&folder, Some(0), Some(kvm)).unwrap();
+    std::os::unix::fs::chown(&folder, Some(0), Some(group)).unwrap();
     let mode = u32::from_str_radix(&of_unit("RuntimeDirectoryMode"), 8).unwrap();
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(mode)).unwrap();
     let socket = folder.join("disk.sock");
     let line = format!(
-        "umask {}; exec setpriv --regid {kvm} --clear-groups --bounding-set -all --inh-caps -all --no-new-privs \"$@\"",
+        "umask {}; exec setpriv --regid {group} --clear-groups --bounding-set -all --inh-caps -all --no-new-privs \"$@\"",
         of_unit("UMask")
     );
     let mut child = std::process::Command::new("sh")
@@ -407,7 +407,7 @@ fn the_service_can_be_reached_by_the_group_of_qemu() {
         .arg(&socket)
         .spawn()
         .unwrap();
-    let reached = wait_until(|| connects_as(qemu, kvm, &socket).is_ok());
+    let reached = wait_until(|| connects_as(qemu, group, &socket).is_ok());
     let kept_out = connects_as(other, other, &socket);
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, Signal::TERM).unwrap();

@@ -1,7 +1,7 @@
 //! `cleave node`: disks are added, kept, removed and served over its control socket, and one does not feel another.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -262,6 +262,31 @@ fn disks_come_back_after_a_kill_and_after_sigterm() {
     assert!(!node.0.scratch().join("state/disks/b.toml").exists());
     assert!(node.0.scratch().join("state/disks/a.toml").exists());
     node.0.finish();
+}
+
+/// A container that has the folder mounted would not find a new one of the same name.
+#[test]
+fn the_folder_of_a_kept_disk_outlives_the_node() {
+    let node = Node::start();
+    let images = Scratch::new();
+    let image = images.image("a", 4 << 20);
+    node.add("a", &json!({"disk": [image]}));
+    node.add("gone", &ram());
+    let folder = |id| node.disk(id).parent().unwrap().to_owned();
+    let number = || std::fs::metadata(folder("a")).unwrap().ino();
+    let before = number();
+    node.0.signal(Signal::TERM);
+    let stat = format!("/proc/{}/stat", node.0.pid());
+    let has_ended = || std::fs::read_to_string(&stat).unwrap().contains(") Z ");
+    assert!(wait_until(has_ended), "{}", node.0.log_tail());
+    assert!(!node.disk("a").exists());
+    assert!(!folder("gone").exists());
+    let next = Node(node.0.succeed().unwrap());
+    assert!(wait_until(|| next.state("a") == "serving"));
+    assert_eq!(number(), before);
+    assert_eq!(next.ask("DELETE", "/v1/disks/a", "").status, 200);
+    assert!(!folder("a").exists());
+    next.0.finish();
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use cleave_client::Workload;
 use cleave_tests::http::{Response, fetch};
-use cleave_tests::{small, wait_until};
-use serde_json::json;
+use cleave_tests::{Node, small, wait_until};
+use serde_json::{Value, json};
 
 use crate::prometheus::{parse, sum};
 use crate::{report, serve};
@@ -69,7 +69,8 @@ fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
 
         let shown = report(&control);
         let waited = shown["totals"]["throttled"].as_u64().unwrap();
-        assert!(waited > 1000, "{waited}");
+        // A late machine has several go at once, of which one has waited.
+        assert!(waited > 100, "{waited}");
         assert!(shown["vrings"][0]["throttle"]["mean_us"].as_f64().unwrap() > 10.0);
         let metrics = parse(&fetch(&control, "GET", "/metrics", "").body).unwrap();
         assert_eq!(
@@ -197,4 +198,110 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     );
     assert_eq!(answer.status, 200, "{}", answer.body);
     daemon.finish();
+}
+
+/// The requests of each disk in a second, as a share of `rate`, while all have more to do than they may.
+fn shares(node: &Node, ids: &[&str], rate: f64) -> Vec<f64> {
+    let reads = || -> Vec<u64> {
+        let reads = |id: &&str| node.disk(id)["totals"]["reads"].as_u64().unwrap();
+        ids.iter().map(reads).collect()
+    };
+    let load = Workload::reads(4096, 8, 1 << 30, Duration::from_millis(1900));
+    std::thread::scope(|scope| {
+        for id in ids {
+            let mut client = node.open(id, &small(1));
+            let load = &load;
+            scope.spawn(move || assert_eq!(client.queue(0).run(load, |_| {}).unwrap().failed, 0));
+        }
+        // The first tenth of a second's worth comes at once.
+        std::thread::sleep(Duration::from_millis(400));
+        let (before, start) = (reads(), Instant::now());
+        std::thread::sleep(Duration::from_millis(1200));
+        let (after, seconds) = (reads(), start.elapsed().as_secs_f64());
+        let done = after.iter().zip(before);
+        done.map(|(after, before)| (after - before) as f64 / seconds / rate)
+            .collect()
+    })
+}
+
+/// As [`shares`], judged: together they reach the rate, each by its even share.
+fn assert_shared(node: &Node, ids: &[&str], rate: f64) {
+    let shares = shares(node, ids, rate);
+    let sum: f64 = shares.iter().sum();
+    assert!((0.96..1.03).contains(&sum), "{ids:?}: {shares:?}");
+    let even = 1.0 / ids.len() as f64;
+    let is_even = |share: &f64| (0.95..1.05).contains(&(share / even));
+    assert!(shares.iter().all(is_even), "{ids:?}: {shares:?}");
+}
+
+#[test]
+fn disks_of_a_group_share_its_limits() {
+    let node = Node::start();
+    let disk = |limits: Value| json!({"disk": ["null:1G"], "queues": 2, "persistent": false, "limits": limits});
+    let limits = |id: &str| node.disk(id)["tuning"]["limits"].clone();
+    node.add("a", &disk(json!({"group": "g", "iops-total": 500})));
+    node.add("b", &disk(json!({"group": "g"})));
+    assert_eq!(
+        limits("b"),
+        json!({"iops-total": 500}),
+        "those of the group"
+    );
+    node.add("c", &disk(json!({"group": "g", "iops-total": 3000})));
+    node.add("other", &disk(json!({"iops-total": 700})));
+    let ids = ["a", "b", "c"];
+    for id in ids {
+        assert_eq!(limits(id), json!({"iops-total": 3000}), "of the last");
+    }
+    assert_shared(&node, &ids, 3000.0);
+    let change = json!({"limits": {"iops-total": 1500}}).to_string();
+    assert_eq!(node.ask("PATCH", "/v1/disks/b", &change).status, 200);
+    for id in ids {
+        assert_eq!(limits(id), json!({"iops-total": 1500}), "of the last");
+    }
+    assert_eq!(limits("other"), json!({"iops-total": 700}));
+    assert_shared(&node, &ids, 1500.0);
+    // What one does not use, or leaves, is the others'.
+    node.remove("a");
+    assert_shared(&node, &["b", "c"], 1500.0);
+    let moved = json!({"limits": {"group": "h"}}).to_string();
+    let refused = node.ask("PATCH", "/v1/disks/b", &moved);
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert!(refused.error().contains("limits.group"), "{}", refused.body);
+    // With its last disk a group is gone.
+    node.remove("b");
+    node.remove("c");
+    node.add("b", &disk(json!({"group": "g"})));
+    assert_eq!(limits("b"), json!({}));
+    node.daemon.finish();
+}
+
+/// A disk that sleeps until its turn under a low limit is woken when another of its group raises that.
+#[test]
+fn a_limit_raised_by_another_disk_of_the_group_is_felt_at_once() {
+    let node = Node::start();
+    let disk = json!({"disk": ["null:1G"], "persistent": false, "limits": {"group": "g", "iops-total": 1}});
+    node.add("a", &disk);
+    node.add("b", &disk);
+    let mut client = node.open("a", &small(1));
+    let load = Workload {
+        stop: cleave_client::Stop::Requests(20),
+        ..Workload::reads(4096, 1, 1 << 30, Duration::ZERO)
+    };
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let all = scope.spawn(|| client.queue(0).run(&load, |_| {}).unwrap());
+        assert!(wait_until(
+            || node.disk("a")["totals"]["throttled"] != json!(0)
+        ));
+        let raised = json!({"limits": {"iops-total": 10_000}}).to_string();
+        assert_eq!(node.ask("PATCH", "/v1/disks/b", &raised).status, 200);
+        assert_eq!(all.join().unwrap().requests(), 20);
+    });
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+    drop(client);
+    node.daemon.finish();
 }

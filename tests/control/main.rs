@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // tests: shared steps stand outside of #[test] functions
 
 mod changed;
+mod dashboard;
 mod hostile;
 mod limits;
 mod prometheus;

@@ -4,11 +4,13 @@
 //! The client keeps its memory, its vrings and the in-flight region, as a VMM does, and continues with the next
 //! daemon. The contents of each sector are known exactly, because no two requests in flight touch the same sector.
 //!
-//! `CLEAVE_KILLS` sets the number of kills (default 200), `CLEAVE_TEST_SEED` the seed.
+//! `CLEAVE_KILLS` sets the number of kills of `cleave serve` (default 200), `CLEAVE_TEST_SCALE` multiplies those of a node with 16
+//! disks (default 4), `CLEAVE_TEST_SEED` sets the seed.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a mistake in the test ends the test
 
 mod disk;
 mod guest;
+mod node;
 
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -19,11 +21,13 @@ use cleave_tests::{Random, Scratch, TIMEOUT, program_path, run_cases, seeded};
 
 use disk::{DISK_BYTES, Disk, old_torn_and_foreign_sectors_are_found};
 use guest::Guest;
+use node::no_request_of_a_node_is_lost_or_repeated;
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
         old_torn_and_foreign_sectors_are_found,
         no_request_is_lost_or_repeated,
+        no_request_of_a_node_is_lost_or_repeated,
     ])
 }
 

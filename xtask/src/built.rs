@@ -3,11 +3,11 @@
 //! always asked for the whole.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use cargo_metadata::{Artifact as Built, Message, TargetKind};
 
-use crate::step::{At, Result, line};
+use crate::step::{At, Result, command, quietly, words};
 
 /// An executable that cargo has built.
 pub(crate) struct Artifact {
@@ -28,30 +28,26 @@ pub(crate) enum Kind {
 
 /// Builds all tests, benchmarks, examples and programs.
 pub(crate) fn everything(root: &Path) -> Result<Vec<Artifact>> {
-    cargo(root, &["--all-targets"])
+    cargo(root, "--workspace --all-targets")
 }
 
 /// The daemon and the driver of its tests, built as `everything` builds them.
 pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2]> {
     // Cargo takes the features of dev-dependencies in as soon as an example is asked for, as the tests do.
-    let built = cargo(root, &["--bin", "cleave", "--example", "drive"])?;
+    let built = cargo(root, "--workspace --bin cleave --example drive")?;
     Ok([program(&built, "cleave")?, program(&built, "drive")?])
 }
 
 /// The same two as they are released.
 pub(crate) fn for_release(root: &Path) -> Result<[PathBuf; 2]> {
     println!("building for release");
-    let target = root.join("target");
-    for what in ["-p cleave-daemon", "-p cleave-client --example drive"] {
-        let build = format!("cargo build --locked --release {what}");
-        // A target folder of the caller's would leave an old program here.
-        line(
-            root,
-            &build,
-            &[("CARGO_TARGET_DIR", &target.to_string_lossy())],
-        )?;
-    }
-    Ok(["cleave", "examples/drive"].map(|name| target.join("release").join(name)))
+    let drive = cargo(root, "--release -p cleave-client --example drive")?;
+    Ok([released(root)?, program(&drive, "drive")?])
+}
+
+/// The daemon as it is released, without the features that tests add to it.
+pub(crate) fn released(root: &Path) -> Result<PathBuf> {
+    program(&cargo(root, "--release -p cleave-daemon")?, "cleave")
 }
 
 /// Path of a program or an example.
@@ -69,33 +65,25 @@ pub(crate) fn instrumented(
     flags: &str,
     words: &str,
 ) -> Result<PathBuf> {
-    let version = line(root, "rustc -vV", &[])?;
+    let version = quietly(root, "rustc -vV", &[])?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     let host = host.ok_or("rustc names no host")?;
     println!("building {what} for {host}");
-    let to = target.to_string_lossy();
-    // With `--target`, what runs at build time is left as it is.
-    let words = format!("cargo --locked build {words} --target {host}");
-    let environment = [
-        ("RUSTC_BOOTSTRAP", "1"),
-        ("RUSTFLAGS", flags),
-        ("CARGO_TARGET_DIR", &to),
-    ];
-    line(root, &words, &environment)?;
+    // With `--target`, the programs that run at build time are left as they are.
+    let environment = "env RUSTC_BOOTSTRAP=1 RUSTFLAGS={} CARGO_TARGET_DIR={}";
+    let line = format!("{environment} cargo --locked build {words} --target {host}");
+    quietly(root, &line, &[&flags, &target.display()])?;
     Ok(target.join(host))
 }
 
-fn cargo(root: &Path, words: &[&str]) -> Result<Vec<Artifact>> {
-    let mut command = Command::new("cargo");
-    command
-        .args(["build", "--locked", "--workspace"])
-        .args(["--message-format", "json-render-diagnostics"])
-        .args(words)
-        // A target folder of the caller's would leave old programs where other parts of xtask look for them.
-        .env("CARGO_TARGET_DIR", root.join("target"))
-        .current_dir(root)
-        .stderr(Stdio::inherit());
-    let output = command.output().at("cargo")?;
+/// The executables that cargo builds.
+fn cargo(root: &Path, options: &str) -> Result<Vec<Artifact>> {
+    let line = format!("cargo build --locked --message-format json-render-diagnostics {options}");
+    let mut command = command(&words(&line, &[]));
+    // A target folder of the caller's would leave old programs where other parts of xtask look for them.
+    command.env("CARGO_TARGET_DIR", root.join("target"));
+    let output = command.current_dir(root).stderr(Stdio::inherit()).output();
+    let output = output.at("cargo")?;
     let messages = Message::parse_stream(&*output.stdout).map_while(std::result::Result::ok);
     let artifacts = messages.filter_map(|message| match message {
         Message::CompilerArtifact(built) => artifact(built),
@@ -103,7 +91,7 @@ fn cargo(root: &Path, words: &[&str]) -> Result<Vec<Artifact>> {
     });
     match output.status {
         status if status.success() => Ok(artifacts.collect()),
-        status => Err(format!("{command:?} ended with {status}")),
+        status => Err(format!("`{line}` ended with {status}")),
     }
 }
 
@@ -115,14 +103,10 @@ fn artifact(built: Built) -> Option<Artifact> {
         _ if built.profile.test => (Kind::Test, built.target.name),
         _ => (Kind::Program, built.target.name),
     };
-    let (package, file) = (
-        built.manifest_path.parent()?.into(),
-        built.executable?.into(),
-    );
     Some(Artifact {
-        package,
+        package: built.manifest_path.parent()?.into(),
         target,
         kind,
-        file,
+        file: built.executable?.into(),
     })
 }

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use cargo_metadata::Package;
+use itertools::Itertools;
 
-use crate::step::{Result, line, step};
+use crate::step::{Result, quietly, step};
 use crate::tidy::{self, packages};
 
 /// Everything that a commit has to pass, save its tests.
@@ -12,15 +13,15 @@ pub(crate) fn run(root: &Path) -> Result {
     run_tidy(root)?;
     clippy(root, "--workspace")?;
     step("documentation", "fix the named links and comments", || {
-        let words = "cargo doc --workspace --no-deps --locked --quiet";
-        cargo(root, words, &[("RUSTDOCFLAGS", "-D warnings")])
+        let line = "env RUSTDOCFLAGS={} cargo doc --workspace --no-deps --locked --quiet";
+        quietly(root, line, &[&"-D warnings"])
     })
 }
 
 /// The checks that need no compiler.
 pub(crate) fn run_tidy(root: &Path) -> Result {
     step("formatting", "cargo fmt --all", || {
-        cargo(root, "cargo fmt --all --check", &[])
+        quietly(root, "cargo fmt --all --check", &[])
     })?;
     let rules = "see CONTRIBUTING.md for the rules and their reasons";
     let metadata = packages::load(root)?;
@@ -40,8 +41,8 @@ pub(crate) fn run_changed(root: &Path) -> Result {
         println!("no package has changed");
         return Ok(());
     }
-    let names = changed.iter().map(|package| package.name.as_str());
-    let names = names.collect::<Vec<_>>().join(" --package ");
+    let mut names = changed.iter().map(|package| &package.name);
+    let names = names.join(" --package ");
     clippy(root, &format!("--package {names}"))?;
     // Cargo refuses --lib where no package has a library.
     let mut targets = changed.iter().flat_map(|package| &package.targets);
@@ -51,35 +52,29 @@ pub(crate) fn run_changed(root: &Path) -> Result {
     };
     step("unit tests", "fix the code or its test", || {
         let words = format!("cargo test --locked --quiet --package {names} {kinds}");
-        cargo(root, &words, &[])?;
+        quietly(root, &words, &[])?;
         Ok(names.replace("--package ", ""))
     })
 }
 
 /// Packages with a file that differs from the main branch, or that is not committed.
 fn changed<'a>(root: &Path, own: &[&'a Package]) -> Result<Vec<&'a Package>> {
-    let base = line(root, "git merge-base HEAD origin/main", &[]);
+    let base = quietly(root, "git merge-base HEAD origin/main", &[]);
     let base = base.unwrap_or_else(|_| "HEAD".to_owned());
-    let mut files = line(root, &format!("git diff --name-only {}", base.trim()), &[])?;
-    files += &line(root, "git ls-files --others --exclude-standard", &[])?;
+    let mut files = quietly(root, "git diff --name-only {}", &[&base.trim()])?;
+    files += &quietly(root, "git ls-files --others --exclude-standard", &[])?;
     let in_folder = |folder: &Path| {
         let manifest = folder.join("Cargo.toml");
         own.iter().find(|package| package.manifest_path == manifest)
     };
-    // Of nested packages the inner one.
+    // A file belongs to the innermost of nested packages.
     let owner = |file: &str| root.join(file).ancestors().find_map(in_folder);
-    let mut changed: Vec<&Package> = files.lines().filter_map(owner).copied().collect();
-    changed.sort_by_key(|package| &package.name);
-    changed.dedup_by_key(|package| &package.id);
-    Ok(changed)
+    let changed = files.lines().filter_map(owner).copied();
+    Ok(changed.unique_by(|package| &package.id).collect())
 }
 
 fn clippy(root: &Path, packages: &str) -> Result {
     let remedy = "fix the code, or allow the lint with a reason";
     let words = format!("cargo clippy {packages} --all-targets --locked --quiet -- -D warnings");
-    step("clippy", remedy, || cargo(root, &words, &[]))
-}
-
-fn cargo(root: &Path, words: &str, environment: &[(&str, &str)]) -> Result<String> {
-    line(root, words, environment).map(|_| String::new())
+    step("clippy", remedy, || quietly(root, &words, &[]))
 }

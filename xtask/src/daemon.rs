@@ -2,10 +2,10 @@
 
 use std::fs::{File, read_link, read_to_string};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::step::{At, Result, quietly};
+use crate::step::{At, Result, command, quietly};
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// SIGTERM to exit: the daemon's own promise is two seconds, the rest is a busy test machine's.
@@ -18,18 +18,19 @@ const PEERS: [&str; 2] = ["qemu-storage-daemon", "vhost"];
 /// A running daemon; killed when dropped.
 pub(crate) struct Daemon {
     child: Child,
-    log: PathBuf,
     pub(crate) socket: PathBuf,
 }
 
 impl Daemon {
-    /// Starts it and waits until its socket is there; its output goes to `log`.
-    pub(crate) fn start(mut command: Command, socket: PathBuf, log: PathBuf) -> Result<Daemon> {
+    /// Starts it and waits until its socket is there; its output goes to a log beside the socket.
+    pub(crate) fn start(words: &[String], socket: PathBuf) -> Result<Daemon> {
+        let log = socket.with_extension("log");
         let stdout = File::create(&log).at(&log)?;
         let stderr = stdout.try_clone().at(&log)?;
+        let mut command = command(words);
         command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         let child = command.spawn().at(command.get_program())?;
-        let mut daemon = Daemon { child, log, socket };
+        let mut daemon = Daemon { child, socket };
         // Not by connecting: a frontend that connects and leaves is a test of its own. The kernel's list of sockets has
         // the flag __SO_ACCEPTCON and, last, the path.
         let path = format!(" {}", daemon.socket.display());
@@ -43,17 +44,14 @@ impl Daemon {
     }
 
     /// Names of the daemon's threads.
-    pub(crate) fn threads(&self) -> Result<Vec<String>> {
-        let folder = format!("/proc/{}/task", self.process());
-        let tasks = std::fs::read_dir(&folder).at(&folder)?.flatten();
-        // A thread may end between the listing and the read.
-        let names = tasks.filter_map(|task| read_to_string(task.path().join("comm")).ok());
-        Ok(names.map(|name| name.trim().to_owned()).collect())
+    pub(crate) fn threads(&self) -> Vec<String> {
+        let threads = threads(self.process()).into_iter();
+        threads.map(|(_, name)| name).collect()
     }
 
     /// Its whole log.
     pub(crate) fn said(&self) -> String {
-        read_to_string(&self.log).unwrap_or_default()
+        read_to_string(self.socket.with_extension("log")).unwrap_or_default()
     }
 
     /// Its process.
@@ -84,7 +82,7 @@ impl Daemon {
     /// Sends a signal; the shell's own `kill`, for a small system has no program of that name.
     pub(crate) fn signal(&self, name: &str) -> Result {
         let line = format!("kill -{name} {}", self.process());
-        quietly(Path::new("/"), &["sh", "-c", &line], &[]).map(drop)
+        quietly(Path::new("/"), "sh -c {}", &[&line]).map(drop)
     }
 
     /// Its exit status, as soon as it has exited; `None` once something else is true, or the time is up.
@@ -92,7 +90,7 @@ impl Daemon {
         &mut self,
         limit: Duration,
         is_enough: impl Fn() -> bool,
-    ) -> Result<Option<std::process::ExitStatus>> {
+    ) -> Result<Option<ExitStatus>> {
         let end = Instant::now() + limit;
         loop {
             let status = self.child.try_wait().at("wait")?;
@@ -116,14 +114,44 @@ impl Drop for Daemon {
     }
 }
 
+/// Ids and names of a process's threads. A thread may end between the listing and the read.
+pub(crate) fn threads(process: u32) -> Vec<(String, String)> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task"));
+    let named = |task: std::fs::DirEntry| {
+        let name = read_to_string(task.path().join("comm")).ok()?;
+        let id = task.file_name().to_string_lossy().into_owned();
+        Some((id, name.trim_end().to_owned()))
+    };
+    let tasks = tasks.into_iter().flatten().flatten();
+    tasks.filter_map(named).collect()
+}
+
+/// A process's or a thread's CPU time so far, in ticks: the fields of proc_pid_stat(5) with these numbers. Field 2, the
+/// name, may hold blanks and brackets.
+pub(crate) fn ticks(stat: &str, fields: &[usize]) -> Option<Vec<u64>> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    let all: Vec<&str> = behind_name.split_whitespace().collect();
+    let field = |number: &usize| all.get(number - 3)?.parse().ok();
+    fields.iter().map(field).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_daemon_that_a_signal_ends_has_not_ended_well() {
-        let child = Command::new("sleep").arg("60").spawn().unwrap();
-        let [log, socket] = [(); 2].map(|()| PathBuf::new());
-        assert!(Daemon { child, log, socket }.stop().is_err());
+        let child = command(&["sleep".to_owned(), "60".to_owned()])
+            .spawn()
+            .unwrap();
+        let socket = PathBuf::new();
+        assert!(Daemon { child, socket }.stop().is_err());
+    }
+
+    #[test]
+    fn a_name_with_brackets_does_not_shift_the_fields() {
+        let stat = "7 (CPU 0) (TCG) S 1 1 1 0 -1 4 1 0 0 0 250 31 0 0 20 0 4 0 9 1";
+        assert_eq!(ticks(stat, &[14, 15]), Some(vec![250, 31]));
+        assert_eq!(ticks(stat, &[14, 43]), None);
     }
 }

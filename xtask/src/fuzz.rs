@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use clap::builder::PossibleValuesParser;
+use itertools::Itertools;
 
 use crate::built;
-use crate::step::{At, Result, logged};
+use crate::step::{At, Result, logged, words};
 
 /// Instruments the code, as `cargo fuzz` does: counters for libFuzzer, comparisons that it can learn from, and
 /// AddressSanitizer.
@@ -14,8 +15,10 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Zsanitizer=address";
 
-/// An input that takes this long is a find.
-const INPUT_SECONDS_MAX: u32 = 20;
+/// One target on the corpus of earlier runs and on its seeds. An input that takes 20 s is a find. Looking for leaks costs a
+/// process for each input where threads come and go.
+const RUN: &str = "{} -max_total_time={} -timeout=20 -artifact_prefix=finds/{}- -detect_leaks=0 -print_final_stats=1 \
+corpus/{} {}";
 
 #[derive(clap::Args)]
 pub(crate) struct Request {
@@ -35,21 +38,32 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result {
         false => request.targets.clone(),
     };
     let folder = root.join("target/fuzz");
-    let words = "--release --manifest-path fuzz/Cargo.toml";
+    let options = "--release --manifest-path fuzz/Cargo.toml";
     let build = folder.join("build");
-    let programs = built::instrumented(root, "the fuzz targets", &build, FLAGS, words)?;
+    let programs = built::instrumented(root, "the fuzz targets", &build, FLAGS, options)?;
     let programs = programs.join("release");
     let finds = folder.join("finds");
     std::fs::create_dir_all(&finds).at(&finds)?;
     let mut failed = Vec::new();
     for target in &targets {
         println!("{target}: {} min", request.minutes);
+        std::fs::create_dir_all(folder.join("corpus").join(target)).at(target)?;
         let log = folder.join(format!("{target}.log"));
-        match fuzz(root, &programs, target, request.minutes, &log)? {
-            true => println!("{target}: {}", result(&log)),
-            false => {
+        let (program, seconds) = (programs.join(target), request.minutes * 60);
+        let seeds = root.join("fuzz/seeds").join(target);
+        let values: [&dyn std::fmt::Display; 5] = [
+            &program.display(),
+            &seconds,
+            target,
+            target,
+            &seeds.display(),
+        ];
+        match logged(&folder, &log, &words(RUN, &values)) {
+            Ok(()) => println!("{target}: {}", result(&log)),
+            Err(why) => {
                 let (finds, log) = (finds.display(), log.display());
-                println!("{target}: a find, in {finds}; its output: {log}");
+                // libFuzzer prints nothing for a signal that it does not catch.
+                println!("{target}: {why}\n{target}: a find, in {finds}; its output: {log}");
                 failed.push(target.as_str());
             }
         }
@@ -71,28 +85,7 @@ fn names(folder: &str) -> Vec<String> {
     let files = std::fs::read_dir(crate::root().join("fuzz").join(folder));
     let files = files.into_iter().flatten().flatten();
     let names = files.filter_map(|file| Some(file.path().file_stem()?.to_str()?.to_owned()));
-    let mut names: Vec<String> = names.collect();
-    names.sort_unstable();
-    names
-}
-
-/// Runs one target on the corpus of earlier runs and on its seeds; `false`: it found something.
-fn fuzz(root: &Path, programs: &Path, target: &str, minutes: u32, log: &Path) -> Result<bool> {
-    let folder = root.join("target/fuzz");
-    std::fs::create_dir_all(folder.join("corpus").join(target)).at(target)?;
-    let (program, seeds) = (programs.join(target), root.join("fuzz/seeds").join(target));
-    let (program, seeds, seconds) = (program.display(), seeds.display(), minutes * 60);
-    // Looking for leaks costs a process for each input where threads come and go.
-    let line = format!(
-        "{program} -max_total_time={seconds} -timeout={INPUT_SECONDS_MAX} -artifact_prefix=finds/{target}- \
-         -detect_leaks=0 -print_final_stats=1 corpus/{target} {seeds}"
-    );
-    let ended = logged(&folder, log, &line.split(' ').collect::<Vec<_>>(), &[]);
-    if let Err(why) = &ended {
-        // libFuzzer prints nothing for a signal that it does not catch.
-        println!("{target}: {why}");
-    }
-    Ok(ended.is_ok())
+    names.sorted().collect()
 }
 
 /// Result of a run.
@@ -100,15 +93,14 @@ fn result(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let last = |name: &str| {
-        let (_, rest) = text.rsplit_once(name)?;
-        rest.split_whitespace().next()
+        let found = text.rsplit_once(name).map(|(_, rest)| rest);
+        found
+            .and_then(|rest| rest.split_whitespace().next())
+            .unwrap_or("?")
     };
-    let [inputs, pace, edges] = [
-        "stat::number_of_executed_units:",
-        "stat::average_exec_per_sec:",
-        " cov: ",
-    ]
-    .map(|name| last(name).unwrap_or("?"));
+    let inputs = last("stat::number_of_executed_units:");
+    let pace = last("stat::average_exec_per_sec:");
+    let edges = last(" cov: ");
     format!("{inputs} inputs, {pace} a second, {edges} edges covered")
 }
 

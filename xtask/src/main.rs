@@ -6,6 +6,7 @@ mod bench;
 mod built;
 mod ci;
 mod daemon;
+mod dist;
 mod fuzz;
 mod guest;
 mod guest_bench;
@@ -43,6 +44,10 @@ enum Task {
     Tidy,
     /// Set the machine up (as root), then run all tests or one part of them
     Test(test::Selection),
+    /// Make the release: a tarball, a .deb and a .rpm with man pages, completions, units and licences
+    ///
+    /// Leaves them with SHA256SUMS in target/dist.
+    Dist(dist::Request),
     /// Kill the daemon at random moments, and check every answer and byte of the next one
     Kill(optimised::Kill),
     /// Run the hostile, life cycle and recovery tables against any vhost-user-blk back-end
@@ -85,13 +90,16 @@ fn run(root: &Path, task: &Task) -> Result {
         Task::Ci => ci::run(root),
         Task::Tidy => ci::run_tidy(root),
         Task::Test(selection) => test::run(root, selection),
+        Task::Dist(request) => dist::run(root, request),
         Task::Kill(request) => optimised::kill(root, request),
         Task::Conform(request) => optimised::conform(root, request),
         Task::Sanitize => sanitize::run(root),
         Task::Fuzz(request) => fuzz::run(root, request),
         Task::Bench(options) => bench::run(root, options),
         Task::GuestBench(options) => guest_bench::run(root, options),
-        Task::Report { folders } => report::again(folders),
+        Task::Report { folders } => {
+            report::draw(folders).map(|page| println!("{}", page.display()))
+        }
     }
 }
 
@@ -106,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_refused_and_what_is_misspelt_gets_a_suggestion() {
+    fn nonsense_is_refused_and_a_misspelt_word_gets_a_suggestion() {
         <Cli as clap::CommandFactory>::command().debug_assert();
         for (line, said) in [
             ("tdiy", "'tidy'"),

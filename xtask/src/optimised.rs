@@ -1,9 +1,8 @@
 //! `cargo xtask kill` and `conform`: one of the integration tests against the optimised program, as its arguments say.
 
 use std::path::Path;
-use std::process::Command;
 
-use crate::step::{At, Result};
+use crate::step::{At, Result, command, words};
 
 #[derive(clap::Args)]
 pub(crate) struct Kill {
@@ -26,40 +25,27 @@ pub(crate) struct Conform {
 }
 
 pub(crate) fn kill(root: &Path, request: &Kill) -> Result {
-    let mut command = test(root, "kill");
-    for (name, value) in [
-        ("CLEAVE_KILLS", request.times),
-        ("CLEAVE_TEST_SEED", request.seed),
-    ] {
-        command.envs(value.map(|value| (name, value.to_string())));
-    }
-    run(command.arg("--nocapture"))
+    let times = request.times.map(|times| format!("CLEAVE_KILLS={times}"));
+    let seed = request.seed.map(|seed| format!("CLEAVE_TEST_SEED={seed}"));
+    let environment = times.into_iter().chain(seed).collect();
+    test(root, environment, words("kill -- --nocapture", &[]))
 }
 
 pub(crate) fn conform(root: &Path, request: &Conform) -> Result {
     let here = std::env::current_dir().at("the current folder")?;
-    let mut command = test(root, "hostile");
-    command
-        .args(["--daemon", &request.daemon, "--from"])
-        .arg(here);
-    command.args(request.only.iter().flat_map(|text| ["--only", text]));
-    run(&mut command)
+    let line = "hostile -- --daemon {} --from {}";
+    let mut test_words = words(line, &[&request.daemon, &here.display()]);
+    let only = request.only.iter().flat_map(|text| ["--only", text]);
+    test_words.extend(only.map(str::to_owned));
+    test(root, Vec::new(), test_words)
 }
 
-fn test(root: &Path, name: &str) -> Command {
-    let words = "test --quiet --locked --release --package cleave-tests --test";
-    let mut command = Command::new("cargo");
-    command
-        .current_dir(root)
-        .args(words.split(' '))
-        .args([name, "--"]);
-    command
-}
-
-/// Fails unless the command succeeds; its output goes where ours goes.
-fn run(command: &mut Command) -> Result {
-    match command.status().at("cargo")? {
+/// Fails unless the test passes; its output goes where ours goes.
+fn test(root: &Path, environment: Vec<String>, test: Vec<String>) -> Result {
+    let cargo = "cargo test --quiet --locked --release --package cleave-tests --test";
+    let line = [words("env", &[]), environment, words(cargo, &[]), test].concat();
+    match command(&line).current_dir(root).status().at("cargo")? {
         status if status.success() => Ok(()),
-        status => Err(format!("{command:?} ended with {status}")),
+        status => Err(format!("`{}` ended with {status}", line.join(" "))),
     }
 }

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::built::{self, Artifact, Kind};
-use crate::step::{At, Result, empty_folder, quietly};
+use crate::step::{At, Result, empty_folder, quietly, words};
 use crate::{setup, suite};
 
 /// Options of the sanitizer. SIGBUS and SIGSEGV are left to the daemon, which lives on when guest memory is cut
-/// off. What is freed is kept for a while, so that a late access to it is seen: 4 MiB of it, where 256 would
+/// off. Freed memory is kept for a while, so that a late access to it is seen: 4 MiB of it, where 256 would
 /// drown what the tests bound. A leak is found when a daemon ends.
 const OPTIONS: &str = "handle_sigbus=0:handle_segv=0:halt_on_error=1:detect_leaks=1:\
 quarantine_size_mb=4:thread_local_quarantine_size_kb=64";
@@ -17,21 +17,18 @@ quarantine_size_mb=4:thread_local_quarantine_size_kb=64";
 /// How much more than its usual bound a daemon may grow by in the tests, in KiB: the 4 MiB above, and what the sanitizer's
 /// allocator keeps for itself (it gives nothing back, and each thread has a stock of every size). Up to 21 MiB were
 /// seen in all, and no more where the repeating tests were five times as long.
-const KEPT_KIB: &str = "32768";
+const KEPT_KIB: u32 = 32768;
 
 /// Builds, tests, and counts the sanitizer's reports; any is a failure.
 pub(crate) fn run(root: &Path) -> Result {
     let start = Instant::now();
     setup::provide(root)?;
     let folder = root.join("target/sanitize");
-    let (what, words) = (
-        "the daemon with AddressSanitizer",
-        "--package cleave-daemon",
-    );
+    let what = "the daemon with AddressSanitizer";
     // `sanitized` leaves the sandbox out unless a test asks for it: the search for leaks is a process that traces the daemon.
     let flags = "-Zsanitizer=address --cfg sanitized";
-    let program = built::instrumented(root, what, &folder, flags, words)?;
-    let program = program.join("debug/cleave");
+    let program = built::instrumented(root, what, &folder, flags, "--package cleave-daemon")?;
+    let program = program.join("debug/cleave").display().to_string();
     let reports = folder.join("reports");
     empty_folder(&reports)?;
     // Daemons of every user report into it.
@@ -39,36 +36,27 @@ pub(crate) fn run(root: &Path) -> Result {
     let options = format!("{OPTIONS}:log_path={}", reports.join("report").display());
     // Where the sanitizer is not in the program, its silence would mean nothing.
     let line = "\"$0\" --version 2>&1 | grep -q AddressSanitizer";
-    let words = ["sh", "-c", line, &program.to_string_lossy()];
-    quietly(root, &words, &[("ASAN_OPTIONS", "help=1")])?;
-    let program = program.to_string_lossy();
+    let helped = "env ASAN_OPTIONS=help=1 sh -c {} {}";
+    quietly(root, helped, &[&line, &program])?;
     println!("running the integration tests against {program}\nASAN_OPTIONS={options}");
     let artifacts = built::everything(root)?;
     let is_test =
         |found: &&Artifact| found.kind != Kind::Program && found.package == root.join("tests");
     let tests: Vec<&Artifact> = artifacts.iter().filter(is_test).collect();
-    let environment = [
-        ("CLEAVE_BIN", &*program),
-        ("CLEAVE_TEST_KEPT_KIB", KEPT_KIB),
-        ("ASAN_OPTIONS", &options),
-    ];
+    let environment = "CLEAVE_BIN={} CLEAVE_TEST_KEPT_KIB={} ASAN_OPTIONS={}";
+    let environment = words(environment, &[&program, &KEPT_KIB, &options]);
     let tests = suite::run(root, &tests, &environment, || Ok(()));
-    let found = quietly(
-        &reports,
-        &["sh", "-c", "tail -vn +1 * 2>/dev/null || true"],
-        &[],
-    )?;
+    let line = "tail -vn +1 * 2>/dev/null || true";
+    let found = quietly(&reports, "sh -c {}", &[&line])?;
     if !found.is_empty() {
         print!("{found}");
-        return Err(format!(
-            "the sanitizer's reports are in {}",
-            reports.display()
-        ));
+        let reports = reports.display();
+        return Err(format!("the sanitizer's reports are in {reports}"));
     }
     tests?;
+    let seconds = start.elapsed().as_secs();
     println!(
-        "passed in {} s: integration tests against a daemon under AddressSanitizer, no report",
-        start.elapsed().as_secs()
+        "passed in {seconds} s: integration tests against a daemon under AddressSanitizer, no report"
     );
     Ok(())
 }

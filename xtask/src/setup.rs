@@ -3,7 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::step::{At, Result, line};
+use itertools::Itertools;
+
+use crate::step::{At, Result, quietly};
 
 /// Debian's and Ubuntu's packages, with the programs that are wanted of each.
 const NEEDS: &str = "\
@@ -22,9 +24,15 @@ xz-utils: xz
 zstd: zstd
 qemu-utils: qemu-nbd qemu-img
 nbdkit: nbdkit
-nbd-server: nbd-server";
+nbd-server: nbd-server
+dpkg: dpkg-deb
+rpm: rpmbuild
+binutils: strip
+lintian: lintian
+man-db: man
+systemd: systemd-analyze";
 
-/// With the administrator's programs, which PATH may leave out.
+/// Folders of programs, with those of the administrator, which PATH may leave out.
 const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The full path of a program.
@@ -33,7 +41,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
     paths.find(|path| path.is_file())
 }
 
-/// Installs what the tests need and the machine lacks; without the rights, the error is the command to run.
+/// Installs the programs that the tests need and the machine lacks; without the rights, the error is the command to run.
 pub(crate) fn provide(root: &Path) -> Result {
     install(root, |_| true)
 }
@@ -48,7 +56,7 @@ fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
     let missing = || {
         let needs = NEEDS.lines().filter_map(|need| need.split_once(": "));
         let missing = needs.filter(|need| need.1.split(' ').any(is_missing));
-        missing.map(|need| need.0).collect::<Vec<_>>().join(" ")
+        missing.map(|need| need.0).join(" ")
     };
     let packages = missing();
     if packages.is_empty() {
@@ -63,8 +71,12 @@ fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
         return Err(format!("packages are missing; run: sudo {install}"));
     }
     println!("installing: {packages}");
-    line(root, "apt-get update", &[])?;
-    line(root, &install, &[("DEBIAN_FRONTEND", "noninteractive")])?;
+    quietly(root, "apt-get update", &[])?;
+    quietly(
+        root,
+        &format!("env DEBIAN_FRONTEND=noninteractive {install}"),
+        &[],
+    )?;
     match missing() {
         none if none.is_empty() => Ok(()),
         some => Err(format!(

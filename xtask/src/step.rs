@@ -1,6 +1,7 @@
 //! Programs that are run, and the steps of a check: each takes one line on the terminal, with its time; the first
 //! failure ends the run with its output and its remedy.
 
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -28,62 +29,75 @@ pub(crate) fn step(name: &str, remedy: &str, work: impl FnOnce() -> Result<Strin
         .map_err(|why| format!("{why}\n\n{name} failed. Remedy: {remedy}"))
 }
 
-/// A program on a CPU of its own, which dies with us: one that outlived a killed run would spoil the next.
-pub(crate) fn pinned(cpu: &str, program: &str) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "taskset", "--cpu-list", cpu, program]);
+/// The faults, one a line, as an error; `said` where there are none.
+pub(crate) fn unless(faults: &[String], said: impl Into<String>) -> Result<String> {
+    match faults {
+        [] => Ok(said.into()),
+        _ => Err(faults.join("\n")),
+    }
+}
+
+/// The words of a command line, split at its blanks. Each `{}` in it stands for the next of the values, which may have
+/// blanks of their own.
+pub(crate) fn words(line: &str, values: &[&dyn Display]) -> Vec<String> {
+    let mut values = values.iter();
+    let filled = |word: &str| {
+        let mut parts = word.split("{}");
+        let front = parts.next().unwrap_or_default().to_owned();
+        parts.fold(front, |front, rest| match values.next() {
+            Some(value) => format!("{front}{value}{rest}"),
+            None => front + rest,
+        })
+    };
+    line.split(' ').map(filled).collect()
+}
+
+/// A command line before a program's own that pins it to a CPU and kills it with us: a program that outlived a killed
+/// run would spoil the next.
+pub(crate) const PINNED: &str = "setpriv --pdeathsig KILL taskset --cpu-list {}";
+
+/// The command that these words make.
+pub(crate) fn command(words: &[String]) -> Command {
+    let mut command = Command::new(words.first().map_or("", String::as_str));
+    command.args(words.iter().skip(1));
     command
 }
 
-/// Runs a program in `folder`, quietly; its output is the error where it fails.
-pub(crate) fn quietly(
-    folder: &Path,
-    words: &[&str],
-    environment: &[(&str, &str)],
-) -> Result<String> {
-    let (program, arguments) = words.split_first().ok_or("nothing to run")?;
-    let mut command = Command::new(program);
-    command.args(arguments).envs(environment.iter().copied());
-    let output = command.current_dir(folder).stdin(Stdio::null()).output();
-    let output = output.map_err(|error| format!("cannot run {program}: {error}"))?;
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    if output.status.success() {
-        return Ok(stdout.into_owned());
-    }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let (line, status) = (words.join(" "), output.status);
-    Err(format!("{stdout}{stderr}\n`{line}` ended with {status}"))
+/// Runs the words of a line in `folder`, quietly; its output is the error where it fails.
+pub(crate) fn quietly(folder: &Path, line: &str, values: &[&dyn Display]) -> Result<String> {
+    execute(folder, &words(line, values))
 }
 
-/// The same for a line whose words have no spaces in them.
-pub(crate) fn line(folder: &Path, line: &str, environment: &[(&str, &str)]) -> Result<String> {
-    quietly(folder, &line.split(' ').collect::<Vec<_>>(), environment)
+/// The same for words.
+pub(crate) fn execute(folder: &Path, words: &[String]) -> Result<String> {
+    let line = words.join(" ");
+    let mut command = command(words);
+    let output = command.current_dir(folder).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("cannot run `{line}`: {error}"))?;
+    let [stdout, stderr] = [&output.stdout, &output.stderr].map(|out| String::from_utf8_lossy(out));
+    match output.status {
+        status if status.success() => Ok(stdout.into_owned()),
+        status => Err(format!("{stdout}{stderr}\n`{line}` ended with {status}")),
+    }
 }
 
 /// The same for a program whose output goes to a file; the error is how it ended.
-pub(crate) fn logged(
-    folder: &Path,
-    log: &Path,
-    words: &[&str],
-    environment: &[(&str, &str)],
-) -> Result {
-    let start = [
-        "sh",
-        "-c",
-        "exec \"$@\" >\"$0\" 2>&1",
-        &log.to_string_lossy(),
-    ];
-    let ended = quietly(folder, &[&start, words].concat(), environment);
+pub(crate) fn logged(folder: &Path, log: &Path, line: &[String]) -> Result {
+    let start = words(
+        "sh -c {} {}",
+        &[&"exec \"$@\" >\"$0\" 2>&1", &log.display()],
+    );
+    let ended = execute(folder, &[&start, line].concat());
     let how = |why: String| why.rsplit("` ").next().unwrap_or_default().to_owned();
     ended.map(drop).map_err(how)
 }
 
-/// Names the file or the program in an error of the system.
+/// Names the file or the program in an error.
 pub(crate) trait At<T> {
     fn at(self, name: impl AsRef<Path>) -> Result<T>;
 }
 
-impl<T> At<T> for std::io::Result<T> {
+impl<T, E: Display> At<T> for Result<T, E> {
     fn at(self, name: impl AsRef<Path>) -> Result<T> {
         self.map_err(|error| format!("{}: {error}", name.as_ref().display()))
     }
@@ -95,4 +109,15 @@ pub(crate) fn empty_folder(folder: &Path) -> Result {
         std::fs::remove_dir_all(folder).at(folder)?;
     }
     std::fs::create_dir_all(folder).at(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_fills_its_place_blanks_and_all() {
+        let found = words("fio --name={}:{} {} -q", &[&"a b", &7, &"{}"]);
+        assert_eq!(found, ["fio", "--name=a b:7", "{}", "-q"]);
+    }
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::built::{Artifact, Kind};
-use crate::step::{At, Result, logged};
+use crate::step::{At, Result, logged, words};
 
 /// Tests that judge CPU time or latency: binary, and the filter that selects them in it. They run
 /// one at a time when all others have ended.
@@ -20,6 +20,8 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/life", "polling_spins_only_while_there_is_a_vring"),
     // A frontend that dies has to be followed by the next one within 100 ms.
     ("tests/hostile", "promptness"),
+    // Compares latencies.
+    ("tests/scale", "the_faults_of_two_disks"),
 ];
 
 /// The binaries that take longest, longest first.
@@ -31,14 +33,15 @@ const LONGEST: &[&str] = &[
     "crates/worker/sim",
 ];
 
-/// Of one binary, in seconds. Far more than any takes: what hangs must end with its output.
-const LIMIT: &str = "400";
+/// Time limit of one binary, in seconds: far more than any needs. It ends one that hangs, so that its output is shown.
+const LIMIT: u32 = 400;
 
 /// A run of a binary.
 struct Job<'a> {
     artifact: &'a Artifact,
     name: String,
-    words: Vec<&'static str>,
+    /// Arguments for libtest.
+    filters: Vec<&'static str>,
 }
 
 /// Runs test binaries; prints a line and libtest's closing lines for each, and the whole output of each that failed.
@@ -46,7 +49,7 @@ struct Job<'a> {
 pub(crate) fn run(
     root: &Path,
     artifacts: &[&Artifact],
-    environment: &[(&str, &str)],
+    environment: &[String],
     meanwhile: impl FnOnce() -> Result + Send,
 ) -> Result {
     let logs = root.join("target/ci/tests");
@@ -98,37 +101,40 @@ pub(crate) fn side_by_side<J: Sync, R: Send>(
 }
 
 /// Runs one binary as cargo does, in the package's folder; the report of it.
-fn execute(job: &Job<'_>, logs: &Path, environment: &[(&str, &str)]) -> Result<String> {
-    let (artifact, name, words) = (job.artifact, &job.name, &job.words);
-    let log = logs.join(format!("{}{}.log", name.replace('/', "-"), words.join("-")));
-    let file = artifact.file.to_string_lossy();
+fn execute(job: &Job<'_>, logs: &Path, environment: &[String]) -> Result<String> {
+    let (artifact, name, filters) = (job.artifact, &job.name, &job.filters);
+    let log = logs.join(format!(
+        "{}{}.log",
+        name.replace('/', "-"),
+        filters.join("-")
+    ));
     // In the foreground, where the terminal's signals reach the test.
-    let mut line = vec!["timeout", "--foreground", "--signal=KILL", LIMIT, &file];
+    let timeout = "timeout --foreground --signal=KILL {} {}";
+    let timeout = words(timeout, &[&LIMIT, &artifact.file.display()]);
+    let mut line = [words("env", &[]), environment.to_vec(), timeout].concat();
     if artifact.kind == Kind::Test {
-        line.extend(words);
+        line.extend(filters.iter().map(|word| (*word).to_owned()));
     }
     let start = Instant::now();
-    let ended = logged(&artifact.package, &log, &line, environment);
+    let ended = logged(&artifact.package, &log, &line);
     let seconds = start.elapsed().as_secs_f64();
     let output = std::fs::read(&log).at(&log)?;
     let output = String::from_utf8_lossy(&output);
-    let why = ended.err().or_else(|| unmatched(words, &output));
+    let why = ended.err().or_else(|| unmatched(filters, &output));
     let Some(why) = why else {
         let closing = closing_lines(&output);
         return Ok(format!("{name:<30} ok   {seconds:6.1} s{closing}"));
     };
-    let why = why.replace(
-        "status: 137",
-        &format!("status: 137, by a signal or after {LIMIT} s"),
-    );
+    let killed = format!("status: 137, by a signal or after {LIMIT} s");
+    let why = why.replace("status: 137", &killed);
     Err(format!(
         "{name:<30} FAIL {seconds:6.1} s: {why}; its output:\n{output}"
     ))
 }
 
 /// A filter of `ALONE` that selects no test: its test was renamed, and runs among the others.
-fn unmatched(words: &[&str], output: &str) -> Option<String> {
-    let filter = words.first().filter(|word| **word != "--skip")?;
+fn unmatched(filters: &[&str], output: &str) -> Option<String> {
+    let filter = filters.first().filter(|word| **word != "--skip")?;
     let is_empty = output.contains("test result: ok. 0 passed");
     is_empty.then(|| format!("`{filter}` selects no test"))
 }
@@ -141,16 +147,15 @@ fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
         let package = package.unwrap_or(&artifact.package).display();
         let name = format!("{package}/{}", artifact.target);
         let filters = ALONE.iter().filter(|row| row.0 == name).map(|row| row.1);
-        let job = |words| {
-            let name = name.clone();
-            Job {
-                artifact,
-                name,
-                words,
-            }
+        let rest = filters.clone().flat_map(|filter| ["--skip", filter]);
+        let alone_here = filters.map(|filter| vec![filter]);
+        let job = |filters, name| Job {
+            artifact,
+            name,
+            filters,
         };
-        alone.extend(filters.clone().map(|filter| job(vec![filter])));
-        crowd.push(job(filters.flat_map(|filter| ["--skip", filter]).collect()));
+        alone.extend(alone_here.map(|filters| job(filters, name.clone())));
+        crowd.push(job(rest.collect(), name.clone()));
     }
     // A test that starts late should be short. Then the other integration tests.
     crowd.sort_by_key(|job| {

@@ -8,7 +8,7 @@ use crate::bench::{self, instructions};
 use crate::built::{self, Artifact, Kind};
 use crate::guest::{self, BackendKind};
 use crate::step::Result;
-use crate::{guest_bench, setup, suite};
+use crate::{dist, guest_bench, setup, suite};
 
 /// Which tests, and how.
 #[derive(clap::Args)]
@@ -31,6 +31,7 @@ enum Part {
     Integration,
     Benches,
     Guest,
+    Package,
 }
 
 impl Selection {
@@ -42,16 +43,16 @@ impl Selection {
     fn runs(&self, part: Part) -> bool {
         !self.quick && self.includes(part)
     }
+}
 
-    /// Sets the machine up: programs, and kernels where guests are to run.
-    fn provide(&self, root: &Path) -> Result {
-        setup::provide(root)?;
-        if self.runs(Part::Guest) {
-            guest::fetch_kernel(root)?;
-            guest_bench::fetch_kernel(root)?;
-        }
-        Ok(())
+/// Sets the machine up: programs, and kernels where guests are to run.
+fn provide(root: &Path, has_guests: bool) -> Result {
+    setup::provide(root)?;
+    if has_guests {
+        guest::fetch_kernel(root)?;
+        guest_bench::fetch_kernel(root)?;
     }
+    Ok(())
 }
 
 /// Runs what was selected; ends at the first part that fails.
@@ -59,7 +60,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     let start = Instant::now();
     // Downloads go on while the compiler works.
     let (provided, artifacts) = thread::scope(|scope| {
-        let provided = scope.spawn(|| selection.provide(root));
+        let provided = scope.spawn(|| provide(root, selection.runs(Part::Guest)));
         let artifacts = built::everything(root);
         (provided.join(), artifacts)
     });
@@ -81,6 +82,11 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     });
     passed.extend(guests.map_err(|_| "the guest cases panicked")??);
     passed.extend(measured?.into_iter().map(str::to_owned));
+    // The measurements have built the release.
+    if selection.runs(Part::Package) {
+        dist::run(root, &dist::Request::checked())?;
+        passed.push("the packages".to_owned());
+    }
     let seconds = start.elapsed().as_secs();
     println!("passed in {seconds} s: {}", passed.join("; "));
     Ok(())
@@ -101,7 +107,7 @@ fn run_binaries(root: &Path, artifacts: &[Artifact], selection: &Selection) -> R
     }
     let start = Instant::now();
     let program = built::program(artifacts, "cleave")?;
-    let environment = [("CLEAVE_BIN", &*program.to_string_lossy())];
+    let environment = [format!("CLEAVE_BIN={}", program.display())];
     // The compiler works while tests wait.
     suite::run(root, &tests, &environment, || match selection.part {
         None if !selection.quick => instructions::build(root).map(drop),
@@ -124,6 +130,11 @@ fn measure(root: &Path, selection: &Selection) -> Result<Vec<&'static str>> {
     if selection.runs(Part::Guest) && is_ours && selection.case.is_none() {
         guest_bench::run(root, &guest_bench::Options::smoke())?;
         passed.push("a comparison in guests, seconds of each");
+    }
+    // The measurements have built the release.
+    if selection.runs(Part::Package) {
+        dist::run(root, &dist::Request::checked())?;
+        passed.push("the packages");
     }
     Ok(passed)
 }

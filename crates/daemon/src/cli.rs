@@ -2,6 +2,7 @@
 //! derive from that definition.
 
 mod demo;
+mod doctor;
 mod node;
 mod probe;
 mod stripe;
@@ -22,6 +23,7 @@ use cleave_worker::{Limits, OnError};
 
 use crate::cpus::CpuList;
 use crate::demo::Demo;
+use crate::doctor::Doctor;
 use crate::failure::Failure;
 use crate::node::NodeOptions;
 use crate::options_doc;
@@ -37,6 +39,8 @@ use crate::view::{Held, Order, Stats, Top};
 pub(crate) enum Action {
     /// Write this to stdout.
     Print(String),
+    /// Write man pages and shell completions to this folder.
+    Pages(PathBuf),
     /// Serve a disk.
     Serve(Box<Service>),
     /// Serve many disks.
@@ -45,6 +49,8 @@ pub(crate) enum Action {
     Probe(Probe),
     /// Show what it can do.
     Demo(Demo),
+    /// Check the host.
+    Doctor(Doctor),
     /// Create or show a stripe.
     Stripe(Stripe),
     /// Show the activity of disks until the operator quits.
@@ -159,6 +165,12 @@ enum Command {
     /// built-in client, measures, prints a table and the QEMU command line that attaches a guest, and
     /// keeps serving until Ctrl-C. Everything is removed at the end.
     Demo(demo::DemoArgs),
+    /// Check this host, a socket and an image, and say how to mend what is wrong
+    ///
+    /// Prints a line for each finding: OK, warning or problem, and the remedy. Nothing is changed. A disk is opened
+    /// read-only for a moment, to see whether its locks are held.
+    #[command(after_long_help = doctor::EXAMPLES)]
+    Doctor(doctor::DoctorArgs),
     /// Create and show stripes: several files or block devices as one disk
     // No help where nothing follows, so that what is missing is named as in every other command.
     #[command(subcommand, after_long_help = stripe::EXAMPLES, disable_help_subcommand = true,
@@ -186,6 +198,9 @@ struct BackendProgram {
     /// Print all options as Markdown and exit
     #[arg(long, hide = true)]
     help_markdown: bool,
+    /// Write the man pages and the shell completions to this folder and exit
+    #[arg(long, value_name = "DIR", hide = true)]
+    write_pages: Option<PathBuf>,
 }
 
 /// The socket of the frontends.
@@ -509,8 +524,12 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         Some(Command::Stats(args)) => Ok(Action::Stats(args.into())),
         Some(Command::Resume(args)) => Ok(Action::Held(args.order(Order::Resume))),
         Some(Command::Fail(args)) => Ok(Action::Held(args.order(Order::Fail))),
+        Some(Command::Doctor(args)) => Ok(Action::Doctor(args.into())),
         Some(Command::Stripe(command)) => Ok(Action::Stripe(command.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),
+        None if cli.program.write_pages.is_some() => {
+            Ok(Action::Pages(cli.program.write_pages.unwrap_or_default()))
+        }
         None if cli.program.blk_file.is_none() => {
             Err(Failure::input("no disk: give --blk-file FILE"))
         }
@@ -539,7 +558,12 @@ fn serve(args: &ServeArgs) -> Result<Action, Failure> {
 
 /// `docs/options.md`, from the definitions above.
 fn markdown() -> String {
-    options_doc::markdown(Cli::command())
+    options_doc::markdown(definition())
+}
+
+/// The definitions themselves.
+pub(crate) fn definition() -> clap::Command {
+    Cli::command()
 }
 
 /// Help is an answer; all else becomes one line.

@@ -1,4 +1,4 @@
-//! What the daemon gives up once its disk and its sockets are open (`docs/security.md`).
+//! Confines the daemon once its disk and its sockets are open (`docs/security.md`).
 
 use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,17 @@ use crate::service::{Endpoint, Service};
 /// interface how much memory the process has.
 const OWN_PROCESS: &str = "/proc/self";
 
+/// What a node reads to open a disk: properties of devices, the numbers of groups, and where names of servers are looked up.
+const READ: [&str; 7] = [
+    "/sys",
+    "/etc/group",
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/host.conf",
+    "/etc/gai.conf",
+];
+
 /// The confinement of this process; each thread narrows its own when it starts.
 #[derive(Debug, Clone)]
 pub(crate) struct Confinement(Option<Arc<Sandbox>>);
@@ -30,11 +41,7 @@ impl Confinement {
         name: &str,
         log: &log::Guard,
     ) -> Result<Confinement, Failure> {
-        // Root's rings were not counted against the limit of locked memory, and are not to be from now on.
-        let keep = match process::lift_locked_memory_limit() {
-            true => Keep::Nothing,
-            false => Keep::LockedMemory,
-        };
+        let keep = keep();
         // Another user, or root without capabilities, could not search every folder.
         let reaches = Reaches::open(&reaches(service)).map_err(Failure::run)?;
         if let Some(identity) = service.identity {
@@ -47,6 +54,24 @@ impl Confinement {
             return Ok(Confinement::none());
         }
         let sandbox = Sandbox::process(reaches, keep).map_err(Failure::run)?;
+        Confinement::begin(sandbox, name, log)
+    }
+
+    /// Confines a node, which goes on to open disks and to make sockets in these folders. To be called on the main thread before
+    /// it starts any thread but the log's.
+    pub(crate) fn apply_to_node(
+        folders: &NodeFolders<'_>,
+        log: &log::Guard,
+    ) -> Result<Confinement, Failure> {
+        let keep = keep();
+        let opened = Reaches::open(&folders.reaches()).map_err(Failure::input)?;
+        let served = Reaches::open(&own().collect::<Vec<_>>()).map_err(Failure::run)?;
+        let sandbox = Sandbox::node(opened, served, keep).map_err(Failure::run)?;
+        Confinement::begin(sandbox, "node", log)
+    }
+
+    /// From the confinement of the main thread on.
+    fn begin(sandbox: Sandbox, name: &str, log: &log::Guard) -> Result<Confinement, Failure> {
         let sandbox = Arc::new(sandbox);
         if !sandbox.missing().is_empty() {
             let missing = sandbox.missing().join("; ");
@@ -80,11 +105,11 @@ impl Confinement {
     pub(crate) fn confine_dialler(&self, disk: &Disk) {
         if let (Some(sandbox), Backing::Nbd(nbd)) = (&self.0, disk.backing()) {
             let sandbox = sandbox.clone();
-            nbd.on_dialler(move || report(sandbox.earlier_thread(Role::Dial), Role::Dial));
+            nbd.on_dialler(move || report(sandbox.dialler(), Role::Dial));
         }
     }
 
-    /// What a thread of this role calls when it starts.
+    /// Makes the function that a thread of this role calls when it starts.
     pub(crate) fn narrowing(&self, role: Role) -> impl Fn() + Send + Sync + 'static {
         let confinement = self.clone();
         move || confinement.thread(role)
@@ -139,8 +164,52 @@ fn reaches(service: &Service) -> Vec<Reach> {
         let path = std::path::absolute(path).ok()?;
         path.parent().map(Path::to_owned)
     });
-    let own = Path::new(OWN_PROCESS).exists();
-    let own = own.then(|| Reach::new(OWN_PROCESS, Access::Read));
     let removed = |folder: PathBuf| Reach::new(folder, Access::Remove);
-    own.into_iter().chain(folders.map(removed)).collect()
+    own().chain(folders.map(removed)).collect()
+}
+
+/// What a thread reads about itself.
+fn own() -> impl Iterator<Item = Reach> {
+    let own = Path::new(OWN_PROCESS).exists();
+    own.then(|| Reach::new(OWN_PROCESS, Access::Read))
+        .into_iter()
+}
+
+/// Root's rings were not counted against the limit of locked memory, and are not to be from now on.
+fn keep() -> Keep {
+    match process::lift_locked_memory_limit() {
+        true => Keep::Nothing,
+        false => Keep::LockedMemory,
+    }
+}
+
+/// The folders in which a node works.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NodeFolders<'a> {
+    /// Its own files and sockets.
+    pub(crate) own: [&'a Path; 2],
+    /// The control socket.
+    pub(crate) control: &'a Path,
+    /// Images, block devices and profiles; none: everywhere.
+    pub(crate) images: &'a [PathBuf],
+}
+
+impl NodeFolders<'_> {
+    fn reaches(&self) -> Vec<Reach> {
+        let changed = self.own.map(|folder| Reach::new(folder, Access::Change));
+        let control = self.control.parent();
+        let control = control.map(|folder| Reach::new(folder, Access::Remove));
+        let everywhere = [PathBuf::from("/")];
+        let images = match self.images {
+            [] => &everywhere[..],
+            images => images,
+        };
+        let images = images
+            .iter()
+            .map(|folder| Reach::new(folder, Access::ReadWrite));
+        let read = READ.iter().filter(|path| Path::new(path).exists());
+        let read = read.map(|path| Reach::new(path, Access::Read));
+        let all = own().chain(changed).chain(control).chain(images);
+        all.chain(read).collect()
+    }
 }

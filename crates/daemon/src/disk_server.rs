@@ -20,7 +20,7 @@ use crate::control::{DiskStatus, Server};
 use crate::failure::Failure;
 use crate::loop_device;
 use crate::pending::{PendingConnections, has_left};
-use crate::resize::Watch;
+use crate::resize::{Watch, Watches};
 use crate::service::Service;
 use crate::socket::{Door, PathLock};
 use crate::split::split_for;
@@ -35,7 +35,7 @@ const ARRIVALS_MAX: u32 = 10;
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Hang up, wait for what is in flight at most for so long, else for its `--stop-deadline`, and end.
-    /// What for, as the log has it.
+    /// The text is the reason, for the log.
     Stop(String, Option<Duration>),
     /// End if no frontend is connected; whether that is so.
     StopUnused(oneshot::Sender<bool>),
@@ -139,6 +139,7 @@ impl DiskServer {
         disk: Arc<Disk>,
         door: &Door,
         naming: Naming,
+        watches: &Watches,
         confine: impl FnOnce(&Service, &str) -> Result<Confinement, Failure>,
     ) -> Result<DiskServer, Failure> {
         let listener = match door {
@@ -148,7 +149,7 @@ impl DiskServer {
         let listener = listener
             .transpose()
             .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
-        let watch = Watch::new(&disk);
+        let watch = watches.watch(&disk);
         let loops = loop_device::attached_to_legs(&disk);
         let confinement = confine(&service, disk.name())?;
         confinement.confine_dialler(&disk);
@@ -161,6 +162,11 @@ impl DiskServer {
             service.tuning.clone(),
         );
         let device = device.at_worker_start(confinement.narrowing(Role::Worker));
+        let device = match &service.limit_group {
+            Some(group) => device.in_group(group),
+            None => device,
+        };
+        let device = device.in_pool(service.pool.clone());
         let device = Arc::new(device.recording(service.recording));
         let vrings = service.session.vrings_max;
         let status = DiskStatus::new(device.clone(), naming.endpoint.clone(), vrings);
@@ -190,7 +196,7 @@ impl DiskServer {
         .announced(naming.is_locked, &loops))
     }
 
-    /// What the control interface shows of it.
+    /// The disk's state as the control interface shows it.
     pub(crate) fn status(&self) -> Arc<DiskStatus> {
         self.status.clone()
     }

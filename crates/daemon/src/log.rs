@@ -28,7 +28,7 @@ enum Entry {
     Wake,
 }
 
-/// What the thread does once, before it writes its next line.
+/// A job that the log thread does once, before it writes its next line.
 type Order = Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>;
 
 /// Keeps the log going; dropping it gives the last lines a moment to be written.

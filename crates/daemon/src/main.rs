@@ -8,12 +8,14 @@ mod control;
 mod cpus;
 mod demo;
 mod disk_server;
+mod doctor;
 mod failure;
 mod log;
 mod loop_device;
 mod node;
 mod options_doc;
 mod pacing;
+mod pages;
 mod pending;
 mod probe;
 mod process;
@@ -25,6 +27,7 @@ mod signals;
 mod socket;
 mod split;
 mod stripe;
+mod systemd;
 mod view;
 
 use std::io::Write as _;
@@ -58,6 +61,8 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Top(top) => view::top(&top),
         Action::Stats(stats) => view::stats(&stats),
         Action::Held(held) => view::order_held(&held),
+        Action::Pages(folder) => pages::write(cli::definition(), &folder),
+        Action::Doctor(doctor) => doctor::run(&doctor),
         Action::Stripe(stripe) => stripe::run(&stripe),
     }
 }

@@ -2,29 +2,39 @@
 //! adds and removes them, and files keep them.
 
 mod files;
+mod groups;
 mod keep;
+mod pools;
 mod routes;
 pub(crate) mod spec;
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use cleave_disk::DiskSpec;
 use cleave_engine::Reactor;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 use tracing::level_filters::LevelFilter;
 
+use crate::confine::{Confinement, NodeFolders};
 use crate::control::Server;
 use crate::disk_server::Order;
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
+use crate::resize::Watches;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket;
+use crate::systemd::Manager;
 use files::Files;
+use groups::Groups;
 use keep::{Kept, State};
+pub(crate) use pools::PoolSpec;
+use pools::Pools;
 use spec::DiskFile;
 
 /// Most disks of a node.
@@ -33,6 +43,8 @@ const DISKS_MAX: usize = 1024;
 const ID_CHARS_MAX: usize = 64;
 /// Most disks that are opened at once.
 const OPENERS_MAX: usize = 64;
+/// How long the service manager waits for disks that are being opened.
+const READY_TIME: Duration = Duration::from_secs(10);
 /// Descriptors of the process itself.
 const DESCRIPTORS_OWN: u64 = 256;
 
@@ -42,6 +54,11 @@ pub(crate) struct NodeOptions {
     pub(crate) state: PathBuf,
     pub(crate) run: PathBuf,
     pub(crate) control: PathBuf,
+    /// Folders of images; none: everywhere.
+    pub(crate) images: Vec<PathBuf>,
+    /// Whether the process is confined.
+    pub(crate) sandbox: bool,
+    pub(crate) pools: Vec<PoolSpec>,
     pub(crate) log: LevelFilter,
 }
 
@@ -51,8 +68,13 @@ struct Node {
     files: Files,
     run: PathBuf,
     control: PathBuf,
+    images: Vec<PathBuf>,
+    pools: Pools,
     /// Most descriptors that the process may have.
     descriptors: u64,
+    confinement: Confinement,
+    groups: Groups,
+    watches: Watches,
     disks: Mutex<BTreeMap<String, Arc<Kept>>>,
     /// One for each thread that may open a disk. A thread whose storage hangs keeps its own.
     openers: Arc<Semaphore>,
@@ -60,7 +82,7 @@ struct Node {
 
 /// Serves until a signal.
 pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
-    let _log = log::start(options.log)
+    let log = log::start(options.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
     let descriptors = process::raise_descriptor_limit(0)?;
     Reactor::probe().map_err(Failure::input)?;
@@ -72,15 +94,7 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
             "cannot make {run}: {error}: give another folder with --run"
         ))
     })?;
-    let node = Arc::new(Node {
-        files,
-        run: options.run.clone(),
-        control: options.control.clone(),
-        descriptors,
-        disks: Mutex::default(),
-        openers: Arc::new(Semaphore::new(OPENERS_MAX)),
-    });
-    process::runtime()?.block_on(control(&node))
+    process::runtime()?.block_on(control(options, files, descriptors, &log))
 }
 
 /// Refuses a second node with the same files.
@@ -98,12 +112,37 @@ fn lock_state(state: &Path) -> Result<File, Failure> {
 }
 
 /// From the signals on.
-async fn control(node: &Arc<Node>) -> Result<(), Failure> {
+async fn control(
+    options: &NodeOptions,
+    files: Files,
+    descriptors: u64,
+    log: &log::Guard,
+) -> Result<(), Failure> {
     let mut signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
-    let socket = socket::open_private(&node.control)?;
+    let socket = socket::open_private(&options.control)?;
+    let manager = Arc::new(Manager::from_environment());
+    let watches = Watches::default();
+    watches.open_all();
+    let confinement = confine(options, log)?;
+    let pools = Pools::start(&options.pools, &confinement)?;
+    let node = Arc::new(Node {
+        files,
+        pools,
+        run: options.run.clone(),
+        control: options.control.clone(),
+        images: options.images.clone(),
+        descriptors,
+        watches,
+        confinement,
+        groups: Groups::default(),
+        disks: Mutex::default(),
+        openers: Arc::new(Semaphore::new(OPENERS_MAX)),
+    });
     let kept = node.restore()?;
     let server = Server::start(socket, routes::router(node.clone()))?;
+    manager.watch();
+    tokio::spawn(tell_when_ready(node.clone(), manager.clone()));
     let shown = node.control.display();
     tracing::info!("the control socket is {shown}; disks that are kept: {kept}");
     let signal = loop {
@@ -113,7 +152,40 @@ async fn control(node: &Arc<Node>) -> Result<(), Failure> {
         }
     };
     drop(server);
+    manager.stopping();
     node.stop(signal).await
+}
+
+/// Gives up what opening and serving disks does not need.
+fn confine(options: &NodeOptions, log: &log::Guard) -> Result<Confinement, Failure> {
+    if !options.sandbox {
+        tracing::warn!(
+            "--sandbox off: whoever takes this node over through a fault of it can do all that its user can"
+        );
+        return Ok(Confinement::none());
+    }
+    let folders = NodeFolders {
+        own: [&options.state, &options.run],
+        control: &options.control,
+        images: &options.images,
+    };
+    Confinement::apply_to_node(&folders, log)
+}
+
+/// Tells the service manager that the node is ready: each disk that is kept is served or has failed. One whose storage hangs
+/// is not waited for.
+async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
+    let all = node.all();
+    let settled = async {
+        for kept in &all {
+            kept.settled(READY_TIME).await;
+        }
+    };
+    // Ready all the same.
+    let _ = tokio::time::timeout(READY_TIME, settled).await;
+    let is_served = |kept: &&Arc<Kept>| matches!(kept.state(), State::Serving(_));
+    let served = all.iter().filter(is_served).count();
+    manager.ready(&format!("serving {served} of {} disks", all.len()));
 }
 
 impl Node {
@@ -167,7 +239,7 @@ impl Node {
         self.lock().get(id).cloned()
     }
 
-    /// Takes this very disk out.
+    /// Takes this very disk out, and the folder of its socket.
     fn forget(&self, kept: &Arc<Kept>) {
         let mut disks = self.lock();
         if disks
@@ -175,7 +247,13 @@ impl Node {
             .is_some_and(|now| Arc::ptr_eq(now, kept))
         {
             disks.remove(&kept.id);
+            self.remove_folder(&kept.id);
         }
+    }
+
+    /// Removes the folder of a socket, unless a lock is in it.
+    fn remove_folder(&self, id: &str) {
+        let _ = fs::remove_dir(self.run.join(id));
     }
 
     fn socket(&self, id: &str) -> PathBuf {
@@ -184,11 +262,29 @@ impl Node {
 
     /// The service of a disk, or what is wrong with it.
     fn service(&self, id: &str, file: &DiskFile) -> Result<crate::service::Service, String> {
-        file.service(&self.socket(id), &self.control)
+        let mut service = file.service(&self.socket(id), &self.control)?;
+        self.pools.assign(file, &mut service)?;
+        Ok(service)
+    }
+
+    /// The file of a disk that the folders of images keep out of reach.
+    fn out_of_reach(&self, service: &crate::service::Service) -> Option<PathBuf> {
+        let is_within = |path: &Path| self.images.iter().any(|folder| beneath(path, folder));
+        let files = service.disk.specs().iter().filter_map(DiskSpec::path);
+        let mut outside = files.filter(|path| !self.images.is_empty() && !is_within(path));
+        outside.next().map(Path::to_owned)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Kept>>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a file lies below a folder. One that cannot be found is for opening to judge.
+fn beneath(file: &Path, folder: &Path) -> bool {
+    match (file.canonicalize(), folder.canonicalize()) {
+        (Ok(file), Ok(folder)) => file.starts_with(folder),
+        _ => true,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 /// Fewest open files that a disk can be served with. A worker's io_uring has a table for the eventfds
 /// of as many vrings as a device may have, and the kernel holds the table's size, not its use, against
 /// this limit.
-const DESCRIPTORS_MIN: u64 = 1024;
+pub(crate) const DESCRIPTORS_MIN: u64 = 1024;
 
 /// Takes as many descriptors as the process may have. Fewer than `needed` are an error now rather than with the first
 /// guest that uses all its vrings. How many there are.

@@ -12,20 +12,19 @@ use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
+use crate::resize::Watches;
 use crate::service::{Endpoint, Service};
 use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, PathLock};
+use crate::systemd::Manager;
 
 /// Orders that may wait: signals that came at once.
 const ORDERS_MAX: usize = 16;
 
 /// Serves until a signal, or until the only frontend has left.
 pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
-    // Before anything opens a descriptor whose number could be the one that --fd names.
-    let inherited = match &service.endpoint {
-        Endpoint::Fd(_) => Some(socket::open_door(&service.endpoint)?),
-        Endpoint::Path(_) => None,
-    };
+    // Before anything opens a descriptor whose number could be the one that --fd or systemd names.
+    let inherited = socket::inherited(&service.endpoint)?;
     let log = log::start(service.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
     if let Some(parent) = service.exit_with_parent {
@@ -33,14 +32,22 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     }
     process::raise_descriptor_limit(service.descriptors())?;
     Reactor::probe().map_err(Failure::input)?;
+    let manager = Manager::from_environment();
+    manager.tell("STATUS=waiting for the disk");
     // Before the disk, and to the end of the process: nothing is served while I/O of a daemon that died is in flight.
     let lock = match &service.endpoint {
+        Endpoint::Path(path) if inherited.is_some() => PathLock::take_passed(path)?,
         Endpoint::Path(path) => PathLock::take(path)?,
         Endpoint::Fd(_) => None,
     };
     let disk = disk_server::open(&mut service, lock.as_ref())?;
-    let is_locked = lock.is_some() || inherited.is_some();
-    let served = process::runtime()?.block_on(control(service, disk, inherited, is_locked, &log));
+    let is_locked = lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
+    let outside = Outside {
+        inherited,
+        manager,
+        log: &log,
+    };
+    let served = process::runtime()?.block_on(control(service, disk, is_locked, outside));
     let may_be_busy = served.as_ref().is_err_and(Failure::is_of_the_run);
     if let (true, Some(lock)) = (may_be_busy, lock) {
         lock.leave();
@@ -48,14 +55,26 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
     served
 }
 
+/// The process's connections to the outside, besides its disk.
+struct Outside<'a> {
+    /// The socket that the process was started with.
+    inherited: Option<Door>,
+    manager: Manager,
+    log: &'a log::Guard,
+}
+
 /// From the socket on.
 async fn control(
     service: Service,
     disk: Arc<Disk>,
-    inherited: Option<Door>,
     is_locked: bool,
-    log: &log::Guard,
+    outside: Outside<'_>,
 ) -> Result<(), Failure> {
+    let Outside {
+        inherited,
+        manager,
+        log,
+    } = outside;
     // Before the socket file exists: a signal from now on ends in order and removes it.
     let signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
@@ -71,23 +90,34 @@ async fn control(
         endpoint: socket::name(&service.endpoint),
         is_locked,
     };
+    let watches = Watches::default();
     let confine = |service: &Service, name: &str| Confinement::apply(service, name, log);
-    let mut server = DiskServer::new(service, disk, &door, naming, confine)?;
+    let name = disk.name().to_owned();
+    let mut server = DiskServer::new(service, disk, &door, naming, &watches, confine)?;
     let control = opened.map(|socket| Server::start(socket, server.status().router()));
     server.add_control(control.transpose()?);
     server.serve_connected(&door)?;
+    manager.watch();
+    manager.ready(&format!("serving {name}"));
     let (orders, mut taken) = mpsc::channel(ORDERS_MAX);
     tokio::select! {
         served = server.serve(&mut taken, door) => served,
-        never = pass_on(signals, orders) => match never {},
+        never = pass_on(signals, orders, manager) => match never {},
     }
 }
 
 /// Gives signals to the disk as orders.
-async fn pass_on(mut signals: Signals, orders: mpsc::Sender<Order>) -> std::convert::Infallible {
+async fn pass_on(
+    mut signals: Signals,
+    orders: mpsc::Sender<Order>,
+    manager: Manager,
+) -> std::convert::Infallible {
     loop {
         let order = match signals.next().await {
-            SignalRequest::Stop(signal) => Order::Stop(format!("{signal} received"), None),
+            SignalRequest::Stop(signal) => {
+                manager.stopping();
+                Order::Stop(format!("{signal} received"), None)
+            }
             SignalRequest::CheckSize => Order::CheckSize,
         };
         // Of a disk that is ending already, nothing more is asked.

@@ -1,6 +1,7 @@
 //! The service of one disk: the complete, checked value that the command line becomes.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_blk::Stripe;
@@ -9,13 +10,14 @@ use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, StripeKind, format_siz
 use cleave_sandbox::Identity;
 use cleave_session::SessionConfig;
 use cleave_worker::record::Recording;
-use cleave_worker::{Split, Tuning, WorkerConfig};
+use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
 use tracing::level_filters::LevelFilter;
 
 use crate::cli::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch};
 use crate::cpus;
 use crate::failure::Failure;
 use crate::split::SplitArgs;
+use crate::systemd;
 
 /// Most ops that a worker keeps in flight, and least, whatever the size of its vrings: the upper bound
 /// keeps a worker's tables small, and devices are at their best far below it.
@@ -28,6 +30,9 @@ const STRIPE_OPS: u16 = 4096;
 /// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
 /// pending, 32 connections of the control socket, the descriptors of a message, and the runtime with its watches.
 const DESCRIPTORS_OWN: u64 = 128;
+/// The same for each disk of a node, which has the others once for all: its socket and locks, 16 pending connections, those of its
+/// session, and the descriptors of a message.
+const DESCRIPTORS_OF_DISK: u64 = 64;
 /// Kick, call and err.
 const VRING_DESCRIPTORS: u64 = 3;
 /// Its rings (plain, polled, one for blocking calls) and what wakes it; each leg's file comes on top.
@@ -97,7 +102,11 @@ pub(crate) struct Service {
     pub(crate) writeback: bool,
     pub(crate) session: SessionConfig,
     pub(crate) worker: WorkerConfig,
+    /// The threads of a node that serve it. `None`: its workers have threads of their own.
+    pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) tuning: Tuning,
+    /// Other disks share its limits.
+    pub(crate) limit_group: Option<LimitGroup>,
     pub(crate) split: SplitArgs,
     /// The control socket.
     pub(crate) control: Option<PathBuf>,
@@ -158,6 +167,7 @@ impl Service {
                 cpus,
                 ops: disk.ops(options.queue_size),
             },
+            pool: None,
             // How requests are split is known when the disk is open.
             tuning: Tuning {
                 on_error: options.on_error,
@@ -165,6 +175,7 @@ impl Service {
                 ..options.pacing.tuning(Split::Off)
             },
             disk,
+            limit_group: None,
             split: options.split.clone(),
             control: options.control.clone(),
             recording: match options.stats {
@@ -182,10 +193,18 @@ impl Service {
 
     /// Descriptors that it may come to need, with a frontend that uses all that is offered.
     pub(crate) fn descriptors(&self) -> u64 {
+        DESCRIPTORS_OWN + self.descriptors_of_vrings()
+    }
+
+    /// The same for a disk of a node.
+    pub(crate) fn descriptors_in_node(&self) -> u64 {
+        DESCRIPTORS_OF_DISK + self.descriptors_of_vrings()
+    }
+
+    fn descriptors_of_vrings(&self) -> u64 {
         let workers = u64::from(self.open.workers);
         let legs = self.disk.specs().len() as u64;
-        DESCRIPTORS_OWN
-            + VRING_DESCRIPTORS * u64::from(self.session.vrings_max)
+        VRING_DESCRIPTORS * u64::from(self.session.vrings_max)
             + (WORKER_DESCRIPTORS + legs) * workers
     }
 }
@@ -194,6 +213,7 @@ fn endpoint(args: &EndpointArgs) -> Result<Endpoint, Failure> {
     match (&args.socket_path, args.fd) {
         (Some(path), None) => Ok(Endpoint::Path(path.clone())),
         (None, Some(fd)) => Ok(Endpoint::Fd(fd)),
+        (None, None) if systemd::passed()?.is_some() => Ok(Endpoint::Fd(systemd::FIRST_SOCKET)),
         // The parser refuses both.
         _ => Err(Failure::input(
             "no socket: give --socket-path PATH or --fd N",

@@ -19,6 +19,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 
 use crate::failure::Failure;
 use crate::service::Endpoint;
+use crate::systemd;
 
 /// Longest path that fits `sockaddr_un` with its terminating zero.
 const PATH_BYTES_MAX: usize = 107;
@@ -48,11 +49,23 @@ pub(crate) struct Listening {
     listener: UnixListener,
 }
 
-/// Opens the socket that the operator named. The caller holds the lock of its path.
+/// Makes the socket that the operator named. The caller holds the lock of its path.
 pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
     match endpoint {
         Endpoint::Path(path) => listen(path, None).map(Door::Listening),
         Endpoint::Fd(number) => inherit(*number),
+    }
+}
+
+/// The socket that this process was started with, if there is one: the one that --fd names, or the one that systemd has
+/// made at the path.
+pub(crate) fn inherited(endpoint: &Endpoint) -> Result<Option<Door>, Failure> {
+    match endpoint {
+        Endpoint::Fd(number) => inherit(*number).map(Some),
+        Endpoint::Path(path) => match systemd::passed()? {
+            Some(number) => passed_at(number, path).map(Some),
+            None => Ok(None),
+        },
     }
 }
 
@@ -265,6 +278,22 @@ impl PathLock {
         socket: &Path,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Option<PathLock>, Failure> {
+        PathLock::take_after(socket, || match is_wanted() {
+            true => refuse_served(socket),
+            false => Err(Failure::run("the disk was removed while it waited")),
+        })
+    }
+
+    /// The same where systemd listens at the path. Connecting would succeed there whether or not a daemon runs.
+    pub(crate) fn take_passed(socket: &Path) -> Result<Option<PathLock>, Failure> {
+        PathLock::take_after(socket, || Ok(()))
+    }
+
+    /// `refuse` fails where it is no use to wait.
+    fn take_after(
+        socket: &Path,
+        refuse: impl Fn() -> Result<(), Failure>,
+    ) -> Result<Option<PathLock>, Failure> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
@@ -280,9 +309,9 @@ impl PathLock {
                     return Ok(Some(PathLock { path, file }));
                 }
                 Ok(()) | Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) if is_wanted() => wait_for(socket, tries)?,
                 Err(rustix::io::Errno::WOULDBLOCK) => {
-                    return Err(Failure::run("the disk was removed while it waited"));
+                    refuse()?;
+                    wait_for(socket, tries);
                 }
                 Err(_) => break, // a file system without locks
             }
@@ -306,12 +335,17 @@ impl PathLock {
     }
 }
 
-/// Another daemon has the path locked: one that runs, or one that has ended and has I/O in flight.
-fn wait_for(socket: &Path, tries: u32) -> Result<(), Failure> {
+/// Refuses a path at which a daemon runs.
+fn refuse_served(socket: &Path) -> Result<(), Failure> {
     let is_socket = |found: fs::Metadata| found.file_type().is_socket();
-    if fs::symlink_metadata(socket).is_ok_and(is_socket) {
-        refuse_live(socket, knock(socket))?;
+    match fs::symlink_metadata(socket).is_ok_and(is_socket) {
+        true => refuse_live(socket, knock(socket)),
+        false => Ok(()),
     }
+}
+
+/// Another daemon has the path locked: one that runs, or one that has ended and has I/O in flight.
+fn wait_for(socket: &Path, tries: u32) {
     if tries == LOCK_TRIES_QUIET {
         tracing::warn!(
             "waiting for the daemon that served {} before: it ends, or has ended and its disk has not answered yet",
@@ -319,7 +353,6 @@ fn wait_for(socket: &Path, tries: u32) -> Result<(), Failure> {
         );
     }
     thread::sleep(LOCK_PAUSE);
-    Ok(())
 }
 
 impl Drop for PathLock {
@@ -365,6 +398,32 @@ impl Drop for SocketFile {
         if ours && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!("cannot remove socket {}: {error}", self.path.display());
         }
+    }
+}
+
+/// Takes the socket over that systemd listens on, which has to be the one at this path.
+fn passed_at(number: u32, path: &Path) -> Result<Door, Failure> {
+    let refuse = |what: &str| {
+        Failure::input(format!(
+            "systemd passed {what}: give ListenStream= of the socket unit and --socket-path the same path"
+        ))
+    };
+    let Door::Listening(listening) = inherit(number)? else {
+        return Err(refuse("a connection and no listening socket"));
+    };
+    let address = listening.listener.local_addr().ok();
+    let bound = address.as_ref().and_then(|address| address.as_pathname());
+    let place = |path: &Path| path.canonicalize().ok();
+    match bound {
+        Some(bound) if place(bound).is_some() && place(bound) == place(path) => {
+            Ok(Door::Listening(listening))
+        }
+        Some(bound) => Err(refuse(&format!(
+            "the socket {} and --socket-path is {}",
+            bound.display(),
+            path.display()
+        ))),
+        None => Err(refuse("a socket without a path")),
     }
 }
 

@@ -53,7 +53,7 @@ pub trait Visitor {
     type Output;
 
     /// Runs the operation.
-    fn visit<S: Store>(self, store: S) -> Self::Output;
+    fn visit<S: Store + 'static>(self, store: S) -> Self::Output;
 }
 
 impl AnyStore {

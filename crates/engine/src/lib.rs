@@ -39,7 +39,7 @@ pub use model::Model;
 pub use nbd::Nbd;
 pub use null::Null;
 pub use polled::probe_iopoll;
-pub use reactor::{Completion, EngineError, Reactor};
+pub use reactor::{Completion, EngineError, Prepared, Reactor, Rest};
 
 /// A completed op. Its memory and its range of the disk are no longer touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

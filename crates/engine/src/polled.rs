@@ -37,14 +37,14 @@ pub(crate) struct Polled {
 }
 
 impl Polled {
-    /// Creates the ring with the given number of file slots.
-    pub(crate) fn new(
+    /// Creates the ring with the given number of file slots. It is not enabled yet.
+    pub(crate) fn prepare(
         submissions: u32,
         files: u32,
         levels: &[Level],
     ) -> Result<Polled, EngineError> {
         let submissions = submissions.next_power_of_two();
-        let ring = Ring::new(&RingConfig {
+        let ring = Ring::prepare(&RingConfig {
             submissions,
             completions: 2 * submissions,
             files,
@@ -57,6 +57,11 @@ impl Polled {
             in_flight: 0,
             successes: 0,
         })
+    }
+
+    /// Enables the ring for the calling thread.
+    pub(crate) fn enable(&mut self) -> io::Result<()> {
+        self.ring.enable()
     }
 
     /// Puts a file into the table.

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,9 @@ use io_uring::{opcode, squeue};
 
 use crate::bell::{BellFd, Bells};
 use crate::polled::Polled;
-use crate::ring::{self, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, Sleep, tag};
+use crate::ring::{
+    self, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, SHARED_LEVELS, Sleep, tag,
+};
 use crate::watch::{Signal, Watches};
 use crate::{Event, Store, Wait};
 
@@ -121,6 +123,45 @@ impl StoreId {
     }
 }
 
+/// How long a thread with several reactors may leave one alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// Not at all: there is an event, or something to poll.
+    None,
+    /// Until its descriptor becomes readable, or until then.
+    Until(Option<Instant>),
+}
+
+/// A reactor that another thread will use. Setting up its rings takes memory and time, and a confined thread may not
+/// do it.
+#[derive(Debug)]
+pub struct Prepared(Reactor);
+
+// SAFETY: the rings are not enabled, so nothing was submitted and no thread is registered with them. The reactor is
+// owned here alone: `enable` gives it to the thread that calls it, and a `Reactor` never leaves that thread.
+unsafe impl Send for Prepared {}
+
+impl Prepared {
+    /// Like [`Reactor::new`], for a thread that waits for several reactors at once.
+    pub fn new(
+        disks: &[&Disk],
+        ops: u16,
+        watches: u16,
+        bells: u16,
+    ) -> Result<Prepared, EngineError> {
+        let submissions = u32::from(ops) + SUBMISSION_SLACK;
+        let slots = [ops, watches, bells];
+        Reactor::prepared(disks, slots, submissions, &SHARED_LEVELS).map(Prepared)
+    }
+
+    /// Enables the rings for the calling thread.
+    pub fn enable(self) -> Result<Reactor, EngineError> {
+        let Prepared(mut reactor) = self;
+        reactor.enable().map_err(EngineError::setup)?;
+        Ok(reactor)
+    }
+}
+
 /// Numbers the reactors of this process.
 static REACTORS: AtomicU64 = AtomicU64::new(0);
 
@@ -153,11 +194,26 @@ impl Reactor {
         bells: u16,
     ) -> Result<Reactor, EngineError> {
         let submissions = u32::from(ops) + SUBMISSION_SLACK;
-        Reactor::with_queue(disks, [ops, watches, bells], submissions, &LEVELS)
+        let mut reactor = Reactor::prepared(disks, [ops, watches, bells], submissions, &LEVELS)?;
+        reactor.enable().map_err(EngineError::setup)?;
+        Ok(reactor)
     }
 
     /// Like `new` (`slots` holds its three numbers), with a given submission queue size and given set-up levels.
+    #[cfg(test)]
     pub(crate) fn with_queue(
+        disks: &[&Disk],
+        slots: [u16; 3],
+        submissions: u32,
+        levels: &[Level],
+    ) -> Result<Reactor, EngineError> {
+        let mut reactor = Reactor::prepared(disks, slots, submissions, levels)?;
+        reactor.enable().map_err(EngineError::setup)?;
+        Ok(reactor)
+    }
+
+    /// Creates the rings without enabling them.
+    fn prepared(
         disks: &[&Disk],
         [ops, watches, bells]: [u16; 3],
         submissions: u32,
@@ -167,7 +223,7 @@ impl Reactor {
         let first_bell = files + u32::from(watches);
         let barriers = || disks.iter().flat_map(|disk| disk.barriers());
         let first_barrier = first_bell + u32::from(bells);
-        let ring = Ring::new(&RingConfig {
+        let ring = Ring::prepare(&RingConfig {
             submissions: submissions.next_power_of_two(),
             completions: (u32::from(ops) + 2 * u32::from(watches) + COMPLETION_SLACK)
                 .max(2 * submissions)
@@ -187,7 +243,7 @@ impl Reactor {
         let polled = match disks.iter().any(|disk| disk.is_polled()) {
             true => {
                 let slots = files + barriers().count() as u32;
-                let polled = Polled::new(submissions, slots, levels)?;
+                let polled = Polled::prepare(submissions, slots, levels)?;
                 for (file, slot) in barriers().zip(files..) {
                     polled.set_file(slot, &file).map_err(EngineError::setup)?;
                 }
@@ -206,6 +262,14 @@ impl Reactor {
             files,
             deferred: VecDeque::new(),
         })
+    }
+
+    /// Enables the rings for the calling thread.
+    fn enable(&mut self) -> io::Result<()> {
+        self.ring.enable()?;
+        self.polled
+            .as_mut()
+            .map_or(Ok(()), |polled| polled.enable())
     }
 
     /// Checks at start-up whether a ring can be created at all, so that the error is clear.
@@ -287,6 +351,45 @@ impl Reactor {
             false => Purpose::Io,
         };
         self.ring.enter(sleep, purpose)
+    }
+
+    /// Like `enter` with a wait, for a thread that has several reactors and sleeps elsewhere: submits everything
+    /// pushed, does not wait, and returns until when the thread may leave this reactor alone. The descriptor of the
+    /// reactor becomes readable when an event arrives, if the reactor was prepared for that ([`Prepared`]).
+    pub fn settle<S: Store>(
+        &mut self,
+        stores: &mut [S],
+        deadline: Option<Instant>,
+    ) -> io::Result<Rest> {
+        let mut limit = None;
+        for store in &mut *stores {
+            let of_store = store.before_enter(self, Wait::Until(deadline));
+            limit = limit.into_iter().chain(of_store).min();
+        }
+        self.watches.arm_wanted(&mut self.ring);
+        self.bells.flush(&mut self.ring);
+        let entered = self.ring.enter(Sleep::No, Purpose::Io);
+        if let Some(polled) = &mut self.polled {
+            polled.poll()?;
+        }
+        stores.iter_mut().for_each(Store::after_enter);
+        entered?;
+        if self.ring.has_queued() {
+            // The kernel is short of memory or of room for completions.
+            limit = limit.into_iter().chain([ARM_PAUSE]).min();
+        }
+        Ok(match self.sleep(stores, deadline, limit) {
+            _ if self.ring.is_signalled() => Rest::None,
+            Sleep::No => Rest::None,
+            Sleep::For(time) => Rest::Until(Some(Instant::now() + time)),
+            Sleep::Forever => Rest::Until(None),
+        })
+    }
+
+    /// Whether an `enter` or `reap` would find something, without a system call.
+    #[inline]
+    pub fn is_signalled(&mut self) -> bool {
+        self.ring.is_signalled() || self.has_events()
     }
 
     /// Closes the stores in order. Bells that were rung are written first.
@@ -520,6 +623,13 @@ impl Reactor {
     #[cfg(test)]
     pub(crate) fn plain_ring(&mut self) -> &mut Ring {
         &mut self.ring
+    }
+}
+
+impl AsFd for Reactor {
+    /// For `epoll`; see [`Reactor::settle`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
     }
 }
 

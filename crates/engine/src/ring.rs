@@ -6,7 +6,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -116,6 +116,12 @@ pub(crate) const LEVELS: [Level; 3] = [
     Level::Cooperative,
 ];
 
+/// The levels for a thread that waits for several rings at once. With DEFER_TASKRUN the descriptor of a ring does not
+/// become readable before its thread enters it (seen with 6.18), and a registered eventfd is written late: a kick is
+/// itself the write of an eventfd, and the kernel puts off what that write causes until an RCU grace period has
+/// passed, which took 17 ms.
+pub(crate) const SHARED_LEVELS: [Level; 2] = [Level::CooperativeSingle, Level::Cooperative];
+
 /// The flags that a ring is set up with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Level {
@@ -128,8 +134,8 @@ pub(crate) enum Level {
 }
 
 impl Ring {
-    /// Sets up a restricted, enabled and registered ring; call it on the thread that will use it.
-    pub(crate) fn new(config: &RingConfig<'_>) -> Result<Ring, EngineError> {
+    /// Sets up a restricted ring that is not enabled yet. No thread owns it.
+    pub(crate) fn prepare(config: &RingConfig<'_>) -> Result<Ring, EngineError> {
         let uring = while_short_of_memory(|| build(config), std::thread::sleep);
         let uring = uring.map_err(EngineError::setup)?;
         let can_idle = uring.params().is_feature_no_iowait();
@@ -146,9 +152,15 @@ impl Ring {
             enters: 0,
         };
         ring.configure(config).map_err(EngineError::setup)?;
-        // Saves the descriptor look-up in each enter. It is optional: the table of registered rings may be full.
-        let _ = ring.submitter.register_ring_fd();
         Ok(ring)
+    }
+
+    /// Enables the ring for the calling thread, which from now on is the only one that may use it.
+    pub(crate) fn enable(&mut self) -> io::Result<()> {
+        self.submitter.register_enable_rings()?;
+        // Saves the descriptor look-up in each enter. It is optional: the table of registered rings may be full.
+        let _ = self.submitter.register_ring_fd();
+        Ok(())
     }
 
     /// Restrictions can only be set before the ring is enabled.
@@ -171,8 +183,7 @@ impl Ring {
         ] {
             allowed.push(Restriction::register_op(register));
         }
-        self.submitter.register_restrictions(&mut allowed)?;
-        self.submitter.register_enable_rings()
+        self.submitter.register_restrictions(&mut allowed)
     }
 
     /// Puts a file into the table, or empties the slot. I/O in flight continues on the old file.
@@ -267,9 +278,29 @@ impl Ring {
         !self.cq.is_empty()
     }
 
+    /// Whether the kernel has something for this thread that only an `enter` delivers.
+    #[inline]
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.sq.taskrun() || self.sq.cq_overflow()
+    }
+
+    /// Whether entries are queued that the kernel has not accepted yet.
+    #[inline]
+    pub(crate) fn has_queued(&mut self) -> bool {
+        self.sq.sync();
+        !self.sq.is_empty()
+    }
+
     /// How often the kernel was entered.
     pub(crate) fn enters(&self) -> u64 {
         self.enters
+    }
+}
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring is freed in `drop` only, so its descriptor is open for as long as `self` is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.uring.as_ref().as_raw_fd()) }
     }
 }
 
@@ -371,7 +402,8 @@ pub(crate) fn probe() -> Result<(), EngineError> {
         levels: &LEVELS,
         completion_mode: CompletionMode::Interrupt,
     };
-    Ring::new(&config).map(drop)
+    let mut ring = Ring::prepare(&config)?;
+    ring.enable().map_err(EngineError::setup)
 }
 
 #[cfg(test)]

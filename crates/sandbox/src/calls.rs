@@ -14,6 +14,8 @@ pub enum Role {
     Session,
     /// Serves vrings. Its rings exist by then: it can make no other, and can open nothing.
     Worker,
+    /// Serves vrings of many disks. Their rings are made by other threads.
+    Pool,
     /// Closes, queries and writes descriptors of a frontend.
     Offload,
     /// Asks for the size of the disk.
@@ -22,18 +24,23 @@ pub enum Role {
     Log,
     /// Connects to the server of a disk. It alone can make a socket and connect it.
     Dial,
+    /// The control thread of a process of many disks, and the threads that open disks and make sockets for it while others
+    /// are served. It keeps what the threads of the other roles need, which are started by it.
+    Node,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: [Role; 7] = [
+    pub const ALL: [Role; 9] = [
         Role::Control,
         Role::Session,
         Role::Worker,
+        Role::Pool,
         Role::Offload,
         Role::Size,
         Role::Log,
         Role::Dial,
+        Role::Node,
     ];
 
     /// The groups of calls that it may make.
@@ -51,10 +58,23 @@ impl Role {
             ],
             Role::Session => &[BASE, RINGS, NEW_RINGS, START, DESCRIPTORS, FRONTEND],
             Role::Worker => &[BASE, RINGS],
+            Role::Pool => &[BASE, RINGS, POOL],
             Role::Offload => &[BASE, START, DESCRIPTORS],
             Role::Size => &[BASE, DESCRIPTORS],
             Role::Log => &[BASE],
             Role::Dial => &[BASE, DIAL],
+            Role::Node => &[
+                BASE,
+                RINGS,
+                NEW_RINGS,
+                START,
+                DESCRIPTORS,
+                FRONTEND,
+                FILES,
+                EVENTS,
+                NEW_DISKS,
+                DIAL,
+            ],
         }
     }
 }
@@ -194,6 +214,19 @@ const NEW_RINGS: &[Call] = &[
     any(libc::SYS_io_uring_register),
 ];
 
+/// The rings of workers that are moved to a thread which runs already, and its sleep for all of them.
+const POOL: &[Call] = &[
+    with(libc::SYS_io_uring_register, Arguments::OneOf(1, ENABLE)),
+    any(libc::SYS_epoll_ctl),
+    any(libc::SYS_epoll_pwait),
+    any(libc::SYS_epoll_pwait2),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_epoll_wait),
+];
+
+const ENABLE: &[u64] = &[ENABLE_RINGS, ENABLE_RINGS | BY_INDEX];
+const ENABLE_RINGS: u64 = 12;
+
 /// New threads of this process, which narrow themselves further.
 const START: &[Call] = &[
     with(
@@ -208,6 +241,9 @@ const START: &[Call] = &[
     any(libc::SYS_sched_setaffinity),
     any(libc::SYS_prlimit64),
     with(libc::SYS_prctl, Arguments::OneOf(0, PRCTL)),
+    // Privileges can only become fewer.
+    any(libc::SYS_capget),
+    any(libc::SYS_capset),
     // Filters can only be added, never removed.
     with(libc::SYS_seccomp, Arguments::OneOf(0, SECCOMP)),
 ];
@@ -265,7 +301,7 @@ const UNIX: &[u64] = &[libc::AF_UNIX as u64];
 /// FIONBIO and FIONREAD, which are of another type in each libc.
 const IOCTL: &[u64] = &[0x5421, 0x541b];
 
-/// Connecting to a server over TCP or a unix socket, and talking to it. Nothing listens.
+/// Connecting to a server over TCP or a unix socket, and talking to it. Landlock keeps TCP from listening.
 const DIAL: &[Call] = &[
     with(libc::SYS_socket, Arguments::OneOf(0, FAMILIES)),
     any(libc::SYS_connect),
@@ -300,6 +336,58 @@ const EVENTS: &[Call] = &[
     #[cfg(target_arch = "x86_64")]
     any(libc::SYS_epoll_wait),
 ];
+
+/// Disks and sockets that are opened while others are served, in the folders that Landlock leaves; and what narrows the
+/// threads that serve them.
+const NEW_DISKS: &[Call] = &[
+    // Its pools start once it is confined.
+    any(libc::SYS_epoll_create1),
+    any(libc::SYS_bind),
+    any(libc::SYS_listen),
+    // glibc asks a name server for the addresses of both families at once.
+    any(libc::SYS_sendmmsg),
+    any(libc::SYS_getdents64),
+    any(libc::SYS_mkdirat),
+    any(libc::SYS_renameat2),
+    any(libc::SYS_fchmod),
+    any(libc::SYS_fchmodat),
+    any(libc::SYS_fchown),
+    any(libc::SYS_fchownat),
+    any(libc::SYS_faccessat),
+    any(libc::SYS_flock),
+    any(libc::SYS_fsync),
+    any(libc::SYS_fdatasync),
+    any(libc::SYS_fallocate),
+    any(libc::SYS_pwrite64),
+    // QEMU's locks.
+    with(libc::SYS_fcntl, Arguments::OneOf(1, OFD_LOCKS)),
+    // Sizes of a block device.
+    with(libc::SYS_ioctl, Arguments::OneOf(1, DEVICE_SIZES)),
+    // Reachable files can only become fewer.
+    any(libc::SYS_landlock_create_ruleset),
+    any(libc::SYS_landlock_add_rule),
+    any(libc::SYS_landlock_restrict_self),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_mkdir),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_rmdir),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_rename),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_renameat),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_chmod),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_chown),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_lchown),
+    #[cfg(target_arch = "x86_64")]
+    any(libc::SYS_access),
+];
+
+const OFD_LOCKS: &[u64] = &[libc::F_OFD_SETLK as u64, libc::F_OFD_GETLK as u64];
+/// BLKSSZGET, BLKPBSZGET and BLKGETSIZE64.
+const DEVICE_SIZES: &[u64] = &[0x1268, 0x127b, 0x8008_1272];
 
 /// Calls that only an exploit makes. They kill the process.
 pub(crate) const DEADLY: &[Call] = &[

@@ -166,6 +166,9 @@ mod tests {
             (Role::Control, Role::Size),
             (Role::Session, Role::Worker),
             (Role::Session, Role::Offload),
+            (Role::Node, Role::Control),
+            (Role::Node, Role::Pool),
+            (Role::Node, Role::Dial),
         ];
         for (starter, started) in pairs {
             let wide = permitted(starter);

@@ -40,6 +40,8 @@ pub enum Access {
     MakeSockets,
     /// Files of this folder are removed.
     Remove,
+    /// Files, sockets and folders are made, written, renamed and removed in this folder.
+    Change,
 }
 
 /// A path that stays within reach.
@@ -84,8 +86,17 @@ pub struct Sandbox {
     /// `None`: this kernel has no seccomp filters.
     programs: Option<Programs>,
     missing: Vec<String>,
+    /// What threads that serve a guest give up besides.
+    serving: Option<Serving>,
     /// Kept, because the rules end with their inodes.
     _reaches: Reaches,
+}
+
+/// What is left to the threads of a process of many disks that serve a guest.
+#[derive(Debug)]
+struct Serving {
+    reaches: Reaches,
+    keep: Keep,
 }
 
 impl Sandbox {
@@ -95,9 +106,28 @@ impl Sandbox {
     /// What this kernel lacks is left out, and named by [`Sandbox::missing`].
     pub fn process(reaches: Reaches, keep: Keep) -> Result<Sandbox, Error> {
         privileges::drop_all(keep).map_err(Error::Privileges)?;
+        Sandbox::begin(reaches, None, Role::Control)
+    }
+
+    /// The same for a process that goes on to open disks and to make sockets below `reaches`. Its threads that serve a guest
+    /// reach no more than `served`, and have no more privileges than with [`Sandbox::process`], once they have called
+    /// [`Sandbox::thread`].
+    pub fn node(reaches: Reaches, served: Reaches, keep: Keep) -> Result<Sandbox, Error> {
+        privileges::drop_for_opening(keep).map_err(Error::Privileges)?;
+        let serving = Serving {
+            reaches: served,
+            keep,
+        };
+        Sandbox::begin(reaches, Some(serving), Role::Node)
+    }
+
+    fn begin(reaches: Reaches, serving: Option<Serving>, role: Role) -> Result<Sandbox, Error> {
         let mut missing = Vec::new();
-        missing.extend(paths::restrict(&reaches)?);
-        let programs = match Programs::compile()?.install_base(Role::Control)? {
+        missing.extend(match role {
+            Role::Node => paths::restrict_but_connecting(&reaches),
+            _ => paths::restrict(&reaches),
+        }?);
+        let programs = match Programs::compile()?.install_base(role)? {
             Some(programs) => Some(programs),
             None => {
                 missing.push("seccomp filters: system calls are not confined".to_owned());
@@ -107,24 +137,36 @@ impl Sandbox {
         Ok(Sandbox {
             programs,
             missing,
+            serving,
             _reaches: reaches,
         })
     }
 
     /// Narrows the calling thread, which inherited the confinement of the thread that started it. There is no way back.
     pub fn thread(&self, role: Role) -> Result<(), Error> {
+        if let Some(serving) = &self.serving {
+            serving.narrow(role)?;
+        }
         match &self.programs {
             Some(programs) => programs.install(role),
             None => Ok(()),
         }
     }
 
+    /// Narrows the calling thread, which connects to the server of a disk. It can open no file at all, and keeps TCP. In a process
+    /// of many disks it inherited the confinement; elsewhere it was started before [`Sandbox::process`] was called.
+    pub fn dialler(&self) -> Result<(), Error> {
+        match self.serving {
+            Some(_) => self.thread(Role::Dial),
+            None => self.earlier_thread(Role::Dial),
+        }
+    }
+
     /// Confines the calling thread, which was started before [`Sandbox::process`] was called. It can open no file at all.
-    /// A thread that connects to a server keeps TCP.
     pub fn earlier_thread(&self, role: Role) -> Result<(), Error> {
         privileges::drop_all(Keep::Nothing).map_err(Error::Privileges)?;
         match role {
-            Role::Dial => paths::restrict_files()?,
+            Role::Dial => paths::restrict_but_connecting(&Reaches::none())?,
             _ => paths::restrict(&Reaches::none())?,
         };
         match &self.programs {
@@ -136,5 +178,23 @@ impl Sandbox {
     /// What this kernel could not confine, as the ends of sentences: "this kernel lacks …".
     pub fn missing(&self) -> &[String] {
         &self.missing
+    }
+}
+
+impl Serving {
+    /// Takes from a thread what only opening disks needs. The threads that a session starts inherit what is left.
+    fn narrow(&self, role: Role) -> Result<(), Error> {
+        match role {
+            Role::Control | Role::Log | Role::Node | Role::Worker => return Ok(()),
+            Role::Session | Role::Pool => {
+                paths::restrict(&self.reaches)?;
+            }
+            Role::Dial => {
+                paths::restrict_but_connecting(&Reaches::none())?;
+            }
+            // They can open nothing.
+            Role::Size | Role::Offload => {}
+        }
+        privileges::drop_opening(self.keep).map_err(Error::Privileges)
     }
 }

@@ -61,32 +61,33 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
                 | AccessFs::RemoveFile
         }
         Access::Remove => AccessFs::RemoveFile.into(),
+        Access::Change => {
+            AccessFs::ReadFile
+                | AccessFs::ReadDir
+                | AccessFs::WriteFile
+                | AccessFs::Truncate
+                | AccessFs::MakeSock
+                | AccessFs::MakeReg
+                | AccessFs::MakeDir
+                | AccessFs::RemoveFile
+                | AccessFs::RemoveDir
+        }
     }
 }
 
 /// Confines the calling thread to these rules. Returns what this kernel lacks for it.
 pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<String>, Error> {
-    let status = enforce(reaches).map_err(|error| Error::Landlock(error.to_string()))?;
-    Ok(lacking(status))
+    restrict_to(reaches, AccessNet::from_all(NEWEST))
 }
 
-/// Confines the calling thread to no file at all. TCP is left.
-pub(crate) fn restrict_files() -> Result<Option<String>, Error> {
-    let enforce = || {
-        let ruleset = Ruleset::default()
-            .set_compatibility(CompatLevel::BestEffort)
-            .handle_access(AccessFs::from_all(NEWEST))?
-            .scope(Scope::from_all(NEWEST))?
-            .create()?;
-        ruleset.restrict_self()
-    };
-    let status =
-        enforce().map_err(|error: landlock::RulesetError| Error::Landlock(error.to_string()))?;
-    Ok(lacking(status))
+/// The same, but the thread, or one that it starts, goes on to connect over TCP. Nothing listens.
+pub(crate) fn restrict_but_connecting(reaches: &Reaches) -> Result<Option<String>, Error> {
+    restrict_to(reaches, AccessNet::BindTcp.into())
 }
 
-fn lacking(status: RestrictionStatus) -> Option<String> {
-    match (status.ruleset, status.landlock) {
+fn restrict_to(reaches: &Reaches, net: BitFlags<AccessNet>) -> Result<Option<String>, Error> {
+    let status = enforce(reaches, net).map_err(|error| Error::Landlock(error.to_string()))?;
+    Ok(match (status.ruleset, status.landlock) {
         (RulesetStatus::FullyEnforced, _) => None,
         (RulesetStatus::PartiallyEnforced, LandlockStatus::Available { effective_abi, .. }) => {
             Some(format!(
@@ -96,14 +97,17 @@ fn lacking(status: RestrictionStatus) -> Option<String> {
             ))
         }
         _ => Some("Landlock: access to files is not confined".to_owned()),
-    }
+    })
 }
 
-fn enforce(reaches: &Reaches) -> Result<RestrictionStatus, landlock::RulesetError> {
+fn enforce(
+    reaches: &Reaches,
+    net: BitFlags<AccessNet>,
+) -> Result<RestrictionStatus, landlock::RulesetError> {
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
+        .handle_access(net)?
         .scope(Scope::from_all(NEWEST))?
         .create()?;
     for (fd, rights) in &reaches.0 {

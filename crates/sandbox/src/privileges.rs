@@ -17,23 +17,50 @@ pub enum Keep {
     LockedMemory,
 }
 
+/// Root's rights that opening disks and making sockets for others takes: to change the group of a socket, and to open files of
+/// other users. Landlock confines them to the folders within reach.
+const OPENING: CapabilitySet = CapabilitySet::CHOWN.union(CapabilitySet::DAC_OVERRIDE);
+
 /// Empties every set of capabilities of the calling thread but for what is kept. No program that it executes can get one back.
 pub(crate) fn drop_all(keep: Keep) -> io::Result<()> {
+    seal()?;
+    keep_only(kept(keep)?)
+}
+
+/// The same for a thread that opens disks.
+pub(crate) fn drop_for_opening(keep: Keep) -> io::Result<()> {
+    seal()?;
+    let permitted = capabilities(None)?.permitted;
+    keep_only(kept(keep)? | (permitted & OPENING))
+}
+
+/// Narrows a thread that inherited [`drop_for_opening`].
+pub(crate) fn drop_opening(keep: Keep) -> io::Result<()> {
+    keep_only(kept(keep)?)
+}
+
+/// No program gives a capability back.
+fn seal() -> io::Result<()> {
     set_no_new_privs(true)?;
     // Fails on kernels without ambient capabilities, where there are none to clear.
     let _ = clear_ambient_capability_set();
-    empty_bounding_set()?;
-    let kept = match keep {
+    empty_bounding_set()
+}
+
+fn kept(keep: Keep) -> io::Result<CapabilitySet> {
+    Ok(match keep {
         Keep::Nothing => CapabilitySet::empty(),
         Keep::LockedMemory => capabilities(None)?.permitted & CapabilitySet::IPC_LOCK,
-    };
+    })
+}
+
+fn keep_only(kept: CapabilitySet) -> io::Result<()> {
     let sets = CapabilitySets {
         effective: kept,
         permitted: kept,
         inheritable: CapabilitySet::empty(),
     };
-    set_capabilities(None, sets)?;
-    Ok(())
+    Ok(set_capabilities(None, sets)?)
 }
 
 /// Which a user without privileges cannot do.

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::sync::OnceLock;
 use std::thread;
 
 use cleave_sandbox::{Access, Keep, Reach, Reaches, Role, Sandbox};
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::process::{Pid, getppid};
 use vm_memory::MmapRegion;
@@ -22,6 +24,8 @@ const VARIABLE: &str = "CLEAVE_SANDBOX_ATTEMPT";
 
 /// Made before the process is confined, as signal handlers have it.
 static PAIR: OnceLock<(UnixStream, UnixStream)> = OnceLock::new();
+/// Made before too, as the threads of a pool have it.
+static EPOLL: OnceLock<OwnedFd> = OnceLock::new();
 
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,63 +39,27 @@ use End::{Done, Killed};
 const PERM: End = End::Refused(Errno::PERM);
 const ACCESS: End = End::Refused(Errno::ACCESS);
 
-/// The attempts, and how each ends in the control thread, a session, a worker, an offload thread, the size thread, the log thread
-/// and the thread that connects to a server.
+/// The attempts, and how each ends in the control thread, a session, a worker, an offload thread, the size thread and the log
+/// thread.
 const TABLE: &[(&str, [End; 7])] = &[
-    (
-        "open a foreign file",
-        [ACCESS, ACCESS, PERM, PERM, PERM, PERM, PERM],
-    ),
-    (
-        "open its memory to write",
-        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
-    ),
-    (
-        "read a permitted file",
-        [Done, Done, PERM, PERM, PERM, PERM, PERM],
-    ),
-    (
-        "write a read-only file",
-        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
-    ),
-    (
-        "write a permitted file",
-        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
-    ),
-    (
-        "make a lock file",
-        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
-    ),
-    (
-        "make a file elsewhere",
-        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
-    ),
-    (
-        "remove a permitted file",
-        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
-    ),
-    (
-        "remove a foreign file",
-        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
-    ),
+    ("open a foreign file", [ACCESS, ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    ("open its memory to write", [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM]),
+    ("read a permitted file", [Done, Done, PERM, PERM, PERM, PERM, PERM]),
+    ("write a read-only file", [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM]),
+    ("write a permitted file", [Done, PERM, PERM, PERM, PERM, PERM, PERM]),
+    ("make a lock file", [Done, PERM, PERM, PERM, PERM, PERM, PERM]),
+    ("make a file elsewhere", [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM]),
+    ("remove a permitted file", [Done, PERM, PERM, PERM, PERM, PERM, PERM]),
+    ("remove a foreign file", [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM]),
     ("execute a program", [Killed; 7]),
     // `clone3` is refused before its flags are known; where `clone` may start a thread, libc then tries that one.
-    (
-        "start a process",
-        [Killed, Killed, PERM, Killed, PERM, PERM, PERM],
-    ),
+    ("start a process", [Killed, Killed, PERM, Killed, PERM, PERM, PERM]),
     ("trace the parent", [Killed; 7]),
     ("read the parent's memory", [Killed; 7]),
     ("signal the parent", [PERM; 7]),
     ("open a TCP socket", [PERM; 7]),
-    (
-        "open a unix socket",
-        [PERM, PERM, PERM, PERM, PERM, PERM, Done],
-    ),
-    (
-        "connect over TCP",
-        [PERM, PERM, PERM, PERM, PERM, PERM, Done],
-    ),
+    ("open a unix socket", [PERM, PERM, PERM, PERM, PERM, PERM, Done]),
+    ("connect over TCP", [PERM, PERM, PERM, PERM, PERM, PERM, Done]),
     ("map executable memory", [PERM; 7]),
     ("become another user", [PERM; 7]),
     ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM, PERM]),
@@ -101,12 +69,66 @@ const TABLE: &[(&str, [End; 7])] = &[
     ("panic", [Done; 7]),
 ];
 
+/// The roles of [`TABLE`].
+const SERVE: [Role; 7] = [
+    Role::Control,
+    Role::Session,
+    Role::Worker,
+    Role::Offload,
+    Role::Size,
+    Role::Log,
+    Role::Dial,
+];
+
+/// The same in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread and
+/// the size thread. All but the first are narrowed as in [`TABLE`].
+const NODE_TABLE: &[(&str, [End; 6])] = &[
+    ("open a foreign file", [ACCESS, ACCESS, PERM, PERM, PERM, PERM]),
+    ("open its memory to write", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    ("read a permitted file", [Done, ACCESS, PERM, PERM, PERM, PERM]),
+    ("write a read-only file", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    ("write a permitted file", [Done, PERM, PERM, PERM, PERM, PERM]),
+    ("make a lock file", [Done, PERM, PERM, PERM, PERM, PERM]),
+    ("make a file elsewhere", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    ("make a folder", [Done, PERM, PERM, PERM, PERM, PERM]),
+    ("make a folder elsewhere", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    ("keep a file", [Done, PERM, PERM, PERM, PERM, PERM]),
+    ("cut off a permitted file", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    ("remove a permitted file", [Done, PERM, PERM, PERM, PERM, PERM]),
+    ("remove a foreign file", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    ("execute a program", [Killed; 6]),
+    ("start a process", [Killed, Killed, PERM, Killed, PERM, PERM]),
+    ("trace the parent", [Killed; 6]),
+    ("read the parent's memory", [Killed; 6]),
+    ("signal the parent", [PERM; 6]),
+    ("open a TCP socket", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    ("open a unix socket", [Done, PERM, PERM, PERM, PERM, Done]),
+    ("connect over TCP", [Done, PERM, PERM, PERM, PERM, Done]),
+    ("map executable memory", [PERM; 6]),
+    ("become another user", [PERM; 6]),
+    // Only root has it to begin with.
+    ("use root's rights", [Done, PERM, PERM, PERM, PERM, PERM]),
+    ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM]),
+    ("start a thread", [Done, Done, PERM, Done, PERM, PERM]),
+    ("map memory", [Done; 6]),
+    ("panic", [Done; 6]),
+];
+
+const NODE: [Role; 6] = [
+    Role::Node,
+    Role::Session,
+    Role::Worker,
+    Role::Offload,
+    Role::Size,
+    Role::Dial,
+];
+
 /// The files of the attempts.
 struct Files(PathBuf);
 
 impl Files {
     fn make(folder: &Path) -> Files {
-        for name in ["read", "write", "sockets", "remove", "foreign"] {
+        for name in ["read", "write", "sockets", "remove", "kept", "foreign"] {
             std::fs::create_dir(folder.join(name)).unwrap();
             std::fs::write(folder.join(name).join("file"), "x").unwrap();
         }
@@ -124,12 +146,22 @@ impl Files {
             Reach::new(self.0.join("write"), Access::ReadWrite),
             Reach::new(self.0.join("sockets"), Access::MakeSockets),
             Reach::new(self.0.join("remove"), Access::Remove),
+            Reach::new(self.0.join("kept"), Access::Change),
         ]
     }
 }
 
 fn process(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
     Sandbox::process(Reaches::open(reaches)?, Keep::Nothing)
+}
+
+fn node(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
+    let served = [Reach::new("/proc/self", Access::Read)];
+    Sandbox::node(
+        Reaches::open(reaches)?,
+        Reaches::open(&served)?,
+        Keep::Nothing,
+    )
 }
 
 fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
@@ -146,6 +178,12 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "write a permitted file" => writing().open(files.file("write")).map(drop),
         "make a lock file" => File::create_new(files.0.join("sockets/new.lock")).map(drop),
         "make a file elsewhere" => File::create_new(files.0.join("write/new")).map(drop),
+        "make a folder" => std::fs::create_dir(files.0.join("kept/new")),
+        "make a folder elsewhere" => std::fs::create_dir(files.0.join("write/new")),
+        "keep a file" => std::fs::write(files.0.join("kept/new"), "x")
+            .and_then(|()| std::fs::rename(files.0.join("kept/new"), files.file("kept"))),
+        "cut off a permitted file" => File::create(files.file("write")).map(drop),
+        "use root's rights" => use_roots_rights(),
         "remove a permitted file" => std::fs::remove_file(files.file("remove")),
         "remove a foreign file" => std::fs::remove_file(files.file("foreign")),
         "execute a program" => Err(Command::new("/bin/true").exec()),
@@ -170,6 +208,7 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "become another user" => Ok(rustix::thread::set_thread_uid(rustix::process::Uid::ROOT)?),
         "set up a ring" => io_uring::IoUring::new(8).map(drop),
         "start a thread" => thread::Builder::new().spawn(|| {}).map(drop),
+        "wait for events" => wait_for_events(),
         "map memory" => map(libc::PROT_READ | libc::PROT_WRITE),
         "tell the control loop of a signal" => {
             let (ours, _) = PAIR.get().unwrap();
@@ -180,6 +219,33 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
             Err(_) => Ok(()),
         },
         other => panic!("unknown attempt {other}"),
+    }
+}
+
+/// As the thread of a pool sleeps: on an epoll that it had before.
+fn wait_for_events() -> io::Result<()> {
+    let watch = EPOLL.get().unwrap();
+    let (socket, _) = PAIR.get().unwrap();
+    epoll::add(
+        watch,
+        socket,
+        epoll::EventData::new_u64(0),
+        epoll::EventFlags::IN,
+    )?;
+    let none = epoll::Event {
+        flags: epoll::EventFlags::empty(),
+        data: epoll::EventData::new_u64(0),
+    };
+    Ok(epoll::wait(watch, &mut [none], Some(&Timespec::default())).map(drop)?)
+}
+
+/// CAP_CHOWN and CAP_DAC_OVERRIDE, where this thread has them.
+fn use_roots_rights() -> io::Result<()> {
+    use rustix::thread::CapabilitySet;
+    let opening = CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE;
+    match rustix::thread::capabilities(None)?.effective == opening {
+        true => Ok(()),
+        false => Err(Errno::PERM.into()),
     }
 }
 
@@ -197,17 +263,29 @@ fn map(protection: i32) -> io::Result<()> {
 fn attempt_here(words: &str) -> ! {
     let mut words = words.split('|');
     let mut word = || words.next().unwrap().to_owned();
-    let (role, attempt, files) = (word(), word(), Files(word().into()));
-    let role = Role::ALL[role.parse::<usize>().unwrap()];
+    let (kind, role, attempt, files) = (word(), word(), word(), Files(word().into()));
+    let roles = match kind.as_str() {
+        "node" => &NODE[..],
+        "pool" => &[Role::Pool],
+        _ => &SERVE,
+    };
+    let role = roles[role.parse::<usize>().unwrap()];
     PAIR.set(UnixStream::pair().unwrap()).unwrap();
-    // A log thread, and one that connects, start before the process is confined.
+    EPOLL
+        .set(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap())
+        .unwrap();
+    // A log thread, and in `serve` one that connects, start before the process is confined.
     let (order, ordered) = std::sync::mpsc::sync_channel(1);
     let early = thread::spawn(move || {
         ordered
             .recv()
             .map(|order: Box<dyn FnOnce() + Send>| order())
     });
-    let sandbox = std::sync::Arc::new(process(&files.reaches()).unwrap());
+    let confined = match kind.as_str() {
+        "node" | "pool" => node(&files.reaches()),
+        _ => process(&files.reaches()),
+    };
+    let sandbox = std::sync::Arc::new(confined.unwrap());
     assert!(sandbox.missing().is_empty(), "{:?}", sandbox.missing());
     let last = sandbox.clone();
     let end = move || match try_out(&attempt, &files) {
@@ -216,18 +294,22 @@ fn attempt_here(words: &str) -> ! {
     };
     let narrowed = move || {
         match role {
-            Role::Log | Role::Dial => last.earlier_thread(role).unwrap(),
+            Role::Log => last.earlier_thread(role).unwrap(),
+            Role::Dial => last.dialler().unwrap(),
+            // It starts the others, and is not narrowed.
+            Role::Node => {}
             _ => last.thread(role).unwrap(),
         }
         end()
     };
     match role {
-        Role::Control => narrowed(),
+        Role::Control | Role::Node => narrowed(),
+        Role::Dial if kind == "node" => thread::spawn(narrowed).join().unwrap(),
         Role::Log | Role::Dial => {
             order.send(Box::new(narrowed)).unwrap();
             early.join().unwrap().unwrap();
         }
-        Role::Session | Role::Size => thread::spawn(narrowed).join().unwrap(),
+        Role::Session | Role::Size | Role::Pool => thread::spawn(narrowed).join().unwrap(),
         Role::Worker | Role::Offload => {
             let session = move || {
                 sandbox.thread(Role::Session).unwrap();
@@ -261,19 +343,23 @@ fn end_of(status: ExitStatus) -> Option<End> {
     }
 }
 
-#[test]
-fn each_thread_is_refused_what_it_does_not_need() {
+/// Makes all attempts of a table that `test` is about.
+fn check<const ROLES: usize>(
+    test: &str,
+    kind: &str,
+    roles: [Role; ROLES],
+    table: &[(&str, [End; ROLES])],
+) {
     if let Ok(words) = std::env::var(VARIABLE) {
         attempt_here(&words);
     }
     let mut faults = Vec::new();
-    for (attempt, ends) in TABLE {
-        for (place, (role, expected)) in Role::ALL.into_iter().zip(ends).enumerate() {
+    for (attempt, ends) in table {
+        for (place, (role, expected)) in roles.into_iter().zip(ends).enumerate() {
             let folder = tempfile::tempdir().unwrap();
             let files = Files::make(folder.path());
-            let words = format!("{place}|{attempt}|{}", files.0.display());
-            let name = "each_thread_is_refused_what_it_does_not_need";
-            let (status, errors) = run(name, &words);
+            let words = format!("{kind}|{place}|{attempt}|{}", files.0.display());
+            let (status, errors) = run(test, &words);
             if end_of(status) != Some(*expected) {
                 faults.push(format!(
                     "{role:?}: {attempt}: {status}, not {expected:?}: {errors}"
@@ -282,6 +368,30 @@ fn each_thread_is_refused_what_it_does_not_need() {
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn each_thread_is_refused_what_it_does_not_need() {
+    let name = "each_thread_is_refused_what_it_does_not_need";
+    check(name, "serve", SERVE, TABLE);
+}
+
+#[test]
+fn each_thread_of_a_node_is_refused_what_it_does_not_need() {
+    let name = "each_thread_of_a_node_is_refused_what_it_does_not_need";
+    let is_root = rustix::process::geteuid().is_root();
+    let rows = NODE_TABLE.iter();
+    let rows = rows.filter(|(attempt, _)| is_root || *attempt != "use root's rights");
+    check(name, "node", NODE, &rows.copied().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is() {
+    let name = "a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is";
+    let as_worker = |&(attempt, [_, _, worker, ..]): &(_, [End; 6])| (attempt, [worker]);
+    let mut rows: Vec<_> = NODE_TABLE.iter().map(as_worker).collect();
+    rows.push(("wait for events", [Done]));
+    check(name, "pool", [Role::Pool], &rows);
 }
 
 /// The filter of a container, or an old kernel, which answers like this.

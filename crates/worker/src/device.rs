@@ -14,8 +14,8 @@ use crate::policy::Budget;
 use crate::record::{Recording, Records};
 use crate::registry::Registry;
 use crate::splitter::SplitState;
-use crate::throttle::Throttle;
-use crate::{LegTotals, Mode, Split, Splitter, Totals, Tried, Tuning};
+use crate::throttle::{LimitGroup, Throttle};
+use crate::{LegTotals, Mode, Pool, Split, Splitter, Totals, Tried, Tuning};
 
 /// Settings of workers that cannot change while they run. Those that can are in [`Tuning`].
 #[derive(Debug, Clone)]
@@ -59,12 +59,14 @@ pub struct Device {
     splitter: Mutex<Arc<Splitter>>,
     /// Counters and times of its vrings.
     pub records: Records,
-    pub(crate) registry: Registry,
+    pub(crate) registry: Arc<Registry>,
     pub(crate) budget: Budget,
     pub(crate) throttle: Throttle,
     /// Start of the clock that its workers share.
     pub(crate) began: Instant,
     pub(crate) worker_start: StartHook,
+    /// The threads that serve it beside other disks. `None`: its workers have threads of their own.
+    pub(crate) pool: Option<Arc<Pool>>,
 }
 
 impl Device {
@@ -76,6 +78,9 @@ impl Device {
         config: WorkerConfig,
         tuning: Tuning,
     ) -> Device {
+        let began = Instant::now();
+        let alone = LimitGroup::new(tuning.limits, began);
+        let registry = Arc::new(Registry::new(tuning.clone()));
         Device {
             disk,
             serial,
@@ -83,11 +88,12 @@ impl Device {
             config,
             splitter: Mutex::new(Arc::new(Splitter::new(tuning.split.clone()))),
             records: Records::new(Recording::On),
-            throttle: Throttle::new(tuning.limits),
-            registry: Registry::new(tuning),
+            throttle: Throttle::join(&alone, &registry, began),
+            registry,
             budget: Budget::default(),
-            began: Instant::now(),
+            began,
             worker_start: StartHook::default(),
+            pool: None,
         }
     }
 
@@ -95,6 +101,27 @@ impl Device {
     /// so its thread can be confined.
     pub fn at_worker_start(mut self, hook: impl Fn() + Send + Sync + 'static) -> Device {
         self.worker_start = StartHook(Some(Box::new(hook)));
+        self
+    }
+
+    /// Lets it share the limits of a group. If it has limits of its own, they are those of the group from now on.
+    pub fn in_group(mut self, group: &LimitGroup) -> Device {
+        let mut tuning = self.tuning().as_ref().clone();
+        self.throttle = Throttle::join(group, &self.registry, self.began);
+        match tuning.limits.any() {
+            true => self.throttle.set(tuning.limits),
+            false => {
+                tuning.limits = group.limits();
+                self.registry.tune(tuning);
+            }
+        }
+        self
+    }
+
+    /// Has the threads of a pool serve it. They were confined when the pool started, so the hook of
+    /// [`at_worker_start`](Device::at_worker_start) is not called.
+    pub fn in_pool(mut self, pool: Option<Arc<Pool>>) -> Device {
+        self.pool = pool;
         self
     }
 

@@ -1,4 +1,4 @@
-//! A worker on its own thread.
+//! Control's handle of a worker, and a worker on a thread of its own.
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
@@ -13,6 +13,7 @@ use cleave_guest::Memory;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::command::Commands;
+use crate::pool::Member;
 use crate::worker::{BELLS, Lap, WATCHES, Worker, signal};
 use crate::{Control, Device};
 
@@ -31,16 +32,28 @@ pub enum SpawnError {
     Thread(#[from] std::io::Error),
 }
 
-/// A running worker. Dropping the handle drains what is in flight, then ends the thread.
+/// A running worker. Dropping the handle drains what is in flight, then ends the worker.
 #[derive(Debug)]
 pub struct Handle {
     control: Control,
-    thread: Option<JoinHandle<()>>,
+    runs: Runs,
+}
+
+/// Where a worker runs.
+#[derive(Debug)]
+pub(crate) enum Runs {
+    /// On a thread of its own. `None`: it was joined.
+    Alone(Option<JoinHandle<()>>),
+    InPool(Member),
 }
 
 impl Handle {
-    /// Starts worker thread `number` of its device, and makes its reactor and store there. `alarm` is an
-    /// eventfd: it is written when the worker cannot go on (guest memory was lost, or the worker failed), and
+    pub(crate) fn new(control: Control, runs: Runs) -> Handle {
+        Handle { control, runs }
+    }
+
+    /// Starts worker `number` of its device: in the device's pool if it has one, otherwise on a thread of its own, on
+    /// which its reactor and store are made. `alarm` is an eventfd: it is written when the worker cannot go on (guest memory was lost, or the worker failed), and
     /// `ALARM_RETIRED` is added when a vring is retired.
     pub fn spawn(
         number: usize,
@@ -49,6 +62,9 @@ impl Handle {
         memory: Arc<Memory>,
         alarm: Arc<OwnedFd>,
     ) -> Result<Handle, SpawnError> {
+        if let Some(pool) = device.pool.clone() {
+            return pool.start(number, device, memory, alarm);
+        }
         let (control, inbox) = Control::channel()?;
         let (made, outcome) = sync_channel(1);
         let name = format!("cleave-w{number}");
@@ -69,16 +85,16 @@ impl Handle {
         })?;
         let gone = || SpawnError::Thread(std::io::Error::other("the worker ended at once"));
         outcome.recv().map_err(|_| gone())??;
-        Ok(Handle {
-            control,
-            thread: Some(thread),
-        })
+        Ok(Handle::new(control, Runs::Alone(Some(thread))))
     }
 
-    /// Whether the thread has ended. A worker that failed keeps buffers for ever that the kernel may still
+    /// Whether the worker has ended. A worker that failed keeps buffers for ever that the kernel may still
     /// write to.
     pub fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+        match &self.runs {
+            Runs::Alone(thread) => thread.as_ref().is_none_or(JoinHandle::is_finished),
+            Runs::InPool(member) => member.has_ended(),
+        }
     }
 }
 
@@ -93,14 +109,19 @@ impl Deref for Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.control.exit();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        match &mut self.runs {
+            Runs::Alone(thread) => {
+                if let Some(thread) = thread.take() {
+                    let _ = thread.join();
+                }
+            }
+            Runs::InPool(member) => member.wait(),
         }
     }
 }
 
 /// Pins this thread to a CPU. A missing CPU was reported to the operator at start, so here it is only logged.
-fn pin(cpu: Option<usize>) {
+pub(crate) fn pin(cpu: Option<usize>) {
     let Some(cpu) = cpu else { return };
     let mut set = CpuSet::new();
     set.set(cpu);
@@ -112,6 +133,11 @@ fn pin(cpu: Option<usize>) {
 /// A reactor with room for all watches and bells of a worker, and for `ops` ops in flight.
 pub fn reactor(disk: &Disk, ops: u16) -> Result<Reactor, EngineError> {
     Reactor::new(&[disk], ops, WATCHES, BELLS)
+}
+
+/// Number of ops in flight that a worker of this device has room for.
+pub(crate) fn ops(device: &Device) -> u16 {
+    device.config.ops.max(OPS_MIN)
 }
 
 /// All that a worker's thread needs at its start.
@@ -126,7 +152,7 @@ struct Start {
 impl Start {
     /// Makes the reactor and the store, reports success or failure through `made`, and runs the loop.
     fn run(self, made: impl FnOnce(Result<(), SpawnError>)) {
-        let ops = self.device.config.ops.max(OPS_MIN);
+        let ops = ops(&self.device);
         let opened = reactor(&self.device.disk, ops).and_then(|mut reactor| {
             let store = AnyStore::open(&mut reactor, &self.device.disk, self.number, ops)?;
             Ok((reactor, store))
@@ -152,7 +178,7 @@ struct RunWorker<F> {
 impl<F: FnOnce(Result<(), SpawnError>)> Visitor for RunWorker<F> {
     type Output = ();
 
-    fn visit<S: Store>(self, store: S) {
+    fn visit<S: Store + 'static>(self, store: S) {
         let Start {
             device,
             memory,

@@ -1,6 +1,7 @@
 //! How a worker waits: the wait mode of its vrings, the pacer's decision, and calls that are held back
 //! meanwhile. This file reads the clock and yields the core.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_engine::{Store, Wait};
@@ -57,7 +58,7 @@ pub(crate) struct Waiting {
     /// Keeps a polling worker out of the way of other threads.
     pub(crate) backoff: ContentionBackoff,
     pub(crate) mode: WaitMode,
-    pub(crate) contention: CoreContention,
+    pub(crate) contention: Arc<CoreContention>,
     /// Laps without work, while polling.
     pub(crate) idle_laps: u32,
     /// State for vrings without a kick.
@@ -70,22 +71,35 @@ pub(crate) struct Waiting {
     pub(crate) due_ns: Option<u64>,
     /// The next request of some vring waits for the disk's limits.
     pub(crate) throttled: bool,
+    /// Time that a thread which serves several disks spent on this one. `None`: the thread serves no other, and the
+    /// scheduler's count is exact.
+    pub(crate) share_ns: Option<u64>,
 }
 
 impl Waiting {
-    /// For a worker on this thread.
+    /// For a worker that has this thread for itself.
     pub(crate) fn new() -> Waiting {
+        Waiting::on(Arc::new(CoreContention::of_this_thread()), None)
+    }
+
+    /// For one of the workers of a thread, which share its counters.
+    pub(crate) fn beside_others(contention: Arc<CoreContention>) -> Waiting {
+        Waiting::on(contention, Some(0))
+    }
+
+    fn on(contention: Arc<CoreContention>, share_ns: Option<u64>) -> Waiting {
         Waiting {
             pacer: Pacer::new(),
             backoff: ContentionBackoff::default(),
             mode: WaitMode::default(),
-            contention: CoreContention::of_this_thread(),
+            contention,
             idle_laps: 0,
             budgeted: BudgetedPolling::default(),
             empty_checks: 0,
             armed: true,
             due_ns: None,
             throttled: false,
+            share_ns,
         }
     }
 }
@@ -182,10 +196,13 @@ impl<S: Store> Worker<S> {
             stats: &self.meters.stats,
         };
         let Waiting {
-            pacer, contention, ..
+            pacer,
+            contention,
+            share_ns,
+            ..
         } = &mut self.waiting;
         pacer.decide(work, now_ns, context, || Scheduled {
-            cpu_ns: cpu_ns(ClockId::ThreadCPUTime),
+            cpu_ns: share_ns.unwrap_or_else(|| cpu_ns(ClockId::ThreadCPUTime)),
             waited_ns: contention.waited_ns(),
         })
     }

@@ -1,13 +1,16 @@
-//! Holds a disk to its [`Limits`]: QEMU's leaky buckets, shared by the disk's workers, and fair between its vrings.
+//! Holds a disk to its [`Limits`], or several disks to limits that they share: QEMU's leaky buckets, shared by all workers, and
+//! fair between the disks and between the vrings of each.
 //!
 //! A request is admitted while no bucket that it fills is above its size, and is counted afterwards; so a large one passes
 //! whole, and those behind it wait for it (QEMU's `throttle_compute_wait` and `throttle_account`). A bucket leaks with the
-//! clock, without a tick: a worker that must wait learns when to ask again. While several vrings wait, the one that has had
-//! the least goes first.
+//! clock, without a tick: a worker that must wait learns when to ask again. While several disks wait, the one that has had the
+//! least goes first, and of its vrings again the one that has had the least.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
-use crate::{Limit, LimitKind, Limits};
+use crate::registry::Registry;
+use crate::{Limit, LimitKind, Limits, Tuning};
 
 /// Most vrings of a disk.
 const VRINGS: usize = 256;
@@ -25,10 +28,144 @@ pub(crate) struct Demand {
     pub(crate) bytes: u64,
 }
 
-/// A disk's buckets. A worker never waits for the lock: a request is asked for again instead.
+/// Limits that several disks share: together they get what one disk would. Disks whose [`Device`](crate::Device) is in no
+/// group have one of their own.
+#[derive(Debug, Clone)]
+pub struct LimitGroup(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// The settings of its members; a worker does not touch this.
+    tuned: Mutex<Vec<(usize, Weak<Registry>)>>,
+    /// Start of the clock of the buckets.
+    began: Instant,
+}
+
+impl Default for LimitGroup {
+    fn default() -> LimitGroup {
+        LimitGroup::new(Limits::default(), Instant::now())
+    }
+}
+
+impl LimitGroup {
+    pub(crate) fn new(limits: Limits, began: Instant) -> LimitGroup {
+        LimitGroup(Arc::new(Shared {
+            state: Mutex::new(State {
+                limits,
+                buckets: Default::default(),
+                leaked_ns: 0,
+                now_served: 0.0,
+                members: Vec::new(),
+                waiting: Vec::new(),
+            }),
+            tuned: Mutex::default(),
+            began,
+        }))
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> Limits {
+        self.state().limits
+    }
+
+    /// How many disks share it.
+    pub fn members(&self) -> usize {
+        self.state().members.iter().flatten().count()
+    }
+
+    /// Other limits; as in QEMU, buckets begin empty. Whether they are others.
+    fn set(&self, limits: Limits) -> bool {
+        let mut state = self.state();
+        if state.limits == limits {
+            return false;
+        }
+        state.limits = limits;
+        state.buckets = Default::default();
+        true
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tuned(&self) -> MutexGuard<'_, Vec<(usize, Weak<Registry>)>> {
+        self.0.tuned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A disk's place among those that share its limits. A worker never waits for the lock: a request is asked for again instead.
 #[derive(Debug)]
 pub(crate) struct Throttle {
-    state: Mutex<State>,
+    group: LimitGroup,
+    member: usize,
+    /// From the disk's clock to that of the buckets.
+    ahead_ns: i64,
+}
+
+impl Throttle {
+    /// Joins a group; `began` is the start of the disk's clock.
+    pub(crate) fn join(group: &LimitGroup, registry: &Arc<Registry>, began: Instant) -> Throttle {
+        let member = group.state().add_member();
+        group.tuned().push((member, Arc::downgrade(registry)));
+        let ahead = began.saturating_duration_since(group.0.began).as_nanos() as i64;
+        let behind = group.0.began.saturating_duration_since(began).as_nanos() as i64;
+        Throttle {
+            group: group.clone(),
+            member,
+            ahead_ns: ahead - behind,
+        }
+    }
+
+    /// Other limits for all disks of the group: those of the last one that sets them are in force. The workers of the other
+    /// disks are woken to adopt them.
+    pub(crate) fn set(&self, limits: Limits) {
+        if !self.group.set(limits) {
+            return;
+        }
+        for (member, registry) in self.group.tuned().iter() {
+            if *member != self.member
+                && let Some(registry) = registry.upgrade()
+            {
+                let tuning = Tuning {
+                    limits,
+                    ..registry.tuning().as_ref().clone()
+                };
+                registry.tune(tuning);
+            }
+        }
+    }
+
+    /// Admits a request of a vring and counts it; otherwise the time at which to ask again.
+    pub(crate) fn admit(&self, vring: u16, demand: Demand, now_ns: u64) -> Result<(), u64> {
+        let Some(mut state) = self.try_lock() else {
+            return Err(now_ns + BUSY_NS);
+        };
+        let now_ns = now_ns.saturating_add_signed(self.ahead_ns);
+        let asker = Asker {
+            member: self.member,
+            vring: usize::from(vring) % VRINGS,
+        };
+        let asked = state.admit(asker, demand, now_ns);
+        asked.map_err(|due_ns| due_ns.saturating_add_signed(-self.ahead_ns))
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        match self.group.0.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        self.group.state().remove_member(self.member);
+        self.group
+            .tuned()
+            .retain(|(member, _)| *member != self.member);
+    }
 }
 
 #[derive(Debug)]
@@ -37,9 +174,12 @@ struct State {
     buckets: [Bucket; LimitKind::COUNT],
     /// Up to then the buckets have leaked.
     leaked_ns: u64,
-    /// How much service the vring has had that was admitted last: where one begins that comes anew.
+    /// How much service the disk has had that was admitted last: where one begins that comes anew.
     now_served: f64,
-    turns: Box<[Turn; VRINGS]>,
+    /// The disks; one that left leaves its place to the next.
+    members: Vec<Option<Member>>,
+    /// The vrings that were told to ask again. It has room for all, so a worker allocates nothing.
+    waiting: Vec<Asker>,
 }
 
 /// Units above what has leaked away.
@@ -50,97 +190,178 @@ struct Bucket {
     burst_level: f64,
 }
 
-/// A vring among those that share the buckets.
+/// A disk among those that share the buckets.
+#[derive(Debug)]
+struct Member {
+    service: Service,
+    /// How many of its vrings wait.
+    waiting: usize,
+    /// As [`State::now_served`], between its vrings.
+    now_served: f64,
+    turns: Box<[Turn; VRINGS]>,
+}
+
+/// A vring of a disk.
 #[derive(Debug, Clone, Copy, Default)]
 struct Turn {
-    /// Service that it has had, in nanoseconds of the bucket that its requests fill most.
-    served: f64,
-    /// Of its last request.
-    last: f64,
+    service: Service,
     /// It was told to ask again at this time.
     due_ns: Option<u64>,
 }
 
-impl Throttle {
-    pub(crate) fn new(limits: Limits) -> Throttle {
-        Throttle {
-            state: Mutex::new(State {
-                limits,
-                buckets: Default::default(),
-                leaked_ns: 0,
-                now_served: 0.0,
-                turns: Box::new([Turn::default(); VRINGS]),
-            }),
-        }
-    }
+/// What a disk or a vring has had of the buckets.
+#[derive(Debug, Clone, Copy, Default)]
+struct Service {
+    /// In nanoseconds of the bucket that its requests fill most.
+    served: f64,
+    /// Of its last request.
+    last: f64,
+}
 
-    /// Other limits; as in QEMU, buckets begin empty.
-    pub(crate) fn set(&self, limits: Limits) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.limits != limits {
-            state.limits = limits;
-            state.buckets = Default::default();
-        }
-    }
-
-    /// Admits a request of a vring and counts it; otherwise the time at which to ask again.
-    pub(crate) fn admit(&self, vring: u16, demand: Demand, now_ns: u64) -> Result<(), u64> {
-        match self.try_lock() {
-            Some(mut state) => state.admit(usize::from(vring) % VRINGS, demand, now_ns),
-            None => Err(now_ns + BUSY_NS),
-        }
-    }
-
-    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
+impl Service {
+    /// How much longer one waits that has had `served`, if this one waits too: those go first that have had less.
+    fn before(self, served: f64) -> f64 {
+        match self.served < served {
+            true => self.last.max(1.0),
+            false => 0.0,
         }
     }
 }
 
+/// A vring of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Asker {
+    member: usize,
+    vring: usize,
+}
+
 impl State {
-    fn admit(&mut self, vring: usize, demand: Demand, now_ns: u64) -> Result<(), u64> {
-        self.leak(now_ns);
-        // One that had nothing to do for a while has no claim to what it did not use.
-        let served = match self.turns[vring].due_ns {
-            Some(_) => self.turns[vring].served,
-            None => self.turns[vring].served.max(self.now_served),
+    fn add_member(&mut self) -> usize {
+        let member = Member {
+            service: Service::default(),
+            waiting: 0,
+            now_served: 0.0,
+            turns: Box::new([Turn::default(); VRINGS]),
         };
-        let before_ns = self.before(vring, served, now_ns);
+        let free = self.members.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.members.len());
+        match self.members.get_mut(place) {
+            Some(empty) => *empty = Some(member),
+            None => self.members.push(Some(member)),
+        }
+        let room = (self.members.len() * VRINGS).saturating_sub(self.waiting.len());
+        self.waiting.reserve(room);
+        place
+    }
+
+    fn remove_member(&mut self, place: usize) {
+        self.waiting.retain(|asker| asker.member != place);
+        if let Some(member) = self.members.get_mut(place) {
+            *member = None;
+        }
+    }
+
+    fn admit(&mut self, asker: Asker, demand: Demand, now_ns: u64) -> Result<(), u64> {
+        self.leak(now_ns);
+        self.forget_late(asker, now_ns);
+        let Some(Some(member)) = self.members.get(asker.member) else {
+            return Ok(());
+        };
+        let turn = member.turns[asker.vring];
+        // One that had nothing to do for a while has no claim to what it did not use.
+        let of_disk = match member.waiting {
+            0 => member.service.served.max(self.now_served),
+            _ => member.service.served,
+        };
+        let of_vring = match turn.due_ns {
+            None => turn.service.served.max(member.now_served),
+            Some(_) => turn.service.served,
+        };
+        let before_ns = self.before(asker, of_disk, of_vring);
         let wait_ns = self.wait_ns(demand.is_read) + before_ns;
         if wait_ns > 0.0 {
             // A float's cast saturates. At least a nanosecond, or it would ask in vain.
             let due_ns = now_ns.saturating_add((wait_ns as u64).max(1));
-            let turn = &mut self.turns[vring];
-            (turn.served, turn.due_ns) = (served, Some(due_ns));
+            self.wait(asker, of_disk, of_vring, due_ns);
             return Err(due_ns);
         }
         let cost = self.count(demand);
-        self.turns[vring] = Turn {
-            served: served + cost,
-            last: cost,
-            due_ns: None,
-        };
-        self.now_served = self.now_served.max(served);
+        self.leave(asker);
+        self.now_served = self.now_served.max(of_disk);
+        if let Some(Some(member)) = self.members.get_mut(asker.member) {
+            let had = |served: f64| Service {
+                served: served + cost,
+                last: cost,
+            };
+            member.service = had(of_disk);
+            member.now_served = member.now_served.max(of_vring);
+            member.turns[asker.vring].service = had(of_vring);
+        }
         Ok(())
     }
 
-    /// How long the vrings will take that wait, and have had less.
-    fn before(&mut self, vring: usize, served: f64, now_ns: u64) -> f64 {
-        let mut before_ns = 0.0;
-        for (other, turn) in self.turns.iter_mut().enumerate() {
-            let Some(due_ns) = turn.due_ns.filter(|_| other != vring) else {
-                continue;
+    /// Notes that a vring waits.
+    fn wait(&mut self, asker: Asker, of_disk: f64, of_vring: f64, due_ns: u64) {
+        let Some(Some(member)) = self.members.get_mut(asker.member) else {
+            return;
+        };
+        member.service.served = of_disk;
+        let turn = &mut member.turns[asker.vring];
+        turn.service.served = of_vring;
+        if turn.due_ns.replace(due_ns).is_none() {
+            member.waiting += 1;
+            self.waiting.push(asker);
+        }
+    }
+
+    /// Notes that a vring does not wait.
+    fn leave(&mut self, asker: Asker) {
+        if let Some(Some(member)) = self.members.get_mut(asker.member)
+            && member.turns[asker.vring].due_ns.take().is_some()
+        {
+            member.waiting -= 1;
+            self.waiting.retain(|other| *other != asker);
+        }
+    }
+
+    /// Those that did not come for their turn have no more claim to it.
+    fn forget_late(&mut self, asker: Asker, now_ns: u64) {
+        let members = &mut self.members;
+        self.waiting.retain(|other| {
+            let Some(Some(member)) = members.get_mut(other.member) else {
+                return false;
             };
-            if due_ns + PATIENCE_NS < now_ns {
-                turn.due_ns = None;
-            } else if turn.served < served {
-                before_ns += turn.last.max(1.0);
+            let turn = &mut member.turns[other.vring];
+            let is_late = |due_ns: u64| due_ns.saturating_add(PATIENCE_NS) < now_ns;
+            if *other == asker || !turn.due_ns.is_some_and(is_late) {
+                return true;
+            }
+            turn.due_ns = None;
+            member.waiting -= 1;
+            false
+        });
+    }
+
+    /// How long those will take that wait and have had less: a request of each such disk, and of each such vring of this one.
+    fn before(&self, asker: Asker, of_disk: f64, of_vring: f64) -> f64 {
+        let mut before_ns = 0.0;
+        for (place, member) in self.members.iter().enumerate() {
+            match member {
+                Some(member) if place != asker.member && member.waiting > 0 => {
+                    before_ns += member.service.before(of_disk);
+                }
+                _ => {}
             }
         }
+        let Some(Some(own)) = self.members.get(asker.member) else {
+            return before_ns;
+        };
+        let others = self.waiting.iter();
+        let others = others.filter(|other| other.member == asker.member && **other != asker);
         before_ns
+            + others
+                .map(|other| own.turns[other.vring].service.before(of_vring))
+                .sum::<f64>()
     }
 
     fn leak(&mut self, now_ns: u64) {
@@ -258,7 +479,16 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn throttle(text: &str) -> Throttle {
-        Throttle::new(text.parse().unwrap())
+        members(text, 1).remove(0)
+    }
+
+    /// Disks that share limits.
+    fn members(text: &str, count: usize) -> Vec<Throttle> {
+        let began = Instant::now();
+        let group = LimitGroup::new(text.parse().unwrap(), began);
+        let registry = || Arc::new(Registry::new(Tuning::new(crate::Split::Off)));
+        let members = (0..count).map(|_| Throttle::join(&group, &registry(), began));
+        members.collect()
     }
 
     fn read(bytes: u64) -> Demand {
@@ -330,6 +560,18 @@ mod tests {
 
     #[test]
     fn one_vring_is_admitted_exactly_when_qemu_admits_it() {
+        exactly_as_qemu(1);
+    }
+
+    #[test]
+    fn a_group_is_admitted_exactly_when_qemu_admits_one_disk() {
+        for count in [2, 3, 16] {
+            exactly_as_qemu(count);
+        }
+    }
+
+    /// One of `count` disks has a request at a time; when it has been admitted, any of them has the next.
+    fn exactly_as_qemu(count: usize) {
         for (seed, text) in [
             (1, "iops-total=1000"),
             (2, "iops-read=500,iops-write=2000,bps-total=8M"),
@@ -340,7 +582,8 @@ mod tests {
             ),
             (5, "bps-read=4M,bps-read-max=16M,bps-write=2M,iops-write=50"),
         ] {
-            let (throttle, limits) = (throttle(text), text.parse::<Limits>().unwrap());
+            let (group, limits) = (members(text, count), text.parse::<Limits>().unwrap());
+            let mut asks = 0;
             let (mut qemu, mut random, mut now_ns) = (Qemu::default(), Random(seed), 0);
             let mut waited = 0;
             for _ in 0..50_000 {
@@ -350,10 +593,13 @@ mod tests {
                     bytes: 512 << random.below(11),
                 };
                 let theirs = qemu.ask(&limits, demand, now_ns);
-                let ours = throttle.admit(0, demand, now_ns);
+                let ours = group[asks].admit(0, demand, now_ns);
                 waited += u32::from(theirs > 0.0);
                 match ours {
-                    Ok(()) => assert!(theirs < 1.0, "{text} at {now_ns}: QEMU waits {theirs}"),
+                    Ok(()) => {
+                        assert!(theirs < 1.0, "{text} at {now_ns}: QEMU waits {theirs}");
+                        asks = random.below(count as u64) as usize;
+                    }
                     Err(due_ns) => {
                         let ours = (due_ns - now_ns) as f64;
                         assert!(
@@ -367,24 +613,129 @@ mod tests {
         }
     }
 
-    /// Vrings that always have a request of their size, each with a worker that comes a little late; units that each was
-    /// admitted in the seconds after the first.
+    /// Vrings of one disk that always have a request of their size; bytes that each was admitted in the seconds after the first.
     fn shares(text: &str, sizes: &[u64], seconds: u64, seed: u64) -> Vec<u64> {
-        let (throttle, mut random) = (throttle(text), Random(seed));
-        let mut next = vec![0_u64; sizes.len()];
-        let mut bytes = vec![0; sizes.len()];
+        group_shares(text, &[sizes], seconds, seed).remove(0)
+    }
+
+    /// The same for disks that share limits. Each vring has a worker that comes a little late.
+    fn group_shares(text: &str, disks: &[&[u64]], seconds: u64, seed: u64) -> Vec<Vec<u64>> {
+        let (group, mut random) = (members(text, disks.len()), Random(seed));
+        let mut bytes: Vec<Vec<u64>> = disks.iter().map(|sizes| vec![0; sizes.len()]).collect();
+        let vrings = disks.iter().enumerate();
+        let vrings = vrings.flat_map(|(disk, sizes)| (0..sizes.len()).map(move |at| (disk, at)));
+        let mut next: Vec<(u64, usize, usize)> = vrings.map(|(disk, at)| (0, disk, at)).collect();
         loop {
-            let vring = (0..sizes.len()).min_by_key(|vring| next[*vring]).unwrap();
-            let now_ns = next[vring];
+            let first = next.iter_mut().min().unwrap();
+            let (now_ns, disk, at) = *first;
             if now_ns > (seconds + 1) * SECOND {
                 return bytes;
             }
-            match throttle.admit(vring as u16, read(sizes[vring]), now_ns) {
-                Ok(()) if now_ns > SECOND => bytes[vring] += sizes[vring],
+            match group[disk].admit(at as u16, read(disks[disk][at]), now_ns) {
+                Ok(()) if now_ns > SECOND => bytes[disk][at] += disks[disk][at],
                 Ok(()) => {}
-                Err(due_ns) => next[vring] = due_ns + random.below(100_000),
+                Err(due_ns) => first.0 = due_ns + random.below(100_000),
             }
         }
+    }
+
+    #[test]
+    fn a_group_has_its_rate_in_each_second_with_any_number_of_disks() {
+        for count in 1..=16 {
+            for (text, size, rate) in [
+                ("iops-total=5000", 4096, 5000.0 * 4096.0),
+                ("bps-total=100M", 65_536, 104_857_600.0),
+                ("iops-read=1000,iops-write=10", 512, 512_000.0),
+            ] {
+                let one = [size];
+                let bytes = group_shares(text, &vec![&one[..]; count], 1, 17);
+                let reached = bytes.iter().flatten().sum::<u64>() as f64 / rate;
+                assert!(
+                    (0.99..1.01).contains(&reached),
+                    "{text}, {count}: {reached}"
+                );
+            }
+        }
+    }
+
+    fn assert_even(shares: &[u64], what: &str) {
+        let mean = shares.iter().sum::<u64>() as f64 / shares.len() as f64;
+        for own in shares {
+            let share = *own as f64 / mean;
+            assert!((0.95..1.05).contains(&share), "{what}: {shares:?}");
+        }
+    }
+
+    #[test]
+    fn disks_of_a_group_get_the_same_whatever_vrings_and_sizes_they_have() {
+        let busy = [4096; 16];
+        let disks: [&[u64]; 4] = [&busy, &[4096], &[4096, 4096], &[1 << 20]];
+        for text in ["iops-total=4000", "bps-total=200M"] {
+            let bytes = group_shares(text, &disks, 20, 19);
+            let units = |at: usize| match text.starts_with("iops") {
+                true => bytes[at].iter().sum::<u64>() / disks[at][0],
+                false => bytes[at].iter().sum(),
+            };
+            assert_even(&[units(0), units(1), units(2), units(3)], text);
+            assert_even(&bytes[0], text);
+            assert_even(&bytes[2], text);
+        }
+    }
+
+    #[test]
+    fn a_disk_that_leaves_while_it_waits_delays_nobody() {
+        let mut group = members("iops-total=10", 3);
+        while group[0].admit(0, read(512), 0).is_ok() {}
+        let waits = |group: &[Throttle], at: usize| group[at].admit(0, read(512), 0).unwrap_err();
+        assert!(waits(&group, 1) < 100_000_002);
+        let third = waits(&group, 2);
+        group.remove(0);
+        group.remove(0);
+        assert!(waits(&group, 0) <= third);
+        assert_eq!(group[0].group.members(), 1);
+        // Its place is another's now, which knows nothing of the one before.
+        let registry = Arc::new(Registry::new(Tuning::new(crate::Split::Off)));
+        let next = Throttle::join(&group[0].group, &registry, group[0].group.0.began);
+        assert_eq!((next.member, next.group.members()), (0, 2));
+    }
+
+    #[test]
+    fn the_limits_of_the_last_that_sets_them_are_those_of_all() {
+        let group = LimitGroup::default();
+        let registry = || Arc::new(Registry::new(Tuning::new(crate::Split::Off)));
+        let (one, other) = (registry(), registry());
+        let began = Instant::now();
+        let first = Throttle::join(&group, &one, began);
+        let second = Throttle::join(&group, &other, began);
+        for (by, text) in [
+            (&first, "iops-total=10"),
+            (&second, "bps-read=5000000"),
+            (&first, "none"),
+        ] {
+            by.set(text.parse().unwrap());
+            assert_eq!(group.limits().to_string(), text);
+            // The one that sets them changes its own tuning itself.
+            let theirs = if by.member == 0 { &other } else { &one };
+            assert_eq!(theirs.tuning().limits.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn clocks_of_disks_that_began_apart_are_one() {
+        let (began, registry) = (
+            Instant::now(),
+            Arc::new(Registry::new(Tuning::new(crate::Split::Off))),
+        );
+        let group = LimitGroup::new("iops-total=10".parse().unwrap(), began);
+        let later = began + std::time::Duration::from_secs(7);
+        let (early, late) = (
+            Throttle::join(&group, &registry, began),
+            Throttle::join(&group, &registry, later),
+        );
+        while early.admit(0, read(512), 7 * SECOND).is_ok() {}
+        let due_ns = late.admit(0, read(512), 0).unwrap_err();
+        assert!(due_ns < SECOND, "{due_ns}");
+        assert_eq!(late.admit(0, read(512), due_ns + SECOND), Ok(()));
     }
 
     #[test]

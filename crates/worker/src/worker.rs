@@ -213,7 +213,7 @@ impl Meters {
 
     /// Called when the thread has returned from the kernel.
     #[inline]
-    fn entered(&mut self, wait: Wait) {
+    pub(crate) fn entered(&mut self, wait: Wait) {
         if wait != Wait::No {
             add(&self.stats.wakeups, 1);
             self.laps.slept();
@@ -222,14 +222,28 @@ impl Meters {
 }
 
 impl<S: Store> Worker<S> {
-    /// Makes a worker whose guest has this memory.
+    /// Makes a worker whose guest has this memory. It has the calling thread for itself.
     pub fn new(
+        reactor: Reactor,
+        store: S,
+        device: Arc<Device>,
+        memory: Arc<Memory>,
+        commands: Commands,
+        alarm: Arc<OwnedFd>,
+    ) -> io::Result<Worker<S>> {
+        let waiting = Waiting::new();
+        Worker::with(reactor, store, device, memory, commands, alarm, waiting)
+    }
+
+    /// Makes a worker that waits in this way.
+    pub(crate) fn with(
         mut reactor: Reactor,
         store: S,
         device: Arc<Device>,
         memory: Arc<Memory>,
         commands: Commands,
         alarm: Arc<OwnedFd>,
+        waiting: Waiting,
     ) -> io::Result<Worker<S>> {
         reactor.watch(COMMAND_WATCH, commands.bell.try_clone()?);
         // Register before the tuning is read: a later change rings the bell, and an earlier one is read here.
@@ -256,7 +270,7 @@ impl<S: Store> Worker<S> {
                 requests: 0,
                 large: 0,
             },
-            waiting: Waiting::new(),
+            waiting,
             inbox: Inbox::new(commands, device.registry.orders()),
             active: ActiveTuning {
                 generation,
@@ -278,6 +292,27 @@ impl<S: Store> Worker<S> {
     /// One pass: reap, publish, accept, and publish what completed inline. Then at most one system call, which
     /// sleeps if the pacer decides so and nothing has arrived meanwhile.
     pub fn lap(&mut self) -> io::Result<Lap> {
+        let (wait, worked) = self.work();
+        if wait == Wait::No && !worked {
+            std::hint::spin_loop();
+        }
+        self.reactor.enter(&mut self.store, wait)?;
+        self.meters.entered(wait);
+        Ok(self.end_lap())
+    }
+
+    /// Handles commands at the end of a lap.
+    #[inline]
+    pub(crate) fn end_lap(&mut self) -> Lap {
+        match self.inbox.is_pending || self.has_waiters() {
+            true => self.handle_commands(),
+            false => Lap::Again,
+        }
+    }
+
+    /// A lap without its system call: how to enter the reactor, and whether there was work.
+    #[inline(always)]
+    pub(crate) fn work(&mut self) -> (Wait, bool) {
         let reaped = self.reap();
         if reaped > 0 {
             self.publish();
@@ -307,15 +342,7 @@ impl<S: Store> Worker<S> {
             in_flight: self.store().in_flight() as u32,
             more: accepted.more,
         });
-        if wait == Wait::No && !worked {
-            std::hint::spin_loop();
-        }
-        self.reactor.enter(&mut self.store, wait)?;
-        self.meters.entered(wait);
-        match self.inbox.is_pending || self.has_waiters() {
-            true => Ok(self.handle_commands()),
-            false => Ok(Lap::Again),
-        }
+        (wait, worked)
     }
 
     /// Collects completions. Returns how many ops completed.

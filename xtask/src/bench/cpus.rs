@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::step::Result;
+
 /// A CPU each, as `taskset --cpu-list` names them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Cpus {
@@ -12,28 +14,27 @@ pub(super) struct Cpus {
 }
 
 impl Cpus {
-    /// Two cores where there are two: what one thread of a core does, the other feels.
-    pub(super) fn choose() -> Result<Cpus, String> {
+    /// Two cores where there are two: the two threads of one core slow each other down.
+    pub(super) fn choose() -> Result<Cpus> {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let allowed = read("/proc/self/status");
-        let allowed = allowed
-            .lines()
-            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        let allowed = listed(allowed.unwrap_or_default());
+        let status = read("/proc/self/status");
+        let allowed = status.split_once("Cpus_allowed_list:");
+        let allowed = listed(
+            allowed
+                .and_then(|(_, rest)| rest.lines().next())
+                .unwrap_or(""),
+        );
         let first = allowed.first().copied().unwrap_or(0);
         let path = format!("/sys/devices/system/cpu/cpu{first}/topology/thread_siblings_list");
         Cpus::among(&allowed, &listed(&read(&path)))
     }
 
-    fn among(allowed: &BTreeSet<u32>, siblings: &BTreeSet<u32>) -> Result<Cpus, String> {
-        let mut rest = allowed.iter().copied();
-        let driver = rest.next().unwrap_or(0);
-        let Some(second) = rest.next() else {
+    fn among(allowed: &BTreeSet<u32>, siblings: &BTreeSet<u32>) -> Result<Cpus> {
+        let mut rest = allowed.iter();
+        let (Some(driver), Some(second)) = (rest.next(), rest.next()) else {
             return Err("driver and daemon need a CPU each; this machine has one".to_owned());
         };
-        let apart = allowed
-            .iter()
-            .find(|cpu| **cpu != driver && !siblings.contains(cpu));
+        let apart = allowed.difference(siblings).find(|cpu| *cpu != driver);
         let caveat = match (apart, allowed.len()) {
             (None, _) => Some("driver and daemon run on two threads of one core"),
             (_, 2) => Some(
@@ -44,7 +45,7 @@ impl Cpus {
         };
         Ok(Cpus {
             driver: driver.to_string(),
-            daemon: apart.copied().unwrap_or(second).to_string(),
+            daemon: apart.unwrap_or(second).to_string(),
             caveat: caveat.map(str::to_owned),
         })
     }

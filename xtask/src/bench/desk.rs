@@ -1,21 +1,21 @@
 //! Everything that suites share: built programs, CPUs to be pinned to, the run's folder, and the rounds.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use itertools::Itertools;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::cpus::Cpus;
-use super::fio::Job;
-use super::image;
-use super::subject::{SOCKET, Spdk, Store};
-use super::{Options, Pace};
+use super::subject::{BARE, SOCKET, Spdk};
+use super::{Options, Pace, Suite, fio, image};
 use crate::built;
 use crate::daemon::Daemon;
 use crate::report::{Run, environment, merged};
 use crate::setup;
-use crate::step::quietly;
+use crate::step::{At, Result, execute, words};
 
 const FILE_BYTES: u64 = 2 << 30;
 const SMOKE_FILE_BYTES: u64 = 32 << 20;
@@ -35,16 +35,16 @@ pub(super) struct Desk {
 }
 
 /// How the driving side waits for completions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(super) enum Wait {
-    /// As a guest does.
+    /// Waits in the kernel, as a guest does.
     Sleep,
     /// Spins on the used ring. fio waits in the kernel all the same: that is what the bare disk is.
     Poll,
 }
 
-/// Random requests for some time.
-#[derive(Clone, Debug)]
+/// Random requests for some time. A raw line has the fields that tell it from others of its suite.
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Load {
     pub(super) block_bytes: u32,
     /// In flight on each vring.
@@ -52,10 +52,13 @@ pub(super) struct Load {
     pub(super) queues: u32,
     pub(super) wait: Wait,
     pub(super) read_percent: u32,
+    #[serde(skip)]
     pub(super) seconds: f64,
     /// Driven before it counts: until the worker runs, memory is touched and caches are warm.
+    #[serde(skip)]
     pub(super) warm_up: f64,
     /// Further options of the driver.
+    #[serde(skip)]
     pub(super) more: String,
 }
 
@@ -64,23 +67,21 @@ pub(super) struct Load {
 pub(super) struct Case {
     pub(super) point: String,
     pub(super) subject: String,
-    /// The daemons' command lines, with [`SOCKET`] for the path; none for fio on the disk itself.
+    /// The daemons' command lines, with [`SOCKET`] for the path; of [`BARE`] that of fio.
     pub(super) daemons: Vec<Vec<String>>,
-    /// The disk, for fio.
-    pub(super) disk: Option<PathBuf>,
     pub(super) load: Load,
     /// Driven once before the rounds, for so many seconds.
     pub(super) learns: f64,
-    /// What a reader of the raw line needs besides.
+    /// Further facts for a reader of the raw line.
     pub(super) facts: Value,
 }
 
-/// For how long a daemon runs.
+/// How long a daemon runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Served {
     /// For one measurement.
     Anew,
-    /// To the end of the rounds: idle ones cost nothing.
+    /// To the end of the rounds: idle daemons cost nothing.
     Throughout,
 }
 
@@ -105,31 +106,48 @@ impl Load {
     /// The driver's options.
     fn words(&self) -> String {
         let wait = format!("{:?}", self.wait).to_lowercase();
-        let Load {
-            seconds,
-            warm_up,
-            depth,
-            queues,
-            block_bytes,
-            read_percent,
-            more,
-            ..
-        } = self;
-        format!(
-            "--{wait} --seconds {seconds} --warm-up {warm_up} --depth {depth} --queues {queues} --bs {block_bytes} \
-             --mix {read_percent}{more}"
-        )
+        let (seconds, warm_up, more) = (self.seconds, self.warm_up, &self.more);
+        let (depth, queues, bytes) = (self.depth, self.queues, self.block_bytes);
+        let options = format!("--depth {depth} --queues {queues} --bs {bytes}");
+        let mix = self.read_percent;
+        format!("--{wait} --seconds {seconds} --warm-up {warm_up} {options} --mix {mix}{more}")
+    }
+}
+
+impl Case {
+    /// A case without facts.
+    pub(super) fn new(
+        point: String,
+        subject: String,
+        daemons: Vec<Vec<String>>,
+        load: Load,
+    ) -> Case {
+        Case {
+            point,
+            subject,
+            daemons,
+            load,
+            learns: 0.0,
+            facts: Value::Null,
+        }
+    }
+
+    /// Adds words to its daemons' command lines.
+    pub(super) fn extend(&mut self, words: &[&str]) {
+        let words = words.iter().map(|word| (*word).to_owned());
+        for daemon in &mut self.daemons {
+            daemon.extend(words.clone());
+        }
     }
 }
 
 impl Desk {
     /// Provides and builds the programs, begins the run.
-    pub(super) fn set_up(root: &Path, options: &Options) -> Result<Desk, String> {
+    pub(super) fn set_up(root: &Path, options: &Options) -> Result<Desk> {
         // Before a build of minutes, not after it.
         let (pace, rounds) = (options.pace(), options.rounds()?);
         if let Some(disk) = &options.disk {
-            std::fs::metadata(disk)
-                .map_err(|error| format!("--disk {}: {error}", disk.display()))?;
+            std::fs::metadata(disk).at(format!("--disk {}", disk.display()))?;
         }
         let spdk = options.spdk.as_deref().map(Spdk::find).transpose()?;
         setup::provide_programs(root, &["fio", "qemu-storage-daemon"])?;
@@ -145,31 +163,23 @@ impl Desk {
             "spdk": spdk.as_ref().map_or("not measured: --spdk was not given", |spdk| &spdk.version),
         }});
         let folder = match &options.out {
-            Some(folder) => std::path::absolute(folder).map_err(|error| error.to_string())?,
+            Some(folder) => std::path::absolute(folder).at(folder)?,
             None => root.join("target/bench").join(options.name()),
         };
         let seconds = options.seconds.unwrap_or(pace.pick(1.5, 0.4, 0.05));
-        let suites: Vec<String> = options
-            .suites()
-            .into_iter()
-            .map(super::Suite::name)
-            .collect();
-        let words: Vec<String> = std::env::args().skip(1).collect();
+        let suites = options.suites().into_iter().map(Suite::name).collect_vec();
         let asked = json!({
-            "words": words, "suites": suites, "rounds": rounds, "seconds": seconds, "pace": format!("{pace:?}"),
+            "suites": suites, "rounds": rounds, "seconds": seconds, "pace": format!("{pace:?}"),
         });
-        let mut run = Run::create(&folder, &environment(root, &cleave, &facts), &asked)?;
+        let mut run = Run::create(&folder, &environment(root, &cleave, &facts), asked)?;
         if let Some(caveat) = &cpus.caveat {
             run.warn("all", caveat)?;
         }
         if pace == Pace::Smoke {
-            run.warn(
-                "all",
-                "a smoke run: it shows that the suites work, its figures say nothing",
-            )?;
+            let text = "a smoke run: it shows that the suites work, its figures say nothing";
+            run.warn("all", text)?;
         }
-        let (driver, daemon) = (&cpus.driver, &cpus.daemon);
-        let shown = folder.display();
+        let (driver, daemon, shown) = (&cpus.driver, &cpus.daemon, folder.display());
         println!(
             "driver on CPU {driver}, daemon on CPU {daemon}; {rounds} rounds of {seconds} s; raw data: {shown}"
         );
@@ -188,41 +198,45 @@ impl Desk {
     }
 
     /// The file or device that suites read: the operator's, or a filled file of ours.
-    pub(super) fn disk(&mut self, suite: &str) -> Result<Store, String> {
+    pub(super) fn disk(&mut self, suite: &str) -> Result<PathBuf> {
         let Some(disk) = &self.options.disk else {
             return self.own_file();
         };
-        let disk = std::path::absolute(disk).map_err(|error| error.to_string())?;
+        let disk = std::path::absolute(disk).at(disk)?;
         match image::check(&disk) {
+            Ok(()) => {}
             Err(why) if self.options.allow_thin => self.run.warn(suite, &why)?,
             Err(why) => {
-                return Err(format!(
-                    "{why}.\nSuch a disk answers without its device. Fill it, or say --allow-thin"
-                ));
+                let remedy = "Such a disk answers without its device. Fill it, or say --allow-thin";
+                return Err(format!("{why}.\n{remedy}"));
             }
-            Ok(()) => {}
         }
-        Ok(Store::Disk(disk))
+        Ok(disk)
     }
 
     /// The same for suites that write: the operator's disk only when that was allowed.
-    pub(super) fn disk_to_write(&mut self, suite: &str) -> Result<Store, String> {
+    pub(super) fn disk_to_write(&mut self, suite: &str) -> Result<PathBuf> {
         if self.options.disk.is_none() || self.options.destructive {
             return self.disk(suite);
         }
-        let why =
-            "it writes, so it ran on a file of its own; --destructive lets it write on --disk";
-        self.run.warn(suite, why)?;
+        let remedy = "--destructive lets it write on --disk";
+        let why = format!("it writes, so it ran on a file of its own; {remedy}");
+        self.run.warn(suite, &why)?;
         self.own_file()
     }
 
-    fn own_file(&self) -> Result<Store, String> {
+    fn own_file(&self) -> Result<PathBuf> {
         let (name, bytes) = match self.pace {
             Pace::Smoke => ("smoke.img", SMOKE_FILE_BYTES),
             Pace::Full | Pace::Quick => ("random.img", FILE_BYTES),
         };
-        let path = self.root.join("target/bench").join(name);
-        image::random_file(&path, bytes).map(Store::Disk)
+        image::random_file(&self.root.join("target/bench").join(name), bytes)
+    }
+
+    /// Measures all cases with fresh daemons, after a warm-up unless that would take longer than all the rest.
+    pub(super) fn rounds_anew(&mut self, suite: &str, cases: &[Case]) -> Result {
+        let first = self.pace.pick(0, 0, 1);
+        self.rounds(suite, first..=self.rounds, cases, Served::Anew)
     }
 
     /// Measures all cases in each of the rounds, the cases of a point forth and back, so that whatever drifts meets each as
@@ -230,10 +244,10 @@ impl Desk {
     pub(super) fn rounds(
         &mut self,
         suite: &str,
-        rounds: std::ops::RangeInclusive<u32>,
+        rounds: RangeInclusive<u32>,
         cases: &[Case],
         served: Served,
-    ) -> Result<(), String> {
+    ) -> Result {
         let mut running = Running::new();
         let last = *rounds.end();
         for round in rounds {
@@ -248,7 +262,7 @@ impl Desk {
                         end(std::mem::take(&mut running))?;
                         Spdk::clean(self.run.folder());
                     }
-                    self.note(suite, case, round, result)?;
+                    self.note(suite, case, round, &result)?;
                 }
             }
             if self.pace != Pace::Smoke {
@@ -258,56 +272,35 @@ impl Desk {
         end(running)
     }
 
-    fn note(&mut self, suite: &str, case: &Case, round: u32, result: Value) -> Result<(), String> {
-        let Load {
-            depth,
-            queues,
-            block_bytes,
-            read_percent,
-            wait,
-            ..
-        } = &case.load;
-        let facts = match round {
-            0 | 1 => merged(
-                json!({ "command": self.command_of(case), "driver": case.load.words() }),
-                &case.facts,
-            ),
-            // The same in every round.
-            _ => case.facts.clone(),
-        };
-        let line = json!({
-            "round": round, "is_warm_up": round == 0, "point": case.point, "subject": case.subject, "depth": depth,
-            "queues": queues, "block_bytes": block_bytes, "read_percent": read_percent, "wait": format!("{wait:?}"),
-            "result": result,
+    fn note(&mut self, suite: &str, case: &Case, round: u32, result: &Value) -> Result {
+        let mut line = json!({
+            "round": round, "is_warm_up": round == 0, "point": case.point, "subject": case.subject, "result": result,
         });
-        self.run.note(suite, &merged(line, &facts))
-    }
-
-    /// What answered: a daemon, of several alike the first, or fio.
-    fn command_of(&self, case: &Case) -> Vec<String> {
-        match &case.disk {
-            Some(disk) => self.job(disk, &case.load).words(),
-            None => case.daemons.first().cloned().unwrap_or_default(),
+        // The same in every round. Of several daemons alike the first.
+        if round <= 1 {
+            line["command"] = json!(case.daemons.first());
+            line["driver"] = json!(case.load.words());
         }
+        let line = merged(merged(line, &json!(case.load)), &case.facts);
+        self.run.note(suite, &line)
     }
 
     /// A case by itself, outside of the rounds.
-    pub(super) fn once(&self, case: &Case) -> Result<Value, String> {
+    pub(super) fn once(&self, case: &Case) -> Result<Value> {
         let mut running = Running::new();
         let result = self.measure(case, &mut running)?;
         end(running).map(|()| result)
     }
 
-    fn measure(&self, case: &Case, running: &mut Running) -> Result<Value, String> {
-        if let Some(disk) = &case.disk {
-            return self.job(disk, &case.load).run(self.run.folder());
+    fn measure(&self, case: &Case, running: &mut Running) -> Result<Value> {
+        if case.subject == BARE {
+            return fio::run(self.run.folder(), &case.daemons.concat(), &case.load);
         }
         if !running.contains_key(&case.daemons) {
-            let mut daemons = Vec::new();
-            for command in &case.daemons {
-                let number = daemons.len() + running.values().map(Vec::len).sum::<usize>();
-                daemons.push(self.start(command, number)?);
-            }
+            let first = running.values().map(Vec::len).sum::<usize>();
+            let daemons = case.daemons.iter().zip(first..);
+            let daemons = daemons.map(|(line, number)| self.start(line, number));
+            let daemons = daemons.collect::<Result<Vec<_>>>()?;
             if case.learns > 0.0 {
                 let load = Load {
                     seconds: case.learns,
@@ -320,31 +313,17 @@ impl Desk {
         self.drive(&running[&case.daemons], &case.load.words())
     }
 
-    fn job<'a>(&'a self, disk: &'a Path, load: &'a Load) -> Job<'a> {
-        Job {
-            disk,
-            load,
-            cpus: &self.cpus.driver,
-        }
-    }
-
     /// A daemon on its CPU; `number` tells its socket from those of others that run.
-    pub(super) fn start(&self, command: &[String], number: usize) -> Result<Daemon, String> {
-        let socket = self.socket(number);
-        let log = socket.with_extension("log");
-        Daemon::start(self.command(command, number), socket, log)
+    pub(super) fn start(&self, line: &[String], number: usize) -> Result<Daemon> {
+        Daemon::start(&self.pinned(line, number), self.socket(number))
     }
 
-    /// Its command.
-    pub(super) fn command(&self, words: &[String], number: usize) -> Command {
-        let socket = self.socket(number).to_string_lossy().into_owned();
-        let mut command = Command::new("taskset");
-        let is_pinned = words.first().is_some_and(|word| word == "--cpu-list");
-        if !is_pinned {
-            command.args(["--cpu-list", &self.cpus.daemon]);
-        }
-        command.args(words.iter().map(|word| word.replace(SOCKET, &socket)));
-        command
+    /// Its command line on its CPU.
+    pub(super) fn pinned(&self, line: &[String], number: usize) -> Vec<String> {
+        let socket = self.socket(number).display().to_string();
+        let mut pinned = words("taskset --cpu-list {}", &[&self.cpus.daemon]);
+        pinned.extend(line.iter().map(|word| word.replace(SOCKET, &socket)));
+        pinned
     }
 
     pub(super) fn socket(&self, number: usize) -> PathBuf {
@@ -352,18 +331,15 @@ impl Desk {
     }
 
     /// The driver's output for a load on the disks of these daemons.
-    pub(super) fn drive(&self, daemons: &[Daemon], load: &str) -> Result<Value, String> {
-        let drive = self.drive.to_string_lossy();
-        let sockets = daemons.iter().map(|daemon| daemon.socket.to_string_lossy());
-        let sockets: Vec<_> = sockets.collect();
-        let mut words = vec!["taskset", "--cpu-list", &self.cpus.driver, &drive, "--json"];
-        for socket in &sockets {
-            words.extend(["--socket", socket]);
+    pub(super) fn drive(&self, daemons: &[Daemon], load: &str) -> Result<Value> {
+        let line = "taskset --cpu-list {} {} --json";
+        let mut line = words(line, &[&self.cpus.driver, &self.drive.display()]);
+        for daemon in daemons {
+            line.extend(words("--socket {}", &[&daemon.socket.display()]));
         }
-        words.extend(load.split(' '));
-        let said = quietly(self.run.folder(), &words, &[])?;
-        let result: Value = serde_json::from_str(&said)
-            .map_err(|error| format!("the driver said {said}: {error}"))?;
+        line.extend(words(load, &[]));
+        let said = execute(self.run.folder(), &line)?;
+        let result: Value = serde_json::from_str(&said).at(format!("the driver said {said}"))?;
         match result["failed"].as_f64() {
             Some(failed) if failed > 0.0 => Err(format!("requests failed: {result}")),
             _ => Ok(result),
@@ -371,6 +347,6 @@ impl Desk {
     }
 }
 
-fn end(running: Running) -> Result<(), String> {
+fn end(running: Running) -> Result {
     running.into_values().flatten().try_for_each(Daemon::stop)
 }

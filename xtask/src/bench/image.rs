@@ -1,81 +1,65 @@
 //! The disk that is measured: filled with bytes that no store can compress or leave out, and looked at before.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use itertools::Itertools;
+
+use crate::step::{At, Result};
 
 /// Blocks that are looked at, evenly over the disk.
 const SAMPLES: u64 = 512;
 const SAMPLE_BYTES: u64 = 4096;
 /// Smaller files are filled too quickly to be worth a message.
 const QUIET_BYTES: u64 = 128 << 20;
-/// Of eight bits a byte; random bytes reach 7.999 in so many samples.
+/// In bits a byte; random bytes reach 7.999 in so many samples.
 const ENTROPY_MIN: f64 = 7.95;
 
 /// A file of random bytes; one that is there already and full is kept.
-pub(crate) fn random_file(path: &Path, bytes: u64) -> Result<PathBuf, String> {
-    let told = |error: std::io::Error| format!("{}: {error}", path.display());
+pub(crate) fn random_file(path: &Path, bytes: u64) -> Result<PathBuf> {
     let is_there = std::fs::metadata(path).is_ok_and(|found| found.len() == bytes);
     if is_there && check(path).is_ok() {
         return Ok(path.to_owned());
     }
     if bytes > QUIET_BYTES {
-        println!(
-            "filling {} with {} MiB of random bytes",
-            path.display(),
-            bytes >> 20
-        );
+        let mib = bytes >> 20;
+        println!("filling {} with {mib} MiB of random bytes", path.display());
     }
-    // With --out elsewhere nobody has made it.
+    // The first run in a checkout has no such folder yet.
     if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(told)?;
+        std::fs::create_dir_all(folder).at(folder)?;
     }
-    let mut source = File::open("/dev/urandom").map_err(told)?.take(bytes);
-    let mut file = File::create(path).map_err(told)?;
-    let filled = std::io::copy(&mut source, &mut file)
+    let mut source = File::open("/dev/urandom").at("/dev/urandom")?.take(bytes);
+    let mut file = File::create(path).at(path)?;
+    let copied = std::io::copy(&mut source, &mut file);
+    let filled = copied
         .and_then(|_| file.flush())
         .and_then(|()| file.sync_all());
-    if let Err(error) = filled {
+    if filled.is_err() {
         // A part of a file would only keep the disk full.
         let _ = std::fs::remove_file(path);
-        return Err(told(error));
     }
+    filled.at(path)?;
     check(path).map(|()| path.to_owned())
 }
 
 /// Whether a disk holds data everywhere. Areas that were never written are answered without the device.
-pub(super) fn check(path: &Path) -> Result<(), String> {
-    let told = |error: std::io::Error| format!("{}: {error}", path.display());
-    let file = File::open(path).map_err(told)?;
-    let meta = file.metadata().map_err(told)?;
-    let bytes = match meta.file_type().is_block_device() {
-        true => device_bytes(&meta)?,
-        false if meta.blocks() * 512 < meta.len() => {
-            return Err(format!(
-                "{} is thin: {} of its {} MiB are on the disk",
-                path.display(),
-                meta.blocks() >> 11,
-                meta.len() >> 20
-            ));
-        }
-        false => meta.len(),
-    };
-    let blocks = sample(&file, bytes).map_err(told)?;
+pub(super) fn check(path: &Path) -> Result {
+    let mut file = File::open(path).at(path)?;
+    let meta = file.metadata().at(path)?;
+    if meta.is_file() && meta.blocks() * 512 < meta.len() {
+        let (held, all) = (meta.blocks() >> 11, meta.len() >> 20);
+        let path = path.display();
+        return Err(format!(
+            "{path} is thin: {held} of its {all} MiB are on the disk"
+        ));
+    }
+    // The end of a block device is its size too.
+    let bytes = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).at(path)?;
+    let blocks = sample(&file, bytes).at(path)?;
     judge(&blocks).map_err(|why| format!("{} {why}", path.display()))
-}
-
-/// A block device's size, as the kernel lists it in sectors.
-fn device_bytes(meta: &std::fs::Metadata) -> Result<u64, String> {
-    let number = meta.rdev();
-    // The split of a device number into major and minor, as glibc has it.
-    let major = (number >> 8) & 0xfff | (number >> 32) & !0xfff;
-    let minor = number & 0xff | (number >> 12) & !0xff;
-    let path = format!("/sys/dev/block/{major}:{minor}/size");
-    let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    let sectors: u64 = text.trim().parse().map_err(|_| format!("{path}: {text}"))?;
-    Ok(sectors * 512)
 }
 
 fn sample(file: &File, bytes: u64) -> std::io::Result<Vec<Vec<u8>>> {
@@ -90,42 +74,28 @@ fn sample(file: &File, bytes: u64) -> std::io::Result<Vec<Vec<u8>>> {
 }
 
 /// Zeroes, repetition and order are all something that a store below may leave out.
-fn judge(blocks: &[Vec<u8>]) -> Result<(), String> {
-    if blocks.is_empty() {
-        return Err("is empty".to_owned());
-    }
+fn judge(blocks: &[Vec<u8>]) -> Result {
     let zeroes = blocks
         .iter()
         .filter(|block| block.iter().all(|byte| *byte == 0));
-    let zeroes = zeroes.count();
-    if zeroes > 0 {
-        return Err(format!(
-            "is not filled: {zeroes} of {} blocks looked at are zeroes",
-            blocks.len()
-        ));
-    }
-    let distinct: BTreeSet<&Vec<u8>> = blocks.iter().collect();
-    if distinct.len() < blocks.len() {
-        return Err("repeats itself, which a store below may know".to_owned());
-    }
+    let (zeroes, all) = (zeroes.count(), blocks.len());
     let entropy = entropy(blocks);
-    match entropy >= ENTROPY_MIN {
-        true => Ok(()),
-        false => Err(format!("can be compressed: {entropy:.2} bits a byte")),
-    }
+    Err(match () {
+        () if all == 0 => "is empty".to_owned(),
+        () if zeroes > 0 => format!("is not filled: {zeroes} of {all} blocks looked at are zeroes"),
+        () if !blocks.iter().all_unique() => {
+            "repeats itself, which a store below may know".to_owned()
+        }
+        () if entropy < ENTROPY_MIN => format!("can be compressed: {entropy:.2} bits a byte"),
+        () => return Ok(()),
+    })
 }
 
 /// Bits a byte, by how often each byte occurs.
 fn entropy(blocks: &[Vec<u8>]) -> f64 {
-    let mut counts = [0u64; 256];
-    for byte in blocks.iter().flatten() {
-        counts[usize::from(*byte)] += 1;
-    }
-    let all = counts.iter().sum::<u64>() as f64;
-    let shares = counts
-        .iter()
-        .filter(|count| **count > 0)
-        .map(|count| *count as f64 / all);
+    let counts = blocks.iter().flatten().counts();
+    let all = counts.values().sum::<usize>() as f64;
+    let shares = counts.values().map(|count| *count as f64 / all);
     shares.map(|share| -share * share.log2()).sum()
 }
 

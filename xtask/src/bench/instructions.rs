@@ -3,21 +3,24 @@
 //! it. Time is not measured: instructions say nothing about caches, the kernel, or what waits for what.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::report::{Run, environment};
+use crate::report::{Recorded, Run, environment};
 use crate::setup;
-use crate::step::{At, quietly};
+use crate::step::{At, Result, quietly, unless};
 
 /// File of the reference counts; rewritten by `--accept`.
 const REFERENCE: &str = "benches/instructions.toml";
 /// A rise beyond this is a failure, a fall beyond it a reason to accept the new count.
 const TOLERANCE: f64 = 0.02;
-/// The one function of the counted program inside of which callgrind counts.
-const COUNTED: &str = "--toggle-collect=*instructions::counted*";
+
+/// Counts inside of one function of the program.
+const COUNT: &str = "valgrind --quiet --tool=callgrind --compress-strings=no --compress-pos=no \
+--toggle-collect=*instructions::counted* --callgrind-out-file={} {} {}";
 
 #[derive(Debug, Default, Clone, Args)]
 #[command(next_help_heading = "Options of `bench instructions`")]
@@ -36,9 +39,9 @@ pub(crate) struct Counting {
 /// Instructions per I/O of one case.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Count {
-    /// In the program itself: what is judged.
+    /// In the program itself. Only these are judged.
     own: f64,
-    /// In the C library, which fills the buffers of reads with zeroes: it chooses its ways by the CPU.
+    /// In the C library, which fills the buffers of reads with zeroes, in a way that depends on the CPU.
     library: f64,
 }
 
@@ -46,31 +49,27 @@ struct Count {
 type Known = BTreeMap<String, f64>;
 
 /// Counts every case, leaves `target/bench/instructions`, prints the table; an error where a count rose.
-pub(crate) fn run(root: &Path, options: &Counting) -> Result<(), String> {
+pub(crate) fn run(root: &Path, options: &Counting) -> Result {
     setup::find("valgrind").ok_or("valgrind is missing; run: apt-get install valgrind")?;
     let folder = root.join("target/bench/instructions");
     std::fs::create_dir_all(&folder).at(&folder)?;
     let program = build(root)?;
     let before = last_run(&folder);
     let reference = reference(&std::fs::read_to_string(root.join(REFERENCE)).unwrap_or_default())?;
-    let listed = quietly(root, &[&program.to_string_lossy()], &[])?;
-    let names: Vec<&str> = listed.lines().collect();
-    let is_asked = |case: &&&str| options.case.as_deref().is_none_or(|only| only == **case);
+    let names = quietly(root, "{}", &[&program.display()])?;
+    let is_asked = |case: &&str| options.case.as_deref().is_none_or(|only| only == *case);
     let mut counts = BTreeMap::new();
-    for case in names.iter().filter(is_asked) {
-        counts.insert((*case).to_owned(), count(&folder, &program, case)?);
+    for case in names.lines().filter(is_asked) {
+        let profile = folder.join(format!("{case}.callgrind"));
+        counts.insert(case.to_owned(), count(&program, case, &profile)?);
         if options.annotate {
-            let profile = profile(&folder, case);
-            let words = [
-                "callgrind_annotate",
-                "--auto=yes",
-                &profile.to_string_lossy(),
-            ];
-            println!("{}", quietly(root, &words, &[])?);
+            let line = "callgrind_annotate --auto=yes {}";
+            println!("{}", quietly(root, line, &[&profile.display()])?);
         }
     }
     if counts.is_empty() {
-        return Err(format!("--case takes one of: {}", names.join(", ")));
+        let names = names.trim().replace('\n', ", ");
+        return Err(format!("--case takes one of: {names}"));
     }
     print_table(&counts, &before, &reference);
     if options.case.is_none() {
@@ -83,40 +82,24 @@ pub(crate) fn run(root: &Path, options: &Counting) -> Result<(), String> {
 }
 
 /// Builds the program whose instructions are counted, as a release is built.
-pub(crate) fn build(root: &Path) -> Result<PathBuf, String> {
-    let target = root.join("target").to_string_lossy().into_owned();
-    let line = "nice cargo build --release --locked --package cleave-benches --bin instructions";
-    let words: Vec<&str> = line.split(' ').collect();
+pub(crate) fn build(root: &Path) -> Result<PathBuf> {
+    let target = root.join("target");
     // Clippy's compiler, which builds the tests in `.ci/run`, optimises less.
-    let environment = [
-        ("CARGO_TARGET_DIR", &*target),
-        ("RUSTC_WORKSPACE_WRAPPER", ""),
-    ];
-    quietly(root, &words, &environment)?;
-    Ok(root.join("target/release/instructions"))
+    let line = "env CARGO_TARGET_DIR={} RUSTC_WORKSPACE_WRAPPER= nice cargo build --release --locked \
+                --package cleave-benches --bin instructions";
+    quietly(root, line, &[&target.display()])?;
+    Ok(target.join("release/instructions"))
 }
 
-fn profile(folder: &Path, case: &str) -> PathBuf {
-    folder.join(format!("{case}.callgrind"))
-}
-
-fn count(folder: &Path, program: &Path, case: &str) -> Result<Count, String> {
-    let profile = profile(folder, case);
-    let out = format!("--callgrind-out-file={}", profile.display());
-    let mut words = vec![
-        "valgrind",
-        "--quiet",
-        "--tool=callgrind",
-        "--compress-strings=no",
-    ];
-    let named = program.to_string_lossy();
-    words.extend(["--compress-pos=no", COUNTED, &out, &named, case]);
-    let said = quietly(folder, &words, &[])?;
+fn count(program: &Path, case: &str, profile: &Path) -> Result<Count> {
+    let values: [&dyn std::fmt::Display; 3] = [&profile.display(), &program.display(), &case];
+    let said = quietly(Path::new("/"), COUNT, &values)?;
     let ios = said.trim().parse::<f64>().ok().filter(|ios| *ios > 0.0);
     let ios = ios.ok_or_else(|| format!("{case} said `{said}` instead of a number of I/Os"))?;
-    let text = std::fs::read_to_string(&profile).at(&profile)?;
-    let by_object = by_object(&text).map_err(|why| format!("{case}: {why}"))?;
-    let own = by_object.get(&*named).copied().unwrap_or(0) as f64;
+    let text = std::fs::read_to_string(profile).at(profile)?;
+    let by_object = by_object(&text).at(case)?;
+    let own = by_object.get(&*program.to_string_lossy());
+    let own = own.copied().unwrap_or(0) as f64;
     let all = by_object.values().sum::<u64>() as f64;
     Ok(Count {
         own: own / ios,
@@ -125,7 +108,7 @@ fn count(folder: &Path, program: &Path, case: &str) -> Result<Count, String> {
 }
 
 /// Instructions of each program and library, from a profile with one event and nothing compressed.
-fn by_object(text: &str) -> Result<BTreeMap<String, u64>, String> {
+fn by_object(text: &str) -> Result<BTreeMap<String, u64>> {
     let (mut sums, mut object, mut summary) = (BTreeMap::new(), "", None);
     let mut is_callees = false;
     for line in text.lines() {
@@ -134,20 +117,17 @@ fn by_object(text: &str) -> Result<BTreeMap<String, u64>, String> {
         } else if let Some(sum) = line.strip_prefix("summary: ") {
             summary = sum.trim().parse::<u64>().ok();
         } else if line.starts_with(|first: char| first.is_ascii_digit()) && !is_callees {
-            let cost = line
-                .split_once(' ')
-                .and_then(|(_, cost)| cost.parse::<u64>().ok());
-            let cost = cost.ok_or_else(|| format!("callgrind wrote `{line}`"))?;
+            let cost = line.split_once(' ').map_or("", |(_, cost)| cost);
+            let cost: u64 = cost.parse().at(format!("callgrind wrote `{line}`"))?;
             *sums.entry(object.to_owned()).or_default() += cost;
         }
-        // The line below is what the callee cost, which stands at its own place too.
+        // The line below is the cost of the callee, which stands at its own place too.
         is_callees = line.starts_with("calls=");
     }
-    let total = sums.values().sum::<u64>();
-    match summary {
-        Some(sum) if sum == total && sum > 0 => Ok(sums),
-        _ => Err(format!(
-            "callgrind's sum is {summary:?}, that of its lines {total}"
+    match (summary, sums.values().sum::<u64>()) {
+        (Some(sum), total) if sum == total && sum > 0 => Ok(sums),
+        (sum, total) => Err(format!(
+            "callgrind's sum is {sum:?}, that of its lines {total}"
         )),
     }
 }
@@ -156,46 +136,33 @@ fn print_table(counts: &BTreeMap<String, Count>, before: &Known, reference: &Kno
     println!(
         "\ninstructions per I/O: 4 KiB reads of a null disk, one vring, driver and kernel not counted"
     );
-    let head = [
-        "case",
-        "own",
-        "C library",
-        "reference",
-        "to reference",
-        "last run",
-    ];
-    let row = |cells: [String; 6]| {
-        let [case, own, library, known, change, last] = cells;
+    let row = |case: &str, [own, library, known, change, last]: [&str; 5]| {
         println!("{case:<20} {own:>8} {library:>12} {known:>10} {change:>16} {last:>10}");
     };
-    row(head.map(str::to_owned));
-    for (case, count) in counts {
-        let change = |base: Option<&f64>| match base {
-            Some(base) => format!("{:+.2} %", (count.own / base - 1.0) * 100.0),
-            None => "–".to_owned(),
-        };
-        let known = reference.get(case);
-        row([
-            case.clone(),
-            format!("{:.1}", count.own),
-            format!("{:.1}", count.library),
-            known.map_or("–".to_owned(), |known| format!("{known:.1}")),
-            change(known),
-            change(before.get(case)),
-        ]);
+    row(
+        "case",
+        ["own", "C library", "reference", "to reference", "last run"],
+    );
+    for (case, Count { own, library }) in counts {
+        let change = |base: &f64| format!("{:+.2} %", (own / base - 1.0) * 100.0);
+        let or_none = |text: Option<String>| text.unwrap_or("–".to_owned());
+        let (known, last) = (reference.get(case), before.get(case));
+        let [own, library] = [own, library].map(|count| format!("{count:.1}"));
+        let known_count = or_none(known.map(|known| format!("{known:.1}")));
+        let [known, last] = [known, last].map(|base| or_none(base.map(change)));
+        row(case, [&own, &library, &known_count, &known, &last]);
     }
 }
 
 /// Fails where a count is above its reference, or has none.
-fn judge(counts: &BTreeMap<String, Count>, reference: &Known, are_all: bool) -> Result<(), String> {
+fn judge(counts: &BTreeMap<String, Count>, reference: &Known, are_all: bool) -> Result {
     let mut faults = Vec::new();
     for (case, Count { own, .. }) in counts {
         match reference.get(case) {
             None => faults.push(format!("{case} has no line in {REFERENCE}")),
             Some(known) if *own > known * (1.0 + TOLERANCE) => {
-                faults.push(format!(
-                    "{case}: {own:.1} instructions per I/O, {known:.1} are known"
-                ));
+                let fault = format!("{case}: {own:.1} instructions per I/O, {known:.1} are known");
+                faults.push(fault);
             }
             Some(known) if *own < known * (1.0 - TOLERANCE) => {
                 println!("{case} fell; keep that: cargo xtask bench instructions --accept");
@@ -207,13 +174,10 @@ fn judge(counts: &BTreeMap<String, Count>, reference: &Known, are_all: bool) -> 
         let gone = reference.keys().filter(|case| !counts.contains_key(*case));
         faults.extend(gone.map(|case| format!("{REFERENCE} has `{case}`, which is no case")));
     }
-    match faults.is_empty() {
-        true => Ok(()),
-        false => Err(format!(
-            "{}\nfind them with --annotate; where they are worth it, --accept and say why in the commit",
-            faults.join("\n")
-        )),
-    }
+    let remedy =
+        "find them with --annotate; where they are worth it, --accept and say why in the commit";
+    let judged = unless(&faults, "").map(drop);
+    judged.map_err(|faults| format!("{faults}\n{remedy}"))
 }
 
 /// Leaves the counts as a run that can be drawn.
@@ -223,11 +187,11 @@ fn store(
     program: &Path,
     [before, reference]: [&Known; 2],
     counts: &BTreeMap<String, Count>,
-) -> Result<(), String> {
-    let version = quietly(root, &["valgrind", "--version"], &[])?;
+) -> Result {
+    let version = quietly(root, "valgrind --version", &[])?;
     // The counted program is not the daemon, and has no version.
     let facts = json!({ "cleave": Value::Null, "valgrind": version.trim() });
-    let mut run = Run::create(folder, &environment(root, program, &facts), &json!({}))?;
+    let mut run = Run::create(folder, &environment(root, program, &facts), json!({}))?;
     for (case, count) in counts {
         let result = json!({
             "own_per_io": count.own, "library_per_io": count.library,
@@ -242,34 +206,33 @@ fn store(
 
 /// The counts of an earlier run, as far as its lines can be read.
 fn last_run(folder: &Path) -> Known {
-    let text = std::fs::read_to_string(folder.join("results.jsonl")).unwrap_or_default();
-    let read = |line: &str| {
-        let line: Value = serde_json::from_str(line).ok()?;
-        Some((
-            line["point"].as_str()?.to_owned(),
-            line["result"]["own_per_io"].as_f64()?,
-        ))
+    let run = Recorded::read(folder).unwrap_or_default();
+    let lines = run.of("instructions").into_iter();
+    let read = |line: &Value| {
+        let count = line["result"]["own_per_io"].as_f64()?;
+        Some((line["point"].as_str()?.to_owned(), count))
     };
-    text.lines().filter_map(read).collect()
+    lines.filter_map(read).collect()
 }
 
 /// The committed counts; none where the file is not there.
-fn reference(text: &str) -> Result<Known, String> {
-    let known: Known = toml::from_str(text).map_err(|error| format!("{REFERENCE}: {error}"))?;
+fn reference(text: &str) -> Result<Known> {
+    let known: Known = toml::from_str(text).at(REFERENCE)?;
     match known.iter().find(|(_, count)| **count <= 0.0) {
         Some((case, count)) => Err(format!("{REFERENCE}: {case} = {count} is no count")),
         None => Ok(known),
     }
 }
 
-fn accept(root: &Path, counts: &BTreeMap<String, Count>) -> Result<(), String> {
+fn accept(root: &Path, counts: &BTreeMap<String, Count>) -> Result {
     let mut text = "\
 # Instructions per I/O in the worker, counted by callgrind: `cargo xtask bench instructions` fails when one rises by
 # more than 2 %, and rewrites this file with `--accept`. What they are counts of stands in `instructions.rs`.
 "
     .to_owned();
     for (case, count) in counts {
-        text.push_str(&format!("{case} = {:.1}\n", count.own));
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "{case} = {:.1}", count.own);
     }
     std::fs::write(root.join(REFERENCE), text).at(REFERENCE)?;
     println!("{REFERENCE} is rewritten");

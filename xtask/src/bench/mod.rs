@@ -3,7 +3,7 @@
 
 mod cpus;
 mod desk;
-mod fio;
+pub(crate) mod fio;
 pub(crate) mod image;
 pub(crate) mod instructions;
 mod others;
@@ -15,10 +15,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
+use itertools::Itertools;
 
 use crate::report;
+use crate::step::Result;
 use desk::Desk;
 use others::Used;
+pub(crate) use suites::two_digits;
 
 /// Suites, and how they are run.
 #[derive(Debug, Default, Clone, Parser)]
@@ -57,8 +60,8 @@ pub(crate) struct Options {
     pub(crate) counting: instructions::Counting,
 }
 
-/// A question, and what answers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+/// A question that a suite answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 enum Suite {
     /// What the ring alone costs
     Transport,
@@ -86,7 +89,7 @@ enum Suite {
 
 /// How much is asked of each suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pace {
+pub(crate) enum Pace {
     /// Every point.
     Full,
     /// The points that matter.
@@ -96,8 +99,17 @@ enum Pace {
 }
 
 impl Pace {
+    /// The pace that two options say.
+    pub(crate) fn of(is_smoke: bool, is_quick: bool) -> Pace {
+        match (is_smoke, is_quick) {
+            (true, _) => Pace::Smoke,
+            (_, true) => Pace::Quick,
+            _ => Pace::Full,
+        }
+    }
+
     /// Returns the argument for this pace.
-    fn pick<T>(self, full: T, quick: T, smoke: T) -> T {
+    pub(crate) fn pick<T>(self, full: T, quick: T, smoke: T) -> T {
         match self {
             Pace::Full => full,
             Pace::Quick => quick,
@@ -107,12 +119,12 @@ impl Pace {
 }
 
 impl Suite {
-    /// As the command line and the raw lines call it.
+    /// The name on the command line and in the raw lines.
     fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
 
-    fn measure(self, desk: &mut Desk) -> Result<(), String> {
+    fn measure(self, desk: &mut Desk) -> Result {
         match self {
             Suite::Transport => suites::transport(desk),
             Suite::Cpu => suites::cpu(desk),
@@ -140,29 +152,23 @@ impl Options {
 
     /// Each suite once, in the order of the arguments.
     fn suites(&self) -> Vec<Suite> {
-        let mut suites = Vec::new();
-        for suite in &self.named {
-            if !suites.contains(suite) {
-                suites.push(*suite);
-            }
+        let all = Suite::value_variants();
+        match self.named.is_empty() || self.named.contains(&Suite::All) {
+            true => all
+                .iter()
+                .copied()
+                .filter(|suite| *suite != Suite::All)
+                .collect(),
+            false => self.named.iter().copied().unique().collect(),
         }
-        if suites.is_empty() || suites.contains(&Suite::All) {
-            suites = Suite::value_variants().to_vec();
-            suites.retain(|suite| *suite != Suite::All);
-        }
-        suites
     }
 
     fn pace(&self) -> Pace {
-        match (self.smoke, self.quick) {
-            (true, _) => Pace::Smoke,
-            (_, true) => Pace::Quick,
-            _ => Pace::Full,
-        }
+        Pace::of(self.smoke, self.quick)
     }
 
     /// Rounds that are enough for a spread; fewer are refused.
-    fn rounds(&self) -> Result<u32, String> {
+    fn rounds(&self) -> Result<u32> {
         let least = self.pace().pick(5, 3, 1);
         match self.rounds {
             Some(rounds) if rounds < least => Err(format!(
@@ -183,16 +189,16 @@ impl Options {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+fn seconds(text: &str) -> Result<f64> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    let is_fine = (0.05..=600.0).contains(&seconds);
-    is_fine
-        .then_some(seconds)
-        .ok_or("a round takes 0.05 to 600 seconds".to_owned())
+    match (0.05..=600.0).contains(&seconds) {
+        true => Ok(seconds),
+        false => Err("a round takes 0.05 to 600 seconds".to_owned()),
+    }
 }
 
 /// Measures, and leaves a folder with raw data, figures and a page.
-pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
+pub(crate) fn run(root: &Path, options: &Options) -> Result {
     if options.named == [Suite::Instructions] {
         return instructions::run(root, &options.counting);
     }
@@ -203,13 +209,13 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
         if !measure_one(suite, &mut desk)? {
             failed.push(suite.name());
         }
-        report::draw(std::slice::from_ref(&folder), &folder)?;
+        report::draw(std::slice::from_ref(&folder))?;
     }
     let pace = desk.pace;
     if failed.is_empty() {
         desk.run.finish()?;
     }
-    let page = report::draw(std::slice::from_ref(&folder), &folder)?;
+    let page = report::draw(std::slice::from_ref(&folder))?;
     if pace != Pace::Smoke {
         report::print_verdicts(&folder)?;
     }
@@ -220,8 +226,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
     }
 }
 
-/// Whether it came to its end: one suite's failure says nothing of the others.
-fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool, String> {
+/// Runs a suite; returns whether it came to its end, for one suite's failure says nothing about the others.
+fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool> {
     let name = suite.name();
     println!("{name}");
     let (start, used) = (Instant::now(), Used::now());
@@ -241,7 +247,7 @@ fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool, String> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Options, String> {
+    fn parse(line: &str) -> Result<Options> {
         let words = format!("bench {line}");
         Options::try_parse_from(words.split_whitespace()).map_err(|error| error.to_string())
     }

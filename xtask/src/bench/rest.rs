@@ -14,44 +14,39 @@ use super::instructions;
 use super::subject::{ADAPTIVE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store};
 use crate::daemon::Daemon;
 use crate::report::{Recorded, merged};
-use crate::step::At;
+use crate::step::{At, Result, command};
 
-/// T7: disks that were asked a little and are then left alone, all subjects in the same seconds: what idles does not
-/// disturb, and what does not is found out.
-pub(super) fn idle(desk: &mut Desk) -> Result<(), String> {
+/// T7: disks that were asked a little and are then left alone, all subjects in the same seconds: idle ones do not disturb
+/// each other, and one that is not idle is found out.
+pub(super) fn idle(desk: &mut Desk) -> Result {
     let (disks, seconds) = desk.pace.pick((16, 10.0), (16, 10.0), (2, 0.3));
-    watch(
-        desk,
-        disks,
-        seconds,
-        &[QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE, POLL],
-    )?;
+    let all = [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE, POLL];
+    watch(desk, disks, seconds, &all)?;
     match desk.pace {
         Pace::Full => watch(desk, 256, seconds, &[ADAPTIVE]),
         Pace::Quick | Pace::Smoke => Ok(()),
     }
 }
 
-fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Result<(), String> {
-    let any = Load::reads(1, Wait::Sleep, seconds);
+fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Result {
     let mut served = Vec::new();
     for (place, subject) in subjects.iter().enumerate() {
-        let command = desk.case("", &Store::Null, &any, subject)?.daemons.concat();
-        let daemons = (0..disks).map(|number| desk.start(&command, place * disks + number));
-        served.push(daemons.collect::<Result<Vec<Daemon>, String>>()?);
+        let line = line(desk, &Store::Null, subject)?;
+        let daemons = (0..disks).map(|number| desk.start(&line, place * disks + number));
+        served.push(daemons.collect::<Result<Vec<Daemon>>>()?);
     }
     let load = format!("--sleep --depth 1 --idle {seconds}");
     let at: &Desk = desk;
-    let results: Vec<Result<Value, String>> = std::thread::scope(|scope| {
+    let results = std::thread::scope(|scope| {
+        let drive = |daemons: &Vec<Daemon>| at.drive(daemons, &load);
         let drivers = served
             .iter()
-            .map(|daemons| scope.spawn(|| at.drive(daemons, &load)));
+            .map(|daemons| scope.spawn(move || drive(daemons)));
         let drivers: Vec<_> = drivers.collect();
-        let joined = drivers.into_iter().map(std::thread::ScopedJoinHandle::join);
-        joined
-            .map(|result| result.unwrap_or_else(|_| Err("a driver's thread panicked".to_owned())))
-            .collect()
+        let joined = drivers.into_iter().map(|driver| driver.join());
+        joined.collect::<std::thread::Result<Vec<Result<Value>>>>()
     });
+    let results = results.map_err(|_| "a driver's thread panicked")?;
     for ((subject, daemons), result) in subjects.iter().zip(served).zip(results) {
         let line = json!({
             "round": 1, "point": format!("{disks} disks, {seconds} s"), "subject": subject, "driver": load,
@@ -63,18 +58,23 @@ fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Resu
     Ok(())
 }
 
+/// A daemon's command line for a disk with one vring.
+fn line(desk: &Desk, store: &Store, subject: &str) -> Result<Vec<String>> {
+    let any = Load::reads(1, Wait::Sleep, 1.0);
+    Ok(desk.case("", store, &any, subject)?.daemons.concat())
+}
+
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// GET_FEATURES, version 1, no payload; the answer is as long as this and eight bytes.
 const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 
-/// T10: from exec to the first answer, and what a daemon at rest keeps. On the real disk, for opening it is part of the
+/// T10: from exec to the first answer, and the memory of a daemon at rest. On the real disk, for opening it is part of the
 /// start. Round 0, the first start, reads the program from the disk.
-pub(super) fn start(desk: &mut Desk) -> Result<(), String> {
-    let store = desk.disk("start")?;
-    let any = Load::reads(1, Wait::Sleep, 1.0);
+pub(super) fn start(desk: &mut Desk) -> Result {
+    let store = Store::Disk(desk.disk("start")?);
     for round in 0..=desk.pace.pick(20, 10, 1) {
         for subject in [QSD, QSD_IO_THREAD, ADAPTIVE] {
-            let command = desk.case("", &store, &any, subject)?.daemons.concat();
+            let command = line(desk, &store, subject)?;
             let line = json!({
                 "round": round, "is_warm_up": round == 0, "point": "start", "subject": subject, "command": command,
                 "result": start_one(desk, &command)?,
@@ -85,33 +85,27 @@ pub(super) fn start(desk: &mut Desk) -> Result<(), String> {
     Ok(())
 }
 
-fn start_one(desk: &Desk, command: &[String]) -> Result<Value, String> {
+fn start_one(desk: &Desk, line: &[String]) -> Result<Value> {
     let socket = desk.socket(0);
     // The previous listener is gone, and its socket file must not be taken for the next one's.
     let _ = std::fs::remove_file(&socket);
     let log = socket.with_extension("log");
-    let mut command = desk.command(command, 0);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(std::fs::File::create(&log).at(&log)?);
+    let mut command = command(&desk.pinned(line, 0));
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(std::fs::File::create(&log).at(&log)?);
     let before = Instant::now();
     let mut child = command.spawn().at("taskset")?;
     let answered = await_answer(&socket, before).at("the daemon's first answer");
     let memory = memory(child.id());
-    child
-        .kill()
-        .and_then(|()| child.wait())
-        .at("the daemon's end")?;
-    let (listening, answered) = answered?;
-    let times = json!({
-        "listening_ms": listening.as_secs_f64() * 1e3, "answered_ms": answered.as_secs_f64() * 1e3,
-    });
+    let ended = child.kill().and_then(|()| child.wait());
+    ended.at("the daemon's end")?;
+    let [listening_ms, answered_ms] = answered?.map(|time| time.as_secs_f64() * 1e3);
+    let times = json!({ "listening_ms": listening_ms, "answered_ms": answered_ms });
     Ok(merged(times, &memory))
 }
 
 /// When it took a connection, and when it answered its first message.
-fn await_answer(socket: &Path, before: Instant) -> std::io::Result<(Duration, Duration)> {
+fn await_answer(socket: &Path, before: Instant) -> std::io::Result<[Duration; 2]> {
     let mut stream = loop {
         match UnixStream::connect(socket) {
             Ok(stream) => break stream,
@@ -123,7 +117,7 @@ fn await_answer(socket: &Path, before: Instant) -> std::io::Result<(Duration, Du
     stream.set_read_timeout(Some(START_LIMIT))?;
     stream.write_all(&GET_FEATURES)?;
     stream.read_exact(&mut [0; GET_FEATURES.len() + 8])?;
-    Ok((listening, before.elapsed()))
+    Ok([listening, before.elapsed()])
 }
 
 /// Resident, and the share of it that is not also somebody else's, in MiB.
@@ -137,7 +131,7 @@ fn memory(pid: u32) -> Value {
 }
 
 /// T11: every case beside the counts that are kept. A rise beyond the tolerance is a warning here, and a fault in CI.
-pub(super) fn instructions(desk: &mut Desk) -> Result<(), String> {
+pub(super) fn instructions(desk: &mut Desk) -> Result {
     // A count takes a release build and callgrind; CI runs it by itself.
     if desk.pace == Pace::Smoke {
         return Ok(());

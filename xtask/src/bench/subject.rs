@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::desk::{Case, Desk, Load};
-use crate::step::At;
+use super::fio;
+use crate::step::{At, Result, words};
 
-/// In a command line: the path of the daemon's socket.
+/// Stands in a command line for the path of the daemon's socket.
 pub(super) const SOCKET: &str = "{socket}";
 
 pub(super) const BARE: &str = "bare fio";
@@ -38,12 +39,11 @@ impl Desk {
         store: &Store,
         load: &Load,
         subjects: &[&str],
-    ) -> Result<Vec<Case>, String> {
-        let spdk = self.spdk.as_ref().map(|_| SPDK);
-        let subjects = subjects.iter().copied().chain(spdk);
-        subjects
-            .map(|subject| self.case(point, store, load, subject))
-            .collect()
+    ) -> Result<Vec<Case>> {
+        let subjects = subjects.iter().copied();
+        let subjects = subjects.chain(self.spdk.as_ref().map(|_| SPDK));
+        let cases = subjects.map(|subject| self.case(point, store, load, subject));
+        cases.collect()
     }
 
     pub(super) fn case(
@@ -52,98 +52,74 @@ impl Desk {
         store: &Store,
         load: &Load,
         subject: &str,
-    ) -> Result<Case, String> {
-        let command = match (subject, &self.spdk) {
-            (SPDK, Some(spdk)) => {
-                Some(spdk.command(self.run.folder(), &self.cpus.daemon, store)?)
-            }
-            _ => command(&self.cleave, subject, store, load.queues),
-        };
-        let disk = match (&command, store) {
-            (None, Store::Disk(path)) => Some(path.clone()),
-            _ => None,
+    ) -> Result<Case> {
+        let line = match (subject, store, &self.spdk) {
+            (SPDK, _, Some(spdk)) => spdk.line(self.run.folder(), &self.cpus.daemon, store)?,
+            (BARE, Store::Disk(disk), _) => fio::line(disk, load, &self.cpus.driver),
+            _ => line(&self.cleave, subject, store, load.queues),
         };
         Ok(Case {
-            point: point.to_owned(),
-            subject: subject.to_owned(),
-            daemons: command.into_iter().collect(),
-            disk,
-            load: load.clone(),
-            learns: 0.0,
             facts: json!({ "store": format!("{store:?}") }),
+            ..Case::new(
+                point.to_owned(),
+                subject.to_owned(),
+                vec![line],
+                load.clone(),
+            )
         })
-    }
-
-    /// `cleave serve` with these options.
-    pub(super) fn serve(&self, options: &str, disks: &[&Path]) -> Vec<String> {
-        serve(&self.cleave, options, disks)
     }
 }
 
-/// The daemon's command line; none for the disk itself.
-pub(super) fn command(
-    cleave: &Path,
-    subject: &str,
-    store: &Store,
-    queues: u32,
-) -> Option<Vec<String>> {
+/// The command line of a daemon, QEMU's or ours.
+fn line(cleave: &Path, subject: &str, store: &Store, queues: u32) -> Vec<String> {
     let completion = match subject {
-        QSD => return Some(qemu_storage_daemon(store, queues, "")),
-        QSD_IO_THREAD => return Some(qemu_storage_daemon(store, queues, ",iothread=io")),
+        QSD => return qemu_storage_daemon(store, queues, "", ""),
+        QSD_IO_THREAD => {
+            let object = " --object iothread,id=io";
+            return qemu_storage_daemon(store, queues, object, ",iothread=io");
+        }
         INTERRUPT => "interrupt",
         POLL => "poll",
-        ADAPTIVE => "adaptive",
         ANY_RATE => "adaptive --spin-rate-min 0",
-        _ => return None,
+        _ => "adaptive",
     };
     let disk = match store {
         Store::Null => Path::new("null:1G,read-zeroes=off"),
         Store::Disk(path) => path,
     };
-    Some(serve(
-        cleave,
-        &format!("--queues {queues} --completion {completion}"),
-        &[disk],
-    ))
+    let options = format!("--queues {queues} --completion {completion}");
+    serve(cleave, &options, &[disk])
 }
 
-fn serve(cleave: &Path, options: &str, disks: &[&Path]) -> Vec<String> {
-    let mut words = vec![cleave.to_string_lossy().into_owned()];
-    let options = format!("serve --workers 1 --log warn {options} --socket-path");
-    words.extend(options.split(' ').map(str::to_owned));
-    words.push(SOCKET.to_owned());
+/// `cleave serve` with these options.
+pub(super) fn serve<P: AsRef<Path>>(cleave: &Path, options: &str, disks: &[P]) -> Vec<String> {
+    let line = format!("{{}} serve --workers 1 --log warn {options} --socket-path {SOCKET}");
+    let mut line = words(&line, &[&cleave.display()]);
     for disk in disks {
-        words.extend(["--disk".to_owned(), disk.to_string_lossy().into_owned()]);
+        line.extend(words("--disk {}", &[&disk.as_ref().display()]));
     }
-    words
+    line
 }
 
-fn qemu_storage_daemon(store: &Store, queues: u32, thread: &str) -> Vec<String> {
+fn qemu_storage_daemon(store: &Store, queues: u32, object: &str, thread: &str) -> Vec<String> {
     let disk = match store {
         // Both leave the memory of reads alone.
         Store::Null => "driver=null-co,node-name=disk,size=1073741824,read-zeroes=off".to_owned(),
         // The protocol node itself: a `raw` node above it would only add a layer. QEMU tells files and devices apart by
         // name, and wants a comma within a value doubled.
-        Store::Disk(path) => format!(
-            "driver={},node-name=disk,filename={},aio=io_uring,cache.direct=on,cache.no-flush=off",
-            if path.starts_with("/dev") {
-                "host_device"
-            } else {
-                "file"
-            },
-            path.to_string_lossy().replace(',', ",,")
-        ),
+        Store::Disk(path) => {
+            let is_device = path.starts_with("/dev");
+            let driver = if is_device { "host_device" } else { "file" };
+            let path = path.to_string_lossy().replace(',', ",,");
+            let cache = "aio=io_uring,cache.direct=on,cache.no-flush=off";
+            format!("driver={driver},node-name=disk,filename={path},{cache}")
+        }
     };
-    let export = format!(
-        "type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues}{thread},addr.type=unix,\
-         addr.path={SOCKET}"
+    let line = format!(
+        "{QSD}{object} --blockdev {{}} --export type=vhost-user-blk,id=export,node-name=disk,writable=on,\
+         num-queues={queues}{thread},addr.type=unix,addr.path={SOCKET}"
     );
-    let mut words = vec![QSD];
-    if !thread.is_empty() {
-        words.extend(["--object", "iothread,id=io"]);
-    }
-    words.extend(["--blockdev", &disk, "--export", &export]);
-    words.into_iter().map(str::to_owned).collect()
+    words(&line, &[&disk])
 }
 
 /// A built SPDK: its vhost target with one reactor, which never sleeps.
@@ -152,12 +128,12 @@ pub(super) struct Spdk {
     pub(super) version: String,
 }
 
-/// In the run's folder: the socket of the first daemon, and those of its own.
+/// Files in the run's folder: the socket of the first daemon, and those of its own.
 const SPDK_FILES: [&str; 3] = ["disk0.sock", "spdk-rpc.sock", "spdk-rpc.sock.lock"];
 
 impl Spdk {
-    /// In the folder that `--spdk` names.
-    pub(super) fn find(folder: &Path) -> Result<Spdk, String> {
+    /// Finds it in the folder that `--spdk` names.
+    pub(super) fn find(folder: &Path) -> Result<Spdk> {
         let folder = std::fs::canonicalize(folder).at(folder)?;
         let program = folder.join("build/bin/vhost");
         if !program.is_file() {
@@ -171,7 +147,7 @@ impl Spdk {
         Ok(Spdk { folder, version })
     }
 
-    /// Removes what it left when it was killed, which it would not replace itself.
+    /// Removes the files that it left when it was killed, which it would not replace itself.
     pub(super) fn clean(run: &Path) {
         for left in SPDK_FILES {
             let _ = std::fs::remove_file(run.join(left));
@@ -180,29 +156,22 @@ impl Spdk {
 
     /// Writes its configuration, and returns the command line that reads it. Without huge pages it serves as well: the
     /// driver's memory is not its own.
-    fn command(&self, run: &Path, cpu: &str, store: &Store) -> Result<Vec<String>, String> {
-        let name = match store {
+    fn line(&self, run: &Path, cpu: &str, store: &Store) -> Result<Vec<String>> {
+        let config = run.join(match store {
             Store::Null => "spdk-null.json",
             Store::Disk(_) => "spdk-disk.json",
-        };
-        let config = run.join(name);
+        });
         std::fs::write(&config, configuration(store).to_string()).at(&config)?;
-        let shown = |path: PathBuf| path.display().to_string();
-        let mut words = vec!["env".to_owned()];
-        words.push(format!(
-            "LD_LIBRARY_PATH={}",
-            shown(self.folder.join("build/lib"))
-        ));
-        words.push(shown(self.folder.join("build/bin/vhost")));
-        let options = format!("-m [{cpu}] --no-huge -s 512 --no-pci -S");
-        words.extend(options.split(' ').map(str::to_owned));
-        words.extend([
-            shown(run.to_owned()),
-            "-r".to_owned(),
-            shown(run.join(SPDK_FILES[1])),
-        ]);
-        words.extend(["-c".to_owned(), shown(config)]);
-        Ok(words)
+        let (program, socket) = (self.folder.join("build/bin/vhost"), run.join(SPDK_FILES[1]));
+        let line = format!(
+            "env LD_LIBRARY_PATH={{}}/build/lib {{}} -m [{cpu}] --no-huge -s 512 --no-pci -S {{}} -r {{}} -c {{}}"
+        );
+        let (folder, program) = (self.folder.display(), program.display());
+        let (socket, config) = (socket.display(), config.display());
+        Ok(words(
+            &line,
+            &[&folder, &program, &run.display(), &socket, &config],
+        ))
     }
 }
 
@@ -213,7 +182,7 @@ fn configuration(store: &Store) -> Value {
             "bdev_null_create",
             json!({ "name": "disk", "num_blocks": 1u32 << 18, "block_size": 4096 }),
         ),
-        // Of its two drivers for files the faster one at depth 32.
+        // The faster one at depth 32 of its two drivers for files.
         Store::Disk(path) => (
             "bdev_aio_create",
             json!({ "name": "disk", "filename": path, "block_size": 512 }),
@@ -234,10 +203,9 @@ mod tests {
     #[test]
     fn names_with_commas_and_blanks_survive() {
         let store = Store::Disk(PathBuf::from("/a b,c.img"));
-        let line = |subject| command(Path::new("cleave"), subject, &store, 2).unwrap();
+        let line = |subject| line(Path::new("cleave"), subject, &store, 2);
         assert!(line(QSD)[2].contains("filename=/a b,,c.img,"));
         let ours = line(POLL);
         assert!(ours.contains(&"/a b,c.img".to_owned()) && ours.contains(&"poll".to_owned()));
-        assert!(command(Path::new("cleave"), BARE, &store, 2).is_none());
     }
 }

@@ -1,18 +1,17 @@
-//! The suites that are rounds of cases: their points, their subjects, and what is driven how. `report/views.toml` says what
-//! is drawn of them and what it must be.
+//! The suites that are rounds of cases: their points, their subjects and their loads. `report/views.toml` says
+//! which figures are drawn of them, and which bars they must reach.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use itertools::iproduct;
 use serde_json::{Value, json};
 
 use super::Pace;
 use super::desk::{Case, Desk, Load, Served, Wait};
-use super::image;
-use super::subject::{ADAPTIVE, ANY_RATE, BARE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store};
+use super::subject::{ADAPTIVE, ANY_RATE, BARE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store, serve};
+use super::{fio, image};
 use crate::report::merged;
-use crate::step::quietly;
-
-type Done = Result<(), String>;
+use crate::step::{At, Result, quietly};
 
 /// Depth, and how the driver waits, as points are named.
 fn waits(depth: u32, wait: Wait) -> String {
@@ -20,23 +19,20 @@ fn waits(depth: u32, wait: Wait) -> String {
     format!("depth {depth}, driver {wait}s")
 }
 
-/// T1: 4 KiB random reads on one vring of a disk that touches no data, so that what is measured is the ring alone.
-pub(super) fn transport(desk: &mut Desk) -> Done {
+/// T1: 4 KiB random reads on one vring of a disk that touches no data, so that the ring alone is measured.
+pub(super) fn transport(desk: &mut Desk) -> Result {
     let mut cases = Vec::new();
-    for depth in [1, 32, 128] {
-        for wait in [Wait::Sleep, Wait::Poll] {
-            let load = Load::reads(depth, wait, desk.seconds);
-            let subjects = [QSD, QSD_IO_THREAD, INTERRUPT, POLL, ADAPTIVE];
-            cases.extend(desk.cases(&waits(depth, wait), &Store::Null, &load, &subjects)?);
-        }
+    for (depth, wait) in iproduct!([1, 32, 128], [Wait::Sleep, Wait::Poll]) {
+        let load = Load::reads(depth, wait, desk.seconds);
+        let subjects = [QSD, QSD_IO_THREAD, INTERRUPT, POLL, ADAPTIVE];
+        cases.extend(desk.cases(&waits(depth, wait), &Store::Null, &load, &subjects)?);
     }
-    let first = desk.pace.pick(0, 0, 1);
-    desk.rounds("transport", first..=desk.rounds, &cases, Served::Anew)
+    desk.rounds_anew("transport", &cases)
 }
 
-/// T2, study B: what a request costs in CPU time on a real disk. A second of a disk says little: its own moods last longer.
-pub(super) fn cpu(desk: &mut Desk) -> Done {
-    let store = desk.disk("cpu")?;
+/// T2, study B: the CPU time of a request on a real disk. A second of a disk says little, for its speed drifts more slowly.
+pub(super) fn cpu(desk: &mut Desk) -> Result {
+    let store = Store::Disk(desk.disk("cpu")?);
     let depths: &[u32] = desk.pace.pick(&[1, 32, 128], &[32, 128], &[32]);
     let mut cases = Vec::new();
     for depth in depths {
@@ -44,13 +40,12 @@ pub(super) fn cpu(desk: &mut Desk) -> Done {
         let subjects = [BARE, QSD, QSD_IO_THREAD, INTERRUPT, POLL, ADAPTIVE];
         cases.extend(desk.cases(&waits(*depth, Wait::Sleep), &store, &load, &subjects)?);
     }
-    let first = desk.pace.pick(0, 0, 1);
-    desk.rounds("cpu", first..=desk.rounds, &cases, Served::Anew)
+    desk.rounds_anew("cpu", &cases)
 }
 
 /// T3, study D: random 60/40 from 2 to 20 in flight, and one at a time; then one file against a stripe of 28.
-pub(super) fn tax(desk: &mut Desk) -> Done {
-    let store = desk.disk_to_write("tax")?;
+pub(super) fn tax(desk: &mut Desk) -> Result {
+    let store = Store::Disk(desk.disk_to_write("tax")?);
     let seconds = desk.seconds * 1.5;
     let all: &[(u32, &[u32])] = desk.pace.pick(
         &[(4, &[2, 4, 8, 12, 16, 20]), (8, &[2, 4, 8, 12, 16, 20])],
@@ -71,8 +66,7 @@ pub(super) fn tax(desk: &mut Desk) -> Done {
         let subjects = [&subjects[..], &[POLL]].concat();
         cases.extend(desk.cases(&waits(1, wait), &store, &load, &subjects)?);
     }
-    let first = desk.pace.pick(0, 0, 1);
-    desk.rounds("tax", first..=desk.rounds, &cases, Served::Anew)?;
+    desk.rounds_anew("tax", &cases)?;
     legs(desk, seconds)
 }
 
@@ -86,46 +80,27 @@ fn mixed(kib: u32, depth: u32, wait: Wait, seconds: f64) -> Load {
 }
 
 /// Files of ours: a stripe is made of files that belong to it alone.
-fn legs(desk: &mut Desk, seconds: f64) -> Done {
+fn legs(desk: &mut Desk, seconds: f64) -> Result {
     const COUNT: u64 = 28;
     let leg_bytes: u64 = desk.pace.pick(64 << 20, 16 << 20, 1 << 20);
-    let folder = desk.root.join("target/bench/legs");
+    let (folder, mib) = (desk.root.join("target/bench/legs"), leg_bytes >> 20);
     let file = |name: String, bytes| image::random_file(&folder.join(name), bytes);
-    let one = [file(
-        format!("one-{}.img", leg_bytes >> 20),
-        leg_bytes * COUNT,
-    )?];
-    let many = (0..COUNT).map(|leg| file(format!("leg-{}-{leg}.img", leg_bytes >> 20), leg_bytes));
-    let many = many.collect::<Result<Vec<PathBuf>, String>>()?;
+    let one = [file(format!("one-{mib}.img"), leg_bytes * COUNT)?];
+    let many = (0..COUNT).map(|leg| file(format!("leg-{mib}-{leg}.img"), leg_bytes));
+    let many = many.collect::<Result<Vec<PathBuf>>>()?;
     let mut cases = Vec::new();
     for depth in [20, 64] {
         for (subject, options, disks) in [
             ("1 leg", "--queues 1", &one[..]),
             ("28 legs", "--queues 1 --stripe 64K --stripe-raw", &many),
         ] {
-            let disks: Vec<&Path> = disks.iter().map(PathBuf::as_path).collect();
-            cases.push(Case {
-                point: format!("{depth} in flight"),
-                subject: subject.to_owned(),
-                daemons: vec![desk.serve(options, &disks)],
-                ..plain(mixed(4, depth, Wait::Sleep, seconds))
-            });
+            let daemons = vec![serve(&desk.cleave, options, disks)];
+            let point = format!("{depth} in flight");
+            let load = mixed(4, depth, Wait::Sleep, seconds);
+            cases.push(Case::new(point, subject.to_owned(), daemons, load));
         }
     }
-    let first = desk.pace.pick(0, 0, 1);
-    desk.rounds("legs", first..=desk.rounds, &cases, Served::Anew)
-}
-
-fn plain(load: Load) -> Case {
-    Case {
-        point: String::new(),
-        subject: String::new(),
-        daemons: Vec::new(),
-        disk: None,
-        load,
-        learns: 0.0,
-        facts: Value::Null,
-    }
+    desk.rounds_anew("legs", &cases)
 }
 
 /// A disk to be split: a modelled drive, not this machine's, or the real one.
@@ -136,55 +111,51 @@ fn drive_name(spec: &str) -> String {
     }
 }
 
-/// T4, T5: what splitting gains where a drive has inner parallelism, and that it costs nothing where it has none; study A.
-pub(super) fn split(desk: &mut Desk) -> Done {
-    let Store::Disk(real) = desk.disk("split")? else {
-        return Err("a null disk is not split".to_owned());
-    };
+/// T4, T5: the gain of splitting where a drive has inner parallelism, and that it costs nothing where it has none; study A.
+pub(super) fn split(desk: &mut Desk) -> Result {
+    let real = desk.disk("split")?;
     let real_spec = real.to_string_lossy().into_owned();
-    let fixed: &[&str] = desk.pace.pick(
-        &[
-            "off", "auto", "4K", "8K", "16K", "32K", "64K", "128K", "256K",
-        ],
-        &["off", "auto", "8K", "16K", "32K", "64K", "128K"],
-        &["off", "auto", "64K"],
+    let fixed = desk.pace.pick(
+        "off auto 4K 8K 16K 32K 64K 128K 256K",
+        "off auto 8K 16K 32K 64K 128K",
+        "off auto 64K",
     );
     for (spec, depth, ways) in [
         ("model:p3700", 1, fixed),
         ("model:p320h", 1, fixed),
-        ("model:p3700", 64, &["off", "auto"]),
-        ("model:flat", 1, &["off", "auto"]),
-        ("model:flat", 64, &["off", "auto"]),
-        (&*real_spec, 1, &["off", "auto"]),
-        (&*real_spec, 64, &["off", "auto"]),
+        ("model:p3700", 64, "off auto"),
+        ("model:flat", 1, "off auto"),
+        ("model:flat", 64, "off auto"),
+        (&*real_spec, 1, "off auto"),
+        (&*real_spec, 64, "off auto"),
     ] {
         let load = Load {
             block_bytes: 512 << 10,
             ..Load::reads(depth, Wait::Poll, desk.seconds)
         };
-        let case = |subject: String| Case {
-            point: format!("{}, 512 KiB, depth {depth}", drive_name(spec)),
-            subject,
+        let case = |subject: &str, daemons| Case {
             facts: json!({ "is_modelled": spec != real_spec, "request_bytes": 512 << 10 }),
-            ..plain(load.clone())
+            ..Case::new(
+                format!("{}, 512 KiB, depth {depth}", drive_name(spec)),
+                subject.to_owned(),
+                daemons,
+                load.clone(),
+            )
         };
         let mut cases: Vec<Case> = Vec::new();
-        for way in ways {
+        for way in ways.split(' ') {
             cases.push(Case {
-                daemons: vec![split_so(desk, way, spec)],
                 // At either pace long enough to see 2 000 large requests on the slowest of the disks but a real one.
-                learns: match *way {
+                learns: match way {
                     "auto" => (desk.seconds * 10.0).min(4.0),
                     _ => desk.seconds / 2.0,
                 },
-                ..case(format!("split {way}"))
+                ..case(&format!("split {way}"), vec![split_so(desk, way, spec)])
             });
         }
         if spec == real_spec {
-            cases.push(Case {
-                disk: Some(real.clone()),
-                ..case(BARE.to_owned())
-            });
+            let fio = fio::line(&real, &load, &desk.cpus.driver);
+            cases.push(case(BARE, vec![fio]));
         }
         desk.rounds("split", 1..=desk.rounds, &cases, Served::Throughout)?;
     }
@@ -193,76 +164,58 @@ pub(super) fn split(desk: &mut Desk) -> Done {
 }
 
 fn split_so(desk: &Desk, way: &str, disk: &str) -> Vec<String> {
-    desk.serve(
-        &format!("--queues 1 --read-only --split {way}"),
-        &[Path::new(disk)],
-    )
+    let options = format!("--queues 1 --read-only --split {way}");
+    serve(&desk.cleave, &options, &[disk])
 }
 
 /// The same bytes outstanding, in one request or in ever more and smaller ones: the bare disk by the probe, then `off` and
 /// `auto` in turn.
-fn study_a(desk: &mut Desk, spec: &str) -> Done {
+fn study_a(desk: &mut Desk, spec: &str) -> Result {
     let pace = desk.pace;
     let all: Vec<u32> = (12..=22).map(|power| 1 << power).collect();
     let outstanding = pace.pick(&all[..], &[64 << 10, 512 << 10, 4 << 20], &[512 << 10]);
-    let depths: &[u32] = pace.pick(
-        &[1, 2, 4, 8, 16, 32, 64, 128],
-        &[1, 2, 4, 8, 16, 32, 64, 128],
-        &[1, 64],
-    );
-    let cells = cells(outstanding, depths);
-    let (profile, found) = probe(desk, spec, pace.pick("60", "12", "2"))?;
-    for measured in found["sides"][0]["measured"]
-        .as_array()
-        .into_iter()
-        .flatten()
-    {
+    let depths: &[u32] = &[1, 2, 4, 8, 16, 32, 64, 128];
+    let cells = cells(outstanding, pace.pick(depths, depths, &[1, 64]));
+    let (profile, found) = probe(desk, spec, pace.pick(60, 12, 2))?;
+    let measured = found["sides"][0]["measured"].as_array();
+    for measured in measured.into_iter().flatten() {
         let number = |name: &str| measured[name].as_f64();
         let is_it = |cell: &&(u32, u32)| {
-            number("outstanding_bytes") == Some(cell.0.into())
-                && number("depth") == Some(cell.1.into())
+            [number("outstanding_bytes"), number("depth")]
+                == [Some(cell.0.into()), Some(cell.1.into())]
         };
         let rate = number("requests").zip(number("elapsed_ns"));
         if let (Some(cell), Some((requests, ns))) = (cells.iter().find(is_it), rate) {
             let mb_s = requests * f64::from(cell.0 / cell.1) / ns * 1e3;
             let line = json!({ "round": 1, "subject": "bare", "result": { "mb_s": mb_s } });
-            desk.run
-                .note("study-a", &merged(line, &cell_facts(spec, *cell)))?;
+            let line = merged(line, &cell_facts(spec, *cell));
+            desk.run.note("study-a", &line)?;
         }
     }
+    let seconds = pace.pick(0.3, 0.12, 0.02);
     let mut cases = Vec::new();
-    for cell in cells {
-        for way in ["off", "auto"] {
-            let mut daemon = split_so(desk, way, spec);
-            if way == "auto" {
-                daemon.extend(["--profile".to_owned(), profile.clone()]);
-            }
-            let facts = cell_facts(spec, cell);
-            cases.push(Case {
-                point: facts["point"].as_str().unwrap_or_default().to_owned(),
-                subject: format!("split {way}"),
-                daemons: vec![daemon],
-                facts,
-                ..plain(Load {
-                    block_bytes: cell.0 / cell.1,
-                    ..Load::reads(cell.1, Wait::Poll, pace.pick(0.3, 0.12, 0.02))
-                })
-            });
+    for ((bytes, depth), way) in iproduct!(cells, ["off", "auto"]) {
+        let load = Load {
+            block_bytes: bytes / depth,
+            ..Load::reads(depth, Wait::Poll, seconds)
+        };
+        let facts = cell_facts(spec, (bytes, depth));
+        let point = facts["point"].as_str().unwrap_or_default().to_owned();
+        let daemons = vec![split_so(desk, way, spec)];
+        let case = Case::new(point, format!("split {way}"), daemons, load);
+        let mut case = Case { facts, ..case };
+        if way == "auto" {
+            case.extend(&["--profile", &profile]);
         }
+        cases.push(case);
     }
-    desk.rounds(
-        "study-a",
-        1..=pace.pick(3, 1, 1),
-        &cases,
-        Served::Throughout,
-    )
+    let rounds = 1..=pace.pick(3, 1, 1);
+    desk.rounds("study-a", rounds, &cases, Served::Throughout)
 }
 
 /// Outstanding bytes, and the number of requests that they are divided into; below 4 KiB is a question for the probe.
 fn cells(outstanding: &[u32], depths: &[u32]) -> Vec<(u32, u32)> {
-    let all = outstanding
-        .iter()
-        .flat_map(|bytes| depths.iter().map(|depth| (*bytes, *depth)));
+    let all = iproduct!(outstanding.iter().copied(), depths.iter().copied());
     all.filter(|(bytes, depth)| bytes / depth >= 4096).collect()
 }
 
@@ -275,50 +228,47 @@ fn cell_facts(spec: &str, (outstanding_bytes, depth): (u32, u32)) -> Value {
 }
 
 /// Measures the bare disk; the profile that `auto` starts from, and the probe's report.
-fn probe(desk: &Desk, spec: &str, seconds: &str) -> Result<(String, Value), String> {
+fn probe(desk: &Desk, spec: &str, seconds: u32) -> Result<(String, Value)> {
     let profile = desk.run.folder().join("profile.toml");
     // One of an earlier run would be kept where the probe finds no reason to write.
     let _ = std::fs::remove_file(&profile);
-    let (profile, cleave) = (profile.to_string_lossy(), desk.cleave.to_string_lossy());
-    let mut words = vec![
-        "taskset",
-        "--cpu-list",
-        &desk.cpus.daemon,
-        &cleave,
-        "probe",
-        spec,
-    ];
-    words.extend(["--seconds", seconds, "--json", "-", "--profile", &profile]);
-    if !spec.starts_with("model:") {
-        // Whether a thin disk is welcome was decided before.
-        words.push("--allow-thin");
-    }
-    let said = quietly(desk.run.folder(), &words, &[])?;
-    let report =
-        serde_json::from_str(&said).map_err(|error| format!("cleave probe said {said}: {error}"));
-    Ok((profile.into_owned(), report?))
+    let profile = profile.display().to_string();
+    // Whether a thin disk is welcome was decided before.
+    let thin = match spec.starts_with("model:") {
+        true => "",
+        false => " --allow-thin",
+    };
+    let (cpu, cleave) = (&desk.cpus.daemon, desk.cleave.display());
+    let line = format!(
+        "taskset --cpu-list {cpu} {{}} probe {{}} --seconds {seconds} --json - --profile {{}}{thin}"
+    );
+    let said = quietly(desk.run.folder(), &line, &[&cleave, &spec, &profile])?;
+    let report = serde_json::from_str(&said).at(format!("cleave probe said {said}"))?;
+    Ok((profile, report))
 }
 
-/// In flight at most: as many as a guest's driver has by itself.
+/// Most requests in flight: as many as a guest's driver has by itself.
 const PACED_DEPTH: u32 = 32;
-/// Up to here CPU time is what counts, and ways that differ only there are told apart.
+/// Up to this rate CPU time matters most, and ways that differ only in it are told apart.
 const SLOW_RATE: f64 = 1000.0;
 
 /// T6: interrupt, poll and adaptive beside each other, from a hundred requests a second to as many as there can be; in
 /// bursts; and with driver and daemon on one core.
-pub(super) fn pacing(desk: &mut Desk) -> Done {
-    let disk = desk.disk("pacing")?;
+pub(super) fn pacing(desk: &mut Desk) -> Result {
+    let all = [INTERRUPT, POLL, ADAPTIVE, ANY_RATE];
+    let ways = &all[..3];
+    let rounds = desk.pace.pick(0, 1, 1)..=desk.rounds;
+    let disk = Store::Disk(desk.disk("pacing")?);
     for (name, store) in [("null", Store::Null), ("disk", disk)] {
         let mut cases = Vec::new();
         for rate in rates(desk, &store)? {
-            let (point, more) = match rate {
-                Some(rate) => (format!("{name}, {rate}/s"), format!(" --rate {rate}")),
-                None => (format!("{name}, as fast as it goes"), String::new()),
-            };
-            let depth = if rate.is_some() {
-                4 * PACED_DEPTH
-            } else {
-                PACED_DEPTH
+            let (point, more, depth) = match rate {
+                Some(rate) => (
+                    format!("{rate}/s"),
+                    format!(" --rate {rate}"),
+                    4 * PACED_DEPTH,
+                ),
+                None => ("as fast as it goes".to_owned(), String::new(), PACED_DEPTH),
             };
             let load = Load {
                 more,
@@ -326,9 +276,9 @@ pub(super) fn pacing(desk: &mut Desk) -> Done {
             };
             let facts = json!({ "disk": name, "rate": rate });
             let is_slow = rate.is_some_and(|rate| rate <= SLOW_RATE);
-            let subjects = [INTERRUPT, POLL, ADAPTIVE, ANY_RATE];
-            let subjects = &subjects[..if is_slow { 4 } else { 3 }];
-            cases.extend(paced(desk, &point, &store, &load, subjects, &facts)?);
+            let point = format!("{name}, {point}");
+            let ways = if is_slow { &all[..] } else { ways };
+            cases.extend(paced(desk, &point, &store, &load, ways, &facts)?);
         }
         if store == Store::Null {
             // A millisecond at a hundred thousand a second, nine of silence. The driver polls: one that sleeps would be late
@@ -339,28 +289,23 @@ pub(super) fn pacing(desk: &mut Desk) -> Done {
                 ..Load::reads(4 * PACED_DEPTH, Wait::Poll, desk.seconds)
             };
             let facts = json!({ "disk": "bursts" });
-            let subjects = [INTERRUPT, POLL, ADAPTIVE];
-            cases.extend(paced(desk, "bursts", &store, &load, &subjects, &facts)?);
+            cases.extend(paced(desk, "bursts", &store, &load, ways, &facts)?);
         }
-        let first = desk.pace.pick(0, 1, 1);
-        desk.rounds("pacing", first..=desk.rounds, &cases, Served::Throughout)?;
+        desk.rounds("pacing", rounds.clone(), &cases, Served::Throughout)?;
     }
     let mut cases = Vec::new();
     for depth in [1, PACED_DEPTH] {
         let load = Load::reads(depth, Wait::Sleep, desk.seconds);
-        let (point, facts) = (
-            format!("one core, depth {depth}"),
-            json!({ "disk": "one core" }),
-        );
-        let subjects = [INTERRUPT, POLL, ADAPTIVE];
-        let mut own = paced(desk, &point, &Store::Null, &load, &subjects, &facts)?;
-        for daemon in own.iter_mut().flat_map(|case| &mut case.daemons) {
-            daemon.splice(0..0, ["--cpu-list".to_owned(), desk.cpus.driver.clone()]);
-        }
-        cases.extend(own);
+        let point = format!("one core, depth {depth}");
+        let facts = json!({ "disk": "one core" });
+        cases.extend(paced(desk, &point, &Store::Null, &load, ways, &facts)?);
     }
-    let first = desk.pace.pick(0, 1, 1);
-    desk.rounds("pacing", first..=desk.rounds, &cases, Served::Throughout)
+    for daemon in cases.iter_mut().flat_map(|case| &mut case.daemons) {
+        // The inner taskset decides.
+        let pinned = ["taskset", "--cpu-list", &desk.cpus.driver].map(str::to_owned);
+        daemon.splice(0..0, pinned);
+    }
+    desk.rounds("pacing", rounds, &cases, Served::Throughout)
 }
 
 /// Readers may share a disk.
@@ -371,21 +316,19 @@ fn paced(
     load: &Load,
     subjects: &[&str],
     facts: &Value,
-) -> Result<Vec<Case>, String> {
+) -> Result<Vec<Case>> {
     let cases = subjects.iter().map(|subject| {
         let mut case = desk.case(point, store, load, subject)?;
-        case.daemons
-            .iter_mut()
-            .for_each(|daemon| daemon.push("--read-only".to_owned()));
+        case.extend(&["--read-only"]);
         case.facts = facts.clone();
         Ok(case)
     });
     cases.collect()
 }
 
-/// From a hundred a second in even steps of the logarithm to four fifths of what interrupts can do, then as fast as it goes:
-/// beyond that there is no offered load, only a queue.
-fn rates(desk: &Desk, store: &Store) -> Result<Vec<Option<f64>>, String> {
+/// Rates from a hundred a second, in even steps of the logarithm, to four fifths of the most that interrupts reach; then as
+/// fast as it goes, for beyond that there is no offered load, only a queue.
+fn rates(desk: &Desk, store: &Store) -> Result<Vec<Option<f64>>> {
     const STEPS: i32 = 10;
     const FIRST: f64 = 100.0;
     let load = Load::reads(PACED_DEPTH, Wait::Sleep, desk.seconds);
@@ -393,19 +336,19 @@ fn rates(desk: &Desk, store: &Store) -> Result<Vec<Option<f64>>, String> {
     let most = desk.once(&case)?["iops"].as_f64().unwrap_or(0.0) * 0.8;
     let step = (most / FIRST).powf(1.0 / f64::from(STEPS - 2));
     let count = desk.pace.pick(STEPS, STEPS, 2) - 1;
-    let rates = (0..count).map(|number| Some(round_to_two(FIRST * step.powi(number))));
+    let rates = (0..count).map(|number| Some(two_digits(FIRST * step.powi(number))));
     Ok(rates.chain([None]).collect())
 }
 
 /// 1234 as 1200.
-fn round_to_two(value: f64) -> f64 {
+pub(crate) fn two_digits(value: f64) -> f64 {
     let unit = 10_f64.powf(value.max(1.0).log10().floor() - 1.0);
     (value / unit).round() * unit
 }
 
-/// T9: one disk and many, one vring and many; 4 KiB reads of null disks, so much in flight that nobody waits for the
+/// T9: one disk and many, one vring and many; 4 KiB reads of null disks, so much in flight that no daemon waits for the
 /// driver. A daemon for each disk.
-pub(super) fn scale(desk: &mut Desk) -> Done {
+pub(super) fn scale(desk: &mut Desk) -> Result {
     let disks: &[u32] = desk.pace.pick(&[1, 4, 16, 64], &[1, 4, 16, 64], &[1, 2]);
     let vrings: &[u32] = desk.pace.pick(&[2, 4, 8, 16], &[4, 16], &[2]);
     let points = disks.iter().map(|disks| (*disks, 1));
@@ -422,55 +365,44 @@ pub(super) fn scale(desk: &mut Desk) -> Done {
             ..Load::reads(32, Wait::Sleep, desk.seconds)
         };
         for subject in [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE] {
-            let case = desk.case(&point, &Store::Null, &load, subject)?;
-            cases.push(Case {
-                daemons: vec![case.daemons.concat(); disks as usize],
-                facts: json!({ "disks": disks, "vrings": vrings }),
-                ..case
-            });
+            let mut case = desk.case(&point, &Store::Null, &load, subject)?;
+            case.daemons = vec![case.daemons.concat(); disks as usize];
+            case.facts = json!({ "disks": disks, "vrings": vrings });
+            cases.push(case);
         }
     }
-    let first = desk.pace.pick(0, 0, 1);
-    desk.rounds("scale", first..=desk.rounds, &cases, Served::Anew)
+    desk.rounds_anew("scale", &cases)
 }
 
-/// T12: what it costs that a disk's requests are counted and timed, where a request costs least. Two per cent are to be
-/// seen, less than a machine's mood changes within a second, so each round is cut into pieces in which the two take turns.
-pub(super) fn recording(desk: &mut Desk) -> Done {
+/// T12: the cost of counting and timing a disk's requests, where a request costs least. Two per cent are to be seen, less
+/// than a machine's speed drifts within a second, so each round is cut into pieces in which the two take turns.
+pub(super) fn recording(desk: &mut Desk) -> Result {
     let pieces = desk.pace.pick(8, 5, 1);
     let seconds = desk.seconds / f64::from(pieces);
     let mut cases = Vec::new();
-    for (depth, wait, subject) in [
-        (1, Wait::Poll, POLL),
-        (1, Wait::Sleep, ADAPTIVE),
-        (32, Wait::Poll, POLL),
-        (32, Wait::Sleep, ADAPTIVE),
-    ] {
+    let ways = [
+        (Wait::Poll, POLL, "driver and daemon"),
+        (Wait::Sleep, ADAPTIVE, "driver"),
+    ];
+    for (depth, (wait, subject, both)) in iproduct!([1, 32], ways) {
         // A piece's tenth may be too short for a worker to start.
         let load = Load {
             warm_up: f64::min(0.05, seconds),
             ..Load::reads(depth, wait, seconds)
         };
-        let both = if wait == Wait::Poll {
-            " and daemon"
-        } else {
-            ""
-        };
-        let point = waits(depth, wait).replace("driver", &format!("driver{both}"));
+        let point = waits(depth, wait).replace("driver", both);
         for stats in ["on", "off"] {
             let mut case = desk.case(&point, &Store::Null, &load, subject)?;
             case.subject = format!("--stats {stats}");
-            case.daemons
-                .iter_mut()
-                .for_each(|daemon| daemon.extend(["--stats", stats].map(str::to_owned)));
+            case.extend(&["--stats", stats]);
             cases.push(case);
         }
     }
-    let (first, last) = (desk.pace.pick(0, 0, 1), desk.rounds * pieces);
-    match desk.pace {
-        Pace::Smoke => desk.rounds("recording", first..=1, &cases, Served::Anew),
-        _ => desk.rounds("recording", first..=last, &cases, Served::Anew),
-    }
+    let rounds = match desk.pace {
+        Pace::Smoke => 1..=1,
+        _ => 0..=desk.rounds * pieces,
+    };
+    desk.rounds("recording", rounds, &cases, Served::Anew)
 }
 
 #[cfg(test)]
@@ -485,7 +417,7 @@ mod tests {
             (98_765.0, 99_000.0),
             (7.2, 7.2),
         ] {
-            assert!((round_to_two(value) - said).abs() < 1e-6, "{value}");
+            assert!((two_digits(value) - said).abs() < 1e-6, "{value}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The cases: what is served, what boots, and what the host does meanwhile.
+//! The cases: the disk that is served, the guest that boots, and the work of the host meanwhile.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::backend::{self, Mode};
-use super::machine::{self, Boot, Check, Machine, MachineSpec, vhost_user_disk};
-use super::{BackendKind, Lab, iopoll, libvirt};
+use super::machine::{self, Check, Machine, VHOST_USER_DISK, qemu};
+use super::{BackendKind, Lab, iopoll, kernel, libvirt};
 use crate::daemon::Daemon;
-use crate::step::{At, Result, quietly};
+use crate::step::{At, Result, command, quietly, words};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 160 * MIB;
 const GROWN_BYTES: u64 = 192 * MIB;
-/// Of one boot. Generous: a busy machine without KVM needs a tenth of it.
+/// Time limit of one boot. It is generous: a busy machine without KVM needs a tenth of it.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
 const KILLS: u64 = 6;
 
-/// Of the boots that are no case's own doing; also the one that proves that an accelerator runs a guest at all.
+/// Script of most boots, also of the one that proves that an accelerator runs a guest at all.
 pub(super) const DISK: &str = include_str!("scripts/disk.sh");
 
 /// A case by its name; a guest has as many CPUs as vrings, and both sizes of blocks are told to some.
@@ -30,7 +30,7 @@ pub(super) struct Case {
     how: How,
 }
 
-/// Boots of Linux, one after the other, each a function of a script; or what the host does.
+/// Boots of Linux, one after the other, each a function of a script; or a function of the host.
 enum How {
     Disk(&'static str),
     Fio(&'static str),
@@ -46,7 +46,7 @@ const fn case(name: &'static str, cpus: u32, block_bytes: u32, how: How) -> Case
     }
 }
 
-/// The longest first: what starts late should be short.
+/// The longest first, for a case that starts late should be short.
 pub(super) const ALL: &[Case] = &[
     case("iopoll", 2, 512, How::Own(iopoll::run)),
     case("four-cpus", 4, 4096, How::Disk("life")),
@@ -69,7 +69,7 @@ fn mode(boot: &str) -> Mode {
     }
 }
 
-/// What a case works with, and what came of it.
+/// The things that a case works with, and its result.
 pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     pub(super) folder: PathBuf,
@@ -83,13 +83,12 @@ pub(super) struct Bench<'a> {
 pub(super) fn run(lab: &Lab, case: &Case) -> Result<Option<usize>, ()> {
     let (start, name) = (Instant::now(), case.name);
     let folder = lab.folder.join(name);
-    let (checks, ignored) = (Vec::new(), None);
     let mut bench = Bench {
         lab,
         folder,
         case,
-        checks,
-        ignored,
+        checks: Vec::new(),
+        ignored: None,
     };
     let made = std::fs::create_dir_all(&bench.folder).at(&bench.folder);
     let mut ran = made.and_then(|()| match case.how {
@@ -136,7 +135,7 @@ fn firmware_boot(bench: &mut Bench<'_>) -> Result {
     image[512..512 + MARK.len()].copy_from_slice(MARK);
     std::fs::write(bench.image(), image).at(bench.image())?;
     let daemon = bench.serve(Mode::Plain)?;
-    let mut machine = bench.machine("firmware", bench.disk(), Boot::Disk, BOOT_LIMIT)?;
+    let mut machine = bench.machine("firmware", &[bench.disk()], BOOT_LIMIT)?;
     machine.expect("second-sector")?;
     machine.kill()?;
     bench.checks.push(("second-sector".to_owned(), Ok(())));
@@ -164,7 +163,7 @@ impl Bench<'_> {
         backend::start(self, &self.folder, mode)
     }
 
-    /// Boots Linux with functions of a script, one after the other, and does meanwhile what they ask for; as many vrings
+    /// Boots Linux with functions of a script, one after the other, and acts on their requests meanwhile; as many vrings
     /// as CPUs. A daemon serves on while the next boot wants it as it is.
     fn boot(&mut self, script: &str, boots: &str) -> Result {
         self.empty_image()?;
@@ -180,13 +179,13 @@ impl Bench<'_> {
             let initramfs = self.folder.join(format!("{boot}.initramfs"));
             self.write_initramfs(&initramfs, script, boot)?;
             let linux = self.linux(&initramfs, "");
-            let mut machine = self.machine(boot, self.disk(), linux, BOOT_LIMIT)?;
+            let mut machine = self.machine(boot, &[self.disk(), linux], BOOT_LIMIT)?;
             let checks = loop {
                 match machine.mark()? {
                     None => break machine.off()?,
                     Some((mark, _)) if mark == "crash" => break machine.kill()?,
-                    Some((mark, words)) => {
-                        let answer = self.act(&mut daemon, mode, &mark, &words)?;
+                    Some(mark) => {
+                        let answer = self.act(&mut daemon, mode, &mark)?;
                         machine.say(&format!("{}\n", answer.trim()))?;
                     }
                 }
@@ -196,23 +195,22 @@ impl Bench<'_> {
         daemon.map_or(Ok(()), Daemon::stop)
     }
 
-    /// What a guest asks the host for; the answer.
+    /// Carries out a request of the guest, a mark and the words behind it; returns the answer.
     fn act(
         &self,
         daemon: &mut Option<Daemon>,
         mode: Mode,
-        mark: &str,
-        words: &str,
+        mark: &(String, String),
     ) -> Result<String> {
         let image = self.image();
         let mut answer = String::new();
-        match (mark, daemon.as_ref()) {
+        match (&*mark.0, daemon.as_ref()) {
             ("allocated", _) => answer = (image.metadata().at(&image)?.blocks() * 512).to_string(),
-            ("sum", _) => answer = quietly(&self.folder, &["sha256sum", "disk.img"], &[])?,
-            ("note", _) => println!("{}: {words}", self.case.name),
+            ("sum", _) => answer = quietly(&self.folder, "sha256sum disk.img", &[])?,
+            ("note", _) => println!("{}: {}", self.case.name, mark.1),
             ("workers", Some(daemon)) => {
-                let threads = daemon.threads()?;
-                let workers = threads.iter().filter(|name| name.starts_with("cleave-w"));
+                let threads = daemon.threads().into_iter();
+                let workers = threads.filter(|name| name.starts_with("cleave-w"));
                 answer = workers.count().to_string();
             }
             ("grow", Some(daemon)) => {
@@ -227,7 +225,7 @@ impl Bench<'_> {
                 drop(daemon.take());
                 *daemon = Some(self.serve(mode)?);
             }
-            _ => return Err(format!("the guest asks for `{mark}`")),
+            _ => return Err(format!("the guest asks for `{}`", mark.0)),
         }
         Ok(answer)
     }
@@ -241,53 +239,42 @@ impl Bench<'_> {
             BackendKind::QemuStorageDaemon => ("", DISK_BYTES),
         };
         let kills = std::env::var("CLEAVE_GUEST_KILLS").ok();
-        let kills = kills.map_or(Ok(KILLS), |text| text.parse());
-        let kills = kills.map_err(|error| format!("CLEAVE_GUEST_KILLS: {error}"))?;
+        let kills = kills.map_or(Ok(KILLS), |text| text.parse().at("CLEAVE_GUEST_KILLS"))?;
         let settings = format!(
             "DISK=/dev/vda BOOT={boot} BYTES={DISK_BYTES} GROWN_BYTES={grown} SERIAL={} BLOCK={block_bytes} \
              QUEUES={cpus} KILLS={kills} OURS={ours}",
             backend::serial(self.lab.kind)
         );
-        self.lab.initramfs.write(to, script, &settings)
+        self.lab.initramfs.write(to, script, &settings, &[])
     }
 
-    pub(super) fn linux<'a>(&'a self, initramfs: &'a Path, parameters: &'a str) -> Boot<'a> {
-        let kernel = &self.lab.kernel.image;
-        Boot::Linux {
-            kernel,
-            initramfs,
-            parameters,
-        }
+    pub(super) fn linux(&self, initramfs: &Path, parameters: &str) -> Vec<String> {
+        kernel::boot(&self.lab.kernel.image, initramfs, parameters)
     }
 
     /// The disk as the first that the firmware tries.
     fn disk(&self) -> Vec<String> {
-        let mut devices = vhost_user_disk("disk", &self.folder.join("disk.sock"), self.case.cpus);
-        if let [_, chardev, _, device] = devices.as_mut_slice() {
-            *chardev += match self.case.name {
-                "killed" | "reconnect" => ",reconnect=1",
-                _ => "",
-            };
-            *device += ",bootindex=1";
-        }
-        devices
+        let reconnect = match self.case.name {
+            "killed" | "reconnect" => ",reconnect=1",
+            _ => "",
+        };
+        let socket = format!("{}{reconnect}", self.folder.join("disk.sock").display());
+        let device = format!("{},bootindex=1", self.case.cpus);
+        words(VHOST_USER_DISK, &[&"disk", &socket, &"disk", &device])
     }
 
+    /// Boots a guest with disks and a kernel, or from its disk.
     pub(super) fn machine(
         &self,
         name: &str,
-        devices: Vec<String>,
-        boot: Boot<'_>,
+        words: &[Vec<String>],
         limit: Duration,
     ) -> Result<Machine> {
-        Machine::start(&MachineSpec {
-            accelerator: self.lab.accelerator,
-            cpus: self.case.cpus,
-            devices,
-            pinned_to: None,
-            boot,
-            log: self.folder.join(format!("{name}.log")),
+        let line = qemu(self.lab.accelerator, self.case.cpus, words);
+        Machine::run(
+            command(&line),
+            &self.folder.join(format!("{name}.log")),
             limit,
-        })
+        )
     }
 }

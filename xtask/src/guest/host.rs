@@ -1,4 +1,4 @@
-//! What other programs do for the guests, as a shell script says.
+//! Work that other programs do for the guests, in a shell script.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::step::{At, Result};
 
 pub(super) const SCRIPT: &str = include_str!("scripts/host.sh");
 
-/// Runs a function of the script in a folder; what it prints.
+/// Runs a function of the script in a folder; returns its output.
 pub(super) fn run(folder: &Path, words: &[&str]) -> Result<Vec<u8>> {
     let mut command = Command::new("sh");
     let output = command

@@ -39,22 +39,15 @@ impl Initramfs {
             let path = setup::find(name).ok_or(format!("{name} is not installed"))?;
             Ok(format!("{name}={}", path.display()))
         };
-        let tools = TOOLS
-            .iter()
-            .map(|name| installed(name))
-            .collect::<Result<Vec<_>>>()?;
-        let base = pack(&folder, &tools)?;
+        let tools = TOOLS.into_iter().map(installed);
+        let base = pack(&folder, &tools.collect::<Result<Vec<_>>>()?)?;
         let fio = pack(&folder, &[installed("fio")?])?;
         Ok(Initramfs { base, fio })
     }
 
-    /// Writes the initramfs of one boot, which runs `script` with `settings` (shell assignments).
-    pub(crate) fn write(&self, to: &Path, script: &str, settings: &str) -> Result {
-        self.write_with(to, script, settings, &[])
-    }
-
-    /// As `write`, with programs of ours in /bin: NAME=PATH, the name of each there and its path here.
-    pub(crate) fn write_with(
+    /// Writes the initramfs of one boot, which runs `script` with `settings` (shell assignments), and with programs of
+    /// ours in /bin: NAME=PATH, the name of each there and its path here.
+    pub(crate) fn write(
         &self,
         to: &Path,
         script: &str,
@@ -66,11 +59,8 @@ impl Initramfs {
         fs::write(folder.join("settings"), settings).at(to)?;
         fs::write(folder.join("script"), script).at(to)?;
         let own = pack(&folder, programs)?;
-        let fio = if script.contains("fio ") {
-            &*self.fio
-        } else {
-            &[]
-        };
+        let fio = script.contains("fio ").then_some(&*self.fio);
+        let fio = fio.unwrap_or_default();
         fs::write(to, [&*self.base, fio, &own].concat()).at(to)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::BackendKind;
 use super::cases::{Bench, resize};
-use crate::step::Result;
+use crate::step::{Result, words};
 
 /// The engine's tests take it for zeroes, and read all of it.
 const DISK_BYTES: u64 = 4 << 20;
@@ -31,16 +31,15 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
         let id = format!("disk{number}");
         let image = folder.join(&id);
         resize(&image, DISK_BYTES)?;
-        let drive = format!("if=none,id={id},{drive}{}", image.display());
-        let device = format!("{device},drive={id}");
-        devices.extend(["-drive", &drive, "-device", &device].map(str::to_owned));
+        let line = format!("-drive if=none,id={id},{drive}{{}} -device {device},drive={id}");
+        devices.extend(words(&line, &[&image.display()]));
     }
     let initramfs = folder.join("iopoll.initramfs");
     let script = include_str!("scripts/iopoll.sh");
     lab.initramfs
-        .write_with(&initramfs, script, "DISK=/dev/vda\n", &lab.programs)?;
+        .write(&initramfs, script, "DISK=/dev/vda\n", &lab.programs)?;
     let boot = bench.linux(&initramfs, "nvme.poll_queues=1");
-    let mut machine = bench.machine("iopoll", devices, boot, LIMIT)?;
+    let mut machine = bench.machine("iopoll", &[devices, boot], LIMIT)?;
     if let Some((mark, _)) = machine.mark()? {
         return Err(format!("stopped at `{mark}`"));
     }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::host;
-use crate::step::{At, Result};
+use crate::step::{At, Result, words};
 
 /// Which packages are tried, best first, and which modules the guest loads where the kernel has them as such.
 pub(crate) struct KernelSpec {
@@ -83,8 +83,17 @@ impl Kernel {
         Ok(quick.map_or(self.image.clone(), |_| target))
     }
 
-    /// Whether it has a driver: as a module that was asked for, or compiled in.
+    /// Whether the kernel has a driver: as a module that was asked for, or compiled in.
     pub(crate) fn has(&self, driver: &str) -> bool {
         host::run(&self.folder, &["has", driver]).is_ok()
     }
+}
+
+/// QEMU loads a kernel's image and an initramfs, with further parameters on the kernel's command line.
+pub(crate) fn boot(image: &Path, initramfs: &Path, parameters: &str) -> Vec<String> {
+    // The kernel gets another address in each boot: at the old one, TCG would have to drop the code it has translated.
+    let console = format!("console=ttyS0 quiet loglevel=1 panic=-1 {parameters}");
+    let (image, initramfs) = (image.display(), initramfs.display());
+    let line = "-kernel {} -initrd {} -append {}";
+    words(line, &[&image, &initramfs, &console])
 }

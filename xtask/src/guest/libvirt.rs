@@ -1,29 +1,22 @@
 //! A guest that libvirt starts, with the disk as docs/qemu.md describes it and QEMU as a user of its own.
 
-use std::process::Command;
-
 use super::backend::{self, Mode};
 use super::cases::{BOOT_LIMIT, Bench, DISK};
 use super::host;
 use super::machine::Machine;
-use crate::step::{At, Result, quietly};
+use crate::step::{At, Result, command, quietly, words};
 
 /// User and group of QEMU: Debian's numbers. Only files in the namespace name them.
 const QEMU_ID: u32 = 64055;
 
 /// Namespaces in which libvirtd finds its folders, and which end with all that runs in them.
-const UNSHARE: &str = "--mount --pid --fork --kill-child --mount-proc";
+const UNSHARE: &str = "unshare --mount --pid --fork --kill-child --mount-proc";
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     let folder = &bench.folder;
-    if let Err(why) = quietly(
-        folder,
-        &["sh", "-c", &format!("unshare {UNSHARE} true")],
-        &[],
-    ) {
-        let why = why.trim();
-        let why = format!("libvirt's QEMU driver needs root and namespaces of its own: {why}");
-        bench.ignored = Some(why);
+    if let Err(why) = quietly(folder, &format!("{UNSHARE} true"), &[]) {
+        let needs = "libvirt's QEMU driver needs root and namespaces of its own";
+        bench.ignored = Some(format!("{needs}: {}", why.trim()));
         return Ok(());
     }
     let document = include_str!("../../../docs/qemu.md");
@@ -35,10 +28,11 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
 
     bench.empty_image()?;
     let daemon = backend::start(bench, &home, Mode::Group(QEMU_ID))?;
-    let mut command = Command::new("unshare");
-    command
-        .args(UNSHARE.split(' '))
-        .args(["sh", "-ec", host::SCRIPT, "sh", "libvirt"]);
+    let line = words(
+        &format!("{UNSHARE} sh -ec {{}} sh libvirt"),
+        &[&host::SCRIPT],
+    );
+    let mut command = command(&line);
     command.current_dir(folder);
     let mut machine = Machine::run(command, &folder.join("console.log"), BOOT_LIMIT)?;
     while machine.mark()?.is_some() {}

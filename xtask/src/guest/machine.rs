@@ -1,5 +1,6 @@
-//! One QEMU process, and the conversation with what boots in it.
+//! One QEMU process, and the conversation with the guest that boots in it.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::step::{At, Result, pinned, quietly};
+use crate::step::{At, Result, quietly, words};
 
 /// How guest instructions are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
-    /// As it stands in reports.
+    /// The name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Accelerator::Kvm => "kvm",
@@ -26,55 +27,36 @@ impl Accelerator {
     }
 }
 
-/// Source of the boot.
-pub(crate) enum Boot<'a> {
-    Linux {
-        kernel: &'a Path,
-        initramfs: &'a Path,
-        /// For the kernel's command line.
-        parameters: &'a str,
-    },
-    /// The firmware loads the disk's first sector.
-    Disk,
-}
-
-/// How a machine is put together.
-pub(crate) struct MachineSpec<'a> {
-    pub(crate) accelerator: Accelerator,
-    pub(crate) cpus: u32,
-    /// Further words for QEMU: the disks and what they hang on.
-    pub(crate) devices: Vec<String>,
-    /// The CPU that the process starts on, where it is pinned; threads are moved later.
-    pub(crate) pinned_to: Option<&'a str>,
-    pub(crate) boot: Boot<'a>,
-    /// Everything that the guest prints.
-    pub(crate) log: PathBuf,
-    /// From start to end, whatever happens.
-    pub(crate) limit: Duration,
-}
-
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
-/// QEMU's options for a disk that a daemon serves on `socket`; `id` tells several apart.
-pub(crate) fn vhost_user_disk(id: &str, socket: &Path, vrings: u32) -> Vec<String> {
-    let chardev = format!("socket,id={id},path={}", socket.display());
-    let device = format!("vhost-user-blk-pci,chardev={id},num-queues={vrings},queue-size=256");
-    ["-chardev", &chardev, "-device", &device]
-        .map(str::to_owned)
-        .to_vec()
+/// QEMU's options for a disk that a daemon serves: an id, which tells several apart, the socket; the id, the number of
+/// vrings. Behind each of the two may stand further properties.
+pub(crate) const VHOST_USER_DISK: &str = "-chardev socket,id={},path={} -device vhost-user-blk-pci,chardev={},queue-size=256,num-queues={}";
+
+/// QEMU's command line, with further words: the disks and what they hang on, and the kernel to boot, or else the firmware
+/// loads the first disk's first sector.
+pub(crate) fn qemu(accelerator: Accelerator, cpus: u32, more: &[Vec<String>]) -> Vec<String> {
+    let accelerator = match accelerator {
+        Accelerator::Kvm => "-accel kvm -cpu host",
+        // QEMU emulates an old CPU faster than one with all features.
+        Accelerator::Tcg => "-accel tcg,thread=multi -cpu qemu64",
+    };
+    // share=on: the daemon maps the guest's memory; private memory would give it a copy.
+    let line = format!(
+        "{QEMU} -nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
+         -machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
+         {accelerator} -smp {cpus}"
+    );
+    [words(&line, &[]), more.concat()].concat()
 }
 
-/// A check that the guest made: its name, and what was wrong.
+/// A check that the guest made: its name, and its fault if it found one.
 pub(crate) type Check = (String, Result);
 
 /// Those that found something wrong, each on a line of its own.
 pub(super) fn failed(checks: &[Check]) -> String {
-    let failed = checks
-        .iter()
-        .filter_map(|(name, result)| Some((name, result.as_ref().err()?)));
-    failed
-        .map(|(name, why)| format!("\n  {name}: {why}"))
-        .collect()
+    let fault = |(name, result): &Check| Some(format!("\n  {name}: {}", result.as_ref().err()?));
+    checks.iter().filter_map(fault).collect()
 }
 
 /// A running machine; killed when dropped.
@@ -88,16 +70,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn start(spec: &MachineSpec<'_>) -> Result<Machine> {
-        let mut command = match spec.pinned_to {
-            None => Command::new(QEMU),
-            Some(cpu) => pinned(cpu, QEMU),
-        };
-        command.args(arguments(spec));
-        Machine::run(command, &spec.log, spec.limit)
-    }
-
     /// A command whose standard input and output are the guest's console.
+    /// Everything that it prints goes to `log` too. It may take so long from start to end, whatever happens.
     pub(crate) fn run(mut command: Command, log: &Path, limit: Duration) -> Result<Machine> {
         let errors = log.with_extension("qemu");
         let errors = File::create(&errors).at(&errors)?;
@@ -112,13 +86,12 @@ impl Machine {
         };
         let (to, lines) = channel();
         std::thread::spawn(move || copy_lines(BufReader::new(output), console, &to));
-        let deadline = Instant::now() + limit;
         Ok(Machine {
             child,
             input,
             lines,
             log: log.to_owned(),
-            deadline,
+            deadline: Instant::now() + limit,
             checks: Vec::new(),
         })
     }
@@ -168,7 +141,7 @@ impl Machine {
         sent.map_err(|error| self.explain(&format!("takes no answer: {error}")))
     }
 
-    /// From now on, instead of what was left.
+    /// Sets a new time limit, which starts now.
     pub(crate) fn allow(&mut self, limit: Duration) {
         self.deadline = Instant::now() + limit;
     }
@@ -188,23 +161,18 @@ impl Machine {
     }
 
     fn line(&mut self) -> Result<String> {
-        self.lines
-            .recv_timeout(self.left())
-            .map_err(|error| match error {
-                RecvTimeoutError::Timeout => self.explain("did not answer in time"),
-                RecvTimeoutError::Disconnected => self.explain("went off too early"),
-            })
+        let line = self.lines.recv_timeout(self.left());
+        line.map_err(|error| match error {
+            RecvTimeoutError::Timeout => self.explain("did not answer in time"),
+            RecvTimeoutError::Disconnected => self.explain("went off too early"),
+        })
     }
 
-    /// A sentence for the report, with the checks that failed and the end of what was printed.
+    /// A sentence for the report, with the checks that failed and the end of the logs.
     fn explain(&self, what: &str) -> String {
-        let logs = [self.log.clone(), self.log.with_extension("qemu")];
-        let logs = logs.map(|log| log.display().to_string());
-        let ends = quietly(
-            Path::new("/"),
-            &["tail", "-n", "15", &logs[0], &logs[1]],
-            &[],
-        );
+        let errors = self.log.with_extension("qemu");
+        let logs: [&dyn Display; 2] = [&self.log.display(), &errors.display()];
+        let ends = quietly(Path::new("/"), "tail -n 15 {} {}", &logs);
         let (failed, ends) = (failed(&self.checks), ends.unwrap_or_default());
         format!("the guest {what}{failed}\n{ends}")
     }
@@ -218,44 +186,9 @@ impl Drop for Machine {
     }
 }
 
-fn arguments(spec: &MachineSpec<'_>) -> Vec<String> {
-    let accelerator = match spec.accelerator {
-        Accelerator::Kvm => "-accel kvm -cpu host",
-        // QEMU emulates an old CPU faster than one with all features.
-        Accelerator::Tcg => "-accel tcg,thread=multi -cpu qemu64",
-    };
-    // share=on: the daemon maps the guest's memory; private memory would give it a copy.
-    let fixed = format!(
-        "-nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
-         -machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
-         {accelerator} -smp {}",
-        spec.cpus
-    );
-    let mut words: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
-    words.extend(spec.devices.iter().cloned());
-    if let Boot::Linux {
-        kernel,
-        initramfs,
-        parameters,
-    } = spec.boot
-    {
-        // With an address of its own in each boot: at the old one, TCG would have to drop the code it has translated.
-        let console = format!("console=ttyS0 quiet loglevel=1 panic=-1 {parameters}");
-        let (kernel, initramfs) = (kernel.to_string_lossy(), initramfs.to_string_lossy());
-        let boot = [
-            "-kernel", &kernel, "-initrd", &initramfs, "-append", &console,
-        ];
-        words.extend(boot.map(str::to_owned));
-    }
-    words
-}
-
 fn copy_lines(mut from: impl BufRead, mut log: File, to: &Sender<String>) {
     let mut line = Vec::new();
-    while from
-        .read_until(b'\n', &mut line)
-        .is_ok_and(|length| length > 0)
-    {
+    while matches!(from.read_until(b'\n', &mut line), Ok(1..)) {
         // A full disk loses the log, not the test; and after the end of a test there is no receiver.
         let _ = log.write_all(&line);
         let _ = to.send(String::from_utf8_lossy(&line).trim_end().to_owned());
@@ -274,7 +207,7 @@ fn report(line: &str) -> Option<(&str, &str, &str)> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn reports_of_the_guest_are_read_behind_what_the_kernel_prints() {
+    fn reports_of_the_guest_are_read_behind_lines_of_the_kernel() {
         let report = super::report;
         assert_eq!(
             report("[ 1.0] hmCLEAVE-TEST a FAIL it is"),

@@ -17,10 +17,10 @@ use cases::Case;
 use clap::builder::PossibleValuesParser;
 use initramfs::Initramfs;
 use kernel::Kernel;
-use machine::{Accelerator, Boot, Machine, MachineSpec};
+use machine::{Accelerator, Machine, qemu};
 
 use crate::built::{self, Artifact};
-use crate::step::{Result, empty_folder};
+use crate::step::{Result, command, empty_folder};
 use crate::suite;
 
 /// The daemon that serves the disks.
@@ -48,7 +48,7 @@ struct Lab {
     accelerator: Accelerator,
     kind: BackendKind,
     program: PathBuf,
-    /// For a guest in which the daemon itself runs.
+    /// Programs for a guest in which the daemon itself runs.
     programs: [String; 3],
     folder: PathBuf,
 }
@@ -85,7 +85,7 @@ pub(crate) fn run(
     let (passed, seconds) = (counts.len(), start.elapsed().as_secs_f64());
     let ignored = ended.len() - passed - failed;
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    // In libtest's format, so that a reader of the log can sum both.
+    // This is libtest's format, so that a reader of the log can sum both.
     println!(
         "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out; \
          finished in {seconds:.2}s"
@@ -143,22 +143,14 @@ pub(crate) fn probe(kernel: &Kernel, initramfs: &Initramfs, folder: &Path) -> Re
         return Ok(Accelerator::Tcg);
     }
     let image = folder.join("probe.initramfs");
-    initramfs.write(&image, cases::DISK, "BOOT=probe\n")?;
-    let (initramfs, parameters) = (&image, "");
-    let boot = Boot::Linux {
-        kernel: &kernel.image,
-        initramfs,
-        parameters,
-    };
-    let mut machine = Machine::start(&MachineSpec {
-        accelerator: Accelerator::Kvm,
-        cpus: 1,
-        devices: Vec::new(),
-        pinned_to: None,
-        boot,
-        log: folder.join("probe.log"),
-        limit: Duration::from_secs(12),
-    })?;
+    initramfs.write(&image, cases::DISK, "BOOT=probe\n", &[])?;
+    let line = qemu(
+        Accelerator::Kvm,
+        1,
+        &[kernel::boot(&kernel.image, &image, "")],
+    );
+    let (log, limit) = (folder.join("probe.log"), Duration::from_secs(12));
+    let mut machine = Machine::run(command(&line), &log, limit)?;
     if machine.expect("alive").is_ok() {
         return Ok(Accelerator::Kvm);
     }

@@ -4,6 +4,9 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
+use crate::bench::fio::{figure, report};
+use crate::step::Result;
+
 /// Loads on a disk, one after the other in a single run of fio.
 pub(super) struct Jobs {
     pub(super) text: String,
@@ -18,7 +21,7 @@ const MIXED: &str =
 pub(super) const MIXED_DEPTH: &str = "mixed-32";
 /// Requests in flight at an offered rate: so many that a fast disk never has them all, and arrivals do not wait.
 const RATE_DEPTH: u32 = 64;
-/// Of one dot of the figures.
+/// Time that one dot of the figures stands for.
 const INTERVAL_MS: u32 = 50;
 /// Between the beginning and the end of a job besides its own time, under translation.
 const JOB_OVERHEAD_S: f64 = 0.5;
@@ -38,101 +41,98 @@ impl Jobs {
         }
     }
 
-    /// Unmeasured: translates the guest's code, wakes what sleeps.
+    /// A job that is not measured: it has the guest's code translated and wakes threads that sleep.
     pub(super) fn warm_up(&mut self, disk: &str) {
-        self.job(
-            "warm",
-            0.4,
-            &format!("filename=/dev/{disk}\n{MIXED}iodepth=32\n"),
-        );
+        self.job("warm", disk, 0.4, &format!("{MIXED}iodepth=32\n"));
     }
 
     /// Requests that arrive by chance (Poisson) at so many a second, whatever the disk does.
     pub(super) fn rate(&mut self, disk: &str, iops: u32, seconds: f64) {
-        let reads = iops * 6 / 10;
-        let name = format!("rate-{iops}");
+        let (reads, name) = (iops * 6 / 10, format!("rate-{iops}"));
+        let writes = iops - reads;
         let lines = format!(
-            "filename=/dev/{disk}\n{MIXED}iodepth={RATE_DEPTH}\nrate_process=poisson\nrate_iops={reads},{}\n\
-             write_lat_log=/tmp/{name}\nlog_avg_msec={INTERVAL_MS}\n",
-            iops - reads
+            "{MIXED}iodepth={RATE_DEPTH}\nrate_process=poisson\nrate_iops={reads},{writes}\n\
+             write_lat_log=/tmp/{name}\nlog_avg_msec={INTERVAL_MS}\n"
         );
-        self.measured(&name, seconds, &lines);
+        self.measured(&name, disk, seconds, &lines);
     }
 
     /// As many mixed requests as the disk takes, 32 in flight.
     pub(super) fn mixed(&mut self, disk: &str, seconds: f64) {
-        let lines = format!("filename=/dev/{disk}\n{MIXED}iodepth=32\n");
-        self.measured(MIXED_DEPTH, seconds, &lines);
+        self.measured(MIXED_DEPTH, disk, seconds, &format!("{MIXED}iodepth=32\n"));
     }
 
     /// 4 KiB random reads.
     pub(super) fn reads(&mut self, name: &str, disk: &str, depth: u32, seconds: f64) {
-        let lines = format!("filename=/dev/{disk}\nrw=randread\nbs=4k\niodepth={depth}\n");
-        self.measured(name, seconds, &lines);
+        self.measured(name, disk, seconds, &reads(depth));
     }
 
     /// Threads that each have one request in flight, 60 % reads.
     pub(super) fn threads(&mut self, disk: &str, count: u32, seconds: f64) {
-        let lines = format!(
-            "filename=/dev/{disk}\nrw=randrw\nrwmixread=60\nbs=4k\nioengine=psync\nnumjobs={count}\n"
-        );
-        self.job(&format!("threads-{count}"), seconds, &lines);
+        let lines = format!("rw=randrw\nrwmixread=60\nbs=4k\nioengine=psync\nnumjobs={count}\n");
+        self.job(&format!("threads-{count}"), disk, seconds, &lines);
     }
 
     /// One job that reads all disks in turn.
     pub(super) fn over_all(&mut self, disks: &[String], depth: u32, seconds: f64) {
-        let paths: Vec<String> = disks.iter().map(|disk| format!("/dev/{disk}")).collect();
-        let paths = paths.join(":");
-        let lines = format!(
-            "filename={paths}\nfile_service_type=roundrobin\nrw=randread\nbs=4k\niodepth={depth}\n"
-        );
-        self.job("over-all", seconds, &lines);
+        let lines = format!("file_service_type=roundrobin\n{}", reads(depth));
+        self.job("over-all", &disks.join(":/dev/"), seconds, &lines);
     }
 
     /// A job for each disk, all at once.
     pub(super) fn one_each(&mut self, disks: &[String], depth: u32, seconds: f64) {
         for disk in disks {
-            let name = format!("disk-{disk}");
-            let lines = format!("filename=/dev/{disk}\nrw=randread\nbs=4k\niodepth={depth}\n");
-            self.add(&name, "new_group", seconds, &lines);
+            let lines = format!("new_group\n{}", reads(depth));
+            self.add(&format!("disk-{disk}"), disk, seconds, &lines);
         }
         self.seconds += seconds + JOB_OVERHEAD_S;
     }
 
-    fn measured(&mut self, name: &str, seconds: f64, lines: &str) {
+    fn measured(&mut self, name: &str, disk: &str, seconds: f64, lines: &str) {
         let hooks = format!("exec_prerun=/begin {name}\nexec_postrun=/end {name}\n");
-        self.job(name, seconds, &format!("{hooks}{lines}"));
+        self.job(name, disk, seconds, &format!("{hooks}{lines}"));
     }
 
-    fn job(&mut self, name: &str, seconds: f64, lines: &str) {
-        self.add(name, "stonewall", seconds, lines);
+    fn job(&mut self, name: &str, disk: &str, seconds: f64, lines: &str) {
+        self.add(name, disk, seconds, &format!("stonewall\n{lines}"));
         self.seconds += seconds + JOB_OVERHEAD_S;
     }
 
-    fn add(&mut self, name: &str, order: &str, seconds: f64, lines: &str) {
+    fn add(&mut self, name: &str, disk: &str, seconds: f64, lines: &str) {
         self.names.push(name.to_owned());
         let ms = seconds * 1e3;
         // Writing to a String does not fail.
-        let _ = write!(self.text, "[{name}]\n{order}\nruntime={ms}ms\n{lines}");
+        let _ = write!(
+            self.text,
+            "[{name}]\nruntime={ms}ms\nfilename=/dev/{disk}\n{lines}"
+        );
     }
+}
+
+fn reads(depth: u32) -> String {
+    format!("rw=randread\nbs=4k\niodepth={depth}\n")
 }
 
 /// A run's output, and each job's name and figures.
 #[derive(Default)]
 pub(super) struct Output {
-    pub(super) whole: Value,
+    whole: Value,
     pub(super) jobs: Vec<(String, Value)>,
 }
 
 impl Output {
-    /// Behind what the hooks said before. A job that met errors is no measurement.
-    pub(super) fn parse(text: &str) -> Result<Output, String> {
-        let start = text.find('{').unwrap_or(0);
-        let whole: Value = serde_json::from_str(&text[start..])
-            .map_err(|error| format!("fio's result: {error}"))?;
+    /// A job that met errors is no measurement.
+    pub(super) fn parse(text: &str) -> Result<Output> {
+        let whole = report(text)?;
         let list = whole["jobs"].as_array().ok_or("fio wrote no jobs")?;
-        let jobs = list.iter().map(job).collect::<Result<_, String>>()?;
+        let jobs = list.iter().map(job).collect::<Result<_>>()?;
         Ok(Output { whole, jobs })
+    }
+
+    /// A figure of a job.
+    pub(super) fn figure(&self, job: &str, name: &str) -> Option<f64> {
+        let found = self.jobs.iter().find(|found| found.0 == job);
+        found.and_then(|(_, figures)| figures[name].as_f64())
     }
 
     /// Completed reads of a disk, as fio took them from the guest's kernel.
@@ -143,27 +143,29 @@ impl Output {
     }
 }
 
-fn job(job: &Value) -> Result<(String, Value), String> {
+fn job(job: &Value) -> Result<(String, Value)> {
     let name = job["jobname"].as_str().unwrap_or_default();
-    if job["error"].as_i64() != Some(0) {
-        return Err(format!(
-            "fio's job `{name}` ended with error {}",
-            job["error"]
-        ));
+    match job["error"].as_i64() {
+        Some(0) => {}
+        _ => {
+            return Err(format!(
+                "fio's job `{name}` ended with error {}",
+                job["error"]
+            ));
+        }
     }
-    // With `unified_rw_reporting` reads and writes are one.
-    let (all, latency) = (&job["mixed"], &job["mixed"]["lat_ns"]);
-    let number = |value: &Value, what: &str| value.as_f64().ok_or(format!("no {what} of `{name}`"));
-    let percentile = |which: &str| latency["percentile"][which].as_f64().unwrap_or(0.0) / 1e3;
+    // With `unified_rw_reporting` reads and writes are one. A job too short for percentiles has none.
+    let of = |place: &str| figure(job, &format!("/mixed/{place}"));
+    let percentile = |which: &str| of(&format!("lat_ns/percentile/{which}")).unwrap_or(0.0) / 1e3;
     let figures = json!({
-        "ios": number(&all["total_ios"], "total_ios")?,
-        "iops": number(&all["iops"], "iops")?,
-        "bytes_per_s": number(&all["bw_bytes"], "bw_bytes")?,
-        "mean_us": number(&latency["mean"], "lat_ns.mean")? / 1e3,
+        "ios": of("total_ios")?,
+        "iops": of("iops")?,
+        "bytes_per_s": of("bw_bytes")?,
+        "mean_us": of("lat_ns/mean")? / 1e3,
         "p50_us": percentile("50.000000"),
         "p99_us": percentile("99.000000"),
         "p999_us": percentile("99.900000"),
-        "max_us": number(&latency["max"], "lat_ns.max")? / 1e3,
+        "max_us": of("lat_ns/max")? / 1e3,
     });
     Ok((name.to_owned(), figures))
 }
@@ -172,10 +174,8 @@ fn job(job: &Value) -> Result<(String, Value), String> {
 /// direction.
 pub(super) fn dots(log: &str) -> Vec<[f64; 2]> {
     let dot = |line: &str| {
-        let mut fields = line
-            .split(',')
-            .map(|field| field.trim().parse::<f64>().ok());
-        Some([fields.next()??, fields.next()?? / 1e3])
+        let mut fields = line.split(',').map(|field| field.trim().parse::<f64>());
+        Some([fields.next()?.ok()?, fields.next()?.ok()? / 1e3])
     };
     log.lines().filter_map(dot).collect()
 }
@@ -209,7 +209,7 @@ mod tests {
      "disk_util": [{"name": "sda", "read_ios": 7}]}"#;
 
     #[test]
-    fn a_job_is_read_behind_what_was_said_before() {
+    fn a_job_is_read_behind_earlier_messages() {
         let found = Output::parse(RESULT).unwrap();
         let (name, figures) = &found.jobs[0];
         assert_eq!(

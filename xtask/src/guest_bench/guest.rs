@@ -2,19 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use itertools::Itertools;
 use serde_json::{Value, json};
 
 use super::fio::{self, Jobs, Output};
 use super::lab::Lab;
-use super::stages::{Sample, Stages, Watch};
+use super::stages::{Sample, Watch};
 use super::subject::{Attached, Subject};
 use crate::daemon::Daemon;
-use crate::guest::machine::{Accelerator, Boot, Machine, MachineSpec};
-use crate::step::pinned;
+use crate::guest::machine::{Accelerator, Machine, qemu};
+use crate::step::{At, PINNED, Result, command, words};
 
 /// The guest's CPU has one of the machine's for itself; whatever serves its disk has another.
 pub(super) const GUEST_CPU: &str = "0";
@@ -23,6 +24,10 @@ pub(super) const SERVER_CPU: &str = "1";
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Beside twice the jobs' own time: a controller that needs more has lost a request.
 const SLACK: Duration = Duration::from_secs(60);
+
+/// Threads that have names, and a port whose bytes land in a file.
+const PORT: &str = "-name bench,debug-threads=on -device virtio-serial-pci \
+-chardev file,id=results,path={} -device virtserialport,chardev=results";
 
 /// A guest that waits for jobs.
 pub(super) struct Guest {
@@ -34,7 +39,7 @@ pub(super) struct Guest {
     results_read: u64,
     /// Names in the guest and sizes in bytes.
     pub(super) disks: Vec<(String, u64)>,
-    /// For the raw data: what was started.
+    /// The command lines that were started, for the raw data.
     pub(super) commands: Value,
 }
 
@@ -59,67 +64,56 @@ struct Span {
 
 impl Guest {
     /// Boots a guest with a subject's disks, the first of them alone or several together.
-    pub(super) fn boot(
-        lab: &Lab,
-        subject: &Subject,
-        disks: Vec<Attached<'_>>,
-    ) -> Result<Guest, String> {
-        let sockets: Vec<PathBuf> = (0..disks.len())
-            .map(|n| lab.folder.join(format!("disk{n}.sock")))
-            .collect();
-        let disks: Vec<(Attached<'_>, &Path)> = disks
+    pub(super) fn boot(lab: &Lab, subject: &Subject, disks: Vec<Attached<'_>>) -> Result<Guest> {
+        let sockets = (0..disks.len()).map(|n| lab.folder.join(format!("disk{n}.sock")));
+        let sockets = sockets.collect_vec();
+        let disks = disks
             .into_iter()
-            .zip(sockets.iter().map(PathBuf::as_path))
-            .collect();
-        let lines = subject.daemons(&lab.cleave, &disks);
-        let mut daemons = Vec::new();
-        for (line, socket) in lines.iter().zip(&sockets) {
-            let log = socket.with_extension("log");
-            let (program, words) = line.split_first().ok_or("a daemon without a name")?;
-            let mut command = pinned(SERVER_CPU, program);
-            command.args(words);
-            daemons.push(Daemon::start(command, socket.clone(), log)?);
+            .zip(sockets.iter().map(|socket| &**socket));
+        let disks: Vec<(Attached<'_>, &Path)> = disks.collect();
+        let (mut daemons, mut lines) = (Vec::new(), Vec::new());
+        for (disk, socket) in &disks {
+            let Some(line) = subject.daemon(&lab.cleave, disk, socket) else {
+                continue;
+            };
+            let pinned = [words(PINNED, &[&SERVER_CPU]), line.clone()].concat();
+            daemons.push(Daemon::start(&pinned, socket.to_path_buf())?);
+            lines.push(line);
         }
         let results = lab.folder.join("results");
         // Left from the guest before, it would be read as this one's.
         let _ = std::fs::remove_file(&results);
-        let mut devices = port(&results);
+        let mut devices = words(PORT, &[&results.to_string_lossy().replace(',', ",,")]);
         devices.extend(subject.devices(&disks));
         let commands = json!({ "qemu": devices, "daemons": lines });
-        let machine = start(lab, subject, devices, disks.len())?;
+        let line = qemu(lab.accelerator, 1, &[devices, lab.boot(disks.len())?]);
+        let line = [words(PINNED, &[&SERVER_CPU]), line].concat();
+        let log = lab.folder.join(format!("{}.log", subject.name));
+        let mut machine = Machine::run(command(&line), &log, BOOT_LIMIT)?;
         let watch = Watch {
             qemu: machine.process(),
             daemons: daemons.iter().map(Daemon::process).collect(),
             io_thread: subject.io_thread(),
         };
-        let mut guest = Guest {
+        let found = machine.expect("disks").map_err(|why| first_line(&why))?;
+        let found = disks_in(&found);
+        if found.len() != disks.len() {
+            let (found, all) = (found.len(), disks.len());
+            return Err(format!("the guest found {found} of {all} disks"));
+        }
+        // A main loop that only delivers interrupts belongs to the guest's side; beside a daemon that polls it
+        // would wait for its CPU. One that does the I/O itself stays with those that do.
+        watch.pin(GUEST_CPU, subject.is_served_by_main_loop())?;
+        Ok(Guest {
             machine,
             daemons,
             watch,
             accelerator: lab.accelerator,
             results,
             results_read: 0,
-            disks: Vec::new(),
+            disks: found,
             commands,
-        };
-        let listing = guest
-            .machine
-            .expect("disks")
-            .map_err(|why| first_line(&why))?;
-        guest.disks = disks_in(&listing);
-        if guest.disks.len() != disks.len() {
-            return Err(format!(
-                "the guest found {} of {} disks",
-                guest.disks.len(),
-                disks.len()
-            ));
-        }
-        // A main loop that only delivers interrupts belongs to the guest's side; beside a daemon that polls it
-        // would wait for its CPU. One that does the I/O itself stays with those that do.
-        guest
-            .watch
-            .pin(GUEST_CPU, subject.is_served_by_main_loop())?;
-        Ok(guest)
+        })
     }
 
     /// Names of the disks of a size.
@@ -129,33 +123,20 @@ impl Guest {
     }
 
     /// Runs jobs; a disk that does not end them in time has stalled.
-    pub(super) fn run(&mut self, jobs: Jobs) -> Result<Ran, String> {
-        let Jobs {
-            text,
-            seconds,
-            names,
-        } = jobs;
-        let limit = Duration::from_secs_f64(seconds * 2.0) + SLACK;
+    pub(super) fn run(&mut self, jobs: &Jobs) -> Result<Ran> {
+        let limit = Duration::from_secs_f64(jobs.seconds * 2.0) + SLACK;
         self.machine.allow(limit);
-        self.machine.say(&format!("fio\n{text}.\n"))?;
+        self.machine.say(&format!("fio\n{}.\n", jobs.text))?;
         let mut ran = Ran::default();
         let mut said = String::new();
         loop {
             let mark = self.machine.mark().map_err(|why| {
-                format!(
-                    "stalled: {} ({} s) {}",
-                    first_line(&why),
-                    limit.as_secs(),
-                    ran.last_seen(&names)
-                )
+                let (why, seen) = (first_line(&why), ran.last_seen(&jobs.names));
+                format!("stalled: {why} ({} s) {seen}", limit.as_secs())
             })?;
-            let Some((name, values)) = mark else {
-                return Err("the guest ended in the middle of a job".to_owned());
-            };
-            match (
-                name.as_str(),
-                values.split_once(' ').unwrap_or((&values, "")),
-            ) {
+            let (name, values) = mark.ok_or("the guest ended in the middle of a job")?;
+            let of = values.split_once(' ').unwrap_or((&values, ""));
+            match (name.as_str(), of) {
                 ("begin", (job, counts)) => {
                     ran.span(job).begin = Some((self.watch.sample(), counts_in(counts)));
                 }
@@ -171,7 +152,7 @@ impl Guest {
     }
 
     /// From now on the guest counts its kicks, which costs it a little at each.
-    pub(super) fn count_kicks(&mut self) -> Result<(), String> {
+    pub(super) fn count_kicks(&mut self) -> Result {
         self.machine.say("probe\n")?;
         match self.machine.expect("probing")?.as_str() {
             "0" => Ok(()),
@@ -179,60 +160,40 @@ impl Guest {
         }
     }
 
-    /// Of a job, for each of its requests.
-    pub(super) fn stages(&self, ran: &Ran, job: &str) -> Option<Stages> {
+    /// CPU time of a job by stage, for each of so many requests.
+    pub(super) fn stages(&self, ran: &Ran, job: &str, ios: f64) -> Option<Value> {
         let span = ran.spans.get(job)?;
-        let (begin, _) = span.begin.as_ref()?;
+        let ((begin, _), end) = (span.begin.as_ref()?, span.end.as_ref()?);
         let io_in_qemu = self.watch.io_thread.is_some();
-        Some(begin.until(span.end.as_ref()?, self.accelerator, io_in_qemu))
+        Some(begin.until(end, self.accelerator, io_in_qemu, ios))
     }
 
-    /// Ends it all; what the guest's kernel complained about, if it did.
-    pub(super) fn end(mut self) -> Result<Option<String>, String> {
+    /// Ends the guest and its daemons; returns the complaint of the guest's kernel, if it had one.
+    pub(super) fn end(mut self) -> Result<Option<String>> {
         self.machine.allow(SLACK);
         self.machine.say("end\n")?;
-        while self
-            .machine
-            .mark()
-            .map_err(|why| first_line(&why))?
-            .is_some()
-        {}
+        let mut mark = || self.machine.mark().map_err(|why| first_line(&why));
+        while mark()?.is_some() {}
         let checks = self.machine.kill()?;
-        for daemon in self.daemons {
-            daemon.stop()?;
-        }
-        let failed = checks.into_iter().find_map(|(name, result)| {
-            let why = result.err()?;
-            Some(format!("{name}: {why}"))
-        });
-        Ok(failed)
+        self.daemons.into_iter().try_for_each(Daemon::stop)?;
+        let mut faults = checks.into_iter();
+        Ok(faults.find_map(|(name, result)| Some(format!("{name}: {}", result.err()?))))
     }
 
-    /// The next bytes of what the guest sent through its port.
-    fn read(&mut self, bytes: &str) -> Result<String, String> {
-        use std::io::{Seek, SeekFrom};
-        let told = |error: std::io::Error| format!("the guest's port: {error}");
-        let wanted: u64 = bytes
-            .trim()
-            .parse()
-            .map_err(|_| format!("the guest sent `{bytes}` bytes"))?;
+    /// The next bytes that the guest sent through its port.
+    fn read(&mut self, bytes: &str) -> Result<String> {
+        let wanted: usize = bytes.trim().parse().at("the guest's count of bytes")?;
         let end = Instant::now() + SLACK;
-        let mut text = Vec::new();
-        loop {
-            let mut file = File::open(&self.results).map_err(told)?;
-            file.seek(SeekFrom::Start(self.results_read))
-                .map_err(told)?;
-            text.clear();
-            file.take(wanted).read_to_end(&mut text).map_err(told)?;
-            if text.len() as u64 == wanted {
-                self.results_read += wanted;
-                return Ok(String::from_utf8_lossy(&text).into_owned());
-            }
+        let mut text = vec![0; wanted];
+        let read = |text: &mut [u8], from| File::open(&self.results)?.read_exact_at(text, from);
+        while let Err(error) = read(&mut text, self.results_read) {
             if Instant::now() > end {
-                return Err(format!("of {wanted} bytes the guest sent {}", text.len()));
+                return Err(format!("{wanted} bytes of the guest's port: {error}"));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
+        self.results_read += wanted as u64;
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 }
 
@@ -240,8 +201,7 @@ impl Ran {
     /// Interrupts and kicks during a job, and the share of its time in which the guest's CPU was busy.
     pub(super) fn counted(&self, job: &str) -> Option<Counts> {
         let span = self.spans.get(job)?;
-        let (_, before) = span.begin.as_ref()?;
-        let after = span.counted.as_ref()?;
+        let ((_, before), after) = (span.begin.as_ref()?, span.counted?);
         Some([0, 1, 2].map(|at| after[at] - before[at]))
     }
 
@@ -254,11 +214,9 @@ impl Ran {
         self.spans.entry(job.to_owned()).or_default()
     }
 
-    fn take(&mut self, name: &str, text: &str) -> Result<(), String> {
+    fn take(&mut self, name: &str, text: &str) -> Result {
         match name.strip_suffix("_lat.log") {
-            Some(job) => {
-                self.dots.insert(job.to_owned(), fio::dots(text));
-            }
+            Some(job) => drop(self.dots.insert(job.to_owned(), fio::dots(text))),
             None => self.output = Output::parse(text)?,
         }
         Ok(())
@@ -267,52 +225,12 @@ impl Ran {
     /// The progress, as the end of a sentence.
     fn last_seen(&self, names: &[String]) -> String {
         let is_open = |name: &&String| self.spans.get(*name).is_some_and(|span| span.end.is_none());
-        match (names.iter().find(is_open), names.first()) {
+        match (names.iter().find(is_open), names) {
             (Some(job), _) => format!("in `{job}`"),
-            (None, Some(first)) => format!("in a run of {} jobs from `{first}` on", names.len()),
-            (None, None) => String::new(),
+            (None, [first, ..]) => format!("in a run of {} jobs from `{first}` on", names.len()),
+            (None, []) => String::new(),
         }
     }
-}
-
-fn start(
-    lab: &Lab,
-    subject: &Subject,
-    devices: Vec<String>,
-    disks: usize,
-) -> Result<Machine, String> {
-    let initramfs = lab.initramfs_for(disks)?;
-    Machine::start(&MachineSpec {
-        accelerator: lab.accelerator,
-        cpus: 1,
-        devices,
-        pinned_to: Some(SERVER_CPU),
-        boot: Boot::Linux {
-            kernel: &lab.image,
-            initramfs: &initramfs,
-            parameters: "",
-        },
-        log: lab.folder.join(format!("{}.log", subject.name)),
-        limit: BOOT_LIMIT,
-    })
-}
-
-/// QEMU's words for a port whose bytes land in a file, and for threads that have names.
-fn port(results: &Path) -> Vec<String> {
-    let path = results.to_string_lossy().replace(',', ",,");
-    let chardev = format!("file,id=results,path={path}");
-    [
-        "-name",
-        "bench,debug-threads=on",
-        "-device",
-        "virtio-serial-pci",
-        "-chardev",
-        &chardev,
-        "-device",
-        "virtserialport,chardev=results",
-    ]
-    .map(str::to_owned)
-    .to_vec()
 }
 
 /// `name:sectors` for each disk.
@@ -325,14 +243,16 @@ fn disks_in(listing: &str) -> Vec<(String, u64)> {
 }
 
 fn counts_in(values: &str) -> Counts {
-    let mut counts = Counts::default();
-    for (count, value) in counts.iter_mut().zip(values.split_whitespace()) {
-        *count = value.parse().unwrap_or(0.0);
-    }
-    counts
+    let mut values = values.split_whitespace();
+    [(); 3].map(|()| {
+        values
+            .next()
+            .and_then(|value| value.parse().ok())
+            .unwrap_or(0.0)
+    })
 }
 
-/// Of what a machine explains: the rest is the end of logs, which stay on the disk.
+/// The first line of a machine's explanation. The rest is the end of logs, which stay on the disk.
 fn first_line(why: &str) -> String {
     why.lines().next().unwrap_or_default().to_owned()
 }
@@ -342,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_guest_lists_is_read() {
+    fn the_guests_lists_are_read() {
         assert_eq!(
             disks_in("vda:524288 vdb:8 rubbish"),
             [("vda".to_owned(), 256 << 20), ("vdb".to_owned(), 4096)]

@@ -9,10 +9,10 @@ use crate::bench::image::random_file;
 use crate::built;
 use crate::guest;
 use crate::guest::initramfs::Initramfs;
-use crate::guest::kernel::{Kernel, KernelSpec};
+use crate::guest::kernel::{Kernel, KernelSpec, boot};
 use crate::guest::machine::{Accelerator, QEMU};
 use crate::setup;
-use crate::step::{At, quietly};
+use crate::step::{At, Result, quietly};
 
 /// A distribution's whole kernel: the small ones for clouds leave the controllers of real machines out.
 const FULL: KernelSpec = KernelSpec {
@@ -42,7 +42,7 @@ pub(super) struct Lab {
     initramfs: Initramfs,
     pub(super) accelerator: Accelerator,
     pub(super) cleave: PathBuf,
-    /// Of what is needed only while it runs: sockets, consoles, initramfs.
+    /// Holds files that are needed only during the run: sockets, consoles, initramfs.
     pub(super) folder: PathBuf,
     /// Filled with bytes that nothing below can leave out.
     pub(super) filled: PathBuf,
@@ -53,7 +53,7 @@ pub(super) struct Lab {
 }
 
 impl Lab {
-    pub(super) fn set_up(root: &Path, options: &Options) -> Result<Lab, String> {
+    pub(super) fn set_up(root: &Path, options: &Options) -> Result<Lab> {
         if cfg!(not(target_arch = "x86_64")) {
             return Err("the guests boot an x86-64 kernel and need an x86-64 machine".to_owned());
         }
@@ -62,13 +62,12 @@ impl Lab {
             return Err("a guest and its server need a CPU each; this machine has one".to_owned());
         }
         setup::provide(root)?;
-        let target = root.join("target");
-        // A check that the harness works takes what the tests have built already.
+        // A check that the harness works takes the programs that the tests have built already.
         let [cleave, _] = match options.smoke {
             true => built::programs(root)?,
             false => built::for_release(root)?,
         };
-        let folder = target.join("guest/bench");
+        let folder = root.join("target/guest/bench");
         std::fs::create_dir_all(&folder).at(&folder)?;
         let lock = lock(&folder.join("lock"))?;
         clean(&folder);
@@ -83,7 +82,7 @@ impl Lab {
             _lock: lock,
             image: kernel.quick_image(&folder)?,
             filled: random_file(&folder.join(format!("filled-{}M.img", bytes >> 20)), bytes)?,
-            devices: quietly(root, &[QEMU, "-device", "help"], &[])?,
+            devices: quietly(root, "{} -device help", &[&QEMU])?,
             kernel,
             initramfs,
             accelerator,
@@ -94,40 +93,37 @@ impl Lab {
 
     /// Why a subject cannot be measured here.
     pub(super) fn lacks(&self, subject: &Subject) -> Option<String> {
-        let Subject { driver, device, .. } = subject;
-        let release = &self.kernel.release;
-        if !self.kernel.has(driver) {
-            return Some(format!(
+        let (driver, device, release) = (&subject.driver, &subject.device, &self.kernel.release);
+        match self.devices.contains(&format!("name \"{device}\"")) {
+            _ if !self.kernel.has(driver) => Some(format!(
                 "the guest's kernel {release} has no driver `{driver}`"
-            ));
+            )),
+            false => Some(format!("this QEMU has no device `{device}`")),
+            true => None,
         }
-        let is_known = self.devices.contains(&format!("name \"{device}\""));
-        (!is_known).then(|| format!("this QEMU has no device `{device}`"))
     }
 
-    /// The initramfs of a guest with so many disks; written once.
-    pub(super) fn initramfs_for(&self, disks: usize) -> Result<PathBuf, String> {
+    /// How a guest with so many disks boots; its initramfs is written once.
+    pub(super) fn boot(&self, disks: usize) -> Result<Vec<String>> {
         let path = initramfs_path(&self.folder, disks);
         if !path.exists() {
+            let script = include_str!("scripts/bench.sh");
             let settings = format!("DISKS={disks}\n");
-            self.initramfs
-                .write(&path, include_str!("scripts/bench.sh"), &settings)?;
+            self.initramfs.write(&path, script, &settings, &[])?;
         }
-        Ok(path)
+        Ok(boot(&self.image, &path, ""))
     }
 
     /// A file of the disk's size without a block in it.
-    pub(super) fn thin(&self, bytes: u64) -> Result<PathBuf, String> {
+    pub(super) fn thin(&self, bytes: u64) -> Result<PathBuf> {
         let path = self.folder.join("thin.img");
-        File::create(&path)
-            .and_then(|file| file.set_len(bytes))
-            .at(&path)?;
-        Ok(path)
+        let file = File::create(&path).and_then(|file| file.set_len(bytes));
+        file.at(&path).map(|()| path)
     }
 }
 
 /// The kernel of the guests, downloaded where it is not there.
-pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel, String> {
+pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel> {
     Kernel::fetch(&root.join("target/guest/kernel-full"), &FULL)
 }
 
@@ -137,7 +133,7 @@ impl Drop for Lab {
     }
 }
 
-/// Takes away what a run writes for itself, 90 MB each; also what one that was killed left.
+/// Removes the initramfs files of a run, 90 MB each, also those of a run that was killed.
 fn clean(folder: &Path) {
     for disks in 0..16 {
         // A file that stays is only untidy.
@@ -149,7 +145,7 @@ fn initramfs_path(folder: &Path, disks: usize) -> PathBuf {
     folder.join(format!("bench-{disks}.initramfs"))
 }
 
-fn lock(path: &Path) -> Result<File, String> {
+fn lock(path: &Path) -> Result<File> {
     let file = File::create(path).at(path)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -165,7 +161,7 @@ fn accelerator(
     kernel: &Kernel,
     initramfs: &Initramfs,
     folder: &Path,
-) -> Result<Accelerator, String> {
+) -> Result<Accelerator> {
     if wanted == Wanted::Tcg {
         return Ok(Accelerator::Tcg);
     }

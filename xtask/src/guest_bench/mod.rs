@@ -8,15 +8,17 @@ mod rounds;
 mod stages;
 mod subject;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use serde_json::json;
 
+use crate::bench::Pace;
 use crate::guest::machine::{Accelerator, QEMU};
 use crate::report::{self, Run};
-use crate::step::quietly;
+use crate::step::{Result, quietly};
 use guest::{GUEST_CPU, SERVER_CPU};
 use lab::Lab;
 pub(crate) use lab::fetch_kernel;
@@ -65,9 +67,9 @@ enum Wanted {
 #[derive(Debug, Clone)]
 struct Effort {
     rounds: u32,
-    /// Of each figure.
+    /// Duration of each figure.
     seconds: f64,
-    /// Offered rates, in per cent of what the slowest emulated controller takes.
+    /// Offered rates, in per cent of the rate that the slowest emulated controller reaches.
     steps: &'static [u32],
     threads: &'static [u32],
     disk_bytes: u64,
@@ -99,71 +101,47 @@ impl Options {
     }
 
     fn effort(&self) -> Effort {
-        let (rounds, seconds, steps, threads, disk_mib, together_rounds): (
-            _,
-            _,
-            &[u32],
-            &[u32],
-            _,
-            _,
-        ) = match (self.smoke, self.quick) {
-            (true, _) => (1, 0.5, &[50], &[2], 64, 0),
-            (_, true) => (3, 0.8, &[33, 67, 100], &[2, 8, 20], 256, 1),
-            _ => (
-                5,
-                3.0,
-                &[20, 40, 60, 80, 100],
-                &[2, 4, 8, 12, 16, 20],
-                1024,
-                5,
-            ),
-        };
+        let pace = Pace::of(self.smoke, self.quick);
         Effort {
-            rounds: self.rounds.unwrap_or(rounds),
-            seconds,
-            steps,
-            threads,
-            disk_bytes: disk_mib << 20,
-            together_rounds,
+            rounds: self.rounds.unwrap_or(pace.pick(5, 3, 1)),
+            seconds: pace.pick(3.0, 0.8, 0.5),
+            steps: pace.pick(&[20, 40, 60, 80, 100], &[33, 67, 100], &[50]),
+            threads: pace.pick(&[2, 4, 8, 12, 16, 20], &[2, 8, 20], &[2]),
+            disk_bytes: pace.pick(1024, 256, 64) << 20,
+            together_rounds: pace.pick(5, 1, 0),
         }
     }
 }
 
 /// Measures, and leaves raw data and a page in `target/bench/guest` or where it was told.
-pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
+pub(crate) fn run(root: &Path, options: &Options) -> Result {
     let lab = Lab::set_up(root, options)?;
-    let out = options
-        .out
-        .clone()
-        .unwrap_or_else(|| root.join("target/bench/guest"));
+    let out = options.out.clone();
+    let out = out.unwrap_or_else(|| root.join("target/bench/guest"));
     let (release, accelerator) = (&lab.kernel.release, lab.accelerator.name());
     println!(
         "guest: Linux {release}, accelerator {accelerator}; its CPU on CPU {GUEST_CPU}, all that serves it on CPU {SERVER_CPU}"
     );
-    let version = quietly(root, &[QEMU, "--version"], &[])?;
+    let version = quietly(root, "{} --version", &[&QEMU])?;
     let facts = json!({
         "pinning": { "guest_cpu": GUEST_CPU, "server_cpu": SERVER_CPU }, "accelerator": accelerator,
         "guest_cpu": match lab.accelerator { Accelerator::Kvm => "KVM", Accelerator::Tcg => "emulated CPU" },
         "guest_kernel": release, "qemu": version.lines().next(),
     });
     let environment = report::environment(root, &lab.cleave, &facts);
-    let words: Vec<String> = std::env::args().skip(1).collect();
     let effort = options.effort();
     let asked = json!({
-        "words": words, "rounds": effort.rounds, "seconds": effort.seconds, "disk_bytes": effort.disk_bytes,
+        "rounds": effort.rounds, "seconds": effort.seconds, "disk_bytes": effort.disk_bytes,
         "accelerator": accelerator,
     });
-    let mut run = Run::create(&out, &environment, &asked)?;
+    let mut run = Run::create(&out, &environment, asked)?;
     let start = Instant::now();
     let measured = measure(&lab, options, &mut run);
     // The results so far are shown even if a full disk ended the run.
     let finished = measured.and_then(|gaps| run.finish().map(|_| gaps));
-    let page = report::draw(std::slice::from_ref(&out), &out)?;
-    println!(
-        "measured for {} s; {}",
-        start.elapsed().as_secs(),
-        page.display()
-    );
+    let page = report::draw(std::slice::from_ref(&out))?;
+    let seconds = start.elapsed().as_secs();
+    println!("measured for {seconds} s; {}", page.display());
     match finished? {
         // A report with a gap says so and is worth reading; a check that the harness works must not have one.
         gaps if gaps > 0 && options.smoke => Err(format!(
@@ -174,7 +152,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), String> {
 }
 
 /// How many controllers or turns are missing.
-fn measure(lab: &Lab, options: &Options, run: &mut Run) -> Result<usize, String> {
+fn measure(lab: &Lab, options: &Options, run: &mut Run) -> Result<usize> {
     let effort = options.effort();
     if effort.rounds < ROUNDS_MIN && !options.smoke {
         let rounds = effort.rounds;
@@ -200,16 +178,22 @@ fn measure(lab: &Lab, options: &Options, run: &mut Run) -> Result<usize, String>
         }
     }
     let missing = asked.len() - subjects.len();
-    let mut rounds = Rounds::new(lab, &effort, subjects, run);
+    let mut rounds = Rounds {
+        lab,
+        effort: &effort,
+        subjects,
+        run,
+        troubles: BTreeMap::new(),
+    };
     rounds.measure()?;
-    Ok(missing + rounds.troubles())
+    Ok(missing + rounds.troubles.values().sum::<usize>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Options, String> {
+    fn parse(line: &str) -> Result<Options> {
         let words = format!("guest-bench {line}");
         Options::try_parse_from(words.split_whitespace()).map_err(|error| error.to_string())
     }
@@ -229,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_the_choices() {
+    fn an_impossible_argument_is_refused_with_the_choices() {
         let why = parse("--only cleave,floppy").unwrap_err();
         assert!(
             why.contains("floppy") && why.contains("lsi53c895a"),

@@ -3,17 +3,19 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
+use itertools::Itertools;
 use serde::Deserialize;
 
-use crate::guest::machine::vhost_user_disk;
+use crate::guest::machine::VHOST_USER_DISK;
+use crate::step::{Result, words};
 
 /// A disk in a guest, by the way it is attached; the file says what the fields mean.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Subject {
-    /// As `--only` says it.
+    /// The name for `--only`.
     pub(super) name: String,
-    /// As raw data and figures say it.
+    /// The name in raw data and figures.
     pub(super) title: String,
     pub(super) class: String,
     pub(super) driver: String,
@@ -39,53 +41,52 @@ pub(super) static ALL: LazyLock<Vec<Subject>> = LazyLock::new(|| {
 });
 
 /// One of them by its name.
-pub(super) fn find(name: &str) -> Result<&'static Subject, String> {
+pub(super) fn find(name: &str) -> Result<&'static Subject> {
     ALL.iter().find(|one| one.name == name).ok_or_else(|| {
-        let names: Vec<&str> = ALL.iter().map(|one| one.name.as_str()).collect();
-        format!("there are {}", names.join(", "))
+        let names = ALL.iter().map(|one| &one.name).join(", ");
+        format!("there are {names}")
     })
 }
 
 /// A disk to be attached, in the order of the guest's numbering.
 pub(super) struct Attached<'a> {
     pub(super) image: &'a Path,
-    /// So many requests a second at most, of a disk that shows so many bytes.
+    /// The most requests a second, and the size that the disk shows, in bytes.
     pub(super) throttle: Option<(u32, u64)>,
     /// Whether other disks of the guest are on the same file: none of them is written then.
     pub(super) is_shared: bool,
 }
 
 impl Subject {
-    /// Its daemons' command lines, one for each disk; none where QEMU serves.
-    pub(super) fn daemons(
+    /// The command line of the daemon that serves a disk; none where QEMU serves.
+    pub(super) fn daemon(
         &self,
         cleave: &Path,
-        disks: &[(Attached<'_>, &Path)],
-    ) -> Vec<Vec<String>> {
-        let line = |(disk, socket): &(Attached<'_>, &Path)| match (&self.qemu, &self.cleave) {
+        disk: &Attached<'_>,
+        socket: &Path,
+    ) -> Option<Vec<String>> {
+        match (&self.qemu, &self.cleave) {
             (Some(_), _) => None,
             (None, None) => Some(qsd_line(disk, socket)),
             (None, Some(options)) => Some(cleave_line(cleave, options, disk, socket)),
-        };
-        disks.iter().filter_map(line).collect()
+        }
     }
 
-    /// QEMU's words for its disks.
+    /// QEMU's words for its disks, each with the socket of its daemon.
     pub(super) fn devices(&self, disks: &[(Attached<'_>, &Path)]) -> Vec<String> {
-        let Some(controller) = &self.qemu else {
-            let attach = |(n, (_, socket)): (usize, &(Attached<'_>, &Path))| {
-                vhost_user_disk(&format!("disk{n}"), socket, 1)
-            };
-            return disks.iter().enumerate().flat_map(attach).collect();
-        };
-        let mut words = controller.clone();
-        for (n, (disk, _)) in disks.iter().enumerate() {
+        let mut line = self.qemu.clone().unwrap_or_default();
+        for (n, (disk, socket)) in disks.iter().enumerate() {
+            if self.qemu.is_none() {
+                let id = format!("disk{n}");
+                line.extend(words(VHOST_USER_DISK, &[&id, &socket.display(), &id, &1]));
+                continue;
+            }
             let (node, number) = (format!("node{n}"), n.to_string());
-            words.extend(block_nodes("-", disk, n, &node));
+            line.extend(block_nodes("-", disk, n, &node));
             let device = self.disk.replace("{node}", &node).replace("{n}", &number);
-            words.extend(["-device".to_owned(), device]);
+            line.extend(words("-device {}", &[&device]));
         }
-        words
+        line
     }
 
     /// Whether QEMU does the I/O in its main loop.
@@ -98,7 +99,7 @@ impl Subject {
         self.io_thread.then_some("IO io")
     }
 
-    /// Whether it is ours.
+    /// Whether our daemon serves it.
     pub(super) fn is_cleave(&self) -> bool {
         self.cleave.is_some()
     }
@@ -106,42 +107,33 @@ impl Subject {
 
 /// QEMU's words for a file, behind a throttle where it is to be slow. QEMU takes one dash, its daemon two.
 fn block_nodes(dash: &str, disk: &Attached<'_>, n: usize, name: &str) -> Vec<String> {
-    let file = match disk.throttle {
-        Some(_) => format!("file{n}"),
-        None => name.to_owned(),
-    };
-    let locking = if disk.is_shared { "off" } else { "auto" };
     // A comma in a path is doubled, or it would begin the next property.
     let path = disk.image.to_string_lossy().replace(',', ",,");
-    let mut words = vec![
-        format!("{dash}blockdev"),
+    let locking = if disk.is_shared { "off" } else { "auto" };
+    let file = |node: &str| {
         format!(
-            "driver=file,node-name={file},filename={path},cache.direct=on,aio=io_uring,locking={locking}"
-        ),
-    ];
-    if let Some((iops, bytes)) = disk.throttle {
-        let group = format!(
-            r#"{{"qom-type":"throttle-group","id":"slow{n}","limits":{{"iops-total":{iops}}}}}"#
-        );
-        let cut = format!("driver=raw,node-name=cut{n},size={bytes},file={file}");
-        let throttle =
-            format!("driver=throttle,node-name={name},throttle-group=slow{n},file=cut{n}");
-        let [object, node] = ["object", "blockdev"].map(|word| format!("{dash}{word}"));
-        words.extend([object, group, node.clone(), cut, node, throttle]);
-    }
-    words
+            "{dash}blockdev driver=file,node-name={node},filename={{}},cache.direct=on,aio=io_uring,locking={locking}"
+        )
+    };
+    let Some((iops, bytes)) = disk.throttle else {
+        return words(&file(name), &[&path]);
+    };
+    let line = format!(
+        "{} {dash}object {{}} {dash}blockdev driver=raw,node-name=cut{n},size={bytes},file=file{n} \
+         {dash}blockdev driver=throttle,node-name={name},throttle-group=slow{n},file=cut{n}",
+        file(&format!("file{n}"))
+    );
+    let limits = format!(r#"{{"iops-total":{iops}}}"#);
+    let group = format!(r#"{{"qom-type":"throttle-group","id":"slow{n}","limits":{limits}}}"#);
+    words(&line, &[&path, &group])
 }
 
 fn qsd_line(disk: &Attached<'_>, socket: &Path) -> Vec<String> {
-    let mut words = vec!["qemu-storage-daemon".to_owned()];
-    words.extend(block_nodes("--", disk, 0, "node0"));
-    let export =
-        "type=vhost-user-blk,id=disk,node-name=node0,writable=on,num-queues=1,addr.type=unix";
-    words.extend([
-        "--export".to_owned(),
-        format!("{export},addr.path={}", socket.display()),
-    ]);
-    words
+    let mut line = words("qemu-storage-daemon", &[]);
+    line.extend(block_nodes("--", disk, 0, "node0"));
+    let export = "--export type=vhost-user-blk,id=disk,node-name=node0,writable=on,num-queues=1,addr.type=unix,addr.path={}";
+    line.extend(words(export, &[&socket.display()]));
+    line
 }
 
 fn cleave_line(
@@ -150,19 +142,8 @@ fn cleave_line(
     disk: &Attached<'_>,
     socket: &Path,
 ) -> Vec<String> {
-    let mut words = vec![program.to_string_lossy().into_owned()];
-    let fixed = "serve --queues 1 --workers 1 --log warn";
-    words.extend(
-        fixed
-            .split(' ')
-            .map(str::to_owned)
-            .chain(options.iter().cloned()),
-    );
-    if disk.is_shared {
-        words.push("--read-only".to_owned());
-    }
     let spec = match disk.throttle {
-        None => disk.image.to_string_lossy().into_owned(),
+        None => disk.image.display().to_string(),
         // A modelled drive of one channel answers at that rate.
         Some((iops, bytes)) => {
             let us = 1_000_000 / iops.max(1);
@@ -170,12 +151,10 @@ fn cleave_line(
             format!("model:custom,size={bytes},{shape},read_us={us},write_us={us}")
         }
     };
-    let socket = socket.to_string_lossy().into_owned();
-    words.extend([
-        "--disk".to_owned(),
-        spec,
-        "--socket-path".to_owned(),
-        socket,
-    ]);
-    words
+    let read_only = if disk.is_shared { " --read-only" } else { "" };
+    let line = format!(
+        "{{}} serve --queues 1 --workers 1 --log warn{read_only} --disk {{}} --socket-path {{}}"
+    );
+    let line = words(&line, &[&program.display(), &spec, &socket.display()]);
+    [&line, options].concat()
 }

@@ -11,16 +11,17 @@ use super::rounds::{Rounds, number};
 #[serde(deny_unknown_fields)]
 pub(super) struct View {
     name: String,
-    /// With `{each}`.
+    /// May contain `{each}`.
     title: String,
     /// Instead of the section's suite.
     pub(super) suite: Option<String>,
-    each: Option<String>,
-    /// Behind the section's.
+    #[serde(default)]
+    each: String,
+    /// Appended to the section's subtitle.
     #[serde(default)]
     subtitle: String,
     columns: usize,
-    /// How it is read, and what it does not show.
+    /// How to read the figure, and its limits.
     reads: String,
     hides: String,
     panel: Vec<PanelView>,
@@ -30,33 +31,36 @@ pub(super) struct View {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PanelView {
-    /// With `{each}`.
+    /// May contain `{each}`.
     title: String,
-    each: Option<String>,
+    #[serde(default)]
+    each: String,
     #[serde(default, rename = "where")]
     conditions: Vec<String>,
     kind: Kind,
     /// The horizontal axis: a label, and an expression where `kind` is lines.
     #[serde(default)]
     x: String,
-    at: Option<String>,
     #[serde(default)]
-    x_scale: AxisScale,
+    at: String,
+    #[serde(default = "linear", with = "AxisScale")]
+    x_scale: Scale,
     /// The vertical one.
     y: String,
-    of: Option<String>,
     #[serde(default)]
-    y_scale: AxisScale,
+    of: String,
+    #[serde(default = "linear", with = "AxisScale")]
+    y_scale: Scale,
     /// Whether all panels that `each` makes reach as far.
     #[serde(default)]
     has_common_y: bool,
-    /// A subject that values are divided by, round by round; what remains is shown in per cent above it.
+    /// A subject that values are divided by, round by round; the rest is shown in per cent above it.
     above: Option<String>,
     #[serde(default = "point")]
     groups: String,
     #[serde(default = "subject")]
     series: String,
-    /// Of stacked bars: `name | expression`.
+    /// The parts of stacked bars: `name | expression`.
     #[serde(default)]
     parts: Vec<String>,
 }
@@ -71,14 +75,17 @@ enum Kind {
     Dots,
 }
 
-#[derive(Deserialize, Clone, Copy, Default)]
-#[serde(rename_all = "lowercase")]
+#[derive(Deserialize)]
+#[serde(remote = "Scale", rename_all = "lowercase")]
 enum AxisScale {
-    #[default]
     Linear,
     Log2,
     Log10,
     Bytes,
+}
+
+fn linear() -> Scale {
+    Scale::Linear
 }
 
 fn point() -> String {
@@ -92,76 +99,58 @@ fn subject() -> String {
 impl View {
     /// Only those of which something was measured.
     pub(super) fn figures(&self, rounds: &Rounds<'_>, subtitle: &str) -> Vec<Figure> {
-        let parts = divided(rounds, self.each.as_deref());
-        let figures = parts
-            .into_iter()
-            .enumerate()
-            .map(|(number, (each, rounds))| Figure {
-                name: self
-                    .name
-                    .replace("{number}", &number.to_string())
-                    .replace("{each}", &each),
+        let parts = rounds.divided(&self.each).into_iter().enumerate();
+        let figures = parts.map(|(number, (each, rounds))| {
+            let name = self.name.replace("{number}", &number.to_string());
+            let panels = self.panel.iter().flat_map(|view| view.panels(&rounds));
+            Figure {
+                name: name.replace("{each}", &each),
                 title: self.title.replace("{each}", &each),
                 subtitle: format!("{subtitle}{}", self.subtitle),
                 columns: self.columns,
-                panels: self
-                    .panel
-                    .iter()
-                    .flat_map(|view| view.panels(&rounds))
-                    .collect(),
+                panels: panels.collect(),
                 reads: self.reads.clone(),
                 hides: self.hides.clone(),
-            });
+            }
+        });
         figures.filter(|figure| !figure.panels.is_empty()).collect()
     }
-}
-
-/// The lines by the texts of a template; all under an empty text without one.
-fn divided<'a>(rounds: &Rounds<'a>, template: Option<&str>) -> Vec<(String, Rounds<'a>)> {
-    let Some(template) = template else {
-        return vec![(String::new(), rounds.clone())];
-    };
-    let texts = rounds.texts(template).into_iter();
-    texts
-        .map(|text| (text.clone(), rounds.that_say(template, &text)))
-        .collect()
 }
 
 impl PanelView {
     fn panels(&self, rounds: &Rounds<'_>) -> Vec<Panel> {
         let rounds = rounds.only(&self.conditions);
-        if rounds.lines.is_empty() {
-            return Vec::new();
-        }
-        let of = self.of.as_deref().unwrap_or_default();
-        let values = rounds.lines.iter().filter_map(|line| number(line, of));
+        let values = rounds
+            .lines
+            .iter()
+            .filter_map(|line| number(line, &self.of));
         let most = self.has_common_y.then(|| values.fold(0.0, f64::max));
-        let each = divided(&rounds, self.each.as_deref()).into_iter();
-        each.map(|(each, rounds)| {
-            let y = Axis::new(&self.y, self.y_scale.scale());
+        let each = rounds.divided(&self.each).into_iter();
+        let panels = each.map(|(each, rounds)| {
+            let y = Axis::new(&self.y, self.y_scale);
             Panel {
                 title: self.title.replace("{each}", &each),
-                x: Axis::new(&self.x, self.x_scale.scale()),
+                x: Axis::new(&self.x, self.x_scale),
                 y: match most {
                     Some(most) => y.up_to(most),
                     None => y,
                 },
                 marks: self.marks(&rounds),
             }
-        })
-        .collect()
+        });
+        panels.collect()
     }
 
     fn marks(&self, rounds: &Rounds<'_>) -> Marks {
+        let groups = rounds.texts(&self.groups);
+        let bars = |own: &Rounds<'_>| {
+            let groups = groups.iter().map(|group| own.that_say(&self.groups, group));
+            groups.map(|own| self.value(rounds, &own)).collect()
+        };
         match self.kind {
             Kind::Bars => Marks::Bars {
-                groups: rounds.texts(&self.groups),
-                series: self.series(rounds, |own| {
-                    let groups = rounds.texts(&self.groups).into_iter();
-                    groups
-                        .map(|group| self.value(rounds, &own.that_say(&self.groups, &group)))
-                        .collect()
-                }),
+                series: self.series(rounds, bars),
+                groups,
             },
             Kind::Lines => Marks::Lines(self.series(rounds, |own| self.line(rounds, own))),
             Kind::Dots => Marks::Dots(self.series(rounds, dots)),
@@ -174,17 +163,16 @@ impl PanelView {
         rounds: &Rounds<'_>,
         points: impl Fn(&Rounds<'_>) -> Vec<T>,
     ) -> Vec<Series<T>> {
-        let all = divided(rounds, Some(&self.series)).into_iter();
+        let all = rounds.divided(&self.series).into_iter();
         let all = all.map(|(name, own)| Series::new(name, points(&own)));
         all.filter(|series| !series.points.is_empty()).collect()
     }
 
-    /// From left to right, a point of the suite each.
+    /// The points of the suite, from left to right.
     fn line(&self, rounds: &Rounds<'_>, own: &Rounds<'_>) -> Vec<(f64, Spread)> {
-        let at = self.at.as_deref().unwrap_or_default();
-        let points = own.points().into_iter().filter_map(|point| {
-            let here = own.that_say("{point}", &point);
-            Some((here.spread(at)?.median, self.value(rounds, &here)?))
+        let points = own.divided("{point}").into_iter();
+        let points = points.filter_map(|(_, here)| {
+            Some((here.spread(&self.at)?.median, self.value(rounds, &here)?))
         });
         let mut points: Vec<_> = points.collect();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -192,33 +180,26 @@ impl PanelView {
     }
 
     fn value(&self, rounds: &Rounds<'_>, own: &Rounds<'_>) -> Option<Spread> {
-        let of = self.of.as_deref().unwrap_or_default();
         let Some(base) = &self.above else {
-            return own.spread(of);
+            return own.spread(&self.of);
         };
         let base = rounds.at(own.points().first()?, base);
-        let ratio = own.ratio(&base, of).filter(|_| base.lines != own.lines)?;
+        let ratio = own
+            .ratio(&base, &self.of)
+            .filter(|_| base.lines != own.lines)?;
         Some(ratio.map(|ratio| (ratio - 1.0) * 100.0))
     }
 
     fn stacked(&self, rounds: &Rounds<'_>) -> Marks {
-        let bars = divided(rounds, Some(&self.groups));
+        let (bars, owns): (Vec<_>, Vec<_>) = rounds.divided(&self.groups).into_iter().unzip();
         let parts = self.parts.iter().filter_map(|part| part.split_once(" | "));
         let parts = parts.map(|(name, of)| {
             let median = |own: &Rounds<'_>| own.spread(of).map_or(0.0, |spread| spread.median);
-            Series::new(
-                name,
-                bars.iter()
-                    .map(|(_, own)| median(own))
-                    .collect::<Vec<f64>>(),
-            )
+            Series::new(name, owns.iter().map(median).collect())
         });
-        Marks::Stacked {
-            parts: parts
-                .filter(|part| part.points.iter().any(|value| *value > 0.0))
-                .collect(),
-            bars: bars.into_iter().map(|(name, _)| name).collect(),
-        }
+        let is_seen = |part: &Series<f64>| part.points.iter().any(|value| *value > 0.0);
+        let parts = parts.filter(is_seen).collect();
+        Marks::Stacked { bars, parts }
     }
 }
 
@@ -234,15 +215,4 @@ fn dots(own: &Rounds<'_>) -> Vec<(f64, f64)> {
         }
     }
     found
-}
-
-impl AxisScale {
-    fn scale(self) -> Scale {
-        match self {
-            AxisScale::Linear => Scale::Linear,
-            AxisScale::Log2 => Scale::Log2,
-            AxisScale::Log10 => Scale::Log10,
-            AxisScale::Bytes => Scale::Bytes,
-        }
-    }
 }

@@ -10,34 +10,35 @@ mod view;
 
 use std::path::{Path, PathBuf};
 
-use crate::step::At as _;
+use crate::step::{At, Result};
 
 use cleave_chart::{self as chart, Spread};
 pub(crate) use run::{DISTURBED, Recorded, Run, environment, merged};
 use view::Section;
 
-/// What the page shows of a run. A suite without lines has no section.
+/// The sections that the page shows of a run. A suite without lines has no section.
 fn sections(run: &Recorded) -> Vec<Section> {
     let views = view::SECTIONS.iter();
     views.filter_map(|view| view.section(run)).collect()
 }
 
-/// Draws recorded runs side by side: the figures as files beside each run's raw data, and one page in `to`, which is
-/// returned.
-pub(crate) fn draw(folders: &[PathBuf], to: &Path) -> Result<PathBuf, String> {
+/// Draws recorded runs side by side: the figures as files beside each run's raw data, and one page in the first folder,
+/// which is returned.
+pub(crate) fn draw(folders: &[PathBuf]) -> Result<PathBuf> {
+    let first = folders.first().ok_or("name the folder of a run")?;
     let runs = folders.iter().map(|folder| Recorded::read(folder));
-    let runs = runs.collect::<Result<Vec<Recorded>, String>>()?;
+    let runs = runs.collect::<Result<Vec<Recorded>>>()?;
     let drawn: Vec<Vec<Section>> = runs.iter().map(sections).collect();
     for (run, sections) in runs.iter().zip(&drawn) {
         keep_figures(run, sections)?;
     }
-    let page = to.join("report.html");
+    let page = first.join("report.html");
     std::fs::write(&page, page::html(&runs, &drawn)).at(&page)?;
     Ok(page)
 }
 
 /// The rows T1 to T12 of a run, for the terminal.
-pub(crate) fn print_verdicts(folder: &Path) -> Result<(), String> {
+pub(crate) fn print_verdicts(folder: &Path) -> Result {
     for section in sections(&Recorded::read(folder)?) {
         for verdict in section.verdicts {
             println!("{verdict}");
@@ -46,17 +47,8 @@ pub(crate) fn print_verdicts(folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// `cargo xtask report DIR…`
-pub(crate) fn again(folders: &[PathBuf]) -> Result<(), String> {
-    let first = folders
-        .first()
-        .ok_or("name the folder of a run, or several")?;
-    println!("{}", draw(folders, first)?.display());
-    Ok(())
-}
-
 /// Writes the figures as files. One of an earlier run does not stay where the suite was disturbed.
-fn keep_figures(run: &Recorded, sections: &[Section]) -> Result<(), String> {
+fn keep_figures(run: &Recorded, sections: &[Section]) -> Result {
     let folder = run.folder.join("figures");
     std::fs::create_dir_all(&folder).at(&folder)?;
     for section in sections {
@@ -84,7 +76,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("xtask-report-{}", std::process::id()));
         let figure = folder.join("figures/t1-transport.svg");
         for is_disturbed in [false, true] {
-            let mut run = Run::create(&folder, &json!({}), &json!({})).unwrap();
+            let mut run = Run::create(&folder, &json!({}), json!({})).unwrap();
             for round in 1..=5 {
                 for (subject, iops) in [("qemu-storage-daemon", 1.0), ("cleave adaptive", 9.0)] {
                     let line = json!({
@@ -99,7 +91,7 @@ mod tests {
                     .unwrap();
             }
             run.finish().unwrap();
-            draw(std::slice::from_ref(&folder), &folder).unwrap();
+            draw(std::slice::from_ref(&folder)).unwrap();
             let sections = sections(&Recorded::read(&folder).unwrap());
             let verdicts = sections.iter().flat_map(|section| &section.verdicts);
             let is_passed = verdicts

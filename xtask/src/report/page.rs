@@ -1,5 +1,6 @@
 //! The page: figures within it, nothing fetched from outside, readable where it is copied to.
 
+use itertools::Itertools;
 use serde_json::Value;
 
 use super::Recorded;
@@ -26,22 +27,14 @@ pub(super) fn html(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
     out.extend(runs.iter().map(state));
     out += &verdicts(runs, drawn);
     // Sections of all runs, each once, in the order of the page.
-    let mut ids: Vec<(&str, &str)> = Vec::new();
-    for section in drawn.iter().flatten() {
-        if ids.iter().all(|(id, _)| *id != section.id) {
-            ids.push((&section.id, &section.title));
-        }
-    }
-    let links = ids
-        .iter()
-        .map(|(id, title)| format!("<a href=\"#{id}\">{}</a>", escaped(title)));
-    out += &format!("<nav>{}</nav>\n", links.collect::<String>());
-    for (id, _) in &ids {
+    let all = drawn.iter().flatten().unique_by(|section| &section.id);
+    let link = |one: &Section| format!("<a href=\"#{}\">{}</a>", one.id, escaped(&one.title));
+    out += &format!("<nav>{}</nav>\n", all.clone().map(link).join(""));
+    for Section { id, .. } in all {
         for (run, sections) in runs.iter().zip(drawn) {
-            let whose = if runs.len() > 1 {
-                format!(" · {}", run.name())
-            } else {
-                String::new()
+            let whose = match runs {
+                [_] => String::new(),
+                _ => format!(" · {}", run.name()),
             };
             let own = sections.iter().filter(|section| section.id == *id);
             out.extend(own.map(|own| section(&whose, own)));
@@ -75,36 +68,27 @@ fn state(run: &Recorded) -> String {
 
 /// The rows T1 to T12, with a column for each run.
 fn verdicts(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
-    let columns = drawn
-        .iter()
-        .map(|sections| sections.iter().flat_map(|own| &own.verdicts));
+    let columns = drawn.iter();
+    let columns = columns.map(|sections| sections.iter().flat_map(|own| &own.verdicts));
     let columns: Vec<Vec<&Verdict>> = columns.map(Iterator::collect).collect();
-    let is_same = |one: &Verdict, other: &Verdict| (&one.id, &one.what) == (&other.id, &other.what);
-    let mut rows: Vec<&Verdict> = Vec::new();
-    for verdict in columns.iter().flatten() {
-        if !rows.iter().any(|row| is_same(row, verdict)) {
-            rows.push(verdict);
-        }
-    }
+    let key = |row: &Verdict| (row.id.clone(), row.what.clone());
+    let rows = columns.iter().flatten().unique_by(|row| key(row));
+    let rows = rows.sorted_by_key(|row| row.id[1..].parse().unwrap_or(u32::MAX));
+    let rows = rows.collect_vec();
     if rows.is_empty() {
         return String::new();
     }
-    rows.sort_by_key(|row| row.id[1..].parse().unwrap_or(u32::MAX));
-    let names = runs
-        .iter()
-        .map(|run| format!("<th>{}</th>", escaped(&run.name())));
-    let row = |row: &&Verdict| {
+    let names = runs.iter();
+    let names = names.map(|run| format!("<th>{}</th>", escaped(&run.name())));
+    let row = |row: &&&Verdict| {
         let cells = columns.iter().map(|column| {
-            let own = column.iter().find(|verdict| is_same(verdict, row));
+            let own = column.iter().find(|verdict| key(verdict) == key(row));
             let text = own.map_or("not measured".to_owned(), |own| measured(own));
             format!("<td>{text}</td>")
         });
-        let (id, what, aim) = (&row.id, escaped(&row.what), escaped(&row.aim));
+        let (id, must, what, aim) = (&row.id, row.must, escaped(&row.what), escaped(&row.aim));
         let cells: String = cells.collect();
-        format!(
-            "<tr><td>{id}</td><td>{what}</td><td>{}</td><td>{aim}</td>{cells}</tr>\n",
-            row.must
-        )
+        format!("<tr><td>{id}</td><td>{what}</td><td>{must}</td><td>{aim}</td>{cells}</tr>\n")
     };
     format!(
         "<h2 id=\"verdicts\">What it must show</h2>\n<p>Each figure is the median of the ratios of rounds that were \
@@ -135,12 +119,8 @@ fn measured(verdict: &Verdict) -> String {
 fn section(whose: &str, section: &Section) -> String {
     let title = escaped(&format!("{}{whose}", section.title));
     let mut out = format!("<h2 id=\"{}\">{title}</h2>\n", section.id);
-    out.extend(
-        section
-            .notes
-            .iter()
-            .map(|note| format!("<p>{}</p>\n", escaped(note))),
-    );
+    let notes = section.notes.iter();
+    out.extend(notes.map(|note| format!("<p>{}</p>\n", escaped(note))));
     let figures = section.figures.iter().map(chart::svg);
     out.extend(figures.map(|svg| format!("<figure>\n{svg}</figure>\n")));
     for Table { title, head, rows } in &section.tables {
@@ -152,17 +132,16 @@ fn section(whose: &str, section: &Section) -> String {
 
 fn table(head: Option<&Vec<String>>, rows: &[Vec<String>]) -> String {
     let row = |cells: &Vec<String>, tag: &str| {
-        let cells = cells
-            .iter()
-            .map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
-        format!("<tr>{}</tr>\n", cells.collect::<String>())
+        let cells = cells.iter();
+        let mut cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
+        format!("<tr>{}</tr>\n", cells.join(""))
     };
     let head = head.map(|head| row(head, "th")).unwrap_or_default();
     let rows: String = rows.iter().map(|cells| row(cells, "td")).collect();
     format!("<table>\n{head}{rows}</table>\n")
 }
 
-/// The machine that a run was made on, and what was asked for.
+/// The machine that a run was made on, and the arguments of the run.
 fn machine(run: &Recorded) -> String {
     let asked = [("asked for".to_owned(), &run.asked)];
     let facts = run.environment.as_object().into_iter().flatten();
@@ -172,11 +151,8 @@ fn machine(run: &Recorded) -> String {
         vec![name, text.unwrap_or_else(|| value.to_string())]
     };
     let rows: Vec<Vec<String>> = facts.chain(asked).map(row).collect();
-    format!(
-        "<h2>The machine · {}</h2>\n{}",
-        escaped(&run.name()),
-        table(None, &rows)
-    )
+    let (name, table) = (escaped(&run.name()), table(None, &rows));
+    format!("<h2>The machine · {name}</h2>\n{table}")
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
-//! Raw lines by point, subject and round: medians, and ratios of what was measured side by side.
+//! Raw lines by point, subject and round: medians, and ratios of figures that were measured side by side.
 //!
 //! A line has `point` and `subject` (words), `round` (a number) and `result` (an object of numbers). Views name what they
 //! want of a result by an expression: fields and numbers with operators between them, applied from left to right.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use itertools::Itertools;
 use serde_json::Value;
 
 use super::{Recorded, Spread};
@@ -16,7 +18,7 @@ pub(super) struct Rounds<'a> {
 }
 
 impl<'a> Rounds<'a> {
-    /// Of a suite; none where it left nothing.
+    /// The lines of a suite; none where it left nothing.
     pub(super) fn of(run: &'a Recorded, suite: &str) -> Option<Rounds<'a>> {
         let lines = run.of(suite);
         (!lines.is_empty()).then_some(Rounds { lines })
@@ -24,32 +26,25 @@ impl<'a> Rounds<'a> {
 
     /// The lines for which all of the conditions hold.
     pub(super) fn only(&self, conditions: &[String]) -> Rounds<'a> {
-        let holds = |line: &&Value| conditions.iter().all(|condition| holds(line, condition));
-        Rounds {
-            lines: self.lines.iter().copied().filter(holds).collect(),
-        }
+        self.filter(|line| conditions.iter().all(|condition| holds(line, condition)))
     }
 
     /// All texts that a template makes of the lines, in the order in which they were measured.
     pub(super) fn texts(&self, template: &str) -> Vec<String> {
-        let mut texts: Vec<String> = Vec::new();
-        for line in &self.lines {
-            let text = filled(template, line);
-            if !texts.contains(&text) {
-                texts.push(text);
-            }
-        }
-        texts
+        let texts = self.lines.iter().map(|line| filled(template, line));
+        texts.unique().collect()
+    }
+
+    /// The lines by such texts; an empty template makes an empty text of all.
+    pub(super) fn divided(&self, template: &str) -> Vec<(String, Rounds<'a>)> {
+        let texts = self.texts(template).into_iter();
+        let parts = texts.map(|text| (text.clone(), self.that_say(template, &text)));
+        parts.collect()
     }
 
     /// The lines of which a template makes this text.
     pub(super) fn that_say(&self, template: &str, text: &str) -> Rounds<'a> {
-        let lines = self.lines.iter().copied();
-        Rounds {
-            lines: lines
-                .filter(|line| filled(template, line) == text)
-                .collect(),
-        }
+        self.filter(|line| filled(template, line) == text)
     }
 
     pub(super) fn points(&self) -> Vec<String> {
@@ -61,10 +56,13 @@ impl<'a> Rounds<'a> {
     }
 
     pub(super) fn at(&self, point: &str, subject: &str) -> Rounds<'a> {
-        let own = |line: &&Value| line["point"] == point && line["subject"] == subject;
-        Rounds {
-            lines: self.lines.iter().copied().filter(own).collect(),
-        }
+        self.filter(|line| line["point"] == point && line["subject"] == subject)
+    }
+
+    fn filter(&self, is_wanted: impl Fn(&Value) -> bool) -> Rounds<'a> {
+        let lines = self.lines.iter().copied();
+        let lines = lines.filter(|line| is_wanted(line)).collect();
+        Rounds { lines }
     }
 
     /// Median, minimum and maximum over all of the lines.
@@ -73,7 +71,7 @@ impl<'a> Rounds<'a> {
         Spread::of(&values.collect::<Vec<f64>>())
     }
 
-    /// Of the rounds that both have: these lines by `base`, one by one.
+    /// The ratios of these lines to those of `base`, in each of the rounds that both have.
     pub(super) fn ratio(&self, base: &Rounds<'_>, of: &str) -> Option<Spread> {
         let base = base.by_round(of);
         let own = self.by_round(of).into_iter();
@@ -139,13 +137,11 @@ pub(super) fn filled(template: &str, line: &Value) -> String {
 /// `field=text`, `field!=text`, `field=front*`, `field=*end|another`, `field<=number`, `field>=number`; a template may stand
 /// for the field.
 fn holds(line: &Value, condition: &str) -> bool {
-    for (sign, is_least) in [("<=", false), (">=", true)] {
+    for (sign, wrong) in [("<=", Ordering::Greater), (">=", Ordering::Less)] {
         if let Some((field, bound)) = condition.split_once(sign) {
-            let pair = number(line, field).zip(bound.parse::<f64>().ok());
-            return pair.is_some_and(|(value, bound)| match is_least {
-                true => value >= bound,
-                false => value <= bound,
-            });
+            let bound: Option<f64> = bound.parse().ok();
+            let order = number(line, field).and_then(|value| value.partial_cmp(&bound?));
+            return order.is_some_and(|order| order != wrong);
         }
     }
     let Some((field, pattern)) = condition.split_once('=') else {
@@ -155,37 +151,33 @@ fn holds(line: &Value, condition: &str) -> bool {
         Some(field) => (field, false),
         None => (field, true),
     };
-    let text = match field.starts_with('{') {
-        true => filled(field, line),
-        false => filled(&format!("{{{field}}}"), line),
+    let template = match field.starts_with('{') {
+        true => field.to_owned(),
+        false => format!("{{{field}}}"),
     };
-    matches(&text, pattern) == is_wanted
+    matches(&filled(&template, line), pattern) == is_wanted
 }
 
 /// Whether a text is one of several, of which each may have a `*`.
 pub(super) fn matches(text: &str, patterns: &str) -> bool {
-    patterns
-        .split('|')
-        .any(|pattern| match pattern.split_once('*') {
-            None => text == pattern,
-            Some((front, end)) => {
-                text.len() >= front.len() + end.len()
-                    && text.starts_with(front)
-                    && text.ends_with(end)
-            }
-        })
+    let is_it = |pattern: &str| match pattern.split_once('*') {
+        None => text == pattern,
+        Some((front, end)) => text
+            .strip_prefix(front)
+            .is_some_and(|rest| rest.ends_with(end)),
+    };
+    patterns.split('|').any(is_it)
 }
 
 /// A number as a table shows it, with its spread.
 pub(super) fn said(spread: Option<Spread>, digits: usize) -> String {
-    match spread {
-        None => "–".to_owned(),
-        Some(Spread {
-            median, count: 1, ..
-        }) => format!("{median:.digits$}"),
-        Some(Spread {
-            median, min, max, ..
-        }) => format!("{median:.digits$} ({min:.digits$}–{max:.digits$})"),
+    let Some(spread) = spread else {
+        return "–".to_owned();
+    };
+    let shown = [spread.median, spread.min, spread.max].map(|value| format!("{value:.digits$}"));
+    match (shown, spread.count) {
+        ([median, ..], 1) => median,
+        ([median, min, max], _) => format!("{median} ({min}–{max})"),
     }
 }
 
@@ -235,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_go_from_left_to_right_and_miss_what_is_missing() {
+    fn expressions_go_from_left_to_right_and_a_missing_field_makes_none() {
         let line = json!({"depth": 4, "result": {"iops": 10.0, "user": 0.25, "cpu": 8.0}});
         let table = [
             ("iops / 1e3", Some(0.01)),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::step::{At as _, quietly};
+use crate::step::{At, Result, quietly};
 
 /// A warning that begins so takes a suite's ratios and figures out of the report.
 pub(crate) const DISTURBED: &str = "disturbed";
@@ -19,8 +19,8 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Makes the folder; an older run in it is replaced. `begin` says what was asked for.
-    pub(crate) fn create(folder: &Path, environment: &Value, begin: &Value) -> Result<Run, String> {
+    /// Makes the folder; an older run in it is replaced. Beside the command line stands what it was taken for.
+    pub(crate) fn create(folder: &Path, environment: &Value, asked: Value) -> Result<Run> {
         std::fs::create_dir_all(folder).at(folder)?;
         let text = format!("{environment:#}\n");
         std::fs::write(folder.join("environment.json"), text).at(folder)?;
@@ -33,7 +33,9 @@ impl Run {
             results,
             bytes: 0,
         };
-        run.write(&json!({ "kind": "begin", "asked": begin }))?;
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        let asked = merged(asked, &json!({ "words": words }));
+        run.write(&json!({ "kind": "begin", "asked": asked }))?;
         Ok(run)
     }
 
@@ -43,30 +45,28 @@ impl Run {
     }
 
     /// A measurement of a suite, with all that is needed to argue with it: command, parameters, round.
-    pub(crate) fn note(&mut self, suite: &str, line: &Value) -> Result<(), String> {
-        self.write(&merged(
-            json!({ "kind": "measurement", "suite": suite }),
-            line,
-        ))
+    pub(crate) fn note(&mut self, suite: &str, line: &Value) -> Result {
+        let kind = json!({ "kind": "measurement", "suite": suite });
+        self.write(&merged(kind, line))
     }
 
     /// Something that a reader must know about a suite; printed too.
-    pub(crate) fn warn(&mut self, suite: &str, text: &str) -> Result<(), String> {
+    pub(crate) fn warn(&mut self, suite: &str, text: &str) -> Result {
         println!("warning: {suite}: {text}");
         self.write(&json!({ "kind": "warning", "suite": suite, "text": text }))
     }
 
     /// All that was asked for has been measured.
-    pub(crate) fn finish(mut self) -> Result<PathBuf, String> {
+    pub(crate) fn finish(mut self) -> Result<PathBuf> {
         self.write(&json!({ "kind": "end" }))?;
         Ok(self.folder)
     }
 
-    fn write(&mut self, line: &Value) -> Result<(), String> {
+    fn write(&mut self, line: &Value) -> Result {
         let text = format!("{line}\n");
         let written = self.results.write_all(text.as_bytes());
         if written.is_err() {
-            // A full disk may have taken half a line: what stays must be lines.
+            // A full disk may have taken half a line; only whole lines may stay.
             let _ = self.results.set_len(self.bytes);
         }
         self.bytes += text.len() as u64;
@@ -100,7 +100,7 @@ pub(crate) struct Recorded {
 
 impl Recorded {
     /// Reads a folder; only one without results is refused.
-    pub(crate) fn read(folder: &Path) -> Result<Recorded, String> {
+    pub(crate) fn read(folder: &Path) -> Result<Recorded> {
         let text = std::fs::read_to_string(folder.join("results.jsonl"))
             .map_err(|error| format!("{}: {error}; no run lies there", folder.display()))?;
         let environment = std::fs::read_to_string(folder.join("environment.json"));
@@ -147,10 +147,12 @@ impl Recorded {
     }
 }
 
-/// Kernel, processor, memory, versions, revision, and what else the caller knows.
+/// Kernel, processor, memory, versions, revision, and further facts that the caller knows.
 pub(crate) fn environment(root: &Path, program: &Path, more: &Value) -> Value {
-    let said = |words: &[&str]| {
-        let text = quietly(root, words, &[]).unwrap_or_else(|why| format!("unknown: {why}"));
+    let program = program.display().to_string();
+    let said = |line: &str| {
+        let text = quietly(root, line, &[&program]);
+        let text = text.unwrap_or_else(|why| format!("unknown: {why}"));
         text.lines().next().unwrap_or_default().to_owned()
     };
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -161,22 +163,22 @@ pub(crate) fn environment(root: &Path, program: &Path, more: &Value) -> Value {
         let value = pairs.find(|(key, _)| key.trim() == name);
         value.map_or("unknown".to_owned(), |(_, value)| value.trim().to_owned())
     };
-    let changes = quietly(root, &["git", "status", "--porcelain"], &[]);
+    let changes = quietly(root, "git status --porcelain", &[]);
     let facts = json!({
-        "kernel": said(&["uname", "-srvm"]),
+        "kernel": said("uname -srvm"),
         "cpu": field("/proc/cpuinfo", "model name"),
-        "cpus_online": said(&["nproc", "--all"]),
+        "cpus_online": said("nproc --all"),
         "memory": field("/proc/meminfo", "MemTotal"),
         "hypervisor": read("/proc/cpuinfo").contains(" hypervisor"),
         "io_uring_disabled": read("/proc/sys/kernel/io_uring_disabled").trim(),
         "load_at_start": read("/proc/loadavg").trim(),
-        "cleave": said(&[&program.to_string_lossy(), "--version"]),
-        "revision": said(&["git", "rev-parse", "HEAD"]),
+        "cleave": said("{} --version"),
+        "revision": said("git rev-parse HEAD"),
         "has_uncommitted_changes": changes.map_or(Value::Null, |text| json!(!text.is_empty())),
-        "rustc": said(&["rustc", "--version"]),
-        "fio": said(&["fio", "--version"]),
+        "rustc": said("rustc --version"),
+        "fio": said("fio --version"),
         "not_measured": "ublk and vhost-blk: no suite drives them",
-        "qemu_storage_daemon": said(&["qemu-storage-daemon", "--version"]),
+        "qemu_storage_daemon": said("qemu-storage-daemon --version"),
     });
     merged(facts, more)
 }
@@ -188,7 +190,7 @@ mod tests {
     #[test]
     fn a_run_is_read_as_it_was_written_and_a_torn_line_costs_only_itself() {
         let folder = std::env::temp_dir().join(format!("xtask-run-{}", std::process::id()));
-        let mut run = Run::create(&folder, &json!({"cpu": "a"}), &json!({"seconds": 1})).unwrap();
+        let mut run = Run::create(&folder, &json!({"cpu": "a"}), json!({"seconds": 1})).unwrap();
         for (suite, line) in [
             ("cpu", json!({"round": 0, "is_warm_up": true})),
             ("cpu", json!({"round": 1})),

@@ -53,7 +53,7 @@ impl Bar {
 }
 
 impl Verdict {
-    /// By the median of the rounds.
+    /// Judges by the median of the rounds.
     pub(super) fn standing(&self) -> Standing {
         if !self.is_count && self.measured.count < JUDGED_ROUNDS_MIN {
             return Standing::Unjudged;

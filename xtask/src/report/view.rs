@@ -1,14 +1,15 @@
 //! The views: `views.toml` says of each suite which tables, figures and verdicts its raw lines make. Nothing here knows a
-//! suite; what a view may ask for is the fields of these types.
+//! suite; the fields of these types are all that a view may ask for.
 
 use std::sync::LazyLock;
 
+use itertools::{Itertools, iproduct};
 use serde::Deserialize;
 
 use super::chart::Figure;
 use super::rounds::{Rounds, filled, matches, said, said_ratio};
 use super::verdict::{Bar, Verdict};
-use super::{Recorded, Spread, figure};
+use super::{Recorded, figure};
 
 /// All sections, in the order of the page.
 pub(super) static SECTIONS: LazyLock<Vec<View>> = LazyLock::new(|| {
@@ -30,9 +31,9 @@ pub(super) struct View {
     /// The suite whose lines it shows, and the page's anchor.
     pub(super) suite: String,
     title: String,
-    /// Under the title of each figure, instead of the machine.
+    /// Shown under the title of each figure, instead of the machine.
     subtitle: Option<String>,
-    /// Sentences: what was measured and how.
+    /// Sentences about the measurement and its method.
     notes: Vec<String>,
     #[serde(default)]
     table: Vec<TableView>,
@@ -51,8 +52,8 @@ struct TableView {
     suite: Option<String>,
     #[serde(default, rename = "where")]
     conditions: Vec<String>,
-    /// What ratios are taken to: see [`Base`].
-    base: Option<Base>,
+    /// The subject that ratios are taken to: see [`base`].
+    base: Option<String>,
     /// `head | expression | digits`. Instead of digits: `ratio`, with a base of its own behind it if need be; or `text`, of a
     /// template.
     columns: Vec<String>,
@@ -65,13 +66,14 @@ struct VerdictView {
     id: String,
     #[serde(default, rename = "where")]
     conditions: Vec<String>,
-    /// With `{point}`, `{own}` and `{base}`.
+    /// May contain `{point}`, `{own}` and `{base}`.
     what: String,
     own: Vec<String>,
     /// Published and not judged.
     #[serde(default)]
     beside: Vec<String>,
-    base: Option<Base>,
+    /// The subject that they are divided by: see [`base`].
+    base: Option<String>,
     /// The point of the base, where it is another.
     base_at: Option<String>,
     of: String,
@@ -86,11 +88,6 @@ struct VerdictView {
     #[serde(default)]
     names_full_cpus: bool,
 }
-
-/// A subject that others are compared with: its name, or the one that is best at a point: `most iops of qemu*|spdk`.
-#[derive(Deserialize, Clone)]
-#[serde(transparent)]
-struct Base(String);
 
 /// A section as the page shows it.
 #[derive(Default)]
@@ -114,44 +111,28 @@ impl View {
     /// None where the suite left no lines.
     pub(super) fn section(&self, run: &Recorded) -> Option<Section> {
         let rounds = Rounds::of(run, &self.suite)?;
-        let told = |text: &str| filled(text, &run.environment);
-        let said_by_run = run.of(&self.suite).into_iter();
+        let of = |suite: &Option<String>| Rounds::of(run, suite.as_ref().unwrap_or(&self.suite));
+        let told = |text: &String| filled(text, &run.environment);
+        let said_by_run = rounds.lines.iter();
         let said_by_run = said_by_run.filter_map(|line| Some(line["text"].as_str()?.to_owned()));
-        let mut verdicts: Vec<Verdict> = self
-            .verdict
-            .iter()
-            .flat_map(|view| view.verdicts(&rounds))
-            .collect();
+        let views = self.verdict.iter();
+        let mut verdicts = views.flat_map(|view| view.verdicts(&rounds)).collect_vec();
         for verdict in &mut verdicts {
             verdict.what = told(&verdict.what);
-        }
-        if run.is_disturbed(&self.suite) {
-            for verdict in verdicts.iter_mut().filter(|verdict| !verdict.is_count) {
+            if run.is_disturbed(&self.suite) && !verdict.is_count {
                 verdict.must = Bar::Published;
                 verdict.note = format!("disturbed: not judged. {}", verdict.note);
             }
         }
-        let subtitle = self
-            .subtitle
-            .as_ref()
-            .map_or_else(|| machine(run), |text| told(text));
-        let figures = self.figure.iter().flat_map(|view| {
-            let rounds = Rounds::of(run, view.suite.as_deref().unwrap_or(&self.suite))?;
-            Some(view.figures(&rounds, &subtitle))
-        });
-        let tables = self.table.iter().filter_map(|view| {
-            let rounds = Rounds::of(run, view.suite.as_deref().unwrap_or(&self.suite))?;
-            Some(view.table(&rounds))
-        });
+        let subtitle = self.subtitle.as_ref().map_or_else(|| machine(run), told);
+        let tables = self.table.iter();
+        let tables = tables.filter_map(|view| Some(view.table(&of(&view.suite)?)));
+        let figures = self.figure.iter();
+        let figures = figures.filter_map(|view| Some(view.figures(&of(&view.suite)?, &subtitle)));
         Some(Section {
             id: self.suite.clone(),
             title: told(&self.title),
-            notes: self
-                .notes
-                .iter()
-                .map(|note| told(note))
-                .chain(said_by_run)
-                .collect(),
+            notes: self.notes.iter().map(told).chain(said_by_run).collect(),
             verdicts,
             tables: tables.collect(),
             figures: figures.flatten().collect(),
@@ -159,61 +140,45 @@ impl View {
     }
 }
 
-/// Under a figure's title: on what it was measured.
+/// The line under a figure's title: the machine that was measured.
 fn machine(run: &Recorded) -> String {
-    let fact = |name: &str| {
-        run.environment[name]
-            .as_str()
-            .unwrap_or("unknown")
-            .to_owned()
-    };
+    let fact = |name: &str| run.environment[name].as_str().unwrap_or("unknown");
     let pace = match run.asked["pace"].as_str() {
         Some("Smoke") => " · SMOKE RUN: its figures say nothing",
         _ => "",
     };
-    let kernel = fact("kernel");
-    // Behind the release stands when and how it was built.
-    let kernel: Vec<&str> = kernel.split(' ').take(2).collect();
-    let (cpu, cpus, kernel) = (fact("cpu"), fact("cpus_online"), kernel.join(" "));
+    // The release is followed by its build, which is left out.
+    let kernel = fact("kernel").split(' ').take(2).join(" ");
+    let (cpu, cpus) = (fact("cpu"), fact("cpus_online"));
     format!("{cpu} · {cpus} CPUs · {kernel} · medians with minimum and maximum of the rounds{pace}")
 }
 
 impl TableView {
     fn table(&self, rounds: &Rounds<'_>) -> Table {
         let rounds = rounds.only(&self.conditions);
-        let columns = self
-            .columns
-            .iter()
-            .map(|column| column.split(" | ").collect::<Vec<_>>());
-        let columns: Vec<Vec<&str>> = columns.collect();
+        let columns = self.columns.iter();
+        let columns = columns.map(|column| column.split(" | ").collect_vec());
+        let columns = columns.collect_vec();
         let mut rows = Vec::new();
-        for point in rounds.points() {
-            for subject in rounds.subjects() {
-                let own = rounds.at(&point, &subject);
-                if own.lines.is_empty() {
-                    continue;
-                }
-                let cells = columns
-                    .iter()
-                    .map(|column| self.cell(&rounds, &own, column));
-                rows.push([point.clone(), subject].into_iter().chain(cells).collect());
+        for (point, subject) in iproduct!(rounds.points(), rounds.subjects()) {
+            let own = rounds.at(&point, &subject);
+            if !own.lines.is_empty() {
+                let cells = columns.iter();
+                let cells = cells.map(|column| self.cell(&rounds, &own, &point, column));
+                let cells = cells.collect_vec();
+                rows.push([vec![point, subject], cells].concat());
             }
         }
-        let heads = columns
-            .iter()
-            .filter_map(|column| Some((*column.first()?).to_owned()));
+        let head = columns.iter().filter_map(|column| column.first().copied());
+        let head = ["point", "who"].into_iter().chain(head);
         Table {
             title: self.title.clone(),
-            head: ["point", "who"]
-                .map(str::to_owned)
-                .into_iter()
-                .chain(heads)
-                .collect(),
+            head: head.map(str::to_owned).collect(),
             rows,
         }
     }
 
-    fn cell(&self, rounds: &Rounds<'_>, own: &Rounds<'_>, column: &[&str]) -> String {
+    fn cell(&self, rounds: &Rounds<'_>, own: &Rounds<'_>, point: &str, column: &[&str]) -> String {
         let [_, of, digits, more @ ..] = column else {
             return String::new();
         };
@@ -223,15 +188,11 @@ impl TableView {
         if let Ok(digits) = digits.parse() {
             return said(own.spread(of), digits);
         }
-        let point = own.points().join("");
-        let base = more
-            .first()
-            .map(|base| Base((*base).to_owned()))
-            .or(self.base.clone());
+        let asked = more.first().copied().or(self.base.as_deref());
         // A base with `@` is at another point.
-        let base = base.as_ref().and_then(|base| match base.0.split_once('@') {
-            Some(("", point)) => Some(rounds.at(point, &own.subjects().join(""))),
-            _ => Some(rounds.at(&point, &base.named(rounds, &point)?)),
+        let base = asked.and_then(|asked| match asked.strip_prefix('@') {
+            Some(point) => Some(rounds.at(point, &own.subjects().join(""))),
+            None => Some(rounds.at(point, &base(asked, rounds, point)?)),
         });
         match base {
             Some(base) if base.lines == own.lines => "1".to_owned(),
@@ -243,15 +204,11 @@ impl TableView {
 
 impl VerdictView {
     fn verdicts(&self, rounds: &Rounds<'_>) -> Vec<Verdict> {
-        let rows = rounds.only(&self.conditions).points().into_iter();
-        let all = rows.flat_map(|point| {
-            self.own
-                .iter()
-                .chain(&self.beside)
-                .map(move |own| (point.clone(), own))
-        });
-        all.filter_map(|(point, own)| self.verdict(rounds, &point, own))
-            .collect()
+        let points = rounds.only(&self.conditions).points();
+        let owns = self.own.iter().chain(&self.beside);
+        let all = iproduct!(points, owns);
+        let all = all.filter_map(|(point, own)| self.verdict(rounds, &point, own));
+        all.collect()
     }
 
     /// None where one of the two was not measured.
@@ -261,9 +218,9 @@ impl VerdictView {
         let mut sides = vec![lines.clone()];
         let measured = match (&self.base, &self.base_at) {
             (None, None) => lines.spread(&self.of)?,
-            (base, at) => {
-                base_name = match base {
-                    Some(base) => base.named(rounds, point)?,
+            (asked, at) => {
+                base_name = match asked {
+                    Some(asked) => base(asked, rounds, point)?,
                     None => own.to_owned(),
                 };
                 sides.push(rounds.at(at.as_deref().unwrap_or(point), &base_name));
@@ -284,13 +241,11 @@ impl VerdictView {
             },
         })
     }
-}
 
-impl VerdictView {
     fn bar(&self, lines: &Rounds<'_>, own: &str) -> Bar {
+        let held = |condition: &String| lines.only(std::slice::from_ref(condition)).lines;
         let mut bars = self.bars.iter();
-        let first = bars
-            .find(|(condition, _)| !lines.only(std::slice::from_ref(condition)).lines.is_empty());
+        let first = bars.find(|(condition, _)| !held(condition).is_empty());
         match first {
             Some((_, bar)) if self.own.iter().any(|judged| judged == own) => Bar::parse(bar),
             _ => Bar::Published,
@@ -298,35 +253,23 @@ impl VerdictView {
     }
 }
 
-impl Base {
-    /// Its name at a point; none where nothing fits.
-    fn named(&self, rounds: &Rounds<'_>, point: &str) -> Option<String> {
-        let (is_most, rest) = match self.0.strip_prefix("most ") {
-            Some(rest) => (true, rest),
-            None => match self.0.strip_prefix("least ") {
-                Some(rest) => (false, rest),
-                None => return Some(self.0.clone()),
-            },
-        };
-        let (of, patterns) = rest.split_once(" of ")?;
-        let named = rounds
-            .subjects()
-            .into_iter()
-            .filter(|name| matches(name, patterns));
-        let rated = named.filter_map(|name| {
-            let spread: Spread = rounds.at(point, &name).spread(of)?;
-            Some((
-                if is_most {
-                    -spread.median
-                } else {
-                    spread.median
-                },
-                name,
-            ))
-        });
-        let best = rated.min_by(|one, other| one.0.total_cmp(&other.0));
-        best.map(|(_, name)| name)
-    }
+/// The subject at a point that others are compared with: by its name, or the one that is best there, as in `most iops of
+/// qemu*|spdk`; none where nothing fits.
+fn base(asked: &str, rounds: &Rounds<'_>, point: &str) -> Option<String> {
+    let (sign, rest) = match asked.split_once(' ') {
+        Some(("most", rest)) => (-1.0, rest),
+        Some(("least", rest)) => (1.0, rest),
+        _ => return Some(asked.to_owned()),
+    };
+    let (of, patterns) = rest.split_once(" of ")?;
+    let named = rounds.subjects().into_iter();
+    let named = named.filter(|name| matches(name, patterns));
+    let rated = named.filter_map(|name| {
+        let spread = rounds.at(point, &name).spread(of)?;
+        Some((sign * spread.median, name))
+    });
+    let best = rated.min_by(|one, other| one.0.total_cmp(&other.0));
+    best.map(|(_, name)| name)
 }
 
 /// Share of a CPU. Above, that CPU is the limit, or spins, and what is measured is not the disk alone.
@@ -334,20 +277,16 @@ const FULL: f64 = 0.9;
 
 /// Remark on the two sides of a ratio: the CPUs that were full.
 fn full_cpus(sides: &[Rounds<'_>]) -> String {
-    let mut full = Vec::new();
-    for side in sides {
-        for (whose, of) in [("daemon", "daemon_busy"), ("driver", "driver_busy")] {
-            if side.spread(of).is_some_and(|busy| busy.median > FULL) {
-                full.push(format!("the {whose}'s CPU ({})", side.subjects().join("")));
-            }
-        }
-    }
+    let whose = [("daemon", "daemon_busy"), ("driver", "driver_busy")];
+    let full = iproduct!(sides, whose)
+        .filter(|(side, (_, of))| side.spread(of).is_some_and(|busy| busy.median > FULL));
+    let named = |(side, (whose, _)): (&Rounds<'_>, (&str, &str))| {
+        format!("the {whose}'s CPU ({})", side.subjects().join(""))
+    };
+    let full = full.map(named).join(", ");
     match full.is_empty() {
-        true => String::new(),
-        false => format!(
-            "CPU-bound, or spinning: {}; not the disk alone was measured",
-            full.join(", ")
-        ),
+        true => full,
+        false => format!("CPU-bound, or spinning: {full}; not the disk alone was measured"),
     }
 }
 

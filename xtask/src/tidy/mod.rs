@@ -5,7 +5,7 @@ pub(crate) mod packages;
 
 use std::path::Path;
 
-use crate::step::{Result, line, quietly};
+use crate::step::{Result, quietly, unless};
 
 const FILE_LINES_MAX: usize = 700;
 
@@ -37,13 +37,12 @@ pub(crate) fn check(root: &Path) -> Result<String> {
     for [pattern, files, why] in RULES.lines().collect::<Vec<_>>().as_chunks::<3>().0 {
         // Status 1 says that there is no such line, or no such file.
         let search = "git grep -IE --untracked --no-color \"$@\" || [ $? = 1 ]";
-        let mut words = vec!["sh", "-c", search, "sh"];
-        words.extend(pattern.split(' ').chain(["--"]).chain(files.split(' ')));
-        let found = quietly(root, &words, &[])?;
+        let line = format!("sh -c {{}} sh {pattern} -- {files}");
+        let found = quietly(root, &line, &[&search])?;
         faults.extend(found.lines().map(|place| format!("{place}: {why}")));
     }
     let files = "git ls-files --cached --others --exclude-standard";
-    let listing = line(root, files, &[])?;
+    let listing = quietly(root, files, &[])?;
     for path in listing.lines() {
         // A deleted file is listed until the deletion is staged, and binary files have no rules.
         let text = std::fs::read_to_string(root.join(path)).unwrap_or_default();
@@ -57,10 +56,7 @@ pub(crate) fn check(root: &Path) -> Result<String> {
             faults.push(format!("{path}: {lines} lines of code; {limit}"));
         }
     }
-    match faults.is_empty() {
-        true => Ok(format!("{} files", listing.lines().count())),
-        false => Err(faults.join("\n")),
-    }
+    unless(&faults, format!("{} files", listing.lines().count()))
 }
 
 /// Lines that are neither blank nor comments, up to the module of tests.
@@ -111,7 +107,7 @@ mod tests {
         ] {
             let file = root.join(path);
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            line(&root, "git init --quiet", &[]).unwrap();
+            quietly(&root, "git init --quiet", &[]).unwrap();
             std::fs::write(file, text).unwrap();
             let found = check(&root).err().unwrap_or_default();
             assert_eq!(

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
-use crate::step::Result;
+use crate::step::{At, Result, unless, words};
 
 /// Our packages, and those of ours that each may need outside of its tests: the arrows of `docs/ARCHITECTURE.md`. A
 /// new one is a decision, and is recorded there. The prefix `cleave-` is left out.
@@ -37,27 +37,29 @@ const PERMISSIVE: &str = "0BSD, Apache-2.0, Apache-2.0 WITH LLVM-exception, BSD-
 CC0-1.0, ISC, MIT, MIT-0, Unicode-3.0, Unlicense, Zlib, (MIT OR Apache-2.0) AND BSD-3-Clause, \
 (MIT OR Apache-2.0) AND Unicode-3.0";
 
-/// The dependency graph for the platform that we ship to.
+/// The platform that we ship to.
+pub(crate) const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+
+/// Its dependency graph.
 pub(crate) fn load(root: &Path) -> Result<Metadata> {
-    let words = ["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"];
+    let words = words("--locked --filter-platform {}", &[&PLATFORM]);
     let mut command = MetadataCommand::new();
-    command
-        .current_dir(root)
-        .other_options(words.map(str::to_owned));
-    command.exec().map_err(|error| error.to_string())
+    command.current_dir(root).other_options(words);
+    command.exec().at("cargo metadata")
 }
 
-/// Checks the licences of all packages that end up in, or help to build or test, what the workspace ships.
+/// Checks the licences of all packages that the workspace ships, or that help to build or test it.
 pub(crate) fn check_licences(metadata: &Metadata) -> Result<String> {
     let faults = metadata.packages.iter().filter_map(|package| {
-        let licence = package
-            .license
-            .as_deref()
-            .unwrap_or("no licence expression");
+        let licence = package.license.as_deref();
+        let licence = licence.unwrap_or("no licence expression");
         let (name, version) = (&package.name, &package.version);
         (!is_permissive(licence)).then(|| format!("{name} {version}: {licence} is not on the list"))
     });
-    all(faults.collect(), metadata.packages.len())
+    unless(
+        &faults.collect::<Vec<_>>(),
+        format!("{} packages", metadata.packages.len()),
+    )
 }
 
 /// Checks the dependencies of our own packages.
@@ -71,7 +73,10 @@ pub(crate) fn check_arrows(metadata: &Metadata) -> Result<String> {
         // One without dependencies has a row too.
         needs.chain(arrow(name, name, false))
     });
-    all(faults.collect(), own.len())
+    unless(
+        &faults.collect::<Vec<_>>(),
+        format!("{} packages", own.len()),
+    )
 }
 
 /// The fault of a dependency of one of our packages, if it has one.
@@ -99,13 +104,6 @@ fn is_permissive(expression: &str) -> bool {
     let mut choices = expression.split(" OR ");
     is_listed(&expression)
         || !expression.contains('(') && choices.any(|choice| choice.split(" AND ").all(is_listed))
-}
-
-fn all(faults: Vec<String>, count: usize) -> Result<String> {
-    match faults.is_empty() {
-        true => Ok(format!("{count} packages")),
-        false => Err(faults.join("\n")),
-    }
 }
 
 #[cfg(test)]

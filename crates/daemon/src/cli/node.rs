@@ -6,7 +6,8 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use tracing::level_filters::LevelFilter;
 
-use crate::node::NodeOptions;
+use super::{SANDBOX_DEFAULT, Switch};
+use crate::node::{NodeOptions, PoolSpec};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -33,6 +34,26 @@ pub(super) struct NodeArgs {
     /// Only the user that runs cleave may use it (mode 0600).
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// Folder of images, block devices and profiles: no others can be opened [default: everywhere]
+    ///
+    /// May be given several times. Block devices are reached with --images /dev. A symlink counts as the file that it leads
+    /// to.
+    #[arg(long, value_name = "DIR")]
+    images: Vec<PathBuf>,
+    /// Whether the node gives up what it does not need
+    ///
+    /// on: few capabilities, and none where guests are served; files are opened only in the folders of --images, and made
+    /// only in those of --state and --run; no program can be started; each thread may make only the system calls of its
+    /// task. What the kernel lacks for it is logged. off: nothing is given up, which is for finding faults. See
+    /// docs/security.md.
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = SANDBOX_DEFAULT)]
+    sandbox: Switch,
+    /// Threads that serve many disks, one pinned to each of these CPUs: fast=2-5
+    ///
+    /// For disks with this name in their field `pool`. The others have threads of their own. May be repeated; a CPU is
+    /// in one pool only.
+    #[arg(long = "pool", value_name = "NAME=CPUS")]
+    pools: Vec<PoolSpec>,
     /// Least severe messages that are written to stderr
     #[arg(long, value_name = "LEVEL", default_value = "info",
           value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]
@@ -48,6 +69,9 @@ impl From<NodeArgs> for NodeOptions {
             state: absolute(args.state),
             control: absolute(args.control.unwrap_or_else(|| run.join("control.sock"))),
             run,
+            images: args.images.into_iter().map(absolute).collect(),
+            sandbox: args.sandbox == Switch::On,
+            pools: args.pools,
             log: args.log.parse().unwrap_or(LevelFilter::INFO),
         }
     }

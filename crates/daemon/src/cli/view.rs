@@ -14,7 +14,8 @@ Examples:
   Several disks, every five seconds, into a file:
       cleave top --control /run/cleave/a.ctl --control /run/cleave/b.ctl --interval 5 > log
 
-q, Ctrl-C and the end of the input quit.";
+On a terminal: Left and Right choose the column to sort by, r reverses the order. Up, Down, Page Up, Page Down, Home and End
+select a disk; Enter shows it alone, Escape all disks again. q, Ctrl-C and the end of the input quit.";
 
 pub(super) const STATS_EXAMPLES: &str = "\
 Examples:

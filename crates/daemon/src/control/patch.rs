@@ -139,6 +139,12 @@ pub(super) fn apply(body: &[u8], now: &Tuning, ground: &Ground<'_>) -> Result<Tu
 fn limits(each: &[(String, Value)], mut limits: Limits) -> Result<Limits, String> {
     let mut named = BTreeSet::new();
     for (name, value) in each {
+        if name == "group" {
+            return Err(
+                "limits.group: a disk stays in its group: delete it, and add it to another"
+                    .to_owned(),
+            );
+        }
         let number = value.as_u64();
         limits
             .set(name, number.unwrap_or(0))

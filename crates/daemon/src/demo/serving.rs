@@ -11,6 +11,7 @@ use std::os::unix::process::CommandExt as _;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::failure::Failure;
+use crate::systemd;
 
 /// How long its end may take: `serve` promises two seconds.
 const END_MAX: Duration = Duration::from_millis(2500);
@@ -27,7 +28,9 @@ impl Serving {
     pub(super) fn start(image: &Path, socket: &Path) -> Result<Serving, Failure> {
         let failed = |error| Failure::run(format!("cannot start a daemon of our own: {error}"));
         let program = std::env::current_exe().map_err(failed)?;
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        systemd::leave_out(&mut command);
+        let child = command
             .args([
                 "serve",
                 "--exit-with-parent",

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -14,7 +14,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Node;
 use super::spec::DiskFile;
-use crate::confine::Confinement;
 use crate::control::DiskStatus;
 use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
@@ -42,7 +41,7 @@ pub(super) struct Kept {
     orders: mpsc::Sender<Order>,
 }
 
-/// What a disk is doing.
+/// The state of a disk.
 #[derive(Debug, Clone)]
 pub(super) enum State {
     Opening,
@@ -51,7 +50,7 @@ pub(super) enum State {
     Ending,
     /// Why it cannot be served. It is tried again.
     Failed(String),
-    /// What was left or lost, if anything was.
+    /// The disk has ended. The text says which requests were left or lost, if any were.
     Ended(Option<String>),
 }
 
@@ -75,7 +74,7 @@ struct Opened {
     lock: Option<PathLock>,
 }
 
-/// What ends a wait.
+/// The order that ends a wait.
 enum Wanted {
     Stop,
     Start,
@@ -85,7 +84,9 @@ impl Kept {
     /// Starts to open and serve a disk. To be called inside the runtime.
     pub(super) fn start(node: &Arc<Node>, id: &str, file: DiskFile) -> Arc<Kept> {
         let (orders, taken) = mpsc::channel(ORDERS_MAX);
-        let needs = node.service(id, &file).map(|service| service.descriptors());
+        let needs = node
+            .service(id, &file)
+            .map(|service| service.descriptors_in_node());
         let kept = Arc::new(Kept {
             id: id.to_owned(),
             file,
@@ -169,11 +170,13 @@ async fn keep(node: Arc<Node>, kept: Arc<Kept>, mut orders: mpsc::Receiver<Order
             () = stop(&mut orders) => break,
             opened = open(&node, &kept) => opened,
         };
-        match opened.and_then(|opened| start(&kept, opened)) {
+        match opened.and_then(|opened| start(&node, &kept, opened)) {
             Ok(serving) => {
                 let lost = serve(&kept, serving, &mut orders).await;
-                // The folder of its socket; it stays while a lock is in it.
-                let _ = fs::remove_dir(node.run.join(&kept.id));
+                // Containers that have the folder of a disk mounted find the socket there again after a restart.
+                if !kept.file.is_persistent() {
+                    node.remove_folder(&kept.id);
+                }
                 kept.state.send_replace(State::Ended(lost));
                 return;
             }
@@ -221,7 +224,7 @@ async fn stop(orders: &mut mpsc::Receiver<Order>) {
 }
 
 /// Opens a disk on a thread of its own. If nobody waits any more, the thread closes what it has opened.
-async fn open(node: &Node, kept: &Kept) -> Result<Opened, Failure> {
+async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     let opener = tokio::time::timeout(OPENER_TIME, node.openers.clone().acquire_owned());
     let Ok(Ok(opener)) = opener.await else {
         return Err(Failure::run(
@@ -233,14 +236,26 @@ async fn open(node: &Node, kept: &Kept) -> Result<Opened, Failure> {
     let service = node.service(&kept.id, &kept.file).map_err(Failure::input)?;
     let file = kept.file.clone();
     let thread = thread::Builder::new().name("open".to_owned());
+    let node = node.clone();
     let spawned = thread.spawn(move || {
         let _opener = opener;
+        if let Some(path) = node.out_of_reach(&service) {
+            let _ = reply.send(Err(out_of_reach(&path)));
+            return;
+        }
         let opened = open_here(folder, service, &file, &|| !reply.is_closed());
         let _ = reply.send(opened);
     });
     spawned.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
     let failed = |_| Err(Failure::run("internal fault while opening, see the log"));
     opened.await.unwrap_or_else(failed)
+}
+
+fn out_of_reach(path: &Path) -> Failure {
+    Failure::input(format!(
+        "{} is in no folder of --images, so this node cannot open it: move it, or start the node with its folder",
+        path.display()
+    ))
 }
 
 fn open_here(
@@ -276,7 +291,9 @@ struct Serving {
     lock: Option<PathLock>,
 }
 
-fn start(kept: &Kept, opened: Opened) -> Result<Serving, Failure> {
+fn start(node: &Node, kept: &Kept, mut opened: Opened) -> Result<Serving, Failure> {
+    let group = kept.file.limit_group();
+    opened.service.limit_group = group.map(|name| node.groups.find(name));
     let naming = Naming {
         id: Some(kept.id.clone()),
         endpoint: socket::name(&opened.service.endpoint),
@@ -288,8 +305,9 @@ fn start(kept: &Kept, opened: Opened) -> Result<Serving, Failure> {
         opened.disk,
         &opened.door,
         naming,
-        // A node opens files as long as it lives.
-        |_, _| Ok(Confinement::none()),
+        &node.watches,
+        // The process is confined already.
+        |_, _| Ok(node.confinement.clone()),
     )?;
     Ok(Serving {
         server,

@@ -146,7 +146,7 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool)
         return Err(Refusal(StatusCode::INSUFFICIENT_STORAGE, why));
     }
     let taken: u64 = disks.values().map(|kept| kept.descriptors).sum();
-    let needed = DESCRIPTORS_OWN + taken + service.descriptors();
+    let needed = DESCRIPTORS_OWN + taken + service.descriptors_in_node();
     if needed > node.descriptors {
         let why = format!(
             "{needed} files may have to be open and {} may be: raise LimitNOFILE=, or lower queues or workers",

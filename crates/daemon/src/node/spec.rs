@@ -1,4 +1,4 @@
-//! What a disk of a node is to be: the body of `PUT /v1/disks/{id}` and the file that keeps it.
+//! The description of a node's disk: the body of `PUT /v1/disks/{id}` and the file that keeps it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,6 +28,8 @@ pub(crate) struct DiskFile {
     pub(crate) queue_size: Option<Word>,
     pub(crate) workers: Option<Word>,
     pub(crate) cpus: Option<Word>,
+    /// The pool whose threads serve it.
+    pub(crate) pool: Option<String>,
     pub(crate) completion: Option<String>,
     pub(crate) spin_cpu_max: Option<Word>,
     pub(crate) spin_cpu_total: Option<Word>,
@@ -47,7 +49,16 @@ pub(crate) struct DiskFile {
     pub(crate) persistent: Option<bool>,
     // Tables, and so the last in their file.
     pub(crate) on_error: Option<BTreeMap<String, String>>,
-    pub(crate) limits: Option<BTreeMap<String, u64>>,
+    pub(crate) limits: Option<DiskLimits>,
+}
+
+/// The limits of a disk, and the group with whose disks it shares them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DiskLimits {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) group: Option<String>,
+    #[serde(flatten)]
+    pub(crate) values: BTreeMap<String, u64>,
 }
 
 /// A number, or a text such as `64K`.
@@ -59,7 +70,7 @@ pub(crate) enum Word {
 }
 
 /// Fields that are no options.
-const OWN: [&str; 3] = ["socket_mode", "socket_group", "persistent"];
+const OWN: [&str; 4] = ["pool", "socket_mode", "socket_group", "persistent"];
 
 impl DiskFile {
     /// Reads the body of a request; else what is wrong with it, in a line that names the field.
@@ -117,13 +128,26 @@ impl DiskFile {
         for (path, option) in [(socket, "--socket-path"), (control, "--control")] {
             line.push(format!("{option}={}", path.display()));
         }
-        for (name, value) in self.fields() {
+        for (name, mut value) in self.fields() {
+            if let ("limits", Some(limits)) = (name.as_str(), value.as_object_mut()) {
+                limits.remove("group");
+            }
             if !OWN.contains(&name.as_str()) {
                 push_option(&mut line, &name, value);
             }
         }
         self.socket_mode()?;
+        if let Some(group) = self.limit_group().filter(|group| !super::is_id(group)) {
+            return Err(format!(
+                "limits.group: {group:?}: take 1 to 64 letters, digits and _.- that begin with a letter or a digit"
+            ));
+        }
         cli::service(line.into_iter().map(Into::into)).map_err(|failure| failure.to_string())
+    }
+
+    /// The group with whose disks it shares its limits.
+    pub(crate) fn limit_group(&self) -> Option<&str> {
+        self.limits.as_ref()?.group.as_deref()
     }
 
     /// Permissions of the socket.
@@ -181,7 +205,7 @@ mod tests {
     use super::*;
 
     const EXAMPLE: &str = r#"{"disk":["ram:1M"],"queues":4,"serial":"a","on_error":{"write":"hold"},
-        "limits":{"iops-total":5000},"persistent":true}"#;
+        "limits":{"group":"g","iops-total":5000},"persistent":true}"#;
 
     fn judged(body: &str) -> Result<Service, String> {
         let file = DiskFile::from_json(body.as_bytes())?;
@@ -198,6 +222,9 @@ mod tests {
         assert_eq!(service.session.vrings_max, 4);
         assert!(service.tuning.on_error.may_hold());
         assert_eq!(service.tuning.limits.to_string(), "iops-total=5000");
+        assert_eq!(file.limit_group(), Some("g"));
+        let group_alone = judged(r#"{"disk": ["ram:1M"], "limits": {"group": "g"}}"#).unwrap();
+        assert!(!group_alone.tuning.limits.any());
     }
 
     #[test]
@@ -227,6 +254,14 @@ mod tests {
             (
                 r#"{"disk": ["ram:1M"], "limits": {"iops-total": "5"}}"#,
                 "limits: ",
+            ),
+            (
+                r#"{"disk": ["ram:1M"], "limits": {"group": 5}}"#,
+                "limits: ",
+            ),
+            (
+                r#"{"disk": ["ram:1M"], "limits": {"group": "a/b"}}"#,
+                "limits.group",
             ),
             (
                 r#"{"disk": ["ram:1M"], "socket_mode": "rw"}"#,

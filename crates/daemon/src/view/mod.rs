@@ -2,10 +2,13 @@
 //! `cleave fail`, which tell them something.
 
 mod ask;
+mod detail;
 mod held;
+mod keys;
 mod painter;
 mod rates;
 mod screen;
+mod table;
 mod terminal;
 
 use std::collections::HashMap;
@@ -20,8 +23,10 @@ use crate::failure::Failure;
 use crate::process::runtime;
 use crate::signals::QuitSignals;
 pub(crate) use held::{Held, Order, run as order_held};
+use keys::Key;
 use rates::Rates;
 use screen::Row;
+use table::{Name, Named, Table};
 use terminal::Terminal;
 
 /// `cleave top`.
@@ -98,13 +103,21 @@ async fn look(top: &Top, mut quit: QuitSignals) -> io::Result<()> {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut heard = Vec::new();
     let mut rates = HashMap::new();
+    let mut table = Table::default();
     // Being asked: a socket that does not answer holds up neither quitting nor drawing.
     let mut asked = None;
     loop {
         tokio::select! {
             biased;
             () = quit.received() => return Ok(()),
-            () = terminal.quit() => return Ok(()),
+            key = terminal.key() => match key {
+                Key::Quit => return Ok(()),
+                key => {
+                    let mut rows = rows(top, &heard, &rates);
+                    table.arrange(&mut rows);
+                    table.press(key, &rows);
+                }
+            },
             _ = resized.recv() => {}
             now = answered(&mut asked) => {
                 asked = None;
@@ -116,14 +129,66 @@ async fn look(top: &Top, mut quit: QuitSignals) -> io::Result<()> {
                 continue;
             }
         };
-        let (lines, columns) = terminal.size();
-        let rows = rows(top, &heard, &rates);
-        let picture = screen::picture(&rows, lines);
-        let picture: Vec<String> = picture
-            .iter()
-            .map(|line| screen::cut(line, columns))
-            .collect();
-        terminal.show(&picture)?;
+        let size = terminal.size();
+        let mut rows = rows(top, &heard, &rates);
+        table.arrange(&mut rows);
+        terminal.show(&draw(&mut table, &rows, size, terminal.is_interactive()))?;
+    }
+}
+
+/// The picture, of so many lines and columns.
+fn draw(
+    table: &mut Table,
+    rows: &[Named<'_>],
+    (lines, columns): (usize, usize),
+    is_interactive: bool,
+) -> Vec<String> {
+    let narrow = |picture: Vec<String>| -> Vec<String> {
+        let cut = |line: &String| screen::cut(line, columns);
+        picture.iter().map(cut).collect()
+    };
+    let opened = table.opened(rows).and_then(|at| rows.get(at));
+    if let Some((_, Row::Disk(report, _))) = opened {
+        return narrow(detail::page(report, lines));
+    }
+    if !is_interactive {
+        let all: Vec<&Row<'_>> = rows.iter().map(|(_, row)| row).collect();
+        return narrow(screen::picture(&all, lines));
+    }
+    let (shown, selected) = table.window(rows, lines);
+    let visible: Vec<&Row<'_>> = rows
+        .get(shown.clone())
+        .unwrap_or_default()
+        .iter()
+        .map(|(_, row)| row)
+        .collect();
+    let (mut picture, starts) = screen::picture_with(&visible, lines);
+    if visible.len() < rows.len() && lines > 1 {
+        let (from, to, all) = (shown.start + 1, shown.end, rows.len());
+        picture.push(format!("… {from} to {to} of {all}: arrows and pages"));
+    }
+    let mut picture = narrow(picture);
+    // Behind the cut, which would take the marks for characters.
+    let selected = selected.and_then(|at| picture.get_mut(*starts.get(at)?));
+    if let Some(line) = selected {
+        *line = marked(line, 0..line.len());
+    }
+    if let (Some(head), Some(line)) = (table.head(), picture.first_mut()) {
+        *line = marked(line, head);
+    }
+    picture
+}
+
+/// A part of a line in reverse; all of the line as it is, if it ends before.
+fn marked(line: &str, part: std::ops::Range<usize>) -> String {
+    let parts = (
+        line.get(..part.start),
+        line.get(part.clone()),
+        line.get(part.end..),
+    );
+    match parts {
+        (Some(before), Some(part), Some(after)) => format!("{before}\x1b[7m{part}\x1b[27m{after}"),
+        _ => line.to_owned(),
     }
 }
 
@@ -149,34 +214,40 @@ async fn listen(top: &Top) -> Vec<Heard> {
     heard
 }
 
-/// A disk, by the place of its socket and its own among those behind it.
-type Place = (usize, usize);
-
-/// Rates since the last time, which this then is.
-fn remember(past: &mut HashMap<Place, Report>, heard: &[Heard]) -> HashMap<Place, Rates> {
+/// Rates since the last time, which this then is. Of disks that are gone nothing is kept.
+fn remember(past: &mut HashMap<Name, Report>, heard: &[Heard]) -> HashMap<Name, Rates> {
     let mut rates = HashMap::new();
+    let mut before = std::mem::take(past);
     for (at, reports) in heard.iter().enumerate() {
-        for (nth, report) in reports.iter().flatten().enumerate() {
-            let before = past.insert((at, nth), report.clone());
-            if let Some(since) = before.and_then(|before| Rates::between(&before, report)) {
-                rates.insert((at, nth), since);
+        for report in reports.iter().flatten() {
+            let name = (at, report.id.clone());
+            let then = before.remove(&name);
+            if let Some(since) = then.and_then(|then| Rates::between(&then, report)) {
+                rates.insert(name.clone(), since);
             }
+            past.insert(name, report.clone());
+        }
+        if reports.is_err() {
+            // It may answer again.
+            past.extend(before.extract_if(|(socket, _), _| *socket == at));
         }
     }
     rates
 }
 
-fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Place, Rates>) -> Vec<Row<'a>> {
+fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Name, Rates>) -> Vec<Named<'a>> {
     let mut rows = Vec::new();
     for (at, (socket, heard)) in top.sockets.iter().zip(heard).enumerate() {
         match heard {
-            Ok(reports) => rows.extend(
-                reports
-                    .iter()
-                    .enumerate()
-                    .map(|(nth, report)| Row::Disk(report, rates.get(&(at, nth)).copied())),
-            ),
-            Err(why) => rows.push(Row::Gone(socket.display().to_string(), why)),
+            Ok(reports) => rows.extend(reports.iter().map(|report| {
+                let name = (at, report.id.clone());
+                let since = rates.get(&name).copied();
+                (name, Row::Disk(report, since))
+            })),
+            Err(why) => rows.push((
+                (at, String::new()),
+                Row::Gone(socket.display().to_string(), why),
+            )),
         }
     }
     rows

@@ -4,7 +4,7 @@ use super::rates::Rates;
 use crate::control::report::{Report, SplitCell, Times, Tried};
 
 /// Heads of the columns, as wide as `line` makes them.
-const HEAD: &str =
+pub(super) const HEAD: &str =
     "disk             read/s  write/s    MB/s  p50 us  p99 us  mode       spin%  CPU%";
 
 /// A socket and what was heard from it.
@@ -17,10 +17,17 @@ pub(super) enum Row<'a> {
 }
 
 /// A whole picture; with details where there is room for them, and then with what adaptive found out.
-pub(super) fn picture(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
+pub(super) fn picture(rows: &[&Row<'_>], lines_max: usize) -> Vec<String> {
+    picture_with(rows, lines_max).0
+}
+
+/// The same, and the line of each row.
+pub(super) fn picture_with(rows: &[&Row<'_>], lines_max: usize) -> (Vec<String>, Vec<usize>) {
     let mut lines = vec![HEAD.to_owned()];
+    let mut starts = Vec::with_capacity(rows.len());
     let has_room = |each| 1 + each * rows.len() < lines_max;
     for row in rows {
+        starts.push(lines.len());
         match row {
             Row::Disk(report, rates) => {
                 lines.push(line(report, rates.unwrap_or_default()));
@@ -45,7 +52,7 @@ pub(super) fn picture(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
             (lines_max > 0).then(|| format!("… and {missing} more: make the window higher")),
         );
     }
-    lines
+    (lines, starts)
 }
 
 fn line(report: &Report, rates: Rates) -> String {
@@ -348,7 +355,7 @@ fn quantiles(times: &Times) -> String {
 }
 
 /// Three digits or so.
-fn micros(us: f64) -> String {
+pub(super) fn micros(us: f64) -> String {
     match us {
         us if us < 10.0 => format!("{us:.2}"),
         us if us < 100.0 => format!("{us:.1}"),
@@ -394,6 +401,10 @@ mod tests {
     use super::super::rates::tests::report;
     use super::*;
 
+    fn drawn(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
+        picture(&rows.iter().collect::<Vec<_>>(), lines_max)
+    }
+
     #[test]
     fn a_picture_fits_eighty_columns() {
         let rates = Rates {
@@ -421,9 +432,9 @@ mod tests {
             Row::Gone("/run/cleave/".repeat(20), "nobody listens"),
         ];
         let line = "  sleeping: spinning saves 99 % for 9999 % of a core, tried 99 s ago";
-        assert_eq!(picture(&rows, 100)[3], line, "whole");
+        assert_eq!(drawn(&rows, 100)[3], line, "whole");
         for lines_max in [1, 2, 5, 6, 7, 10, 11, 100] {
-            let lines = picture(&rows, lines_max);
+            let lines = drawn(&rows, lines_max);
             assert!(lines.len() <= lines_max);
             for line in lines {
                 assert!(line.chars().count() <= 80, "{line}");
@@ -455,10 +466,10 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
   spinning saves 22 % for 40 % of a core, tried 3 s ago
   reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
 /run/b: nobody listens";
-        assert_eq!(picture(&rows, 24).join("\n"), expected);
+        assert_eq!(drawn(&rows, 24).join("\n"), expected);
         let mut expected: Vec<&str> = expected.lines().collect();
         expected.retain(|line| !line.contains("saves"));
-        assert_eq!(picture(&rows, 10), expected, "where there is less room");
+        assert_eq!(drawn(&rows, 10), expected, "where there is less room");
     }
 
     fn tried(spins: bool, gain_percent: [f64; 3], price_percent: f64, ago: f64) -> Option<Tried> {
@@ -563,7 +574,7 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
             stalled(3, 0, 2, "Input/output error (os error 5)"),
             stalled(7, 12, 1, "No space left on device (os error 28)"),
         ];
-        let lines = picture(&[Row::Disk(&report, None)], 24);
+        let lines = drawn(&[Row::Disk(&report, None)], 24);
         assert!(lines[2].contains("12 HELD"), "{}", lines[2]);
         assert_eq!(
             lines[3],
@@ -583,13 +594,13 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
     fn disks_without_room_are_counted() {
         let report = report("a.img", 5.0, 5, &[]);
         let rows: Vec<_> = (0..40).map(|_| Row::Disk(&report, None)).collect();
-        let lines = picture(&rows, 24);
+        let lines = drawn(&rows, 24);
         assert_eq!(lines.len(), 24);
         assert_eq!(lines[23], "… and 18 more: make the window higher");
         assert!(lines[22].starts_with("a.img"));
-        assert!(picture(&rows[..23], 24)[23].starts_with("a.img"));
+        assert!(drawn(&rows[..23], 24)[23].starts_with("a.img"));
         for lines_max in [0, 1, 2] {
-            assert_eq!(picture(&rows, lines_max).len(), lines_max);
+            assert_eq!(drawn(&rows, lines_max).len(), lines_max);
         }
     }
 

@@ -7,8 +7,9 @@ use rustix::fs::FileType;
 use rustix::termios::{
     InputModes, LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
-use tokio::sync::oneshot;
+use tokio::sync::mpsc;
 
+use super::keys::{self, Key};
 use super::painter::Painter;
 
 /// The terminal, or the pipe, for output and keys.
@@ -18,9 +19,12 @@ pub(super) struct Terminal {
     draws: bool,
     /// How standard input was, where it is a terminal.
     before: Option<Termios>,
-    keys: Option<oneshot::Receiver<()>>,
+    keys: Option<mpsc::Receiver<Key>>,
     painter: Painter,
 }
+
+/// Keys that may wait.
+const KEYS_MAX: usize = 64;
 
 /// Another screen, without a cursor, whose lines end at its edge: characters that are two columns wide would
 /// make them go on in the next. And back.
@@ -71,13 +75,15 @@ impl Terminal {
         })
     }
 
-    /// Waits for somebody who wants to quit: q, Ctrl-C, Ctrl-D, or the end of the input.
-    pub(super) async fn quit(&mut self) {
+    /// Whether the picture is drawn in one place, for somebody who can type.
+    pub(super) fn is_interactive(&self) -> bool {
+        self.before.is_some()
+    }
+
+    /// Waits for a key. The end of the input quits.
+    pub(super) async fn key(&mut self) -> Key {
         match &mut self.keys {
-            // Its end without a word is that of the input.
-            Some(keys) => {
-                let _ = keys.await;
-            }
+            Some(keys) => keys.recv().await.unwrap_or(Key::Quit),
             None => std::future::pending().await,
         }
     }
@@ -104,33 +110,39 @@ fn frame(lines: &[String]) -> String {
 ///
 /// Read on a thread, which the end of the process ends: tokio registers descriptors of others only with
 /// unsafe code.
-fn keys() -> Option<oneshot::Receiver<()>> {
+fn keys() -> Option<mpsc::Receiver<Key>> {
     let stdin = io::stdin();
     let found = rustix::fs::fstat(&stdin).ok()?;
     let kind = FileType::from_raw_mode(found.st_mode);
     if !stdin.is_terminal() && !matches!(kind, FileType::Fifo | FileType::Socket) {
         return None;
     }
-    let (quit, keys) = oneshot::channel();
+    let (typed, keys) = mpsc::channel(KEYS_MAX);
     let reader = thread::Builder::new().name("keys".to_owned());
-    let reading = reader.spawn(move || {
-        let mut bytes = [0; 64];
-        loop {
-            match rustix::io::read(io::stdin(), &mut bytes) {
-                Err(rustix::io::Errno::INTR) => {}
-                Ok(0) | Err(_) => break,
-                Ok(n) => {
-                    let typed = bytes.get(..n).unwrap_or_default();
-                    if typed.iter().any(|key| matches!(key, b'q' | b'Q' | 3 | 4)) {
-                        break;
+    let reading = reader.spawn(move || read_keys(&typed));
+    reading.ok().map(|_| keys)
+}
+
+/// To the end of the input, or of the program.
+fn read_keys(typed: &mpsc::Sender<Key>) {
+    let mut bytes = [0; 64];
+    loop {
+        match rustix::io::read(io::stdin(), &mut bytes) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(0) | Err(_) => return,
+            Ok(n) => {
+                let read = keys::keys(bytes.get(..n).unwrap_or_default());
+                if read.contains(&Key::Quit) {
+                    return;
+                }
+                for key in read {
+                    if typed.blocking_send(key).is_err() {
+                        return;
                     }
                 }
             }
         }
-        // The receiver is gone if the program quit for another reason.
-        let _ = quit.send(());
-    });
-    reading.ok().map(|_| keys)
+    }
 }
 
 #[cfg(test)]

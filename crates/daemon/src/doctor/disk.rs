@@ -1,0 +1,132 @@
+//! The image: whether it can be opened and locked as `cleave serve` does, and which processes have it open.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
+
+use cleave_disk::{Direct, Disk, DiskSpec, OpenError, OpenOptions};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::access::{self, READ, WRITE};
+use super::finding::Finding;
+use super::users::User;
+
+const CHECK: &str = "disk";
+
+/// Most processes that are named.
+const NAMED_MAX: usize = 4;
+
+/// Checks an image or a block device for the user that runs this program.
+pub(super) fn check(path: &Path, user: &User) -> Vec<Finding> {
+    let shown = path.display();
+    let mut findings = Vec::new();
+    let unreadable = access::check(CHECK, path, user, READ);
+    let is_readable = unreadable.is_none();
+    match unreadable.or_else(|| access::check(CHECK, path, user, READ | WRITE)) {
+        Some(refusal) => findings.push(refusal),
+        None => findings.push(Finding::ok(
+            CHECK,
+            format!("{} may read and write {shown}", user.name),
+        )),
+    }
+    let Ok(found) = fs::metadata(path) else {
+        return findings;
+    };
+    let holders = holders(&found);
+    if found.file_type().is_block_device() {
+        findings.extend(claimed(path));
+    }
+    match open(path) {
+        Ok(()) if holders.is_empty() => findings.push(Finding::ok(
+            CHECK,
+            "it can be locked, and no process that can be seen has it open",
+        )),
+        Ok(()) => findings.push(Finding::warning(
+            CHECK,
+            format!("{shown} is open in {}", named(&holders)),
+            "make sure that none of them writes to it while a guest has it",
+        )),
+        // Already said, with the folder or the mode.
+        Err(_) if !is_readable => {}
+        Err(error) => findings.push(unopened(&error, &holders)),
+    }
+    findings
+}
+
+/// Opens it as a read-only daemon does, and closes it. A daemon that starts at this moment retries.
+fn open(path: &Path) -> Result<(), OpenError> {
+    let options = OpenOptions {
+        read_only: true,
+        direct: Direct::Auto,
+        block_bytes: None,
+        discard: true,
+        workers: 1,
+    };
+    Disk::open(&DiskSpec::Path(path.to_owned()), &options).map(drop)
+}
+
+/// The daemon's own line has the remedy.
+fn unopened(error: &OpenError, holders: &[String]) -> Finding {
+    let line = error.to_string();
+    let (what, remedy) = line
+        .split_once("; ")
+        .unwrap_or((&line, "see cleave serve --help"));
+    let held = match holders {
+        [] => String::new(),
+        holders => format!(" ({})", named(holders)),
+    };
+    Finding::problem(CHECK, format!("{what}{held}"), remedy)
+}
+
+/// A block device that is mounted, or part of another, cannot be opened for exclusive use.
+fn claimed(path: &Path) -> Option<Finding> {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(Errno::BUSY) => Some(Finding::problem(
+            CHECK,
+            format!(
+                "{} is in use by this host: mounted, swap, or part of another device",
+                path.display()
+            ),
+            "unmount it; lsblk shows where it is used",
+        )),
+        _ => None,
+    }
+}
+
+/// Processes with the file open, as far as this user may see.
+fn holders(file: &fs::Metadata) -> Vec<String> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let own = std::process::id().to_string();
+    let numbers = processes.filter_map(|entry| entry.file_name().into_string().ok());
+    let numbers = numbers.filter(|name| *name != own && name.bytes().all(|b| b.is_ascii_digit()));
+    numbers
+        .filter(|pid| has_open(pid, file))
+        .map(|pid| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            format!("{} [{pid}]", name.trim())
+        })
+        .collect()
+}
+
+fn has_open(pid: &str, file: &fs::Metadata) -> bool {
+    let opened = fs::read_dir(format!("/proc/{pid}/fd"));
+    let mut opened = opened.into_iter().flatten().flatten();
+    opened.any(|fd| match fs::metadata(fd.path()) {
+        Ok(found) if file.file_type().is_block_device() => {
+            found.file_type().is_block_device() && found.rdev() == file.rdev()
+        }
+        Ok(found) => (found.dev(), found.ino()) == (file.dev(), file.ino()),
+        Err(_) => false,
+    })
+}
+
+fn named(holders: &[String]) -> String {
+    let more = holders.len().saturating_sub(NAMED_MAX);
+    let named: Vec<&str> = holders.iter().take(NAMED_MAX).map(String::as_str).collect();
+    match more {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}

@@ -1,0 +1,155 @@
+//! The kernel, io_uring, what watches over programs, and the group of the sockets.
+
+use std::fs;
+
+use cleave_engine::Reactor;
+use rustix::thread::{CapabilitySet, capabilities};
+
+use super::finding::Finding;
+use super::users::{self, User};
+
+/// The oldest kernel that the tests of the daemon cover.
+const KERNEL_MIN: (u32, u32) = (5, 19);
+
+/// The group of the sockets that the units make.
+const GROUP: &str = "cleave";
+
+/// Checks the host: `ours` runs the daemon, `vmm` runs the guest.
+pub(super) fn check(ours: &User, vmm: &User) -> Vec<Finding> {
+    let mut findings = vec![
+        kernel(&rustix::system::uname().release().to_string_lossy()),
+        rings(),
+    ];
+    findings.extend(restricted(ours));
+    findings.push(mandatory_access());
+    findings.push(group(users::group(GROUP), vmm));
+    findings
+}
+
+fn kernel(release: &str) -> Finding {
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map_while(|n| n.parse().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let (major, minor) = KERNEL_MIN;
+    match version >= KERNEL_MIN {
+        true => Finding::ok("kernel", format!("Linux {release}")),
+        false => Finding::problem(
+            "kernel",
+            format!("Linux {release} is older than {major}.{minor}"),
+            "boot a newer kernel",
+        ),
+    }
+}
+
+/// Makes a ring with every operation and feature that the daemon uses.
+fn rings() -> Finding {
+    match Reactor::probe() {
+        Ok(()) => Finding::ok(
+            "io_uring",
+            "a ring with all that the daemon needs can be made",
+        ),
+        Err(error) => Finding::problem(
+            "io_uring",
+            error.to_string(),
+            "set the sysctl kernel.io_uring_disabled to 0, or allow io_uring in the container's seccomp profile",
+        ),
+    }
+}
+
+/// `kernel.io_uring_disabled` = 1 leaves io_uring to a group, and to CAP_SYS_ADMIN, which the service drops.
+fn restricted(ours: &User) -> Option<Finding> {
+    let sysctl = |name: &str| {
+        let text = fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?;
+        text.trim().parse::<i64>().ok()
+    };
+    let disabled = sysctl("io_uring_disabled")?;
+    let allowed = sysctl("io_uring_group").unwrap_or(-1);
+    let is_member = ours.gids.iter().any(|gid| i64::from(*gid) == allowed);
+    let is_admin =
+        capabilities(None).is_ok_and(|ours| ours.effective.contains(CapabilitySet::SYS_ADMIN));
+    match disabled {
+        1 if is_admin && !is_member => Some(Finding::warning(
+            "io_uring",
+            "kernel.io_uring_disabled is 1: this process may use io_uring by CAP_SYS_ADMIN, which cleave@.service drops",
+            "set the sysctl kernel.io_uring_group to the number of the group cleave",
+        )),
+        _ => None,
+    }
+}
+
+fn mandatory_access() -> Finding {
+    let check = "confinement";
+    let is =
+        |path: &str, value: &str| fs::read_to_string(path).is_ok_and(|found| found.trim() == value);
+    if is("/sys/fs/selinux/enforce", "1") {
+        return Finding::warning(
+            check,
+            "SELinux enforces its policy, which may keep QEMU from the socket and the daemon from the image",
+            "if it does, ausearch -m avc names what it denied",
+        );
+    }
+    match is("/sys/module/apparmor/parameters/enabled", "Y") {
+        true => Finding::ok(
+            check,
+            "AppArmor is on; if it keeps QEMU from the socket, journalctl -k names what it denied",
+        ),
+        false => Finding::ok(check, "neither SELinux nor AppArmor restricts programs"),
+    }
+}
+
+/// The units give their sockets to the group.
+fn group(gid: Option<u32>, vmm: &User) -> Finding {
+    let name = &vmm.name;
+    match gid {
+        None => Finding::warning(
+            "group",
+            format!("there is no group {GROUP}, which the systemd units use"),
+            format!("groupadd --system {GROUP}, or install the package"),
+        ),
+        Some(gid) if vmm.uid == 0 || vmm.gids.contains(&gid) => Finding::ok(
+            "group",
+            format!("{name} may use the sockets of the group {GROUP}"),
+        ),
+        Some(_) => Finding::warning(
+            "group",
+            format!(
+                "{name} is not in the group {GROUP}, to which the sockets of the systemd units belong"
+            ),
+            format!("usermod -aG {GROUP} {name}, and start the VMM again"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    #[test]
+    fn kernels_are_compared_by_number() {
+        for (release, level) in [
+            ("5.18.19-generic", Level::Problem),
+            ("5.19.0", Level::Ok),
+            ("6.1.0-49-amd64", Level::Ok),
+            ("10.0", Level::Ok),
+            ("4.20", Level::Problem),
+            ("", Level::Problem),
+        ] {
+            assert_eq!(kernel(release).level, level, "{release}");
+        }
+    }
+
+    #[test]
+    fn members_of_the_group_and_root_may_use_its_sockets() {
+        let user = |uid, gid| User {
+            name: "a".to_owned(),
+            uid,
+            gids: vec![gid],
+        };
+        assert_eq!(group(Some(9), &user(5, 9)).level, Level::Ok);
+        assert_eq!(group(Some(9), &user(0, 0)).level, Level::Ok);
+        assert_eq!(group(Some(9), &user(5, 8)).level, Level::Warning);
+        assert_eq!(group(None, &user(5, 8)).level, Level::Warning);
+    }
+}

@@ -1,0 +1,71 @@
+//! `cleave doctor`: looks for what keeps a disk from being served, and says how to mend it. It changes nothing.
+
+mod access;
+mod disk;
+mod finding;
+mod host;
+mod limits;
+mod socket;
+mod users;
+
+use std::path::PathBuf;
+
+use crate::failure::Failure;
+use crate::print;
+use finding::Level;
+use users::User;
+
+/// What to check besides the host.
+#[derive(Debug)]
+pub(crate) struct Doctor {
+    /// The socket of the frontends.
+    pub(crate) socket: Option<PathBuf>,
+    /// The image or block device.
+    pub(crate) disk: Option<PathBuf>,
+    /// The VMM's user.
+    pub(crate) user: Option<String>,
+    pub(crate) json: bool,
+}
+
+/// Users that run QEMU under libvirt: Debian and Ubuntu, then Fedora.
+const VMM_USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
+
+/// Prints all findings; a problem among them is a failure.
+pub(crate) fn run(doctor: &Doctor) -> Result<(), Failure> {
+    let ours = User::current();
+    let theirs = vmm_user(doctor, &ours)?;
+    let mut findings = host::check(&ours, &theirs);
+    findings.extend(limits::check());
+    if let Some(path) = &doctor.socket {
+        findings.extend(socket::check(path, &theirs));
+    }
+    if let Some(path) = &doctor.disk {
+        findings.extend(disk::check(path, &ours));
+    }
+    print(&match doctor.json {
+        true => finding::json(&findings),
+        false => finding::lines(&findings),
+    })?;
+    let problems = findings
+        .iter()
+        .filter(|found| found.level == Level::Problem);
+    match problems.count() {
+        0 => Ok(()),
+        1 => Err(Failure::run("1 problem was found")),
+        several => Err(Failure::run(format!("{several} problems were found"))),
+    }
+}
+
+fn vmm_user(doctor: &Doctor, ours: &User) -> Result<User, Failure> {
+    match &doctor.user {
+        Some(name) => User::named(name).ok_or_else(|| {
+            Failure::input(format!(
+                "--user {name}: there is no such user in /etc/passwd: give a name or a number that is there"
+            ))
+        }),
+        None => Ok(VMM_USERS
+            .iter()
+            .find_map(|name| User::named(name))
+            .unwrap_or_else(|| ours.clone())),
+    }
+}

@@ -1,0 +1,66 @@
+//! The socket: whether it is there, whether a daemon listens, and whether the VMM may connect.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+
+use super::access::{self, WRITE};
+use super::finding::Finding;
+use super::users::User;
+
+const CHECK: &str = "socket";
+
+/// Checks the socket for the VMM's user. Nothing connects to it: a frontend that connects and leaves is logged.
+pub(super) fn check(path: &Path, vmm: &User) -> Vec<Finding> {
+    let shown = path.display();
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(_) => return vec![absent(path, vmm)],
+    };
+    if !found.file_type().is_socket() {
+        let what = format!("{shown} is no socket, and the daemon refuses to replace it");
+        return vec![Finding::problem(
+            CHECK,
+            what,
+            "remove it, or choose another path",
+        )];
+    }
+    let is_root = vmm.uid == 0;
+    let refused = access::check(CHECK, path, vmm, WRITE).filter(|_| !is_root);
+    let reached = refused
+        .unwrap_or_else(|| Finding::ok(CHECK, format!("{} may connect to {shown}", vmm.name)));
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let listening = match listens(&sockets, path) {
+        true => Finding::ok(CHECK, format!("a program listens on {shown}")),
+        false => Finding::warning(
+            CHECK,
+            format!("nothing listens on {shown}"),
+            "start the daemon, which replaces the stale file (systemctl status cleave@NAME)",
+        ),
+    };
+    vec![reached, listening]
+}
+
+/// There is no socket: nothing runs, or the path or its folder is wrong.
+fn absent(path: &Path, vmm: &User) -> Finding {
+    let folder = access::folder(path);
+    let refused = access::check(CHECK, &folder, vmm, access::READ >> 2);
+    refused.unwrap_or_else(|| {
+        Finding::problem(
+            CHECK,
+            format!("{} does not exist", path.display()),
+            "start the daemon (systemctl start cleave@NAME), or correct the path",
+        )
+    })
+}
+
+/// Whether a socket of this path accepts connections, by the kernel's list of sockets.
+fn listens(sockets: &str, path: &Path) -> bool {
+    // Num RefCount Protocol Flags Type State Inode Path; the flag is __SO_ACCEPTCON.
+    const ACCEPTS: &str = "00010000";
+    let path = path.to_string_lossy();
+    sockets.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(3) == Some(&ACCEPTS) && fields.get(7) == Some(&&*path)
+    })
+}

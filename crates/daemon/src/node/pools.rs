@@ -1,0 +1,155 @@
+//! The node's pools: threads that serve many disks, on CPUs that the operator names.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use cleave_disk::DiskSpec;
+use cleave_sandbox::Role;
+use cleave_worker::Pool;
+
+use super::spec::DiskFile;
+use crate::confine::Confinement;
+use crate::cpus::{self, CpuList};
+use crate::failure::Failure;
+use crate::service::{Service, Source};
+
+/// Longest name of a pool.
+const NAME_CHARS_MAX: usize = 32;
+
+/// `--pool`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PoolSpec {
+    name: String,
+    cpus: Vec<usize>,
+}
+
+impl FromStr for PoolSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PoolSpec, String> {
+        let Some((name, list)) = text.split_once('=') else {
+            return Err("write NAME=CPUS, such as fast=2-5".to_owned());
+        };
+        if name.len() > NAME_CHARS_MAX || !super::is_id(name) {
+            return Err(format!(
+                "'{name}' is no name: write at most {NAME_CHARS_MAX} letters, digits, '_', '.' and '-'"
+            ));
+        }
+        let CpuList(cpus) = list.parse()?;
+        Ok(PoolSpec {
+            name: name.to_owned(),
+            cpus,
+        })
+    }
+}
+
+/// The pools by their names.
+#[derive(Debug, Default)]
+pub(super) struct Pools(BTreeMap<String, Arc<Pool>>);
+
+impl Pools {
+    /// Starts the threads of all pools.
+    pub(super) fn start(specs: &[PoolSpec], confinement: &Confinement) -> Result<Pools, Failure> {
+        check(specs, cpus::allowed().as_deref()).map_err(Failure::input)?;
+        let mut pools = BTreeMap::new();
+        for PoolSpec { name, cpus } in specs {
+            let pool = Pool::new(name, cpus, confinement.narrowing(Role::Pool));
+            let pool = pool.map_err(|error| {
+                Failure::run(format!("cannot start the threads of pool {name}: {error}"))
+            })?;
+            pools.insert(name.clone(), pool);
+        }
+        Ok(Pools(pools))
+    }
+
+    /// Has a disk's service use the pool that its file names.
+    pub(super) fn assign(&self, file: &DiskFile, service: &mut Service) -> Result<(), String> {
+        let Some(name) = &file.pool else {
+            return Ok(());
+        };
+        let pool = self.0.get(name).ok_or_else(|| self.unknown(name))?;
+        let own = [("workers", &file.workers), ("cpus", &file.cpus)];
+        if let Some((field, _)) = own.iter().find(|(_, value)| value.is_some()) {
+            return Err(format!(
+                "pool: a disk in a pool has no threads of its own: leave {field} out"
+            ));
+        }
+        if matches!(&service.disk, Source::One(DiskSpec::Model(_))) {
+            return Err(
+                "pool: a modelled disk keeps a thread busy with its own clock: leave pool out"
+                    .to_owned(),
+            );
+        }
+        let threads = u16::try_from(pool.cpus().len()).unwrap_or(u16::MAX);
+        service.session.workers_max = threads.min(service.session.vrings_max);
+        service.open.workers = service.session.workers_max;
+        service.pool = Some(pool.clone());
+        Ok(())
+    }
+
+    fn unknown(&self, name: &str) -> String {
+        let names: Vec<_> = self.0.keys().map(String::as_str).collect();
+        match names.is_empty() {
+            true => format!("pool: there is no {name:?}: start the node with --pool {name}=CPUS"),
+            false => format!(
+                "pool: there is no {name:?}: the pools are {}",
+                names.join(", ")
+            ),
+        }
+    }
+}
+
+/// Each CPU is at hand, and in one pool; each name is used once.
+fn check(specs: &[PoolSpec], allowed: Option<&[usize]>) -> Result<(), String> {
+    let mut taken: Vec<(usize, &str)> = Vec::new();
+    for (at, PoolSpec { name, cpus }) in specs.iter().enumerate() {
+        if specs.iter().take(at).any(|other| other.name == *name) {
+            return Err(format!("--pool: {name} is given twice"));
+        }
+        for &cpu in cpus {
+            if allowed.is_some_and(|allowed| !allowed.contains(&cpu)) {
+                return Err(format!("--pool {name}: this process may not use CPU {cpu}"));
+            }
+            if let Some((_, other)) = taken.iter().find(|(used, _)| *used == cpu) {
+                return Err(format!("--pool {name}: CPU {cpu} is in pool {other} too"));
+            }
+            taken.push((cpu, name));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_cannot_be_is_refused_in_a_line() {
+        let rows: [(&[&str], &str); 11] = [
+            (&["fast"], "NAME=CPUS"),
+            (&["=0"], "no name"),
+            (&["a b=0"], "no name"),
+            (&["fast="], "write a list"),
+            (&["fast=x"], "write a list"),
+            (&["fast=3-1"], "backwards"),
+            (&["fast=0,0"], "listed twice"),
+            (&["fast=9"], "CPU 9"),
+            (&["a=0", "a=1"], "a is given twice"),
+            (&["a=0-1", "b=1"], "CPU 1 is in pool a too"),
+            (&["a=0", "b=1-2"], ""),
+        ];
+        for (texts, part) in rows {
+            let specs: Result<Vec<PoolSpec>, String> =
+                texts.iter().map(|text| text.parse()).collect();
+            let judged = specs.and_then(|specs| check(&specs, Some(&[0, 1, 2])));
+            match judged {
+                Ok(()) => assert_eq!(part, "", "{texts:?}"),
+                Err(why) => {
+                    assert!(!part.is_empty() && why.contains(part), "{texts:?}: {why}");
+                    assert_eq!(why.lines().count(), 1, "{why}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Regular files, watched by one inotify instance: a user may have few of these (`fs.inotify.max_user_instances`).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::fs::inotify::{
+    CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init, remove_watch,
+};
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::readable;
+
+/// Truncating and allocating count as modifying, as do our own writes. A program that opened the file for that closes
+/// it afterwards, which we never do: so that is noticed at once however busy the disk is.
+pub(super) const ALL: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::CLOSE_WRITE);
+
+/// Bytes of events that are read at once.
+const EVENT_BYTES: usize = 4096;
+
+/// The instance, and the disks whose files it watches.
+#[derive(Debug)]
+pub(super) struct Files {
+    inotify: OwnedFd,
+    watched: Mutex<Watched>,
+    reading: OnceLock<AbortHandle>,
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    /// By the number of the watch. Disks that share a file share its watch.
+    files: BTreeMap<i32, Vec<Watcher>>,
+    next: u64,
+}
+
+/// A disk that wants to know of a file.
+#[derive(Debug)]
+struct Watcher {
+    disk: u64,
+    events: WatchFlags,
+    changed: Arc<Notify>,
+}
+
+/// A disk's watches. They end with this value.
+#[derive(Debug)]
+pub(crate) struct FileWatch {
+    files: Arc<Files>,
+    disk: u64,
+    /// The file's path in /proc, which keeps meaning the file that was opened, and the number of its watch.
+    paths: Vec<(String, i32)>,
+    changed: Arc<Notify>,
+}
+
+impl Files {
+    pub(super) fn open() -> Result<Files, Errno> {
+        Ok(Files {
+            inotify: init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
+            watched: Mutex::default(),
+            reading: OnceLock::new(),
+        })
+    }
+
+    /// Watches the files of a disk. To be called inside the runtime.
+    pub(super) fn watch(self: &Arc<Files>, paths: Vec<String>) -> io::Result<FileWatch> {
+        self.read()?;
+        let mut watched = self.lock();
+        let disk = watched.next;
+        watched.next += 1;
+        drop(watched);
+        let mut watch = FileWatch {
+            files: self.clone(),
+            disk,
+            paths: Vec::new(),
+            changed: Arc::default(),
+        };
+        // What is watched by then ends with `watch` if another file cannot be.
+        for path in paths {
+            watch.add(path)?;
+        }
+        Ok(watch)
+    }
+
+    /// Reads events from the first disk on.
+    fn read(self: &Arc<Files>) -> io::Result<()> {
+        if self.reading.get().is_none() {
+            let inotify = readable(self.inotify.try_clone()?)?;
+            let reading = tokio::spawn(read(inotify, Arc::downgrade(self)));
+            let _ = self.reading.set(reading.abort_handle());
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the disks that want to know of it.
+    fn tell(&self, watch: i32, events: ReadFlags) {
+        let watched = self.lock();
+        if events.contains(ReadFlags::QUEUE_OVERFLOW) {
+            let all = watched.files.values().flatten();
+            all.for_each(|watcher| watcher.changed.notify_one());
+            return;
+        }
+        for watcher in watched.files.get(&watch).into_iter().flatten() {
+            if events.bits() & watcher.events.bits() != 0 {
+                watcher.changed.notify_one();
+            }
+        }
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        if let Some(reading) = self.reading.get() {
+            reading.abort();
+        }
+    }
+}
+
+async fn read(inotify: AsyncFd<OwnedFd>, files: std::sync::Weak<Files>) {
+    loop {
+        let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
+        let read = inotify.async_io(Interest::READABLE, |fd| {
+            let mut events = Vec::new();
+            let mut reader = Reader::new(fd, &mut buffer);
+            // One read: disks that write all the time must not keep the others from being told.
+            while events.is_empty() || !reader.is_buffer_empty() {
+                let event = reader.next()?;
+                events.push((event.wd(), event.events()));
+            }
+            Ok(events)
+        });
+        // A broken watch stays silent.
+        let (Ok(events), Some(files)) = (read.await, files.upgrade()) else {
+            return;
+        };
+        events
+            .into_iter()
+            .for_each(|(watch, events)| files.tell(watch, events));
+    }
+}
+
+impl FileWatch {
+    fn add(&mut self, path: String) -> io::Result<()> {
+        let mut watched = self.files.lock();
+        // Another disk may watch the file already, for other events.
+        let flags = ALL | WatchFlags::MASK_ADD;
+        let watch = add_watch(&self.files.inotify, path.as_str(), flags)?;
+        watched.files.entry(watch).or_default().push(Watcher {
+            disk: self.disk,
+            events: ALL,
+            changed: self.changed.clone(),
+        });
+        self.paths.push((path, watch));
+        Ok(())
+    }
+
+    /// From now on these events, in place of those before.
+    pub(super) fn arm(&self, events: WatchFlags) -> io::Result<()> {
+        let mut watched = self.files.lock();
+        for (path, watch) in &self.paths {
+            let mut wanted = events;
+            for watcher in watched.files.get_mut(watch).into_iter().flatten() {
+                if watcher.disk == self.disk {
+                    watcher.events = events;
+                }
+                wanted |= watcher.events;
+            }
+            add_watch(&self.files.inotify, path.as_str(), wanted)?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+}
+
+impl Drop for FileWatch {
+    fn drop(&mut self) {
+        let mut watched = self.files.lock();
+        for (_, watch) in &self.paths {
+            let Some(watchers) = watched.files.get_mut(watch) else {
+                continue;
+            };
+            watchers.retain(|watcher| watcher.disk != self.disk);
+            if watchers.is_empty() {
+                watched.files.remove(watch);
+                // It may have gone with its file system.
+                let _ = remove_watch(&self.files.inotify, *watch);
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The service manager: the socket that it has made for us (sd_listen_fds(3)), and what it is told (sd_notify(3)).
+//!
+//! The variables stay in our own environment, because removing one is unsafe code. `cleave serve` starts no program that
+//! could take them for its own; [`leave_out`] removes them for the one that `cleave demo` starts.
+
+use std::env;
+use std::ffi::OsStr;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process::{self, Command};
+use std::time::Duration;
+
+use crate::failure::Failure;
+
+/// Number of the first descriptor that systemd passes.
+pub(crate) const FIRST_SOCKET: u32 = 3;
+
+/// How long a message may wait for a manager whose queue is full. The control loop waits meanwhile.
+const SEND_MAX: Duration = Duration::from_millis(100);
+
+const VARIABLES: [&str; 6] = [
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+];
+
+/// The descriptor of the socket that systemd passed to this process. `None`: it passed none.
+pub(crate) fn passed() -> Result<Option<u32>, Failure> {
+    let count = match is_ours("LISTEN_PID") {
+        Some(true) => number("LISTEN_FDS").unwrap_or(0),
+        Some(false) | None => 0,
+    };
+    match count {
+        0 => Ok(None),
+        1 => Ok(Some(FIRST_SOCKET)),
+        more => Err(Failure::input(format!(
+            "systemd passed {more} sockets, and a disk has one: leave one ListenStream= in the socket unit"
+        ))),
+    }
+}
+
+/// Keeps the manager's variables from a program that we start.
+pub(crate) fn leave_out(command: &mut Command) {
+    for variable in VARIABLES {
+        command.env_remove(variable);
+    }
+}
+
+/// The service manager that started this process; without one, nothing is sent.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    channel: Option<UnixDatagram>,
+    /// Longest time between two signs of life.
+    watchdog: Option<Duration>,
+}
+
+impl Manager {
+    /// As the environment describes it. Connects now: once the process is confined, it cannot.
+    pub(crate) fn from_environment() -> Manager {
+        let address = env::var_os("NOTIFY_SOCKET").and_then(|name| address(&name));
+        let channel = address.and_then(|address| {
+            let socket = UnixDatagram::unbound().ok()?;
+            socket.set_write_timeout(Some(SEND_MAX)).ok()?;
+            socket.connect_addr(&address).ok()?;
+            Some(socket)
+        });
+        // The variable of another process may have come down to us.
+        let is_ours = is_ours("WATCHDOG_PID").unwrap_or(true);
+        let interval = number("WATCHDOG_USEC").filter(|usec| is_ours && *usec > 0);
+        Manager {
+            channel,
+            watchdog: interval.map(Duration::from_micros),
+        }
+    }
+
+    /// Frontends can connect. `status`: what `systemctl status` shows.
+    pub(crate) fn ready(&self, status: &str) {
+        // A path may hold a line feed, which would begin another assignment.
+        let status = status.replace(char::is_control, "?");
+        self.tell(&format!("READY=1\nSTATUS={status}"));
+    }
+
+    /// The process has been told to end.
+    pub(crate) fn stopping(&self) {
+        self.tell("STOPPING=1\nSTATUS=finishing the requests in flight");
+    }
+
+    /// Sends assignments, one a line. A manager that takes none is no reason to stop serving.
+    pub(crate) fn tell(&self, state: &str) {
+        if let Some(socket) = &self.channel {
+            let _ = socket.send(state.as_bytes());
+        }
+    }
+
+    /// Sends a sign of life at half the interval that the manager asks for, from the thread of the control loop: one that
+    /// hangs sends none. Without an interval there is no timer, so that an idle daemon sleeps.
+    pub(crate) fn watch(&self) {
+        let (Some(interval), Some(socket)) = (self.watchdog, &self.channel) else {
+            return;
+        };
+        let Ok(socket) = socket.try_clone() else {
+            return;
+        };
+        tokio::spawn(async move {
+            let mut due = tokio::time::interval(interval / 2);
+            loop {
+                due.tick().await;
+                let _ = socket.send(b"WATCHDOG=1");
+            }
+        });
+    }
+}
+
+/// A path, or `@` and an abstract name.
+fn address(name: &OsStr) -> Option<SocketAddr> {
+    match name.as_bytes() {
+        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest).ok(),
+        [b'/', ..] => SocketAddr::from_pathname(name).ok(),
+        _ => None,
+    }
+}
+
+/// Whether the variable names this process.
+fn is_ours(variable: &str) -> Option<bool> {
+    Some(number(variable)? == u64::from(process::id()))
+}
+
+fn number(variable: &str) -> Option<u64> {
+    env::var(variable).ok()?.parse().ok()
+}

@@ -1,0 +1,131 @@
+//! One disk in detail: where the time of its requests goes, and how it is distributed.
+
+use std::collections::BTreeMap;
+
+use super::screen::{cut, micros, sheet};
+use crate::control::report::Report;
+
+/// Longest bar, in characters.
+const BAR: usize = 40;
+/// The stages of a request, in their order.
+const STAGES: [&str; 4] = ["ring", "plan", "device", "publish"];
+
+/// As much of it as there are lines.
+pub(super) fn page(report: &Report, lines_max: usize) -> Vec<String> {
+    let mut lines: Vec<String> = stages(report);
+    lines.extend(histogram(report));
+    lines.extend(sheet(report).lines().map(str::to_owned));
+    // The name is the sheet's first line; it belongs to the top.
+    let name = format!("{}: {}   (Esc: all disks)", report.id, report.name);
+    lines.insert(0, cut(&name, 80));
+    lines.truncate(lines_max);
+    lines
+}
+
+/// The mean time of a request in each stage.
+fn stages(report: &Report) -> Vec<String> {
+    let mean = |stage: &str| {
+        let each = report
+            .requests
+            .iter()
+            .filter_map(|row| row.stages.get(stage));
+        let (count, sum) = each.fold((0, 0.0), |(count, sum), times| {
+            (
+                count + times.count,
+                sum + times.mean_us * times.count as f64,
+            )
+        });
+        (count > 0).then(|| (stage.to_owned(), sum / count as f64))
+    };
+    let means: Vec<_> = STAGES.iter().filter_map(|stage| mean(stage)).collect();
+    let sum: f64 = means.iter().map(|(_, mean)| mean).sum();
+    let line = |(stage, mean): &(String, f64)| {
+        let share = mean / sum.max(f64::MIN_POSITIVE);
+        format!("  {stage:<8} {:>8} us  {}", micros(*mean), bar(share))
+    };
+    titled("mean time of a request by stage", means.iter().map(line))
+}
+
+/// How many requests took how long with the device, in powers of two.
+fn histogram(report: &Report) -> Vec<String> {
+    let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
+    let buckets = report.requests.iter().flat_map(|row| &row.device_buckets);
+    for (start_ns, count) in buckets.filter(|(_, count)| *count > 0) {
+        *counts.entry(start_ns.max(&1).ilog2()).or_default() += count;
+    }
+    let most = counts.values().copied().max().unwrap_or(0);
+    let line = |(power, count): (&u32, &u64)| {
+        let from_us = (1_u64 << power) as f64 / 1000.0;
+        let share = *count as f64 / most as f64;
+        format!("  {:>8} us  {count:>9}  {}", micros(from_us), bar(share))
+    };
+    titled(
+        "requests by their time with the device, from",
+        counts.iter().map(line),
+    )
+}
+
+/// Nothing where there is nothing to show.
+fn titled(title: &str, lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut all: Vec<String> = std::iter::once(format!("  {title}")).chain(lines).collect();
+    if all.len() == 1 {
+        all.clear();
+    }
+    all
+}
+
+/// A bar, in eighths of a character. What is not nothing is seen.
+fn bar(share: f64) -> String {
+    const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let eighths = (share.clamp(0.0, 1.0) * (BAR * 8) as f64).round() as usize;
+    let eighths = eighths.max(usize::from(share > 0.0));
+    let part = PARTS.get(eighths % 8).copied().unwrap_or_default();
+    format!("{}{part}", "█".repeat(eighths / 8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rates::tests::report;
+    use super::*;
+    use crate::control::report::Times;
+
+    #[test]
+    fn a_bar_is_as_long_as_its_share() {
+        for (share, wanted) in [
+            (0.0, String::new()),
+            (1e-9, "▏".to_owned()),
+            (0.5, "█".repeat(20)),
+            (0.509_375, "█".repeat(20) + "▍"),
+            (7.0, "█".repeat(40)),
+            (f64::NAN, String::new()),
+        ] {
+            assert_eq!(bar(share), wanted, "{share}");
+        }
+    }
+
+    #[test]
+    fn stages_and_times_are_drawn() {
+        let mut report = report("a", 5.0, 5, &[(1024, 30), (1152, 10), (65_536, 20), (9, 0)]);
+        let times = |mean_us| Times {
+            mean_us,
+            ..report.requests[0].stages["device"]
+        };
+        let ring = times(240.0);
+        report.requests[0].stages.insert("ring".to_owned(), ring);
+        let page = page(&report, 24);
+        let drawn: Vec<&str> = page.iter().take(7).map(String::as_str).collect();
+        let expected = [
+            "a: /images/a   (Esc: all disks)",
+            "  mean time of a request by stage",
+            &format!("  ring          240 us  {}", "█".repeat(30)),
+            &format!("  device       80.0 us  {}", "█".repeat(10)),
+            "  requests by their time with the device, from",
+            &format!("      1.02 us         40  {}", "█".repeat(40)),
+            &format!("      65.5 us         20  {}", "█".repeat(20)),
+        ];
+        assert_eq!(drawn, expected);
+        assert!(page.iter().any(|line| line.starts_with("  frontend")));
+        report.requests.clear();
+        assert!(super::page(&report, 3).len() == 3);
+    }
+}

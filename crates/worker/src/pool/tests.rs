@@ -1,0 +1,171 @@
+use std::time::{Duration, Instant};
+
+use cleave_blk::Op;
+use cleave_disk::{Disk, DiskSpec, OpenOptions};
+use cleave_engine::{Done, Wait};
+use cleave_guest::Epoch;
+use rustix::thread::sched_getcpu;
+
+use super::*;
+use crate::{Split, Tuning, WorkerConfig};
+
+/// A store that panics when it is used, or whose disk hangs until it is told otherwise.
+enum Bad {
+    Mistaken,
+    Hanging(Arc<AtomicBool>),
+}
+
+impl Store for Bad {
+    fn room(&self) -> usize {
+        1
+    }
+    fn in_flight(&self) -> usize {
+        match self {
+            Bad::Mistaken => 0,
+            Bad::Hanging(hangs) => usize::from(hangs.load(Ordering::Relaxed)),
+        }
+    }
+    fn push(&mut self, _: &mut Reactor, _: &Epoch, _: Op<'_>, _: u64) {}
+    fn reap(&mut self) -> Option<Done> {
+        None
+    }
+    fn is_ready(&self) -> bool {
+        false
+    }
+    fn before_enter(&mut self, _: &mut Reactor, _: Wait) -> Option<Duration> {
+        match self {
+            Bad::Mistaken => panic!("told to panic"),
+            Bad::Hanging(_) => Some(Duration::from_millis(1)),
+        }
+    }
+}
+
+fn pool(threads: usize) -> Arc<Pool> {
+    Pool::new("test", &vec![sched_getcpu(); threads], || ()).unwrap()
+}
+
+fn device(pool: &Arc<Pool>) -> Arc<Device> {
+    let disk = Disk::open(&DiskSpec::Ram(1 << 20), &OpenOptions::default()).unwrap();
+    let config = WorkerConfig {
+        cpus: Vec::new(),
+        ops: 64,
+    };
+    let device = Device::new(
+        Arc::new(disk),
+        [0; 20],
+        true,
+        config,
+        Tuning::new(Split::Off),
+    );
+    Arc::new(device.in_pool(Some(pool.clone())))
+}
+
+fn event() -> Arc<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    Arc::new(eventfd(0, flags).unwrap())
+}
+
+fn memory() -> Arc<Memory> {
+    Memory::new(Vec::new()).unwrap()
+}
+
+/// A worker beside whatever else the pool runs, and its alarm.
+fn good(pool: &Arc<Pool>) -> (Handle, Arc<OwnedFd>) {
+    let alarm = event();
+    let handle = Handle::spawn(0, None, device(pool), memory(), alarm.clone()).unwrap();
+    (handle, alarm)
+}
+
+fn bad(pool: &Arc<Pool>, store: Bad) -> (Handle, Arc<OwnedFd>) {
+    let alarm = event();
+    let placed = pool.place(
+        device(pool),
+        memory(),
+        alarm.clone(),
+        |newcomer, reactor| newcomer.seat(reactor, store),
+    );
+    (placed.unwrap(), alarm)
+}
+
+fn is_rung(alarm: &OwnedFd) -> bool {
+    rustix::io::read(alarm, &mut [0; 8]).is_ok()
+}
+
+/// Whether it comes true before the test gives up.
+fn becomes(is_so: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        if is_so() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn a_panic_ends_its_worker_and_no_other_on_the_thread() {
+    let pool = pool(1);
+    let (first, first_alarm) = good(&pool);
+    let (mistaken, alarm) = bad(&pool, Bad::Mistaken);
+    let (second, second_alarm) = good(&pool);
+    assert!(becomes(|| mistaken.has_ended()));
+    assert!(becomes(|| is_rung(&alarm)));
+    assert_eq!(mistaken.pass().wait(), None, "a dead worker answers");
+    drop(mistaken);
+    for (handle, alarm) in [(first, first_alarm), (second, second_alarm)] {
+        assert_eq!(handle.pass().wait(), Some(()));
+        assert!(!handle.has_ended() && !is_rung(&alarm));
+    }
+    assert_eq!(pool.workers(), [0]);
+}
+
+#[test]
+fn a_worker_whose_disk_hangs_ends_later_and_delays_no_other() {
+    let pool = pool(1);
+    let hangs = Arc::new(AtomicBool::new(true));
+    let (hanging, _alarm) = bad(&pool, Bad::Hanging(hangs.clone()));
+    let ending = std::thread::spawn(move || drop(hanging));
+    for _ in 0..100 {
+        let (handle, alarm) = good(&pool);
+        assert_eq!(handle.pass().wait(), Some(()));
+        assert!(!is_rung(&alarm));
+    }
+    assert!(!ending.is_finished(), "it ended with an op in flight");
+    assert_eq!(pool.workers(), [1]);
+    hangs.store(false, Ordering::Relaxed);
+    ending.join().unwrap();
+    assert_eq!(pool.workers(), [0]);
+}
+
+#[test]
+fn workers_are_spread_over_the_threads() {
+    let pool = pool(3);
+    let start = |device: &Arc<Device>, number| {
+        Handle::spawn(number, None, device.clone(), memory(), event()).unwrap()
+    };
+    let (one, two) = (device(&pool), device(&pool));
+    let _first = start(&one, 0);
+    let _second = [0, 1, 2].map(|number| start(&two, number));
+    assert_eq!(pool.workers(), [2, 1, 1]);
+    // No thread has two workers of a disk while another has none.
+    let _third = [1, 2].map(|number| start(&one, number));
+    assert_eq!(pool.workers(), [2, 2, 2]);
+    let (fourth, _alarm) = good(&pool);
+    drop(_second);
+    assert_eq!(pool.workers(), [2, 1, 1]);
+    drop(fourth);
+}
+
+#[test]
+fn the_threads_of_a_pool_are_pinned_and_call_the_hook_first() {
+    let (told, seen) = channel();
+    let hook = move || {
+        let name = std::thread::current().name().map(str::to_owned);
+        let _ = told.send((name, sched_getcpu()));
+    };
+    let cpu = sched_getcpu();
+    let pool = Pool::new("hooked", &[cpu], hook).unwrap();
+    let _worker = good(&pool);
+    assert_eq!(seen.try_recv(), Ok((Some("p0-hooked".to_owned()), cpu)));
+}

@@ -1,0 +1,213 @@
+//! `cleave doctor`: what it finds, and that it names the remedy.
+#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+
+use std::fs::{Permissions, create_dir, set_permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+
+use cleave_tests::{Daemon, Scratch, ignored, is_root, program_copy, run_to_exit};
+use serde_json::Value;
+
+/// A user without rights, on every system.
+const NOBODY: &str = "65534";
+
+/// The findings of one check: level, and text with remedy.
+fn findings(output: &str, check: &str) -> Vec<(String, String)> {
+    let all: Value = serde_json::from_str(output).unwrap();
+    let all = all["findings"].as_array().unwrap();
+    let of_check = all.iter().filter(|finding| finding["check"] == check);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    of_check
+        .map(|found| {
+            let line = format!("{}: {}", text(&found["found"]), text(&found["remedy"]));
+            (text(&found["level"]), line)
+        })
+        .collect()
+}
+
+/// Runs it with a question about a socket or a disk: its exit code, and what it found about that.
+fn ask(option: &str, path: &Path, more: &[&str]) -> (Option<i32>, Vec<(String, String)>) {
+    let path = path.to_str().unwrap();
+    let args = [&["doctor", "--json", option, path], more].concat();
+    let ended = run_to_exit(&args);
+    let check = option.trim_start_matches("--").trim_end_matches("-path");
+    (ended.code, findings(&ended.stdout, check))
+}
+
+fn allow(path: &Path, mode: u32) {
+    set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn the_host_is_described_a_finding_a_line() {
+    let ended = run_to_exit(&["doctor"]);
+    assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+    for check in [
+        "kernel",
+        "io_uring",
+        "open files",
+        "memlock",
+        "huge pages",
+        "shared memory",
+        "confinement",
+        "group",
+    ] {
+        let mut lines = ended.stdout.lines();
+        let line = lines.find(|line| line.get(9..).is_some_and(|rest| rest.starts_with(check)));
+        let line = line.unwrap_or_else(|| panic!("{check} is not in {}", ended.stdout));
+        assert!(
+            line.starts_with("OK ") || line.starts_with("warning "),
+            "{line}"
+        );
+    }
+    let json = run_to_exit(&["doctor", "--json"]);
+    assert_eq!(findings(&json.stdout, "kernel")[0].0, "ok");
+}
+
+#[test]
+fn what_is_wrong_with_the_limits_is_a_problem() {
+    let program = cleave_tests::program_path();
+    let line = format!("ulimit -n 100; {} doctor --json", program.display());
+    let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let found = findings(&String::from_utf8(output.stdout).unwrap(), "open files");
+    assert_eq!(found[0].0, "problem");
+    assert!(found[0].1.contains("LimitNOFILE="), "{found:?}");
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "cleave: 1 problem was found\n"
+    );
+}
+
+#[test]
+fn a_missing_folder_and_a_missing_image_are_named() {
+    let scratch = Scratch::in_memory();
+    let folder = scratch.join("none");
+    for (option, path, says) in [
+        (
+            "--socket-path",
+            folder.join("socket"),
+            format!("{} does not exist", folder.display()),
+        ),
+        (
+            "--socket-path",
+            scratch.join("none"),
+            format!("{} does not exist: start", folder.display()),
+        ),
+        (
+            "--disk",
+            folder.join("image"),
+            format!("{} does not exist", folder.display()),
+        ),
+    ] {
+        let (code, found) = ask(option, &path, &["--user", "0"]);
+        // As root every folder can be entered.
+        let (level, line) = &found[0];
+        if is_root() || option == "--disk" {
+            assert_eq!((code, level.as_str()), (Some(1), "problem"), "{found:?}");
+            assert!(line.contains(&says), "{says} is not in {line}");
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_the_vmm_may_not_use_is_a_problem_until_it_may() {
+    let scratch = Scratch::in_memory();
+    let socket = scratch.join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    allow(&socket, 0o600);
+    allow(scratch.path(), 0o700);
+    let ask = || ask("--socket-path", &socket, &["--user", NOBODY]);
+    let (code, found) = ask();
+    assert_eq!((code, found[0].0.as_str()), (Some(1), "problem"));
+    let folder = format!("may not enter {} (mode 0700", scratch.path().display());
+    assert!(found[0].1.contains(&folder), "{found:?}");
+    allow(scratch.path(), 0o755);
+    let (_, found) = ask();
+    let file = format!("may not write to {} (mode 0600", socket.display());
+    assert!(found[0].1.contains(&file), "{found:?}");
+    allow(&socket, 0o666);
+    let (code, found) = ask();
+    assert_eq!((code, found[0].0.as_str()), (Some(0), "ok"), "{found:?}");
+    assert!(found[1].1.starts_with("a program listens"), "{found:?}");
+    drop(listener);
+    let (_, found) = ask();
+    assert_eq!(found[1].0, "warning", "{found:?}");
+}
+
+#[test]
+fn an_image_in_use_is_a_problem_that_names_the_process() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    let (code, found) = ask("--disk", &image, &[]);
+    assert_eq!(code, Some(0), "{found:?}");
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    let (code, found) = ask("--disk", &image, &[]);
+    assert_eq!(code, Some(1), "{found:?}");
+    let held = format!(" [{}])", daemon.pid());
+    let is_named = |(level, line): &(String, String)| {
+        level == "problem" && line.contains("in use by another cleave (") && line.contains(&held)
+    };
+    assert!(found.iter().any(is_named), "{held} is not in {found:?}");
+    daemon.finish();
+    // A reader without locks is no problem, but worth knowing.
+    let _reader = std::fs::File::open(&image).unwrap();
+    let (code, found) = ask("--disk", &image, &[]);
+    let own = format!("[{}]", std::process::id());
+    assert_eq!(code, Some(0), "{found:?}");
+    let is_named = |(level, line): &(String, String)| level == "warning" && line.contains(&own);
+    assert!(found.iter().any(is_named), "{found:?}");
+}
+
+#[test]
+fn a_folder_that_the_user_may_not_enter_is_named() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let scratch = Scratch::new();
+    allow(scratch.path(), 0o755);
+    let closed = scratch.join("closed");
+    create_dir(&closed).unwrap();
+    std::fs::File::create(closed.join("image"))
+        .unwrap()
+        .set_len(1 << 20)
+        .unwrap();
+    allow(&closed, 0o700);
+    let program = program_copy(&scratch);
+    let image = closed.join("image");
+    let ask = || {
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+        let output = Command::new("setpriv")
+            .args(nobody)
+            .arg(&program)
+            .args(["doctor", "--json", "--disk"])
+            .arg(&image)
+            .output()
+            .unwrap();
+        let found = findings(&String::from_utf8(output.stdout).unwrap(), "disk");
+        (output.status.code(), found)
+    };
+    let (code, found) = ask();
+    let says = format!("may not enter {}", closed.display());
+    assert_eq!((code, found.len()), (Some(1), 1), "{found:?}");
+    assert!(found[0].1.contains(&says), "{says} is not in {found:?}");
+    allow(&closed, 0o755);
+    let (code, found) = ask();
+    assert_eq!(
+        (code, found[0].0.as_str()),
+        (Some(1), "problem"),
+        "{found:?}"
+    );
+    assert!(found[0].1.contains("may not read and write"), "{found:?}");
+    allow(&image, 0o666);
+    assert_eq!(ask().0, Some(0));
+}
+
+#[test]
+fn a_user_that_does_not_exist_is_bad_input() {
+    let ended = run_to_exit(&["doctor", "--user", "no-such-user"]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
+    assert!(ended.stderr.contains("no such user"), "{}", ended.stderr);
+}

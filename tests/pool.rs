@@ -1,0 +1,315 @@
+//! `cleave node --pool`: many disks on few threads, and one does not feel another.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cleave_client::{Client, Layout, Options, Order, Stop, Verify, Workload};
+use cleave_tests::http::{Response, fetch, get};
+use cleave_tests::{
+    Daemon, Scratch, exercise, exercise_queue, run_to_exit, scale, small, wait_until,
+};
+use rustix::thread::sched_getcpu;
+use serde_json::{Value, json};
+
+const SPAN: u64 = 4 << 20;
+
+struct Node(Daemon);
+
+impl Node {
+    /// A node whose pool `one` has a thread on a CPU that is at hand.
+    fn start(scratch: Scratch) -> Node {
+        Node::start_with(scratch, &format!("one={}", sched_getcpu()))
+    }
+
+    fn start_with(scratch: Scratch, pool: &str) -> Node {
+        let run = scratch.join("run");
+        let state = scratch.join("state");
+        let control = run.join("control.sock");
+        let line = [
+            Path::new("node"),
+            Path::new("--pool"),
+            Path::new(pool),
+            Path::new("--state"),
+            &state,
+            Path::new("--run"),
+            &run,
+        ];
+        Node(Daemon::with_args(scratch, control, &line))
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &str) -> Response {
+        fetch(self.0.socket(), method, path, body)
+    }
+
+    fn put(&self, id: &str, body: &Value) -> Response {
+        self.ask("PUT", &format!("/v1/disks/{id}"), &body.to_string())
+    }
+
+    fn add(&self, id: &str, body: &Value) {
+        let answer = self.put(id, body);
+        assert_eq!(answer.status, 201, "{id}: {}", answer.body);
+    }
+
+    fn remove(&self, id: &str) {
+        let answer = self.ask("DELETE", &format!("/v1/disks/{id}?mode=hard"), "");
+        assert_eq!(answer.status, 200, "{id}: {}", answer.body);
+    }
+
+    fn socket(&self, id: &str) -> PathBuf {
+        self.0.scratch().join("run").join(id).join("disk.sock")
+    }
+
+    fn open(&self, id: &str, options: &Options) -> Client {
+        let mut client = None;
+        wait_until(|| {
+            client = Client::open(&self.socket(id), options).ok();
+            client.is_some()
+        });
+        client.unwrap_or_else(|| panic!("{id}: no client\n{}", self.0.log_tail()))
+    }
+
+    /// Adds disks in memory and in files, in the pool, each with the next of these ways of waiting.
+    fn add_disks(&self, count: usize, ways: &[&str]) -> Vec<String> {
+        let add = |(number, way): (usize, &&str)| {
+            let id = format!("d{number}");
+            let disk = match number % 2 {
+                0 => json!("ram:4M"),
+                _ => json!(self.0.scratch().image(&id, SPAN)),
+            };
+            self.add(&id, &pooled(&disk, way));
+            id
+        };
+        (0..count).zip(ways.iter().cycle()).map(add).collect()
+    }
+}
+
+fn pooled(disk: &Value, way: &str) -> Value {
+    json!({"disk": [disk], "queues": 2, "pool": "one", "completion": way, "persistent": false})
+}
+
+/// Reads and writes that are checked.
+fn mix(seed: u64, stop: Stop) -> Workload<'static> {
+    Workload {
+        read_percent: 50,
+        block_bytes: 4096,
+        depth: 8,
+        offset_bytes: 0,
+        span_bytes: SPAN / 2,
+        order: Order::Random,
+        seed,
+        stop,
+        verify: Verify::Pattern(seed),
+        offered: None,
+        pulse: None,
+        layout: Layout::Auto,
+        abort: None,
+    }
+}
+
+/// Fills the part of the disk that `mix` uses, and then runs checked requests; how many there were.
+fn check(client: &mut Client, seed: u64, stop: Stop, abort: Option<&AtomicBool>) -> u64 {
+    let fill = Workload {
+        read_percent: 0,
+        order: Order::Sequential,
+        ..mix(seed, Stop::Requests(SPAN / 2 / 4096))
+    };
+    let checked = Workload {
+        abort,
+        ..mix(seed, stop)
+    };
+    let run = |client: &mut Client, workload: &Workload<'_>| {
+        let tally = client.queue(0).run(workload, |_| ()).unwrap();
+        assert_eq!(tally.failed, 0, "{tally:?}");
+        tally.requests()
+    };
+    run(client, &fill);
+    run(client, &checked)
+}
+
+/// Checks all disks at once.
+fn check_all(clients: &mut [Client], stop: Stop) {
+    std::thread::scope(|scope| {
+        for (seed, client) in (1..).zip(clients) {
+            scope.spawn(move || {
+                check(client, seed, stop, None);
+                exercise(client).unwrap();
+            });
+        }
+    });
+}
+
+fn thread_names(daemon: &Daemon) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let name = |task: std::io::Result<std::fs::DirEntry>| {
+        let name = std::fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
+        Some(name.trim().to_owned())
+    };
+    tasks.filter_map(name).collect()
+}
+
+#[test]
+fn every_disk_of_a_pool_keeps_its_own_data_however_it_waits() {
+    let node = Node::start(Scratch::new());
+    let ids = node.add_disks(
+        16,
+        &[
+            "adaptive",
+            "adaptive",
+            "interrupt",
+            "interrupt",
+            "poll",
+            "poll",
+        ],
+    );
+    let mut clients: Vec<Client> = ids.iter().map(|id| node.open(id, &small(2))).collect();
+    check_all(&mut clients, Stop::Requests(scale(1000) as u64));
+    let names = thread_names(&node.0);
+    let count = |start: &str| names.iter().filter(|name| name.starts_with(start)).count();
+    assert_eq!((count("cleave-w"), count("p0-one")), (0, 1), "{names:?}");
+    drop(clients);
+    node.0.finish();
+}
+
+#[test]
+fn idle_disks_of_a_pool_wake_nobody() {
+    let node = Node::start(Scratch::new());
+    // In memory: the kernel's own threads for writes to files end 5 s after their last one.
+    let ids: Vec<_> = (0..16).map(|number| format!("d{number}")).collect();
+    for (number, id) in ids.iter().enumerate() {
+        let way = ["adaptive", "interrupt"][number % 2];
+        node.add(id, &pooled(&json!("ram:4M"), way));
+    }
+    let mut clients: Vec<Client> = ids.iter().map(|id| node.open(id, &small(2))).collect();
+    check_all(&mut clients, Stop::Requests(200));
+    let rests = || {
+        let rested = node.0.stays_at_rest();
+        rested.unwrap_or_else(|why| panic!("{why}: {:?}", thread_names(&node.0)));
+    };
+    rests();
+    check_all(&mut clients, Stop::Requests(200));
+    rests();
+    drop(clients);
+    node.0.finish();
+}
+
+#[test]
+fn disks_come_and_go_while_others_are_served() {
+    let node = Node::start(Scratch::new());
+    let ids = node.add_disks(3, &["adaptive", "interrupt"]);
+    let mut clients: Vec<Client> = ids.iter().map(|id| node.open(id, &small(1))).collect();
+    let image = node.0.scratch().image("image", SPAN);
+    let come_and_go = |rounds: usize| {
+        for round in 0..rounds {
+            let disk = [json!("ram:4M"), json!(image)][round % 2].clone();
+            node.add("guest", &pooled(&disk, "adaptive"));
+            let mut client = node.open("guest", &small(2));
+            exercise(&mut client).unwrap();
+            drop(client);
+            node.remove("guest");
+        }
+    };
+    come_and_go(4);
+    let descriptors = node.0.fds_at_rest();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (seed, client) in (1..).zip(&mut clients) {
+            let done = &done;
+            scope.spawn(move || {
+                let forever = Stop::Requests(u64::MAX);
+                assert!(check(client, seed, forever, Some(done)) > 0);
+            });
+        }
+        come_and_go(scale(40));
+        done.store(true, Ordering::Relaxed);
+    });
+    node.0.fds_settle_at(descriptors).unwrap();
+    drop(clients);
+    node.0.finish();
+}
+
+#[test]
+fn a_hostile_ring_costs_its_disk_and_no_other() {
+    let node = Node::start(Scratch::new());
+    let ids = node.add_disks(4, &["adaptive", "adaptive", "interrupt", "interrupt"]);
+    let mut clients: Vec<Client> = ids.iter().map(|id| node.open(id, &small(2))).collect();
+    let (hostile, others) = clients.split_at_mut(1);
+    std::thread::scope(|scope| {
+        for (seed, client) in (1..).zip(others) {
+            scope.spawn(move || check(client, seed, Stop::Requests(5000), None));
+        }
+        let queue = hostile[0].queue(0);
+        queue.ring().push(64);
+        queue.ring().publish();
+        queue.ring_kick();
+        assert!(queue.err_signalled(Duration::from_secs(10)), "not retired");
+        // Its other vring goes on, and kicks for the retired one do nothing.
+        for _ in 0..1000 {
+            hostile[0].queue(0).ring_kick();
+        }
+        exercise_queue(&mut hostile[0], 1).unwrap();
+    });
+    drop(clients);
+    exercise(&mut node.open("d0", &small(2))).unwrap();
+    node.0.finish();
+}
+
+#[test]
+fn disks_of_a_pool_come_back_after_a_kill() {
+    let mut node = Node::start(Scratch::new());
+    let images = Scratch::new();
+    let ids = ["a", "b", "c"];
+    for id in ids {
+        let image = images.image(id, SPAN);
+        node.add(id, &json!({"disk": [image], "queues": 2, "pool": "one"}));
+    }
+    let data = |id: &str| vec![id.as_bytes()[0]; 4096];
+    for id in ids {
+        node.open(id, &small(1))
+            .queue(0)
+            .write(8192, &data(id))
+            .unwrap();
+    }
+    let next = Node(node.0.succeed().unwrap());
+    node.0.abandon();
+    node = next;
+    for id in ids {
+        let mut back = vec![0; 4096];
+        node.open(id, &small(1))
+            .queue(0)
+            .read(8192, &mut back)
+            .unwrap();
+        assert_eq!(back, data(id));
+        let shown = get(node.0.socket(), &format!("/v1/disks/{id}"));
+        assert_eq!(shown["spec"]["pool"], "one", "{shown}");
+    }
+    node.0.finish();
+}
+
+#[test]
+fn what_cannot_be_in_a_pool_is_refused_with_the_field_named() {
+    let node = Node::start(Scratch::in_memory());
+    for (field, value, part) in [
+        ("pool", json!("slow"), "the pools are one"),
+        ("pool", json!(5), "pool: "),
+        ("workers", json!(2), "leave workers out"),
+        ("cpus", json!("0"), "leave cpus out"),
+        ("disk", json!(["model:p3700"]), "leave pool out"),
+    ] {
+        let mut body = json!({"disk": ["ram:1M"], "pool": "one"});
+        body[field] = value;
+        let answer = node.put("d1", &body);
+        assert_eq!(answer.status, 400, "{body}: {}", answer.body);
+        assert!(answer.error().contains(part), "{body}: {}", answer.body);
+    }
+    node.0.finish();
+    let lists = ["one=", "one=x", "one", "=0", "one=1023"];
+    let lists = lists.map(|list| vec![list]).into_iter();
+    for list in lists.chain([vec!["one=0", "--pool", "one=0"]]) {
+        let line = [&["node", "--pool"], &list[..]].concat();
+        let refused = run_to_exit(&line);
+        assert_eq!(refused.code, Some(2), "{list:?}: {}", refused.stderr);
+        assert!(refused.stderr.contains("--pool"), "{}", refused.stderr);
+    }
+}

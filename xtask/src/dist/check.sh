@@ -1,0 +1,54 @@
+# In a mount namespace of its own, in the folder of the packages: installs the .deb over a copy of this system and checks
+# it. $1 is an empty folder, $2 the version.
+set -eu
+work=$1 version=$2
+deb=$(echo cleave_"$version"_*.deb)
+mount -t tmpfs tmpfs "$work"
+root=$work/root
+mkdir "$work/upper" "$work/work" "$root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$root"
+mount -t proc proc "$root/proc"
+mount --bind /dev "$root/dev"
+mount -t tmpfs tmpfs "$root/run"
+mount -t tmpfs tmpfs "$root/tmp"
+cp "$deb" "$root/tmp/cleave.deb"
+in_root() { chroot "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "$@"; }
+# A group that this system has already would hide that the package makes none.
+sed -i '/^cleave:/d' "$root/etc/group"
+fail() { echo "$*" >&2; exit 1; }
+
+# It takes as long as all the rest.
+lintian --allow-root --fail-on error "$deb" >"$work/lintian.log" 2>&1 &
+lintian=$!
+
+# Small systems leave out pages and documents.
+in_root dpkg --path-include='/usr/share/*' -i /tmp/cleave.deb >"$work/dpkg.log" 2>&1 || fail "$(cat "$work/dpkg.log")"
+[ "$(in_root cleave --version)" = "cleave $version" ] || fail "cleave --version says $(in_root cleave --version)"
+in_root getent group cleave >/dev/null || fail "there is no group cleave"
+[ "$(in_root stat -c '%a %G' /run/cleave)" = "2755 cleave" ] || fail "/run/cleave: $(in_root stat -c '%a %G' /run/cleave)"
+in_root cleave doctor --user root | grep -q '^OK  *group' || fail "$(in_root cleave doctor --user root)"
+
+pages=0
+for page in "$root"/usr/share/man/man1/cleave*.1.gz; do
+    said=$(in_root man --warnings=all -E UTF-8 -l "${page#"$root"}" 2>&1 >"$work/page")
+    [ -z "$said" ] || fail "$page: $said"
+    grep -q '^NAME' "$work/page" || fail "$page is empty"
+    pages=$((pages + 1))
+done
+[ "$pages" -gt 8 ] || fail "only $pages man pages"
+in_root bash -n /usr/share/bash-completion/completions/cleave
+
+said=$(in_root systemd-analyze verify --man=no cleave.service cleave@a.service cleave@a.socket 2>&1 | grep -i cleave || true)
+[ -z "$said" ] || fail "systemd-analyze verify: $said"
+# Tenths of the exposure.
+for unit in cleave.service cleave@.service; do
+    score=$(in_root systemd-analyze security --offline=yes --threshold=20 --no-pager $unit) || fail "$score"
+done
+
+wait $lintian || fail "$(cat "$work/lintian.log")"
+
+in_root dpkg --purge cleave >"$work/dpkg.log" 2>&1 || fail "$(cat "$work/dpkg.log")"
+[ ! -e "$root/usr/bin/cleave" ] || fail "it is still there after dpkg --purge"
+echo "$pages man pages"
+echo "$score" | sed -n 's/.*Overall/overall/p'
+echo "$(grep -c '^W:' "$work/lintian.log" || true) warnings of lintian"
