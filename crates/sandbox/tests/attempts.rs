@@ -42,24 +42,60 @@ const ACCESS: End = End::Refused(Errno::ACCESS);
 /// The attempts, and how each ends in the control thread, a session, a worker, an offload thread, the size thread and the log
 /// thread.
 const TABLE: &[(&str, [End; 7])] = &[
-    ("open a foreign file", [ACCESS, ACCESS, PERM, PERM, PERM, PERM, PERM]),
-    ("open its memory to write", [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM]),
-    ("read a permitted file", [Done, Done, PERM, PERM, PERM, PERM, PERM]),
-    ("write a read-only file", [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM]),
-    ("write a permitted file", [Done, PERM, PERM, PERM, PERM, PERM, PERM]),
-    ("make a lock file", [Done, PERM, PERM, PERM, PERM, PERM, PERM]),
-    ("make a file elsewhere", [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM]),
-    ("remove a permitted file", [Done, PERM, PERM, PERM, PERM, PERM, PERM]),
-    ("remove a foreign file", [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM]),
+    (
+        "open a foreign file",
+        [ACCESS, ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "open its memory to write",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "read a permitted file",
+        [Done, Done, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "write a read-only file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "write a permitted file",
+        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "make a lock file",
+        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "make a file elsewhere",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "remove a permitted file",
+        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "remove a foreign file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
     ("execute a program", [Killed; 7]),
     // `clone3` is refused before its flags are known; where `clone` may start a thread, libc then tries that one.
-    ("start a process", [Killed, Killed, PERM, Killed, PERM, PERM, PERM]),
+    (
+        "start a process",
+        [Killed, Killed, PERM, Killed, PERM, PERM, PERM],
+    ),
     ("trace the parent", [Killed; 7]),
     ("read the parent's memory", [Killed; 7]),
     ("signal the parent", [PERM; 7]),
     ("open a TCP socket", [PERM; 7]),
-    ("open a unix socket", [PERM, PERM, PERM, PERM, PERM, PERM, Done]),
-    ("connect over TCP", [PERM, PERM, PERM, PERM, PERM, PERM, Done]),
+    (
+        "open a unix socket",
+        [PERM, PERM, PERM, PERM, PERM, PERM, Done],
+    ),
+    (
+        "connect over TCP",
+        [PERM, PERM, PERM, PERM, PERM, PERM, Done],
+    ),
     ("map executable memory", [PERM; 7]),
     ("become another user", [PERM; 7]),
     ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM, PERM]),
@@ -83,21 +119,54 @@ const SERVE: [Role; 7] = [
 /// The same in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread and
 /// the size thread. All but the first are narrowed as in [`TABLE`].
 const NODE_TABLE: &[(&str, [End; 6])] = &[
-    ("open a foreign file", [ACCESS, ACCESS, PERM, PERM, PERM, PERM]),
-    ("open its memory to write", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
-    ("read a permitted file", [Done, ACCESS, PERM, PERM, PERM, PERM]),
-    ("write a read-only file", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
-    ("write a permitted file", [Done, PERM, PERM, PERM, PERM, PERM]),
+    (
+        "open a foreign file",
+        [ACCESS, ACCESS, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "open its memory to write",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "read a permitted file",
+        [Done, ACCESS, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "write a read-only file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "write a permitted file",
+        [Done, PERM, PERM, PERM, PERM, PERM],
+    ),
     ("make a lock file", [Done, PERM, PERM, PERM, PERM, PERM]),
-    ("make a file elsewhere", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    (
+        "make a file elsewhere",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
     ("make a folder", [Done, PERM, PERM, PERM, PERM, PERM]),
-    ("make a folder elsewhere", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    (
+        "make a folder elsewhere",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
     ("keep a file", [Done, PERM, PERM, PERM, PERM, PERM]),
-    ("cut off a permitted file", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
-    ("remove a permitted file", [Done, PERM, PERM, PERM, PERM, PERM]),
-    ("remove a foreign file", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    (
+        "cut off a permitted file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "remove a permitted file",
+        [Done, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "remove a foreign file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
     ("execute a program", [Killed; 6]),
-    ("start a process", [Killed, Killed, PERM, Killed, PERM, PERM]),
+    (
+        "start a process",
+        [Killed, Killed, PERM, Killed, PERM, PERM],
+    ),
     ("trace the parent", [Killed; 6]),
     ("read the parent's memory", [Killed; 6]),
     ("signal the parent", [PERM; 6]),

@@ -163,6 +163,9 @@ fn connections(disk: &Disk) -> Option<Connections> {
         waiting: state.waiting,
         lost: state.lost,
         reconnects: state.reconnects,
+        held: state.held,
+        sent_bytes: state.sent_bytes,
+        received_bytes: state.received_bytes,
     })
 }
 

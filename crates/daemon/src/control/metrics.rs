@@ -22,6 +22,8 @@ cleave_disk_sync_failed gauge 1 after a sync failed: every flush fails until the
 cleave_nbd_connections gauge Connections to the NBD server: up, or waiting to be made.
 cleave_nbd_lost_total counter Connections to the NBD server that were lost.
 cleave_nbd_reconnects_total counter Connections made in place of lost ones.
+cleave_nbd_held_requests gauge Requests that wait for a connection to the NBD server.
+cleave_nbd_bytes_total counter Bytes that went to the NBD server and came from it.
 cleave_disk_requests_total counter Requests that ended well, over all vrings; counted also with --stats off.
 cleave_disk_bytes_total counter Bytes that they moved; counted also with --stats off.
 cleave_disk_failures_total counter Requests that did not end well: failed by the store, refused as invalid, or too broken to answer.
@@ -305,6 +307,12 @@ fn write_connections(text: &mut Text<'_>, connections: Option<&Connections>) {
     text.by("cleave_nbd_connections", "state", states);
     text.one("cleave_nbd_lost_total", connections.lost);
     text.one("cleave_nbd_reconnects_total", connections.reconnects);
+    text.one("cleave_nbd_held_requests", connections.held);
+    let bytes = [
+        ("sent", connections.sent_bytes),
+        ("received", connections.received_bytes),
+    ];
+    text.by("cleave_nbd_bytes_total", "direction", bytes);
 }
 
 fn disk(text: &mut Text<'_>, report: &Report) {

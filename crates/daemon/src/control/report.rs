@@ -79,6 +79,14 @@ pub(crate) struct Connections {
     /// Those lost so far, and those made in their place.
     pub(crate) lost: u64,
     pub(crate) reconnects: u64,
+    /// Requests that wait for a connection.
+    #[serde(default)]
+    pub(crate) held: u64,
+    /// Bytes that went to the server and came from it.
+    #[serde(default)]
+    pub(crate) sent_bytes: u64,
+    #[serde(default)]
+    pub(crate) received_bytes: u64,
 }
 
 /// The daemon's process.

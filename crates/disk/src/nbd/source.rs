@@ -53,6 +53,12 @@ pub struct NbdState {
     pub lost: u64,
     /// Connections made in place of lost ones.
     pub reconnects: u64,
+    /// Requests that wait for a connection.
+    pub held: u64,
+    /// Bytes that went to the server, heads included; without the negotiation.
+    pub sent_bytes: u64,
+    /// The same from it.
+    pub received_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -73,6 +79,32 @@ struct Shared {
     waiting: AtomicU64,
     lost: AtomicU64,
     reconnects: AtomicU64,
+    /// Eventfds of ports that are gone, for those to come: a thread that serves a guest can make none.
+    bells: Mutex<Vec<Arc<OwnedFd>>>,
+    traffic: Mutex<Ledger>,
+}
+
+/// What the ports moved.
+#[derive(Debug, Default)]
+struct Ledger {
+    /// By ports that are gone.
+    past: [u64; 2],
+    ports: Vec<Arc<Traffic>>,
+}
+
+/// What one port moved, and what waits at it. Only its own thread writes here, so that workers do not share a cache line.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Traffic {
+    sent: AtomicU64,
+    received: AtomicU64,
+    held: AtomicU64,
+}
+
+impl Traffic {
+    fn read(&self) -> [u64; 3] {
+        [&self.sent, &self.received, &self.held].map(|counter| counter.load(Ordering::Relaxed))
+    }
 }
 
 enum Order {
@@ -89,6 +121,7 @@ pub struct Port {
     shared: Arc<Shared>,
     orders: Sender<Order>,
     holding: Holding,
+    traffic: Arc<Traffic>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +137,7 @@ enum Holding {
 #[derive(Debug)]
 struct Mailbox {
     link: Mutex<Option<Link>>,
-    bell: OwnedFd,
+    bell: Arc<OwnedFd>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -150,6 +183,8 @@ impl Nbd {
         }
         let connections = spec.connections.min(links.len() as u16);
         let workers_max = links.len() as u16 / connections.max(1);
+        let bells = links.iter().map(|_| new_bell().map(Arc::new));
+        let bells = bells.collect::<Result<_, _>>()?;
         let shared = Arc::new(Shared {
             spec: spec.clone(),
             name: name.to_owned(),
@@ -165,6 +200,8 @@ impl Nbd {
             waiting: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
+            bells: Mutex::new(bells),
+            traffic: Mutex::default(),
         });
         let (orders, inbox) = channel();
         let dialler = Dialler {
@@ -213,21 +250,38 @@ impl Nbd {
     /// How its connections are.
     pub fn state(&self) -> NbdState {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let ledger = lock(&self.shared.traffic);
+        let [mut sent_bytes, mut received_bytes] = ledger.past;
+        let mut held = 0;
+        for [sent, received, waiting] in ledger.ports.iter().map(|port| port.read()) {
+            sent_bytes += sent;
+            received_bytes += received;
+            held += waiting;
+        }
+        drop(ledger);
         NbdState {
             connected: read(&self.shared.connected),
             waiting: read(&self.shared.waiting),
             lost: read(&self.shared.lost),
             reconnects: read(&self.shared.reconnects),
+            held,
+            sent_bytes,
+            received_bytes,
         }
     }
 
     /// Makes the place of a connection.
     pub fn port(&self) -> Result<Port, NbdError> {
+        let bell = lock(&self.shared.bells).pop();
+        let bell = bell.map_or_else(|| new_bell().map(Arc::new), Ok)?;
+        let traffic = Arc::new(Traffic::default());
+        lock(&self.shared.traffic).ports.push(traffic.clone());
         Ok(Port {
             mailbox: Arc::new(Mailbox {
                 link: Mutex::new(None),
-                bell: new_bell()?,
+                bell,
             }),
+            traffic,
             shared: Arc::clone(&self.shared),
             orders: self.orders.clone(),
             holding: Holding::Nothing,
@@ -269,6 +323,24 @@ impl Port {
             "{}: the connection to the NBD server is lost ({why}); its requests wait for a new one",
             self.shared.name
         );
+    }
+
+    /// Counts bytes that went to the server.
+    #[inline]
+    pub fn count_sent(&self, bytes: u64) {
+        bump(&self.traffic.sent, bytes);
+    }
+
+    /// Counts bytes that came from it.
+    #[inline]
+    pub fn count_received(&self, bytes: u64) {
+        bump(&self.traffic.received, bytes);
+    }
+
+    /// Says how many requests wait for a connection.
+    #[inline]
+    pub fn set_held(&self, requests: usize) {
+        self.traffic.held.store(requests as u64, Ordering::Relaxed);
     }
 
     /// Takes the connection that was made.
@@ -319,7 +391,23 @@ impl Drop for Port {
         if let Some(link) = lock(&self.mailbox.link).take() {
             keep(&self.shared, link);
         }
+        // If the dialler still rings it, its next user finds nothing.
+        lock(&self.shared.bells).push(self.mailbox.bell.clone());
+        let mut ledger = lock(&self.shared.traffic);
+        let [sent, received, _] = self.traffic.read();
+        ledger.past[0] += sent;
+        ledger.past[1] += received;
+        ledger
+            .ports
+            .retain(|port| !Arc::ptr_eq(port, &self.traffic));
     }
+}
+
+/// Adds to a counter that no other thread writes.
+#[inline]
+fn bump(counter: &AtomicU64, count: u64) {
+    let sum = counter.load(Ordering::Relaxed).wrapping_add(count);
+    counter.store(sum, Ordering::Relaxed);
 }
 
 fn keep(shared: &Shared, link: Link) {

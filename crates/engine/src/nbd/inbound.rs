@@ -63,8 +63,16 @@ impl Nbd {
         match result {
             1.. => {
                 self.line_mut(line).heard = true;
+                self.line(line).port.count_received(result as u64);
+                let requests = self.line(line).ops;
                 if let Err(Breach(why)) = self.take_in(line, result as u64) {
-                    self.lose(reactor, line, false, why);
+                    return self.lose(reactor, line, false, why);
+                }
+                let now = self.now;
+                let state = self.line_mut(line);
+                state.gather.received(now, requests);
+                if state.inbound != Inbound::Head {
+                    state.gather.hurry();
                 }
             }
             0 => self.lose(reactor, line, true, "it closed the connection"),
@@ -229,6 +237,7 @@ impl Nbd {
             }
             Content::Simple { error: 0 } if is_read => {
                 self.flight_mut(index).got = part.len;
+                self.line_mut(line).expect(part.len);
                 self.line_mut(line).inbound = Inbound::Data {
                     index,
                     at: 0,
@@ -243,6 +252,7 @@ impl Nbd {
             Content::End => self.end_frame(index, true),
             Content::Data { offset, len } => {
                 let at = self.place(index, offset, len)?;
+                self.line_mut(line).expect(len.into());
                 self.line_mut(line).inbound = Inbound::Data {
                     index,
                     at,
@@ -310,6 +320,9 @@ impl Nbd {
             // It did not do this request, and the next server will.
             return Err(Breach("it shuts down"));
         }
+        let (line, asked_at) = (self.flight(index).line, self.flight(index).asked_at);
+        let took = self.now.saturating_duration_since(asked_at);
+        self.line_mut(line).gather.answered(took);
         match self.flight(index).sent {
             Sent::Partly => self.flight_mut(index).early = Some(result),
             _ => self.settle(index, result),

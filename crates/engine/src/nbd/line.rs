@@ -10,13 +10,18 @@ use std::time::Instant;
 use cleave_disk::nbd::{Link, Port};
 use libc::{iovec, msghdr};
 
+use super::gather::Gather;
 use crate::area::{Access, Area};
 
 /// Most ranges of one message (UIO_MAXIOV).
 pub(super) const RANGES_MAX: usize = 1024;
 /// Bytes that are received behind what is expected in guest memory: the heads of the next replies, and with them the data of
 /// small ones. It is copied from here, which takes less time than receiving it with a system call of its own.
-pub(super) const STAGING_BYTES: usize = 8 << 10;
+pub(super) const STAGING_BYTES: usize = 64 << 10;
+/// Part of it that is used while reads are large: their data goes straight to guest memory.
+const STAGING_LARGE_BYTES: usize = 8 << 10;
+/// A read from this size on is large.
+const LARGE_BYTES: u64 = 64 << 10;
 
 /// What a connection is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,11 +99,15 @@ pub(super) struct Line {
     pub(super) queue: VecDeque<u16>,
     /// Bytes of the first of them that have been sent.
     pub(super) front_sent: u64,
-    /// Ops of this connection, sent or not.
+    /// Ops of this connection, sent or not, and how many were last shown as waiting for one.
     pub(super) ops: usize,
+    held_shown: usize,
     pub(super) inbound: Inbound,
     /// Bytes in the staging area that have not been read.
     pub(super) staged: usize,
+    /// The last read was large.
+    is_large: bool,
+    pub(super) gather: Gather,
     /// Entries in the ring.
     pub(super) sending: bool,
     pub(super) receiving: bool,
@@ -128,8 +137,11 @@ impl Line {
             queue: VecDeque::with_capacity(ops),
             front_sent: 0,
             ops: 0,
+            held_shown: 0,
             inbound: Inbound::Head,
             staged: 0,
+            is_large: false,
+            gather: Gather::new(since),
             sending: false,
             receiving: false,
             listening: false,
@@ -151,6 +163,18 @@ impl Line {
         self.sending || self.receiving || self.listening || self.shutting
     }
 
+    /// Shows how many requests wait for a connection.
+    pub(super) fn show_held(&mut self) {
+        let held = match self.phase {
+            Phase::Up => 0,
+            Phase::Down { .. } | Phase::Ending { .. } => self.ops,
+        };
+        if held != self.held_shown {
+            self.held_shown = held;
+            self.port.set_held(held);
+        }
+    }
+
     /// Begins with a fresh connection.
     pub(super) fn begin(&mut self, link: Link, now: Instant) {
         self.link = Some(link);
@@ -159,6 +183,7 @@ impl Line {
         (self.staged, self.front_sent) = (0, 0);
         (self.is_cut, self.is_deaf) = (false, false);
         (self.heard, self.heard_at) = (false, now);
+        self.gather = Gather::new(now);
     }
 
     /// Stores range number `count` of the message to send.
@@ -209,12 +234,21 @@ impl Line {
         }
     }
 
-    /// The free end of the staging area.
+    /// Data of a read of this size comes.
+    pub(super) fn expect(&mut self, bytes: u64) {
+        self.is_large = bytes >= LARGE_BYTES;
+    }
+
+    /// The free end of the staging area. Never empty: only a part of a head stays there.
     pub(super) fn staging_room(&self) -> iovec {
+        let end = match self.is_large {
+            true => STAGING_LARGE_BYTES,
+            false => STAGING_BYTES,
+        };
         iovec {
             // SAFETY: `staged` is at most the length of the array.
             iov_base: unsafe { self.staging().add(self.staged) }.cast(),
-            iov_len: STAGING_BYTES - self.staged,
+            iov_len: end.saturating_sub(self.staged),
         }
     }
 

@@ -14,6 +14,7 @@
 
 mod closing;
 mod frame;
+mod gather;
 mod inbound;
 mod line;
 mod loss;
@@ -21,6 +22,7 @@ mod outbound;
 mod part;
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,6 +135,9 @@ impl Nbd {
         }
         // The place of the socket has the bell until there is a socket.
         let bells = lines.iter().flat_map(|line| [line.port.bell(); 2]);
+        // A receive is put off by microseconds (`gather.rs`), and the kernel's 50 more would be felt. A thread of a pool has none of
+        // its own to change, and keeps them.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let id = reactor.attach(&bells.collect::<Vec<_>>(), false)?;
         let flight = Flight {
             is_used: false,
@@ -351,6 +356,7 @@ impl Nbd {
                 Phase::Ending { .. } => self.end(reactor, line),
                 Phase::Down { .. } => self.wait_for_link(reactor, line),
             });
+            self.line_mut(line).show_held();
         }
         limit
     }
@@ -359,11 +365,18 @@ impl Nbd {
     fn keep_moving(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
         let state = self.line(line);
         let (is_idle, wants_send) = (!state.receiving && !state.is_cut, !state.sending);
-        let mut is_full = is_idle && !self.receive(reactor, line);
+        let pause = match is_idle {
+            true => self.line_mut(line).gather.left(),
+            false => None,
+        };
+        let mut is_full = is_idle && pause.is_none() && !self.receive(reactor, line);
         if wants_send && !self.line(line).queue.is_empty() {
             is_full |= !self.send(reactor, line);
         }
-        is_full.then_some(FULL_PAUSE)
+        match is_full {
+            true => Some(FULL_PAUSE),
+            false => pause,
+        }
     }
 
     /// The op's host ranges.

@@ -143,6 +143,7 @@ impl Nbd {
     }
 
     fn count_sent(&mut self, reactor: &mut Reactor, line: u8, mut count: u64) {
+        self.line(line).port.count_sent(count);
         while let Some(index) = self.line(line).queue.front().copied() {
             let whole = REQUEST_BYTES as u64 + self.flight(index).part.payload_bytes();
             let left = whole - self.line(line).front_sent;
