@@ -54,6 +54,8 @@ pub enum Reaction {
     Freeze(Vec<u8>),
     /// The same, but it never closes the connection.
     Dead(Vec<u8>),
+    /// It behaves, but this much later, and reads no other request of the connection meanwhile.
+    After(Duration),
     /// It answers later, in the opposite order: when so many wait.
     Later(usize),
 }
@@ -279,7 +281,10 @@ fn transmit(
         shared.asked.lock().unwrap().push(asked.clone());
         let react = shared.react.lock().unwrap().clone();
         match react(&asked) {
-            Reaction::Honest => {
+            reaction @ (Reaction::Honest | Reaction::After(_)) => {
+                if let Reaction::After(time) = reaction {
+                    std::thread::sleep(time);
+                }
                 let reply = honest(&asked, &mut shared.bytes.lock().unwrap(), chunk);
                 stream.write_all(&reply)?;
             }

@@ -1,30 +1,41 @@
 //! NBD servers as disks, through the program: those that people use, and one that attacks.
+//!
+//! `CLEAVE_KILLS` sets the number of kills of `cleave serve` (default 20), `CLEAVE_TEST_SCALE` multiplies those of a node.
 #![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
-#[path = "kill/disk.rs"]
+#[path = "../kill/disk.rs"]
 #[allow(dead_code)] // shared with the tests of kills
 mod disk;
-#[path = "kill/guest.rs"]
+#[path = "../kill/guest.rs"]
 #[allow(dead_code)]
 mod guest;
+mod kill;
+mod node;
+mod speed;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
-use cleave_client::message::protocol;
-use cleave_client::{Base, Client, Error, Options, Order, Stop, Verify, Workload};
+use cleave_client::{Client, Error, Order, Stop, Verify, Workload};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::nbd::{Export, NbdServer, Reaction, chunk, data_at};
 use cleave_tests::{
-    Daemon, Model, Requirement, Scratch, assert_serves, program_path, run, run_cases, run_to_exit,
-    seeded, small, wait_until,
+    Daemon, Model, Requirement, Scratch, assert_serves, run, run_cases, run_to_exit, seeded, small,
+    wait_until,
 };
 use serde_json::{Value, json};
 
-use disk::{DISK_BYTES, Disk};
-use guest::Guest;
+use kill::{a_killed_daemon_loses_nothing, a_killed_node_loses_nothing};
+use node::{
+    a_confined_node_connects_again_over_tcp_and_unix_sockets, a_limit_holds_for_a_disk_on_a_server,
+    disks_of_a_pool_connect_again,
+};
+use speed::{
+    a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
+    several_connections_hide_a_delay,
+};
 
 const SIZE: u64 = 64 << 20;
 const QEMU: Requirement = Requirement::Program("/usr/bin/qemu-nbd");
@@ -41,6 +52,13 @@ fn main() -> ExitCode {
         a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error: QEMU,
         a_server_that_stays_away_has_its_requests_held: QEMU,
         a_killed_daemon_loses_nothing: QEMU,
+        a_killed_node_loses_nothing: QEMU,
+        a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
+        disks_of_a_pool_connect_again: QEMU,
+        a_limit_holds_for_a_disk_on_a_server: QEMU,
+        several_connections_hide_a_delay: NBDKIT,
+        a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
+        what_a_connection_moves_and_what_waits_for_it_is_shown,
         a_guest_sees_a_larger_export_after_a_reconnect,
         an_idle_disk_costs_nothing,
         an_attacking_server_takes_only_its_own_disk_with_it,
@@ -74,6 +92,9 @@ impl Server {
     }
 
     fn restart(&mut self, at: &At) {
+        if let At::Unix(path) = at {
+            let _ = std::fs::remove_file(path);
+        }
         self.child = spawn(&self.args);
         self.await_listening(at);
     }
@@ -328,6 +349,10 @@ fn errors_of_the_server_are_held_until_the_operator_resumes() {
 /// Writes a pattern while `meanwhile` runs, then reads it back. No request may fail.
 fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
     let mut client = daemon.open(&small(2));
+    client_writes_all(&mut client, meanwhile);
+}
+
+fn client_writes_all(client: &mut Client, meanwhile: impl FnOnce() + Send) {
     for queue in client.queues() {
         queue.set_timeout(Duration::from_secs(60));
     }
@@ -369,9 +394,6 @@ fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
                 std::thread::sleep(Duration::from_millis(60));
                 server.kill();
                 std::thread::sleep(Duration::from_millis(60));
-                if let At::Unix(path) = &at {
-                    let _ = std::fs::remove_file(path);
-                }
                 server.restart(&at);
             }
         });
@@ -391,7 +413,7 @@ fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
             assert!(metrics.contains(family), "{metrics}");
         }
         assert!(daemon.log_has("connected to the NBD server again"));
-        assert!(!daemon.log_has("confined less"), "{}", daemon.log());
+        assert!(!daemon.log().contains("confined less"), "{}", daemon.log());
         daemon.finish();
     }
 }
@@ -408,9 +430,6 @@ fn a_server_that_stays_away_has_its_requests_held() {
     std::thread::scope(|scope| {
         let write = scope.spawn(|| client.queue(0).write(0, &[2; 4096]));
         assert!(wait_until(|| holds(&control)), "{}", daemon.log());
-        if let At::Unix(path) = &at {
-            let _ = std::fs::remove_file(path);
-        }
         server.restart(&at);
         let is_up = || report(&control)["store"]["connections"]["connected"] == json!(1);
         assert!(wait_until(is_up), "{}", daemon.log());
@@ -425,69 +444,6 @@ fn a_server_that_stays_away_has_its_requests_held() {
     daemon.finish();
 }
 
-/// A daemon that only SIGKILL may end.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn a_killed_daemon_loses_nothing() {
-    let scratch = Scratch::in_memory();
-    let image = scratch.image("image", DISK_BYTES);
-    let at = At::Unix(scratch.join("nbd"));
-    // One client at a time: the server lets the next daemon in when it is done with the last one's requests.
-    let _server = qemu_nbd(&image, "raw", &at, &[]);
-    let (socket, uri) = (scratch.join("socket"), at.uri("", ""));
-    let start = || {
-        let mut command = Command::new(program_path());
-        command.arg("serve").arg("--socket-path").arg(&socket);
-        command.args(["--disk", &uri, "--log", "warn", "--queues", "4"]);
-        Killed(command.stdin(Stdio::null()).spawn().unwrap())
-    };
-    let options = Options {
-        queues: 1,
-        queue_size: 256,
-        data_bytes: 16 << 20,
-        timeout: cleave_tests::TIMEOUT,
-        protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
-        ..Options::default()
-    };
-    let mut random = seeded("nbd kill");
-    let mut daemon = start();
-    let mut client = connect(|| Client::open(&socket, &options));
-    let mut guest = Guest::new(&mut client, Disk::new());
-    for kill in 0..20 {
-        let life = Duration::from_micros(random.below(20_000));
-        guest.work(&mut client, &mut random, life);
-        drop(daemon);
-        daemon = start();
-        let base = [Base::Used, Base::Avail][kill % 2];
-        connect(|| client.reconnect(&socket, &options, base));
-        guest.await_all(&mut client, kill % 2 == 0);
-        guest.verify(&mut client, kill % 10 == 9);
-    }
-    guest.verify(&mut client, true);
-}
-
-/// Retries until the daemon listens.
-fn connect<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> T {
-    let mut connected = None;
-    let is_there = wait_until(|| {
-        match attempt() {
-            Ok(client) => connected = Some(client),
-            Err(Error::Io { .. }) => {}
-            Err(error) => panic!("{error}"),
-        }
-        connected.is_some()
-    });
-    assert!(is_there, "the daemon does not listen");
-    connected.unwrap()
-}
-
 fn a_guest_sees_a_larger_export_after_a_reconnect() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
@@ -500,6 +456,46 @@ fn a_guest_sees_a_larger_export_after_a_reconnect() {
     assert!(wait_until(grows), "{}", daemon.log());
     client.queue(0).write(12 << 20, &[1; 512]).unwrap();
     drop(client);
+    daemon.finish();
+}
+
+fn what_a_connection_moves_and_what_waits_for_it_is_shown() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, control) = serve(&server.uri("&reconnect=600"), &[]);
+    let mut client = daemon.open(&small(1));
+    for _ in 0..10 {
+        client.queue(0).write(0, &[1; 4096]).unwrap();
+    }
+    let connections = || report(&control)["store"]["connections"].clone();
+    let moved = connections();
+    assert_eq!(moved["sent_bytes"], json!(10 * (28 + 4096)), "{moved}");
+    assert_eq!(moved["received_bytes"], json!(10 * 16), "{moved}");
+    assert_eq!(moved["held"], json!(0));
+    server.accept(false);
+    server.hang_up();
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| client.queue(0).write(0, &[2; 4096]));
+        assert!(wait_until(|| connections()["held"] == json!(1)));
+        let metrics = fetch(&control, "GET", "/metrics", "").body;
+        for sample in [
+            "cleave_nbd_held_requests{disk=\"disk\"} 1\n",
+            "cleave_nbd_connections{disk=\"disk\",state=\"waiting\"} 1\n",
+            "cleave_nbd_bytes_total{disk=\"disk\",direction=\"sent\"} ",
+        ] {
+            assert!(metrics.contains(sample), "{sample}: {metrics}");
+        }
+        let stats = run_to_exit(&["stats", "--control", control.to_str().unwrap()]).stdout;
+        let line = "server    0 connections up, 1 missing, 1 requests wait for one; 1 lost and";
+        assert!(stats.contains(line), "{stats}");
+        server.accept(true);
+        write.join().unwrap().unwrap();
+    });
+    assert!(wait_until(|| connections()["held"] == json!(0)));
+    drop(client);
+    // The counters outlive the session.
+    assert!(wait_until(|| connections()["connected"] == json!(0)));
+    assert!(connections()["sent_bytes"].as_u64() > moved["sent_bytes"].as_u64());
     daemon.finish();
 }
 
@@ -587,7 +583,11 @@ fn servers_that_cannot_be_used_are_named_with_the_remedy() {
             &["--block-size", "4096", "--direct", "on"],
             "no page cache",
         ),
-        ("nbds://host/", &[], "TLS"),
+        (
+            "nbds://host/",
+            &[],
+            "TLS is not supported (use a unix socket, and a TLS proxy such as stunnel",
+        ),
     ];
     for (uri, more, part) in rows {
         let why = refusal(uri, more);
