@@ -11,8 +11,8 @@ use crate::{At, Server, serve};
 
 const TIME: Duration = Duration::from_secs(2);
 
-/// Random reads a second.
-fn reads(uri: &str, more: &[&str], bytes: u32, depth: u16, time: Duration) -> f64 {
+/// Random reads a second, once the same load has run for `warm_up`.
+fn reads(uri: &str, more: &[&str], bytes: u32, depth: u16, warm_up: Duration) -> f64 {
     let (daemon, _) = serve(uri, more);
     let options = Options {
         queue_size: 256,
@@ -20,15 +20,20 @@ fn reads(uri: &str, more: &[&str], bytes: u32, depth: u16, time: Duration) -> f6
         ..small(1)
     };
     let mut client = daemon.open(&options);
-    let load = Workload {
-        order: Order::Random,
-        ..Workload::reads(bytes, depth, 32 << 20, time)
+    let mut run = |time| {
+        let load = Workload {
+            order: Order::Random,
+            ..Workload::reads(bytes, depth, 32 << 20, time)
+        };
+        let tally = client.queue(0).run(&load, |_| {}).unwrap();
+        assert_eq!(tally.failed, 0, "{tally:?}");
+        tally.iops()
     };
-    let tally = client.queue(0).run(&load, |_| {}).unwrap();
-    assert_eq!(tally.failed, 0, "{tally:?}");
+    run(warm_up);
+    let iops = run(TIME);
     drop(client);
     daemon.finish();
-    tally.iops()
+    iops
 }
 
 pub(crate) fn several_connections_hide_a_delay() {
