@@ -34,7 +34,7 @@ use node::{
 };
 use speed::{
     a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
-    several_connections_hide_a_delay,
+    several_connections_hide_a_delay, short_answers_over_tcp_do_not_wait_for_each_other,
 };
 
 const SIZE: u64 = 64 << 20;
@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         disks_of_a_pool_connect_again: QEMU,
         a_limit_holds_for_a_disk_on_a_server: QEMU,
         several_connections_hide_a_delay: NBDKIT,
+        short_answers_over_tcp_do_not_wait_for_each_other: QEMU,
         a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
         what_a_connection_moves_and_what_waits_for_it_is_shown,
         a_guest_sees_a_larger_export_after_a_reconnect,

@@ -7,7 +7,7 @@ use cleave_tests::nbd::{Export, MULTI, NbdServer, Reaction};
 use cleave_tests::{Scratch, run_to_exit, small};
 use serde_json::Value;
 
-use crate::{At, Server, serve};
+use crate::{At, SIZE, Server, qemu_nbd, serve};
 
 const TIME: Duration = Duration::from_secs(2);
 
@@ -60,6 +60,26 @@ pub(crate) fn several_connections_hide_a_delay() {
     });
     println!("10 ms of delay: {one:.0} reads/s on one connection, {four:.0} on four");
     assert!(four >= 2.0 * one, "{four} {one}");
+}
+
+/// qemu-nbd sends a short answer only when the one before is acknowledged, which TCP puts off for 40 ms.
+pub(crate) fn short_answers_over_tcp_do_not_wait_for_each_other() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", SIZE);
+    let at = At::tcp();
+    let _server = qemu_nbd(&image, "raw", &at, &[]);
+    // Each write is 64 requests, and nothing is sent before the last of them is answered.
+    let (daemon, _) = serve(&at.uri("", ""), &["--split", "16K"]);
+    let mut client = daemon.open(&small(1));
+    let load = Workload {
+        read_percent: 0,
+        ..Workload::reads(1 << 20, 1, 32 << 20, TIME)
+    };
+    let tally = client.queue(0).run(&load, |_| {}).unwrap();
+    println!("{:.0} writes of 1 MiB a second", tally.iops());
+    assert!(tally.failed == 0 && tally.iops() > 75.0, "{tally:?}");
+    drop(client);
+    daemon.finish();
 }
 
 /// A server that handles the requests of a connection one after the other, each in a time in proportion to its bytes.

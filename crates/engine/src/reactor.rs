@@ -683,6 +683,11 @@ fn opcodes(disks: &[&Disk]) -> Vec<u8> {
     if is_remote {
         needed.extend(SOCKET);
     }
+    let is_tcp =
+        |leg: &cleave_disk::Leg| matches!(leg.backing(), Backing::Nbd(nbd) if nbd.is_tcp());
+    if disks.iter().flat_map(|disk| disk.legs()).any(is_tcp) {
+        needed.push(opcode::SetSockOpt::CODE);
+    }
     needed
 }
 

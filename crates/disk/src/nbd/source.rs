@@ -231,6 +231,11 @@ impl Nbd {
         self.shared.size_bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether its connections are TCP's.
+    pub fn is_tcp(&self) -> bool {
+        matches!(self.shared.spec.address, super::Address::Tcp(..))
+    }
+
     /// An eventfd that is written when the size has changed.
     pub fn size_changed(&self) -> BorrowedFd<'_> {
         self.shared.changed.as_fd()

@@ -3,12 +3,16 @@
 
 use cleave_disk::nbd::wire::request;
 use io_uring::opcode;
+use io_uring::squeue::Flags;
 
 use super::frame::{self, Breach, Content, Frame, HEAD_MAX};
 use super::line::{Entry as RingEntry, Inbound, Phase, RANGES_MAX, STAGING_BYTES};
 use super::{Nbd, Sent, cut};
 use crate::Reactor;
 use crate::memory::fill_with_zeroes;
+
+/// TCP acknowledges larger amounts by itself.
+const ACK_BYTES: u64 = 64 << 10;
 
 impl Nbd {
     /// Submits a receive: to the guest memory of the read whose data comes next, then to the staging area.
@@ -54,6 +58,17 @@ impl Nbd {
         self.submit(reactor, line, RingEntry::Receive, &entry)
     }
 
+    /// Acknowledges what was received, without the 40 ms for which TCP waits for something to send. Many servers, qemu-nbd among
+    /// them, let TCP hold back a short answer until the one before is acknowledged (Nagle).
+    pub(super) fn acknowledge(&mut self, reactor: &mut Reactor, line: u8) {
+        let (value, len) = self.line_mut(line).at_once();
+        let (level, option) = (libc::IPPROTO_TCP as u32, libc::TCP_QUICKACK as u32);
+        let entry = opcode::SetSockOpt::new(self.socket(line), level, option, value, len).build();
+        let entry = entry.flags(Flags::SKIP_SUCCESS);
+        // If there is no room, TCP acknowledges later.
+        self.submit(reactor, line, RingEntry::Acknowledge, &entry);
+    }
+
     /// A receive has completed.
     pub(super) fn received(&mut self, reactor: &mut Reactor, line: u8, result: i32) {
         self.line_mut(line).receiving = false;
@@ -70,6 +85,7 @@ impl Nbd {
                 }
                 let now = self.now;
                 let state = self.line_mut(line);
+                state.wants_ack = state.can_ack && state.ops > 0 && (result as u64) < ACK_BYTES;
                 state.gather.received(now, requests);
                 if state.inbound != Inbound::Head {
                     state.gather.hurry();

@@ -8,7 +8,7 @@ use std::io;
 use std::time::Instant;
 
 use cleave_disk::nbd::{Link, Port};
-use libc::{iovec, msghdr};
+use libc::{c_int, iovec, msghdr};
 
 use super::gather::Gather;
 use crate::area::{Access, Area};
@@ -62,20 +62,26 @@ pub(super) enum Entry {
     Send,
     Bell,
     Shutdown,
+    /// Acknowledges what was received. Only its failure is reported.
+    Acknowledge,
 }
 
 impl Entry {
-    const ALL: [Entry; 4] = [Entry::Receive, Entry::Send, Entry::Bell, Entry::Shutdown];
-
     /// The number under which connection `line` submits it.
     pub(super) fn number(self, line: u8) -> u16 {
-        u16::from(line) * 4 + self as u16
+        u16::from(line) * 8 + self as u16
     }
 
     /// The connection and its entry with this number.
     pub(super) fn of(number: u16) -> (u8, Entry) {
-        let entry = Entry::ALL[usize::from(number % 4)];
-        ((number / 4) as u8, entry)
+        let entry = match number % 8 {
+            0 => Entry::Receive,
+            1 => Entry::Send,
+            2 => Entry::Bell,
+            3 => Entry::Shutdown,
+            _ => Entry::Acknowledge,
+        };
+        ((number / 8) as u8, entry)
     }
 }
 
@@ -87,6 +93,8 @@ struct Space {
     send_ranges: [iovec; RANGES_MAX],
     receive_ranges: [iovec; RANGES_MAX],
     staging: [u8; STAGING_BYTES],
+    /// The value of TCP_QUICKACK.
+    at_once: c_int,
 }
 
 /// A connection.
@@ -115,6 +123,9 @@ pub(super) struct Line {
     pub(super) shutting: bool,
     /// The socket was shut down in both directions, or its receive was cancelled.
     pub(super) is_cut: bool,
+    /// Something small arrived that is to be acknowledged; and whether that is of use, and the kernel can.
+    pub(super) wants_ack: bool,
+    pub(super) can_ack: bool,
     /// It failed on our side, so that an end of its bytes is not the server's.
     pub(super) is_deaf: bool,
     /// Something arrived since the last look at the clock, and the time of the last arrival.
@@ -125,7 +136,7 @@ pub(super) struct Line {
 
 impl Line {
     /// `since`: when the wait for a connection begins.
-    pub(super) fn new(port: Port, ops: usize, since: Instant) -> io::Result<Line> {
+    pub(super) fn new(port: Port, ops: usize, since: Instant, can_ack: bool) -> io::Result<Line> {
         let space = Area::new(size_of::<Space>(), 4096, Access::ReadWrite)?;
         Ok(Line {
             port,
@@ -147,6 +158,8 @@ impl Line {
             listening: false,
             shutting: false,
             is_cut: false,
+            wants_ack: false,
+            can_ack,
             is_deaf: false,
             heard: false,
             heard_at: since,
@@ -181,7 +194,7 @@ impl Line {
         self.phase = Phase::Up;
         self.inbound = Inbound::Head;
         (self.staged, self.front_sent) = (0, 0);
-        (self.is_cut, self.is_deaf) = (false, false);
+        (self.is_cut, self.is_deaf, self.wants_ack) = (false, false, false);
         (self.heard, self.heard_at) = (false, now);
         self.gather = Gather::new(now);
     }
@@ -231,6 +244,19 @@ impl Line {
             (*space).receive.msg_iov = (&raw mut (*space).receive_ranges).cast();
             (*space).receive.msg_iovlen = count;
             &raw mut (*space).receive
+        }
+    }
+
+    /// The value of TCP_QUICKACK, and its size.
+    pub(super) fn at_once(&mut self) -> (*const libc::c_void, u32) {
+        let space = self.space();
+        // SAFETY: `space` is valid for as long as this line lives; the kernel only reads this field, which always has this value.
+        unsafe {
+            (*space).at_once = 1;
+            (
+                (&raw const (*space).at_once).cast(),
+                size_of::<c_int>() as u32,
+            )
         }
     }
 

@@ -131,7 +131,8 @@ impl Nbd {
         for _ in 0..source.connections() {
             let mut port = source.port().map_err(io::Error::other)?;
             port.request();
-            lines.push(Line::new(port, usize::from(ops), times.first_since(now))?);
+            let since = times.first_since(now);
+            lines.push(Line::new(port, usize::from(ops), since, source.is_tcp())?);
         }
         // The place of the socket has the bell until there is a socket.
         let bells = lines.iter().flat_map(|line| [line.port.bell(); 2]);
@@ -334,6 +335,7 @@ impl Nbd {
             RingEntry::Send => line.sending = pushed,
             RingEntry::Bell => line.listening = pushed,
             RingEntry::Shutdown => line.shutting = pushed,
+            RingEntry::Acknowledge => {}
         }
         pushed
     }
@@ -372,6 +374,8 @@ impl Nbd {
         let mut is_full = is_idle && pause.is_none() && !self.receive(reactor, line);
         if wants_send && !self.line(line).queue.is_empty() {
             is_full |= !self.send(reactor, line);
+        } else if std::mem::take(&mut self.line_mut(line).wants_ack) {
+            self.acknowledge(reactor, line);
         }
         match is_full {
             true => Some(FULL_PAUSE),
@@ -427,6 +431,8 @@ impl Store for Nbd {
             RingEntry::Send => self.sent(reactor, line, result),
             RingEntry::Bell => self.belled(reactor, line),
             RingEntry::Shutdown => self.line_mut(line).shutting = false,
+            // Linux 6.7 is the first that can.
+            RingEntry::Acknowledge => self.line_mut(line).can_ack = false,
         }
     }
 
