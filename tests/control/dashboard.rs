@@ -250,7 +250,7 @@ fn a_faulty_dashboard_is_noticed() {
         (at("gridPos/x"), json!(20), "beyond the grid"),
         (at("gridPos/h"), json!(9), "overlaps"),
         (format!("{inner}/title"), json!(""), "no title"),
-        (format!("{inner}/gridPos/w"), json!(7), "overlaps"),
+        (format!("{inner}/gridPos/y"), json!(0), "overlaps"),
         (
             "/templating/list/2/name".to_owned(),
             json!("disc"),
