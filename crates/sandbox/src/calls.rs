@@ -253,6 +253,8 @@ const PRCTL: &[u64] = &[
     libc::PR_GET_NAME as u64,
     libc::PR_SET_NO_NEW_PRIVS as u64,
     libc::PR_SET_VMA as u64,
+    // A worker whose store pauses for microseconds sets how late its own timers may be.
+    libc::PR_SET_TIMERSLACK as u64,
 ];
 const SECCOMP: &[u64] = &[libc::SECCOMP_SET_MODE_FILTER as u64];
 

@@ -373,8 +373,10 @@ impl Nbd {
         };
         let mut is_full = is_idle && pause.is_none() && !self.receive(reactor, line);
         if wants_send && !self.line(line).queue.is_empty() {
+            // That acknowledges what was received.
+            self.line_mut(line).wants_ack = false;
             is_full |= !self.send(reactor, line);
-        } else if std::mem::take(&mut self.line_mut(line).wants_ack) {
+        } else if pause.is_none() && std::mem::take(&mut self.line_mut(line).wants_ack) {
             self.acknowledge(reactor, line);
         }
         match is_full {
