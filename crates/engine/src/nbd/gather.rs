@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 /// With fewer requests in flight the guest may wait for each of them.
 const REQUESTS_MIN: usize = 8;
 /// A pause takes at most this part of the time from a request to its answer.
-const SHARE: u64 = 8;
-const PAUSE_MAX: Duration = Duration::from_micros(50);
+const SHARE: u64 = 4;
+const PAUSE_MAX: Duration = Duration::from_micros(100);
 /// A pause that brings no more answers than this costs more than it saves.
 const ANSWERS_MIN: u64 = 2;
 /// A longer time without an answer says nothing about the load.
@@ -107,11 +107,11 @@ mod tests {
             let wanted = Duration::from_micros(us);
             assert!(found <= wanted && found * 10 >= wanted * 9, "{found:?}");
         };
-        near(pause(32, 1, 10, 320), 40);
-        near(pause(32, 5, 10, 320), 40);
-        near(pause(128, 1, 10, 1280), 50);
+        near(pause(32, 1, 10, 320), 80);
+        near(pause(32, 5, 10, 320), 80);
+        near(pause(128, 1, 10, 1280), 100);
         // A few requests, a slow server, a server far away.
-        for (requests, gap_us, took_us) in [(7, 10, 320), (32, 100, 3200), (32, 10, 100)] {
+        for (requests, gap_us, took_us) in [(7, 10, 320), (32, 100, 3200), (32, 10, 70)] {
             assert_eq!(pause(requests, 1, gap_us, took_us), Duration::ZERO);
         }
     }
