@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use cleave_client::{Client, Order, Stop, Workload};
 use cleave_tests::http::fetch;
+use cleave_tests::nbd::{Export, NbdServer};
 use cleave_tests::{Daemon, Scratch, run_to_exit, small, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -20,7 +21,7 @@ type Families = BTreeMap<String, Family>;
 
 static SCRAPED: LazyLock<Families> = LazyLock::new(|| {
     let mut all = failing_disk();
-    for (name, family) in stripe() {
+    for (name, family) in stripe().into_iter().chain(nbd()) {
         let known = all.entry(name).or_default();
         known.kind = family.kind;
         known.samples.extend(family.samples);
@@ -80,6 +81,17 @@ fn stripe() -> Families {
         "--stripe", "64K", "--disk", &legs[0], "--disk", &legs[1], "--serial", "b", "--limit",
         limits,
     ]);
+    let mut client = daemon.open(&small(1));
+    load(&mut client);
+    let families = scrape(&control);
+    finish(daemon, client);
+    families
+}
+
+fn nbd() -> Families {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(32 << 20));
+    let (daemon, control) = serve(&["--disk", &server.uri(""), "--serial", "c"]);
     let mut client = daemon.open(&small(1));
     load(&mut client);
     let families = scrape(&control);
@@ -238,7 +250,7 @@ fn a_faulty_dashboard_is_noticed() {
         (at("gridPos/x"), json!(20), "beyond the grid"),
         (at("gridPos/h"), json!(9), "overlaps"),
         (format!("{inner}/title"), json!(""), "no title"),
-        (format!("{inner}/gridPos/w"), json!(7), "overlaps"),
+        (format!("{inner}/gridPos/y"), json!(0), "overlaps"),
         (
             "/templating/list/2/name".to_owned(),
             json!("disc"),

@@ -11,6 +11,7 @@ pub mod fuse;
 pub mod http;
 mod lateness;
 mod model;
+pub mod nbd;
 mod node;
 mod scratch;
 mod stream;

@@ -23,6 +23,9 @@ curl: curl
 xz-utils: xz
 zstd: zstd
 xfsprogs: mkfs.xfs
+qemu-utils: qemu-nbd qemu-img
+nbdkit: nbdkit
+nbd-server: nbd-server
 dpkg: dpkg-deb
 rpm: rpmbuild
 binutils: strip

@@ -240,7 +240,7 @@ pub(crate) struct AccessArgs {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) endpoint: EndpointArgs,
-    /// The disk: a file, a block device, raw:PATH, ram:SIZE, null:SIZE or model:NAME
+    /// The disk: a file, a block device, raw:PATH, ram:SIZE, null:SIZE, model:NAME or nbd://HOST/EXPORT
     ///
     /// PATH is a regular file or a block device. The guest sees its bytes as they are. A file that looks like an image
     /// of another format (qcow2, QED, VMDK, VHDX, VHD, VDI) is refused; `raw:PATH` serves it nevertheless.
@@ -250,6 +250,12 @@ pub(crate) struct ServeArgs {
     /// written, which no guest expects. `model:NAME[,KEY=VALUE...]` is memory that takes as long as a drive would. NAME
     /// is p3700, p320h, flat or custom. KEY is size, seed, channels, page, read_us, write_us, mbps_per_channel,
     /// command_us, window, link_mbps, jitter or write_buffer.
+    ///
+    /// `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH` are the export of an NBD server (qemu-nbd, nbdkit).
+    /// Options follow as ?NAME=VALUE&NAME=VALUE: connections (for each worker, where the server permits several; default 1),
+    /// timeout (seconds of silence after which a connection counts as lost; 60), reconnect (seconds that requests wait for a
+    /// lost server before --on-error decides; 30) and fence (seconds that a server which did not close a lost connection may
+    /// still apply its requests; 30). See docs/network.md.
     ///
     /// Sizes are written 4K, 1M, 2G (powers of 1024). For a file named `ram:1G` write ./ram:1G. With --stripe, give
     /// --disk once for each leg, in order.

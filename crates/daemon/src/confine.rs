@@ -4,6 +4,7 @@ use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
+use cleave_disk::{Backing, Disk};
 use cleave_engine::Reactor;
 use cleave_sandbox::{Access, Identity, Keep, Reach, Reaches, Role, Sandbox};
 use cleave_session::offload;
@@ -17,8 +18,16 @@ use crate::service::{Endpoint, Service};
 /// interface how much memory the process has.
 const OWN_PROCESS: &str = "/proc/self";
 
-/// What a node reads to open a disk: properties of devices, and the numbers of groups.
-const READ: [&str; 2] = ["/sys", "/etc/group"];
+/// What a node reads to open a disk: properties of devices, the numbers of groups, and where names of servers are looked up.
+const READ: [&str; 7] = [
+    "/sys",
+    "/etc/group",
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/host.conf",
+    "/etc/gai.conf",
+];
 
 /// The confinement of this process; each thread narrows its own when it starts.
 #[derive(Debug, Clone)]
@@ -89,6 +98,14 @@ impl Confinement {
     pub(crate) fn thread(&self, role: Role) {
         if let Some(sandbox) = &self.0 {
             report(sandbox.thread(role), role);
+        }
+    }
+
+    /// Confines the thread that connects to the disk's server, which was started with the disk.
+    pub(crate) fn confine_dialler(&self, disk: &Disk) {
+        if let (Some(sandbox), Backing::Nbd(nbd)) = (&self.0, disk.backing()) {
+            let sandbox = sandbox.clone();
+            nbd.on_dialler(move || report(sandbox.dialler(), Role::Dial));
         }
     }
 

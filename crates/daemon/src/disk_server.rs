@@ -156,6 +156,7 @@ impl DiskServer {
         let watch = watches.watch(&disk);
         let loops = loop_device::attached_to_legs(&disk);
         let confinement = confine(&service, disk.name())?;
+        confinement.confine_dialler(&disk);
         let watch = watch.confined(&disk);
         let device = Device::new(
             Arc::clone(&disk),
@@ -246,7 +247,8 @@ impl DiskServer {
             // A model is named, because its figures are not those of a drive and its memory is not stable storage.
             match self.disk.backing() {
                 Backing::Model { .. } => ", modelled in memory",
-                Backing::File { .. } | Backing::Ram(_) | Backing::Null { .. } => "",
+                Backing::File { .. } | Backing::Ram(_) | Backing::Null { .. } | Backing::Nbd(_) =>
+                    "",
             },
             match self.disk.is_direct() {
                 Some(true) => ", O_DIRECT",

@@ -7,7 +7,7 @@ mod devices;
 mod files;
 
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl Watches {
     /// Starts watching a disk, inside the runtime.
     pub(crate) fn watch(&self, disk: &Disk) -> Watch {
         let mut files = Vec::new();
-        let mut device = None;
+        let (mut device, mut server) = (None, None);
         for leg in disk.legs() {
             match leg.backing() {
                 Backing::File {
@@ -64,6 +64,7 @@ impl Watches {
                     kind: FileKind::BlockDevice,
                     ..
                 } => device = Some(file),
+                Backing::Nbd(nbd) => server = Some(nbd.size_changed()),
                 Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => {}
             }
         }
@@ -77,7 +78,10 @@ impl Watches {
                 .devices()
                 .and_then(|all| all.watch(file))
                 .map(Watch::Device),
-            _ => Ok(Watch::Nothing),
+            _ => match server {
+                Some(bell) => watch_server(bell),
+                None => Ok(Watch::Nothing),
+            },
         };
         made.unwrap_or_else(|error| Watch::none(disk, &error))
     }
@@ -90,6 +94,8 @@ pub(crate) enum Watch {
     Files(FileWatch),
     /// A block device.
     Device(DeviceWatch),
+    /// The eventfd by which the thread that connects to a server tells of another size.
+    Server(AsyncFd<OwnedFd>),
     /// Nothing that grows by itself, or nothing to watch it with.
     Nothing,
 }
@@ -121,6 +127,7 @@ impl Watch {
         match self {
             Watch::Files(files) => files.changed().await,
             Watch::Device(device) => device.changed().await,
+            Watch::Server(bell) => told(bell).await,
             Watch::Nothing => std::future::pending().await,
         }
     }
@@ -145,6 +152,20 @@ impl Watch {
 fn log_lost_watch(armed: io::Result<()>) {
     if let Err(error) = armed {
         tracing::info!("a new size is no longer noticed by itself ({error}): send SIGHUP");
+    }
+}
+
+fn watch_server(bell: BorrowedFd<'_>) -> io::Result<Watch> {
+    Ok(Watch::Server(readable(bell.try_clone_to_owned()?)?))
+}
+
+async fn told(bell: &AsyncFd<OwnedFd>) {
+    let mut count = [0; 8];
+    let read = bell.async_io(Interest::READABLE, |fd| {
+        Ok(rustix::io::read(fd, &mut count)?)
+    });
+    if read.await.is_err() {
+        std::future::pending::<()>().await; // a broken watch stays silent
     }
 }
 

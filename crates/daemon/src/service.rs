@@ -204,9 +204,14 @@ impl Service {
 
     fn descriptors_of_vrings(&self) -> u64 {
         let workers = u64::from(self.open.workers);
-        let legs = self.disk.specs().len() as u64;
+        let files = |spec: &DiskSpec| match spec {
+            // A socket and an eventfd for each connection.
+            DiskSpec::Nbd(nbd) => 2 * u64::from(nbd.connections),
+            _ => 1,
+        };
+        let files: u64 = self.disk.specs().iter().map(files).sum();
         VRING_DESCRIPTORS * u64::from(self.session.vrings_max)
-            + (WORKER_DESCRIPTORS + legs) * workers
+            + (WORKER_DESCRIPTORS + files) * workers
     }
 }
 

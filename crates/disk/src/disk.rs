@@ -13,8 +13,9 @@ use vm_memory::MmapRegion;
 
 use crate::format::image_format;
 use crate::model::Shared;
+use crate::nbd::{Export, Nbd, NbdSpec, wire};
 use crate::open::open_path;
-use crate::probe::{granule, probe_file, probe_memory, size_bytes};
+use crate::probe::{Remote, granule, probe_file, probe_memory, probe_remote, size_bytes};
 use crate::stripe::read_superblock;
 use crate::superblock::Found;
 use crate::{Backing, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size};
@@ -93,6 +94,11 @@ impl Disk {
                 let serial = ascii_serial(&format!("cleave-{}", model.preset()));
                 (serial, limits, backing)
             }
+            DiskSpec::Nbd(spec) => {
+                let (nbd, limits) = open_nbd(spec, &name, options)?;
+                let serial = hashed_serial(spec.place().as_bytes());
+                (serial, limits, Backing::Nbd(Box::new(nbd)))
+            }
         };
         let legs = vec![Leg::new(name.clone(), backing)];
         Ok(Disk::of_legs(
@@ -166,8 +172,12 @@ impl Disk {
         let granule = granule(self.limits.block_bytes, self.limits.offset_align_bytes);
         let mut least: Option<(u64, u16)> = None;
         for (leg, number) in self.legs.iter().zip(0..) {
-            if let Backing::File { file, kind, .. } = leg.backing() {
-                let size = size_bytes(file, *kind)?.min(i64::MAX as u64);
+            let size = match leg.backing() {
+                Backing::File { file, kind, .. } => Some(size_bytes(file, *kind)?),
+                Backing::Nbd(nbd) => Some(nbd.size_bytes()),
+                Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => None,
+            };
+            if let Some(size) = size.map(|size| size.min(i64::MAX as u64)) {
                 least = Some(least.map_or((size, number), |least| least.min((size, number))));
             }
         }
@@ -376,6 +386,27 @@ fn refuse_leg(path: &Path, file: &File, kind: FileKind) -> Result<(), OpenError>
         // A superblock that cannot be read is not needed to serve a disk of one leg.
         _ => Ok(()),
     }
+}
+
+/// Connects to the server, which tells the limits of the export.
+fn open_nbd(spec: &NbdSpec, name: &str, options: &OpenOptions) -> Result<(Nbd, Limits), OpenError> {
+    let failed = |error| OpenError::Nbd(name.to_owned(), error);
+    let nbd = Nbd::open(spec, name, options.read_only, options.workers).map_err(failed)?;
+    let export: &Export = nbd.export();
+    if export.has(wire::export::READ_ONLY) && !options.read_only {
+        return Err(OpenError::ReadOnlyExport(name.to_owned()));
+    }
+    if export.block_min > options.block_bytes.unwrap_or(512) {
+        return Err(OpenError::LargeBlock(name.to_owned(), export.block_min));
+    }
+    let remote = Remote {
+        size_bytes: export.size_bytes,
+        physical_bytes: export.block_preferred,
+        can_discard: export.has(wire::export::TRIM),
+        rotational: export.has(wire::export::ROTATIONAL),
+    };
+    let limits = probe_remote(name, remote, options)?;
+    Ok((nbd, limits))
 }
 
 fn map_ram(name: &str, bytes: u64) -> Result<MmapRegion, OpenError> {

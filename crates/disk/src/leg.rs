@@ -10,6 +10,7 @@ use vm_memory::MmapRegion;
 
 use crate::RangeLocks;
 use crate::model::Shared;
+use crate::nbd::Nbd;
 use crate::open::reopen;
 
 /// The kind of file behind a path.
@@ -48,6 +49,8 @@ pub enum Backing {
         /// sleep or an I/O.
         drive: Arc<Mutex<Shared>>,
     },
+    /// An export of an NBD server.
+    Nbd(Box<Nbd>),
 }
 
 /// A leg of a disk. Most disks have one.
@@ -133,6 +136,7 @@ impl Leg {
     pub(crate) fn workers_max(&self) -> usize {
         match self.backing {
             Backing::File { .. } => 1 + self.more_files.len(),
+            Backing::Nbd(ref nbd) => nbd.workers_max().into(),
             Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => usize::MAX,
         }
     }

@@ -9,6 +9,7 @@ mod iopoll;
 mod leg;
 mod lock;
 pub mod model;
+pub mod nbd;
 mod open;
 mod probe;
 mod qemu_lock;

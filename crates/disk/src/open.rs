@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::nbd::NbdError;
 use crate::{FileKind, StripeError, qemu_lock};
 
 /// Whether the page cache is bypassed.
@@ -145,6 +146,17 @@ pub enum OpenError {
     /// The legs do not form a stripe.
     #[error(transparent)]
     Stripe(#[from] StripeError),
+    /// There is no connection to its server.
+    #[error("cannot connect disk {0}: {1}")]
+    Nbd(String, #[source] NbdError),
+    /// The server exports it for reading only.
+    #[error("disk {0} is exported read-only; serve it with --read-only")]
+    ReadOnlyExport(String),
+    /// The server cannot do I/O in blocks as small as those of the guest.
+    #[error(
+        "disk {0} has blocks of {1} bytes, and a guest with smaller ones could not use it; serve it with --block-size {1}"
+    )]
+    LargeBlock(String, u32),
     /// There is no memory for a RAM disk.
     #[error("cannot create disk {0}: {1}; use a smaller size")]
     Ram(String, #[source] io::Error),

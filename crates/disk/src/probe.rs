@@ -90,6 +90,32 @@ pub(crate) fn probe_memory(
     limits(name, &geometry, options, remedy)
 }
 
+/// What a server says about a disk.
+pub(crate) struct Remote {
+    pub(crate) size_bytes: u64,
+    pub(crate) physical_bytes: u32,
+    pub(crate) can_discard: bool,
+    pub(crate) rotational: bool,
+}
+
+/// Limits of a disk of a server.
+pub(crate) fn probe_remote(
+    name: &str,
+    remote: Remote,
+    options: &OpenOptions,
+) -> Result<Limits, OpenError> {
+    if options.direct == Direct::On {
+        return Err(OpenError::NoCache(name.to_owned()));
+    }
+    let geometry = Geometry {
+        can_discard: remote.can_discard,
+        rotational: remote.rotational,
+        ..Geometry::plain(remote.size_bytes, remote.physical_bytes)
+    };
+    let remedy = |multiple: u64| format!("let the server export a multiple of {multiple}");
+    limits(name, &geometry, options, remedy)
+}
+
 /// Limits of an opened file or device. Sets O_DIRECT on `file` if it is to bypass the page cache.
 pub(crate) fn probe_file(
     path: &Path,
@@ -133,6 +159,7 @@ fn limits(
     if size_bytes == 0 {
         let remedy = match name.split_once(':') {
             Some((kind @ ("ram" | "null"), _)) => format!("{kind}:1G"),
+            Some(("nbd" | "nbd+unix", _)) => "let the server export more".to_owned(),
             _ => format!("truncate -s 10G {name}"),
         };
         return Err(OpenError::Empty(name.to_owned(), remedy));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::model::ModelSpec;
+use crate::nbd::{self, NbdSpec};
 
 /// A disk as it was named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub enum DiskSpec {
     Untouched(u64),
     /// Memory with the timing of a drive; the contents are lost at shutdown.
     Model(ModelSpec),
+    /// An export of an NBD server.
+    Nbd(NbdSpec),
 }
 
 /// Suffix after the size of a null disk whose reads store no data, as for QEMU's null-co.
@@ -33,12 +36,12 @@ const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 impl FromStr for DiskSpec {
     type Err = String;
 
-    /// `raw:`, `ram:`, `null:` and `model:` are kinds only at the very beginning, so that every file can be
+    /// `raw:`, `ram:`, `null:`, `model:` and `nbd://` are kinds only at the very beginning, so that every file can be
     /// named: a file called `ram:x` is written `./ram:x`.
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         if text.is_empty() {
             return Err(
-                "a disk is a path, raw:PATH, ram:SIZE, null:SIZE or model:NAME; this one is empty"
+                "a disk is a path, raw:PATH, ram:SIZE, null:SIZE, model:NAME or nbd://HOST/EXPORT; this one is empty"
                     .to_owned(),
             );
         }
@@ -68,6 +71,9 @@ impl FromStr for DiskSpec {
         if let Some(model) = text.strip_prefix("model:") {
             return model.parse().map(DiskSpec::Model);
         }
+        if nbd::is_uri(text) {
+            return text.parse().map(DiskSpec::Nbd);
+        }
         Ok(DiskSpec::Path(PathBuf::from(text)))
     }
 }
@@ -77,9 +83,11 @@ impl DiskSpec {
     pub fn path(&self) -> Option<&Path> {
         match self {
             DiskSpec::Path(path) | DiskSpec::Raw(path) => Some(path),
-            DiskSpec::Ram(_) | DiskSpec::Null(_) | DiskSpec::Untouched(_) | DiskSpec::Model(_) => {
-                None
-            }
+            DiskSpec::Ram(_)
+            | DiskSpec::Null(_)
+            | DiskSpec::Untouched(_)
+            | DiskSpec::Model(_)
+            | DiskSpec::Nbd(_) => None,
         }
     }
 }
@@ -93,6 +101,7 @@ impl fmt::Display for DiskSpec {
             DiskSpec::Null(bytes) => write!(out, "null:{}", format_size(*bytes)),
             DiskSpec::Untouched(bytes) => write!(out, "null:{}{UNTOUCHED}", format_size(*bytes)),
             DiskSpec::Model(model) => write!(out, "model:{model}"),
+            DiskSpec::Nbd(nbd) => write!(out, "{nbd}"),
         }
     }
 }
@@ -260,6 +269,9 @@ mod tests {
             "model:p3700",
             "model:flat,size=1536M,seed=3",
             "./model:p3700",
+            "nbd://host/a",
+            "nbd+unix:///?socket=/run/nbd&connections=4",
+            ".//nbd://host/a",
         ] {
             let spec: DiskSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");

@@ -9,7 +9,7 @@ use cleave_guest::{Epoch, Memory};
 
 use crate::files::Files;
 use crate::ram::Ram;
-use crate::{Completion, Done, EngineError, LegStats, Model, Null, Reactor, Store, Wait};
+use crate::{Completion, Done, EngineError, LegStats, Model, Nbd, Null, Reactor, Store, Wait};
 
 /// A store of any kind that a disk can have.
 #[derive(Debug)]
@@ -19,6 +19,7 @@ pub enum AnyStore {
     Ram(Ram),
     Null(Null),
     Model(Box<Model>),
+    Nbd(Box<Nbd>),
 }
 
 impl AnyStore {
@@ -41,6 +42,7 @@ impl AnyStore {
                 AnyStore::Null(Null::new(disk, zeroes, ops))
             }
             Backing::Model { .. } => AnyStore::Model(Box::new(Model::new(disk, ops)?)),
+            Backing::Nbd(_) => AnyStore::Nbd(Box::new(Nbd::new(reactor, disk, ops)?)),
         })
     }
 }
@@ -63,6 +65,7 @@ impl AnyStore {
             AnyStore::Ram(store) => visitor.visit(store),
             AnyStore::Null(store) => visitor.visit(store),
             AnyStore::Model(store) => visitor.visit(*store),
+            AnyStore::Nbd(store) => visitor.visit(*store),
         }
     }
 }
@@ -75,6 +78,7 @@ macro_rules! inside {
             AnyStore::Ram($store) => $call,
             AnyStore::Null($store) => $call,
             AnyStore::Model($store) => $call,
+            AnyStore::Nbd($store) => $call,
         }
     };
 }

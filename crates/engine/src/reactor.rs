@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -219,8 +219,7 @@ impl Reactor {
         submissions: u32,
         levels: &[Level],
     ) -> Result<Reactor, EngineError> {
-        // A stripe has at most 64 legs.
-        let files: u32 = disks.iter().map(|disk| disk.legs().len() as u32).sum();
+        let files: u32 = disks.iter().map(|disk| file_slots(disk)).sum();
         let first_bell = files + u32::from(watches);
         let barriers = || disks.iter().flat_map(|disk| disk.barriers());
         let first_barrier = first_bell + u32::from(bells);
@@ -230,7 +229,7 @@ impl Reactor {
                 .max(2 * submissions)
                 .next_power_of_two(),
             files: first_barrier + barriers().count() as u32,
-            opcodes: opcodes(disks),
+            opcodes: &opcodes(disks),
             levels,
             completion_mode: CompletionMode::Interrupt,
         })?;
@@ -492,6 +491,12 @@ impl Reactor {
         Ok(id)
     }
 
+    /// Puts a file into a slot of the plain ring's table that belongs to a store, or empties it. I/O in flight continues on the
+    /// old file.
+    pub(crate) fn set_file(&self, slot: u32, fd: Option<RawFd>) -> io::Result<()> {
+        self.ring.set_file(slot, fd)
+    }
+
     /// Queues an entry of a store in the plain or the polled ring. `false`: the kernel accepts none now. It
     /// is our own fault if the store belongs to another reactor: its files have other slots here, and its
     /// completion would be lost.
@@ -571,6 +576,29 @@ impl Reactor {
         }
     }
 
+    /// For a store that closes: waits at most `time` for its next completion. `Err`: the ring is broken.
+    pub(crate) fn next_of_within(
+        &mut self,
+        id: StoreId,
+        time: Duration,
+    ) -> io::Result<Option<Completion>> {
+        let mut has_slept = false;
+        loop {
+            while let Some(received) = self.next() {
+                match received {
+                    Received::Op(completion) if completion.store == id.store => {
+                        return Ok(Some(completion));
+                    }
+                    other => self.deferred.push_back(other),
+                }
+            }
+            if std::mem::replace(&mut has_slept, true) {
+                return Ok(None);
+            }
+            self.ring.enter(Sleep::For(time), Purpose::Io)?;
+        }
+    }
+
     /// Whether `reap` may find an event in the rings.
     pub(crate) fn has_events(&mut self) -> bool {
         !self.deferred.is_empty()
@@ -616,7 +644,12 @@ impl Drop for Reactor {
 }
 
 /// The opcodes that the disks, watches and bells need.
-fn opcodes(disks: &[&Disk]) -> &'static [u8] {
+fn opcodes(disks: &[&Disk]) -> Vec<u8> {
+    const SOCKET: [u8; 3] = [
+        opcode::SendMsg::CODE,
+        opcode::RecvMsg::CODE,
+        opcode::Shutdown::CODE,
+    ];
     const ALL: [u8; 9] = [
         opcode::PollAdd::CODE,
         opcode::AsyncCancel::CODE,
@@ -629,8 +662,11 @@ fn opcodes(disks: &[&Disk]) -> &'static [u8] {
         opcode::UringCmd16::CODE,
     ];
     let legs = disks.iter().flat_map(|disk| disk.legs());
+    let is_remote = legs
+        .clone()
+        .any(|leg| matches!(leg.backing(), Backing::Nbd(_)));
     let needed = legs.map(|leg| match leg.backing() {
-        Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => 3,
+        Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } | Backing::Nbd(_) => 3,
         Backing::File {
             kind: FileKind::Regular,
             ..
@@ -640,5 +676,27 @@ fn opcodes(disks: &[&Disk]) -> &'static [u8] {
             ..
         } => ALL.len(),
     });
-    ALL.get(..needed.max().unwrap_or(3)).unwrap_or(&ALL)
+    let mut needed = ALL
+        .get(..needed.max().unwrap_or(3))
+        .unwrap_or(&ALL)
+        .to_vec();
+    if is_remote {
+        needed.extend(SOCKET);
+    }
+    let is_tcp =
+        |leg: &cleave_disk::Leg| matches!(leg.backing(), Backing::Nbd(nbd) if nbd.is_tcp());
+    if disks.iter().flat_map(|disk| disk.legs()).any(is_tcp) {
+        needed.push(opcode::SetSockOpt::CODE);
+    }
+    needed
+}
+
+/// The number of files that a disk's store registers.
+fn file_slots(disk: &Disk) -> u32 {
+    match disk.backing() {
+        // A socket and its bell for each connection.
+        Backing::Nbd(nbd) => 2 * u32::from(nbd.connections()),
+        // A stripe has at most 64 legs.
+        _ => disk.legs().len() as u32,
+    }
 }

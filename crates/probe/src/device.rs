@@ -90,6 +90,7 @@ fn kind(store: &Backing) -> &'static str {
         Backing::Ram(_) => "ram",
         Backing::Null { .. } => "null",
         Backing::Model { .. } => "model",
+        Backing::Nbd(_) => "nbd",
     }
 }
 

@@ -22,6 +22,8 @@ pub enum Role {
     Disk,
     /// Writes lines to stderr.
     Log,
+    /// Connects to the server of a disk. It alone can make a socket and connect it.
+    Dial,
     /// The control thread of a process of many disks, and the threads that open disks and make sockets for it while others
     /// are served. It keeps what the threads of the other roles need, which are started by it.
     Node,
@@ -29,7 +31,7 @@ pub enum Role {
 
 impl Role {
     /// All of them.
-    pub const ALL: [Role; 8] = [
+    pub const ALL: [Role; 9] = [
         Role::Control,
         Role::Session,
         Role::Worker,
@@ -37,6 +39,7 @@ impl Role {
         Role::Offload,
         Role::Disk,
         Role::Log,
+        Role::Dial,
         Role::Node,
     ];
 
@@ -60,6 +63,7 @@ impl Role {
             Role::Offload => &[BASE, START, DESCRIPTORS],
             Role::Disk => &[BASE, DESCRIPTORS, SYNC],
             Role::Log => &[BASE],
+            Role::Dial => &[BASE, DIAL],
             Role::Node => &[
                 BASE,
                 RINGS,
@@ -71,6 +75,7 @@ impl Role {
                 EVENTS,
                 SYNC,
                 NEW_DISKS,
+                DIAL,
             ],
         }
     }
@@ -250,6 +255,8 @@ const PRCTL: &[u64] = &[
     libc::PR_GET_NAME as u64,
     libc::PR_SET_NO_NEW_PRIVS as u64,
     libc::PR_SET_VMA as u64,
+    // A worker whose store pauses for microseconds sets how late its own timers may be.
+    libc::PR_SET_TIMERSLACK as u64,
 ];
 const SECCOMP: &[u64] = &[libc::SECCOMP_SET_MODE_FILTER as u64];
 
@@ -308,6 +315,21 @@ const UNIX: &[u64] = &[libc::AF_UNIX as u64];
 /// FIONBIO and FIONREAD, which are of another type in each libc.
 const IOCTL: &[u64] = &[0x5421, 0x541b];
 
+/// Connecting to a server over TCP or a unix socket, and talking to it. Landlock keeps TCP from listening.
+const DIAL: &[Call] = &[
+    with(libc::SYS_socket, Arguments::OneOf(0, FAMILIES)),
+    any(libc::SYS_connect),
+    any(libc::SYS_getsockopt),
+    any(libc::SYS_setsockopt),
+    any(libc::SYS_recvfrom),
+];
+
+const FAMILIES: &[u64] = &[
+    libc::AF_UNIX as u64,
+    libc::AF_INET as u64,
+    libc::AF_INET6 as u64,
+];
+
 /// Files that Landlock leaves within reach.
 const FILES: &[Call] = &[
     any(libc::SYS_openat),
@@ -334,11 +356,10 @@ const EVENTS: &[Call] = &[
 const NEW_DISKS: &[Call] = &[
     // Its pools start once it is confined.
     any(libc::SYS_epoll_create1),
-    with(libc::SYS_socket, Arguments::OneOf(0, UNIX)),
     any(libc::SYS_bind),
     any(libc::SYS_listen),
-    // Whether somebody listens at a path.
-    any(libc::SYS_connect),
+    // glibc asks a name server for the addresses of both families at once.
+    any(libc::SYS_sendmmsg),
     any(libc::SYS_getdents64),
     any(libc::SYS_mkdirat),
     any(libc::SYS_renameat2),

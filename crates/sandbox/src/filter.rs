@@ -169,6 +169,7 @@ mod tests {
             (Role::Node, Role::Control),
             (Role::Node, Role::Pool),
             (Role::Node, Role::Disk),
+            (Role::Node, Role::Dial),
         ];
         for (starter, started) in pairs {
             let wide = permitted(starter);

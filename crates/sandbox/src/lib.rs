@@ -124,7 +124,10 @@ impl Sandbox {
 
     fn begin(reaches: Reaches, serving: Option<Serving>, role: Role) -> Result<Sandbox, Error> {
         let mut missing = Vec::new();
-        missing.extend(paths::restrict(&reaches)?);
+        missing.extend(match role {
+            Role::Node => paths::restrict_but_connecting(&reaches),
+            _ => paths::restrict(&reaches),
+        }?);
         let programs = match Programs::compile()?.install_base(role)? {
             Some(programs) => Some(programs),
             None => {
@@ -151,10 +154,22 @@ impl Sandbox {
         }
     }
 
+    /// Narrows the calling thread, which connects to the server of a disk. It can open no file at all, and keeps TCP. In a process
+    /// of many disks it inherited the confinement; elsewhere it was started before [`Sandbox::process`] was called.
+    pub fn dialler(&self) -> Result<(), Error> {
+        match self.serving {
+            Some(_) => self.thread(Role::Dial),
+            None => self.earlier_thread(Role::Dial),
+        }
+    }
+
     /// Confines the calling thread, which was started before [`Sandbox::process`] was called. It can open no file at all.
     pub fn earlier_thread(&self, role: Role) -> Result<(), Error> {
         privileges::drop_all(Keep::Nothing).map_err(Error::Privileges)?;
-        paths::restrict(&Reaches::none())?;
+        match role {
+            Role::Dial => paths::restrict_but_connecting(&Reaches::none())?,
+            _ => paths::restrict(&Reaches::none())?,
+        };
         match &self.programs {
             Some(programs) => programs.clone().install_base(role).map(drop),
             None => Ok(()),
@@ -174,6 +189,9 @@ impl Serving {
             Role::Control | Role::Log | Role::Node | Role::Worker => return Ok(()),
             Role::Session | Role::Pool => {
                 paths::restrict(&self.reaches)?;
+            }
+            Role::Dial => {
+                paths::restrict_but_connecting(&Reaches::none())?;
             }
             // They can open nothing.
             Role::Disk | Role::Offload => {}

@@ -81,7 +81,16 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
 
 /// Confines the calling thread to these rules. Returns what this kernel lacks for it.
 pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<String>, Error> {
-    let status = enforce(reaches).map_err(|error| Error::Landlock(error.to_string()))?;
+    restrict_to(reaches, AccessNet::from_all(NEWEST))
+}
+
+/// The same, but the thread, or one that it starts, goes on to connect over TCP. Nothing listens.
+pub(crate) fn restrict_but_connecting(reaches: &Reaches) -> Result<Option<String>, Error> {
+    restrict_to(reaches, AccessNet::BindTcp.into())
+}
+
+fn restrict_to(reaches: &Reaches, net: BitFlags<AccessNet>) -> Result<Option<String>, Error> {
+    let status = enforce(reaches, net).map_err(|error| Error::Landlock(error.to_string()))?;
     Ok(match (status.ruleset, status.landlock) {
         (RulesetStatus::FullyEnforced, _) => None,
         (RulesetStatus::PartiallyEnforced, LandlockStatus::Available { effective_abi, .. }) => {
@@ -95,11 +104,14 @@ pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<String>, Error> {
     })
 }
 
-fn enforce(reaches: &Reaches) -> Result<RestrictionStatus, landlock::RulesetError> {
+fn enforce(
+    reaches: &Reaches,
+    net: BitFlags<AccessNet>,
+) -> Result<RestrictionStatus, landlock::RulesetError> {
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
+        .handle_access(net)?
         .scope(Scope::from_all(NEWEST))?
         .create()?;
     for (fd, rights) in &reaches.0 {

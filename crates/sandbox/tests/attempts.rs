@@ -41,7 +41,84 @@ const ACCESS: End = End::Refused(Errno::ACCESS);
 
 /// The attempts, and how each ends in the control thread, a session, a worker, an offload thread, the size thread and the log
 /// thread.
-const TABLE: &[(&str, [End; 6])] = &[
+const TABLE: &[(&str, [End; 7])] = &[
+    (
+        "open a foreign file",
+        [ACCESS, ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "open its memory to write",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "read a permitted file",
+        [Done, Done, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "write a read-only file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "write a permitted file",
+        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "make a lock file",
+        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "make a file elsewhere",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "remove a permitted file",
+        [Done, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "remove a foreign file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    ("execute a program", [Killed; 7]),
+    // `clone3` is refused before its flags are known; where `clone` may start a thread, libc then tries that one.
+    (
+        "start a process",
+        [Killed, Killed, PERM, Killed, PERM, PERM, PERM],
+    ),
+    ("trace the parent", [Killed; 7]),
+    ("read the parent's memory", [Killed; 7]),
+    ("signal the parent", [PERM; 7]),
+    ("open a TCP socket", [PERM; 7]),
+    (
+        "open a unix socket",
+        [PERM, PERM, PERM, PERM, PERM, PERM, Done],
+    ),
+    (
+        "connect over TCP",
+        [PERM, PERM, PERM, PERM, PERM, PERM, Done],
+    ),
+    ("map executable memory", [PERM; 7]),
+    ("become another user", [PERM; 7]),
+    ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM, PERM]),
+    ("start a thread", [Done, Done, PERM, Done, PERM, PERM, PERM]),
+    ("map memory", [Done; 7]),
+    ("tell the control loop of a signal", [Done; 7]),
+    ("panic", [Done; 7]),
+];
+
+/// The roles of [`TABLE`].
+const SERVE: [Role; 7] = [
+    Role::Control,
+    Role::Session,
+    Role::Worker,
+    Role::Offload,
+    Role::Disk,
+    Role::Log,
+    Role::Dial,
+];
+
+/// The same in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread and
+/// the size thread. All but the first are narrowed as in [`TABLE`].
+const NODE_TABLE: &[(&str, [End; 6])] = &[
     (
         "open a foreign file",
         [ACCESS, ACCESS, PERM, PERM, PERM, PERM],
@@ -52,7 +129,7 @@ const TABLE: &[(&str, [End; 6])] = &[
     ),
     (
         "read a permitted file",
-        [Done, Done, PERM, PERM, PERM, PERM],
+        [Done, ACCESS, PERM, PERM, PERM, PERM],
     ),
     (
         "write a read-only file",
@@ -68,6 +145,20 @@ const TABLE: &[(&str, [End; 6])] = &[
         [ACCESS, PERM, PERM, PERM, PERM, PERM],
     ),
     (
+        "link a file without a name",
+        [Done, PERM, PERM, PERM, PERM, PERM],
+    ),
+    ("make a folder", [Done, PERM, PERM, PERM, PERM, PERM]),
+    (
+        "make a folder elsewhere",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    ("keep a file", [Done, PERM, PERM, PERM, PERM, PERM]),
+    (
+        "cut off a permitted file",
+        [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
         "remove a permitted file",
         [Done, PERM, PERM, PERM, PERM, PERM],
     ),
@@ -76,7 +167,6 @@ const TABLE: &[(&str, [End; 6])] = &[
         [ACCESS, PERM, PERM, PERM, PERM, PERM],
     ),
     ("execute a program", [Killed; 6]),
-    // `clone3` is refused before its flags are known; where `clone` may start a thread, libc then tries that one.
     (
         "start a process",
         [Killed, Killed, PERM, Killed, PERM, PERM],
@@ -84,67 +174,26 @@ const TABLE: &[(&str, [End; 6])] = &[
     ("trace the parent", [Killed; 6]),
     ("read the parent's memory", [Killed; 6]),
     ("signal the parent", [PERM; 6]),
-    ("open a TCP socket", [PERM; 6]),
-    ("open a unix socket", [PERM; 6]),
+    ("open a TCP socket", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
+    ("open a unix socket", [Done, PERM, PERM, PERM, PERM, Done]),
+    ("connect over TCP", [Done, PERM, PERM, PERM, PERM, Done]),
     ("map executable memory", [PERM; 6]),
     ("become another user", [PERM; 6]),
+    // Only root has it to begin with.
+    ("use root's rights", [Done, PERM, PERM, PERM, PERM, PERM]),
     ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM]),
     ("start a thread", [Done, Done, PERM, Done, PERM, PERM]),
     ("map memory", [Done; 6]),
-    ("tell the control loop of a signal", [Done; 6]),
     ("panic", [Done; 6]),
 ];
 
-/// The roles of [`TABLE`].
-const SERVE: [Role; 6] = [
-    Role::Control,
-    Role::Session,
-    Role::Worker,
-    Role::Offload,
-    Role::Disk,
-    Role::Log,
-];
-
-/// The same in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread and
-/// the size thread. All but the first are narrowed as in [`TABLE`].
-const NODE_TABLE: &[(&str, [End; 5])] = &[
-    ("open a foreign file", [ACCESS, ACCESS, PERM, PERM, PERM]),
-    ("open its memory to write", [ACCESS, PERM, PERM, PERM, PERM]),
-    ("read a permitted file", [Done, ACCESS, PERM, PERM, PERM]),
-    ("write a read-only file", [ACCESS, PERM, PERM, PERM, PERM]),
-    ("write a permitted file", [Done, PERM, PERM, PERM, PERM]),
-    ("make a lock file", [Done, PERM, PERM, PERM, PERM]),
-    ("make a file elsewhere", [ACCESS, PERM, PERM, PERM, PERM]),
-    ("link a file without a name", [Done, PERM, PERM, PERM, PERM]),
-    ("make a folder", [Done, PERM, PERM, PERM, PERM]),
-    ("make a folder elsewhere", [ACCESS, PERM, PERM, PERM, PERM]),
-    ("keep a file", [Done, PERM, PERM, PERM, PERM]),
-    ("cut off a permitted file", [ACCESS, PERM, PERM, PERM, PERM]),
-    ("remove a permitted file", [Done, PERM, PERM, PERM, PERM]),
-    ("remove a foreign file", [ACCESS, PERM, PERM, PERM, PERM]),
-    ("execute a program", [Killed; 5]),
-    ("start a process", [Killed, Killed, PERM, Killed, PERM]),
-    ("trace the parent", [Killed; 5]),
-    ("read the parent's memory", [Killed; 5]),
-    ("signal the parent", [PERM; 5]),
-    ("open a TCP socket", [PERM; 5]),
-    ("open a unix socket", [Done, PERM, PERM, PERM, PERM]),
-    ("map executable memory", [PERM; 5]),
-    ("become another user", [PERM; 5]),
-    // Only root has it to begin with.
-    ("use root's rights", [Done, PERM, PERM, PERM, PERM]),
-    ("set up a ring", [Done, Done, PERM, PERM, PERM]),
-    ("start a thread", [Done, Done, PERM, Done, PERM]),
-    ("map memory", [Done; 5]),
-    ("panic", [Done; 5]),
-];
-
-const NODE: [Role; 5] = [
+const NODE: [Role; 6] = [
     Role::Node,
     Role::Session,
     Role::Worker,
     Role::Offload,
     Role::Disk,
+    Role::Dial,
 ];
 
 /// The files of the attempts.
@@ -223,6 +272,11 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "signal the parent" => Ok(rustix::process::test_kill_process(parent())?),
         "open a TCP socket" => std::net::TcpListener::bind("127.0.0.1:0").map(drop),
         "open a unix socket" => std::os::unix::net::UnixDatagram::unbound().map(drop),
+        // Nothing listens on that port.
+        "connect over TCP" => match std::net::TcpStream::connect("127.0.0.1:1") {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+            other => other.map(drop),
+        },
         "map executable memory" => map(libc::PROT_READ | libc::PROT_EXEC),
         // For this thread alone: libc would ask every thread of the test.
         "become another user" => Ok(rustix::thread::set_thread_uid(rustix::process::Uid::ROOT)?),
@@ -304,7 +358,7 @@ fn attempt_here(words: &str) -> ! {
     EPOLL
         .set(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap())
         .unwrap();
-    // A log thread starts before the process is confined.
+    // A log thread, and in `serve` one that connects, start before the process is confined.
     let (order, ordered) = std::sync::mpsc::sync_channel(1);
     let early = thread::spawn(move || {
         ordered
@@ -325,6 +379,7 @@ fn attempt_here(words: &str) -> ! {
     let narrowed = move || {
         match role {
             Role::Log => last.earlier_thread(role).unwrap(),
+            Role::Dial => last.dialler().unwrap(),
             // It starts the others, and is not narrowed.
             Role::Node => {}
             _ => last.thread(role).unwrap(),
@@ -333,7 +388,8 @@ fn attempt_here(words: &str) -> ! {
     };
     match role {
         Role::Control | Role::Node => narrowed(),
-        Role::Log => {
+        Role::Dial if kind == "node" => thread::spawn(narrowed).join().unwrap(),
+        Role::Log | Role::Dial => {
             order.send(Box::new(narrowed)).unwrap();
             early.join().unwrap().unwrap();
         }
@@ -416,7 +472,7 @@ fn each_thread_of_a_node_is_refused_what_it_does_not_need() {
 #[test]
 fn a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is() {
     let name = "a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is";
-    let as_worker = |&(attempt, [_, _, worker, ..]): &(_, [End; 5])| (attempt, [worker]);
+    let as_worker = |&(attempt, [_, _, worker, ..]): &(_, [End; 6])| (attempt, [worker]);
     let mut rows: Vec<_> = NODE_TABLE.iter().map(as_worker).collect();
     rows.push(("wait for events", [Done]));
     check(name, "pool", [Role::Pool], &rows);

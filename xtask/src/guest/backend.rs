@@ -1,11 +1,11 @@
 //! The daemon under test: cleave, or `qemu-storage-daemon` where the harness itself is in doubt.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::BackendKind;
 use super::cases::Bench;
 use crate::daemon::Daemon;
-use crate::step::{Result, words};
+use crate::step::{Result, quietly, words};
 
 /// How the daemon of a test differs from the usual one.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub(super) enum Mode {
     Plain,
     Poll,
     ReadOnly,
+    /// The disk is a qcow2 image, through an NBD server.
+    Nbd,
     /// Runs in a group, which may use its socket.
     Group(u32),
 }
@@ -26,12 +28,34 @@ const QEMU: &str = "qemu-storage-daemon \
 --export type=vhost-user-blk,id=disk,node-name=image,writable={},num-queues={},logical-block-size={},addr.type=unix,\
 addr.path={} --chardev stdio,id=monitor --monitor chardev=monitor";
 
+/// Socket, image.
+const NBD: &str = "qemu-nbd --persistent --shared=16 --discard=unmap --socket={} --format=qcow2 {}";
+
+fn nbd_socket(folder: &Path) -> PathBuf {
+    folder.join("nbd.sock")
+}
+
+/// Starts the NBD server of an image that it makes.
+pub(super) fn nbd_server(folder: &Path, bytes: u64) -> Result<Daemon> {
+    let (socket, image) = (nbd_socket(folder), folder.join("disk.qcow2"));
+    let line = "qemu-img create -q -f qcow2 {} {}";
+    quietly(folder, line, &[&image.display(), &bytes])?;
+    let line = words(NBD, &[&socket.display(), &image.display()]);
+    Daemon::start(&line, socket)
+}
+
 /// Starts the daemon, with the socket in a folder of its own, and waits for its socket.
 pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daemon> {
     let (lab, case) = (bench.lab, bench.case);
     let socket = folder.join("disk.sock");
     let (at, image, vrings) = (socket.display(), bench.image(), case.cpus);
-    let (disk, block) = (image.display(), case.block_bytes);
+    let nbd = format!("nbd+unix:///?socket={}", nbd_socket(folder).display());
+    let file = image.display().to_string();
+    let disk = match (mode, lab.kind) {
+        (Mode::Nbd, BackendKind::Cleave) => nbd,
+        _ => file,
+    };
+    let block = case.block_bytes;
     let mut line = match mode {
         // The group gets all rights to the files that the daemon makes.
         Mode::Group(id) => {

@@ -54,6 +54,7 @@ pub(super) const ALL: &[Case] = &[
     case("killed", 4, 4096, How::Fio("killed")),
     case("fio-verify", 4, 4096, How::Fio("verify")),
     case("fio-verify-poll", 1, 512, How::Fio("verify_polled")),
+    case("fio-verify-nbd", 4, 512, How::Fio("verify_nbd")),
     case("libvirt", 4, 4096, How::Own(libvirt::run)),
     case("reconnect", 1, 512, How::Disk("reconnect")),
     // Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
@@ -65,6 +66,7 @@ fn mode(boot: &str) -> Mode {
     match boot {
         "read_only" => Mode::ReadOnly,
         "verify_polled" => Mode::Poll,
+        "verify_nbd" => Mode::Nbd,
         _ => Mode::Plain,
     }
 }
@@ -167,6 +169,9 @@ impl Bench<'_> {
     /// as CPUs. A daemon serves on while the next boot wants it as it is.
     fn boot(&mut self, script: &str, boots: &str) -> Result {
         self.empty_image()?;
+        let nbd = mode(boots) == Mode::Nbd;
+        let server = nbd.then(|| backend::nbd_server(&self.folder, DISK_BYTES));
+        let _server = server.transpose()?;
         let mut daemon: Option<Daemon> = None;
         let mut served = None;
         for boot in boots.split(' ') {

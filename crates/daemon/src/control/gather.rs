@@ -12,8 +12,8 @@ use cleave_worker::{Device, Direction, LegTotals, Mode, Split, Tried};
 
 use super::DiskStatus;
 use super::report::{
-    self, Entry, InFlight, Leg, Pacing, Process, Report, Requests, RunningVring, Session,
-    SplitCell, Store, Times, Totals, Tuning, Vring, ZeroReads,
+    self, Connections, Entry, InFlight, Leg, Pacing, Process, Report, Requests, RunningVring,
+    Session, SplitCell, Store, Times, Totals, Tuning, Vring, ZeroReads,
 };
 
 impl DiskStatus {
@@ -149,7 +149,25 @@ fn store(device: &Device) -> Store {
         direct: disk.is_direct(),
         iopoll: disk.is_polled(),
         sync_failed: disk.sync_failed(),
+        connections: connections(disk),
     }
+}
+
+/// How the connections to the server of the disk are, if it has one.
+fn connections(disk: &Disk) -> Option<Connections> {
+    let Backing::Nbd(nbd) = disk.backing() else {
+        return None;
+    };
+    let state = nbd.state();
+    Some(Connections {
+        connected: state.connected,
+        waiting: state.waiting,
+        lost: state.lost,
+        reconnects: state.reconnects,
+        held: state.held,
+        sent_bytes: state.sent_bytes,
+        received_bytes: state.received_bytes,
+    })
 }
 
 fn kind_of(disk: &Disk) -> &'static str {
@@ -168,6 +186,7 @@ fn kind_of(disk: &Disk) -> &'static str {
         Backing::Ram(_) => "ram",
         Backing::Null { .. } => "null",
         Backing::Model { .. } => "model",
+        Backing::Nbd(_) => "nbd",
     }
 }
 

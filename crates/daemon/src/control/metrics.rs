@@ -7,7 +7,7 @@ use cleave_worker::record::{Distribution, Kind, Stage};
 
 use super::DiskStatus;
 use super::gather::merged as merged_times;
-use super::report::{Report, Requests, SplitCell, Tried, Vring};
+use super::report::{Connections, Report, Requests, SplitCell, Tried, Vring};
 
 /// All families: name, type and help.
 const FAMILIES: &str = "\
@@ -19,6 +19,11 @@ cleave_connected gauge 1 while a frontend is connected.
 cleave_sessions_total counter Frontends served so far.
 cleave_disk_size_bytes gauge Size of the disk.
 cleave_disk_sync_failed gauge 1 after a sync failed: every flush fails until the disk is opened again.
+cleave_nbd_connections gauge Connections to the NBD server: up, or waiting to be made.
+cleave_nbd_lost_total counter Connections to the NBD server that were lost.
+cleave_nbd_reconnects_total counter Connections made in place of lost ones.
+cleave_nbd_held_requests gauge Requests that wait for a connection to the NBD server.
+cleave_nbd_bytes_total counter Bytes that went to the NBD server and came from it.
 cleave_disk_requests_total counter Requests that ended well, over all vrings; counted also with --stats off.
 cleave_disk_bytes_total counter Bytes that they moved; counted also with --stats off.
 cleave_disk_failures_total counter Requests that did not end well: failed by the store, refused as invalid, or too broken to answer.
@@ -292,10 +297,30 @@ fn daemon(text: &mut Text<'_>, report: &Report) {
     text.one("cleave_sessions_total", report.session.count);
 }
 
+fn write_connections(text: &mut Text<'_>, connections: Option<&Connections>) {
+    let Some(connections) = connections else {
+        return;
+    };
+    let states = [
+        ("up", connections.connected),
+        ("waiting", connections.waiting),
+    ];
+    text.by("cleave_nbd_connections", "state", states);
+    text.one("cleave_nbd_lost_total", connections.lost);
+    text.one("cleave_nbd_reconnects_total", connections.reconnects);
+    text.one("cleave_nbd_held_requests", connections.held);
+    let bytes = [
+        ("sent", connections.sent_bytes),
+        ("received", connections.received_bytes),
+    ];
+    text.by("cleave_nbd_bytes_total", "direction", bytes);
+}
+
 fn disk(text: &mut Text<'_>, report: &Report) {
     let (store, totals) = (&report.store, &report.totals);
     text.one("cleave_disk_size_bytes", store.size_bytes);
     text.one("cleave_disk_sync_failed", u8::from(store.sync_failed));
+    write_connections(text, store.connections.as_ref());
     let requests = [
         ("read", totals.reads),
         ("write", totals.writes),

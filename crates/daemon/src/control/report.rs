@@ -68,6 +68,28 @@ pub(crate) struct Store {
     pub(crate) cache: String,
     /// A sync failed: every flush fails until the disk is opened again.
     pub(crate) sync_failed: bool,
+    /// Null for a disk without a server.
+    #[serde(default)]
+    pub(crate) connections: Option<Connections>,
+}
+
+/// The connections to the server of a disk.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Connections {
+    /// Those in use now, and those that are missing and wanted.
+    pub(crate) connected: u64,
+    pub(crate) waiting: u64,
+    /// Those lost so far, and those made in their place.
+    pub(crate) lost: u64,
+    pub(crate) reconnects: u64,
+    /// Requests that wait for a connection.
+    #[serde(default)]
+    pub(crate) held: u64,
+    /// Bytes that went to the server and came from it.
+    #[serde(default)]
+    pub(crate) sent_bytes: u64,
+    #[serde(default)]
+    pub(crate) received_bytes: u64,
 }
 
 /// The daemon's process.

@@ -265,6 +265,7 @@ pub(super) fn sheet(report: &Report) -> String {
         format!("  frontend  {}", frontend(report)),
         format!("  waiting   {}", waiting(report)),
     ];
+    lines.extend(server(report).map(|server| format!("  server    {server}")));
     lines.extend(stalled(report).map(|stalled| format!("  stalled   {stalled}")));
     lines.extend(limits(report).map(|limits| format!("  limits    {limits}")));
     let verdict = verdict(report, " of the response time");
@@ -305,6 +306,24 @@ pub(super) fn sheet(report: &Report) -> String {
     lines.push(String::new());
     let plain: Vec<String> = lines.iter().map(|line| cut(line, usize::MAX)).collect();
     plain.join("\n")
+}
+
+/// How the connections to the disk's server are.
+fn server(report: &Report) -> Option<String> {
+    let server = report.store.connections.as_ref()?;
+    let missing = match (server.waiting, server.held) {
+        (0, 0) => String::new(),
+        (missing, held) => format!(", {missing} missing, {held} requests wait for one"),
+    };
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    Some(format!(
+        "{} up{missing}; {} lost and {} made again so far; {:.1} MiB sent, {:.1} received",
+        counted(server.connected, "connection"),
+        server.lost,
+        server.reconnects,
+        mib(server.sent_bytes),
+        mib(server.received_bytes),
+    ))
 }
 
 fn frontend(report: &Report) -> String {

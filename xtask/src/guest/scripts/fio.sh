@@ -29,6 +29,9 @@ JOBS
 # The daemon polls.
 verify_polled() { verify; }
 
+# The disk is on an NBD server.
+verify_nbd() { verify; }
+
 verify_on() {
     while [ ! -e /tmp/enough ]; do
         fio --minimal /fio.ini >/tmp/fio 2>&1 || return 1

@@ -1,0 +1,203 @@
+//! Connections to a server: a socket, and reads and writes on it that end at a deadline.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
+    send, socket_with, sockopt,
+};
+
+use super::Address;
+
+/// Pause while the queue of a unix socket is full.
+const FULL_PAUSE: Duration = Duration::from_millis(20);
+
+/// Why there is no connection to an NBD server. The messages complete "cannot connect to …: ".
+#[derive(Debug, thiserror::Error)]
+pub enum NbdError {
+    /// The name has no address.
+    #[error("cannot find the address of {0}: {1}")]
+    Resolve(String, #[source] io::Error),
+    /// A system call failed.
+    #[error("{0}; check that the server runs and listens there")]
+    Io(#[from] io::Error),
+    /// The server is too slow, or stuck.
+    #[error(
+        "the server does not answer; check that it serves another client (qemu-nbd: --shared, --persistent)"
+    )]
+    Silent,
+    /// The server hung up.
+    #[error("the server closed the connection; its log may say why")]
+    Closed,
+    /// The server speaks something else.
+    #[error("this is no NBD server, or a broken one: {0}")]
+    Breach(&'static str),
+    /// The server refuses, for this reason.
+    #[error("the server refuses: {0}")]
+    Refused(String),
+    /// The export cannot be served, for this reason.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+impl From<Errno> for NbdError {
+    fn from(errno: Errno) -> NbdError {
+        NbdError::Io(errno.into())
+    }
+}
+
+/// An address that can be connected to without asking anyone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Target {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// Looks the address up. Done once, because a confined daemon cannot ask a name server.
+pub(crate) fn resolve(address: &Address) -> Result<Vec<Target>, NbdError> {
+    match address {
+        Address::Unix(path) => {
+            let absolute = std::path::absolute(path)?;
+            Ok(vec![Target::Unix(absolute)])
+        }
+        Address::Tcp(host, port) => {
+            let failed = |error| NbdError::Resolve(host.clone(), error);
+            let found = (host.as_str(), *port).to_socket_addrs().map_err(failed)?;
+            let targets: Vec<Target> = found.map(Target::Tcp).collect();
+            match targets.is_empty() {
+                true => Err(failed(io::ErrorKind::NotFound.into())),
+                false => Ok(targets),
+            }
+        }
+    }
+}
+
+/// A connected socket, not blocking, and the time at which its negotiation fails.
+#[derive(Debug)]
+pub(crate) struct Call {
+    socket: OwnedFd,
+    deadline: Instant,
+}
+
+impl Call {
+    /// Connects to the first target that accepts.
+    pub(crate) fn place(targets: &[Target], deadline: Instant) -> Result<Call, NbdError> {
+        let mut last = NbdError::Silent;
+        for target in targets {
+            match open(target, deadline) {
+                Ok(socket) => return Ok(Call { socket, deadline }),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn on(socket: OwnedFd, deadline: Instant) -> Call {
+        Call { socket, deadline }
+    }
+
+    /// Reads exactly so many bytes.
+    pub(crate) fn read(&mut self, out: &mut [u8]) -> Result<(), NbdError> {
+        let mut filled = 0;
+        while let Some(rest) = out.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match recv(&self.socket, rest, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(NbdError::Closed),
+                Ok((count, _)) => filled += count,
+                Err(Errno::AGAIN) => wait(&self.socket, PollFlags::IN, self.deadline)?,
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Err(NbdError::Closed),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads an array.
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], NbdError> {
+        let mut bytes = [0; N];
+        self.read(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Writes all bytes.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), NbdError> {
+        let mut sent = 0;
+        while let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
+            match send(
+                &self.socket,
+                rest,
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
+                Ok(count) => sent += count,
+                Err(Errno::AGAIN) => wait(&self.socket, PollFlags::OUT, self.deadline)?,
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(NbdError::Closed),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The socket, for an io_uring, which waits on it only while it is blocking.
+    pub(crate) fn into_socket(self) -> Result<OwnedFd, NbdError> {
+        let flags = fcntl_getfl(&self.socket)?;
+        fcntl_setfl(&self.socket, flags - OFlags::NONBLOCK)?;
+        Ok(self.socket)
+    }
+}
+
+fn open(target: &Target, deadline: Instant) -> Result<OwnedFd, NbdError> {
+    let family = match target {
+        Target::Tcp(SocketAddr::V4(_)) => AddressFamily::INET,
+        Target::Tcp(SocketAddr::V6(_)) => AddressFamily::INET6,
+        Target::Unix(_) => AddressFamily::UNIX,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    loop {
+        let connected = match target {
+            Target::Tcp(address) => connect(&socket, address),
+            Target::Unix(path) => connect(&socket, &SocketAddrUnix::new(path)?),
+        };
+        match connected {
+            Ok(()) => break,
+            Err(Errno::INPROGRESS) => {
+                wait(&socket, PollFlags::OUT, deadline)?;
+                sockopt::socket_error(&socket)??;
+                break;
+            }
+            Err(Errno::INTR) => {}
+            // Too many connections wait to be accepted.
+            Err(Errno::AGAIN) if Instant::now() < deadline => thread::sleep(FULL_PAUSE),
+            Err(Errno::AGAIN) => return Err(NbdError::Silent),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    if matches!(target, Target::Tcp(_)) {
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        sockopt::set_socket_keepalive(&socket, true)?;
+    }
+    Ok(socket)
+}
+
+fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant) -> Result<(), NbdError> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(NbdError::Silent);
+    }
+    let time = Timespec::try_from(left).map_err(|_| NbdError::Silent)?;
+    match poll(&mut [PollFd::new(socket, flags)], Some(&time)) {
+        Ok(0) => Err(NbdError::Silent),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}

@@ -1,0 +1,16 @@
+//! Disks that an NBD server exports: naming, connecting and negotiating. The I/O of requests is the engine's.
+//!
+//! Everything that blocks happens here, with time-outs: on the caller's thread when the disk is opened, and on the disk's dialler
+//! thread afterwards. Nothing that a server sends is trusted.
+
+mod dial;
+mod handshake;
+mod source;
+mod spec;
+pub mod wire;
+
+pub use dial::NbdError;
+pub use handshake::Export;
+pub use source::{Link, Nbd, NbdState, Port};
+pub(crate) use spec::is_uri;
+pub use spec::{Address, NbdSpec};

@@ -1,0 +1,300 @@
+//! Requests as bytes, and the bytes of replies as frames: arithmetic without a socket, so that a test can cut them at each byte.
+
+use cleave_disk::nbd::wire::{self, chunk};
+
+/// Bytes of a request without its payload.
+pub(crate) const REQUEST_BYTES: usize = 28;
+/// Bytes of the longest head of a frame, as far as they are read at once.
+pub(crate) const HEAD_MAX: usize = 32;
+/// Longest content of an error's chunk: numbers, and a message.
+const ERROR_MAX: u32 = 14 + wire::TEXT_MAX as u32;
+
+/// A request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) flags: u16,
+    pub(crate) kind: u16,
+    pub(crate) cookie: u64,
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
+}
+
+impl Request {
+    pub(crate) fn bytes(&self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [0; REQUEST_BYTES];
+        let mut rest = bytes.as_mut_slice();
+        let mut put = |field: &[u8]| {
+            if let Some((place, after)) =
+                std::mem::take(&mut rest).split_at_mut_checked(field.len())
+            {
+                place.copy_from_slice(field);
+                rest = after;
+            }
+        };
+        put(&wire::REQUEST.to_be_bytes());
+        put(&self.flags.to_be_bytes());
+        put(&self.kind.to_be_bytes());
+        put(&self.cookie.to_be_bytes());
+        put(&self.offset.to_be_bytes());
+        put(&self.len.to_be_bytes());
+        bytes
+    }
+}
+
+/// The content of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// A simple reply: 0, or the server's error. The data of a read follows a success.
+    Simple { error: u32 },
+    /// The end of a structured reply.
+    End,
+    /// Data at this offset of the disk follows.
+    Data { offset: u64, len: u32 },
+    /// Zeroes at this offset of the disk.
+    Hole { offset: u64, len: u32 },
+    /// An error; so many bytes that say more follow.
+    Error { error: u32, skip: u32 },
+}
+
+/// The head of a reply, or of one chunk of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) cookie: u64,
+    /// The last of its reply.
+    pub(crate) is_last: bool,
+    pub(crate) content: Content,
+    /// Bytes of the head.
+    pub(crate) head_bytes: usize,
+}
+
+/// The server breaks the protocol, in this way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Breach(pub(crate) &'static str);
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Reads the frame at the beginning of `bytes`. `None`: more bytes are needed.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
+    match u32_at(bytes, 0) {
+        None => Ok(None),
+        Some(wire::SIMPLE_REPLY) => Ok(simple(bytes)),
+        Some(wire::STRUCTURED_REPLY) => structured(bytes),
+        Some(_) => Err(Breach("a reply has another magic")),
+    }
+}
+
+fn simple(bytes: &[u8]) -> Option<Frame> {
+    Some(Frame {
+        content: Content::Simple {
+            error: u32_at(bytes, 4)?,
+        },
+        cookie: u64_at(bytes, 8)?,
+        is_last: true,
+        head_bytes: 16,
+    })
+}
+
+fn structured(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
+    let head = || {
+        let flags = u16_at(bytes, 4)?;
+        let kind = u16_at(bytes, 6)?;
+        Some((flags, kind, u64_at(bytes, 8)?, u32_at(bytes, 16)?))
+    };
+    let Some((flags, kind, cookie, len)) = head() else {
+        return Ok(None);
+    };
+    let is_last = flags & chunk::DONE != 0;
+    let content = match kind {
+        chunk::NONE if len == 0 && is_last => Some((Content::End, 20)),
+        chunk::DATA if len > 8 => data(bytes, len),
+        chunk::HOLE if len == 12 => hole(bytes),
+        _ if kind & chunk::ERROR != 0 && (6..=ERROR_MAX).contains(&len) => error(bytes, len)?,
+        _ => {
+            return Err(Breach(
+                "a chunk of a reply has an impossible type or length",
+            ));
+        }
+    };
+    Ok(content.map(|(content, head_bytes)| Frame {
+        cookie,
+        is_last,
+        content,
+        head_bytes,
+    }))
+}
+
+fn data(bytes: &[u8], len: u32) -> Option<(Content, usize)> {
+    let offset = u64_at(bytes, 20)?;
+    let len = len.checked_sub(8)?;
+    Some((Content::Data { offset, len }, 28))
+}
+
+fn hole(bytes: &[u8]) -> Option<(Content, usize)> {
+    let (offset, len) = (u64_at(bytes, 20)?, u32_at(bytes, 28)?);
+    Some((Content::Hole { offset, len }, 32))
+}
+
+fn error(bytes: &[u8], len: u32) -> Result<Option<(Content, usize)>, Breach> {
+    let (Some(error), Some(text)) = (u32_at(bytes, 20), u16_at(bytes, 24)) else {
+        return Ok(None);
+    };
+    if u32::from(text) > len - 6 {
+        return Err(Breach("an error's message is longer than its chunk"));
+    }
+    if error == 0 {
+        return Err(Breach("an error is none"));
+    }
+    Ok(Some((
+        Content::Error {
+            error,
+            skip: len - 6,
+        },
+        26,
+    )))
+}
+
+/// The errno of a server's error: NBD has numbers of its own, which are those of Linux. Numbers that it does not define, and
+/// those that speak of the server's own state, are I/O errors, so that `--on-error` can have the request repeated.
+pub(crate) fn errno(error: u32) -> i32 {
+    match i32::try_from(error) {
+        Ok(errno @ (libc::EINVAL | libc::ENOSPC | libc::EOPNOTSUPP | libc::ESHUTDOWN)) => errno,
+        Ok(libc::EPERM) => libc::EROFS,
+        _ => libc::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn chunk(flags: u16, kind: u16, content: &[u8]) -> Vec<u8> {
+        let mut bytes = wire::STRUCTURED_REPLY.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(0x0102_0304_0506_0708_u64.to_be_bytes());
+        bytes.extend((content.len() as u32).to_be_bytes());
+        bytes.extend(content);
+        bytes
+    }
+
+    #[test]
+    fn a_request_is_28_bytes_in_the_order_of_the_specification() {
+        let request = Request {
+            flags: 1,
+            kind: wire::request::WRITE,
+            cookie: 0x1122_3344_5566_7788,
+            offset: 4096,
+            len: 512,
+        };
+        let expected = b"\x25\x60\x95\x13\0\x01\0\x01\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\0\0\0\x10\0\0\0\x02\0";
+        assert_eq!(&request.bytes(), expected);
+    }
+
+    #[test]
+    fn frames_are_read_whole_or_not_at_all() {
+        let offset = 4096_u64.to_be_bytes();
+        let with = |more: &[u8]| [&offset, more].concat();
+        let simple = b"\x67\x44\x66\x98\0\0\0\x05\x01\x02\x03\x04\x05\x06\x07\x08".to_vec();
+        let rows = [
+            (simple, Content::Simple { error: 5 }, 16, true),
+            (chunk(1, 0, b""), Content::End, 20, true),
+            (
+                chunk(0, 1, &with(b"abc")),
+                Content::Data {
+                    offset: 4096,
+                    len: 3,
+                },
+                28,
+                false,
+            ),
+            (
+                chunk(1, 2, &with(&[0, 0, 2, 0])),
+                Content::Hole {
+                    offset: 4096,
+                    len: 512,
+                },
+                32,
+                true,
+            ),
+            (
+                chunk(1, 0x8001, b"\0\0\0\x1c\0\x04full"),
+                Content::Error { error: 28, skip: 4 },
+                26,
+                true,
+            ),
+            // A type of errors that is not known, with an offset behind the message.
+            (
+                chunk(0, 0xfff0, b"\0\0\0\x05\0\0\0\0\0\0\0\0\0\0"),
+                Content::Error { error: 5, skip: 8 },
+                26,
+                false,
+            ),
+        ];
+        for (bytes, content, head_bytes, is_last) in rows {
+            let frame = Frame {
+                cookie: 0x0102_0304_0506_0708,
+                is_last,
+                content,
+                head_bytes,
+            };
+            for length in 0..bytes.len() {
+                let wanted = (length >= head_bytes).then_some(frame);
+                assert_eq!(parse(&bytes[..length]), Ok(wanted), "{length}");
+            }
+            assert!(head_bytes <= HEAD_MAX);
+        }
+    }
+
+    #[test]
+    fn what_no_server_may_send_is_a_breach() {
+        for bytes in [
+            b"\0\0\0\0".to_vec(),
+            wire::REQUEST.to_be_bytes().to_vec(),
+            chunk(0, 0, b""),
+            chunk(1, 0, b"x"),
+            chunk(1, 1, &[0; 8]),
+            chunk(1, 1, b""),
+            chunk(1, 2, &[0; 11]),
+            chunk(1, 2, &[0; 13]),
+            chunk(1, 3, &[0; 12]),
+            chunk(1, 5, b""),
+            chunk(1, 0x8001, &[0; 5]),
+            chunk(1, 0x8001, b"\0\0\0\x05\0\x05full"),
+            chunk(1, 0x8001, b"\0\0\0\0\0\0"),
+            chunk(1, 0x8001, &[1; 8192]),
+        ] {
+            assert!(parse(&bytes).is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn errors_are_those_that_a_policy_knows() {
+        assert_eq!(errno(28), libc::ENOSPC);
+        assert_eq!(errno(1), libc::EROFS);
+        assert_eq!(errno(12), libc::EIO);
+        assert_eq!([0, 77, u32::MAX].map(errno), [libc::EIO; 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_too_strange(bytes in proptest::collection::vec(any::<u8>(), 0..64), magic in 0..3) {
+            let mut bytes = bytes;
+            let magics = [0, wire::SIMPLE_REPLY, wire::STRUCTURED_REPLY];
+            bytes.splice(0..0, magics[magic as usize].to_be_bytes());
+            if let Ok(Some(frame)) = parse(&bytes) {
+                prop_assert!(frame.head_bytes <= bytes.len());
+            }
+        }
+    }
+}

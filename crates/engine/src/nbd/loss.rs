@@ -1,0 +1,267 @@
+//! The loss of a connection, and what becomes of its requests.
+//!
+//! A request that was sent and not answered may still be applied by the server, even after the connection is gone: it may lie in
+//! a queue, behind a slow disk. If it were sent again meanwhile, and the guest wrote other data to the same place after the second
+//! answer, the first one could replace that data. So nothing becomes of the requests of a lost connection before its *fence*: the
+//! server closed the connection itself, which it does when it has ended or has read the last request; or the fence time is over.
+//! A connection on which nothing that changes the disk is unanswered needs no fence.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use cleave_disk::nbd::NbdSpec;
+use io_uring::opcode;
+use io_uring::types::Fixed;
+
+use super::line::{Entry as RingEntry, Phase};
+use super::{FULL_PAUSE, Nbd, Sent, socket_of};
+use crate::Reactor;
+
+/// A request that is not answered for this multiple of the time-out ends its connection, even if others are answered.
+const PATIENCE: u32 = 4;
+
+/// The times that the operator chose.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    timeout: Duration,
+    reconnect: Duration,
+    fence: Duration,
+}
+
+/// Least time for the first connection of a store, which needs no more than this to find that the server does not answer.
+const FIRST: Duration = Duration::from_secs(10);
+
+impl Times {
+    /// When the wait for a store's first connection begins, so that it does not end too soon.
+    pub(super) fn first_since(&self, now: Instant) -> Instant {
+        now + FIRST.saturating_sub(self.reconnect)
+    }
+
+    pub(super) fn of(spec: &NbdSpec) -> Times {
+        Times {
+            timeout: spec.timeout,
+            reconnect: spec.reconnect,
+            fence: spec.fence,
+        }
+    }
+}
+
+impl Nbd {
+    /// The connection counts as lost. `is_closed`: by the server.
+    pub(super) fn lose(&mut self, reactor: &mut Reactor, line: u8, is_closed: bool, why: &str) {
+        if self.line(line).phase != Phase::Up {
+            return;
+        }
+        self.line(line).port.lost(why);
+        let needs_fence = self.has_unanswered_changes(line);
+        let now = Instant::now();
+        self.line_mut(line).phase = Phase::Ending {
+            since: now,
+            is_closed: is_closed || !needs_fence,
+            fence_at: now + self.times.fence,
+        };
+        if !is_closed && needs_fence {
+            // The server sees that nothing more comes, and closes its side when it is done. A full ring costs only time: the
+            // fence ends as well.
+            self.shut_down(reactor, line, libc::SHUT_WR);
+        }
+    }
+
+    fn has_unanswered_changes(&self, line: u8) -> bool {
+        self.flights.iter().any(|flight| {
+            let is_out = matches!(flight.sent, Sent::Partly | Sent::Whole);
+            flight.is_used && flight.line == line && is_out && flight.part.changes()
+        })
+    }
+
+    /// A receive on a connection that is lost: only its end matters.
+    pub(super) fn received_after_loss(&mut self, line: u8, result: i32) {
+        let state = self.line_mut(line);
+        let is_end = matches!(-result, 0 | libc::ECONNRESET | libc::EPIPE);
+        if let (true, false, Phase::Ending { is_closed, .. }) =
+            (is_end, state.is_deaf, &mut state.phase)
+        {
+            *is_closed = true;
+        }
+        let is_harmless = matches!(-result, libc::EAGAIN | libc::EINTR | libc::ENOMEM);
+        state.is_deaf |= result < 0 && !is_end && !is_harmless;
+    }
+
+    /// The connection failed on our side (a time-out of TCP, say). The kernel reports that to one operation only, and to the
+    /// others as if the server had closed the connection.
+    pub(super) fn failed_here(&mut self, reactor: &mut Reactor, line: u8, errno: i32) {
+        self.line_mut(line).is_deaf = true;
+        if let Phase::Ending { is_closed, .. } = &mut self.line_mut(line).phase {
+            *is_closed = false;
+        }
+        let why = io::Error::from_raw_os_error(errno).to_string();
+        self.lose(reactor, line, false, &why);
+    }
+
+    /// Waits for the fence of a lost connection, then for the kernel, then gives the connection up.
+    pub(super) fn end(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
+        let Phase::Ending {
+            since,
+            is_closed,
+            fence_at,
+        } = self.line(line).phase
+        else {
+            return None;
+        };
+        let state = self.line(line);
+        let left = fence_at.saturating_duration_since(Instant::now());
+        if !is_closed && !left.is_zero() {
+            let may_hear = !state.receiving && !state.is_deaf;
+            if may_hear && !self.receive(reactor, line) {
+                return Some(FULL_PAUSE);
+            }
+            return Some(left);
+        }
+        if state.shutting {
+            return None;
+        }
+        if (state.sending || state.receiving) && !state.is_cut {
+            let is_cut = self.shut_down(reactor, line, libc::SHUT_RDWR);
+            self.line_mut(line).is_cut = is_cut;
+            return (!is_cut).then_some(FULL_PAUSE);
+        }
+        if state.sending || state.receiving {
+            return None;
+        }
+        self.leave(reactor, line, since);
+        self.wait_for_link(reactor, line)
+    }
+
+    /// Closes the socket. The requests of the connection wait for the next one, except those that cannot be repeated.
+    fn leave(&mut self, reactor: &mut Reactor, line: u8, since: Instant) {
+        let _ = reactor.set_file(self.socket_slot(line), None);
+        let state = self.line_mut(line);
+        state.link = None;
+        state.queue.clear();
+        state.phase = Phase::Down {
+            since,
+            gave_up: false,
+        };
+        if self.is_closing {
+            return self.fail_all(line, libc::ENOTCONN);
+        }
+        self.line_mut(line).port.replace();
+        for index in self.ops_of(line) {
+            let flight = self.flight_mut(index);
+            (flight.sent, flight.cookie, flight.early) = (Sent::Nothing, 0, None);
+            if flight.doomed {
+                self.finish(index, Err(libc::EFAULT));
+            }
+        }
+    }
+
+    /// The ops of a connection. Allocates, because this is rare.
+    fn ops_of(&self, line: u8) -> Vec<u16> {
+        let all = (0_u16..).zip(&self.flights);
+        let ours = all.filter(|(_, flight)| flight.is_used && flight.line == line);
+        ours.map(|(index, _)| index).collect()
+    }
+
+    pub(super) fn fail_all(&mut self, line: u8, errno: i32) {
+        for index in self.ops_of(line) {
+            self.finish(index, Err(errno));
+        }
+    }
+
+    /// Waits for a connection; after the operator's time the ops fail, and so do new ones.
+    pub(super) fn wait_for_link(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
+        let Phase::Down { since, gave_up } = self.line(line).phase else {
+            return None;
+        };
+        if self.is_closing {
+            return None;
+        }
+        if !self.line(line).listening {
+            let bell = Fixed(self.socket_slot(line) + 1);
+            let entry = opcode::PollAdd::new(bell, libc::POLLIN as u32).build();
+            if !self.submit(reactor, line, RingEntry::Bell, &entry) {
+                return Some(FULL_PAUSE);
+            }
+        }
+        if gave_up || self.line(line).ops == 0 {
+            return None;
+        }
+        let left = (since + self.times.reconnect).saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            return Some(left);
+        }
+        self.line_mut(line).phase = Phase::Down {
+            since,
+            gave_up: true,
+        };
+        self.fail_all(line, libc::ENOTCONN);
+        None
+    }
+
+    /// The bell rang: there may be a connection.
+    pub(super) fn belled(&mut self, reactor: &mut Reactor, line: u8) {
+        self.line_mut(line).listening = false;
+        if self.is_closing {
+            return;
+        }
+        let Some(link) = self.line_mut(line).port.take() else {
+            return;
+        };
+        self.now = Instant::now();
+        let now = self.now;
+        self.line_mut(line).begin(link, now);
+        let socket = socket_of(self.line(line));
+        if reactor.set_file(self.socket_slot(line), socket).is_err() {
+            return self.lose(reactor, line, true, "its socket cannot be used");
+        }
+        for index in self.ops_of(line) {
+            self.proceed(index);
+        }
+    }
+
+    /// From now on there are requests whose age matters.
+    pub(super) fn check_ages_later(&mut self) {
+        if self.check_at.is_none() {
+            self.check_at = Some(self.now + self.times.timeout / PATIENCE);
+        }
+    }
+
+    /// Looks, four times in each time-out, for connections that are silent for too long. Returns the time until the next look.
+    pub(super) fn check_ages(&mut self, reactor: &mut Reactor) -> Option<Duration> {
+        let at = self.check_at?;
+        if self.in_flight == 0 && !self.is_closing {
+            self.check_at = None;
+            return None;
+        }
+        let now = self.now;
+        if now < at {
+            return Some(at - now);
+        }
+        let pause = self.times.timeout / PATIENCE;
+        self.check_at = Some(now + pause);
+        for line in self.line_numbers() {
+            let state = self.line_mut(line);
+            if std::mem::take(&mut state.heard) || state.ops == 0 {
+                state.heard_at = now;
+            }
+            if state.phase != Phase::Up || state.ops == 0 {
+                continue;
+            }
+            let silence = now.saturating_duration_since(state.heard_at);
+            if silence >= self.times.timeout {
+                self.lose(reactor, line, false, "it is silent");
+            } else if self.has_old_request(line, now) {
+                self.lose(reactor, line, false, "it does not answer a request");
+            }
+        }
+        Some(pause)
+    }
+
+    fn has_old_request(&self, line: u8, now: Instant) -> bool {
+        let age_max = self.times.timeout * PATIENCE;
+        self.flights.iter().any(|flight| {
+            let is_out = flight.is_used && flight.line == line && flight.cookie != 0;
+            is_out && now.saturating_duration_since(flight.asked_at) >= age_max
+        })
+    }
+}

@@ -1,0 +1,547 @@
+//! Ops on the export of an NBD server, through one or more connections.
+//!
+//! Each connection has at most one message under way in each direction. A message to the server contains the requests that wait,
+//! with their data straight from guest memory. A receive goes straight to the guest memory of the read whose data comes next, and
+//! behind it to a small staging area, from which the heads of replies are read (`inbound.rs`).
+//!
+//! An op belongs to one connection until it ends. If that connection is lost, the op waits, is sent again on the next one, or
+//! fails; none of that happens before the server cannot apply the first request any more (`loss.rs`).
+//!
+//! Unsafe because entries handed to the ring point to guest memory and to the areas of `table`, `headers`, `zeroes` and the
+//! lines. The epoch in an op's entry keeps its guest memory mapped until `finish`, which never runs while a message that contains
+//! the op, or a receive for it, is under way. The areas live until the last completion has been seen (`close`; if that did not
+//! happen, `drop` leaks them).
+
+mod closing;
+mod frame;
+mod gather;
+mod inbound;
+mod line;
+mod loss;
+mod outbound;
+mod part;
+
+use std::collections::VecDeque;
+use std::num::NonZeroU64;
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{io, slice};
+
+use cleave_blk::{Op, OpKind};
+use cleave_disk::nbd::Export;
+use cleave_disk::{Backing, Disk};
+use cleave_guest::Epoch;
+use io_uring::types::Fixed;
+use io_uring::{opcode, squeue};
+use libc::iovec;
+
+use self::line::{Entry as RingEntry, Line, Phase};
+use self::loss::Times;
+use self::part::{Next, Part, ZEROES_BYTES};
+use crate::area::{Access, Area};
+use crate::memory::{check, walk};
+use crate::piece;
+use crate::progress;
+use crate::reactor::StoreId;
+use crate::table::{Entry, Table};
+use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
+
+/// Bytes of the place of a request's head.
+const HEADER_BYTES: usize = 32;
+/// Pause if the submission queue accepts nothing.
+const FULL_PAUSE: Duration = Duration::from_millis(1);
+
+/// How far the current request of an op is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// There is none: the op has no connection now, or is not there at all.
+    Nothing,
+    /// It waits in the queue.
+    Queued,
+    /// It is in the message under way, or partly sent.
+    Partly,
+    /// It is sent.
+    Whole,
+}
+
+/// What a table's entry does not have.
+#[derive(Debug, Clone)]
+struct Flight {
+    is_used: bool,
+    line: u8,
+    sent: Sent,
+    cookie: u64,
+    part: Part,
+    /// Bytes of the part whose data came.
+    got: u64,
+    /// The first error of a structured reply.
+    error: Option<i32>,
+    /// The answer, if it came before the request was known to be sent.
+    early: Option<Result<(), i32>>,
+    /// Its guest memory is gone, so it is not sent again.
+    doomed: bool,
+    flushed: bool,
+    asked_at: Instant,
+}
+
+/// Ops on an NBD server's export.
+#[derive(Debug)]
+pub struct Nbd {
+    disk: Arc<Disk>,
+    id: StoreId,
+    ops: usize,
+    /// Ops pushed and not yet reported.
+    in_flight: usize,
+    /// Ops completed and not yet reported.
+    ended: VecDeque<Done>,
+    table: Table,
+    flights: Box<[Flight]>,
+    lines: Box<[Line]>,
+    headers: Area,
+    zeroes: Area,
+    /// Used where a connection's own promises are not known.
+    export: Export,
+    times: Times,
+    /// The clock, read once a lap while ops are in flight.
+    now: Instant,
+    /// The next look at the age of the requests.
+    check_at: Option<Instant>,
+    next_cookie: u64,
+    is_closing: bool,
+}
+
+impl Nbd {
+    /// For an NBD disk, on a reactor that was created for it. The connections come later.
+    pub(crate) fn new(
+        reactor: &mut Reactor,
+        disk: Arc<Disk>,
+        ops: u16,
+    ) -> Result<Nbd, EngineError> {
+        Nbd::on(reactor, disk, ops).map_err(EngineError::setup)
+    }
+
+    fn on(reactor: &mut Reactor, disk: Arc<Disk>, ops: u16) -> io::Result<Nbd> {
+        let Backing::Nbd(source) = disk.backing() else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let now = Instant::now();
+        let (export, times) = (*source.export(), Times::of(source.spec()));
+        let mut lines = Vec::new();
+        for _ in 0..source.connections() {
+            let mut port = source.port().map_err(io::Error::other)?;
+            port.request();
+            let since = times.first_since(now);
+            lines.push(Line::new(port, usize::from(ops), since, source.is_tcp())?);
+        }
+        // The place of the socket has the bell until there is a socket.
+        let bells = lines.iter().flat_map(|line| [line.port.bell(); 2]);
+        // A receive is put off by microseconds (`gather.rs`), and the kernel's 50 more would be felt. A thread of a pool has none of
+        // its own to change, and keeps them.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let id = reactor.attach(&bells.collect::<Vec<_>>(), false)?;
+        let flight = Flight {
+            is_used: false,
+            line: 0,
+            sent: Sent::Nothing,
+            cookie: 0,
+            part: Part::FLUSH,
+            got: 0,
+            error: None,
+            early: None,
+            doomed: false,
+            flushed: false,
+            asked_at: now,
+        };
+        Ok(Nbd {
+            id,
+            ops: usize::from(ops),
+            in_flight: 0,
+            ended: VecDeque::with_capacity(usize::from(ops)),
+            table: Table::new(ops)?,
+            flights: vec![flight; usize::from(ops)].into_boxed_slice(),
+            lines: lines.into_boxed_slice(),
+            headers: Area::new(usize::from(ops) * HEADER_BYTES, 4096, Access::ReadWrite)?,
+            zeroes: Area::new(ZEROES_BYTES as usize, 4096, Access::Read)?,
+            export,
+            times,
+            now,
+            check_at: None,
+            next_cookie: 1,
+            is_closing: false,
+            disk,
+        })
+    }
+
+    /// Checks an op, adds it to the table and chooses its connection. `Err` is the result of an op that ends here.
+    fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
+        let (offset, len) = range(&self.disk, &self.export, op)?;
+        let line = self.choose_line().ok_or(Err(libc::ENOTCONN))?;
+        // The owner pushes only while there is room.
+        let entry = Entry::new(token, op.kind, offset, len);
+        let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
+        if matches!(op.kind, OpKind::Read | OpKind::Write { .. }) {
+            let mut gather = self.table.gather(index);
+            let walked = walk(epoch, op, |start, len| gather.add(start, len));
+            if let Err(errno) = walked.and_then(|()| self.table.gathered(index, gather)) {
+                self.table.free(index);
+                return Err(Err(errno));
+            }
+        }
+        self.table.get_mut(index).epoch = Some(epoch.clone());
+        let now = self.now;
+        let flight = self.flight_mut(index);
+        flight.is_used = true;
+        flight.line = line;
+        (flight.sent, flight.cookie, flight.doomed) = (Sent::Nothing, 0, false);
+        (flight.flushed, flight.asked_at) = (false, now);
+        self.line_mut(line).ops += 1;
+        Ok(index)
+    }
+
+    /// The connection with the fewest ops, if possible one that is there. `None`: all are gone for so long that ops fail.
+    fn choose_line(&self) -> Option<u8> {
+        let rank = |line: &Line| match line.phase {
+            Phase::Up => Some((0, line.ops)),
+            Phase::Down { gave_up: false, .. } => Some((1, line.ops)),
+            Phase::Ending { .. } => Some((2, line.ops)),
+            Phase::Down { gave_up: true, .. } => None,
+        };
+        let ranked = (0_u8..).zip(&self.lines);
+        let ranked = ranked.filter_map(|(number, line)| Some((rank(line)?, number)));
+        ranked.min().map(|(_, number)| number)
+    }
+
+    /// Starts the next request of an op, or ends the op. While its connection is not there, the op waits.
+    fn proceed(&mut self, index: u16) {
+        let (line, flushed) = {
+            let flight = self.flight(index);
+            (flight.line, flight.flushed)
+        };
+        let Line {
+            phase: Phase::Up,
+            link: Some(link),
+            ..
+        } = self.line(line)
+        else {
+            self.flight_mut(index).sent = Sent::Nothing;
+            return;
+        };
+        match part::next(self.table.get(index), flushed, &link.export) {
+            Next::Done => self.finish(index, Ok(())),
+            Next::Unsupported => self.finish(index, Err(libc::EOPNOTSUPP)),
+            Next::Send(part) => self.queue(index, part),
+        }
+    }
+
+    /// The current request of an op is answered.
+    fn settle(&mut self, index: u16, result: Result<(), i32>) {
+        let part = self.flight(index).part;
+        self.flight_mut(index).cookie = 0;
+        let is_flush = part.kind == Part::FLUSH.kind;
+        match result {
+            Ok(()) if is_flush => self.flight_mut(index).flushed = true,
+            Ok(()) => self.table.get_mut(index).pos += part.len,
+            Err(libc::EOPNOTSUPP)
+                if matches!(self.table.get(index).kind, OpKind::Zero { .. })
+                    && !self.table.get(index).written =>
+            {
+                self.table.get_mut(index).written = true;
+            }
+            Err(errno) => {
+                if is_flush || (part.flags & 1 != 0 && progress::taints_sync(errno)) {
+                    self.taint_sync(errno);
+                }
+                return self.finish(index, Err(errno));
+            }
+        }
+        self.proceed(index);
+    }
+
+    /// Ends an op. Nothing that the kernel does refers to it any more.
+    fn finish(&mut self, index: u16, result: Result<(), i32>) {
+        let token = self.table.get(index).token;
+        self.table.free(index);
+        let flight = self.flight_mut(index);
+        (flight.is_used, flight.sent, flight.cookie) = (false, Sent::Nothing, 0);
+        let line = flight.line;
+        self.line_mut(line).ops -= 1;
+        self.ended.push_back(Done { token, result });
+    }
+
+    /// Marks every later flush of this disk as failed: the server may have dropped what it could not write, as a kernel does.
+    #[cold]
+    fn taint_sync(&self, errno: i32) {
+        if !self.disk.sync_failed() {
+            let error = io::Error::from_raw_os_error(errno);
+            tracing::error!(
+                disk = self.disk.name(),
+                %error,
+                "the NBD server failed a flush and data may be lost; every flush fails until the disk is reopened"
+            );
+        }
+        self.disk.mark_sync_failed();
+    }
+
+    #[inline]
+    fn flight(&self, index: u16) -> &Flight {
+        &self.flights[usize::from(index)]
+    }
+
+    #[inline]
+    fn flight_mut(&mut self, index: u16) -> &mut Flight {
+        &mut self.flights[usize::from(index)]
+    }
+
+    #[inline]
+    fn line(&self, line: u8) -> &Line {
+        &self.lines[usize::from(line)]
+    }
+
+    #[inline]
+    fn line_mut(&mut self, line: u8) -> &mut Line {
+        &mut self.lines[usize::from(line)]
+    }
+
+    fn line_numbers(&self) -> std::ops::Range<u8> {
+        // At most 16 (`NbdSpec`).
+        0..self.lines.len() as u8
+    }
+
+    fn socket_slot(&self, line: u8) -> u32 {
+        self.id.first_file + 2 * u32::from(line)
+    }
+
+    fn socket(&self, line: u8) -> Fixed {
+        Fixed(self.socket_slot(line))
+    }
+
+    /// Submits an entry of a connection. `false`: there is no room now; the next lap tries again.
+    fn submit(
+        &mut self,
+        reactor: &mut Reactor,
+        line: u8,
+        which: RingEntry,
+        entry: &squeue::Entry,
+    ) -> bool {
+        let entry = entry
+            .clone()
+            .user_data(self.id.user_data(which.number(line)));
+        // SAFETY: see the module's documentation: everything that `entry` points to lives until its completion.
+        let pushed = unsafe { reactor.submit(self.id, &entry, false) };
+        let line = self.line_mut(line);
+        match which {
+            RingEntry::Receive => line.receiving = pushed,
+            RingEntry::Send => line.sending = pushed,
+            RingEntry::Bell => line.listening = pushed,
+            RingEntry::Shutdown => line.shutting = pushed,
+            RingEntry::Acknowledge => {}
+        }
+        pushed
+    }
+
+    fn shut_down(&mut self, reactor: &mut Reactor, line: u8, how: i32) -> bool {
+        let entry = opcode::Shutdown::new(self.socket(line), how).build();
+        self.submit(reactor, line, RingEntry::Shutdown, &entry)
+    }
+
+    /// Does what is due on each connection. `Some`: the longest sleep allowed.
+    fn turn(&mut self, reactor: &mut Reactor) -> Option<Duration> {
+        let mut limit: Option<Duration> = None;
+        let mut at_most = |time: Option<Duration>| {
+            limit = limit.into_iter().chain(time).min();
+        };
+        at_most(self.check_ages(reactor));
+        for line in self.line_numbers() {
+            at_most(match self.line(line).phase {
+                Phase::Up => self.keep_moving(reactor, line),
+                Phase::Ending { .. } => self.end(reactor, line),
+                Phase::Down { .. } => self.wait_for_link(reactor, line),
+            });
+            self.line_mut(line).show_held();
+        }
+        limit
+    }
+
+    /// Sends and receives on a connection that is there.
+    fn keep_moving(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
+        let state = self.line(line);
+        let (is_idle, wants_send) = (!state.receiving && !state.is_cut, !state.sending);
+        let pause = match is_idle {
+            true => self.line_mut(line).gather.left(),
+            false => None,
+        };
+        let mut is_full = is_idle && pause.is_none() && !self.receive(reactor, line);
+        if wants_send && !self.line(line).queue.is_empty() {
+            // That acknowledges what was received.
+            self.line_mut(line).wants_ack = false;
+            is_full |= !self.send(reactor, line);
+        } else if pause.is_none() && std::mem::take(&mut self.line_mut(line).wants_ack) {
+            self.acknowledge(reactor, line);
+        }
+        match is_full {
+            true => Some(FULL_PAUSE),
+            false => pause,
+        }
+    }
+
+    /// The op's host ranges.
+    fn ranges(&self, index: u16) -> &[iovec] {
+        let (start, count) = self.table.ranges(index);
+        match count {
+            0 => &[],
+            // SAFETY: the table's ranges are valid until the entry is freed, and nothing changes them here: this store does not
+            // consume them.
+            count => unsafe { slice::from_raw_parts(start, count) },
+        }
+    }
+}
+
+impl Store for Nbd {
+    #[inline]
+    fn room(&self) -> usize {
+        self.ops.saturating_sub(self.in_flight)
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
+        debug_assert!(self.room() > 0);
+        if self.in_flight == 0 {
+            self.now = Instant::now();
+        }
+        self.in_flight += 1;
+        match self.admit(epoch, &op, token) {
+            Ok(index) => self.proceed(index),
+            Err(result) => self.ended.push_back(Done { token, result }),
+        }
+    }
+
+    fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
+        // A completion of another store would end an op that the kernel still works on.
+        assert_eq!(
+            completion.store, self.id.store,
+            "a completion of another store"
+        );
+        let (line, which) = RingEntry::of(completion.index);
+        let result = completion.result;
+        match which {
+            RingEntry::Receive => self.received(reactor, line, result),
+            RingEntry::Send => self.sent(reactor, line, result),
+            RingEntry::Bell => self.belled(reactor, line),
+            RingEntry::Shutdown => self.line_mut(line).shutting = false,
+            // Linux 6.7 is the first that can.
+            RingEntry::Acknowledge => self.line_mut(line).can_ack = false,
+        }
+    }
+
+    #[inline]
+    fn reap(&mut self) -> Option<Done> {
+        let done = self.ended.pop_front()?;
+        self.in_flight -= 1;
+        Some(done)
+    }
+
+    #[inline]
+    fn is_ready(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    #[inline]
+    fn before_enter(&mut self, reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
+        self.turn(reactor)
+    }
+
+    #[inline]
+    fn after_enter(&mut self) {
+        if self.in_flight > 0 {
+            self.now = Instant::now();
+        }
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        if let Err(error) = self.close_lines(reactor) {
+            let disk = self.disk.name();
+            tracing::error!(disk, %error, "the io_uring of a worker is broken");
+        }
+    }
+}
+
+impl Drop for Nbd {
+    /// Without the completions it is unknown when the kernel stops writing, so everything that it may write to stays mapped for
+    /// ever, guest memory included.
+    fn drop(&mut self) {
+        if !self.lines.iter().any(Line::is_busy) {
+            return;
+        }
+        tracing::error!(
+            disk = self.disk.name(),
+            "I/Os never completed; the memory that they may write to is kept"
+        );
+        self.table.leak();
+        self.headers.leak();
+        self.zeroes.leak();
+        self.lines.iter_mut().for_each(Line::leak);
+    }
+}
+
+/// The op's range. The request was checked against capacity and mode much earlier; this is a second check.
+fn range(disk: &Disk, export: &Export, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
+    if op.kind == OpKind::Sync {
+        // A server that failed a flush may have dropped what it could not write; the next one would not say so.
+        return match disk.sync_failed() {
+            true => Err(Err(libc::EIO)),
+            false => Ok((0, 0)),
+        };
+    }
+    let end = check(disk, op).map_err(Err)?;
+    if end > disk.leg_bytes() {
+        return Err(Err(libc::EIO));
+    }
+    let unit = u64::from(export.block_min);
+    match op.kind {
+        _ if op.len_bytes == 0 => Err(Ok(())),
+        OpKind::Discard => {
+            // A discard is a hint: partial blocks keep their data.
+            let unit = unit.max(u64::from(disk.limits().discard_align_bytes));
+            piece::inside(op.offset_bytes, op.len_bytes, unit).ok_or(Ok(()))
+        }
+        // The guest was told of the block.
+        _ if (op.offset_bytes | op.len_bytes) & (unit - 1) != 0 => Err(Err(libc::EINVAL)),
+        _ => Ok((op.offset_bytes, op.len_bytes)),
+    }
+}
+
+/// Passes `take` bytes of the ranges, from byte `skip` on, to `with`, range by range. `false` from it ends the walk.
+fn cut(ranges: &[iovec], mut skip: u64, mut take: u64, mut with: impl FnMut(iovec) -> bool) {
+    for range in ranges {
+        let len = range.iov_len as u64;
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let count = (len - skip).min(take);
+        if count == 0 {
+            return;
+        }
+        let piece = iovec {
+            iov_base: range.iov_base.wrapping_byte_add(skip as usize),
+            iov_len: count as usize,
+        };
+        (skip, take) = (0, take - count);
+        if !with(piece) {
+            return;
+        }
+    }
+}
+
+/// The descriptor of a connection's socket.
+fn socket_of(line: &Line) -> Option<i32> {
+    line.link.as_ref().map(|link| link.socket.as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! Which request an op needs next: arithmetic without a connection.
+
+use cleave_blk::OpKind;
+use cleave_disk::nbd::Export;
+use cleave_disk::nbd::wire::{export, request};
+
+use crate::table::Entry;
+
+/// Most bytes of zeroes in one request, where the server cannot zero by itself.
+pub(super) const ZEROES_BYTES: u64 = 1 << 20;
+/// Most bytes of one discard.
+const TRIM_MAX: u64 = 1 << 30;
+
+/// The bytes behind a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Payload {
+    Nothing,
+    Guest,
+    Zeroes,
+}
+
+/// One request of an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) payload: Payload,
+}
+
+impl Part {
+    pub(super) const FLUSH: Part = Part {
+        kind: request::FLUSH,
+        flags: 0,
+        offset: 0,
+        len: 0,
+        payload: Payload::Nothing,
+    };
+
+    /// Whether a server that applies it late would do harm.
+    pub(super) fn changes(&self) -> bool {
+        !matches!(self.kind, request::READ | request::FLUSH)
+    }
+
+    pub(super) fn payload_bytes(&self) -> u64 {
+        match self.payload {
+            Payload::Nothing => 0,
+            Payload::Guest | Payload::Zeroes => self.len,
+        }
+    }
+}
+
+/// What an op needs next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    Done,
+    Unsupported,
+    Send(Part),
+}
+
+/// The next request of `entry`, whose bytes up to `pos` are finished. `flushed`: it was flushed after that.
+pub(super) fn next(entry: &Entry, flushed: bool, server: &Export) -> Next {
+    let (offset, left) = entry.rest();
+    let part = |kind, flags, most: u64, payload| {
+        Next::Send(Part {
+            kind,
+            flags,
+            offset,
+            len: left.min(most),
+            payload,
+        })
+    };
+    let durable = matches!(
+        entry.kind,
+        OpKind::Write { durable: true } | OpKind::Zero { durable: true, .. }
+    );
+    let has_fua = server.has(export::FUA);
+    let fua = if durable && has_fua { request::FUA } else { 0 };
+    let payload_max = u64::from(server.payload_max);
+    match entry.kind {
+        // A server without FLUSH has nothing that is not durable, or cannot make it so.
+        OpKind::Sync if flushed || !server.has(export::FLUSH) => Next::Done,
+        OpKind::Sync => Next::Send(Part::FLUSH),
+        _ if left == 0 && durable && !has_fua && !flushed && server.has(export::FLUSH) => {
+            Next::Send(Part::FLUSH)
+        }
+        _ if left == 0 => Next::Done,
+        OpKind::Read => part(request::READ, 0, payload_max, Payload::Nothing),
+        OpKind::Write { .. } => part(request::WRITE, fua, payload_max, Payload::Guest),
+        OpKind::Discard if server.has(export::TRIM) => {
+            part(request::TRIM, 0, TRIM_MAX, Payload::Nothing)
+        }
+        OpKind::Discard => Next::Unsupported,
+        OpKind::Zero { unmap, .. } if server.has(export::WRITE_ZEROES) && !entry.written => {
+            let hole = if unmap { 0 } else { request::NO_HOLE };
+            part(
+                request::WRITE_ZEROES,
+                fua | hole,
+                payload_max,
+                Payload::Nothing,
+            )
+        }
+        OpKind::Zero { .. } => part(
+            request::WRITE,
+            fua,
+            payload_max.min(ZEROES_BYTES),
+            Payload::Zeroes,
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(flags: u16) -> Export {
+        Export {
+            size_bytes: 1 << 40,
+            flags,
+            block_min: 1,
+            block_preferred: 4096,
+            payload_max: 1 << 20,
+            structured: true,
+        }
+    }
+
+    fn parts(kind: OpKind, len: u64, flags: u16) -> Vec<(u16, u16, u64, u64)> {
+        let mut entry = Entry::new(0, kind, 4096, len);
+        let (mut flushed, mut out) = (false, Vec::new());
+        while let Next::Send(part) = next(&entry, flushed, &server(flags)) {
+            out.push((part.kind, part.flags, part.offset, part.len));
+            match part.kind {
+                request::FLUSH => flushed = true,
+                _ => entry.pos += part.len,
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn ops_are_cut_at_the_largest_payload() {
+        const MB: u64 = 1 << 20;
+        let cut = [
+            (request::READ, 0, 4096, MB),
+            (request::READ, 0, 4096 + MB, MB),
+            (request::READ, 0, 4096 + 2 * MB, 512),
+        ];
+        assert_eq!(parts(OpKind::Read, 2 * MB + 512, 0), cut);
+        let trims = parts(OpKind::Discard, 3 << 29, export::TRIM);
+        assert_eq!(trims.len(), 2);
+        assert_eq!(parts(OpKind::Discard, 4096, 0), []);
+    }
+
+    #[test]
+    fn durable_writes_use_fua_or_end_with_a_flush() {
+        let write = OpKind::Write { durable: true };
+        let both = export::FUA | export::FLUSH;
+        let with_fua = [(request::WRITE, request::FUA, 4096, 512)];
+        assert_eq!(parts(write, 512, both), with_fua);
+        let with_flush = [(request::WRITE, 0, 4096, 512), (request::FLUSH, 0, 0, 0)];
+        assert_eq!(parts(write, 512, export::FLUSH), with_flush);
+        assert_eq!(parts(write, 512, 0).len(), 1);
+        assert_eq!(parts(OpKind::Write { durable: false }, 512, both).len(), 1);
+        assert_eq!(parts(OpKind::Sync, 0, both), [(request::FLUSH, 0, 0, 0)]);
+        assert_eq!(parts(OpKind::Sync, 0, 0), []);
+    }
+
+    #[test]
+    fn zeroes_are_written_where_the_server_cannot_zero() {
+        let zero = |unmap| OpKind::Zero {
+            unmap,
+            durable: false,
+        };
+        let able = export::WRITE_ZEROES;
+        let kept = [(request::WRITE_ZEROES, request::NO_HOLE, 4096, 512)];
+        assert_eq!(parts(zero(false), 512, able), kept);
+        let freed = [(request::WRITE_ZEROES, 0, 4096, 512)];
+        assert_eq!(parts(zero(true), 512, able), freed);
+        assert_eq!(parts(zero(true), 3 << 19, 0).len(), 2);
+        let mut refused = Entry::new(0, zero(true), 0, 512);
+        refused.written = true;
+        let written = next(&refused, false, &server(able));
+        assert!(matches!(written, Next::Send(part) if part.payload == Payload::Zeroes));
+    }
+}

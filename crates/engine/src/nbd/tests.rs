@@ -1,0 +1,539 @@
+//! The store against servers that behave, that vanish, and that attack. Each test is a guest of one worker, without the program.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cleave_disk::{Disk, DiskSpec, OpenOptions};
+use cleave_tests::Scratch;
+use cleave_tests::nbd::{
+    ABLE, Asked, Export, FLUSH, MULTI, NbdServer, READ, Reaction, WRITE, chunk, chunk_of, data_at,
+    simple,
+};
+
+use crate::Wait;
+use crate::rig::{
+    DURABLE, Event, Guest, Load, REGION, UNMAP, Uring, WRITE as PLAIN, ZERO, check_against_model,
+    next_done, op, run, seed, segment,
+};
+
+const SYNC: cleave_blk::OpKind = cleave_blk::OpKind::Sync;
+const GET: cleave_blk::OpKind = cleave_blk::OpKind::Read;
+const SIZE: u64 = 4 << 20;
+/// Short times, so that a test sees them pass.
+const QUICK: &str = "&timeout=1&reconnect=20&fence=2";
+
+struct Bench {
+    _scratch: Scratch,
+    server: NbdServer,
+    disk: Arc<Disk>,
+    guest: Guest,
+}
+
+impl Bench {
+    fn new(export: Export, options: &str) -> Bench {
+        let scratch = Scratch::in_memory();
+        let server = NbdServer::start(&scratch.join("nbd"), export);
+        let spec: DiskSpec = server.uri(options).parse().unwrap();
+        let disk = Disk::open(&spec, &OpenOptions::default()).unwrap();
+        Bench {
+            _scratch: scratch,
+            server,
+            disk: Arc::new(disk),
+            guest: Guest::new(),
+        }
+    }
+
+    fn store(&self) -> Uring {
+        Uring::new(self.disk.clone(), self.guest.memory.clone(), 64, 4, 4).unwrap()
+    }
+
+    fn lost(&self) -> u64 {
+        match self.disk.backing() {
+            cleave_disk::Backing::Nbd(nbd) => nbd.state().lost,
+            _ => panic!("another store"),
+        }
+    }
+}
+
+const MANY: Load = Load {
+    ops: 3000,
+    depth: 32,
+    sectors_max: 300,
+    kinds: &[GET, GET, GET, PLAIN, PLAIN, DURABLE, ZERO, UNMAP, SYNC],
+};
+
+#[test]
+fn each_byte_is_right_whatever_the_server_can() {
+    let able = Export::able(SIZE);
+    let bare = Export {
+        flags: 1,
+        blocks: None,
+        structured: None,
+        ..able
+    };
+    let small = Export {
+        blocks: Some([512, 512, 8192]),
+        structured: Some(3000),
+        ..able
+    };
+    let whole = Export {
+        structured: None,
+        ..able
+    };
+    let multi = Export {
+        flags: ABLE | MULTI,
+        ..able
+    };
+    let rows = [
+        (able, ""),
+        (bare, ""),
+        (small, ""),
+        (whole, ""),
+        (multi, "&connections=4"),
+    ];
+    for (export, options) in rows {
+        let bench = Bench::new(export, options);
+        let mut stores = [bench.store()];
+        check_against_model(&mut stores, &bench.guest, &bench.disk, &MANY, seed());
+        if export.flags & MULTI != 0 {
+            assert_eq!(bench.server.connections(), 4);
+        }
+        assert_eq!(bench.lost(), 0, "{export:?}");
+    }
+}
+
+#[test]
+fn stores_that_follow_each_other_use_the_same_connection() {
+    let bench = Bench::new(Export::able(SIZE), "");
+    for _ in 0..3 {
+        let mut store = bench.store();
+        bench.guest.put(&[segment(0, 512)], &[7; 512]);
+        assert_eq!(
+            run(&mut store, op(PLAIN, 0, 512, &[segment(0, 512)])),
+            Ok(())
+        );
+    }
+    assert_eq!((bench.server.connections(), bench.lost()), (1, 0));
+}
+
+#[test]
+fn several_workers_with_several_connections_see_each_others_writes() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&connections=2");
+    let mut stores = [bench.store(), bench.store()];
+    check_against_model(&mut stores, &bench.guest, &bench.disk, &MANY, seed());
+    assert_eq!(bench.server.connections(), 4);
+}
+
+#[test]
+fn answers_in_any_order_go_to_their_requests() {
+    for structured in [None, Some(1000)] {
+        let export = Export {
+            structured,
+            ..Export::able(SIZE)
+        };
+        let bench = Bench::new(export, "");
+        bench.server.fill(|at| (at / 512 * 31 + at) as u8);
+        bench.server.react(|_| Reaction::Later(8));
+        let mut store = bench.store();
+        for number in 0..8 {
+            let memory = [segment(number * 8192, 4096)];
+            store.push(op(GET, number * 4096, 4096, &memory), number);
+        }
+        let order: Vec<u64> = (0..8).map(|_| next_done(&mut store).0).collect();
+        assert_eq!(order, [7, 6, 5, 4, 3, 2, 1, 0]);
+        let bytes = bench.server.bytes();
+        for number in 0..8_u64 {
+            let got = bench.guest.get(&[segment(number * 8192, 4096)], 4096);
+            assert_eq!(got, bytes[number as usize * 4096..][..4096]);
+        }
+    }
+}
+
+#[test]
+fn a_durable_write_is_flushed_or_has_fua_and_a_failed_flush_stays_failed() {
+    for (flags, expected) in [
+        (ABLE, vec![(WRITE, 1)]),
+        (1 | 4, vec![(WRITE, 0), (FLUSH, 0)]),
+    ] {
+        let export = Export {
+            flags,
+            ..Export::able(SIZE)
+        };
+        let bench = Bench::new(export, "");
+        let mut store = bench.store();
+        assert_eq!(
+            run(&mut store, op(DURABLE, 0, 512, &[segment(0, 512)])),
+            Ok(())
+        );
+        let asked = bench.server.asked();
+        let words: Vec<_> = asked
+            .iter()
+            .map(|asked| (asked.kind, asked.flags))
+            .collect();
+        assert_eq!(words, expected);
+        bench.server.react(|asked| match asked.kind {
+            FLUSH => Reaction::Send(simple(asked.cookie, 5, &[])),
+            _ => Reaction::Honest,
+        });
+        assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Err(libc::EIO));
+        bench.server.react(|_| Reaction::Honest);
+        assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Err(libc::EIO));
+    }
+}
+
+#[test]
+fn errors_of_the_server_become_errnos() {
+    let bench = Bench::new(Export::able(SIZE), "");
+    let mut store = bench.store();
+    for (error, errno) in [
+        (28, libc::ENOSPC),
+        (1, libc::EROFS),
+        (12, libc::EIO),
+        (22, libc::EINVAL),
+    ] {
+        bench.server.react(move |asked| match asked.kind {
+            READ => {
+                let mut content = u32::to_be_bytes(error).to_vec();
+                content.extend(b"\0\x03why");
+                Reaction::Send(chunk(asked.cookie, 1, 0x8001, &content))
+            }
+            _ => Reaction::Send(simple(asked.cookie, error, &[])),
+        });
+        let memory = [segment(0, 4096)];
+        assert_eq!(run(&mut store, op(PLAIN, 0, 4096, &memory)), Err(errno));
+        assert_eq!(run(&mut store, op(GET, 0, 4096, &memory)), Err(errno));
+    }
+    assert_eq!(bench.lost(), 0);
+}
+
+/// A request after which the server reacts once in this way, and behaves from then on.
+fn once(bench: &Bench, react: impl Fn(&Asked) -> Reaction + Send + Sync + 'static) {
+    let is_first = std::sync::atomic::AtomicBool::new(true);
+    bench.server.react(move |asked| {
+        match is_first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+            true => react(asked),
+            false => Reaction::Honest,
+        }
+    });
+}
+
+#[test]
+fn requests_of_a_lost_connection_are_done_again_on_the_next() {
+    let bench = Bench::new(Export::able(SIZE), QUICK);
+    let mut store = bench.store();
+    for turn in 0..20 {
+        once(&bench, |_| Reaction::Close(Vec::new()));
+        bench.guest.put(&[segment(0, 4096)], &[turn + 1; 4096]);
+        for number in 0..4 {
+            store.push(op(PLAIN, number * 4096, 4096, &[segment(0, 4096)]), number);
+        }
+        for _ in 0..4 {
+            assert_eq!(next_done(&mut store).1, Ok(()));
+        }
+        assert!(
+            bench.server.bytes()[..16384]
+                .iter()
+                .all(|byte| *byte == turn + 1)
+        );
+    }
+    assert_eq!(bench.lost(), 20);
+}
+
+#[test]
+fn nothing_is_sent_again_before_a_server_that_is_silent_has_closed_or_the_fence_is_over() {
+    // (the server closes its side when it sees ours closed, the op needs a fence), and the least time until it is done again.
+    let second = Duration::from_secs(1);
+    for (closes, kind, least, most) in [
+        (true, PLAIN, second, 3 * second),
+        (false, PLAIN, 3 * second, 6 * second),
+        (false, GET, second, 3 * second),
+    ] {
+        let bench = Bench::new(Export::able(SIZE), QUICK);
+        let mut store = bench.store();
+        once(&bench, move |_| match closes {
+            true => Reaction::Freeze(Vec::new()),
+            false => Reaction::Dead(Vec::new()),
+        });
+        let begun = Instant::now();
+        assert_eq!(
+            run(&mut store, op(kind, 0, 4096, &[segment(0, 4096)])),
+            Ok(())
+        );
+        let took = begun.elapsed();
+        assert!(took >= least, "{closes} {kind:?}: {took:?}");
+        assert!(took < most * 4, "{closes} {kind:?}: {took:?}");
+        let connections: Vec<u64> = bench
+            .server
+            .asked()
+            .iter()
+            .map(|asked| asked.connection)
+            .collect();
+        assert_eq!(connections, [0, 1]);
+    }
+}
+
+#[test]
+fn an_error_is_not_reported_before_the_fence_either() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=0&fence=2");
+    let mut store = bench.store();
+    bench.server.react(|_| Reaction::Dead(Vec::new()));
+    let begun = Instant::now();
+    store.push(op(PLAIN, 0, 512, &[segment(0, 512)]), 1);
+    bench.server.accept(false);
+    assert_eq!(next_done(&mut store), (1, Err(libc::ENOTCONN)));
+    assert!(begun.elapsed() >= Duration::from_secs(3));
+}
+
+#[test]
+fn requests_fail_when_the_server_stays_away_and_work_when_it_is_back() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=1&fence=1");
+    let mut store = bench.store();
+    let memory = [segment(0, 512)];
+    assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+    bench.server.accept(false);
+    bench.server.hang_up();
+    let begun = Instant::now();
+    assert_eq!(
+        run(&mut store, op(GET, 0, 512, &memory)),
+        Err(libc::ENOTCONN)
+    );
+    assert!(begun.elapsed() >= Duration::from_millis(900));
+    // From now on at once.
+    let again = Instant::now();
+    assert_eq!(
+        run(&mut store, op(GET, 0, 512, &memory)),
+        Err(libc::ENOTCONN)
+    );
+    assert!(again.elapsed() < Duration::from_millis(900));
+    bench.server.accept(true);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while run(&mut store, op(GET, 0, 512, &memory)).is_err() {
+        assert!(Instant::now() < deadline, "it never comes back");
+        let pause = Some(Instant::now() + Duration::from_millis(20));
+        store.enter(Wait::Until(pause)).unwrap();
+        assert_eq!(store.reap(), None);
+    }
+    assert_eq!(bench.lost(), 1);
+}
+
+#[test]
+fn an_export_that_has_become_less_is_not_used_and_a_larger_one_is_noticed() {
+    let bench = Bench::new(Export::able(SIZE), QUICK);
+    let mut store = bench.store();
+    let memory = [segment(0, 512)];
+    bench
+        .server
+        .export(|export| export.flags |= cleave_tests::nbd::READ_ONLY);
+    bench.server.hang_up();
+    store.push(op(PLAIN, 0, 512, &memory), 1);
+    let pause = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < pause {
+        store.enter(Wait::Until(Some(pause))).unwrap();
+        assert_eq!(store.reap(), None);
+    }
+    bench.server.export(|export| {
+        export.flags = ABLE;
+        export.size = 2 * SIZE;
+    });
+    assert_eq!(next_done(&mut store), (1, Ok(())));
+    assert_eq!(
+        bench.disk.refresh().unwrap(),
+        cleave_disk::Resized::Grown(2 * SIZE)
+    );
+    assert_eq!(run(&mut store, op(PLAIN, SIZE, 512, &memory)), Ok(()));
+}
+
+/// An attack: what the server sends in answer to a read of 4 KiB at 8 KiB.
+type Attack = fn(u64) -> Vec<u8>;
+
+/// Lies about structured replies.
+const STRUCTURED: [(&str, Attack); 17] = [
+    ("another magic", |_| vec![0xff; 64]),
+    ("another cookie", |c| simple(c ^ 1 << 40, 0, &[])),
+    ("another index", |c| chunk(c ^ 1, 1, 0, &[])),
+    ("an index beyond the table", |c| {
+        chunk(c | 0xffff, 1, 0, &[])
+    }),
+    ("no data", |c| chunk(c, 1, 0, &[])),
+    ("no structure", |c| simple(c, 0, &[1; 4096])),
+    ("less data", |c| chunk(c, 1, 1, &data_at(8192, &[1; 4095]))),
+    ("more data", |c| chunk(c, 1, 1, &data_at(8192, &[1; 4097]))),
+    ("data before", |c| {
+        chunk(c, 1, 1, &data_at(8191, &[1; 4096]))
+    }),
+    ("data at the end of the world", |c| {
+        chunk(c, 1, 1, &data_at(u64::MAX, &[1; 4096]))
+    }),
+    ("data behind", |c| chunk(c, 1, 1, &data_at(12288, &[1; 1]))),
+    ("data twice", |c| {
+        let data = data_at(8192, &[1; 4096]);
+        [chunk(c, 0, 1, &data), chunk(c, 1, 1, &data)].concat()
+    }),
+    ("a huge hole", |c| {
+        chunk(c, 1, 2, &data_at(8192, &[0xff; 4]))
+    }),
+    ("an empty hole", |c| chunk(c, 1, 2, &data_at(8192, &[0; 4]))),
+    ("a length that lies", |c| {
+        chunk_of(c, 1, 1, u32::MAX, &[0; 4000])
+    }),
+    ("an error with a long message", |c| {
+        chunk_of(c, 1, 0x8001, u32::MAX, &[0; 4000])
+    }),
+    ("the answer twice", |c| {
+        let reply = chunk(c, 1, 1, &data_at(8192, &[1; 4096]));
+        [reply.clone(), reply].concat()
+    }),
+];
+
+/// Lies about simple replies.
+const SIMPLE: [(&str, Attack); 4] = [
+    ("a structured reply", |c| {
+        chunk(c, 1, 1, &data_at(8192, &[1; 4096]))
+    }),
+    ("another cookie", |c| simple(c ^ 1 << 16, 0, &[1; 4096])),
+    ("answers without end", |c| simple(c, 5, &[]).repeat(500)),
+    ("the answer and rubbish", |c| {
+        let mut reply = simple(c, 0, &[1; 4096]);
+        reply.extend([9; 5000]);
+        reply
+    }),
+];
+
+/// What must hold after any attack: the op ends, the memory around it is unchanged, and the store works.
+fn survives(export: Export, name: &str, attack: Attack) {
+    // The lie itself must be noticed, not the silence behind it.
+    let bench = Bench::new(export, "&timeout=60&fence=60");
+    let begun = Instant::now();
+    let mut store = bench.store();
+    let around = [segment(0, REGION as u32)];
+    bench.guest.put(&around, &vec![0xee; REGION as usize]);
+    once(&bench, move |asked| Reaction::Freeze(attack(asked.cookie)));
+    let memory = [segment(4096, 100), segment(8192, 3996)];
+    // What an honest server answers to the second attempt is zeroes.
+    let result = run(&mut store, op(GET, 8192, 4096, &memory));
+    assert!(
+        matches!(result, Ok(()) | Err(libc::EIO)),
+        "{name}: {result:?}"
+    );
+    // The second attempt, or what follows, finds the connection lost.
+    let next = run(&mut store, op(GET, 0, 4096, &[segment(1 << 20, 4096)]));
+    assert_eq!(next, Ok(()), "{name}");
+    assert_eq!(bench.lost(), 1, "{name}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{name}");
+    let after = bench.guest.get(&around, REGION as usize);
+    let is_ours = |at: usize| {
+        (4096..4196).contains(&at)
+            || (8192..12188).contains(&at)
+            || (1 << 20..(1 << 20) + 4096).contains(&at)
+    };
+    let spoilt = after
+        .iter()
+        .enumerate()
+        .find(|(at, byte)| **byte != 0xee && !is_ours(*at));
+    assert_eq!(spoilt, None, "{name}");
+}
+
+#[test]
+fn no_lie_of_a_server_does_harm() {
+    for (name, attack) in STRUCTURED {
+        survives(Export::able(SIZE), name, attack);
+    }
+    let plain = Export {
+        structured: None,
+        ..Export::able(SIZE)
+    };
+    for (name, attack) in SIMPLE {
+        survives(plain, name, attack);
+    }
+}
+
+#[test]
+fn silence_at_each_byte_of_a_reply_ends_after_the_time() {
+    let reply = |cookie| chunk(cookie, 1, 1, &data_at(0, &[1; 512]));
+    let lengths = (0..32).chain([100, 539]);
+    let mut benches: Vec<_> = lengths
+        .map(|length| {
+            let bench = Bench::new(Export::able(SIZE), QUICK);
+            once(&bench, move |asked| {
+                Reaction::Dead(reply(asked.cookie)[..length].to_vec())
+            });
+            let mut store = bench.store();
+            store.push(op(GET, 0, 512, &[segment(0, 512)]), 1);
+            (bench, store, false)
+        })
+        .collect();
+    // All at the same time, because each takes a second.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while benches.iter().any(|(_, _, is_done)| !is_done) {
+        assert!(Instant::now() < deadline);
+        for (_, store, is_done) in &mut benches {
+            let soon = Instant::now() + Duration::from_millis(1);
+            store.enter(Wait::Until(Some(soon))).unwrap();
+            if let Some(Event::Done { result, .. }) = store.reap() {
+                assert_eq!(result, Ok(()));
+                *is_done = true;
+            }
+        }
+    }
+    assert!(benches.iter().all(|(bench, _, _)| bench.lost() == 1));
+}
+
+#[test]
+fn a_server_that_answers_all_but_one_request_is_found_out() {
+    let bench = Bench::new(Export::able(SIZE), QUICK);
+    let mut store = bench.store();
+    let forgotten = std::sync::atomic::AtomicBool::new(true);
+    bench.server.react(move |asked| {
+        match asked.offset == 0 && forgotten.swap(false, std::sync::atomic::Ordering::SeqCst) {
+            true => Reaction::Send(Vec::new()),
+            false => Reaction::Honest,
+        }
+    });
+    store.push(op(GET, 0, 512, &[segment(0, 512)]), 1);
+    let begun = Instant::now();
+    loop {
+        store.push(op(GET, 4096, 512, &[segment(4096, 512)]), 2);
+        if next_done(&mut store) == (1, Ok(())) {
+            break;
+        }
+        let pause = Some(Instant::now() + Duration::from_millis(50));
+        store.enter(Wait::Until(pause)).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(4));
+    while store.in_flight() > 0 {
+        assert_eq!(next_done(&mut store).1, Ok(()));
+    }
+}
+
+#[test]
+fn a_store_closes_while_the_server_is_silent_or_away() {
+    for away in [false, true] {
+        let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=60&fence=1");
+        bench.server.react(|_| Reaction::Dead(Vec::new()));
+        let mut store = bench.store();
+        store.push(op(PLAIN, 0, 512, &[segment(0, 512)]), 1);
+        let soon = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < soon {
+            store.enter(Wait::Until(Some(soon))).unwrap();
+            assert_eq!(store.reap(), None);
+        }
+        if away {
+            bench.server.accept(false);
+            bench.server.hang_up();
+        }
+        let begun = Instant::now();
+        drop(store);
+        let took = begun.elapsed();
+        // Silent: the time-out and the fence. Away: nothing can be applied any more.
+        assert!(
+            took < Duration::from_secs(if away { 2 } else { 8 }),
+            "{took:?}"
+        );
+        assert!(away || took >= Duration::from_secs(1), "{took:?}");
+    }
+}

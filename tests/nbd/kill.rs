@@ -1,0 +1,162 @@
+//! The daemon is killed while it serves the export of a server, and nothing is lost.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cleave_client::message::protocol;
+use cleave_client::{Base, Client, Error, Options};
+use cleave_tests::{Scratch, TIMEOUT, disk_socket, http, program_path, scale, seeded, wait_until};
+use serde_json::json;
+
+use crate::disk::{DISK_BYTES, Disk};
+use crate::guest::Guest;
+use crate::{At, qemu_nbd};
+
+/// Disks of the node.
+const DISKS: usize = 4;
+
+/// A daemon that only SIGKILL may end.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(args: &[&std::ffi::OsStr]) -> Killed {
+    let mut command = Command::new(program_path());
+    command.args(args).args(["--log", "warn"]);
+    Killed(command.stdin(Stdio::null()).spawn().unwrap())
+}
+
+fn options() -> Options {
+    Options {
+        queues: 1,
+        queue_size: 256,
+        data_bytes: 16 << 20,
+        timeout: TIMEOUT,
+        protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
+        ..Options::default()
+    }
+}
+
+pub(crate) fn a_killed_daemon_loses_nothing() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", DISK_BYTES);
+    let at = At::Unix(scratch.join("nbd"));
+    // One client at a time: the server lets the next daemon in when it is done with the last one's requests.
+    let _server = qemu_nbd(&image, "raw", &at, &[]);
+    let (socket, uri) = (scratch.join("socket"), at.uri("", ""));
+    let words = ["serve", "--queues", "4", "--disk", &uri, "--socket-path"].map(str::as_ref);
+    let start = || start(&[&words[..], &[socket.as_ref()]].concat());
+    let options = options();
+    let kills = std::env::var("CLEAVE_KILLS").ok();
+    let kills = kills.map_or(20, |text| text.parse().unwrap());
+    let mut random = seeded("nbd kill");
+    let (mut out, begun) = (0, Instant::now());
+    let mut daemon = start();
+    let mut client = connect(|| Client::open(&socket, &options));
+    let mut guest = Guest::new(&mut client, Disk::new());
+    for kill in 0..kills {
+        let life = Duration::from_micros(random.below(20_000));
+        guest.work(&mut client, &mut random, life);
+        drop(daemon);
+        out += guest.out();
+        daemon = start();
+        let base = [Base::Used, Base::Avail][kill % 2];
+        connect(|| client.reconnect(&socket, &options, base));
+        guest.await_all(&mut client, kill % 2 == 0);
+        guest.verify(&mut client, kill % 10 == 9);
+    }
+    guest.verify(&mut client, true);
+    println!(
+        "{kills} kills in {} s: {} requests, {out} of them out at a kill and answered after it, 0 lost, 0 twice, {} MiB read back, \
+         0 wrong",
+        begun.elapsed().as_secs(),
+        guest.answered,
+        guest.read_bytes >> 20,
+    );
+}
+
+/// A disk of the node, with its guest.
+struct Served {
+    id: String,
+    client: Client,
+    guest: Guest,
+}
+
+pub(crate) fn a_killed_node_loses_nothing() {
+    let scratch = Scratch::in_memory();
+    let (state, run) = (scratch.join("state"), scratch.join("run"));
+    let words = ["node".as_ref(), "--state".as_ref(), state.as_os_str()];
+    let start = || start(&[&words[..], &["--run".as_ref(), run.as_ref()]].concat());
+    let options = options();
+    let mut node = start();
+    let control = run.join("control.sock");
+    assert!(wait_until(|| cleave_tests::has_listener(&control)));
+    let servers = (0..DISKS).map(|number| {
+        let image = scratch.image(&format!("image{number}"), DISK_BYTES);
+        let at = match number % 2 {
+            0 => At::Unix(scratch.join(&format!("nbd{number}"))),
+            _ => At::tcp(),
+        };
+        (qemu_nbd(&image, "raw", &at, &[]), at)
+    });
+    let servers: Vec<_> = servers.collect();
+    let add = |(number, (_, at)): (usize, &(_, At))| {
+        let id = format!("d{number}");
+        let body = json!({"disk": [at.uri("", "")], "queues": 1}).to_string();
+        let answer = http::fetch(&control, "PUT", &format!("/v1/disks/{id}"), &body);
+        assert_eq!(answer.status, 201, "{}", answer.body);
+        let mut client = connect(|| Client::open(&disk_socket(scratch.path(), &id), &options));
+        let guest = Guest::new(&mut client, Disk::new());
+        Served { id, client, guest }
+    };
+    let mut all: Vec<Served> = servers.iter().enumerate().map(add).collect();
+    let mut random = seeded("nbd node kill");
+    let (kills, begun, mut out) = (scale(4), Instant::now(), 0);
+    for kill in 0..kills {
+        for disk in &mut all {
+            let life = Duration::from_micros(random.below(5000));
+            disk.guest.work(&mut disk.client, &mut random, life);
+        }
+        // All disks are busy when it dies.
+        for disk in &mut all {
+            disk.guest.submit(&mut disk.client, &mut random);
+        }
+        drop(node);
+        out += all.iter().map(|disk| disk.guest.out()).sum::<u64>();
+        node = start();
+        for disk in &mut all {
+            let socket = disk_socket(scratch.path(), &disk.id);
+            connect(|| disk.client.reconnect(&socket, &options, Base::Used));
+            disk.guest.await_all(&mut disk.client, kill % 2 == 0);
+            disk.guest.verify(&mut disk.client, kill % 10 == 9);
+        }
+    }
+    all.iter_mut()
+        .for_each(|disk| disk.guest.verify(&mut disk.client, true));
+    println!(
+        "{kills} kills of a node with {DISKS} disks in {} s: {} requests, {out} of them out at a kill and answered after it, 0 lost, \
+         0 twice, 0 wrong",
+        begun.elapsed().as_secs(),
+        all.iter().map(|disk| disk.guest.answered).sum::<u64>(),
+    );
+}
+
+/// Retries until the daemon listens.
+fn connect<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> T {
+    let mut connected = None;
+    let is_there = wait_until(|| {
+        match attempt() {
+            Ok(client) => connected = Some(client),
+            Err(Error::Io { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        connected.is_some()
+    });
+    assert!(is_there, "the daemon does not listen");
+    connected.unwrap()
+}

@@ -1,0 +1,600 @@
+//! NBD servers as disks, through the program: those that people use, and one that attacks.
+//!
+//! `CLEAVE_KILLS` sets the number of kills of `cleave serve` (default 20), `CLEAVE_TEST_SCALE` multiplies those of a node.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
+
+#[path = "../kill/disk.rs"]
+#[allow(dead_code)] // shared with the tests of kills
+mod disk;
+#[path = "../kill/guest.rs"]
+#[allow(dead_code)]
+mod guest;
+mod kill;
+mod node;
+mod speed;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use cleave_blk::spec::feature;
+use cleave_client::{Client, Error, Order, Stop, Verify, Workload};
+use cleave_tests::http::{fetch, get};
+use cleave_tests::nbd::{Export, NbdServer, Reaction, chunk, data_at};
+use cleave_tests::{
+    Daemon, Model, Requirement, Scratch, assert_serves, run, run_cases, run_to_exit, seeded, small,
+    wait_until,
+};
+use serde_json::{Value, json};
+
+use kill::{a_killed_daemon_loses_nothing, a_killed_node_loses_nothing};
+use node::{
+    a_confined_node_connects_again_over_tcp_and_unix_sockets, a_limit_holds_for_a_disk_on_a_server,
+    disks_of_a_pool_connect_again,
+};
+use speed::{
+    a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
+    several_connections_hide_a_delay, short_answers_over_tcp_do_not_wait_for_each_other,
+};
+
+const SIZE: u64 = 64 << 20;
+const QEMU: Requirement = Requirement::Program("/usr/bin/qemu-nbd");
+const NBDKIT: Requirement = Requirement::Program("/usr/bin/nbdkit");
+const NBD_SERVER: Requirement = Requirement::Program("/usr/bin/nbd-server");
+
+fn main() -> ExitCode {
+    run_cases(cleave_tests::cases![
+        raw_and_qcow2_images_are_served_over_unix_sockets_and_tcp: QEMU,
+        the_reference_server_is_served: NBD_SERVER,
+        a_read_only_export_is_served_read_only: QEMU,
+        errors_of_the_server_are_reported_or_retried: NBDKIT,
+        errors_of_the_server_are_held_until_the_operator_resumes: NBDKIT,
+        a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error: QEMU,
+        a_server_that_stays_away_has_its_requests_held: QEMU,
+        a_killed_daemon_loses_nothing: QEMU,
+        a_killed_node_loses_nothing: QEMU,
+        a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
+        disks_of_a_pool_connect_again: QEMU,
+        a_limit_holds_for_a_disk_on_a_server: QEMU,
+        several_connections_hide_a_delay: NBDKIT,
+        short_answers_over_tcp_do_not_wait_for_each_other: QEMU,
+        a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
+        what_a_connection_moves_and_what_waits_for_it_is_shown,
+        a_guest_sees_a_larger_export_after_a_reconnect,
+        an_idle_disk_costs_nothing,
+        an_attacking_server_takes_only_its_own_disk_with_it,
+        servers_that_cannot_be_used_are_named_with_the_remedy,
+    ])
+}
+
+/// A server's process.
+struct Server {
+    child: Child,
+    args: Vec<String>,
+}
+
+impl Server {
+    /// Starts a program and waits until it listens.
+    fn start(args: &[&str], at: &At) -> Server {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let child = spawn(&args);
+        let server = Server { child, args };
+        server.await_listening(at);
+        server
+    }
+
+    fn await_listening(&self, at: &At) {
+        assert!(wait_until(|| at.has_listener()), "{:?}", self.args);
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn restart(&mut self, at: &At) {
+        if let At::Unix(path) = at {
+            let _ = std::fs::remove_file(path);
+        }
+        self.child = spawn(&self.args);
+        self.await_listening(at);
+    }
+}
+
+fn spawn(args: &[String]) -> Child {
+    let mut command = Command::new(&args[0]);
+    command.args(&args[1..]).stdin(Stdio::null());
+    command.spawn().unwrap()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where a server listens.
+enum At {
+    Unix(PathBuf),
+    Tcp(u16),
+}
+
+impl At {
+    /// A port that is free now.
+    fn tcp() -> At {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        At::Tcp(listener.local_addr().unwrap().port())
+    }
+
+    fn uri(&self, export: &str, options: &str) -> String {
+        match self {
+            At::Unix(path) => format!("nbd+unix:///{export}?socket={}&{options}", path.display()),
+            At::Tcp(port) => format!("nbd://127.0.0.1:{port}/{export}?{options}"),
+        }
+    }
+
+    /// Whether a server listens there. A connection would use up one that the server permits.
+    fn has_listener(&self) -> bool {
+        match self {
+            At::Unix(path) => std::fs::read_to_string("/proc/net/unix")
+                .unwrap()
+                .contains(&*path.to_string_lossy()),
+            At::Tcp(port) => {
+                let listens = format!(":{port:04X} 00000000:0000 0A");
+                let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+                sockets.contains(&listens)
+            }
+        }
+    }
+}
+
+/// qemu-nbd for an image.
+fn qemu_nbd(image: &Path, format: &str, at: &At, more: &[&str]) -> Server {
+    let image = image.to_str().unwrap();
+    let mut args = vec!["qemu-nbd", "--persistent", "-f", format];
+    let port;
+    match at {
+        At::Unix(path) => {
+            let _ = std::fs::remove_file(path);
+            args.extend(["-k", path.to_str().unwrap()]);
+        }
+        At::Tcp(number) => {
+            port = number.to_string();
+            args.extend(["-b", "127.0.0.1", "-p", &port]);
+        }
+    }
+    args.extend(more);
+    args.push(image);
+    Server::start(&args, at)
+}
+
+/// A daemon with a control socket, and the path of that socket.
+fn serve(uri: &str, more: &[&str]) -> (Daemon, PathBuf) {
+    let scratch = Scratch::in_memory();
+    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
+    let mut args = vec!["serve", "--socket-path", socket.to_str().unwrap()];
+    args.extend(["--disk", uri, "--serial", "disk"]);
+    args.extend(["--control", control.to_str().unwrap()]);
+    args.extend(more);
+    (Daemon::with_args(scratch, socket.clone(), &args), control)
+}
+
+fn report(control: &Path) -> Value {
+    get(control, "/v1/disks/disk")
+}
+
+fn holds(control: &Path) -> bool {
+    report(control)["stalled"][0]["held"].as_u64() > Some(0)
+}
+
+fn order(word: &str, control: &Path) -> Option<i32> {
+    run_to_exit(&[word, "--control", control.to_str().unwrap()]).code
+}
+
+/// Random operations on two vrings, each byte compared with a model.
+fn compare_bytes(daemon: &Daemon, steps: u64) {
+    let mut random = seeded("nbd");
+    let mut client = daemon.open(&small(2));
+    for index in 0..2 {
+        let mut model = Model::zeroed(index as u64 * (32 << 20), 8 << 20);
+        for _ in 0..steps {
+            let queue = client.queue(index);
+            model.step(queue, &mut random, 512 << 10).unwrap();
+        }
+        let queue = client.queue(index);
+        // Support for it depends on the server.
+        queue.discard(model.offset + (16 << 20), 1 << 20).unwrap();
+        model.compare_all(queue).unwrap();
+    }
+}
+
+fn raw_and_qcow2_images_are_served_over_unix_sockets_and_tcp() {
+    for format in ["raw", "qcow2"] {
+        for is_unix in [true, false] {
+            let scratch = Scratch::in_memory();
+            let image = scratch.join("image");
+            let path = image.to_str().unwrap();
+            run("qemu-img", &["create", "-f", format, path, "64M"]).unwrap();
+            let at = match is_unix {
+                true => At::Unix(scratch.join("nbd")),
+                false => At::tcp(),
+            };
+            // With several connections, and write-through.
+            let _server = qemu_nbd(&image, format, &at, &["-x", "a b", "--shared", "8"]);
+            let more = [
+                "--cache",
+                if is_unix { "writeback" } else { "writethrough" },
+            ];
+            let (daemon, control) = serve(&at.uri("a%20b", "connections=2"), &more);
+            compare_bytes(&daemon, 100);
+            assert_eq!(report(&control)["store"]["kind"], json!("nbd"));
+            assert_eq!(report(&control)["store"]["connections"]["lost"], json!(0));
+            daemon.finish();
+        }
+    }
+}
+
+fn the_reference_server_is_served() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", SIZE);
+    let at = At::tcp();
+    let At::Tcp(port) = at else { return };
+    let config = scratch.join("config");
+    let text = format!(
+        "[generic]\nport = {port}\nlistenaddr = 127.0.0.1\n[disk]\nexportname = {}\nflush = true\nfua = true\ntrim = true\n",
+        image.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let config = config.to_str().unwrap();
+    let args = ["nbd-server", "-d", "-C", config, "-p", ""];
+    let _server = Server::start(&args, &at);
+    // It promises several connections, and in this mode lets one in.
+    let (daemon, _) = serve(&at.uri("disk", ""), &["--workers", "2"]);
+    assert!(daemon.log_has("connections to the server: 1 instead of 2"));
+    compare_bytes(&daemon, 60);
+    daemon.finish();
+}
+
+fn a_read_only_export_is_served_read_only() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", SIZE);
+    let at = At::Unix(scratch.join("nbd"));
+    let _server = qemu_nbd(&image, "raw", &at, &["--read-only"]);
+    let socket = scratch.join("socket");
+    let socket = socket.to_str().unwrap();
+    let uri = at.uri("", "");
+    let refused = run_to_exit(&["serve", "--socket-path", socket, "--disk", &uri]);
+    let stderr = refused.stderr;
+    assert!(
+        stderr.contains("read-only; serve it with --read-only"),
+        "{stderr}"
+    );
+    let (daemon, _) = serve(&uri, &["--read-only"]);
+    let mut client = daemon.open(&small(1));
+    assert!(client.offered() & feature::RO != 0);
+    let mut bytes = [1; 4096];
+    client.queue(0).read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 4096]);
+    assert!(client.queue(0).write(0, &bytes).is_err());
+    drop(client);
+    daemon.finish();
+}
+
+/// nbdkit whose writes fail while a file is there.
+fn failing_server(scratch: &Scratch) -> (Server, At, PathBuf) {
+    let at = At::Unix(scratch.join("nbd"));
+    let (socket, trigger) = (scratch.join("nbd"), scratch.join("trigger"));
+    let file = format!("error-file={}", trigger.display());
+    let socket = socket.to_str().unwrap();
+    let args = [
+        "nbdkit",
+        "-f",
+        "-U",
+        socket,
+        "--filter=error",
+        "memory",
+        "64M",
+        "error=ENOSPC",
+        "error-pwrite-rate=100%",
+        &file,
+    ];
+    (Server::start(&args, &at), at, trigger)
+}
+
+fn errors_of_the_server_are_reported_or_retried() {
+    let scratch = Scratch::in_memory();
+    let (_server, at, trigger) = failing_server(&scratch);
+    for (on_error, is_error) in [("report", true), ("retry:60", false)] {
+        let (daemon, _) = serve(&at.uri("", ""), &["--on-error", on_error]);
+        let mut client = daemon.open(&small(1));
+        std::fs::write(&trigger, "").unwrap();
+        let remover = std::thread::spawn({
+            let trigger = trigger.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(500));
+                std::fs::remove_file(trigger).unwrap();
+            }
+        });
+        let result = client.queue(0).write(0, &[7; 4096]);
+        let failed = matches!(result, Err(Error::Status { status: 1, .. }));
+        assert_eq!(failed, is_error, "{on_error}: {result:?}");
+        assert!(is_error || result.is_ok());
+        remover.join().unwrap();
+        drop(client);
+        daemon.finish();
+    }
+}
+
+fn errors_of_the_server_are_held_until_the_operator_resumes() {
+    let scratch = Scratch::in_memory();
+    let (_server, at, trigger) = failing_server(&scratch);
+    let (daemon, control) = serve(&at.uri("", ""), &["--on-error", "enospc=hold"]);
+    let mut client = daemon.open(&small(1));
+    std::fs::write(&trigger, "").unwrap();
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| client.queue(0).write(0, &[7; 4096]));
+        assert!(wait_until(|| holds(&control)), "{}", daemon.log());
+        assert_eq!(report(&control)["stalled"][0]["errno"], json!(28));
+        std::fs::remove_file(&trigger).unwrap();
+        assert_eq!(order("resume", &control), Some(0));
+        write.join().unwrap().unwrap();
+    });
+    let mut back = [0; 4096];
+    client.queue(0).read(0, &mut back).unwrap();
+    assert_eq!(back, [7; 4096]);
+    drop(client);
+    daemon.finish();
+}
+
+/// Writes a pattern while `meanwhile` runs, then reads it back. No request may fail.
+fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
+    let mut client = daemon.open(&small(2));
+    client_writes_all(&mut client, meanwhile);
+}
+
+fn client_writes_all(client: &mut Client, meanwhile: impl FnOnce() + Send) {
+    for queue in client.queues() {
+        queue.set_timeout(Duration::from_secs(60));
+    }
+    let fill = Workload {
+        read_percent: 0,
+        order: Order::Sequential,
+        stop: Stop::Requests(3000),
+        verify: Verify::Pattern(7),
+        ..Workload::reads(16 << 10, 16, 32 << 20, Duration::ZERO)
+    };
+    let check = Workload {
+        read_percent: 100,
+        ..fill.clone()
+    };
+    std::thread::scope(|scope| {
+        let meanwhile = scope.spawn(meanwhile);
+        let tallies = client.run(&fill, |_| |_| {}).unwrap();
+        assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+        meanwhile.join().unwrap();
+    });
+    client.queue(0).flush().unwrap();
+    let tallies = client.run(&check, |_| |_| {}).unwrap();
+    assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+}
+
+fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
+    for is_unix in [true, false] {
+        let scratch = Scratch::in_memory();
+        let image = scratch.image("image", SIZE);
+        let at = match is_unix {
+            true => At::Unix(scratch.join("nbd")),
+            false => At::tcp(),
+        };
+        let mut server = qemu_nbd(&image, "raw", &at, &["--shared", "8"]);
+        let (daemon, control) = serve(&at.uri("", ""), &["--on-error", "hold"]);
+        // The load ends before the last kill, or after it: the data must be right either way.
+        writes_all(&daemon, || {
+            for _ in 0..3 {
+                std::thread::sleep(Duration::from_millis(60));
+                server.kill();
+                std::thread::sleep(Duration::from_millis(60));
+                server.restart(&at);
+            }
+        });
+        let connections = &report(&control)["store"]["connections"];
+        assert!(
+            connections["reconnects"].as_u64() >= Some(1),
+            "{connections}"
+        );
+        assert_eq!(report(&control)["totals"]["failed"], json!(0));
+        assert_eq!(report(&control)["totals"]["held"], json!(0));
+        let metrics = fetch(&control, "GET", "/metrics", "").body;
+        for family in [
+            "cleave_nbd_connections{disk=\"disk\",state=\"up\"}",
+            "cleave_nbd_lost_total",
+            "cleave_nbd_reconnects_total",
+        ] {
+            assert!(metrics.contains(family), "{metrics}");
+        }
+        assert!(daemon.log_has("connected to the NBD server again"));
+        assert!(!daemon.log().contains("confined less"), "{}", daemon.log());
+        daemon.finish();
+    }
+}
+
+fn a_server_that_stays_away_has_its_requests_held() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", SIZE);
+    let at = At::Unix(scratch.join("nbd"));
+    let mut server = qemu_nbd(&image, "raw", &at, &[]);
+    let (daemon, control) = serve(&at.uri("", "reconnect=1"), &["--on-error", "hold"]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).write(0, &[1; 4096]).unwrap();
+    server.kill();
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| client.queue(0).write(0, &[2; 4096]));
+        assert!(wait_until(|| holds(&control)), "{}", daemon.log());
+        server.restart(&at);
+        let is_up = || report(&control)["store"]["connections"]["connected"] == json!(1);
+        assert!(wait_until(is_up), "{}", daemon.log());
+        assert!(holds(&control));
+        assert_eq!(order("resume", &control), Some(0));
+        write.join().unwrap().unwrap();
+    });
+    let mut back = [0; 4096];
+    client.queue(0).read(0, &mut back).unwrap();
+    assert_eq!(back, [2; 4096]);
+    drop(client);
+    daemon.finish();
+}
+
+fn a_guest_sees_a_larger_export_after_a_reconnect() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, _) = serve(&server.uri(""), &[]);
+    let mut client = daemon.open(&small(1));
+    assert_eq!(client.config().capacity_bytes(), 8 << 20);
+    server.export(|export| export.size = 16 << 20);
+    server.hang_up();
+    let grows = || client.refresh_config().unwrap().capacity_bytes() == 16 << 20;
+    assert!(wait_until(grows), "{}", daemon.log());
+    client.queue(0).write(12 << 20, &[1; 512]).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+fn what_a_connection_moves_and_what_waits_for_it_is_shown() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, control) = serve(&server.uri("&reconnect=600"), &[]);
+    let mut client = daemon.open(&small(1));
+    for _ in 0..10 {
+        client.queue(0).write(0, &[1; 4096]).unwrap();
+    }
+    let connections = || report(&control)["store"]["connections"].clone();
+    let moved = connections();
+    assert_eq!(moved["sent_bytes"], json!(10 * (28 + 4096)), "{moved}");
+    assert_eq!(moved["received_bytes"], json!(10 * 16), "{moved}");
+    assert_eq!(moved["held"], json!(0));
+    server.accept(false);
+    server.hang_up();
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| client.queue(0).write(0, &[2; 4096]));
+        assert!(wait_until(|| connections()["held"] == json!(1)));
+        let metrics = fetch(&control, "GET", "/metrics", "").body;
+        for sample in [
+            "cleave_nbd_held_requests{disk=\"disk\"} 1\n",
+            "cleave_nbd_connections{disk=\"disk\",state=\"waiting\"} 1\n",
+            "cleave_nbd_bytes_total{disk=\"disk\",direction=\"sent\"} ",
+        ] {
+            assert!(metrics.contains(sample), "{sample}: {metrics}");
+        }
+        let stats = run_to_exit(&["stats", "--control", control.to_str().unwrap()]).stdout;
+        let line = "server    0 connections up, 1 missing, 1 requests wait for one; 1 lost and";
+        assert!(stats.contains(line), "{stats}");
+        server.accept(true);
+        write.join().unwrap().unwrap();
+    });
+    assert!(wait_until(|| connections()["held"] == json!(0)));
+    drop(client);
+    // The counters outlive the session.
+    assert!(wait_until(|| connections()["connected"] == json!(0)));
+    assert!(connections()["sent_bytes"].as_u64() > moved["sent_bytes"].as_u64());
+    daemon.finish();
+}
+
+fn an_idle_disk_costs_nothing() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, _) = serve(&server.uri(""), &[]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).write(0, &[1; 4096]).unwrap();
+    daemon.stays_at_rest().unwrap();
+    // Nor does one that has just lost its connection and made a new one.
+    server.hang_up();
+    client.queue(0).write(0, &[2; 4096]).unwrap();
+    daemon.stays_at_rest().unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+fn an_attacking_server_takes_only_its_own_disk_with_it() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, control) = serve(&server.uri("&timeout=1&reconnect=5&fence=1"), &[]);
+    let attacks: [fn(u64) -> Vec<u8>; 5] = [
+        |_| vec![0xaa; 100_000],
+        |cookie| chunk(cookie ^ 1, 1, 0, &[]),
+        |cookie| chunk(cookie, 1, 1, &data_at(1 << 40, &[1; 512])),
+        |cookie| chunk(cookie, 1, 0, &[]).repeat(5000),
+        |_| Vec::new(),
+    ];
+    for (number, attack) in (1..).zip(attacks) {
+        let mut client = daemon.open(&small(1));
+        let first = std::sync::atomic::AtomicBool::new(true);
+        server.react(
+            move |asked| match first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+                true => Reaction::Freeze(attack(asked.cookie)),
+                false => Reaction::Honest,
+            },
+        );
+        let mut bytes = [0; 4096];
+        client.queue(0).read(0, &mut bytes).unwrap();
+        drop(client);
+        assert_serves(&daemon).unwrap();
+        let lost = report(&control)["store"]["connections"]["lost"].as_u64();
+        assert_eq!(lost, Some(number), "{}", daemon.log());
+    }
+    daemon.finish();
+}
+
+fn servers_that_cannot_be_used_are_named_with_the_remedy() {
+    let scratch = Scratch::in_memory();
+    let socket = scratch.join("socket");
+    let refusal = |uri: &str, more: &[&str]| {
+        let mut args = vec![
+            "serve",
+            "--socket-path",
+            socket.to_str().unwrap(),
+            "--disk",
+            uri,
+        ];
+        args.extend(more);
+        let exited = run_to_exit(&args);
+        assert_ne!(exited.code, Some(0));
+        exited.stderr
+    };
+    let large = Export {
+        blocks: Some([4096, 4096, 1 << 20]),
+        ..Export::able(8 << 20)
+    };
+    let server = NbdServer::start(&scratch.join("large"), large);
+    let empty = NbdServer::start(&scratch.join("empty"), Export::able(0));
+    let silent = scratch.join("silent");
+    let _silent = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+    let silent = format!("nbd+unix:///?socket={}", silent.display());
+    let rows: [(&str, &[&str], &str); 6] = [
+        (&server.uri(""), &[], "--block-size 4096"),
+        (&empty.uri(""), &[], "has no bytes"),
+        (&silent, &[], "does not answer"),
+        (
+            "nbd+unix:///?socket=/nowhere",
+            &[],
+            "check that the server runs",
+        ),
+        (
+            &server.uri(""),
+            &["--block-size", "4096", "--direct", "on"],
+            "no page cache",
+        ),
+        (
+            "nbds://host/",
+            &[],
+            "TLS is not supported (use a unix socket, and a TLS proxy such as stunnel",
+        ),
+    ];
+    for (uri, more, part) in rows {
+        let why = refusal(uri, more);
+        assert!(why.contains(part), "{uri}: {why}");
+    }
+    let (daemon, _) = serve(&server.uri(""), &["--block-size", "4096"]);
+    assert_serves(&daemon).unwrap();
+    daemon.finish();
+}

@@ -1,0 +1,153 @@
+//! NBD disks of a node, which is confined, and of a pool.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use cleave_client::{Order, Stop, Workload};
+use cleave_tests::{Daemon, Node, Scratch, Stopwatch, exercise, small, wait_until};
+use rustix::thread::sched_getcpu;
+use serde_json::{Value, json};
+
+use crate::{At, SIZE, Server, client_writes_all, qemu_nbd};
+
+/// A server in this folder, and the disk that names it.
+fn server(scratch: &Scratch, name: &str, at: At) -> (Server, At) {
+    let image = scratch.image(name, SIZE);
+    (qemu_nbd(&image, "raw", &at, &["--shared", "8"]), at)
+}
+
+/// What the kernel says about the threads that connect.
+fn diallers(daemon: &Daemon) -> Vec<BTreeMap<String, String>> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).ok();
+    let fields = tasks.flatten().filter_map(status).map(|text| {
+        let fields = text.lines().filter_map(|line| line.split_once(':'));
+        let fields = fields.map(|(key, value)| (key.to_owned(), value.trim().to_owned()));
+        fields.collect::<BTreeMap<_, _>>()
+    });
+    fields
+        .filter(|fields| fields["Name"] == "cleave-nbd")
+        .collect()
+}
+
+fn connections(node: &Node, id: &str) -> Value {
+    node.disk(id)["store"]["connections"].clone()
+}
+
+/// Writes to a disk while its server is killed and comes back.
+fn survives_a_restart(node: &Node, id: &str, server: &mut Server, at: &At) {
+    let mut client = node.open(id, &small(2));
+    client_writes_all(&mut client, || {
+        std::thread::sleep(Duration::from_millis(60));
+        server.kill();
+        server.restart(at);
+    });
+    // The load may have ended before the kill.
+    exercise(&mut client).unwrap();
+    let reconnects = || connections(node, id)["reconnects"].as_u64() >= Some(1);
+    assert!(wait_until(reconnects), "{}", node.daemon.log());
+    assert_eq!(node.disk(id)["totals"]["failed"], json!(0));
+}
+
+pub(crate) fn a_confined_node_connects_again_over_tcp_and_unix_sockets() {
+    let scratch = Scratch::in_memory();
+    let servers = Scratch::in_memory();
+    // The disks are in none of its folders of images, and the names of hosts are looked up all the same.
+    let images = scratch.join("images");
+    std::fs::create_dir(&images).unwrap();
+    let options = [OsStr::new("--images"), images.as_os_str()].map(OsStr::to_owned);
+    let options: Vec<&OsStr> = options.iter().map(AsRef::as_ref).collect();
+    let node = Node::start_with(scratch, &options);
+    let places = [At::Unix(servers.join("socket")), At::tcp(), At::tcp()];
+    let mut number = 0;
+    for at in places {
+        number += 1;
+        let id = format!("d{number}");
+        let (mut server, at) = server(&servers, &id, at);
+        let uri = match number {
+            3 => at.uri("", "").replace("127.0.0.1", "localhost"),
+            _ => at.uri("", ""),
+        };
+        node.add(
+            &id,
+            &json!({"disk": [uri], "queues": 2, "persistent": false}),
+        );
+        survives_a_restart(&node, &id, &mut server, &at);
+        let threads = diallers(&node.daemon);
+        assert_eq!(threads.len(), 1, "{threads:?}");
+        let status = &threads[0];
+        // Two of all threads, the node's, and its own.
+        assert_eq!(
+            (&*status["Seccomp"], &*status["Seccomp_filters"]),
+            ("2", "4")
+        );
+        let effective = u64::from_str_radix(&status["CapEff"], 16).unwrap();
+        assert_eq!(effective & 0b11, 0, "CAP_CHOWN and CAP_DAC_OVERRIDE");
+        node.remove(&id);
+        assert!(wait_until(|| diallers(&node.daemon).is_empty()));
+    }
+    let log = node.daemon.log();
+    assert!(!log.contains("confined less"), "{log}");
+    node.daemon.finish();
+}
+
+pub(crate) fn disks_of_a_pool_connect_again() {
+    let servers = Scratch::in_memory();
+    let pool = format!("one={}", sched_getcpu());
+    let options = [OsStr::new("--pool"), OsStr::new(&pool)];
+    let node = Node::start_with(Scratch::in_memory(), &options);
+    let mut places = vec![At::Unix(servers.join("socket")), At::tcp()];
+    let body = |disk: String, way: &str| json!({"disk": [disk], "queues": 2, "pool": "one", "completion": way, "persistent": false});
+    // A disk of another kind on the same thread, which must not wait for the servers.
+    node.add("ram", &body("ram:4M".to_owned(), "interrupt"));
+    let mut beside = node.open("ram", &small(1));
+    for (number, way) in ["adaptive", "interrupt"].into_iter().enumerate() {
+        let at = places.remove(0);
+        let id = format!("d{number}");
+        let (mut server, at) = server(&servers, &id, at);
+        node.add(&id, &body(at.uri("", "connections=2"), way));
+        survives_a_restart(&node, &id, &mut server, &at);
+        // Without its server a disk waits; the other one does not.
+        let mut client = node.open(&id, &small(1));
+        server.kill();
+        std::thread::scope(|scope| {
+            let write = scope.spawn(|| client.queue(0).write(0, &[2; 4096]));
+            assert!(wait_until(|| connections(&node, &id)["held"] == json!(1)));
+            exercise(&mut beside).unwrap();
+            server.restart(&at);
+            write.join().unwrap().unwrap();
+        });
+        drop(client);
+        node.remove(&id);
+    }
+    let log = node.daemon.log();
+    assert!(!log.contains("confined less"), "{log}");
+    drop(beside);
+    node.daemon.finish();
+}
+
+pub(crate) fn a_limit_holds_for_a_disk_on_a_server() {
+    let servers = Scratch::in_memory();
+    let (_server, at) = server(&servers, "image", At::tcp());
+    let node = Node::start();
+    let limits = json!({"iops-total": 200});
+    node.add(
+        "d",
+        &json!({"disk": [at.uri("", "")], "limits": limits, "persistent": false}),
+    );
+    let mut client = node.open("d", &small(1));
+    let load = Workload {
+        order: Order::Random,
+        stop: Stop::Requests(220),
+        ..Workload::reads(4096, 16, 32 << 20, Duration::ZERO)
+    };
+    let watch = Stopwatch::start();
+    assert_eq!(client.queue(0).run(&load, |_| {}).unwrap().failed, 0);
+    // A tenth of a second's requests may come at once.
+    let took = watch.elapsed();
+    assert!(took >= Duration::from_millis(900), "{took:?}");
+    assert!(node.disk("d")["totals"]["throttled"].as_u64() > Some(0));
+    drop(client);
+    node.daemon.finish();
+}

@@ -1,0 +1,124 @@
+//! What several connections are good for.
+
+use std::time::Duration;
+
+use cleave_client::{Options, Order, Workload};
+use cleave_tests::nbd::{Export, MULTI, NbdServer, Reaction};
+use cleave_tests::{Scratch, run_to_exit, small};
+use serde_json::Value;
+
+use crate::{At, SIZE, Server, qemu_nbd, serve};
+
+const TIME: Duration = Duration::from_secs(2);
+
+/// Random reads a second, once the same load has run for `warm_up`.
+fn reads(uri: &str, more: &[&str], bytes: u32, depth: u16, warm_up: Duration) -> f64 {
+    let (daemon, _) = serve(uri, more);
+    let options = Options {
+        queue_size: 256,
+        data_bytes: 64 << 20,
+        ..small(1)
+    };
+    let mut client = daemon.open(&options);
+    let mut run = |time| {
+        let load = Workload {
+            order: Order::Random,
+            ..Workload::reads(bytes, depth, 32 << 20, time)
+        };
+        let tally = client.queue(0).run(&load, |_| {}).unwrap();
+        assert_eq!(tally.failed, 0, "{tally:?}");
+        tally.iops()
+    };
+    run(warm_up);
+    let iops = run(TIME);
+    drop(client);
+    daemon.finish();
+    iops
+}
+
+pub(crate) fn several_connections_hide_a_delay() {
+    let scratch = Scratch::in_memory();
+    let socket = scratch.join("nbd");
+    let at = At::Unix(socket.clone());
+    let words = [
+        "nbdkit",
+        "-f",
+        "-U",
+        socket.to_str().unwrap(),
+        "--filter=delay",
+    ];
+    let words = [&words[..], &["memory", "64M", "delay-read=10ms"]].concat();
+    let _server = Server::start(&words, &at);
+    let [one, four] = ["connections=1", "connections=4"].map(|connections| {
+        reads(
+            &at.uri("", connections),
+            &["--workers", "1"],
+            4096,
+            128,
+            TIME,
+        )
+    });
+    println!("10 ms of delay: {one:.0} reads/s on one connection, {four:.0} on four");
+    assert!(four >= 2.0 * one, "{four} {one}");
+}
+
+/// qemu-nbd sends a short answer only when the one before is acknowledged, which TCP puts off for 40 ms.
+pub(crate) fn short_answers_over_tcp_do_not_wait_for_each_other() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", SIZE);
+    let at = At::tcp();
+    let _server = qemu_nbd(&image, "raw", &at, &[]);
+    // Each write is 64 requests, and nothing is sent before the last of them is answered.
+    let (daemon, _) = serve(&at.uri("", ""), &["--split", "16K"]);
+    let mut client = daemon.open(&small(1));
+    let load = Workload {
+        read_percent: 0,
+        ..Workload::reads(1 << 20, 1, 32 << 20, TIME)
+    };
+    let tally = client.queue(0).run(&load, |_| {}).unwrap();
+    println!("{:.0} writes of 1 MiB a second", tally.iops());
+    assert!(tally.failed == 0 && tally.iops() > 75.0, "{tally:?}");
+    drop(client);
+    daemon.finish();
+}
+
+/// A server that handles the requests of a connection one after the other, each in a time in proportion to its bytes.
+fn slow_server(scratch: &Scratch) -> NbdServer {
+    let mut export = Export::able(64 << 20);
+    export.flags |= MULTI;
+    export.blocks = Some([1, 4096, 32 << 20]);
+    export.structured = None;
+    let server = NbdServer::start(&scratch.join("nbd"), export);
+    server.fill(|at| at as u8);
+    server.react(|asked| Reaction::After(Duration::from_micros(100 + u64::from(asked.len) / 400)));
+    server
+}
+
+pub(crate) fn a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order() {
+    let scratch = Scratch::in_memory();
+    let server = slow_server(&scratch);
+    let uri = server.uri("&connections=4");
+    let probed = run_to_exit(&["probe", &uri, "--seconds", "10", "--json", "-"]);
+    assert_eq!(probed.code, Some(0), "{}", probed.stderr);
+    let found: Value = serde_json::from_str(&probed.stdout).unwrap();
+    let judgement = &found["sides"][0]["judgement"];
+    assert_eq!(judgement["pays"], Value::Bool(true), "{judgement}");
+    let gains = judgement["chunks"].as_array().unwrap().iter();
+    let gain = gains
+        .filter_map(|class| class["gain"].as_f64())
+        .fold(0.0, f64::max);
+    println!("the probe finds a gain of {gain:.2}");
+    assert!(gain >= 1.5, "{judgement}");
+    // The same on the live load: a request of 1 MiB takes 3 ms whole.
+    let [off, auto] = ["off", "auto"].map(|split| {
+        reads(
+            &uri,
+            &["--workers", "1", "--split", split],
+            1 << 20,
+            1,
+            4 * TIME,
+        )
+    });
+    println!("1 MiB at depth 1: {off:.0} whole, {auto:.0} with --split auto");
+    assert!(auto >= 1.3 * off, "{auto} {off}");
+}
