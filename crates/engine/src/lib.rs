@@ -40,6 +40,7 @@ pub use nbd::Nbd;
 pub use null::Null;
 pub use polled::probe_iopoll;
 pub use reactor::{Completion, EngineError, Prepared, Reactor, Rest};
+pub use ring::ClosedRing;
 
 /// A completed op. Its memory and its range of the disk are no longer touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use cleave_blk::{Op, OpKind, Segment};
 use cleave_disk::Disk;
@@ -16,7 +17,7 @@ use io_uring::{cqueue, opcode, squeue};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::param::page_size;
 
-use crate::ring::{CompletionMode, Level, Ring, RingConfig};
+use crate::ring::{ClosedRing, CompletionMode, Level, Ring, RingConfig};
 use crate::{AnyStore, EngineError, Event, Reactor, Store, Wait};
 
 /// The opcodes that the ring accepts.
@@ -37,6 +38,11 @@ pub(crate) struct Polled {
 }
 
 impl Polled {
+    /// Has the receiver close the ring.
+    pub(crate) fn leave_to(&mut self, heir: Sender<ClosedRing>) {
+        self.ring.leave_to(heir);
+    }
+
     /// Creates the ring with the given number of file slots. It is not enabled yet.
     pub(crate) fn prepare(
         submissions: u32,

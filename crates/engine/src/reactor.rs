@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use cleave_disk::{Backing, Disk, FileKind};
@@ -13,7 +14,8 @@ use io_uring::{opcode, squeue};
 use crate::bell::{BellFd, Bells};
 use crate::polled::Polled;
 use crate::ring::{
-    self, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, SHARED_LEVELS, Sleep, tag,
+    self, ClosedRing, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, SHARED_LEVELS,
+    Sleep, tag,
 };
 use crate::watch::{Signal, Watches};
 use crate::{Event, Store, Wait};
@@ -154,9 +156,14 @@ impl Prepared {
         Reactor::prepared(disks, slots, submissions, &SHARED_LEVELS).map(Prepared)
     }
 
-    /// Enables the rings for the calling thread.
-    pub fn enable(self) -> Result<Reactor, EngineError> {
+    /// Enables the rings for the calling thread. `heir` receives them when the reactor is dropped, so that closing them
+    /// does not hold up this thread.
+    pub fn enable(self, heir: &Sender<ClosedRing>) -> Result<Reactor, EngineError> {
         let Prepared(mut reactor) = self;
+        reactor.ring.leave_to(heir.clone());
+        if let Some(polled) = &mut reactor.polled {
+            polled.leave_to(heir.clone());
+        }
         reactor.enable().map_err(EngineError::setup)?;
         Ok(reactor)
     }

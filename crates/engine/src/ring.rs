@@ -8,6 +8,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use io_uring::register::Restriction;
@@ -97,6 +98,17 @@ pub(crate) struct Ring {
     /// Whether the kernel supports NO_IOWAIT.
     can_idle: bool,
     enters: u64,
+    /// Closes the ring instead of the thread that drops it.
+    heir: Option<Sender<ClosedRing>>,
+}
+
+/// A ring that is used no more. Dropping it closes it, which can take a millisecond; any thread may do so.
+pub struct ClosedRing(#[expect(dead_code, reason = "it is only dropped")] Box<IoUring>);
+
+impl std::fmt::Debug for ClosedRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClosedRing").finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for Ring {
@@ -150,6 +162,7 @@ impl Ring {
             uring,
             can_idle,
             enters: 0,
+            heir: None,
         };
         ring.configure(config).map_err(EngineError::setup)?;
         Ok(ring)
@@ -161,6 +174,11 @@ impl Ring {
         // Saves the descriptor look-up in each enter. It is optional: the table of registered rings may be full.
         let _ = self.submitter.register_ring_fd();
         Ok(())
+    }
+
+    /// Has the receiver close the ring when it is dropped.
+    pub(crate) fn leave_to(&mut self, heir: Sender<ClosedRing>) {
+        self.heir = Some(heir);
     }
 
     /// Restrictions can only be set before the ring is enabled.
@@ -313,11 +331,15 @@ impl Drop for Ring {
         let _ = self.submitter.unregister_ring_fd();
         // SAFETY: each part is dropped once, here, before the ring that it borrows from; the box was leaked
         // in `new` and is freed once.
-        unsafe {
+        let uring = unsafe {
             ManuallyDrop::drop(&mut self.submitter);
             ManuallyDrop::drop(&mut self.sq);
             ManuallyDrop::drop(&mut self.cq);
-            drop(Box::from_raw(self.uring.as_ptr()));
+            Box::from_raw(self.uring.as_ptr())
+        };
+        if let Some(heir) = &self.heir {
+            // Without a receiver it is dropped here.
+            let _ = heir.send(ClosedRing(uring));
         }
     }
 }

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use cleave_engine::{Rest, Store, Wait};
+use cleave_engine::{ClosedRing, Rest, Store, Wait};
 
 use crate::worker::{Lap, Worker, signal};
 
@@ -107,7 +107,7 @@ pub(super) struct Seat {
     pub(super) rests: bool,
     pub(super) deadline: Option<Instant>,
     /// Disconnects with the seat, when the member is gone.
-    _leaves: SyncSender<()>,
+    _leaves: Sender<ClosedRing>,
 }
 
 impl Seat {
@@ -115,7 +115,7 @@ impl Seat {
         member: Box<dyn Member>,
         alarm: Arc<OwnedFd>,
         has_ended: Arc<AtomicBool>,
-        leaves: SyncSender<()>,
+        leaves: Sender<ClosedRing>,
     ) -> Seat {
         Seat {
             member: Some(member),

@@ -13,11 +13,11 @@ mod thread;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cleave_disk::Backing;
-use cleave_engine::{AnyStore, Prepared, Reactor, Store, Visitor};
+use cleave_engine::{AnyStore, ClosedRing, Prepared, Reactor, Store, Visitor};
 use cleave_guest::Memory;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -126,11 +126,13 @@ impl Pool {
         let (control, commands) = Control::channel()?;
         let prepared = Prepared::new(&[&device.disk], handle::ops(&device), WATCHES, BELLS)?;
         let place = Place::take(self.clone(), &device);
+        let held = device.clone();
         let (made, outcome) = sync_channel(1);
-        let (leaves, gone) = sync_channel(1);
+        let (leaves, gone) = channel();
         let has_ended = Arc::new(AtomicBool::new(false));
         let shared = has_ended.clone();
         let admission: Admission = Box::new(move |contention| {
+            let reactor = prepared.enable(&leaves).map_err(SpawnError::from);
             let newcomer = Newcomer {
                 device,
                 memory,
@@ -140,7 +142,6 @@ impl Pool {
                 has_ended: shared,
                 leaves,
             };
-            let reactor = prepared.enable().map_err(SpawnError::from);
             let (seat, answer) = match reactor.and_then(|reactor| seat(newcomer, reactor)) {
                 Ok(seat) => (Some(seat), Ok(())),
                 Err(error) => (None, Err(error)),
@@ -157,6 +158,7 @@ impl Pool {
         let runs = Runs::InPool(Member {
             has_ended,
             gone,
+            _device: held,
             _place: place,
         });
         Ok(Handle::new(control, runs))
@@ -182,8 +184,10 @@ impl Drop for Pool {
 #[derive(Debug)]
 pub(crate) struct Member {
     has_ended: Arc<AtomicBool>,
-    /// Disconnected when the worker is gone.
-    gone: Receiver<()>,
+    /// Receives the rings of the worker, and is disconnected when the worker is gone.
+    gone: Receiver<ClosedRing>,
+    /// Keeps the pool's thread from dropping the last reference.
+    _device: Arc<Device>,
     _place: Place,
 }
 
@@ -192,9 +196,9 @@ impl Member {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Waits until the worker is gone.
+    /// Waits until the worker is gone, and closes its rings.
     pub(crate) fn wait(&self) {
-        let _ = self.gone.recv();
+        self.gone.iter().for_each(drop);
     }
 }
 
@@ -243,7 +247,7 @@ struct Newcomer {
     alarm: Arc<OwnedFd>,
     contention: Arc<CoreContention>,
     has_ended: Arc<AtomicBool>,
-    leaves: SyncSender<()>,
+    leaves: Sender<ClosedRing>,
 }
 
 impl Newcomer {
