@@ -12,6 +12,7 @@ pub mod http;
 mod lateness;
 mod model;
 mod node;
+pub mod schema;
 mod scratch;
 mod stream;
 mod table;

@@ -535,6 +535,7 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
             )?;
             serve(&args)
         }
+        Some(Command::Node(args)) if args.openapi => Ok(Action::Print(openapi()?)),
         Some(Command::Node(args)) => Ok(Action::Node(args.into())),
         Some(Command::Disk(command)) => {
             let given = matches.subcommand_matches("disk");
@@ -581,6 +582,12 @@ fn serve(args: &ServeArgs) -> Result<Action, Failure> {
 /// `docs/options.md`, from the definitions above.
 fn markdown() -> String {
     options_doc::markdown(definition())
+}
+
+/// `docs/openapi.json`.
+fn openapi() -> Result<String, Failure> {
+    let document = serde_json::to_string_pretty(&crate::node::document());
+    document.map(|text| text + "\n").map_err(Failure::run)
 }
 
 /// The definitions themselves.

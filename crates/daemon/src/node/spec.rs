@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -11,7 +12,7 @@ use crate::service::Service;
 
 /// A disk, in the words of the options of `cleave serve`. Fields that are left out have the option's default. To add one,
 /// add it here; its name is the option's, and the option judges its value.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DiskFile {
     pub(crate) disk: Vec<String>,
@@ -53,7 +54,7 @@ pub(crate) struct DiskFile {
 }
 
 /// The limits of a disk, and the group with whose disks it shares them.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct DiskLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
@@ -62,7 +63,7 @@ pub(crate) struct DiskLimits {
 }
 
 /// A number, or a text such as `64K`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub(crate) enum Word {
     Number(u32),
