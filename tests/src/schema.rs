@@ -30,123 +30,117 @@ pub fn check(root: &Value, schema: &Value, value: &Value) -> Result<(), String> 
     })
 }
 
+/// Judges by a keyword about the value as a whole.
 fn judged(
     root: &Value,
     schema: &Map<String, Value>,
-    rule: (&str, &Value),
+    (keyword, rule): (&str, &Value),
     value: &Value,
 ) -> Result<(), String> {
     let fits = |schema: &Value| check(root, schema, value);
-    let all = |rule: &Value| rule.as_array().cloned().unwrap_or_default();
-    match rule {
-        ("$ref", to) => {
-            let to = to.as_str().unwrap_or_default();
-            let target = root.pointer(to.trim_start_matches('#'));
-            fits(target.ok_or_else(|| format!("{to} leads nowhere"))?)
+    match keyword {
+        "$ref" => {
+            let target = rule
+                .as_str()
+                .and_then(|to| root.pointer(to.trim_start_matches('#')));
+            fits(target.ok_or_else(|| format!("{rule} leads nowhere"))?)
         }
-        ("type", kinds) => {
-            let kinds = if kinds.is_array() {
-                all(kinds)
+        "type" => {
+            let kinds = if rule.is_array() {
+                list(rule)
             } else {
-                vec![kinds.clone()]
+                vec![rule.clone()]
             };
-            let fits = kinds
+            let is_one = kinds
                 .iter()
                 .any(|kind| is_of(kind.as_str().unwrap_or_default(), value));
-            fits.then_some(())
-                .ok_or_else(|| format!("{value} is not {kinds:?}"))
+            ensure(is_one, || format!("{value} is not {rule}"))
         }
-        ("enum", values) => {
-            let fits = all(values).contains(value);
-            fits.then_some(())
-                .ok_or_else(|| format!("{value} is none of {values}"))
+        "enum" => ensure(list(rule).contains(value), || {
+            format!("{value} is none of {rule}")
+        }),
+        "const" => ensure(rule == value, || format!("{value} is not {rule}")),
+        "allOf" => list(rule).iter().try_for_each(fits),
+        "anyOf" | "oneOf" => {
+            let fits_one = list(rule).iter().any(|rule| fits(rule).is_ok());
+            ensure(fits_one, || format!("{value} fits none"))
         }
-        ("const", only) => (only == value)
-            .then_some(())
-            .ok_or_else(|| format!("{value} is not {only}")),
-        ("allOf", rules) => all(rules).iter().try_for_each(fits),
-        ("anyOf" | "oneOf", rules) => {
-            let tried: Result<Vec<()>, _> = all(rules)
-                .iter()
-                .map(|rule| fits(rule).map_or(Ok(()), Err))
-                .collect();
-            tried.map_or(Ok(()), |_| Err(format!("{value} fits none")))
-        }
-        ("if", condition) => match (fits(condition), schema.get("then")) {
+        "if" => match (fits(rule), schema.get("then")) {
             (Ok(()), Some(then)) => fits(then),
             _ => Ok(()),
         },
-        ("then", _) => Ok(()),
-        ("items", items) => all(value)
+        "then" => Ok(()),
+        keyword if SILENT.contains(&keyword) => Ok(()),
+        keyword => judged_inside(root, schema, (keyword, rule), value),
+    }
+}
+
+/// Judges by a keyword about the entries of a list or an object.
+fn judged_inside(
+    root: &Value,
+    schema: &Map<String, Value>,
+    (keyword, rule): (&str, &Value),
+    value: &Value,
+) -> Result<(), String> {
+    let named = |name: &str, schema: &Value, field: &Value| {
+        check(root, schema, field).map_err(|why| format!("{name}: {why}"))
+    };
+    let length = list(value).len() as u64;
+    match keyword {
+        "items" => list(value)
             .iter()
-            .try_for_each(|item| check(root, items, item)),
-        ("prefixItems", items) => {
-            let pairs = all(items).into_iter().zip(all(value));
-            pairs
-                .into_iter()
-                .try_for_each(|(schema, item)| check(root, &schema, &item))
+            .try_for_each(|item| check(root, rule, item)),
+        "prefixItems" => {
+            let mut pairs = list(rule).into_iter().zip(list(value));
+            pairs.try_for_each(|(schema, item)| check(root, &schema, &item))
         }
-        ("minItems", least) => {
-            let is_long = value
-                .as_array()
-                .is_none_or(|items| items.len() as u64 >= least.as_u64().unwrap_or(0));
-            is_long
-                .then_some(())
-                .ok_or_else(|| format!("{value} is too short"))
-        }
-        ("maxItems", most) => {
-            let is_short = value
-                .as_array()
-                .is_none_or(|items| items.len() as u64 <= most.as_u64().unwrap_or(0));
-            is_short
-                .then_some(())
-                .ok_or_else(|| format!("{value} is too long"))
-        }
-        ("properties", properties) => {
-            fields(value)
-                .iter()
-                .try_for_each(|(name, field)| match properties.get(name) {
-                    Some(schema) => {
-                        check(root, schema, field).map_err(|why| format!("{name}: {why}"))
-                    }
-                    None => Ok(()),
-                })
-        }
-        ("required", names) => all(names).iter().try_for_each(|name| {
-            let name = name.as_str().unwrap_or_default();
-            let is_there = !value.is_object() || value.get(name).is_some();
-            is_there
-                .then_some(())
-                .ok_or_else(|| format!("{name} is missing"))
+        "minItems" => ensure(!value.is_array() || Some(length) >= rule.as_u64(), || {
+            "too short".to_owned()
         }),
-        ("patternProperties", patterns) => {
-            let schema = patterns
+        "maxItems" => ensure(!value.is_array() || Some(length) <= rule.as_u64(), || {
+            "too long".to_owned()
+        }),
+        "properties" => {
+            let known = fields(value)
+                .into_iter()
+                .filter_map(|(name, field)| Some((rule.get(&name)?, name, field)));
+            known
+                .into_iter()
+                .try_for_each(|(schema, name, field)| named(&name, schema, &field))
+        }
+        "required" => list(rule).iter().try_for_each(|name| {
+            let is_there =
+                !value.is_object() || value.get(name.as_str().unwrap_or_default()).is_some();
+            ensure(is_there, || format!("{name} is missing"))
+        }),
+        "patternProperties" => {
+            let schema = rule
                 .get(DIGITS)
                 .ok_or("only names of digits are known to this check")?;
             let mut numbered = fields(value)
                 .into_iter()
                 .filter(|(name, _)| is_number(name));
-            numbered.try_for_each(|(name, field)| {
-                check(root, schema, &field).map_err(|why| format!("{name}: {why}"))
-            })
+            numbered.try_for_each(|(name, field)| named(&name, schema, &field))
         }
-        ("additionalProperties", schema_of_others) => {
+        "additionalProperties" => {
             let known = schema.get("properties");
             let numbers = schema.contains_key("patternProperties");
-            let mut others = fields(value)
-                .into_iter()
-                .filter(|(name, _)| !numbers || !is_number(name));
-            others.try_for_each(
-                |(name, field)| match known.and_then(|known| known.get(&name)) {
-                    Some(_) => Ok(()),
-                    None => check(root, schema_of_others, &field)
-                        .map_err(|why| format!("{name}: {why}")),
-                },
-            )
+            let is_other = |name: &str| {
+                known.and_then(|known| known.get(name)).is_none() && !(numbers && is_number(name))
+            };
+            let mut others = fields(value).into_iter().filter(|(name, _)| is_other(name));
+            others.try_for_each(|(name, field)| named(&name, rule, &field))
         }
-        (keyword, _) if SILENT.contains(&keyword) => Ok(()),
-        (keyword, _) => Err(format!("{keyword} is unknown to this check")),
+        keyword => Err(format!("{keyword} is unknown to this check")),
     }
+}
+
+fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
+    holds.then_some(()).ok_or_else(why)
+}
+
+fn list(value: &Value) -> Vec<Value> {
+    value.as_array().cloned().unwrap_or_default()
 }
 
 fn is_number(name: &str) -> bool {

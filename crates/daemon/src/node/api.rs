@@ -245,6 +245,16 @@ mod tests {
         );
     }
 
+    #[test]
+    fn the_page_of_the_file_has_each_field() {
+        let page = include_str!("../../../../docs/disk-file.md");
+        let document = document();
+        let fields = &document["components"]["schemas"]["DiskFile"]["properties"];
+        for name in fields.as_object().unwrap().keys() {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+
     /// A change of a field is described by the field of the disk.
     #[test]
     fn all_that_can_change_is_a_field_of_a_disk() {

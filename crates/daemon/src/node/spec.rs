@@ -89,8 +89,12 @@ impl DiskFile {
     /// Reads the file that keeps it.
     pub(crate) fn from_toml(text: &str) -> Result<DiskFile, String> {
         toml::from_str(text).map_err(|error| {
-            let line = error.message().lines().next().unwrap_or_default();
-            line.to_owned()
+            let before = error.span().and_then(|span| text.get(..span.start));
+            let number = before.map_or(1, |before| before.matches('\n').count() + 1);
+            let why = error.message().lines().next().unwrap_or_default();
+            // The list of all fields that follows would fill the line.
+            let why = why.split(", expected one of").next().unwrap_or_default();
+            format!("line {number}: {why}")
         })
     }
 
@@ -152,6 +156,26 @@ impl DiskFile {
     /// Whether it is kept.
     pub(crate) fn is_persistent(&self) -> bool {
         self.persistent.unwrap_or(true)
+    }
+
+    /// The options of `cleave serve` that it stands for: each name, and its words on a command line.
+    pub(crate) fn options(&self) -> Result<Vec<(String, Vec<String>)>, String> {
+        let fields = self.fields();
+        let is_own = |name: &&&str| fields.contains_key(**name);
+        if let Some(name) = OWN.iter().find(is_own) {
+            return Err(format!(
+                "{name}: it is for the disks of a node: leave it out"
+            ));
+        }
+        if self.limit_group().is_some() {
+            return Err("limits.group: it is for the disks of a node: leave it out".to_owned());
+        }
+        let words = |(name, value): (String, Value)| {
+            let mut words = Vec::new();
+            push_option(&mut words, &name, value);
+            (option(&name), words)
+        };
+        Ok(fields.into_iter().map(words).collect())
     }
 
     /// The service, judged by the parser of the command line. `control` is the node's own socket.
@@ -250,12 +274,17 @@ fn wrong_field(body: &[u8]) -> Option<String> {
     })
 }
 
+/// The name of the option for a field.
+fn option(name: &str) -> String {
+    match name {
+        "limits" => "limit".to_owned(),
+        _ => name.replace('_', "-"),
+    }
+}
+
 /// A field as the option of its name.
 fn push_option(line: &mut Vec<String>, name: &str, value: Value) {
-    let option = match name {
-        "limits" => "--limit".to_owned(),
-        _ => format!("--{}", name.replace('_', "-")),
-    };
+    let option = format!("--{}", option(name));
     match value {
         Value::Bool(true) => line.push(option),
         Value::Bool(false) | Value::Null => {}
@@ -302,6 +331,21 @@ mod tests {
         assert_eq!(file.limit_group(), Some("g"));
         let group_alone = judged(r#"{"disk": ["ram:1M"], "limits": {"group": "g"}}"#).unwrap();
         assert!(!group_alone.tuning.limits.any());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_wrong_in_a_line() {
+        for (text, named) in [
+            (
+                "disk = [\"a\"]\ncolour = 1\n",
+                "line 2: unknown field `colour`",
+            ),
+            ("\n\ndisk = 5\n", "line 3: "),
+            ("disk = [\"a\"]\nqueues", "line 2: "),
+        ] {
+            let why = DiskFile::from_toml(text).unwrap_err();
+            assert!(why.starts_with(named) && why.len() < 200, "{text}: {why}");
+        }
     }
 
     #[test]
