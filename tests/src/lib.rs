@@ -13,6 +13,7 @@ mod lateness;
 mod model;
 pub mod nbd;
 mod node;
+pub mod schema;
 mod scratch;
 mod stream;
 mod table;

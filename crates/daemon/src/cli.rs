@@ -10,7 +10,7 @@ mod stripe;
 mod view;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
@@ -27,6 +27,7 @@ use crate::demo::Demo;
 use crate::doctor::Doctor;
 use crate::failure::Failure;
 use crate::node::NodeOptions;
+use crate::node::spec::DiskFile;
 use crate::options_doc;
 use crate::pacing::PacingArgs;
 use crate::probe::Probe;
@@ -240,6 +241,12 @@ pub(crate) struct AccessArgs {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) endpoint: EndpointArgs,
+    /// Read the disk and its options from this file, TOML in the form in which `cleave node` keeps a disk
+    ///
+    /// Each field is the option of its name, with _ for -: see docs/disk-file.md. What the file sets cannot be given as an
+    /// option too.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// The disk: a file, a block device, raw:PATH, ram:SIZE, null:SIZE, model:NAME or nbd://HOST/EXPORT
     ///
     /// PATH is a regular file or a block device. The guest sees its bytes as they are. A file that looks like an image
@@ -526,13 +533,15 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
     if line.iter().any(|word| word == "--print-capabilities") {
         return Ok(Action::Print(CAPABILITIES.to_owned()));
     }
-    let parsed = Cli::command()
-        .try_get_matches_from(line)
-        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
-    let (cli, matches) = match parsed {
+    let (mut cli, mut matches) = match read(&line) {
         Ok(parsed) => parsed,
         Err(error) => return refused(&error),
     };
+    if let Some(Command::Serve(args)) = &cli.command
+        && let Some(config) = &args.config
+    {
+        (cli, matches) = read_with(config, &line, &matches)?;
+    }
     match cli.command {
         Some(Command::Serve(args)) => {
             args.options.disk.live.pacing.refuse_idle(
@@ -541,6 +550,7 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
             )?;
             serve(&args)
         }
+        Some(Command::Node(args)) if args.openapi => Ok(Action::Print(openapi()?)),
         Some(Command::Node(args)) => Ok(Action::Node(args.into())),
         Some(Command::Disk(command)) => {
             let given = matches.subcommand_matches("disk");
@@ -565,6 +575,33 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
     }
 }
 
+fn read(line: &[OsString]) -> Result<(Cli, ArgMatches), clap::Error> {
+    let matches = Cli::command().try_get_matches_from(line)?;
+    Ok((Cli::from_arg_matches(&matches)?, matches))
+}
+
+/// A line of `cleave serve` together with the options of a file.
+fn read_with(
+    config: &Path,
+    line: &[OsString],
+    matches: &ArgMatches,
+) -> Result<(Cli, ArgMatches), Failure> {
+    let named = |why: String| Failure::input(format!("{}: {why}", config.display()));
+    let text = std::fs::read_to_string(config).map_err(|error| named(error.to_string()))?;
+    let file = DiskFile::from_toml(&text).map_err(named)?;
+    let mut all = line.to_vec();
+    for (option, words) in file.options().map_err(named)? {
+        if was_given(matches, &option.replace('-', "_")) {
+            return Err(named(format!(
+                "--{option} stands on the command line too: leave one of them out"
+            )));
+        }
+        all.extend(words.into_iter().map(OsString::from));
+    }
+    // The line alone was right.
+    read(&all).map_err(|error| named(one_line(&error.render().to_string())))
+}
+
 /// The service that a command line of `cleave serve` asks for.
 pub(crate) fn service(line: impl IntoIterator<Item = OsString>) -> Result<Service, Failure> {
     match parse(line)? {
@@ -587,6 +624,12 @@ fn serve(args: &ServeArgs) -> Result<Action, Failure> {
 /// `docs/options.md`, from the definitions above.
 fn markdown() -> String {
     options_doc::markdown(definition())
+}
+
+/// `docs/openapi.json`.
+fn openapi() -> Result<String, Failure> {
+    let document = serde_json::to_string_pretty(&crate::node::document());
+    document.map(|text| text + "\n").map_err(Failure::run)
 }
 
 /// The definitions themselves.
@@ -633,6 +676,7 @@ impl BackendProgram {
         ServeArgs {
             endpoint: self.endpoint,
             // Always a path, whatever it looks like: the convention knows nothing else.
+            config: None,
             disk: self.blk_file.into_iter().map(DiskSpec::Path).collect(),
             stripe: StripeArgs::default(),
             access: self.access,

@@ -1,6 +1,7 @@
 //! `cleave node`: many disks in one process. Each has a socket, a lock, workers and failures of its own; an HTTP interface
 //! adds and removes them, and files keep them.
 
+mod api;
 mod files;
 mod groups;
 mod keep;
@@ -32,6 +33,7 @@ use crate::resize::Watches;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket;
 use crate::systemd::Manager;
+pub(crate) use api::document;
 use files::Files;
 use groups::Groups;
 use keep::{Kept, State};
@@ -147,7 +149,7 @@ async fn control(
         changing: tokio::sync::Mutex::default(),
     });
     let kept = node.restore()?;
-    let server = Server::start(socket, routes::router(node.clone()))?;
+    let server = Server::start(socket, api::router(node.clone()))?;
     manager.watch();
     tokio::spawn(tell_when_ready(node.clone(), manager.clone()));
     let shown = node.control.display();

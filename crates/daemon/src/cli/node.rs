@@ -54,6 +54,9 @@ pub(super) struct NodeArgs {
     /// in one pool only.
     #[arg(long = "pool", value_name = "NAME=CPUS")]
     pools: Vec<PoolSpec>,
+    /// Print the OpenAPI document of the control socket and exit
+    #[arg(long)]
+    pub(super) openapi: bool,
     /// Least severe messages that are written to stderr
     #[arg(long, value_name = "LEVEL", default_value = "info",
           value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]

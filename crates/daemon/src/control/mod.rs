@@ -6,8 +6,8 @@
 
 mod gather;
 mod metrics;
-mod patch;
-mod quiet;
+pub(crate) mod patch;
+pub(crate) mod quiet;
 pub(crate) mod report;
 mod routes;
 mod serve;
@@ -28,7 +28,8 @@ use crate::confine::Confinement;
 use crate::events::Events;
 
 pub(crate) use metrics::merged as merged_metrics;
-pub(crate) use routes::{Refusal, answer, metrics_of, not_so, read_body};
+pub(crate) use quiet::{Flushed, Quiesced};
+pub(crate) use routes::{Ordered, Problem, Refusal, answer, metrics_of, not_so, read_body};
 pub(crate) use serve::{Server, Streaming};
 
 /// The state that the control interface shows: the disk, and the current session.

@@ -15,6 +15,21 @@ use crate::pacing::{
 };
 use crate::split::{SplitOption, check_chunk};
 
+/// The fields of a change.
+pub(crate) const FIELDS: [&str; 11] = [
+    "completion",
+    "vrings",
+    "spin_cpu_max",
+    "spin_cpu_total",
+    "spin_rate_min",
+    "spin_worth",
+    "coalesce_us",
+    "coalesce_max",
+    "split",
+    "on_error",
+    "limits",
+];
+
 /// The fields of a change. Values are checked one by one, so that an error can name the field.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -282,6 +297,17 @@ mod tests {
             auto: &auto,
         };
         apply(body.as_bytes(), now, &ground)
+    }
+
+    #[test]
+    fn the_fields_are_listed() {
+        let unknown = serde_json::from_str::<Change>(r#"{"colour": 1}"#).unwrap_err();
+        let quoted = FIELDS.map(|field| format!("`{field}`")).join(", ");
+        let told = unknown.to_string();
+        assert!(
+            told.contains(&format!("expected one of {quoted} at")),
+            "{told}"
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use cleave_sandbox::Role;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -24,14 +25,15 @@ const FLUSH_TIME: Duration = Duration::from_secs(30);
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
 /// The body of `quiesce`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-struct Wanted {
+#[schemars(rename = "Quiet")]
+pub(crate) struct Wanted {
     seconds: Option<u64>,
 }
 
 /// The answer to it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Quiesced {
     state: &'static str,
     /// When the disk goes on by itself.
@@ -41,7 +43,7 @@ pub(crate) struct Quiesced {
 }
 
 /// The answer to `flush`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Flushed {
     took_ms: f64,
 }

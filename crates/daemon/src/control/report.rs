@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One disk of `GET /v1/disks`.
@@ -17,7 +18,7 @@ pub(crate) struct Entry {
 }
 
 /// A disk: all there is to know of it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Report {
     pub(crate) id: String,
     pub(crate) name: String,
@@ -52,7 +53,7 @@ pub(crate) struct Report {
 }
 
 /// The disk that is served.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Store {
     pub(crate) kind: String,
     pub(crate) size_bytes: u64,
@@ -74,7 +75,7 @@ pub(crate) struct Store {
 }
 
 /// The connections to the server of a disk.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Connections {
     /// Those in use now, and those that are missing and wanted.
     pub(crate) connected: u64,
@@ -93,7 +94,7 @@ pub(crate) struct Connections {
 }
 
 /// The daemon's process.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Process {
     pub(crate) version: String,
     pub(crate) pid: u32,
@@ -104,7 +105,7 @@ pub(crate) struct Process {
 }
 
 /// The frontend.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Session {
     pub(crate) connected: bool,
     /// How many there have been.
@@ -117,7 +118,7 @@ pub(crate) struct Session {
     pub(crate) vrings: Vec<RunningVring>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct RunningVring {
     pub(crate) index: u16,
     pub(crate) size: u16,
@@ -125,7 +126,7 @@ pub(crate) struct RunningVring {
 }
 
 /// The settings that `PATCH` changes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Tuning {
     /// `interrupt`, `poll` or `adaptive`.
     pub(crate) completion: String,
@@ -149,7 +150,7 @@ pub(crate) struct Tuning {
 }
 
 /// How workers waited.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Pacing {
     /// How each running worker waits at present: `sleeps`, `spins` or `polls`.
     pub(crate) workers: Vec<String>,
@@ -173,7 +174,7 @@ pub(crate) struct Pacing {
 }
 
 /// Spinning compared with sleeping, on the load at that time.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Tried {
     /// The verdict: the worker has spun since, else slept.
     pub(crate) spins: bool,
@@ -185,7 +186,7 @@ pub(crate) struct Tried {
 }
 
 /// Counters over all vrings and sessions, recording or not.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Totals {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
@@ -214,7 +215,7 @@ pub(crate) struct Totals {
     pub(crate) calls_coalesced: u64,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct InFlight {
     pub(crate) requests: u32,
     /// Since the oldest of them was taken from its ring.
@@ -223,7 +224,7 @@ pub(crate) struct InFlight {
 
 /// Requests of a vring that the disk failed and that wait to be done again. The fields from `verb` on are about the
 /// oldest of them, of those that are held if any is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Stalled {
     pub(crate) vring: u16,
     /// Until `resume` or `fail`.
@@ -241,14 +242,14 @@ pub(crate) struct Stalled {
 }
 
 /// Reads that were looked at, and how many of those found nothing but zeroes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct ZeroReads {
     pub(crate) sampled: u64,
     pub(crate) zero: u64,
 }
 
 /// Requests of one kind that ended well.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Requests {
     /// `read`, `write`, `flush` or `other`.
     pub(crate) direction: String,
@@ -266,7 +267,7 @@ pub(crate) struct Requests {
 }
 
 /// A distribution in a few numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Times {
     pub(crate) count: u64,
     pub(crate) mean_us: f64,
@@ -277,7 +278,7 @@ pub(crate) struct Times {
 }
 
 /// A vring, over all sessions.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Vring {
     pub(crate) index: u16,
     pub(crate) kicks: u64,
@@ -295,7 +296,7 @@ pub(crate) struct Vring {
 }
 
 /// How large requests of one direction and size are split.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct SplitCell {
     pub(crate) direction: String,
     /// Requests of this size up to four times as much.
@@ -308,7 +309,7 @@ pub(crate) struct SplitCell {
 }
 
 /// Smaller pieces compared with larger ones, on the load at that time.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct SplitTried {
     pub(crate) chunk_bytes: u32,
     /// The larger ones; 0: whole requests.
@@ -321,7 +322,7 @@ pub(crate) struct SplitTried {
 }
 
 /// A leg of a stripe.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Leg {
     pub(crate) name: String,
     pub(crate) reads: u64,

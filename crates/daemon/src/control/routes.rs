@@ -9,6 +9,7 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
@@ -191,10 +192,6 @@ impl DiskStatus {
 
     /// The answer to an order about so many held requests.
     fn ordered(&self, requests: u64, outcome: &str) -> Response {
-        #[derive(Serialize)]
-        struct Ordered {
-            requests: u64,
-        }
         if requests > 0 {
             self.tell("released", json!({ "requests": requests }));
             let name = self.device.disk.name();
@@ -227,13 +224,6 @@ pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        #[derive(Serialize)]
-        struct Problem {
-            r#type: &'static str,
-            title: &'static str,
-            status: u16,
-            detail: String,
-        }
         let Refusal(status, line) = self;
         // A part of what was sent may be in it.
         let line = line.chars().map(|c| if c.is_control() { '?' } else { c });
@@ -245,6 +235,24 @@ impl IntoResponse for Refusal {
         };
         typed(status, "application/problem+json", &problem)
     }
+}
+
+/// A refusal as a problem document (RFC 9457).
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Problem {
+    r#type: &'static str,
+    /// The name of the status.
+    title: &'static str,
+    status: u16,
+    /// What is wrong, and the remedy, in a line.
+    detail: String,
+}
+
+/// The answer to an order about held requests.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Ordered {
+    /// How many there were.
+    requests: u64,
 }
 
 /// An answer as JSON.

@@ -5,16 +5,18 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State as Shared};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
-use axum::routing::{get, post};
-use axum::{Extension, Router};
+use axum::routing::{delete, get, patch, post, put};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 
+use super::api::{Route, Shape};
 use super::keep::{Kept, State, aside};
 use super::snapshot;
 use super::spec::DiskFile;
@@ -33,31 +35,163 @@ const BODY_BYTES_MAX: usize = 64 << 10;
 
 type Answer = Result<Response, Refusal>;
 
-/// All paths.
-pub(super) fn router(node: Arc<Node>) -> Router {
-    Router::new()
-        .route("/v1/disks", get(list))
-        .route(
-            "/v1/disks/{id}",
-            get(show).put(put).patch(change).delete(remove),
-        )
-        .route("/v1/disks/{id}/resize", post(resize))
-        .route("/v1/disks/{id}/start", post(start))
-        .route("/v1/disks/{id}/resume", post(resume))
-        .route("/v1/disks/{id}/fail", post(fail))
-        .route("/v1/disks/{id}/flush", post(flush))
-        .route("/v1/disks/{id}/quiesce", post(quiesce))
-        .route("/v1/disks/{id}/snapshot", post(snapshot))
-        .route("/v1/events", get(events))
-        .route("/metrics", get(metrics))
-        .fallback(nothing)
-        .method_not_allowed_fallback(crate::control::not_so)
-        .with_state(node)
-}
+/// All that can be asked.
+pub(super) const ALL: &[Route] = &[
+    Route {
+        method: "GET",
+        path: "/v1/disks",
+        does: "Lists all disks; with full=1 each with all there is to know",
+        query: Some(("full", &["1"])),
+        body: None,
+        answers: &[(200, Shape::Disks)],
+        refusals: &[],
+        handler: || get(list),
+    },
+    Route {
+        method: "GET",
+        path: "/v1/disks/{id}",
+        does: "Shows a disk",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Disk)],
+        refusals: &[404],
+        handler: || get(show),
+    },
+    Route {
+        method: "PUT",
+        path: "/v1/disks/{id}",
+        does: "Adds a disk: 201. The same again: 200. It takes longer than 10 s to open: 202",
+        query: None,
+        body: Some(Shape::Spec),
+        answers: &[(200, Shape::Disk), (201, Shape::Disk), (202, Shape::Disk)],
+        refusals: &[400, 408, 409, 413, 422, 500, 507],
+        handler: || put(add_disk),
+    },
+    Route {
+        method: "PATCH",
+        path: "/v1/disks/{id}",
+        does: "Changes how a disk is served",
+        query: None,
+        body: Some(Shape::Change),
+        answers: &[(200, Shape::Disk)],
+        refusals: &[400, 404, 408, 409, 413, 500],
+        handler: || patch(change),
+    },
+    Route {
+        method: "DELETE",
+        path: "/v1/disks/{id}",
+        does: "Removes a disk; its image stays",
+        query: Some(("mode", &["safe", "drain", "hard"])),
+        body: None,
+        answers: &[(200, Shape::Deleted)],
+        refusals: &[400, 404, 409, 500],
+        handler: || delete(remove),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/resize",
+        does: "Checks the size of a disk, and reports growth to the guest",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Disk)],
+        refusals: &[404, 409],
+        handler: || post(resize),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/start",
+        does: "Tries a failed disk again at once",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Disk)],
+        refusals: &[404, 422],
+        handler: || post(start),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/resume",
+        does: "Repeats held requests, and ends a quiet",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Ordered)],
+        refusals: &[404, 409],
+        handler: || post(resume),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/fail",
+        does: "Ends held requests as I/O errors",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Ordered)],
+        refusals: &[404, 409],
+        handler: || post(fail),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/flush",
+        does: "Makes everything durable that was written",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Flushed)],
+        refusals: &[404, 409, 500, 503],
+        handler: || post(flush),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/quiesce",
+        does: "Finishes what is in flight, flushes, and has new requests wait",
+        query: None,
+        body: Some(Shape::Quiet),
+        answers: &[(200, Shape::Quiesced)],
+        refusals: &[400, 404, 408, 409, 413, 500, 503],
+        handler: || post(quiesce),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/snapshot",
+        does: "Copies a disk at one moment into a new file that shares its blocks",
+        query: None,
+        body: Some(Shape::SnapshotTo),
+        answers: &[(201, Shape::Snapshot)],
+        refusals: &[400, 404, 408, 409, 413, 422, 500, 503],
+        handler: || post(snapshot),
+    },
+    Route {
+        method: "GET",
+        path: "/v1/events",
+        does: "Tells what happens to all disks, as long as the client listens",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Events)],
+        refusals: &[503],
+        handler: || get(events),
+    },
+    Route {
+        method: "GET",
+        path: "/v1/openapi.json",
+        does: "Describes all this",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::OpenApi)],
+        refusals: &[],
+        handler: || get(describe),
+    },
+    Route {
+        method: "GET",
+        path: "/metrics",
+        does: "Shows all disks that are served, for Prometheus",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Metrics)],
+        refusals: &[],
+        handler: || get(metrics),
+    },
+];
 
 /// A disk of the list.
-#[derive(Debug, Serialize)]
-struct Row {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Row {
     id: String,
     state: &'static str,
     socket: String,
@@ -67,6 +201,20 @@ struct Row {
     connected: bool,
     /// Why it is not served.
     error: Option<String>,
+}
+
+/// The answer to the end of a disk.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Deleted {
+    id: String,
+    /// `deleted`
+    state: &'static str,
+    /// What became of requests that were in flight, if they did not end.
+    lost: Option<String>,
+}
+
+async fn describe() -> Response {
+    answer(StatusCode::OK, &super::api::document())
 }
 
 async fn list(Shared(node): Shared<Arc<Node>>, uri: Uri) -> Response {
@@ -89,7 +237,7 @@ async fn show(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
 }
 
 /// Adds a disk. In a task of its own, since a client that leaves must not stop it half way.
-async fn put(Shared(node): Shared<Arc<Node>>, Path(id): Path<String>, body: Body) -> Answer {
+async fn add_disk(Shared(node): Shared<Arc<Node>>, Path(id): Path<String>, body: Body) -> Answer {
     if !is_id(&id) {
         let why = format!(
             "id: {id:?}: take 1 to {ID_CHARS_MAX} letters, digits and _.- that begin with a letter or a digit"
@@ -273,7 +421,11 @@ async fn end(node: &Arc<Node>, kept: &Arc<Kept>, mode: &str) -> Answer {
         let why = format!("the disk has ended, but its file cannot be removed: {error}: remove it");
         Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
     })?;
-    let gone = json!({"id": kept.id, "state": "deleted", "lost": lost});
+    let gone = Deleted {
+        id: kept.id.clone(),
+        state: "deleted",
+        lost,
+    };
     Ok(answer(StatusCode::OK, &gone))
 }
 
@@ -346,11 +498,11 @@ async fn metrics(Shared(node): Shared<Arc<Node>>) -> Response {
     metrics_of(merged_metrics(texts))
 }
 
-async fn nothing() -> Refusal {
+pub(super) async fn nothing() -> Refusal {
     Refusal(
         StatusCode::NOT_FOUND,
         "no such path; there are /v1/disks, /v1/disks/{id}, its /start, /resize, /resume, /fail, /flush, /quiesce and /snapshot, \
-         /v1/events and /metrics"
+         /v1/events, /v1/openapi.json and /metrics"
             .to_owned(),
     )
 }

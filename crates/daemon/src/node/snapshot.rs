@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use axum::response::Response;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::keep::aside;
@@ -18,14 +19,18 @@ use crate::control::{DiskStatus, Refusal, answer};
 /// How long the guest may wait.
 const GUEST_TIME: Duration = Duration::from_secs(10);
 
-#[derive(Debug, Deserialize)]
+/// The body of `snapshot`.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+#[schemars(rename = "SnapshotTo")]
+pub(super) struct Wanted {
     to: PathBuf,
 }
 
-#[derive(Debug, Serialize)]
-struct Taken {
+/// The answer to it.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Snapshot")]
+pub(super) struct Taken {
     to: PathBuf,
     size_bytes: u64,
     /// How long the guest's requests waited.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -11,7 +12,7 @@ use crate::service::Service;
 
 /// A disk, in the words of the options of `cleave serve`. Fields that are left out have the option's default. To add one,
 /// add it here; its name is the option's, and the option judges its value.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DiskFile {
     pub(crate) disk: Vec<String>,
@@ -53,7 +54,7 @@ pub(crate) struct DiskFile {
 }
 
 /// The limits of a disk, and the group with whose disks it shares them.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct DiskLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
@@ -62,7 +63,7 @@ pub(crate) struct DiskLimits {
 }
 
 /// A number, or a text such as `64K`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub(crate) enum Word {
     Number(u32),
@@ -88,8 +89,12 @@ impl DiskFile {
     /// Reads the file that keeps it.
     pub(crate) fn from_toml(text: &str) -> Result<DiskFile, String> {
         toml::from_str(text).map_err(|error| {
-            let line = error.message().lines().next().unwrap_or_default();
-            line.to_owned()
+            let before = error.span().and_then(|span| text.get(..span.start));
+            let number = before.map_or(1, |before| before.matches('\n').count() + 1);
+            let why = error.message().lines().next().unwrap_or_default();
+            // The list of all fields that follows would fill the line.
+            let why = why.split(", expected one of").next().unwrap_or_default();
+            format!("line {number}: {why}")
         })
     }
 
@@ -151,6 +156,26 @@ impl DiskFile {
     /// Whether it is kept.
     pub(crate) fn is_persistent(&self) -> bool {
         self.persistent.unwrap_or(true)
+    }
+
+    /// The options of `cleave serve` that it stands for: each name, and its words on a command line.
+    pub(crate) fn options(&self) -> Result<Vec<(String, Vec<String>)>, String> {
+        let fields = self.fields();
+        let is_own = |name: &&&str| fields.contains_key(**name);
+        if let Some(name) = OWN.iter().find(is_own) {
+            return Err(format!(
+                "{name}: it is for the disks of a node: leave it out"
+            ));
+        }
+        if self.limit_group().is_some() {
+            return Err("limits.group: it is for the disks of a node: leave it out".to_owned());
+        }
+        let words = |(name, value): (String, Value)| {
+            let mut words = Vec::new();
+            push_option(&mut words, &name, value);
+            (option(&name), words)
+        };
+        Ok(fields.into_iter().map(words).collect())
     }
 
     /// The service, judged by the parser of the command line. `control` is the node's own socket.
@@ -249,12 +274,17 @@ fn wrong_field(body: &[u8]) -> Option<String> {
     })
 }
 
+/// The name of the option for a field.
+fn option(name: &str) -> String {
+    match name {
+        "limits" => "limit".to_owned(),
+        _ => name.replace('_', "-"),
+    }
+}
+
 /// A field as the option of its name.
 fn push_option(line: &mut Vec<String>, name: &str, value: Value) {
-    let option = match name {
-        "limits" => "--limit".to_owned(),
-        _ => format!("--{}", name.replace('_', "-")),
-    };
+    let option = format!("--{}", option(name));
     match value {
         Value::Bool(true) => line.push(option),
         Value::Bool(false) | Value::Null => {}
@@ -301,6 +331,21 @@ mod tests {
         assert_eq!(file.limit_group(), Some("g"));
         let group_alone = judged(r#"{"disk": ["ram:1M"], "limits": {"group": "g"}}"#).unwrap();
         assert!(!group_alone.tuning.limits.any());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_wrong_in_a_line() {
+        for (text, named) in [
+            (
+                "disk = [\"a\"]\ncolour = 1\n",
+                "line 2: unknown field `colour`",
+            ),
+            ("\n\ndisk = 5\n", "line 3: "),
+            ("disk = [\"a\"]\nqueues", "line 2: "),
+        ] {
+            let why = DiskFile::from_toml(text).unwrap_err();
+            assert!(why.starts_with(named) && why.len() < 200, "{text}: {why}");
+        }
     }
 
     #[test]

@@ -1,0 +1,267 @@
+//! The HTTP API of a node: one table of what can be asked and answered. The router and the OpenAPI document are both made from it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::MethodRouter;
+use schemars::generate::{SchemaGenerator, SchemaSettings};
+use serde_json::{Map, Value, json};
+
+use super::Node;
+use super::routes;
+use super::snapshot;
+use super::spec::DiskFile;
+use crate::control::patch;
+use crate::control::report::Report;
+use crate::control::{Flushed, Ordered, Problem, Quiesced, quiet};
+
+/// A method of a path.
+pub(super) struct Route {
+    pub(super) method: &'static str,
+    pub(super) path: &'static str,
+    /// What it does, in a line.
+    pub(super) does: &'static str,
+    /// A part of the query, and the values that it takes.
+    pub(super) query: Option<(&'static str, &'static [&'static str])>,
+    /// The body that it takes.
+    pub(super) body: Option<Shape>,
+    /// How it answers when it is done.
+    pub(super) answers: &'static [(u16, Shape)],
+    /// How it answers when it refuses; always with a problem document.
+    pub(super) refusals: &'static [u16],
+    pub(super) handler: fn() -> MethodRouter<Arc<Node>>,
+}
+
+/// What a body holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    Disk,
+    Disks,
+    Spec,
+    Change,
+    Deleted,
+    Ordered,
+    Flushed,
+    Quiet,
+    Quiesced,
+    SnapshotTo,
+    Snapshot,
+    OpenApi,
+    /// Lines without end, each an event.
+    Events,
+    /// The text format of Prometheus.
+    Metrics,
+}
+
+/// The router of all paths.
+pub(super) fn router(node: Arc<Node>) -> Router {
+    let empty = Router::new();
+    let all = routes::ALL.iter();
+    let all = all.fold(empty, |router, route| {
+        router.route(route.path, (route.handler)())
+    });
+    all.fallback(routes::nothing)
+        .method_not_allowed_fallback(crate::control::not_so)
+        .with_state(node)
+}
+
+/// The OpenAPI document.
+pub(crate) fn document() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|settings| {
+        settings.definitions_path = "/components/schemas".into();
+    });
+    let mut generator = settings.into_generator();
+    let mut paths = Map::new();
+    for route in routes::ALL {
+        let methods = paths.entry(route.path).or_insert_with(|| json!({}));
+        if let Value::Object(methods) = methods {
+            methods.insert(
+                route.method.to_lowercase(),
+                operation(route, &mut generator),
+            );
+        }
+    }
+    generator.subschema_for::<DiskFile>();
+    generator.subschema_for::<Report>();
+    let mut schemas = generator.take_definitions(true);
+    schemas.insert("Disk".to_owned(), disk());
+    schemas.insert("Change".to_owned(), change());
+    schemas.insert("Event".to_owned(), event());
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Cleave node",
+            "version": "1",
+            "description": "The control socket of `cleave node`: HTTP/1.1 on a unix socket.",
+            "license": {"name": "MIT OR Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": schemas},
+    })
+}
+
+fn operation(route: &Route, generator: &mut SchemaGenerator) -> Value {
+    let mut responses = Map::new();
+    for (status, shape) in route.answers {
+        responses.insert(status.to_string(), content(*shape, generator));
+    }
+    let problem = generator.subschema_for::<Problem>();
+    for status in route.refusals {
+        let refusal = json!({
+            "description": "refused",
+            "content": {"application/problem+json": {"schema": problem}},
+        });
+        responses.insert(status.to_string(), refusal);
+    }
+    let mut parameters = Vec::new();
+    if route.path.contains("{id}") {
+        let id = json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"});
+        parameters.push(json!({"name": "id", "in": "path", "required": true, "schema": id}));
+    }
+    if let Some((name, values)) = route.query {
+        let schema = json!({"type": "string", "enum": values});
+        parameters.push(json!({"name": name, "in": "query", "schema": schema}));
+    }
+    let mut operation =
+        json!({"summary": route.does, "responses": responses, "parameters": parameters});
+    if let (Some(shape), Value::Object(operation)) = (route.body, &mut operation) {
+        let mut body = content(shape, generator);
+        body["description"] = json!("");
+        operation.insert("requestBody".to_owned(), body);
+    }
+    operation
+}
+
+/// A body as the document has it.
+fn content(shape: Shape, generator: &mut SchemaGenerator) -> Value {
+    let named = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
+    let (kind, schema) = match shape {
+        Shape::Events => ("application/x-ndjson", named("Event")),
+        Shape::Metrics => ("text/plain", json!({"type": "string"})),
+        Shape::OpenApi => ("application/json", json!({"type": "object"})),
+        Shape::Disk => ("application/json", named("Disk")),
+        Shape::Disks => (
+            "application/json",
+            json!({"type": "array", "items": generator.subschema_for::<routes::Row>()}),
+        ),
+        Shape::Change => ("application/json", named("Change")),
+        Shape::Spec => (
+            "application/json",
+            generator.subschema_for::<DiskFile>().into(),
+        ),
+        Shape::Deleted => (
+            "application/json",
+            generator.subschema_for::<routes::Deleted>().into(),
+        ),
+        Shape::Ordered => (
+            "application/json",
+            generator.subschema_for::<Ordered>().into(),
+        ),
+        Shape::Flushed => (
+            "application/json",
+            generator.subschema_for::<Flushed>().into(),
+        ),
+        Shape::Quiet => (
+            "application/json",
+            generator.subschema_for::<quiet::Wanted>().into(),
+        ),
+        Shape::Quiesced => (
+            "application/json",
+            generator.subschema_for::<Quiesced>().into(),
+        ),
+        Shape::SnapshotTo => (
+            "application/json",
+            generator.subschema_for::<snapshot::Wanted>().into(),
+        ),
+        Shape::Snapshot => (
+            "application/json",
+            generator.subschema_for::<snapshot::Taken>().into(),
+        ),
+    };
+    json!({"description": "done", "content": {kind: {"schema": schema}}})
+}
+
+/// A disk of a node: what it is to be, and what it does while it is served.
+fn disk() -> Value {
+    json!({
+        "allOf": [{"$ref": "#/components/schemas/Row"}],
+        "type": "object",
+        "properties": {"spec": {"$ref": "#/components/schemas/DiskFile"}},
+        "required": ["spec"],
+        "if": {"properties": {"state": {"const": "serving"}}},
+        "then": {"$ref": "#/components/schemas/Report"},
+    })
+}
+
+fn change() -> Value {
+    let field = |name: &&str| {
+        let of_disk = json!({"$ref": format!("#/components/schemas/DiskFile/properties/{name}")});
+        let schema = match *name {
+            "vrings" => json!({
+                "description": "completion by the number of the vring; not kept",
+                "type": "object",
+                "additionalProperties": {"type": ["string", "null"]},
+            }),
+            "on_error" => json!({"anyOf": [{"type": "string"}, of_disk]}),
+            "spin_cpu_total" => json!({"anyOf": [{"type": "null"}, of_disk]}),
+            _ => of_disk,
+        };
+        ((*name).to_owned(), schema)
+    };
+    let properties: Map<_, _> = patch::FIELDS.iter().map(field).collect();
+    json!({
+        "description": "What is to change; `limits` is merged with those in force, and 0 takes one away",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": false,
+    })
+}
+
+fn event() -> Value {
+    json!({
+        "description": "What happened, and to which disk; the other fields depend on the event",
+        "type": "object",
+        "properties": {
+            "time": {"type": "number", "description": "seconds since 1970"},
+            "event": {"type": "string"},
+            "disk": {"type": "string"},
+        },
+        "required": ["time", "event"],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_is_that_of_the_sources() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        let written = std::fs::read_to_string(page).unwrap_or_default();
+        let document = serde_json::to_string_pretty(&document()).unwrap() + "\n";
+        assert!(
+            written == document,
+            "docs/openapi.json is out of date: cargo run -- node --openapi > docs/openapi.json"
+        );
+    }
+
+    #[test]
+    fn the_page_of_the_file_has_each_field() {
+        let page = include_str!("../../../../docs/disk-file.md");
+        let document = document();
+        let fields = &document["components"]["schemas"]["DiskFile"]["properties"];
+        for name in fields.as_object().unwrap().keys() {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+
+    /// A change of a field is described by the field of the disk.
+    #[test]
+    fn all_that_can_change_is_a_field_of_a_disk() {
+        let document = document();
+        for name in patch::FIELDS.iter().filter(|name| **name != "vrings") {
+            let field = format!("/components/schemas/DiskFile/properties/{name}");
+            assert!(document.pointer(&field).is_some(), "{name}");
+        }
+    }
+}
