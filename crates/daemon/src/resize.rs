@@ -39,7 +39,7 @@ pub(crate) enum Watch {
         socket: AsyncFd<OwnedFd>,
         number: Number,
     },
-    /// The eventfd by which the thread that connects to a server tells of another size.
+    /// The eventfd by which a thread that hears from the server tells of another size.
     Server(AsyncFd<OwnedFd>),
     /// Nothing that grows by itself, or nothing to watch it with.
     Nothing,
@@ -70,6 +70,7 @@ impl Watch {
                     ..
                 } => device = Some(file),
                 Backing::Nbd(nbd) => server = Some(nbd.size_changed()),
+                Backing::Rbd(image) => server = Some(image.changed()),
                 Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => {}
             }
         }

@@ -149,6 +149,7 @@ fn store(device: &Device) -> Store {
         iopoll: disk.is_polled(),
         sync_failed: disk.sync_failed(),
         connections: connections(disk),
+        lock: lock(disk).map(str::to_owned),
     }
 }
 
@@ -163,6 +164,18 @@ fn connections(disk: &Disk) -> Option<Connections> {
         waiting: state.waiting,
         lost: state.lost,
         reconnects: state.reconnects,
+    })
+}
+
+/// The exclusive lock of an image in a cluster.
+fn lock(disk: &Disk) -> Option<&'static str> {
+    let Backing::Rbd(image) = disk.backing() else {
+        return None;
+    };
+    Some(match (image.is_locked(), image.is_fenced()) {
+        (_, true) => "lost",
+        (true, false) => "held",
+        (false, false) => "none",
     })
 }
 
@@ -183,6 +196,7 @@ fn kind_of(disk: &Disk) -> &'static str {
         Backing::Null { .. } => "null",
         Backing::Model { .. } => "model",
         Backing::Nbd(_) => "nbd",
+        Backing::Rbd(_) => "rbd",
     }
 }
 

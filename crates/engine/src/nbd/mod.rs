@@ -21,10 +21,10 @@ mod outbound;
 mod part;
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{io, slice};
 
 use cleave_blk::{Op, OpKind};
 use cleave_disk::nbd::Export;
@@ -364,17 +364,6 @@ impl Nbd {
             is_full |= !self.send(reactor, line);
         }
         is_full.then_some(FULL_PAUSE)
-    }
-
-    /// The op's host ranges.
-    fn ranges(&self, index: u16) -> &[iovec] {
-        let (start, count) = self.table.ranges(index);
-        match count {
-            0 => &[],
-            // SAFETY: the table's ranges are valid until the entry is freed, and nothing changes them here: this store does not
-            // consume them.
-            count => unsafe { slice::from_raw_parts(start, count) },
-        }
     }
 }
 

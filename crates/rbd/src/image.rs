@@ -1,0 +1,485 @@
+//! An image that is open: its cluster, its lock, its size, and the I/O on it.
+//!
+//! Unsafe because it calls librbd. The handles are used from many threads, which librbd permits, and closed once, when nothing of
+//! ours refers to them any more; librbd then waits for its callbacks.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use libc::iovec;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::calls::{self, Calls, Handle, Info, calls};
+use crate::error::io as failed;
+use crate::{Inbox, Place, RbdError, inbox};
+
+/// How long the monitors may take to answer when the configuration does not say (librados: five minutes).
+const CONNECT_SECONDS: &CStr = c"30";
+
+/// The use of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// For reading only. Takes no lock.
+    Read,
+    /// For reading and writing, with the exclusive lock.
+    Write,
+}
+
+/// Whether a range that is zeroed keeps its space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thickness {
+    /// Its space may be given back.
+    Thin,
+    /// It stays allocated.
+    Thick,
+}
+
+/// An opened image, used by any number of threads.
+#[derive(Debug)]
+pub struct Image {
+    // Dropped in this order.
+    image: Opened,
+    _pool: Pool,
+    _cluster: Cluster,
+    size_bytes: AtomicU64,
+    object_bytes: u64,
+    access: Access,
+    /// Boxed because librbd has its address.
+    changed: Box<OwnedFd>,
+    is_fenced: AtomicBool,
+}
+
+/// A connection to a cluster.
+#[derive(Debug)]
+struct Cluster {
+    calls: &'static Calls,
+    handle: Handle,
+}
+
+#[derive(Debug)]
+struct Pool {
+    calls: &'static Calls,
+    handle: Handle,
+}
+
+#[derive(Debug)]
+struct Opened {
+    calls: &'static Calls,
+    handle: Handle,
+    watch: Option<u64>,
+}
+
+// SAFETY: librados and librbd permit the use of their handles from any thread, and from several at once.
+unsafe impl Send for Cluster {}
+// SAFETY: as above.
+unsafe impl Sync for Cluster {}
+// SAFETY: as above.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+// SAFETY: as above.
+unsafe impl Send for Opened {}
+// SAFETY: as above.
+unsafe impl Sync for Opened {}
+
+impl Image {
+    /// Connects to the cluster and opens the image. For writing it takes the exclusive lock: if the client that had it is dead,
+    /// librbd waits until the cluster knows that (`osd_client_watch_timeout`, 30 s), has the cluster refuse everything that may
+    /// still come from that client, and takes the lock. Returns an error if that client is alive.
+    pub fn open(place: &Place, access: Access) -> Result<Image, RbdError> {
+        let cluster = Cluster::connect(place)?;
+        let pool = cluster.pool(place)?;
+        let mut image = pool.open(place, access)?;
+        let info = image
+            .info()
+            .map_err(|error| RbdError::image(place, error))?;
+        let changed = Box::new(
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?,
+        );
+        if access == Access::Write {
+            image.lock(place)?;
+        }
+        // librbd watches nothing that is open for reading only.
+        if access == Access::Write {
+            image
+                .watch(&changed)
+                .map_err(|error| RbdError::image(place, error))?;
+        }
+        Ok(Image {
+            image,
+            _pool: pool,
+            _cluster: cluster,
+            size_bytes: AtomicU64::new(info.size),
+            object_bytes: info.obj_size,
+            access,
+            changed,
+            is_fenced: AtomicBool::new(false),
+        })
+    }
+
+    /// The size when it was asked for last.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Asks the cluster for the size, which may take as long as the cluster is away.
+    pub fn ask_size_bytes(&self) -> io::Result<u64> {
+        let mut size = 0;
+        // SAFETY: the image is open.
+        let result = unsafe { (self.calls().rbd_get_size)(self.image.handle, &raw mut size) };
+        if result < 0 {
+            return Err(failed(result));
+        }
+        self.size_bytes.store(size, Ordering::Relaxed);
+        Ok(size)
+    }
+
+    /// An eventfd that is written when the image has changed: its size, or another property.
+    pub fn changed(&self) -> BorrowedFd<'_> {
+        self.changed.as_fd()
+    }
+
+    /// The size of the objects in which the cluster keeps it.
+    pub fn object_bytes(&self) -> u64 {
+        self.object_bytes
+    }
+
+    /// Whether it was opened with the exclusive lock.
+    pub fn is_locked(&self) -> bool {
+        self.access == Access::Write
+    }
+
+    /// Whether the cluster refuses this client for good, because another one has taken the lock.
+    pub fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it does. `true` the first time.
+    pub fn mark_fenced(&self) -> bool {
+        !self.is_fenced.swap(true, Ordering::Relaxed)
+    }
+
+    /// Reads into `ranges`. `Err`: it was not begun, and nothing will be completed.
+    ///
+    /// # Safety
+    ///
+    /// The ranges, and the memory that they name, stay valid until the completion was taken from the inbox.
+    pub unsafe fn read(
+        &self,
+        inbox: &Inbox,
+        slot: u16,
+        ranges: &[iovec],
+        offset: u64,
+    ) -> Result<(), i32> {
+        let count = count(ranges)?;
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the caller's promise.
+            unsafe { (calls.rbd_aio_readv)(image, ranges.as_ptr(), count, offset, completion) }
+        })
+    }
+
+    /// Writes from `ranges`, as `read`.
+    ///
+    /// # Safety
+    ///
+    /// As for `read`.
+    pub unsafe fn write(
+        &self,
+        inbox: &Inbox,
+        slot: u16,
+        ranges: &[iovec],
+        offset: u64,
+    ) -> Result<(), i32> {
+        let count = count(ranges)?;
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the caller's promise.
+            unsafe { (calls.rbd_aio_writev)(image, ranges.as_ptr(), count, offset, completion) }
+        })
+    }
+
+    /// Gives space back.
+    pub fn discard(&self, inbox: &Inbox, slot: u16, offset: u64, len: u64) -> Result<(), i32> {
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the image is open.
+            unsafe { (calls.rbd_aio_discard)(image, offset, len, completion) }
+        })
+    }
+
+    /// Zeroes a range.
+    pub fn zero(
+        &self,
+        inbox: &Inbox,
+        slot: u16,
+        offset: u64,
+        len: u64,
+        thickness: Thickness,
+    ) -> Result<(), i32> {
+        let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
+        let flags = match thickness {
+            Thickness::Thin => 0,
+            Thickness::Thick => calls::THICK,
+        };
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the image is open.
+            unsafe { (calls.rbd_aio_write_zeroes)(image, offset, len, completion, flags, 0) }
+        })
+    }
+
+    /// Makes everything durable that was completed before.
+    pub fn flush(&self, inbox: &Inbox, slot: u16) -> Result<(), i32> {
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the image is open.
+            unsafe { (calls.rbd_aio_flush)(image, completion) }
+        })
+    }
+
+    fn calls(&self) -> &'static Calls {
+        self.image.calls
+    }
+
+    fn begin(
+        &self,
+        inbox: &Inbox,
+        slot: u16,
+        submit: impl FnOnce(&Calls, Handle, Handle) -> c_int,
+    ) -> Result<(), i32> {
+        let calls = self.calls();
+        let arg = inbox.begin(slot);
+        let mut completion = null_mut();
+        // SAFETY: `arg` is valid until the callback, which is called once (`Inbox::begin`).
+        let made =
+            unsafe { (calls.rbd_aio_create_completion)(arg, completed, &raw mut completion) };
+        if made < 0 {
+            inbox.cancel(slot);
+            return Err(made.saturating_neg());
+        }
+        let result = submit(calls, self.image.handle, completion);
+        if result < 0 {
+            // SAFETY: the I/O was refused, so nothing else refers to the completion.
+            unsafe { (calls.rbd_aio_release)(completion) };
+            inbox.cancel(slot);
+            return Err(result.saturating_neg());
+        }
+        Ok(())
+    }
+}
+
+/// Called by librbd on one of its threads when an I/O is over.
+extern "C" fn completed(completion: Handle, arg: *mut c_void) {
+    // It was loaded, or there would be no completion.
+    let Ok(calls) = calls() else { return };
+    // SAFETY: the completion is librbd's, and released once, here.
+    let result = unsafe {
+        let result = (calls.rbd_aio_get_return_value)(completion);
+        (calls.rbd_aio_release)(completion);
+        result
+    };
+    // SAFETY: `arg` is what `Inbox::begin` gave for this I/O.
+    unsafe { inbox::complete(arg, result as i64) };
+}
+
+/// Called by librbd when somebody has changed the image.
+extern "C" fn updated(arg: *mut c_void) {
+    // SAFETY: the eventfd lives until the watch has ended (`Opened::drop`).
+    let changed = unsafe { &*arg.cast::<OwnedFd>() };
+    let _ = rustix::io::write(changed, &1_u64.to_ne_bytes());
+}
+
+fn count(ranges: &[iovec]) -> Result<c_int, i32> {
+    c_int::try_from(ranges.len()).map_err(|_| libc::EINVAL)
+}
+
+fn text(text: &str) -> Result<CString, RbdError> {
+    CString::new(text).map_err(|_| RbdError::Text)
+}
+
+impl Cluster {
+    fn connect(place: &Place) -> Result<Cluster, RbdError> {
+        let calls = calls()?;
+        let user = place.user.as_deref().unwrap_or("admin");
+        let name = text(&format!("client.{user}"))?;
+        let refused = |result| RbdError::Connect(user.to_owned(), failed(result));
+        let mut handle = null_mut();
+        // SAFETY: the texts are valid during the call.
+        let made =
+            unsafe { (calls.rados_create2)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
+        if made < 0 {
+            return Err(refused(made));
+        }
+        let cluster = Cluster { calls, handle };
+        cluster.configure(place.conf.as_deref())?;
+        // SAFETY: the handle is new.
+        match unsafe { (calls.rados_connect)(handle) } {
+            0.. => Ok(cluster),
+            error => Err(refused(error)),
+        }
+    }
+
+    fn configure(&self, conf: Option<&Path>) -> Result<(), RbdError> {
+        let path = conf.map(|path| text(&path.to_string_lossy())).transpose()?;
+        let at = path.as_ref().map_or(null(), |path| path.as_ptr());
+        // SAFETY: the texts are valid during the calls.
+        let read = unsafe { (self.calls.rados_conf_read_file)(self.handle, at) };
+        if read < 0 {
+            let name = conf.map_or("/etc/ceph/ceph.conf".to_owned(), |path| {
+                path.display().to_string()
+            });
+            return Err(RbdError::Conf(name, failed(read)));
+        }
+        let key = c"client_mount_timeout".as_ptr();
+        let mut value: [c_char; 32] = [0; 32];
+        // SAFETY: as above; the value ends with a zero byte.
+        unsafe {
+            let got =
+                (self.calls.rados_conf_get)(self.handle, key, value.as_mut_ptr(), value.len());
+            if got >= 0
+                && CStr::from_ptr(value.as_ptr())
+                    .to_bytes()
+                    .starts_with(b"300")
+            {
+                (self.calls.rados_conf_set)(self.handle, key, CONNECT_SECONDS.as_ptr());
+            }
+        }
+        Ok(())
+    }
+
+    fn pool(&self, place: &Place) -> Result<Pool, RbdError> {
+        let name = text(&place.pool)?;
+        let mut handle = null_mut();
+        // SAFETY: the cluster is connected, and the text valid during the call.
+        let made =
+            unsafe { (self.calls.rados_ioctx_create)(self.handle, name.as_ptr(), &raw mut handle) };
+        if made < 0 {
+            return Err(RbdError::Pool(place.pool.clone(), failed(made)));
+        }
+        let pool = Pool {
+            calls: self.calls,
+            handle,
+        };
+        if let Some(namespace) = &place.namespace {
+            let namespace = text(namespace)?;
+            // SAFETY: as above.
+            unsafe { (self.calls.rados_ioctx_set_namespace)(handle, namespace.as_ptr()) };
+        }
+        Ok(pool)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // SAFETY: its pool is closed.
+        unsafe { (self.calls.rados_shutdown)(self.handle) };
+    }
+}
+
+impl Pool {
+    fn open(&self, place: &Place, access: Access) -> Result<Opened, RbdError> {
+        let name = text(&place.image)?;
+        let snapshot = place.snapshot.as_deref().map(text).transpose()?;
+        let snapshot = snapshot.as_ref().map_or(null(), |name| name.as_ptr());
+        let open = match access {
+            Access::Read => self.calls.rbd_open_read_only,
+            Access::Write => self.calls.rbd_open,
+        };
+        let mut handle = null_mut();
+        // SAFETY: the pool is open, and the texts are valid during the call.
+        let opened = unsafe { open(self.handle, name.as_ptr(), &raw mut handle, snapshot) };
+        if opened < 0 {
+            return Err(RbdError::image(place, opened));
+        }
+        Ok(Opened {
+            calls: self.calls,
+            handle,
+            watch: None,
+        })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: its image is closed.
+        unsafe { (self.calls.rados_ioctx_destroy)(self.handle) };
+    }
+}
+
+impl Opened {
+    fn info(&self) -> Result<Info, i32> {
+        let mut info = Info::EMPTY;
+        // SAFETY: the image is open, and the size is that of the place.
+        match unsafe { (self.calls.rbd_stat)(self.handle, &raw mut info, size_of::<Info>()) } {
+            0.. => Ok(info),
+            error => Err(error),
+        }
+    }
+
+    fn lock(&self, place: &Place) -> Result<(), RbdError> {
+        let mut features = 0;
+        // SAFETY: the image is open.
+        let asked = unsafe { (self.calls.rbd_get_features)(self.handle, &raw mut features) };
+        if asked < 0 {
+            return Err(RbdError::image(place, asked));
+        }
+        if features & calls::FEATURE_LOCK == 0 {
+            return Err(RbdError::NoLock(place.image_name()));
+        }
+        // SAFETY: as above.
+        match unsafe { (self.calls.rbd_lock_acquire)(self.handle, calls::EXCLUSIVE) } {
+            0.. => Ok(()),
+            error => Err(match (error.saturating_neg(), self.owner()) {
+                (libc::EROFS | libc::EBUSY | libc::EAGAIN, Some(owner)) => {
+                    RbdError::InUse(place.image_name(), owner)
+                }
+                _ => RbdError::Lock(place.image_name(), failed(error)),
+            }),
+        }
+    }
+
+    /// The client that has the lock.
+    fn owner(&self) -> Option<String> {
+        let (mut mode, mut owners, mut count) = (0, [null_mut::<c_char>(); 1], 1);
+        // SAFETY: there is room for `count` texts, which are ended by a zero byte and freed after the copy.
+        unsafe {
+            let got = (self.calls.rbd_lock_get_owners)(
+                self.handle,
+                &raw mut mode,
+                owners.as_mut_ptr(),
+                &raw mut count,
+            );
+            let owner = *owners
+                .first()
+                .filter(|owner| got >= 0 && count > 0 && !owner.is_null())?;
+            let name = CStr::from_ptr(owner).to_string_lossy().into_owned();
+            (self.calls.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count);
+            Some(name)
+        }
+    }
+
+    fn watch(&mut self, changed: &OwnedFd) -> Result<(), i32> {
+        let arg = std::ptr::from_ref(changed).cast_mut().cast();
+        let mut watch = 0;
+        // SAFETY: the eventfd is boxed and outlives the watch: `Image` drops the image first.
+        match unsafe { (self.calls.rbd_update_watch)(self.handle, &raw mut watch, updated, arg) } {
+            0.. => {
+                self.watch = Some(watch);
+                Ok(())
+            }
+            error => Err(error),
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: nothing of ours uses the image any more. Closing waits for what is under way, and gives the lock back.
+        unsafe {
+            if let Some(watch) = self.watch {
+                (self.calls.rbd_update_unwatch)(self.handle, watch);
+            }
+            (self.calls.rbd_close)(self.handle);
+        }
+    }
+}
