@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         a_daemon_that_lost_its_lock_fails_every_request: CEPH,
         a_killed_daemon_loses_nothing: CEPH,
         an_osd_that_goes_and_comes_back_costs_a_pause_and_no_error: CEPH,
+        a_daemon_whose_cluster_is_gone_still_ends: CEPH,
         a_probe_measures_an_image: CEPH,
         images_that_cannot_be_served_are_refused_in_a_line: CEPH,
         a_host_without_librbd_is_told_what_to_install,
@@ -94,7 +95,7 @@ fn an_image_is_served() {
         let variants: [&[&str]; 3] = [
             &["--cache", "writeback", "--workers", "2"],
             &["--cache", "writethrough", "--split", "64K"],
-            &["--completion", "poll", "--limit", "iops=100000"],
+            &["--completion", "poll", "--limit", "iops-total=100000"],
         ];
         for more in variants {
             let (daemon, control) = serve(&disk, more);
@@ -171,6 +172,7 @@ fn an_idle_disk_costs_nothing() {
         let (daemon, _) = serve(&ceph.image("idle", 16), &[]);
         assert_serves(&daemon).unwrap();
         assert!(!daemon.log_has("confined less"), "{}", daemon.log());
+        daemon.stays_at_rest().unwrap();
         daemon.finish();
     });
 }
@@ -363,12 +365,53 @@ fn an_osd_that_goes_and_comes_back_costs_a_pause_and_no_error() {
     daemon.finish();
 }
 
+fn a_daemon_whose_cluster_is_gone_still_ends() {
+    let _alone = UP.write().unwrap_or_else(PoisonError::into_inner);
+    let ceph = cluster();
+    let disk = ceph.image("gone", 16);
+    for (is_busy, code) in [(false, 0), (true, 1)] {
+        let scratch = Scratch::in_memory();
+        let socket = scratch.join("socket");
+        let mut command = Command::new(program_path());
+        command.args(["serve", "--socket-path", socket.to_str().unwrap()]);
+        command.args(["--disk", &disk, "--stop-deadline", "1"]);
+        let mut daemon = Killed(command.spawn().unwrap());
+        let mut client = connect(|| Client::open(&socket, &small(1)));
+        client.queue(0).write(0, &[1; 4096]).unwrap();
+        ceph.stop_osd();
+        std::thread::scope(|scope| {
+            let write = is_busy.then(|| scope.spawn(|| client.queue(0).write(0, &[2; 4096])));
+            if is_busy {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            let pid = rustix::process::Pid::from_child(&daemon.0);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            let mut ended = None;
+            assert!(wait_until(|| {
+                ended = daemon.0.try_wait().unwrap();
+                ended.is_some()
+            }));
+            assert_eq!(ended.unwrap().code(), Some(code), "{ended:?}");
+            let written = write.map(|write| write.join().unwrap());
+            assert!(!matches!(written, Some(Ok(_))));
+        });
+        ceph.start_osd();
+    }
+}
+
 fn a_probe_measures_an_image() {
     with_cluster(|ceph| {
         let disk = ceph.image("probed", 64);
         let scratch = Scratch::in_memory();
         let json = scratch.join("report.json");
-        let args = ["probe", &disk, "--quick", "--json", json.to_str().unwrap()];
+        let args = [
+            "probe",
+            &disk,
+            "--seconds",
+            "5",
+            "--json",
+            json.to_str().unwrap(),
+        ];
         let exited = run_to_exit(&args);
         assert_eq!(exited.code, Some(0), "{}", exited.stderr);
         assert!(std::fs::read_to_string(&json).unwrap().contains("\"rbd\""));

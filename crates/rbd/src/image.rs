@@ -9,6 +9,9 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
@@ -19,6 +22,9 @@ use crate::{Inbox, Place, RbdError, inbox};
 
 /// How long the monitors may take to answer when the configuration does not say (librados: five minutes).
 const CONNECT_SECONDS: &CStr = c"30";
+
+/// How long the cluster may take to close an image. It is a few milliseconds where the cluster is well.
+const CLOSE_TIME: Duration = Duration::from_secs(2);
 
 /// The use of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,19 +45,39 @@ pub enum Thickness {
 }
 
 /// An opened image, used by any number of threads.
+///
+/// Dropping it gives the lock back. A cluster that does not answer may hold that up for at most two seconds.
 #[derive(Debug)]
 pub struct Image {
-    // Dropped in this order.
-    image: Opened,
-    _pool: Pool,
-    _cluster: Cluster,
+    /// There until the drop.
+    session: Option<Session>,
+    handle: Shareable,
+    calls: &'static Calls,
     size_bytes: AtomicU64,
     object_bytes: u64,
     access: Access,
-    /// Boxed because librbd has its address.
-    changed: Box<OwnedFd>,
+    changed: OwnedFd,
     is_fenced: AtomicBool,
 }
+
+/// All that is open, dropped in this order.
+#[derive(Debug)]
+struct Session {
+    _image: Opened,
+    _pool: Pool,
+    _cluster: Cluster,
+    /// Boxed because librbd has its address.
+    _changed: Box<OwnedFd>,
+}
+
+/// The image's handle, which is open as long as there is a session.
+#[derive(Debug, Clone, Copy)]
+struct Shareable(Handle);
+
+// SAFETY: librbd permits the use of its handles from any thread, and from several at once.
+unsafe impl Send for Shareable {}
+// SAFETY: as above.
+unsafe impl Sync for Shareable {}
 
 /// A connection to a cluster.
 #[derive(Debug)]
@@ -110,13 +136,18 @@ impl Image {
                 .map_err(|error| RbdError::image(place, error))?;
         }
         Ok(Image {
-            image,
-            _pool: pool,
-            _cluster: cluster,
+            handle: Shareable(image.handle),
+            calls: image.calls,
+            changed: changed.try_clone()?,
+            session: Some(Session {
+                _image: image,
+                _pool: pool,
+                _cluster: cluster,
+                _changed: changed,
+            }),
             size_bytes: AtomicU64::new(info.size),
             object_bytes: info.obj_size,
             access,
-            changed,
             is_fenced: AtomicBool::new(false),
         })
     }
@@ -130,7 +161,7 @@ impl Image {
     pub fn ask_size_bytes(&self) -> io::Result<u64> {
         let mut size = 0;
         // SAFETY: the image is open.
-        let result = unsafe { (self.calls().rbd_get_size)(self.image.handle, &raw mut size) };
+        let result = unsafe { (self.calls.rbd_get_size)(self.handle.0, &raw mut size) };
         if result < 0 {
             return Err(failed(result));
         }
@@ -237,17 +268,13 @@ impl Image {
         })
     }
 
-    fn calls(&self) -> &'static Calls {
-        self.image.calls
-    }
-
     fn begin(
         &self,
         inbox: &Inbox,
         slot: u16,
         submit: impl FnOnce(&Calls, Handle, Handle) -> c_int,
     ) -> Result<(), i32> {
-        let calls = self.calls();
+        let calls = self.calls;
         let arg = inbox.begin(slot);
         let mut completion = null_mut();
         // SAFETY: `arg` is valid until the callback, which is called once (`Inbox::begin`).
@@ -257,7 +284,7 @@ impl Image {
             inbox.cancel(slot);
             return Err(made.saturating_neg());
         }
-        let result = submit(calls, self.image.handle, completion);
+        let result = submit(calls, self.handle.0, completion);
         if result < 0 {
             // SAFETY: the I/O was refused, so nothing else refers to the completion.
             unsafe { (calls.rbd_aio_release)(completion) };
@@ -265,6 +292,24 @@ impl Image {
             return Err(result.saturating_neg());
         }
         Ok(())
+    }
+}
+
+impl Drop for Image {
+    /// On a thread of its own, for librbd waits for the cluster as long as it takes.
+    fn drop(&mut self) {
+        let session = self.session.take();
+        let (to, closed) = channel();
+        let thread = thread::Builder::new().name("cleave-rbd".to_owned());
+        let closing = thread.spawn(move || {
+            drop(session);
+            let _ = to.send(());
+        });
+        if closing.is_ok() && closed.recv_timeout(CLOSE_TIME).is_err() {
+            tracing::warn!(
+                "the cluster does not answer: an image is not closed, and its lock is free only when the cluster has noticed that"
+            );
+        }
     }
 }
 

@@ -50,6 +50,11 @@ impl DiskStatus {
             (Some(_), Some(leg)) => leg.name(),
             _ => disk.name(),
         };
+        let name = match disk.backing() {
+            // Without the options behind it.
+            Backing::Rbd(_) => name.split(',').next().unwrap_or(name),
+            _ => name,
+        };
         let last = name.rsplit('/').next().unwrap_or(name);
         self.serial().unwrap_or_else(|| last.to_owned())
     }
