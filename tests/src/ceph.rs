@@ -56,7 +56,7 @@ pub fn stop() {
 impl Cluster {
     fn start() -> Cluster {
         let folder = Scratch::in_memory();
-        let fsid = run_in(&folder, "uuidgen", &[]);
+        let fsid = uuid();
         let port = {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             listener.local_addr().unwrap().port()
@@ -89,7 +89,7 @@ impl Cluster {
             osd: Mutex::new(None),
             folder,
         };
-        let uuid = run_in(&cluster.folder, "uuidgen", &[]);
+        let uuid = uuid();
         cluster.ceph(&["osd", "new", &uuid]);
         let mkfs = ["-i", "0", "--mkfs", "--osd-uuid", &uuid];
         run_in(&cluster.folder, "ceph-osd", &mkfs);
@@ -171,6 +171,12 @@ fn run_in(folder: &Scratch, program: &str, args: &[&str]) -> String {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {args:?}: {error}");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// A new UUID.
+fn uuid() -> String {
+    let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+    uuid.trim().to_owned()
 }
 
 fn conf_of(folder: &Path) -> PathBuf {

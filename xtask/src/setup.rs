@@ -22,7 +22,10 @@ xz-utils: xz
 zstd: zstd
 qemu-utils: qemu-nbd qemu-img
 nbdkit: nbdkit
-nbd-server: nbd-server";
+nbd-server: nbd-server
+ceph-common: ceph rbd
+ceph-mon: ceph-mon
+ceph-osd: ceph-osd";
 
 /// With the administrator's programs, which PATH may leave out.
 const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -293,6 +293,8 @@ mod tests {
             inbox.awake();
         }
         drop(to);
-        threads.map(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
 }
