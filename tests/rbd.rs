@@ -1,6 +1,6 @@
 //! Images of a Ceph cluster as disks, through the program and a real cluster.
 //!
-//! `CLEAVE_RBD_KILLS` sets the number of kills (default 3), `CLEAVE_TEST_SEED` the seed.
+//! `CLEAVE_RBD_KILLS` sets the number of kills (default 5), `CLEAVE_TEST_SEED` the seed.
 #![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 #[path = "kill/disk.rs"]
@@ -273,7 +273,7 @@ impl Drop for Killed {
 fn a_killed_daemon_loses_nothing() {
     with_cluster(|ceph| {
         let kills = std::env::var("CLEAVE_RBD_KILLS").ok();
-        let kills = kills.map_or(3, |text| text.parse().unwrap());
+        let kills = kills.map_or(5, |text| text.parse().unwrap());
         let disk = ceph.image("killed", (DISK_BYTES >> 20) as u32);
         let scratch = Scratch::in_memory();
         let socket = scratch.join("socket");
@@ -438,7 +438,14 @@ fn images_that_cannot_be_served_are_refused_in_a_line() {
             "layering",
         ]);
         ceph.rbd(&["create", "rbd/empty", "--size", "0"]);
-        let rows: [(&str, &[&str], &str); 9] = [
+        ceph.image("cached", 16);
+        ceph.rbd(&["config", "image", "set", "rbd/cached", "rbd_cache", "true"]);
+        let rows: [(&str, &[&str], &str); 10] = [
+            (
+                &ceph.disk("rbd/cached"),
+                &[],
+                "rbd config image set rbd/cached rbd_cache false",
+            ),
             (
                 &ceph.disk("rbd/none"),
                 &[],

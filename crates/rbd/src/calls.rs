@@ -49,6 +49,23 @@ impl Info {
     };
 }
 
+/// `rbd_config_option_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Setting {
+    pub(crate) name: *mut c_char,
+    pub(crate) value: *mut c_char,
+    source: c_int,
+}
+
+impl Setting {
+    pub(crate) const EMPTY: Setting = Setting {
+        name: std::ptr::null_mut(),
+        value: std::ptr::null_mut(),
+        source: 0,
+    };
+}
+
 /// Declares the table and how it is filled.
 macro_rules! calls {
     ($($library:ident { $($name:ident($($of:ty),*) $(-> $out:ty)?;)* })*) => {
@@ -91,6 +108,8 @@ calls! {
         rbd_close(Handle) -> c_int;
         rbd_stat(Handle, *mut Info, size_t) -> c_int;
         rbd_get_size(Handle, *mut u64) -> c_int;
+        rbd_config_image_list(Handle, *mut Setting, *mut c_int) -> c_int;
+        rbd_config_image_list_cleanup(*mut Setting, c_int);
         rbd_get_features(Handle, *mut u64) -> c_int;
         rbd_update_watch(Handle, *mut u64, OnUpdate, *mut c_void) -> c_int;
         rbd_update_unwatch(Handle, u64) -> c_int;

@@ -34,6 +34,11 @@ pub enum RbdError {
         "image {0} has no exclusive lock, without which two hosts could write to it at once; run: rbd feature enable {0} exclusive-lock"
     )]
     NoLock(String),
+    /// Writes would be completed while only this process has them.
+    #[error(
+        "image {0} has a write-back cache of its own, and a daemon that is killed would lose writes which the guest believes done; run: rbd config image set {0} rbd_cache false"
+    )]
+    WriteBack(String),
     /// Another client has the lock.
     #[error(
         "image {0} is in use by another client ({1}); stop it, or serve a snapshot with --read-only"

@@ -16,7 +16,7 @@ use std::time::Duration;
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::calls::{self, Calls, Handle, Info, calls};
+use crate::calls::{self, Calls, Handle, Info, Setting, calls};
 use crate::error::io as failed;
 use crate::{Inbox, Place, RbdError, inbox};
 
@@ -25,6 +25,9 @@ const CONNECT_SECONDS: &CStr = c"30";
 
 /// How long the cluster may take to close an image. It is a few milliseconds where the cluster is well.
 const CLOSE_TIME: Duration = Duration::from_secs(2);
+
+/// Most settings of an image; there are about 80.
+const SETTINGS_MAX: usize = 1024;
 
 /// The use of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +130,9 @@ impl Image {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?,
         );
         if access == Access::Write {
+            if image.writes_back() {
+                return Err(RbdError::WriteBack(place.image_name()));
+            }
             image.lock(place)?;
         }
         // librbd watches nothing that is open for reading only.
@@ -375,21 +381,40 @@ impl Cluster {
             });
             return Err(RbdError::Conf(name, failed(read)));
         }
-        let key = c"client_mount_timeout".as_ptr();
-        let mut value: [c_char; 32] = [0; 32];
-        // SAFETY: as above; the value ends with a zero byte.
-        unsafe {
-            let got =
-                (self.calls.rados_conf_get)(self.handle, key, value.as_mut_ptr(), value.len());
-            if got >= 0
-                && CStr::from_ptr(value.as_ptr())
-                    .to_bytes()
-                    .starts_with(b"300")
-            {
-                (self.calls.rados_conf_set)(self.handle, key, CONNECT_SECONDS.as_ptr());
+        if self.setting(c"client_mount_timeout").starts_with("300") {
+            self.set(c"client_mount_timeout", CONNECT_SECONDS);
+        }
+        // A cache in this process dies with it, and the guest lives on. So nothing may be completed that only the cache has.
+        // `writearound`, the default, caches no reads either.
+        match self.setting(c"rbd_cache_policy").as_str() {
+            "writearound" => self.set(c"rbd_cache", c"false"),
+            _ => {
+                self.set(c"rbd_cache_policy", c"writethrough");
+                self.set(c"rbd_cache_max_dirty", c"0");
             }
         }
         Ok(())
+    }
+
+    /// A setting; empty if this version does not have it.
+    fn setting(&self, key: &CStr) -> String {
+        let mut value: [c_char; 64] = [0; 64];
+        let (at, room) = (value.as_mut_ptr(), value.len());
+        // SAFETY: the texts are valid during the call, and the value ends with a zero byte if there is one.
+        unsafe {
+            match (self.calls.rados_conf_get)(self.handle, key.as_ptr(), at, room) {
+                0.. => CStr::from_ptr(value.as_ptr())
+                    .to_string_lossy()
+                    .into_owned(),
+                _ => String::new(),
+            }
+        }
+    }
+
+    /// Of a setting that this version does not have, there is nothing to change.
+    fn set(&self, key: &CStr, value: &CStr) {
+        // SAFETY: the texts are valid during the call.
+        let _ = unsafe { (self.calls.rados_conf_set)(self.handle, key.as_ptr(), value.as_ptr()) };
     }
 
     fn pool(&self, place: &Place) -> Result<Pool, RbdError> {
@@ -459,6 +484,30 @@ impl Opened {
             0.. => Ok(info),
             error => Err(error),
         }
+    }
+
+    /// Whether the image's or the pool's own settings, which override ours, have writes completed before the cluster has them.
+    fn writes_back(&self) -> bool {
+        let mut settings = vec![Setting::EMPTY; SETTINGS_MAX];
+        let mut count = SETTINGS_MAX as c_int;
+        let (mut is_cached, mut is_through) = (false, false);
+        // SAFETY: there is room for `count` settings, whose texts end with a zero byte and are freed after the look.
+        unsafe {
+            let at = settings.as_mut_ptr();
+            if (self.calls.rbd_config_image_list)(self.handle, at, &raw mut count) < 0 {
+                return false;
+            }
+            for setting in settings.iter().take(usize::try_from(count).unwrap_or(0)) {
+                let value = CStr::from_ptr(setting.value).to_bytes();
+                match CStr::from_ptr(setting.name).to_bytes() {
+                    b"rbd_cache" => is_cached = value == b"true",
+                    b"rbd_cache_policy" => is_through = value == b"writethrough",
+                    _ => {}
+                }
+            }
+            (self.calls.rbd_config_image_list_cleanup)(at, count);
+        }
+        is_cached && !is_through
     }
 
     fn lock(&self, place: &Place) -> Result<(), RbdError> {
