@@ -2,76 +2,17 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cleave_client::Client;
-use cleave_tests::http::{Response, fetch, get};
 use cleave_tests::{
-    Daemon, Scratch, UnresponsiveFs, exercise, is_root, program_path, run_to_exit, scale, small,
+    Node, Scratch, UnresponsiveFs, exercise, is_root, program_path, run_to_exit, scale, small,
     wait_until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
-
-struct Node(Daemon);
-
-impl Node {
-    fn start() -> Node {
-        Node::start_with(Scratch::in_memory())
-    }
-
-    fn start_with(scratch: Scratch) -> Node {
-        let run = scratch.join("run");
-        let state = scratch.join("state");
-        let control = run.join("control.sock");
-        let line = [
-            Path::new("node"),
-            Path::new("--state"),
-            &state,
-            Path::new("--run"),
-            &run,
-        ];
-        Node(Daemon::with_args(scratch, control, &line))
-    }
-
-    fn ask(&self, method: &str, path: &str, body: &str) -> Response {
-        fetch(self.0.socket(), method, path, body)
-    }
-
-    fn put(&self, id: &str, body: &Value) -> Response {
-        self.ask("PUT", &format!("/v1/disks/{id}"), &body.to_string())
-    }
-
-    fn get(&self, path: &str) -> Value {
-        get(self.0.socket(), path)
-    }
-
-    fn add(&self, id: &str, body: &Value) {
-        let answer = self.put(id, body);
-        assert_eq!(answer.status, 201, "{id}: {}", answer.body);
-    }
-
-    fn disk(&self, id: &str) -> PathBuf {
-        self.0.scratch().join("run").join(id).join("disk.sock")
-    }
-
-    fn open(&self, id: &str) -> Client {
-        // The node refuses another frontend while the session before drains.
-        let mut client = None;
-        wait_until(|| {
-            client = Client::open(&self.disk(id), &small(1)).ok();
-            client.is_some()
-        });
-        client.unwrap_or_else(|| panic!("{id}: no client\n{}", self.0.log_tail()))
-    }
-
-    fn state(&self, id: &str) -> String {
-        let disk = self.get(&format!("/v1/disks/{id}"));
-        disk["state"].as_str().unwrap().to_owned()
-    }
-}
 
 fn ram() -> Value {
     json!({"disk": ["ram:4M"], "queues": 2, "persistent": false})
@@ -118,12 +59,12 @@ fn the_session_of_the_manual_works_as_it_stands() {
 #[test]
 fn a_put_is_idempotent_by_content() {
     let node = Node::start();
-    let image = node.0.scratch().image("a.img", 4 << 20);
+    let image = node.daemon.scratch().image("a.img", 4 << 20);
     let body = json!({"disk": [image], "queues": 4, "serial": "a", "on_error": {"write": "hold"},
         "persistent": true});
     let first = node.put("d1", &body);
     assert_eq!(first.status, 201, "{}", first.body);
-    let socket = node.disk("d1");
+    let socket = node.socket("d1");
     assert_eq!(first.json()["socket"], socket.to_str().unwrap());
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
@@ -148,7 +89,7 @@ fn a_put_is_idempotent_by_content() {
     let twice = node.put("d2", &body);
     assert_eq!(twice.status, 422, "{}", twice.body);
     assert_eq!(node.ask("GET", "/v1/disks/d2", "").status, 404);
-    node.0.finish();
+    node.daemon.finish();
 }
 
 #[test]
@@ -181,6 +122,12 @@ fn bad_input_is_named_in_a_line() {
             "socket_group",
         ),
         ("d1", r#"{"disk": ["/no/such/file"]}"#, 422, "/no/such/file"),
+        (
+            "d1",
+            r#"{"disk": ["rbd:rbd/web"]}"#,
+            400,
+            "start the node with --sandbox off",
+        ),
         ("-d1", r#"{"disk": ["ram:1M"]}"#, 400, "id"),
         ("..", r#"{"disk": ["ram:1M"]}"#, 400, "id"),
     ];
@@ -194,7 +141,7 @@ fn bad_input_is_named_in_a_line() {
     let long = format!("{{\"serial\": \"{}\"}}", "a".repeat(70_000));
     assert_eq!(node.ask("PUT", "/v1/disks/d1", &long).status, 413);
     assert_eq!(node.get("/v1/disks"), json!([]));
-    node.0.finish();
+    node.daemon.finish();
 }
 
 #[test]
@@ -202,7 +149,7 @@ fn a_disk_in_use_is_deleted_only_by_force() {
     let node = Node::start();
     node.add("a", &ram());
     node.add("b", &ram());
-    let mut client = node.open("a");
+    let mut client = node.open("a", &small(1));
     exercise(&mut client).unwrap();
     let refused = node.ask("DELETE", "/v1/disks/a", "");
     assert_eq!(refused.status, 409, "{}", refused.body);
@@ -212,14 +159,14 @@ fn a_disk_in_use_is_deleted_only_by_force() {
     let gone = node.ask("DELETE", "/v1/disks/a?mode=drain", "");
     assert_eq!((gone.status, &gone.json()["lost"]), (200, &Value::Null));
     assert!(exercise(&mut client).is_err());
-    assert!(!node.disk("a").parent().unwrap().exists());
+    assert!(!node.socket("a").parent().unwrap().exists());
     assert_eq!(node.ask("DELETE", "/v1/disks/a", "").status, 404);
-    let mut client = node.open("b");
+    let mut client = node.open("b", &small(1));
     exercise(&mut client).unwrap();
     assert_eq!(node.ask("DELETE", "/v1/disks/b?mode=hard", "").status, 200);
     node.add("b", &ram());
     assert_eq!(node.ask("DELETE", "/v1/disks/b?mode=safe", "").status, 200);
-    node.0.finish();
+    node.daemon.finish();
 }
 
 #[test]
@@ -231,26 +178,31 @@ fn disks_come_back_after_a_kill_and_after_sigterm() {
         node.add(id, &json!({"disk": [image], "queues": 2}));
     }
     node.add("gone", &ram());
-    let mut client = node.open("a");
+    let mut client = node.open("a", &small(1));
     let data = vec![7; 4096];
     client.queue(0).write(8192, &data).unwrap();
     drop(client);
     for _ in 0..2 {
-        let next = Node(node.0.succeed().unwrap());
-        node.0.abandon();
+        let next = Node {
+            daemon: node.daemon.succeed().unwrap(),
+        };
+        node.daemon.abandon();
         node = next;
         assert!(wait_until(|| ["a", "b"]
             .iter()
             .all(|id| node.state(id) == "serving")));
         let mut back = vec![0; 4096];
-        node.open("a").queue(0).read(8192, &mut back).unwrap();
+        node.open("a", &small(1))
+            .queue(0)
+            .read(8192, &mut back)
+            .unwrap();
         assert_eq!(back, data);
     }
     let disks = node.get("/v1/disks");
     assert_eq!(disks.as_array().unwrap().len(), 2, "{disks}");
     // A second node with the same folder is refused.
-    let state = node.0.scratch().join("state").display().to_string();
-    let other = node.0.scratch().join("other").display().to_string();
+    let state = node.daemon.scratch().join("state").display().to_string();
+    let other = node.daemon.scratch().join("other").display().to_string();
     let second = run_to_exit(&["node", "--state", &state, "--run", &other]);
     assert_eq!(second.code, Some(2), "{}", second.stderr);
     assert!(
@@ -259,9 +211,9 @@ fn disks_come_back_after_a_kill_and_after_sigterm() {
         second.stderr
     );
     assert_eq!(node.ask("DELETE", "/v1/disks/b", "").status, 200);
-    assert!(!node.0.scratch().join("state/disks/b.toml").exists());
-    assert!(node.0.scratch().join("state/disks/a.toml").exists());
-    node.0.finish();
+    assert!(!node.daemon.scratch().join("state/disks/b.toml").exists());
+    assert!(node.daemon.scratch().join("state/disks/a.toml").exists());
+    node.daemon.finish();
 }
 
 /// A container that has the folder mounted would not find a new one of the same name.
@@ -272,21 +224,23 @@ fn the_folder_of_a_kept_disk_outlives_the_node() {
     let image = images.image("a", 4 << 20);
     node.add("a", &json!({"disk": [image]}));
     node.add("gone", &ram());
-    let folder = |id| node.disk(id).parent().unwrap().to_owned();
+    let folder = |id| node.socket(id).parent().unwrap().to_owned();
     let number = || std::fs::metadata(folder("a")).unwrap().ino();
     let before = number();
-    node.0.signal(Signal::TERM);
-    let stat = format!("/proc/{}/stat", node.0.pid());
+    node.daemon.signal(Signal::TERM);
+    let stat = format!("/proc/{}/stat", node.daemon.pid());
     let has_ended = || std::fs::read_to_string(&stat).unwrap().contains(") Z ");
-    assert!(wait_until(has_ended), "{}", node.0.log_tail());
-    assert!(!node.disk("a").exists());
+    assert!(wait_until(has_ended), "{}", node.daemon.log_tail());
+    assert!(!node.socket("a").exists());
     assert!(!folder("gone").exists());
-    let next = Node(node.0.succeed().unwrap());
+    let next = Node {
+        daemon: node.daemon.succeed().unwrap(),
+    };
     assert!(wait_until(|| next.state("a") == "serving"));
     assert_eq!(number(), before);
     assert_eq!(next.ask("DELETE", "/v1/disks/a", "").status, 200);
     assert!(!folder("a").exists());
-    next.0.finish();
+    next.daemon.finish();
 }
 
 #[test]
@@ -299,26 +253,34 @@ fn a_missing_file_keeps_only_its_own_disk_away() {
     node.add("b", &json!({"disk": [other], "queues": 2}));
     std::fs::rename(&image, images.join("away")).unwrap();
     std::fs::write(
-        node.0.scratch().join("state/disks/broken.toml"),
+        node.daemon.scratch().join("state/disks/broken.toml"),
         "queues = [",
     )
     .unwrap();
-    let next = Node(node.0.succeed().unwrap());
-    node.0.abandon();
+    let next = Node {
+        daemon: node.daemon.succeed().unwrap(),
+    };
+    node.daemon.abandon();
     node = next;
     assert!(wait_until(|| node.state("b") == "serving"));
     assert!(wait_until(|| node.state("a") == "failed"));
     let error = node.get("/v1/disks/a")["error"].to_string();
     assert!(error.contains("does not exist"), "{error}");
     assert_eq!(node.state("broken"), "failed");
-    exercise(&mut node.open("b")).unwrap();
+    exercise(&mut node.open("b", &small(1))).unwrap();
     // By itself, after a pause.
     std::fs::rename(images.join("away"), &image).unwrap();
     assert!(wait_until(|| node.state("a") == "serving"));
-    exercise(&mut node.open("a")).unwrap();
+    exercise(&mut node.open("a", &small(1))).unwrap();
     assert_eq!(node.ask("DELETE", "/v1/disks/broken", "").status, 200);
-    assert!(!node.0.scratch().join("state/disks/broken.toml").exists());
-    node.0.finish();
+    assert!(
+        !node
+            .daemon
+            .scratch()
+            .join("state/disks/broken.toml")
+            .exists()
+    );
+    node.daemon.finish();
 }
 
 /// A disk whose server is silent holds up neither the others nor the interface, and the end only for its deadline.
@@ -339,7 +301,7 @@ fn a_hung_disk_is_felt_by_nobody_else() {
         "hung",
         &json!({"disk": [silent.file()], "queues": 1, "stop_deadline": 1, "direct": "off"}),
     );
-    let hung = node.open("hung");
+    let hung = node.open("hung", &small(1));
     silent.stop_answering();
     let stuck = std::thread::spawn(move || {
         let mut client = hung;
@@ -349,9 +311,9 @@ fn a_hung_disk_is_felt_by_nobody_else() {
         node.get("/v1/disks/hung")["in_flight"]["requests"] == json!(1)
     }));
     for at in 0..count {
-        exercise(&mut node.open(&format!("d{at}"))).unwrap();
+        exercise(&mut node.open(&format!("d{at}"), &small(1))).unwrap();
     }
-    let mut daemon = node.0;
+    let mut daemon = node.daemon;
     let start = Instant::now();
     daemon.signal(Signal::TERM);
     assert!(daemon.log_has("lost: still in flight after 1 s"));
@@ -369,29 +331,33 @@ fn adding_and_removing_leaks_nothing_and_disturbs_nobody() {
     for at in 0..15 {
         node.add(&format!("d{at}"), &ram());
     }
-    let mut client = node.open("d0");
+    let mut client = node.open("d0", &small(1));
     let round = |client: &mut Client| {
         node.add("again", &ram());
-        exercise(&mut node.open("again")).unwrap();
+        exercise(&mut node.open("again", &small(1))).unwrap();
         exercise(client).unwrap();
         let gone = node.ask("DELETE", "/v1/disks/again?mode=drain", "");
         assert_eq!(gone.status, 200, "{}", gone.body);
     };
     (0..5).for_each(|_| round(&mut client));
-    let (fds, threads, rss) = (node.0.fds_at_rest(), node.0.threads(), node.0.rss_kib());
+    let (fds, threads, rss) = (
+        node.daemon.fds_at_rest(),
+        node.daemon.threads(),
+        node.daemon.rss_kib(),
+    );
     (0..scale(100)).for_each(|_| round(&mut client));
-    node.0.fds_settle_at(fds).unwrap();
-    node.0.threads_settle_at(threads).unwrap();
-    node.0.settles_small(rss, 2048).unwrap();
+    node.daemon.fds_settle_at(fds).unwrap();
+    node.daemon.threads_settle_at(threads).unwrap();
+    node.daemon.settles_small(rss, 2048).unwrap();
     drop(client);
-    node.0.finish();
+    node.daemon.finish();
 }
 
 /// What many disks cost while nobody uses them. The figures are printed.
 #[test]
 fn many_idle_disks_wake_nobody() {
     let node = Node::start();
-    let before = node.0.rss_kib();
+    let before = node.daemon.rss_kib();
     let start = Instant::now();
     // As many as the limit of open files of a small machine allows.
     let count: u32 = 48;
@@ -400,7 +366,7 @@ fn many_idle_disks_wake_nobody() {
         node.add(&format!("d{at}"), &body);
     }
     let took = start.elapsed();
-    let each = node.0.rss_kib().saturating_sub(before) / u64::from(count);
+    let each = node.daemon.rss_kib().saturating_sub(before) / u64::from(count);
     println!("{count} disks in {took:?}, {each} KiB each");
     assert!(each < 1024, "{each} KiB each");
     let metrics = node.ask("GET", "/metrics", "").body;
@@ -410,15 +376,15 @@ fn many_idle_disks_wake_nobody() {
         metrics.matches("\ncleave_connected{").count(),
         count as usize
     );
-    let control = node.0.socket().display().to_string();
+    let control = node.daemon.socket().display().to_string();
     let mut stats = Command::new(program_path());
     let stats = stats.args(["stats", "--json", &control]).output().unwrap();
     let stats: Value = serde_json::from_slice(&stats.stdout).unwrap();
     assert_eq!(stats.as_array().unwrap().len(), count as usize);
     // Connections of the interface end, and timers with them.
     std::thread::sleep(Duration::from_secs(6));
-    let first = node.0.wakes();
+    let first = node.daemon.wakes();
     std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(node.0.wakes(), first, "an idle node wakes up");
-    node.0.finish();
+    assert_eq!(node.daemon.wakes(), first, "an idle node wakes up");
+    node.daemon.finish();
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test that cannot go on must stop
 
 mod cases;
+pub mod ceph;
 mod daemon;
 mod frontend;
 pub mod fuse;

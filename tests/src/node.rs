@@ -66,6 +66,14 @@ impl Node {
         self.get(&format!("/v1/disks/{id}"))
     }
 
+    /// The state of a disk.
+    pub fn state(&self, id: &str) -> String {
+        self.disk(id)["state"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    }
+
     /// The socket of a disk.
     pub fn socket(&self, id: &str) -> PathBuf {
         disk_socket(self.daemon.scratch().path(), id)

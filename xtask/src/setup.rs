@@ -31,7 +31,10 @@ rpm: rpmbuild
 binutils: strip
 lintian: lintian
 man-db: man
-systemd: systemd-analyze";
+systemd: systemd-analyze
+ceph-common: ceph rbd
+ceph-mon: ceph-mon
+ceph-osd: ceph-osd";
 
 /// Folders of programs, with those of the administrator, which PATH may leave out.
 const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

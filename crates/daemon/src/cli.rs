@@ -247,7 +247,7 @@ pub(crate) struct ServeArgs {
     /// option too.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The disk: a file, a block device, raw:PATH, ram:SIZE, null:SIZE, model:NAME or nbd://HOST/EXPORT
+    /// The disk: a file, a block device, raw:PATH, ram:SIZE, null:SIZE, model:NAME, rbd:POOL/IMAGE or nbd://HOST/EXPORT
     ///
     /// PATH is a regular file or a block device. The guest sees its bytes as they are. A file that looks like an image
     /// of another format (qcow2, QED, VMDK, VHDX, VHD, VDI) is refused; `raw:PATH` serves it nevertheless.
@@ -263,6 +263,10 @@ pub(crate) struct ServeArgs {
     /// timeout (seconds of silence after which a connection counts as lost; 60), reconnect (seconds that requests wait for a
     /// lost server before --on-error decides; 30) and fence (seconds that a server which did not close a lost connection may
     /// still apply its requests; 30). See docs/network.md.
+    ///
+    /// `rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH]` is an image of a Ceph cluster, or with @SNAP and --read-only a
+    /// snapshot of one. USER is the user without `client.` (default admin), and PATH the configuration of the cluster (default:
+    /// where Ceph's programs look for it). It needs librbd on this host.
     ///
     /// Sizes are written 4K, 1M, 2G (powers of 1024). For a file named `ram:1G` write ./ram:1G. With --stripe, give
     /// --disk once for each leg, in order.

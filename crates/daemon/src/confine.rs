@@ -94,6 +94,11 @@ impl Confinement {
         Confinement(None)
     }
 
+    /// Whether anything was given up.
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Narrows the calling thread to its role.
     pub(crate) fn thread(&self, role: Role) {
         if let Some(sandbox) = &self.0 {

@@ -247,8 +247,11 @@ impl DiskServer {
             // A model is named, because its figures are not those of a drive and its memory is not stable storage.
             match self.disk.backing() {
                 Backing::Model { .. } => ", modelled in memory",
-                Backing::File { .. } | Backing::Ram(_) | Backing::Null { .. } | Backing::Nbd(_) =>
-                    "",
+                Backing::File { .. }
+                | Backing::Ram(_)
+                | Backing::Null { .. }
+                | Backing::Nbd(_)
+                | Backing::Rbd(_) => "",
             },
             match self.disk.is_direct() {
                 Some(true) => ", O_DIRECT",

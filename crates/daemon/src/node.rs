@@ -282,6 +282,13 @@ impl Node {
     /// The service of a disk, or what is wrong with it.
     fn service(&self, id: &str, file: &DiskFile) -> Result<crate::service::Service, String> {
         let mut service = file.service(&self.socket(id), &self.control)?;
+        let is_rbd = |spec: &DiskSpec| matches!(spec, DiskSpec::Rbd(_));
+        if self.confinement.is_on() && service.disk.specs().iter().any(is_rbd) {
+            return Err(format!(
+                "{}: a confined node cannot load librbd: start the node with --sandbox off, or serve this disk with `cleave serve`",
+                file.disk.join(" ")
+            ));
+        }
         self.pools.assign(file, &mut service)?;
         Ok(service)
     }

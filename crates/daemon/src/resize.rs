@@ -65,6 +65,7 @@ impl Watches {
                     ..
                 } => device = Some(file),
                 Backing::Nbd(nbd) => server = Some(nbd.size_changed()),
+                Backing::Rbd(image) => server = Some(image.changed()),
                 Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => {}
             }
         }

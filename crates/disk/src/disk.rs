@@ -16,6 +16,7 @@ use crate::model::Shared;
 use crate::nbd::{Export, Nbd, NbdSpec, wire};
 use crate::open::open_path;
 use crate::probe::{Remote, granule, probe_file, probe_memory, probe_remote, size_bytes};
+use crate::rbd;
 use crate::stripe::read_superblock;
 use crate::superblock::Found;
 use crate::{Backing, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size};
@@ -99,6 +100,11 @@ impl Disk {
                 let serial = hashed_serial(spec.place().as_bytes());
                 (serial, limits, Backing::Nbd(Box::new(nbd)))
             }
+            DiskSpec::Rbd(spec) => {
+                let (image, limits) = rbd::open(spec, &name, options)?;
+                let serial = hashed_serial(spec.place.image_name().as_bytes());
+                (serial, limits, Backing::Rbd(Box::new(image)))
+            }
         };
         let legs = vec![Leg::new(name.clone(), backing)];
         Ok(Disk::of_legs(
@@ -175,6 +181,7 @@ impl Disk {
             let size = match leg.backing() {
                 Backing::File { file, kind, .. } => Some(size_bytes(file, *kind)?),
                 Backing::Nbd(nbd) => Some(nbd.size_bytes()),
+                Backing::Rbd(image) => Some(image.ask_size_bytes()?),
                 Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => None,
             };
             if let Some(size) = size.map(|size| size.min(i64::MAX as u64)) {
@@ -402,10 +409,13 @@ fn open_nbd(spec: &NbdSpec, name: &str, options: &OpenOptions) -> Result<(Nbd, L
     let remote = Remote {
         size_bytes: export.size_bytes,
         physical_bytes: export.block_preferred,
+        optimal_bytes: 0,
+        discard_bytes: export.block_preferred,
         can_discard: export.has(wire::export::TRIM),
         rotational: export.has(wire::export::ROTATIONAL),
+        remedy: "let the server export",
     };
-    let limits = probe_remote(name, remote, options)?;
+    let limits = probe_remote(name, &remote, options)?;
     Ok((nbd, limits))
 }
 

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use vm_memory::MmapRegion;
 
+use cleave_rbd::Image;
+
 use crate::RangeLocks;
 use crate::model::Shared;
 use crate::nbd::Nbd;
@@ -51,6 +53,8 @@ pub enum Backing {
     },
     /// An export of an NBD server.
     Nbd(Box<Nbd>),
+    /// An image of a Ceph cluster.
+    Rbd(Box<Image>),
 }
 
 /// A leg of a disk. Most disks have one.
@@ -137,7 +141,9 @@ impl Leg {
         match self.backing {
             Backing::File { .. } => 1 + self.more_files.len(),
             Backing::Nbd(ref nbd) => nbd.workers_max().into(),
-            Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => usize::MAX,
+            Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } | Backing::Rbd(_) => {
+                usize::MAX
+            }
         }
     }
 

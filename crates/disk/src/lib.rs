@@ -13,6 +13,7 @@ pub mod nbd;
 mod open;
 mod probe;
 mod qemu_lock;
+pub mod rbd;
 mod spec;
 mod stripe;
 mod superblock;

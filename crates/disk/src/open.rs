@@ -7,6 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use cleave_rbd::RbdError;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -157,6 +158,12 @@ pub enum OpenError {
         "disk {0} has blocks of {1} bytes, and a guest with smaller ones could not use it; serve it with --block-size {1}"
     )]
     LargeBlock(String, u32),
+    /// The image of a Ceph cluster cannot be opened.
+    #[error("cannot open disk {0}: {1}")]
+    Rbd(String, #[source] Box<RbdError>),
+    /// A snapshot can only be read.
+    #[error("disk {0} is a snapshot; serve it with --read-only")]
+    Snapshot(String),
     /// There is no memory for a RAM disk.
     #[error("cannot create disk {0}: {1}; use a smaller size")]
     Ram(String, #[source] io::Error),

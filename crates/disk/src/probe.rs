@@ -94,14 +94,19 @@ pub(crate) fn probe_memory(
 pub(crate) struct Remote {
     pub(crate) size_bytes: u64,
     pub(crate) physical_bytes: u32,
+    /// Best transfer size; 0 if unknown.
+    pub(crate) optimal_bytes: u32,
+    pub(crate) discard_bytes: u32,
     pub(crate) can_discard: bool,
     pub(crate) rotational: bool,
+    /// What gives it another size.
+    pub(crate) remedy: &'static str,
 }
 
 /// Limits of a disk of a server.
 pub(crate) fn probe_remote(
     name: &str,
-    remote: Remote,
+    remote: &Remote,
     options: &OpenOptions,
 ) -> Result<Limits, OpenError> {
     if options.direct == Direct::On {
@@ -110,9 +115,11 @@ pub(crate) fn probe_remote(
     let geometry = Geometry {
         can_discard: remote.can_discard,
         rotational: remote.rotational,
+        optimal_io_bytes: remote.optimal_bytes,
+        discard_granularity_bytes: remote.discard_bytes,
         ..Geometry::plain(remote.size_bytes, remote.physical_bytes)
     };
-    let remedy = |multiple: u64| format!("let the server export a multiple of {multiple}");
+    let remedy = |multiple: u64| format!("{} a multiple of {multiple}", remote.remedy);
     limits(name, &geometry, options, remedy)
 }
 
@@ -159,6 +166,7 @@ fn limits(
     if size_bytes == 0 {
         let remedy = match name.split_once(':') {
             Some((kind @ ("ram" | "null"), _)) => format!("{kind}:1G"),
+            Some(("rbd", _)) => "rbd resize --size 10G".to_owned(),
             Some(("nbd" | "nbd+unix", _)) => "let the server export more".to_owned(),
             _ => format!("truncate -s 10G {name}"),
         };

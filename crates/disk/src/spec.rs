@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use crate::model::ModelSpec;
 use crate::nbd::{self, NbdSpec};
+use crate::rbd::RbdSpec;
 
 /// A disk as it was named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub enum DiskSpec {
     Model(ModelSpec),
     /// An export of an NBD server.
     Nbd(NbdSpec),
+    /// An image of a Ceph cluster.
+    Rbd(RbdSpec),
 }
 
 /// Suffix after the size of a null disk whose reads store no data, as for QEMU's null-co.
@@ -36,12 +39,12 @@ const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 impl FromStr for DiskSpec {
     type Err = String;
 
-    /// `raw:`, `ram:`, `null:`, `model:` and `nbd://` are kinds only at the very beginning, so that every file can be
+    /// `raw:`, `ram:`, `null:`, `model:`, `rbd:` and `nbd://` are kinds only at the very beginning, so that every file can be
     /// named: a file called `ram:x` is written `./ram:x`.
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         if text.is_empty() {
             return Err(
-                "a disk is a path, raw:PATH, ram:SIZE, null:SIZE, model:NAME or nbd://HOST/EXPORT; this one is empty"
+                "a disk is a path, raw:PATH, ram:SIZE, null:SIZE, model:NAME, rbd:POOL/IMAGE or nbd://HOST/EXPORT; this one is empty"
                     .to_owned(),
             );
         }
@@ -71,6 +74,9 @@ impl FromStr for DiskSpec {
         if let Some(model) = text.strip_prefix("model:") {
             return model.parse().map(DiskSpec::Model);
         }
+        if text.starts_with("rbd:") {
+            return text.parse().map(DiskSpec::Rbd);
+        }
         if nbd::is_uri(text) {
             return text.parse().map(DiskSpec::Nbd);
         }
@@ -87,7 +93,8 @@ impl DiskSpec {
             | DiskSpec::Null(_)
             | DiskSpec::Untouched(_)
             | DiskSpec::Model(_)
-            | DiskSpec::Nbd(_) => None,
+            | DiskSpec::Nbd(_)
+            | DiskSpec::Rbd(_) => None,
         }
     }
 }
@@ -102,6 +109,7 @@ impl fmt::Display for DiskSpec {
             DiskSpec::Untouched(bytes) => write!(out, "null:{}{UNTOUCHED}", format_size(*bytes)),
             DiskSpec::Model(model) => write!(out, "model:{model}"),
             DiskSpec::Nbd(nbd) => write!(out, "{nbd}"),
+            DiskSpec::Rbd(rbd) => write!(out, "{rbd}"),
         }
     }
 }
@@ -269,6 +277,9 @@ mod tests {
             "model:p3700",
             "model:flat,size=1536M,seed=3",
             "./model:p3700",
+            "rbd:vms/web",
+            "rbd:vms/blue/web@monday,id=cleave,conf=/etc/ceph/b.conf",
+            "./rbd:vms/web",
             "nbd://host/a",
             "nbd+unix:///?socket=/run/nbd&connections=4",
             ".//nbd://host/a",

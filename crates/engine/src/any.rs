@@ -9,7 +9,7 @@ use cleave_guest::{Epoch, Memory};
 
 use crate::files::Files;
 use crate::ram::Ram;
-use crate::{Completion, Done, EngineError, LegStats, Model, Nbd, Null, Reactor, Store, Wait};
+use crate::{Completion, Done, EngineError, LegStats, Model, Nbd, Null, Rbd, Reactor, Store, Wait};
 
 /// A store of any kind that a disk can have.
 #[derive(Debug)]
@@ -20,6 +20,7 @@ pub enum AnyStore {
     Null(Null),
     Model(Box<Model>),
     Nbd(Box<Nbd>),
+    Rbd(Box<Rbd>),
 }
 
 impl AnyStore {
@@ -43,6 +44,7 @@ impl AnyStore {
             }
             Backing::Model { .. } => AnyStore::Model(Box::new(Model::new(disk, ops)?)),
             Backing::Nbd(_) => AnyStore::Nbd(Box::new(Nbd::new(reactor, disk, ops)?)),
+            Backing::Rbd(_) => AnyStore::Rbd(Box::new(Rbd::new(reactor, disk, ops)?)),
         })
     }
 }
@@ -66,6 +68,7 @@ impl AnyStore {
             AnyStore::Null(store) => visitor.visit(store),
             AnyStore::Model(store) => visitor.visit(*store),
             AnyStore::Nbd(store) => visitor.visit(*store),
+            AnyStore::Rbd(store) => visitor.visit(*store),
         }
     }
 }
@@ -79,6 +82,7 @@ macro_rules! inside {
             AnyStore::Null($store) => $call,
             AnyStore::Model($store) => $call,
             AnyStore::Nbd($store) => $call,
+            AnyStore::Rbd($store) => $call,
         }
     };
 }

@@ -20,6 +20,7 @@ mod piece;
 mod polled;
 mod progress;
 mod ram;
+mod rbd;
 mod reactor;
 mod ring;
 mod step;
@@ -39,6 +40,7 @@ pub use model::Model;
 pub use nbd::Nbd;
 pub use null::Null;
 pub use polled::probe_iopoll;
+pub use rbd::Rbd;
 pub use reactor::{Completion, EngineError, Prepared, Reactor, Rest};
 pub use ring::ClosedRing;
 

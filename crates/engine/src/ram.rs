@@ -34,11 +34,13 @@ impl Ram {
         let bytes = match disk.backing() {
             Backing::Ram(region) | Backing::Model { ram: region, .. } => Bytes::new(region),
             // An empty region: every op fails.
-            Backing::File { .. } | Backing::Null { .. } | Backing::Nbd(_) => Bytes {
-                start: std::ptr::null_mut(),
-                len: 0,
-                private: false,
-            },
+            Backing::File { .. } | Backing::Null { .. } | Backing::Nbd(_) | Backing::Rbd(_) => {
+                Bytes {
+                    start: std::ptr::null_mut(),
+                    len: 0,
+                    private: false,
+                }
+            }
         };
         Ram {
             disk,

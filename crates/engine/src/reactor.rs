@@ -673,7 +673,11 @@ fn opcodes(disks: &[&Disk]) -> Vec<u8> {
         .clone()
         .any(|leg| matches!(leg.backing(), Backing::Nbd(_)));
     let needed = legs.map(|leg| match leg.backing() {
-        Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } | Backing::Nbd(_) => 3,
+        Backing::Ram(_)
+        | Backing::Null { .. }
+        | Backing::Model { .. }
+        | Backing::Nbd(_)
+        | Backing::Rbd(_) => 3,
         Backing::File {
             kind: FileKind::Regular,
             ..

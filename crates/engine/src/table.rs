@@ -237,6 +237,16 @@ impl Table {
         }
     }
 
+    /// The same as a slice.
+    pub(crate) fn host_ranges(&self, index: u16) -> &[iovec] {
+        let (start, count) = self.ranges(index);
+        match count {
+            0 => &[],
+            // SAFETY: the ranges lie in the table, which is borrowed, and `consume` needs it exclusively.
+            count => unsafe { std::slice::from_raw_parts(start, count) },
+        }
+    }
+
     /// Uses up the next `bytes` of the entry's memory and passes each host range of them to `with`.
     pub(crate) fn consume(
         &mut self,

@@ -91,6 +91,7 @@ fn kind(store: &Backing) -> &'static str {
         Backing::Null { .. } => "null",
         Backing::Model { .. } => "model",
         Backing::Nbd(_) => "nbd",
+        Backing::Rbd(_) => "rbd",
     }
 }
 

@@ -29,7 +29,7 @@ pub fn stored(disk: &Disk) -> Extent {
             kind: FileKind::Regular,
             ..
         } => map(file, leg_bytes),
-        Backing::File { .. } | Backing::Nbd(_) => Extent::Unknown,
+        Backing::File { .. } | Backing::Nbd(_) | Backing::Rbd(_) => Extent::Unknown,
         Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => Extent::Share(1.0),
     });
     extents.fold(Extent::Share(1.0), |all, one| match (all, one) {
@@ -47,7 +47,7 @@ pub fn holds_data(disk: &Disk) -> bool {
             kind: FileKind::Regular,
             ..
         } => !matches!(rustix::fs::seek(file, SeekFrom::Data(0)), Err(Errno::NXIO)),
-        Backing::File { .. } | Backing::Nbd(_) => true,
+        Backing::File { .. } | Backing::Nbd(_) | Backing::Rbd(_) => true,
         Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => false,
     })
 }

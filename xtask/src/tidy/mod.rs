@@ -25,7 +25,7 @@ an ignored test never runs; finish or delete it
 crates/blk/src/*
 blk holds pure values: no files, sockets, threads or clocks
 -L ^#!\[forbid\(unsafe_code\)\]$
-*src/lib.rs *src/main.rs :!crates/guest :!crates/engine :!crates/client
+*src/lib.rs *src/main.rs :!crates/guest :!crates/engine :!crates/client :!crates/rbd
 #![forbid(unsafe_code)] is missing
 -L ^//!.*(forbid|must.not)
 crates/*/src/lib.rs crates/*/src/main.rs

@@ -12,8 +12,9 @@ const ARROWS: &str = "
 blk:
 chart:
 guest: blk
-disk: blk
-engine: blk disk guest
+rbd:
+disk: blk rbd
+engine: blk disk guest rbd
 worker: blk disk engine guest
 session: blk disk guest worker
 client: blk

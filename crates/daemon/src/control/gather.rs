@@ -50,6 +50,11 @@ impl DiskStatus {
             (Some(_), Some(leg)) => leg.name(),
             _ => disk.name(),
         };
+        let name = match disk.backing() {
+            // Without the options behind it.
+            Backing::Rbd(_) => name.split(',').next().unwrap_or(name),
+            _ => name,
+        };
         let last = name.rsplit('/').next().unwrap_or(name);
         self.serial().unwrap_or_else(|| last.to_owned())
     }
@@ -150,6 +155,7 @@ fn store(device: &Device) -> Store {
         iopoll: disk.is_polled(),
         sync_failed: disk.sync_failed(),
         connections: connections(disk),
+        lock: lock(disk).map(str::to_owned),
     }
 }
 
@@ -170,6 +176,18 @@ fn connections(disk: &Disk) -> Option<Connections> {
     })
 }
 
+/// The exclusive lock of an image in a cluster.
+fn lock(disk: &Disk) -> Option<&'static str> {
+    let Backing::Rbd(image) = disk.backing() else {
+        return None;
+    };
+    Some(match (image.is_locked(), image.is_fenced()) {
+        (_, true) => "lost",
+        (true, false) => "held",
+        (false, false) => "none",
+    })
+}
+
 fn kind_of(disk: &Disk) -> &'static str {
     if disk.stripe().is_some() {
         return "stripe";
@@ -187,6 +205,7 @@ fn kind_of(disk: &Disk) -> &'static str {
         Backing::Null { .. } => "null",
         Backing::Model { .. } => "model",
         Backing::Nbd(_) => "nbd",
+        Backing::Rbd(_) => "rbd",
     }
 }
 

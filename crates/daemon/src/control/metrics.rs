@@ -24,6 +24,7 @@ cleave_nbd_lost_total counter Connections to the NBD server that were lost.
 cleave_nbd_reconnects_total counter Connections made in place of lost ones.
 cleave_nbd_held_requests gauge Requests that wait for a connection to the NBD server.
 cleave_nbd_bytes_total counter Bytes that went to the NBD server and came from it.
+cleave_rbd_lock_lost gauge 1 after another client took the exclusive lock of the image: every request fails until the daemon is restarted.
 cleave_disk_requests_total counter Requests that ended well, over all vrings; counted also with --stats off.
 cleave_disk_bytes_total counter Bytes that they moved; counted also with --stats off.
 cleave_disk_failures_total counter Requests that did not end well: failed by the store, refused as invalid, or too broken to answer.
@@ -321,6 +322,9 @@ fn disk(text: &mut Text<'_>, report: &Report) {
     text.one("cleave_disk_size_bytes", store.size_bytes);
     text.one("cleave_disk_sync_failed", u8::from(store.sync_failed));
     write_connections(text, store.connections.as_ref());
+    if let Some(lock) = &store.lock {
+        text.one("cleave_rbd_lock_lost", u8::from(lock == "lost"));
+    }
     let requests = [
         ("read", totals.reads),
         ("write", totals.writes),

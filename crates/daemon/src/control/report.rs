@@ -72,6 +72,9 @@ pub(crate) struct Store {
     /// Null for a disk without a server.
     #[serde(default)]
     pub(crate) connections: Option<Connections>,
+    /// The exclusive lock of an RBD image: `held`, `none` (read-only), or `lost` to another client, for good. Null for other disks.
+    #[serde(default)]
+    pub(crate) lock: Option<String>,
 }
 
 /// The connections to the server of a disk.

@@ -212,7 +212,7 @@ impl Nbd {
     fn copy_out(&mut self, line: u8, index: u16, at: u64, read: usize, take: u64) {
         let mut from = self.line(line).staging().wrapping_add(read);
         let skip = self.table.get(index).pos + at;
-        cut(self.ranges(index), skip, take, |range| {
+        cut(self.table.host_ranges(index), skip, take, |range| {
             // SAFETY: the op's epoch keeps the range mapped. The staged bytes from `read` on are at least `take`, and the kernel
             // does not write them now. Guest and daemon memory do not overlap.
             unsafe {
@@ -280,7 +280,7 @@ impl Nbd {
             Content::Hole { offset, len } => {
                 let at = self.place(index, offset, len)?;
                 let skip = self.table.get(index).pos + at;
-                cut(self.ranges(index), skip, len.into(), |range| {
+                cut(self.table.host_ranges(index), skip, len.into(), |range| {
                     fill_with_zeroes(range.iov_base.cast(), range.iov_len);
                     true
                 });

@@ -22,11 +22,11 @@ mod outbound;
 mod part;
 
 use std::collections::VecDeque;
+use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{io, slice};
 
 use cleave_blk::{Op, OpKind};
 use cleave_disk::nbd::Export;
@@ -382,17 +382,6 @@ impl Nbd {
         match is_full {
             true => Some(FULL_PAUSE),
             false => pause,
-        }
-    }
-
-    /// The op's host ranges.
-    fn ranges(&self, index: u16) -> &[iovec] {
-        let (start, count) = self.table.ranges(index);
-        match count {
-            0 => &[],
-            // SAFETY: the table's ranges are valid until the entry is freed, and nothing changes them here: this store does not
-            // consume them.
-            count => unsafe { slice::from_raw_parts(start, count) },
         }
     }
 }

@@ -1,0 +1,7 @@
+//! Disks that are images of a Ceph cluster: naming and opening. The I/O of requests is the engine's.
+
+mod open;
+mod spec;
+
+pub(crate) use open::open;
+pub use spec::RbdSpec;

@@ -1,0 +1,41 @@
+//! Opens an image, which tells the limits of the disk.
+
+use cleave_blk::Limits;
+use cleave_rbd::{Access, Image};
+
+use super::RbdSpec;
+use crate::probe::{Remote, probe_remote};
+use crate::{OpenError, OpenOptions};
+
+/// The unit in which librbd gives space back (`rbd_discard_granularity_bytes`).
+const DISCARD_BYTES: u64 = 64 << 10;
+/// A block of the cluster's stores (`bluestore_min_alloc_size`).
+const BLOCK_BYTES: u32 = 4096;
+
+pub(crate) fn open(
+    spec: &RbdSpec,
+    name: &str,
+    options: &OpenOptions,
+) -> Result<(Image, Limits), OpenError> {
+    let access = match options.read_only {
+        true => Access::Read,
+        false if spec.place.snapshot.is_some() => {
+            return Err(OpenError::Snapshot(name.to_owned()));
+        }
+        false => Access::Write,
+    };
+    let image = Image::open(&spec.place, access)
+        .map_err(|error| OpenError::Rbd(name.to_owned(), Box::new(error)))?;
+    let object_bytes = image.object_bytes();
+    let remote = Remote {
+        size_bytes: image.size_bytes(),
+        physical_bytes: BLOCK_BYTES,
+        optimal_bytes: u32::try_from(object_bytes).unwrap_or(0),
+        discard_bytes: DISCARD_BYTES.min(object_bytes) as u32,
+        can_discard: true,
+        rotational: false,
+        remedy: "give it (rbd resize)",
+    };
+    let limits = probe_remote(name, &remote, options)?;
+    Ok((image, limits))
+}

@@ -1,0 +1,401 @@
+//! Ops on an image of a Ceph cluster, through librbd.
+//!
+//! librbd copies between the cluster and guest memory directly, and completes on threads of its own. Completions wait in an inbox,
+//! which a busy worker looks into each lap; for a worker that sleeps, its eventfd is watched by the ring.
+//!
+//! Unsafe because librbd is given the table's ranges, which point to guest memory. The epoch in an op's entry keeps that memory
+//! mapped until `finish`, which runs only when the op's completion was taken, or never came to be. `close` waits for the rest; if
+//! that did not happen, `drop` leaks the table.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cleave_blk::{Op, OpKind};
+use cleave_disk::{Backing, Disk};
+use cleave_guest::Epoch;
+use cleave_rbd::{Image, Inbox, Thickness};
+use io_uring::opcode;
+use io_uring::types::Fixed;
+
+use crate::memory::{check, walk};
+use crate::piece;
+use crate::reactor::StoreId;
+use crate::table::{Entry, Table};
+use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
+
+/// Pause if the submission queue accepts nothing.
+const FULL_PAUSE: Duration = Duration::from_millis(1);
+/// Longest sleep between two looks while the store closes.
+const CLOSE_SLEEP: Duration = Duration::from_millis(100);
+/// Most bytes of one discard, or of zeroes: librbd makes a request for each object of it.
+const RANGE_MAX: u64 = 1 << 30;
+/// librbd's EBLOCKLISTED: the cluster refuses this client for good.
+const BLOCKLISTED: i32 = libc::ESHUTDOWN;
+/// What the op fails with then. `--on-error` has nothing to repeat: it is reported, whatever it says.
+const FENCED: i32 = libc::ENOTRECOVERABLE;
+
+/// What an op has under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Nothing,
+    /// So many of its bytes.
+    Bytes(u64),
+    Flush,
+}
+
+/// Ops on an image.
+#[derive(Debug)]
+pub struct Rbd {
+    disk: Arc<Disk>,
+    id: StoreId,
+    ops: usize,
+    /// Ops pushed and not yet reported.
+    in_flight: usize,
+    /// Ops that librbd has.
+    sent_count: usize,
+    /// Ops completed and not yet reported.
+    ended: VecDeque<Done>,
+    table: Table,
+    sent: Box<[Sent]>,
+    inbox: Inbox,
+    /// The ring watches the inbox's eventfd.
+    is_listening: bool,
+    is_closing: bool,
+}
+
+/// The image of a disk that has one.
+fn image(disk: &Disk) -> Result<&Image, i32> {
+    match disk.backing() {
+        Backing::Rbd(image) => Ok(image),
+        _ => Err(libc::EBADF),
+    }
+}
+
+impl Rbd {
+    /// For a disk of a Ceph cluster, on a reactor that was created for it.
+    pub(crate) fn new(
+        reactor: &mut Reactor,
+        disk: Arc<Disk>,
+        ops: u16,
+    ) -> Result<Rbd, EngineError> {
+        Rbd::on(reactor, disk, ops).map_err(EngineError::setup)
+    }
+
+    fn on(reactor: &mut Reactor, disk: Arc<Disk>, ops: u16) -> io::Result<Rbd> {
+        let inbox = Inbox::new(ops)?;
+        let id = reactor.attach(&[inbox.bell()], false)?;
+        Ok(Rbd {
+            disk,
+            id,
+            ops: usize::from(ops),
+            in_flight: 0,
+            sent_count: 0,
+            ended: VecDeque::with_capacity(usize::from(ops)),
+            table: Table::new(ops)?,
+            sent: vec![Sent::Nothing; usize::from(ops)].into_boxed_slice(),
+            inbox,
+            is_listening: false,
+            is_closing: false,
+        })
+    }
+
+    /// Checks an op and adds it to the table. `Err` is the result of an op that ends here.
+    fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
+        let (offset, len) = range(&self.disk, op)?;
+        // The owner pushes only while there is room.
+        let entry = Entry::new(token, op.kind, offset, len);
+        let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
+        if matches!(op.kind, OpKind::Read | OpKind::Write { .. }) {
+            let mut gather = self.table.gather(index);
+            let walked = walk(epoch, op, |start, len| gather.add(start, len));
+            if let Err(errno) = walked.and_then(|()| self.table.gathered(index, gather)) {
+                self.table.free(index);
+                return Err(Err(errno));
+            }
+        }
+        self.table.get_mut(index).epoch = Some(epoch.clone());
+        Ok(index)
+    }
+
+    /// Gives librbd the next part of an op, or ends the op.
+    fn proceed(&mut self, index: u16) {
+        let entry = self.table.get(index);
+        let (kind, (offset, left)) = (entry.kind, entry.rest());
+        let durable = matches!(
+            kind,
+            OpKind::Write { durable: true } | OpKind::Zero { durable: true, .. }
+        );
+        let has_flushed = self.sent(index) == Sent::Flush;
+        let next = match kind {
+            OpKind::Sync if has_flushed => None,
+            OpKind::Sync => Some(Sent::Flush),
+            _ if left > 0 && matches!(kind, OpKind::Discard | OpKind::Zero { .. }) => {
+                Some(Sent::Bytes(left.min(RANGE_MAX)))
+            }
+            _ if left > 0 => Some(Sent::Bytes(left)),
+            _ if durable && !has_flushed => Some(Sent::Flush),
+            _ => None,
+        };
+        match next {
+            None => self.finish(index, Ok(())),
+            // Nobody waits for an op of a store that closes.
+            Some(_) if self.is_closing => self.finish(index, Err(libc::ECANCELED)),
+            Some(part) => {
+                self.sent[usize::from(index)] = part;
+                match self.submit(index, part, offset) {
+                    Ok(()) => self.sent_count += 1,
+                    Err(errno) => self.fail(index, errno),
+                }
+            }
+        }
+    }
+
+    fn submit(&self, index: u16, part: Sent, offset: u64) -> Result<(), i32> {
+        let image = image(&self.disk)?;
+        let Sent::Bytes(len) = part else {
+            return image.flush(&self.inbox, index);
+        };
+        match self.table.get(index).kind {
+            OpKind::Discard => image.discard(&self.inbox, index, offset, len),
+            OpKind::Zero { unmap, .. } => {
+                let thickness = match unmap {
+                    true => Thickness::Thin,
+                    false => Thickness::Thick,
+                };
+                image.zero(&self.inbox, index, offset, len, thickness)
+            }
+            // SAFETY: see the module's documentation.
+            OpKind::Read => unsafe {
+                image.read(&self.inbox, index, self.table.host_ranges(index), offset)
+            },
+            // SAFETY: as above.
+            OpKind::Write { .. } => unsafe {
+                image.write(&self.inbox, index, self.table.host_ranges(index), offset)
+            },
+            OpKind::Sync => Err(libc::EINVAL),
+        }
+    }
+
+    /// librbd has completed what an op had under way.
+    fn settle(&mut self, index: u16, result: i64) {
+        self.sent_count -= 1;
+        if let Ok(errno) = u32::try_from(result.saturating_neg())
+            && errno > 0
+        {
+            return self.fail(index, i32::try_from(errno).unwrap_or(libc::EIO));
+        }
+        let Sent::Bytes(len) = self.sent(index) else {
+            return self.proceed(index);
+        };
+        let is_read = self.table.get(index).kind == OpKind::Read;
+        if is_read && u64::try_from(result) != Ok(len) {
+            // The image has become smaller.
+            return self.finish(index, Err(libc::EIO));
+        }
+        self.table.get_mut(index).pos += len;
+        self.proceed(index);
+    }
+
+    fn fail(&mut self, index: u16, mut errno: i32) {
+        if errno == BLOCKLISTED {
+            self.note_fence();
+            errno = FENCED;
+        }
+        if self.sent(index) == Sent::Flush && !self.disk.sync_failed() {
+            let error = io::Error::from_raw_os_error(errno);
+            tracing::error!(
+                disk = self.disk.name(),
+                %error,
+                "the cluster failed a flush and data may be lost; every flush fails until the disk is reopened"
+            );
+            self.disk.mark_sync_failed();
+        }
+        self.finish(index, Err(errno));
+    }
+
+    #[cold]
+    fn note_fence(&self) {
+        if image(&self.disk).is_ok_and(Image::mark_fenced) {
+            tracing::error!(
+                disk = self.disk.name(),
+                "another client has taken the exclusive lock of this image, and the cluster refuses this daemon (blocklisted); \
+                 every request fails until the daemon is started again"
+            );
+        }
+    }
+
+    /// Ends an op that librbd does not have.
+    fn finish(&mut self, index: u16, result: Result<(), i32>) {
+        let token = self.table.get(index).token;
+        self.table.free(index);
+        self.sent[usize::from(index)] = Sent::Nothing;
+        self.ended.push_back(Done { token, result });
+    }
+
+    #[inline]
+    fn sent(&self, index: u16) -> Sent {
+        self.sent[usize::from(index)]
+    }
+
+    /// Handles what waits in the inbox.
+    #[inline]
+    fn collect(&mut self) {
+        while let Some((index, result)) = self.inbox.take() {
+            self.settle(index, result);
+        }
+    }
+
+    /// Has the ring watch the inbox's eventfd. `false`: there is no room now.
+    fn listen(&mut self, reactor: &mut Reactor) -> bool {
+        if !self.is_listening {
+            let bell = Fixed(self.id.first_file);
+            let poll = opcode::PollAdd::new(bell, libc::POLLIN as u32).build();
+            // SAFETY: a poll points to no memory.
+            self.is_listening =
+                unsafe { reactor.submit(self.id, &poll.user_data(self.id.user_data(0)), false) };
+        }
+        self.is_listening
+    }
+
+    /// Waits until librbd has nothing of this store, and the ring no watch. `Err`: the ring is broken.
+    fn await_all(&mut self, reactor: &mut Reactor) -> io::Result<()> {
+        self.is_closing = true;
+        loop {
+            self.collect();
+            if self.sent_count == 0 {
+                break;
+            }
+            let time = match self.listen(reactor) && self.inbox.sleep() {
+                true => CLOSE_SLEEP,
+                false => FULL_PAUSE,
+            };
+            let completion = reactor.next_of_within(self.id, time)?;
+            self.inbox.awake();
+            if let Some(completion) = completion {
+                self.completed(reactor, completion);
+            }
+        }
+        while self.is_listening {
+            self.inbox.ring();
+            if let Some(completion) = reactor.next_of_within(self.id, CLOSE_SLEEP)? {
+                self.completed(reactor, completion);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Store for Rbd {
+    #[inline]
+    fn room(&self) -> usize {
+        self.ops.saturating_sub(self.in_flight)
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
+        debug_assert!(self.room() > 0);
+        self.in_flight += 1;
+        match self.admit(epoch, &op, token) {
+            Ok(index) => self.proceed(index),
+            Err(result) => self.ended.push_back(Done { token, result }),
+        }
+    }
+
+    fn completed(&mut self, _reactor: &mut Reactor, completion: Completion) {
+        // A completion of another store would end an op that the kernel still works on.
+        assert_eq!(
+            completion.store, self.id.store,
+            "a completion of another store"
+        );
+        self.is_listening = false;
+        self.inbox.hush();
+        self.collect();
+    }
+
+    #[inline]
+    fn reap(&mut self) -> Option<Done> {
+        if self.ended.is_empty() {
+            self.collect();
+        }
+        let done = self.ended.pop_front()?;
+        self.in_flight -= 1;
+        Some(done)
+    }
+
+    #[inline]
+    fn is_ready(&self) -> bool {
+        !self.ended.is_empty() || self.inbox.has_any()
+    }
+
+    #[inline]
+    fn before_enter(&mut self, reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
+        if wait == Wait::No || self.sent_count == 0 {
+            return None;
+        }
+        if !self.listen(reactor) {
+            return Some(FULL_PAUSE);
+        }
+        match self.inbox.sleep() {
+            true => None,
+            false => Some(Duration::ZERO),
+        }
+    }
+
+    #[inline]
+    fn after_enter(&mut self) {
+        self.inbox.awake();
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        if let Err(error) = self.await_all(reactor) {
+            let disk = self.disk.name();
+            tracing::error!(disk, %error, "the io_uring of a worker is broken");
+        }
+    }
+}
+
+impl Drop for Rbd {
+    /// librbd may still write to the memory of what it did not complete, so that stays mapped for ever.
+    fn drop(&mut self) {
+        if self.sent_count > 0 {
+            tracing::error!(
+                disk = self.disk.name(),
+                "I/Os never completed; the memory that they may write to is kept"
+            );
+            self.table.leak();
+        }
+    }
+}
+
+/// The op's range. The request was checked against capacity and mode much earlier; this is a second check.
+fn range(disk: &Disk, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
+    if image(disk).map_err(Err)?.is_fenced() {
+        return Err(Err(FENCED));
+    }
+    if op.kind == OpKind::Sync {
+        // What a failed flush left behind is unknown; the next one would not say so.
+        return match disk.sync_failed() {
+            true => Err(Err(libc::EIO)),
+            false => Ok((0, 0)),
+        };
+    }
+    let end = check(disk, op).map_err(Err)?;
+    if end > disk.leg_bytes() {
+        return Err(Err(libc::EIO));
+    }
+    match op.kind {
+        _ if op.len_bytes == 0 => Err(Ok(())),
+        OpKind::Discard => {
+            // A discard is a hint: partial blocks keep their data.
+            let unit = u64::from(disk.limits().discard_align_bytes);
+            piece::inside(op.offset_bytes, op.len_bytes, unit).ok_or(Ok(()))
+        }
+        _ => Ok((op.offset_bytes, op.len_bytes)),
+    }
+}

@@ -1,0 +1,68 @@
+//! Why an image cannot be opened.
+
+use std::io;
+
+use crate::Place;
+
+/// Why an image cannot be opened. Each is one line that says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum RbdError {
+    /// The host has no librbd, or one that is too old.
+    #[error(
+        "{0}; install Ceph's client library (Debian, Ubuntu: librbd1; Fedora, RHEL: librbd1 too), version 15.2 or later"
+    )]
+    Library(String),
+    /// A name that contains a zero byte.
+    #[error("a name contains a zero byte")]
+    Text,
+    /// There is no configuration.
+    #[error("there is no {0}; name the cluster's configuration with conf=PATH")]
+    Conf(String, #[source] io::Error),
+    /// The cluster cannot be reached, or lets nobody in.
+    #[error(
+        "cannot connect to the cluster as client.{0}: {1}; check mon_host and the keyring (ceph -s --id {0})"
+    )]
+    Connect(String, #[source] io::Error),
+    /// The pool or the namespace.
+    #[error("cannot open pool {0}: {1}")]
+    Pool(String, #[source] io::Error),
+    /// The image or the snapshot.
+    #[error("cannot open image {0}: {1}")]
+    Image(String, #[source] io::Error),
+    /// Nothing keeps two hosts from writing it at once.
+    #[error(
+        "image {0} has no exclusive lock, without which two hosts could write to it at once; run: rbd feature enable {0} exclusive-lock"
+    )]
+    NoLock(String),
+    /// Writes would be completed while only this process has them.
+    #[error(
+        "image {0} has a write-back cache of its own, and a daemon that is killed would lose writes which the guest believes done; run: rbd config image set {0} rbd_cache false"
+    )]
+    WriteBack(String),
+    /// Another client has the lock.
+    #[error(
+        "image {0} is in use by another client ({1}); stop it, or serve a snapshot with --read-only"
+    )]
+    InUse(String, String),
+    /// The lock cannot be had.
+    #[error("cannot lock image {0}: {1}")]
+    Lock(String, #[source] io::Error),
+    /// An eventfd.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// The kernel's words for a negative result.
+pub(crate) fn io(result: i32) -> io::Error {
+    io::Error::from_raw_os_error(result.saturating_neg())
+}
+
+impl RbdError {
+    pub(crate) fn image(place: &Place, result: i32) -> RbdError {
+        let name = match &place.snapshot {
+            Some(snapshot) => format!("{}@{snapshot}", place.image_name()),
+            None => place.image_name(),
+        };
+        RbdError::Image(name, io(result))
+    }
+}

@@ -1,0 +1,579 @@
+//! An image that is open: its cluster, its lock, its size, and the I/O on it.
+//!
+//! Unsafe because it calls librbd. The handles are used from many threads, which librbd permits, and closed once, when nothing of
+//! ours refers to them any more; librbd then waits for its callbacks.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use libc::iovec;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::calls::{self, Calls, Handle, Info, Setting, calls};
+use crate::error::io as failed;
+use crate::{Inbox, Place, RbdError, inbox};
+
+/// How long the monitors may take to answer when the configuration does not say (librados: five minutes).
+const CONNECT_SECONDS: &CStr = c"30";
+
+/// How long the cluster may take to close an image. It is a few milliseconds where the cluster is well.
+const CLOSE_TIME: Duration = Duration::from_secs(2);
+
+/// Most settings of an image; there are about 80.
+const SETTINGS_MAX: usize = 1024;
+
+/// The use of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// For reading only. Takes no lock.
+    Read,
+    /// For reading and writing, with the exclusive lock.
+    Write,
+}
+
+/// Whether a range that is zeroed keeps its space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thickness {
+    /// Its space may be given back.
+    Thin,
+    /// It stays allocated.
+    Thick,
+}
+
+/// An opened image, used by any number of threads.
+///
+/// Dropping it gives the lock back. A cluster that does not answer may hold that up for at most two seconds.
+#[derive(Debug)]
+pub struct Image {
+    /// There until the drop.
+    session: Option<Session>,
+    handle: Shareable,
+    calls: &'static Calls,
+    size_bytes: AtomicU64,
+    object_bytes: u64,
+    access: Access,
+    changed: OwnedFd,
+    is_fenced: AtomicBool,
+}
+
+/// All that is open, dropped in this order.
+#[derive(Debug)]
+struct Session {
+    _image: Opened,
+    _pool: Pool,
+    _cluster: Cluster,
+    /// Boxed because librbd has its address.
+    _changed: Box<OwnedFd>,
+}
+
+/// The image's handle, which is open as long as there is a session.
+#[derive(Debug, Clone, Copy)]
+struct Shareable(Handle);
+
+// SAFETY: librbd permits the use of its handles from any thread, and from several at once.
+unsafe impl Send for Shareable {}
+// SAFETY: as above.
+unsafe impl Sync for Shareable {}
+
+/// A connection to a cluster.
+#[derive(Debug)]
+struct Cluster {
+    calls: &'static Calls,
+    handle: Handle,
+}
+
+#[derive(Debug)]
+struct Pool {
+    calls: &'static Calls,
+    handle: Handle,
+}
+
+#[derive(Debug)]
+struct Opened {
+    calls: &'static Calls,
+    handle: Handle,
+    watch: Option<u64>,
+}
+
+// SAFETY: librados and librbd permit the use of their handles from any thread, and from several at once.
+unsafe impl Send for Cluster {}
+// SAFETY: as above.
+unsafe impl Sync for Cluster {}
+// SAFETY: as above.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+// SAFETY: as above.
+unsafe impl Send for Opened {}
+// SAFETY: as above.
+unsafe impl Sync for Opened {}
+
+impl Image {
+    /// Connects to the cluster and opens the image. For writing it takes the exclusive lock: if the client that had it is dead,
+    /// librbd waits until the cluster knows that (`osd_client_watch_timeout`, 30 s), has the cluster refuse everything that may
+    /// still come from that client, and takes the lock. Returns an error if that client is alive.
+    pub fn open(place: &Place, access: Access) -> Result<Image, RbdError> {
+        let cluster = Cluster::connect(place)?;
+        let pool = cluster.pool(place)?;
+        let mut image = pool.open(place, access)?;
+        let info = image
+            .info()
+            .map_err(|error| RbdError::image(place, error))?;
+        let changed = Box::new(
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?,
+        );
+        if access == Access::Write {
+            if image.writes_back() {
+                return Err(RbdError::WriteBack(place.image_name()));
+            }
+            image.lock(place)?;
+        }
+        // librbd watches nothing that is open for reading only.
+        if access == Access::Write {
+            image
+                .watch(&changed)
+                .map_err(|error| RbdError::image(place, error))?;
+        }
+        Ok(Image {
+            handle: Shareable(image.handle),
+            calls: image.calls,
+            changed: changed.try_clone()?,
+            session: Some(Session {
+                _image: image,
+                _pool: pool,
+                _cluster: cluster,
+                _changed: changed,
+            }),
+            size_bytes: AtomicU64::new(info.size),
+            object_bytes: info.obj_size,
+            access,
+            is_fenced: AtomicBool::new(false),
+        })
+    }
+
+    /// The size when it was asked for last.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Asks the cluster for the size, which may take as long as the cluster is away.
+    pub fn ask_size_bytes(&self) -> io::Result<u64> {
+        let mut size = 0;
+        // SAFETY: the image is open.
+        let result = unsafe { (self.calls.rbd_get_size)(self.handle.0, &raw mut size) };
+        if result < 0 {
+            return Err(failed(result));
+        }
+        self.size_bytes.store(size, Ordering::Relaxed);
+        Ok(size)
+    }
+
+    /// An eventfd that is written when the image has changed: its size, or another property.
+    pub fn changed(&self) -> BorrowedFd<'_> {
+        self.changed.as_fd()
+    }
+
+    /// The size of the objects in which the cluster keeps it.
+    pub fn object_bytes(&self) -> u64 {
+        self.object_bytes
+    }
+
+    /// Whether it was opened with the exclusive lock.
+    pub fn is_locked(&self) -> bool {
+        self.access == Access::Write
+    }
+
+    /// Whether the cluster refuses this client for good, because another one has taken the lock.
+    pub fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it does. `true` the first time.
+    pub fn mark_fenced(&self) -> bool {
+        !self.is_fenced.swap(true, Ordering::Relaxed)
+    }
+
+    /// Reads into `ranges`. `Err`: it was not begun, and nothing will be completed.
+    ///
+    /// # Safety
+    ///
+    /// The ranges, and the memory that they name, stay valid until the completion was taken from the inbox.
+    pub unsafe fn read(
+        &self,
+        inbox: &Inbox,
+        slot: u16,
+        ranges: &[iovec],
+        offset: u64,
+    ) -> Result<(), i32> {
+        let count = count(ranges)?;
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the caller's promise.
+            unsafe { (calls.rbd_aio_readv)(image, ranges.as_ptr(), count, offset, completion) }
+        })
+    }
+
+    /// Writes from `ranges`, as `read`.
+    ///
+    /// # Safety
+    ///
+    /// As for `read`.
+    pub unsafe fn write(
+        &self,
+        inbox: &Inbox,
+        slot: u16,
+        ranges: &[iovec],
+        offset: u64,
+    ) -> Result<(), i32> {
+        let count = count(ranges)?;
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the caller's promise.
+            unsafe { (calls.rbd_aio_writev)(image, ranges.as_ptr(), count, offset, completion) }
+        })
+    }
+
+    /// Gives space back.
+    pub fn discard(&self, inbox: &Inbox, slot: u16, offset: u64, len: u64) -> Result<(), i32> {
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the image is open.
+            unsafe { (calls.rbd_aio_discard)(image, offset, len, completion) }
+        })
+    }
+
+    /// Zeroes a range.
+    pub fn zero(
+        &self,
+        inbox: &Inbox,
+        slot: u16,
+        offset: u64,
+        len: u64,
+        thickness: Thickness,
+    ) -> Result<(), i32> {
+        let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
+        let flags = match thickness {
+            Thickness::Thin => 0,
+            Thickness::Thick => calls::THICK,
+        };
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the image is open.
+            unsafe { (calls.rbd_aio_write_zeroes)(image, offset, len, completion, flags, 0) }
+        })
+    }
+
+    /// Makes everything durable that was completed before.
+    pub fn flush(&self, inbox: &Inbox, slot: u16) -> Result<(), i32> {
+        self.begin(inbox, slot, |calls, image, completion| {
+            // SAFETY: the image is open.
+            unsafe { (calls.rbd_aio_flush)(image, completion) }
+        })
+    }
+
+    fn begin(
+        &self,
+        inbox: &Inbox,
+        slot: u16,
+        submit: impl FnOnce(&Calls, Handle, Handle) -> c_int,
+    ) -> Result<(), i32> {
+        let calls = self.calls;
+        let arg = inbox.begin(slot);
+        let mut completion = null_mut();
+        // SAFETY: `arg` is valid until the callback, which is called once (`Inbox::begin`).
+        let made =
+            unsafe { (calls.rbd_aio_create_completion)(arg, completed, &raw mut completion) };
+        if made < 0 {
+            inbox.cancel(slot);
+            return Err(made.saturating_neg());
+        }
+        let result = submit(calls, self.handle.0, completion);
+        if result < 0 {
+            // SAFETY: the I/O was refused, so nothing else refers to the completion.
+            unsafe { (calls.rbd_aio_release)(completion) };
+            inbox.cancel(slot);
+            return Err(result.saturating_neg());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Image {
+    /// On a thread of its own, for librbd waits for the cluster as long as it takes.
+    fn drop(&mut self) {
+        let session = self.session.take();
+        let (to, closed) = channel();
+        let thread = thread::Builder::new().name("cleave-rbd".to_owned());
+        let closing = thread.spawn(move || {
+            drop(session);
+            let _ = to.send(());
+        });
+        if closing.is_ok() && closed.recv_timeout(CLOSE_TIME).is_err() {
+            tracing::warn!(
+                "the cluster does not answer: an image is not closed, and its lock is free only when the cluster has noticed that"
+            );
+        }
+    }
+}
+
+/// Called by librbd on one of its threads when an I/O is over.
+extern "C" fn completed(completion: Handle, arg: *mut c_void) {
+    // It was loaded, or there would be no completion.
+    let Ok(calls) = calls() else { return };
+    // SAFETY: the completion is librbd's, and released once, here.
+    let result = unsafe {
+        let result = (calls.rbd_aio_get_return_value)(completion);
+        (calls.rbd_aio_release)(completion);
+        result
+    };
+    // SAFETY: `arg` is what `Inbox::begin` gave for this I/O.
+    unsafe { inbox::complete(arg, result as i64) };
+}
+
+/// Called by librbd when somebody has changed the image.
+extern "C" fn updated(arg: *mut c_void) {
+    // SAFETY: the eventfd lives until the watch has ended (`Opened::drop`).
+    let changed = unsafe { &*arg.cast::<OwnedFd>() };
+    let _ = rustix::io::write(changed, &1_u64.to_ne_bytes());
+}
+
+fn count(ranges: &[iovec]) -> Result<c_int, i32> {
+    c_int::try_from(ranges.len()).map_err(|_| libc::EINVAL)
+}
+
+fn text(text: &str) -> Result<CString, RbdError> {
+    CString::new(text).map_err(|_| RbdError::Text)
+}
+
+impl Cluster {
+    fn connect(place: &Place) -> Result<Cluster, RbdError> {
+        let calls = calls()?;
+        let user = place.user.as_deref().unwrap_or("admin");
+        let name = text(&format!("client.{user}"))?;
+        let refused = |result| RbdError::Connect(user.to_owned(), failed(result));
+        let mut handle = null_mut();
+        // SAFETY: the texts are valid during the call.
+        let made =
+            unsafe { (calls.rados_create2)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
+        if made < 0 {
+            return Err(refused(made));
+        }
+        let cluster = Cluster { calls, handle };
+        cluster.configure(place.conf.as_deref())?;
+        // SAFETY: the handle is new.
+        match unsafe { (calls.rados_connect)(handle) } {
+            0.. => Ok(cluster),
+            error => Err(refused(error)),
+        }
+    }
+
+    fn configure(&self, conf: Option<&Path>) -> Result<(), RbdError> {
+        let path = conf.map(|path| text(&path.to_string_lossy())).transpose()?;
+        let at = path.as_ref().map_or(null(), |path| path.as_ptr());
+        // SAFETY: the texts are valid during the calls.
+        let read = unsafe { (self.calls.rados_conf_read_file)(self.handle, at) };
+        if read < 0 {
+            let name = conf.map_or("/etc/ceph/ceph.conf".to_owned(), |path| {
+                path.display().to_string()
+            });
+            return Err(RbdError::Conf(name, failed(read)));
+        }
+        if self.setting(c"client_mount_timeout").starts_with("300") {
+            self.set(c"client_mount_timeout", CONNECT_SECONDS);
+        }
+        // A cache in this process dies with it, and the guest lives on. So nothing may be completed that only the cache has.
+        // `writearound`, the default, caches no reads either.
+        match self.setting(c"rbd_cache_policy").as_str() {
+            "writearound" => self.set(c"rbd_cache", c"false"),
+            _ => {
+                self.set(c"rbd_cache_policy", c"writethrough");
+                self.set(c"rbd_cache_max_dirty", c"0");
+            }
+        }
+        Ok(())
+    }
+
+    /// A setting; empty if this version does not have it.
+    fn setting(&self, key: &CStr) -> String {
+        let mut value: [c_char; 64] = [0; 64];
+        let (at, room) = (value.as_mut_ptr(), value.len());
+        // SAFETY: the texts are valid during the call, and the value ends with a zero byte if there is one.
+        unsafe {
+            match (self.calls.rados_conf_get)(self.handle, key.as_ptr(), at, room) {
+                0.. => CStr::from_ptr(value.as_ptr())
+                    .to_string_lossy()
+                    .into_owned(),
+                _ => String::new(),
+            }
+        }
+    }
+
+    /// Of a setting that this version does not have, there is nothing to change.
+    fn set(&self, key: &CStr, value: &CStr) {
+        // SAFETY: the texts are valid during the call.
+        let _ = unsafe { (self.calls.rados_conf_set)(self.handle, key.as_ptr(), value.as_ptr()) };
+    }
+
+    fn pool(&self, place: &Place) -> Result<Pool, RbdError> {
+        let name = text(&place.pool)?;
+        let mut handle = null_mut();
+        // SAFETY: the cluster is connected, and the text valid during the call.
+        let made =
+            unsafe { (self.calls.rados_ioctx_create)(self.handle, name.as_ptr(), &raw mut handle) };
+        if made < 0 {
+            return Err(RbdError::Pool(place.pool.clone(), failed(made)));
+        }
+        let pool = Pool {
+            calls: self.calls,
+            handle,
+        };
+        if let Some(namespace) = &place.namespace {
+            let namespace = text(namespace)?;
+            // SAFETY: as above.
+            unsafe { (self.calls.rados_ioctx_set_namespace)(handle, namespace.as_ptr()) };
+        }
+        Ok(pool)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // SAFETY: its pool is closed.
+        unsafe { (self.calls.rados_shutdown)(self.handle) };
+    }
+}
+
+impl Pool {
+    fn open(&self, place: &Place, access: Access) -> Result<Opened, RbdError> {
+        let name = text(&place.image)?;
+        let snapshot = place.snapshot.as_deref().map(text).transpose()?;
+        let snapshot = snapshot.as_ref().map_or(null(), |name| name.as_ptr());
+        let open = match access {
+            Access::Read => self.calls.rbd_open_read_only,
+            Access::Write => self.calls.rbd_open,
+        };
+        let mut handle = null_mut();
+        // SAFETY: the pool is open, and the texts are valid during the call.
+        let opened = unsafe { open(self.handle, name.as_ptr(), &raw mut handle, snapshot) };
+        if opened < 0 {
+            return Err(RbdError::image(place, opened));
+        }
+        Ok(Opened {
+            calls: self.calls,
+            handle,
+            watch: None,
+        })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: its image is closed.
+        unsafe { (self.calls.rados_ioctx_destroy)(self.handle) };
+    }
+}
+
+impl Opened {
+    fn info(&self) -> Result<Info, i32> {
+        let mut info = Info::EMPTY;
+        // SAFETY: the image is open, and the size is that of the place.
+        match unsafe { (self.calls.rbd_stat)(self.handle, &raw mut info, size_of::<Info>()) } {
+            0.. => Ok(info),
+            error => Err(error),
+        }
+    }
+
+    /// Whether the image's or the pool's own settings, which override ours, have writes completed before the cluster has them.
+    fn writes_back(&self) -> bool {
+        let mut settings = vec![Setting::EMPTY; SETTINGS_MAX];
+        let mut count = SETTINGS_MAX as c_int;
+        let (mut is_cached, mut is_through) = (false, false);
+        // SAFETY: there is room for `count` settings, whose texts end with a zero byte and are freed after the look.
+        unsafe {
+            let at = settings.as_mut_ptr();
+            if (self.calls.rbd_config_image_list)(self.handle, at, &raw mut count) < 0 {
+                return false;
+            }
+            for setting in settings.iter().take(usize::try_from(count).unwrap_or(0)) {
+                let value = CStr::from_ptr(setting.value).to_bytes();
+                match CStr::from_ptr(setting.name).to_bytes() {
+                    b"rbd_cache" => is_cached = value == b"true",
+                    b"rbd_cache_policy" => is_through = value == b"writethrough",
+                    _ => {}
+                }
+            }
+            (self.calls.rbd_config_image_list_cleanup)(at, count);
+        }
+        is_cached && !is_through
+    }
+
+    fn lock(&self, place: &Place) -> Result<(), RbdError> {
+        let mut features = 0;
+        // SAFETY: the image is open.
+        let asked = unsafe { (self.calls.rbd_get_features)(self.handle, &raw mut features) };
+        if asked < 0 {
+            return Err(RbdError::image(place, asked));
+        }
+        if features & calls::FEATURE_LOCK == 0 {
+            return Err(RbdError::NoLock(place.image_name()));
+        }
+        // SAFETY: as above.
+        match unsafe { (self.calls.rbd_lock_acquire)(self.handle, calls::EXCLUSIVE) } {
+            0.. => Ok(()),
+            error => Err(match (error.saturating_neg(), self.owner()) {
+                (libc::EROFS | libc::EBUSY | libc::EAGAIN, Some(owner)) => {
+                    RbdError::InUse(place.image_name(), owner)
+                }
+                _ => RbdError::Lock(place.image_name(), failed(error)),
+            }),
+        }
+    }
+
+    /// The client that has the lock.
+    fn owner(&self) -> Option<String> {
+        let (mut mode, mut owners, mut count) = (0, [null_mut::<c_char>(); 1], 1);
+        // SAFETY: there is room for `count` texts, which are ended by a zero byte and freed after the copy.
+        unsafe {
+            let got = (self.calls.rbd_lock_get_owners)(
+                self.handle,
+                &raw mut mode,
+                owners.as_mut_ptr(),
+                &raw mut count,
+            );
+            let owner = *owners
+                .first()
+                .filter(|owner| got >= 0 && count > 0 && !owner.is_null())?;
+            let name = CStr::from_ptr(owner).to_string_lossy().into_owned();
+            (self.calls.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count);
+            Some(name)
+        }
+    }
+
+    fn watch(&mut self, changed: &OwnedFd) -> Result<(), i32> {
+        let arg = std::ptr::from_ref(changed).cast_mut().cast();
+        let mut watch = 0;
+        // SAFETY: the eventfd is boxed and outlives the watch: `Image` drops the image first.
+        match unsafe { (self.calls.rbd_update_watch)(self.handle, &raw mut watch, updated, arg) } {
+            0.. => {
+                self.watch = Some(watch);
+                Ok(())
+            }
+            error => Err(error),
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: nothing of ours uses the image any more. Closing waits for what is under way, and gives the lock back.
+        unsafe {
+            if let Some(watch) = self.watch {
+                (self.calls.rbd_update_unwatch)(self.handle, watch);
+            }
+            (self.calls.rbd_close)(self.handle);
+        }
+    }
+}

@@ -1,0 +1,540 @@
+//! Images of a Ceph cluster as disks, through the program and a real cluster.
+//!
+//! `CLEAVE_RBD_KILLS` sets the number of kills (default 5), `CLEAVE_TEST_SEED` the seed.
+#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
+
+#[path = "kill/disk.rs"]
+#[allow(dead_code)] // shared with the tests of kills
+mod disk;
+#[path = "kill/guest.rs"]
+#[allow(dead_code)]
+mod guest;
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+
+use cleave_blk::spec::feature;
+use cleave_client::message::protocol;
+use cleave_client::{Base, Client, Error, Options, Order, Stop, Verify, Workload};
+use cleave_tests::ceph::{CEPH, Cluster, cluster, stop};
+use cleave_tests::http::{fetch, get};
+use cleave_tests::{
+    Daemon, Model, Node, Scratch, assert_serves, exercise, program_path, run_cases, run_to_exit,
+    seeded, small, wait_until,
+};
+use serde_json::{Value, json};
+
+use disk::{DISK_BYTES, Disk};
+use guest::Guest;
+
+/// Shared by the tests that need the cluster, and held alone by the one that takes its OSD away.
+static UP: RwLock<()> = RwLock::new(());
+
+fn main() -> ExitCode {
+    let code = run_cases(cleave_tests::cases![
+        an_image_is_served: CEPH,
+        a_node_serves_images: CEPH,
+        a_snapshot_is_served_read_only: CEPH,
+        a_guest_sees_a_larger_image: CEPH,
+        a_worker_of_an_idle_disk_sleeps: CEPH,
+        a_second_daemon_is_refused_and_the_first_goes_on: CEPH,
+        a_daemon_that_lost_its_lock_fails_every_request: CEPH,
+        a_killed_daemon_loses_nothing: CEPH,
+        an_osd_that_goes_and_comes_back_costs_a_pause_and_no_error: CEPH,
+        a_daemon_whose_cluster_is_gone_still_ends: CEPH,
+        a_probe_measures_an_image: CEPH,
+        images_that_cannot_be_served_are_refused_in_a_line: CEPH,
+        a_host_without_librbd_is_told_what_to_install,
+    ]);
+    stop();
+    code
+}
+
+/// Runs a test while the cluster is whole.
+fn with_cluster(test: impl FnOnce(&Cluster)) {
+    let _up = UP.read().unwrap_or_else(PoisonError::into_inner);
+    test(cluster());
+}
+
+/// A daemon with a control socket, and the path of that socket.
+fn serve(disk: &str, more: &[&str]) -> (Daemon, PathBuf) {
+    let scratch = Scratch::in_memory();
+    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
+    let mut args = vec!["serve", "--socket-path", socket.to_str().unwrap()];
+    args.extend(["--disk", disk, "--serial", "disk"]);
+    args.extend(["--control", control.to_str().unwrap()]);
+    args.extend(more);
+    (Daemon::with_args(scratch, socket.clone(), &args), control)
+}
+
+fn report(control: &Path) -> Value {
+    get(control, "/v1/disks/disk")
+}
+
+/// Random operations on two vrings, each byte compared with a model.
+fn compare_bytes(daemon: &Daemon, steps: u64) {
+    let mut random = seeded("rbd");
+    let mut client = daemon.open(&small(2));
+    for index in 0..2 {
+        let mut model = Model::zeroed(index as u64 * (32 << 20), 8 << 20);
+        for _ in 0..steps {
+            let queue = client.queue(index);
+            model.step(queue, &mut random, 512 << 10).unwrap();
+        }
+        let queue = client.queue(index);
+        queue.discard(model.offset + (16 << 20), 8 << 20).unwrap();
+        queue.flush().unwrap();
+        model.compare_all(queue).unwrap();
+    }
+}
+
+fn an_image_is_served() {
+    with_cluster(|ceph| {
+        let disk = ceph.image("served", 64);
+        let variants: [&[&str]; 3] = [
+            &["--cache", "writeback", "--workers", "2"],
+            &["--cache", "writethrough", "--split", "64K"],
+            &["--completion", "poll", "--limit", "iops-total=100000"],
+        ];
+        for more in variants {
+            let (daemon, control) = serve(&disk, more);
+            compare_bytes(&daemon, 60);
+            let store = &report(&control)["store"];
+            assert_eq!(store["kind"], json!("rbd"));
+            assert_eq!(store["lock"], json!("held"));
+            let metrics = fetch(&control, "GET", "/metrics", "").body;
+            assert!(
+                metrics.contains("cleave_rbd_lock_lost{disk=\"disk\"} 0"),
+                "{metrics}"
+            );
+            daemon.finish();
+            // So that the next one need not wait.
+            assert_eq!(ceph.owner("served"), None, "the lock is given back");
+            let zero = [
+                "bench",
+                "--io-type",
+                "write",
+                "--io-total",
+                "1M",
+                "rbd/served",
+            ];
+            ceph.rbd(&zero);
+            ceph.rbd(&["resize", "--allow-shrink", "--size", "0", "rbd/served"]);
+            ceph.rbd(&["resize", "--size", "64M", "rbd/served"]);
+        }
+    });
+}
+
+/// In a node that is not confined, with limits, on threads of its own and on those of a pool.
+fn a_node_serves_images() {
+    with_cluster(|ceph| {
+        let node = Node::start_with(
+            Scratch::in_memory(),
+            &["--sandbox", "off", "--pool", "fast=0"].map(OsStr::new),
+        );
+        for (id, pool) in [("own", json!(null)), ("pooled", json!("fast"))] {
+            let disk = ceph.image(id, 16);
+            node.add(
+                id,
+                &json!({"disk": [disk], "pool": pool, "limits": {"iops-total": 100_000}}),
+            );
+            exercise(&mut node.open(id, &small(1))).unwrap();
+            assert_eq!(node.disk(id)["store"]["lock"], json!("held"));
+            node.remove(id);
+            assert_eq!(ceph.owner(id), None, "the lock is given back");
+        }
+        node.daemon.finish();
+    });
+}
+
+fn a_snapshot_is_served_read_only() {
+    with_cluster(|ceph| {
+        let disk = ceph.image("past", 16);
+        let (daemon, _) = serve(&disk, &[]);
+        let mut client = daemon.open(&small(1));
+        client.queue(0).write(4096, &[1; 4096]).unwrap();
+        client.queue(0).flush().unwrap();
+        ceph.rbd(&["snap", "create", "rbd/past@monday"]);
+        client.queue(0).write(4096, &[2; 4096]).unwrap();
+        client.queue(0).flush().unwrap();
+        let (past, control) = serve(&ceph.disk("rbd/past@monday"), &["--read-only"]);
+        let mut reader = past.open(&small(1));
+        assert!(reader.offered() & feature::RO != 0);
+        let mut bytes = [0; 4096];
+        reader.queue(0).read(4096, &mut bytes).unwrap();
+        assert_eq!(bytes, [1; 4096], "the past");
+        assert!(reader.queue(0).write(0, &bytes).is_err());
+        assert_eq!(report(&control)["store"]["lock"], json!("none"));
+        client.queue(0).read(4096, &mut bytes).unwrap();
+        assert_eq!(bytes, [2; 4096], "the present");
+        drop((client, reader));
+        past.finish();
+        daemon.finish();
+    });
+}
+
+fn a_guest_sees_a_larger_image() {
+    with_cluster(|ceph| {
+        let disk = ceph.image("grows", 16);
+        let (daemon, _) = serve(&disk, &[]);
+        let mut client = daemon.open(&small(1));
+        assert_eq!(client.config().capacity_bytes(), 16 << 20);
+        ceph.rbd(&["resize", "--size", "32M", "rbd/grows"]);
+        let grows = || client.refresh_config().unwrap().capacity_bytes() == 32 << 20;
+        assert!(wait_until(grows), "{}", daemon.log());
+        client.queue(0).write(24 << 20, &[1; 512]).unwrap();
+        drop(client);
+        daemon.finish();
+    });
+}
+
+fn a_worker_of_an_idle_disk_sleeps() {
+    with_cluster(|ceph| {
+        let (daemon, control) = serve(&ceph.image("idle", 16), &[]);
+        assert_serves(&daemon).unwrap();
+        assert!(!daemon.log_has("confined less"), "{}", daemon.log());
+        // librbd's own threads have timers.
+        daemon.does_not_spin().unwrap();
+        let laps = || report(&control)["totals"]["laps"].as_u64().unwrap();
+        assert!(wait_until(|| {
+            let before = laps();
+            std::thread::sleep(Duration::from_millis(300));
+            laps() == before
+        }));
+        daemon.finish();
+    });
+}
+
+/// The refusal of a disk.
+fn refusal(disk: &str, more: &[&str]) -> String {
+    let scratch = Scratch::in_memory();
+    let socket = scratch.join("socket");
+    let mut args = vec!["serve", "--socket-path", socket.to_str().unwrap()];
+    args.extend(["--disk", disk]);
+    args.extend(more);
+    let exited = run_to_exit(&args);
+    assert_ne!(exited.code, Some(0));
+    assert_eq!(exited.stderr.trim().lines().count(), 1, "{}", exited.stderr);
+    exited.stderr
+}
+
+fn a_second_daemon_is_refused_and_the_first_goes_on() {
+    with_cluster(|ceph| {
+        let disk = ceph.image("fought", 16);
+        let (daemon, _) = serve(&disk, &[]);
+        let mut client = daemon.open(&small(1));
+        let owner = ceph.owner("fought").unwrap();
+        for round in 0..5 {
+            client.queue(0).write(0, &[round; 4096]).unwrap();
+            let why = refusal(&disk, &[]);
+            assert!(
+                why.contains("in use by another client") && why.contains(&owner),
+                "{why}"
+            );
+            let mut back = [0; 4096];
+            client.queue(0).read(0, &mut back).unwrap();
+            assert_eq!(back, [round; 4096]);
+        }
+        assert_eq!(ceph.owner("fought"), Some(owner), "it never let go");
+        drop(client);
+        daemon.finish();
+    });
+}
+
+fn a_daemon_that_lost_its_lock_fails_every_request() {
+    with_cluster(|ceph| {
+        let disk = ceph.image("fenced", 16);
+        let (daemon, control) = serve(&disk, &["--on-error", "hold"]);
+        let mut client = daemon.open(&small(1));
+        client.queue(0).write(0, &[1; 4096]).unwrap();
+        client.queue(0).flush().unwrap();
+        let owner = ceph.owner("fenced").unwrap();
+        ceph.ceph(&["osd", "blocklist", "add", &owner]);
+        // Reported although the policy is to hold: there is nothing to wait for.
+        let refused =
+            |result: Result<(), Error>| matches!(result, Err(Error::Status { status: 1, .. }));
+        assert!(
+            wait_until(|| refused(client.queue(0).write(0, &[2; 4096]))),
+            "{}",
+            daemon.log()
+        );
+        let mut back = [0; 4096];
+        assert!(refused(client.queue(0).read(0, &mut back)));
+        assert!(refused(client.queue(0).flush()));
+        assert_eq!(report(&control)["store"]["lock"], json!("lost"));
+        assert_eq!(report(&control)["totals"]["held"], json!(0));
+        let metrics = fetch(&control, "GET", "/metrics", "").body;
+        assert!(
+            metrics.contains("cleave_rbd_lock_lost{disk=\"disk\"} 1"),
+            "{metrics}"
+        );
+        assert!(daemon.log_has("has taken the exclusive lock"));
+        drop(client);
+        // The next one takes the dead lock over.
+        let (next, _) = serve(&disk, &[]);
+        let mut client = next.open(&small(1));
+        client.queue(0).read(0, &mut back).unwrap();
+        assert_eq!(back, [1; 4096], "no write of the fenced daemon arrived");
+        drop(client);
+        next.finish();
+        daemon.finish();
+    });
+}
+
+/// A daemon that only SIGKILL may end.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn a_killed_daemon_loses_nothing() {
+    with_cluster(|ceph| {
+        let kills = std::env::var("CLEAVE_RBD_KILLS").ok();
+        let kills = kills.map_or(5, |text| text.parse().unwrap());
+        let disk = ceph.image("killed", (DISK_BYTES >> 20) as u32);
+        let scratch = Scratch::in_memory();
+        let socket = scratch.join("socket");
+        let start = || {
+            let mut command = Command::new(program_path());
+            command.arg("serve").arg("--socket-path").arg(&socket);
+            command.args(["--disk", &disk, "--log", "warn", "--queues", "4"]);
+            Killed(command.stdin(Stdio::null()).spawn().unwrap())
+        };
+        let options = Options {
+            queues: 1,
+            queue_size: 256,
+            data_bytes: 16 << 20,
+            timeout: cleave_tests::TIMEOUT,
+            protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
+            ..Options::default()
+        };
+        let mut random = seeded("rbd kill");
+        let mut daemon = start();
+        let mut client = connect(|| Client::open(&socket, &options));
+        let mut guest = Guest::new(&mut client, Disk::new());
+        for kill in 0..kills {
+            let life = Duration::from_micros(random.below(200_000));
+            guest.work(&mut client, &mut random, life);
+            let dead = ceph.owner("killed").unwrap();
+            // Its requests are in flight when it dies.
+            guest.submit(&mut client, &mut random);
+            drop(daemon);
+            daemon = start();
+            let base = [Base::Used, Base::Avail][kill % 2];
+            connect(|| client.reconnect(&socket, &options, base));
+            // Nothing was repeated before nothing could come from the dead one any more.
+            assert!(ceph.has_blocklisted(&dead), "{dead}");
+            guest.await_all(&mut client, kill % 2 == 0);
+            guest.verify(&mut client, kill % 5 == 4);
+        }
+        guest.verify(&mut client, true);
+    });
+}
+
+/// Retries until the daemon listens.
+fn connect<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> T {
+    let mut connected = None;
+    let is_there = wait_until(|| {
+        match attempt() {
+            Ok(client) => connected = Some(client),
+            Err(Error::Io { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        connected.is_some()
+    });
+    assert!(is_there, "the daemon does not listen");
+    connected.unwrap()
+}
+
+/// Writes a pattern while `meanwhile` runs, then reads it back. No request may fail.
+fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
+    let mut client = daemon.open(&small(2));
+    for queue in client.queues() {
+        queue.set_timeout(Duration::from_secs(60));
+    }
+    let fill = Workload {
+        read_percent: 0,
+        order: Order::Sequential,
+        stop: Stop::Requests(3000),
+        verify: Verify::Pattern(7),
+        ..Workload::reads(16 << 10, 16, 32 << 20, Duration::ZERO)
+    };
+    let check = Workload {
+        read_percent: 100,
+        ..fill.clone()
+    };
+    std::thread::scope(|scope| {
+        let meanwhile = scope.spawn(meanwhile);
+        let tallies = client.run(&fill, |_| |_| {}).unwrap();
+        assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+        meanwhile.join().unwrap();
+    });
+    client.queue(0).flush().unwrap();
+    let tallies = client.run(&check, |_| |_| {}).unwrap();
+    assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+}
+
+fn an_osd_that_goes_and_comes_back_costs_a_pause_and_no_error() {
+    let _alone = UP.write().unwrap_or_else(PoisonError::into_inner);
+    let ceph = cluster();
+    let (daemon, control) = serve(&ceph.image("bereft", 64), &["--on-error", "hold"]);
+    writes_all(&daemon, || {
+        std::thread::sleep(Duration::from_millis(60));
+        ceph.stop_osd();
+        std::thread::sleep(Duration::from_millis(500));
+        ceph.start_osd();
+    });
+    assert_eq!(report(&control)["totals"]["failed"], json!(0));
+    assert_eq!(report(&control)["store"]["lock"], json!("held"));
+    daemon.finish();
+}
+
+fn a_daemon_whose_cluster_is_gone_still_ends() {
+    let _alone = UP.write().unwrap_or_else(PoisonError::into_inner);
+    let ceph = cluster();
+    let disk = ceph.image("gone", 16);
+    for (is_busy, code) in [(false, 0), (true, 1)] {
+        let scratch = Scratch::in_memory();
+        let socket = scratch.join("socket");
+        let mut command = Command::new(program_path());
+        command.args(["serve", "--socket-path", socket.to_str().unwrap()]);
+        command.args(["--disk", &disk, "--stop-deadline", "1"]);
+        let mut daemon = Killed(command.spawn().unwrap());
+        let mut client = connect(|| Client::open(&socket, &small(1)));
+        client.queue(0).write(0, &[1; 4096]).unwrap();
+        ceph.stop_osd();
+        std::thread::scope(|scope| {
+            let write = is_busy.then(|| scope.spawn(|| client.queue(0).write(0, &[2; 4096])));
+            if is_busy {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            let pid = rustix::process::Pid::from_child(&daemon.0);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            let mut ended = None;
+            assert!(wait_until(|| {
+                ended = daemon.0.try_wait().unwrap();
+                ended.is_some()
+            }));
+            assert_eq!(ended.unwrap().code(), Some(code), "{ended:?}");
+            let written = write.map(|write| write.join().unwrap());
+            assert!(!matches!(written, Some(Ok(_))));
+        });
+        ceph.start_osd();
+    }
+}
+
+fn a_probe_measures_an_image() {
+    with_cluster(|ceph| {
+        let disk = ceph.image("probed", 64);
+        let scratch = Scratch::in_memory();
+        let json = scratch.join("report.json");
+        let args = [
+            "probe",
+            &disk,
+            "--seconds",
+            "5",
+            "--json",
+            json.to_str().unwrap(),
+        ];
+        let exited = run_to_exit(&args);
+        assert_eq!(exited.code, Some(0), "{}", exited.stderr);
+        assert!(std::fs::read_to_string(&json).unwrap().contains("\"rbd\""));
+    });
+}
+
+fn images_that_cannot_be_served_are_refused_in_a_line() {
+    with_cluster(|ceph| {
+        let good = ceph.image("good", 16);
+        ceph.rbd(&["snap", "create", "rbd/good@now"]);
+        ceph.rbd(&[
+            "create",
+            "rbd/unlocked",
+            "--size",
+            "16M",
+            "--image-feature",
+            "layering",
+        ]);
+        ceph.rbd(&["create", "rbd/empty", "--size", "0"]);
+        ceph.image("cached", 16);
+        ceph.rbd(&["config", "image", "set", "rbd/cached", "rbd_cache", "true"]);
+        let rows: [(&str, &[&str], &str); 10] = [
+            (
+                &ceph.disk("rbd/cached"),
+                &[],
+                "rbd config image set rbd/cached rbd_cache false",
+            ),
+            (
+                &ceph.disk("rbd/none"),
+                &[],
+                "cannot open image rbd/none: No such file",
+            ),
+            (&ceph.disk("nopool/good"), &[], "cannot open pool nopool"),
+            (
+                &ceph.disk("rbd/nospace/good"),
+                &[],
+                "rbd/nospace/good: No such file",
+            ),
+            (
+                &ceph.disk("rbd/good@never"),
+                &["--read-only"],
+                "rbd/good@never: No such file",
+            ),
+            (
+                &ceph.disk("rbd/good@now"),
+                &[],
+                "snapshot; serve it with --read-only",
+            ),
+            (
+                &ceph.disk("rbd/unlocked"),
+                &[],
+                "rbd feature enable rbd/unlocked exclusive-lock",
+            ),
+            (&ceph.disk("rbd/empty"), &[], "rbd resize"),
+            (&good, &["--direct", "on"], "no page cache"),
+            ("rbd:rbd/good,conf=/nowhere", &[], "there is no /nowhere"),
+        ];
+        for (disk, more, part) in rows {
+            let why = refusal(disk, more);
+            assert!(why.contains(part), "{disk}: {why}");
+        }
+        let (daemon, _) = serve(&ceph.disk("rbd/unlocked"), &["--read-only"]);
+        assert_serves(&daemon).unwrap();
+        daemon.finish();
+    });
+    for (disk, part) in [
+        ("rbd:good", "the pool or the image is missing"),
+        ("rbd:rbd/good,size=1", "neither id nor conf"),
+        ("rbd:rbd/good@", "snapshot"),
+    ] {
+        let exited = run_to_exit(&["serve", "--socket-path", "/nowhere/s", "--disk", disk]);
+        assert_ne!(exited.code, Some(0));
+        assert!(exited.stderr.contains(part), "{disk}: {}", exited.stderr);
+    }
+}
+
+fn a_host_without_librbd_is_told_what_to_install() {
+    // An empty file stands for it in the loader's path, whether or not this host has one.
+    let scratch = Scratch::in_memory();
+    std::fs::write(scratch.join("librados.so.2"), "").unwrap();
+    let socket = scratch.join("socket");
+    let mut command = Command::new(program_path());
+    command.args(["serve", "--socket-path", socket.to_str().unwrap()]);
+    command.args(["--disk", "rbd:rbd/image"]);
+    command.env("LD_LIBRARY_PATH", scratch.path());
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert_eq!(stderr.trim().lines().count(), 1, "{stderr}");
+    assert!(
+        stderr.contains("cannot load librados.so.2")
+            && stderr.contains("install Ceph's client library"),
+        "{stderr}"
+    );
+}
