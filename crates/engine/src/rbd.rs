@@ -242,6 +242,8 @@ impl Rbd {
     /// Handles what waits in the inbox.
     #[inline]
     fn collect(&mut self) {
+        // Not when the ring was entered: the thread of a pool sleeps somewhere else after that.
+        self.inbox.awake();
         while let Some((index, result)) = self.inbox.take() {
             self.settle(index, result);
         }
@@ -345,11 +347,6 @@ impl Store for Rbd {
             true => None,
             false => Some(Duration::ZERO),
         }
-    }
-
-    #[inline]
-    fn after_enter(&mut self) {
-        self.inbox.awake();
     }
 
     fn close(&mut self, reactor: &mut Reactor) {
