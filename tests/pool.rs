@@ -2,15 +2,16 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Layout, Options, Order, Stop, Verify, Workload};
+use cleave_client::{Client, Layout, Offered, Options, Order, Sample, Stop, Verify, Workload};
 use cleave_tests::http::{Response, fetch, get};
 use cleave_tests::{
-    Daemon, Scratch, exercise, exercise_queue, run_to_exit, scale, small, wait_until,
+    Daemon, Scratch, exercise, exercise_queue, is_root, run_to_exit, scale, small, wait_until,
 };
-use rustix::thread::sched_getcpu;
+use rustix::thread::{CpuSet, gettid, sched_getcpu, sched_setaffinity};
 use serde_json::{Value, json};
 
 const SPAN: u64 = 4 << 20;
@@ -226,6 +227,103 @@ fn disks_come_and_go_while_others_are_served() {
     });
     node.0.fds_settle_at(descriptors).unwrap();
     drop(clients);
+    node.0.finish();
+}
+
+/// The 99th percentile of reads that start at a steady rate, far below what a thread can serve.
+fn p99(client: &mut Client) -> Duration {
+    let steady = Workload {
+        offered: Some(Offered {
+            per_second: 2000.0,
+            burst: 1,
+        }),
+        ..Workload::reads(4096, 8, SPAN, Duration::from_secs(1))
+    };
+    let mut times = Vec::new();
+    let note = |sample: Sample| times.push(sample.latency_ns);
+    assert_eq!(client.queue(0).run(&steady, note).unwrap().failed, 0);
+    times.sort_unstable();
+    Duration::from_nanos(times[times.len() * 99 / 100])
+}
+
+/// Adds, uses and removes a disk until it is told to end, ten times a second; how often.
+fn churn(node: &Node, disk: &Value, done: &AtomicBool) -> u32 {
+    let mut rounds = 0;
+    while !done.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        node.add("guest", disk);
+        let mut client = node.open("guest", &small(2));
+        exercise(&mut client).unwrap();
+        drop(client);
+        node.remove("guest");
+        rounds += 1;
+        std::thread::sleep(Duration::from_millis(100).saturating_sub(begun.elapsed()));
+    }
+    rounds
+}
+
+/// Has this thread run on these CPUs alone; a guest's CPU goes before all else there.
+fn run_on(cpus: &[usize], is_guest: bool) {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    sched_setaffinity(None, &set).unwrap();
+    if is_guest {
+        let thread = gettid().as_raw_nonzero().to_string();
+        let words = ["--fifo", "--pid", "10", &thread];
+        assert!(Command::new("chrt").args(words).status().unwrap().success());
+    }
+}
+
+/// The pool has a CPU of its own. All else shares the other one, on which the guest of the disk that stays goes first.
+#[test]
+fn neighbours_do_not_feel_disks_that_come_and_go() {
+    let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+    if !is_root() || !has_two {
+        return;
+    }
+    run_on(&[0, 1], false);
+    let node = Node::start_with(Scratch::in_memory(), "one=0");
+    run_on(&[1], false);
+    let disk = pooled(&json!("ram:4M"), "interrupt");
+    node.add("kept", &disk);
+    let (mut quiet, mut beside) = (Vec::new(), Vec::new());
+    std::thread::scope(|scope| {
+        let guest = scope.spawn(|| {
+            run_on(&[1], true);
+            let mut client = node.open("kept", &small(1));
+            p99(&mut client);
+            for _ in 0..scale(5) {
+                quiet.push(p99(&mut client));
+                let done = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    // Not with the guest's priority.
+                    let (node, disk, done) = (&node, &disk, &done);
+                    let begin = std::thread::Builder::new();
+                    let churn = begin.spawn_scoped(scope, move || {
+                        let thread = gettid().as_raw_nonzero().to_string();
+                        let words = ["--other", "--pid", "0", &thread];
+                        assert!(Command::new("chrt").args(words).status().unwrap().success());
+                        churn(node, disk, done)
+                    });
+                    beside.push(p99(&mut client));
+                    done.store(true, Ordering::Relaxed);
+                    assert!(churn.unwrap().join().unwrap() > 2);
+                });
+            }
+        });
+        guest.join().unwrap();
+    });
+    let median = |times: &mut Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let (alone, churned) = (median(&mut quiet), median(&mut beside));
+    println!("99th percentile: {alone:?} alone {quiet:?}, {churned:?} beside churn {beside:?}");
+    assert!(
+        churned < alone.mul_f64(1.5) + Duration::from_micros(200),
+        "{alone:?} {churned:?}"
+    );
+    node.remove("kept");
     node.0.finish();
 }
 

@@ -1,11 +1,9 @@
-//! A Ceph cluster of one monitor and one OSD, whose objects are in memory. The programs of Ceph make and run it.
+//! A Ceph cluster of one monitor and one OSD, whose disk is a file in memory. The programs of Ceph make and run it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock};
-
-use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Requirement, Scratch};
 
@@ -72,7 +70,7 @@ impl Cluster {
              auth_client_required = none\nosd_pool_default_size = 1\nosd_pool_default_min_size = 1\n\
              mon_allow_pool_size_one = true\nosd_crush_chooseleaf_type = 0\nmon_data_avail_crit = 1\nrun_dir = {run_dir}\n\
              log_file = {run_dir}/$name.log\nadmin_socket =\nmon_data = {mon}\nosd_data = {osd}\n\
-             osd_objectstore = memstore\nmemstore_device_bytes = 1073741824\nosd_fast_shutdown = false\n\
+             osd_objectstore = bluestore\nbluestore_block_size = 2147483648\n\
              osd_client_watch_timeout = {DEAD_SECONDS}\nobjecter_tick_interval = 1\n"
         );
         std::fs::write(folder.join("conf"), conf).unwrap();
@@ -138,12 +136,11 @@ impl Cluster {
         self.ceph(&["osd", "blocklist", "ls"]).contains(address)
     }
 
-    /// Ends the OSD, which saves its objects.
+    /// Kills the OSD.
     pub fn stop_osd(&self) {
         let mut osd = self.osd.lock().unwrap();
         if let Some(mut child) = osd.take() {
-            let pid = Pid::from_child(&child);
-            kill_process(pid, Signal::TERM).unwrap();
+            child.kill().unwrap();
             child.wait().unwrap();
         }
     }

@@ -25,6 +25,9 @@ pub(crate) struct Selection {
     guests: guest::Request,
 }
 
+/// The tests that need a Ceph cluster.
+const CEPH: &str = "rbd";
+
 #[derive(Clone, Copy, PartialEq, Debug, clap::ValueEnum)]
 enum Part {
     Unit,
@@ -32,11 +35,13 @@ enum Part {
     Benches,
     Guest,
     Package,
+    /// Disks of a Ceph cluster, minutes long: only when it is asked for
+    Ceph,
 }
 
 impl Selection {
     fn includes(&self, part: Part) -> bool {
-        self.part.is_none_or(|only| only == part)
+        self.part.map_or(part != Part::Ceph, |only| only == part)
     }
 
     /// Whether the guests, or the measurements, run.
@@ -82,11 +87,6 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     });
     passed.extend(guests.map_err(|_| "the guest cases panicked")??);
     passed.extend(measured?.into_iter().map(str::to_owned));
-    // The measurements have built the release.
-    if selection.runs(Part::Package) {
-        dist::run(root, &dist::Request::checked())?;
-        passed.push("the packages".to_owned());
-    }
     let seconds = start.elapsed().as_secs();
     println!("passed in {seconds} s: {}", passed.join("; "));
     Ok(())
@@ -96,6 +96,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
 fn run_binaries(root: &Path, artifacts: &[Artifact], selection: &Selection) -> Result<Vec<String>> {
     let part = |found: &Artifact| match found.kind {
         Kind::Program => None,
+        Kind::Test if found.target == CEPH => Some(Part::Ceph),
         _ if found.package == root.join("tests") => Some(Part::Integration),
         Kind::Test => Some(Part::Unit),
         Kind::Benchmark => Some(Part::Benches),

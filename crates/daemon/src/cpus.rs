@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 
-use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Most CPUs that a list may name; a longer one is a slip of the keyboard.
 const LIST_MAX: usize = CpuSet::MAX_CPU;
@@ -49,6 +49,19 @@ fn number(text: &str, part: &str) -> Result<usize, String> {
         _ => Err(format!(
             "'{part}' is no CPU and no range of CPUs: write a list such as 0,2-3"
         )),
+    }
+}
+
+/// Keeps this thread, and those that it starts, off these CPUs, unless no other is left.
+pub(crate) fn stay_off(taken: &[usize]) {
+    let left = allowed().unwrap_or_default();
+    let left = left.into_iter().filter(|cpu| !taken.contains(cpu));
+    let mut set = CpuSet::new();
+    left.for_each(|cpu| set.set(cpu));
+    if set.count() > 0
+        && let Err(error) = sched_setaffinity(None, &set)
+    {
+        tracing::warn!("cannot keep control threads off the CPUs of pools: {error}");
     }
 }
 

@@ -49,9 +49,16 @@ impl FromStr for PoolSpec {
 pub(super) struct Pools(BTreeMap<String, Arc<Pool>>);
 
 impl Pools {
-    /// Starts the threads of all pools.
+    /// Starts the threads of all pools. The calling thread leaves their CPUs to them.
     pub(super) fn start(specs: &[PoolSpec], confinement: &Confinement) -> Result<Pools, Failure> {
         check(specs, cpus::allowed().as_deref()).map_err(Failure::input)?;
+        let taken: Vec<_> = specs
+            .iter()
+            .flat_map(|spec| spec.cpus.iter().copied())
+            .collect();
+        if !taken.is_empty() {
+            cpus::stay_off(&taken);
+        }
         let mut pools = BTreeMap::new();
         for PoolSpec { name, cpus } in specs {
             let pool = Pool::new(name, cpus, confinement.narrowing(Role::Pool));
