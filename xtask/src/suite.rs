@@ -22,6 +22,8 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/hostile", "promptness"),
     // Compares latencies.
     ("tests/scale", "the_faults_of_two_disks"),
+    // Its guest goes before all else on a CPU.
+    ("tests/pool", "neighbours_do_not_feel"),
 ];
 
 /// The binaries that take longest, longest first.
