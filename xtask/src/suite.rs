@@ -24,6 +24,9 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/scale", "the_faults_of_two_disks"),
     // Its guest goes before all else on a CPU.
     ("tests/pool", "neighbours_do_not_feel"),
+    // Count what goes over a connection in two seconds.
+    ("tests/nbd", "short_answers_over_tcp"),
+    ("tests/nbd", "several_connections_hide"),
 ];
 
 /// The binaries that take longest, longest first.
