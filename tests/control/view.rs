@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cleave_client::Workload;
 use cleave_tests::{
-    Daemon, Lateness, Node, Stopwatch, TIMEOUT, program_path, run_to_exit, small, wait_until,
+    Daemon, Node, Stopwatch, TIMEOUT, program_path, run_to_exit, small, stalled, wait_until,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -289,10 +289,10 @@ fn top_ends_at_once_whoever_hangs() {
             hang(&theirs, &mut screen);
             // Longer than until it asks and draws again.
             std::thread::sleep(Duration::from_millis(300));
-            let (watch, late) = (Stopwatch::start(), Lateness::start(&[child.id()]));
+            let (watch, stalled_before) = (Stopwatch::start(), stalled());
             quit(&mut screen, &child);
             assert_eq!(ends(&mut child), Some(0), "{who}, {name}");
-            let (took, late) = (watch.elapsed(), late.so_far());
+            let (took, late) = (watch.elapsed(), stalled() - stalled_before);
             assert!(
                 took < Duration::from_secs(1) + late,
                 "{who}, {name}: {took:?}, machine late by {late:?}"

@@ -50,6 +50,21 @@ pub(crate) fn stolen() -> Duration {
     TICK * ticks.unwrap().parse::<u32>().unwrap()
 }
 
+/// For how long, since boot, some thread of this machine was kept waiting for a CPU, as the kernel tells it (PSI). 0: it does not.
+/// For what has ended by the time it is judged: the waits of its own threads are gone with them.
+pub fn stalled() -> Duration {
+    let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let total = text
+        .lines()
+        .next()
+        .and_then(|some| some.split_once("total="));
+    Duration::from_micros(
+        total
+            .and_then(|(_, total)| total.trim().parse().ok())
+            .unwrap_or(0),
+    )
+}
+
 /// Time for which threads of the processes were runnable but not running: the second number of `schedstat`.
 fn waited(pids: &[u32]) -> Duration {
     let tasks = pids.iter().map(|pid| format!("/proc/{pid}/task"));
