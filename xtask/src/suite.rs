@@ -22,6 +22,8 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/hostile", "promptness"),
     // Compares latencies.
     ("tests/scale", "the_faults_of_two_disks"),
+    // A client that is late leaves its share to the others.
+    ("tests/control", "disks_of_a_group_share_its_limits"),
 ];
 
 /// The binaries that take longest, longest first.
