@@ -17,7 +17,7 @@ use crate::service::{Endpoint, Service};
 /// interface how much memory the process has.
 const OWN_PROCESS: &str = "/proc/self";
 
-/// What a node reads to open a disk: properties of devices, and the numbers of groups.
+/// A node reads these to open a disk: properties of devices, and the numbers of groups.
 const READ: [&str; 2] = ["/sys", "/etc/group"];
 
 /// The confinement of this process; each thread narrows its own when it starts.
@@ -151,7 +151,7 @@ fn reaches(service: &Service) -> Vec<Reach> {
     own().chain(folders.map(removed)).collect()
 }
 
-/// What a thread reads about itself.
+/// The files in which a thread reads about itself.
 fn own() -> impl Iterator<Item = Reach> {
     let own = Path::new(OWN_PROCESS).exists();
     own.then(|| Reach::new(OWN_PROCESS, Access::Read))
