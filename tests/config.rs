@@ -18,6 +18,23 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+/// A daemon with that file and a control socket, and the path of that socket.
+fn serve(scratch: Scratch, config: &Path) -> (Daemon, PathBuf) {
+    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
+    let line = [
+        "serve",
+        "--config",
+        text(config),
+        "--socket-path",
+        text(&socket),
+        "--control",
+        text(&control),
+    ];
+    let line: Vec<_> = line.map(str::to_owned).to_vec();
+    let daemon = Daemon::with_args(scratch, socket, &line);
+    (daemon, control)
+}
+
 #[test]
 fn a_disk_is_served_as_its_file_says() {
     let scratch = Scratch::in_memory();
@@ -30,18 +47,7 @@ fn a_disk_is_served_as_its_file_says() {
             text(&image)
         ),
     );
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let line = [
-        "serve",
-        "--config",
-        text(&config),
-        "--socket-path",
-        text(&socket),
-        "--control",
-        text(&control),
-    ];
-    let line: Vec<_> = line.map(str::to_owned).to_vec();
-    let daemon = Daemon::with_args(scratch, socket, &line);
+    let (daemon, control) = serve(scratch, &config);
     exercise(&mut daemon.open(&small(2))).unwrap();
     let report = get(&control, "/v1/disks/a");
     let tuning = &report["tuning"];
@@ -65,18 +71,7 @@ fn the_file_of_a_node_serves_the_same_disk() {
     let scratch = Scratch::in_memory();
     let config = write(&scratch, &fs::read_to_string(&file).unwrap());
     node.daemon.finish();
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let line = [
-        "serve",
-        "--config",
-        text(&config),
-        "--socket-path",
-        text(&socket),
-        "--control",
-        text(&control),
-    ];
-    let line: Vec<_> = line.map(str::to_owned).to_vec();
-    let daemon = Daemon::with_args(scratch, socket, &line);
+    let (daemon, control) = serve(scratch, &config);
     let report = get(&control, "/v1/disks/a");
     assert_eq!(report["tuning"]["split"], json!("64K"));
     daemon.finish();

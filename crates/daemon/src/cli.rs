@@ -367,7 +367,7 @@ pub(crate) struct DiskOptions {
     pub(crate) stop_deadline: u32,
 }
 
-/// What can also change while a disk is served.
+/// Options that `cleave disk set` can change while a disk is served.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct LiveOptions {
     /// How to treat a request that the disk fails: report, retry, or hold

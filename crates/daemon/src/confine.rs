@@ -18,7 +18,7 @@ use crate::service::{Endpoint, Service};
 /// interface how much memory the process has.
 const OWN_PROCESS: &str = "/proc/self";
 
-/// What a node reads to open a disk: properties of devices, the numbers of groups, and where names of servers are looked up.
+/// A node reads these to open a disk: properties of devices, the numbers of groups, and where names of servers are looked up.
 const READ: [&str; 7] = [
     "/sys",
     "/etc/group",
@@ -173,7 +173,7 @@ fn reaches(service: &Service) -> Vec<Reach> {
     own().chain(folders.map(removed)).collect()
 }
 
-/// What a thread reads about itself.
+/// The files in which a thread reads about itself.
 fn own() -> impl Iterator<Item = Reach> {
     let own = Path::new(OWN_PROCESS).exists();
     own.then(|| Reach::new(OWN_PROCESS, Access::Read))

@@ -146,7 +146,7 @@ pub(super) struct SnapshotArgs {
 pub(super) struct RemoveArgs {
     #[command(flatten)]
     one: OneArgs,
-    /// What becomes of a connected frontend
+    /// How a connected frontend is treated
     ///
     /// safe: the disk is not removed while there is one. drain: it is disconnected when its requests are done, or after
     /// --stop-deadline. hard: it is disconnected at once.
@@ -162,7 +162,7 @@ enum Mode {
 }
 
 impl DiskCommand {
-    /// What the node is asked. `given`: the words behind `cleave disk`.
+    /// The request to the node. `given` has the words that follow `cleave disk`.
     pub(super) fn remote(self, given: &ArgMatches) -> Result<Remote, Failure> {
         let options = |what| fields(given.subcommand_matches(what));
         let post = |args: OneArgs, what| asked(args, |id| Ask::Order(id, what, Value::Null));

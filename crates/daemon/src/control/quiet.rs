@@ -137,7 +137,7 @@ impl DiskStatus {
         self.drain_and_flush(until).await?;
         let disk = self.device.disk.clone();
         let cloned = self.aside(until, move || disk.clone_to(&to)).await;
-        // What it is asked for cannot be done there.
+        // The file system of the disk cannot do it: the request is at fault, not the daemon.
         cloned.map_err(|Refusal(_, why)| Refusal(StatusCode::UNPROCESSABLE_ENTITY, why))
     }
 

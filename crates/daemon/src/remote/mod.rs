@@ -20,7 +20,7 @@ pub(crate) struct Remote {
     pub(crate) ask: Ask,
 }
 
-/// What the node is asked. A name is that of a disk; fields are those of its file.
+/// A request to the node. Texts are names of disks; maps are fields of a disk's file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Ask {
     Add(String, Map<String, Value>),
