@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, OnceLock};
 
 use crate::{Requirement, Scratch};
@@ -13,29 +14,53 @@ pub const CEPH: Requirement = Requirement::Program("/usr/bin/ceph-osd");
 /// How long the cluster takes to find out that a client is dead, in seconds. The client has to show that it lives more often.
 const DEAD_SECONDS: u32 = 4;
 
+/// A command to the cluster that takes longer, in seconds, has failed.
+const COMMAND_SECONDS: &str = "60";
+
 /// A running cluster with a pool `rbd`.
 #[derive(Debug)]
 pub struct Cluster {
     folder: Scratch,
+    starter: Starter,
     mon: Mutex<Option<Child>>,
     osd: Mutex<Option<Child>>,
+}
+
+/// Starts the programs of a cluster on a thread that lives as long as this process. The kernel ends each program with the
+/// thread that started it, so nothing is left if this process is killed.
+#[derive(Debug)]
+struct Starter {
+    commands: SyncSender<Command>,
+    children: Mutex<Receiver<Child>>,
+}
+
+impl Starter {
+    fn new() -> Starter {
+        let (commands, ordered) = sync_channel::<Command>(0);
+        let (started, children) = sync_channel(0);
+        std::thread::spawn(move || {
+            for mut command in ordered {
+                started.send(command.spawn().unwrap()).unwrap();
+            }
+        });
+        Starter {
+            commands,
+            children: Mutex::new(children),
+        }
+    }
+
+    fn start(&self, command: Command) -> Child {
+        let children = self.children.lock().unwrap();
+        self.commands.send(command).unwrap();
+        children.recv().unwrap()
+    }
 }
 
 static CLUSTER: OnceLock<Cluster> = OnceLock::new();
 
 /// The cluster of this test program, started at the first call.
 pub fn cluster() -> &'static Cluster {
-    CLUSTER.get_or_init(|| {
-        // The kernel ends its programs with the thread that started them, so that nothing is left if this program is killed.
-        let (to, from) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            to.send(Cluster::start()).unwrap();
-            loop {
-                std::thread::park();
-            }
-        });
-        from.recv().unwrap()
-    })
+    CLUSTER.get_or_init(Cluster::start)
 }
 
 /// Ends the cluster of this test program, if it was started.
@@ -82,10 +107,13 @@ impl Cluster {
             &["--create", "--fsid", &fsid, "--addv", "a", &at, map],
         );
         run_in(&folder, "ceph-mon", &["--mkfs", "-i", "a", "--monmap", map]);
+        let starter = Starter::new();
+        let mon = starter.start(program(&folder, "ceph-mon", "a"));
         let cluster = Cluster {
-            mon: Mutex::new(Some(spawn(&folder, "ceph-mon", "a"))),
+            mon: Mutex::new(Some(mon)),
             osd: Mutex::new(None),
             folder,
+            starter,
         };
         let uuid = uuid();
         cluster.ceph(&["osd", "new", &uuid]);
@@ -147,22 +175,25 @@ impl Cluster {
 
     /// Starts the OSD.
     pub fn start_osd(&self) {
-        *self.osd.lock().unwrap() = Some(spawn(&self.folder, "ceph-osd", "0"));
+        let osd = program(&self.folder, "ceph-osd", "0");
+        *self.osd.lock().unwrap() = Some(self.starter.start(osd));
     }
 }
 
-fn spawn(folder: &Scratch, program: &str, id: &str) -> Child {
+/// A program of a cluster, ended by the kernel with the thread that starts it.
+fn program(folder: &Scratch, program: &str, id: &str) -> Command {
     let output = File::create(folder.join(&format!("{program}.out"))).unwrap();
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", program, "-f", "-i", id]);
     command.env("CEPH_CONF", folder.join("conf"));
     command.stdin(Stdio::null());
     command.stdout(output.try_clone().unwrap()).stderr(output);
-    command.spawn().unwrap()
+    command
 }
 
 fn run_in(folder: &Scratch, program: &str, args: &[&str]) -> String {
-    let mut command = Command::new(program);
+    let mut command = Command::new("timeout");
+    command.args([COMMAND_SECONDS, program]);
     command.args(args).env("CEPH_CONF", conf_of(folder.path()));
     let output = command.stdin(Stdio::null()).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);

@@ -180,7 +180,7 @@ impl OpenError {
 /// helpers hold a block device for moments after a change; the rings of a killed daemon hold its files until
 /// the kernel has cancelled its I/O; and a process that forks holds its open files twice until the child
 /// calls exec. A daemon that is started at such a moment must not fail.
-const TRIES: u32 = 20;
+const TRIES: u32 = 80;
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// Opens an existing file or device and locks it; nothing is created. The descriptor lives as long as the
