@@ -20,7 +20,7 @@ const COMMAND_SECONDS: &str = "60";
 /// A running cluster with a pool `rbd`.
 #[derive(Debug)]
 pub struct Cluster {
-    folder: Scratch,
+    folder: PathBuf,
     starter: Starter,
     mon: Mutex<Option<Child>>,
     osd: Mutex<Option<Child>>,
@@ -60,7 +60,7 @@ static CLUSTER: OnceLock<Cluster> = OnceLock::new();
 
 /// The cluster of this test program, started at the first call.
 pub fn cluster() -> &'static Cluster {
-    CLUSTER.get_or_init(Cluster::start)
+    CLUSTER.get_or_init(|| Cluster::start(Scratch::in_memory().keep()))
 }
 
 /// Ends the cluster of this test program, if it was started.
@@ -72,13 +72,13 @@ pub fn stop() {
                 let _ = child.wait();
             }
         }
-        let _ = std::fs::remove_dir_all(cluster.folder.path());
+        let _ = std::fs::remove_dir_all(&cluster.folder);
     }
 }
 
 impl Cluster {
-    fn start() -> Cluster {
-        let folder = Scratch::in_memory();
+    /// Starts one in an empty folder.
+    pub fn start(folder: PathBuf) -> Cluster {
         let fsid = uuid();
         let port = {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -89,7 +89,7 @@ impl Cluster {
         std::fs::create_dir(&osd).unwrap();
         let at = format!("v2:127.0.0.1:{port}");
         let (mon, osd) = (mon.display(), osd.display());
-        let run_dir = folder.path().display();
+        let run_dir = folder.display();
         let conf = format!(
             "[global]\nfsid = {fsid}\nmon_host = {at}\nauth_cluster_required = none\nauth_service_required = none\n\
              auth_client_required = none\nosd_pool_default_size = 1\nosd_pool_default_min_size = 1\n\
@@ -181,8 +181,8 @@ impl Cluster {
 }
 
 /// A program of a cluster, ended by the kernel with the thread that starts it.
-fn program(folder: &Scratch, program: &str, id: &str) -> Command {
-    let output = File::create(folder.join(&format!("{program}.out"))).unwrap();
+fn program(folder: &Path, program: &str, id: &str) -> Command {
+    let output = File::create(folder.join(format!("{program}.out"))).unwrap();
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", program, "-f", "-i", id]);
     command.env("CEPH_CONF", folder.join("conf"));
@@ -191,10 +191,10 @@ fn program(folder: &Scratch, program: &str, id: &str) -> Command {
     command
 }
 
-fn run_in(folder: &Scratch, program: &str, args: &[&str]) -> String {
+fn run_in(folder: &Path, program: &str, args: &[&str]) -> String {
     let mut command = Command::new("timeout");
     command.args([COMMAND_SECONDS, program]);
-    command.args(args).env("CEPH_CONF", conf_of(folder.path()));
+    command.args(args).env("CEPH_CONF", folder.join("conf"));
     let output = command.stdin(Stdio::null()).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {args:?}: {error}");
@@ -205,8 +205,4 @@ fn run_in(folder: &Scratch, program: &str, args: &[&str]) -> String {
 fn uuid() -> String {
     let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
     uuid.trim().to_owned()
-}
-
-fn conf_of(folder: &Path) -> PathBuf {
-    folder.join("conf")
 }

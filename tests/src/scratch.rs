@@ -36,6 +36,11 @@ impl Scratch {
         }
     }
 
+    /// The folder, which stays.
+    pub fn keep(self) -> PathBuf {
+        self.folder.keep()
+    }
+
     /// The folder.
     pub fn path(&self) -> &Path {
         self.folder.path()

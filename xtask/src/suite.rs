@@ -20,6 +20,9 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/life", "polling_spins_only_while_there_is_a_vring"),
     // A frontend that dies has to be followed by the next one within 100 ms.
     ("tests/hostile", "promptness"),
+    ("tests/hostile", "our_daemon_passes_a_row_of_each_table"),
+    // An end within half a second of its deadline.
+    ("tests/storage", "a_hanging_"),
     // Compares latencies.
     ("tests/scale", "the_faults_of_two_disks"),
     // Its guest goes before all else on a CPU.

@@ -48,6 +48,18 @@ impl Selection {
     fn runs(&self, part: Part) -> bool {
         !self.quick && self.includes(part)
     }
+
+    /// The guest case to which the guests are restricted.
+    fn case(&self) -> Option<&str> {
+        match self.part {
+            Some(Part::Ceph) => Some(guest::RBD),
+            _ => self.case.as_deref(),
+        }
+    }
+
+    fn has_guests(&self) -> bool {
+        self.runs(Part::Guest) || self.part == Some(Part::Ceph)
+    }
 }
 
 /// Sets the machine up: programs, and kernels where guests are to run.
@@ -65,7 +77,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     let start = Instant::now();
     // Downloads go on while the compiler works.
     let (provided, artifacts) = thread::scope(|scope| {
-        let provided = scope.spawn(|| provide(root, selection.runs(Part::Guest)));
+        let provided = scope.spawn(|| provide(root, selection.has_guests()));
         let artifacts = built::everything(root);
         (provided.join(), artifacts)
     });
@@ -75,12 +87,9 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     let mut passed = run_binaries(root, &artifacts, selection)?;
     // Neither judges time, and both wait.
     let (guests, measured) = thread::scope(|scope| {
-        let guests = scope.spawn(|| match selection.runs(Part::Guest) {
+        let guests = scope.spawn(|| match selection.has_guests() {
             false => Ok(Vec::new()),
-            true => {
-                let (how, case) = (&selection.guests, selection.case.as_deref());
-                guest::run(root, &artifacts, how, case)
-            }
+            true => guest::run(root, &artifacts, &selection.guests, selection.case()),
         });
         let measured = measure(root, selection);
         (guests.join(), measured)

@@ -9,6 +9,7 @@ use cleave_engine::Reactor;
 use cleave_sandbox::{Access, Identity, Keep, Reach, Reaches, Role, Sandbox};
 use cleave_session::offload;
 
+use crate::cpus;
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
@@ -94,11 +95,6 @@ impl Confinement {
         Confinement(None)
     }
 
-    /// Whether anything was given up.
-    pub(crate) fn is_on(&self) -> bool {
-        self.0.is_some()
-    }
-
     /// Narrows the calling thread to its role.
     pub(crate) fn thread(&self, role: Role) {
         if let Some(sandbox) = &self.0 {
@@ -119,6 +115,21 @@ impl Confinement {
         let confinement = self.clone();
         move || confinement.thread(role)
     }
+}
+
+/// Starts the thread that opens images of Ceph clusters, and from it librbd's. To be called before the process is confined.
+pub(crate) fn start_ceph(
+    sandbox: bool,
+    becomes_another: bool,
+    taken_cpus: Vec<usize>,
+) -> Result<(), String> {
+    let confine = move || {
+        cpus::stay_off(&taken_cpus);
+        if sandbox && let Err(error) = cleave_sandbox::confine_library(becomes_another) {
+            tracing::warn!("librbd's threads are confined less than they should be: {error}");
+        }
+    };
+    cleave_disk::start_opener(confine).map_err(|error| error.to_string())
 }
 
 /// A thread that cannot be narrowed has the confinement of the one that started it, and serves. Told once: frontends start

@@ -54,6 +54,9 @@ fn number(text: &str, part: &str) -> Result<usize, String> {
 
 /// Keeps this thread, and those that it starts, off these CPUs, unless no other is left.
 pub(crate) fn stay_off(taken: &[usize]) {
+    if taken.is_empty() {
+        return;
+    }
     let left = allowed().unwrap_or_default();
     let left = left.into_iter().filter(|cpu| !taken.contains(cpu));
     let mut set = CpuSet::new();

@@ -22,7 +22,7 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 use tracing::level_filters::LevelFilter;
 
-use crate::confine::{Confinement, NodeFolders};
+use crate::confine::{self, Confinement, NodeFolders};
 use crate::control::Server;
 use crate::disk_server::Order;
 use crate::events::Events;
@@ -38,7 +38,7 @@ use files::Files;
 use groups::Groups;
 use keep::{Kept, State};
 pub(crate) use pools::PoolSpec;
-use pools::Pools;
+use pools::{Pools, taken_cpus};
 use spec::DiskFile;
 
 /// Most disks of a node.
@@ -63,6 +63,8 @@ pub(crate) struct NodeOptions {
     /// Whether the process is confined.
     pub(crate) sandbox: bool,
     pub(crate) pools: Vec<PoolSpec>,
+    /// Whether images of Ceph clusters are served.
+    pub(crate) ceph: bool,
     pub(crate) log: LevelFilter,
 }
 
@@ -74,6 +76,7 @@ struct Node {
     control: PathBuf,
     images: Vec<PathBuf>,
     pools: Pools,
+    ceph: bool,
     /// Most descriptors that the process may have.
     descriptors: u64,
     confinement: Confinement,
@@ -131,11 +134,16 @@ async fn control(
     let manager = Arc::new(Manager::from_environment());
     let watches = Watches::default();
     watches.open_all();
+    if options.ceph {
+        confine::start_ceph(options.sandbox, false, taken_cpus(&options.pools))
+            .map_err(|error| Failure::input(format!("--ceph: {error}")))?;
+    }
     let confinement = confine(options, log)?;
     let pools = Pools::start(&options.pools, &confinement)?;
     let node = Arc::new(Node {
         files,
         pools,
+        ceph: options.ceph,
         run: options.run.clone(),
         control: options.control.clone(),
         images: options.images.clone(),
@@ -282,10 +290,9 @@ impl Node {
     /// The service of a disk, or what is wrong with it.
     fn service(&self, id: &str, file: &DiskFile) -> Result<crate::service::Service, String> {
         let mut service = file.service(&self.socket(id), &self.control)?;
-        let is_rbd = |spec: &DiskSpec| matches!(spec, DiskSpec::Rbd(_));
-        if self.confinement.is_on() && service.disk.specs().iter().any(is_rbd) {
+        if !self.ceph && service.disk.needs_ceph() {
             return Err(format!(
-                "{}: a confined node cannot load librbd: start the node with --sandbox off, or serve this disk with `cleave serve`",
+                "disk: {} needs librbd, which only a node with --ceph loads: start the node with --ceph",
                 file.disk.join(" ")
             ));
         }

@@ -6,7 +6,7 @@ use cleave_disk::Disk;
 use cleave_engine::Reactor;
 use tokio::sync::mpsc;
 
-use crate::confine::Confinement;
+use crate::confine::{self, Confinement};
 use crate::control::Server;
 use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
@@ -40,6 +40,10 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         Endpoint::Path(path) => PathLock::take(path)?,
         Endpoint::Fd(_) => None,
     };
+    if service.disk.needs_ceph() {
+        confine::start_ceph(service.sandbox, service.identity.is_some(), Vec::new())
+            .map_err(Failure::input)?;
+    }
     let disk = disk_server::open(&mut service, lock.as_ref())?;
     let is_locked = lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
     let outside = Outside {

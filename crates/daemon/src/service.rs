@@ -81,6 +81,12 @@ impl Source {
         }
     }
 
+    /// Whether librbd opens it.
+    pub(crate) fn needs_ceph(&self) -> bool {
+        let is_rbd = |spec: &DiskSpec| matches!(spec, DiskSpec::Rbd(_));
+        self.specs().iter().any(is_rbd)
+    }
+
     /// Most ops that a worker keeps in flight.
     fn ops(&self, queue_size: u16) -> u16 {
         match self {

@@ -18,6 +18,7 @@ mod spec;
 mod stripe;
 mod superblock;
 
+pub use cleave_rbd::start_opener;
 pub use disk::{Disk, Resized};
 pub use iopoll::IopollError;
 pub use leg::{Backing, FileKind, Leg};

@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::calls::{self, Calls, Handle, Info, Setting, calls};
 use crate::error::io as failed;
-use crate::{Inbox, Place, RbdError, inbox};
+use crate::{Inbox, Place, RbdError, inbox, opener};
 
 /// How long the monitors may take to answer when the configuration does not say (librados: five minutes).
 const CONNECT_SECONDS: &CStr = c"30";
@@ -119,7 +119,14 @@ impl Image {
     /// Connects to the cluster and opens the image. For writing it takes the exclusive lock: if the client that had it is dead,
     /// librbd waits until the cluster knows that (`osd_client_watch_timeout`, 30 s), has the cluster refuse everything that may
     /// still come from that client, and takes the lock. Returns an error if that client is alive.
+    ///
+    /// The thread on which this happens is that of [`crate::start_opener`], if it was called.
     pub fn open(place: &Place, access: Access) -> Result<Image, RbdError> {
+        let place = place.clone();
+        opener::run(move || Image::open_here(&place, access))
+    }
+
+    fn open_here(place: &Place, access: Access) -> Result<Image, RbdError> {
         let cluster = Cluster::connect(place)?;
         let pool = cluster.pool(place)?;
         let mut image = pool.open(place, access)?;

@@ -8,9 +8,11 @@ mod calls;
 mod error;
 mod image;
 mod inbox;
+mod opener;
 mod place;
 
 pub use error::RbdError;
 pub use image::{Access, Image, Thickness};
 pub use inbox::Inbox;
+pub use opener::start_opener;
 pub use place::Place;

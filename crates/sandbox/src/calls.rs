@@ -224,6 +224,8 @@ const POOL: &[Call] = &[
     any(libc::SYS_epoll_pwait2),
     #[cfg(target_arch = "x86_64")]
     any(libc::SYS_epoll_wait),
+    // The bell of an image of a Ceph cluster.
+    any(libc::SYS_eventfd2),
 ];
 
 const ENABLE: &[u64] = &[ENABLE_RINGS, ENABLE_RINGS | BY_INDEX];

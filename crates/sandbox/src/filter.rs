@@ -40,10 +40,8 @@ impl Programs {
     /// Confines the calling thread, which has no filter of ours yet. `None`: this kernel, or the container that we run in, does
     /// not let us.
     pub(crate) fn install_base(self, role: Role) -> Result<Option<Programs>, Error> {
-        match apply_filter(&self.0.deadly) {
-            Ok(()) => {}
-            Err(seccompiler::Error::Seccomp(error)) if is_lacking(&error) => return Ok(None),
-            Err(error) => return Err(Error::Seccomp(error.to_string())),
+        if !apply_first(&self.0.deadly)? {
+            return Ok(None);
         }
         apply_filter(&self.0.clone3).map_err(|error| Error::Seccomp(error.to_string()))?;
         self.install(role)?;
@@ -59,6 +57,25 @@ impl Programs {
     }
 }
 
+/// Confines the calling thread for calls that are in no list: a deadly one kills the process, and all others are permitted. Does
+/// nothing on a kernel without filters.
+pub(crate) fn install_for_library() -> Result<(), Error> {
+    let compiled = deadly().and_then(|deadly| Ok((deadly, clone3()?)));
+    let (deadly, clone3) = compiled.map_err(|error| Error::Seccomp(error.to_string()))?;
+    match apply_first(&deadly)? {
+        true => apply_filter(&clone3).map_err(|error| Error::Seccomp(error.to_string())),
+        false => Ok(()),
+    }
+}
+
+fn apply_first(program: &BpfProgram) -> Result<bool, Error> {
+    match apply_filter(program) {
+        Ok(()) => Ok(true),
+        Err(seccompiler::Error::Seccomp(error)) if is_lacking(&error) => Ok(false),
+        Err(error) => Err(Error::Seccomp(error.to_string())),
+    }
+}
+
 /// A kernel without filters answers ENOSYS or EINVAL, and a container's own filter EPERM.
 fn is_lacking(error: &io::Error) -> bool {
     let lacking = [libc::ENOSYS, libc::EINVAL, libc::EPERM];
@@ -68,7 +85,6 @@ fn is_lacking(error: &io::Error) -> bool {
 }
 
 fn compile() -> Result<Compiled, BackendError> {
-    let errno = |errno: i32| SeccompAction::Errno(errno.unsigned_abs());
     let roles = Role::ALL.map(|role| {
         let rules = rules(role.groups().iter().copied().flatten())?;
         // EPERM, not a kill: it could be a call that the lists lack.
@@ -77,16 +93,29 @@ fn compile() -> Result<Compiled, BackendError> {
             program(rules, SeccompAction::Allow, errno(libc::EPERM))?,
         ))
     });
-    let clone3 = Rules::from([(libc::SYS_clone3, Vec::new())]);
     Ok(Compiled {
-        deadly: program(
-            rules(calls::DEADLY)?,
-            SeccompAction::KillProcess,
-            SeccompAction::Allow,
-        )?,
-        clone3: program(clone3, errno(libc::ENOSYS), SeccompAction::Allow)?,
+        deadly: deadly()?,
+        clone3: clone3()?,
         roles: roles.into_iter().collect::<Result<_, BackendError>>()?,
     })
+}
+
+fn errno(errno: i32) -> SeccompAction {
+    SeccompAction::Errno(errno.unsigned_abs())
+}
+
+/// Makes libc start threads by `clone`, whose flags a filter sees.
+fn clone3() -> Result<BpfProgram, BackendError> {
+    let clone3 = Rules::from([(libc::SYS_clone3, Vec::new())]);
+    program(clone3, errno(libc::ENOSYS), SeccompAction::Allow)
+}
+
+fn deadly() -> Result<BpfProgram, BackendError> {
+    program(
+        rules(calls::DEADLY)?,
+        SeccompAction::KillProcess,
+        SeccompAction::Allow,
+    )
 }
 
 fn program(

@@ -29,6 +29,15 @@ pub use privileges::Keep;
 
 use filter::Programs;
 
+/// Confines the calling thread, and those that it starts, as far as the threads of a library can be, whose calls are in no list of
+/// ours. Their files and the network stay within reach. Capabilities go, but for reading files of other users, and calls that only
+/// an exploit makes kill the process. `becomes_another`: the process will call [`Identity::assume`].
+pub fn confine_library(becomes_another: bool) -> Result<(), Error> {
+    privileges::drop_for_library(becomes_another).map_err(Error::Privileges)?;
+    // `Sandbox::missing` tells of a kernel that has no filters.
+    filter::install_for_library()
+}
+
 /// What a path may be used for. A folder stands for everything beneath it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {

@@ -21,6 +21,12 @@ pub enum Keep {
 /// other users. Landlock confines them to the folders within reach.
 const OPENING: CapabilitySet = CapabilitySet::CHOWN.union(CapabilitySet::DAC_OVERRIDE);
 
+/// Those for the threads of a library, which read configuration and keys of other users.
+const READING: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
+
+/// Those for becoming another user. libc ends a process of which one thread cannot.
+const BECOMING: CapabilitySet = CapabilitySet::SETUID.union(CapabilitySet::SETGID);
+
 /// Empties every set of capabilities of the calling thread but for what is kept. No program that it executes can get one back.
 pub(crate) fn drop_all(keep: Keep) -> io::Result<()> {
     seal()?;
@@ -32,6 +38,16 @@ pub(crate) fn drop_for_opening(keep: Keep) -> io::Result<()> {
     seal()?;
     let permitted = capabilities(None)?.permitted;
     keep_only(kept(keep)? | (permitted & OPENING))
+}
+
+/// The same for the threads of a library.
+pub(crate) fn drop_for_library(becomes_another: bool) -> io::Result<()> {
+    seal()?;
+    let wanted = match becomes_another {
+        true => READING | BECOMING,
+        false => READING,
+    };
+    keep_only(capabilities(None)?.permitted & wanted)
 }
 
 /// Narrows a thread that inherited [`drop_for_opening`].

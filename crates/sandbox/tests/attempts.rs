@@ -196,6 +196,18 @@ const NODE: [Role; 6] = [
     Role::Dial,
 ];
 
+/// The same on a thread of a library whose calls are in no list.
+const LIBRARY_TABLE: &[(&str, End)] = &[
+    ("open a foreign file", Done),
+    ("execute a program", Killed),
+    ("start a process", Killed),
+    ("trace the parent", Killed),
+    ("read the parent's memory", Killed),
+    ("connect over TCP", Done),
+    ("start a thread", Done),
+    ("use root's rights", PERM),
+];
+
 /// The files of the attempts.
 struct Files(PathBuf);
 
@@ -348,6 +360,10 @@ fn attempt_here(words: &str) -> ! {
     let mut words = words.split('|');
     let mut word = || words.next().unwrap().to_owned();
     let (kind, role, attempt, files) = (word(), word(), word(), Files(word().into()));
+    if kind == "library" {
+        cleave_sandbox::confine_library(false).unwrap();
+        end_with(try_out(&attempt, &files))
+    }
     let roles = match kind.as_str() {
         "node" => &NODE[..],
         "pool" => &[Role::Pool],
@@ -372,10 +388,7 @@ fn attempt_here(words: &str) -> ! {
     let sandbox = std::sync::Arc::new(confined.unwrap());
     assert!(sandbox.missing().is_empty(), "{:?}", sandbox.missing());
     let last = sandbox.clone();
-    let end = move || match try_out(&attempt, &files) {
-        Ok(()) => exit(0),
-        Err(error) => exit(error.raw_os_error().unwrap_or(255)),
-    };
+    let end = move || end_with(try_out(&attempt, &files));
     let narrowed = move || {
         match role {
             Role::Log => last.earlier_thread(role).unwrap(),
@@ -403,6 +416,13 @@ fn attempt_here(words: &str) -> ! {
         }
     }
     unreachable!("the attempt ends the process")
+}
+
+fn end_with(tried: io::Result<()>) -> ! {
+    match tried {
+        Ok(()) => exit(0),
+        Err(error) => exit(error.raw_os_error().unwrap_or(255)),
+    }
 }
 
 /// Runs this program again, with that test alone.
@@ -452,6 +472,13 @@ fn check<const ROLES: usize>(
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn a_thread_of_a_library_is_refused_what_only_an_exploit_needs() {
+    let name = "a_thread_of_a_library_is_refused_what_only_an_exploit_needs";
+    let rows = LIBRARY_TABLE.iter().map(|&(attempt, end)| (attempt, [end]));
+    check(name, "library", [Role::Control], &rows.collect::<Vec<_>>());
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::BackendKind;
 use super::cases::Bench;
+use super::{BackendKind, Lab};
 use crate::daemon::Daemon;
 use crate::step::{Result, quietly, words};
 
@@ -15,6 +15,8 @@ pub(super) enum Mode {
     ReadOnly,
     /// The disk is a qcow2 image, through an NBD server.
     Nbd,
+    /// The disk is an image of a Ceph cluster.
+    Rbd,
     /// Runs in a group, which may use its socket.
     Group(u32),
 }
@@ -44,15 +46,25 @@ pub(super) fn nbd_server(folder: &Path, bytes: u64) -> Result<Daemon> {
     Daemon::start(&line, socket)
 }
 
+/// Starts a Ceph cluster with an image.
+pub(super) fn cluster(lab: &Lab, folder: &Path, bytes: u64) -> Result<Daemon> {
+    let (program, folder) = (lab.ceph.display(), folder.join("ceph"));
+    let megabytes = bytes >> 20;
+    let line = words("{} {} {}", &[&program, &folder.display(), &megabytes]);
+    Daemon::start(&line, folder.with_extension("sock"))
+}
+
 /// Starts the daemon, with the socket in a folder of its own, and waits for its socket.
 pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daemon> {
     let (lab, case) = (bench.lab, bench.case);
     let socket = folder.join("disk.sock");
     let (at, image, vrings) = (socket.display(), bench.image(), case.cpus);
     let nbd = format!("nbd+unix:///?socket={}", nbd_socket(folder).display());
+    let rbd = format!("rbd:rbd/guest,conf={}/ceph/conf", folder.display());
     let file = image.display().to_string();
     let disk = match (mode, lab.kind) {
         (Mode::Nbd, BackendKind::Cleave) => nbd,
+        (Mode::Rbd, BackendKind::Cleave) => rbd,
         _ => file,
     };
     let block = case.block_bytes;

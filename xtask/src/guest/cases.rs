@@ -19,6 +19,9 @@ pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
 const KILLS: u64 = 6;
 
+/// The case with a Ceph cluster. It runs only when it is asked for.
+pub(crate) const RBD: &str = "fio-verify-rbd";
+
 /// Script of most boots, also of the one that proves that an accelerator runs a guest at all.
 pub(super) const DISK: &str = include_str!("scripts/disk.sh");
 
@@ -55,6 +58,7 @@ pub(super) const ALL: &[Case] = &[
     case("fio-verify", 4, 4096, How::Fio("verify")),
     case("fio-verify-poll", 1, 512, How::Fio("verify_polled")),
     case("fio-verify-nbd", 4, 512, How::Fio("verify_nbd")),
+    case(RBD, 4, 512, How::Fio("verify_rbd")),
     case("libvirt", 4, 4096, How::Own(libvirt::run)),
     case("reconnect", 1, 512, How::Disk("reconnect")),
     // Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
@@ -67,6 +71,7 @@ fn mode(boot: &str) -> Mode {
         "read_only" => Mode::ReadOnly,
         "verify_polled" => Mode::Poll,
         "verify_nbd" => Mode::Nbd,
+        "verify_rbd" => Mode::Rbd,
         _ => Mode::Plain,
     }
 }
@@ -169,9 +174,11 @@ impl Bench<'_> {
     /// as CPUs. A daemon serves on while the next boot wants it as it is.
     fn boot(&mut self, script: &str, boots: &str) -> Result {
         self.empty_image()?;
-        let nbd = mode(boots) == Mode::Nbd;
-        let server = nbd.then(|| backend::nbd_server(&self.folder, DISK_BYTES));
-        let _server = server.transpose()?;
+        let _server = match mode(boots) {
+            Mode::Nbd => Some(backend::nbd_server(&self.folder, DISK_BYTES)?),
+            Mode::Rbd => Some(backend::cluster(self.lab, &self.folder, DISK_BYTES)?),
+            _ => None,
+        };
         let mut daemon: Option<Daemon> = None;
         let mut served = None;
         for boot in boots.split(' ') {

@@ -54,6 +54,12 @@ pub(super) struct NodeArgs {
     /// in one pool only.
     #[arg(long = "pool", value_name = "NAME=CPUS")]
     pools: Vec<PoolSpec>,
+    /// Serve images of Ceph clusters too
+    ///
+    /// Loads librbd at the start. Its threads need the network and the files of the clients' keys, and are confined less than
+    /// the others. See docs/security.md.
+    #[arg(long)]
+    ceph: bool,
     /// Print the OpenAPI document of the control socket and exit
     #[arg(long)]
     pub(super) openapi: bool,
@@ -75,6 +81,7 @@ impl From<NodeArgs> for NodeOptions {
             images: args.images.into_iter().map(absolute).collect(),
             sandbox: args.sandbox == Switch::On,
             pools: args.pools,
+            ceph: args.ceph,
             log: args.log.parse().unwrap_or(LevelFilter::INFO),
         }
     }

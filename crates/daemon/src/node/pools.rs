@@ -52,13 +52,7 @@ impl Pools {
     /// Starts the threads of all pools. The calling thread leaves their CPUs to them.
     pub(super) fn start(specs: &[PoolSpec], confinement: &Confinement) -> Result<Pools, Failure> {
         check(specs, cpus::allowed().as_deref()).map_err(Failure::input)?;
-        let taken: Vec<_> = specs
-            .iter()
-            .flat_map(|spec| spec.cpus.iter().copied())
-            .collect();
-        if !taken.is_empty() {
-            cpus::stay_off(&taken);
-        }
+        cpus::stay_off(&taken_cpus(specs));
         let mut pools = BTreeMap::new();
         for PoolSpec { name, cpus } in specs {
             let pool = Pool::new(name, cpus, confinement.narrowing(Role::Pool));
@@ -105,6 +99,12 @@ impl Pools {
             ),
         }
     }
+}
+
+/// The CPUs of all pools.
+pub(super) fn taken_cpus(specs: &[PoolSpec]) -> Vec<usize> {
+    let cpus = specs.iter().flat_map(|spec| &spec.cpus);
+    cpus.copied().collect()
 }
 
 /// Each CPU is at hand, and in one pool; each name is used once.

@@ -32,6 +32,9 @@ verify_polled() { verify; }
 # The disk is on an NBD server.
 verify_nbd() { verify; }
 
+# The disk is an image of a Ceph cluster.
+verify_rbd() { verify; }
+
 verify_on() {
     while [ ! -e /tmp/enough ]; do
         fio --minimal /fio.ini >/tmp/fio 2>&1 || return 1
