@@ -126,7 +126,7 @@ fn bad_input_is_named_in_a_line() {
             "d1",
             r#"{"disk": ["rbd:rbd/web"]}"#,
             400,
-            "start the node with --sandbox off",
+            "start the node with --ceph",
         ),
         ("-d1", r#"{"disk": ["ram:1M"]}"#, 400, "id"),
         ("..", r#"{"disk": ["ram:1M"]}"#, 400, "id"),

@@ -37,7 +37,6 @@ fn main() -> ExitCode {
     let code = run_cases(cleave_tests::cases![
         an_image_is_served: CEPH,
         a_node_serves_images: CEPH,
-        a_node_without_ceph_refuses_an_image_in_a_line,
         a_snapshot_is_served_read_only: CEPH,
         a_guest_sees_a_larger_image: CEPH,
         a_worker_of_an_idle_disk_sleeps: CEPH,
@@ -448,17 +447,6 @@ fn a_probe_measures_an_image() {
         assert_eq!(exited.code, Some(0), "{}", exited.stderr);
         assert!(std::fs::read_to_string(&json).unwrap().contains("\"rbd\""));
     });
-}
-
-fn a_node_without_ceph_refuses_an_image_in_a_line() {
-    let node = Node::start();
-    let refused = node.put("image", &json!({"disk": ["rbd:rbd/image"]}));
-    assert_eq!(refused.status, 400, "{refused:?}");
-    assert!(
-        refused.body.contains("start the node with --ceph"),
-        "{refused:?}"
-    );
-    node.daemon.finish();
 }
 
 fn images_that_cannot_be_served_are_refused_in_a_line() {

@@ -1,4 +1,4 @@
-//! A guest that libvirt starts, with the disk as docs/qemu.md describes it and QEMU as a user of its own.
+//! A guest that libvirt starts, with the disk as docs/qemu.md describes it and QEMU as a user of its own, in the group of the daemon.
 
 use super::backend::{self, Mode};
 use super::cases::{BOOT_LIMIT, Bench, DISK};
@@ -8,6 +8,9 @@ use crate::step::{At, Result, command, quietly, words};
 
 /// User and group of QEMU: Debian's numbers. Only files in the namespace name them.
 const QEMU_ID: u32 = 64055;
+
+/// The group `cleave`, in which QEMU's user is.
+const CLEAVE_ID: u32 = QEMU_ID + 2;
 
 /// Namespaces in which libvirtd finds its folders, and which end with all that runs in them.
 const UNSHARE: &str = "unshare --mount --pid --fork --kill-child --mount-proc";
@@ -20,14 +23,15 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
         return Ok(());
     }
     let document = include_str!("../../../docs/qemu.md");
-    let [id, cpus] = [QEMU_ID, bench.case.cpus].map(|number| number.to_string());
-    host::run(folder, &["libvirt_files", &id, &cpus, document])?;
+    let [qemu, cleave, cpus] =
+        [QEMU_ID, CLEAVE_ID, bench.case.cpus].map(|number| number.to_string());
+    host::run(folder, &["libvirt_files", &qemu, &cleave, &cpus, document])?;
     let home = folder.join("var/lib/libvirt");
     bench.write_initramfs(&home.join("initramfs"), DISK, "attached")?;
     std::fs::copy(&bench.lab.kernel.image, home.join("kernel")).at(&home)?;
 
     bench.empty_image()?;
-    let daemon = backend::start(bench, &home, Mode::Group(QEMU_ID))?;
+    let daemon = backend::start(bench, &home, Mode::Group(CLEAVE_ID))?;
     let line = words(
         &format!("{UNSHARE} sh -ec {{}} sh libvirt"),
         &[&host::SCRIPT],

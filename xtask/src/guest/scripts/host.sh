@@ -76,7 +76,7 @@ pack() {
     find . -mindepth 1 | busybox cpio -o -H newc
 }
 
-# libvirt_files QEMU_ID CPUS DOCUMENT: what the namespace below shows in place of the machine's own, and the domain that the
+# libvirt_files QEMU_ID CLEAVE_ID CPUS DOCUMENT: what the namespace below shows in place of the machine's own, and the domain that the
 # document shows, with what it leaves to the reader: a name, a kernel, a console.
 libvirt_files() {
     mkdir -p etc/libvirt var/lib/libvirt
@@ -92,14 +92,14 @@ END
     # The first line of a name counts.
     echo "libvirt-qemu:x:$1:$1::/var/lib/libvirt:/usr/sbin/nologin" | cat - /etc/passwd >etc/passwd
     # The group by which libvirt is built to run QEMU on Ubuntu must be there, whatever its settings say.
-    printf '%s\n' "libvirt-qemu:x:$1:" "kvm:x:$(($1 + 1)):" | cat - /etc/group >etc/group
+    printf '%s\n' "libvirt-qemu:x:$1:" "kvm:x:$(($1 + 1)):" "cleave:x:$2:libvirt-qemu" | cat - /etc/group >etc/group
     install -m 000 /dev/null no-kvm
 
-    echo "$3" | sed '1,/^```xml/d; /^```/,$d' >shown.xml
+    echo "$4" | sed '1,/^```xml/d; /^```/,$d' >shown.xml
     for part in "<domain type='kvm'>" "<devices>" /run/cleave/a/disk.sock; do
         grep -q "$part" shown.xml || { echo "docs/qemu.md has no $part any more" >&2 && exit 1; }
     done
-    domain="<domain type='qemu'><name>cleave-test</name><memory unit='MiB'>512</memory><vcpu>$2</vcpu>"
+    domain="<domain type='qemu'><name>cleave-test</name><memory unit='MiB'>512</memory><vcpu>$3</vcpu>"
     domain="$domain<features><acpi/></features><os><type arch='x86_64' machine='q35'>hvm</type>"
     domain="$domain<kernel>/var/lib/libvirt/kernel</kernel><initrd>/var/lib/libvirt/initramfs</initrd>"
     domain="$domain<cmdline>console=ttyS0 quiet loglevel=1 panic=-1</cmdline></os>"
