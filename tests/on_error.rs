@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use cleave_client::message::protocol;
-use cleave_client::{Base, Client, Error, Order, Stop, Verify, Workload};
+use cleave_client::{Base, Client, Error};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{
     Daemon, Exited, Messages as _, Mount, Requirement, Scratch, Stopwatch, TIMEOUT, assert_serves,
-    run_cases, run_to_exit, small, wait_until,
+    pattern, run_cases, run_to_exit, small, wait_until, writes_all,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -94,40 +94,17 @@ fn full_disk(scratch: &Scratch) -> (Mount, PathBuf, PathBuf) {
     (mount, image, filler)
 }
 
-/// Writes a pattern to the first 12 MiB, several requests at a time on two vrings, while `meanwhile` runs; then reads
-/// it back.
-fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
-    let mut client = daemon.open(&small(2));
-    for queue in client.queues() {
-        queue.set_timeout(Duration::from_secs(60));
-    }
-    let fill = Workload {
-        read_percent: 0,
-        order: Order::Sequential,
-        stop: Stop::Requests(192),
-        verify: Verify::Pattern(7),
-        ..Workload::reads(64 << 10, 8, 12 << 20, Duration::ZERO)
-    };
-    let check = Workload {
-        read_percent: 100,
-        ..fill.clone()
-    };
-    std::thread::scope(|scope| {
-        let meanwhile = scope.spawn(meanwhile);
-        let tallies = client.run(&fill, |_| |_| {}).unwrap();
-        assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
-        meanwhile.join().unwrap();
-    });
-    client.queue(0).flush().unwrap();
-    let tallies = client.run(&check, |_| |_| {}).unwrap();
-    assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+/// To the first 12 MiB, several requests at a time on two vrings.
+fn fills(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
+    let fill = pattern(64 << 10, 8, 12 << 20, 192);
+    writes_all(&mut daemon.open(&small(2)), &fill, meanwhile);
 }
 
 fn a_full_disk_holds_its_guest_until_there_is_room() {
     let scratch = Scratch::new();
     let (_mount, image, filler) = full_disk(&scratch);
     let (daemon, control) = serve("enospc=hold", &image, &["--direct", "off"]);
-    writes_all(&daemon, || {
+    fills(&daemon, || {
         assert!(wait_until(|| holds(&control)), "{}", daemon.log());
         let shown = &stalled(&control)[0];
         assert_eq!(
@@ -172,7 +149,7 @@ fn a_full_disk_is_retried_until_there_is_room() {
     let scratch = Scratch::new();
     let (_mount, image, filler) = full_disk(&scratch);
     let (daemon, control) = serve("retry:60", &image, &["--direct", "off"]);
-    writes_all(&daemon, || {
+    fills(&daemon, || {
         let retries = || stalled(&control)[0]["retrying"].as_u64() > Some(0);
         assert!(wait_until(retries), "{}", daemon.log());
         std::thread::sleep(Duration::from_millis(300));

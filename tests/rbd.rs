@@ -12,18 +12,17 @@ mod guest;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::sync::{PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
-use cleave_client::message::protocol;
-use cleave_client::{Base, Client, Error, Options, Order, Stop, Verify, Workload};
+use cleave_client::{Base, Client, Error};
 use cleave_tests::ceph::{CEPH, Cluster, cluster, stop};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{
-    Daemon, Model, Node, Scratch, assert_serves, exercise, program_path, run_cases, run_to_exit,
-    seeded, small, wait_until,
+    Daemon, Killed, Model, Node, Scratch, assert_serves, connect, exercise, outliving, pattern,
+    program_path, run_cases, run_to_exit, seeded, small, wait_until, writes_all,
 };
 use serde_json::{Value, json};
 
@@ -284,16 +283,6 @@ fn a_daemon_that_lost_its_lock_fails_every_request() {
     });
 }
 
-/// A daemon that only SIGKILL may end.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn a_killed_daemon_loses_nothing() {
     with_cluster(|ceph| {
         let kills = std::env::var("CLEAVE_RBD_KILLS").ok();
@@ -305,17 +294,11 @@ fn a_killed_daemon_loses_nothing() {
             let mut command = Command::new(program_path());
             command.arg("serve").arg("--socket-path").arg(&socket);
             command.args(["--disk", &disk, "--log", "warn", "--queues", "4"]);
-            Killed(command.stdin(Stdio::null()).spawn().unwrap())
+            Killed::start(&mut command)
         };
-        let options = Options {
-            queues: 1,
-            queue_size: 256,
-            data_bytes: 16 << 20,
-            timeout: cleave_tests::TIMEOUT,
-            protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
-            ..Options::default()
-        };
+        let options = outliving();
         let mut random = seeded("rbd kill");
+        let (mut out, begun) = (0, Instant::now());
         let mut daemon = start();
         let mut client = connect(|| Client::open(&socket, &options));
         let mut guest = Guest::new(&mut client, Disk::new());
@@ -325,7 +308,8 @@ fn a_killed_daemon_loses_nothing() {
             let dead = ceph.owner("killed").unwrap();
             // Its requests are in flight when it dies.
             guest.submit(&mut client, &mut random);
-            drop(daemon);
+            daemon.kill();
+            out += guest.out();
             daemon = start();
             let base = [Base::Used, Base::Avail][kill % 2];
             connect(|| client.reconnect(&socket, &options, base));
@@ -335,57 +319,22 @@ fn a_killed_daemon_loses_nothing() {
             guest.verify(&mut client, kill % 5 == 4);
         }
         guest.verify(&mut client, true);
+        println!(
+            "{kills} kills in {} s: {} requests, {out} of them out at a kill and answered after it, 0 lost, 0 twice, {} MiB read back, \
+             0 wrong",
+            begun.elapsed().as_secs(),
+            guest.answered,
+            guest.read_bytes >> 20,
+        );
     });
-}
-
-/// Retries until the daemon listens.
-fn connect<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> T {
-    let mut connected = None;
-    let is_there = wait_until(|| {
-        match attempt() {
-            Ok(client) => connected = Some(client),
-            Err(Error::Io { .. }) => {}
-            Err(error) => panic!("{error}"),
-        }
-        connected.is_some()
-    });
-    assert!(is_there, "the daemon does not listen");
-    connected.unwrap()
-}
-
-/// Writes a pattern while `meanwhile` runs, then reads it back. No request may fail.
-fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
-    let mut client = daemon.open(&small(2));
-    for queue in client.queues() {
-        queue.set_timeout(Duration::from_secs(60));
-    }
-    let fill = Workload {
-        read_percent: 0,
-        order: Order::Sequential,
-        stop: Stop::Requests(3000),
-        verify: Verify::Pattern(7),
-        ..Workload::reads(16 << 10, 16, 32 << 20, Duration::ZERO)
-    };
-    let check = Workload {
-        read_percent: 100,
-        ..fill.clone()
-    };
-    std::thread::scope(|scope| {
-        let meanwhile = scope.spawn(meanwhile);
-        let tallies = client.run(&fill, |_| |_| {}).unwrap();
-        assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
-        meanwhile.join().unwrap();
-    });
-    client.queue(0).flush().unwrap();
-    let tallies = client.run(&check, |_| |_| {}).unwrap();
-    assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
 }
 
 fn an_osd_that_goes_and_comes_back_costs_a_pause_and_no_error() {
     let _alone = UP.write().unwrap_or_else(PoisonError::into_inner);
     let ceph = cluster();
     let (daemon, control) = serve(&ceph.image("bereft", 64), &["--on-error", "hold"]);
-    writes_all(&daemon, || {
+    let load = pattern(16 << 10, 16, 32 << 20, 3000);
+    writes_all(&mut daemon.open(&small(2)), &load, || {
         std::thread::sleep(Duration::from_millis(60));
         ceph.stop_osd();
         std::thread::sleep(Duration::from_millis(500));
@@ -406,7 +355,7 @@ fn a_daemon_whose_cluster_is_gone_still_ends() {
         let mut command = Command::new(program_path());
         command.args(["serve", "--socket-path", socket.to_str().unwrap()]);
         command.args(["--disk", &disk, "--stop-deadline", "1"]);
-        let mut daemon = Killed(command.spawn().unwrap());
+        let mut daemon = Killed::start(&mut command);
         let mut client = connect(|| Client::open(&socket, &small(1)));
         client.queue(0).write(0, &[1; 4096]).unwrap();
         ceph.stop_osd();

@@ -12,12 +12,11 @@ mod disk;
 mod guest;
 mod node;
 
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use cleave_client::message::protocol;
 use cleave_client::{Base, Client, Options};
-use cleave_tests::{Random, Scratch, TIMEOUT, program_path, run_cases, seeded};
+use cleave_tests::{Killed, Random, Scratch, connect, outliving, program_path, run_cases, seeded};
 
 use disk::{DISK_BYTES, Disk, old_torn_and_foreign_sectors_are_found};
 use guest::Guest;
@@ -108,19 +107,14 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
             .arg("--disk")
             .arg(&image)
             .args(["--log", "warn", "--direct", direct, "--split", split])
-            .args(["--queues", "4"])
-            .stdin(Stdio::null());
-        command.spawn().unwrap()
+            .args(["--queues", "4"]);
+        Killed::start(&mut command)
     };
     let options = Options {
         queues: vrings,
-        queue_size: 256,
-        data_bytes: 16 << 20,
-        timeout: TIMEOUT,
-        protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
-        ..Options::default()
+        ..outliving()
     };
-    let mut daemon = Killed(start(random));
+    let mut daemon = start(random);
     let mut client = connect(|| Client::open(&socket, &options));
     assert!(
         client.keeps_inflight(),
@@ -142,19 +136,19 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
             guest.submit(&mut client, random);
         }
         let base = [Base::Used, Base::Avail, Base::At(random.draw() as u16)][(kill % 3) as usize];
-        daemon = Killed(start(random));
+        daemon = start(random);
         // Some die during their start, and some while they repeat the requests left in flight.
         if random.below(6) == 0 {
             std::thread::sleep(Duration::from_micros(random.below(START_MAX_US)));
             daemon.kill();
-            daemon = Killed(start(random));
+            daemon = start(random);
             sums.kills += 1;
         }
         connect(|| client.reconnect(&socket, &options, base));
         if random.below(4) == 0 {
             std::thread::sleep(Duration::from_micros(random.below(AGAIN_MAX_US)));
             daemon.kill();
-            daemon = Killed(start(random));
+            daemon = start(random);
             sums.kills += 1;
             connect(|| client.reconnect(&socket, &options, base));
         }
@@ -173,38 +167,4 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
     sums.read_bytes += guest.read_bytes;
     drop(client);
     daemon.kill();
-}
-
-/// Retries until the daemon listens.
-fn connect<T>(mut attempt: impl FnMut() -> Result<T, cleave_client::Error>) -> T {
-    let end = Instant::now() + TIMEOUT;
-    loop {
-        match attempt() {
-            Ok(connected) => return connected,
-            Err(cleave_client::Error::Io { .. }) if Instant::now() < end => {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-/// A daemon that only SIGKILL may end.
-struct Killed(Child);
-
-impl Killed {
-    fn kill(&mut self) {
-        if let Some(status) = self.0.try_wait().unwrap() {
-            panic!("the daemon exited by itself: {status}");
-        }
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

@@ -1,19 +1,19 @@
 //! The same for a node: it is killed while many disks are busy, and each of their guests goes on with the next node.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cleave_client::message::protocol;
 use cleave_client::{Base, Client, Options};
 use cleave_tests::{
-    Scratch, TIMEOUT, disk_socket, has_listener, http, program_path, scale, seeded, wait_until,
+    Killed, Scratch, connect, disk_socket, has_listener, http, outliving, program_path, scale,
+    seeded, wait_until,
 };
 use serde_json::json;
 
 use crate::disk::{DISK_BYTES, Disk};
 use crate::guest::Guest;
-use crate::{Killed, LIFE_MAX_US, Recovered, connect};
+use crate::{LIFE_MAX_US, Recovered};
 
 const DISKS: usize = 16;
 /// Turns of all guests before a kill, at most.
@@ -30,14 +30,7 @@ pub(crate) fn no_request_of_a_node_is_lost_or_repeated() {
     let mut random = seeded("kill-node");
     let scratch = Scratch::new();
     let mut node = start(&scratch);
-    let options = Options {
-        queues: 1,
-        queue_size: 256,
-        data_bytes: 16 << 20,
-        timeout: TIMEOUT,
-        protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
-        ..Options::default()
-    };
+    let options = outliving();
     let mut all: Vec<Served> = (0..DISKS)
         .map(|at| add(&scratch, &format!("d{at}"), &options))
         .collect();
@@ -91,9 +84,8 @@ fn start(scratch: &Scratch) -> Killed {
         .args(["node", "--log", "warn", "--state"])
         .arg(scratch.join("state"))
         .arg("--run")
-        .arg(scratch.join("run"))
-        .stdin(Stdio::null());
-    Killed(command.spawn().unwrap())
+        .arg(scratch.join("run"));
+    Killed::start(&mut command)
 }
 
 fn add(scratch: &Scratch, id: &str, options: &Options) -> Served {

@@ -1,11 +1,12 @@
 //! The daemon is killed while it serves the export of a server, and nothing is lost.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cleave_client::message::protocol;
-use cleave_client::{Base, Client, Error, Options};
-use cleave_tests::{Scratch, TIMEOUT, disk_socket, http, program_path, scale, seeded, wait_until};
+use cleave_client::{Base, Client};
+use cleave_tests::{
+    Killed, Scratch, connect, disk_socket, http, outliving, program_path, scale, seeded, wait_until,
+};
 use serde_json::json;
 
 use crate::disk::{DISK_BYTES, Disk};
@@ -15,31 +16,10 @@ use crate::{At, qemu_nbd};
 /// Disks of the node.
 const DISKS: usize = 4;
 
-/// A daemon that only SIGKILL may end.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn start(args: &[&std::ffi::OsStr]) -> Killed {
     let mut command = Command::new(program_path());
     command.args(args).args(["--log", "warn"]);
-    Killed(command.stdin(Stdio::null()).spawn().unwrap())
-}
-
-fn options() -> Options {
-    Options {
-        queues: 1,
-        queue_size: 256,
-        data_bytes: 16 << 20,
-        timeout: TIMEOUT,
-        protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
-        ..Options::default()
-    }
+    Killed::start(&mut command)
 }
 
 pub(crate) fn a_killed_daemon_loses_nothing() {
@@ -51,7 +31,7 @@ pub(crate) fn a_killed_daemon_loses_nothing() {
     let (socket, uri) = (scratch.join("socket"), at.uri("", ""));
     let words = ["serve", "--queues", "4", "--disk", &uri, "--socket-path"].map(str::as_ref);
     let start = || start(&[&words[..], &[socket.as_ref()]].concat());
-    let options = options();
+    let options = outliving();
     let kills = std::env::var("CLEAVE_KILLS").ok();
     let kills = kills.map_or(20, |text| text.parse().unwrap());
     let mut random = seeded("nbd kill");
@@ -62,7 +42,7 @@ pub(crate) fn a_killed_daemon_loses_nothing() {
     for kill in 0..kills {
         let life = Duration::from_micros(random.below(20_000));
         guest.work(&mut client, &mut random, life);
-        drop(daemon);
+        daemon.kill();
         out += guest.out();
         daemon = start();
         let base = [Base::Used, Base::Avail][kill % 2];
@@ -92,7 +72,7 @@ pub(crate) fn a_killed_node_loses_nothing() {
     let (state, run) = (scratch.join("state"), scratch.join("run"));
     let words = ["node".as_ref(), "--state".as_ref(), state.as_os_str()];
     let start = || start(&[&words[..], &["--run".as_ref(), run.as_ref()]].concat());
-    let options = options();
+    let options = outliving();
     let mut node = start();
     let control = run.join("control.sock");
     assert!(wait_until(|| cleave_tests::has_listener(&control)));
@@ -126,7 +106,7 @@ pub(crate) fn a_killed_node_loses_nothing() {
         for disk in &mut all {
             disk.guest.submit(&mut disk.client, &mut random);
         }
-        drop(node);
+        node.kill();
         out += all.iter().map(|disk| disk.guest.out()).sum::<u64>();
         node = start();
         for disk in &mut all {
@@ -144,19 +124,4 @@ pub(crate) fn a_killed_node_loses_nothing() {
         begun.elapsed().as_secs(),
         all.iter().map(|disk| disk.guest.answered).sum::<u64>(),
     );
-}
-
-/// Retries until the daemon listens.
-fn connect<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> T {
-    let mut connected = None;
-    let is_there = wait_until(|| {
-        match attempt() {
-            Ok(client) => connected = Some(client),
-            Err(Error::Io { .. }) => {}
-            Err(error) => panic!("{error}"),
-        }
-        connected.is_some()
-    });
-    assert!(is_there, "the daemon does not listen");
-    connected.unwrap()
 }

@@ -18,12 +18,12 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
-use cleave_client::{Client, Error, Order, Stop, Verify, Workload};
+use cleave_client::{Error, Workload};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::nbd::{Export, NbdServer, Reaction, chunk, data_at};
 use cleave_tests::{
-    Daemon, Model, Requirement, Scratch, assert_serves, run, run_cases, run_to_exit, seeded, small,
-    wait_until,
+    Daemon, Model, Requirement, Scratch, assert_serves, pattern, run, run_cases, run_to_exit,
+    seeded, small, wait_until, writes_all,
 };
 use serde_json::{Value, json};
 
@@ -347,36 +347,9 @@ fn errors_of_the_server_are_held_until_the_operator_resumes() {
     daemon.finish();
 }
 
-/// Writes a pattern while `meanwhile` runs, then reads it back. No request may fail.
-fn writes_all(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
-    let mut client = daemon.open(&small(2));
-    client_writes_all(&mut client, meanwhile);
-}
-
-fn client_writes_all(client: &mut Client, meanwhile: impl FnOnce() + Send) {
-    for queue in client.queues() {
-        queue.set_timeout(Duration::from_secs(60));
-    }
-    let fill = Workload {
-        read_percent: 0,
-        order: Order::Sequential,
-        stop: Stop::Requests(3000),
-        verify: Verify::Pattern(7),
-        ..Workload::reads(16 << 10, 16, 32 << 20, Duration::ZERO)
-    };
-    let check = Workload {
-        read_percent: 100,
-        ..fill.clone()
-    };
-    std::thread::scope(|scope| {
-        let meanwhile = scope.spawn(meanwhile);
-        let tallies = client.run(&fill, |_| |_| {}).unwrap();
-        assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
-        meanwhile.join().unwrap();
-    });
-    client.queue(0).flush().unwrap();
-    let tallies = client.run(&check, |_| |_| {}).unwrap();
-    assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+/// Long enough for some restarts of a server.
+fn load() -> Workload<'static> {
+    pattern(16 << 10, 16, 32 << 20, 3000)
 }
 
 fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
@@ -390,7 +363,7 @@ fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
         let mut server = qemu_nbd(&image, "raw", &at, &["--shared", "8"]);
         let (daemon, control) = serve(&at.uri("", ""), &["--on-error", "hold"]);
         // The load ends before the last kill, or after it: the data must be right either way.
-        writes_all(&daemon, || {
+        writes_all(&mut daemon.open(&small(2)), &load(), || {
             for _ in 0..3 {
                 std::thread::sleep(Duration::from_millis(60));
                 server.kill();

@@ -5,11 +5,11 @@ use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
 use cleave_client::{Order, Stop, Workload};
-use cleave_tests::{Daemon, Node, Scratch, exercise, small, wait_until};
+use cleave_tests::{Daemon, Node, Scratch, exercise, small, wait_until, writes_all};
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
 
-use crate::{At, SIZE, Server, client_writes_all, qemu_nbd};
+use crate::{At, SIZE, Server, load, qemu_nbd};
 
 /// A server in this folder, and the disk that names it.
 fn server(scratch: &Scratch, name: &str, at: At) -> (Server, At) {
@@ -38,7 +38,7 @@ fn connections(node: &Node, id: &str) -> Value {
 /// Writes to a disk while its server is killed and comes back.
 fn survives_a_restart(node: &Node, id: &str, server: &mut Server, at: &At) {
     let mut client = node.open(id, &small(2));
-    client_writes_all(&mut client, || {
+    writes_all(&mut client, &load(), || {
         std::thread::sleep(Duration::from_millis(60));
         server.kill();
         server.restart(at);

@@ -659,11 +659,7 @@ impl Store for Files {
 
     #[inline]
     fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
-        // A completion of another store would end an op that the kernel still works on.
-        assert_eq!(
-            completion.store, self.id.store,
-            "a completion of another store"
-        );
+        self.id.assert_own(completion);
         let Completion { index, result, .. } = completion;
         match completion.is_polled {
             false => self.step_completed(reactor, index, result),

@@ -6,6 +6,8 @@ use cleave_blk::{Op, OpKind, Segment};
 use cleave_disk::Disk;
 use cleave_guest::Memory;
 
+use crate::piece;
+
 /// Calls `piece` with each host range of the op's memory, in order. `Err`: EFAULT if an address is not mapped, EINVAL
 /// if the segments are shorter than the op (our own fault). Ranges before the error have already been reported.
 #[inline]
@@ -54,5 +56,36 @@ pub(crate) fn check(disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
     match op.offset_bytes.checked_add(op.len_bytes) {
         Some(end) if end <= disk.capacity_bytes() => Ok(end),
         _ => Err(libc::EIO),
+    }
+}
+
+/// The range of an op on a remote disk, whose offsets and lengths are multiples of `unit`, a power of two. `Err` is the result of
+/// an op that ends here.
+pub(crate) fn remote_range(
+    disk: &Disk,
+    op: &Op<'_>,
+    unit: u64,
+) -> Result<(u64, u64), Result<(), i32>> {
+    if op.kind == OpKind::Sync {
+        // A failed flush may have dropped data, and the next one would not report that.
+        return match disk.sync_failed() {
+            true => Err(Err(libc::EIO)),
+            false => Ok((0, 0)),
+        };
+    }
+    let end = check(disk, op).map_err(Err)?;
+    if end > disk.leg_bytes() {
+        return Err(Err(libc::EIO));
+    }
+    match op.kind {
+        _ if op.len_bytes == 0 => Err(Ok(())),
+        OpKind::Discard => {
+            // A discard is a hint: partial blocks keep their data.
+            let unit = unit.max(u64::from(disk.limits().discard_align_bytes));
+            piece::inside(op.offset_bytes, op.len_bytes, unit).ok_or(Ok(()))
+        }
+        // The guest was told of the block.
+        _ if (op.offset_bytes | op.len_bytes) & (unit - 1) != 0 => Err(Err(libc::EINVAL)),
+        _ => Ok((op.offset_bytes, op.len_bytes)),
     }
 }

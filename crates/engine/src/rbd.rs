@@ -19,8 +19,7 @@ use cleave_rbd::{Image, Inbox, Thickness};
 use io_uring::opcode;
 use io_uring::types::Fixed;
 
-use crate::memory::{check, walk};
-use crate::piece;
+use crate::memory::{remote_range, walk};
 use crate::reactor::StoreId;
 use crate::table::{Entry, Table};
 use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
@@ -103,7 +102,10 @@ impl Rbd {
 
     /// Checks an op and adds it to the table. `Err` is the result of an op that ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
-        let (offset, len) = range(&self.disk, op)?;
+        if image(&self.disk).map_err(Err)?.is_fenced() {
+            return Err(Err(FENCED));
+        }
+        let (offset, len) = remote_range(&self.disk, op, 1)?;
         // The owner pushes only while there is room.
         let entry = Entry::new(token, op.kind, offset, len);
         let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
@@ -310,11 +312,7 @@ impl Store for Rbd {
     }
 
     fn completed(&mut self, _reactor: &mut Reactor, completion: Completion) {
-        // A completion of another store would end an op that the kernel still works on.
-        assert_eq!(
-            completion.store, self.id.store,
-            "a completion of another store"
-        );
+        self.id.assert_own(completion);
         self.is_listening = false;
         self.inbox.hush();
         self.collect();
@@ -367,32 +365,5 @@ impl Drop for Rbd {
             );
             self.table.leak();
         }
-    }
-}
-
-/// The op's range. The request was checked against capacity and mode much earlier; this is a second check.
-fn range(disk: &Disk, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
-    if image(disk).map_err(Err)?.is_fenced() {
-        return Err(Err(FENCED));
-    }
-    if op.kind == OpKind::Sync {
-        // What a failed flush left behind is unknown; the next one would not say so.
-        return match disk.sync_failed() {
-            true => Err(Err(libc::EIO)),
-            false => Ok((0, 0)),
-        };
-    }
-    let end = check(disk, op).map_err(Err)?;
-    if end > disk.leg_bytes() {
-        return Err(Err(libc::EIO));
-    }
-    match op.kind {
-        _ if op.len_bytes == 0 => Err(Ok(())),
-        OpKind::Discard => {
-            // A discard is a hint: partial blocks keep their data.
-            let unit = u64::from(disk.limits().discard_align_bytes);
-            piece::inside(op.offset_bytes, op.len_bytes, unit).ok_or(Ok(()))
-        }
-        _ => Ok((op.offset_bytes, op.len_bytes)),
     }
 }

@@ -123,6 +123,15 @@ impl StoreId {
     pub(crate) fn user_data(self, index: u16) -> u64 {
         tag::OP | u64::from(self.store) << 16 | u64::from(index)
     }
+
+    /// A completion of another store would end an op that the kernel still works on.
+    #[inline]
+    pub(crate) fn assert_own(self, completion: Completion) {
+        assert_eq!(
+            completion.store, self.store,
+            "a completion of another store"
+        );
+    }
 }
 
 /// How long a thread with several reactors may leave one alone.

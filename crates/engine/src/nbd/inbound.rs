@@ -253,7 +253,7 @@ impl Nbd {
             }
             Content::Simple { error: 0 } if is_read => {
                 self.flight_mut(index).got = part.len;
-                self.line_mut(line).expect(part.len);
+                self.line_mut(line).data_begins(part.len);
                 self.line_mut(line).inbound = Inbound::Data {
                     index,
                     at: 0,
@@ -268,7 +268,7 @@ impl Nbd {
             Content::End => self.end_frame(index, true),
             Content::Data { offset, len } => {
                 let at = self.place(index, offset, len)?;
-                self.line_mut(line).expect(len.into());
+                self.line_mut(line).data_begins(len.into());
                 self.line_mut(line).inbound = Inbound::Data {
                     index,
                     at,

@@ -260,8 +260,8 @@ impl Line {
         }
     }
 
-    /// Data of a read of this size comes.
-    pub(super) fn expect(&mut self, bytes: u64) {
+    /// Sizes the staging area for the data of a read, which begins to arrive.
+    pub(super) fn data_begins(&mut self, bytes: u64) {
         self.is_large = bytes >= LARGE_BYTES;
     }
 

@@ -40,8 +40,7 @@ use self::line::{Entry as RingEntry, Line, Phase};
 use self::loss::Times;
 use self::part::{Next, Part, ZEROES_BYTES};
 use crate::area::{Access, Area};
-use crate::memory::{check, walk};
-use crate::piece;
+use crate::memory::{remote_range, walk};
 use crate::progress;
 use crate::reactor::StoreId;
 use crate::table::{Entry, Table};
@@ -175,7 +174,7 @@ impl Nbd {
 
     /// Checks an op, adds it to the table and chooses its connection. `Err` is the result of an op that ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
-        let (offset, len) = range(&self.disk, &self.export, op)?;
+        let (offset, len) = remote_range(&self.disk, op, self.export.block_min.into())?;
         let line = self.choose_line().ok_or(Err(libc::ENOTCONN))?;
         // The owner pushes only while there is room.
         let entry = Entry::new(token, op.kind, offset, len);
@@ -410,11 +409,7 @@ impl Store for Nbd {
     }
 
     fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
-        // A completion of another store would end an op that the kernel still works on.
-        assert_eq!(
-            completion.store, self.id.store,
-            "a completion of another store"
-        );
+        self.id.assert_own(completion);
         let (line, which) = RingEntry::of(completion.index);
         let result = completion.result;
         match which {
@@ -474,33 +469,6 @@ impl Drop for Nbd {
         self.headers.leak();
         self.zeroes.leak();
         self.lines.iter_mut().for_each(Line::leak);
-    }
-}
-
-/// The op's range. The request was checked against capacity and mode much earlier; this is a second check.
-fn range(disk: &Disk, export: &Export, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
-    if op.kind == OpKind::Sync {
-        // A server that failed a flush may have dropped what it could not write; the next one would not say so.
-        return match disk.sync_failed() {
-            true => Err(Err(libc::EIO)),
-            false => Ok((0, 0)),
-        };
-    }
-    let end = check(disk, op).map_err(Err)?;
-    if end > disk.leg_bytes() {
-        return Err(Err(libc::EIO));
-    }
-    let unit = u64::from(export.block_min);
-    match op.kind {
-        _ if op.len_bytes == 0 => Err(Ok(())),
-        OpKind::Discard => {
-            // A discard is a hint: partial blocks keep their data.
-            let unit = unit.max(u64::from(disk.limits().discard_align_bytes));
-            piece::inside(op.offset_bytes, op.len_bytes, unit).ok_or(Ok(()))
-        }
-        // The guest was told of the block.
-        _ if (op.offset_bytes | op.len_bytes) & (unit - 1) != 0 => Err(Err(libc::EINVAL)),
-        _ => Ok((op.offset_bytes, op.len_bytes)),
     }
 }
 

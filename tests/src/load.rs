@@ -1,0 +1,36 @@
+//! Loads that check what they wrote.
+
+use std::time::Duration;
+
+use cleave_client::{Client, Order, Stop, Verify, Workload};
+
+/// So many writes of a pattern from the beginning of the disk on, over and over its first `span_bytes`.
+pub fn pattern(block_bytes: u32, depth: u16, span_bytes: u64, writes: u64) -> Workload<'static> {
+    Workload {
+        read_percent: 0,
+        order: Order::Sequential,
+        stop: Stop::Requests(writes),
+        verify: Verify::Pattern(7),
+        ..Workload::reads(block_bytes, depth, span_bytes, Duration::ZERO)
+    }
+}
+
+/// Writes a pattern on every vring while `meanwhile` runs, then reads it back. No request may fail.
+pub fn writes_all(client: &mut Client, fill: &Workload<'_>, meanwhile: impl FnOnce() + Send) {
+    for queue in client.queues() {
+        queue.set_timeout(Duration::from_secs(60));
+    }
+    let check = Workload {
+        read_percent: 100,
+        ..fill.clone()
+    };
+    std::thread::scope(|scope| {
+        let meanwhile = scope.spawn(meanwhile);
+        let tallies = client.run(fill, |_| |_| {}).unwrap();
+        assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+        meanwhile.join().unwrap();
+    });
+    client.queue(0).flush().unwrap();
+    let tallies = client.run(&check, |_| |_| {}).unwrap();
+    assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+}
