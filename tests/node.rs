@@ -353,7 +353,7 @@ fn adding_and_removing_leaks_nothing_and_disturbs_nobody() {
     node.daemon.finish();
 }
 
-/// What many disks cost while nobody uses them. The figures are printed.
+/// The cost of many disks while nobody uses them. The figures are printed.
 #[test]
 fn many_idle_disks_wake_nobody() {
     let node = Node::start();

@@ -263,7 +263,7 @@ fn changes_are_kept() {
                 expected,
                 "{id}, round {round}"
             );
-            // What was asked for first is still the same to whoever names the group alone.
+            // A disk that names the group alone still gets the limits that were asked for first.
             assert_eq!(
                 node.put(id, &json!({"disk": ["ram:1M"], "limits": {"group": "g"}}))
                     .status,

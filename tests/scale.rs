@@ -213,7 +213,7 @@ fn the_faults_of_two_disks_are_not_felt_by_the_others() {
     let mut observed: Vec<Client> = ids[..4].iter().map(|id| node.open(id, &small(1))).collect();
     let time = Duration::from_millis(700);
     let _warm = p99(&mut observed, time);
-    // What the machine does besides is in both; the best of some rounds has the least of it.
+    // Other work of the machine is in both; the best of some rounds has the least of it.
     let rounds = scale(3).min(30);
     let best = |observed: &mut [Client]| (0..rounds).map(|_| p99(observed, time)).min().unwrap();
     let alone = best(&mut observed);

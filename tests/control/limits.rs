@@ -267,7 +267,7 @@ fn disks_of_a_group_share_its_limits() {
     }
     assert_eq!(limits("other"), json!({"iops-total": 700}));
     assert_shared(&node, &ids, 1500.0);
-    // What one does not use, or leaves, is the others'.
+    // The others get the share that one does not use, or leaves.
     node.remove("a");
     assert_shared(&node, &["b", "c"], 1500.0);
     let moved = json!({"limits": {"group": "h"}}).to_string();

@@ -17,7 +17,7 @@ fn server(scratch: &Scratch, name: &str, at: At) -> (Server, At) {
     (qemu_nbd(&image, "raw", &at, &["--shared", "8"]), at)
 }
 
-/// What the kernel says about the threads that connect.
+/// The kernel's view of the threads that connect.
 fn diallers(daemon: &Daemon) -> Vec<BTreeMap<String, String>> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).ok();

@@ -1,4 +1,4 @@
-//! What several connections are good for.
+//! The speed of NBD disks, with one connection and with several.
 
 use std::time::Duration;
 

@@ -41,7 +41,7 @@ pub struct Asked {
     pub data: Vec<u8>,
 }
 
-/// What the server does with a request.
+/// The server's reaction to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reaction {
     /// It behaves.

@@ -56,12 +56,12 @@ impl Node {
         assert_eq!(answer.status, 200, "{id}: {}", answer.body);
     }
 
-    /// What the interface says.
+    /// The answer of the interface to a GET.
     pub fn get(&self, path: &str) -> Value {
         get(self.daemon.socket(), path)
     }
 
-    /// What it says about a disk.
+    /// Its answer about a disk.
     pub fn disk(&self, id: &str) -> Value {
         self.get(&format!("/v1/disks/{id}"))
     }

@@ -31,8 +31,8 @@ pub(crate) fn run_tidy(root: &Path) -> Result {
     step("house rules", rules, || tidy::check(root))
 }
 
-/// The checks and the unit tests of the packages that differ from the main branch. What depends on them is left to
-/// `ci` and `test`, for this has to take seconds.
+/// The checks and the unit tests of the packages that differ from the main branch. The packages that depend on
+/// them are left to `ci` and `test`, because this has to take seconds.
 pub(crate) fn run_changed(root: &Path) -> Result {
     run_tidy(root)?;
     let metadata = packages::load(root)?;

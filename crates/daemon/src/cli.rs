@@ -243,8 +243,8 @@ pub(crate) struct ServeArgs {
     pub(crate) endpoint: EndpointArgs,
     /// Read the disk and its options from this file, TOML in the form in which `cleave node` keeps a disk
     ///
-    /// Each field is the option of its name, with _ for -: see docs/disk-file.md. What the file sets cannot be given as an
-    /// option too.
+    /// Each field is the option of its name, with _ for -: see docs/disk-file.md. A field of the file cannot be given as
+    /// an option too.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The disk: a file, a block device, raw:PATH, ram:SIZE, null:SIZE, model:NAME, rbd:POOL/IMAGE or nbd://HOST/EXPORT
@@ -412,7 +412,7 @@ pub(crate) struct ServeOptions {
     /// Whether the daemon gives up what it does not need, once its disk and its sockets are open
     ///
     /// on: no capabilities; no file can be opened, no program started and no connection made; each thread may make only the
-    /// system calls of its task. What the kernel lacks for it is logged. off: nothing is given up, which is for finding
+    /// system calls of its task. The log names what the kernel lacks for it. off: nothing is given up, which is for finding
     /// faults. See docs/security.md.
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = SANDBOX_DEFAULT)]
     pub(crate) sandbox: Switch,

@@ -34,7 +34,7 @@ pub(crate) struct Demo {
     pub(crate) parent: PathBuf,
 }
 
-/// Runs it. Whatever happens, the folder is removed and the daemon ended before this returns.
+/// Runs it. Before this returns, with or without an error, the folder is removed and the daemon ended.
 pub(crate) fn run(demo: &Demo) -> Result<(), Failure> {
     crate::process::runtime()?.block_on(async {
         let mut stop = QuitSignals::catch()?;

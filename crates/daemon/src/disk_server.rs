@@ -75,7 +75,7 @@ pub(crate) struct Naming {
     pub(crate) endpoint: String,
     /// Whether the path of the socket is locked.
     pub(crate) is_locked: bool,
-    /// Who is told of what happens to it.
+    /// The listeners for what happens to it.
     pub(crate) events: Arc<Events>,
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn write(mut program: Command, folder: &Path) -> Result<(), Failure> 
     for shell in SHELLS {
         generate_to(shell, &mut program.clone(), "cleave", folder).map_err(failed)?;
     }
-    // What `cleave help` prints needs no pages of its own.
+    // `cleave help` prints the pages of the others, and needs none of its own.
     program = program.disable_help_subcommand(true);
     program.build();
     pages(&program, folder).map_err(failed)

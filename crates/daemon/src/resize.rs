@@ -24,7 +24,7 @@ use files::{ALL, FileWatch, Files};
 /// for this long.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The watches of the process. What no disk needs is not opened.
+/// The watches of the process. One that no disk needs is not opened.
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
     files: OnceLock<Result<Arc<Files>, Errno>>,

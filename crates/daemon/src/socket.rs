@@ -132,8 +132,8 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     }
 }
 
-/// Makes a socket file for a group, and listens on it. Whoever sees the file can connect: the socket is made under another
-/// name. The path is locked. A group is a name or a number.
+/// Makes a socket file for a group, and listens on it. The socket is made under another name and then renamed,
+/// so a client that sees the file can connect. The path is locked. A group is a name or a number.
 pub(crate) fn listen_for_group(
     path: &Path,
     mode: u32,
@@ -155,7 +155,7 @@ pub(crate) fn listen_for_group(
         .map_err(|error| cannot(&error))?;
     fs::rename(&beside, path).map_err(|error| cannot(&error))?;
     let moved = SocketFile::of(path).map_err(|error| cannot(&error))?;
-    // What goes away in its place finds no file.
+    // The old name is gone, so dropping its guard removes nothing.
     listening.file = Some(moved);
     Ok(listening)
 }
@@ -357,7 +357,7 @@ fn wait_for(socket: &Path, tries: u32) {
 
 impl Drop for PathLock {
     fn drop(&mut self) {
-        // Before the lock is let go of. What is not empty was not made for this.
+        // Before the lock is released. A file that is not empty was not made for this.
         if fs::metadata(&self.path).is_ok_and(|found| found.len() == 0) {
             let _ = fs::remove_file(&self.path);
         }

@@ -90,7 +90,7 @@ pub(crate) fn probe_memory(
     limits(name, &geometry, options, remedy)
 }
 
-/// What a server says about a disk.
+/// The properties of a remote disk, as its server gives them.
 pub(crate) struct Remote {
     pub(crate) size_bytes: u64,
     pub(crate) physical_bytes: u32,
@@ -99,7 +99,7 @@ pub(crate) struct Remote {
     pub(crate) discard_bytes: u32,
     pub(crate) can_discard: bool,
     pub(crate) rotational: bool,
-    /// What gives it another size.
+    /// The way to give it another size.
     pub(crate) remedy: &'static str,
 }
 

@@ -32,10 +32,10 @@ const CLOSE_SLEEP: Duration = Duration::from_millis(100);
 const RANGE_MAX: u64 = 1 << 30;
 /// librbd's EBLOCKLISTED: the cluster refuses this client for good.
 const BLOCKLISTED: i32 = libc::ESHUTDOWN;
-/// What the op fails with then. `--on-error` has nothing to repeat: it is reported, whatever it says.
+/// Such an op fails with this error. `--on-error` cannot repeat it, so it is always reported.
 const FENCED: i32 = libc::ENOTRECOVERABLE;
 
-/// What an op has under way.
+/// The part of an op that librbd has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Nothing,

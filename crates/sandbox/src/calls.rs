@@ -165,7 +165,7 @@ const BASE: &[Call] = &[
     with(libc::SYS_tgkill, Arguments::OwnProcess(0)),
     any(libc::SYS_exit),
     any(libc::SYS_exit_group),
-    // What every descriptor can be asked. Nothing is opened, and nothing sent.
+    // Questions about any open descriptor. They open nothing and send nothing.
     with(libc::SYS_fcntl, Arguments::OneOf(1, FCNTL)),
     any(libc::SYS_fstat),
     any(libc::SYS_ppoll),
@@ -262,7 +262,7 @@ const PRCTL: &[u64] = &[
 ];
 const SECCOMP: &[u64] = &[libc::SECCOMP_SET_MODE_FILTER as u64];
 
-/// What was written to an open file is to last.
+/// Makes the writes to an open file durable.
 const SYNC: &[Call] = &[
     any(libc::SYS_fsync),
     any(libc::SYS_fdatasync),

@@ -38,7 +38,7 @@ pub fn confine_library(becomes_another: bool) -> Result<(), Error> {
     filter::install_for_library()
 }
 
-/// What a path may be used for. A folder stands for everything beneath it.
+/// The permitted use of a path. A folder stands for everything beneath it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Opened for reading.
@@ -96,13 +96,13 @@ pub struct Sandbox {
     /// `None`: this kernel has no seccomp filters.
     programs: Option<Programs>,
     missing: Vec<String>,
-    /// What threads that serve a guest give up besides.
+    /// The further limits of threads that serve a guest.
     serving: Option<Serving>,
     /// Kept, because the rules end with their inodes.
     _reaches: Reaches,
 }
 
-/// What is left to the threads of a process of many disks that serve a guest.
+/// In a process of many disks: the files and privileges that are left to threads which serve a guest.
 #[derive(Debug)]
 struct Serving {
     reaches: Reaches,
@@ -113,7 +113,7 @@ impl Sandbox {
     /// Confines the calling thread, which is the control thread, and all threads that start later. Nothing but `reaches` can
     /// be opened from now on. Descriptors that are open stay usable.
     ///
-    /// What this kernel lacks is left out, and named by [`Sandbox::missing`].
+    /// A layer that this kernel lacks is left out, and named by [`Sandbox::missing`].
     pub fn process(reaches: Reaches, keep: Keep) -> Result<Sandbox, Error> {
         privileges::drop_all(keep).map_err(Error::Privileges)?;
         Sandbox::begin(reaches, None, Role::Control)
@@ -185,7 +185,7 @@ impl Sandbox {
         }
     }
 
-    /// What this kernel could not confine, as the ends of sentences: "this kernel lacks …".
+    /// The layers that this kernel lacks, as the ends of sentences: "this kernel lacks …".
     pub fn missing(&self) -> &[String] {
         &self.missing
     }

@@ -1,4 +1,4 @@
-//! What an exploit would try, from inside each kind of thread.
+//! The attempts of an exploit, from inside each kind of thread.
 //!
 //! A confinement cannot be taken back, so each attempt has a process of its own: this program runs itself, confines itself as
 //! the daemon does, and ends with the errno of the attempt as its exit code.

@@ -1,4 +1,4 @@
-//! What an operator is told of at once: the first of each kind, then as seldom as the log tells it.
+//! Incidents, of which an operator is told at once: the first of each kind, then as seldom as the log tells it.
 
 /// Something that happened to a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum Incident {
     Retired {
         /// The vring.
         vring: u16,
-        /// What it did.
+        /// The guest's fault.
         why: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What a disk may do in a second: the operator's limits, with QEMU's names and meaning (`throttling.*` of its drives).
+//! The operator's limits on what a disk may do in a second, with QEMU's names and meaning (`throttling.*` of its drives).
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +23,7 @@ pub struct Limits {
     pub iops_size: u64,
 }
 
-/// What a limit counts.
+/// The unit that a limit counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitKind {
     /// Bytes of reads and writes.

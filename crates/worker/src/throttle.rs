@@ -20,7 +20,7 @@ const PATIENCE_NS: u64 = 2_000_000;
 const BUSY_NS: u64 = 1_000;
 const SECOND_NS: f64 = 1e9;
 
-/// What a request is counted as.
+/// The cost of a request in each bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Demand {
     pub(crate) is_read: bool,
@@ -209,7 +209,7 @@ struct Turn {
     due_ns: Option<u64>,
 }
 
-/// What a disk or a vring has had of the buckets.
+/// The share of the buckets that a disk or a vring has had.
 #[derive(Debug, Clone, Copy, Default)]
 struct Service {
     /// In nanoseconds of the bucket that its requests fill most.

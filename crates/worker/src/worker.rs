@@ -550,7 +550,7 @@ impl<S: Store> Worker<S> {
             ended: 0,
             watched: laps.is_timed() || lane.record.watches(),
             run: InlineRun::NONE,
-            // What a dead daemon left in flight was counted by that one.
+            // The daemon that died has counted the requests which it left in flight.
             is_limited: active.is_limited && lane.vring.again() == 0,
             laps,
         };

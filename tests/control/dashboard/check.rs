@@ -1,4 +1,4 @@
-//! What is wrong with a dashboard: with its panels, and with its queries for the metrics of a scrape.
+//! The faults of a dashboard: of its panels, and of its queries for the metrics of a scrape.
 
 use std::collections::BTreeSet;
 

@@ -63,17 +63,17 @@ pub(crate) struct Options {
 /// A question that a suite answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 enum Suite {
-    /// What the ring alone costs
+    /// Cost of the ring alone
     Transport,
     /// CPU time of a request
     Cpu,
     /// Response time beside the bare disk's
     Tax,
-    /// What splitting gains
+    /// Gain of splitting
     Split,
     /// Interrupt, poll and adaptive at all rates
     Pacing,
-    /// What disks cost that nobody uses
+    /// Cost of disks that nobody uses
     Idle,
     /// One disk and 64, one vring and 16
     Scale,
@@ -81,7 +81,7 @@ enum Suite {
     Start,
     /// Instructions per I/O; alone, it fails when they rise by 2 %
     Instructions,
-    /// What counts and times cost
+    /// Cost of counts and times
     Recording,
     /// All of these
     All,

@@ -44,7 +44,7 @@ pub(super) struct NodeArgs {
     ///
     /// on: few capabilities, and none where guests are served; files are opened only in the folders of --images, and made
     /// only in those of --state and --run; no program can be started; each thread may make only the system calls of its
-    /// task. What the kernel lacks for it is logged. off: nothing is given up, which is for finding faults. See
+    /// task. The log names what the kernel lacks for it. off: nothing is given up, which is for finding faults. See
     /// docs/security.md.
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = SANDBOX_DEFAULT)]
     sandbox: Switch,

@@ -244,7 +244,7 @@ pub(crate) struct Problem {
     /// The name of the status.
     title: &'static str,
     status: u16,
-    /// What is wrong, and the remedy, in a line.
+    /// The fault and the remedy, in a line.
     detail: String,
 }
 

@@ -15,7 +15,7 @@ use crate::print;
 use finding::Level;
 use users::User;
 
-/// What to check besides the host.
+/// The things to check besides the host.
 #[derive(Debug)]
 pub(crate) struct Doctor {
     /// The socket of the frontends.

@@ -19,7 +19,7 @@ use crate::control::{Flushed, Ordered, Problem, Quiesced, quiet};
 pub(super) struct Route {
     pub(super) method: &'static str,
     pub(super) path: &'static str,
-    /// What it does, in a line.
+    /// Its effect, in a line.
     pub(super) does: &'static str,
     /// A part of the query, and the values that it takes.
     pub(super) query: Option<(&'static str, &'static [&'static str])>,
@@ -32,7 +32,7 @@ pub(super) struct Route {
     pub(super) handler: fn() -> MethodRouter<Arc<Node>>,
 }
 
-/// What a body holds.
+/// The contents of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     Disk,

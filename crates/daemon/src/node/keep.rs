@@ -122,7 +122,7 @@ impl Kept {
         })
     }
 
-    /// What it is to be.
+    /// The file that describes it.
     pub(super) fn file(&self) -> DiskFile {
         self.lock_file().clone()
     }
@@ -349,7 +349,7 @@ fn start(node: &Node, kept: &Kept, mut opened: Opened) -> Result<Serving, Failur
     })
 }
 
-/// Serves it to its end. What was left or lost, if anything was.
+/// Serves it to its end. Returns the requests that were left or lost, if there were any.
 async fn serve(
     node: &Node,
     kept: &Kept,

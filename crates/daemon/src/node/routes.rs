@@ -209,7 +209,7 @@ pub(super) struct Deleted {
     id: String,
     /// `deleted`
     state: &'static str,
-    /// What became of requests that were in flight, if they did not end.
+    /// The fate of requests that were in flight, if they did not end.
     lost: Option<String>,
 }
 
@@ -351,7 +351,7 @@ async fn change(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body)
     apart(async move { change_kept(&node, &path, &body).await }).await
 }
 
-/// Changes how a disk is served, and what is kept of it. What concerns single vrings is not kept.
+/// Changes how a disk is served, and the file that keeps it. Changes of single vrings are not kept.
 async fn change_kept(node: &Node, id: &str, body: &[u8]) -> Answer {
     let _changing = node.changing.lock().await;
     let kept = find(node, id)?;

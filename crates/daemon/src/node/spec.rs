@@ -132,7 +132,7 @@ impl DiskFile {
         differing.next().cloned()
     }
 
-    /// What it is after a PATCH with this body, which was carried out.
+    /// The file after a PATCH with this body, which was carried out.
     pub(crate) fn changed(&self, body: &[u8]) -> Result<DiskFile, String> {
         let changes: Map<String, Value> =
             serde_json::from_slice(body).map_err(|error| error.to_string())?;

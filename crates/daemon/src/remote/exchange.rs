@@ -126,7 +126,7 @@ impl Answer {
         (!is_good).then(|| self.told())
     }
 
-    /// What a refusal says.
+    /// The text of a refusal.
     fn told(&self) -> String {
         let body = serde_json::from_str::<Value>(&self.body).unwrap_or_default();
         let detail = body.get("detail").and_then(Value::as_str);

@@ -79,7 +79,7 @@ impl Files {
             paths: Vec::new(),
             changed: Arc::default(),
         };
-        // What is watched by then ends with `watch` if another file cannot be.
+        // If a file cannot be watched, the watches made so far end with `watch`.
         for path in paths {
             watch.add(path)?;
         }

@@ -74,7 +74,7 @@ fn titled(title: &str, lines: impl Iterator<Item = String>) -> Vec<String> {
     all
 }
 
-/// A bar, in eighths of a character. What is not nothing is seen.
+/// A bar, in eighths of a character. A share above zero is always visible.
 fn bar(share: f64) -> String {
     const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (share.clamp(0.0, 1.0) * (BAR * 8) as f64).round() as usize;

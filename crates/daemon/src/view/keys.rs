@@ -1,4 +1,4 @@
-//! What somebody types, from bytes.
+//! The keys that somebody types, from bytes.
 
 /// A key that means something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +79,7 @@ fn key(byte: u8) -> Option<Key> {
     })
 }
 
-/// What follows an escape sequence: `[` or `O`, digits and marks, and one letter or `~`.
+/// The bytes that follow an escape sequence, which is `[` or `O`, digits and marks, and one letter or `~`.
 fn behind_sequence(rest: &[u8]) -> &[u8] {
     let body = match rest.first() {
         Some(b'[' | b'O') => rest.get(1..).unwrap_or_default(),

@@ -105,8 +105,8 @@ fn frame(lines: &[String]) -> String {
     format!("\x1b[H\x1b[J{}", lines.join("\r\n"))
 }
 
-/// Standard input, where something may come from it: a terminal or a pipe. What is no such thing (the
-/// null device of a service, a file) is not looked at: its end means nothing.
+/// Standard input, where something may come from it: a terminal or a pipe. Anything else (the
+/// null device of a service, a file) is not read: its end means nothing.
 ///
 /// Read on a thread, which the end of the process ends: tokio registers descriptors of others only with
 /// unsafe code.

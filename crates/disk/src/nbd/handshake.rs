@@ -8,7 +8,7 @@ const ANSWERS_MAX: usize = 64;
 /// Largest block that a guest can have.
 const BLOCK_MAX: u32 = 64 << 10;
 
-/// What a server says about an export.
+/// The properties of an export, as its server gives them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
     /// Its size.

@@ -31,7 +31,7 @@ const SPARES_MAX: usize = 256;
 pub struct Link {
     /// Blocking, so that an io_uring waits on it.
     pub socket: OwnedFd,
-    /// What the server promised on this connection.
+    /// The server's promises on this connection.
     pub export: Export,
 }
 
@@ -84,7 +84,7 @@ struct Shared {
     traffic: Mutex<Ledger>,
 }
 
-/// What the ports moved.
+/// The counts of all ports.
 #[derive(Debug, Default)]
 struct Ledger {
     /// By ports that are gone.
@@ -92,7 +92,7 @@ struct Ledger {
     ports: Vec<Arc<Traffic>>,
 }
 
-/// What one port moved, and what waits at it. Only its own thread writes here, so that workers do not share a cache line.
+/// The bytes that one port moved, and the requests that wait at it. Only its own thread writes here, so that workers do not share a cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Traffic {
@@ -216,7 +216,7 @@ impl Nbd {
         Ok(Nbd { shared, orders })
     }
 
-    /// What the server promised when the disk was opened. Later connections are refused if they promise less.
+    /// The server's promises when the disk was opened. Later connections are refused if they promise less.
     pub fn export(&self) -> &Export {
         &self.shared.export
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use cleave_rbd::Place;
 
-/// What begins such a disk.
+/// The beginning of such a spec.
 const PREFIX: &str = "rbd:";
 
 /// An image of a Ceph cluster.

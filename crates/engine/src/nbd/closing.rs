@@ -1,5 +1,5 @@
-//! The end of a store. What the server was asked must be answered first, or fenced: another store of the same disk may follow at
-//! once. A connection on which nothing is in flight is kept for it.
+//! The end of a store. Its requests must be answered first, or fenced: another store of the same disk may follow at once.
+//! A connection on which nothing is in flight is kept for it.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -15,7 +15,7 @@ const ANSWERS_MIN: u64 = 2;
 /// A longer time without an answer says nothing about the load.
 const GAP_MAX: Duration = Duration::from_millis(1);
 
-/// What the answers on a connection say about its load.
+/// The load of a connection, as its answers show it.
 #[derive(Debug)]
 pub(super) struct Gather {
     /// Means over the last answers: the time that they took, and the time between two of them.

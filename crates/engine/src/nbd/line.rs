@@ -23,7 +23,7 @@ const STAGING_LARGE_BYTES: usize = 8 << 10;
 /// A read from this size on is large.
 const LARGE_BYTES: u64 = 64 << 10;
 
-/// What a connection is doing.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// There is none. `gave_up`: for so long that requests fail.
@@ -39,7 +39,7 @@ pub(super) enum Phase {
     },
 }
 
-/// What the next received bytes are.
+/// The meaning of the next received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inbound {
     /// The head of a frame.
@@ -85,7 +85,7 @@ impl Entry {
     }
 }
 
-/// What the kernel reads and writes.
+/// The memory that the kernel reads and writes.
 #[repr(C)]
 struct Space {
     send: msghdr,

@@ -64,7 +64,7 @@ enum Sent {
     Whole,
 }
 
-/// What a table's entry does not have.
+/// The state of an op besides its entry in the table.
 #[derive(Debug, Clone)]
 struct Flight {
     is_used: bool,

@@ -126,7 +126,7 @@ impl Nbd {
     pub(super) fn sent(&mut self, reactor: &mut Reactor, line: u8, result: i32) {
         self.line_mut(line).sending = false;
         match result {
-            // What was sent whole is noted after a loss as well.
+            // Requests that were sent whole are noted after a loss as well.
             0.. => self.count_sent(reactor, line, result as u64),
             _ => match -result {
                 libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS | libc::ECANCELED => {}

@@ -51,7 +51,7 @@ impl Part {
     }
 }
 
-/// What an op needs next.
+/// The next step of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     Done,

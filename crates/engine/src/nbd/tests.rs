@@ -403,7 +403,7 @@ const SIMPLE: [(&str, Attack); 4] = [
     }),
 ];
 
-/// What must hold after any attack: the op ends, the memory around it is unchanged, and the store works.
+/// Holds after any attack: the op ends, the memory around it is unchanged, and the store works.
 fn survives(export: Export, name: &str, attack: Attack) {
     // The lie itself must be noticed, not the silence behind it.
     let bench = Bench::new(export, "&timeout=60&fence=60");
@@ -413,7 +413,7 @@ fn survives(export: Export, name: &str, attack: Attack) {
     bench.guest.put(&around, &vec![0xee; REGION as usize]);
     once(&bench, move |asked| Reaction::Freeze(attack(asked.cookie)));
     let memory = [segment(4096, 100), segment(8192, 3996)];
-    // What an honest server answers to the second attempt is zeroes.
+    // The second attempt is answered by an honest server, with zeroes.
     let result = run(&mut store, op(GET, 8192, 4096, &memory));
     assert!(
         matches!(result, Ok(()) | Err(libc::EIO)),

@@ -107,7 +107,7 @@ pub(crate) struct PacerContext<'a> {
     pub(crate) stats: &'a Stats,
 }
 
-/// What the scheduler has counted for a thread.
+/// The scheduler's counts for a thread.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Scheduled {
     pub(crate) cpu_ns: u64,
