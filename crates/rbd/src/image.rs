@@ -137,7 +137,8 @@ impl Image {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?,
         );
         if access == Access::Write {
-            if image.writes_back() {
+            let writes_back = image.writes_back();
+            if writes_back.map_err(|error| RbdError::image(place, error))? {
                 return Err(RbdError::WriteBack(place.image_name()));
             }
             image.lock(place)?;
@@ -494,15 +495,16 @@ impl Opened {
     }
 
     /// Whether the image's or the pool's own settings, which override ours, have writes completed before the cluster has them.
-    fn writes_back(&self) -> bool {
+    fn writes_back(&self) -> Result<bool, i32> {
         let mut settings = vec![Setting::EMPTY; SETTINGS_MAX];
         let mut count = SETTINGS_MAX as c_int;
         let (mut is_cached, mut is_through) = (false, false);
         // SAFETY: there is room for `count` settings, whose texts end with a zero byte and are freed after the look.
         unsafe {
             let at = settings.as_mut_ptr();
-            if (self.calls.rbd_config_image_list)(self.handle, at, &raw mut count) < 0 {
-                return false;
+            let listed = (self.calls.rbd_config_image_list)(self.handle, at, &raw mut count);
+            if listed < 0 {
+                return Err(listed);
             }
             for setting in settings.iter().take(usize::try_from(count).unwrap_or(0)) {
                 let value = CStr::from_ptr(setting.value).to_bytes();
@@ -514,7 +516,7 @@ impl Opened {
             }
             (self.calls.rbd_config_image_list_cleanup)(at, count);
         }
-        is_cached && !is_through
+        Ok(is_cached && !is_through)
     }
 
     fn lock(&self, place: &Place) -> Result<(), RbdError> {
