@@ -16,8 +16,8 @@ use std::process::{Command, ExitCode};
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use cleave_blk::spec::feature;
-use cleave_client::{Base, Client, Error};
+use cleave_blk::spec::{feature, request_type};
+use cleave_client::{Base, Buffer, Client, Error, Options};
 use cleave_tests::ceph::{CEPH, Cluster, cluster, stop};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{
@@ -35,6 +35,7 @@ static UP: RwLock<()> = RwLock::new(());
 fn main() -> ExitCode {
     let code = run_cases(cleave_tests::cases![
         an_image_is_served: CEPH,
+        memory_that_a_guest_names_often_does_not_make_the_daemon_grow: CEPH,
         a_node_serves_images: CEPH,
         a_snapshot_is_served_read_only: CEPH,
         a_guest_sees_a_larger_image: CEPH,
@@ -124,6 +125,58 @@ fn an_image_is_served() {
             ceph.rbd(&["resize", "--allow-shrink", "--size", "0", "rbd/served"]);
             ceph.rbd(&["resize", "--size", "64M", "rbd/served"]);
         }
+    });
+}
+
+/// librbd has a buffer for every byte that is under way, so what a guest may ask for at once has to be bounded.
+fn memory_that_a_guest_names_often_does_not_make_the_daemon_grow() {
+    const SEGMENT_BYTES: u32 = 2 << 20;
+    const SEGMENTS: usize = 16;
+    const GROWTH_MAX_KIB: u64 = 384 << 10;
+    with_cluster(|ceph| {
+        let (daemon, _) = serve(&ceph.image("named", 32), &["--split", "off"]);
+        let mut client = daemon.open(&Options {
+            queue_size: 1024,
+            ..small(1)
+        });
+        let sectors = 0..(SEGMENTS as u64 * u64::from(SEGMENT_BYTES)) / 512;
+        let image: Vec<u8> = sectors
+            .flat_map(|sector| sector.to_le_bytes().repeat(64))
+            .collect();
+        client.queue(0).write(0, &image).unwrap();
+        let before = daemon.rss_kib();
+        let queue = client.queue(0);
+        queue.write_header(request_type::IN, 0);
+        let ((header, status), (data, _)) = (queue.control(), queue.data_area());
+        let mut chain = vec![Buffer::readable(header, 16)];
+        chain.extend([Buffer::writable(data, SEGMENT_BYTES); SEGMENTS]);
+        chain.push(Buffer::writable(status, 1));
+        let (mut most, mut chains) = (before, 0);
+        while queue.ring().add(&chain).is_some() {
+            chains += 1;
+        }
+        assert!(chains > 40, "nearly 2 GiB at once");
+        queue.ring().publish();
+        queue.ring_kick();
+        for _ in 0..chains {
+            let used = queue.wait_used().unwrap();
+            assert_eq!(used.len, SEGMENTS as u32 * SEGMENT_BYTES + 1);
+            most = most.max(daemon.rss_kib());
+        }
+        assert_eq!(queue.memory().bytes(status, 1), [0]);
+        // All segments are the same memory: whichever came last there, each sector is in its place.
+        let last = queue.memory().bytes(data, SEGMENT_BYTES as usize);
+        for (at, bytes) in (0..).zip(last.chunks(512)) {
+            let sector = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            assert_eq!(sector % u64::from(SEGMENT_BYTES / 512), at);
+            assert_eq!(bytes, sector.to_le_bytes().repeat(64));
+        }
+        assert!(
+            most <= before + GROWTH_MAX_KIB,
+            "{before} KiB became {most}"
+        );
+        drop(client);
+        daemon.finish();
     });
 }
 

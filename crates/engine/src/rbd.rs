@@ -28,8 +28,12 @@ use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 const FULL_PAUSE: Duration = Duration::from_millis(1);
 /// Longest sleep between two looks while the store closes.
 const CLOSE_SLEEP: Duration = Duration::from_millis(100);
-/// Most bytes of one discard, or of zeroes: librbd makes a request for each object of it.
-const RANGE_MAX: u64 = 1 << 30;
+/// Most bytes of one discard, or of zeroes: librbd makes a request for each object of it, and has memory for each of them.
+const RANGE_MAX: u64 = 128 << 20;
+/// librbd has a buffer for every byte that it reads or writes, while a guest may name the same page of its memory in any number of
+/// requests. These bound what a store has under way, and one read or write of it.
+const MOVED_MAX: u64 = 64 << 20;
+const MOVE_MAX: u64 = 16 << 20;
 /// librbd's EBLOCKLISTED: the cluster refuses this client for good.
 const BLOCKLISTED: i32 = libc::ESHUTDOWN;
 /// Such an op fails with this error. `--on-error` cannot repeat it, so it is always reported.
@@ -54,6 +58,10 @@ pub struct Rbd {
     in_flight: usize,
     /// Ops that librbd has.
     sent_count: usize,
+    /// Bytes that it reads and writes for them.
+    moved_bytes: u64,
+    /// Reads and writes that wait until that is less.
+    waiting: VecDeque<u16>,
     /// Ops completed and not yet reported.
     ended: VecDeque<Done>,
     table: Table,
@@ -91,6 +99,8 @@ impl Rbd {
             ops: usize::from(ops),
             in_flight: 0,
             sent_count: 0,
+            moved_bytes: 0,
+            waiting: VecDeque::with_capacity(usize::from(ops)),
             ended: VecDeque::with_capacity(usize::from(ops)),
             table: Table::new(ops)?,
             sent: vec![Sent::Nothing; usize::from(ops)].into_boxed_slice(),
@@ -136,7 +146,7 @@ impl Rbd {
             _ if left > 0 && matches!(kind, OpKind::Discard | OpKind::Zero { .. }) => {
                 Some(Sent::Bytes(left.min(RANGE_MAX)))
             }
-            _ if left > 0 => Some(Sent::Bytes(left)),
+            _ if left > 0 => Some(Sent::Bytes(left.min(MOVE_MAX))),
             _ if durable && !has_flushed => Some(Sent::Flush),
             _ => None,
         };
@@ -145,12 +155,45 @@ impl Rbd {
             // Nobody waits for an op of a store that closes.
             Some(_) if self.is_closing => self.finish(index, Err(libc::ECANCELED)),
             Some(part) => {
+                let moved = self.moved(index, part);
+                if self.moved_bytes + moved > MOVED_MAX {
+                    self.sent[usize::from(index)] = Sent::Nothing;
+                    self.waiting.push_back(index);
+                    return;
+                }
+                if moved > 0 && moved < left {
+                    self.table.show_first(index, moved);
+                }
                 self.sent[usize::from(index)] = part;
                 match self.submit(index, part, offset) {
-                    Ok(()) => self.sent_count += 1,
+                    Ok(()) => {
+                        self.sent_count += 1;
+                        self.moved_bytes += moved;
+                    }
                     Err(errno) => self.fail(index, errno),
                 }
             }
+        }
+    }
+
+    /// Bytes that a part moves.
+    fn moved(&self, index: u16, part: Sent) -> u64 {
+        match (part, self.table.get(index).kind) {
+            (Sent::Bytes(len), OpKind::Read | OpKind::Write { .. }) => len,
+            _ => 0,
+        }
+    }
+
+    /// Proceeds with the ops that wait, as far as there is room for their bytes.
+    #[cold]
+    fn proceed_waiting(&mut self) {
+        while let Some(index) = self.waiting.front().copied() {
+            let (_, left) = self.table.get(index).rest();
+            if self.moved_bytes + left.min(MOVE_MAX) > MOVED_MAX {
+                break;
+            }
+            self.waiting.pop_front();
+            self.proceed(index);
         }
     }
 
@@ -183,6 +226,8 @@ impl Rbd {
     /// librbd has completed what an op had under way.
     fn settle(&mut self, index: u16, result: i64) {
         self.sent_count -= 1;
+        let moved = self.moved(index, self.sent(index));
+        self.moved_bytes -= moved;
         if let Ok(errno) = u32::try_from(result.saturating_neg())
             && errno > 0
         {
@@ -197,6 +242,10 @@ impl Rbd {
             return self.finish(index, Err(libc::EIO));
         }
         self.table.get_mut(index).pos += len;
+        if moved > 0 && self.table.get(index).rest().1 > 0 {
+            self.table.show_all(index);
+            self.table.consume(index, moved, |_, _| ());
+        }
         self.proceed(index);
     }
 
@@ -249,6 +298,9 @@ impl Rbd {
         while let Some((index, result)) = self.inbox.take() {
             self.settle(index, result);
         }
+        if !self.waiting.is_empty() {
+            self.proceed_waiting();
+        }
     }
 
     /// Has the ring watch the inbox's eventfd. `false`: there is no room now.
@@ -266,6 +318,9 @@ impl Rbd {
     /// Waits until librbd has nothing of this store, and the ring no watch. `Err`: the ring is broken.
     fn await_all(&mut self, reactor: &mut Reactor) -> io::Result<()> {
         self.is_closing = true;
+        while let Some(index) = self.waiting.pop_front() {
+            self.proceed(index);
+        }
         loop {
             self.collect();
             if self.sent_count == 0 {

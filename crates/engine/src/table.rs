@@ -100,12 +100,15 @@ struct Ranges {
     lone: Option<iovec>,
     first: usize,
     count: usize,
+    /// Set while only the beginning of them is shown: their real number, and the real length of the last one that is shown.
+    hidden: Option<(usize, usize)>,
 }
 
 const NO_RANGES: Ranges = Ranges {
     lone: None,
     first: 0,
     count: 0,
+    hidden: None,
 };
 
 impl Entry {
@@ -247,6 +250,55 @@ impl Table {
         }
     }
 
+    /// Shows only the next `bytes` of the entry's memory until `show_all`, for a store that takes an op in parts.
+    pub(crate) fn show_first(&mut self, index: u16, bytes: u64) {
+        self.show_all(index);
+        let mut left = bytes;
+        for shown in 1..=self.get(index).ranges.count {
+            let Some(range) = self.range_mut(index, shown - 1) else {
+                return;
+            };
+            let whole = range.iov_len;
+            if (whole as u64) < left {
+                left -= whole as u64;
+                continue;
+            }
+            // At most `whole`.
+            range.iov_len = left as usize;
+            let ranges = &mut self.get_mut(index).ranges;
+            ranges.hidden = Some((ranges.count, whole));
+            ranges.count = shown;
+            return;
+        }
+    }
+
+    /// Ends `show_first`.
+    pub(crate) fn show_all(&mut self, index: u16) {
+        let ranges = &mut self.get_mut(index).ranges;
+        let Some((count, whole)) = ranges.hidden.take() else {
+            return;
+        };
+        let last = std::mem::replace(&mut ranges.count, count) - 1;
+        if let Some(range) = self.range_mut(index, last) {
+            range.iov_len = whole;
+        }
+    }
+
+    /// Range number `at` of those not yet used up.
+    fn range_mut(&mut self, index: u16, at: usize) -> Option<&mut iovec> {
+        let block = self.block(index);
+        let ranges = &mut self.get_mut(index).ranges;
+        if at >= ranges.count {
+            return None;
+        }
+        Some(match &mut ranges.lone {
+            Some(lone) => lone,
+            // SAFETY: `first + count` ≤ RANGES_MAX, the length of the block, and nothing else refers to this entry's block:
+            // nobody else uses it between completion and push.
+            None => unsafe { &mut *block.add(ranges.first + at) },
+        })
+    }
+
     /// Uses up the next `bytes` of the entry's memory and passes each host range of them to `with`.
     pub(crate) fn consume(
         &mut self,
@@ -254,15 +306,7 @@ impl Table {
         mut bytes: u64,
         mut with: impl FnMut(*mut u8, usize),
     ) {
-        let block = self.block(index);
-        let ranges = &mut self.get_mut(index).ranges;
-        while bytes > 0 && ranges.count > 0 {
-            let range: &mut iovec = match &mut ranges.lone {
-                Some(lone) => lone,
-                // SAFETY: `first` < RANGES_MAX while `count` > 0, and nothing else refers to this entry's
-                // block: the kernel does not use it between completion and push.
-                None => unsafe { &mut *block.add(ranges.first) },
-            };
+        while let (true, Some(range)) = (bytes > 0, self.range_mut(index, 0)) {
             let len =
                 usize::try_from(bytes).map_or(range.iov_len, |bytes| range.iov_len.min(bytes));
             with(range.iov_base.cast(), len);
@@ -270,6 +314,7 @@ impl Table {
             range.iov_len -= len;
             bytes -= len as u64;
             if range.iov_len == 0 {
+                let ranges = &mut self.get_mut(index).ranges;
                 ranges.first += 1;
                 ranges.count -= 1;
             }
@@ -337,16 +382,15 @@ impl Gather {
                 self.len_bits = self.last.iov_len as u64;
                 Ranges {
                     lone: Some(self.last),
-                    first: 0,
                     count: 1,
+                    ..NO_RANGES
                 }
             }
             _ => {
                 self.store_last();
                 Ranges {
-                    lone: None,
-                    first: 0,
                     count: self.count,
+                    ..NO_RANGES
                 }
             }
         };
@@ -392,6 +436,36 @@ mod tests {
             .map(|at| unsafe { *ranges.add(at) })
             .map(|range| (range.iov_base.addr(), range.iov_len))
             .collect()
+    }
+
+    #[test]
+    fn a_part_of_the_memory_is_shown_and_then_all_of_the_rest() {
+        // In the entry, and in the block.
+        for ranges in [
+            &[(4096, 1000)][..],
+            &[(4096, 600), (8192, 200), (9000, 200)],
+        ] {
+            let (mut table, index, _) = table_with(ranges);
+            let mut seen = Vec::new();
+            for bytes in [300, 300, 250, 150] {
+                table.show_first(index, bytes);
+                let shown: Vec<(usize, usize)> = rest(&table, index);
+                let total: usize = shown.iter().map(|(_, len)| len).sum();
+                assert_eq!(total as u64, bytes, "{ranges:?}");
+                seen.extend(shown);
+                table.show_all(index);
+                table.consume(index, bytes, |_, _| ());
+            }
+            assert_eq!(rest(&table, index), []);
+            let mut merged: Vec<(usize, usize)> = Vec::new();
+            for (start, len) in seen {
+                match merged.last_mut().filter(|(at, had)| at + had == start) {
+                    Some((_, had)) => *had += len,
+                    None => merged.push((start, len)),
+                }
+            }
+            assert_eq!(merged, ranges);
+        }
     }
 
     #[test]
