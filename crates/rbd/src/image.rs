@@ -23,6 +23,9 @@ use crate::{Inbox, Place, RbdError, inbox, opener};
 /// How long the monitors may take to answer when the configuration does not say (librados: five minutes).
 const CONNECT_SECONDS: &CStr = c"30";
 
+/// More than callers ever have under way.
+const UNBOUNDED: &CStr = c"1099511627776";
+
 /// How long the cluster may take to close an image. It is a few milliseconds where the cluster is well.
 const CLOSE_TIME: Duration = Duration::from_secs(2);
 
@@ -392,6 +395,12 @@ impl Cluster {
         if self.setting(c"client_mount_timeout").starts_with("300") {
             self.set(c"client_mount_timeout", CONNECT_SECONDS);
         }
+        // Requests are begun on our thread instead of being passed to another one, which costs a wake-up each. Nothing that they
+        // do there waits for the cluster, once librados does not wait for requests to end when there are many: the callers bound
+        // what is under way.
+        self.set(c"rbd_non_blocking_aio", c"false");
+        self.set(c"objecter_inflight_ops", UNBOUNDED);
+        self.set(c"objecter_inflight_op_bytes", UNBOUNDED);
         // A cache in this process dies with it, and the guest lives on. So nothing may be completed that only the cache has.
         // `writearound`, the default, caches no reads either.
         match self.setting(c"rbd_cache_policy").as_str() {
