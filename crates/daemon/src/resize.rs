@@ -65,8 +65,12 @@ impl Watches {
                     ..
                 } => device = Some(file),
                 Backing::Nbd(nbd) => server = Some(nbd.size_changed()),
-                Backing::Rbd(image) => server = Some(image.changed()),
-                Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => {}
+                // A stripe does not grow, and behind the end of an image librbd itself fails requests.
+                Backing::Rbd(image) if disk.stripe().is_none() => server = Some(image.changed()),
+                Backing::Rbd(_)
+                | Backing::Ram(_)
+                | Backing::Null { .. }
+                | Backing::Model { .. } => {}
             }
         }
         let made = match device {

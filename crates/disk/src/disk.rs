@@ -15,7 +15,7 @@ use crate::format::image_format;
 use crate::model::Shared;
 use crate::nbd::{Export, Nbd, NbdSpec, wire};
 use crate::open::open_path;
-use crate::probe::{Remote, granule, probe_file, probe_memory, probe_remote, size_bytes};
+use crate::probe::{Remote, granule, probe_memory, probe_remote};
 use crate::rbd;
 use crate::stripe::read_superblock;
 use crate::superblock::Found;
@@ -38,6 +38,14 @@ pub struct Disk {
     reopen_error: Option<io::Error>,
 }
 
+impl Drop for Disk {
+    /// Legs that take long to close do so at the same time: a cluster that does not answer holds this up once.
+    fn drop(&mut self) {
+        let legs = std::mem::take(&mut self.legs).into_iter();
+        drop(legs.filter_map(Leg::start_closing).collect::<Vec<_>>());
+    }
+}
+
 /// Result of checking the size of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resized {
@@ -52,25 +60,19 @@ pub enum Resized {
 impl Disk {
     /// Opens, locks (advisory: exclusive, or shared when read-only) and probes.
     pub fn open(spec: &DiskSpec, options: &OpenOptions) -> Result<Disk, OpenError> {
-        let name = match spec.path() {
-            Some(path) => path.display().to_string(),
-            None => spec.to_string(),
-        };
+        let name = spec.name();
         let (serial, limits, backing) = match spec {
             DiskSpec::Path(path) | DiskSpec::Raw(path) => {
                 let (file, kind) = open_path(path, options.read_only)?;
                 if matches!(spec, DiskSpec::Path(_)) {
                     refuse_format(path, &file)?;
-                    if !options.read_only {
-                        refuse_leg(path, &file, kind)?;
-                    }
                 }
-                let (limits, direct) = probe_file(path, &file, kind, options)?;
-                (
-                    path_serial(path),
-                    limits,
-                    Backing::File { file, kind, direct },
-                )
+                let mut backing = Backing::file(file, kind);
+                if matches!(spec, DiskSpec::Path(_)) && !options.read_only {
+                    refuse_leg(&name, &backing, &format!("raw:{name}"))?;
+                }
+                let limits = backing.probe(&name, options)?;
+                (path_serial(path), limits, backing)
             }
             DiskSpec::Ram(bytes) => {
                 let limits = probe_memory(&name, *bytes, options)?;
@@ -101,9 +103,14 @@ impl Disk {
                 (serial, limits, Backing::Nbd(Box::new(nbd)))
             }
             DiskSpec::Rbd(spec) => {
-                let (image, limits) = rbd::open(spec, &name, options)?;
+                let image = rbd::open(spec, &name, options.read_only)?;
+                let mut backing = Backing::Rbd(Box::new(image));
+                if !spec.is_raw && !options.read_only {
+                    refuse_leg(&name, &backing, &format!("{name},raw=on"))?;
+                }
+                let limits = backing.probe(&name, options)?;
                 let serial = hashed_serial(spec.place.image_name().as_bytes());
-                (serial, limits, Backing::Rbd(Box::new(image)))
+                (serial, limits, backing)
             }
         };
         let legs = vec![Leg::new(name.clone(), backing)];
@@ -178,12 +185,7 @@ impl Disk {
         let granule = granule(self.limits.block_bytes, self.limits.offset_align_bytes);
         let mut least: Option<(u64, u16)> = None;
         for (leg, number) in self.legs.iter().zip(0..) {
-            let size = match leg.backing() {
-                Backing::File { file, kind, .. } => Some(size_bytes(file, *kind)?),
-                Backing::Nbd(nbd) => Some(nbd.size_bytes()),
-                Backing::Rbd(image) => Some(image.ask_size_bytes()?),
-                Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => None,
-            };
+            let size = leg.backing().size_bytes()?;
             if let Some(size) = size.map(|size| size.min(i64::MAX as u64)) {
                 least = Some(least.map_or((size, number), |least| least.min((size, number))));
             }
@@ -380,15 +382,16 @@ fn refuse_format(path: &Path, file: &File) -> Result<(), OpenError> {
     }
 }
 
-/// Refuses to write to one leg of a stripe: that would damage the data of the stripe.
-fn refuse_leg(path: &Path, file: &File, kind: FileKind) -> Result<(), OpenError> {
-    let found = size_bytes(file, kind).and_then(|size| read_superblock(file, size));
-    match found {
-        Ok(Found::Whole(superblock)) => Err(OpenError::Leg {
-            name: path.display().to_string(),
+/// Refuses to write to one leg of a stripe: that would damage the data of the stripe. `raw`: the word for `--disk` that does it
+/// nevertheless.
+fn refuse_leg(name: &str, backing: &Backing, raw: &str) -> Result<(), OpenError> {
+    match read_superblock(backing) {
+        Ok((_, Found::Whole(superblock))) => Err(OpenError::Leg {
+            name: name.to_owned(),
             leg: superblock.leg + 1,
             legs: superblock.stripe.legs(),
             chunk: format_size(superblock.stripe.chunk_bytes().into()),
+            raw: raw.to_owned(),
         }),
         // A superblock that cannot be read is not needed to serve a disk of one leg.
         _ => Ok(()),

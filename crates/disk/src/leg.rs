@@ -3,17 +3,20 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use cleave_blk::Limits;
+use cleave_rbd::{Closing, Image};
 use vm_memory::MmapRegion;
 
-use cleave_rbd::Image;
-
-use crate::RangeLocks;
 use crate::model::Shared;
 use crate::nbd::Nbd;
 use crate::open::reopen;
+use crate::probe::{probe_file, size_bytes};
+use crate::{OpenError, OpenOptions, RangeLocks, rbd};
 
 /// The kind of file behind a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +58,69 @@ pub enum Backing {
     Nbd(Box<Nbd>),
     /// An image of a Ceph cluster.
     Rbd(Box<Image>),
+}
+
+impl Backing {
+    /// An opened file or device that has not been probed.
+    pub(crate) fn file(file: File, kind: FileKind) -> Backing {
+        Backing::File {
+            file,
+            kind,
+            direct: false,
+        }
+    }
+
+    /// The size now; `None` for memory. An image's cluster is asked, which takes as long as the cluster is away.
+    pub(crate) fn size_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(match self {
+            Backing::File { file, kind, .. } => Some(size_bytes(file, *kind)?),
+            Backing::Nbd(nbd) => Some(nbd.size_bytes()),
+            Backing::Rbd(image) => Some(image.ask_size_bytes()?),
+            Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => None,
+        })
+    }
+
+    /// Finds the limits of what can be a leg of a stripe. Sets O_DIRECT on a file if it is to bypass the page cache.
+    pub(crate) fn probe(&mut self, name: &str, options: &OpenOptions) -> Result<Limits, OpenError> {
+        match self {
+            Backing::File { file, kind, direct } => {
+                let (limits, is_direct) = probe_file(Path::new(name), file, *kind, options)?;
+                *direct = is_direct;
+                Ok(limits)
+            }
+            Backing::Rbd(image) => rbd::probe(image, name, options),
+            _ => Err(OpenError::Io(name.to_owned(), no_bytes())),
+        }
+    }
+
+    /// Reads exactly these bytes and waits for them. Of what can be a leg of a stripe.
+    pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Backing::File { file, .. } => file.read_exact_at(bytes, offset),
+            Backing::Rbd(image) => image.read_exact_at(bytes, offset),
+            _ => Err(no_bytes()),
+        }
+    }
+
+    /// Writes these bytes and waits until they are durable. Of what can be a leg of a stripe.
+    pub(crate) fn write_durably_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        match self {
+            Backing::File { file, .. } => {
+                file.write_all_at(bytes, offset)?;
+                file.sync_all()
+            }
+            Backing::Rbd(image) => {
+                image.write_all_at(bytes, offset)?;
+                image.sync_all()
+            }
+            _ => Err(no_bytes()),
+        }
+    }
+}
+
+/// Memory and exports are read and written by requests only.
+fn no_bytes() -> io::Error {
+    io::ErrorKind::Unsupported.into()
 }
 
 /// A leg of a disk. Most disks have one.
@@ -125,6 +191,14 @@ impl Leg {
     /// Its storage.
     pub fn backing(&self) -> &Backing {
         &self.backing
+    }
+
+    /// Closes it, or begins to if that may take long.
+    pub(crate) fn start_closing(self) -> Option<Closing> {
+        match self.backing {
+            Backing::Rbd(image) => image.start_closing(),
+            _ => None,
+        }
     }
 
     /// Opens the file again for each further worker. On failure nothing changes.

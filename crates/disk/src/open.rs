@@ -123,7 +123,7 @@ pub enum OpenError {
     /// One leg of a stripe, to be written to without the others.
     #[error(
         "disk {name} is leg {leg} of {legs} of a stripe; serve all of them (--stripe {chunk} and a --disk for each leg), or \
-         give --disk raw:{name} to write to this leg alone, which damages the stripe"
+         give --disk {raw} to write to this leg alone, which damages the stripe"
     )]
     Leg {
         /// The disk.
@@ -134,6 +134,8 @@ pub enum OpenError {
         legs: u16,
         /// Chunk of the stripe.
         chunk: String,
+        /// The word for `--disk` that writes to it nevertheless.
+        raw: String,
     },
     /// The host has claimed the block device.
     #[error(

@@ -85,6 +85,14 @@ impl FromStr for DiskSpec {
 }
 
 impl DiskSpec {
+    /// The name that an operator uses: the path or the spec.
+    pub(crate) fn name(&self) -> String {
+        match self.path() {
+            Some(path) => path.display().to_string(),
+            None => self.to_string(),
+        }
+    }
+
     /// The path of a file or device.
     pub fn path(&self) -> Option<&Path> {
         match self {
@@ -279,6 +287,7 @@ mod tests {
             "./model:p3700",
             "rbd:vms/web",
             "rbd:vms/blue/web@monday,id=cleave,conf=/etc/ceph/b.conf",
+            "rbd:vms/web,conf=/etc/ceph/b.conf,raw=on",
             "./rbd:vms/web",
             "nbd://host/a",
             "nbd+unix:///?socket=/run/nbd&connections=4",

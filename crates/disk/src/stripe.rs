@@ -1,18 +1,18 @@
-//! Several files or devices as one disk (RAID-0): open, check, create and show.
+//! Several files and devices, or several images, as one disk (RAID-0): open, check, create and show.
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use cleave_blk::{Limits, Stripe};
+use cleave_rbd::Place;
 
 use crate::disk::hashed_serial;
 use crate::open::{open_path, open_unlocked};
-use crate::probe::{probe_file, size_bytes};
 use crate::spec::format_size;
 use crate::superblock::{self, Found, SUPERBLOCK_BYTES, Superblock};
-use crate::{Backing, Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions};
+use crate::{Backing, Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, rbd};
 
 mod check;
 
@@ -70,7 +70,7 @@ impl Disk {
         options: &OpenOptions,
     ) -> Result<Disk, OpenError> {
         let stripe = layout(specs.len(), chunk_bytes)?;
-        let members = open_all(specs, |path| open_path(path, options.read_only))?;
+        let members = open_all(specs, |spec| open_locked(spec, options.read_only))?;
         let (data_bytes, serial) = match kind {
             StripeKind::Superblocks => {
                 let whole = check::whole(&as_members(&members), Some(chunk_bytes))?;
@@ -101,8 +101,7 @@ impl Disk {
 /// An opened leg and its superblock, if it has one.
 struct Opened {
     name: String,
-    file: File,
-    kind: FileKind,
+    backing: Backing,
     size_bytes: u64,
     found: Found,
 }
@@ -144,67 +143,129 @@ fn layout(legs: usize, chunk_bytes: u32) -> Result<Stripe, StripeError> {
     })
 }
 
-/// Opens all legs, and reads their possible superblocks before anything bypasses the page cache.
+/// Opens all legs in order, and reads their possible superblocks before anything bypasses the page cache.
 fn open_all(
     specs: &[DiskSpec],
-    open: impl Fn(&Path) -> Result<(File, FileKind), OpenError>,
+    open: impl Fn(&DiskSpec) -> Result<Backing, OpenError>,
 ) -> Result<Vec<Opened>, OpenError> {
+    refuse_mix(specs)?;
     refuse_duplicates(specs)?;
     specs
         .iter()
         .map(|spec| {
-            let path = path(spec)?;
-            let (file, kind) = open(path)?;
-            let failed = |error| OpenError::io(path, error);
-            let size_bytes = size_bytes(&file, kind).map_err(failed)?;
-            let found = read_superblock(&file, size_bytes).map_err(failed)?;
-            Ok(Opened {
-                name: path.display().to_string(),
-                file,
-                kind,
-                size_bytes,
-                found,
-            })
+            let name = spec.name();
+            let backing = open(spec)?;
+            match read_superblock(&backing) {
+                Ok((size_bytes, found)) => Ok(Opened {
+                    name,
+                    backing,
+                    size_bytes,
+                    found,
+                }),
+                Err(error) => Err(OpenError::Io(name, error)),
+            }
         })
         .collect()
 }
 
-fn path(spec: &DiskSpec) -> Result<&Path, StripeError> {
-    spec.path().ok_or_else(|| {
-        StripeError(format!(
-            "{spec} cannot be a leg of a stripe; name files or block devices"
-        ))
+/// Opens and locks what can be a leg.
+fn open_locked(spec: &DiskSpec, read_only: bool) -> Result<Backing, OpenError> {
+    open_leg(spec, read_only, |path| open_path(path, read_only))
+}
+
+/// Opens what can be a leg for reading, without disturbing a program that serves it. An image that is read is never locked.
+fn open_to_look(spec: &DiskSpec) -> Result<Backing, OpenError> {
+    open_leg(spec, true, |path| open_unlocked(path, true))
+}
+
+fn open_leg(
+    spec: &DiskSpec,
+    read_only: bool,
+    open_file: impl FnOnce(&Path) -> Result<(File, FileKind), OpenError>,
+) -> Result<Backing, OpenError> {
+    match (spec, spec.path()) {
+        (_, Some(path)) => open_file(path).map(|(file, kind)| Backing::file(file, kind)),
+        (DiskSpec::Rbd(rbd), None) => {
+            let image = rbd::open(rbd, &spec.name(), read_only)?;
+            Ok(Backing::Rbd(Box::new(image)))
+        }
+        (_, None) => Err(no_leg(spec).into()),
+    }
+}
+
+fn no_leg(spec: &DiskSpec) -> StripeError {
+    StripeError(format!(
+        "{spec} cannot be a leg of a stripe; name files and block devices, or images of a Ceph cluster (rbd:POOL/IMAGE)"
+    ))
+}
+
+/// One kind of store runs all ops of a disk, so its legs are all files and devices, or all images.
+fn refuse_mix(specs: &[DiskSpec]) -> Result<(), StripeError> {
+    let is_image = |spec: &&DiskSpec| matches!(spec, DiskSpec::Rbd(_));
+    let is_file = |spec: &&DiskSpec| spec.path().is_some();
+    if let Some(other) = specs.iter().find(|spec| !is_image(spec) && !is_file(spec)) {
+        return Err(no_leg(other));
+    }
+    match (specs.iter().find(is_image), specs.iter().find(is_file)) {
+        (Some(image), Some(file)) => Err(StripeError(format!(
+            "{image} and {file} cannot be legs of one stripe; name only images of a Ceph cluster, or only files and block \
+             devices (`rbd map` makes a block device of an image)"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What a leg is, whatever it is called.
+#[derive(Debug, PartialEq, Eq)]
+enum Identity {
+    /// File system and number of a file, or a device.
+    File(u64, u64),
+    /// Without the user, which makes no other image of it.
+    Image(Place),
+}
+
+/// `None`: it cannot be found out, which is reported when the leg is opened.
+fn identity(spec: &DiskSpec) -> Option<Identity> {
+    if let DiskSpec::Rbd(rbd) = spec {
+        let place = rbd.place.clone();
+        return Some(Identity::Image(Place {
+            user: None,
+            ..place
+        }));
+    }
+    let found = spec.path()?.metadata().ok()?;
+    Some(match found.rdev() {
+        0 => Identity::File(found.dev(), found.ino()),
+        device => Identity::File(u64::MAX, device),
     })
 }
 
-/// A file that is named twice would be refused by its own lock, and the error would blame another program.
-fn refuse_duplicates(specs: &[DiskSpec]) -> Result<(), OpenError> {
-    let mut seen: Vec<((u64, u64), &DiskSpec)> = Vec::new();
+/// A leg that is named twice would be refused by its own lock, and the error would blame another program.
+fn refuse_duplicates(specs: &[DiskSpec]) -> Result<(), StripeError> {
+    let mut seen: Vec<(Identity, &DiskSpec)> = Vec::new();
     for spec in specs {
-        // A failure here is reported when the file is opened.
-        let Ok(found) = path(spec)?.metadata() else {
+        let Some(id) = identity(spec) else {
             continue;
         };
-        let id = match found.rdev() {
-            0 => (found.dev(), found.ino()),
-            device => (u64::MAX, device),
-        };
         if let Some((_, other_name)) = seen.iter().find(|(other, _)| *other == id) {
-            let why = format!("leg {spec} is the same as leg {other_name}; name each leg once");
-            return Err(StripeError(why).into());
+            return Err(StripeError(format!(
+                "leg {spec} is the same as leg {other_name}; name each leg once"
+            )));
         }
         seen.push((id, spec));
     }
     Ok(())
 }
 
-pub(crate) fn read_superblock(file: &File, size_bytes: u64) -> io::Result<Found> {
+/// The size of a leg, and what is in the place of its superblock.
+pub(crate) fn read_superblock(leg: &Backing) -> io::Result<(u64, Found)> {
+    let size_bytes = leg.size_bytes()?.unwrap_or(0);
     let Some(offset) = superblock::offset(size_bytes) else {
-        return Ok(Found::Nothing);
+        return Ok((size_bytes, Found::Nothing));
     };
     let mut block = [0; SUPERBLOCK_BYTES as usize];
-    file.read_exact_at(&mut block, offset)?;
-    Ok(Superblock::parse(&block))
+    leg.read_exact_at(&mut block, offset)?;
+    Ok((size_bytes, Superblock::parse(&block)))
 }
 
 /// Probes each leg, and combines their limits.
@@ -216,9 +277,8 @@ fn probe_all(
 ) -> Result<(Limits, Vec<Leg>), OpenError> {
     let mut all: Option<Limits> = None;
     let mut legs = Vec::with_capacity(members.len());
-    for member in members {
-        let path = Path::new(&member.name);
-        let (limits, direct) = probe_file(path, &member.file, member.kind, options)?;
+    for mut member in members {
+        let limits = member.backing.probe(&member.name, options)?;
         refuse_large_block(&member.name, &limits, stripe)?;
         if data_bytes == 0 {
             return Err(member.too_small().into());
@@ -227,13 +287,8 @@ fn probe_all(
             None => limits,
             Some(all) => combined(all, &limits),
         });
-        let backing = Backing::File {
-            file: member.file,
-            kind: member.kind,
-            direct,
-        };
         let unused_bytes = member.size_bytes.saturating_sub(data_bytes);
-        legs.push(Leg::new(member.name, backing).with_unused(unused_bytes));
+        legs.push(Leg::new(member.name, member.backing).with_unused(unused_bytes));
     }
     let limits = all.ok_or_else(|| wrong_count(0))?;
     Ok((over_all(limits, data_bytes, stripe)?, legs))
@@ -302,9 +357,9 @@ pub fn create_stripe(
     overwrite: Overwrite,
 ) -> Result<Created, OpenError> {
     let stripe = layout(specs.len(), chunk_bytes)?;
-    let members = open_all(specs, |path| open_path(path, false))?;
+    let mut members = open_all(specs, |spec| open_locked(spec, false))?;
     let mut data_bytes = u64::MAX;
-    for member in &members {
+    for member in &mut members {
         if overwrite == Overwrite::No {
             refuse_in_use(member)?;
         }
@@ -340,13 +395,12 @@ pub fn create_stripe(
 
 /// Refuses a leg that could not be served afterwards, before any data is lost. Probed through the page cache,
 /// like the superblock is written: a leg that does not support O_DIRECT is no reason to refuse.
-fn refuse_unservable(member: &Opened, stripe: Stripe) -> Result<(), OpenError> {
+fn refuse_unservable(member: &mut Opened, stripe: Stripe) -> Result<(), OpenError> {
     let options = OpenOptions {
         direct: Direct::Off,
         ..OpenOptions::default()
     };
-    let (path, file) = (Path::new(&member.name), &member.file);
-    let (limits, _) = probe_file(path, file, member.kind, &options)?;
+    let limits = member.backing.probe(&member.name, &options)?;
     Ok(refuse_large_block(&member.name, &limits, stripe)?)
 }
 
@@ -361,7 +415,7 @@ fn refuse_in_use(member: &Opened) -> Result<(), OpenError> {
         .into());
     }
     let mut head = vec![0; member.size_bytes.min(CHECKED_BYTES) as usize];
-    let read = member.file.read_exact_at(&mut head, 0);
+    let read = member.backing.read_exact_at(&mut head, 0);
     read.map_err(|error| OpenError::Io(name.clone(), error))?;
     match head.iter().all(|byte| *byte == 0) {
         true => Ok(()),
@@ -375,13 +429,13 @@ fn refuse_in_use(member: &Opened) -> Result<(), OpenError> {
 fn write_superblock(member: &Opened, superblock: Superblock) -> io::Result<()> {
     let offset = superblock::offset(member.size_bytes)
         .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-    member.file.write_all_at(&superblock.to_bytes(), offset)?;
-    member.file.sync_all()
+    let block = superblock.to_bytes();
+    member.backing.write_durably_at(&block, offset)
 }
 
 /// Reads the superblocks of legs, even while the legs are being served.
 pub fn show_stripe(specs: &[DiskSpec]) -> Result<Shown, OpenError> {
-    let members = open_all(specs, |path| open_unlocked(path, true))?;
+    let members = open_all(specs, open_to_look)?;
     let members = as_members(&members);
     let lines = members.iter().map(line).collect();
     let largest = members.iter().map(|member| member.size_bytes).max();

@@ -46,8 +46,8 @@ pub(crate) fn fill_with_zeroes(start: *mut u8, len: usize) {
     unsafe { start.write_bytes(0, len) };
 }
 
-/// The end of the op's range on a disk of one leg. The request was checked against capacity and mode much
-/// earlier; this is a second check.
+/// The end of the op's range, at most that of the disk; of several legs, each ends earlier (`Disk::leg_bytes`). The request was
+/// checked against capacity and mode much earlier; this is a second check.
 #[inline]
 pub(crate) fn check(disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
     if !matches!(op.kind, OpKind::Read | OpKind::Sync) && disk.limits().read_only {
@@ -59,8 +59,8 @@ pub(crate) fn check(disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
     }
 }
 
-/// The range of an op on a remote disk, whose offsets and lengths are multiples of `unit`, a power of two. `Err` is the result of
-/// an op that ends here.
+/// The range of an op on its leg of a remote disk, whose offsets and lengths are multiples of `unit`, a power of two. `Err` is the
+/// result of an op that ends here.
 pub(crate) fn remote_range(
     disk: &Disk,
     op: &Op<'_>,

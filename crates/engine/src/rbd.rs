@@ -1,4 +1,4 @@
-//! Ops on an image of a Ceph cluster, through librbd.
+//! Ops on an image of a Ceph cluster, or on a stripe of several, through librbd.
 //!
 //! librbd copies between the cluster and guest memory directly, and completes on threads of its own. Completions wait in an inbox,
 //! which a busy worker looks into each lap; for a worker that sleeps, its eventfd is watched by the ring.
@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_blk::{Op, OpKind};
-use cleave_disk::{Backing, Disk};
+use cleave_disk::{Backing, Disk, Leg};
 use cleave_guest::Epoch;
 use cleave_rbd::{Image, Inbox, Thickness};
 use io_uring::opcode;
 use io_uring::types::Fixed;
 
+use crate::legs::{LegStats, Tally};
 use crate::memory::{remote_range, walk};
 use crate::reactor::StoreId;
 use crate::table::{Entry, Table};
@@ -48,7 +49,7 @@ enum Sent {
     Flush,
 }
 
-/// Ops on an image.
+/// Ops on the images of a disk.
 #[derive(Debug)]
 pub struct Rbd {
     disk: Arc<Disk>,
@@ -66,22 +67,25 @@ pub struct Rbd {
     ended: VecDeque<Done>,
     table: Table,
     sent: Box<[Sent]>,
+    /// For the completions of all legs.
     inbox: Inbox,
+    tally: Tally,
     /// The ring watches the inbox's eventfd.
     is_listening: bool,
     is_closing: bool,
 }
 
-/// The image of a disk that has one.
-fn image(disk: &Disk) -> Result<&Image, i32> {
-    match disk.backing() {
-        Backing::Rbd(image) => Ok(image),
+/// The image that is a leg of the disk.
+#[inline]
+fn image(disk: &Disk, leg: u16) -> Result<&Image, i32> {
+    match disk.legs().get(usize::from(leg)).map(Leg::backing) {
+        Some(Backing::Rbd(image)) => Ok(image),
         _ => Err(libc::EBADF),
     }
 }
 
 impl Rbd {
-    /// For a disk of a Ceph cluster, on a reactor that was created for it.
+    /// For a disk whose legs are images, on a reactor that was created for it.
     pub(crate) fn new(
         reactor: &mut Reactor,
         disk: Arc<Disk>,
@@ -94,9 +98,10 @@ impl Rbd {
         let inbox = Inbox::new(ops)?;
         let id = reactor.attach(&[inbox.bell()], false)?;
         Ok(Rbd {
-            disk,
             id,
             ops: usize::from(ops),
+            tally: Tally::new(disk.legs().len()),
+            disk,
             in_flight: 0,
             sent_count: 0,
             moved_bytes: 0,
@@ -112,7 +117,7 @@ impl Rbd {
 
     /// Checks an op and adds it to the table. `Err` is the result of an op that ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
-        if image(&self.disk).map_err(Err)?.is_fenced() {
+        if image(&self.disk, op.leg).map_err(Err)?.is_fenced() {
             return Err(Err(FENCED));
         }
         let (offset, len) = remote_range(&self.disk, op, 1)?;
@@ -127,7 +132,11 @@ impl Rbd {
                 return Err(Err(errno));
             }
         }
-        self.table.get_mut(index).epoch = Some(epoch.clone());
+        let begun_ns = self.tally.now_ns();
+        let entry = self.table.get_mut(index);
+        entry.leg = op.leg;
+        entry.begun_ns = begun_ns;
+        entry.epoch = Some(epoch.clone());
         Ok(index)
     }
 
@@ -198,11 +207,12 @@ impl Rbd {
     }
 
     fn submit(&self, index: u16, part: Sent, offset: u64) -> Result<(), i32> {
-        let image = image(&self.disk)?;
+        let entry = self.table.get(index);
+        let image = image(&self.disk, entry.leg)?;
         let Sent::Bytes(len) = part else {
             return image.flush(&self.inbox, index);
         };
-        match self.table.get(index).kind {
+        match entry.kind {
             OpKind::Discard => image.discard(&self.inbox, index, offset, len),
             OpKind::Zero { unmap, .. } => {
                 let thickness = match unmap {
@@ -250,14 +260,15 @@ impl Rbd {
     }
 
     fn fail(&mut self, index: u16, mut errno: i32) {
+        let leg = self.table.get(index).leg;
         if errno == BLOCKLISTED {
-            self.note_fence();
+            self.note_fence(leg);
             errno = FENCED;
         }
         if self.sent(index) == Sent::Flush && !self.disk.sync_failed() {
             let error = io::Error::from_raw_os_error(errno);
             tracing::error!(
-                disk = self.disk.name(),
+                disk = self.leg_name(leg),
                 %error,
                 "the cluster failed a flush and data may be lost; every flush fails until the disk is reopened"
             );
@@ -267,19 +278,27 @@ impl Rbd {
     }
 
     #[cold]
-    fn note_fence(&self) {
-        if image(&self.disk).is_ok_and(Image::mark_fenced) {
+    fn note_fence(&self, leg: u16) {
+        if image(&self.disk, leg).is_ok_and(Image::mark_fenced) {
             tracing::error!(
-                disk = self.disk.name(),
+                disk = self.leg_name(leg),
                 "another client has taken the exclusive lock of this image, and the cluster refuses this daemon (blocklisted); \
-                 every request fails until the daemon is started again"
+                 every request for it fails until the daemon is started again"
             );
         }
     }
 
+    /// The name of a leg; a disk of one leg has the same.
+    fn leg_name(&self, leg: u16) -> &str {
+        let leg = self.disk.legs().get(usize::from(leg));
+        leg.map_or(self.disk.name(), Leg::name)
+    }
+
     /// Ends an op that librbd does not have.
     fn finish(&mut self, index: u16, result: Result<(), i32>) {
-        let token = self.table.get(index).token;
+        let entry = self.table.get(index);
+        let token = entry.token;
+        self.tally.ended(entry, result);
         self.table.free(index);
         self.sent[usize::from(index)] = Sent::Nothing;
         self.ended.push_back(Done { token, result });
@@ -400,6 +419,15 @@ impl Store for Rbd {
             true => None,
             false => Some(Duration::ZERO),
         }
+    }
+
+    #[inline]
+    fn after_enter(&mut self) {
+        self.tally.tick();
+    }
+
+    fn leg_stats(&self) -> Arc<[LegStats]> {
+        self.tally.stats()
     }
 
     fn close(&mut self, reactor: &mut Reactor) {

@@ -716,6 +716,8 @@ fn file_slots(disk: &Disk) -> u32 {
     match disk.backing() {
         // A socket and its bell for each connection.
         Backing::Nbd(nbd) => 2 * u32::from(nbd.connections()),
+        // The bell of the inbox.
+        Backing::Rbd(_) => 1,
         // A stripe has at most 64 legs.
         _ => disk.legs().len() as u32,
     }

@@ -111,6 +111,9 @@ calls! {
         rbd_config_image_list(Handle, *mut Setting, *mut c_int) -> c_int;
         rbd_config_image_list_cleanup(*mut Setting, c_int);
         rbd_get_features(Handle, *mut u64) -> c_int;
+        rbd_read(Handle, u64, size_t, *mut c_char) -> ssize_t;
+        rbd_write(Handle, u64, size_t, *const c_char) -> ssize_t;
+        rbd_flush(Handle) -> c_int;
         rbd_update_watch(Handle, *mut u64, OnUpdate, *mut c_void) -> c_int;
         rbd_update_unwatch(Handle, u64) -> c_int;
         rbd_lock_acquire(Handle, c_int) -> c_int;

@@ -9,9 +9,9 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
@@ -55,7 +55,7 @@ pub enum Thickness {
 /// Dropping it gives the lock back. A cluster that does not answer may hold that up for at most two seconds.
 #[derive(Debug)]
 pub struct Image {
-    /// There until the drop.
+    /// There until it closes.
     session: Option<Session>,
     handle: Shareable,
     calls: &'static Calls,
@@ -64,6 +64,13 @@ pub struct Image {
     access: Access,
     changed: OwnedFd,
     is_fenced: AtomicBool,
+}
+
+/// An image that closes on a thread of its own. Dropping this waits for it, at most two seconds from the beginning of the closing.
+#[derive(Debug)]
+pub struct Closing {
+    closed: Receiver<()>,
+    until: Instant,
 }
 
 /// All that is open, dropped in this order.
@@ -184,6 +191,31 @@ impl Image {
         }
         self.size_bytes.store(size, Ordering::Relaxed);
         Ok(size)
+    }
+
+    /// Reads exactly these bytes and waits for them. For what is read once, such as a superblock; requests use `read`.
+    pub fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let (at, len) = (bytes.as_mut_ptr().cast(), bytes.len());
+        // SAFETY: the image is open, and librbd fills the bytes before it returns.
+        let result = unsafe { (self.calls.rbd_read)(self.handle.0, offset, len, at) };
+        whole(result, len, io::ErrorKind::UnexpectedEof)
+    }
+
+    /// Writes these bytes and waits until the cluster has them, or a cache of librbd: see `sync_all`.
+    pub fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let (at, len) = (bytes.as_ptr().cast(), bytes.len());
+        // SAFETY: the image is open, and librbd has taken the bytes when it returns.
+        let result = unsafe { (self.calls.rbd_write)(self.handle.0, offset, len, at) };
+        whole(result, len, io::ErrorKind::WriteZero)
+    }
+
+    /// Waits until everything that was written is durable.
+    pub fn sync_all(&self) -> io::Result<()> {
+        // SAFETY: the image is open.
+        match unsafe { (self.calls.rbd_flush)(self.handle.0) } {
+            0.. => Ok(()),
+            error => Err(failed(error)),
+        }
     }
 
     /// An eventfd that is written when the image has changed: its size, or another property.
@@ -312,21 +344,51 @@ impl Image {
     }
 }
 
-impl Drop for Image {
-    /// On a thread of its own, for librbd waits for the cluster as long as it takes.
-    fn drop(&mut self) {
-        let session = self.session.take();
+impl Image {
+    /// Begins to close the image, on a thread of its own because librbd waits for the cluster as long as it takes.
+    pub fn start_closing(mut self) -> Option<Closing> {
+        self.end_session()
+    }
+
+    /// The image must not be used after that. `None`: there is no thread to wait for.
+    fn end_session(&mut self) -> Option<Closing> {
+        let session = self.session.take()?;
         let (to, closed) = channel();
         let thread = thread::Builder::new().name("cleave-rbd".to_owned());
         let closing = thread.spawn(move || {
             drop(session);
             let _ = to.send(());
         });
-        if closing.is_ok() && closed.recv_timeout(CLOSE_TIME).is_err() {
+        closing.ok().map(|_| Closing {
+            closed,
+            until: Instant::now() + CLOSE_TIME,
+        })
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        drop(self.end_session());
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if self.closed.recv_timeout(left).is_err() {
             tracing::warn!(
                 "the cluster does not answer: an image is not closed, and its lock is free only when the cluster has noticed that"
             );
         }
+    }
+}
+
+/// The outcome of a transfer that was to move `wanted` bytes. librbd cuts it off at the end of the image.
+fn whole(result: libc::ssize_t, wanted: usize, short: io::ErrorKind) -> io::Result<()> {
+    match usize::try_from(result) {
+        Ok(moved) if moved == wanted => Ok(()),
+        Ok(_) => Err(short.into()),
+        Err(_) => Err(failed(i32::try_from(result).unwrap_or(-libc::EIO))),
     }
 }
 

@@ -12,7 +12,7 @@ mod opener;
 mod place;
 
 pub use error::RbdError;
-pub use image::{Access, Image, Thickness};
+pub use image::{Access, Closing, Image, Thickness};
 pub use inbox::Inbox;
 pub use opener::start_opener;
 pub use place::Place;

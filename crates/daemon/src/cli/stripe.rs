@@ -1,7 +1,5 @@
 //! `cleave stripe` on the command line.
 
-use std::path::PathBuf;
-
 use clap::{Args, Subcommand};
 use cleave_disk::{DiskSpec, Overwrite};
 
@@ -20,7 +18,7 @@ Examples:
 /// `cleave stripe`.
 #[derive(Debug, Subcommand)]
 pub(super) enum StripeCommand {
-    /// Make files or block devices the legs of a stripe; what they hold is lost
+    /// Make files, block devices or images of a Ceph cluster the legs of a stripe; what they hold is lost
     ///
     /// Writes a superblock into the last 4 KiB of each leg: which stripe, which leg of how many, the
     /// chunk. `cleave serve --stripe` refuses legs that do not belong together or stand in another
@@ -40,34 +38,30 @@ pub(super) struct CreateArgs {
     /// Take legs that are part of a stripe already or hold data
     #[arg(long)]
     force: bool,
-    /// The legs, in order
+    /// The legs, in order, as --disk of `cleave serve` names them
     #[arg(value_name = "LEG", required = true)]
-    legs: Vec<PathBuf>,
+    legs: Vec<DiskSpec>,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {
-    /// The legs, in order
+    /// The legs, in order, as --disk of `cleave serve` names them
     #[arg(value_name = "LEG", required = true)]
-    legs: Vec<PathBuf>,
+    legs: Vec<DiskSpec>,
 }
 
 impl From<StripeCommand> for Stripe {
     fn from(command: StripeCommand) -> Stripe {
-        // Always paths, whatever they look like.
-        let specs = |legs: Vec<PathBuf>| legs.into_iter().map(DiskSpec::Path).collect();
         match command {
             StripeCommand::Create(args) => Stripe::Create {
-                legs: specs(args.legs),
+                legs: args.legs,
                 chunk_bytes: args.chunk,
                 overwrite: match args.force {
                     true => Overwrite::Yes,
                     false => Overwrite::No,
                 },
             },
-            StripeCommand::Show(args) => Stripe::Show {
-                legs: specs(args.legs),
-            },
+            StripeCommand::Show(args) => Stripe::Show { legs: args.legs },
         }
     }
 }

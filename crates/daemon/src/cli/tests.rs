@@ -126,10 +126,17 @@ fn several_disks_are_a_stripe() {
             ..
         }))
     ));
-    assert!(matches!(
-        parsed("cleave stripe show ram:1G"),
-        Ok(Action::Stripe(Stripe::Show { legs })) if legs == [DiskSpec::Path("ram:1G".into())]
-    ));
+    // As --disk names them.
+    match parsed("cleave stripe show ./ram:1G rbd:vms/web") {
+        Ok(Action::Stripe(Stripe::Show { legs })) => assert_eq!(
+            legs,
+            [
+                DiskSpec::Path("./ram:1G".into()),
+                "rbd:vms/web".parse().unwrap()
+            ]
+        ),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

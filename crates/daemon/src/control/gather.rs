@@ -176,16 +176,21 @@ fn connections(disk: &Disk) -> Option<Connections> {
     })
 }
 
-/// The exclusive lock of an image in a cluster.
+/// The exclusive locks of a disk's images in a cluster: `lost` if one of them is.
 fn lock(disk: &Disk) -> Option<&'static str> {
-    let Backing::Rbd(image) = disk.backing() else {
+    let Backing::Rbd(first) = disk.backing() else {
         return None;
     };
-    Some(match (image.is_locked(), image.is_fenced()) {
-        (_, true) => "lost",
-        (true, false) => "held",
-        (false, false) => "none",
-    })
+    let is_fenced =
+        |leg: &cleave_disk::Leg| matches!(leg.backing(), Backing::Rbd(image) if image.is_fenced());
+    // All are opened alike.
+    Some(
+        match (first.is_locked(), disk.legs().iter().any(is_fenced)) {
+            (_, true) => "lost",
+            (true, false) => "held",
+            (false, false) => "none",
+        },
+    )
 }
 
 fn kind_of(disk: &Disk) -> &'static str {

@@ -3,5 +3,5 @@
 mod open;
 mod spec;
 
-pub(crate) use open::open;
+pub(crate) use open::{open, probe};
 pub use spec::RbdSpec;

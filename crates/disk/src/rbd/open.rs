@@ -1,4 +1,4 @@
-//! Opens an image, which tells the limits of the disk.
+//! Opens an image, and finds the limits of the disk.
 
 use cleave_blk::Limits;
 use cleave_rbd::{Access, Image};
@@ -12,20 +12,21 @@ const DISCARD_BYTES: u64 = 64 << 10;
 /// A block of the cluster's stores (`bluestore_min_alloc_size`).
 const BLOCK_BYTES: u32 = 4096;
 
-pub(crate) fn open(
-    spec: &RbdSpec,
-    name: &str,
-    options: &OpenOptions,
-) -> Result<(Image, Limits), OpenError> {
-    let access = match options.read_only {
+/// Opens an image; for writing, with its exclusive lock.
+pub(crate) fn open(spec: &RbdSpec, name: &str, read_only: bool) -> Result<Image, OpenError> {
+    let access = match read_only {
         true => Access::Read,
         false if spec.place.snapshot.is_some() => {
             return Err(OpenError::Snapshot(name.to_owned()));
         }
         false => Access::Write,
     };
-    let image = Image::open(&spec.place, access)
-        .map_err(|error| OpenError::Rbd(name.to_owned(), Box::new(error)))?;
+    Image::open(&spec.place, access)
+        .map_err(|error| OpenError::Rbd(name.to_owned(), Box::new(error)))
+}
+
+/// The limits of a disk that is this image.
+pub(crate) fn probe(image: &Image, name: &str, options: &OpenOptions) -> Result<Limits, OpenError> {
     let object_bytes = image.object_bytes();
     let remote = Remote {
         size_bytes: image.size_bytes(),
@@ -36,6 +37,5 @@ pub(crate) fn open(
         rotational: false,
         remedy: "give it (rbd resize)",
     };
-    let limits = probe_remote(name, &remote, options)?;
-    Ok((image, limits))
+    probe_remote(name, &remote, options)
 }

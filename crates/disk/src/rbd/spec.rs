@@ -14,6 +14,8 @@ const PREFIX: &str = "rbd:";
 pub struct RbdSpec {
     /// Where it is.
     pub place: Place,
+    /// It may be written to although it is one leg of a stripe.
+    pub is_raw: bool,
 }
 
 impl FromStr for RbdSpec {
@@ -22,7 +24,7 @@ impl FromStr for RbdSpec {
     fn from_str(text: &str) -> Result<RbdSpec, String> {
         let refuse = |why: &str| {
             format!(
-                "`{text}` is no RBD disk: {why}; write rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH]"
+                "`{text}` is no RBD disk: {why}; write rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH][,raw=on]"
             )
         };
         let rest = text
@@ -64,6 +66,7 @@ impl FromStr for RbdSpec {
                 user: options.user,
                 conf: options.conf,
             },
+            is_raw: options.is_raw,
         })
     }
 }
@@ -72,6 +75,7 @@ impl FromStr for RbdSpec {
 struct Options {
     user: Option<String>,
     conf: Option<PathBuf>,
+    is_raw: bool,
 }
 
 impl Options {
@@ -85,7 +89,9 @@ impl Options {
             let given = match name {
                 "id" => options.user.replace(value.to_owned()).is_some(),
                 "conf" => options.conf.replace(PathBuf::from(value)).is_some(),
-                _ => return Err(format!("`{name}` is neither id nor conf")),
+                "raw" if value == "on" => std::mem::replace(&mut options.is_raw, true),
+                "raw" => return Err("raw is on or left out".to_owned()),
+                _ => return Err(format!("`{name}` is not id, conf or raw")),
             };
             if given {
                 return Err(format!("{name} is given twice"));
@@ -113,6 +119,9 @@ impl fmt::Display for RbdSpec {
         if let Some(conf) = &self.place.conf {
             write!(out, ",conf={}", conf.display())?;
         }
+        if self.is_raw {
+            write!(out, ",raw=on")?;
+        }
         Ok(())
     }
 }
@@ -126,6 +135,10 @@ mod tests {
         let spec: RbdSpec = "rbd:vms/blue/web@monday,id=cleave,conf=/etc/ceph/b.conf"
             .parse()
             .unwrap();
+        assert!(!spec.is_raw);
+        let raw: RbdSpec = "rbd:vms/web,raw=on,id=cleave".parse().unwrap();
+        assert!(raw.is_raw);
+        assert_eq!(raw.to_string(), "rbd:vms/web,id=cleave,raw=on");
         assert_eq!(
             spec.place,
             Place {
@@ -150,12 +163,15 @@ mod tests {
             ("rbd:a/b/c/d", "too many `/`"),
             ("rbd:vms/web@", "snapshot"),
             ("rbd:vms/web@a@b", "snapshot"),
-            ("rbd:vms/web,", "`` is neither id nor conf"),
-            ("rbd:vms/web,user=x", "`user` is neither id nor conf"),
+            ("rbd:vms/web,", "`` is not id, conf or raw"),
+            ("rbd:vms/web,user=x", "`user` is not id, conf or raw"),
             ("rbd:vms/web,id=", "id is empty"),
             ("rbd:vms/web,id=a,id=b", "id is given twice"),
             ("rbd:vms/web,id=client.a", "without `client.`"),
             ("rbd:vms/web,conf", "conf is empty"),
+            ("rbd:vms/web,raw", "raw is on or left out"),
+            ("rbd:vms/web,raw=off", "raw is on or left out"),
+            ("rbd:vms/web,raw=on,raw=on", "raw is given twice"),
             ("rbd:vms/web\0", "zero byte"),
         ] {
             let line = text.parse::<RbdSpec>().unwrap_err();

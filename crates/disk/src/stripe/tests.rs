@@ -1,4 +1,5 @@
 use std::fs;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
@@ -16,7 +17,7 @@ fn leg(folder: &TempDir, name: &str, bytes: u64) -> DiskSpec {
 }
 
 fn at(leg: &DiskSpec) -> PathBuf {
-    path(leg).unwrap().to_owned()
+    leg.path().unwrap().to_owned()
 }
 
 fn open(legs: &[&DiskSpec]) -> Result<Disk, OpenError> {
