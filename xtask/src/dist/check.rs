@@ -1,9 +1,10 @@
-//! Installs the `.deb` with dpkg in an overlay of this system's root, in a mount namespace of its own, and checks the
-//! installed files. Nothing of it reaches the system.
+//! Installs the `.deb` in overlays of this system's root, in namespaces of their own: once to check the installed files, and
+//! once under a systemd that is booted there, which starts the units. Nothing of it reaches the system.
 
 use std::path::Path;
 
 use super::{Release, VERSION};
+use crate::built;
 use crate::setup;
 use crate::step::{Result, empty_folder, quietly, step};
 
@@ -19,5 +20,24 @@ pub(super) fn run(root: &Path, release: &Release) -> Result {
         let line = "unshare --mount sh {} {} {}";
         let said = quietly(&release.out, line, &[&script, &folder, &VERSION])?;
         Ok(said.trim().replace('\n', "; "))
+    })?;
+    let remedy = "the script is xtask/src/dist/boot.sh";
+    step("units", remedy, || {
+        let folder = release.out.join("root");
+        empty_folder(&folder)?;
+        let script = root.join("xtask/src/dist/boot.sh");
+        let architecture = quietly(root, "dpkg --print-architecture", &[])?;
+        let deb = release
+            .out
+            .join(format!("cleave_{VERSION}_{}.deb", architecture.trim()));
+        let [_, drive] = built::programs(root)?;
+        let (script, folder, deb) = (script.display(), folder.display(), deb.display());
+        let line = "sh {} {} {} {}";
+        let said = quietly(
+            &release.out,
+            line,
+            &[&script, &folder, &deb, &drive.display()],
+        )?;
+        Ok(said.trim().to_owned())
     })
 }

@@ -147,11 +147,13 @@ impl Release {
         let control = package.join("DEBIAN");
         let architecture = quietly(root, "dpkg --print-architecture", &[])?;
         let architecture = architecture.trim();
-        copy(
-            &root.join("dist/postinst"),
-            &control.join("postinst"),
-            0o755,
-        )?;
+        for script in ["postinst", "prerm"] {
+            copy(
+                &root.join("dist").join(script),
+                &control.join(script),
+                0o755,
+            )?;
+        }
         let template = root.join("dist/control");
         let text = fs::read_to_string(&template).at(&template)?;
         let text = text
@@ -168,7 +170,7 @@ impl Release {
     }
 
     fn rpm(&self, root: &Path) -> Result<String> {
-        let (build, postinst) = (self.out.join("rpm"), root.join("dist/postinst"));
+        let (build, scripts) = (self.out.join("rpm"), root.join("dist"));
         let name = "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm";
         let mut line = words("env SOURCE_DATE_EPOCH={} rpmbuild -bb", &[&self.epoch]);
         let definitions: [(&str, &dyn Display); 6] = [
@@ -177,7 +179,7 @@ impl Release {
             ("_build_name_fmt", &name),
             ("cleave_version", &VERSION),
             ("cleave_tree", &self.tree.display()),
-            ("cleave_postinst", &postinst.display()),
+            ("cleave_scripts", &scripts.display()),
         ];
         line.extend(definitions.map(|(name, value)| format!("--define={name} {value}")));
         line.push(root.join("dist/cleave.spec").display().to_string());
