@@ -190,16 +190,28 @@ fn a_node_serves_images() {
             Scratch::in_memory(),
             &["--ceph", "--pool", "fast=0"].map(OsStr::new),
         );
+        let limits = json!({"iops-total": 100_000});
         for (id, pool) in [("own", json!(null)), ("pooled", json!("fast"))] {
-            let disk = ceph.image(id, 16);
-            node.add(
-                id,
-                &json!({"disk": [disk], "pool": pool, "limits": {"iops-total": 100_000}}),
-            );
-            exercise(&mut node.open(id, &small(1))).unwrap();
-            assert_eq!(node.disk(id)["store"]["lock"], json!("held"));
-            node.remove(id);
-            assert_eq!(ceph.owner(id), None, "the lock is given back");
+            let (first, more) = stripe(ceph, &format!("striped-{id}"), 2, 16);
+            for (id, disk, chunk, image) in [
+                (id, json!([ceph.image(id, 16)]), json!(null), id.to_owned()),
+                (
+                    &*format!("{id}-legs"),
+                    json!([first, more[3]]),
+                    json!("64K"),
+                    format!("striped-{id}-1"),
+                ),
+            ] {
+                node.add(
+                    id,
+                    &json!({"disk": disk, "stripe": chunk, "pool": pool, "limits": limits}),
+                );
+                exercise(&mut node.open(id, &small(1))).unwrap();
+                assert_eq!(node.disk(id)["store"]["lock"], json!("held"));
+                assert!(ceph.owner(&image).is_some());
+                node.remove(id);
+                assert_eq!(ceph.owner(&image), None, "the lock is given back");
+            }
         }
         node.daemon.finish();
     });
