@@ -264,10 +264,9 @@ pub(crate) struct ServeArgs {
     /// lost server before --on-error decides; 30) and fence (seconds that a server which did not close a lost connection may
     /// still apply its requests; 30). See docs/network.md.
     ///
-    /// `rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH][,raw=on]` is an image of a Ceph cluster, or with @SNAP and
-    /// --read-only a snapshot of one. USER is the user without `client.` (default admin), and PATH the configuration of the
-    /// cluster (default: where Ceph's programs look for it). raw=on serves one leg of a stripe by itself. It needs librbd on
-    /// this host.
+    /// `rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH]` is an image of a Ceph cluster, or with @SNAP and --read-only a
+    /// snapshot of one. USER is the user without `client.` (default admin), and PATH the configuration of the cluster (default:
+    /// where Ceph's programs look for it). With `,raw=on` at its end it may be one leg of a stripe. It needs librbd on this host.
     ///
     /// Sizes are written 4K, 1M, 2G (powers of 1024). For a file named `ram:1G` write ./ram:1G. With --stripe, give
     /// --disk once for each leg, in order.
