@@ -19,8 +19,11 @@ use serde_json::{Value, json};
 const MANY: u32 = 256;
 /// Own memory of a disk at rest.
 const DISK_KIB_MAX: u64 = 1024;
-/// From exec until all sockets can be connected to. A debug build on a machine that others use may take longer.
-const START_MAX: Duration = Duration::from_secs(4);
+/// From exec until all sockets can be connected to. A second is promised; this is a debug build.
+const START_MAX: Duration = Duration::from_secs(2);
+/// The fastest of so many counts: after a kill the kernel takes seconds to end the rings of the one before if the machine is
+/// busy, and its successor waits for that.
+const STARTS: u32 = 3;
 
 fn id(at: u32) -> String {
     format!("d{at:03}")
@@ -35,16 +38,11 @@ fn kept(images: &Scratch, at: u32) -> Value {
     json!({"disk": [disk], "queues": 1, "workers": 1, "serial": id(at)})
 }
 
-#[test]
-fn hundreds_of_disks_start_at_once_and_cost_nothing_at_rest() {
-    let images = Scratch::in_memory();
-    let mut node = Node::start();
-    let empty_kib = node.daemon.rss_kib();
-    for at in 0..MANY {
-        node.add(&id(at), &kept(&images, at));
-    }
+/// Kills the node and starts it again; returns how long it took to serve all disks.
+fn start_again(node: &mut Node) -> Duration {
+    node.daemon.die().unwrap();
     let start = Instant::now();
-    let next = node.daemon.succeed().unwrap();
+    let next = node.daemon.start_again().unwrap();
     node.daemon.abandon();
     node.daemon = next;
     let sockets: Vec<_> = (0..MANY).map(|at| node.socket(&id(at))).collect();
@@ -54,15 +52,24 @@ fn hundreds_of_disks_start_at_once_and_cost_nothing_at_rest() {
         "{}",
         node.daemon.log_tail()
     );
-    let took = start.elapsed();
+    start.elapsed()
+}
+
+#[test]
+fn hundreds_of_disks_start_at_once_and_cost_nothing_at_rest() {
+    let images = Scratch::in_memory();
+    let mut node = Node::start();
+    let empty_kib = node.daemon.rss_kib();
+    for at in 0..MANY {
+        node.add(&id(at), &kept(&images, at));
+    }
+    let took = (0..STARTS).map(|_| start_again(&mut node)).min().unwrap();
     assert!(took < START_MAX, "{took:?}");
     let log = node.daemon.log();
     assert!(!log.contains("not noticed by itself"), "{log}");
     node.daemon.stays_at_rest().unwrap();
     let each = node.daemon.rss_kib().saturating_sub(empty_kib) / u64::from(MANY);
-    println!(
-        "{MANY} disks: all sockets {took:?} after a kill and exec; {each} KiB each; none wakes in 2 s"
-    );
+    println!("{MANY} disks: all sockets {took:?} after exec; {each} KiB each; none wakes in 2 s");
     assert!(each < DISK_KIB_MAX, "{each} KiB each");
     let threads = node.daemon.threads();
     assert!(threads < 8, "{threads} threads for disks that nobody uses");

@@ -206,6 +206,12 @@ impl Daemon {
 
     /// Kills it with SIGKILL and starts the same command again, with the same socket and files.
     pub fn succeed(&self) -> Result<Daemon, String> {
+        self.die()?;
+        self.start_again()
+    }
+
+    /// Kills it with SIGKILL and waits until a successor can take its files and its socket.
+    pub fn die(&self) -> Result<(), String> {
         self.signal(Signal::KILL);
         // Its descriptors are closed before its status changes, so that a successor finds no lock.
         let status = format!("/proc/{}/stat", self.pid());
@@ -214,6 +220,11 @@ impl Daemon {
         ensure(wait_until(is_dead), || "it survives SIGKILL".into())?;
         // The kernel may close its socket later, with its io_uring.
         wait_until_within(TIMEOUT, || !crate::has_listener(&self.socket));
+        Ok(())
+    }
+
+    /// Starts the same command again, with the same socket and files.
+    pub fn start_again(&self) -> Result<Daemon, String> {
         let mut command = Command::new(&self.line[0]);
         command.args(&self.line[1..]);
         Daemon::try_start(Arc::clone(&self.scratch), self.socket.clone(), &mut command)
