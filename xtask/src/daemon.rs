@@ -24,6 +24,20 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts it and waits until its socket is there; its output goes to a log beside the socket.
     pub(crate) fn start(words: &[String], socket: PathBuf) -> Result<Daemon> {
+        // Not by connecting: a frontend that connects and leaves is a test of its own. The kernel's list of sockets has
+        // the flag __SO_ACCEPTCON and, last, the path.
+        let path = format!(" {}", socket.display());
+        let listens = |line: &str| line.contains(" 00010000 ") && line.ends_with(&path);
+        let list = || read_to_string("/proc/net/unix").unwrap_or_default();
+        Daemon::start_until(words, socket, || list().lines().any(listens))
+    }
+
+    /// Starts it and waits until it is ready. A daemon without a socket has some other file there.
+    pub(crate) fn start_until(
+        words: &[String],
+        socket: PathBuf,
+        is_ready: impl Fn() -> bool,
+    ) -> Result<Daemon> {
         let log = socket.with_extension("log");
         let stdout = File::create(&log).at(&log)?;
         let stderr = stdout.try_clone().at(&log)?;
@@ -31,14 +45,9 @@ impl Daemon {
         command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         let child = command.spawn().at(command.get_program())?;
         let mut daemon = Daemon { child, socket };
-        // Not by connecting: a frontend that connects and leaves is a test of its own. The kernel's list of sockets has
-        // the flag __SO_ACCEPTCON and, last, the path.
-        let path = format!(" {}", daemon.socket.display());
-        let listens = |line: &str| line.contains(" 00010000 ") && line.ends_with(&path);
-        let list = || read_to_string("/proc/net/unix").unwrap_or_default();
-        match daemon.await_exit(START_LIMIT, || list().lines().any(listens))? {
+        match daemon.await_exit(START_LIMIT, &is_ready)? {
             Some(how) => Err(daemon.explain(&format!("ended at once with {how}"))),
-            None if list().lines().any(listens) => Ok(daemon),
+            None if is_ready() => Ok(daemon),
             None => Err(daemon.explain("listens on no socket")),
         }
     }

@@ -29,6 +29,16 @@ impl Cpus {
         Cpus::among(&allowed, &listed(&read(&path)))
     }
 
+    /// Every CPU for each, so that the scheduler places them as it likes.
+    pub(super) fn shared(&self) -> Cpus {
+        let both = format!("{},{}", self.driver, self.daemon);
+        Cpus {
+            driver: both.clone(),
+            daemon: both,
+            caveat: self.caveat.clone(),
+        }
+    }
+
     fn among(allowed: &BTreeSet<u32>, siblings: &BTreeSet<u32>) -> Result<Cpus> {
         let mut rest = allowed.iter();
         let (Some(driver), Some(second)) = (rest.next(), rest.next()) else {

@@ -31,7 +31,7 @@ pub(super) struct Desk {
     pub(super) seconds: f64,
     pub(super) run: Run,
     pub(super) spdk: Option<Spdk>,
-    options: Options,
+    pub(super) options: Options,
 }
 
 /// How the driving side waits for completions.
@@ -150,7 +150,7 @@ impl Desk {
             std::fs::metadata(disk).at(format!("--disk {}", disk.display()))?;
         }
         let spdk = options.spdk.as_deref().map(Spdk::find).transpose()?;
-        setup::provide_programs(root, &["fio", "qemu-storage-daemon"])?;
+        setup::provide_programs(root, &["fio", "qemu-storage-daemon", "qemu-nbd"])?;
         let cpus = Cpus::choose()?;
         println!("building");
         let [cleave, drive] = match pace {

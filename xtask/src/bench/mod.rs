@@ -6,6 +6,7 @@ mod desk;
 pub(crate) mod fio;
 pub(crate) mod image;
 pub(crate) mod instructions;
+mod network;
 mod others;
 mod rest;
 mod subject;
@@ -47,6 +48,9 @@ pub(crate) struct Options {
     /// Measure the SPDK that was built in this folder too (transport, cpu, tax)
     #[arg(long, value_name = "DIR")]
     spdk: Option<PathBuf>,
+    /// Measure, and write to, this image of a Ceph cluster too, as `cleave serve --disk` names it (network)
+    #[arg(long, value_name = "rbd:POOL/IMAGE")]
+    rbd: Option<String>,
     /// Write to this folder instead of one below target/bench
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -77,6 +81,8 @@ enum Suite {
     Idle,
     /// One disk and 64, one vring and 16
     Scale,
+    /// Disks behind NBD servers and in a Ceph cluster
+    Network,
     /// From exec to the first answer
     Start,
     /// Instructions per I/O; alone, it fails when they rise by 2 %
@@ -133,6 +139,7 @@ impl Suite {
             Suite::Pacing => suites::pacing(desk),
             Suite::Idle => rest::idle(desk),
             Suite::Scale => suites::scale(desk),
+            Suite::Network => network::measure(desk),
             Suite::Start => rest::start(desk),
             Suite::Instructions => rest::instructions(desk),
             Suite::Recording => suites::recording(desk),

@@ -31,6 +31,39 @@ pub(super) enum Store {
     Disk(PathBuf),
 }
 
+/// A disk in the words of each side.
+pub(super) struct Words {
+    /// As `cleave serve --disk` takes it.
+    pub(super) ours: String,
+    /// As QEMU's `--blockdev` takes it; the node's name is `disk`.
+    pub(super) qemus: String,
+}
+
+impl Store {
+    fn words(&self) -> Words {
+        match self {
+            // Both leave the memory of reads alone.
+            Store::Null => Words {
+                ours: "null:1G,read-zeroes=off".to_owned(),
+                qemus: "driver=null-co,size=1073741824,read-zeroes=off".to_owned(),
+            },
+            // The protocol node itself: a `raw` node above it would only add a layer. QEMU tells files and devices apart by
+            // name, and wants a comma within a value doubled.
+            Store::Disk(path) => {
+                let is_device = path.starts_with("/dev");
+                let driver = if is_device { "host_device" } else { "file" };
+                let path = path.to_string_lossy();
+                let name = path.replace(',', ",,");
+                let cache = "aio=io_uring,cache.direct=on,cache.no-flush=off";
+                Words {
+                    qemus: format!("driver={driver},filename={name},{cache}"),
+                    ours: path.into_owned(),
+                }
+            }
+        }
+    }
+}
+
 impl Desk {
     /// These subjects at a point, and SPDK if there is one.
     pub(super) fn cases(
@@ -56,7 +89,7 @@ impl Desk {
         let line = match (subject, store, &self.spdk) {
             (SPDK, _, Some(spdk)) => spdk.line(self.run.folder(), &self.cpus.daemon, store)?,
             (BARE, Store::Disk(disk), _) => fio::line(disk, load, &self.cpus.driver),
-            _ => line(&self.cleave, subject, store, load.queues),
+            _ => line(&self.cleave, subject, &store.words(), load.queues),
         };
         Ok(Case {
             facts: json!({ "store": format!("{store:?}") }),
@@ -71,24 +104,20 @@ impl Desk {
 }
 
 /// The command line of a daemon, QEMU's or ours.
-fn line(cleave: &Path, subject: &str, store: &Store, queues: u32) -> Vec<String> {
+pub(super) fn line(cleave: &Path, subject: &str, disk: &Words, queues: u32) -> Vec<String> {
     let completion = match subject {
-        QSD => return qemu_storage_daemon(store, queues, "", ""),
+        QSD => return qemu_storage_daemon(disk, queues, "", ""),
         QSD_IO_THREAD => {
             let object = " --object iothread,id=io";
-            return qemu_storage_daemon(store, queues, object, ",iothread=io");
+            return qemu_storage_daemon(disk, queues, object, ",iothread=io");
         }
         INTERRUPT => "interrupt",
         POLL => "poll",
         ANY_RATE => "adaptive --spin-rate-min 0",
         _ => "adaptive",
     };
-    let disk = match store {
-        Store::Null => Path::new("null:1G,read-zeroes=off"),
-        Store::Disk(path) => path,
-    };
     let options = format!("--queues {queues} --completion {completion}");
-    serve(cleave, &options, &[disk])
+    serve(cleave, &options, &[&disk.ours])
 }
 
 /// `cleave serve` with these options.
@@ -101,25 +130,12 @@ pub(super) fn serve<P: AsRef<Path>>(cleave: &Path, options: &str, disks: &[P]) -
     line
 }
 
-fn qemu_storage_daemon(store: &Store, queues: u32, object: &str, thread: &str) -> Vec<String> {
-    let disk = match store {
-        // Both leave the memory of reads alone.
-        Store::Null => "driver=null-co,node-name=disk,size=1073741824,read-zeroes=off".to_owned(),
-        // The protocol node itself: a `raw` node above it would only add a layer. QEMU tells files and devices apart by
-        // name, and wants a comma within a value doubled.
-        Store::Disk(path) => {
-            let is_device = path.starts_with("/dev");
-            let driver = if is_device { "host_device" } else { "file" };
-            let path = path.to_string_lossy().replace(',', ",,");
-            let cache = "aio=io_uring,cache.direct=on,cache.no-flush=off";
-            format!("driver={driver},node-name=disk,filename={path},{cache}")
-        }
-    };
+fn qemu_storage_daemon(disk: &Words, queues: u32, object: &str, thread: &str) -> Vec<String> {
     let line = format!(
-        "{QSD}{object} --blockdev {{}} --export type=vhost-user-blk,id=export,node-name=disk,writable=on,\
+        "{QSD}{object} --blockdev node-name=disk,{{}} --export type=vhost-user-blk,id=export,node-name=disk,writable=on,\
          num-queues={queues}{thread},addr.type=unix,addr.path={SOCKET}"
     );
-    words(&line, &[&disk])
+    words(&line, &[&disk.qemus])
 }
 
 /// A built SPDK: its vhost target with one reactor, which never sleeps.
@@ -203,7 +219,7 @@ mod tests {
     #[test]
     fn names_with_commas_and_blanks_survive() {
         let store = Store::Disk(PathBuf::from("/a b,c.img"));
-        let line = |subject| line(Path::new("cleave"), subject, &store, 2);
+        let line = |subject| line(Path::new("cleave"), subject, &store.words(), 2);
         assert!(line(QSD)[2].contains("filename=/a b,,c.img,"));
         let ours = line(POLL);
         assert!(ours.contains(&"/a b,c.img".to_owned()) && ours.contains(&"poll".to_owned()));

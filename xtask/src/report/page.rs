@@ -66,7 +66,7 @@ fn state(run: &Recorded) -> String {
     out
 }
 
-/// The rows T1 to T12, with a column for each run.
+/// The rows T1 to T13, with a column for each run.
 fn verdicts(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
     let columns = drawn.iter();
     let columns = columns.map(|sections| sections.iter().flat_map(|own| &own.verdicts));

@@ -6,7 +6,7 @@ use super::Spread;
 
 #[derive(Clone)]
 pub(super) struct Verdict {
-    /// `T1` to `T12`.
+    /// `T1` to `T13`.
     pub(super) id: String,
     /// The two subjects that are divided, and the point at which.
     pub(super) what: String,

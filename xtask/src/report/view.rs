@@ -336,6 +336,6 @@ mod tests {
 
     #[test]
     fn the_views_can_be_read() {
-        assert_eq!(SECTIONS.len(), 11);
+        assert_eq!(SECTIONS.len(), 12);
     }
 }
