@@ -654,7 +654,7 @@ fn images_that_cannot_be_served_are_refused_in_a_line() {
     });
     for (disk, part) in [
         ("rbd:good", "the pool or the image is missing"),
-        ("rbd:rbd/good,size=1", "neither id nor conf"),
+        ("rbd:rbd/good,size=1", "`size` is not id, conf or raw"),
         ("rbd:rbd/good@", "snapshot"),
     ] {
         let exited = run_to_exit(&["serve", "--socket-path", "/nowhere/s", "--disk", disk]);

@@ -182,7 +182,7 @@ enum Command {
     /// read-only for a moment, to see whether its locks are held.
     #[command(after_long_help = doctor::EXAMPLES)]
     Doctor(doctor::DoctorArgs),
-    /// Create and show stripes: several files or block devices as one disk
+    /// Create and show stripes: several files, block devices or images of a Ceph cluster as one disk
     // No help where nothing follows, so that what is missing is named as in every other command.
     #[command(subcommand, after_long_help = stripe::EXAMPLES, disable_help_subcommand = true,
               arg_required_else_help = false)]
@@ -285,8 +285,8 @@ pub(crate) struct ServeArgs {
 pub(crate) struct StripeArgs {
     /// Serve several disks as one (RAID-0), divided among them in chunks of this size
     ///
-    /// A power of two from 4K to 4M: the one that was given to `cleave stripe create`. 2 to 64 legs, files or block
-    /// devices. There is no redundancy: if one leg is lost, everything is lost.
+    /// A power of two from 4K to 4M: the one that was given to `cleave stripe create`. 2 to 64 legs: files, block
+    /// devices, images of a Ceph cluster. There is no redundancy: if one leg is lost, everything is lost.
     #[arg(long, value_name = "SIZE", value_parser = stripe_chunk)]
     pub(crate) stripe: Option<u32>,
     /// Serve legs that have no superblock; their order and chunk are yours to remember
