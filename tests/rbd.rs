@@ -21,8 +21,9 @@ use cleave_client::{Base, Buffer, Client, Error, Options};
 use cleave_tests::ceph::{CEPH, Cluster, cluster, stop};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{
-    Daemon, Killed, Model, Node, Scratch, assert_serves, connect, exercise, outliving, pattern,
-    program_path, run_cases, run_to_exit, seeded, small, wait_until, writes_all,
+    Daemon, Killed, Model, Node, Scratch, assert_serves, connect, exercise, has_listener,
+    outliving, pattern, program_path, run_cases, run_to_exit, seeded, small, wait_until,
+    writes_all,
 };
 use serde_json::{Value, json};
 
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         a_killed_daemon_loses_nothing: CEPH,
         an_osd_that_goes_and_comes_back_costs_a_pause_and_no_error: CEPH,
         a_daemon_whose_cluster_is_gone_still_ends: CEPH,
+        a_daemon_that_waits_for_its_cluster_says_so: CEPH,
         a_probe_measures_an_image: CEPH,
         images_that_cannot_be_served_are_refused_in_a_line: CEPH,
         a_host_without_librbd_is_told_what_to_install,
@@ -572,6 +574,29 @@ fn a_daemon_whose_cluster_is_gone_still_ends() {
         });
         ceph.start_osd();
     }
+}
+
+fn a_daemon_that_waits_for_its_cluster_says_so() {
+    let _alone = UP.write().unwrap_or_else(PoisonError::into_inner);
+    let ceph = cluster();
+    let disk = ceph.image("paused", 64);
+    ceph.ceph(&["osd", "set", "pause"]);
+    let scratch = Scratch::in_memory();
+    let socket = scratch.join("socket");
+    let args = ["serve", "--disk", &disk, "--socket-path"];
+    let daemon = Daemon::without_socket(&[&args[..], &[socket.to_str().unwrap()]].concat());
+    let is_said = wait_until(|| {
+        let log = daemon.log();
+        log.contains(&format!("still waiting for {disk} to open"))
+    });
+    ceph.ceph(&["osd", "unset", "pause"]);
+    assert!(is_said, "{}", daemon.log());
+    assert!(
+        wait_until(|| has_listener(&socket)),
+        "{}",
+        daemon.log_tail()
+    );
+    daemon.finish();
 }
 
 fn a_probe_measures_an_image() {
