@@ -168,7 +168,8 @@ impl Nbd {
         self.refuse_early_answers(reactor, line);
     }
 
-    /// A request that is not sent whole by now and has an answer was not read by the server.
+    /// A request that is not sent whole by now and has an answer, or the beginning of one, was not read by the server. The op must
+    /// not end before its request has left the queue, and not while data is received into its memory, so it stays as it is.
     fn refuse_early_answers(&mut self, reactor: &mut Reactor, line: u8) {
         let mut is_breach = false;
         let front_sent = self.line(line).front_sent;
@@ -180,10 +181,11 @@ impl Nbd {
             if flight.sent != Sent::Partly {
                 break;
             }
-            if at > 0 || front_sent == 0 {
+            if flight.early.is_some() || flight.got > 0 || flight.error.is_some() {
+                is_breach = true;
+            } else if at > 0 || front_sent == 0 {
                 flight.sent = Sent::Queued;
             }
-            is_breach |= flight.early.is_some();
         }
         if is_breach {
             self.lose(

@@ -1,6 +1,9 @@
 //! The store against servers that behave, that vanish, and that attack. Each test is a guest of one worker, without the program.
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
@@ -536,4 +539,108 @@ fn a_store_closes_while_the_server_is_silent_or_away() {
         );
         assert!(away || took >= Duration::from_secs(1), "{took:?}");
     }
+}
+
+/// Serves the first connection at `path` with `first` after a short handshake, and lets `server` have the others.
+fn instead(
+    path: &std::path::Path,
+    server: std::path::PathBuf,
+    first: impl FnOnce(UnixStream) + Send + 'static,
+) {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+        let mut answer = |read: usize, option: u32, kind: u32, data: &[u8]| {
+            stream.read_exact(&mut vec![0; read]).unwrap();
+            let mut bytes = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
+            bytes.extend(option.to_be_bytes());
+            bytes.extend(kind.to_be_bytes());
+            bytes.extend((data.len() as u32).to_be_bytes());
+            bytes.extend(data);
+            stream.write_all(&bytes).unwrap();
+        };
+        let mut info = vec![0, 0];
+        info.extend(SIZE.to_be_bytes());
+        info.extend(ABLE.to_be_bytes());
+        answer(4 + 16, 8, 0x8000_0001, &[]);
+        answer(24, 7, 3, &info);
+        answer(0, 7, 1, &[]);
+        std::thread::spawn(move || first(stream));
+        for stream in listener.incoming() {
+            let (client, to) = (stream.unwrap(), UnixStream::connect(&server).unwrap());
+            let (mut from, mut back) = (client.try_clone().unwrap(), to.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut { to }));
+            std::thread::spawn(move || std::io::copy(&mut back, &mut { client }));
+        }
+    });
+}
+
+/// Runs the store for a moment in which no op ends.
+fn nothing_ends(store: &mut Uring) {
+    let end = Instant::now() + Duration::from_millis(200);
+    while Instant::now() < end {
+        store.enter(Wait::Until(Some(end))).unwrap();
+        assert_eq!(store.reap(), None);
+    }
+}
+
+/// Otherwise the op ended while its request waits to be sent, and the request of the next op in its place would be sent twice, from
+/// memory that may be gone by then.
+#[test]
+fn an_answer_that_begins_before_its_request_is_sent_ends_the_connection() {
+    // Several times what a socket takes, and less than a message.
+    const LARGE: u64 = 960 << 10;
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("honest"), Export::able(SIZE));
+    let (to, step) = channel();
+    instead(
+        &scratch.join("nbd"),
+        scratch.join("honest"),
+        move |mut stream| {
+            step.recv().unwrap();
+            let answer = simple(2 << 16 | 1, 0, &[1; 4096]);
+            stream.write_all(&answer[..100]).unwrap();
+            step.recv().unwrap();
+            // Room for a part of what waits to be sent, then the rest of the answer.
+            stream.set_nonblocking(true).unwrap();
+            let mut left = LARGE as usize / 3;
+            while left > 0
+                && let Ok(count) = stream.read(&mut vec![0; left])
+            {
+                left -= count;
+            }
+            stream.set_nonblocking(false).unwrap();
+            stream.write_all(&answer[100..]).unwrap();
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        },
+    );
+    let uri = format!(
+        "nbd+unix:///?socket={}{QUICK}",
+        scratch.join("nbd").display()
+    );
+    let disk = Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap();
+    let bench = Bench {
+        _scratch: scratch,
+        server,
+        disk: Arc::new(disk),
+        guest: Guest::new(),
+    };
+    let mut store = bench.store();
+    nothing_ends(&mut store);
+    let large = [segment(0, LARGE as u32)];
+    store.push(op(PLAIN, 0, LARGE, &large), 1);
+    store.push(op(GET, LARGE, 4096, &[segment(1 << 20, 4096)]), 2);
+    nothing_ends(&mut store);
+    to.send(()).unwrap();
+    nothing_ends(&mut store);
+    to.send(()).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let results = [next_done(&mut store).1, next_done(&mut store).1];
+    assert_eq!((results, bench.lost()), ([Ok(()); 2], 1));
+    let got = bench.guest.get(&[segment(1 << 20, 4096)], 4096);
+    assert!(
+        got.iter().all(|byte| *byte == 0),
+        "data of the first server"
+    );
 }
