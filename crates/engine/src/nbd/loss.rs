@@ -14,7 +14,7 @@ use io_uring::opcode;
 use io_uring::types::Fixed;
 
 use super::line::{Entry as RingEntry, Phase};
-use super::{FULL_PAUSE, Nbd, Sent, socket_of};
+use super::{FULL_PAUSE, Nbd, Sent, part, socket_of};
 use crate::Reactor;
 
 /// A request that is not answered for this multiple of the time-out ends its connection, even if others are answered.
@@ -147,8 +147,13 @@ impl Nbd {
         }
         self.line_mut(line).port.replace();
         for index in self.ops_of(line) {
-            let flight = self.flight_mut(index);
+            let entry = self.table.get_mut(index);
+            let flight = &mut self.flights[usize::from(index)];
             (flight.sent, flight.cookie, flight.early) = (Sent::Nothing, 0, None);
+            if part::is_durable(entry.kind) && !flight.flushed {
+                // What was answered and not flushed may be lost with the server, and the flush of the next one would not say so.
+                entry.pos = 0;
+            }
             if flight.doomed {
                 self.finish(index, Err(libc::EFAULT));
             }

@@ -59,6 +59,14 @@ pub(super) enum Next {
     Send(Part),
 }
 
+/// Whether an op is durable when it ends.
+pub(super) fn is_durable(kind: OpKind) -> bool {
+    matches!(
+        kind,
+        OpKind::Write { durable: true } | OpKind::Zero { durable: true, .. }
+    )
+}
+
 /// The next request of `entry`, whose bytes up to `pos` are finished. `flushed`: it was flushed after that.
 pub(super) fn next(entry: &Entry, flushed: bool, server: &Export) -> Next {
     let (offset, left) = entry.rest();
@@ -71,10 +79,7 @@ pub(super) fn next(entry: &Entry, flushed: bool, server: &Export) -> Next {
             payload,
         })
     };
-    let durable = matches!(
-        entry.kind,
-        OpKind::Write { durable: true } | OpKind::Zero { durable: true, .. }
-    );
+    let durable = is_durable(entry.kind);
     let has_fua = server.has(export::FUA);
     let fua = if durable && has_fua { request::FUA } else { 0 };
     let payload_max = u64::from(server.payload_max);

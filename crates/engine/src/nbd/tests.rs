@@ -644,3 +644,30 @@ fn an_answer_that_begins_before_its_request_is_sent_ends_the_connection() {
         "data of the first server"
     );
 }
+
+/// A write that was flushed on another connection than it was answered on may be lost.
+#[test]
+fn a_durable_write_is_done_again_if_its_connection_is_lost_before_the_flush() {
+    let export = Export {
+        flags: 1 | 4,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, QUICK);
+    let mut store = bench.store();
+    let is_first = std::sync::atomic::AtomicBool::new(true);
+    bench.server.react(move |asked| {
+        let is_flush = asked.kind == FLUSH;
+        match is_flush && is_first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+            true => Reaction::Close(Vec::new()),
+            false => Reaction::Honest,
+        }
+    });
+    let memory = [segment(0, 512)];
+    assert_eq!(run(&mut store, op(DURABLE, 0, 512, &memory)), Ok(()));
+    let asked = bench.server.asked();
+    let words: Vec<_> = asked
+        .iter()
+        .map(|asked| (asked.connection, asked.kind))
+        .collect();
+    assert_eq!(words, [(0, WRITE), (0, FLUSH), (1, WRITE), (1, FLUSH)]);
+}
