@@ -32,11 +32,7 @@ pub(super) enum Phase {
     Up,
     /// It counts as lost. Its requests wait until the server cannot apply them any more: it closed the connection
     /// (`is_closed`), or the fence is over.
-    Ending {
-        since: Instant,
-        is_closed: bool,
-        fence_at: Instant,
-    },
+    Ending { is_closed: bool, fence_at: Instant },
 }
 
 /// The meaning of the next received bytes.

@@ -54,11 +54,9 @@ impl Nbd {
         }
         self.line(line).port.lost(why);
         let needs_fence = self.has_unanswered_changes(line);
-        let now = Instant::now();
         self.line_mut(line).phase = Phase::Ending {
-            since: now,
             is_closed: is_closed || !needs_fence,
-            fence_at: now + self.times.fence,
+            fence_at: Instant::now() + self.times.fence,
         };
         if !is_closed && needs_fence {
             // The server sees that nothing more comes, and closes its side when it is done. A full ring costs only time: the
@@ -101,7 +99,6 @@ impl Nbd {
     /// Waits for the fence of a lost connection, then for the kernel, then gives the connection up.
     pub(super) fn end(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
         let Phase::Ending {
-            since,
             is_closed,
             fence_at,
         } = self.line(line).phase
@@ -128,18 +125,19 @@ impl Nbd {
         if state.sending || state.receiving {
             return None;
         }
-        self.leave(reactor, line, since);
+        self.leave(reactor, line);
         self.wait_for_link(reactor, line)
     }
 
-    /// Closes the socket. The requests of the connection wait for the next one, except those that cannot be repeated.
-    fn leave(&mut self, reactor: &mut Reactor, line: u8, since: Instant) {
+    /// Closes the socket. The requests of the connection wait for the next one, except those that cannot be repeated. Their time
+    /// begins now: nobody could connect before the fence, which would use it up otherwise.
+    fn leave(&mut self, reactor: &mut Reactor, line: u8) {
         let _ = reactor.set_file(self.socket_slot(line), None);
         let state = self.line_mut(line);
         state.link = None;
         state.queue.clear();
         state.phase = Phase::Down {
-            since,
+            since: Instant::now(),
             gave_up: false,
         };
         if self.is_closing {

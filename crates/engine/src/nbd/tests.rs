@@ -671,3 +671,12 @@ fn a_durable_write_is_done_again_if_its_connection_is_lost_before_the_flush() {
         .collect();
     assert_eq!(words, [(0, WRITE), (0, FLUSH), (1, WRITE), (1, FLUSH)]);
 }
+
+#[test]
+fn the_time_for_a_connection_begins_after_the_fence() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=2&fence=2");
+    let mut store = bench.store();
+    once(&bench, |_| Reaction::Dead(Vec::new()));
+    let memory = [segment(0, 512)];
+    assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+}
