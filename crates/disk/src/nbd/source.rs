@@ -18,7 +18,7 @@ use super::{NbdSpec, wire};
 const DIAL_TIME: Duration = Duration::from_secs(10);
 /// The same for the second and further connections of a disk that is being opened.
 const MORE_TIME: Duration = Duration::from_secs(2);
-/// Pause after a failed attempt; it doubles up to the second one.
+/// Pause after a failed attempt, or one that was of no use; it doubles up to the second one.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How often a server that stays away is reported.
@@ -109,9 +109,19 @@ impl Traffic {
 
 enum Order {
     /// Make a connection for this port.
-    Dial(Weak<Mailbox>),
+    Dial(Weak<Mailbox>, Want),
     /// Run this on the dialler's thread.
     Run(Box<dyn FnOnce() + Send>),
+}
+
+/// Why a connection is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Want {
+    First,
+    /// In place of one that was lost.
+    Next,
+    /// In place of one on which the server answered nothing.
+    Better,
 }
 
 /// The place of one connection of a store. Used on the store's thread, which it never blocks.
@@ -209,6 +219,7 @@ impl Nbd {
             wanted: VecDeque::new(),
             pause: Duration::ZERO,
             next_at: None,
+            made_at: None,
             reported: None,
         };
         let thread = thread::Builder::new().name("cleave-nbd".to_owned());
@@ -303,22 +314,24 @@ impl Port {
     /// Asks for a connection. The bell rings when there is one; it never fails, because the attempts never end.
     pub fn request(&mut self) {
         if self.holding == Holding::Nothing {
-            self.wait(false);
+            self.wait(Want::First);
         }
     }
 
-    /// The connection is lost, and another one is wanted.
-    pub fn replace(&mut self) {
+    /// The connection is lost, and another one is wanted. `was_used`: the server answered a request on it.
+    pub fn replace(&mut self, was_used: bool) {
         if self.holding == Holding::Connection {
             self.shared.connected.fetch_sub(1, Ordering::Relaxed);
-            self.wait(true);
+            self.wait(if was_used { Want::Next } else { Want::Better });
         }
     }
 
-    fn wait(&mut self, again: bool) {
+    fn wait(&mut self, want: Want) {
+        let again = want != Want::First;
         self.holding = Holding::Waits { again };
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
-        let _ = self.orders.send(Order::Dial(Arc::downgrade(&self.mailbox)));
+        let mailbox = Arc::downgrade(&self.mailbox);
+        let _ = self.orders.send(Order::Dial(mailbox, want));
     }
 
     /// Counts and logs that the connection was lost.
@@ -445,8 +458,10 @@ struct Dialler {
     shared: Arc<Shared>,
     wanted: VecDeque<Weak<Mailbox>>,
     pause: Duration,
-    /// Not before this, because the last attempt failed.
+    /// Not before this, because the last attempt failed, or brought a connection that was of no use.
     next_at: Option<Instant>,
+    /// When the last connection was made.
+    made_at: Option<Instant>,
     reported: Option<Instant>,
 }
 
@@ -462,7 +477,10 @@ impl Dialler {
                 false => inbox.recv_timeout(left),
             };
             match order {
-                Ok(Order::Dial(mailbox)) => self.wanted.push_back(mailbox),
+                Ok(Order::Dial(mailbox, want)) => {
+                    self.wanted.push_back(mailbox);
+                    self.slow_down(want);
+                }
                 Ok(Order::Run(run)) => run(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -487,7 +505,8 @@ impl Dialler {
         match made {
             Ok(link) => {
                 self.wanted.pop_front();
-                (self.pause, self.next_at, self.reported) = (Duration::ZERO, None, None);
+                (self.next_at, self.reported) = (None, None);
+                self.made_at = Some(Instant::now());
                 match mailbox.upgrade() {
                     Some(mailbox) => {
                         *lock(&mailbox.link) = Some(link);
@@ -498,10 +517,26 @@ impl Dialler {
             }
             Err(error) => {
                 self.report(&error);
-                self.pause = (self.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
-                self.next_at = Some(Instant::now() + self.pause);
+                self.pause_longer();
             }
         }
+    }
+
+    /// A server that lets us in and then hangs up must not keep us busy, nor fill the log.
+    fn slow_down(&mut self, want: Want) {
+        if want == Want::Better {
+            return self.pause_longer();
+        }
+        if self.next_at.is_none() {
+            self.pause = Duration::ZERO;
+            let made_at = self.made_at.filter(|_| want == Want::Next);
+            self.next_at = made_at.map(|at| at + PAUSE_FIRST);
+        }
+    }
+
+    fn pause_longer(&mut self) {
+        self.pause = (self.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
+        self.next_at = Some(Instant::now() + self.pause);
     }
 
     /// Refuses a connection whose server promises less than what the guest was told, and notes a new size.

@@ -338,7 +338,9 @@ impl Nbd {
         }
         let (line, asked_at) = (self.flight(index).line, self.flight(index).asked_at);
         let took = self.now.saturating_duration_since(asked_at);
-        self.line_mut(line).gather.answered(took);
+        let state = self.line_mut(line);
+        state.has_answered = true;
+        state.gather.answered(took);
         match self.flight(index).sent {
             Sent::Partly => self.flight_mut(index).early = Some(result),
             _ => self.settle(index, result),

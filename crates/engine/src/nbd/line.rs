@@ -124,6 +124,8 @@ pub(super) struct Line {
     pub(super) can_ack: bool,
     /// It failed on our side, so that an end of its bytes is not the server's.
     pub(super) is_deaf: bool,
+    /// A request was answered on this connection.
+    pub(super) has_answered: bool,
     /// Something arrived since the last look at the clock, and the time of the last arrival.
     pub(super) heard: bool,
     pub(super) heard_at: Instant,
@@ -157,6 +159,7 @@ impl Line {
             wants_ack: false,
             can_ack,
             is_deaf: false,
+            has_answered: false,
             heard: false,
             heard_at: since,
             space,
@@ -191,7 +194,7 @@ impl Line {
         self.inbound = Inbound::Head;
         (self.staged, self.front_sent) = (0, 0);
         (self.is_cut, self.is_deaf, self.wants_ack) = (false, false, false);
-        (self.heard, self.heard_at) = (false, now);
+        (self.has_answered, self.heard, self.heard_at) = (false, false, now);
         self.gather = Gather::new(now);
     }
 

@@ -133,17 +133,20 @@ impl Nbd {
     /// begins now: nobody could connect before the fence, which would use it up otherwise.
     fn leave(&mut self, reactor: &mut Reactor, line: u8) {
         let _ = reactor.set_file(self.socket_slot(line), None);
+        let now = Instant::now();
+        let reconnect = self.times.reconnect;
         let state = self.line_mut(line);
         state.link = None;
         state.queue.clear();
         state.phase = Phase::Down {
-            since: Instant::now(),
+            since: now,
             gave_up: false,
         };
         if self.is_closing {
             return self.fail_all(line, libc::ENOTCONN);
         }
-        self.line_mut(line).port.replace();
+        let state = self.line_mut(line);
+        state.port.replace(state.has_answered);
         for index in self.ops_of(line) {
             let entry = self.table.get_mut(index);
             let flight = &mut self.flights[usize::from(index)];
@@ -152,8 +155,12 @@ impl Nbd {
                 // What was answered and not flushed may be lost with the server, and the flush of the next one would not say so.
                 entry.pos = 0;
             }
+            let waited = now.saturating_duration_since(*flight.lost_at.get_or_insert(now));
             if flight.doomed {
                 self.finish(index, Err(libc::EFAULT));
+            } else if waited > reconnect {
+                // It may be the request itself for which the server turns us away, again and again.
+                self.finish(index, Err(libc::ENOTCONN));
             }
         }
     }

@@ -80,6 +80,8 @@ struct Flight {
     early: Option<Result<(), i32>>,
     /// Its guest memory is gone, so it is not sent again.
     doomed: bool,
+    /// The first loss of a connection since a request of it was answered.
+    lost_at: Option<Instant>,
     flushed: bool,
     asked_at: Instant,
 }
@@ -149,6 +151,7 @@ impl Nbd {
             error: None,
             early: None,
             doomed: false,
+            lost_at: None,
             flushed: false,
             asked_at: now,
         };
@@ -193,7 +196,7 @@ impl Nbd {
         flight.is_used = true;
         flight.line = line;
         (flight.sent, flight.cookie, flight.doomed) = (Sent::Nothing, 0, false);
-        (flight.flushed, flight.asked_at) = (false, now);
+        (flight.flushed, flight.lost_at, flight.asked_at) = (false, None, now);
         self.line_mut(line).ops += 1;
         Ok(index)
     }
@@ -235,8 +238,9 @@ impl Nbd {
 
     /// The current request of an op is answered.
     fn settle(&mut self, index: u16, result: Result<(), i32>) {
-        let part = self.flight(index).part;
-        self.flight_mut(index).cookie = 0;
+        let flight = self.flight_mut(index);
+        let part = flight.part;
+        (flight.cookie, flight.lost_at) = (0, None);
         let is_flush = part.kind == Part::FLUSH.kind;
         match result {
             Ok(()) if is_flush => self.flight_mut(index).flushed = true,

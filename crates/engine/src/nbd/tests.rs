@@ -680,3 +680,55 @@ fn the_time_for_a_connection_begins_after_the_fence() {
     let memory = [segment(0, 512)];
     assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
 }
+
+#[test]
+fn requests_fail_in_time_although_the_server_lets_in_whom_it_turns_away() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=2&fence=1");
+    let mut store = bench.store();
+    bench.server.react(|_| Reaction::Close(Vec::new()));
+    let memory = [segment(0, 512)];
+    let begun = Instant::now();
+    store.push(op(PLAIN, 0, 512, &memory), 1);
+    assert_eq!(next_done(&mut store), (1, Err(libc::ENOTCONN)));
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+    let connections = bench.server.connections();
+    assert!(connections < 20, "{connections}");
+    // One that answers is used again.
+    bench.server.react(|_| Reaction::Honest);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while run(&mut store, op(PLAIN, 0, 512, &memory)).is_err() {
+        assert!(Instant::now() < deadline, "it never comes back");
+        let pause = Some(Instant::now() + Duration::from_millis(20));
+        store.enter(Wait::Until(pause)).unwrap();
+        assert_eq!(store.reap(), None);
+    }
+}
+
+#[test]
+fn a_request_for_which_the_server_hangs_up_fails_in_time_although_others_are_answered() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=60&reconnect=1");
+    let mut store = bench.store();
+    bench.server.react(|asked| match asked.offset {
+        0 => Reaction::Close(Vec::new()),
+        _ => Reaction::Honest,
+    });
+    let memory = [segment(0, 512)];
+    let begun = Instant::now();
+    // The other one comes first on each connection.
+    store.push(op(GET, 4096, 512, &[segment(4096, 512)]), 2);
+    store.push(op(PLAIN, 0, 512, &memory), 1);
+    let mut answered = 0;
+    let result = loop {
+        match next_done(&mut store) {
+            (1, result) => break result,
+            other => assert_eq!(other, (2, Ok(()))),
+        }
+        answered += 1;
+        assert!(begun.elapsed() < Duration::from_secs(20), "it never ends");
+        store.push(op(GET, 4096, 512, &[segment(4096, 512)]), 2);
+    };
+    assert_eq!(result, Err(libc::ENOTCONN));
+    assert!(answered > 2, "{answered}");
+    let connections = bench.server.connections();
+    assert!(connections < 50, "{connections}");
+}
