@@ -1,6 +1,7 @@
 //! The store against servers that behave, that vanish, and that attack. Each test is a guest of one worker, without the program.
 
-use std::io::{Read as _, Write as _};
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -541,7 +542,27 @@ fn a_store_closes_while_the_server_is_silent_or_away() {
     }
 }
 
-/// Serves the first connection at `path` with `first` after a short handshake, and lets `server` have the others.
+/// A short handshake of a server.
+fn greet(stream: &mut (impl Read + Write)) {
+    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+    let mut answer = |read: usize, option: u32, kind: u32, data: &[u8]| {
+        stream.read_exact(&mut vec![0; read]).unwrap();
+        let mut bytes = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
+        bytes.extend(option.to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        stream.write_all(&bytes).unwrap();
+    };
+    let mut info = vec![0, 0];
+    info.extend(SIZE.to_be_bytes());
+    info.extend(ABLE.to_be_bytes());
+    answer(4 + 16, 8, 0x8000_0001, &[]);
+    answer(24, 7, 3, &info);
+    answer(0, 7, 1, &[]);
+}
+
+/// Serves the first connection at `path` with `first` after the handshake, and lets `server` have the others.
 fn instead(
     path: &std::path::Path,
     server: std::path::PathBuf,
@@ -550,22 +571,7 @@ fn instead(
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
         let mut stream = listener.accept().unwrap().0;
-        stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
-        let mut answer = |read: usize, option: u32, kind: u32, data: &[u8]| {
-            stream.read_exact(&mut vec![0; read]).unwrap();
-            let mut bytes = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
-            bytes.extend(option.to_be_bytes());
-            bytes.extend(kind.to_be_bytes());
-            bytes.extend((data.len() as u32).to_be_bytes());
-            bytes.extend(data);
-            stream.write_all(&bytes).unwrap();
-        };
-        let mut info = vec![0, 0];
-        info.extend(SIZE.to_be_bytes());
-        info.extend(ABLE.to_be_bytes());
-        answer(4 + 16, 8, 0x8000_0001, &[]);
-        answer(24, 7, 3, &info);
-        answer(0, 7, 1, &[]);
+        greet(&mut stream);
         std::thread::spawn(move || first(stream));
         for stream in listener.incoming() {
             let (client, to) = (stream.unwrap(), UnixStream::connect(&server).unwrap());
@@ -731,4 +737,38 @@ fn a_request_for_which_the_server_hangs_up_fails_in_time_although_others_are_ans
     assert!(answered > 2, "{answered}");
     let connections = bench.server.connections();
     assert!(connections < 50, "{connections}");
+}
+
+/// A network that is away for longer than the fence must not bring a write when it is back: the guest may have written something
+/// newer to the same place by then.
+#[test]
+fn nothing_of_a_lost_connection_leaves_this_host_after_the_fence() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let uri = format!(
+        "nbd://{}/?timeout=1&reconnect=0&fence=1",
+        listener.local_addr().unwrap()
+    );
+    let (to, step) = channel();
+    let server = std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        drop(listener);
+        greet(&mut stream);
+        step.recv().unwrap();
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes);
+        bytes.len() as u64
+    });
+    let disk = Arc::new(Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap());
+    let guest = Guest::new();
+    let mut store = Uring::new(disk.clone(), guest.memory.clone(), 64, 4, 4).unwrap();
+    let memory = [segment(0, SIZE as u32)];
+    store.push(op(PLAIN, 0, SIZE, &memory), 1);
+    assert_eq!(next_done(&mut store), (1, Err(libc::ENOTCONN)));
+    let cleave_disk::Backing::Nbd(nbd) = disk.backing() else {
+        panic!("another store");
+    };
+    let sent = nbd.state().sent_bytes;
+    to.send(()).unwrap();
+    let got = server.join().unwrap();
+    assert!(got < sent, "{got} of {sent} bytes arrived");
 }
