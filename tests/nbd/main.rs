@@ -20,7 +20,7 @@ use std::time::Duration;
 use cleave_blk::spec::feature;
 use cleave_client::{Error, Workload};
 use cleave_tests::http::{fetch, get};
-use cleave_tests::nbd::{Export, NbdServer, Reaction, chunk, data_at};
+use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, chunk, data_at, simple};
 use cleave_tests::{
     Daemon, Model, Requirement, Scratch, assert_serves, pattern, run, run_cases, run_to_exit,
     seeded, small, wait_until, writes_all,
@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         errors_of_the_server_are_held_until_the_operator_resumes: NBDKIT,
         a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error: QEMU,
         a_server_that_stays_away_has_its_requests_held: QEMU,
+        an_operator_has_the_server_flush_with_and_without_a_guest,
         a_killed_daemon_loses_nothing: QEMU,
         a_killed_node_loses_nothing: QEMU,
         a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
@@ -429,6 +430,48 @@ fn a_guest_sees_a_larger_export_after_a_reconnect() {
     let grows = || client.refresh_config().unwrap().capacity_bytes() == 16 << 20;
     assert!(wait_until(grows), "{}", daemon.log());
     client.queue(0).write(12 << 20, &[1; 512]).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+fn an_operator_has_the_server_flush_with_and_without_a_guest() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, control) = serve(&server.uri("&timeout=2&fence=1"), &[]);
+    let flushes = || {
+        let asked = server.asked();
+        asked.iter().filter(|asked| asked.kind == FLUSH).count()
+    };
+    let post = |what: &str| fetch(&control, "POST", &format!("/v1/disks/disk/{what}"), "");
+    assert_eq!(post("flush").status, 200);
+    assert_eq!(flushes(), 1);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).write(0, &[1; 4096]).unwrap();
+    for (what, count) in [("flush", 2), ("flush", 3), ("quiesce", 4), ("resume", 4)] {
+        let answer = post(what);
+        assert_eq!(
+            (answer.status, flushes()),
+            (200, count),
+            "{what}: {}",
+            answer.body
+        );
+    }
+    client.queue(0).write(0, &[2; 4096]).unwrap();
+    // While the server is silent, both end in time and the guest goes on.
+    server.react(|asked| match asked.kind {
+        FLUSH => Reaction::Freeze(Vec::new()),
+        _ => Reaction::Honest,
+    });
+    let body = r#"{"seconds": 1}"#;
+    let late = fetch(&control, "POST", "/v1/disks/disk/quiesce", body);
+    assert_eq!(late.status, 503, "{}", late.body);
+    server.react(|_| Reaction::Honest);
+    client.queue(0).write(0, &[3; 4096]).unwrap();
+    server.react(|asked| match asked.kind {
+        FLUSH => Reaction::Send(simple(asked.cookie, 5, &[])),
+        _ => Reaction::Honest,
+    });
+    assert_eq!(post("flush").status, 500);
     drop(client);
     daemon.finish();
 }

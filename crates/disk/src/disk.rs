@@ -288,7 +288,7 @@ impl Disk {
     }
 
     /// Makes everything durable that was written so far. It may block for as long as the storage does. A failure is
-    /// recorded as that of a guest's flush is.
+    /// recorded as that of a guest's flush is. While a worker serves an NBD disk, only that can flush it: the connections are its own.
     pub fn sync(&self) -> io::Result<()> {
         if self.sync_failed() {
             return Err(io::Error::other(
@@ -296,9 +296,16 @@ impl Disk {
             ));
         }
         for leg in &self.legs {
-            if let Backing::File { file, .. } = leg.backing() {
-                file.sync_data().inspect_err(|_| self.mark_sync_failed())?;
-            }
+            let synced = match leg.backing() {
+                Backing::File { file, .. } => file.sync_data(),
+                Backing::Nbd(nbd) => nbd.sync_at_rest()?,
+                // A cluster has every write that was completed.
+                Backing::Rbd(_)
+                | Backing::Ram(_)
+                | Backing::Null { .. }
+                | Backing::Model { .. } => Ok(()),
+            };
+            synced.inspect_err(|_| self.mark_sync_failed())?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::command::{Command, Commands, Handed, Signal, Stopped};
 use crate::lane::{Lane, State};
 use crate::registry::Orders;
 use crate::stats::add;
-use crate::worker::{LANES_MAX, Lap, Worker, call_bell, err_bell};
+use crate::worker::{LANES_MAX, Lap, OPERATOR, Worker, call_bell, err_bell};
 
 /// Answers a command. If the waiter is gone, the answer is dropped.
 fn reply<T>(waiter: &SyncSender<T>, answer: T) {
@@ -33,6 +33,9 @@ pub(crate) struct Inbox {
     pub(crate) orders: Orders,
     /// The disk is quiesced, and control waits until nothing is in flight.
     pub(crate) draining: bool,
+    /// The flush for the operator that is under way, and the last one that ended.
+    pub(crate) syncing: Option<u64>,
+    pub(crate) synced: u64,
 }
 
 impl Inbox {
@@ -46,6 +49,8 @@ impl Inbox {
             // One that is quiesced is so for a new worker too.
             orders: Orders { quiet: 0, ..orders },
             draining: false,
+            syncing: None,
+            synced: orders.syncs,
         }
     }
 }
@@ -60,13 +65,36 @@ impl<S: Store> Worker<S> {
             draining,
             ..
         } = self.inbox;
-        stopping > 0 || exiting || holds_old_memory || draining
+        stopping > 0 || exiting || holds_old_memory || draining || self.wants_sync()
+    }
+
+    /// Whether a flush for the operator waits for room in the store.
+    fn wants_sync(&self) -> bool {
+        self.inbox.syncing.is_none() && self.inbox.synced != self.inbox.orders.syncs
+    }
+
+    /// Begins a flush for the operator as soon as there is room.
+    fn begin_sync(&mut self) {
+        if self.wants_sync() && self.store().room() > 0 {
+            self.inbox.syncing = Some(self.inbox.orders.syncs);
+            self.push_sync(0, OPERATOR);
+        }
+    }
+
+    /// A flush for the operator has ended.
+    pub(crate) fn sync_ended(&mut self, result: Result<(), i32>) {
+        if let Some(number) = self.inbox.syncing.take() {
+            self.inbox.synced = number;
+            let ended = number << 1 | u64::from(result.is_ok());
+            self.meters.stats.synced.store(ended, Ordering::Release);
+        }
     }
 
     /// Whether something that control waits for has completed.
     pub(crate) fn can_reply(&self) -> bool {
         self.has_waiters()
             && (self.is_ended()
+                || self.wants_sync() && self.store().room() > 0
                 || self.inbox.draining && self.is_at_rest()
                 || self
                     .lanes
@@ -101,6 +129,7 @@ impl<S: Store> Worker<S> {
             }
         }
         self.handle_orders();
+        self.begin_sync();
         self.release_old_memory();
         if self.inbox.draining && self.is_at_rest() {
             self.inbox.draining = false;

@@ -13,7 +13,7 @@ use crate::accept::nanoseconds;
 use crate::incident::{Incident, IncidentHook};
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
-use crate::registry::Registry;
+use crate::registry::{Registry, Syncing};
 use crate::splitter::SplitState;
 use crate::throttle::{LimitGroup, Throttle};
 use crate::{LegTotals, Mode, Pool, Split, Splitter, Totals, Tried, Tuning};
@@ -190,6 +190,17 @@ impl Device {
     /// Whether it is quiesced and nothing is in flight. Requests that are held, or wait for a retry, stay where they are.
     pub fn is_still(&self) -> bool {
         self.registry.is_still()
+    }
+
+    /// Has the workers flush their stores ([`synced`](Device::synced)), for a disk that only they can flush. `None`: there is no
+    /// worker.
+    pub fn sync(&self) -> Option<Syncing> {
+        self.registry.sync()
+    }
+
+    /// Whether that flush succeeded; `None`: it is not over.
+    pub fn synced(&self, syncing: &Syncing) -> Option<bool> {
+        self.registry.synced(syncing)
     }
 
     /// Mode of each running worker: how it waits when it has no work.

@@ -30,6 +30,14 @@ pub(crate) struct Registry {
     fails: AtomicU64,
     /// Odd: the disk is quiesced. Counts the changes, so that each worker can say which of them it has carried out.
     quiet: AtomicU64,
+    syncs: AtomicU64,
+}
+
+/// A flush that the operator asked for, and the workers that do it.
+#[derive(Debug)]
+pub struct Syncing {
+    number: u64,
+    workers: Vec<Arc<Stats>>,
 }
 
 /// How often the operator has had held requests repeated, and failed. A worker compares them with those that it
@@ -40,6 +48,8 @@ pub(crate) struct Orders {
     pub(crate) fails: u64,
     /// Number of the change after which the disk is quiesced (odd) or not.
     pub(crate) quiet: u64,
+    /// How often the operator has had the store flushed.
+    pub(crate) syncs: u64,
 }
 
 impl Orders {
@@ -70,24 +80,56 @@ impl Registry {
             resumes: AtomicU64::new(0),
             fails: AtomicU64::new(0),
             quiet: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
         }
+    }
+
+    /// Has all workers flush their store. `None`: there is no worker.
+    pub(crate) fn sync(&self) -> Option<Syncing> {
+        // One that starts later has read the number by then, and is not waited for.
+        let members = self.order(&self.syncs);
+        let workers: Vec<_> = members.live.iter().map(|live| live.stats.clone()).collect();
+        let number = self.orders().syncs;
+        (!workers.is_empty()).then_some(Syncing { number, workers })
+    }
+
+    /// Whether a flush succeeded; `None`: it is not over.
+    pub(crate) fn synced(&self, syncing: &Syncing) -> Option<bool> {
+        let members = self.lock();
+        let mut is_over = true;
+        for stats in &syncing.workers {
+            let ended = stats.synced.load(Ordering::Acquire);
+            let is_there = || {
+                members
+                    .live
+                    .iter()
+                    .any(|live| Arc::ptr_eq(&live.stats, stats))
+            };
+            match (ended >> 1 >= syncing.number, ended & 1 == 1) {
+                (true, true) => {}
+                (true, false) => return Some(false),
+                (false, _) if !is_there() => return Some(false),
+                (false, _) => is_over = false,
+            }
+        }
+        is_over.then_some(true)
     }
 
     /// Has all workers repeat their held requests.
     pub(crate) fn resume(&self) {
-        self.order(&self.resumes);
+        drop(self.order(&self.resumes));
     }
 
     /// Has all workers fail their held requests with I/O errors.
     pub(crate) fn fail(&self) {
-        self.order(&self.fails);
+        drop(self.order(&self.fails));
     }
 
     /// Has all workers stop taking requests, or take them again.
     pub(crate) fn quiesce(&self, quiet: bool) {
         let is_quiet = self.orders().is_quiet();
         if quiet != is_quiet {
-            self.order(&self.quiet);
+            drop(self.order(&self.quiet));
         }
     }
 
@@ -99,13 +141,14 @@ impl Registry {
         orders.is_quiet() && members.live.iter().all(is_still)
     }
 
-    fn order(&self, counter: &AtomicU64) {
+    fn order(&self, counter: &AtomicU64) -> MutexGuard<'_, Members> {
         let members = self.lock();
         // Before the bells are rung, as in `tune`.
         counter.fetch_add(1, Ordering::Release);
         for worker in &members.live {
             signal(&worker.bell);
         }
+        members
     }
 
     pub(crate) fn orders(&self) -> Orders {
@@ -113,6 +156,7 @@ impl Registry {
             resumes: self.resumes.load(Ordering::Acquire),
             fails: self.fails.load(Ordering::Acquire),
             quiet: self.quiet.load(Ordering::Acquire),
+            syncs: self.syncs.load(Ordering::Acquire),
         }
     }
 

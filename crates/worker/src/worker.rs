@@ -59,6 +59,12 @@ const SYNC: Op<'static> = Op {
     skip_bytes: 0,
 };
 const SYNC_OP: u32 = u32::MAX;
+/// A sync for the operator, which no vring asked for.
+pub(crate) const OPERATOR: Token = Token {
+    lane: u16::MAX,
+    head: 0,
+    op: SYNC_OP,
+};
 
 /// Number of watch slots that a worker needs in its reactor.
 pub(crate) const WATCHES: u16 = LANES_MAX + 1;
@@ -249,6 +255,8 @@ impl<S: Store> Worker<S> {
         reactor.watch(COMMAND_WATCH, commands.bell.try_clone()?);
         // Register before the tuning is read: a later change rings the bell, and an earlier one is read here.
         let (bell, stats) = (commands.bell.clone(), Arc::new(Stats::default()));
+        // Before control can see this worker and wait for what it orders.
+        let orders = device.registry.orders();
         device
             .registry
             .enter(stats.clone(), bell, store.leg_stats());
@@ -272,7 +280,7 @@ impl<S: Store> Worker<S> {
                 large: 0,
             },
             waiting,
-            inbox: Inbox::new(commands, device.registry.orders()),
+            inbox: Inbox::new(commands, orders),
             active: ActiveTuning {
                 generation,
                 ops_max,
@@ -381,6 +389,9 @@ impl<S: Store> Worker<S> {
     }
 
     fn op_ended(&mut self, token: Token, result: Result<(), i32>) {
+        if token == OPERATOR {
+            return self.sync_ended(result);
+        }
         let Some(Some(lane)) = self.lanes.get_mut(usize::from(token.lane)) else {
             return;
         };
@@ -445,7 +456,7 @@ impl<S: Store> Worker<S> {
         lane.push_used(token.head, used);
     }
 
-    fn push_sync(&mut self, leg: u16, token: Token) {
+    pub(crate) fn push_sync(&mut self, leg: u16, token: Token) {
         let [store] = &mut self.store;
         store.push(
             &mut self.reactor,

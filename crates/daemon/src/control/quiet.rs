@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
+use cleave_disk::Backing;
 use cleave_sandbox::Role;
+use cleave_worker::Syncing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -181,7 +183,23 @@ impl DiskStatus {
 
     async fn sync(&self, until: Instant) -> Result<(), Refusal> {
         let disk = self.device.disk.clone();
-        self.aside(until, move || disk.sync()).await
+        let is_nbd = matches!(disk.backing(), Backing::Nbd(_));
+        match is_nbd.then(|| self.device.sync()).flatten() {
+            Some(syncing) => self.await_workers(&syncing, until).await,
+            None => self.aside(until, move || disk.sync()).await,
+        }
+    }
+
+    /// Waits for a flush through the connections of the workers.
+    async fn await_workers(&self, syncing: &Syncing, until: Instant) -> Result<(), Refusal> {
+        loop {
+            match self.device.synced(syncing) {
+                Some(true) => return Ok(()),
+                Some(false) => return Err(failed(rustix::io::Errno::IO.into())),
+                None if Instant::now() >= until => return Err(late()),
+                None => tokio::time::sleep(LOOK_PAUSE).await,
+            }
+        }
     }
 
     /// Does on a thread of its own what may block: one such thread at a time.
@@ -205,20 +223,11 @@ impl DiskStatus {
                 // The client may have left.
                 let _ = reply.send(done);
             });
-        let failed = |error: io::Error| {
-            Refusal(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                format!("the disk: {error}"),
-            )
-        };
         spawned.map_err(failed)?;
         match tokio::time::timeout_at(until.into(), done).await {
             Ok(Ok(result)) => result.map_err(failed),
             Ok(Err(lost)) => Err(failed(io::Error::other(lost))),
-            Err(_) => {
-                let why = "the disk did not flush in time: see why it is so slow".to_owned();
-                Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, why))
-            }
+            Err(_) => Err(late()),
         }
     }
 
@@ -227,6 +236,18 @@ impl DiskStatus {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+}
+
+fn failed(error: io::Error) -> Refusal {
+    Refusal(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("the disk: {error}"),
+    )
+}
+
+fn late() -> Refusal {
+    let why = "the disk did not flush in time: see why it is so slow".to_owned();
+    Refusal(StatusCode::SERVICE_UNAVAILABLE, why)
 }
 
 /// Runs a step that has to end although the client leaves, because the guest waits for its end.

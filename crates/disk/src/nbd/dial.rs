@@ -192,7 +192,7 @@ fn open(target: &Target, deadline: Instant) -> Result<OwnedFd, NbdError> {
     Ok(socket)
 }
 
-fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant) -> Result<(), NbdError> {
+pub(crate) fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant) -> Result<(), NbdError> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(NbdError::Silent);

@@ -1,6 +1,7 @@
 //! An NBD disk that is open: what its server promised, connections that nobody uses now, and the thread that makes new ones.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -8,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
-use super::dial::{Call, NbdError, Target, resolve};
+use super::dial::{Call, NbdError, Target, resolve, wait};
 use super::handshake::{Export, negotiate};
 use super::{NbdSpec, wire};
 
@@ -304,6 +305,29 @@ impl Nbd {
         })
     }
 
+    /// Has the server flush, through a connection that nobody uses: while a store has them all, only that can. The inner result is
+    /// the server's.
+    pub(crate) fn sync_at_rest(&self) -> io::Result<io::Result<()>> {
+        if !self.shared.export.has(wire::export::FLUSH) {
+            return Ok(Ok(()));
+        }
+        let deadline = Instant::now() + self.shared.spec.timeout;
+        let mut last = io::Error::from(io::ErrorKind::NotConnected);
+        loop {
+            let Some(link) = lock(&self.shared.spares).pop() else {
+                return Err(last);
+            };
+            // One that was lost while nobody used it is dropped.
+            match flush(&link, deadline) {
+                Ok(flushed) => {
+                    keep(&self.shared, link);
+                    return Ok(flushed);
+                }
+                Err(error) => last = error,
+            }
+        }
+    }
+
     /// Runs something on the thread that connects, which then can be confined.
     pub fn on_dialler(&self, run: impl FnOnce() + Send + 'static) {
         let _ = self.orders.send(Order::Run(Box::new(run)));
@@ -426,6 +450,66 @@ impl Drop for Port {
 fn bump(counter: &AtomicU64, count: u64) {
     let sum = counter.load(Ordering::Relaxed).wrapping_add(count);
     counter.store(sum, Ordering::Relaxed);
+}
+
+/// Sends a flush and waits for its answer, on a connection on which nothing else is under way.
+fn flush(link: &Link, deadline: Instant) -> io::Result<io::Result<()>> {
+    const COOKIE: u64 = 0;
+    let strange = || io::Error::from(io::ErrorKind::InvalidData);
+    let mut request = wire::REQUEST.to_be_bytes().to_vec();
+    request.extend(0_u16.to_be_bytes());
+    request.extend(wire::request::FLUSH.to_be_bytes());
+    request.extend(COOKIE.to_be_bytes());
+    request.extend([0; 12]);
+    // Nothing else waits in the socket, so it takes this at once.
+    if rustix::io::write(&link.socket, &request)? != request.len() {
+        return Err(strange());
+    }
+    let [magic, error] = [array(link, deadline)?, array(link, deadline)?].map(u32::from_be_bytes);
+    let cookie = u64::from_be_bytes(array(link, deadline)?);
+    // In a chunk, flags and type are where a simple reply has the error.
+    let (flags, kind) = ((error >> 16) as u16, error as u16);
+    let failed = match magic {
+        wire::SIMPLE_REPLY => error != 0,
+        wire::STRUCTURED_REPLY if flags & wire::chunk::DONE != 0 => {
+            let len = u32::from_be_bytes(array(link, deadline)?) as usize;
+            let most = if kind & wire::chunk::ERROR != 0 {
+                wire::TEXT_MAX + 14
+            } else {
+                0
+            };
+            if len > most || (kind != wire::chunk::NONE && most == 0) {
+                return Err(strange());
+            }
+            read(link, &mut vec![0; len], deadline)?;
+            kind != wire::chunk::NONE
+        }
+        _ => return Err(strange()),
+    };
+    match (cookie, failed) {
+        (COOKIE, false) => Ok(Ok(())),
+        (COOKIE, true) => Ok(Err(rustix::io::Errno::IO.into())),
+        _ => Err(strange()),
+    }
+}
+
+fn array<const N: usize>(link: &Link, deadline: Instant) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    read(link, &mut bytes, deadline)?;
+    Ok(bytes)
+}
+
+/// Reads exactly so many bytes. With `read`, because the thread that flushes may not use `recv`.
+fn read(link: &Link, bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
+    let mut filled = 0;
+    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        wait(&link.socket, PollFlags::IN, deadline).map_err(io::Error::other)?;
+        match rustix::io::read(&link.socket, rest)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => filled += count,
+        }
+    }
+    Ok(())
 }
 
 fn keep(shared: &Shared, link: Link) {
