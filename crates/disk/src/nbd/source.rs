@@ -181,7 +181,8 @@ impl Nbd {
         // A server may promise CAN_MULTI_CONN and let in only a few (qemu-nbd --shared=2). A worker without a connection could
         // do nothing, so there are only as many workers as there are connections for now.
         while links.len() < wanted {
-            match dial(&targets, &spec.export, MORE_TIME) {
+            let link = dial(&targets, &spec.export, MORE_TIME);
+            match link.and_then(|link| fit(&export, link, is_read_only)) {
                 Ok(link) => links.push(link),
                 Err(error) => {
                     let count = links.len();
@@ -537,6 +538,26 @@ fn dial(targets: &[Target], export: &str, time: Duration) -> Result<Link, NbdErr
     })
 }
 
+/// Refuses a connection whose server promises less than on the first one, which the guest was told of.
+fn fit(first: &Export, link: Link, is_read_only: bool) -> Result<Link, NbdError> {
+    let now = &link.export;
+    let lacks = |flag| first.has(flag) && !now.has(flag);
+    let unfit = |why: &str| Err(NbdError::Unfit(format!("the export has changed: {why}")));
+    if now.has(wire::export::READ_ONLY) && !first.has(wire::export::READ_ONLY) && !is_read_only {
+        return unfit("it is read-only now");
+    }
+    if lacks(wire::export::CAN_MULTI_CONN) {
+        return unfit("it permits one connection only now");
+    }
+    if lacks(wire::export::FLUSH) {
+        return unfit("it cannot flush now");
+    }
+    if now.block_min > first.block_min.max(512) {
+        return unfit("its smallest block is larger now");
+    }
+    Ok(link)
+}
+
 /// The thread that makes connections, one at a time: all go to the same server.
 struct Dialler {
     shared: Arc<Shared>,
@@ -623,24 +644,10 @@ impl Dialler {
         self.next_at = Some(Instant::now() + self.pause);
     }
 
-    /// Refuses a connection whose server promises less than what the guest was told, and notes a new size.
+    /// Takes a connection, unless it promises too little, and notes a new size.
     fn accept(&self, link: Link) -> Result<Link, NbdError> {
-        let (first, now) = (&self.shared.export, &link.export);
-        let lacks = |flag| first.has(flag) && !now.has(flag);
-        let unfit = |why: &str| Err(NbdError::Unfit(format!("the export has changed: {why}")));
-        if now.has(wire::export::READ_ONLY) && !self.shared.is_read_only {
-            return unfit("it is read-only now");
-        }
-        if lacks(wire::export::CAN_MULTI_CONN) {
-            return unfit("it permits one connection only now");
-        }
-        if lacks(wire::export::FLUSH) {
-            return unfit("it cannot flush now");
-        }
-        if now.block_min > first.block_min.max(512) {
-            return unfit("its smallest block is larger now");
-        }
-        let size = now.size_bytes;
+        let link = fit(&self.shared.export, link, self.shared.is_read_only)?;
+        let size = link.export.size_bytes;
         if self.shared.size_bytes.swap(size, Ordering::Relaxed) != size {
             ring(&self.shared.changed);
         }

@@ -543,7 +543,7 @@ fn a_store_closes_while_the_server_is_silent_or_away() {
 }
 
 /// A short handshake of a server.
-fn greet(stream: &mut (impl Read + Write)) {
+fn greet(stream: &mut (impl Read + Write), flags: u16) {
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
     let mut answer = |read: usize, option: u32, kind: u32, data: &[u8]| {
         stream.read_exact(&mut vec![0; read]).unwrap();
@@ -556,7 +556,7 @@ fn greet(stream: &mut (impl Read + Write)) {
     };
     let mut info = vec![0, 0];
     info.extend(SIZE.to_be_bytes());
-    info.extend(ABLE.to_be_bytes());
+    info.extend(flags.to_be_bytes());
     answer(4 + 16, 8, 0x8000_0001, &[]);
     answer(24, 7, 3, &info);
     answer(0, 7, 1, &[]);
@@ -566,12 +566,13 @@ fn greet(stream: &mut (impl Read + Write)) {
 fn instead(
     path: &std::path::Path,
     server: std::path::PathBuf,
+    flags: u16,
     first: impl FnOnce(UnixStream) + Send + 'static,
 ) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
         let mut stream = listener.accept().unwrap().0;
-        greet(&mut stream);
+        greet(&mut stream, flags);
         std::thread::spawn(move || first(stream));
         for stream in listener.incoming() {
             let (client, to) = (stream.unwrap(), UnixStream::connect(&server).unwrap());
@@ -603,6 +604,7 @@ fn an_answer_that_begins_before_its_request_is_sent_ends_the_connection() {
     instead(
         &scratch.join("nbd"),
         scratch.join("honest"),
+        ABLE,
         move |mut stream| {
             step.recv().unwrap();
             let answer = simple(2 << 16 | 1, 0, &[1; 4096]);
@@ -752,7 +754,7 @@ fn nothing_of_a_lost_connection_leaves_this_host_after_the_fence() {
     let server = std::thread::spawn(move || {
         let mut stream = listener.accept().unwrap().0;
         drop(listener);
-        greet(&mut stream);
+        greet(&mut stream, ABLE);
         step.recv().unwrap();
         let mut bytes = Vec::new();
         let _ = stream.read_to_end(&mut bytes);
@@ -771,4 +773,41 @@ fn nothing_of_a_lost_connection_leaves_this_host_after_the_fence() {
     to.send(()).unwrap();
     let got = server.join().unwrap();
     assert!(got < sent, "{got} of {sent} bytes arrived");
+}
+
+#[test]
+fn a_further_connection_that_promises_less_than_the_first_is_not_used() {
+    let scratch = Scratch::in_memory();
+    let less = Export {
+        flags: 1 | MULTI,
+        ..Export::able(SIZE)
+    };
+    let server = NbdServer::start(&scratch.join("less"), less);
+    let (to, flushed) = channel();
+    instead(
+        &scratch.join("nbd"),
+        scratch.join("less"),
+        ABLE | MULTI,
+        move |mut stream| {
+            let mut request = [0; 28];
+            while stream.read_exact(&mut request).is_ok() {
+                let cookie = u64::from_be_bytes(request[8..16].try_into().unwrap());
+                to.send(request[7]).unwrap();
+                stream.write_all(&simple(cookie, 0, &[])).unwrap();
+            }
+        },
+    );
+    let path = scratch.join("nbd");
+    let uri = format!("nbd+unix:///?socket={}&connections=2", path.display());
+    let disk = Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap();
+    let bench = Bench {
+        _scratch: scratch,
+        server,
+        disk: Arc::new(disk),
+        guest: Guest::new(),
+    };
+    let mut store = bench.store();
+    assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
+    assert_eq!(flushed.try_recv(), Ok(FLUSH as u8));
+    assert_eq!(bench.server.asked(), []);
 }
