@@ -88,11 +88,13 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Connects to the first target that accepts.
+    /// Connects to the first target that accepts. Each gets its share of the time, so that a silent one leaves some for the next.
     pub(crate) fn place(targets: &[Target], deadline: Instant) -> Result<Call, NbdError> {
         let mut last = NbdError::Silent;
-        for target in targets {
-            match open(target, deadline) {
+        for (target, left) in targets.iter().zip((1..=targets.len() as u32).rev()) {
+            let now = Instant::now();
+            let share = deadline.saturating_duration_since(now) / left;
+            match open(target, now + share) {
                 Ok(socket) => return Ok(Call { socket, deadline }),
                 Err(error) => last = error,
             }
@@ -202,5 +204,36 @@ pub(crate) fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant) -> Res
         Ok(0) => Err(NbdError::Silent),
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// A host with two addresses (IPv6 and IPv4, say), of which the first drops every packet.
+    #[test]
+    fn an_address_that_is_silent_leaves_time_for_the_next() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&silent, 0).unwrap();
+        let at = silent.local_addr().unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // Its queue is full after the first ones.
+        let waiting: Vec<OwnedFd> = (0..4)
+            .map(|_| {
+                let socket =
+                    socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+                let _ = connect(&socket, &at);
+                socket
+            })
+            .collect();
+        let good = TcpListener::bind("127.0.0.1:0").unwrap();
+        let targets = [at, good.local_addr().unwrap()].map(Target::Tcp);
+        let begun = Instant::now();
+        let call = Call::place(&targets, begun + Duration::from_secs(2));
+        assert!(call.is_ok(), "{call:?}");
+        assert!(begun.elapsed() >= Duration::from_millis(900), "not silent");
+        drop(waiting);
     }
 }
