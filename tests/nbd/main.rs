@@ -29,8 +29,9 @@ use serde_json::{Value, json};
 
 use kill::{a_killed_daemon_loses_nothing, a_killed_node_loses_nothing};
 use node::{
-    a_confined_node_connects_again_over_tcp_and_unix_sockets, a_limit_holds_for_a_disk_on_a_server,
-    disks_of_a_pool_connect_again,
+    a_confined_node_connects_again_over_tcp_and_unix_sockets,
+    a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
+    a_limit_holds_for_a_disk_on_a_server, disks_of_a_pool_connect_again,
 };
 use speed::{
     a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         a_killed_daemon_loses_nothing: QEMU,
         a_killed_node_loses_nothing: QEMU,
         a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
+        a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
         disks_of_a_pool_connect_again: QEMU,
         a_limit_holds_for_a_disk_on_a_server: QEMU,
         several_connections_hide_a_delay: NBDKIT,

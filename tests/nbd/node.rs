@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
 use cleave_client::{Order, Stop, Workload};
+use cleave_tests::nbd::{Export, NbdServer, WRITE};
 use cleave_tests::{Daemon, Node, Scratch, exercise, small, wait_until, writes_all};
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
@@ -149,5 +150,33 @@ pub(crate) fn a_limit_holds_for_a_disk_on_a_server() {
     assert!(took >= Duration::from_millis(900), "{took:?}");
     assert!(node.disk("d")["totals"]["throttled"].as_u64() > Some(0));
     drop(client);
+    node.daemon.finish();
+}
+
+/// The operator may have started the guest elsewhere by then.
+pub(crate) fn a_disk_that_is_removed_writes_nothing_when_its_server_is_back() {
+    let servers = Scratch::in_memory();
+    let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
+    let node = Node::start();
+    let disk = json!({"disk": [server.uri("&reconnect=600")], "persistent": false});
+    node.add("d", &disk);
+    let mut client = node.open("d", &small(1));
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    server.accept(false);
+    server.hang_up();
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| client.queue(0).write(0, &[2; 512]));
+        assert!(wait_until(|| connections(&node, "d")["held"] == json!(1)));
+        let gone = node.ask("DELETE", "/v1/disks/d?mode=hard", "");
+        assert_eq!(gone.status, 200, "{}", gone.body);
+        assert!(gone.body.contains("1 request"), "{}", gone.body);
+        server.accept(true);
+        // Attempts are at most two seconds apart.
+        std::thread::sleep(Duration::from_secs(5));
+        let asked = server.asked();
+        let writes = asked.iter().filter(|asked| asked.kind == WRITE).count();
+        assert_eq!(writes, 1, "{asked:?}");
+        let _ = write.join();
+    });
     node.daemon.finish();
 }

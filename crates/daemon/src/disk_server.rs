@@ -637,6 +637,7 @@ impl DiskServer {
                 Ok(())
             }
             Err(_) => {
+                self.disk.abandon();
                 let name = self.disk.name().to_owned();
                 let out = self.in_flight();
                 let seconds = deadline.as_secs();

@@ -348,6 +348,14 @@ impl Disk {
         })
     }
 
+    /// Gives up what is in flight: a request that waits for a lost NBD server is not sent when the server is back. Nobody waits for it
+    /// any more, and the guest may be served elsewhere.
+    pub fn abandon(&self) {
+        if let Backing::Nbd(nbd) = self.backing() {
+            nbd.abandon();
+        }
+    }
+
     /// Records a failed fsync: the kernel may have dropped dirty pages, so no later fsync can vouch for them.
     /// Permanent until the disk is reopened.
     pub fn mark_sync_failed(&self) {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -72,6 +72,8 @@ struct Shared {
     connections: u16,
     workers_max: u16,
     is_read_only: bool,
+    /// No store gets a connection any more.
+    is_abandoned: AtomicBool,
     size_bytes: AtomicU64,
     /// Written when the size has changed.
     changed: OwnedFd,
@@ -203,6 +205,7 @@ impl Nbd {
             targets,
             export,
             is_read_only,
+            is_abandoned: AtomicBool::new(false),
             size_bytes: AtomicU64::new(export.size_bytes),
             changed: new_bell()?,
             connections,
@@ -329,6 +332,11 @@ impl Nbd {
         }
     }
 
+    /// Makes no connection any more, so that nothing which waits for one is ever sent.
+    pub(crate) fn abandon(&self) {
+        self.shared.is_abandoned.store(true, Ordering::SeqCst);
+    }
+
     /// Runs something on the thread that connects, which then can be confined.
     pub fn on_dialler(&self, run: impl FnOnce() + Send + 'static) {
         let _ = self.orders.send(Order::Run(Box::new(run)));
@@ -394,6 +402,9 @@ impl Port {
         let Holding::Waits { again } = self.holding else {
             return None;
         };
+        if self.shared.is_abandoned.load(Ordering::SeqCst) {
+            return None;
+        }
         self.holding = Holding::Connection;
         self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
         self.shared.connected.fetch_add(1, Ordering::Relaxed);
@@ -596,6 +607,9 @@ impl Dialler {
 
     /// Makes a connection for the first port that still wants one, if the time has come.
     fn serve(&mut self) {
+        if self.shared.is_abandoned.load(Ordering::SeqCst) {
+            return self.wanted.clear();
+        }
         self.wanted.retain(|mailbox| mailbox.strong_count() > 0);
         let is_early = self.next_at.is_some_and(|at| Instant::now() < at);
         let Some(mailbox) = self.wanted.front().filter(|_| !is_early).cloned() else {
