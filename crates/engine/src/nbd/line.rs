@@ -31,7 +31,7 @@ pub(super) enum Phase {
     /// Requests are sent and answered.
     Up,
     /// It counts as lost. Its requests wait until the server cannot apply them any more: it closed the connection
-    /// (`is_closed`), or the fence is over.
+    /// by itself (`is_closed`), or the fence is over.
     Ending { is_closed: bool, fence_at: Instant },
 }
 
@@ -122,7 +122,7 @@ pub(super) struct Line {
     /// Something small arrived that is to be acknowledged; and whether that is of use, and the kernel can.
     pub(super) wants_ack: bool,
     pub(super) can_ack: bool,
-    /// It failed on our side, so that an end of its bytes is not the server's.
+    /// It failed on our side, or we cut it off, so that an end of its bytes says nothing about the server.
     pub(super) is_deaf: bool,
     /// A request was answered on this connection.
     pub(super) has_answered: bool,

@@ -3,8 +3,8 @@
 //! A request that was sent and not answered may still be applied by the server, even after the connection is gone: it may lie in
 //! a queue, behind a slow disk. If it were sent again meanwhile, and the guest wrote other data to the same place after the second
 //! answer, the first one could replace that data. So nothing becomes of the requests of a lost connection before its *fence*: the
-//! server closed the connection itself, which it does when it has ended or has read the last request; or the fence time is over.
-//! A connection on which nothing that changes the disk is unanswered needs no fence.
+//! server closed the connection by itself, which it does when it has ended, or the fence time is over. A server that closes because
+//! we cut the connection off may have requests left. A connection on which nothing that changes the disk is unanswered needs no fence.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -59,9 +59,10 @@ impl Nbd {
             fence_at: Instant::now() + self.times.fence,
         };
         if !is_closed && needs_fence {
-            // The server sees that nothing more comes, and closes its side when it is done. A full ring costs only time: the
-            // fence ends as well.
+            // The server sees that nothing more comes, and does not read on. If it closes its side after that, it need not be done:
+            // qemu-nbd closes at once, and applies what a slow disk still has. A full ring does no harm.
             self.shut_down(reactor, line, libc::SHUT_WR);
+            self.line_mut(line).is_deaf = true;
         }
     }
 

@@ -248,11 +248,12 @@ fn requests_of_a_lost_connection_are_done_again_on_the_next() {
 }
 
 #[test]
-fn nothing_is_sent_again_before_a_server_that_is_silent_has_closed_or_the_fence_is_over() {
+fn nothing_is_sent_again_to_a_server_that_is_silent_before_the_fence_is_over() {
     // (the server closes its side when it sees ours closed, the op needs a fence), and the least time until it is done again.
+    // qemu-nbd closes at once, while a slow disk still has writes of that connection.
     let second = Duration::from_secs(1);
     for (closes, kind, least, most) in [
-        (true, PLAIN, second, 3 * second),
+        (true, PLAIN, 3 * second, 6 * second),
         (false, PLAIN, 3 * second, 6 * second),
         (false, GET, second, 3 * second),
     ] {
