@@ -62,11 +62,11 @@ impl Nbd {
     fn await_answers(&mut self, reactor: &mut Reactor) -> io::Result<()> {
         loop {
             self.now = Instant::now();
-            let limit = self.turn(reactor).unwrap_or(SLEEP_MAX).min(SLEEP_MAX);
             for line in self.line_numbers() {
                 // An op that has another request to send does not send it.
                 self.drop_unsent(line);
             }
+            let limit = self.turn(reactor).unwrap_or(SLEEP_MAX).min(SLEEP_MAX);
             let is_over = self.lines.iter().all(|line| match line.phase {
                 Phase::Up => line.ops == 0 && !line.sending,
                 Phase::Down { .. } => true,

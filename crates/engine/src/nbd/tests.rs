@@ -812,3 +812,21 @@ fn a_further_connection_that_promises_less_than_the_first_is_not_used() {
     assert_eq!(flushed.try_recv(), Ok(FLUSH as u8));
     assert_eq!(bench.server.asked(), []);
 }
+
+#[test]
+fn a_store_that_closes_does_not_go_on_with_the_parts_of_an_op() {
+    let export = Export {
+        flags: 1 | 4,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "");
+    let mut store = bench.store();
+    nothing_ends(&mut store);
+    bench
+        .server
+        .react(|_| Reaction::After(Duration::from_millis(600)));
+    store.push(op(ZERO, 0, SIZE, &[]), 1);
+    nothing_ends(&mut store);
+    drop(store);
+    assert_eq!(bench.server.asked().len(), 1);
+}
