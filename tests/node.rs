@@ -388,3 +388,227 @@ fn many_idle_disks_wake_nobody() {
     assert_eq!(node.daemon.wakes(), first, "an idle node wakes up");
     node.daemon.finish();
 }
+
+/// Kills it, and starts it again with the same files.
+fn killed(mut node: Node, meanwhile: impl FnOnce(&Path)) -> Node {
+    node.daemon.die().unwrap();
+    meanwhile(node.daemon.scratch().path());
+    let next = node.daemon.start_again().unwrap();
+    node.daemon.abandon();
+    Node { daemon: next }
+}
+
+/// Has the next write of the file of disk `id` wait until the guard is dropped, and fail then.
+struct SlowFile(std::path::PathBuf);
+
+impl SlowFile {
+    fn of(node: &Node, id: &str) -> SlowFile {
+        let path = node
+            .daemon
+            .scratch()
+            .join(&format!("state/disks/.{id}.new"));
+        cleave_tests::run("mkfifo", &[path.to_str().unwrap()]).unwrap();
+        SlowFile(path)
+    }
+}
+
+impl Drop for SlowFile {
+    fn drop(&mut self) {
+        drop(std::fs::File::open(&self.0));
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn is_kept(node: &Node, id: &str) -> bool {
+    let file = format!("state/disks/{id}.toml");
+    node.daemon.scratch().join(&file).exists()
+}
+
+#[test]
+fn a_change_after_which_the_disk_could_not_be_opened_is_refused() {
+    let node = Node::start();
+    node.add(
+        "d1",
+        &json!({"disk": ["ram:1M"], "coalesce_us": 50, "coalesce_max": 8}),
+    );
+    let refused = node.ask("PATCH", "/v1/disks/d1", r#"{"coalesce_us": 0}"#);
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert!(refused.error().contains("coalesce"), "{}", refused.body);
+    assert_eq!(node.disk("d1")["spec"]["coalesce_us"], 50);
+    let both = r#"{"coalesce_us": 0, "coalesce_max": 0}"#;
+    assert_eq!(node.ask("PATCH", "/v1/disks/d1", both).status, 200);
+    let node = killed(node, |_| {});
+    assert!(wait_until(|| node.state("d1") == "serving"));
+    node.daemon.finish();
+}
+
+#[test]
+fn a_change_that_could_not_be_kept_is_kept_by_the_next_try() {
+    let node = Node::start();
+    node.add("d1", &json!({"disk": ["ram:1M"]}));
+    let in_the_way = node.daemon.scratch().join("state/disks/.d1.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let change = || {
+        node.ask(
+            "PATCH",
+            "/v1/disks/d1",
+            r#"{"limits": {"iops-total": 100}}"#,
+        )
+    };
+    assert_eq!(change().status, 500);
+    std::fs::remove_dir(&in_the_way).unwrap();
+    assert_eq!(change().status, 200);
+    let node = killed(node, |_| {});
+    assert_eq!(node.disk("d1")["spec"]["limits"]["iops-total"], 100);
+    node.daemon.finish();
+}
+
+/// A disk that was deleted while its file was about to be written would come back when the node starts again.
+#[test]
+fn a_disk_that_is_deleted_while_it_is_added_is_gone() {
+    let node = Node::start();
+    node.add("slow", &ram());
+    let body = json!({"disk": ["ram:1M"]});
+    node.add("kept", &body);
+    let file = SlowFile::of(&node, "kept");
+    std::thread::scope(|scope| {
+        let change = r#"{"limits": {"iops-total": 9}}"#;
+        scope.spawn(|| node.ask("PATCH", "/v1/disks/kept", change));
+        std::thread::sleep(Duration::from_millis(200));
+        let added = scope.spawn(|| node.put("d1", &body).status);
+        assert!(wait_until(|| node.ask("GET", "/v1/disks/d1", "").status
+            == 200
+            && node.state("d1") == "serving"));
+        let gone = scope.spawn(|| node.ask("DELETE", "/v1/disks/d1?mode=hard", "").status);
+        std::thread::sleep(Duration::from_millis(200));
+        drop(file);
+        assert_eq!(added.join().unwrap(), 409);
+        assert_eq!(gone.join().unwrap(), 200);
+    });
+    assert!(!is_kept(&node, "d1"));
+    assert_eq!(node.ask("GET", "/v1/disks/d1", "").status, 404);
+    node.daemon.finish();
+}
+
+#[test]
+fn a_put_is_answered_when_the_disk_is_kept_and_not_before() {
+    let node = Node::start();
+    let body = json!({"disk": ["ram:1M"]});
+    node.add("kept", &body);
+    let file = SlowFile::of(&node, "kept");
+    std::thread::scope(|scope| {
+        let change = r#"{"limits": {"iops-total": 9}}"#;
+        scope.spawn(|| node.ask("PATCH", "/v1/disks/kept", change));
+        std::thread::sleep(Duration::from_millis(200));
+        let put = || (node.put("d1", &body).status, is_kept(&node, "d1"));
+        let first = scope.spawn(put);
+        assert!(wait_until(|| node.ask("GET", "/v1/disks/d1", "").status
+            == 200
+            && node.state("d1") == "serving"));
+        let second = scope.spawn(put);
+        std::thread::sleep(Duration::from_millis(200));
+        drop(file);
+        let (first, second) = (first.join().unwrap(), second.join().unwrap());
+        assert_eq!((first, second), ((201, true), (200, true)));
+    });
+    node.daemon.finish();
+}
+
+/// What is removed already is shown as that, and the operator can lose patience with it.
+#[test]
+fn a_disk_that_drains_can_be_ended_at_once() {
+    if !is_root() {
+        println!("left out: needs root, to mount");
+        return;
+    }
+    let node = Node::start();
+    let mount = Scratch::in_memory();
+    let silent = UnresponsiveFs::mount(&mount, 4 << 20).unwrap();
+    let body = json!({"disk": [silent.file()], "queues": 1, "stop_deadline": 50, "direct": "off"});
+    node.add("hung", &body);
+    let mut client = node.open("hung", &small(1));
+    silent.stop_answering();
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let _ = client.queue(0).read(0, &mut [0; 4096]);
+        });
+        assert!(wait_until(
+            || node.disk("hung")["in_flight"]["requests"] == json!(1)
+        ));
+        let drained = scope.spawn(|| node.ask("DELETE", "/v1/disks/hung?mode=drain", ""));
+        assert!(wait_until(|| !node.socket("hung").exists()));
+        let seen = node.state("hung");
+        let ended = node.ask("DELETE", "/v1/disks/hung?mode=hard", "");
+        let took = start.elapsed();
+        drop(silent);
+        assert_eq!((ended.status, seen.as_str()), (200, "ending"));
+        assert!(took < Duration::from_secs(20), "{took:?}");
+        assert!(ended.json()["lost"].is_string(), "{}", ended.body);
+        assert_eq!(drained.join().unwrap().status, 200);
+    });
+    node.daemon.finish();
+}
+
+/// The limits that a disk is shown with are those that it has.
+#[test]
+fn a_group_whose_disks_are_away_keeps_its_limits() {
+    let images = Scratch::new();
+    let image = images.image("a", 1 << 20);
+    let node = Node::start();
+    let limits = json!({"group": "g", "iops-total": 1000});
+    node.add("a", &json!({"disk": [image], "limits": limits}));
+    let node = killed(node, |_| {
+        std::fs::rename(&image, images.join("away")).unwrap()
+    });
+    assert!(wait_until(|| node.state("a") == "failed"));
+    let ram = json!({"disk": ["ram:1M"], "limits": {"group": "g"}});
+    node.add("b", &ram);
+    let of = |id: &str| {
+        let disk = node.disk(id);
+        (
+            disk["tuning"]["limits"].clone(),
+            disk["spec"]["limits"].clone(),
+        )
+    };
+    assert_eq!(of("b"), (json!({"iops-total": 1000}), limits.clone()));
+    // Zero is no limit, and says nothing to the others.
+    let zero = json!({"disk": ["ram:1M"], "limits": {"group": "g", "iops-total": 0}});
+    node.add("c", &zero);
+    assert_eq!(of("b"), (json!({"iops-total": 1000}), limits.clone()));
+    assert_eq!(of("c"), (json!({"iops-total": 1000}), limits));
+    assert_eq!(node.put("c", &zero).status, 200);
+    node.daemon.finish();
+}
+
+#[test]
+fn an_image_is_free_when_its_quiesced_disk_is_deleted() {
+    let images = Scratch::new();
+    let body = json!({"disk": [images.image("a", 1 << 20)]});
+    let node = Node::start();
+    node.add("a", &body);
+    let quiet = node.ask("POST", "/v1/disks/a/quiesce", r#"{"seconds": 60}"#);
+    assert_eq!(quiet.status, 200, "{}", quiet.body);
+    assert_eq!(node.ask("DELETE", "/v1/disks/a", "").status, 200);
+    assert!(wait_until(|| node.put("b", &body).status == 201));
+    node.daemon.finish();
+}
+
+/// A pipe without a writer has no end.
+#[test]
+fn what_is_no_file_in_the_state_folder_holds_nothing_up() {
+    let node = Node::start();
+    let node = killed(node, |folder| {
+        let pipe = folder.join("state/disks/pipe.toml");
+        cleave_tests::run("mkfifo", &[pipe.to_str().unwrap()]).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", folder.join("state/disks/zero.toml")).unwrap();
+    });
+    for id in ["pipe", "zero"] {
+        assert_eq!(node.state(id), "failed");
+        assert_eq!(
+            node.ask("DELETE", &format!("/v1/disks/{id}"), "").status,
+            200
+        );
+    }
+    node.daemon.finish();
+}

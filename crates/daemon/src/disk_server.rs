@@ -340,11 +340,12 @@ impl DiskServer {
         );
     }
 
-    /// The loop, and the end. The door closes, and its socket file goes, before the drain.
+    /// The loop, and the end. The door closes, and its socket file goes, before the drain. `is_ending` is called then.
     pub(crate) async fn serve(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
         door: Door,
+        is_ending: impl FnOnce(),
     ) -> Result<(), Failure> {
         let mut deadline = self.service.stop_deadline;
         loop {
@@ -398,7 +399,8 @@ impl DiskServer {
         door.close();
         self.control = None;
         self.pending.clear();
-        self.drain(deadline).await
+        is_ending();
+        self.drain(orders, deadline).await
     }
 
     async fn event(&mut self, orders: &mut mpsc::Receiver<Order>) -> Event {
@@ -624,19 +626,36 @@ impl DiskServer {
         });
     }
 
-    /// Ends the session and waits for it, at most for so long.
-    async fn drain(&mut self, deadline: Duration) -> Result<(), Failure> {
+    /// Ends the session and waits for it, at most for so long, or for less if that is ordered meanwhile.
+    async fn drain(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        mut deadline: Duration,
+    ) -> Result<(), Failure> {
         let Some(guest) = &self.guest else {
             return Ok(());
         };
         guest.remote.hang_up();
         let keeps = guest.remote.view().keeps_inflight;
-        match tokio::time::timeout(deadline, ended(&mut self.guest)).await {
-            Ok(ending) => {
+        let start = Instant::now();
+        let waited = loop {
+            tokio::select! {
+                biased;
+                ending = ended(&mut self.guest) => break Some(ending),
+                Some(order) = orders.recv() => {
+                    if let Order::Stop(_, Some(within)) = order {
+                        deadline = deadline.min(start.elapsed() + within);
+                    }
+                }
+                () = tokio::time::sleep_until((start + deadline).into()) => break None,
+            }
+        };
+        match waited {
+            Some(ending) => {
                 self.end_session(ending, "the frontend was disconnected");
                 Ok(())
             }
-            Err(_) => {
+            None => {
                 self.disk.abandon();
                 let name = self.disk.name().to_owned();
                 let out = self.in_flight();

@@ -212,7 +212,7 @@ impl Node {
         let count = found.len();
         for (id, file) in found {
             let kept = match file {
-                Ok(file) => Kept::start(self, &id, file),
+                Ok(file) => Kept::start(self, &id, file.clone(), Some(file)),
                 Err(why) => Kept::unread(&id, why),
             };
             self.lock().insert(id, kept);
@@ -260,6 +260,14 @@ impl Node {
             group.is_some() && other.file().limit_group() == group && !Arc::ptr_eq(other, kept)
         };
         self.all().into_iter().filter(is_other).collect()
+    }
+
+    /// Whether this very disk is there, and is to stay.
+    fn stays(&self, kept: &Arc<Kept>) -> bool {
+        let is_there = self
+            .find(&kept.id)
+            .is_some_and(|now| Arc::ptr_eq(&now, kept));
+        is_there && !kept.is_leaving()
     }
 
     fn find(&self, id: &str) -> Option<Arc<Kept>> {

@@ -106,7 +106,7 @@ async fn control(
     manager.ready(&format!("serving {name}"));
     let (orders, mut taken) = mpsc::channel(ORDERS_MAX);
     tokio::select! {
-        served = server.serve(&mut taken, door) => served,
+        served = server.serve(&mut taken, door, || ()) => served,
         never = pass_on(signals, orders, manager) => match never {},
     }
 }

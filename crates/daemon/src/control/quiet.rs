@@ -109,6 +109,13 @@ impl DiskStatus {
         true
     }
 
+    /// The disk has ended, and so does the wait for the end of its quiet.
+    pub(crate) fn forget_quiet(&self) {
+        if let Some(quiet) = self.lock_quiet().take() {
+            quiet.timer.abort();
+        }
+    }
+
     /// How long the disk stays quiesced.
     pub(crate) fn quiet_left(&self) -> Option<Duration> {
         let quiet = self.lock_quiet();

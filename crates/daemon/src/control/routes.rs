@@ -9,6 +9,7 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use cleave_worker::Tuning;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -105,10 +106,12 @@ async fn flush(
 async fn quiesce(
     State(status): State<Arc<DiskStatus>>,
     path: Path<String>,
+    stream: Extension<Streaming>,
     body: Body,
 ) -> Result<Response, Refusal> {
     status.find(&path)?;
     let body = read_body(body, BODY_BYTES_MAX).await?;
+    stream.begin();
     Ok(answer(StatusCode::OK, &status.quiesce(&body).await?))
 }
 
@@ -159,13 +162,7 @@ impl DiskStatus {
     /// carried out on one thread.
     pub(crate) fn change(&self, body: &[u8]) -> Result<(), Refusal> {
         let now = self.device.tuning();
-        let ground = Ground {
-            disk: &self.device.disk,
-            vrings: self.vrings,
-            auto: &self.auto,
-        };
-        let tuning =
-            apply(body, &now, &ground).map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
+        let tuning = self.judge(body)?;
         if tuning != *now {
             self.device.tune(tuning);
             let tuning = serde_json::to_value(self.tuning()).unwrap_or_default();
@@ -177,6 +174,17 @@ impl DiskStatus {
             );
         }
         Ok(())
+    }
+
+    /// The tuning that a change leads to.
+    pub(crate) fn judge(&self, body: &[u8]) -> Result<Tuning, Refusal> {
+        let ground = Ground {
+            disk: &self.device.disk,
+            vrings: self.vrings,
+            auto: &self.auto,
+        };
+        apply(body, &self.device.tuning(), &ground)
+            .map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))
     }
 
     /// Ends the quiet, and has held requests done again.

@@ -18,7 +18,7 @@ use crate::socket::Listening;
 
 /// Most connections at a time; the oldest leaves for a new one.
 const CONNECTIONS_MAX: usize = 32;
-/// A connection ends after this, whatever goes on: an answer takes milliseconds.
+/// A connection ends after this, whatever goes on: an answer takes milliseconds, but for those of [`Streaming`].
 const CONNECTION_TIME: Duration = Duration::from_secs(60);
 /// A request's header comes whole within this.
 const HEADER_TIME: Duration = Duration::from_secs(5);
@@ -88,7 +88,7 @@ impl Drop for Connections {
     }
 }
 
-/// Whether a connection has an answer without end, which no time limits.
+/// Whether a connection has an answer without end, or one for which a disk is waited for, which no time limits.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Streaming(Arc<AtomicBool>);
 

@@ -80,6 +80,8 @@ impl Files {
 fn read(path: &Path) -> Result<DiskFile, String> {
     let named = |why: String| format!("{}: {why}: correct or remove it", path.display());
     let text = fs::metadata(path).and_then(|found| match found.len() {
+        // A pipe would have its reader wait for ever, and a device may have no end.
+        _ if !found.is_file() => Err(io::Error::other("it is no file")),
         0..=FILE_BYTES_MAX => fs::read_to_string(path),
         _ => Err(io::Error::other("it is too long")),
     });

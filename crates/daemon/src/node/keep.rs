@@ -34,6 +34,8 @@ const ORDERS_MAX: usize = 64;
 pub(super) struct Kept {
     pub(super) id: String,
     file: Mutex<DiskFile>,
+    /// What its file on the disk of the host has; `None` before that is written for the first time.
+    written: Mutex<Option<DiskFile>>,
     /// Descriptors that it may come to need.
     pub(super) descriptors: u64,
     /// Its file cannot be read: another content replaces it.
@@ -83,7 +85,13 @@ enum Wanted {
 
 impl Kept {
     /// Starts to open and serve a disk. To be called inside the runtime.
-    pub(super) fn start(node: &Arc<Node>, id: &str, file: DiskFile) -> Arc<Kept> {
+    /// `written`: what its file has.
+    pub(super) fn start(
+        node: &Arc<Node>,
+        id: &str,
+        file: DiskFile,
+        written: Option<DiskFile>,
+    ) -> Arc<Kept> {
         let (orders, taken) = mpsc::channel(ORDERS_MAX);
         let needs = node
             .service(id, &file)
@@ -91,6 +99,7 @@ impl Kept {
         let kept = Arc::new(Kept {
             id: id.to_owned(),
             file: Mutex::new(file),
+            written: Mutex::new(written),
             descriptors: needs.unwrap_or_default(),
             is_unread: false,
             state: watch::Sender::new(State::Opening),
@@ -114,6 +123,7 @@ impl Kept {
         Arc::new(Kept {
             id: id.to_owned(),
             file: Mutex::default(),
+            written: Mutex::default(),
             descriptors: 0,
             is_unread: true,
             state: watch::Sender::new(State::Failed(why)),
@@ -129,6 +139,19 @@ impl Kept {
 
     pub(super) fn set_file(&self, file: DiskFile) {
         *self.lock_file() = file;
+    }
+
+    /// What its file has been written with.
+    pub(super) fn written(&self) -> Option<DiskFile> {
+        self.lock_written().clone()
+    }
+
+    pub(super) fn set_written(&self, file: DiskFile) {
+        *self.lock_written() = Some(file);
+    }
+
+    fn lock_written(&self) -> MutexGuard<'_, Option<DiskFile>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_file(&self) -> MutexGuard<'_, DiskFile> {
@@ -152,13 +175,18 @@ impl Kept {
         }
     }
 
+    /// Whether it has been told to end.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Ending | State::Ended(_))
+    }
+
     /// Waits until it is served or is not; at most for so long.
     pub(super) async fn settled(&self, patience: Duration) -> State {
         let mut state = self.state.subscribe();
         let settled = state.wait_for(|state| !matches!(state, State::Opening | State::Ending));
         match tokio::time::timeout(patience, settled).await {
             Ok(Ok(state)) => state.clone(),
-            Ok(Err(_)) | Err(_) => State::Opening,
+            Ok(Err(_)) | Err(_) => self.state(),
         }
     }
 
@@ -324,6 +352,10 @@ struct Serving {
 fn start(node: &Node, kept: &Kept, mut opened: Opened) -> Result<Serving, Failure> {
     let file = kept.file();
     let group = file.limit_group();
+    // Those of its group may have changed while it was opened.
+    if let Ok(now) = node.service(&kept.id, &file) {
+        opened.service.tuning.limits = now.tuning.limits;
+    }
     opened.service.limit_group = group.map(|name| node.groups.find(name));
     let naming = Naming {
         id: Some(kept.id.clone()),
@@ -363,8 +395,10 @@ async fn serve(
         lock,
     } = serving;
     enter(node, kept, State::Serving(server.status()));
-    let ended = server.serve(orders, door).await;
-    enter(node, kept, State::Ending);
+    let is_ending = || enter(node, kept, State::Ending);
+    let ended = server.serve(orders, door, is_ending).await;
+    // The timer of a quiet would keep the image open until its time is over.
+    server.status().forget_quiet();
     drop(server);
     // Closing a file may wait for its server.
     offload::close(disk);

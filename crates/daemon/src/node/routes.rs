@@ -266,14 +266,20 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
         }
         State::Ended(_) => {
             node.forget(&kept);
-            let why = "the disk was removed meanwhile: send the request again".to_owned();
-            return Err(Refusal(StatusCode::CONFLICT, why));
+            return Err(removed(id));
         }
         State::Opening | State::Ending | State::Serving(_) => {}
     }
-    if is_new {
-        let _changing = node.changing.lock().await;
+    let _changing = node.changing.lock().await;
+    // A file that is written now would bring back a disk that was deleted.
+    if !node.stays(&kept) {
+        return Err(removed(id));
+    }
+    // By whichever request for the same disk comes first.
+    if kept.written().is_none() {
         keep(node, &kept).await?;
+    }
+    if is_new {
         let others = node.others_of_group(&kept);
         let own = kept.file().limit_values();
         let of_group = others.iter().map(|kept| kept.file().limit_values());
@@ -284,11 +290,16 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
         share_limits(node, &kept, &values.unwrap_or_default()).await;
     }
     let code = match (state, is_new) {
-        (State::Opening | State::Ending, _) => StatusCode::ACCEPTED,
+        (State::Opening, _) => StatusCode::ACCEPTED,
         (_, true) => StatusCode::CREATED,
         (_, false) => StatusCode::OK,
     };
     Ok(answer(code, &full(node, &kept)))
+}
+
+fn removed(id: &str) -> Refusal {
+    let why = format!("disk {id} is being removed: send the request again when it has ended");
+    Refusal(StatusCode::CONFLICT, why)
 }
 
 /// Takes a new disk in; one that is there must be the same. Whether it is new.
@@ -320,9 +331,32 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool)
         );
         return Err(Refusal(StatusCode::INSUFFICIENT_STORAGE, why));
     }
-    let kept = Kept::start(node, id, file);
+    let file = with_limits_of_group(file, disks.values());
+    let kept = Kept::start(node, id, file, None);
     disks.insert(id.to_owned(), kept.clone());
     Ok((kept, true))
+}
+
+/// A disk that names a group alone has the limits of the others, of which none may be served at the moment.
+fn with_limits_of_group<'a>(
+    file: DiskFile,
+    mut others: impl Iterator<Item = &'a Arc<Kept>>,
+) -> DiskFile {
+    let Some(group) = file
+        .limit_group()
+        .filter(|_| file.limit_values().is_empty())
+    else {
+        return file;
+    };
+    let values = others.find_map(|other| {
+        let other = other.file();
+        let values = other.limit_values();
+        (other.limit_group() == Some(group) && !values.is_empty()).then_some(values)
+    });
+    match values {
+        Some(values) => file.with_limits(&values),
+        None => file,
+    }
 }
 
 /// Writes the file of a new disk. Without it the disk would be gone after the next start, so it is not served.
@@ -339,11 +373,14 @@ async fn keep(node: &Arc<Node>, kept: &Arc<Kept>) -> Result<(), Refusal> {
 
 /// Writes the file of a disk that is kept.
 async fn write(node: &Node, kept: &Kept, file: DiskFile) -> io::Result<()> {
-    if !file.is_persistent() {
-        return Ok(());
+    let (files, id, written) = (node.files.clone(), kept.id.clone(), file.clone());
+    match file.is_persistent() {
+        true => aside("state", move || files.write(&id, &file)).await?,
+        // One that could not be read may be there.
+        false => aside("state", move || files.remove(&id)).await?,
     }
-    let (files, id) = (node.files.clone(), kept.id.clone());
-    aside("state", move || files.write(&id, &file)).await
+    kept.set_written(written);
+    Ok(())
 }
 
 async fn change(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body) -> Answer {
@@ -356,12 +393,14 @@ async fn change_kept(node: &Node, id: &str, body: &[u8]) -> Answer {
     let _changing = node.changing.lock().await;
     let kept = find(node, id)?;
     let status = served(node, id)?;
+    let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
+    status.judge(body)?;
+    let changed = kept.file().changed(body).map_err(bad)?;
+    // One that the options refuse could not be opened when the node starts again.
+    node.service(id, &changed).map_err(bad)?;
     status.change(body)?;
-    let file = kept.file();
-    let changed = file.changed(body);
-    let changed = changed.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
-    if changed != file {
-        kept.set_file(changed.clone());
+    kept.set_file(changed.clone());
+    if kept.written().as_ref() != Some(&changed) {
         write(node, &kept, changed).await.map_err(|error| {
             let why = format!(
                 "changed until the disk is opened again, but its file cannot be written: {error}: see to the folder of --state"
@@ -381,11 +420,12 @@ async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u
     let others = node.others_of_group(kept);
     for kept in others.iter().chain([kept]) {
         let file = kept.file().with_limits(values);
-        if file == kept.file() {
-            continue;
-        }
         kept.set_file(file.clone());
-        if let Err(error) = write(node, kept, file).await {
+        // The request that adds a disk writes its file, if the disk can be opened.
+        let is_due = kept
+            .written()
+            .is_some_and(|written| written != file && node.stays(kept));
+        if is_due && let Err(error) = write(node, kept, file).await {
             tracing::warn!(
                 "{}: the limits of its group are not kept, because its file cannot be written: {error}",
                 kept.id
@@ -394,8 +434,14 @@ async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u
     }
 }
 
-async fn remove(Shared(node): Shared<Arc<Node>>, path: Path<String>, uri: Uri) -> Answer {
+async fn remove(
+    Shared(node): Shared<Arc<Node>>,
+    path: Path<String>,
+    uri: Uri,
+    stream: Extension<Streaming>,
+) -> Answer {
     let kept = find(&node, &path)?;
+    stream.begin();
     let mode = uri.query().unwrap_or("mode=safe").to_owned();
     apart(async move { end(&node, &kept, &mode).await }).await
 }
@@ -414,8 +460,16 @@ async fn end(node: &Arc<Node>, kept: &Arc<Kept>, mode: &str) -> Answer {
     let State::Ended(lost) = kept.ended().await else {
         return Err(Refusal(StatusCode::CONFLICT, "it goes on".to_owned()));
     };
+    let _changing = node.changing.lock().await;
+    // Another request may have removed it, and a third have added one of its name, whose file this is.
+    let is_another = node
+        .find(&kept.id)
+        .is_some_and(|now| !Arc::ptr_eq(&now, kept));
     let (files, id) = (node.files.clone(), kept.id.clone());
-    let removed = aside("state", move || files.remove(&id)).await;
+    let removed = match is_another {
+        true => Ok(()),
+        false => aside("state", move || files.remove(&id)).await,
+    };
     node.forget(kept);
     removed.map_err(|error| {
         let why = format!("the disk has ended, but its file cannot be removed: {error}: remove it");
@@ -472,9 +526,15 @@ async fn flush(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
     apart(async move { Ok(answer(StatusCode::OK, &status.flush().await?)) }).await
 }
 
-async fn quiesce(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body) -> Answer {
+async fn quiesce(
+    Shared(node): Shared<Arc<Node>>,
+    path: Path<String>,
+    stream: Extension<Streaming>,
+    body: Body,
+) -> Answer {
     let status = served(&node, &path)?;
     let body = read_body(body, BODY_BYTES_MAX).await?;
+    stream.begin();
     apart(async move { Ok(answer(StatusCode::OK, &status.quiesce(&body).await?)) }).await
 }
 

@@ -137,6 +137,10 @@ impl DiskFile {
         let changes: Map<String, Value> =
             serde_json::from_slice(body).map_err(|error| error.to_string())?;
         let mut fields = self.fields();
+        // A profile is for automatic splitting: with another, the disk could not be opened again.
+        if changes.get("split").is_some_and(|split| split != "auto") {
+            fields.remove("profile");
+        }
         for (name, value) in changes {
             let value = match (name.as_str(), value) {
                 // Of the vrings of this moment.
@@ -201,12 +205,14 @@ impl DiskFile {
         cli::service(line.into_iter().map(Into::into)).map_err(|failure| failure.to_string())
     }
 
-    /// Its limits, without the group.
+    /// Its limits, without the group. Zero is none.
     pub(crate) fn limit_values(&self) -> BTreeMap<String, u64> {
         let limits = self.limits.as_ref();
-        limits
+        let mut values = limits
             .map(|limits| limits.values.clone())
-            .unwrap_or_default()
+            .unwrap_or_default();
+        values.retain(|_, value| *value > 0);
+        values
     }
 
     /// The same with these limits.
@@ -350,7 +356,8 @@ mod tests {
 
     #[test]
     fn a_change_is_kept_as_if_it_had_been_asked_for_first() {
-        let file = DiskFile::from_json(EXAMPLE.as_bytes()).unwrap();
+        let mut file = DiskFile::from_json(EXAMPLE.as_bytes()).unwrap();
+        file.profile = Some("/p".to_owned());
         let rows = [
             (
                 r#"{"limits":{"iops-total":0}}"#,
@@ -376,6 +383,8 @@ mod tests {
             ),
             (r#"{"spin_cpu_total":null}"#, "spin_cpu_total", None),
             (r#"{"vrings":{"0":"poll"}}"#, "vrings", None),
+            (r#"{"split":"auto"}"#, "profile", Some("\"/p\"")),
+            (r#"{"split":"off"}"#, "profile", None),
         ];
         for (body, field, expected) in rows {
             let changed = file.changed(body.as_bytes()).unwrap();
