@@ -612,3 +612,31 @@ fn what_is_no_file_in_the_state_folder_holds_nothing_up() {
     }
     node.daemon.finish();
 }
+
+/// A node that is killed while it keeps a change has kept it for some disks only.
+#[test]
+fn the_disks_of_a_group_come_back_with_the_same_limits() {
+    let node = Node::start();
+    let limits = json!({"group": "g", "iops-total": 1000});
+    for id in ["a", "b"] {
+        node.add(id, &json!({"disk": ["ram:1M"], "limits": limits}));
+    }
+    let node = killed(node, |folder| {
+        let file = folder.join("state/disks/b.toml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, text.replace("1000", "2000")).unwrap();
+    });
+    for id in ["a", "b"] {
+        assert!(wait_until(|| node.state(id) == "serving"));
+    }
+    for id in ["a", "b"] {
+        let disk = node.disk(id);
+        assert_eq!(disk["spec"]["limits"], limits, "{id}");
+        assert_eq!(
+            disk["tuning"]["limits"],
+            json!({"iops-total": 1000}),
+            "{id}"
+        );
+    }
+    node.daemon.finish();
+}

@@ -210,9 +210,20 @@ impl Node {
     fn restore(self: &Arc<Node>) -> Result<usize, Failure> {
         let found = self.files.load()?;
         let count = found.len();
+        // A node that was killed during a change may have written it for some disks of a group only.
+        let mut of_groups: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
         for (id, file) in found {
             let kept = match file {
-                Ok(file) => Kept::start(self, &id, file.clone(), Some(file)),
+                Ok(written) => {
+                    let file = match written.limit_group() {
+                        Some(group) => {
+                            let values = of_groups.entry(group.to_owned());
+                            written.with_limits(values.or_insert(written.limit_values()))
+                        }
+                        None => written.clone(),
+                    };
+                    Kept::start(self, &id, file, Some(written))
+                }
                 Err(why) => Kept::unread(&id, why),
             };
             self.lock().insert(id, kept);

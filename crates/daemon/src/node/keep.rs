@@ -323,8 +323,12 @@ fn open_here(
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Opened, Failure> {
     fs::create_dir_all(&folder).map_err(|error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::AlreadyExists => "remove it",
+            _ => "make its parent writable",
+        };
         Failure::input(format!(
-            "cannot make {}: {error}: make its parent writable",
+            "cannot make {}: {error}: {remedy}",
             folder.display()
         ))
     })?;
