@@ -640,3 +640,39 @@ fn the_disks_of_a_group_come_back_with_the_same_limits() {
     }
     node.daemon.finish();
 }
+
+/// The kernel asks the server of a file for its permissions whenever its watch changes, as a busy disk has it do each second.
+#[test]
+fn a_busy_disk_that_hangs_does_not_hold_up_the_interface() {
+    if !is_root() {
+        println!("left out: needs root, to mount");
+        return;
+    }
+    let node = Node::start();
+    let mount = Scratch::in_memory();
+    let silent = UnresponsiveFs::mount(&mount, 4 << 20).unwrap();
+    node.add("other", &ram());
+    node.add(
+        "hung",
+        &json!({"disk": [silent.file()], "queues": 1, "stop_deadline": 1, "direct": "off"}),
+    );
+    let mut client = node.open("hung", &small(1));
+    // Nobody waits for its last write, which is not answered.
+    std::thread::spawn(move || while client.queue(0).write(0, &[7; 4096]).is_ok() {});
+    std::thread::sleep(Duration::from_millis(1500));
+    silent.stop_answering();
+    // Longer than between two changes of its watch.
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end {
+        let asked = Instant::now();
+        assert_eq!(node.state("other"), "serving");
+        let took = asked.elapsed();
+        assert!(took < Duration::from_secs(1), "{took:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut daemon = node.daemon;
+    daemon.signal(Signal::TERM);
+    assert!(daemon.log_has("lost: still in flight after 1 s"));
+    drop(silent);
+    let _ = daemon.wait();
+}

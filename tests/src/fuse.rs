@@ -51,7 +51,7 @@ pub fn mount_at(at: &Path, name: &str) -> Result<File, String> {
     let device = File::options().read(true).write(true).open("/dev/fuse");
     let device = device.map_err(|error| format!("/dev/fuse: {error}"))?;
     let options = format!(
-        "fd={},rootmode=40000,user_id=0,group_id=0",
+        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions",
         device.as_raw_fd()
     );
     let options = CString::new(options).map_err(|error| error.to_string())?;

@@ -23,7 +23,7 @@ use crate::events::Events;
 use crate::failure::Failure;
 use crate::loop_device;
 use crate::pending::{PendingConnections, has_left};
-use crate::resize::{Watch, Watches};
+use crate::resize::Watch;
 use crate::service::{Service, Source};
 use crate::socket::{Door, PathLock};
 use crate::split::split_for;
@@ -165,15 +165,15 @@ enum Event {
 }
 
 impl DiskServer {
-    /// Makes the server of an opened disk. To be called inside the runtime. `confine` is called when nothing needs a path or a
-    /// privilege any more, and before there is a thread that a frontend could reach.
+    /// Makes the server of an opened disk and its watch. To be called inside the runtime. `confine` is called when nothing needs a
+    /// path or a privilege any more, and before there is a thread that a frontend could reach.
     pub(crate) fn new(
         service: Service,
         disk: Arc<Disk>,
         door: &Door,
         naming: Naming,
-        watches: &Watches,
-        confine: impl FnOnce(&Service, &str) -> Result<Confinement, Failure>,
+        watch: Watch,
+        confine: impl FnOnce(&Service, &str, Watch) -> Result<(Confinement, Watch), Failure>,
     ) -> Result<DiskServer, Failure> {
         let listener = match door {
             Door::Listening(listening) => Some(listening.listener()),
@@ -182,11 +182,9 @@ impl DiskServer {
         let listener = listener
             .transpose()
             .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
-        let watch = watches.watch(&disk);
         let loops = loop_device::attached_to_legs(&disk);
-        let confinement = confine(&service, disk.name())?;
+        let (confinement, watch) = confine(&service, disk.name(), watch)?;
         confinement.confine_dialler(&disk);
-        let watch = watch.confined(&disk);
         let device = Device::new(
             Arc::clone(&disk),
             service.serial,
@@ -540,7 +538,7 @@ impl DiskServer {
         offload::close(self.guest.take().map(|guest| guest.stream));
     }
 
-    /// Checks the size of the disk.
+    /// Checks the size of the disk, with the watch armed anew first, so that nothing is missed.
     fn check_size(&mut self) {
         if self.size_check.is_some() {
             self.check_size_again = true;
@@ -550,8 +548,10 @@ impl DiskServer {
         let (reply, resized) = oneshot::channel();
         let confinement = self.confinement.clone();
         let checker = thread::Builder::new().name("size".to_owned());
+        let arm = self.watch.arm();
         let check = move || {
             confinement.thread(Role::Disk);
+            arm();
             reply.send(disk.refresh())
         };
         match checker.spawn(check) {

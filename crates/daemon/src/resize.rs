@@ -48,7 +48,7 @@ impl Watches {
         Ok(devices.clone()?)
     }
 
-    /// Starts watching a disk, inside the runtime.
+    /// Starts watching a disk, inside the runtime. It may block for as long as the disk's files do.
     pub(crate) fn watch(&self, disk: &Disk) -> Watch {
         let mut files = Vec::new();
         let (mut device, mut server) = (None, None);
@@ -77,7 +77,7 @@ impl Watches {
             _ if !files.is_empty() => self
                 .files()
                 .and_then(|all| all.watch(files))
-                .map(Watch::Files),
+                .map(|files| Watch::Files(Arc::new(files))),
             // A stripe does not grow, and behind the end of a device the kernel itself fails writes.
             Some(file) if disk.stripe().is_none() => self
                 .devices()
@@ -96,7 +96,7 @@ impl Watches {
 #[derive(Debug)]
 pub(crate) enum Watch {
     /// Regular files.
-    Files(FileWatch),
+    Files(Arc<FileWatch>),
     /// A block device.
     Device(DeviceWatch),
     /// The eventfd by which the thread that connects to a server tells of another size.
@@ -112,7 +112,7 @@ impl Watch {
         let Watch::Files(files) = &self else {
             return self;
         };
-        match files.arm(ALL) {
+        match files.arm() {
             Ok(()) => self,
             Err(error) => Watch::none(disk, &error),
         }
@@ -137,19 +137,34 @@ impl Watch {
         }
     }
 
-    /// After an event: for how long writes are to be ignored; `None`: no write wakes this watch.
+    /// After an event: for how long writes are to be ignored; `None`: no write wakes this watch. In force with the next
+    /// [`arm`](Watch::arm).
     pub(crate) fn ignore_writes(&self) -> Option<Duration> {
         let Watch::Files(files) = self else {
             return None;
         };
-        log_lost_watch(files.arm(WatchFlags::CLOSE_WRITE));
+        files.want(WatchFlags::CLOSE_WRITE);
         Some(PAUSE)
     }
 
-    /// After that time. The disk is to be looked at once more then, for what happened meanwhile.
+    /// After that time, and in force in the same way. The disk is to be looked at once more then, for what happened meanwhile.
     pub(crate) fn watch_writes(&self) {
         if let Watch::Files(files) = self {
-            log_lost_watch(files.arm(ALL));
+            files.want(ALL);
+        }
+    }
+
+    /// What tells the kernel which events are wanted. The kernel asks the server of a file for permission then, so it is for a
+    /// thread that may wait for the disk.
+    pub(crate) fn arm(&self) -> impl FnOnce() + Send + use<> {
+        let files = match self {
+            Watch::Files(files) => Some(files.clone()),
+            Watch::Device(_) | Watch::Server(_) | Watch::Nothing => None,
+        };
+        move || {
+            if let Some(files) = files {
+                log_lost_watch(files.arm());
+            }
         }
     }
 }
@@ -203,7 +218,8 @@ mod tests {
         let paths = files
             .iter()
             .map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()));
-        Watch::Files(watches.files().unwrap().watch(paths.collect()).unwrap())
+        let files = watches.files().unwrap().watch(paths.collect());
+        Watch::Files(Arc::new(files.unwrap()))
     }
 
     /// One instance for all, whatever the limit of instances.
@@ -221,11 +237,13 @@ mod tests {
         // Two disks of one file, of which one ignores writes, and then the other leaves.
         let twin = watch_files(&watches, std::slice::from_ref(&files[0]));
         all[0].ignore_writes().unwrap();
+        all[0].arm()();
         files[0].set_len(5).unwrap();
         assert!(comes(twin.changed()).await);
         assert!(!soon(all[0].changed()).await);
         drop(twin);
         all[0].watch_writes();
+        all[0].arm()();
         files[0].set_len(6).unwrap();
         assert!(comes(all[0].changed()).await);
         // A disk that left is forgotten, and its place is watched anew.
@@ -248,6 +266,7 @@ mod tests {
         file.set_len(4096).unwrap();
         assert!(comes(watch.changed()).await);
         watch.ignore_writes().unwrap();
+        watch.arm()();
         // Renamed and replaced: the opened file is the one that counts.
         std::fs::rename(&path, folder.path().join("moved")).unwrap();
         file.set_len(8192).unwrap();
@@ -261,6 +280,7 @@ mod tests {
             "another program that changes it is not"
         );
         watch.watch_writes();
+        watch.arm()();
         file.set_len(16384).unwrap();
         assert!(comes(watch.changed()).await);
         std::fs::write(&other, "x").unwrap();

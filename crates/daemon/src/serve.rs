@@ -12,7 +12,7 @@ use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
-use crate::resize::Watches;
+use crate::resize::{Watch, Watches};
 use crate::service::{Endpoint, Service};
 use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, PathLock};
@@ -96,9 +96,14 @@ async fn control(
         events: Arc::default(),
     };
     let watches = Watches::default();
-    let confine = |service: &Service, name: &str| Confinement::apply(service, name, log);
+    let watch = watches.watch(&disk);
+    let watched = disk.clone();
+    let confine = |service: &Service, name: &str, watch: Watch| {
+        let confinement = Confinement::apply(service, name, log)?;
+        Ok((confinement, watch.confined(&watched)))
+    };
     let name = disk.name().to_owned();
-    let mut server = DiskServer::new(service, disk, &door, naming, &watches, confine)?;
+    let mut server = DiskServer::new(service, disk, &door, naming, watch, confine)?;
     let control = opened.map(|socket| Server::start(socket, server.status().router()));
     server.add_control(control.transpose()?);
     server.serve_connected(&door)?;

@@ -54,6 +54,7 @@ impl Role {
                 DESCRIPTORS,
                 FRONTEND,
                 FILES,
+                WATCHES,
                 EVENTS,
                 SYNC,
             ],
@@ -61,7 +62,7 @@ impl Role {
             Role::Worker => &[BASE, RINGS],
             Role::Pool => &[BASE, RINGS, POOL],
             Role::Offload => &[BASE, START, DESCRIPTORS],
-            Role::Disk => &[BASE, DESCRIPTORS, SYNC],
+            Role::Disk => &[BASE, DESCRIPTORS, SYNC, WATCHES],
             Role::Log => &[BASE],
             Role::Dial => &[BASE, DIAL],
             Role::Node => &[
@@ -72,6 +73,7 @@ impl Role {
                 DESCRIPTORS,
                 FRONTEND,
                 FILES,
+                WATCHES,
                 EVENTS,
                 SYNC,
                 NEW_DISKS,
@@ -336,12 +338,16 @@ const FAMILIES: &[u64] = &[
 const FILES: &[Call] = &[
     any(libc::SYS_openat),
     any(libc::SYS_unlinkat),
-    any(libc::SYS_inotify_add_watch),
-    any(libc::SYS_inotify_rm_watch),
     #[cfg(target_arch = "x86_64")]
     any(libc::SYS_open),
     #[cfg(target_arch = "x86_64")]
     any(libc::SYS_unlink),
+];
+
+/// Watches of files that are open.
+const WATCHES: &[Call] = &[
+    any(libc::SYS_inotify_add_watch),
+    any(libc::SYS_inotify_rm_watch),
 ];
 
 /// The control loop: connections, signals and timers.

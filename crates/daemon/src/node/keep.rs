@@ -11,6 +11,7 @@ use std::time::Duration;
 use cleave_disk::Disk;
 use cleave_session::offload;
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Node;
@@ -18,6 +19,7 @@ use super::spec::DiskFile;
 use crate::control::DiskStatus;
 use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
+use crate::resize::{Watch, Watches};
 use crate::service::Service;
 use crate::socket::{self, Door, PathLock};
 
@@ -73,6 +75,7 @@ impl State {
 struct Opened {
     service: Service,
     disk: Arc<Disk>,
+    watch: Watch,
     door: Door,
     lock: Option<PathLock>,
 }
@@ -295,13 +298,17 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     let service = node.service(&kept.id, &file).map_err(Failure::input)?;
     let thread = thread::Builder::new().name("open".to_owned());
     let node = node.clone();
+    let runtime = Handle::current();
     let spawned = thread.spawn(move || {
         let _opener = opener;
+        let _inside = runtime.enter();
         if let Some(path) = node.out_of_reach(&service) {
             let _ = reply.send(Err(out_of_reach(&path)));
             return;
         }
-        let opened = open_here(folder, service, &file, &|| !reply.is_closed());
+        let opened = open_here(folder, service, &file, &node.watches, &|| {
+            !reply.is_closed()
+        });
         let _ = reply.send(opened);
     });
     spawned.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
@@ -320,6 +327,7 @@ fn open_here(
     folder: PathBuf,
     mut service: Service,
     file: &DiskFile,
+    watches: &Watches,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Opened, Failure> {
     fs::create_dir_all(&folder).map_err(|error| {
@@ -335,11 +343,13 @@ fn open_here(
     let path = folder.join("disk.sock");
     let lock = PathLock::take_while(&path, is_wanted)?;
     let disk = disk_server::open(&mut service, lock.as_ref())?;
+    let watch = watches.watch(&disk);
     let mode = file.socket_mode().map_err(Failure::input)?;
     let door = socket::listen_for_group(&path, mode, file.socket_group.as_deref())?;
     Ok(Opened {
         service,
         disk,
+        watch,
         door: Door::Listening(door),
         lock,
     })
@@ -373,9 +383,9 @@ fn start(node: &Node, kept: &Kept, mut opened: Opened) -> Result<Serving, Failur
         opened.disk,
         &opened.door,
         naming,
-        &node.watches,
+        opened.watch,
         // The process is confined already.
-        |_, _| Ok(node.confinement.clone()),
+        |_, _, watch| Ok((node.confinement.clone(), watch)),
     )?;
     Ok(Serving {
         server,

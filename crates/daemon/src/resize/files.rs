@@ -35,8 +35,16 @@ pub(super) struct Files {
 #[derive(Debug, Default)]
 struct Watched {
     /// By the number of the watch. Disks that share a file share its watch.
-    files: BTreeMap<i32, Vec<Watcher>>,
+    files: BTreeMap<i32, WatchedFile>,
     next: u64,
+}
+
+#[derive(Debug, Default)]
+struct WatchedFile {
+    watchers: Vec<Watcher>,
+    /// Held while the kernel is told what is watched for. It asks the server of the file for permission then, which may take
+    /// for ever, so this is for threads that may wait, and `Watched` is not locked meanwhile.
+    arming: Arc<Mutex<()>>,
 }
 
 /// A disk that wants to know of a file.
@@ -66,7 +74,7 @@ impl Files {
         })
     }
 
-    /// Watches the files of a disk. To be called inside the runtime.
+    /// Watches the files of a disk. To be called inside the runtime. It may block for as long as the files do.
     pub(super) fn watch(self: &Arc<Files>, paths: Vec<String>) -> io::Result<FileWatch> {
         self.read()?;
         let mut watched = self.lock();
@@ -104,15 +112,38 @@ impl Files {
     fn tell(&self, watch: i32, events: ReadFlags) {
         let watched = self.lock();
         if events.contains(ReadFlags::QUEUE_OVERFLOW) {
-            let all = watched.files.values().flatten();
+            let all = watched.files.values().flat_map(|file| &file.watchers);
             all.for_each(|watcher| watcher.changed.notify_one());
             return;
         }
-        for watcher in watched.files.get(&watch).into_iter().flatten() {
+        let file = watched.files.get(&watch);
+        for watcher in file.into_iter().flat_map(|file| &file.watchers) {
             if events.bits() & watcher.events.bits() != 0 {
                 watcher.changed.notify_one();
             }
         }
+    }
+}
+
+impl Watched {
+    /// What the disks of a file want to know of.
+    fn wanted(&self, watch: i32) -> WatchFlags {
+        let file = self.files.get(&watch);
+        let each = file.into_iter().flat_map(|file| &file.watchers);
+        each.fold(WatchFlags::empty(), |all, watcher| all | watcher.events)
+    }
+
+    /// Forgets a disk; whether it was the last one of the file.
+    fn leave(&mut self, watch: i32, disk: u64) -> bool {
+        let Some(file) = self.files.get_mut(&watch) else {
+            return false;
+        };
+        file.watchers.retain(|watcher| watcher.disk != disk);
+        let is_last = file.watchers.is_empty();
+        if is_last {
+            self.files.remove(&watch);
+        }
+        is_last
     }
 }
 
@@ -149,30 +180,61 @@ async fn read(inotify: AsyncFd<OwnedFd>, files: std::sync::Weak<Files>) {
 
 impl FileWatch {
     fn add(&mut self, path: String) -> io::Result<()> {
-        let mut watched = self.files.lock();
         // Another disk may watch the file already, for other events.
         let flags = ALL | WatchFlags::MASK_ADD;
-        let watch = add_watch(&self.files.inotify, path.as_str(), flags)?;
-        watched.files.entry(watch).or_default().push(Watcher {
-            disk: self.disk,
-            events: ALL,
-            changed: self.changed.clone(),
-        });
+        let mut watch = add_watch(&self.files.inotify, path.as_str(), flags)?;
+        loop {
+            let mut watched = self.files.lock();
+            let file = watched.files.entry(watch).or_default();
+            file.watchers.push(Watcher {
+                disk: self.disk,
+                events: ALL,
+                changed: self.changed.clone(),
+            });
+            let arming = file.arming.clone();
+            drop(watched);
+            // Before it was entered, the last other disk of the file may have taken the watch away, or changed its events.
+            let again = {
+                let _arming = arming.lock().unwrap_or_else(PoisonError::into_inner);
+                add_watch(&self.files.inotify, path.as_str(), flags)
+            };
+            if again.as_ref() != Ok(&watch) {
+                self.files.lock().leave(watch, self.disk);
+            }
+            match again? {
+                same if same == watch => break,
+                other => watch = other,
+            }
+        }
         self.paths.push((path, watch));
         Ok(())
     }
 
-    /// From now on these events, in place of those before.
-    pub(super) fn arm(&self, events: WatchFlags) -> io::Result<()> {
+    /// From now on these events, in place of those before. The others still wake the process until [`arm`](FileWatch::arm).
+    pub(super) fn want(&self, events: WatchFlags) {
         let mut watched = self.files.lock();
-        for (path, watch) in &self.paths {
-            let mut wanted = events;
-            for watcher in watched.files.get_mut(watch).into_iter().flatten() {
+        for (_, watch) in &self.paths {
+            let file = watched.files.get_mut(watch);
+            for watcher in file.into_iter().flat_map(|file| &mut file.watchers) {
                 if watcher.disk == self.disk {
                     watcher.events = events;
                 }
-                wanted |= watcher.events;
             }
+        }
+    }
+
+    /// Has the kernel watch for what is wanted. It may block for as long as the files do.
+    pub(super) fn arm(&self) -> io::Result<()> {
+        for (path, watch) in &self.paths {
+            let arming = self
+                .files
+                .lock()
+                .files
+                .get(watch)
+                .map(|file| file.arming.clone());
+            let arming = arming.unwrap_or_default();
+            let _arming = arming.lock().unwrap_or_else(PoisonError::into_inner);
+            let wanted = self.files.lock().wanted(*watch);
             add_watch(&self.files.inotify, path.as_str(), wanted)?;
         }
         Ok(())
@@ -187,12 +249,7 @@ impl Drop for FileWatch {
     fn drop(&mut self) {
         let mut watched = self.files.lock();
         for (_, watch) in &self.paths {
-            let Some(watchers) = watched.files.get_mut(watch) else {
-                continue;
-            };
-            watchers.retain(|watcher| watcher.disk != self.disk);
-            if watchers.is_empty() {
-                watched.files.remove(watch);
+            if watched.leave(*watch, self.disk) {
                 // It may have gone with its file system.
                 let _ = remove_watch(&self.files.inotify, *watch);
             }
