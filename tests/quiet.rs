@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         frontends_come_and_go_while_it_lasts,
         what_makes_no_sense_is_refused_in_a_line,
         a_disk_that_hangs_is_not_quiesced_and_goes_on: Requirement::Root,
+        a_disk_that_is_resumed_while_it_flushes_is_not_called_quiesced: Requirement::Root,
         a_snapshot_has_what_the_disk_had_at_one_moment: Requirement::Root,
         what_cannot_be_cloned_says_why,
     ])
@@ -200,6 +201,29 @@ fn a_disk_that_hangs_is_not_quiesced_and_goes_on() {
     let (mut client, done) = read.join().unwrap();
     done.unwrap();
     client.queue(0).read(8192, &mut [0; 4096]).unwrap();
+    drop(client);
+    daemon.finish();
+}
+
+fn a_disk_that_is_resumed_while_it_flushes_is_not_called_quiesced() {
+    let scratch = Scratch::in_memory();
+    let silent = UnresponsiveFs::mount(&scratch, DISK).unwrap();
+    let (daemon, control) = serve(silent.file().to_str().unwrap(), &["--direct", "off"]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).write(0, &[7; 4096]).unwrap();
+    silent.hold(true);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| quiesce(&control, 30));
+        assert!(wait_until(|| silent.held() == 1));
+        assert_eq!(post(&control, "resume", "").status, 200);
+        silent.hold(false);
+        silent.let_go();
+        let answer = asked.join().unwrap();
+        assert_eq!(answer.status, 409, "{}", answer.body);
+        assert!(answer.error().contains("resumed"), "{}", answer.body);
+    });
+    assert_eq!(quiesce(&control, 5).status, 200);
+    assert_eq!(post(&control, "resume", "").status, 200);
     drop(client);
     daemon.finish();
 }

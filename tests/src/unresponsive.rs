@@ -36,7 +36,7 @@ pub struct UnresponsiveFs {
 #[derive(Default)]
 struct Flags {
     silent: AtomicBool,
-    /// Reads and writes are queued, not answered.
+    /// Reads, writes and flushes are queued, not answered.
     holds: AtomicBool,
     lets_go: AtomicBool,
     held: AtomicUsize,
@@ -73,7 +73,7 @@ impl UnresponsiveFs {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
 
-    /// Queues the reads and writes that arrive from now on, or stops doing so.
+    /// Queues the reads, writes and flushes that arrive from now on, or stops doing so.
     pub fn hold(&self, holds: bool) {
         self.flags.holds.store(holds, Ordering::SeqCst);
     }
@@ -83,7 +83,7 @@ impl UnresponsiveFs {
         self.flags.lets_go.store(true, Ordering::SeqCst);
     }
 
-    /// Number of queued reads and writes.
+    /// Number of queued reads, writes and flushes.
     pub fn held(&self) -> usize {
         self.flags.held.load(Ordering::SeqCst)
     }
@@ -130,7 +130,7 @@ fn serve(mut device: File, bytes: u64, flags: &Flags) {
             return;
         };
         let request = request.get(..count).unwrap_or_default();
-        if holds && matches!(Input(request).opcode(), READ | WRITE) {
+        if holds && matches!(Input(request).opcode(), READ | WRITE | FSYNC) {
             held.push(request.to_vec());
             flags.held.store(held.len(), Ordering::SeqCst);
             continue;

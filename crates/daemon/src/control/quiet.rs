@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, Id};
 
 use super::{DiskStatus, Refusal};
 
@@ -65,12 +65,12 @@ impl DiskStatus {
         let seconds = seconds_of(body)?;
         let start = Instant::now();
         let until = start + Duration::from_secs(seconds);
-        self.begin_quiet(until)?;
+        let quiet = self.begin_quiet(until)?;
         let status = self.clone();
         to_its_end(async move {
-            let drained = status.drain_and_flush(until).await;
+            let drained = status.drain_and_flush(quiet, until).await;
             if drained.is_err() {
-                status.go_on();
+                status.end_quiet(quiet);
             }
             drained
         })
@@ -99,7 +99,16 @@ impl DiskStatus {
 
     /// Ends the quiet; whether there was any.
     pub(crate) fn go_on(&self) -> bool {
-        let Some(quiet) = self.lock_quiet().take() else {
+        self.go_on_if(|_| true)
+    }
+
+    /// Ends this quiet, and none that an operator has begun after it.
+    fn end_quiet(&self, id: Id) -> bool {
+        self.go_on_if(|quiet| quiet.timer.id() == id)
+    }
+
+    fn go_on_if(&self, is_meant: impl FnOnce(&mut Quiet) -> bool) -> bool {
+        let Some(quiet) = self.lock_quiet().take_if(is_meant) else {
             return false;
         };
         quiet.timer.abort();
@@ -132,22 +141,35 @@ impl DiskStatus {
     ) -> Result<Duration, Refusal> {
         let start = Instant::now();
         let until = start + within;
-        self.begin_quiet(until)?;
+        let quiet = self.begin_quiet(until)?;
         let status = self.clone();
         to_its_end(async move {
-            let cloned = status.drain_and_clone(to, until).await;
-            status.go_on();
+            let cloned = status.drain_and_clone(quiet, to, until).await;
+            status.end_quiet(quiet);
             cloned.map(|()| start.elapsed())
         })
         .await
     }
 
-    async fn drain_and_clone(&self, to: File, until: Instant) -> Result<(), Refusal> {
-        self.drain_and_flush(until).await?;
+    async fn drain_and_clone(&self, quiet: Id, to: File, until: Instant) -> Result<(), Refusal> {
+        self.drain_and_flush(quiet, until).await?;
         let disk = self.device.disk.clone();
         let cloned = self.aside(until, move || disk.clone_to(&to)).await;
         // The file system of the disk cannot do it: the request is at fault, not the daemon.
-        cloned.map_err(|Refusal(_, why)| Refusal(StatusCode::UNPROCESSABLE_ENTITY, why))
+        cloned.map_err(|Refusal(_, why)| Refusal(StatusCode::UNPROCESSABLE_ENTITY, why))?;
+        self.refuse_resumed(quiet)
+    }
+
+    /// Whether this quiet lasts until now: otherwise the guest has written.
+    fn refuse_resumed(&self, id: Id) -> Result<(), Refusal> {
+        let quiet = self.lock_quiet();
+        match quiet.as_ref().is_some_and(|quiet| quiet.timer.id() == id) {
+            true => Ok(()),
+            false => {
+                let why = "the disk was resumed meanwhile: send the request again".to_owned();
+                Err(Refusal(StatusCode::CONFLICT, why))
+            }
+        }
     }
 
     /// Why no snapshot can be taken of it.
@@ -158,7 +180,7 @@ impl DiskStatus {
         }
     }
 
-    fn begin_quiet(self: &Arc<DiskStatus>, until: Instant) -> Result<(), Refusal> {
+    fn begin_quiet(self: &Arc<DiskStatus>, until: Instant) -> Result<Id, Refusal> {
         let mut quiet = self.lock_quiet();
         if quiet.is_some() {
             let why = "it is quiesced already: wait, or end that with …/resume".to_owned();
@@ -167,25 +189,28 @@ impl DiskStatus {
         let status = self.clone();
         let timer = tokio::spawn(async move {
             tokio::time::sleep_until(until.into()).await;
-            status.go_on();
+            status.end_quiet(tokio::task::id());
         });
+        let id = timer.id();
         *quiet = Some(Quiet {
             until,
             timer: timer.abort_handle(),
         });
         self.device.quiesce();
-        Ok(())
+        Ok(id)
     }
 
-    async fn drain_and_flush(&self, until: Instant) -> Result<(), Refusal> {
+    async fn drain_and_flush(&self, quiet: Id, until: Instant) -> Result<(), Refusal> {
         while !self.device.is_still() {
-            if Instant::now() >= until || self.quiet_left().is_none() {
+            if Instant::now() >= until {
                 let why = "requests are still in flight, so the disk goes on: see why it is so slow, or give more seconds";
                 return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, why.to_owned()));
             }
+            self.refuse_resumed(quiet)?;
             tokio::time::sleep(LOOK_PAUSE).await;
         }
-        self.sync(until).await
+        self.sync(until).await?;
+        self.refuse_resumed(quiet)
     }
 
     async fn sync(&self, until: Instant) -> Result<(), Refusal> {
