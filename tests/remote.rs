@@ -185,6 +185,28 @@ impl Drop for Listener {
     }
 }
 
+/// `cleave disk events | grep -m 1 …`: a program that nobody reads from would keep a place of the node's for ever.
+#[test]
+fn events_that_nobody_reads_end_the_program() {
+    let node = Node::start();
+    let mut command = Command::new(program_path());
+    command
+        .args(["disk", "events", "--control"])
+        .arg(node.daemon.socket());
+    let mut listener = Listener(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(listener.0.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("listening"));
+    drop(lines);
+    node.add("d1", &json!({"disk": ["ram:1M"]}));
+    let mut ended = None;
+    assert!(wait_until(|| {
+        ended = listener.0.try_wait().unwrap();
+        ended.is_some()
+    }));
+    assert_eq!(ended.unwrap().code(), Some(0));
+    node.daemon.finish();
+}
+
 #[test]
 fn events_are_heard_as_they_happen() {
     let node = Node::start();

@@ -71,11 +71,16 @@ fn run(action: Action) -> Result<(), Failure> {
 }
 
 fn print(text: &str) -> Result<(), Failure> {
+    print_more(text).map(drop)
+}
+
+/// The same for one text of many; whether there is anybody to read the next.
+fn print_more(text: &str) -> Result<bool, Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         // `cleave --help | head` closes early; nothing is lost by it.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::run(format!("cannot write to stdout: {error}"))),
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
     }
 }

@@ -61,10 +61,10 @@ impl Exchange {
         Ok(Answer { status, body })
     }
 
-    /// Reads the lines of an answer without end, until the node ends.
+    /// Reads the lines of an answer without end, until the node ends or no more are taken.
     pub(super) fn each_line(
         mut self,
-        mut take: impl FnMut(&str) -> Result<(), Failure>,
+        mut take: impl FnMut(&str) -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
         let status = self.status()?;
         if status != 200 {
@@ -76,7 +76,8 @@ impl Exchange {
             let mut bounded = self.stream.by_ref().take(ANSWER_BYTES_MAX);
             match bounded.read_line(&mut line) {
                 Ok(0) => return Err(Failure::run("the node has ended")),
-                Ok(_) => take(line.trim_end())?,
+                Ok(_) if !take(line.trim_end())? => return Ok(()),
+                Ok(_) => {}
                 Err(error) => return Err(unheard(&self.socket, &error)),
             }
         }

@@ -39,7 +39,7 @@ pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {
     let exchange = Exchange::begin(&remote.socket, &remote.ask)?;
     if remote.ask == Ask::Events {
         return exchange.each_line(|line| {
-            crate::print(&match remote.json {
+            crate::print_more(&match remote.json {
                 true => format!("{line}\n"),
                 false => lines::event(line),
             })
