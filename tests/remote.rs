@@ -323,3 +323,17 @@ fn the_commands_of_the_manual_work_as_they_stand() {
     assert!(count > 4, "{session}");
     node.daemon.finish();
 }
+
+#[test]
+fn no_limit_is_left_after_none() {
+    let node = Node::start();
+    done(
+        &node,
+        "add d1 --disk ram:1M --limit bps-read=1M,iops-read=9,iops-read-max=20",
+    );
+    done(&node, "set d1 --limit none --completion poll");
+    let disk = node.disk("d1");
+    assert_eq!(disk["tuning"]["limits"], json!({}));
+    assert_eq!(disk["spec"]["limits"], Value::Null);
+    node.daemon.finish();
+}

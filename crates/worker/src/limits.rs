@@ -80,6 +80,14 @@ impl Limits {
         self.limits.iter().any(|limit| limit.average > 0)
     }
 
+    /// The names of all settings.
+    pub fn names() -> impl Iterator<Item = String> {
+        let of_kinds = LimitKind::ALL.into_iter().flat_map(|kind| {
+            ["", "-max", "-max-length"].map(|end| format!("{}{end}", kind.name()))
+        });
+        of_kinds.chain(["iops-size".to_owned()])
+    }
+
     /// Names and values of the settings that are not zero.
     pub fn settings(&self) -> Vec<(String, u64)> {
         let mut settings = Vec::new();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Id, Subcommand, ValueEnum};
 use cleave_disk::{DiskSpec, parse_size};
+use cleave_worker::Limits;
 use serde_json::{Map, Value, json};
 
 use super::{AccessArgs, DiskOptions, LiveOptions, StripeArgs};
@@ -164,7 +165,7 @@ enum Mode {
 impl DiskCommand {
     /// The request to the node. `given` has the words that follow `cleave disk`.
     pub(super) fn remote(self, given: &ArgMatches) -> Result<Remote, Failure> {
-        let options = |what| fields(given.subcommand_matches(what));
+        let options = |what| fields(given.subcommand_matches(what), what == "set");
         let post = |args: OneArgs, what| asked(args, |id| Ask::Order(id, what, Value::Null));
         Ok(match self {
             DiskCommand::Add(args) => {
@@ -222,8 +223,8 @@ fn remote(node: NodeArgs, ask: Ask) -> Remote {
     }
 }
 
-/// The options that stand on the command line, as the fields of a disk. The parser has judged their values.
-fn fields(given: Option<&ArgMatches>) -> Map<String, Value> {
+/// The options that stand on the command line, as the fields of a disk or of a change. The parser has judged their values.
+fn fields(given: Option<&ArgMatches>, is_change: bool) -> Map<String, Value> {
     let (mut fields, mut limits) = (Map::new(), Map::new());
     let given = given.into_iter();
     for (name, words) in given.flat_map(|given| given.ids().filter_map(|id| words(given, id))) {
@@ -232,6 +233,11 @@ fn fields(given: Option<&ArgMatches>) -> Map<String, Value> {
             "id" | "control" | "json" => continue,
             "limit_group" => {
                 limits.insert("group".to_owned(), json!(text));
+                continue;
+            }
+            // A change leaves the limits that it does not name as they are.
+            "limit" if text == "none" && is_change => {
+                limits.extend(Limits::names().map(|name| (name, json!(0))));
                 continue;
             }
             "limit" => {
@@ -348,6 +354,10 @@ mod tests {
         let set = remote("cleave disk set d1 --limit iops-total=0").unwrap();
         assert!(matches!(set.ask, Ask::Set(_, fields)
             if Value::Object(fields.clone()) == json!({"limits": {"iops-total": 0}})));
+        // Each has to be named to be taken away.
+        let set = remote("cleave disk set d1 --limit none").unwrap();
+        assert!(matches!(set.ask, Ask::Set(_, fields)
+            if fields["limits"]["bps-read-max-length"] == 0 && fields["limits"]["iops-size"] == 0));
     }
 
     #[test]
