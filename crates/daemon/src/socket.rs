@@ -110,12 +110,7 @@ pub(crate) fn open_private(path: &Path) -> Result<Listening, Failure> {
 /// Makes a socket file and listens on it. `mode`: its permissions, else as the umask has it. The path is locked.
 fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     let shown = path.display();
-    let length = path.as_os_str().as_bytes().len();
-    if length > PATH_BYTES_MAX {
-        return Err(Failure::input(format!(
-            "socket path {shown} has {length} bytes and a socket takes {PATH_BYTES_MAX}: choose a shorter one"
-        )));
-    }
+    check_length(path)?;
     make_room(path)?;
     let listener = bind_with(path, mode).map_err(|error| {
         Failure::input(format!(
@@ -132,6 +127,16 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     }
 }
 
+fn check_length(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    match path.as_os_str().as_bytes().len() {
+        0..=PATH_BYTES_MAX => Ok(()),
+        length => Err(Failure::input(format!(
+            "socket path {shown} has {length} bytes and a socket takes {PATH_BYTES_MAX}: choose a shorter one"
+        ))),
+    }
+}
+
 /// Makes a socket file for a group, and listens on it. The socket is made under another name and then renamed,
 /// so a client that sees the file can connect. The path is locked. A group is a name or a number.
 pub(crate) fn listen_for_group(
@@ -144,6 +149,8 @@ pub(crate) fn listen_for_group(
         Failure::input(format!("cannot make socket {shown}: {error}: {remedy}"))
     };
     let group = group.map(group_number).transpose()?;
+    // The name under which it is made is shorter.
+    check_length(path)?;
     make_room(path)?;
     let beside = path.with_file_name("new.sock");
     let _ = fs::remove_file(&beside);
@@ -502,6 +509,26 @@ mod tests {
         drop(door);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    /// A program that keeps a place for the zero at its end could not connect to a longer one.
+    #[test]
+    fn the_path_of_a_socket_for_a_group_is_no_longer_than_of_any_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let taken = folder.path().join("disk.sock");
+        let padding = PATH_BYTES_MAX - taken.as_os_str().len() - 1;
+        for (more, fits) in [(0, true), (1, false)] {
+            let beside = folder.path().join("p".repeat(padding + more));
+            fs::create_dir(&beside).unwrap();
+            let made = listen_for_group(&beside.join("disk.sock"), 0o600, None);
+            assert_eq!(made.is_ok(), fits);
+            assert!(
+                fits || made
+                    .unwrap_err()
+                    .to_string()
+                    .contains("disk.sock has 108 bytes")
+            );
+        }
     }
 
     #[test]
