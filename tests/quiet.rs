@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         a_disk_that_hangs_is_not_quiesced_and_goes_on: Requirement::Root,
         a_disk_that_is_resumed_while_it_flushes_is_not_called_quiesced: Requirement::Root,
         a_snapshot_has_what_the_disk_had_at_one_moment: Requirement::Root,
+        snapshots_into_a_folder_that_hangs_do_not_pile_up: Requirement::Root,
         what_cannot_be_cloned_says_why,
     ])
 }
@@ -225,6 +226,28 @@ fn a_disk_that_is_resumed_while_it_flushes_is_not_called_quiesced() {
     assert_eq!(quiesce(&control, 5).status, 200);
     assert_eq!(post(&control, "resume", "").status, 200);
     drop(client);
+    daemon.finish();
+}
+
+fn snapshots_into_a_folder_that_hangs_do_not_pile_up() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("image", DISK);
+    let silent = UnresponsiveFs::mount(&scratch, DISK).unwrap();
+    let (daemon, control, _) = node(&image);
+    let to = json!({ "to": silent.file().with_file_name("copy") }).to_string();
+    silent.stop_answering();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| post(&control, "snapshot", &to));
+        assert!(wait_until(|| daemon.threads() > 2));
+        let threads = daemon.threads();
+        for _ in 0..5 {
+            let answer = post(&control, "snapshot", &to);
+            assert_eq!(answer.status, 409, "{}", answer.body);
+        }
+        assert_eq!(daemon.threads(), threads);
+        drop(silent);
+        assert!(first.join().unwrap().status >= 400);
+    });
     daemon.finish();
 }
 

@@ -106,7 +106,6 @@ fn serve(mut device: File, bytes: u64, flags: &Flags) {
     let mut content = vec![0; bytes as usize];
     let mut held: Vec<Vec<u8>> = Vec::new();
     while !flags.over.load(Ordering::SeqCst) {
-        let holds = flags.holds.load(Ordering::SeqCst);
         if flags.lets_go.swap(false, Ordering::SeqCst) {
             for request in held.drain(..) {
                 if let Some(answer) = answer(Input(&request), &mut content) {
@@ -130,6 +129,8 @@ fn serve(mut device: File, bytes: u64, flags: &Flags) {
             return;
         };
         let request = request.get(..count).unwrap_or_default();
+        // As it is now, and not as it was before the wait.
+        let holds = flags.holds.load(Ordering::SeqCst);
         if holds && matches!(Input(request).opcode(), READ | WRITE | FSYNC) {
             held.push(request.to_vec());
             flags.held.store(held.len(), Ordering::SeqCst);

@@ -51,6 +51,8 @@ pub(crate) struct DiskStatus {
     quiet: Mutex<Option<quiet::Quiet>>,
     /// For the thread that flushes the disk.
     aside: Arc<Semaphore>,
+    /// For the snapshot that is under way.
+    copying: Semaphore,
     confinement: Confinement,
     events: Arc<Events>,
 }
@@ -78,6 +80,7 @@ impl DiskStatus {
             sessions: AtomicU64::new(0),
             quiet: Mutex::new(None),
             aside: Arc::new(Semaphore::new(1)),
+            copying: Semaphore::new(1),
             confinement,
             events: Arc::default(),
         }

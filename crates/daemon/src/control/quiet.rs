@@ -13,7 +13,7 @@ use cleave_worker::Syncing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
+use tokio::sync::{SemaphorePermit, oneshot};
 use tokio::task::{AbortHandle, Id};
 
 use super::{DiskStatus, Refusal};
@@ -170,6 +170,14 @@ impl DiskStatus {
                 Err(Refusal(StatusCode::CONFLICT, why))
             }
         }
+    }
+
+    /// One snapshot at a time: the threads of those whose folder does not answer would become ever more.
+    pub(crate) fn begin_snapshot(&self) -> Result<SemaphorePermit<'_>, Refusal> {
+        self.copying.try_acquire().map_err(|_| {
+            let why = "a snapshot of this disk is under way already: see why it takes so long";
+            Refusal(StatusCode::CONFLICT, why.to_owned())
+        })
     }
 
     /// Why no snapshot can be taken of it.

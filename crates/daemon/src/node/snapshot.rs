@@ -50,6 +50,7 @@ pub(super) async fn take(status: &Arc<DiskStatus>, body: &[u8]) -> Result<Respon
         return Err(bad(format!("to: {} is no absolute path", to.display())));
     }
     status.refuse_snapshot().map_err(bad)?;
+    let _one = status.begin_snapshot()?;
     let file = create(to.clone()).await?;
     let copy = file.try_clone().map_err(|error| failed(&to, &error))?;
     let waited = status.snapshot(copy, GUEST_TIME).await?;
