@@ -676,3 +676,29 @@ fn a_busy_disk_that_hangs_does_not_hold_up_the_interface() {
     drop(silent);
     let _ = daemon.wait();
 }
+
+/// As many as may be opened at once.
+#[test]
+fn disks_whose_server_is_silent_keep_no_other_disk_away() {
+    if !is_root() {
+        println!("left out: needs root, to mount");
+        return;
+    }
+    let mount = Scratch::in_memory();
+    let silent = UnresponsiveFs::mount(&mount, 4 << 20).unwrap();
+    let node = killed(Node::start(), |folder| {
+        let keep = |id: &str, disk: &str| {
+            let file = folder.join(format!("state/disks/{id}.toml"));
+            std::fs::write(file, format!("disk = [{disk:?}]\n")).unwrap();
+        };
+        for at in 0..64 {
+            keep(&format!("hung{at}"), silent.file().to_str().unwrap());
+        }
+        keep("other", "ram:1M");
+        silent.stop_answering();
+    });
+    assert!(wait_until(|| node.state("other") == "serving"));
+    assert_eq!(node.state("hung0"), "opening");
+    drop(silent);
+    node.daemon.finish();
+}

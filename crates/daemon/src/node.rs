@@ -85,8 +85,10 @@ struct Node {
     disks: Mutex<BTreeMap<String, Arc<Kept>>>,
     /// Held while a disk is changed and its file written.
     changing: tokio::sync::Mutex<()>,
-    /// One for each thread that may open a disk. A thread whose storage hangs keeps its own.
+    /// One for each thread that may open a disk.
     openers: Arc<Semaphore>,
+    /// The same for threads whose storage does not answer: they must not keep other disks away.
+    slow_openers: Arc<Semaphore>,
     events: Arc<Events>,
 }
 
@@ -153,6 +155,7 @@ async fn control(
         groups: Groups::default(),
         disks: Mutex::default(),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
+        slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
         events: Arc::default(),
         changing: tokio::sync::Mutex::default(),
     });

@@ -26,7 +26,7 @@ use crate::socket::{self, Door, PathLock};
 /// Pauses between two attempts to open a disk: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// How long a disk waits for others that are being opened.
+/// How long a disk waits for others that are being opened. One that takes longer is slow, and holds up no others any more.
 const OPENER_TIME: Duration = Duration::from_secs(10);
 /// Orders that may wait for a disk.
 const ORDERS_MAX: usize = 64;
@@ -292,13 +292,15 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
             "too many other disks are being opened and do not answer: see why their storage hangs",
         ));
     };
-    let (reply, opened) = oneshot::channel();
+    let opener = Arc::new(Mutex::new(Some(opener)));
+    let (reply, mut opened) = oneshot::channel();
     let folder = node.run.join(&kept.id);
     let file = kept.file();
     let service = node.service(&kept.id, &file).map_err(Failure::input)?;
     let thread = thread::Builder::new().name("open".to_owned());
-    let node = node.clone();
     let runtime = Handle::current();
+    let (opener_here, slow_openers) = (opener.clone(), node.slow_openers.clone());
+    let node = node.clone();
     let spawned = thread.spawn(move || {
         let _opener = opener;
         let _inside = runtime.enter();
@@ -313,6 +315,15 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     });
     spawned.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
     let failed = |_| Err(Failure::run("internal fault while opening, see the log"));
+    if let Ok(opened) = tokio::time::timeout(OPENER_TIME, &mut opened).await {
+        return opened.unwrap_or_else(failed);
+    }
+    // The thread holds it as long as it hangs, whoever waits for it.
+    if let Ok(slow) = slow_openers.try_acquire_owned() {
+        let mut opener = opener_here.lock().unwrap_or_else(PoisonError::into_inner);
+        *opener = Some(slow);
+    }
+    drop(opener_here);
     opened.await.unwrap_or_else(failed)
 }
 
