@@ -699,6 +699,8 @@ fn disks_whose_server_is_silent_keep_no_other_disk_away() {
     });
     assert!(wait_until(|| node.state("other") == "serving"));
     assert_eq!(node.state("hung0"), "opening");
+    let log = node.daemon.log();
+    assert!(log.contains("hung0: still waiting for"), "{log}");
     drop(silent);
     node.daemon.finish();
 }

@@ -25,6 +25,8 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/storage", "a_hanging_"),
     // Compares latencies.
     ("tests/scale", "the_faults_of_two_disks"),
+    // Hundreds of threads open disks at once.
+    ("tests/scale", "hundreds_of_disks_start"),
     // Its guest goes before all else on a CPU.
     ("tests/pool", "neighbours_do_not_feel"),
     // Count what goes over a connection in two seconds.

@@ -3,13 +3,12 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_blk::Stripe;
-use cleave_disk::{Backing, Disk, Leg, OpenError, Resized};
+use cleave_disk::{Backing, Disk, Leg, Resized};
 use cleave_sandbox::Role;
 use cleave_session::{Ending, Quota, Remote, Session, offload};
 use cleave_worker::{Device, Incident, Totals};
@@ -24,15 +23,12 @@ use crate::failure::Failure;
 use crate::loop_device;
 use crate::pending::{PendingConnections, has_left};
 use crate::resize::Watch;
-use crate::service::{Service, Source};
+use crate::service::Service;
 use crate::socket::{Door, PathLock};
 use crate::split::split_for;
 
 /// How long no connection is accepted after accepting failed (no descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// An opening that takes longer is logged.
-const OPEN_SLOW: Duration = Duration::from_secs(5);
 
 /// Burst of log lines about frontends that connect and leave; enough for a VMM that connects a few times while it starts.
 const ARRIVALS_MAX: u32 = 10;
@@ -53,7 +49,7 @@ pub(crate) enum Order {
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
 pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
-    let mut disk = warned_of(&service.disk, || service.disk.open(&service.open))?;
+    let mut disk = service.disk.open(&service.open).map_err(Failure::input)?;
     if let Some(lock) = lock {
         let file = lock.file();
         let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
@@ -68,31 +64,6 @@ pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc
     }
     service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
     Ok(disk)
-}
-
-/// Opens a disk. The log says so if that takes long: a cluster or a file server that does not answer is waited for without end.
-fn warned_of(
-    source: &Source,
-    open: impl FnOnce() -> Result<Disk, OpenError>,
-) -> Result<Disk, Failure> {
-    let names = source.specs().iter().map(ToString::to_string);
-    let names = names.collect::<Vec<_>>().join(", ");
-    let (opened, wait) = std::sync::mpsc::channel::<()>();
-    let watch = move || {
-        if wait.recv_timeout(OPEN_SLOW) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("still waiting for {names} to open: see whether its storage answers");
-        }
-    };
-    let watch = thread::Builder::new()
-        .name("open-watch".to_owned())
-        .spawn(watch);
-    let disk = open().map_err(Failure::input);
-    drop(opened);
-    if let Ok(watch) = watch {
-        // It has ended, or does so now.
-        let _ = watch.join();
-    }
-    disk
 }
 
 /// How a disk is found and shown.

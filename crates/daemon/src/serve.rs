@@ -1,6 +1,9 @@
 //! `cleave serve`: one disk, and the parts of the process around it.
 
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::thread;
+use std::time::Duration;
 
 use cleave_disk::Disk;
 use cleave_engine::Reactor;
@@ -20,6 +23,9 @@ use crate::systemd::Manager;
 
 /// Orders that may wait: signals that came at once.
 const ORDERS_MAX: usize = 16;
+
+/// An opening that takes longer is logged.
+const OPEN_SLOW: Duration = Duration::from_secs(5);
 
 /// Serves until a signal, or until the only frontend has left.
 pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
@@ -44,7 +50,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         confine::start_ceph(service.sandbox, service.identity.is_some(), Vec::new())
             .map_err(Failure::input)?;
     }
-    let disk = disk_server::open(&mut service, lock.as_ref())?;
+    let disk = open(&mut service, lock.as_ref())?;
     let is_locked = lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
     let outside = Outside {
         inherited,
@@ -57,6 +63,25 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         lock.leave();
     }
     served
+}
+
+/// Opens the disk, and has the log say so if that takes long.
+fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
+    let slow = service.disk.slow();
+    let (opened, wait) = std::sync::mpsc::channel::<()>();
+    let watch = move || {
+        if wait.recv_timeout(OPEN_SLOW) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("{slow}");
+        }
+    };
+    let watch = thread::Builder::new().name("open".to_owned()).spawn(watch);
+    let disk = disk_server::open(service, lock);
+    drop(opened);
+    if let Ok(watch) = watch {
+        // It has ended, or does so now.
+        let _ = watch.join();
+    }
+    disk
 }
 
 /// The process's connections to the outside, besides its disk.

@@ -73,6 +73,13 @@ impl Source {
         }
     }
 
+    /// A warning for the log that it takes long to open. A cluster or a file server that does not answer is waited for without end.
+    pub(crate) fn slow(&self) -> String {
+        let names = self.specs().iter().map(ToString::to_string);
+        let names = names.collect::<Vec<_>>().join(", ");
+        format!("still waiting for {names} to open: see whether its storage answers")
+    }
+
     /// The specs of its legs.
     pub(crate) fn specs(&self) -> &[DiskSpec] {
         match self {

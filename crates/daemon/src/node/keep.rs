@@ -300,6 +300,7 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     let thread = thread::Builder::new().name("open".to_owned());
     let runtime = Handle::current();
     let (opener_here, slow_openers) = (opener.clone(), node.slow_openers.clone());
+    let slow = service.disk.slow();
     let node = node.clone();
     let spawned = thread.spawn(move || {
         let _opener = opener;
@@ -318,6 +319,7 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     if let Ok(opened) = tokio::time::timeout(OPENER_TIME, &mut opened).await {
         return opened.unwrap_or_else(failed);
     }
+    tracing::warn!("{}: {slow}", kept.id);
     // The thread holds it as long as it hangs, whoever waits for it.
     if let Ok(slow) = slow_openers.try_acquire_owned() {
         let mut opener = opener_here.lock().unwrap_or_else(PoisonError::into_inner);
