@@ -382,10 +382,11 @@ impl<S: Store> Worker<S> {
             self.reactor.unwatch(slot);
             self.reactor.set_bell(call_bell(slot), None);
             self.reactor.set_bell(err_bell(slot), None);
+            let leaves_requests = lane.leaves_requests();
             if let State::Stopping(done) = lane.state {
                 reply(
                     &done,
-                    match lane.left {
+                    match leaves_requests {
                         true => Stopped::Left,
                         false => Stopped::At(lane.vring.base()),
                     },

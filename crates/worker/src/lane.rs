@@ -255,7 +255,15 @@ impl Lane {
 
     /// Whether control waits for it and nothing is in flight.
     pub(crate) fn is_drained(&self) -> bool {
-        matches!(self.state, State::Stopping(_)) && self.has_answered() && self.vring.again() == 0
+        // Requests of an earlier daemon cannot be taken from a ring that is away, and while control waits no table brings it
+        // back. They stay where that daemon left them.
+        let takes_on = self.vring.again() > 0 && !self.vring.is_detached();
+        matches!(self.state, State::Stopping(_)) && self.has_answered() && !takes_on
+    }
+
+    /// Whether requests stay behind in the in-flight region.
+    pub(crate) fn leaves_requests(&self) -> bool {
+        self.left || self.vring.again() > 0
     }
 
     /// Maximum number of inline requests before the next publish.

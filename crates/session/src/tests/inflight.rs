@@ -203,3 +203,34 @@ fn random_bytes_in_a_region_retire_only_its_vring() {
     assert_eq!(driver.used(), 0);
     frontend.end();
 }
+
+/// They cannot be taken while the ring is not in memory, so they stay in the region: a stop that waited for them would wait
+/// for ever.
+#[test]
+fn a_vring_stops_without_its_ring_although_an_earlier_daemon_left_requests() {
+    let region = longs(&[0, 0, MEM_BYTES, USER, 0]);
+    for asks in [false, true] {
+        let file = memory_file(REGION_BYTES);
+        let mut frontend = Frontend::with_memory();
+        assert_eq!(frontend.give(&layout(REGION_BYTES, 0, 4, 256), &file), Ack);
+        let mut driver = Driver::new(&frontend, 2);
+        driver.make();
+        leave(&file, 2);
+        // It is not enabled, so nothing is taken yet.
+        frontend.configure_at(&driver, 0);
+        assert_eq!(frontend.request(Req::REM_MEM_REG, &region), Ack);
+        if asks {
+            assert_eq!(frontend.base(2), None, "no position while one is left");
+        }
+        let thread = frontend.thread;
+        drop(frontend.stream);
+        let until = Instant::now() + Duration::from_secs(5);
+        while !thread.is_finished() {
+            assert!(Instant::now() < until, "the session hangs");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut in_flight = [0];
+        file.read_exact_at(&mut in_flight, 2 * 4160 + 16).unwrap();
+        assert_eq!(in_flight, [1], "the next daemon does it");
+    }
+}
