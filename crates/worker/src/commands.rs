@@ -131,6 +131,7 @@ impl<S: Store> Worker<S> {
         self.handle_orders();
         self.begin_sync();
         self.release_old_memory();
+        self.fail_rested();
         if self.inbox.draining && self.is_at_rest() {
             self.inbox.draining = false;
             let quiet = self.inbox.orders.quiet;

@@ -176,6 +176,11 @@ impl Lane {
         }
     }
 
+    /// Whether it is not served because its ring is not in the memory table.
+    pub(crate) fn rests(&self) -> bool {
+        matches!(self.state, State::Resting { .. })
+    }
+
     /// Opens or closes it, as its stalled requests and its disk have it. Returns whether that is a change.
     pub(crate) fn close(&mut self) -> bool {
         let is_closed = self.is_quiet || self.stalls.closes();

@@ -29,6 +29,8 @@ const SECOND_NS: u64 = 1_000_000_000;
 enum Phase {
     /// The operator.
     Held,
+    /// The end of its vring's rest, to fail then: the operator ordered that while there was no ring for the answer.
+    Failing,
     /// A time. `closes`: the request was held, so its vring takes no new requests until it is in flight.
     Due { at_ns: u64, closes: bool },
     /// Nothing: it is in flight again, or has completed since.
@@ -129,12 +131,12 @@ impl Stalls {
     fn count(&mut self, phase: Phase) {
         let closes = match phase {
             Phase::UnderWay => return,
-            Phase::Held => true,
+            Phase::Held | Phase::Failing => true,
             Phase::Due { closes, .. } => closes,
         };
         self.closing += u32::from(closes);
         match phase {
-            Phase::Held => self.held += 1,
+            Phase::Held | Phase::Failing => self.held += 1,
             _ => self.retrying += 1,
         }
     }
@@ -183,11 +185,25 @@ impl Stalls {
         }
     }
 
+    /// Has all held requests fail when the vring's rest ends.
+    fn fail_later(&mut self) {
+        for stall in &mut self.list {
+            if stall.phase == Phase::Held {
+                stall.phase = Phase::Failing;
+            }
+        }
+    }
+
+    /// Whether a request waits for the end of a rest to fail.
+    fn any_failing(&self) -> bool {
+        self.list.iter().any(|stall| stall.phase == Phase::Failing)
+    }
+
     /// When the first request is due.
     fn due_ns(&self) -> Option<u64> {
         let due = self.list.iter().filter_map(|stall| match stall.phase {
             Phase::Due { at_ns, .. } => Some(at_ns),
-            Phase::Held | Phase::UnderWay => None,
+            Phase::Held | Phase::Failing | Phase::UnderWay => None,
         });
         due.min()
     }
@@ -213,7 +229,7 @@ impl Stalls {
         let mut waiting = self.list.iter().filter(|stall| stall.is_waiting());
         let shown = match self.held {
             0 => waiting.next(),
-            _ => waiting.find(|stall| stall.phase == Phase::Held),
+            _ => waiting.find(|stall| matches!(stall.phase, Phase::Held | Phase::Failing)),
         }?;
         Some(Stalled {
             held: self.held,
@@ -442,10 +458,24 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Fails the held requests, on the operator's order.
+    /// Fails the held requests, on the operator's order. Those of a resting vring fail when its ring is back, because
+    /// until then the guest cannot be given an answer.
     pub(crate) fn fail_held(&mut self) {
         for number in 0..self.lanes.len() {
-            self.end_stalled(number, |phase| phase == Phase::Held);
+            match self.lanes.get_mut(number) {
+                Some(Some(lane)) if lane.rests() => lane.stalls.fail_later(),
+                _ => self.end_stalled(number, |phase| phase == Phase::Held),
+            }
+        }
+    }
+
+    /// Fails the requests that waited for the end of their vring's rest to do so.
+    pub(crate) fn fail_rested(&mut self) {
+        for number in 0..self.lanes.len() {
+            let lane = self.lanes.get(number).and_then(Option::as_ref);
+            if lane.is_some_and(|lane| !lane.rests() && lane.stalls.any_failing()) {
+                self.end_stalled(number, |phase| phase == Phase::Failing);
+            }
         }
     }
 

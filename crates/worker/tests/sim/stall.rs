@@ -646,3 +646,24 @@ fn a_worker_sleeps_without_a_timer_while_requests_are_held() {
         assert!(bench.totals().redone <= redone + 2);
     }
 }
+
+/// While the ring is not in memory there is no place for an answer. The order must not be lost: the guest waits for it.
+#[test]
+fn held_requests_that_fail_while_their_ring_is_away_are_answered_when_it_is_back() {
+    let mut bench = bench(16, "hold");
+    hold_writes(&mut bench, 3);
+    let bound = bench.control.bind(Memory::new(Vec::new()).unwrap());
+    bench.carry_out(bound);
+    settle(&mut bench);
+    assert_eq!(held(&bench), 3);
+    bench.device.fail();
+    settle(&mut bench);
+    let bound = bench.control.bind(bench.driver.memory());
+    bench.carry_out(bound);
+    let answers = collect(&mut bench, 3);
+    assert_eq!(statuses(&answers), [status::IOERR; 3]);
+    assert_eq!((stalled(&bench), bench.totals().failed), (None, 3));
+    // The vring goes on.
+    mend_disk(&bench);
+    assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
+}
