@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         a_held_vring_costs_nothing_and_the_others_continue,
         a_held_request_delays_neither_the_frontend_nor_the_exit,
         a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon,
+        a_vring_that_was_reset_with_a_held_request_has_no_position,
         the_policy_is_changed_while_the_disk_is_served,
         resume_and_fail_need_a_held_request,
     ])
@@ -335,6 +336,28 @@ fn a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon() {
     assert!(back == [7; 4096]);
     drop(client);
     next.finish();
+}
+
+/// QEMU before 8.1 pauses a guest by status 0 and asks for the positions then.
+fn a_vring_that_was_reset_with_a_held_request_has_no_position() {
+    let scratch = Scratch::new();
+    let (daemon, control, _) = cut_disk(&scratch, "hold");
+    let mut keeps = small(1);
+    keeps.protocol_features |= protocol::INFLIGHT_SHMFD;
+    let mut client = daemon.open(&keeps);
+    for turn in 0..3 {
+        client.queue(0).write(turn << 12, &[1; 4096]).unwrap();
+    }
+    client.queue(0).set_timeout(Duration::from_millis(300));
+    let stuck = client.queue(0).write(BEYOND, &[7; 4096]);
+    assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    assert!(holds(&control));
+    client.frontend().set_status(0).unwrap();
+    // Least of all the one at which it started: the guest's writes would be done once more.
+    let result = client.frontend().vring_base(0);
+    assert!(matches!(result, Err(Error::Closed)), "{result:?}");
+    drop(client);
+    daemon.finish();
 }
 
 fn the_policy_is_changed_while_the_disk_is_served() {

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use cleave_blk::spec::feature;
-use cleave_worker::{Stopped, VringStart};
+use cleave_worker::VringStart;
 
 use crate::Refusal;
 use crate::foreign::{Foreign, signal};
@@ -150,16 +150,14 @@ impl State {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.kick = Kick::Unset;
         if entry.running.take().is_some() {
-            match answer(self.workers.get(index)?.stop(index))? {
-                Stopped::At(position) => entry.settings.set_base(position),
-                // A position would claim that nothing is in flight.
-                Stopped::Left => {
-                    return Err(Refusal::connection(format!(
-                        "vring {index} was stopped while requests are held: they are left to the next connection"
-                    )));
-                }
-                Stopped::Unknown => {}
-            }
+            let stopped = answer(self.workers.get(index)?.stop(index))?;
+            entry.settings.stopped(stopped);
+        }
+        // A position would claim that nothing is in flight.
+        if entry.settings.has_left {
+            return Err(Refusal::connection(format!(
+                "vring {index} was stopped while requests are held: they are left to the next connection"
+            )));
         }
         Ok((index, entry.settings.position))
     }
@@ -174,9 +172,8 @@ impl State {
             }
         }
         for (index, pending) in answers {
-            if let Stopped::At(position) = answer(pending)? {
-                self.settings(index, |settings| settings.set_base(position));
-            }
+            let stopped = answer(pending)?;
+            self.settings(index, |settings| settings.stopped(stopped));
         }
         Ok(())
     }
@@ -240,6 +237,7 @@ impl State {
             err,
             enabled: settings.enabled || starts_enabled,
         });
+        settings.has_left = false;
         entry.running = Some(layout);
         answer(started)?.map_err(|error| cannot(error.to_string()))
     }

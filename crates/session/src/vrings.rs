@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use cleave_guest::{Memory, VringLayout};
+use cleave_worker::Stopped;
 
 use crate::Refusal;
 
@@ -70,6 +71,8 @@ pub(crate) struct Settings {
     /// The answer to GET_VRING_BASE: where the vring starts or stopped. Separate from `base`, because a reset
     /// keeps it.
     pub(crate) position: u16,
+    /// It stopped and left requests in flight, so there is no such position.
+    pub(crate) has_left: bool,
     /// Moved to the worker at the start, so that a stopped vring waits for a new one.
     pub(crate) kick: Kick,
     /// Also kept for the next start: not every frontend sends it again.
@@ -93,6 +96,16 @@ impl Settings {
     pub(crate) fn set_base(&mut self, base: u16) {
         self.base = base;
         self.position = base;
+        self.has_left = false;
+    }
+
+    /// Notes how its worker gave it back.
+    pub(crate) fn stopped(&mut self, stopped: Stopped) {
+        match stopped {
+            Stopped::At(position) => self.set_base(position),
+            Stopped::Left => self.has_left = true,
+            Stopped::Unknown => {}
+        }
     }
 
     /// Resets the settings. The descriptors are kept: they belong to the frontend, not to the device state, and
@@ -102,6 +115,7 @@ impl Settings {
     pub(crate) fn reset(&mut self) {
         *self = Settings {
             position: self.position,
+            has_left: self.has_left,
             call: self.call.take(),
             err: self.err.take(),
             ..Settings::default()
