@@ -225,6 +225,8 @@ impl Service {
         let files: u64 = self.disk.specs().iter().map(files).sum();
         VRING_DESCRIPTORS * u64::from(self.session.vrings_max)
             + (WORKER_DESCRIPTORS + files) * workers
+            // For syncs of the operator.
+            + files
     }
 }
 

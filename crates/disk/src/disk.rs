@@ -297,13 +297,8 @@ impl Disk {
         }
         for leg in &self.legs {
             let synced = match leg.backing() {
-                Backing::File { file, .. } => file.sync_data(),
                 Backing::Nbd(nbd) => nbd.sync_at_rest()?,
-                // A cluster has every write that was completed.
-                Backing::Rbd(_)
-                | Backing::Ram(_)
-                | Backing::Null { .. }
-                | Backing::Model { .. } => Ok(()),
+                _ => leg.sync(),
             };
             synced.inspect_err(|_| self.mark_sync_failed())?;
         }

@@ -130,6 +130,8 @@ pub struct Leg {
     backing: Backing,
     /// Open file descriptions of the second and further workers.
     more_files: Box<[File]>,
+    /// The open file description of those that are no worker.
+    sync_file: Option<File>,
     locks: RangeLocks,
     unused_bytes: u64,
     polling: Option<Polling>,
@@ -166,6 +168,7 @@ impl Leg {
             name,
             backing,
             more_files: Box::default(),
+            sync_file: None,
             locks: RangeLocks::default(),
             unused_bytes: 0,
             polling: None,
@@ -201,14 +204,28 @@ impl Leg {
         }
     }
 
-    /// Opens the file again for each further worker. On failure nothing changes.
+    /// Opens the file again for each further worker, and for `sync`. On failure nothing changes; that of `sync` alone, which
+    /// then shares the first worker's, is none.
     pub(crate) fn open_for(&mut self, workers: u16) -> io::Result<()> {
         if let Backing::File { file, .. } = &self.backing {
+            let sync_file = reopen(file).ok();
             self.more_files = (1..workers)
                 .map(|_| reopen(file))
                 .collect::<Result<_, _>>()?;
+            self.sync_file = sync_file;
         }
         Ok(())
+    }
+
+    /// Makes everything durable that was written so far, for somebody who is no worker. Not through a worker's open file
+    /// description: while this learns that a write-back has failed, an fsync of that worker would learn nothing, and the
+    /// guest's flush would succeed.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        match (&self.sync_file, &self.backing) {
+            (Some(file), _) | (None, Backing::File { file, .. }) => file.sync_data(),
+            // A cluster has every write that was completed; an NBD server is asked by whoever has its connections.
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn workers_max(&self) -> usize {
@@ -223,6 +240,7 @@ impl Leg {
 
     pub(crate) fn close_more_files(&mut self) {
         self.more_files = Box::default();
+        self.sync_file = None;
     }
 
     /// The open file description for this worker's ops; workers count from 0. The kernel reports a failed

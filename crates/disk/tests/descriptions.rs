@@ -99,6 +99,26 @@ fn a_failed_write_back_is_reported_to_every_worker() {
     assert_eq!(rustix::fs::fsync(late), Ok(()));
 }
 
+/// Or a worker's flush beside it would succeed until the failure is noted.
+#[test]
+fn a_sync_of_the_operator_takes_no_failure_away_from_a_worker() {
+    let _limit = LIMIT.lock().unwrap();
+    let Some(device) = Failing::attach() else {
+        return;
+    };
+    let options = OpenOptions {
+        direct: Direct::Off,
+        ..workers(2)
+    };
+    let disk = open(&device.path, &options);
+    let files = [0, 1].map(|worker| disk.legs()[0].file_for(worker).unwrap());
+    disk.sync().unwrap();
+    device.cut();
+    assert_eq!(rustix::io::pwrite(files[1], &[7; 4096], 0), Ok(4096));
+    assert!(disk.sync().is_err() && disk.sync_failed());
+    assert_eq!(files.map(rustix::fs::fsync), [Err(Errno::IO); 2]);
+}
+
 #[test]
 fn descriptions_have_the_access_and_the_cache_mode_of_the_first() {
     let _limit = LIMIT.lock().unwrap();
