@@ -261,8 +261,9 @@ impl Lane {
     /// Whether control waits for it and nothing is in flight.
     pub(crate) fn is_drained(&self) -> bool {
         // Requests of an earlier daemon cannot be taken from a ring that is away, and while control waits no table brings it
-        // back. They stay where that daemon left them.
-        let takes_on = self.vring.again() > 0 && !self.vring.is_detached();
+        // back; nor may they go to a disk that is quiesced. They stay where that daemon left them.
+        let may_take = !self.vring.is_detached() && !self.is_quiet;
+        let takes_on = may_take && self.vring.again() > 0;
         matches!(self.state, State::Stopping(_)) && self.has_answered() && !takes_on
     }
 

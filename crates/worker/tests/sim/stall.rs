@@ -667,3 +667,41 @@ fn held_requests_that_fail_while_their_ring_is_away_are_answered_when_it_is_back
     mend_disk(&bench);
     assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
 }
+
+/// A vring that stops takes the requests of an earlier daemon first, but none may go to a disk that is quiesced.
+#[test]
+fn a_vring_that_is_stopped_while_the_disk_is_quiesced_leaves_what_an_earlier_daemon_left() {
+    let layout = InflightLayout::new(1, SIZE);
+    let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
+    let start = || VringStart {
+        index: 0,
+        layout: Driver::layout(),
+        base: 0,
+        journal: region.journal(0),
+        features: FEATURES,
+        kick: Some(event()),
+        call: Some(event()),
+        err: None,
+        enabled: true,
+    };
+    let mut bench = bench(17, "hold");
+    let stopped = bench.control.stop(0);
+    assert_eq!(bench.carry_out(stopped), Stopped::At(0));
+    let started = bench.control.start(start());
+    bench.carry_out(started).unwrap();
+    hold_writes(&mut bench, 3);
+    let stopped = bench.control.stop(0);
+    assert_eq!(bench.carry_out(stopped), Stopped::Left);
+    mend_disk(&bench);
+    bench.device.quiesce();
+    let started = bench.control.start(start());
+    bench.carry_out(started).unwrap();
+    watch_pushes(&bench);
+    let stopped = bench.control.stop(0);
+    assert_eq!(bench.carry_out(stopped), Stopped::Left);
+    assert!(pushed(&bench).is_empty());
+    bench.device.go_on();
+    let started = bench.control.start(start());
+    bench.carry_out(started).unwrap();
+    assert_eq!(statuses(&collect(&mut bench, 3)), [status::OK; 3]);
+}
