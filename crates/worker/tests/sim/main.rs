@@ -14,6 +14,7 @@ mod panic;
 mod splitting;
 mod stall;
 mod table;
+mod turmoil;
 mod wake;
 
 use std::collections::HashMap;
