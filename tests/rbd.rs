@@ -37,6 +37,7 @@ fn main() -> ExitCode {
     let code = run_cases(cleave_tests::cases![
         an_image_is_served: CEPH,
         memory_that_a_guest_names_often_does_not_make_the_daemon_grow: CEPH,
+        discards_of_many_small_objects_do_not_make_the_daemon_grow: CEPH,
         a_node_serves_images: CEPH,
         a_stripe_of_images_is_served: CEPH,
         a_killed_daemon_of_a_stripe_loses_nothing: CEPH,
@@ -175,6 +176,66 @@ fn memory_that_a_guest_names_often_does_not_make_the_daemon_grow() {
             let sector = u64::from_le_bytes(bytes[..8].try_into().unwrap());
             assert_eq!(sector % u64::from(SEGMENT_BYTES / 512), at);
             assert_eq!(bytes, sector.to_le_bytes().repeat(64));
+        }
+        assert!(
+            most <= before + GROWTH_MAX_KIB,
+            "{before} KiB became {most}"
+        );
+        drop(client);
+        daemon.finish();
+    });
+}
+
+/// librbd has memory for each object of a discard, and an image may have objects of 4 KiB.
+fn discards_of_many_small_objects_do_not_make_the_daemon_grow() {
+    const DISCARDS: usize = 16;
+    const DISCARD_BYTES: u32 = 16 << 20;
+    const GROWTH_MAX_KIB: u64 = 48 << 10;
+    with_cluster(|ceph| {
+        let size = ["create", "rbd/crumbs", "--size", "16M"];
+        // Without an object map, librbd asks the cluster for each.
+        let crumbs = [
+            "--object-size",
+            "4K",
+            "--image-feature",
+            "layering,exclusive-lock",
+        ];
+        ceph.rbd(&[&size[..], &crumbs].concat());
+        let (daemon, _) = serve(&ceph.disk("rbd/crumbs"), &[]);
+        let mut client = daemon.open(&small(1));
+        // In the first object and in the last.
+        let edges = [512, (16 << 20) - 4096];
+        for at in edges {
+            client.queue(0).write(at, &[1; 2048]).unwrap();
+        }
+        let before = daemon.rss_kib();
+        let queue = client.queue(0);
+        queue.write_header(request_type::DISCARD, 0);
+        let ((header, status), (data, _)) = (queue.control(), queue.data_area());
+        let mut range = 0_u64.to_le_bytes().to_vec();
+        range.extend((DISCARD_BYTES / 512).to_le_bytes());
+        range.extend([0; 4]);
+        queue.memory().write(data, &range);
+        let chain = [
+            Buffer::readable(header, 16),
+            Buffer::readable(data, 16),
+            Buffer::writable(status, 1),
+        ];
+        for _ in 0..DISCARDS {
+            assert!(queue.ring().add(&chain).is_some());
+        }
+        queue.ring().publish();
+        queue.ring_kick();
+        let mut most = before;
+        for _ in 0..DISCARDS {
+            queue.wait_used().unwrap();
+            most = most.max(daemon.rss_kib());
+        }
+        assert_eq!(queue.memory().bytes(status, 1), [0]);
+        for at in edges {
+            let mut back = [1; 2048];
+            queue.read(at, &mut back).unwrap();
+            assert_eq!(back, [0; 2048]);
         }
         assert!(
             most <= before + GROWTH_MAX_KIB,

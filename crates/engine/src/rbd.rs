@@ -29,8 +29,10 @@ use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 const FULL_PAUSE: Duration = Duration::from_millis(1);
 /// Longest sleep between two looks while the store closes.
 const CLOSE_SLEEP: Duration = Duration::from_millis(100);
-/// Most bytes of one discard, or of zeroes: librbd makes a request for each object of it, and has memory for each of them.
+/// Most bytes of one discard, or of zeroes, and most objects: librbd makes a request for each object of it, and has memory for each
+/// of them, about 2 KiB. An image may have objects of 4 KiB.
 const RANGE_MAX: u64 = 128 << 20;
+const RANGE_OBJECTS: u64 = 64;
 /// librbd has a buffer for every byte that it reads or writes, while a guest may name the same page of its memory in any number of
 /// requests. These bound what a store has under way, and one read or write of it.
 const MOVED_MAX: u64 = 64 << 20;
@@ -82,6 +84,13 @@ fn image(disk: &Disk, leg: u16) -> Result<&Image, i32> {
         Some(Backing::Rbd(image)) => Ok(image),
         _ => Err(libc::EBADF),
     }
+}
+
+/// Bytes of the next part of a discard, or of zeroes, of which `left` remain. It ends where an object ends, so that an object is given
+/// back as a whole.
+fn range_part(object_bytes: u64, offset: u64, left: u64) -> u64 {
+    let most = RANGE_MAX.min(object_bytes.saturating_mul(RANGE_OBJECTS));
+    left.min(most - offset % object_bytes)
 }
 
 impl Rbd {
@@ -143,7 +152,7 @@ impl Rbd {
     /// Gives librbd the next part of an op, or ends the op.
     fn proceed(&mut self, index: u16) {
         let entry = self.table.get(index);
-        let (kind, (offset, left)) = (entry.kind, entry.rest());
+        let (kind, leg, (offset, left)) = (entry.kind, entry.leg, entry.rest());
         let durable = matches!(
             kind,
             OpKind::Write { durable: true } | OpKind::Zero { durable: true, .. }
@@ -153,7 +162,8 @@ impl Rbd {
             OpKind::Sync if has_flushed => None,
             OpKind::Sync => Some(Sent::Flush),
             _ if left > 0 && matches!(kind, OpKind::Discard | OpKind::Zero { .. }) => {
-                Some(Sent::Bytes(left.min(RANGE_MAX)))
+                let object_bytes = image(&self.disk, leg).map_or(RANGE_MAX, Image::object_bytes);
+                Some(Sent::Bytes(range_part(object_bytes, offset, left)))
             }
             _ if left > 0 => Some(Sent::Bytes(left.min(MOVE_MAX))),
             _ if durable && !has_flushed => Some(Sent::Flush),
@@ -447,6 +457,27 @@ impl Drop for Rbd {
                 "I/Os never completed; the memory that they may write to is kept"
             );
             self.table.leak();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_range_ends_with_an_object() {
+        for (object_bytes, offset, left, wanted) in [
+            (4 << 20, 0, 1 << 30, 128 << 20),
+            (4 << 20, 1 << 20, 1 << 30, 127 << 20),
+            (4 << 20, 1 << 20, 5 << 20, 5 << 20),
+            (4096, 0, 1 << 30, 64 * 4096),
+            (4096, 4096 * 3 + 512, 1 << 30, 64 * 4096 - 512),
+            (4096, 4095, 1, 1),
+            (32 << 20, (32 << 20) - 512, 1 << 30, (96 << 20) + 512),
+        ] {
+            let part = range_part(object_bytes, offset, left);
+            assert_eq!(part, wanted, "{object_bytes} {offset} {left}");
         }
     }
 }
