@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         discards_of_many_small_objects_do_not_make_the_daemon_grow: CEPH,
         a_node_serves_images: CEPH,
         a_stripe_of_images_is_served: CEPH,
+        a_leg_that_shrinks_takes_no_write_across_its_end: CEPH,
         a_killed_daemon_of_a_stripe_loses_nothing: CEPH,
         legs_that_do_not_belong_together_are_refused_in_a_line: CEPH,
         a_snapshot_is_served_read_only: CEPH,
@@ -330,6 +331,34 @@ fn a_stripe_of_images_is_served() {
         assert!(client.queue(0).flush().is_err());
         drop(client);
         assert_eq!(self::report(&control)["store"]["lock"], json!("lost"));
+        daemon.finish();
+    });
+}
+
+/// librbd writes as much as there is room for, and calls the write done.
+fn a_leg_that_shrinks_takes_no_write_across_its_end() {
+    const CHUNK: usize = 64 << 10;
+    with_cluster(|ceph| {
+        let (first, more) = stripe(ceph, "shrinks", 3, 16);
+        let mut more: Vec<&str> = more.iter().map(String::as_str).collect();
+        more.extend(["--split", "off"]);
+        let (daemon, _) = serve(&first, &more);
+        let mut client = daemon.open(&small(1));
+        // On the second leg from 8 MiB on.
+        let at = 128 * 3 * CHUNK as u64 + CHUNK as u64;
+        client.queue(0).write(at, &[1; CHUNK]).unwrap();
+        let end = (8 << 20) + CHUNK / 2;
+        let size = format!("{end}B");
+        let image = ["rbd/shrinks-1", "--allow-shrink", "--size"];
+        ceph.rbd(&[&["resize"], &image[..], &[&size]].concat());
+        let fails = || client.queue(0).write(at, &[2; CHUNK]).is_err();
+        assert!(wait_until(fails), "{}", daemon.log());
+        assert!(daemon.log_has("has shrunk"), "{}", daemon.log());
+        client.queue(0).write(at, &[3; CHUNK / 2]).unwrap();
+        ceph.rbd(&[&["resize"], &image[..], &["16M"]].concat());
+        let works = || client.queue(0).write(at, &[4; CHUNK]).is_ok();
+        assert!(wait_until(works), "{}", daemon.log());
+        drop(client);
         daemon.finish();
     });
 }

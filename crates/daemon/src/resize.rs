@@ -6,9 +6,11 @@
 mod devices;
 mod files;
 
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use cleave_disk::{Backing, Disk, FileKind};
@@ -51,7 +53,8 @@ impl Watches {
     /// Starts watching a disk, inside the runtime. It may block for as long as the disk's files do.
     pub(crate) fn watch(&self, disk: &Disk) -> Watch {
         let mut files = Vec::new();
-        let (mut device, mut server) = (None, None);
+        let mut device = None;
+        let mut servers = Vec::new();
         for leg in disk.legs() {
             match leg.backing() {
                 Backing::File {
@@ -64,13 +67,11 @@ impl Watches {
                     kind: FileKind::BlockDevice,
                     ..
                 } => device = Some(file),
-                Backing::Nbd(nbd) => server = Some(nbd.size_changed()),
-                // A stripe does not grow, and behind the end of an image librbd itself fails requests.
-                Backing::Rbd(image) if disk.stripe().is_none() => server = Some(image.changed()),
-                Backing::Rbd(_)
-                | Backing::Ram(_)
-                | Backing::Null { .. }
-                | Backing::Model { .. } => {}
+                Backing::Nbd(nbd) => servers.push(nbd.size_changed()),
+                // Of a stripe too: librbd fails a request behind the end of an image that shrank, but of a write across that end
+                // it drops the rest and calls it done.
+                Backing::Rbd(image) => servers.push(image.changed()),
+                Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => {}
             }
         }
         let made = match device {
@@ -83,10 +84,8 @@ impl Watches {
                 .devices()
                 .and_then(|all| all.watch(file))
                 .map(Watch::Device),
-            _ => match server {
-                Some(bell) => watch_server(bell),
-                None => Ok(Watch::Nothing),
-            },
+            _ if servers.is_empty() => Ok(Watch::Nothing),
+            _ => watch_servers(&servers),
         };
         made.unwrap_or_else(|error| Watch::none(disk, &error))
     }
@@ -99,8 +98,8 @@ pub(crate) enum Watch {
     Files(Arc<FileWatch>),
     /// A block device.
     Device(DeviceWatch),
-    /// The eventfd by which the thread that connects to a server tells of another size.
-    Server(AsyncFd<OwnedFd>),
+    /// The eventfds by which the threads that connect to a server tell of another size, one for each leg.
+    Servers(Vec<AsyncFd<OwnedFd>>),
     /// Nothing that grows by itself, or nothing to watch it with.
     Nothing,
 }
@@ -132,7 +131,7 @@ impl Watch {
         match self {
             Watch::Files(files) => files.changed().await,
             Watch::Device(device) => device.changed().await,
-            Watch::Server(bell) => told(bell).await,
+            Watch::Servers(bells) => told(bells).await,
             Watch::Nothing => std::future::pending().await,
         }
     }
@@ -159,7 +158,7 @@ impl Watch {
     pub(crate) fn arm(&self) -> impl FnOnce() + Send + use<> {
         let files = match self {
             Watch::Files(files) => Some(files.clone()),
-            Watch::Device(_) | Watch::Server(_) | Watch::Nothing => None,
+            Watch::Device(_) | Watch::Servers(_) | Watch::Nothing => None,
         };
         move || {
             if let Some(files) = files {
@@ -175,17 +174,39 @@ fn log_lost_watch(armed: io::Result<()>) {
     }
 }
 
-fn watch_server(bell: BorrowedFd<'_>) -> io::Result<Watch> {
-    Ok(Watch::Server(readable(bell.try_clone_to_owned()?)?))
+fn watch_servers(bells: &[BorrowedFd<'_>]) -> io::Result<Watch> {
+    let watched = bells
+        .iter()
+        .map(|bell| readable(bell.try_clone_to_owned()?))
+        .collect::<io::Result<_>>()?;
+    Ok(Watch::Servers(watched))
 }
 
-async fn told(bell: &AsyncFd<OwnedFd>) {
+/// Waits until one of them rings, and silences it.
+async fn told(bells: &[AsyncFd<OwnedFd>]) {
+    poll_fn(|context| {
+        let rings = bells.iter().any(|bell| is_told(bell, context));
+        if rings {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
+/// Whether it rang. If not, the task is woken when it does.
+fn is_told(bell: &AsyncFd<OwnedFd>, context: &mut Context<'_>) -> bool {
     let mut count = [0; 8];
-    let read = bell.async_io(Interest::READABLE, |fd| {
-        Ok(rustix::io::read(fd, &mut count)?)
-    });
-    if read.await.is_err() {
-        std::future::pending::<()>().await; // a broken watch stays silent
+    loop {
+        // A broken watch stays silent.
+        let Poll::Ready(Ok(mut ready)) = bell.poll_read_ready(context) else {
+            return false;
+        };
+        // `Err`: it was not readable after all.
+        if let Ok(read) = ready.try_io(|fd| Ok(rustix::io::read(fd, &mut count)?)) {
+            return read.is_ok();
+        }
     }
 }
 
