@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         memory_that_a_guest_names_often_does_not_make_the_daemon_grow: CEPH,
         discards_of_many_small_objects_do_not_make_the_daemon_grow: CEPH,
         a_node_serves_images: CEPH,
+        a_node_that_ends_gives_its_locks_back: CEPH,
         a_stripe_of_images_is_served: CEPH,
         a_leg_that_shrinks_takes_no_write_across_its_end: CEPH,
         a_killed_daemon_of_a_stripe_loses_nothing: CEPH,
@@ -278,6 +279,20 @@ fn a_node_serves_images() {
             }
         }
         node.daemon.finish();
+    });
+}
+
+fn a_node_that_ends_gives_its_locks_back() {
+    with_cluster(|ceph| {
+        let disk = ceph.image("ends", 16);
+        for pool in [json!(null), json!("fast")] {
+            let options = ["--ceph", "--pool", "fast=0"].map(OsStr::new);
+            let node = Node::start_with(Scratch::in_memory(), &options);
+            node.add("ends", &json!({"disk": [disk], "pool": pool}));
+            assert!(ceph.owner("ends").is_some());
+            node.daemon.finish();
+            assert_eq!(ceph.owner("ends"), None);
+        }
     });
 }
 

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use cleave_disk::Disk;
+use cleave_disk::{Backing, Disk, Leg};
 use cleave_session::offload;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
 
 use super::Node;
 use super::spec::DiskFile;
@@ -28,6 +29,8 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How long a disk waits for others that are being opened. One that takes longer is slow, and holds up no others any more.
 const OPENER_TIME: Duration = Duration::from_secs(10);
+/// How long the locks of images may take to be given back. The images themselves stop waiting for the cluster after two seconds.
+const LOCKS_TIME: Duration = Duration::from_secs(3);
 /// Orders that may wait for a disk.
 const ORDERS_MAX: usize = 64;
 
@@ -427,14 +430,26 @@ async fn serve(
     // The timer of a quiet would keep the image open until its time is over.
     server.status().forget_quiet();
     drop(server);
-    // Closing a file may wait for its server.
-    offload::close(disk);
+    close(disk).await;
     let lost = ended.err().map(|failure| failure.to_string());
     match (lock, &lost) {
         (Some(lock), Some(_)) => lock.leave_to_rings(),
         (lock, _) => drop(lock),
     }
     lost
+}
+
+/// Closes a disk. A file may wait for its server, so nobody waits for that. The locks of images are given back before a node may
+/// end: whoever serves them next would have to wait until the cluster knows that this client is dead.
+async fn close(disk: Arc<Disk>) {
+    let is_image = |leg: &Leg| matches!(leg.backing(), Backing::Rbd(_));
+    let has_images = disk.legs().iter().any(is_image);
+    // Dropped in this order.
+    let (held, closed) = oneshot::channel::<()>();
+    offload::close((disk, held));
+    if has_images {
+        let _ = timeout(LOCKS_TIME, closed).await;
+    }
 }
 
 /// Does on a thread of its own what may block.
