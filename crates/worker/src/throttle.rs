@@ -4,7 +4,8 @@
 //! A request is admitted while no bucket that it fills is above its size, and is counted afterwards; so a large one passes
 //! whole, and those behind it wait for it (QEMU's `throttle_compute_wait` and `throttle_account`). A bucket leaks with the
 //! clock, without a tick: a worker that must wait learns when to ask again. While several disks wait, the one that has had the
-//! least goes first, and of its vrings again the one that has had the least.
+//! least goes first, and of its vrings again the one that has had the least. There is such an order for the totals, for reads and
+//! for writes: a write that waits for its own buckets delays no read, whose buckets have room.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
@@ -55,7 +56,7 @@ impl LimitGroup {
                 limits,
                 buckets: Default::default(),
                 leaked_ns: 0,
-                now_served: 0.0,
+                now_served: Default::default(),
                 members: Vec::new(),
                 waiting: Vec::new(),
             }),
@@ -174,8 +175,8 @@ struct State {
     buckets: [Bucket; LimitKind::COUNT],
     /// Up to then the buckets have leaked.
     leaked_ns: u64,
-    /// How much service the disk has had that was admitted last: where one begins that comes anew.
-    now_served: f64,
+    /// How much service the disk has had that was admitted last: where one begins that comes anew. By [`Class`].
+    now_served: [f64; Class::COUNT],
     /// The disks; one that left leaves its place to the next.
     members: Vec<Option<Member>>,
     /// The vrings that were told to ask again. It has room for all, so a worker allocates nothing.
@@ -190,26 +191,55 @@ struct Bucket {
     burst_level: f64,
 }
 
+/// The buckets that requests of a direction have in common. Those that wait for one class have their turn among themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Total,
+    Read,
+    Write,
+}
+
+impl Class {
+    const COUNT: usize = 3;
+
+    /// The classes of a request.
+    fn of(is_read: bool) -> [Class; 2] {
+        match is_read {
+            true => [Class::Total, Class::Read],
+            false => [Class::Total, Class::Write],
+        }
+    }
+
+    fn kinds(self) -> [LimitKind; 2] {
+        match self {
+            Class::Total => [LimitKind::BpsTotal, LimitKind::IopsTotal],
+            Class::Read => [LimitKind::BpsRead, LimitKind::IopsRead],
+            Class::Write => [LimitKind::BpsWrite, LimitKind::IopsWrite],
+        }
+    }
+}
+
 /// A disk among those that share the buckets.
 #[derive(Debug)]
 struct Member {
-    service: Service,
-    /// How many of its vrings wait.
-    waiting: usize,
+    /// By [`Class`].
+    service: [Service; Class::COUNT],
+    /// How many of its vrings wait for each.
+    waiting: [usize; Class::COUNT],
     /// As [`State::now_served`], between its vrings.
-    now_served: f64,
+    now_served: [f64; Class::COUNT],
     turns: Box<[Turn; VRINGS]>,
 }
 
 /// A vring of a disk.
 #[derive(Debug, Clone, Copy, Default)]
 struct Turn {
-    service: Service,
-    /// It was told to ask again at this time.
-    due_ns: Option<u64>,
+    service: [Service; Class::COUNT],
+    /// It was told to ask again at this time, because of this class.
+    due: Option<(u64, Class)>,
 }
 
-/// The share of the buckets that a disk or a vring has had.
+/// The share of the buckets of a class that a disk or a vring has had.
 #[derive(Debug, Clone, Copy, Default)]
 struct Service {
     /// In nanoseconds of the bucket that its requests fill most.
@@ -219,6 +249,11 @@ struct Service {
 }
 
 impl Service {
+    fn add(&mut self, cost: f64) {
+        self.served += cost;
+        self.last = cost;
+    }
+
     /// How much longer one waits that has had `served`, if this one waits too: those go first that have had less.
     fn before(self, served: f64) -> f64 {
         match self.served < served {
@@ -238,9 +273,9 @@ struct Asker {
 impl State {
     fn add_member(&mut self) -> usize {
         let member = Member {
-            service: Service::default(),
-            waiting: 0,
-            now_served: 0.0,
+            service: Default::default(),
+            waiting: Default::default(),
+            now_served: Default::default(),
             turns: Box::new([Turn::default(); VRINGS]),
         };
         let free = self.members.iter().position(Option::is_none);
@@ -264,52 +299,58 @@ impl State {
     fn admit(&mut self, asker: Asker, demand: Demand, now_ns: u64) -> Result<(), u64> {
         self.leak(now_ns);
         self.forget_late(asker, now_ns);
-        let Some(Some(member)) = self.members.get(asker.member) else {
-            return Ok(());
-        };
-        let turn = member.turns[asker.vring];
-        // One that had nothing to do for a while has no claim to what it did not use.
-        let of_disk = match member.waiting {
-            0 => member.service.served.max(self.now_served),
-            _ => member.service.served,
-        };
-        let of_vring = match turn.due_ns {
-            None => turn.service.served.max(member.now_served),
-            Some(_) => turn.service.served,
-        };
-        let before_ns = self.before(asker, of_disk, of_vring);
-        let wait_ns = self.wait_ns(demand.is_read) + before_ns;
+        let classes = Class::of(demand.is_read);
+        let mut longest = (0.0, Class::Total);
+        for class in classes {
+            self.bring_up(asker, class);
+            let wait_ns = self.wait_ns(class) + self.before(asker, class);
+            if wait_ns > longest.0 {
+                longest = (wait_ns, class);
+            }
+        }
+        let (wait_ns, class) = longest;
         if wait_ns > 0.0 {
             // A float's cast saturates. At least a nanosecond, or it would ask in vain.
             let due_ns = now_ns.saturating_add((wait_ns as u64).max(1));
-            self.wait(asker, of_disk, of_vring, due_ns);
+            self.leave(asker);
+            self.wait(asker, due_ns, class);
             return Err(due_ns);
         }
-        let cost = self.count(demand);
         self.leave(asker);
-        self.now_served = self.now_served.max(of_disk);
-        if let Some(Some(member)) = self.members.get_mut(asker.member) {
-            let had = |served: f64| Service {
-                served: served + cost,
-                last: cost,
-            };
-            member.service = had(of_disk);
-            member.now_served = member.now_served.max(of_vring);
-            member.turns[asker.vring].service = had(of_vring);
+        for class in classes {
+            let cost = self.count(class, demand);
+            if let Some(Some(member)) = self.members.get_mut(asker.member) {
+                let (at, turn) = (class as usize, &mut member.turns[asker.vring]);
+                self.now_served[at] = self.now_served[at].max(member.service[at].served);
+                member.now_served[at] = member.now_served[at].max(turn.service[at].served);
+                member.service[at].add(cost);
+                turn.service[at].add(cost);
+            }
         }
         Ok(())
     }
 
-    /// Notes that a vring waits.
-    fn wait(&mut self, asker: Asker, of_disk: f64, of_vring: f64, due_ns: u64) {
+    /// One that had nothing to do for a while has no claim to what it did not use.
+    fn bring_up(&mut self, asker: Asker, class: Class) {
         let Some(Some(member)) = self.members.get_mut(asker.member) else {
             return;
         };
-        member.service.served = of_disk;
-        let turn = &mut member.turns[asker.vring];
-        turn.service.served = of_vring;
-        if turn.due_ns.replace(due_ns).is_none() {
-            member.waiting += 1;
+        let (at, turn) = (class as usize, &mut member.turns[asker.vring]);
+        if member.waiting[at] == 0 {
+            let served = &mut member.service[at].served;
+            *served = served.max(self.now_served[at]);
+        }
+        if turn.due.is_none_or(|(_, waits_for)| waits_for != class) {
+            let served = &mut turn.service[at].served;
+            *served = served.max(member.now_served[at]);
+        }
+    }
+
+    /// Notes that a vring waits.
+    fn wait(&mut self, asker: Asker, due_ns: u64, class: Class) {
+        if let Some(Some(member)) = self.members.get_mut(asker.member) {
+            member.turns[asker.vring].due = Some((due_ns, class));
+            member.waiting[class as usize] += 1;
             self.waiting.push(asker);
         }
     }
@@ -317,9 +358,9 @@ impl State {
     /// Notes that a vring does not wait.
     fn leave(&mut self, asker: Asker) {
         if let Some(Some(member)) = self.members.get_mut(asker.member)
-            && member.turns[asker.vring].due_ns.take().is_some()
+            && let Some((_, class)) = member.turns[asker.vring].due.take()
         {
-            member.waiting -= 1;
+            member.waiting[class as usize] -= 1;
             self.waiting.retain(|other| *other != asker);
         }
     }
@@ -333,34 +374,42 @@ impl State {
             };
             let turn = &mut member.turns[other.vring];
             let is_late = |due_ns: u64| due_ns.saturating_add(PATIENCE_NS) < now_ns;
-            if *other == asker || !turn.due_ns.is_some_and(is_late) {
-                return true;
+            match turn.due {
+                Some((due_ns, class)) if *other != asker && is_late(due_ns) => {
+                    turn.due = None;
+                    member.waiting[class as usize] -= 1;
+                    false
+                }
+                _ => true,
             }
-            turn.due_ns = None;
-            member.waiting -= 1;
-            false
         });
     }
 
-    /// How long those will take that wait and have had less: a request of each such disk, and of each such vring of this one.
-    fn before(&self, asker: Asker, of_disk: f64, of_vring: f64) -> f64 {
+    /// How long those will take that wait for a class and have had less of it: a request of each such disk, and of each such
+    /// vring of this one.
+    fn before(&self, asker: Asker, class: Class) -> f64 {
+        let Some(Some(own)) = self.members.get(asker.member) else {
+            return 0.0;
+        };
+        let at = class as usize;
+        let of_disk = own.service[at].served;
+        let of_vring = own.turns[asker.vring].service[at].served;
         let mut before_ns = 0.0;
         for (place, member) in self.members.iter().enumerate() {
             match member {
-                Some(member) if place != asker.member && member.waiting > 0 => {
-                    before_ns += member.service.before(of_disk);
+                Some(member) if place != asker.member && member.waiting[at] > 0 => {
+                    before_ns += member.service[at].before(of_disk);
                 }
                 _ => {}
             }
         }
-        let Some(Some(own)) = self.members.get(asker.member) else {
-            return before_ns;
-        };
         let others = self.waiting.iter();
         let others = others.filter(|other| other.member == asker.member && **other != asker);
+        let turns = others.map(|other| &own.turns[other.vring]);
+        let turns = turns.filter(|turn| turn.due.is_some_and(|(_, waits_for)| waits_for == class));
         before_ns
-            + others
-                .map(|other| own.turns[other.vring].service.before(of_vring))
+            + turns
+                .map(|turn| turn.service[at].before(of_vring))
                 .sum::<f64>()
     }
 
@@ -375,22 +424,23 @@ impl State {
         }
     }
 
-    /// How long the fullest of the buckets that such a request fills needs.
-    fn wait_ns(&self, is_read: bool) -> f64 {
-        let waits =
-            kinds(is_read).map(|kind| self.buckets[kind as usize].wait_ns(self.limits.of(kind)));
+    /// How long the fullest of the buckets of a class needs.
+    fn wait_ns(&self, class: Class) -> f64 {
+        let waits = class
+            .kinds()
+            .map(|kind| self.buckets[kind as usize].wait_ns(self.limits.of(kind)));
         waits.into_iter().fold(0.0, f64::max)
     }
 
-    /// Counts a request; how long the fullest of its buckets takes to leak it.
-    fn count(&mut self, demand: Demand) -> f64 {
+    /// Counts a request; how long the fullest of the buckets of a class takes to leak it.
+    fn count(&mut self, class: Class, demand: Demand) -> f64 {
         let mut most_ns = 0.0_f64;
         let size = self.limits.iops_size as f64;
         let operations = match self.limits.iops_size {
             0 => 1.0,
             _ => (demand.bytes as f64 / size).max(1.0),
         };
-        for kind in kinds(demand.is_read) {
+        for kind in class.kinds() {
             let limit = self.limits.of(kind);
             if limit.average == 0 {
                 continue;
@@ -409,24 +459,6 @@ impl State {
             most_ns = most_ns.max(units / limit.average as f64 * SECOND_NS);
         }
         most_ns
-    }
-}
-
-/// The buckets that a request fills.
-fn kinds(is_read: bool) -> [LimitKind; 4] {
-    match is_read {
-        true => [
-            LimitKind::BpsTotal,
-            LimitKind::BpsRead,
-            LimitKind::IopsTotal,
-            LimitKind::IopsRead,
-        ],
-        false => [
-            LimitKind::BpsTotal,
-            LimitKind::BpsWrite,
-            LimitKind::IopsTotal,
-            LimitKind::IopsWrite,
-        ],
     }
 }
 
@@ -789,6 +821,56 @@ mod tests {
             }
         }
         assert!((98..=101).contains(&admitted), "{admitted}");
+    }
+
+    /// Requests a second of readers and of writers that always have one, in a disk each or all in one.
+    fn directions(text: &str, [readers, writers]: [usize; 2], disks: usize) -> [f64; 2] {
+        let seconds = 20;
+        let (group, mut random) = (members(text, disks), Random(23));
+        let mut next = vec![0; readers + writers];
+        let mut admitted = [0_u64; 2];
+        loop {
+            let (at, now_ns) = next
+                .iter()
+                .copied()
+                .enumerate()
+                .min_by_key(|(_, at)| *at)
+                .unwrap();
+            if now_ns > (seconds + 1) * SECOND {
+                return admitted.map(|count| count as f64 / seconds as f64);
+            }
+            let demand = Demand {
+                is_read: at < readers,
+                bytes: 4096,
+            };
+            match group[at % disks].admit(at as u16, demand, now_ns) {
+                Ok(()) if now_ns > SECOND => admitted[usize::from(!demand.is_read)] += 1,
+                Ok(()) => {}
+                Err(due_ns) => next[at] = due_ns + random.below(100_000),
+            }
+        }
+    }
+
+    #[test]
+    fn reads_and_writes_with_limits_of_their_own_do_not_wait_for_each_other() {
+        for (text, vrings, rates) in [
+            ("iops-read=1000,iops-write=1", [1, 1], [1000.0, 1.0]),
+            ("iops-read=1000,iops-write=1000", [1, 4], [1000.0, 1000.0]),
+            ("iops-read=1000,iops-write=500", [15, 1], [1000.0, 500.0]),
+            ("iops-read=100,bps-write=2000K", [4, 1], [100.0, 500.0]),
+            ("iops-write=100,bps-total=8M", [1, 4], [1948.0, 100.0]),
+        ] {
+            for disks in [1, vrings[0] + vrings[1]] {
+                let reached = directions(text, vrings, disks);
+                for (reached, rate) in std::iter::zip(reached, rates) {
+                    let part: f64 = reached / rate;
+                    assert!(
+                        (0.99..1.01).contains(&part),
+                        "{text}, {vrings:?}, {disks} disks: {part}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]
