@@ -141,4 +141,18 @@ fn what_is_wrong_is_refused_in_a_line() {
         "{}",
         ended.stderr
     );
+    // Neither is read to its end: a device has none, and an image is larger than memory.
+    let image = scratch.join("image");
+    std::fs::File::create(&image)
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    for config in ["/dev/zero", text(&image)] {
+        let ended = run_to_exit(&["serve", "--config", config, "--socket-path", "/s"]);
+        assert!(
+            ended.code == Some(2) && ended.stderr.contains(&format!("{config}: it is too long")),
+            "{}",
+            ended.stderr
+        );
+    }
 }

@@ -10,6 +10,8 @@ mod stripe;
 mod view;
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
@@ -27,7 +29,7 @@ use crate::demo::Demo;
 use crate::doctor::Doctor;
 use crate::failure::Failure;
 use crate::node::NodeOptions;
-use crate::node::spec::DiskFile;
+use crate::node::spec::{DiskFile, FILE_BYTES_MAX};
 use crate::options_doc;
 use crate::pacing::PacingArgs;
 use crate::probe::Probe;
@@ -591,7 +593,7 @@ fn read_with(
     matches: &ArgMatches,
 ) -> Result<(Cli, ArgMatches), Failure> {
     let named = |why: String| Failure::input(format!("{}: {why}", config.display()));
-    let text = std::fs::read_to_string(config).map_err(|error| named(error.to_string()))?;
+    let text = read_config(config).map_err(|error| named(error.to_string()))?;
     let file = DiskFile::from_toml(&text).map_err(named)?;
     let mut all = line.to_vec();
     for (option, words) in file.options().map_err(named)? {
@@ -604,6 +606,17 @@ fn read_with(
     }
     // The line alone was right.
     read(&all).map_err(|error| named(one_line(&error.render().to_string())))
+}
+
+/// A device has no end, and an image is larger than the memory of its host.
+fn read_config(config: &Path) -> io::Result<String> {
+    let mut text = Vec::new();
+    let file = File::open(config)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::other("it is too long for the file of a disk"));
+    }
+    String::from_utf8(text).map_err(|_| io::Error::other("it is no text"))
 }
 
 /// The service that a command line of `cleave serve` asks for.

@@ -4,11 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::spec::DiskFile;
+use super::spec::{DiskFile, FILE_BYTES_MAX};
 use crate::failure::Failure;
-
-/// A file is a few lines; one that is larger is none of ours.
-const FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// The id of a disk, and its file or what is wrong with that.
 pub(super) type Found = (String, Result<DiskFile, String>);

@@ -10,6 +10,9 @@ use serde_json::{Map, Value};
 use crate::cli;
 use crate::service::Service;
 
+/// A file is a few lines; one that is larger is none of ours.
+pub(crate) const FILE_BYTES_MAX: u64 = 64 << 10;
+
 /// A disk, in the words of the options of `cleave serve`. Fields that are left out have the option's default. To add one,
 /// add it here; its name is the option's, and the option judges its value.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
