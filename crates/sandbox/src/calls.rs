@@ -244,8 +244,9 @@ const START: &[Call] = &[
     any(libc::SYS_set_robust_list),
     any(libc::SYS_set_tid_address),
     any(libc::SYS_rseq),
-    any(libc::SYS_sched_setaffinity),
-    any(libc::SYS_prlimit64),
+    // Its own CPUs and limits. Another process of the same user could be killed by a limit of its CPU time.
+    with(libc::SYS_sched_setaffinity, Arguments::OneOf(0, OWN)),
+    with(libc::SYS_prlimit64, Arguments::OneOf(0, OWN)),
     with(libc::SYS_prctl, Arguments::OneOf(0, PRCTL)),
     // Privileges can only become fewer.
     any(libc::SYS_capget),
@@ -254,6 +255,8 @@ const START: &[Call] = &[
     with(libc::SYS_seccomp, Arguments::OneOf(0, SECCOMP)),
 ];
 
+/// The caller, by the ID that means it.
+const OWN: &[u64] = &[0];
 const PRCTL: &[u64] = &[
     libc::PR_SET_NAME as u64,
     libc::PR_GET_NAME as u64,

@@ -17,7 +17,8 @@ use std::thread;
 use cleave_sandbox::{Access, Keep, Reach, Reaches, Role, Sandbox};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::process::{Pid, getppid};
+use rustix::process::{Pid, Resource, Rlimit, getppid, prlimit};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use vm_memory::MmapRegion;
 
 const VARIABLE: &str = "CLEAVE_SANDBOX_ATTEMPT";
@@ -87,6 +88,8 @@ const TABLE: &[(&str, [End; 7])] = &[
     ("trace the parent", [Killed; 7]),
     ("read the parent's memory", [Killed; 7]),
     ("signal the parent", [PERM; 7]),
+    ("limit the parent", [PERM; 7]),
+    ("move the parent", [PERM; 7]),
     ("open a TCP socket", [PERM; 7]),
     (
         "open a unix socket",
@@ -174,6 +177,8 @@ const NODE_TABLE: &[(&str, [End; 6])] = &[
     ("trace the parent", [Killed; 6]),
     ("read the parent's memory", [Killed; 6]),
     ("signal the parent", [PERM; 6]),
+    ("limit the parent", [PERM; 6]),
+    ("move the parent", [PERM; 6]),
     ("open a TCP socket", [ACCESS, PERM, PERM, PERM, PERM, PERM]),
     ("open a unix socket", [Done, PERM, PERM, PERM, PERM, Done]),
     ("connect over TCP", [Done, PERM, PERM, PERM, PERM, Done]),
@@ -282,6 +287,19 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
             Ok(nix::sys::uio::process_vm_readv(raw(parent()), local, &[remote]).map(drop)?)
         }
         "signal the parent" => Ok(rustix::process::test_kill_process(parent())?),
+        // A process that used up its CPU time is killed: such a limit is as good as a signal.
+        "limit the parent" => {
+            let none = Rlimit {
+                current: Some(0),
+                maximum: Some(0),
+            };
+            Ok(prlimit(Some(parent()), Resource::Core, none).map(drop)?)
+        }
+        "move the parent" => {
+            let mut cpus = CpuSet::new();
+            (0..CpuSet::MAX_CPU).for_each(|cpu| cpus.set(cpu));
+            Ok(sched_setaffinity(Some(parent()), &cpus)?)
+        }
         "open a TCP socket" => std::net::TcpListener::bind("127.0.0.1:0").map(drop),
         "open a unix socket" => std::os::unix::net::UnixDatagram::unbound().map(drop),
         // Nothing listens on that port.
