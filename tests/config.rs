@@ -141,7 +141,12 @@ fn what_is_wrong_is_refused_in_a_line() {
         "{}",
         ended.stderr
     );
-    // Neither is read to its end: a device has none, and an image is larger than memory.
+}
+
+/// A device has no end, and an image is larger than memory.
+#[test]
+fn a_file_that_is_no_description_is_not_read_to_its_end() {
+    let scratch = Scratch::in_memory();
     let image = scratch.join("image");
     std::fs::File::create(&image)
         .unwrap()
