@@ -66,6 +66,7 @@ fn main() -> ExitCode {
         a_guest_sees_a_larger_export_after_a_reconnect,
         an_idle_disk_costs_nothing,
         an_attacking_server_takes_only_its_own_disk_with_it,
+        a_server_that_is_away_is_worth_another_attempt_and_one_that_is_unfit_is_not,
         servers_that_cannot_be_used_are_named_with_the_remedy,
     ])
 }
@@ -561,6 +562,19 @@ fn an_attacking_server_takes_only_its_own_disk_with_it() {
         assert_eq!(lost, Some(number), "{}", daemon.log());
     }
     daemon.finish();
+}
+
+/// A service manager starts the daemon again for code 1 only.
+fn a_server_that_is_away_is_worth_another_attempt_and_one_that_is_unfit_is_not() {
+    let scratch = Scratch::in_memory();
+    let _empty = NbdServer::start(&scratch.join("empty"), Export::able(0));
+    for (server, code) in [("away", 1), ("empty", 2)] {
+        let uri = format!("nbd+unix:///?socket={}", scratch.join(server).display());
+        let socket = scratch.join("socket");
+        let args = ["serve", "--disk", &uri, "--socket-path"];
+        let exited = run_to_exit(&[&args[..], &[socket.to_str().unwrap()]].concat());
+        assert_eq!(exited.code, Some(code), "{server}: {}", exited.stderr);
+    }
 }
 
 fn servers_that_cannot_be_used_are_named_with_the_remedy() {

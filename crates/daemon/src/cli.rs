@@ -82,7 +82,7 @@ Examples:
   As a program that follows the conventions of vhost-user back-ends is started:
       cleave --socket-path /run/cleave/a.sock --blk-file /var/lib/images/a.img
 
-Exit codes: 0 ended as asked, 1 failed while running, 2 bad input.";
+Exit codes: 0 ended as asked, 1 failed while running or a server that does not answer, 2 bad input.";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:

@@ -172,6 +172,15 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// Whether the same attempt may succeed later: its server does not answer now.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            OpenError::Nbd(_, error) => error.may_pass(),
+            OpenError::Rbd(_, error) => error.may_pass(),
+            _ => false,
+        }
+    }
+
     /// The error for a failed system call.
     pub(crate) fn io(path: &Path, source: impl Into<io::Error>) -> OpenError {
         OpenError::Io(path.display().to_string(), source.into())

@@ -58,6 +58,11 @@ pub(crate) fn io(result: i32) -> io::Error {
 }
 
 impl RbdError {
+    /// Whether the cluster may answer later.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, RbdError::Connect(_, error) if error.kind() == io::ErrorKind::TimedOut)
+    }
+
     pub(crate) fn image(place: &Place, result: i32) -> RbdError {
         let name = match &place.snapshot {
             Some(snapshot) => format!("{}@{snapshot}", place.image_name()),

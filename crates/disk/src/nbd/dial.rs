@@ -48,6 +48,16 @@ pub enum NbdError {
     Unfit(String),
 }
 
+impl NbdError {
+    /// Whether the server may answer later.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            NbdError::Resolve(..) | NbdError::Io(_) | NbdError::Silent | NbdError::Closed => true,
+            NbdError::Breach(_) | NbdError::Refused(_) | NbdError::Unfit(_) => false,
+        }
+    }
+}
+
 impl From<Errno> for NbdError {
     fn from(errno: Errno) -> NbdError {
         NbdError::Io(errno.into())
