@@ -18,6 +18,10 @@ const ALONE: &[(&str, &str)] = &[
     // A worker that is to poll sleeps while others want its core.
     ("tests/control", "a_change_reaches_a_worker_at_rest"),
     ("tests/life", "polling_spins_only_while_there_is_a_vring"),
+    (
+        "crates/session/lib",
+        "a_tuning_reaches_sleeping_and_busy_workers",
+    ),
     // A frontend that dies has to be followed by the next one within 100 ms.
     ("tests/hostile", "promptness"),
     ("tests/hostile", "our_daemon_passes_a_row_of_each_table"),
