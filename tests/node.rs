@@ -613,32 +613,34 @@ fn what_is_no_file_in_the_state_folder_holds_nothing_up() {
     node.daemon.finish();
 }
 
-/// A node that is killed while it keeps a change has kept it for some disks only.
+/// A node that is killed while it keeps a change has kept it for some disks only; and one disk may speak for all of its group.
 #[test]
 fn the_disks_of_a_group_come_back_with_the_same_limits() {
-    let node = Node::start();
     let limits = json!({"group": "g", "iops-total": 1000});
-    for id in ["a", "b"] {
-        node.add(id, &json!({"disk": ["ram:1M"], "limits": limits}));
+    for (id, change) in [
+        ("b", ["iops-total = 1000", "iops-total = 2000"]),
+        ("a", ["iops-total = 1000\n", ""]),
+    ] {
+        let node = Node::start();
+        for id in ["a", "b"] {
+            node.add(id, &json!({"disk": ["ram:1M"], "limits": limits}));
+        }
+        let node = killed(node, |folder| {
+            let file = folder.join(format!("state/disks/{id}.toml"));
+            let text = std::fs::read_to_string(&file).unwrap();
+            let [from, to] = change;
+            assert!(text.contains(from), "{text}");
+            std::fs::write(&file, text.replace(from, to)).unwrap();
+        });
+        for id in ["a", "b"] {
+            assert!(wait_until(|| node.state(id) == "serving"));
+            let disk = node.disk(id);
+            assert_eq!(disk["spec"]["limits"], limits, "{id}");
+            let in_force = &disk["tuning"]["limits"];
+            assert_eq!(*in_force, json!({"iops-total": 1000}), "{id}");
+        }
+        node.daemon.finish();
     }
-    let node = killed(node, |folder| {
-        let file = folder.join("state/disks/b.toml");
-        let text = std::fs::read_to_string(&file).unwrap();
-        std::fs::write(&file, text.replace("1000", "2000")).unwrap();
-    });
-    for id in ["a", "b"] {
-        assert!(wait_until(|| node.state(id) == "serving"));
-    }
-    for id in ["a", "b"] {
-        let disk = node.disk(id);
-        assert_eq!(disk["spec"]["limits"], limits, "{id}");
-        assert_eq!(
-            disk["tuning"]["limits"],
-            json!({"iops-total": 1000}),
-            "{id}"
-        );
-    }
-    node.daemon.finish();
 }
 
 /// The kernel asks the server of a file for its permissions whenever its watch changes, as a busy disk has it do each second.

@@ -208,23 +208,32 @@ async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
     manager.ready(&format!("serving {served} of {} disks", all.len()));
 }
 
+/// The limits of each group: those of its first disk that names any. A node that was killed during a change may have written it
+/// for some of the disks only.
+fn limits_of_groups<'a>(
+    files: impl Iterator<Item = &'a DiskFile>,
+) -> BTreeMap<String, BTreeMap<String, u64>> {
+    let mut of_groups = BTreeMap::new();
+    for file in files {
+        let values = file.limit_values();
+        if let Some(group) = file.limit_group().filter(|_| !values.is_empty()) {
+            of_groups.entry(group.to_owned()).or_insert(values);
+        }
+    }
+    of_groups
+}
+
 impl Node {
     /// Starts the disks that are kept; how many there are.
     fn restore(self: &Arc<Node>) -> Result<usize, Failure> {
         let found = self.files.load()?;
         let count = found.len();
-        // A node that was killed during a change may have written it for some disks of a group only.
-        let mut of_groups: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
+        let of_groups = limits_of_groups(found.iter().filter_map(|(_, file)| file.as_ref().ok()));
         for (id, file) in found {
             let kept = match file {
                 Ok(written) => {
-                    let file = match written.limit_group() {
-                        Some(group) => {
-                            let values = of_groups.entry(group.to_owned());
-                            written.with_limits(values.or_insert(written.limit_values()))
-                        }
-                        None => written.clone(),
-                    };
+                    let values = written.limit_group().and_then(|group| of_groups.get(group));
+                    let file = values.map_or(written.clone(), |values| written.with_limits(values));
                     Kept::start(self, &id, file, Some(written))
                 }
                 Err(why) => Kept::unread(&id, why),
