@@ -514,7 +514,7 @@ fn a_put_is_answered_when_the_disk_is_kept_and_not_before() {
     node.daemon.finish();
 }
 
-/// What is removed already is shown as that, and the operator can lose patience with it.
+/// A disk that drains is shown as ending, and the operator can end the drain.
 #[test]
 fn a_disk_that_drains_can_be_ended_at_once() {
     if !is_root() {

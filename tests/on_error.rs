@@ -353,7 +353,7 @@ fn a_vring_that_was_reset_with_a_held_request_has_no_position() {
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     assert!(holds(&control));
     client.frontend().set_status(0).unwrap();
-    // Least of all the one at which it started: the guest's writes would be done once more.
+    // With the position at which it started, the guest's writes would be done once more.
     let result = client.frontend().vring_base(0);
     assert!(matches!(result, Err(Error::Closed)), "{result:?}");
     drop(client);

@@ -21,8 +21,8 @@ const MANY: u32 = 256;
 const DISK_KIB_MAX: u64 = 1024;
 /// From exec until all sockets can be connected to. A second is promised; this is a debug build.
 const START_MAX: Duration = Duration::from_secs(2);
-/// The fastest of so many counts: after a kill the kernel takes seconds to end the rings of the one before if the machine is
-/// busy, and its successor waits for that.
+/// Starts, of which the fastest counts. On a busy machine the kernel takes seconds to end the rings of a killed daemon, and the
+/// next one waits for that.
 const STARTS: u32 = 3;
 
 fn id(at: u32) -> String {

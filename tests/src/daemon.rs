@@ -338,7 +338,7 @@ impl Daemon {
             panic!("the daemon exited early: {how}\n{}", self.log_tail());
         }
         self.signal(Signal::TERM);
-        // Of a step in which the whole machine stood still, little is the daemon's.
+        // While the whole machine stands still, a step takes long and the daemon is not at fault.
         let mut waited = Duration::ZERO;
         while self.alive().is_ok() && waited < EXIT_MAX {
             let step = Stopwatch::start();

@@ -68,8 +68,8 @@ impl Watches {
                     ..
                 } => device = Some(file),
                 Backing::Nbd(nbd) => servers.push(nbd.size_changed()),
-                // Of a stripe too: librbd fails a request behind the end of an image that shrank, but of a write across that end
-                // it drops the rest and calls it done.
+                // The images of a stripe are watched too. If one shrinks, librbd fails a request behind its end. But of a write
+                // across that end it drops the rest, and reports success.
                 Backing::Rbd(image) => servers.push(image.changed()),
                 Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } => {}
             }
@@ -153,8 +153,8 @@ impl Watch {
         }
     }
 
-    /// What tells the kernel which events are wanted. The kernel asks the server of a file for permission then, so it is for a
-    /// thread that may wait for the disk.
+    /// Returns a function that tells the kernel which events are wanted. Call it on a thread that may wait for the disk: the
+    /// kernel asks the server of a file for permission.
     pub(crate) fn arm(&self) -> impl FnOnce() + Send + use<> {
         let files = match self {
             Watch::Files(files) => Some(files.clone()),

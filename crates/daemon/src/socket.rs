@@ -511,7 +511,7 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
-    /// A program that keeps a place for the zero at its end could not connect to a longer one.
+    /// Some programs need the last byte for a zero, so they could not connect to a longer path.
     #[test]
     fn the_path_of_a_socket_for_a_group_is_no_longer_than_of_any_other() {
         let folder = tempfile::tempdir().unwrap();

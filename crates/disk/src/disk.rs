@@ -288,7 +288,8 @@ impl Disk {
     }
 
     /// Makes everything durable that was written so far. It may block for as long as the storage does. A failure is
-    /// recorded as that of a guest's flush is. While a worker serves an NBD disk, only that can flush it: the connections are its own.
+    /// recorded as that of a guest's flush is. An NBD disk that a worker serves has to be flushed by the worker, which has the
+    /// connections.
     pub fn sync(&self) -> io::Result<()> {
         if self.sync_failed() {
             return Err(io::Error::other(

@@ -204,8 +204,8 @@ impl Leg {
         }
     }
 
-    /// Opens the file again for each further worker, and for `sync`. On failure nothing changes; that of `sync` alone, which
-    /// then shares the first worker's, is none.
+    /// Opens the file again for each further worker, and for `sync`. On failure nothing changes. If only the file for `sync`
+    /// cannot be opened, `sync` uses the first worker's.
     pub(crate) fn open_for(&mut self, workers: u16) -> io::Result<()> {
         if let Backing::File { file, .. } = &self.backing {
             let sync_file = reopen(file).ok();
@@ -217,9 +217,9 @@ impl Leg {
         Ok(())
     }
 
-    /// Makes everything durable that was written so far, for somebody who is no worker. Not through a worker's open file
-    /// description: while this learns that a write-back has failed, an fsync of that worker would learn nothing, and the
-    /// guest's flush would succeed.
+    /// Makes everything durable that was written so far, for a caller that is no worker. It has an open file description of its
+    /// own, because the kernel reports a failed write-back once to each description. If a worker's were used, this call could
+    /// take the report, and the guest's flush would succeed.
     pub(crate) fn sync(&self) -> io::Result<()> {
         match (&self.sync_file, &self.backing) {
             (Some(file), _) | (None, Backing::File { file, .. }) => file.sync_data(),

@@ -99,7 +99,7 @@ fn a_failed_write_back_is_reported_to_every_worker() {
     assert_eq!(rustix::fs::fsync(late), Ok(()));
 }
 
-/// Or a worker's flush beside it would succeed until the failure is noted.
+/// If it did, a worker's flush at the same time would succeed, although writes were lost.
 #[test]
 fn a_sync_of_the_operator_takes_no_failure_away_from_a_worker() {
     let _limit = LIMIT.lock().unwrap();

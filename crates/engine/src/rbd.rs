@@ -86,8 +86,8 @@ fn image(disk: &Disk, leg: u16) -> Result<&Image, i32> {
     }
 }
 
-/// Bytes of the next part of a discard, or of zeroes, of which `left` remain. It ends where an object ends, so that an object is given
-/// back as a whole.
+/// Bytes of the next part of a discard or of zeroes, of which `left` bytes remain. The part ends where an object ends, so that
+/// objects are given back as a whole.
 fn range_part(object_bytes: u64, offset: u64, left: u64) -> u64 {
     let most = RANGE_MAX.min(object_bytes.saturating_mul(RANGE_OBJECTS));
     left.min(most - offset % object_bytes)

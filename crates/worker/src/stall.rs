@@ -29,7 +29,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 enum Phase {
     /// The operator.
     Held,
-    /// The end of its vring's rest, to fail then: the operator ordered that while there was no ring for the answer.
+    /// The end of its vring's rest, when it fails. The operator ordered that while there was no ring for the answer.
     Failing,
     /// A time. `closes`: the request was held, so its vring takes no new requests until it is in flight.
     Due { at_ns: u64, closes: bool },

@@ -175,7 +175,7 @@ struct State {
     buckets: [Bucket; LimitKind::COUNT],
     /// Up to then the buckets have leaked.
     leaked_ns: u64,
-    /// How much service the disk has had that was admitted last: where one begins that comes anew. By [`Class`].
+    /// Service of the disk that was admitted last, by [`Class`]. A disk that begins to wait starts from there.
     now_served: [f64; Class::COUNT],
     /// The disks; one that left leaves its place to the next.
     members: Vec<Option<Member>>,
@@ -385,8 +385,8 @@ impl State {
         });
     }
 
-    /// How long those will take that wait for a class and have had less of it: a request of each such disk, and of each such
-    /// vring of this one.
+    /// Time for those that wait for a class and have had less of it. Each such disk has one request before this one, and so has
+    /// each such vring of this disk.
     fn before(&self, asker: Asker, class: Class) -> f64 {
         let Some(Some(own)) = self.members.get(asker.member) else {
             return 0.0;

@@ -88,7 +88,7 @@ impl Drop for Connections {
     }
 }
 
-/// Whether a connection has an answer without end, or one for which a disk is waited for, which no time limits.
+/// Whether a connection has an answer that no time limits: it has no end, or it waits for a disk.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Streaming(Arc<AtomicBool>);
 

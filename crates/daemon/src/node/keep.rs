@@ -39,7 +39,7 @@ const ORDERS_MAX: usize = 64;
 pub(super) struct Kept {
     pub(super) id: String,
     file: Mutex<DiskFile>,
-    /// What its file on the disk of the host has; `None` before that is written for the first time.
+    /// The content of its file in the state folder. `None`: the file has not been written yet.
     written: Mutex<Option<DiskFile>>,
     /// Descriptors that it may come to need.
     pub(super) descriptors: u64,
@@ -91,7 +91,7 @@ enum Wanted {
 
 impl Kept {
     /// Starts to open and serve a disk. To be called inside the runtime.
-    /// `written`: what its file has.
+    /// `written`: the content of its file, if there is one.
     pub(super) fn start(
         node: &Arc<Node>,
         id: &str,
@@ -147,7 +147,7 @@ impl Kept {
         *self.lock_file() = file;
     }
 
-    /// What its file has been written with.
+    /// The content of its file in the state folder, if that has been written.
     pub(super) fn written(&self) -> Option<DiskFile> {
         self.lock_written().clone()
     }
@@ -439,8 +439,8 @@ async fn serve(
     lost
 }
 
-/// Closes a disk. A file may wait for its server, so nobody waits for that. The locks of images are given back before a node may
-/// end: whoever serves them next would have to wait until the cluster knows that this client is dead.
+/// Closes a disk on another thread, because closing a file may wait for its server. Images are waited for, so that a node which
+/// ends has given back their locks. Otherwise the next client would have to wait until the cluster counts this one as dead.
 async fn close(disk: Arc<Disk>) {
     let is_image = |leg: &Leg| matches!(leg.backing(), Backing::Rbd(_));
     let has_images = disk.legs().iter().any(is_image);

@@ -337,7 +337,7 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool)
     Ok((kept, true))
 }
 
-/// A disk that names a group alone has the limits of the others, of which none may be served at the moment.
+/// Gives a disk that names only a group the limits of the others. They have limits even while none of them is served.
 fn with_limits_of_group<'a>(
     file: DiskFile,
     mut others: impl Iterator<Item = &'a Arc<Kept>>,
@@ -461,7 +461,7 @@ async fn end(node: &Arc<Node>, kept: &Arc<Kept>, mode: &str) -> Answer {
         return Err(Refusal(StatusCode::CONFLICT, "it goes on".to_owned()));
     };
     let _changing = node.changing.lock().await;
-    // Another request may have removed it, and a third have added one of its name, whose file this is.
+    // Another request may have removed it, and a third may have added a disk of the same name. The file belongs to that one.
     let is_another = node
         .find(&kept.id)
         .is_some_and(|now| !Arc::ptr_eq(&now, kept));

@@ -42,8 +42,8 @@ struct Watched {
 #[derive(Debug, Default)]
 struct WatchedFile {
     watchers: Vec<Watcher>,
-    /// Held while the kernel is told what is watched for. It asks the server of the file for permission then, which may take
-    /// for ever, so this is for threads that may wait, and `Watched` is not locked meanwhile.
+    /// Held while the kernel is told which events are wanted. The kernel asks the server of the file for permission, which may
+    /// take for ever. So only threads that may wait hold this, and `Watched` is not locked meanwhile.
     arming: Arc<Mutex<()>>,
 }
 
@@ -126,7 +126,7 @@ impl Files {
 }
 
 impl Watched {
-    /// What the disks of a file want to know of.
+    /// The events that the disks of a file want.
     fn wanted(&self, watch: i32) -> WatchFlags {
         let file = self.files.get(&watch);
         let each = file.into_iter().flat_map(|file| &file.watchers);

@@ -197,8 +197,8 @@ fn open(target: &Target, deadline: Instant) -> Result<OwnedFd, NbdError> {
     if matches!(target, Target::Tcp(_)) {
         sockopt::set_tcp_nodelay(&socket, true)?;
         sockopt::set_socket_keepalive(&socket, true)?;
-        // What waits to be sent when the socket is closed is dropped. The kernel would go on sending it for minutes, and a write
-        // that arrives when the network is back could replace what the guest wrote after it on another connection.
+        // A socket that is closed drops the data that it has not sent. Otherwise the kernel would go on sending for minutes. A write
+        // that arrives when the network is back could replace newer data, written on another connection.
         sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     }
     Ok(socket)

@@ -59,8 +59,8 @@ impl Nbd {
             fence_at: Instant::now() + self.times.fence,
         };
         if !is_closed && needs_fence {
-            // The server sees that nothing more comes, and does not read on. If it closes its side after that, it need not be done:
-            // qemu-nbd closes at once, and applies what a slow disk still has. A full ring does no harm.
+            // The server sees that no more requests come. If it closes its side then, it may still have writes to apply: qemu-nbd
+            // closes at once and leaves them to a slow disk. A full ring does no harm.
             self.shut_down(reactor, line, libc::SHUT_WR);
             self.line_mut(line).is_deaf = true;
         }
@@ -153,14 +153,15 @@ impl Nbd {
             let flight = &mut self.flights[usize::from(index)];
             (flight.sent, flight.cookie, flight.early) = (Sent::Nothing, 0, None);
             if part::is_durable(entry.kind) && !flight.flushed {
-                // What was answered and not flushed may be lost with the server, and the flush of the next one would not say so.
+                // The server may have lost data that it answered and did not flush. A flush on the next connection would not
+                // report that.
                 entry.pos = 0;
             }
             let waited = now.saturating_duration_since(*flight.lost_at.get_or_insert(now));
             if flight.doomed {
                 self.finish(index, Err(libc::EFAULT));
             } else if waited > reconnect {
-                // It may be the request itself for which the server turns us away, again and again.
+                // The server may close each connection because of this very request.
                 self.finish(index, Err(libc::ENOTCONN));
             }
         }

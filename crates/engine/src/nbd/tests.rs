@@ -593,8 +593,8 @@ fn nothing_ends(store: &mut Uring) {
     }
 }
 
-/// Otherwise the op ended while its request waits to be sent, and the request of the next op in its place would be sent twice, from
-/// memory that may be gone by then.
+/// Otherwise the op would end while its request waits to be sent. The next op takes its place, and its request would be sent twice,
+/// from memory that may be gone by then.
 #[test]
 fn an_answer_that_begins_before_its_request_is_sent_ends_the_connection() {
     // Several times what a socket takes, and less than a message.

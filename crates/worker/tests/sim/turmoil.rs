@@ -23,7 +23,7 @@ struct Turmoil {
     goes_on: bool,
     /// By head: the sector and the byte of a write, or `FLUSH`.
     flying: HashMap<u16, (u64, u8)>,
-    /// What each sector may contain: no two writes of one are in flight at a time.
+    /// The possible contents of each sector, of which at most one write is in flight at a time.
     possible: Vec<Vec<u8>>,
     byte: u8,
     log: Vec<String>,
