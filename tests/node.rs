@@ -8,14 +8,34 @@ use std::time::{Duration, Instant};
 
 use cleave_client::Client;
 use cleave_tests::{
-    Node, Scratch, UnresponsiveFs, exercise, is_root, program_path, run_to_exit, scale, small,
-    wait_until,
+    Node, Scratch, UnresponsiveFs, exercise, ignored, is_root, program_path, run_to_exit, scale,
+    small, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 fn ram() -> Value {
     json!({"disk": ["ram:4M"], "queues": 2, "persistent": false})
+}
+
+/// Kills it, and starts it again with the same files.
+fn killed(mut node: Node, meanwhile: impl FnOnce(&Path)) -> Node {
+    node.daemon.die().unwrap();
+    meanwhile(node.daemon.scratch().path());
+    let next = node.daemon.start_again().unwrap();
+    node.daemon.abandon();
+    Node { daemon: next }
+}
+
+/// A file system that can fall silent, and its folder.
+fn mounted() -> Option<(Scratch, UnresponsiveFs)> {
+    if !is_root() {
+        ignored("needs root, to mount");
+        return None;
+    }
+    let folder = Scratch::in_memory();
+    let silent = UnresponsiveFs::mount(&folder, 4 << 20).unwrap();
+    Some((folder, silent))
 }
 
 /// The commands of docs/node.md, one after the other in a shell.
@@ -183,11 +203,7 @@ fn disks_come_back_after_a_kill_and_after_sigterm() {
     client.queue(0).write(8192, &data).unwrap();
     drop(client);
     for _ in 0..2 {
-        let next = Node {
-            daemon: node.daemon.succeed().unwrap(),
-        };
-        node.daemon.abandon();
-        node = next;
+        node = killed(node, |_| {});
         assert!(wait_until(|| ["a", "b"]
             .iter()
             .all(|id| node.state(id) == "serving")));
@@ -257,11 +273,7 @@ fn a_missing_file_keeps_only_its_own_disk_away() {
         "queues = [",
     )
     .unwrap();
-    let next = Node {
-        daemon: node.daemon.succeed().unwrap(),
-    };
-    node.daemon.abandon();
-    node = next;
+    node = killed(node, |_| {});
     assert!(wait_until(|| node.state("b") == "serving"));
     assert!(wait_until(|| node.state("a") == "failed"));
     let error = node.get("/v1/disks/a")["error"].to_string();
@@ -286,13 +298,10 @@ fn a_missing_file_keeps_only_its_own_disk_away() {
 /// A disk whose server is silent holds up neither the others nor the interface, and the end only for its deadline.
 #[test]
 fn a_hung_disk_is_felt_by_nobody_else() {
-    if !is_root() {
-        println!("left out: needs root, to mount");
-        return;
-    }
     let node = Node::start();
-    let mount = Scratch::in_memory();
-    let silent = UnresponsiveFs::mount(&mount, 4 << 20).unwrap();
+    let Some((_mount, silent)) = mounted() else {
+        return;
+    };
     let count = 63;
     for at in 0..count {
         node.add(&format!("d{at}"), &ram());
@@ -387,15 +396,6 @@ fn many_idle_disks_wake_nobody() {
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(node.daemon.wakes(), first, "an idle node wakes up");
     node.daemon.finish();
-}
-
-/// Kills it, and starts it again with the same files.
-fn killed(mut node: Node, meanwhile: impl FnOnce(&Path)) -> Node {
-    node.daemon.die().unwrap();
-    meanwhile(node.daemon.scratch().path());
-    let next = node.daemon.start_again().unwrap();
-    node.daemon.abandon();
-    Node { daemon: next }
 }
 
 /// Has the next write of the file of disk `id` wait until the guard is dropped, and fail then.
@@ -517,13 +517,10 @@ fn a_put_is_answered_when_the_disk_is_kept_and_not_before() {
 /// A disk that drains is shown as ending, and the operator can end the drain.
 #[test]
 fn a_disk_that_drains_can_be_ended_at_once() {
-    if !is_root() {
-        println!("left out: needs root, to mount");
-        return;
-    }
     let node = Node::start();
-    let mount = Scratch::in_memory();
-    let silent = UnresponsiveFs::mount(&mount, 4 << 20).unwrap();
+    let Some((_mount, silent)) = mounted() else {
+        return;
+    };
     let body = json!({"disk": [silent.file()], "queues": 1, "stop_deadline": 50, "direct": "off"});
     node.add("hung", &body);
     let mut client = node.open("hung", &small(1));
@@ -646,13 +643,10 @@ fn the_disks_of_a_group_come_back_with_the_same_limits() {
 /// The kernel asks the server of a file for its permissions whenever its watch changes, as a busy disk has it do each second.
 #[test]
 fn a_busy_disk_that_hangs_does_not_hold_up_the_interface() {
-    if !is_root() {
-        println!("left out: needs root, to mount");
-        return;
-    }
     let node = Node::start();
-    let mount = Scratch::in_memory();
-    let silent = UnresponsiveFs::mount(&mount, 4 << 20).unwrap();
+    let Some((_mount, silent)) = mounted() else {
+        return;
+    };
     node.add("other", &ram());
     node.add(
         "hung",
@@ -682,12 +676,9 @@ fn a_busy_disk_that_hangs_does_not_hold_up_the_interface() {
 /// As many as may be opened at once.
 #[test]
 fn disks_whose_server_is_silent_keep_no_other_disk_away() {
-    if !is_root() {
-        println!("left out: needs root, to mount");
+    let Some((_mount, silent)) = mounted() else {
         return;
-    }
-    let mount = Scratch::in_memory();
-    let silent = UnresponsiveFs::mount(&mount, 4 << 20).unwrap();
+    };
     let node = killed(Node::start(), |folder| {
         let keep = |id: &str, disk: &str| {
             let file = folder.join(format!("state/disks/{id}.toml"));

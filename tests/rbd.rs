@@ -55,6 +55,7 @@ fn main() -> ExitCode {
         a_daemon_that_waits_for_its_cluster_says_so: CEPH,
         a_probe_measures_an_image: CEPH,
         images_that_cannot_be_served_are_refused_in_a_line: CEPH,
+        a_cluster_that_is_away_is_worth_another_attempt: CEPH,
         a_host_without_librbd_is_told_what_to_install,
     ]);
     stop();
@@ -791,6 +792,17 @@ fn images_that_cannot_be_served_are_refused_in_a_line() {
         assert_ne!(exited.code, Some(0));
         assert!(exited.stderr.contains(part), "{disk}: {}", exited.stderr);
     }
+}
+
+/// A service manager starts the daemon again for code 1 only.
+fn a_cluster_that_is_away_is_worth_another_attempt() {
+    let scratch = Scratch::in_memory();
+    let conf = scratch.join("conf");
+    let away = "[global]\nmon_host = v2:127.0.0.1:1\nauth_client_required = none\nclient_mount_timeout = 1\n";
+    std::fs::write(&conf, away).unwrap();
+    let disk = format!("rbd:rbd/good,conf={}", conf.display());
+    let exited = run_to_exit(&["serve", "--socket-path", "/nowhere/s", "--disk", &disk]);
+    assert_eq!(exited.code, Some(1), "{}", exited.stderr);
 }
 
 fn a_host_without_librbd_is_told_what_to_install() {

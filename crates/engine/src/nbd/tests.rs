@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use cleave_disk::{Disk, DiskSpec, OpenOptions};
+use cleave_disk::{Disk, OpenOptions};
 use cleave_tests::Scratch;
 use cleave_tests::nbd::{
     ABLE, Asked, Export, FLUSH, MULTI, NbdServer, READ, Reaction, WRITE, chunk, chunk_of, data_at,
@@ -37,8 +37,14 @@ impl Bench {
     fn new(export: Export, options: &str) -> Bench {
         let scratch = Scratch::in_memory();
         let server = NbdServer::start(&scratch.join("nbd"), export);
-        let spec: DiskSpec = server.uri(options).parse().unwrap();
-        let disk = Disk::open(&spec, &OpenOptions::default()).unwrap();
+        Bench::with(scratch, server, options)
+    }
+
+    /// For the server at the path `nbd` in the folder; `server` is behind it.
+    fn with(scratch: Scratch, server: NbdServer, options: &str) -> Bench {
+        let path = scratch.join("nbd");
+        let uri = format!("nbd+unix:///?socket={}{options}", path.display());
+        let disk = Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap();
         Bench {
             _scratch: scratch,
             server,
@@ -624,17 +630,7 @@ fn an_answer_that_begins_before_its_request_is_sent_ends_the_connection() {
             let _ = std::io::copy(&mut stream, &mut std::io::sink());
         },
     );
-    let uri = format!(
-        "nbd+unix:///?socket={}{QUICK}",
-        scratch.join("nbd").display()
-    );
-    let disk = Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap();
-    let bench = Bench {
-        _scratch: scratch,
-        server,
-        disk: Arc::new(disk),
-        guest: Guest::new(),
-    };
+    let bench = Bench::with(scratch, server, QUICK);
     let mut store = bench.store();
     nothing_ends(&mut store);
     let large = [segment(0, LARGE as u32)];
@@ -798,15 +794,7 @@ fn a_further_connection_that_promises_less_than_the_first_is_not_used() {
             }
         },
     );
-    let path = scratch.join("nbd");
-    let uri = format!("nbd+unix:///?socket={}&connections=2", path.display());
-    let disk = Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap();
-    let bench = Bench {
-        _scratch: scratch,
-        server,
-        disk: Arc::new(disk),
-        guest: Guest::new(),
-    };
+    let bench = Bench::with(scratch, server, "&connections=2");
     let mut store = bench.store();
     assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
     assert_eq!(flushed.try_recv(), Ok(FLUSH as u8));

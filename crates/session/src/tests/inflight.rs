@@ -136,15 +136,21 @@ fn leave(file: &File, vring: u64) {
     file.write_all_at(&[1], at + 16).unwrap();
 }
 
+/// A frontend that brings a region with a request of vring 2 that an earlier daemon left.
+fn left_request() -> (Frontend, Driver, File) {
+    let file = memory_file(REGION_BYTES);
+    let mut frontend = Frontend::with_memory();
+    assert_eq!(frontend.give(&layout(REGION_BYTES, 0, 4, 256), &file), Ack);
+    let mut driver = Driver::new(&frontend, 2);
+    driver.make();
+    leave(&file, 2);
+    (frontend, driver, file)
+}
+
 #[test]
 fn requests_left_by_a_daemon_are_repeated_whatever_base_says() {
     for base in [0, 1, 4711] {
-        let file = memory_file(REGION_BYTES);
-        let mut frontend = Frontend::with_memory();
-        assert_eq!(frontend.give(&layout(REGION_BYTES, 0, 4, 256), &file), Ack);
-        let mut driver = Driver::new(&frontend, 2);
-        driver.make();
-        leave(&file, 2);
+        let (mut frontend, driver, file) = left_request();
         frontend.configure_at(&driver, base);
         assert_eq!(
             frontend.request(Req::SET_VRING_ENABLE, &words(&[2, 1])),
@@ -210,12 +216,7 @@ fn random_bytes_in_a_region_retire_only_its_vring() {
 fn a_vring_stops_without_its_ring_although_an_earlier_daemon_left_requests() {
     let region = longs(&[0, 0, MEM_BYTES, USER, 0]);
     for asks in [false, true] {
-        let file = memory_file(REGION_BYTES);
-        let mut frontend = Frontend::with_memory();
-        assert_eq!(frontend.give(&layout(REGION_BYTES, 0, 4, 256), &file), Ack);
-        let mut driver = Driver::new(&frontend, 2);
-        driver.make();
-        leave(&file, 2);
+        let (mut frontend, driver, file) = left_request();
         // It is not enabled, so nothing is taken yet.
         frontend.configure_at(&driver, 0);
         assert_eq!(frontend.request(Req::REM_MEM_REG, &region), Ack);

@@ -13,7 +13,7 @@ use cleave_guest::{Epoch, Memory};
 use cleave_worker::{Control, Device, VringStart, Worker, reactor};
 
 use crate::driver::{Ask, Driver};
-use crate::{Bench, FEATURES, device, event, quiet};
+use crate::{Bench, FEATURES, device, event, quiet, vring};
 
 /// Completes every op at once, and calls a closure in the middle of the first.
 struct Meddler {
@@ -70,18 +70,11 @@ fn worker_with(
     (worker.unwrap(), control)
 }
 
-/// A vring on the driver's ring, from position 0.
-fn vring(index: u16) -> VringStart {
+/// A vring that calls nobody.
+fn silent(index: u16) -> VringStart {
     VringStart {
-        index,
-        layout: Driver::layout(),
-        base: 0,
-        journal: None,
-        features: FEATURES,
-        kick: Some(event()),
         call: None,
-        err: None,
-        enabled: true,
+        ..vring(index)
     }
 }
 
@@ -108,7 +101,7 @@ fn a_write_after_the_cache_is_switched_off_is_durable_within_the_same_batch() {
         ended: Vec::new(),
     };
     let (mut worker, control) = worker_with(store, device, memory);
-    let started = control.start(vring(0));
+    let started = control.start(silent(0));
     let ask = Ask::write(0, vec![1; 512], 512, false);
     driver.borrow_mut().submit(&ask).unwrap();
     worker.lap().unwrap();
@@ -137,7 +130,7 @@ fn a_vring_that_fills_the_store_leaves_room_for_the_others() {
     let (mut worker, control) = worker_with(store, device, memory);
     // Both use the same ring, so both have the same work.
     for index in 0..2 {
-        let _started = control.start(vring(index));
+        let _started = control.start(silent(index));
     }
     worker.lap().unwrap();
     for sector in 0..8 {
@@ -172,7 +165,7 @@ fn an_inline_batch_is_not_cut_short_for_an_idle_disk() {
         };
         let device = device(cleave_worker::Split::Off);
         let (mut worker, control) = worker_with(store, device, memory);
-        let _started = control.start(vring(0));
+        let _started = control.start(silent(0));
         worker.lap().unwrap();
         for sector in 0..20 {
             driver.submit(&Ask::read(sector, 512, 512, true)).unwrap();

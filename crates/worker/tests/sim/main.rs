@@ -65,6 +65,21 @@ struct Bench {
     err: OwnedFd,
 }
 
+/// A vring on the driver's ring, from position 0.
+fn vring(index: u16) -> VringStart {
+    VringStart {
+        index,
+        layout: Driver::layout(),
+        base: 0,
+        journal: None,
+        features: FEATURES,
+        kick: Some(event()),
+        call: Some(event()),
+        err: None,
+        enabled: true,
+    }
+}
+
 fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
@@ -150,15 +165,9 @@ impl Bench {
         .unwrap();
         let err = event();
         let started = control.start(VringStart {
-            index: 0,
-            layout: Driver::layout(),
-            base: 0,
-            journal: None,
             features,
-            kick: Some(event()),
-            call: Some(event()),
             err: Some(err.try_clone().unwrap()),
-            enabled: true,
+            ..vring(0)
         });
         worker.lap().unwrap();
         started.wait_for(Duration::ZERO).unwrap().unwrap().unwrap();

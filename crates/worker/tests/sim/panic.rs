@@ -61,15 +61,9 @@ fn start(
     .unwrap();
     // Carried out in the first lap, which may be the one that panics.
     let _ = control.start(VringStart {
-        index: 0,
-        layout: Driver::layout(),
         base: 4711,
         journal: region.journal(0),
-        features: FEATURES,
-        kick: Some(event()),
-        call: Some(event()),
-        err: None,
-        enabled: true,
+        ..vring(0)
     });
     (worker, control)
 }

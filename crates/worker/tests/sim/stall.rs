@@ -8,7 +8,7 @@ use cleave_worker::record::Stalled;
 use cleave_worker::{Completion, Lap, Stopped, Tuning, VringStart};
 
 use crate::driver::{Answer, Ask, Driver, Part, SIZE};
-use crate::{Bench, DISK_BYTES, FEATURES, event, quiet};
+use crate::{Bench, DISK_BYTES, FEATURES, quiet, vring};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -262,15 +262,8 @@ fn other_vrings_go_on() {
     let bound = bench.control.bind(memory);
     bench.carry_out(bound);
     let started = bench.control.start(VringStart {
-        index: 1,
         layout: Driver::layout_at(elsewhere),
-        base: 0,
-        journal: None,
-        features: FEATURES,
-        kick: Some(event()),
-        call: Some(event()),
-        err: None,
-        enabled: true,
+        ..vring(1)
     });
     bench.carry_out(started).unwrap();
     other.submit(&Ask::flush()).unwrap();
@@ -447,16 +440,10 @@ fn stopping_a_kept_vring_leaves_its_stalled_requests_in_the_region() {
     for policy in ["hold", "retry:60"] {
         let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
         let start = || VringStart {
-            index: 0,
-            layout: Driver::layout(),
             // The frontend's value must be ignored.
             base: 4711,
             journal: region.journal(0),
-            features: FEATURES,
-            kick: Some(event()),
-            call: Some(event()),
-            err: None,
-            enabled: true,
+            ..vring(0)
         };
         let mut bench = bench(10, policy);
         let stopped = bench.control.stop(0);
@@ -674,15 +661,8 @@ fn a_vring_that_is_stopped_while_the_disk_is_quiesced_leaves_what_an_earlier_dae
     let layout = InflightLayout::new(1, SIZE);
     let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
     let start = || VringStart {
-        index: 0,
-        layout: Driver::layout(),
-        base: 0,
         journal: region.journal(0),
-        features: FEATURES,
-        kick: Some(event()),
-        call: Some(event()),
-        err: None,
-        enabled: true,
+        ..vring(0)
     };
     let mut bench = bench(17, "hold");
     let stopped = bench.control.stop(0);

@@ -73,15 +73,10 @@ impl Turmoil {
     fn start(&mut self, base: u16) {
         let enabled = !self.random.draw().is_multiple_of(4);
         let started = self.bench.control.start(VringStart {
-            index: 0,
-            layout: Driver::layout(),
             base,
             journal: self.region.as_ref().and_then(|region| region.journal(0)),
-            features: FEATURES,
-            kick: Some(event()),
-            call: Some(event()),
-            err: None,
             enabled,
+            ..vring(0)
         });
         self.wait(started).unwrap();
         self.is_running = true;

@@ -16,7 +16,7 @@ use cleave_worker::{
 };
 
 use crate::driver::{Ask, Driver, SIZE};
-use crate::{FEATURES, Random, device, event};
+use crate::{FEATURES, Random, device, event, vring};
 
 /// Number of moments at which the guest may act, over all runs.
 const MOMENTS: u64 = 1_000_000;
@@ -214,15 +214,9 @@ fn stage_with(
     let worker = Worker::new(reactor, store, device.clone(), memory, commands, alarm);
     let mut worker = worker.unwrap();
     let _started = control.start(VringStart {
-        index: 0,
-        layout: Driver::layout(),
-        base: 0,
-        journal: None,
         features,
         kick,
-        call: Some(event()),
-        err: None,
-        enabled: true,
+        ..vring(0)
     });
     worker.lap().unwrap();
     (worker, device, world, control)
