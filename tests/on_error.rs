@@ -375,10 +375,8 @@ fn the_policy_is_changed_while_the_disk_is_served() {
     };
     set("read=hold", "read=hold,write=report,enospc=report");
     assert!(io_error(&queue.write(BEYOND, &[0; 512])));
-    assert!(matches!(
-        queue.read(BEYOND, &mut [0; 512]),
-        Err(Error::TimedOut { .. })
-    ));
+    let stuck = queue.read(BEYOND, &mut [0; 512]);
+    assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
     assert!(holds(&control));
     set("report", "report");
     let answer = fetch(&control, "POST", "/v1/disks/disk/resume", "");

@@ -115,9 +115,7 @@ impl<S: Store> Worker<S> {
     /// Handles commands, and answers those that have taken effect.
     pub(crate) fn handle_commands(&mut self) -> Lap {
         self.inbox.is_pending = false;
-        if self.active.generation != self.device.registry.generation() {
-            self.retune();
-        }
+        self.adopt_tuning();
         loop {
             match self.inbox.commands.queue.try_recv() {
                 Ok(command) => self.handle_command(command),
@@ -207,7 +205,13 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Adopts the tuning that control has put in force.
+    /// Adopts the tuning that control has put in force, if it is another one.
+    pub(crate) fn adopt_tuning(&mut self) {
+        if self.active.generation != self.device.registry.generation() {
+            self.retune();
+        }
+    }
+
     fn retune(&mut self) {
         add(&self.meters.stats.switches_tuned, 1);
         // Read the generation first: if the tuning changes after that, the next check sees a newer generation.

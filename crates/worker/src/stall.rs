@@ -276,6 +276,8 @@ impl<S: Store> Worker<S> {
     /// Called when the last op of a request has completed and the disk failed it.
     #[cold]
     pub(crate) fn request_failed(&mut self, token: Token, ended: &Ended, errno: i32) {
+        // Whoever changed the policy may have sent this request before the bell was looked at.
+        self.adopt_tuning();
         let now_ns = self.now_ns();
         let action = self.action(ended.verb, errno);
         let number = usize::from(token.lane);
