@@ -13,7 +13,7 @@ use crate::accept::nanoseconds;
 use crate::incident::{Incident, IncidentHook};
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
-use crate::registry::{Registry, Syncing};
+use crate::registry::{Registry, Synced, Syncing};
 use crate::splitter::SplitState;
 use crate::throttle::{LimitGroup, Throttle};
 use crate::{LegTotals, Mode, Pool, Split, Splitter, Totals, Tried, Tuning};
@@ -198,8 +198,8 @@ impl Device {
         self.registry.sync()
     }
 
-    /// Whether that flush succeeded; `None`: it is not over.
-    pub fn synced(&self, syncing: &Syncing) -> Option<bool> {
+    /// How that flush ended; `None`: it is not over.
+    pub fn synced(&self, syncing: &Syncing) -> Option<Synced> {
         self.registry.synced(syncing)
     }
 

@@ -43,7 +43,7 @@ pub use incident::Incident;
 pub use limits::{Limit, LimitKind, Limits};
 pub use on_error::{Action, OnError};
 pub use pool::Pool;
-pub use registry::Syncing;
+pub use registry::{Synced, Syncing};
 pub use splitter::{Direction, Prior, Split, Splitter};
 pub use stats::{Mode, Totals, Tried};
 pub use throttle::LimitGroup;

@@ -40,6 +40,17 @@ pub struct Syncing {
     workers: Vec<Arc<Stats>>,
 }
 
+/// How such a flush ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Synced {
+    /// Each worker has flushed.
+    Done,
+    /// One failed.
+    Failed,
+    /// A worker ended before it had flushed: ask again.
+    Undone,
+}
+
 /// How often the operator has had held requests repeated, and failed. A worker compares them with those that it
 /// has carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,8 +104,8 @@ impl Registry {
         (!workers.is_empty()).then_some(Syncing { number, workers })
     }
 
-    /// Whether a flush succeeded; `None`: it is not over.
-    pub(crate) fn synced(&self, syncing: &Syncing) -> Option<bool> {
+    /// How a flush ended; `None`: it is not over.
+    pub(crate) fn synced(&self, syncing: &Syncing) -> Option<Synced> {
         let members = self.lock();
         let mut is_over = true;
         for stats in &syncing.workers {
@@ -107,12 +118,12 @@ impl Registry {
             };
             match (ended >> 1 >= syncing.number, ended & 1 == 1) {
                 (true, true) => {}
-                (true, false) => return Some(false),
-                (false, _) if !is_there() => return Some(false),
+                (true, false) => return Some(Synced::Failed),
+                (false, _) if !is_there() => return Some(Synced::Undone),
                 (false, _) => is_over = false,
             }
         }
-        is_over.then_some(true)
+        is_over.then_some(Synced::Done)
     }
 
     /// Has all workers repeat their held requests.
@@ -258,8 +269,8 @@ mod tests {
     use crate::Split;
     use crate::stats::add;
 
-    #[test]
-    fn totals_survive_a_worker_and_a_change_reaches_every_worker() {
+    /// A registry with two workers.
+    fn two_workers() -> (Registry, Vec<Arc<Stats>>, Vec<Arc<OwnedFd>>) {
         let registry = Registry::new(Tuning::new(Split::Off));
         let bells: Vec<_> = (0..2)
             .map(|_| {
@@ -270,6 +281,38 @@ mod tests {
         let stats: Vec<_> = (0..2).map(|_| Arc::new(Stats::default())).collect();
         for (stats, bell) in stats.iter().zip(&bells) {
             registry.enter(stats.clone(), bell.clone(), Arc::new([]));
+        }
+        (registry, stats, bells)
+    }
+
+    #[test]
+    fn a_flush_is_undone_if_a_worker_leaves_before_it_has_flushed() {
+        let (registry, stats, _bells) = two_workers();
+        let flushed = |worker: &Stats, syncing: &Syncing, is_ok: bool| {
+            let ended = syncing.number << 1 | u64::from(is_ok);
+            worker.synced.store(ended, Ordering::Release);
+        };
+        let first = registry.sync().unwrap();
+        flushed(&stats[0], &first, true);
+        assert_eq!(registry.synced(&first), None);
+        registry.leave(&stats[1]);
+        assert_eq!(registry.synced(&first), Some(Synced::Undone));
+        let second = registry.sync().unwrap();
+        assert_eq!(registry.synced(&second), None);
+        flushed(&stats[0], &second, true);
+        registry.leave(&stats[0]);
+        assert_eq!(registry.synced(&second), Some(Synced::Done));
+        assert!(registry.sync().is_none());
+        let (registry, stats, _bells) = two_workers();
+        let failed = registry.sync().unwrap();
+        flushed(&stats[1], &failed, false);
+        assert_eq!(registry.synced(&failed), Some(Synced::Failed));
+    }
+
+    #[test]
+    fn totals_survive_a_worker_and_a_change_reaches_every_worker() {
+        let (registry, stats, bells) = two_workers();
+        for stats in &stats {
             add(&stats.laps, 5);
         }
         assert_eq!((registry.totals().laps, registry.modes().len()), (10, 2));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use cleave_disk::Backing;
 use cleave_sandbox::Role;
-use cleave_worker::Syncing;
+use cleave_worker::{Synced, Syncing};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -224,19 +224,23 @@ impl DiskStatus {
     async fn sync(&self, until: Instant) -> Result<(), Refusal> {
         let disk = self.device.disk.clone();
         let is_nbd = matches!(disk.backing(), Backing::Nbd(_));
-        match is_nbd.then(|| self.device.sync()).flatten() {
-            Some(syncing) => self.await_workers(&syncing, until).await,
-            None => self.aside(until, move || disk.sync()).await,
+        while let Some(syncing) = is_nbd.then(|| self.device.sync()).flatten() {
+            if self.await_workers(&syncing, until).await? {
+                return Ok(());
+            }
         }
+        self.aside(until, move || disk.sync()).await
     }
 
-    /// Waits for a flush through the connections of the workers.
-    async fn await_workers(&self, syncing: &Syncing, until: Instant) -> Result<(), Refusal> {
+    /// Waits for a flush through the connections of the workers. `false`: a worker ended before it had flushed, because its guest
+    /// left, and the others have to be asked again.
+    async fn await_workers(&self, syncing: &Syncing, until: Instant) -> Result<bool, Refusal> {
         loop {
             match self.device.synced(syncing) {
-                Some(true) => return Ok(()),
-                Some(false) => return Err(failed(rustix::io::Errno::IO.into())),
-                None if Instant::now() >= until => return Err(late()),
+                Some(Synced::Done) => return Ok(true),
+                Some(Synced::Failed) => return Err(failed(rustix::io::Errno::IO.into())),
+                _ if Instant::now() >= until => return Err(late()),
+                Some(Synced::Undone) => return Ok(false),
                 None => tokio::time::sleep(LOOK_PAUSE).await,
             }
         }
