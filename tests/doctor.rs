@@ -7,6 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
+use cleave_tests::nbd::{Export, NbdServer};
 use cleave_tests::{Daemon, Scratch, ignored, is_root, program_copy, run_to_exit, wait_until};
 use serde_json::Value;
 
@@ -159,6 +160,22 @@ fn an_image_in_use_is_a_problem_that_names_the_process() {
     assert_eq!(code, Some(0), "{found:?}");
     let is_named = |(level, line): &(String, String)| level == "warning" && line.contains(&own);
     assert!(found.iter().any(is_named), "{found:?}");
+}
+
+#[test]
+fn a_server_is_asked_for_its_disk() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(64 << 20));
+    let ask = |uri: &str| ask("--disk", Path::new(uri), &[]);
+    let (code, found) = ask(&server.uri(""));
+    assert_eq!(code, Some(0), "{found:?}");
+    assert!(found[0].1.contains("its size is 64M"), "{found:?}");
+    let (code, found) = ask("nbd+unix:///?socket=/nowhere");
+    assert_eq!(code, Some(1), "{found:?}");
+    assert!(
+        found[0].1.contains("check that the server runs"),
+        "{found:?}"
+    );
 }
 
 #[test]

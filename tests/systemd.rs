@@ -183,6 +183,11 @@ fn sockets_that_do_not_fit_are_refused() {
     two.args(["-c", line, "sh"]).arg(program_path()).args(serve);
     let said = refusal(&mut two);
     assert!(said.contains("systemd passed 2 sockets"), "{said}");
+    let line = "export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\" 3<&-";
+    let mut closed = Command::new("sh");
+    closed.args(["-c", line, "sh"]).arg(program_path());
+    let said = refusal(closed.args(serve));
+    assert!(said.contains("LISTEN_FDS: 3 is not open"), "{said}");
     // They were passed to another process.
     let mut foreign = Command::new(program_path());
     foreign

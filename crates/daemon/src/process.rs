@@ -28,10 +28,16 @@ pub(crate) fn raise_descriptor_limit(needed: u64) -> Result<u64, Failure> {
         Err(_) => limit.current,
     };
     match reached {
-        Some(most) if most < needed => Err(Failure::input(format!(
-            "at most {most} files may be open here and {needed} are needed: raise the limit (ulimit -n, LimitNOFILE=), \
-             or lower --queues or --workers"
-        ))),
+        Some(most) if most < needed => {
+            let fewer = match needed > DESCRIPTORS_MIN {
+                true => ", or lower --queues or --workers",
+                false => "",
+            };
+            Err(Failure::input(format!(
+                "at most {most} files may be open here and {needed} are needed: raise the limit (ulimit -n, \
+                 LimitNOFILE=){fewer}"
+            )))
+        }
         reached => Ok(reached.unwrap_or(u64::MAX)),
     }
 }

@@ -53,7 +53,7 @@ pub(crate) struct Listening {
 pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
     match endpoint {
         Endpoint::Path(path) => listen(path, None).map(Door::Listening),
-        Endpoint::Fd(number) => inherit(*number),
+        Endpoint::Fd(number) => inherit(*number, "--fd"),
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
 /// made at the path.
 pub(crate) fn inherited(endpoint: &Endpoint) -> Result<Option<Door>, Failure> {
     match endpoint {
-        Endpoint::Fd(number) => inherit(*number).map(Some),
+        Endpoint::Fd(number) => inherit(*number, "--fd").map(Some),
         Endpoint::Path(path) => match systemd::passed()? {
             Some(number) => passed_at(number, path).map(Some),
             None => Ok(None),
@@ -415,7 +415,7 @@ fn passed_at(number: u32, path: &Path) -> Result<Door, Failure> {
             "systemd passed {what}: give ListenStream= of the socket unit and --socket-path the same path"
         ))
     };
-    let Door::Listening(listening) = inherit(number)? else {
+    let Door::Listening(listening) = inherit(number, "LISTEN_FDS:")? else {
         return Err(refuse("a connection and no listening socket"));
     };
     let address = listening.listener.local_addr().ok();
@@ -434,10 +434,10 @@ fn passed_at(number: u32, path: &Path) -> Result<Door, Failure> {
     }
 }
 
-/// Takes an inherited descriptor over, and asks it what it is.
-fn inherit(number: u32) -> Result<Door, Failure> {
-    let refuse = |what: &str| Failure::input(format!("--fd {number} {what}"));
-    let socket = duplicate(number)?;
+/// Takes over an inherited descriptor, which messages say was named by `by`, and asks it what it is.
+fn inherit(number: u32, by: &str) -> Result<Door, Failure> {
+    let refuse = |what: &str| Failure::input(format!("{by} {number} {what}"));
+    let socket = duplicate(number, refuse)?;
     let unix_stream = sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(&socket) == Ok(SocketType::STREAM);
     if !unix_stream {
@@ -467,12 +467,8 @@ fn inherit(number: u32) -> Result<Door, Failure> {
 
 /// A descriptor of ours by number. Taking the number itself over would be unsafe code, because
 /// something else in the process might own it; asking the kernel for a duplicate is not.
-fn duplicate(number: u32) -> Result<OwnedFd, Failure> {
-    let closed = || {
-        Failure::input(format!(
-            "--fd {number} is not open: pass the number of an inherited socket"
-        ))
-    };
+fn duplicate(number: u32, refuse: impl Fn(&str) -> Failure) -> Result<OwnedFd, Failure> {
+    let closed = || refuse("is not open: pass the number of an inherited socket");
     let raw = i32::try_from(number).map_err(|_| closed())?;
     // Looked up without opening anything: the pidfd below could itself get the number asked for.
     if fs::symlink_metadata("/proc/self/fd").is_ok()
@@ -484,9 +480,8 @@ fn duplicate(number: u32) -> Result<OwnedFd, Failure> {
     match own.and_then(|own| pidfd_getfd(&own, raw, PidfdGetfdFlags::empty())) {
         Ok(fd) => Ok(fd),
         Err(rustix::io::Errno::BADF) => Err(closed()),
-        Err(error) => Err(Failure::input(format!(
-            "--fd {number} cannot be taken over: pidfd_getfd: {error}: allow it in the sandbox, or use \
-             --socket-path"
+        Err(error) => Err(refuse(&format!(
+            "cannot be taken over: pidfd_getfd: {error}: allow it in the sandbox, or use --socket-path"
         ))),
     }
 }
@@ -657,7 +652,7 @@ mod tests {
     }
 
     fn inherited(fd: &impl std::os::fd::AsRawFd) -> Result<Door, Failure> {
-        inherit(u32::try_from(fd.as_raw_fd()).unwrap())
+        inherit(u32::try_from(fd.as_raw_fd()).unwrap(), "--fd")
     }
 
     #[test]
@@ -677,7 +672,7 @@ mod tests {
         let bare = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         assert!(refuse(inherited(&bare)).contains("neither listens nor is connected"));
         for closed in [999_999, u32::MAX] {
-            assert!(refuse(inherit(closed)).contains("is not open"));
+            assert!(refuse(inherit(closed, "--fd")).contains("is not open"));
         }
     }
 }

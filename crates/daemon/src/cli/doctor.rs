@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use cleave_disk::DiskSpec;
 
 use crate::doctor::Doctor;
 
@@ -12,6 +13,8 @@ Examples:
       cleave doctor
   Everything about one disk, as the user that is to run the daemon:
       cleave doctor --socket-path /run/cleave/a/disk.sock --disk /var/lib/images/a.img
+  Whether the server of a disk answers:
+      cleave doctor --disk nbd://10.0.0.7/vm1
   Only what is wrong, for a script:
       cleave doctor --json | jq '.findings[] | select(.level != \"ok\")'
 
@@ -23,9 +26,9 @@ pub(super) struct DoctorArgs {
     /// Check that the VMM's user can connect to the socket here
     #[arg(long, value_name = "PATH")]
     socket_path: Option<PathBuf>,
-    /// Check that the user that runs this command can serve this image or block device
-    #[arg(long, value_name = "PATH")]
-    disk: Option<PathBuf>,
+    /// Check that the user that runs this command can serve this disk, named as for cleave serve
+    #[arg(long, value_name = "SPEC")]
+    disk: Option<DiskSpec>,
     /// The VMM's user, by name or number [default: libvirt-qemu or qemu, if there is one, else this user]
     #[arg(long, value_name = "NAME")]
     user: Option<String>,

@@ -1,10 +1,11 @@
-//! The image: whether it can be opened and locked as `cleave serve` does, and which processes have it open.
+//! The disk: whether it can be opened as `cleave serve` does; for a file also whether it can be locked, and which processes have it
+//! open.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-use cleave_disk::{Direct, Disk, DiskSpec, OpenError, OpenOptions};
+use cleave_disk::{Direct, Disk, DiskSpec, OpenError, OpenOptions, format_size};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -17,8 +18,30 @@ const CHECK: &str = "disk";
 /// Most processes that are named.
 const NAMED_MAX: usize = 4;
 
-/// Checks an image or a block device for the user that runs this program.
-pub(super) fn check(path: &Path, user: &User) -> Vec<Finding> {
+/// Checks a disk for the user that runs this program.
+pub(super) fn check(spec: &DiskSpec, user: &User) -> Vec<Finding> {
+    match spec.path() {
+        Some(path) => file(spec, path, user),
+        None => vec![other(spec)],
+    }
+}
+
+/// A disk without a file, mostly one that a server has.
+fn other(spec: &DiskSpec) -> Finding {
+    match open(spec) {
+        Ok(disk) => Finding::ok(
+            CHECK,
+            format!(
+                "{spec} can be opened; its size is {}",
+                format_size(disk.capacity_bytes())
+            ),
+        ),
+        Err(error) => unopened(&error, &[]),
+    }
+}
+
+/// Checks an image or a block device.
+fn file(spec: &DiskSpec, path: &Path, user: &User) -> Vec<Finding> {
     let shown = path.display();
     let mut findings = Vec::new();
     let unreadable = access::check(CHECK, path, user, READ);
@@ -37,12 +60,12 @@ pub(super) fn check(path: &Path, user: &User) -> Vec<Finding> {
     if found.file_type().is_block_device() {
         findings.extend(claimed(path));
     }
-    match open(path) {
-        Ok(()) if holders.is_empty() => findings.push(Finding::ok(
+    match open(spec) {
+        Ok(_) if holders.is_empty() => findings.push(Finding::ok(
             CHECK,
             "it can be locked, and no process that can be seen has it open",
         )),
-        Ok(()) => findings.push(Finding::warning(
+        Ok(_) => findings.push(Finding::warning(
             CHECK,
             format!("{shown} is open in {}", named(&holders)),
             "make sure that none of them writes to it while a guest has it",
@@ -54,8 +77,8 @@ pub(super) fn check(path: &Path, user: &User) -> Vec<Finding> {
     findings
 }
 
-/// Opens it as a read-only daemon does, and closes it. A daemon that starts at this moment retries.
-fn open(path: &Path) -> Result<(), OpenError> {
+/// Opens it as a read-only daemon does. A daemon that starts at this moment retries.
+fn open(spec: &DiskSpec) -> Result<Disk, OpenError> {
     let options = OpenOptions {
         read_only: true,
         direct: Direct::Auto,
@@ -63,7 +86,7 @@ fn open(path: &Path) -> Result<(), OpenError> {
         discard: true,
         workers: 1,
     };
-    Disk::open(&DiskSpec::Path(path.to_owned()), &options).map(drop)
+    Disk::open(spec, &options)
 }
 
 /// The daemon's own line has the remedy.

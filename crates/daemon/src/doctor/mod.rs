@@ -10,6 +10,8 @@ mod users;
 
 use std::path::PathBuf;
 
+use cleave_disk::DiskSpec;
+
 use crate::failure::Failure;
 use crate::print;
 use finding::Level;
@@ -20,8 +22,7 @@ use users::User;
 pub(crate) struct Doctor {
     /// The socket of the frontends.
     pub(crate) socket: Option<PathBuf>,
-    /// The image or block device.
-    pub(crate) disk: Option<PathBuf>,
+    pub(crate) disk: Option<DiskSpec>,
     /// The VMM's user.
     pub(crate) user: Option<String>,
     pub(crate) json: bool,
@@ -39,8 +40,8 @@ pub(crate) fn run(doctor: &Doctor) -> Result<(), Failure> {
     if let Some(path) = &doctor.socket {
         findings.extend(socket::check(path, &theirs));
     }
-    if let Some(path) = &doctor.disk {
-        findings.extend(disk::check(path, &ours));
+    if let Some(spec) = &doctor.disk {
+        findings.extend(disk::check(spec, &ours));
     }
     print(&match doctor.json {
         true => finding::json(&findings),
