@@ -56,8 +56,8 @@ fn measure_unpinned(desk: &mut Desk) -> Result {
         let load = Load {
             block_bytes: kib << 10,
             read_percent,
-            // A worker tries spinning before it counts.
-            warm_up: desk.seconds / 2.0,
+            // A worker first tries spinning and splitting, which may take a second.
+            warm_up: desk.pace.pick(1.5, 1.5, 0.0),
             ..Load::reads(*depth, Wait::Sleep, desk.seconds)
         };
         for subject in [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE] {

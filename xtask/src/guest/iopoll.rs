@@ -1,15 +1,12 @@
 //! The daemon inside the guest, on disks with polled queues, which hardly any machine that runs tests has.
 //! The driver runs there too, and so do the engine's own tests of the polled ring, on a device that polls.
 
-use std::time::Duration;
-
 use super::BackendKind;
-use super::cases::{Bench, resize};
+use super::cases::{BOOT_LIMIT, Bench, resize};
 use crate::step::{Result, words};
 
 /// The engine's tests take it for zeroes, and read all of it.
 const DISK_BYTES: u64 = 4 << 20;
-const LIMIT: Duration = Duration::from_secs(900);
 
 /// Disks of QEMU's own: an NVMe drive and a virtio one whose drivers can poll, given queues for that; and an NVMe drive
 /// that is known by its serial, takes two seconds for each write of 4 KiB, and fails reads of its second one.
@@ -39,7 +36,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     lab.initramfs
         .write(&initramfs, script, "DISK=/dev/vda\n", &lab.programs)?;
     let boot = bench.linux(&initramfs, "nvme.poll_queues=1");
-    let mut machine = bench.machine("iopoll", &[devices, boot], LIMIT)?;
+    let mut machine = bench.machine("iopoll", &[devices, boot], BOOT_LIMIT)?;
     if let Some((mark, _)) = machine.mark()? {
         return Err(format!("stopped at `{mark}`"));
     }
