@@ -7,7 +7,7 @@
 //! and raw messages for invalid ones), [`GuestMemory`] (the simulated guest's RAM) and [`DriverRing`] (one split
 //! virtqueue, managed or hostile).
 //!
-//! Besides the daemon's two unsafe crates, unsafe code is allowed only here: `memory` maps and accesses memory that
+//! Besides the daemon's three crates with unsafe code, it is allowed only here: `memory` maps and accesses memory that
 //! another process writes too, and `ring` keeps pointers into it. Everything else is safe code.
 #![allow(unsafe_code)]
 

@@ -1,6 +1,6 @@
 //! Runs ops. This crate must not know vrings, the protocol or any policy: it takes [`Op`]s with guest
-//! addresses, translates them, and reports each op exactly once. It is the daemon's second crate with unsafe
-//! code, and the only one that uses io_uring.
+//! addresses, translates them, and reports each op exactly once. It is one of the daemon's three crates with
+//! unsafe code, and the only one that uses io_uring.
 //!
 //! It has two entry points. A [`Reactor`] belongs to a worker thread: its io_uring, in which the thread
 //! sleeps, watches descriptors and calls guests. A [`Store`] is one disk on that thread. Several stores share

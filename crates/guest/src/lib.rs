@@ -1,5 +1,5 @@
 //! Everything that a guest can change while we use it: its memory map and its vrings. This crate must not
-//! know requests or disks. It is one of the daemon's two crates with unsafe code: raw pointers into shared
+//! know requests or disks. It is one of the daemon's three crates with unsafe code: raw pointers into shared
 //! memory are used here and nowhere above.
 //!
 //! The rules that keep it sound: every pointer into guest memory is made by a [`Memory`] and lives no longer
