@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Id, Subcommand, ValueEnum};
+use cleave_disk::nbd::Address;
 use cleave_disk::{DiskSpec, parse_size};
 use cleave_worker::Limits;
 use serde_json::{Map, Value, json};
@@ -285,6 +286,20 @@ fn absolute(text: &str) -> String {
 /// A number or a truth where the field takes one, else a text.
 fn value(name: &str, text: String) -> Value {
     let is_taken = |value: &Value| {
+        Ok(DiskSpec::Nbd(mut nbd)) => match &nbd.address {
+            Address::Unix(path) if path.is_relative() => {
+                nbd.address = Address::Unix(whole(path));
+                nbd.to_string()
+            }
+            _ => text.to_owned(),
+        },
+        Ok(DiskSpec::Rbd(mut rbd)) => match &rbd.place.conf {
+            Some(conf) if conf.is_relative() => {
+                rbd.place.conf = Some(whole(conf));
+                rbd.to_string()
+            }
+            _ => text.to_owned(),
+        },
         let alone = Map::from_iter([(name.to_owned(), value.clone())]);
         serde_json::from_value::<DiskFile>(Value::Object(alone)).is_ok()
     };
@@ -366,7 +381,20 @@ mod tests {
         let here = here.display();
         assert_eq!(absolute("a.img"), format!("{here}/a.img"));
         assert_eq!(absolute("raw:a"), format!("raw:{here}/a"));
-        assert_eq!(absolute("ram:1M"), "ram:1M");
+        assert_eq!(
+            absolute("nbd+unix:///a?socket=b&timeout=5"),
+            format!("nbd+unix:///a?socket={here}/b&timeout=5")
+        );
+        assert_eq!(absolute("rbd:p/i,conf=b"), format!("rbd:p/i,conf={here}/b"));
+        for whole in [
+            "ram:1M",
+            "nbd://h/a",
+            "nbd+unix:///?socket=/b",
+            "rbd:p/i",
+            "rbd:p/i,conf=/b",
+        ] {
+            assert_eq!(absolute(whole), whole);
+        }
     }
 
     #[test]
