@@ -24,13 +24,15 @@ pub(super) async fn reports(socket: &Path) -> Result<Vec<Report>, String> {
     let all = tokio::time::timeout(PATIENCE, asked)
         .await
         .unwrap_or_else(|_| Err("no answer".to_owned()))?;
-    // A disk of a node that is not served has nothing to report.
-    let all = all.into_iter().filter(|disk| {
-        let state = disk.get("state").and_then(Value::as_str);
-        state.is_none_or(|state| state == "serving")
-    });
+    let all = all.into_iter().filter(is_served);
     all.map(|disk| serde_json::from_value(disk).map_err(strange))
         .collect()
+}
+
+/// A disk of a node that is not served has nothing to report, and takes no order.
+fn is_served(disk: &Value) -> bool {
+    let state = disk.get("state").and_then(Value::as_str);
+    state.is_none_or(|state| state == "serving")
 }
 
 /// Asks something of each disk behind a socket: its answer, with the disk's id. `what` is the last part of the path.
@@ -50,7 +52,9 @@ async fn all<T: DeserializeOwned>(
     what: &str,
 ) -> Result<Vec<(String, T)>, String> {
     let mut answers = Vec::new();
-    for entry in ask::<Vec<Entry>>(socket, "GET", "/v1/disks").await? {
+    let all = ask::<Vec<Value>>(socket, "GET", "/v1/disks").await?;
+    for disk in all.into_iter().filter(is_served) {
+        let entry: Entry = serde_json::from_value(disk).map_err(strange)?;
         let path = ["/v1/disks", &encoded(&entry.id), what].join("/");
         let answer = ask(socket, method, path.trim_end_matches('/')).await?;
         answers.push((entry.id, answer));

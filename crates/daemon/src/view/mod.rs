@@ -78,7 +78,7 @@ fn unheard(socket: &Path, why: &str) -> String {
     match why {
         ask::OTHER_USER => format!("control socket {socket}: {why}: run this command as that user"),
         _ => format!(
-            "control socket {socket}: {why}: is a `cleave serve --control {socket}` running?"
+            "control socket {socket}: {why}: is a `cleave serve --control {socket}`, or the node of that socket, running?"
         ),
     }
 }
@@ -265,7 +265,9 @@ mod tests {
         assert!(line.ends_with("run this command as that user"), "{line}");
         let line = unheard(path, "no such socket");
         assert!(
-            line.ends_with("is a `cleave serve --control /run/a.ctl` running?"),
+            line.ends_with(
+                "is a `cleave serve --control /run/a.ctl`, or the node of that socket, running?"
+            ),
             "{line}"
         );
     }
