@@ -164,3 +164,17 @@ fn a_probe_prints_json_alone_and_a_profile_is_for_its_disk_alone() {
         assert!(told.contains(part), "{told}");
     }
 }
+
+/// As for `cleave serve`: the same command may succeed later.
+#[test]
+fn a_server_that_is_away_is_no_bad_input() {
+    let scratch = Scratch::new();
+    let uri = format!("nbd+unix:///?socket={}", text(&scratch.join("none")));
+    let ended = run_to_exit(&["probe", &uri]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("check that the server runs"),
+        "{}",
+        ended.stderr
+    );
+}

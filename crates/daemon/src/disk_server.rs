@@ -49,12 +49,7 @@ pub(crate) enum Order {
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
 pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
-    let opened = service.disk.open(&service.open);
-    let mut disk = opened.map_err(|error| match error.may_pass() {
-        // So that a service manager tries again.
-        true => Failure::run(error),
-        false => Failure::input(error),
-    })?;
+    let mut disk = service.disk.open(&service.open).map_err(Failure::open)?;
     if let Some(lock) = lock {
         let file = lock.file();
         let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;

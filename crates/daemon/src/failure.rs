@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use cleave_disk::OpenError;
+
 /// A failure as the operator sees it: one line, with control characters replaced, and an exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -19,6 +21,14 @@ impl Failure {
     /// Something failed while running; exit code 1.
     pub(crate) fn run(line: impl fmt::Display) -> Failure {
         Failure::with_code(line, 1)
+    }
+
+    /// A disk that cannot be opened. Bad input, unless its server may answer later: a service manager then tries again.
+    pub(crate) fn open(error: OpenError) -> Failure {
+        match error.may_pass() {
+            true => Failure::run(error),
+            false => Failure::input(error),
+        }
     }
 
     /// It was running by then.

@@ -65,7 +65,7 @@ pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
         discard: false,
         ..OpenOptions::default()
     };
-    let disk = Arc::new(probe.disk.open(&options).map_err(Failure::input)?);
+    let disk = Arc::new(probe.disk.open(&options).map_err(Failure::open)?);
     check_writes(probe, &disk)?;
     let stored = check_thin(probe, &disk)?;
     let source = source(probe, &disk);

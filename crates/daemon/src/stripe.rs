@@ -28,11 +28,11 @@ pub(crate) fn run(stripe: &Stripe) -> Result<(), Failure> {
             chunk_bytes,
             overwrite,
         } => {
-            let created = create_stripe(legs, *chunk_bytes, *overwrite).map_err(Failure::input)?;
+            let created = create_stripe(legs, *chunk_bytes, *overwrite).map_err(Failure::open)?;
             print(&describe(&created, legs))
         }
         Stripe::Show { legs } => {
-            let shown = show_stripe(legs).map_err(Failure::input)?;
+            let shown = show_stripe(legs).map_err(Failure::open)?;
             print(&(shown.lines.join("\n") + "\n"))?;
             print(&describe(&shown.whole.map_err(Failure::run)?, legs))
         }
