@@ -241,12 +241,24 @@ fn a_node_opens_images_only_in_the_folders_that_are_named() {
     node.daemon.finish();
     let missing = images.join("missing");
     let state = images.join("state");
-    let line = ["node", "--images", missing.to_str().unwrap(), "--state"];
-    let line = line.into_iter().chain([state.to_str().unwrap(), "--run"]);
-    let line: Vec<&str> = line.chain([state.to_str().unwrap()]).collect();
-    let exited = run_to_exit(&line);
-    assert_eq!(exited.code, Some(2), "{}", exited.stderr);
-    assert!(exited.stderr.contains("missing"), "{}", exited.stderr);
+    let (named, state) = (missing.to_str().unwrap(), state.to_str().unwrap());
+    for sandbox in ["on", "off"] {
+        let line = [
+            "node",
+            "--sandbox",
+            sandbox,
+            "--images",
+            named,
+            "--state",
+            state,
+            "--run",
+            state,
+        ];
+        let exited = run_to_exit(&line);
+        assert_eq!(exited.code, Some(2), "{}", exited.stderr);
+        let line = format!("--images {named}: No such file");
+        assert!(exited.stderr.contains(&line), "{}", exited.stderr);
+    }
 }
 
 #[test]

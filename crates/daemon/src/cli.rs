@@ -593,7 +593,8 @@ fn read_with(
     matches: &ArgMatches,
 ) -> Result<(Cli, ArgMatches), Failure> {
     let named = |why: String| Failure::input(format!("{}: {why}", config.display()));
-    let text = read_config(config).map_err(|error| named(error.to_string()))?;
+    let text = read_config(config)
+        .map_err(|error| Failure::input(format!("--config {}: {error}", config.display())))?;
     let file = DiskFile::from_toml(&text).map_err(named)?;
     let mut all = line.to_vec();
     for (option, words) in file.options().map_err(named)? {

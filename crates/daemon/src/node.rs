@@ -98,6 +98,7 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
     let descriptors = process::raise_descriptor_limit(0)?;
     Reactor::probe().map_err(Failure::input)?;
+    check_images(&options.images)?;
     let files = Files::open(&options.state)?;
     let _state = lock_state(&options.state)?;
     std::fs::create_dir_all(&options.run).map_err(|error| {
@@ -107,6 +108,19 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
         ))
     })?;
     process::runtime()?.block_on(control(options, files, descriptors, &log))
+}
+
+/// Refuses a folder of images that is not there. Every file would count as one below it.
+fn check_images(folders: &[PathBuf]) -> Result<(), Failure> {
+    let mut folders = folders.iter();
+    let refused = folders.find_map(|folder| Some((folder, folder.read_dir().err()?)));
+    match refused {
+        None => Ok(()),
+        Some((folder, error)) => Err(Failure::input(format!(
+            "--images {}: {error}: make that folder, or name another",
+            folder.display()
+        ))),
+    }
 }
 
 /// Refuses a second node with the same files.
