@@ -132,7 +132,7 @@ fn bad_input_is_refused_in_one_line() {
         (
             "memory to be polled for",
             vec!["--disk", "ram:1M", "--iopoll", "on"],
-            "disk ram:1M is memory and has no queue to poll; remove --iopoll",
+            "disk ram:1M has no queue on this host to poll; remove --iopoll",
         ),
         (
             "a page cache to be polled for",

@@ -149,6 +149,12 @@ pub(crate) fn a_limit_holds_for_a_disk_on_a_server() {
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(900), "{took:?}");
     assert!(node.disk("d")["totals"]["throttled"].as_u64() > Some(0));
+    let refused = node.ask("POST", "/v1/disks/d/snapshot", r#"{"to": "/copy"}"#);
+    assert!(
+        refused.body.contains("the server's own snapshots"),
+        "{}",
+        refused.body
+    );
     drop(client);
     node.daemon.finish();
 }

@@ -326,7 +326,12 @@ impl Disk {
             (Backing::File { .. }, _) => Some(
                 "a block device has no file system to share blocks: quiesce it, and use its own snapshots (LVM, ZFS)",
             ),
-            _ => Some("a disk in memory has no file"),
+            (Backing::Nbd(_) | Backing::Rbd(_), _) => {
+                Some("its server has the bytes: quiesce it, and use the server's own snapshots")
+            }
+            (Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. }, _) => {
+                Some("a disk in memory has no file")
+            }
         }
     }
 

@@ -52,7 +52,7 @@ fn check_leg(leg: &Leg) -> Result<Polling, IopollError> {
     let refused = |why: String| Err(IopollError(why));
     let Backing::File { file, kind, direct } = leg.backing() else {
         return refused(format!(
-            "disk {name} is memory and has no queue to poll; remove --iopoll, which is for files and devices"
+            "disk {name} has no queue on this host to poll; remove --iopoll, which is for files and devices"
         ));
     };
     if !direct {

@@ -24,10 +24,12 @@ pub enum RbdError {
     )]
     Connect(String, #[source] io::Error),
     /// The pool or the namespace.
-    #[error("cannot open pool {0}: {1}")]
+    #[error(
+        "cannot open pool {0}: {1}; check its name (ceph osd pool ls), and what the user may do"
+    )]
     Pool(String, #[source] io::Error),
     /// The image or the snapshot.
-    #[error("cannot open image {0}: {1}")]
+    #[error("cannot open image {0}: {1}; check its name (rbd ls), and what the user may do")]
     Image(String, #[source] io::Error),
     /// Nothing keeps two hosts from writing it at once.
     #[error(

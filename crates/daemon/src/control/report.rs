@@ -59,7 +59,7 @@ pub(crate) struct Store {
     pub(crate) size_bytes: u64,
     pub(crate) block_bytes: u32,
     pub(crate) read_only: bool,
-    /// Reads and writes bypass the page cache (O_DIRECT). Null for a disk in memory.
+    /// Reads and writes bypass the page cache (O_DIRECT). Null for a disk that is no file or device.
     #[serde(default)]
     pub(crate) direct: Option<bool>,
     /// Its reads and writes are polled for: `--iopoll on`, and the device has not refused since.

@@ -24,7 +24,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, thiserror::Error)]
 pub enum NbdError {
     /// The name has no address.
-    #[error("cannot find the address of {0}: {1}")]
+    #[error("cannot find the address of {0}: {1}; check the name, and the name server")]
     Resolve(String, #[source] io::Error),
     /// A system call failed.
     #[error("{0}; check that the server runs and listens there")]
