@@ -35,7 +35,7 @@ use crate::pacing::PacingArgs;
 use crate::probe::Probe;
 use crate::remote::Remote;
 use crate::service::Service;
-use crate::split::SplitArgs;
+use crate::split::SplitOption;
 use crate::stripe::Stripe;
 use crate::view::{Held, Order, Stats, Top};
 
@@ -112,7 +112,8 @@ HUP checks the size of the disk and reports growth to the guest.";
 /// Serves virtual disks to virtual machines over vhost-user
 ///
 /// Cleave runs beside QEMU or any other VMM that speaks vhost-user, maps the guest's virtqueues, and
-/// serves a virtual disk from a file or a block device through io_uring.
+/// serves a virtual disk from a file, a block device, memory, several of these as one stripe, an NBD
+/// server or a Ceph cluster.
 #[derive(Debug, Parser)]
 #[command(name = "cleave", version, after_long_help = EXAMPLES, arg_required_else_help = true)]
 #[command(override_usage = "cleave <COMMAND>
@@ -323,8 +324,8 @@ pub(crate) struct DiskOptions {
     pub(crate) cache: Cache,
     /// Whether the host's page cache is bypassed (O_DIRECT)
     ///
-    /// auto: if the disk can. on: always; refused at start if the disk cannot, and for a disk in memory, which has no
-    /// page cache. off: never.
+    /// auto: if the disk can. on: always; refused at start if the disk cannot, and for one that is no file or device.
+    /// off: never.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     pub(crate) direct: When,
     /// Poll the device for completions instead of waiting for interrupts (IOPOLL)
@@ -356,6 +357,11 @@ pub(crate) struct DiskOptions {
     pub(crate) cpus: Option<CpuList>,
     #[command(flatten)]
     pub(crate) live: LiveOptions,
+    /// File that `cleave probe --profile` wrote for this disk; --split auto starts from it
+    ///
+    /// It is refused for another disk and for one that shrank.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
     /// Whether times and counts are recorded for each vring, direction and size of request
     ///
     /// off: only a few sums are recorded.
@@ -377,7 +383,7 @@ pub(crate) struct LiveOptions {
     /// report: the guest gets an I/O error. retry or retry:SECONDS: the request is repeated after 10 ms, 20 ms and so
     /// on, up to once a second, until SECONDS have passed since it first failed (1 to 86400, 30 by default). Then it is
     /// reported, or with `:hold` held. hold: the request waits until `cleave resume` repeats it or `cleave fail` ends
-    /// it. Its vring takes no new requests meanwhile; other vrings continue. Needs --control.
+    /// it. Its vring takes no new requests meanwhile; other vrings continue. `cleave serve` needs --control for it.
     ///
     /// Each kind of error can have its own policy: read=..., write=..., enospc=..., separated by commas. write includes
     /// discards and write-zeroes. enospc is a full disk or quota; without it the policy for write applies. A kind that
@@ -395,8 +401,13 @@ pub(crate) struct LiveOptions {
     pub(crate) limit: Limits,
     #[command(flatten)]
     pub(crate) pacing: PacingArgs,
-    #[command(flatten)]
-    pub(crate) split: SplitArgs,
+    /// Whether large requests become several smaller ones: off, auto, or the size of the pieces
+    ///
+    /// auto: if that pays, in the size that pays best, as measured while serving. A size is a power of two from 4K to
+    /// 4M, no less than the disk's block: every request that is larger and has 32K or more is cut into pieces of that
+    /// size, or into at most 64 larger ones.
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub(crate) split: SplitOption,
 }
 
 /// Options of `cleave serve` that all have a default.

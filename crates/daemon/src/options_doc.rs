@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use clap::{Arg, Command};
+use clap::{Arg, ArgAction, Command};
 
 const HEAD: &str = "# Options\n\n\
     Written by `cleave --help-markdown` from the definitions that the parser uses; a test compares the \
@@ -62,7 +62,10 @@ fn usage(arg: &Arg) -> String {
         .map(|long| format!("--{long}"))
         .unwrap_or_default();
     match arg.get_value_names() {
-        Some([value, ..]) if long.is_empty() => format!("{value}..."),
+        Some([value, ..]) if long.is_empty() => match arg.get_action() {
+            ArgAction::Append => format!("{value}..."),
+            _ => value.to_string(),
+        },
         Some([value, ..]) if arg.get_action().takes_values() => format!("{long} {value}"),
         _ => long,
     }

@@ -190,7 +190,10 @@ impl Service {
             },
             disk,
             limit_group: None,
-            split: options.disk.live.split.clone(),
+            split: SplitArgs {
+                split: options.disk.live.split,
+                profile: options.disk.profile.clone(),
+            },
             control: options.control.clone(),
             recording: match options.disk.stats {
                 Switch::On => Recording::On,

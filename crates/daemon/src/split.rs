@@ -4,7 +4,6 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::Args;
 use cleave_disk::{Disk, format_size, parse_size};
 use cleave_probe::Profile;
 use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES};
@@ -13,18 +12,9 @@ use cleave_worker::{Prior, Split};
 use crate::failure::Failure;
 
 /// `--split` and `--profile`.
-#[derive(Debug, Clone, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SplitArgs {
-    /// Whether large requests become several smaller ones: off, auto, or the size of the pieces
-    ///
-    /// auto: if that pays, in the size that pays best, as measured while serving. A size is a power of two from 4K to
-    /// 4M, no less than the disk's block: every larger request is cut into pieces of that size.
-    #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) split: SplitOption,
-    /// File that `cleave probe --profile` wrote for this disk; --split auto starts from it
-    ///
-    /// It is refused for another disk and for one that shrank.
-    #[arg(long, value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
 }
 

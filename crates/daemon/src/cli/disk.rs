@@ -42,6 +42,8 @@ pub(super) enum DiskCommand {
     /// Show a disk: its state, its options and what it has done
     Show(OneArgs),
     /// Change how a disk is served, while it is; the change is kept
+    ///
+    /// An option that is left out stays as it is.
     Set(Box<SetArgs>),
     /// Check the size of a disk, and report growth to the guest
     Resize(OneArgs),
@@ -117,7 +119,12 @@ pub(super) struct AddArgs {
     persistent: bool,
 }
 
+// The defaults of `cleave disk add` would read as what an option that is left out becomes.
 #[derive(Debug, Clone, Args)]
+#[command(mut_args(|arg| match arg.get_id().as_str() {
+    "control" | "json" => arg,
+    _ => arg.hide_default_value(true),
+}))]
 pub(super) struct SetArgs {
     #[command(flatten)]
     one: OneArgs,
@@ -279,13 +286,6 @@ fn absolute(text: &str) -> String {
     match text.parse() {
         Ok(DiskSpec::Path(path)) => whole(&path).display().to_string(),
         Ok(DiskSpec::Raw(path)) => format!("raw:{}", whole(&path).display()),
-        _ => text.to_owned(),
-    }
-}
-
-/// A number or a truth where the field takes one, else a text.
-fn value(name: &str, text: String) -> Value {
-    let is_taken = |value: &Value| {
         Ok(DiskSpec::Nbd(mut nbd)) => match &nbd.address {
             Address::Unix(path) if path.is_relative() => {
                 nbd.address = Address::Unix(whole(path));
@@ -300,6 +300,13 @@ fn value(name: &str, text: String) -> Value {
             }
             _ => text.to_owned(),
         },
+        _ => text.to_owned(),
+    }
+}
+
+/// A number or a truth where the field takes one, else a text.
+fn value(name: &str, text: String) -> Value {
+    let is_taken = |value: &Value| {
         let alone = Map::from_iter([(name.to_owned(), value.clone())]);
         serde_json::from_value::<DiskFile>(Value::Object(alone)).is_ok()
     };
@@ -313,6 +320,7 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
+    use crate::control::patch;
 
     fn remote(line: &str) -> Result<Remote, Failure> {
         let line = line.split_whitespace().map(Into::into);
@@ -328,8 +336,8 @@ mod tests {
         let mut cli = super::super::Cli::command();
         cli.build();
         let disk = cli.find_subcommand("disk").unwrap();
-        for command in ["add", "set"] {
-            let command = disk.find_subcommand(command).unwrap();
+        for what in ["add", "set"] {
+            let command = disk.find_subcommand(what).unwrap();
             for arg in command.get_arguments() {
                 let id = arg.get_id().as_str();
                 let field = match id {
@@ -337,6 +345,8 @@ mod tests {
                     "limit" | "limit_group" => "limits",
                     id => id,
                 };
+                let is_change = patch::FIELDS.contains(&field);
+                assert!(is_change || what == "add", "--{id} cannot be set");
                 let body = format!("{{\"{field}\": null, \"disk\": []}}");
                 let body = body.replace("{\"disk\": null, ", "{");
                 DiskFile::from_json(body.as_bytes()).unwrap();
