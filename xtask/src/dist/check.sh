@@ -33,6 +33,9 @@ for page in "$root"/usr/share/man/man1/cleave*.1.gz; do
     said=$(in_root man --warnings=all -E UTF-8 -l "${page#"$root"}" 2>&1 >"$work/page")
     [ -z "$said" ] || fail "$page: $said"
     grep -q '^NAME' "$work/page" || fail "$page is empty"
+    for named in $(grep -o 'docs/[a-z-]*\.md' "$work/page"); do
+        [ -e "$root/usr/share/doc/cleave/${named#docs/}" ] || fail "$page: there is no $named"
+    done
     pages=$((pages + 1))
 done
 [ "$pages" -gt 8 ] || fail "only $pages man pages"
