@@ -18,13 +18,9 @@ impl Nbd {
     /// Submits a receive: to the guest memory of the read whose data comes next, then to the staging area.
     pub(super) fn receive(&mut self, reactor: &mut Reactor, line: u8) -> bool {
         let mut count = 0;
-        let is_up = self.line(line).phase == Phase::Up;
-        if let (
-            true,
-            Inbound::Data {
-                index, at, left, ..
-            },
-        ) = (is_up, self.line(line).inbound)
+        if let Inbound::Data {
+            index, at, left, ..
+        } = self.line(line).inbound
         {
             let skip = self.table.get(index).pos + at;
             let (all, many) = self.table.ranges(index);
@@ -43,10 +39,6 @@ impl Nbd {
             }
         }
         let state = self.line_mut(line);
-        if !is_up {
-            // Nothing that comes on a connection that is lost matters.
-            state.staged = 0;
-        }
         let room = state.staging_room();
         state.put_receive(count, room);
         self.submit_receive(reactor, line, count + 1)
@@ -70,10 +62,11 @@ impl Nbd {
     }
 
     /// A receive has completed.
-    pub(super) fn received(&mut self, reactor: &mut Reactor, line: u8, result: i32) {
+    pub(super) fn received(&mut self, line: u8, result: i32) {
         self.line_mut(line).receiving = false;
         if self.line(line).phase != Phase::Up {
-            return self.received_after_loss(line, result);
+            // Nothing that comes on a connection that is lost matters.
+            return;
         }
         match result {
             1.. => {
@@ -81,7 +74,7 @@ impl Nbd {
                 self.line(line).port.count_received(result as u64);
                 let requests = self.line(line).ops;
                 if let Err(Breach(why)) = self.take_in(line, result as u64) {
-                    return self.lose(reactor, line, false, why);
+                    return self.lose(line, false, why);
                 }
                 let now = self.now;
                 let state = self.line_mut(line);
@@ -91,20 +84,20 @@ impl Nbd {
                     state.gather.hurry();
                 }
             }
-            0 => self.lose(reactor, line, true, "it closed the connection"),
+            0 => self.lose(line, true, "it closed the connection"),
             _ => match -result {
                 libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS | libc::ECANCELED => {}
                 libc::ECONNRESET | libc::EPIPE => {
-                    self.lose(reactor, line, true, "it closed the connection");
+                    self.lose(line, true, "it closed the connection");
                 }
-                libc::EFAULT => self.lose_read(reactor, line),
-                errno => self.failed_here(reactor, line, errno),
+                libc::EFAULT => self.lose_read(line),
+                errno => self.failed_here(line, errno),
             },
         }
     }
 
     /// The kernel cannot write to the memory of the read whose data comes: the data is dropped, and the read fails.
-    fn lose_read(&mut self, reactor: &mut Reactor, line: u8) {
+    fn lose_read(&mut self, line: u8) {
         match self.line(line).inbound {
             Inbound::Data {
                 index,
@@ -118,7 +111,7 @@ impl Nbd {
                     then: is_last.then_some(index),
                 };
             }
-            _ => self.lose(reactor, line, false, "it cannot be received from"),
+            _ => self.lose(line, false, "it cannot be received from"),
         }
     }
 

@@ -122,8 +122,6 @@ pub(super) struct Line {
     /// Something small arrived that is to be acknowledged; and whether that is of use, and the kernel can.
     pub(super) wants_ack: bool,
     pub(super) can_ack: bool,
-    /// It failed on our side, or we cut it off, so that an end of its bytes says nothing about the server.
-    pub(super) is_deaf: bool,
     /// A request was answered on this connection.
     pub(super) has_answered: bool,
     /// Something arrived since the last look at the clock, and the time of the last arrival.
@@ -158,7 +156,6 @@ impl Line {
             is_cut: false,
             wants_ack: false,
             can_ack,
-            is_deaf: false,
             has_answered: false,
             heard: false,
             heard_at: since,
@@ -193,7 +190,7 @@ impl Line {
         self.phase = Phase::Up;
         self.inbound = Inbound::Head;
         (self.staged, self.front_sent) = (0, 0);
-        (self.is_cut, self.is_deaf, self.wants_ack) = (false, false, false);
+        (self.is_cut, self.wants_ack) = (false, false);
         (self.has_answered, self.heard, self.heard_at) = (false, false, now);
         self.gather = Gather::new(now);
     }

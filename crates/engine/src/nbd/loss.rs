@@ -48,7 +48,7 @@ impl Times {
 
 impl Nbd {
     /// The connection counts as lost. `is_closed`: by the server.
-    pub(super) fn lose(&mut self, reactor: &mut Reactor, line: u8, is_closed: bool, why: &str) {
+    pub(super) fn lose(&mut self, line: u8, is_closed: bool, why: &str) {
         if self.line(line).phase != Phase::Up {
             return;
         }
@@ -58,12 +58,6 @@ impl Nbd {
             is_closed: is_closed || !needs_fence,
             fence_at: Instant::now() + self.times.fence,
         };
-        if !is_closed && needs_fence {
-            // The server sees that no more requests come. If it closes its side then, it may still have writes to apply: qemu-nbd
-            // closes at once and leaves them to a slow disk. A full ring does no harm.
-            self.shut_down(reactor, line, libc::SHUT_WR);
-            self.line_mut(line).is_deaf = true;
-        }
     }
 
     fn has_unanswered_changes(&self, line: u8) -> bool {
@@ -73,31 +67,18 @@ impl Nbd {
         })
     }
 
-    /// A receive on a connection that is lost: only its end matters.
-    pub(super) fn received_after_loss(&mut self, line: u8, result: i32) {
-        let state = self.line_mut(line);
-        let is_end = matches!(-result, 0 | libc::ECONNRESET | libc::EPIPE);
-        if let (true, false, Phase::Ending { is_closed, .. }) =
-            (is_end, state.is_deaf, &mut state.phase)
-        {
-            *is_closed = true;
-        }
-        let is_harmless = matches!(-result, libc::EAGAIN | libc::EINTR | libc::ENOMEM);
-        state.is_deaf |= result < 0 && !is_end && !is_harmless;
-    }
-
     /// The connection failed on our side (a time-out of TCP, say). The kernel reports that to one operation only, and to the
     /// others as if the server had closed the connection.
-    pub(super) fn failed_here(&mut self, reactor: &mut Reactor, line: u8, errno: i32) {
-        self.line_mut(line).is_deaf = true;
+    pub(super) fn failed_here(&mut self, line: u8, errno: i32) {
         if let Phase::Ending { is_closed, .. } = &mut self.line_mut(line).phase {
             *is_closed = false;
         }
         let why = io::Error::from_raw_os_error(errno).to_string();
-        self.lose(reactor, line, false, &why);
+        self.lose(line, false, &why);
     }
 
-    /// Waits for the fence of a lost connection, then for the kernel, then gives the connection up.
+    /// Cuts a lost connection off, waits for the kernel and for the fence, and gives the connection up. How the server ends a
+    /// connection that was cut off says nothing: qemu-nbd closes at once and leaves what it got to a slow disk.
     pub(super) fn end(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
         let Phase::Ending {
             is_closed,
@@ -108,36 +89,40 @@ impl Nbd {
         };
         let state = self.line(line);
         let left = fence_at.saturating_duration_since(Instant::now());
-        if !is_closed && !left.is_zero() {
-            let may_hear = !state.receiving && !state.is_deaf;
-            if may_hear && !self.receive(reactor, line) {
-                return Some(FULL_PAUSE);
-            }
-            return Some(left);
-        }
+        let left = (!is_closed && !left.is_zero()).then_some(left);
         if state.shutting {
-            return None;
+            return left;
         }
         if (state.sending || state.receiving) && !state.is_cut {
             let is_cut = self.shut_down(reactor, line, libc::SHUT_RDWR);
             self.line_mut(line).is_cut = is_cut;
-            return (!is_cut).then_some(FULL_PAUSE);
+            return if is_cut { left } else { Some(FULL_PAUSE) };
         }
         if state.sending || state.receiving {
-            return None;
+            return left;
         }
-        self.leave(reactor, line);
+        self.hang_up(reactor, line);
+        if left.is_some() {
+            return left;
+        }
+        self.leave(line);
         self.wait_for_link(reactor, line)
     }
 
-    /// Closes the socket. The requests of the connection wait for the next one, except those that cannot be repeated. Their time
-    /// begins now: nobody could connect before the fence, which would use it up otherwise.
-    fn leave(&mut self, reactor: &mut Reactor, line: u8) {
-        let _ = reactor.set_file(self.socket_slot(line), None);
+    /// Closes the socket, which drops what it has not sent. If it went on sending in the fence, a write could reach the server at
+    /// its very end.
+    fn hang_up(&mut self, reactor: &mut Reactor, line: u8) {
+        if self.line_mut(line).link.take().is_some() {
+            let _ = reactor.set_file(self.socket_slot(line), None);
+        }
+    }
+
+    /// The requests of the connection wait for the next one, except those that cannot be repeated. Their time begins now: nobody
+    /// could connect before the fence, which would use it up otherwise.
+    fn leave(&mut self, line: u8) {
         let now = Instant::now();
         let reconnect = self.times.reconnect;
         let state = self.line_mut(line);
-        state.link = None;
         state.queue.clear();
         state.phase = Phase::Down {
             since: now,
@@ -224,7 +209,7 @@ impl Nbd {
         self.line_mut(line).begin(link, now);
         let socket = socket_of(self.line(line));
         if reactor.set_file(self.socket_slot(line), socket).is_err() {
-            return self.lose(reactor, line, true, "its socket cannot be used");
+            return self.lose(line, true, "its socket cannot be used");
         }
         for index in self.ops_of(line) {
             self.proceed(index);
@@ -239,7 +224,7 @@ impl Nbd {
     }
 
     /// Looks, four times in each time-out, for connections that are silent for too long. Returns the time until the next look.
-    pub(super) fn check_ages(&mut self, reactor: &mut Reactor) -> Option<Duration> {
+    pub(super) fn check_ages(&mut self) -> Option<Duration> {
         let at = self.check_at?;
         if self.in_flight == 0 && !self.is_closing {
             self.check_at = None;
@@ -261,9 +246,9 @@ impl Nbd {
             }
             let silence = now.saturating_duration_since(state.heard_at);
             if silence >= self.times.timeout {
-                self.lose(reactor, line, false, "it is silent");
+                self.lose(line, false, "it is silent");
             } else if self.has_old_request(line, now) {
-                self.lose(reactor, line, false, "it does not answer a request");
+                self.lose(line, false, "it does not answer a request");
             }
         }
         Some(pause)

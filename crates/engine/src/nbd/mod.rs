@@ -354,7 +354,7 @@ impl Nbd {
         let mut at_most = |time: Option<Duration>| {
             limit = limit.into_iter().chain(time).min();
         };
-        at_most(self.check_ages(reactor));
+        at_most(self.check_ages());
         for line in self.line_numbers() {
             at_most(match self.line(line).phase {
                 Phase::Up => self.keep_moving(reactor, line),
@@ -417,8 +417,8 @@ impl Store for Nbd {
         let (line, which) = RingEntry::of(completion.index);
         let result = completion.result;
         match which {
-            RingEntry::Receive => self.received(reactor, line, result),
-            RingEntry::Send => self.sent(reactor, line, result),
+            RingEntry::Receive => self.received(line, result),
+            RingEntry::Send => self.sent(line, result),
             RingEntry::Bell => self.belled(reactor, line),
             RingEntry::Shutdown => self.line_mut(line).shutting = false,
             // Linux 6.7 is the first that can.

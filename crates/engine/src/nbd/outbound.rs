@@ -123,26 +123,26 @@ impl Nbd {
     }
 
     /// The message has been sent, or a part of it.
-    pub(super) fn sent(&mut self, reactor: &mut Reactor, line: u8, result: i32) {
+    pub(super) fn sent(&mut self, line: u8, result: i32) {
         self.line_mut(line).sending = false;
         match result {
             // Requests that were sent whole are noted after a loss as well.
-            0.. => self.count_sent(reactor, line, result as u64),
+            0.. => self.count_sent(line, result as u64),
             _ => match -result {
                 libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS | libc::ECANCELED => {}
                 libc::EPIPE | libc::ECONNRESET => {
-                    self.lose(reactor, line, true, "it closed the connection");
+                    self.lose(line, true, "it closed the connection");
                 }
                 libc::EFAULT => {
                     self.doom(line);
-                    self.lose(reactor, line, false, "guest memory is gone in a request");
+                    self.lose(line, false, "guest memory is gone in a request");
                 }
-                errno => self.failed_here(reactor, line, errno),
+                errno => self.failed_here(line, errno),
             },
         }
     }
 
-    fn count_sent(&mut self, reactor: &mut Reactor, line: u8, mut count: u64) {
+    fn count_sent(&mut self, line: u8, mut count: u64) {
         self.line(line).port.count_sent(count);
         while let Some(index) = self.line(line).queue.front().copied() {
             let whole = REQUEST_BYTES as u64 + self.flight(index).part.payload_bytes();
@@ -165,12 +165,12 @@ impl Nbd {
                 break;
             }
         }
-        self.refuse_early_answers(reactor, line);
+        self.refuse_early_answers(line);
     }
 
     /// A request that is not sent whole by now and has an answer, or the beginning of one, was not read by the server. The op must
     /// not end before its request has left the queue, and not while data is received into its memory, so it stays as it is.
-    fn refuse_early_answers(&mut self, reactor: &mut Reactor, line: u8) {
+    fn refuse_early_answers(&mut self, line: u8) {
         let mut is_breach = false;
         let front_sent = self.line(line).front_sent;
         for at in 0..self.line(line).queue.len() {
@@ -188,12 +188,7 @@ impl Nbd {
             }
         }
         if is_breach {
-            self.lose(
-                reactor,
-                line,
-                false,
-                "it answered a request before it had it",
-            );
+            self.lose(line, false, "it answered a request before it had it");
         }
     }
 

@@ -748,38 +748,51 @@ fn a_request_for_which_the_server_hangs_up_fails_in_time_although_others_are_ans
     assert!(connections < 50, "{connections}");
 }
 
-/// A network that is away for longer than the fence must not bring a write when it is back: the guest may have written something
-/// newer to the same place by then.
+/// A network that is away must not bring a write when it is back, be it after the fence or shortly before its end: the guest may
+/// have written something newer to the same place by then, or does so before the server has done what came late.
 #[test]
-fn nothing_of_a_lost_connection_leaves_this_host_after_the_fence() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let uri = format!(
-        "nbd://{}/?timeout=1&reconnect=0&fence=1",
-        listener.local_addr().unwrap()
-    );
-    let (to, step) = channel();
-    let server = std::thread::spawn(move || {
-        let mut stream = listener.accept().unwrap().0;
-        drop(listener);
-        greet(&mut stream, ABLE);
-        step.recv().unwrap();
-        let mut bytes = Vec::new();
-        let _ = stream.read_to_end(&mut bytes);
-        bytes.len() as u64
-    });
-    let disk = Arc::new(Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap());
-    let guest = Guest::new();
-    let mut store = Uring::new(disk.clone(), guest.memory.clone(), 64, 4, 4).unwrap();
-    let memory = [segment(0, SIZE as u32)];
-    store.push(op(PLAIN, 0, SIZE, &memory), 1);
-    assert_eq!(next_done(&mut store), (1, Err(libc::ENOTCONN)));
-    let cleave_disk::Backing::Nbd(nbd) = disk.backing() else {
-        panic!("another store");
-    };
-    let sent = nbd.state().sent_bytes;
-    to.send(()).unwrap();
-    let got = server.join().unwrap();
-    assert!(got < sent, "{got} of {sent} bytes arrived");
+fn nothing_of_a_lost_connection_leaves_this_host() {
+    for (fence, is_over) in [(1, true), (5, false)] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let uri = format!(
+            "nbd://{}/?timeout=1&reconnect=0&fence={fence}",
+            listener.local_addr().unwrap()
+        );
+        let (to, step) = channel();
+        let server = std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            drop(listener);
+            greet(&mut stream, ABLE);
+            step.recv().unwrap();
+            let mut bytes = Vec::new();
+            let _ = stream.read_to_end(&mut bytes);
+            bytes.len() as u64
+        });
+        let disk = Arc::new(Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap());
+        let cleave_disk::Backing::Nbd(nbd) = disk.backing() else {
+            panic!("another store");
+        };
+        let guest = Guest::new();
+        let mut store = Uring::new(disk.clone(), guest.memory.clone(), 64, 4, 4).unwrap();
+        let memory = [segment(0, SIZE as u32)];
+        store.push(op(PLAIN, 0, SIZE, &memory), 1);
+        let failed = (1, Err(libc::ENOTCONN));
+        if is_over {
+            assert_eq!(next_done(&mut store), failed);
+        } else {
+            while nbd.state().lost == 0 {
+                nothing_ends(&mut store);
+            }
+            nothing_ends(&mut store);
+        }
+        let sent = nbd.state().sent_bytes;
+        to.send(()).unwrap();
+        let got = server.join().unwrap();
+        assert!(got < sent, "fence {fence}: {got} of {sent} bytes arrived");
+        if !is_over {
+            assert_eq!(next_done(&mut store), failed);
+        }
+    }
 }
 
 #[test]
